@@ -1,0 +1,69 @@
+"""What every test may use: the shared data beside the checkout, a storage of its own, one Ray cluster a session."""
+
+import os
+import shutil
+import tempfile
+import uuid
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SHARED_DATA = ROOT.parent / "shared" / "data"
+
+# Set before torch and Ray are imported, and inherited by the processes that tests start: one thread a process, so that
+# sums have one order; a token of this session, so that Ray neither reads nor writes the user's; nobody else's cluster.
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["RAY_AUTH_MODE"] = "token"
+os.environ["RAY_AUTH_TOKEN"] = uuid.uuid4().hex
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "RAY_AUTH_TOKEN_PATH", "MLFLOW_TRACKING_URI"):
+    os.environ.pop(name, None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def default_storage(tmp_path_factory):
+    """`$GRAM_STORAGE` of the session, so that no test ever touches the user's own storage."""
+    path = tmp_path_factory.mktemp("default-storage")
+    os.environ["GRAM_STORAGE"] = str(path)
+    return path
+
+
+@pytest.fixture
+def storage(tmp_path, monkeypatch) -> Path:
+    """An empty storage folder for one test, also as `$GRAM_STORAGE`."""
+    path = tmp_path / "storage"
+    path.mkdir()
+    monkeypatch.setenv("GRAM_STORAGE", str(path))
+    return path
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder `shared/data` beside the checkout (real corpora and reference curves); not part of the repository."""
+    if not SHARED_DATA.is_dir():
+        pytest.skip("the folder shared/data is not beside this checkout")
+    return SHARED_DATA
+
+
+@pytest.fixture(scope="session")
+def ray_cluster():
+    """The `ray` module, connected to a cluster of two CPUs that the session's Ray tests share.
+
+    The dashboard stays on: without it, nested trials that Ray Tune stops leak their placement groups.
+    """
+    import ray
+
+    temp_dir = tempfile.mkdtemp(prefix="gram-ray-", dir="/tmp")  # short: AF_UNIX paths hold 107 bytes
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=True,
+        dashboard_port=0,
+        object_store_memory=200 * 2**20,
+        _temp_dir=temp_dir,
+        log_to_driver=False,
+    )
+    yield ray
+    ray.shutdown()
+    shutil.rmtree(temp_dir, ignore_errors=True)
