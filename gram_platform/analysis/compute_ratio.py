@@ -1,0 +1,208 @@
+"""The compute ratio: a loss expressed as the share of the baseline's training steps that reaches it.
+
+Source: the paper's appendix "Compute Ratio Methodology". Per domain the baseline's validation curve, all seeds pooled,
+is fitted by L(s) = A (s + s0)^-alpha (A, alpha > 0, no floor) by least squares on the log loss; its inverse
+step(l) = (A / l)^(1 / alpha) - s0 turns losses into steps, and CR(l) = step(l) / mean over baseline seeds of step(l_n).
+
+Ours: s0 > -min(s), so that the curve is finite at every measured step. The problem is linear given s0, so s0 alone is
+searched, over its whole range: first on a logarithmic grid, then by a bounded minimiser around every local minimum.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import minimize_scalar
+
+from gram_platform.config import invalid
+
+MIN_POINTS = 3  # distinct steps: the curve has three parameters
+BOUND_FRACTION = 0.05  # s0 + min(s) below this share of min(s) counts as being at the bound
+POOR_RMS = 0.02  # a root mean square of the log residuals above this is a poor fit
+GRID_POINTS = 400
+LOWEST, HIGHEST = 1e-6, 1e6  # the range of s0 + min(s), in units of the first step and of the last
+
+
+@dataclass(frozen=True)
+class LearningCurve:
+    """L(s) = A (s + s0)^-alpha, kept relative to the first measured step so that a huge s0 loses no digits."""
+
+    alpha: float
+    offset: float  # s0 + first_step, > 0
+    first_step: float  # the smallest measured step
+    last_step: float  # the largest measured step
+    log_loss_first: float  # fitted log loss at first_step
+    rms: float  # root mean square of the residuals of the log loss
+    at_bound: bool  # s0 is at (or within 5% of) an end of its range: read the curve with care
+    num_points: int
+
+    @property
+    def s0(self) -> float:
+        """The shift in steps; > -first_step."""
+        return self.offset - self.first_step
+
+    @property
+    def A(self) -> float:
+        """The paper's A; infinite where it exceeds a float (s0 at its upper bound). `loss` and `step` do not use it."""
+        log_a = self.log_loss_first + self.alpha * math.log(self.offset)
+        return math.exp(log_a) if log_a < 709.0 else math.inf
+
+    @property
+    def poor(self) -> bool:
+        """Whether the residual is large: above 2% rms."""
+        return self.rms > POOR_RMS
+
+    def loss(self, step):
+        """The fitted loss (nats a token) at `step`, a number or an array; steps must be above -s0 (ValueError)."""
+        shifted = (np.asarray(step, float) - self.first_step) / self.offset
+        if not np.all(shifted > -1.0):
+            raise invalid("step", step, f"steps above -s0 = {-self.s0:g}")
+        return _like(step, np.exp(self.log_loss_first - self.alpha * np.log1p(shifted)))
+
+    def step(self, loss):
+        """The number of steps at which the curve reaches `loss`, a number or an array (ValueError unless positive).
+
+        Nothing is clipped: a loss below the curve's last gives more than `last_step`, and one far above its first can
+        give less than zero when s0 > 0. Infinite where the number exceeds a float.
+        """
+        losses = _positive("loss", loss)
+        with np.errstate(over="ignore"):
+            growth = np.expm1((self.log_loss_first - np.log(losses)) / self.alpha)
+            return _like(loss, self.first_step + self.offset * growth)
+
+
+def fit_learning_curve(steps: Sequence[float], losses: Sequence[float]) -> LearningCurve:
+    """Fit L(s) = A (s + s0)^-alpha to pooled points [N] of one or more seeds (repeated steps are welcome).
+
+    `steps` are optimizer steps >= 0, `losses` nats a token > 0. ValueError when they are not finite, differ in length,
+    hold fewer than three distinct steps, or when the losses do not fall (no alpha > 0 fits them).
+    """
+    s, y = _points(steps, losses)
+    offsets = _offset_grid(s)
+    rss = _profile(offsets, s, y)
+    if not np.isfinite(rss).any():
+        allowed = "losses that fall with the steps, so that some alpha > 0 fits"
+        raise invalid("losses", [float(np.exp(y[0])), "...", float(np.exp(y[-1]))], allowed)
+    offset = _refine(offsets, rss, s, y)
+    x = np.log1p((s - s.min()) / offset)
+    alpha, intercept = _slope(x, y)
+    rms = float(np.sqrt(np.mean((y - intercept + alpha * x) ** 2)))
+    low, high = BOUND_FRACTION * _scale(s), (1.0 - BOUND_FRACTION) * offsets[-1]
+    return LearningCurve(
+        alpha=alpha,
+        offset=offset,
+        first_step=float(s.min()),
+        last_step=float(s.max()),
+        log_loss_first=intercept,
+        rms=rms,
+        at_bound=bool(offset <= low or offset >= high),
+        num_points=len(s),
+    )
+
+
+def compute_ratio(curve: LearningCurve, loss, baseline_losses: Sequence[float]):
+    """step(loss) / mean over baseline seeds of step(baseline loss); `loss` is a number or an array, nats a token.
+
+    `baseline_losses` holds the final loss of each baseline seed on the same domain. Above 1: better than the baseline.
+    ValueError for losses that are not positive, or when the baseline's mean step equivalent is not positive.
+    """
+    baseline = np.atleast_1d(_positive("baseline_losses", baseline_losses))
+    if baseline.size == 0:
+        raise invalid("baseline_losses", [], "the final loss of at least one baseline seed")
+    reference = float(np.mean(curve.step(baseline)))
+    if not 0.0 < reference < math.inf:
+        raise invalid("baseline_losses", baseline.tolist(), "losses that the curve reaches after a positive step")
+    return _like(loss, np.asarray(curve.step(loss)) / reference)
+
+
+# ---------------------------------------------------------------------------------------------- the search of s0
+
+
+def _scale(s: np.ndarray) -> float:
+    """The unit of closeness to -min(s): the first step, or the first interval if that is shorter."""
+    distinct = np.unique(s)
+    gap = float(distinct[1] - distinct[0])
+    return min(gap, float(distinct[0])) if distinct[0] > 0 else gap
+
+
+def _offset_grid(s: np.ndarray) -> np.ndarray:
+    """Candidates [G] of s0 + min(s), logarithmically spaced over the whole range."""
+    low, high = LOWEST * _scale(s), HIGHEST * float(s.max())
+    return np.geomspace(low, high, GRID_POINTS)
+
+
+def _slope(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    """alpha and the intercept of the least-squares line y = intercept - alpha x."""
+    centred = x - x.mean()
+    alpha = -float(centred @ (y - y.mean()) / (centred @ centred))
+    return alpha, float(y.mean() + alpha * x.mean())
+
+
+def _profile(offsets: np.ndarray, s: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """The residual sum of squares [G] at each offset with A and alpha solved for; infinite where alpha <= 0."""
+    x = np.log1p((s - s.min()) / np.asarray(offsets)[:, None])
+    x -= x.mean(axis=1, keepdims=True)
+    centred = y - y.mean()
+    slope = (x @ centred) / np.einsum("gn,gn->g", x, x)
+    residuals = centred - slope[:, None] * x
+    return np.where(slope < 0.0, np.einsum("gn,gn->g", residuals, residuals), np.inf)
+
+
+def _refine(offsets: np.ndarray, rss: np.ndarray, s: np.ndarray, y: np.ndarray) -> float:
+    """The best offset: a bounded minimisation around every local minimum of the grid."""
+    padded = np.concatenate([[np.inf], rss, [np.inf]])
+    is_local = (rss <= padded[:-2]) & (rss <= padded[2:]) & np.isfinite(rss)
+    spacing = float(np.log(offsets[1] / offsets[0]))
+    found = [_descend(offset, spacing, s, y) for offset in offsets[is_local]]
+    return float(np.clip(min(found)[1], offsets[0], offsets[-1]))
+
+
+def _descend(offset: float, spacing: float, s: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    """(residual sum of squares, offset) of the minimum within one grid spacing, searched in the log of the offset.
+
+    Twice, around the last centre: the minimiser resolves no better than 1e-8 of its variable's own size.
+    """
+    best = float(_profile(np.array([offset]), s, y)[0]), float(offset)
+    for width in (spacing, 1e-6):
+        centre = best[1]
+        found = minimize_scalar(
+            lambda v, centre=centre: float(_profile(np.array([centre * np.exp(v)]), s, y)[0]),
+            bounds=(-width, width),
+            method="bounded",
+            options={"xatol": 1e-15},
+        )
+        best = min(best, (float(found.fun), float(centre * np.exp(found.x))))
+    return best
+
+
+# --------------------------------------------------------------------------------------------------- validation
+
+
+def _like(reference, values: np.ndarray):
+    """A float for a number, an array for an array."""
+    return float(values) if np.ndim(reference) == 0 else values
+
+
+def _positive(field: str, values) -> np.ndarray:
+    array = np.asarray(values, float)
+    if not np.all(np.isfinite(array) & (array > 0.0)):
+        raise invalid(field, values, "finite positive losses")
+    return array
+
+
+def _points(steps: Sequence[float], losses: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+    """Steps and log losses [N], ordered by step."""
+    s, values = np.asarray(steps, float), np.asarray(losses, float)
+    if s.ndim != 1 or values.shape != s.shape:
+        raise invalid("losses", f"shape {values.shape}", f"one loss for each step, shape {s.shape} of one dimension")
+    bad_steps, bad_losses = ~(np.isfinite(s) & (s >= 0.0)), ~(np.isfinite(values) & (values > 0.0))
+    if bad_steps.any():
+        raise invalid("steps", float(s[bad_steps][0]), "finite steps >= 0")
+    if bad_losses.any():
+        where = f"finite positive losses (at step {s[bad_losses][0]:g})"
+        raise invalid("losses", float(values[bad_losses][0]), where)
+    if len(np.unique(s)) < MIN_POINTS:
+        raise invalid("steps", np.unique(s).tolist(), f"at least {MIN_POINTS} distinct steps")
+    order = np.argsort(s, kind="stable")
+    return s[order], np.log(values[order])

@@ -1,0 +1,140 @@
+"""The curve fit against planted curves with known answers, its errors, and real public curves."""
+
+import json
+from collections import defaultdict
+
+import numpy as np
+import pytest
+
+from gram_platform.analysis.compute_ratio import compute_ratio, fit_learning_curve
+
+STEPS = np.arange(1, 101) * 10.0
+
+
+def planted(steps, scale, alpha, s0):
+    return scale * (np.asarray(steps) + s0) ** -alpha
+
+
+@pytest.mark.parametrize("alpha", [0.02, 0.3, 1.5])
+@pytest.mark.parametrize("s0", [-9.0, -5.0, 0.0, 30.0, 1e3, 1e5])
+def test_recovers_planted_curves(s0, alpha):
+    curve = fit_learning_curve(STEPS, planted(STEPS, 7.0, alpha, s0))
+    assert curve.s0 == pytest.approx(s0, rel=1e-5, abs=1e-8)
+    assert curve.alpha == pytest.approx(alpha, rel=1e-5)
+    np.testing.assert_allclose(curve.A, 7.0, rtol=1e-4)
+    assert curve.rms < 1e-12
+    assert not curve.poor
+    assert not curve.at_bound
+    assert curve.step(planted(777.0, 7.0, alpha, s0)) == pytest.approx(777.0, rel=1e-6)
+    assert curve.loss(2000.0) == pytest.approx(planted(2000.0, 7.0, alpha, s0), rel=1e-6)
+
+
+@pytest.mark.parametrize("unit", [1e-3, 1.0, 1e6])
+def test_the_unit_of_steps_does_not_matter(unit):
+    losses = planted(STEPS, 5.0, 0.2, 40.0)
+    curve = fit_learning_curve(STEPS * unit, losses)
+    assert curve.s0 / unit == pytest.approx(40.0, rel=1e-6)
+    assert compute_ratio(curve, losses[49], [losses[-1]]) == pytest.approx(0.5, rel=1e-8)
+
+
+def test_a_curve_that_starts_at_step_zero_or_is_unordered():
+    steps = np.arange(0, 50) * 20.0
+    curve = fit_learning_curve(steps[::-1], planted(steps, 6.0, 0.25, 12.0)[::-1])
+    assert curve.s0 == pytest.approx(12.0, rel=1e-8)
+    assert not curve.at_bound
+
+
+def test_pooled_seeds_with_noise():
+    rng = np.random.default_rng(0)
+    steps = np.tile(STEPS, 3)
+    losses = planted(steps, 6.0, 0.2, 50.0) * np.exp(0.002 * rng.standard_normal(len(steps)))
+    curve = fit_learning_curve(steps, losses)
+    assert curve.num_points == 300
+    assert curve.alpha == pytest.approx(0.2, abs=0.005)
+    assert curve.s0 == pytest.approx(50.0, abs=8.0)
+    assert curve.rms == pytest.approx(0.002, rel=0.15)
+    assert compute_ratio(curve, planted(500.0, 6.0, 0.2, 50.0), [planted(1000.0, 6.0, 0.2, 50.0)]) == pytest.approx(
+        0.5, abs=0.02
+    )
+
+
+def test_the_fit_is_the_global_least_squares_minimum():
+    rng = np.random.default_rng(1)
+    losses = planted(STEPS, 6.0, 0.2, 50.0) * np.exp(0.05 * rng.standard_normal(len(STEPS)))
+    curve = fit_learning_curve(STEPS, losses)
+    for s0 in np.concatenate([-STEPS[0] + np.geomspace(1e-3, 1e5, 2000)]):
+        x = np.log(STEPS + s0)
+        slope, intercept = np.polyfit(x, np.log(losses), 1)
+        rms = np.sqrt(np.mean((np.log(losses) - intercept - slope * x) ** 2))
+        assert slope >= 0 or curve.rms <= rms + 1e-12
+
+
+def test_bounds_are_reported():
+    exponential = 5.0 * np.exp(-STEPS / 1000.0)  # steeper than any power law: s0 goes to its upper end
+    curve = fit_learning_curve(STEPS, exponential)
+    assert curve.at_bound
+    assert np.isfinite(curve.s0)
+    assert curve.loss(500.0) == pytest.approx(5.0 * np.exp(-0.5), rel=1e-3)
+    cliff = np.concatenate([[9.0], planted(STEPS[1:], 4.0, 0.01, 0.0)])  # one high point: s0 goes to -min(s)
+    curve = fit_learning_curve(STEPS, cliff)
+    assert curve.at_bound
+    assert curve.s0 > -STEPS[0]
+
+
+def test_compute_ratio_of_the_baseline_is_one_and_nothing_is_clipped():
+    curve = fit_learning_curve(STEPS, planted(STEPS, 7.0, 0.3, 20.0))
+    finals = planted(np.array([950.0, 1000.0, 1050.0]), 7.0, 0.3, 20.0)
+    assert np.mean(compute_ratio(curve, finals, finals)) == pytest.approx(1.0, rel=1e-9)
+    assert compute_ratio(curve, planted(2500.0, 7.0, 0.3, 20.0), finals) == pytest.approx(2.5, rel=1e-7)
+    assert compute_ratio(curve, planted(1e-3, 7.0, 0.3, 20.0) * 2, finals) < 0  # worse than an untrained baseline
+    assert isinstance(compute_ratio(curve, 3.0, finals), float)
+
+
+@pytest.mark.parametrize(
+    ("steps", "losses", "field"),
+    [
+        ([1, 2], [3, 2], "steps"),
+        ([1, 1, 2, 2], [3, 3, 2, 2], "steps"),
+        ([1, 2, 3], [3, 2], "losses"),
+        ([1, 2, 3, 4], [3, 2, float("nan"), 1], "losses"),
+        ([1, 2, 3, 4], [3, 2, 0.0, 1], "losses"),
+        ([1, 2, 3, 4], [3, 2, -1.0, 1], "losses"),
+        ([1, 2, float("inf"), 4], [3, 2, 2, 1], "steps"),
+        ([-1, 2, 3, 4], [3, 2, 2, 1], "steps"),
+        ([1, 2, 3, 4], [1.0, 1.1, 1.2, 1.3], "losses"),
+        ([1, 2, 3, 4], [2.0, 2.0, 2.0, 2.0], "losses"),
+        ([], [], "steps"),
+    ],
+)
+def test_bad_curves_name_the_field(steps, losses, field):
+    with pytest.raises(ValueError, match=rf"^{field}="):
+        fit_learning_curve(steps, losses)
+
+
+def test_bad_losses_name_the_field():
+    curve = fit_learning_curve(STEPS, planted(STEPS, 7.0, 0.3, 20.0))
+    for loss in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=r"^loss="):
+            compute_ratio(curve, loss, [1.0])
+    for losses in ([], [0.0], [float("nan")]):
+        with pytest.raises(ValueError, match=r"^baseline_losses="):
+            compute_ratio(curve, 3.0, losses)
+    with pytest.raises(ValueError, match=r"^step="):
+        curve.loss(-25.0)
+
+
+def test_real_curves_are_bounded_flagged_and_reported(shared_data):
+    points = defaultdict(list)
+    for line in (shared_data / "gemstones_curves.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        points[row["run_name"]].append((row["step"], row["final_loss"]))
+    curves = {name: fit_learning_curve(*zip(*rows, strict=True)) for name, rows in points.items()}
+    assert len(curves) == 22
+    assert all(curve.s0 > -curve.first_step and curve.at_bound for curve in curves.values())
+    assert all(0.006 < curve.rms < 0.0095 for curve in curves.values())
+    for name, rows in points.items():
+        steps, losses = np.array(rows).T
+        unshifted = np.polyfit(np.log(steps), np.log(losses), 1)
+        rms = np.sqrt(np.mean((np.log(losses) - np.polyval(unshifted, np.log(steps))) ** 2))
+        assert 0.016 < rms < 0.027
+        assert curves[name].rms < 0.45 * rms

@@ -1,0 +1,87 @@
+"""Intervals against hand-computed values, scipy, and simulation."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from gram_platform.analysis.intervals import (
+    bootstrap,
+    is_equivalent,
+    paired_contrast,
+    percentile_interval,
+    smallest_detectable,
+    t_interval,
+)
+
+
+def test_t_interval_of_three_seeds():
+    mean, low, high = t_interval([1.0, 2.0, 3.0])
+    half = 2.919985580 / math.sqrt(3)  # t(0.95, 2 degrees of freedom), from a printed table
+    assert (mean, low, high) == pytest.approx((2.0, 2.0 - half, 2.0 + half))
+    reference = stats.t.interval(0.95, 4, loc=np.mean([1, 4, 2, 8, 5]), scale=stats.sem([1, 4, 2, 8, 5]))
+    assert t_interval([1, 4, 2, 8, 5], 0.95)[1:] == pytest.approx(reference)
+
+
+def test_one_value_has_no_interval():
+    interval = t_interval([0.7])
+    assert interval.mean == 0.7
+    assert math.isnan(interval.low)
+    assert math.isnan(interval.high)
+    assert math.isnan(smallest_detectable([0.7]))
+    assert not is_equivalent(interval, 0.05)
+
+
+@pytest.mark.parametrize("values", [[], [float("nan"), 1.0], [float("inf")]])
+def test_values_that_are_no_numbers(values):
+    with pytest.raises(ValueError, match=r"^values="):
+        t_interval(values)
+
+
+def test_pairs_are_by_seed():
+    contrast = paired_contrast({"0": 1.0, "1": 2.0, "7": 9.0}, {"1": 1.5, "0": 0.75})
+    assert contrast.seeds == ("0", "1")
+    assert contrast.differences == (0.25, 0.5)
+    assert contrast.interval.mean == 0.375
+    with pytest.raises(ValueError, match=r"^seeds="):
+        paired_contrast({"0": 1.0}, {"1": 1.0})
+
+
+def test_equivalence_needs_the_whole_interval():
+    assert is_equivalent(t_interval([0.01, 0.0, -0.01]), 0.05)
+    assert not is_equivalent(t_interval([0.06, 0.0, -0.06]), 0.05)
+    with pytest.raises(ValueError, match=r"^margin="):
+        is_equivalent(t_interval([0.0, 0.0]), 0.0)
+
+
+def test_smallest_detectable_difference_has_the_stated_power():
+    rng = np.random.default_rng(0)
+    spread = np.array([-1.0, 0.0, 1.0])  # standard deviation 1
+    delta = smallest_detectable(spread, power=0.8)
+    samples = rng.standard_normal((20000, 3)) + delta
+    half = stats.t.ppf(0.95, 2) * samples.std(axis=1, ddof=1) / math.sqrt(3)
+    assert np.mean(samples.mean(axis=1) - half > 0) == pytest.approx(0.8, abs=0.01)
+    assert smallest_detectable(spread * 2) == pytest.approx(2 * delta)
+
+
+def test_coverage_of_the_interval():
+    rng = np.random.default_rng(1)
+    hits = [low < 0.0 < high for _, low, high in (t_interval(rng.standard_normal(3)) for _ in range(3000))]
+    assert np.mean(hits) == pytest.approx(0.9, abs=0.02)
+
+
+def test_bootstrap_is_deterministic_and_counts_failures():
+    def mean_of_two(sample):
+        if len(set(sample)) < 2:
+            raise ValueError("all alike")
+        return [np.mean(sample), np.max(sample)]
+
+    first, second = (bootstrap([1.0, 2.0, 3.0], mean_of_two, 500, rng_seed=3) for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+    assert first.shape == (500, 2)
+    assert np.isnan(first[:, 0]).mean() == pytest.approx(1 / 9, abs=0.05)
+    centre, low, high = percentile_interval(first[:, 0], 2.0)
+    assert centre == 2.0
+    assert 1.0 < low < 2.0 < high < 3.0
+    assert math.isnan(percentile_interval([float("nan")] * 5, 1.0).low)
