@@ -2,91 +2,24 @@
 
 `RunConfig` holds everything that can change a result and nothing else: no paths, names, hardware or tracking.
 Two equal configs are the same run wherever they are executed; `run_id` is the hash of the config's canonical JSON.
-A variant of a run is `dataclasses.replace(run, ...)`. This file imports nothing but the standard library.
+A variant of a run is `dataclasses.replace(run, ...)`. Nothing but the standard library is needed.
 """
 
-import dataclasses
-import hashlib
-import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from gram_platform.identity import invalid, require_choice, require_int, require_name, require_real, short_hash
 
 RECIPE_VERSION = 1  # raised when the same config would train to another result; part of every run_id
 EVAL_VERSION = 1  # the same for evaluations
 CORE = "core"  # the name of the domain D1 in every config, whatever the corpus calls it
 
-MODULE_KINDS = ("mlp", "lora", "expert")
+MODULE_KINDS = ("mlp",)
 ACCUMULATIONS = ("heterogeneous", "uniform")
 PRECISIONS = ("float32", "bfloat16")
 CLIP_SCOPES = ("global", "per_set")
 OBJECTIVES = ("cross_entropy",)
 VIEW_RULES = ("constant", "by_domain")
-
-
-# ------------------------------------------------------------------------------------------------ validation
-
-
-def invalid(field: str, value: object, allowed: str) -> ValueError:
-    """The one form of a user-facing error: it names the field, the value and what is allowed."""
-    return ValueError(f"{field}={value!r} is not allowed: {allowed}")
-
-
-def require_int(field: str, value: object, low: int, high: int | None = None) -> None:
-    bound = f"an integer >= {low}" + ("" if high is None else f" and <= {high}")
-    is_int = isinstance(value, int) and not isinstance(value, bool)
-    if not is_int or value < low or (high is not None and value > high):
-        raise invalid(field, value, bound)
-
-
-def require_real(field: str, value: object, low: float, high: float = math.inf, open_low: bool = False) -> None:
-    bound = f"a finite number {'>' if open_low else '>='} {low}" + ("" if high == math.inf else f" and <= {high}")
-    is_real = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not is_real or value < low or value > high or (open_low and value == low):
-        raise invalid(field, value, bound)
-
-
-def require_choice(field: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise invalid(field, value, "one of " + ", ".join(choices))
-
-
-def require_name(field: str, value: object) -> None:
-    """Domain names become parameter, metric and column names: no dots, slashes, commas, plus signs or blanks at the ends."""
-    ok = isinstance(value, str) and value and value == value.strip() and not set(value) & set("./,+=\\\n\t")
-    if not ok:
-        raise invalid(field, value, "a non-empty name without any of . / , + = \\ or surrounding blanks")
-
-
-# -------------------------------------------------------------------------------------------------- identity
-
-
-def to_plain(value: object) -> object:
-    """Dataclasses, tuples, mappings and scalars as JSON values; raises TypeError for every other type."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f: getattr(value, f.name) for f in dataclasses.fields(value)}
-        return {f.name: to_plain(float(v) if f.type is float else v) for f, v in fields.items()}
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise ValueError(f"{value!r} has no canonical JSON form: only finite numbers do")
-        return value
-    if isinstance(value, tuple | list):
-        return [to_plain(v) for v in value]
-    if isinstance(value, Mapping) and all(isinstance(k, str) for k in value):
-        return {k: to_plain(v) for k, v in value.items()}
-    raise TypeError(f"{type(value).__name__} has no canonical JSON form: {value!r}")
-
-
-def canonical_json(value: object) -> str:
-    """One text for equal values: sorted keys, no blanks, shortest round-trip floats; fields typed float are floats."""
-    return json.dumps(to_plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-
-
-def short_hash(value: object) -> str:
-    """The first 12 hexadecimal digits of the SHA-256 of the canonical JSON."""
-    return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:12]
 
 
 def core_first(domains: tuple, name=lambda domain: domain) -> tuple:
@@ -99,11 +32,11 @@ def core_first(domains: tuple, name=lambda domain: domain) -> tuple:
 
 @dataclass(frozen=True)
 class ModuleSpec:
-    """One auxiliary module of every layer: a small MLP, a LoRA on the core MLP, or a DEMix expert."""
+    """One auxiliary module of every layer: a small MLP whose output is added to the core MLP's."""
 
     domain: str
     kind: str
-    width: int  # hidden units of an mlp or expert; the rank of a lora
+    width: int  # hidden units
 
     def __post_init__(self) -> None:
         require_name("module.domain", self.domain)
@@ -368,14 +301,14 @@ def run_from_plain(plain: Mapping) -> RunConfig:
     model = dict(plain["model"], modules=tuple(ModuleSpec(**m) for m in plain["model"]["modules"]))
     data = dict(plain["data"], domains=tuple(DomainBudget(**d) for d in plain["data"]["domains"]))
     points = dict(plain["eval_points"], domains=tuple(plain["eval_points"]["domains"]))
-    parts = dict(
-        model=ModelConfig(**model),
-        data=DataConfig(**data),
-        routing=RoutingConfig(**plain["routing"]),
-        optimizer=OptimizerConfig(**plain["optimizer"]),
-        eval_points=EvalPoints(**points),
-        start=None if plain["start"] is None else view_from_plain(plain["start"]),
-    )
+    parts = {
+        "model": ModelConfig(**model),
+        "data": DataConfig(**data),
+        "routing": RoutingConfig(**plain["routing"]),
+        "optimizer": OptimizerConfig(**plain["optimizer"]),
+        "eval_points": EvalPoints(**points),
+        "start": None if plain["start"] is None else view_from_plain(plain["start"]),
+    }
     return RunConfig(**{**plain, **parts})
 
 

@@ -1,0 +1,97 @@
+"""Parameter counts and the two ways to count compute, as pure functions of configs.
+
+`compute_units`   tokens x active parameters, the paper's unit: budgets and lambda (`app:equal-compute`).
+`hardware_flops`  multiply-adds x 2 that a step really does: attention included, weight gradients of untrained sets and
+                  input gradients that nothing needs excluded. For utilisation. Equals torch's FlopCounterMode with
+                  attention's math kernel (the counter knows no flops of the fused CPU kernel).
+"""
+
+from collections.abc import Collection
+
+from gram_platform.config import ModelConfig
+
+
+def mlp_parameters(d_model: int, width: int) -> int:
+    """Weights and biases of c_fc and c_proj."""
+    return 2 * d_model * width + width + d_model
+
+
+def module_parameters(config: ModelConfig, domain: str) -> int:
+    """Parameters of one domain's module over all layers."""
+    width = next(m.width for m in config.modules if m.domain == domain)
+    return config.num_layers * mlp_parameters(config.d_model, width)
+
+
+def core_parameters(config: ModelConfig) -> int:
+    """Parameters that are active on every forward pass: embeddings, attention, norms, unembedding, core MLP."""
+    qkv_width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    attention = config.d_model * qkv_width + config.d_model**2
+    norms = 4 * config.d_model
+    core_mlp = mlp_parameters(config.d_model, config.d_mlp) if config.d_mlp else 0
+    embeddings = 2 * config.vocab_size * config.d_model
+    return embeddings + config.num_layers * (attention + norms + core_mlp) + 2 * config.d_model
+
+
+def active_parameters(config: ModelConfig, active: Collection[str] = ()) -> int:
+    """Parameters of a forward pass with these domains' modules on."""
+    return core_parameters(config) + sum(module_parameters(config, d) for d in active)
+
+
+def total_parameters(config: ModelConfig) -> int:
+    return active_parameters(config, config.module_domains)
+
+
+def compute_units(config: ModelConfig, num_tokens: int, active: Collection[str] = ()) -> int:
+    """The paper's FLOP proxy: tokens x active parameters (embeddings counted)."""
+    return num_tokens * active_parameters(config, active)
+
+
+def equal_compute_factor(base_units: int, routed_units: int) -> float:
+    """lambda: the factor on a routed run's lengths that gives it the baseline's compute."""
+    return base_units / routed_units
+
+
+def _linear(num_tokens: int, fan_in: int, fan_out: int, input_grad: bool, weight_grad: bool) -> int:
+    return 2 * num_tokens * fan_in * fan_out * (1 + input_grad + weight_grad)
+
+
+def _mlp(config: ModelConfig, num_tokens: int, width: int, input_grad: bool, trained: bool) -> int:
+    """c_fc and c_proj; c_proj needs the gradient of its input whenever anything before it is trained."""
+    up = _linear(num_tokens, config.d_model, width, input_grad, trained)
+    return up + _linear(num_tokens, width, config.d_model, input_grad or trained, trained)
+
+
+def hardware_flops(
+    config: ModelConfig,
+    num_sequences: int,
+    active: Collection[str] = (),
+    shared_trained: bool = True,
+    core_trained: bool = True,
+    modules_trained: Collection[str] = (),
+    backward: bool = True,
+) -> int:
+    """FLOPs of one forward (and backward) pass over `num_sequences` sequences of `config.seq_len` tokens.
+
+    Attention is counted as two matrix products of all T x T positions forward and four backward, whatever kernel runs
+    (a fused one skips the masked half and computes the scores again). Embedding look-ups, norms, activations and
+    element-wise work count nothing.
+    """
+    tokens, d_model = num_sequences * config.seq_len, config.d_model
+    widths = {m.domain: m.width for m in config.modules}
+    qkv_width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    scores = 4 * num_sequences * config.num_heads * config.seq_len**2 * config.head_dim  # QK^T and PV
+    shared, core = shared_trained and backward, core_trained and backward
+    trained = set(modules_trained) if backward else set()
+    flowing = shared  # whether the gradient of a layer's input is needed: something before it is trained
+    total = 0
+    for _ in range(config.num_layers):
+        total += _linear(tokens, d_model, qkv_width, flowing, shared)
+        total += _linear(tokens, d_model, d_model, flowing or shared, shared)
+        total += scores * (3 if flowing or shared else 1)
+        after_attention = flowing or shared
+        if config.d_mlp:
+            total += _mlp(config, tokens, config.d_mlp, after_attention, core)
+        for domain in active:
+            total += _mlp(config, tokens, widths[domain], after_attention, domain in trained)
+        flowing = after_attention or core or bool(trained & set(active))
+    return total + _linear(tokens, d_model, config.vocab_size, flowing or shared, shared)

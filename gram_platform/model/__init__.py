@@ -1,0 +1,1 @@
+"""The transformer with auxiliary modules; needs torch alone."""

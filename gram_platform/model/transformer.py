@@ -1,0 +1,163 @@
+"""The decoder-only transformer: pre-LayerNorm, RoPE, grouped-query attention, a core MLP and auxiliary modules.
+
+Every layer's MLP output is the core MLP's plus that of each active module times its weight. `forward` is told which
+modules are active and nothing else; what is trained is the loop's business.
+
+Shapes: B sequences, T tokens, D d_model, H heads, K key-value heads, h head_dim, V vocabulary.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from gram_platform.config import ModelConfig
+from gram_platform.model.modules import Mlp
+from gram_platform.routing import CORE_MLP, SHARED, module_set
+
+NO_MODULES: Mapping[str, float] = {}
+
+
+class Rotary(nn.Module):
+    """Rotary position embedding in the half-split convention; float32 tables kept as buffers, never saved."""
+
+    def __init__(self, head_dim: int, seq_len: int, theta: float):
+        super().__init__()
+        self.head_dim, self.seq_len, self.theta = head_dim, seq_len, theta
+        self.register_buffer("cos_Th", torch.empty(seq_len, head_dim), persistent=False)
+        self.register_buffer("sin_Th", torch.empty(seq_len, head_dim), persistent=False)
+        self.reset_tables()
+
+    def reset_tables(self) -> None:
+        if self.cos_Th.is_meta:
+            return
+        frequencies = self.theta ** (-torch.arange(0, self.head_dim, 2, dtype=torch.float64) / self.head_dim)
+        angles = torch.arange(self.seq_len, dtype=torch.float64)[:, None] * frequencies
+        angles_Th = torch.cat([angles, angles], dim=-1)
+        self.cos_Th.copy_(angles_Th.cos())
+        self.sin_Th.copy_(angles_Th.sin())
+
+    def forward(self, x_BHTh: torch.Tensor) -> torch.Tensor:
+        cos, sin = self.cos_Th[: x_BHTh.shape[2]], self.sin_Th[: x_BHTh.shape[2]]
+        first, second = x_BHTh.chunk(2, dim=-1)
+        rotated = torch.cat([-second, first], dim=-1)
+        return (x_BHTh * cos + rotated * sin).to(x_BHTh.dtype)
+
+
+class Attention(nn.Module):
+    """Causal grouped-query attention without biases: x_BTD -> x_BTD."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        self.qkv_proj = nn.Linear(config.d_model, (config.num_heads + 2 * config.num_kv_heads) * config.head_dim, False)
+        self.o_proj = nn.Linear(config.d_model, config.d_model, False)
+
+    def forward(self, x_BTD: torch.Tensor, rotary: Rotary) -> torch.Tensor:
+        B, T, D = x_BTD.shape
+        heads_BTnh = self.qkv_proj(x_BTD).view(B, T, -1, self.head_dim)
+        # queries and keys are rotated together: one call instead of two
+        qk_BnTh = rotary(heads_BTnh[:, :, : self.num_heads + self.num_kv_heads].transpose(1, 2))
+        q_BHTh, k_BKTh = qk_BnTh.split([self.num_heads, self.num_kv_heads], dim=1)
+        v_BKTh = heads_BTnh[:, :, self.num_heads + self.num_kv_heads :].transpose(1, 2)
+        group = self.num_heads // self.num_kv_heads
+        k_BHTh, v_BHTh = k_BKTh.repeat_interleave(group, dim=1), v_BKTh.repeat_interleave(group, dim=1)
+        out_BHTh = F.scaled_dot_product_attention(q_BHTh, k_BHTh, v_BHTh, is_causal=True)
+        return self.o_proj(out_BHTh.transpose(1, 2).reshape(B, T, D))
+
+
+class Block(nn.Module):
+    """One layer: attention, then core MLP and active modules side by side on the same normalised input."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(config.d_model, eps=config.norm_eps)
+        self.attn = Attention(config)
+        self.ln_2 = nn.LayerNorm(config.d_model, eps=config.norm_eps)
+        self.mlp = Mlp(config.d_model, config.d_mlp) if config.d_mlp else None
+        self.aux = nn.ModuleDict({m.domain: Mlp(config.d_model, m.width) for m in config.modules})
+
+    def forward(self, x_BTD: torch.Tensor, rotary: Rotary, active: Mapping[str, float]) -> torch.Tensor:
+        x_BTD = x_BTD + self.attn(self.ln_1(x_BTD), rotary)
+        normed_BTD = self.ln_2(x_BTD)
+        if self.mlp is not None:
+            x_BTD = x_BTD + self.mlp(normed_BTD)
+        for domain, weight in active.items():
+            out_BTD = self.aux[domain](normed_BTD)
+            x_BTD = x_BTD + (out_BTD if weight == 1.0 else weight * out_BTD)
+        return x_BTD
+
+
+class Transformer(nn.Module):
+    """tokens_BT -> logits_BTV with the modules in `active` (domain -> weight) switched on."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.config = config
+        self.wte = nn.Embedding(config.vocab_size, config.d_model)
+        self.rotary = Rotary(config.head_dim, config.seq_len, config.rope_theta)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.ln_f = nn.LayerNorm(config.d_model, eps=config.norm_eps)
+        self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+
+    def forward(self, tokens_BT: torch.Tensor, active: Mapping[str, float] = NO_MODULES) -> torch.Tensor:
+        x_BTD = self.wte(tokens_BT)
+        ordered = {d: active[d] for d in self.config.module_domains if d in active}
+        if len(ordered) != len(active):
+            raise ValueError(f"active={dict(active)!r} is not allowed: this model has {self.config.module_domains}")
+        for block in self.blocks:
+            x_BTD = block(x_BTD, self.rotary, ordered)
+        return self.lm_head(self.ln_f(x_BTD))
+
+
+def parameter_set(name: str) -> str:
+    """The set that a parameter (by its qualified name) belongs to: shared, core_mlp, or its module's."""
+    parts = name.split(".")
+    if parts[0] != "blocks" or parts[2] not in ("mlp", "aux"):
+        return SHARED
+    return CORE_MLP if parts[2] == "mlp" else module_set(parts[3])
+
+
+def parameters_by_set(model: nn.Module) -> dict[str, dict[str, nn.Parameter]]:
+    """Every parameter exactly once: set -> qualified name -> parameter, in the model's order."""
+    sets: dict[str, dict[str, nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        sets.setdefault(parameter_set(name), {})[name] = parameter
+    return sets
+
+
+def initial_weights(config: ModelConfig, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, float32 tensor) of every parameter, drawn from a generator of its own.
+
+    A parameter's draw depends on the seed, its name and its shape alone, so that adding a module changes no other
+    weight. Normal with `init_std`, projections into the residual stream over sqrt(2 x layers) (GPT-2's convention;
+    the paper does not say), biases 0, LayerNorm gains 1.
+    """
+    with torch.device("meta"):
+        skeleton = Transformer(config)
+    for name, parameter in skeleton.named_parameters():
+        if name.endswith("bias"):
+            yield name, torch.zeros(parameter.shape)
+        elif parameter.dim() == 1:
+            yield name, torch.ones(parameter.shape)
+        else:
+            digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+            into_residual = name.endswith(("c_proj.weight", "o_proj.weight"))
+            std = config.init_std / ((2 * config.num_layers) ** 0.5 if into_residual else 1.0)
+            yield name, torch.randn(parameter.shape, generator=generator) * std
+
+
+def build(config: ModelConfig, seed: int) -> Transformer:
+    """A float32 model on the CPU with its initial weights."""
+    with torch.device("meta"):
+        model = Transformer(config)
+    model.to_empty(device="cpu")
+    model.rotary.reset_tables()
+    with torch.no_grad():
+        parameters = dict(model.named_parameters())
+        for name, value in initial_weights(config, seed):
+            parameters[name].copy_(value)
+    return model

@@ -1,0 +1,192 @@
+"""Routes, and the plan of a run: which domain, route and sequences every micro-batch has.
+
+A plan follows from the config alone: counter-based hashes of the seed decide, no generator is advanced. It is the same
+on every rank and after every interruption. Domains of all route units are one small array; which sequences a
+micro-batch holds is a keyed permutation of its cursor, so nothing of the size of the data is held.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from gram_platform.config import CORE, DomainBudget, RunConfig
+from gram_platform.identity import canonical_json
+
+SHARED = "shared"
+CORE_MLP = "core_mlp"
+NO_MODULE = -1
+_U64 = np.uint64
+
+
+def module_set(domain: str) -> str:
+    """The name of the parameter set of a domain's module."""
+    return f"module:{domain}"
+
+
+@dataclass(frozen=True)
+class Route:
+    """The modules of the forward pass with their weights, and the parameter sets that are updated."""
+
+    active: tuple[tuple[str, float], ...]
+    trained: frozenset[str]
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """One entry of the plan. `cursor` counts the domain's sequences drawn before this micro-batch."""
+
+    index: int
+    domain: str
+    route: Route
+    cursor: int
+
+
+# --------------------------------------------------------------------------------- counter-based randomness
+
+
+def hash_key(*parts: object) -> int:
+    """A 64-bit key from any canonical values."""
+    return int.from_bytes(hashlib.sha256(canonical_json(list(parts)).encode()).digest()[:8], "little")
+
+
+def hash_counters(key: int, counters: np.ndarray) -> np.ndarray:
+    """SplitMix64 of key + counter x golden ratio (Steele et al. 2014): uint64 of the counters' shape."""
+    with np.errstate(over="ignore"):
+        z = _U64(key) + (counters.astype(_U64) + _U64(1)) * _U64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> _U64(27))) * _U64(0x94D049BB133111EB)
+        return z ^ (z >> _U64(31))
+
+
+def uniforms(key: int, counters: np.ndarray) -> np.ndarray:
+    """float64 in [0, 1) of the counters' shape."""
+    return (hash_counters(key, counters) >> _U64(11)) * 2.0**-53
+
+
+@dataclass(frozen=True)
+class KeyedPermutation:
+    """A permutation of range(size) evaluated anywhere without holding it.
+
+    A balanced Feistel network of six rounds over the next even power of two, walked until it falls inside the range
+    (Black and Rogaway 2002, "Ciphers with arbitrary finite domains").
+    """
+
+    size: int
+    key: int
+
+    def __call__(self, indices: np.ndarray) -> np.ndarray:
+        """int64 images of int64 indices in [0, size)."""
+        half_bits = max(1, ((self.size - 1).bit_length() + 1) // 2)
+        values = self._encrypt(indices.astype(_U64), half_bits)
+        outside = values >= self.size
+        while outside.any():
+            values[outside] = self._encrypt(values[outside], half_bits)
+            outside = values >= self.size
+        return values.astype(np.int64)
+
+    def _encrypt(self, values: np.ndarray, half_bits: int) -> np.ndarray:
+        mask, shift = _U64((1 << half_bits) - 1), _U64(half_bits)
+        left, right = values >> shift, values & mask
+        for round_index in range(6):
+            mixed = hash_counters(self.key + round_index * 0x632BE59BD9B4E019 & (2**64 - 1), right)
+            left, right = right, left ^ (mixed & mask)
+        return (left << shift) | right
+
+
+# --------------------------------------------------------------------------------------------------- the plan
+
+
+class Plan:
+    """The plan of a run: `plan[t]` is micro-batch t, `len(plan)` their number.
+
+    A route unit is what shares one route: a micro-batch (heterogeneous accumulation) or a window (uniform).
+    """
+
+    def __init__(self, config: RunConfig):
+        self.config = config
+        self.domains = tuple(d.name for d in config.data.domains)
+        self._budgets = {d.name: d for d in config.data.domains}
+        self._modules = config.model.module_domains
+        self._per_unit = config.route_unit // config.micro_batch
+        counts = [d.num_draws // config.route_unit for d in config.data.domains]
+        unsorted = np.repeat(np.arange(len(counts), dtype=np.int16), counts)
+        units = np.arange(len(unsorted))
+        order = np.argsort(hash_counters(hash_key(config.seed, "order"), units), kind="stable")
+        self._domain_of_unit = unsorted[order]
+        self._robust_draw = uniforms(hash_key(config.seed, "core robust"), units)
+        self._robust_module = hash_counters(hash_key(config.seed, "robust module"), units)
+        self._spread_draw = uniforms(hash_key(config.seed, "aux spread"), units)
+
+    def __len__(self) -> int:
+        return len(self._domain_of_unit) * self._per_unit
+
+    def __getitem__(self, index: int) -> MicroBatch:
+        if not 0 <= index < len(self):
+            raise IndexError(f"micro-batch {index} of a plan of {len(self)}")
+        unit, within = divmod(index, self._per_unit)
+        domain = self.domains[self._domain_of_unit[unit]]
+        cursor = (int(self._unit_rank[unit]) * self._per_unit + within) * self.config.micro_batch
+        return MicroBatch(index, domain, self._route(unit, domain), cursor)
+
+    def window(self, step: int) -> list[MicroBatch]:
+        """The micro-batches of one optimizer step."""
+        size = self.config.micro_batches_per_step
+        return [self[t] for t in range(step * size, (step + 1) * size)]
+
+    @cached_property
+    def _unit_rank(self) -> np.ndarray:
+        """How many earlier units drew from the same domain."""
+        rank = np.empty(len(self._domain_of_unit), dtype=np.int64)
+        for index in range(len(self.domains)):
+            mine = self._domain_of_unit == index
+            rank[mine] = np.arange(mine.sum())
+        return rank
+
+    def _route(self, unit: int, domain: str) -> Route:
+        """The paper's routing (`sec:method`); a domain without a module of its own trains the core, always."""
+        routing, core_sets = self.config.routing, {SHARED, CORE_MLP}
+        if domain in self._modules:
+            spread = self._spread_draw[unit] < routing.p_aux_spread
+            trained = {module_set(domain)} | (core_sets if spread else set())
+            return Route(((domain, 1.0),), frozenset(trained))
+        if domain == CORE and self._modules and self._robust_draw[unit] < routing.p_core_robust:
+            companion = self._modules[int(self._robust_module[unit] % len(self._modules))]
+            return Route(((companion, 1.0),), frozenset(core_sets | {module_set(companion)}))
+        return Route((), frozenset(core_sets))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of every domain and route, for results and comparisons between ranks."""
+        digest = hashlib.sha256(self._domain_of_unit.astype("<i2").tobytes())
+        for unit, domain_index in enumerate(self._domain_of_unit):
+            route = self._route(unit, self.domains[domain_index])
+            digest.update(repr((route.active, sorted(route.trained))).encode())
+        return digest.hexdigest()[:16]
+
+    def sequence_positions(self, micro_batch: MicroBatch) -> np.ndarray:
+        """Positions [micro_batch] in the domain's own permutation; below its budget's num_sequences.
+
+        Every pass over the pool has an order of its own, keyed by seed, domain and pass.
+        """
+        return draw_positions(
+            self.config.seed, self._budgets[micro_batch.domain], micro_batch.cursor, self.config.micro_batch
+        )
+
+
+def draw_positions(seed: int, budget: DomainBudget, cursor: int, count: int) -> np.ndarray:
+    """Draws cursor .. cursor + count of a domain as positions in its pool, int64 [count]."""
+    draws = np.arange(cursor, cursor + count)
+    passes, within = np.divmod(draws, budget.num_sequences)
+    positions = np.empty(count, dtype=np.int64)
+    for pass_index in np.unique(passes):
+        mine = passes == pass_index
+        key = hash_key(seed, "draw", budget.name, int(pass_index))
+        positions[mine] = KeyedPermutation(budget.num_sequences, key)(within[mine])
+    return positions
+
+
+def domain_permutation(data_id: str, domain: str, num_available: int) -> KeyedPermutation:
+    """The one permutation of a domain's training sequences: every training set is a prefix of it."""
+    return KeyedPermutation(num_available, hash_key(data_id, "domain", domain))

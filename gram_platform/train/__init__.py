@@ -1,0 +1,1 @@
+"""Training one run: optimizers, precision, the loop; needs torch and numpy alone."""

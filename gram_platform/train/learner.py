@@ -1,0 +1,163 @@
+"""A learner: the model, its float32 master weights by set, their optimizers, and how gradients reach them.
+
+One process: with precision float32 the model is its own master; with bfloat16 the model computes with a bfloat16 copy
+of every weight, and each micro-batch's gradient is added in float32 to its master (what FSDP2's mixed precision does,
+see `sharding.py`). Sets that a route does not train get no gradient at all, so AdamW leaves them alone.
+"""
+
+from collections.abc import Collection, Mapping
+
+import torch
+from torch import nn
+
+from gram_platform.config import RunConfig
+from gram_platform.model.transformer import Transformer, build, parameters_by_set
+from gram_platform.train.optimizers import clip_gradients, make_optimizers, set_learning_rate
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class Learner:
+    """What the loop drives; `sharding.ShardedLearner` is the same on several ranks."""
+
+    def __init__(self, config: RunConfig, device: torch.device | str = "cpu"):
+        self.config = config
+        self.device = torch.device(device)
+        master = build(config.model, config.seed).to(self.device)
+        self.master_sets = parameters_by_set(master)
+        self.model = self._compute_model(master)
+        self._finish_setup()
+
+    def _compute_model(self, master: Transformer) -> nn.Module:
+        """The module that computes: the master itself in float32, else a copy in the run's precision."""
+        if self.config.precision == "float32":
+            self._pairs = {}
+            return master
+        with torch.device("meta"):
+            compute = Transformer(self.config.model)
+        for module in compute.modules():  # rotary tables stay float32
+            for parameter_name, parameter in list(module.named_parameters(recurse=False)):
+                blank = torch.empty(parameter.shape, dtype=DTYPES[self.config.precision], device=self.device)
+                module.register_parameter(parameter_name, nn.Parameter(blank))
+        compute.rotary = master.rotary
+        copies = parameters_by_set(compute)
+        self._pairs = {s: [(copies[s][n], p) for n, p in named.items()] for s, named in self.master_sets.items()}
+        return compute
+
+    def _finish_setup(self) -> None:
+        self.compute_sets = parameters_by_set(self.model)
+        self.optimizers = make_optimizers(self.config.optimizer, self.master_sets)
+        self._trained: frozenset[str] | None = None
+        self.publish(self.master_sets)
+
+    # ------------------------------------------------------------------------------------------ one window
+
+    def forward(self, tokens_BT: torch.Tensor, active: Mapping[str, float]) -> torch.Tensor:
+        return self.model(tokens_BT, active)
+
+    def train_only(self, trained: frozenset[str]) -> None:
+        """Switches requires_grad so that the next backward reaches exactly these sets."""
+        if trained == self._trained:
+            return
+        for name, parameters in self.compute_sets.items():
+            for parameter in parameters.values():
+                parameter.requires_grad_(name in trained)
+        self._trained = trained
+
+    def backward(self, loss: torch.Tensor, trained: Collection[str], is_last: bool) -> None:
+        """Adds the gradients of `loss` to the masters'. `is_last`: the window's last micro-batch (for ranks)."""
+        loss.backward()
+        for name in self._pairs.keys() & set(trained):
+            for copy, master in self._pairs[name]:
+                if copy.grad is None:
+                    continue
+                if master.grad is None:
+                    master.grad = copy.grad.float()
+                else:
+                    master.grad.add_(copy.grad)
+                copy.grad = None
+
+    def clip(self) -> float:
+        """Clips the window's gradients; returns their norm before."""
+        return clip_gradients(self.master_sets, self._sets_with_gradients(), self.config.optimizer)
+
+    def _sets_with_gradients(self) -> list[str]:
+        return [s for s, named in self.master_sets.items() if any(p.grad is not None for p in named.values())]
+
+    def step(self, rate: float) -> None:
+        """Steps the sets that have gradients, clears those, and publishes the new weights."""
+        stepped = self._sets_with_gradients()
+        set_learning_rate(self.optimizers, rate)
+        for name in stepped:
+            self.optimizers[name].step()
+            self.optimizers[name].zero_grad(set_to_none=True)
+        self.publish(stepped)
+
+    def publish(self, names: Collection[str]) -> None:
+        """Copies the masters of these sets into the computing model."""
+        pairs = [pair for name in names for pair in self._pairs.get(name, ())]
+        if pairs:
+            with torch.no_grad():
+                torch._foreach_copy_([copy for copy, _ in pairs], [master for _, master in pairs])
+
+    def mean_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
+        """Per-rank means of equally many sequences as the global mean; one process: the values."""
+        return values
+
+    # ---------------------------------------------------------------------------------------------- state
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """A flat dict of full CPU tensors: `model.<name>` and `optim.<set>.<name>.{step,exp_avg,exp_avg_sq}`.
+
+        A set that never stepped has no optimizer keys.
+        """
+        state = {f"model.{n}": p.detach() for named in self.master_sets.values() for n, p in named.items()}
+        for set_name, named in self.master_sets.items():
+            for name, parameter in named.items():
+                slots = self.optimizers[set_name].state.get(parameter, {})
+                state.update({f"optim.{set_name}.{name}.{slot}": value for slot, value in slots.items()})
+        return {name: self._to_full(value).cpu().clone() for name, value in state.items()}
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The float32 weights by name, on the CPU."""
+        return {n: self._to_full(p.detach()).cpu() for named in self.master_sets.values() for n, p in named.items()}
+
+    def load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Replaces every weight; names and shapes must be exactly the model's."""
+        names = {n for named in self.master_sets.values() for n in named}
+        if names != set(weights):
+            difference = sorted(names ^ set(weights))
+            raise ValueError(f"weights={difference[:4]!r} is not allowed: names must be exactly the model's")
+        with torch.no_grad():
+            for named in self.master_sets.values():
+                for name, parameter in named.items():
+                    parameter.copy_(self._from_full(weights[name], parameter))
+        self.publish(self.master_sets)
+
+    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """The inverse of `state`: exactly its optimizer states exist afterwards."""
+        model = {n.removeprefix("model."): v for n, v in state.items() if n.startswith("model.")}
+        for set_name, named in self.master_sets.items():
+            self.optimizers[set_name].state.clear()
+            for name, parameter in named.items():
+                prefix = f"optim.{set_name}.{name}."
+                if prefix + "step" in state:
+                    self.optimizers[set_name].state[parameter] = {
+                        slot: self._slot(state[prefix + slot], slot, parameter)
+                        for slot in ("step", "exp_avg", "exp_avg_sq")
+                    }
+        self.load_weights(model)
+
+    def _slot(self, value: torch.Tensor, slot: str, parameter: nn.Parameter) -> torch.Tensor:
+        if slot == "step":
+            return value.to(self.device).clone()
+        return self._from_full(value, parameter).clone()
+
+    def _to_full(self, value: torch.Tensor) -> torch.Tensor:
+        return value
+
+    def _from_full(self, value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        if value.shape != like.shape or value.dtype != like.dtype:
+            expected = f"{tuple(like.shape)} {like.dtype}"
+            raise ValueError(f"tensor={tuple(value.shape)} {value.dtype} is not allowed: expected {expected}")
+        return value.to(self.device)

@@ -1,0 +1,76 @@
+"""The training loop: a generator of step records. Evaluating, logging and saving are the caller's business."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from gram_platform.objectives import cross_entropy
+from gram_platform.routing import MicroBatch, Plan
+from gram_platform.train.data import PlanReader
+from gram_platform.train.learner import Learner
+from gram_platform.train.optimizers import learning_rate
+
+
+class TrainingDiverged(RuntimeError):
+    """A loss or gradient was not finite; the message names step, domain and learning rate."""
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What one optimizer step did. `step` counts completed steps: the first record has step 1."""
+
+    step: int
+    learning_rate: float
+    grad_norm: float
+    domains: tuple[str, ...]  # of each micro-batch
+    losses: tuple[float, ...]  # nats per token, of each micro-batch
+
+
+def training_steps(
+    learner: Learner, plan: Plan, reader: PlanReader, first_step: int = 0, rank: int = 0, num_ranks: int = 1
+) -> Iterator[StepRecord]:
+    """Trains from `first_step` to the plan's end, yielding after every optimizer step.
+
+    A window's micro-batches each have their own domain and route; each loss is divided by their number, so that k
+    micro-batches of one route are one batch. Raises TrainingDiverged before a non-finite gradient touches a weight.
+    """
+    config = learner.config
+    for step in range(first_step, config.num_steps):
+        window = plan.window(step)
+        losses = torch.empty(len(window))
+        for index, micro_batch in enumerate(window):
+            tokens = reader.tokens(micro_batch, rank, num_ranks).to(learner.device, non_blocking=True)
+            is_last = index == len(window) - 1
+            losses[index] = _micro_step(learner, micro_batch, tokens, len(window), is_last)
+        losses = learner.mean_over_ranks(losses)
+        rate = learning_rate(config.optimizer, step, config.num_steps)
+        _check_finite(losses, window, step, rate)
+        norm = learner.clip()
+        if not math.isfinite(norm):
+            drawn = sorted({m.domain for m in window})
+            where = f"step {step + 1}, domains {drawn}, learning rate {rate:.3g}"
+            raise TrainingDiverged(f"gradient norm {norm} at {where}")
+        learner.step(rate)
+        domains = tuple(m.domain for m in window)
+        yield StepRecord(step + 1, rate, norm, domains, tuple(losses.tolist()))
+
+
+def _micro_step(
+    learner: Learner, micro_batch: MicroBatch, tokens: torch.Tensor, num_micro_batches: int, is_last: bool
+) -> torch.Tensor:
+    """Forward and backward of one micro-batch; returns its detached mean loss."""
+    route = micro_batch.route
+    learner.train_only(route.trained)
+    logits_BTV = learner.forward(tokens[:, :-1], dict(route.active))
+    loss = cross_entropy(logits_BTV, tokens[:, 1:])
+    learner.backward(loss / num_micro_batches, route.trained, is_last)
+    return loss.detach()
+
+
+def _check_finite(losses: torch.Tensor, window: list[MicroBatch], step: int, rate: float) -> None:
+    for loss, micro_batch in zip(losses.tolist(), window, strict=True):
+        if not math.isfinite(loss):
+            where = f"step {step + 1}, domain {micro_batch.domain!r}, learning rate {rate:.3g}"
+            raise TrainingDiverged(f"loss {loss} at {where}")

@@ -1,0 +1,52 @@
+"""Tiny configs and data that several tests share."""
+
+import numpy as np
+
+from gram_platform.config import (
+    DataConfig,
+    DomainBudget,
+    EvalPoints,
+    ModelConfig,
+    ModuleSpec,
+    OptimizerConfig,
+    RoutingConfig,
+    RunConfig,
+)
+
+DOMAINS = ("core", "lisp", "virology")
+SEQ_LEN = 16
+VOCAB = 64
+
+
+def model_config(modular: bool = True, d_mlp: int = 32, num_layers: int = 2) -> ModelConfig:
+    modules = tuple(ModuleSpec(d, "mlp", 8) for d in DOMAINS[1:]) if modular else ()
+    return ModelConfig(num_layers, 16, 4, 2, d_mlp, VOCAB, SEQ_LEN, modules)
+
+
+def run_config(
+    modular: bool = True,
+    draws: tuple[int, ...] = (64, 16, 16),
+    routing: RoutingConfig | None = None,
+    batch_size: int = 8,
+    micro_batch: int = 2,
+    **parts,
+) -> RunConfig:
+    budgets = tuple(DomainBudget(d, 24, n) for d, n in zip(DOMAINS, draws, strict=True) if n)
+    defaults = {
+        "model": model_config(modular),
+        "data": DataConfig("tiny", budgets),
+        "routing": routing or RoutingConfig(0.5, 0.3),
+        "optimizer": OptimizerConfig(3e-3, 0.2, 0.2),
+        "eval_points": EvalPoints(0, 4, DOMAINS),
+        "seed": 0,
+        "precision": "float32",
+    }
+    return RunConfig(batch_size=batch_size, micro_batch=micro_batch, **{**defaults, **parts})
+
+
+def arrays(num_sequences: int = 40, seed: int = 0) -> dict[str, np.ndarray]:
+    """Learnable sequences: each domain counts up with a stride of its own."""
+    rng = np.random.default_rng(seed)
+    starts = rng.integers(0, VOCAB, (len(DOMAINS), num_sequences, 1))
+    steps = np.arange(SEQ_LEN + 1)
+    return {d: ((starts[i] + (i + 1) * steps) % VOCAB).astype(np.uint16) for i, d in enumerate(DOMAINS)}

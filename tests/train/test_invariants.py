@@ -1,0 +1,165 @@
+"""What gradient routing promises, on real training steps."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from gram_platform.config import DataConfig, DomainBudget, RoutingConfig
+from gram_platform.model.transformer import parameter_set
+from gram_platform.objectives import cross_entropy
+from gram_platform.routing import CORE_MLP, SHARED, Plan, module_set
+from gram_platform.train.data import PlanReader
+from gram_platform.train.learner import Learner
+from gram_platform.train.loop import TrainingDiverged, training_steps
+from tests import tiny
+
+
+def train(config, learner=None, first_step=0, stop=None):
+    learner = learner or Learner(config)
+    plan = Plan(config)
+    records = []
+    for record in training_steps(learner, plan, PlanReader(config, plan, tiny.arrays()), first_step):
+        records.append(record)
+        if record.step == stop:
+            break
+    return learner, records
+
+
+def equal_states(a, b):
+    assert a.keys() == b.keys()
+    return all(torch.equal(a[name], b[name]) for name in a)
+
+
+def belongs_to(name: str, sets: set[str]) -> bool:
+    if name.startswith("optim."):
+        return name.removeprefix("optim.").split(".")[0] in sets
+    return parameter_set(name.removeprefix("model.")) in sets
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_untouched_set_and_its_optimizer_state_stay_bit_identical(precision):
+    config = tiny.run_config(precision=precision)
+    learner, plan = Learner(config), Plan(config)
+    before, touched_at_all = learner.state(), set()
+    for record in training_steps(learner, plan, PlanReader(config, plan, tiny.arrays())):
+        touched = set().union(*(m.route.trained for m in plan.window(record.step - 1)))
+        after = learner.state()
+        untouched = {SHARED, CORE_MLP, module_set("lisp"), module_set("virology")} - touched
+        touched_at_all |= untouched
+        keep = [n for n in after if belongs_to(n, untouched)]
+        assert all(n in before and torch.equal(before[n], after[n]) for n in keep)
+        assert not any(torch.equal(before[n], after[n]) for n in after if belongs_to(n, touched) and n in before)
+        before = after
+    assert touched_at_all, "the plan must have had a window that leaves a set alone"
+
+
+def test_core_frozen_window_leaves_the_core_bit_identical():
+    config = tiny.run_config(draws=(8, 88, 0), routing=RoutingConfig(0.0, 0.0))
+    learner, plan = Learner(config), Plan(config)
+    before = learner.state()
+    for record in training_steps(learner, plan, PlanReader(config, plan, tiny.arrays())):
+        sets = set().union(*(m.route.trained for m in plan.window(record.step - 1)))
+        after = learner.state()
+        if sets == {module_set("lisp")}:
+            assert all(torch.equal(before[n], after[n]) for n in after if belongs_to(n, {SHARED, CORE_MLP}))
+            return
+        before = after
+    pytest.fail("no window of lisp alone in the plan")
+
+
+def test_gram_without_modules_is_the_baseline_bit_for_bit():
+    routed = tiny.run_config(modular=False, routing=RoutingConfig(0.5, 0.3))
+    plain = dataclasses.replace(routed, routing=RoutingConfig())
+    assert equal_states(train(routed)[0].state(), train(plain)[0].state())
+
+
+def test_adding_a_module_changes_no_other_initial_weight():
+    dense, modular = Learner(tiny.run_config(modular=False)).weights(), Learner(tiny.run_config()).weights()
+    assert all(torch.equal(dense[name], modular[name]) for name in dense)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_micro_batches_of_one_route_equal_one_batch(precision):
+    """Relative difference of the summed gradient below 1e-5 in float32; bfloat16 rounds each micro-batch: 2e-2."""
+    config = tiny.run_config(draws=(96, 0, 0), routing=RoutingConfig(), precision=precision)
+    small, big = Learner(config), Learner(config)
+    tokens = torch.from_numpy(tiny.arrays()["core"][:8].astype("int64"))
+    trained = frozenset({SHARED, CORE_MLP})
+    for learner, pieces in ((small, tokens.split(2)), (big, [tokens])):
+        learner.train_only(trained)
+        for index, piece in enumerate(pieces):
+            loss = cross_entropy(learner.forward(piece[:, :-1], {}), piece[:, 1:])
+            learner.backward(loss / len(pieces), trained, index == len(pieces) - 1)
+    gradients = [
+        torch.cat([p.grad.flatten() for s in trained for p in learner.master_sets[s].values()])
+        for learner in (small, big)
+    ]
+    error = (gradients[0] - gradients[1]).norm() / gradients[1].norm()
+    assert error < (1e-5 if precision == "float32" else 2e-2)
+
+
+def test_no_core_batch_leaves_a_gradient_in_a_module_it_did_not_activate():
+    config = tiny.run_config(draws=(96, 0, 0), routing=RoutingConfig(0.5, 0.3))
+    learner, plan = Learner(config), Plan(config)
+    reader = PlanReader(config, plan, tiny.arrays())
+    seen = set()
+    for index in range(len(plan)):
+        micro_batch = plan[index]
+        tokens = reader.tokens(micro_batch)
+        learner.train_only(micro_batch.route.trained)
+        active = dict(micro_batch.route.active)
+        loss = cross_entropy(learner.forward(tokens[:, :-1], active), tokens[:, 1:])
+        learner.backward(loss, micro_batch.route.trained, True)
+        for domain in tiny.DOMAINS[1:]:
+            has_gradient = [p.grad is not None for p in learner.master_sets[module_set(domain)].values()]
+            assert all(has_gradient) if domain in active else not any(has_gradient)
+        for optimizer in learner.optimizers.values():
+            optimizer.zero_grad(set_to_none=True)
+        seen.add(tuple(active))
+    assert seen == {(), ("lisp",), ("virology",)}
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_stop_and_resume_is_bit_exact(precision):
+    config = tiny.run_config(precision=precision)
+    whole, all_records = train(config)
+    half, first = train(config, stop=5)
+    resumed = Learner(config)
+    resumed.load_state(half.state())
+    resumed, second = train(config, resumed, first_step=5)
+    assert equal_states(whole.state(), resumed.state())
+    assert first + second == all_records
+
+
+def test_training_learns_and_repeats():
+    config = tiny.run_config(draws=(640, 160, 160), precision="float32")
+    (one, records), (two, again) = train(config), train(config)
+    assert records == again
+    assert equal_states(one.state(), two.state())
+    mean = lambda part: sum(sum(r.losses) for r in part) / sum(len(r.losses) for r in part)
+    assert mean(records[-5:]) < 0.8 * mean(records[:5])
+
+
+def test_bfloat16_follows_float32():
+    config = tiny.run_config(draws=(640, 160, 160))
+    low = dataclasses.replace(config, precision="bfloat16")
+    final = [sum(train(c)[1][-1].losses) / 4 for c in (config, low)]
+    assert final[0] == pytest.approx(final[1], rel=0.05)
+
+
+def test_a_diverged_run_names_step_domain_and_rate():
+    config = tiny.run_config()
+    learner = Learner(config)
+    with torch.no_grad():
+        learner.master_sets[SHARED]["lm_head.weight"][0, 0] = float("nan")
+    with pytest.raises(TrainingDiverged, match=r"loss nan at step 1, domain '\w+', learning rate"):
+        train(config, learner)
+
+
+def test_too_large_a_pool_is_refused_by_name():
+    config = tiny.run_config(draws=(64, 0, 0))
+    data = DataConfig("tiny", (DomainBudget("core", 1000, 64),))
+    config = dataclasses.replace(config, data=data)
+    with pytest.raises(ValueError, match=r"core.*num_sequences=1000 .*at most the corpus's 40"):
+        PlanReader(config, Plan(config), tiny.arrays())
