@@ -204,5 +204,5 @@ def _points(steps: Sequence[float], losses: Sequence[float]) -> tuple[np.ndarray
         raise invalid("losses", float(values[bad_losses][0]), where)
     if len(np.unique(s)) < MIN_POINTS:
         raise invalid("steps", np.unique(s).tolist(), f"at least {MIN_POINTS} distinct steps")
-    order = np.argsort(s, kind="stable")
+    order = np.lexsort((values, s))  # the same sums, and so the same bits, whatever the order of the seeds
     return s[order], np.log(values[order])

@@ -1,0 +1,147 @@
+"""Compute ratios of stored losses: the baselines' pooled curves, and one ratio for each view and domain. Pure.
+
+Tidy frames in, tidy frames out. What cannot be computed comes back as a note (what, why), never as a made-up number.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from gram_platform.analysis.compute_ratio import LearningCurve, compute_ratio, fit_learning_curve
+from gram_platform.config import CORE, core_first, invalid
+
+BASELINE, ALL = "baseline", "all"  # the method and the profile that are the reference
+VIEW = ["method", "size", "seed", "profile"]
+PREFIX = "loss/"
+CURVE_FIELDS = ["A", "alpha", "s0", "rms", "at_bound", "poor", "first_step", "last_step", "num_points"]
+FIT_COLUMNS = ["size", "domain", *CURVE_FIELDS, "num_seeds", "reference_steps"]
+
+Notes = list[tuple[str, str]]  # (what is missing, why)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a loss on one domain at one size is measured against."""
+
+    curve: LearningCurve  # all baseline seeds, pooled
+    baseline_losses: tuple[float, ...]  # final losses (nats a token), one for each baseline seed
+
+    def ratio(self, loss: float) -> float:
+        """The compute ratio of a loss; NaN where the loss is not a finite positive number."""
+        usable = np.isfinite(loss) and loss > 0.0
+        return compute_ratio(self.curve, loss, self.baseline_losses) if usable else np.nan
+
+
+def checked_evaluations(evaluations: pd.DataFrame) -> pd.DataFrame:
+    """The frame with seeds as text and `retained` never null; ValueError for a missing column or a doubled view.
+
+    Views that were attacked (a non-empty `elicited_from`) are left out: the elicited class is not computed yet.
+    """
+    _require_columns("evaluations", evaluations, [*VIEW, "retained"])
+    frame = evaluations.assign(seed=evaluations["seed"].astype(str), retained=evaluations["retained"].fillna(""))
+    if "elicited_from" in frame:
+        frame = frame[frame["elicited_from"].fillna("") == ""]
+    doubled = frame[frame.duplicated(VIEW)]
+    if len(doubled):
+        raise invalid("evaluations", doubled[VIEW].iloc[0].to_dict(), "each method, size, seed and profile once")
+    return frame.reset_index(drop=True)
+
+
+def checked_curves(curves: pd.DataFrame) -> pd.DataFrame:
+    """The baselines' points alone, with seeds as text; ValueError for a missing column."""
+    _require_columns("curves", curves, ["size", "seed", "step", "domain", "loss"])
+    frame = curves[curves["method"] == BASELINE] if "method" in curves else curves
+    return frame.assign(seed=frame["seed"].astype(str))
+
+
+def domains_of(evaluations: pd.DataFrame) -> tuple[str, ...]:
+    """The domains with at least one loss in the frame, core first."""
+    losses = [c for c in evaluations.columns if c.startswith(PREFIX) and evaluations[c].notna().any()]
+    return core_first(tuple(c.removeprefix(PREFIX) for c in losses))
+
+
+def baseline_references(evaluations: pd.DataFrame, curves: pd.DataFrame) -> tuple[dict, Notes]:
+    """`{(size, domain): Reference}` of every size with a finished baseline, and notes on the others.
+
+    A baseline seed counts once it has both its curve and its final losses; the curves of all that count are pooled.
+    """
+    references, notes = {}, []
+    baselines = evaluations[(evaluations["method"] == BASELINE) & (evaluations["profile"] == ALL)]
+    for size in dict.fromkeys([*evaluations["size"], *curves["size"]]):
+        finals = baselines[baselines["size"] == size].set_index("seed").sort_index()
+        points = curves[curves["size"] == size]
+        for seed in sorted(set(finals.index) ^ set(points["seed"])):
+            why = "it has no learning curve" if seed in finals.index else "its final losses are not there"
+            notes.append((f"{BASELINE} {size} seed {seed}", f"{why}, so it is not part of the reference"))
+        finals = finals[finals.index.isin(points["seed"])]
+        if finals.empty:
+            notes.append((f"all rows of size {size}", "no baseline of this size is complete"))
+            continue
+        for domain in domains_of(evaluations[evaluations["size"] == size]):
+            try:
+                references[size, domain] = _reference(domain, finals[PREFIX + domain], points)
+            except ValueError as error:
+                notes.append((f"size {size}, domain {domain}", f"the baseline's curve could not be fitted: {error}"))
+    return references, notes
+
+
+def fits_frame(references: dict) -> pd.DataFrame:
+    """One row a size and domain: the fitted parameters, residual and flags, and the reference's step equivalent."""
+    rows = []
+    for (size, domain), reference in references.items():
+        curve, finals = reference.curve, np.array(reference.baseline_losses)
+        own = {"size": size, "domain": domain, "num_seeds": len(finals)}
+        fields = {name: getattr(curve, name) for name in CURVE_FIELDS}
+        rows.append({**own, **fields, "reference_steps": float(curve.step(finals).mean())})
+    return pd.DataFrame(rows, columns=FIT_COLUMNS)
+
+
+def compute_ratio_frame(evaluations: pd.DataFrame, references: dict) -> tuple[pd.DataFrame, Notes]:
+    """One row a view and domain: the view's columns, `domain, class, loss, compute_ratio`; and notes.
+
+    The class is core for the core domain, retain for the view's own auxiliary domains, forget for the others. Sizes
+    without any reference have no rows; a ratio that cannot be computed is NaN.
+    """
+    losses = [c for c in evaluations.columns if c.startswith(PREFIX)]
+    carried = [c for c in evaluations.columns if c not in losses]
+    complete = {size for size, _ in references}
+    domains = {size: domains_of(group) for size, group in evaluations.groupby("size")}
+    rows, notes = [], []
+    for view in evaluations.to_dict("records"):
+        if view["size"] not in complete:
+            continue
+        own = {c: view[c] for c in carried}
+        for domain in domains[view["size"]]:
+            reference, loss = references.get((view["size"], domain)), float(view[PREFIX + domain])
+            ratio = reference.ratio(loss) if reference else np.nan
+            if reference and np.isnan(ratio):
+                name = f"{view['method']} {view['size']} {view['profile']} seed {view['seed']}"
+                notes.append((f"{name}, domain {domain}", f"its loss is {loss}"))
+            row = {"domain": domain, "class": _class(domain, view["retained"]), "loss": loss, "compute_ratio": ratio}
+            rows.append({**own, **row})
+    return pd.DataFrame(rows, columns=[*carried, "domain", "class", "loss", "compute_ratio"]), notes
+
+
+def _class(domain: str, retained: str) -> str:
+    if domain == CORE:
+        return "core"
+    return "retain" if domain in retained.split(",") else "forget"
+
+
+def _reference(domain: str, finals: pd.Series, points: pd.DataFrame) -> Reference:
+    """The pooled fit of one domain from the points of one size and the final losses `{seed: loss}` of its baselines."""
+    unknown = finals.index[finals.isna()].tolist()
+    if unknown:
+        raise invalid(PREFIX + domain, f"nothing for seed {', '.join(unknown)}", "a final loss of every baseline")
+    mine = points[(points["domain"] == domain) & points["seed"].isin(finals.index)]
+    curve = fit_learning_curve(mine["step"].to_numpy(float), mine["loss"].to_numpy(float))
+    reference = Reference(curve, tuple(float(loss) for loss in finals))
+    compute_ratio(curve, reference.baseline_losses[0], reference.baseline_losses)  # says so now if there is no ratio
+    return reference
+
+
+def _require_columns(field: str, frame: pd.DataFrame, names: list[str]) -> None:
+    absent = [name for name in names if name not in frame.columns]
+    if absent:
+        raise invalid(field, f"a frame without {', '.join(absent)}", f"a frame with the columns {', '.join(names)}")

@@ -1,0 +1,176 @@
+"""The tables of a study: averages of compute ratios within seeds and over them, `table.csv`, and text for a terminal.
+
+Source of the averages: the paper's appendix "Compute Ratio Methodology". First within a seed (over the domains of a
+class, over profiles), then over seeds, with a 90% t-interval over the seed means. What does not exist is absent and
+named in `missing`.
+"""
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from gram_platform.analysis.intervals import t_interval
+from gram_platform.analysis.ratios import (
+    ALL,
+    VIEW,
+    Notes,
+    baseline_references,
+    checked_curves,
+    checked_evaluations,
+    compute_ratio_frame,
+    fits_frame,
+)
+from gram_platform.config import CORE
+
+METHODS = ("baseline", "filtering", "gram", "gram_lora", "ft_full", "ft_lora", "ft_mlp", "maxent", "demix")
+MEAN = "mean"  # the profile of the rows that average over profiles
+CLASSES = ("core", "retain", "forget", "elicited")
+ROW = ["method", "size", "profile"]
+TABLE_COLUMNS = [*ROW, *(name + end for name in CLASSES for end in ("", "_low", "_high")), "num_seeds"]
+UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """Every table of a study."""
+
+    table: pd.DataFrame  # TABLE_COLUMNS: table.csv
+    per_seed: pd.DataFrame  # method, size, profile, seed, core, retain, forget, elicited: what `table` averages
+    ratios: pd.DataFrame  # one row a view and domain: see compute_ratio_frame
+    fits: pd.DataFrame  # one row a size and domain: see fits_frame
+    missing: pd.DataFrame  # what, why
+
+
+def analyse(evaluations: pd.DataFrame, curves: pd.DataFrame, sizes: Sequence[str] = ()) -> Analysis:
+    """All tables of a study from tidy frames of stored losses.
+
+    `evaluations`: one row a view with `method, size, seed, profile`, `retained` (its auxiliary domains, joined by
+    commas) and a column `loss/<domain>` for each domain (nats a token); rows of method baseline and profile all are the
+    reference; further columns (`run_id`, `eval_id`) are carried into `ratios`. `curves`: one row a point of the
+    baselines' validation curves with `size, seed, step, domain, loss`, and `method` if other runs are among them.
+    `sizes` gives the order of the rows. ValueError for a missing column or a view that is there twice.
+    """
+    evaluations, curves = checked_evaluations(evaluations), checked_curves(curves)
+    references, notes = baseline_references(evaluations, curves)
+    ratios, unknown = compute_ratio_frame(evaluations, references)
+    ratios = _ordered(ratios, sizes)
+    per_seed, incomplete = per_seed_frame(ratios)
+    per_seed = _ordered(per_seed, sizes)
+    missing = pd.DataFrame(sorted({*notes, *unknown, *incomplete}), columns=["what", "why"])
+    table, fits = _ordered(_summary(per_seed), sizes), _ordered(fits_frame(references), sizes)
+    return Analysis(table, per_seed, ratios, fits, missing)
+
+
+def capability_table(evaluations: pd.DataFrame, curves: pd.DataFrame, sizes: Sequence[str] = ()) -> pd.DataFrame:
+    """The rows of `table.csv`; see `analyse` for the inputs and for what else there is."""
+    return analyse(evaluations, curves, sizes).table
+
+
+def per_seed_frame(ratios: pd.DataFrame) -> tuple[pd.DataFrame, Notes]:
+    """One row a method, size, profile and seed with the mean compute ratio of each class, and the `mean` profile's.
+
+    A class of which one domain is unknown is unknown (NaN). `mean` averages over the paper's profiles, core with at
+    most one auxiliary domain, or over what there is for a method without these (the baseline's all); a seed that lacks
+    a profile which other seeds have is left out of it and noted.
+    """
+    values = ratios.groupby([*VIEW, "class"], sort=False)["compute_ratio"].agg(lambda v: v.mean(skipna=False))
+    values = values.reset_index().merge(ratios[[*VIEW, "retained"]].drop_duplicates(VIEW), on=VIEW)
+    parts, notes = [values], []
+    for (method, size), group in values.groupby(["method", "size"], sort=False):
+        few = group[~group["retained"].str.contains(",") & (group["profile"] != ALL)]
+        averaged = few if len(few) else group
+        profiles = set(averaged["profile"])
+        for seed, views in averaged.groupby("seed", sort=False):
+            absent = sorted(profiles - set(views["profile"]))
+            if absent:
+                notes.append((f"{method} {size} {MEAN} seed {seed}", f"{', '.join(absent)} is not there"))
+                continue
+            means = views.groupby("class")["compute_ratio"].agg(lambda v: v.mean(skipna=False)).reset_index()
+            parts.append(means.assign(method=method, size=size, seed=seed, profile=MEAN))
+    wide = pd.concat(parts).pivot(index=[*ROW, "seed"], columns="class", values="compute_ratio")
+    return wide.reindex(columns=list(CLASSES)).reset_index().rename_axis(columns=None), notes
+
+
+def _summary(per_seed: pd.DataFrame) -> pd.DataFrame:
+    """Means over seeds with their t-intervals."""
+    rows = []
+    for key, group in per_seed.groupby(ROW, sort=False):
+        row = dict(zip(ROW, key, strict=True))
+        for name in CLASSES:
+            values = group[name].dropna()
+            ends = t_interval(values) if len(values) else (np.nan,) * 3
+            row |= dict(zip((name, f"{name}_low", f"{name}_high"), ends, strict=True))
+        rows.append({**row, "num_seeds": len(group)})
+    return pd.DataFrame(rows, columns=TABLE_COLUMNS)
+
+
+# ------------------------------------------------------------------------------------------------------- order
+
+
+def size_key(size: str) -> tuple:
+    """Sorts 50M before 800M before 2B, and other names after these."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmbt])", str(size).lower())
+    return (0, float(found[1]) * UNITS[found[2]], "") if found else (1, 0.0, str(size))
+
+
+def profile_key(profile: str) -> tuple:
+    """Sorts core, then core+..., then all, then mean."""
+    last = {ALL: 1, MEAN: 2}.get(profile, 0)
+    return last, str(profile).count("+"), str(profile)
+
+
+def _ordered(frame: pd.DataFrame, sizes: Sequence[str]) -> pd.DataFrame:
+    """The rows in the one order of every table: method, size, profile, seed, domain, as far as these are there."""
+    keys = {
+        "method": lambda m: (METHODS.index(m) if m in METHODS else len(METHODS), str(m)),
+        "size": lambda s: (list(sizes).index(s) if s in sizes else len(sizes), size_key(s)),
+        "profile": profile_key,
+        "seed": lambda s: (0, int(s), "") if str(s).isdigit() else (1, 0, str(s)),
+        "domain": lambda d: (d != CORE, d),
+    }
+    columns = [[key(value) for value in frame[name]] for name, key in keys.items() if name in frame]
+    ranks = list(zip(*columns, strict=True))
+    return frame.iloc[sorted(range(len(frame)), key=ranks.__getitem__)].reset_index(drop=True)
+
+
+# ----------------------------------------------------------------------------------------------------- writing
+
+
+def table_csv(frame: pd.DataFrame) -> str:
+    """The frame as CSV, the same text for the same values: six decimals, empty where there is no value."""
+    return frame.to_csv(index=False, float_format="%.6f", lineterminator="\n", na_rep="")
+
+
+def write_table(frame: pd.DataFrame, path: str | os.PathLike) -> None:
+    """Write `table_csv` to a local path atomically: readers see the old file or the new one."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        temporary.write_text(table_csv(frame), encoding="utf-8", newline="")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def format_table(table: pd.DataFrame) -> str:
+    """`table` for a terminal: aligned columns, `mean [low, high]` of each class that has a value, - for none."""
+    classes = [name for name in CLASSES if table[name].notna().any()]
+    header = [*ROW, *classes, "seeds"]
+    records = table.to_dict("records")
+    rows = [[*(str(r[c]) for c in ROW), *(_cell(r, c) for c in classes), str(r["num_seeds"])] for r in records]
+    lines = [header, *rows]
+    widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
+    padded = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)) for line in lines]
+    return "\n".join(line.rstrip() for line in padded)
+
+
+def _cell(row: dict, name: str) -> str:
+    if np.isnan(row[name]):
+        return "-"
+    ends = row[f"{name}_low"], row[f"{name}_high"]
+    return f"{row[name]:.3f}" + ("" if np.isnan(ends[0]) else f" [{ends[0]:.3f}, {ends[1]:.3f}]")

@@ -1,0 +1,198 @@
+"""The tables against planted compute ratios, and what happens when pieces of a study are missing."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from gram_platform.analysis.intervals import t_interval
+from gram_platform.analysis.tables import (
+    TABLE_COLUMNS,
+    analyse,
+    capability_table,
+    format_table,
+    size_key,
+    table_csv,
+    write_table,
+)
+from tests.study_frames import DOMAINS, PROFILES, SEEDS, SIZES, curves, evaluations, planted_ratio
+
+
+def row(table: pd.DataFrame, method: str, size: str, profile: str) -> pd.Series:
+    found = table[(table["method"] == method) & (table["size"] == size) & (table["profile"] == profile)]
+    assert len(found) == 1
+    return found.iloc[0]
+
+
+@pytest.fixture(scope="module")
+def analysis():
+    return analyse(evaluations(), curves(), tuple(SIZES))
+
+
+def test_schema_and_order(analysis):
+    table = analysis.table
+    assert list(table.columns) == TABLE_COLUMNS
+    assert TABLE_COLUMNS[:6] == ["method", "size", "profile", "core", "core_low", "core_high"]
+    assert TABLE_COLUMNS[-4:] == ["elicited", "elicited_low", "elicited_high", "num_seeds"]
+    assert list(dict.fromkeys(table["method"])) == ["baseline", "filtering", "gram"]
+    gram = table[table["method"] == "gram"]
+    assert list(dict.fromkeys(gram["size"])) == ["tiny", "small", "medium"]
+    assert list(gram["profile"][:5]) == ["core", "core+biology", "core+chemistry", "all", "mean"]
+    assert table["elicited"].isna().all()
+    assert analysis.missing.empty
+
+
+def test_planted_ratios_are_recovered(analysis):
+    for record in analysis.ratios.to_dict("records"):
+        expected = planted_ratio(*(record[k] for k in ("method", "size", "seed", "profile", "domain")))
+        assert record["compute_ratio"] == pytest.approx(expected, rel=1e-6)
+        assert record["run_id"].startswith("run-")
+    assert len(analysis.ratios) == len(evaluations()) * len(DOMAINS)
+
+
+def test_classes_of_each_profile(analysis):
+    view = row(analysis.table, "gram", "small", "core+biology")
+    seeds = [0.94 - 0.02, 0.94, 0.94 + 0.02]
+    assert list(view[["core", "core_low", "core_high"]]) == pytest.approx(list(t_interval(seeds)), rel=1e-6)
+    assert view["retain"] == pytest.approx(0.94)
+    assert view["forget"] == pytest.approx(0.65)
+    assert view["num_seeds"] == 3
+    assert np.isnan(row(analysis.table, "gram", "small", "core")["retain"])
+    assert np.isnan(row(analysis.table, "gram", "small", "all")["forget"])
+
+
+def test_the_mean_averages_the_profiles_of_at_most_one_domain(analysis):
+    per_profile = [row(analysis.table, "gram", "small", p) for p in ("core", "core+biology", "core+chemistry")]
+    mean = row(analysis.table, "gram", "small", "mean")
+    for name in ("core", "retain", "forget"):
+        assert mean[name] == pytest.approx(np.nanmean([r[name] for r in per_profile]))
+    only = row(analysis.table, "filtering", "small", "core+biology")
+    assert row(analysis.table, "filtering", "small", "mean")["forget"] == only["forget"]
+
+
+def test_the_baseline_is_one_by_construction(analysis):
+    for size in SIZES:
+        for profile in ("all", "mean"):
+            baseline = row(analysis.table, "baseline", size, profile)
+            assert baseline["core"] == pytest.approx(1.0, abs=1e-12)
+            assert baseline["retain"] == pytest.approx(1.0, abs=1e-12)
+            assert np.isnan(baseline["forget"])
+
+
+def test_fits(analysis):
+    fits = analysis.fits
+    assert len(fits) == len(SIZES) * len(DOMAINS)
+    assert (fits["rms"] < 1e-9).all()
+    assert not fits["at_bound"].any()
+    assert fits["reference_steps"].to_numpy() == pytest.approx(500.0, rel=1e-6)
+    assert list(fits["domain"][:3]) == ["core", "biology", "chemistry"]
+
+
+def test_a_size_without_finished_baselines_is_absent_and_named():
+    known = evaluations()
+    unfinished = known[~((known["size"] == "medium") & (known["method"] == "baseline"))]
+    analysis = analyse(unfinished, curves())
+    assert set(analysis.table["size"]) == {"tiny", "small"}
+    assert "all rows of size medium" in set(analysis.missing["what"])
+    pd.testing.assert_frame_equal(
+        analysis.table, capability_table(evaluations(("tiny", "small")), curves(("tiny", "small")))
+    )
+
+
+def test_a_baseline_seed_counts_once_it_is_complete():
+    without_curve = curves()
+    without_curve = without_curve[~((without_curve["size"] == "tiny") & (without_curve["seed"] == "2"))]
+    analysis = analyse(evaluations(), without_curve)
+    fits = analysis.fits.set_index(["size", "domain"])
+    assert fits.loc[("tiny", "core"), "num_seeds"] == 2
+    assert fits.loc[("small", "core"), "num_seeds"] == 3
+    assert list(analysis.missing["what"]) == ["baseline tiny seed 2"]
+
+
+def test_a_missing_profile_leaves_its_seed_out_of_the_mean():
+    known = evaluations()
+    gone = (
+        (known["method"] == "gram") & (known["profile"] == "core") & (known["seed"] == "1") & (known["size"] == "tiny")
+    )
+    analysis = analyse(known[~gone], curves())
+    assert row(analysis.table, "gram", "tiny", "core")["num_seeds"] == 2
+    assert row(analysis.table, "gram", "tiny", "core+biology")["num_seeds"] == 3
+    assert row(analysis.table, "gram", "tiny", "mean")["num_seeds"] == 2
+    assert analysis.missing.to_dict("records") == [{"what": "gram tiny mean seed 1", "why": "core is not there"}]
+
+
+def test_an_unknown_domain_makes_its_class_unknown_and_nothing_else():
+    known = evaluations()
+    hit = (known["method"] == "gram") & (known["profile"] == "core") & (known["size"] == "tiny")
+    known.loc[hit, "loss/biology"] = np.nan
+    analysis = analyse(known, curves())
+    assert np.isnan(row(analysis.table, "gram", "tiny", "core")["forget"])
+    assert np.isnan(row(analysis.table, "gram", "tiny", "mean")["forget"])
+    assert row(analysis.table, "gram", "tiny", "mean")["core"] == pytest.approx(0.94)
+    assert len(analysis.missing) == len(SEEDS)
+
+
+def test_a_curve_that_cannot_be_fitted_is_named():
+    rising = curves()
+    hit = (rising["size"] == "tiny") & (rising["domain"] == "biology")
+    rising.loc[hit, "loss"] = 1.0 + rising.loc[hit, "step"]
+    analysis = analyse(evaluations(), rising)
+    assert analysis.missing["what"].tolist() == ["size tiny, domain biology"]
+    assert np.isnan(row(analysis.table, "gram", "tiny", "core")["forget"])  # biology is one of its two domains
+    assert row(analysis.table, "gram", "tiny", "core")["core"] == pytest.approx(0.94)
+
+
+def test_one_seed_has_a_mean_and_no_interval():
+    table = capability_table(evaluations(seeds=("0",)), curves(seeds=("0",)))
+    gram = row(table, "gram", "tiny", "core")
+    assert gram["num_seeds"] == 1
+    assert np.isfinite(gram["core"])
+    assert np.isnan(gram["core_low"])
+
+
+def test_nothing_at_all():
+    analysis = analyse(evaluations().iloc[:0], curves().iloc[:0])
+    assert analysis.table.empty
+    assert list(analysis.table.columns) == TABLE_COLUMNS
+    assert format_table(analysis.table) == "method  size  profile  seeds"
+
+
+def test_bad_frames_name_what_is_wrong():
+    with pytest.raises(ValueError, match="retained"):
+        analyse(evaluations().drop(columns="retained"), curves())
+    with pytest.raises(ValueError, match="step"):
+        analyse(evaluations(), curves().drop(columns="step"))
+    with pytest.raises(ValueError, match="once"):
+        analyse(pd.concat([evaluations(), evaluations()]), curves())
+
+
+def test_the_file_is_the_same_byte_for_byte_whatever_the_order_of_the_rows(tmp_path):
+    first, second = tmp_path / "table.csv", tmp_path / "again.csv"
+    noisy = curves()
+    noisy["loss"] *= np.exp(0.01 * np.random.default_rng(0).standard_normal(len(noisy)))
+    write_table(capability_table(evaluations(), noisy), first)
+    shuffled = evaluations().sample(frac=1.0, random_state=0), noisy.sample(frac=1.0, random_state=0)
+    pd.testing.assert_frame_equal(capability_table(*shuffled), capability_table(evaluations(), noisy), check_exact=True)
+    write_table(capability_table(*shuffled), second)
+    assert first.read_bytes() == second.read_bytes()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["again.csv", "table.csv"]
+    text = first.read_text()
+    assert text.startswith("method,size,profile,core,core_low,core_high,retain,")
+    assert "nan" not in text.lower()
+    back = pd.read_csv(first, keep_default_na=True)
+    assert table_csv(back) == text
+
+
+def test_text_for_a_terminal(analysis):
+    lines = format_table(analysis.table).splitlines()
+    assert lines[0].split() == ["method", "size", "profile", "core", "retain", "forget", "seeds"]
+    assert any(line.startswith("gram") and "0.940 [0.906, 0.974]" in line for line in lines)
+    assert len(lines) == 1 + len(analysis.table)
+
+
+def test_sizes_sort_by_what_they_mean():
+    assert sorted(["2B", "tiny", "800M", "50M", "1.5B"], key=size_key) == ["50M", "800M", "1.5B", "2B", "tiny"]
+
+
+def test_every_profile_is_there(analysis):
+    gram = analysis.table[analysis.table["method"] == "gram"]
+    assert set(gram["profile"]) == {*PROFILES, "mean"}

@@ -1,0 +1,57 @@
+"""Frames of a study's shape with planted curves and compute ratios, so that every number in a table is known."""
+
+import numpy as np
+import pandas as pd
+
+DOMAINS = ("core", "biology", "chemistry")
+SIZES = {"tiny": 1.0e6, "small": 4.0e6, "medium": 16.0e6}  # parameters
+SEEDS = ("0", "1", "2")
+NUM_STEPS = 500.0
+PROFILES = {"core": "", "core+biology": "biology", "core+chemistry": "chemistry", "all": "biology,chemistry"}
+
+
+def curve_of(size: str, domain: str) -> tuple[float, float, float]:
+    """A, alpha, s0 of the planted learning curve."""
+    i, j = list(SIZES).index(size), DOMAINS.index(domain)
+    return 6.0 - 0.5 * i + 0.2 * j, 0.15 + 0.02 * i + 0.03 * j, 15.0 + 5.0 * j
+
+
+def loss_at(size: str, domain: str, step):
+    scale, alpha, s0 = curve_of(size, domain)
+    return scale * (np.asarray(step, float) + s0) ** -alpha
+
+
+def planted_ratio(method: str, size: str, seed: str, profile: str, domain: str) -> float:
+    """The compute ratio of a view on a domain; the baseline's mean over seeds is 1."""
+    jitter = 0.02 * (int(seed) - 1)
+    if method == "baseline":
+        return 1.0 + jitter
+    own = domain == "core" or domain in PROFILES[profile].split(",")
+    forget = 0.75 - 0.1 * list(SIZES).index(size)
+    return (0.94 if own else forget) + (0.03 if method == "filtering" else 0.0) + jitter
+
+
+def evaluation(method: str, size: str, seed: str, profile: str) -> dict:
+    ratios = {d: planted_ratio(method, size, seed, profile, d) for d in DOMAINS}
+    losses = {f"loss/{d}": float(loss_at(size, d, NUM_STEPS * ratio)) for d, ratio in ratios.items()}
+    view = {"method": method, "size": size, "seed": seed, "profile": profile, "retained": PROFILES[profile]}
+    return {**view, "run_id": f"run-{method}-{size}-{seed}", **losses}
+
+
+def evaluations(sizes=tuple(SIZES), seeds=SEEDS) -> pd.DataFrame:
+    """Baseline on all, GRAM on every profile, filtering on core+biology."""
+    views = [("baseline", "all"), *(("gram", p) for p in PROFILES), ("filtering", "core+biology")]
+    return pd.DataFrame([evaluation(m, size, seed, p) for m, p in views for size in sizes for seed in seeds])
+
+
+def curves(sizes=tuple(SIZES), seeds=SEEDS) -> pd.DataFrame:
+    """25 equally spaced points for each domain of each baseline."""
+    steps = np.linspace(NUM_STEPS / 25, NUM_STEPS, 25)
+    frames = []
+    for size in sizes:
+        for seed in seeds:
+            run = {"run_id": f"run-baseline-{size}-{seed}", "method": "baseline", "size": size, "seed": seed}
+            for domain in DOMAINS:
+                points = {"step": steps, "domain": domain, "loss": loss_at(size, domain, steps)}
+                frames.append(pd.DataFrame({**run, **points}))
+    return pd.concat(frames, ignore_index=True)
