@@ -1,0 +1,8 @@
+"""The storage: directories of runs and evaluations. It is the truth, of which MLflow is a mirror."""
+
+from gram_platform.store.evaluations import EvaluationDirectory
+from gram_platform.store.files import CorruptFile, Folder
+from gram_platform.store.root import Store
+from gram_platform.store.runs import LeaseHeld, RunDirectory
+
+__all__ = ["CorruptFile", "EvaluationDirectory", "Folder", "LeaseHeld", "RunDirectory", "Store"]

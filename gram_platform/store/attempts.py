@@ -1,0 +1,145 @@
+"""One attempt at a run: its lease, commits, result or failure, in a folder of its own.
+
+Killed at any point, an attempt leaves a run that continues from the last commit and ends with the same `result.json`:
+a commit counts from the moment its manifest is in place, a result from the moment `result.json` is. Two attempts at
+once share nothing that either changes, except checkpoints that a newer commit has made superfluous.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from gram_platform.checkpoint import hash_tensors, save_tensors
+from gram_platform.identity import invalid
+from gram_platform.store.checkpoints import FINISHED, WEIGHTS, clear_debris, prune
+from gram_platform.store.files import seal
+from gram_platform.store.leases import new_lease
+from gram_platform.store.segments import last_step, write_segment
+from gram_platform.store.tensors import Resumed, load_newest, write_checkpoint
+
+NUM_CHECKPOINTS_KEPT = 2
+HEARTBEAT_INTERVAL_S = 1.0
+
+
+class Attempt:
+    """Made by `RunDirectory.start_attempt`. A context manager: leaving the block releases the lease."""
+
+    def __init__(self, run, attempt_id: str, owner: str, lease_seconds: float) -> None:
+        self.run = run
+        self.attempt_id = attempt_id
+        self._attempts = run.attempts
+        self._folder = run.attempts.child(attempt_id)
+        self._lease = new_lease(owner, lease_seconds)
+        self._chain: list[dict] = []
+        self._step = -1
+        self._earlier_s = 0.0  # seconds of the attempts this one continues, up to their commit
+        self._started = time.time()
+        self._clock = time.monotonic()
+        self._next_beat = 0.0
+        self._write_lease()
+
+    def __enter__(self) -> "Attempt":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.release()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds of work in the history of this attempt: its own, and of those it continues up to their commits."""
+        return self._earlier_s + time.monotonic() - self._clock
+
+    @property
+    def superseded(self) -> bool:
+        """Whether another attempt has written the run's result, so that going on is wasted work."""
+        return self.run.folder.exists("result.json")
+
+    def resume(self) -> Resumed | None:
+        """The newest checkpoint over all attempts whose every file verifies; None to begin at the beginning.
+
+        Corrupted checkpoints are renamed, warned about and passed over. Later commits extend what is returned.
+        """
+        clear_debris(self._attempts, self.attempt_id)
+        resumed = load_newest(self._attempts)
+        if resumed is not None:
+            self._chain = list(resumed.manifest["segments"])
+            self._step = resumed.step
+            self._earlier_s = resumed.manifest["elapsed_s"]
+            self._clock = time.monotonic()
+        return resumed
+
+    def commit(
+        self, step: int, tensors: Mapping[str, torch.Tensor], state: Mapping, records: Sequence[Mapping] = ()
+    ) -> None:
+        """Make the run continuable from `step` and its records part of the history.
+
+        `tensors` are any CPU tensors under flat names, `state` JSON values with finite numbers, `records` the metric
+        records {"step", "time", "metrics"} since the last commit. ValueError when steps do not rise.
+        """
+        if step <= self._step:
+            raise invalid("step", step, f"above {self._step}, the last one committed")
+        self._append(records)
+        write_checkpoint(self._folder, step, tensors, state, self._chain, self.elapsed_s)
+        self._step = step
+        prune(self._attempts, NUM_CHECKPOINTS_KEPT, self.attempt_id)
+
+    def heartbeat(self, step: int, num_steps: int, tokens_per_second: float) -> None:
+        """Say where the attempt is; at most once a second reaches the storage. Correctness never needs it."""
+        if time.monotonic() >= self._next_beat:
+            self._next_beat = time.monotonic() + HEARTBEAT_INTERVAL_S
+            self._lease |= {"step": step, "num_steps": num_steps, "tokens_per_second": float(tokens_per_second)}
+            self._write_lease()
+
+    def complete(self, final: Mapping, tensors: Mapping[str, torch.Tensor], records: Sequence[Mapping] = ()) -> dict:
+        """Save the final weights and write `result.json` unless another attempt has; returns the result in force.
+
+        `final` holds the deterministic fields alone; `run_id`, `weights_sha256` and `sha256` are added here. `records`
+        are those since the last commit. Checkpoints go away, for the result and its weights replace them.
+        """
+        self._append(records)
+        fields = {**final, "run_id": self.run.run_id, "weights_sha256": hash_tensors(tensors)}
+        if self.run.result() is None:
+            self._folder.write_with(WEIGHTS, lambda path: save_tensors(path, tensors))
+            timing = self._timing(final)
+            self._folder.write_json("timing.json", timing)
+            finished = {"result": fields, "segments": self._chain, "elapsed_s": timing["elapsed_s"], "timing": timing}
+            self._folder.write_sealed(FINISHED, finished)
+        result = self.run.publish(seal(fields))
+        self._remove_superfluous(result)
+        self.release()
+        return result
+
+    def fail(self, message: str, details: Mapping | None = None) -> None:
+        """Record why the run cannot go on; its status is then `failed` until another attempt starts."""
+        failure = {"message": message, "details": details or {}, "time": time.time(), "attempt": self.attempt_id}
+        self._folder.write_json("failure.json", failure)
+        self.release()
+
+    def release(self) -> None:
+        """Give up the lease; the last heartbeat's numbers stay readable."""
+        if not self._lease["released"]:
+            self._lease["released"] = True
+            self._write_lease()
+
+    def _append(self, records: Sequence[Mapping]) -> None:
+        if records:
+            self._chain.append(write_segment(self._folder, self.attempt_id, records, last_step(self._chain)))
+
+    def _timing(self, final: Mapping) -> dict:
+        elapsed_s = self.elapsed_s
+        rate = final.get("num_tokens", 0) / elapsed_s if elapsed_s else 0.0
+        started = {"started": self._started, "ended": time.time(), "host": self._lease["host"]}
+        return {"elapsed_s": elapsed_s, "tokens_per_second": rate, "attempt": self.attempt_id, **started}
+
+    def _remove_superfluous(self, result: Mapping) -> None:
+        prune(self._attempts, keep=0)
+        clear_debris(self._attempts, self.attempt_id)
+        winners = [attempt_id for attempt_id, _ in self.run.finished_attempts(result)]
+        if winners and winners[0] != self.attempt_id:
+            self._folder.remove(FINISHED)
+            self._folder.remove(WEIGHTS)
+
+    def _write_lease(self) -> None:
+        self._lease["time"] = time.time()
+        self._folder.write_json("lease.json", self._lease, durable=False)

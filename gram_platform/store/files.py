@@ -1,0 +1,100 @@
+"""What every folder of the storage shares: safe names, sealed JSON, setting corrupted files aside.
+
+A file is there whole or not at all (`local.py` and `remote.py` say how). A folder opened read-only refuses every
+change. Names are single path components of safe characters, so nothing can leave the storage's root.
+"""
+
+import contextlib
+import hashlib
+import json
+import re
+import warnings
+from collections.abc import Mapping
+
+from gram_platform.identity import canonical_json, invalid
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_+.=@-]{0,199}")
+
+
+class CorruptFile(ValueError):
+    """A file whose content is not what was written: bad JSON or a wrong hash."""
+
+
+def safe_name(field: str, name: str) -> str:
+    """`name` if it can be one component of a path; ValueError naming `field` otherwise."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise invalid(field, name, "letters, digits and _ + . = @ -, at most 200, not beginning with a sign")
+    return name
+
+
+def hash_file(path: str) -> str:
+    """SHA-256 of a local file's bytes."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def seal(fields: Mapping) -> bytes:
+    """Canonical JSON of `fields` and of their own SHA-256 under `sha256`: equal fields give equal bytes."""
+    digest = hashlib.sha256(canonical_json(fields).encode()).hexdigest()
+    return (canonical_json({**fields, "sha256": digest}) + "\n").encode()
+
+
+def unseal(data: bytes) -> dict:
+    """The inverse of `seal`, with `sha256` kept; CorruptFile when the bytes are not a sealed JSON object."""
+    try:
+        fields = json.loads(data)
+        intact = isinstance(fields, dict) and seal({k: v for k, v in fields.items() if k != "sha256"}) == data
+    except (ValueError, TypeError) as error:
+        raise CorruptFile(f"not a sealed JSON object: {error}") from error
+    if not intact:
+        raise CorruptFile("its content does not match its sha256")
+    return fields
+
+
+class Folder:
+    """What local and remote folders share; `path` is a directory or a URL without its protocol."""
+
+    def __init__(self, path: str, writable: bool) -> None:
+        self.path = path
+        self.writable = writable
+
+    def file(self, name: str) -> str:
+        """The full path of a file of this folder."""
+        return f"{self.path}/{safe_name('file', name)}"
+
+    def read_json(self, name: str) -> object:
+        """The file's JSON value, None when the file is absent; CorruptFile when it is not JSON."""
+        try:
+            return json.loads(self.read(name))
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise CorruptFile(f"{self.path}/{name} is not JSON: {error}") from error
+
+    def read_sealed(self, name: str) -> dict | None:
+        """The sealed fields of a file, None when it is absent; CorruptFile when its hash is wrong."""
+        try:
+            return unseal(self.read(name))
+        except FileNotFoundError:
+            return None
+        except CorruptFile as error:
+            raise CorruptFile(f"{self.path}/{name}: {error}") from error
+
+    def write_json(self, name: str, value: object, durable: bool = True) -> None:
+        self.write(name, (canonical_json(value) + "\n").encode(), durable=durable)
+
+    def write_sealed(self, name: str, fields: Mapping) -> None:
+        self.write(name, seal(fields))
+
+    def set_aside(self, name: str, reason: object) -> None:
+        """Rename a corrupted file or directory to `<name>.corrupt-<n>` and warn; read-only folders only warn."""
+        if self.writable:
+            taken = set(self.list())
+            number = next(n for n in range(1, 10**6) if f"{name}.corrupt-{n}" not in taken)
+            with contextlib.suppress(FileNotFoundError):  # another process has set it aside
+                self.rename(name, f"{name}.corrupt-{number}")
+        warnings.warn(f"{self.path}/{name} is corrupted and set aside: {reason}", RuntimeWarning, stacklevel=2)
+
+    def _check_writable(self) -> None:
+        if not self.writable:
+            raise invalid("storage", self.path, "opened with Store.open_for_writing() before anything is written")

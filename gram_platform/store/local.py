@@ -1,0 +1,120 @@
+"""A folder on this machine: a temporary file in the same directory, fsync, then `os.replace` or `os.link`."""
+
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+
+from gram_platform.store.files import Folder, hash_file, safe_name
+
+
+class LocalFolder(Folder):
+    """A directory of this machine or of a file system mounted on it; made by the first write."""
+
+    def child(self, *names: str) -> "LocalFolder":
+        return LocalFolder(os.path.join(self.path, *(safe_name("folder", name) for name in names)), self.writable)
+
+    def read(self, name: str) -> bytes:
+        with open(self.file(name), "rb") as file:
+            return file.read()
+
+    def write(self, name: str, data: bytes, durable: bool = True) -> None:
+        """Replace the file atomically; `durable` also survives a crash of the machine."""
+        with self._temporary(name) as temporary:
+            _write_bytes(temporary, data, durable)
+            os.replace(temporary, self.file(name))
+        if durable:
+            _sync_directory(self.path)
+
+    def write_with(self, name: str, writer: Callable[[str], None]) -> str:
+        """Let `writer` fill a local path, publish it as `name`, return its SHA-256."""
+        with self._temporary(name) as temporary:
+            writer(temporary)
+            digest = hash_file(temporary)
+            with open(temporary, "rb") as file:
+                os.fsync(file.fileno())
+            os.replace(temporary, self.file(name))
+        _sync_directory(self.path)
+        return digest
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write the file unless it exists; True for the one writer that made it."""
+        with self._temporary(name) as temporary:
+            _write_bytes(temporary, data, durable=True)
+            try:
+                os.link(temporary, self.file(name))
+            except FileExistsError:
+                return False
+            except OSError:  # a file system without hard links: the race of two first writers stays open there
+                if self.exists(name):
+                    return False
+                os.replace(temporary, self.file(name))
+        _sync_directory(self.path)
+        return True
+
+    def exists(self, name: str) -> bool:
+        return os.path.exists(self.file(name))
+
+    def list(self) -> list[str]:
+        """Sorted names of files and folders, without hidden ones; empty when the folder does not exist."""
+        try:
+            return sorted(name for name in os.listdir(self.path) if not name.startswith("."))
+        except FileNotFoundError:
+            return []
+
+    def remove(self, name: str) -> None:
+        """Remove a file or a whole folder; one that is absent is fine."""
+        self._check_writable()
+        path = self.file(name)
+        if os.path.isdir(path):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+
+    def rename(self, old: str, new: str) -> None:
+        self._check_writable()
+        os.rename(self.file(old), self.file(new))
+
+    @contextlib.contextmanager
+    def local_copy(self, name: str) -> Iterator[str]:
+        """A local path with the file's content."""
+        yield self.file(name)
+
+    @contextlib.contextmanager
+    def lock(self, name: str) -> Iterator[None]:
+        """Exclude other processes of this machine while the block runs; it saves work, correctness never needs it."""
+        self._check_writable()
+        os.makedirs(self.path, exist_ok=True)
+        with open(os.path.join(self.path, "." + safe_name("lock", name) + ".lock"), "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    @contextlib.contextmanager
+    def _temporary(self, name: str) -> Iterator[str]:
+        self._check_writable()
+        os.makedirs(self.path, exist_ok=True)
+        path = os.path.join(self.path, f".{safe_name('file', name)}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+        try:
+            yield path
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+
+
+def _write_bytes(path: str, data: bytes, durable: bool) -> None:
+    with open(path, "xb") as file:
+        file.write(data)
+        file.flush()
+        if durable:
+            os.fsync(file.fileno())
+
+
+def _sync_directory(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

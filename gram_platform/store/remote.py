@@ -1,0 +1,95 @@
+"""A folder of an object store through fsspec, and the choice between local and remote from a root's spelling."""
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+
+import fsspec
+
+from gram_platform.identity import invalid
+from gram_platform.store.files import Folder, hash_file, safe_name
+from gram_platform.store.local import LocalFolder
+
+
+class RemoteFolder(Folder):
+    """A prefix of an fsspec file system: every write is one put, there are no locks."""
+
+    def __init__(self, filesystem: fsspec.AbstractFileSystem, path: str, writable: bool) -> None:
+        super().__init__(path, writable)
+        self.filesystem = filesystem
+
+    def child(self, *names: str) -> "RemoteFolder":
+        path = "/".join([self.path, *(safe_name("folder", name) for name in names)])
+        return RemoteFolder(self.filesystem, path, self.writable)
+
+    def read(self, name: str) -> bytes:
+        return self.filesystem.cat_file(self.file(name))
+
+    def write(self, name: str, data: bytes, durable: bool = True) -> None:
+        self._check_writable()
+        self.filesystem.pipe_file(self.file(name), data)
+
+    def write_with(self, name: str, writer: Callable[[str], None]) -> str:
+        self._check_writable()
+        with tempfile.TemporaryDirectory(prefix="gram-") as scratch:
+            path = os.path.join(scratch, name)
+            writer(path)
+            self.filesystem.put_file(path, self.file(name))
+            return hash_file(path)
+
+    def create(self, name: str, data: bytes) -> bool:
+        """As locally; "if it does not exist" is the store's own where its fsspec driver offers it (S3, GCS)."""
+        self._check_writable()
+        try:
+            self.filesystem.pipe_file(self.file(name), data, mode="create")
+        except FileExistsError:
+            return False
+        return True
+
+    def exists(self, name: str) -> bool:
+        self.filesystem.invalidate_cache()
+        return self.filesystem.exists(self.file(name))
+
+    def list(self) -> list[str]:
+        self.filesystem.invalidate_cache()
+        try:
+            paths = self.filesystem.ls(self.path, detail=False)
+        except FileNotFoundError:
+            return []
+        names = (path.rstrip("/").rsplit("/", 1)[-1] for path in paths)
+        return sorted(name for name in names if name and not name.startswith("."))
+
+    def remove(self, name: str) -> None:
+        self._check_writable()
+        with contextlib.suppress(FileNotFoundError):
+            self.filesystem.rm(self.file(name), recursive=True)
+
+    def rename(self, old: str, new: str) -> None:
+        self._check_writable()
+        self.filesystem.mv(self.file(old), self.file(new), recursive=True)
+
+    @contextlib.contextmanager
+    def local_copy(self, name: str) -> Iterator[str]:
+        with tempfile.TemporaryDirectory(prefix="gram-") as scratch:
+            path = os.path.join(scratch, name)
+            self.filesystem.get_file(self.file(name), path)
+            yield path
+
+    @contextlib.contextmanager
+    def lock(self, name: str) -> Iterator[None]:
+        self._check_writable()
+        yield
+
+
+def open_folder(root: str, writable: bool = False) -> Folder:
+    """The folder at a local path (`~` expanded) or an fsspec URL; ValueError naming `storage` for an unknown URL."""
+    protocol, separator, _ = str(root).partition("://")
+    if not separator or protocol in ("file", "local"):
+        path = str(root).removeprefix(f"{protocol}://") if separator else str(root)
+        return LocalFolder(os.path.abspath(os.path.expanduser(path)), writable)
+    try:
+        filesystem, path = fsspec.core.url_to_fs(root)
+    except (ValueError, ImportError) as error:
+        raise invalid("storage", root, f"a local path or an fsspec URL ({error})") from error
+    return RemoteFolder(filesystem, path.rstrip("/"), writable)

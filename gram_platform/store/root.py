@@ -1,0 +1,100 @@
+"""The storage's root: opening it, and the directories in it."""
+
+import os
+import secrets
+import shutil
+from pathlib import Path
+
+from gram_platform.config import RECIPE_VERSION
+from gram_platform.identity import invalid, short_hash
+from gram_platform.store.evaluations import EvaluationDirectory
+from gram_platform.store.files import CorruptFile, Folder
+from gram_platform.store.local import LocalFolder
+from gram_platform.store.remote import open_folder
+from gram_platform.store.runs import RunDirectory
+
+LAYOUT = 1  # of the files described in this package
+MIN_FREE_BYTES = 64 * 2**20
+
+
+class Store:
+    """A storage at a local path (`~` expanded) or an fsspec URL. Reading needs no preparation and changes nothing.
+
+    `root` is the absolute path or the URL.
+    """
+
+    def __init__(self, root: str | os.PathLike) -> None:
+        self._folder = open_folder(os.fspath(root))
+        self.is_local = isinstance(self._folder, LocalFolder)
+        self.root = self._folder.path if self.is_local else os.fspath(root)
+
+    @property
+    def writable(self) -> bool:
+        return self._folder.writable
+
+    def open_for_writing(self, min_free_bytes: int = MIN_FREE_BYTES) -> "Store":
+        """Create the storage if need be and allow writing; returns the store.
+
+        ValueError naming `storage` when it cannot be written, has less than `min_free_bytes` left (local ones) or was
+        written by another recipe version, whose runs can be read and would not be comparable.
+        """
+        self._check_version()
+        folder = open_folder(self.root, writable=True)
+        probe = f"probe-{secrets.token_hex(4)}"
+        try:
+            folder.write(probe, bytes(2**16))
+            folder.remove(probe)
+            folder.create("store.json", b'{"layout":%d,"recipe_version":%d}\n' % (LAYOUT, RECIPE_VERSION))
+            free_bytes = shutil.disk_usage(self.root).free if self.is_local else min_free_bytes
+        except OSError as error:
+            raise invalid("storage", self.root, f"a place where files can be written ({error})") from error
+        if free_bytes < min_free_bytes:
+            allowed = f"a place with {min_free_bytes / 2**20:,.0f} MiB free, it has {free_bytes / 2**20:,.0f} MiB"
+            raise invalid("storage", self.root, allowed)
+        self._check_version()  # another process may have created it since
+        self._folder = folder
+        return self
+
+    def run(self, run_id: str) -> RunDirectory:
+        return RunDirectory(self._folder, run_id)
+
+    def evaluation(self, eval_id: str) -> EvaluationDirectory:
+        return EvaluationDirectory(self._folder, eval_id)
+
+    def list_runs(self) -> list[str]:
+        """The run_ids of all run directories, sorted."""
+        return self._folder.child("runs").list()
+
+    def list_evaluations(self) -> list[str]:
+        """The eval_ids of all evaluation directories, sorted."""
+        return self._folder.child("evaluations").list()
+
+    def study_dir(self, name: str) -> Folder:
+        """The folder of a study, `<storage>/studies/<name>`; its `path` is a directory when the store is local."""
+        return self._folder.child("studies", name)
+
+    @property
+    def data_root(self) -> Path:
+        """A local directory for packed corpora, which are memory-mapped.
+
+        `<storage>/data`, or for an object store one of this machine under `$GRAM_CACHE` (default `~/.cache/gram`).
+        """
+        if self.is_local:
+            return Path(self.root) / "data"
+        cache = os.environ.get("GRAM_CACHE", "~/.cache/gram")
+        return Path(cache).expanduser() / short_hash(self.root) / "data"
+
+    def _check_version(self) -> None:
+        try:
+            stored = self._folder.read_json("store.json")
+        except NotADirectoryError as error:
+            raise invalid("storage", self.root, "a folder, not a file") from error
+        except CorruptFile as error:
+            raise invalid("storage", self.root, f"a storage whose store.json is intact ({error})") from error
+        if stored is None:
+            return
+        found = (stored.get("layout"), stored.get("recipe_version"))
+        if found != (LAYOUT, RECIPE_VERSION):
+            allowed = f"written by recipe version {RECIPE_VERSION}; version {found[1]} (layout {found[0]}) "
+            allowed += "is readable, not written"
+            raise invalid("storage", self.root, allowed)

@@ -1,0 +1,182 @@
+"""A run's directory: config, tags, status, history, result and weights. Reading it imports no torch but for weights."""
+
+import datetime
+import secrets
+import warnings
+from typing import TYPE_CHECKING
+
+from gram_platform.config import RunConfig
+from gram_platform.identity import invalid
+from gram_platform.store.checkpoints import FINISHED, WEIGHTS, newest_manifest
+from gram_platform.store.directory import RESULT, NodeDirectory
+from gram_platform.store.files import CorruptFile, Folder, seal
+from gram_platform.store.leases import is_fresh, read_lease
+from gram_platform.store.segments import read_segment
+
+if TYPE_CHECKING:
+    import torch
+
+    from gram_platform.store.attempts import Attempt
+
+
+class LeaseHeld(RuntimeError):
+    """Another attempt at the run is at work; `lease` says whose."""
+
+    def __init__(self, run_id: str, lease: dict) -> None:
+        super().__init__(f"run {run_id} is being trained by {lease['owner']} (pid {lease['pid']} on {lease['host']})")
+        self.lease = lease
+
+
+class RunDirectory(NodeDirectory):
+    """`<storage>/runs/<run_id>/{config.json, tags.json, result.json, attempts/}`."""
+
+    kind = "run"
+    id_field = "run_id"
+
+    def __init__(self, root: Folder, run_id: str) -> None:
+        super().__init__(root.child("runs", run_id), run_id)
+        self.run_id = run_id
+        self.attempts = self.folder.child("attempts")
+
+    def ensure_config(self, run: RunConfig) -> None:
+        """Store the config; ValueError when the directory belongs to another one."""
+        if run.run_id != self.run_id:
+            raise invalid("run_id", run.run_id, f"{self.run_id}, the directory's")
+        self._ensure_config(run)
+
+    def start_attempt(self, owner: str, lease_seconds: float = 30.0) -> "Attempt":
+        """A new attempt with a lease in the name of `owner`; LeaseHeld while another attempt's lease is fresh."""
+        from gram_platform.store.attempts import Attempt  # here, because it imports torch
+
+        with self.folder.lock("attempts"):
+            attempt_ids = self.attempts.list()
+            for attempt_id in attempt_ids:
+                lease = read_lease(self.attempts.child(attempt_id))
+                if is_fresh(lease):
+                    raise LeaseHeld(self.run_id, lease)
+            return Attempt(self, _next_id(attempt_ids), owner, lease_seconds)
+
+    def status(self) -> str:
+        """One of complete (has a result), running (a fresh lease), failed, interrupted, absent (never attempted)."""
+        if self.result() is not None:
+            return "complete"
+        attempt_ids = self.attempts.list()
+        if any(is_fresh(read_lease(self.attempts.child(attempt_id))) for attempt_id in attempt_ids):
+            return "running"
+        if not attempt_ids:
+            return "absent"
+        return "interrupted" if self.failure() is None else "failed"
+
+    def failure(self) -> dict | None:
+        """{"message", "details", "time", "attempt"} if the last attempt failed."""
+        attempt_ids = self.attempts.list()
+        try:
+            return self.attempts.child(attempt_ids[-1]).read_json("failure.json") if attempt_ids else None
+        except CorruptFile as error:
+            return {"message": str(error), "details": {}, "attempt": attempt_ids[-1]}
+
+    def progress(self) -> dict | None:
+        """The last attempt's last heartbeat: step, num_steps, tokens_per_second, time, attempt, pid, host, owner."""
+        attempt_ids = self.attempts.list()
+        lease = read_lease(self.attempts.child(attempt_ids[-1])) if attempt_ids else None
+        return None if lease is None else {**lease, "attempt": attempt_ids[-1]}
+
+    def timing(self) -> dict:
+        """{"elapsed_s"} of the committed history, and for a complete run also tokens_per_second, host, started, ended.
+
+        `elapsed_s` adds up attempts from their starts to the commits they were continued from.
+        """
+        head = self._head()
+        return {} if head is None else head.get("timing", {"elapsed_s": head["elapsed_s"]})
+
+    def records(self) -> list[dict]:
+        """The committed metric records in order, no step twice: the winner's, else up to the newest checkpoint.
+
+        A segment that was altered on disk is left out with a warning.
+        """
+        head = self._head()
+        records = []
+        for entry in head["segments"] if head else ():
+            try:
+                records += read_segment(self.attempts, entry)
+            except CorruptFile as error:
+                warnings.warn(f"run {self.run_id}: {error}", RuntimeWarning, stacklevel=2)
+        return records
+
+    def result(self) -> dict | None:
+        """The sealed result, None while there is none. A corrupted file is set aside with a warning.
+
+        A store opened for writing then restores it from a finished attempt whose weights verify, if there is one.
+        """
+        result = super().result()
+        if result is not None or not self.folder.writable:
+            return result
+        for attempt_id, finished in self.finished_attempts():
+            if not self.attempts.child(attempt_id).exists(WEIGHTS) or self._load_weights(
+                attempt_id, finished["result"]
+            ):
+                return self.publish(seal(finished["result"]))
+        return None
+
+    def finished_attempts(self, result: dict | None = None) -> list[tuple[str, dict]]:
+        """(attempt_id, finish) of the attempts that trained to the end, with this result if one is given."""
+        expected = None if result is None else {key: value for key, value in result.items() if key != "sha256"}
+        found = []
+        for attempt_id in self.attempts.list():
+            try:
+                finished = self.attempts.child(attempt_id).read_sealed(FINISHED)
+            except CorruptFile as error:
+                self.attempts.child(attempt_id).set_aside(FINISHED, error)
+                continue
+            if finished and expected in (None, finished["result"]):
+                found.append((attempt_id, finished))
+        return found
+
+    def weights(self) -> dict[str, "torch.Tensor"]:
+        """The final weights, verified against the result. ValueError when the run is not complete or they are gone.
+
+        Corrupted weights are set aside, and the result with them, so that submitting again trains the run again.
+        """
+        result = self.result()
+        if result is None:
+            raise invalid("run_id", self.run_id, f"a complete run, this one is {self.status()}")
+        finished = self.finished_attempts(result)
+        present = [attempt_id for attempt_id, _ in finished if self.attempts.child(attempt_id).exists(WEIGHTS)]
+        if finished and not present:
+            raise invalid("run_id", self.run_id, "a run whose weights are kept, those of this one were removed")
+        for attempt_id in present:
+            tensors = self._load_weights(attempt_id, result)
+            if tensors is not None:
+                return tensors
+        self.folder.set_aside(RESULT, "no attempt has the weights it names")
+        raise invalid("run_id", self.run_id, "a run with intact weights; submit again to train it again")
+
+    def _load_weights(self, attempt_id: str, result: dict) -> dict[str, "torch.Tensor"] | None:
+        """The attempt's weights, or None after setting corrupted ones aside."""
+        from gram_platform.checkpoint import hash_tensors, load_tensors  # here, because it imports torch
+
+        attempt = self.attempts.child(attempt_id)
+        try:
+            with attempt.local_copy(WEIGHTS) as path:
+                tensors = load_tensors(path)
+            if hash_tensors(tensors) == result["weights_sha256"]:
+                return tensors
+            reason = "its hash is not the result's"
+        except ValueError as error:
+            reason = error
+        attempt.set_aside(WEIGHTS, reason)
+        attempt.set_aside(FINISHED, "its weights are corrupted")
+        return None
+
+    def _head(self) -> dict | None:
+        """What ends the run's history: the winner's finish, or the manifest of the newest checkpoint."""
+        result = self.result()
+        finished = self.finished_attempts(result) if result is not None else []
+        return finished[0][1] if finished else newest_manifest(self.attempts)
+
+
+def _next_id(attempt_ids: list[str]) -> str:
+    """Ids sort in the order of starting, also between machines whose clocks differ."""
+    number = 1 + max((int(attempt_id.partition("-")[0]) for attempt_id in attempt_ids), default=0)
+    now = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S")
+    return f"{number:04d}-{now}-{secrets.token_hex(3)}"
