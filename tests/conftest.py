@@ -17,6 +17,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["RAY_AUTH_MODE"] = "token"
 os.environ["RAY_AUTH_TOKEN"] = uuid.uuid4().hex
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "RAY_AUTH_TOKEN_PATH", "MLFLOW_TRACKING_URI"):
     os.environ.pop(name, None)
 

@@ -1,0 +1,175 @@
+"""The local cluster: private, passes the job's exit code, and leaves nothing behind however it ends."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gram_platform.local_cluster.state import MARK, Cluster, processes_of, state_file, stop
+
+ROOT = Path(__file__).resolve().parents[1]
+DEFAULT_PORTS = (6379, 8265, 10001, 52365)  # GCS, dashboard, client server, dashboard agent
+
+JOB = """
+import json, os, sys, time
+import ray
+ray.init()
+nodes = ray.nodes()
+cpus = ray.get(ray.remote(lambda: os.environ["GRAM_STORAGE"]).remote())
+print("REPORT", json.dumps({"mark": os.environ["GRAM_LOCAL_CLUSTER"], "num_nodes": len(nodes), "storage": cpus,
+    "address": ray.get_runtime_context().gcs_address, "upload": os.getcwd()}), flush=True)
+sys.exit(7)
+"""
+
+
+@pytest.fixture
+def job_folder(tmp_path, monkeypatch):
+    """A working directory whose job reports where it ran, and one that sleeps."""
+    folder = tmp_path / "job"
+    folder.mkdir()
+    (folder / "report.py").write_text(JOB)
+    (folder / "sleep.py").write_text("import time\nprint('SLEEPING', flush=True)\ntime.sleep(600)\n")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    return folder
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "gram_platform.local_cluster", *arguments]
+
+
+@contextlib.contextmanager
+def sleeping_job(folder: Path):
+    """(process, its cluster) of a run whose job has started and sleeps."""
+    process = subprocess.Popen(
+        command("run", "--", "python", "sleep.py"),
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert any("SLEEPING" in line for line in process.stdout), "the job never started"
+        yield process, Cluster(**json.loads(state_file().read_text()))
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        if state_file().exists():
+            stop(Cluster(**json.loads(state_file().read_text())))
+
+
+def occupy(port: int, stack: contextlib.ExitStack) -> None:
+    listener = stack.enter_context(socket.socket())
+    with contextlib.suppress(OSError):  # somebody else has it already: as good
+        listener.bind(("0.0.0.0", port))
+        listener.listen()
+
+
+@pytest.mark.ray
+def test_private_beside_another_cluster(ray_cluster, job_folder, storage, monkeypatch):
+    """Default ports in use, another cluster running and named in the environment: neither is touched or joined."""
+    other = ray_cluster.get_runtime_context().gcs_address
+    monkeypatch.setenv("RAY_ADDRESS", other)
+    with contextlib.ExitStack() as stack:
+        for port in DEFAULT_PORTS:
+            occupy(port, stack)
+        done = subprocess.run(
+            command("run", "--", "python", "report.py"), cwd=job_folder, capture_output=True, text=True, check=False
+        )
+    assert done.returncode == 7, done.stdout + done.stderr
+    report = json.loads(next(x for x in done.stdout.splitlines() if x.startswith("REPORT")).removeprefix("REPORT"))
+    assert report["num_nodes"] == 1
+    assert report["address"] != other
+    assert report["storage"] == str(storage)
+    assert not Path(report["upload"]).exists()
+    assert not [p for p in psutil.process_iter() if has_mark(p, report["mark"])]
+    assert not state_file().exists()
+    assert (storage / "ray_logs").is_dir()  # the job failed
+    assert ray_cluster.get(ray_cluster.remote(lambda: 1).remote()) == 1
+
+
+def has_mark(process: psutil.Process, mark: str) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return process.environ().get(MARK) == mark
+    return False
+
+
+@pytest.mark.ray
+def test_a_signal_ends_everything(job_folder, storage):
+    with sleeping_job(job_folder) as (process, cluster):
+        with pytest.raises(urllib.error.HTTPError, match="401"):  # a client without the token
+            urllib.request.urlopen(cluster.address + "/api/jobs/", timeout=10)
+        second = subprocess.run(
+            command("run", "--", "true"), cwd=job_folder, capture_output=True, text=True, check=False
+        )
+        assert second.returncode == 1
+        assert "another demo" in second.stdout
+        assert processes_of(cluster)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 128 + signal.SIGTERM
+        assert not processes_of(cluster)
+        assert not Path(cluster.folder).exists()
+        assert not state_file().exists()
+
+
+@pytest.mark.ray
+def test_leftovers_of_a_killed_run_are_ended_and_keep_keeps(job_folder, storage):
+    with sleeping_job(job_folder) as (process, killed):
+        process.kill()
+        process.wait()
+        assert processes_of(killed)
+        done = subprocess.run(
+            command("run", "--keep", "--", "true"), cwd=job_folder, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert not processes_of(killed)
+        kept = Cluster(**json.loads(state_file().read_text()))
+        page = next(x for x in done.stdout.splitlines() if "MLflow:" in x).split()[-1]
+        assert urllib.request.urlopen(page, timeout=10).status == 200
+        stopped = subprocess.run(command("stop"), capture_output=True, text=True, check=False)
+        assert stopped.returncode == 0, stopped.stderr
+        assert not processes_of(kept)
+        assert not state_file().exists()
+
+
+def test_stop_spares_whoever_has_the_pid_now(storage, job_folder):
+    """A state file whose owner is dead, its pid given to another process, ends neither that nor anything else."""
+    bystander = subprocess.Popen(["sleep", "60"])
+    try:
+        cluster = Cluster("0" * 32, bystander.pid, time.time() - 1e6, str(storage / "folder"), "http://127.0.0.1:1")
+        state_file().write_text(json.dumps(cluster.__dict__))
+        done = subprocess.run(command("stop"), capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert bystander.poll() is None
+        assert not state_file().exists()
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_stop_with_nothing_running(storage, job_folder):
+    for text in (None, "{", '{"mark": 1}'):
+        if text is not None:
+            state_file().write_text(text)
+        done = subprocess.run(command("stop"), capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout.strip()) == (0, "[local cluster] nothing is running"), done.stderr
+
+
+def test_marked_descendants_are_found(storage):
+    """A process that left its session and whose parent died is still found by the mark."""
+    cluster = Cluster("f" * 32, os.getpid(), 0.0, str(storage / "folder"), "")
+    script = "sleep 60 & exit 0"
+    subprocess.run(["sh", "-c", script], env=os.environ | {MARK: cluster.mark}, start_new_session=True, check=True)
+    assert len(processes_of(cluster)) == 1
+    assert stop(cluster) == 1
+    assert not processes_of(cluster)
