@@ -1,0 +1,154 @@
+"""Reading a packed corpus: memory-mapped sequences of token ids, one file for each domain and split.
+
+A packed corpus is a folder, written once and atomically by `pack.prepare`:
+
+    manifest.json                 counts, hashes, recipe and fingerprint
+    tokenizer.json                the tokenizer that made it
+    train/<domain>.bin            little-endian uint16 (uint32 if vocab_size > 65,535), [num_sequences, seq_len + 1]
+    validation/<domain>.bin
+
+Row n + 1 starts with the last token of row n: inputs are columns 0..seq_len-1 and targets columns 1..seq_len, so every
+token of a domain (but its very first) is the target of exactly one row. This file needs numpy and nothing else.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from gram_platform.identity import invalid, require_choice
+
+SPLITS = ("train", "validation")
+LAYOUT_VERSION = 1  # of the files on disk
+
+
+class CorruptCorpus(ValueError):
+    """A packed corpus whose files are missing or differ from its manifest; preparing it again repairs it."""
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """The little-endian integer type of the token ids on disk."""
+    return np.dtype("<u2" if vocab_size <= 65_535 else "<u4")
+
+
+def sequence_path(split: str, domain: str) -> str:
+    """Where a domain's sequences lie, relative to the corpus' folder."""
+    return f"{split}/{domain}.bin"
+
+
+def sha256_file(path: Path) -> str:
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def corpus_fingerprint(files: dict[str, str]) -> str:
+    """16 hexadecimal digits that stand for the tokens and the tokenizer: a hash over every file's hash."""
+    listing = json.dumps(sorted(files.items()), separators=(",", ":"))
+    return hashlib.sha256(listing.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class PackedCorpus:
+    """An opened packed corpus. Arrays are memory-mapped when asked for; nothing is held."""
+
+    path: Path
+    manifest: dict = field(repr=False)
+
+    @classmethod
+    def open(cls, path: Path | str) -> "PackedCorpus":
+        """Opens the folder and compares every file's size with the manifest.
+
+        Raises CorruptCorpus (a ValueError) when the manifest is missing or unreadable, or a file is missing or has
+        another size; contents are compared by `verify` only.
+        """
+        path = Path(path)
+        corpus = cls(path, _read_manifest(path))
+        for relative, num_bytes in corpus._expected_bytes().items():
+            target = path / relative
+            found = target.stat().st_size if target.is_file() else None
+            if found != num_bytes:
+                state = "is missing" if found is None else f"has {found} bytes"
+                raise CorruptCorpus(f"{target} {state}, its manifest says {num_bytes}: prepare the corpus again")
+        return corpus
+
+    @property
+    def data_id(self) -> str:
+        return self.manifest["data_id"]
+
+    @property
+    def fingerprint(self) -> str:
+        return self.manifest["fingerprint"]
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        """Core first, then the auxiliary domains by name."""
+        return tuple(self.manifest["domains"])
+
+    @property
+    def seq_len(self) -> int:
+        return self.manifest["seq_len"]
+
+    @property
+    def vocab_size(self) -> int:
+        return self.manifest["vocab_size"]
+
+    @property
+    def tokenizer_path(self) -> Path:
+        return self.path / "tokenizer.json"
+
+    def num_sequences(self, split: str, domain: str) -> int:
+        return self._counts(split, domain)["num_sequences"]
+
+    def num_documents(self, split: str, domain: str) -> int:
+        return self._counts(split, domain)["num_documents"]
+
+    def train(self, domain: str) -> np.ndarray:
+        """The training sequences of a domain, read-only memory map [num_sequences, seq_len + 1]."""
+        return self.sequences("train", domain)
+
+    def validation(self, domain: str) -> np.ndarray:
+        """The validation sequences of a domain, read-only memory map [num_sequences, seq_len + 1]."""
+        return self.sequences("validation", domain)
+
+    def sequences(self, split: str, domain: str) -> np.memmap:
+        """Read-only memory map [num_sequences, seq_len + 1] of token ids."""
+        shape = (self.num_sequences(split, domain), self.seq_len + 1)
+        target = self.path / sequence_path(split, domain)
+        return np.memmap(target, dtype=np.dtype(self.manifest["dtype"]), mode="r", shape=shape)
+
+    def verify(self) -> None:
+        """Reads every file and compares its SHA-256 with the manifest; raises CorruptCorpus naming the file."""
+        for relative, expected in self.manifest["files"].items():
+            found = sha256_file(self.path / relative)
+            if found != expected:
+                raise CorruptCorpus(f"{self.path / relative} has SHA-256 {found}, its manifest says {expected}")
+        if corpus_fingerprint(self.manifest["files"]) != self.fingerprint:
+            raise CorruptCorpus(f"{self.path}: the manifest's fingerprint does not follow from its files")
+
+    def _counts(self, split: str, domain: str) -> dict[str, int]:
+        require_choice("split", split, SPLITS)
+        if domain not in self.manifest["domains"]:
+            raise invalid("domain", domain, "one of " + ", ".join(self.domains))
+        return self.manifest["domains"][domain][split]
+
+    def _expected_bytes(self) -> dict[str, int]:
+        row_bytes = (self.seq_len + 1) * np.dtype(self.manifest["dtype"]).itemsize
+        pairs = [(split, domain) for split in SPLITS for domain in self.domains]
+        sizes = {sequence_path(s, d): self.num_sequences(s, d) * row_bytes for s, d in pairs}
+        return {**sizes, "tokenizer.json": self.manifest["tokenizer_bytes"]}
+
+
+def _read_manifest(path: Path) -> dict:
+    target = path / "manifest.json"
+    try:
+        manifest = json.loads(target.read_text(encoding="utf-8"))
+        layout = manifest["layout"]
+    except FileNotFoundError:
+        raise CorruptCorpus(f"{path} is not a packed corpus: it has no manifest.json") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptCorpus(f"{target} cannot be read ({error!r}): prepare the corpus again") from None
+    if layout != LAYOUT_VERSION:
+        raise CorruptCorpus(f"{target} has layout {layout}, this version reads layout {LAYOUT_VERSION}")
+    return manifest

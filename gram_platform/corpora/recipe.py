@@ -1,0 +1,223 @@
+"""What a packed corpus is made from, as a value: `CorpusRecipe`, whose hash is the `data_id`.
+
+A recipe holds contents, never places: the hash of the records of local files (so moving, renaming or compressing them
+changes nothing), the parameters of generated stories, or the rows of the hub's table with their revisions. It exists
+before any data does, except that local files are read once to know their labels.
+"""
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gram_platform.config import CORE, core_first
+from gram_platform.identity import (
+    invalid,
+    require_choice,
+    require_int,
+    require_name,
+    require_real,
+    short_hash,
+    to_plain,
+)
+
+PACK_VERSION = 1  # raised when the same recipe would pack to other tokens; part of every data_id
+TOKENIZER_KINDS = ("bpe", "file", "hub")
+MIN_BPE_VOCAB = 257  # 256 bytes and the end of text
+BYTES_PER_TOKEN = 4.0  # what sizes are estimated with before there is a tokenizer
+LEAST_BYTES_PER_TOKEN_MARGIN = 2.0  # a floor on validation sequences holds up to 8 bytes a token
+MAX_VALIDATION = 0.5  # of a domain's documents, however small it is
+
+
+@dataclass(frozen=True)
+class TokenizerRecipe:
+    """Where the tokenizer comes from.
+
+    `bpe`: byte-level BPE trained on about `sample_bytes` of the corpus' training documents; `file`: a `tokenizer.json`
+    whose SHA-256 is `source`; `hub`: `source` is `name@revision`.
+    """
+
+    kind: str
+    source: str = ""
+    sample_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        require_choice("tokenizer.kind", self.kind, TOKENIZER_KINDS)
+        if (self.kind == "bpe") != (self.source == ""):
+            raise invalid("tokenizer.source", self.source, "empty for a trained tokenizer, given for any other")
+        require_int("tokenizer.sample_bytes", self.sample_bytes, 1 if self.kind == "bpe" else 0)
+
+
+@dataclass(frozen=True)
+class DomainRecipe:
+    """A domain of the corpus and the labels of the source that are pooled in it."""
+
+    name: str
+    labels: tuple[str, ...]
+    num_documents: int  # 0 where it is not known before the data is there
+    num_bytes: int  # of UTF-8 text; for generated and hub corpora an estimate
+
+    def __post_init__(self) -> None:
+        require_name("corpus.domain", self.name)
+        object.__setattr__(self, "labels", tuple(sorted(self.labels)))
+        if not self.labels:
+            raise invalid(f"corpus.domains[{self.name}].labels", self.labels, "at least one label")
+        require_int(f"corpus.domains[{self.name}].num_documents", self.num_documents, 0)
+        require_int(f"corpus.domains[{self.name}].num_bytes", self.num_bytes, 1)
+
+
+@dataclass(frozen=True)
+class FilesSource:
+    """Local records: a hash over the sorted hashes of all units' records (a file, or a glob label's files)."""
+
+    content: str
+    num_units: int
+
+
+@dataclass(frozen=True)
+class StoriesSource:
+    """Generated stories: see `stories.py`. Documents a topic, and the knobs of its facts."""
+
+    num_documents: tuple[tuple[str, int], ...]
+    num_facts: int
+    shared_fact_share: float
+    seed: int
+    version: int
+
+
+@dataclass(frozen=True)
+class HubRow:
+    """One dataset of the Hugging Face hub, as a row of the table in `catalog.py`.
+
+    Give `label` (every record has it) or `label_field` and the `labels` it is known to hold. `keep` and `drop` are
+    (field, regular expression) pairs searched in the field's text (dots go into nested fields; the items of a list are
+    joined by blanks): all of `keep` must be found and none of `drop`. `files` reads those files of the repository (or,
+    with dataset "json" or "parquet", of a disk). `share` is the row's part of the corpus in bytes.
+    """
+
+    dataset: str
+    revision: str
+    text_field: str
+    share: float
+    verified: bool  # a person or `gram prepare --check` has opened a record of this revision
+    label: str = ""
+    label_field: str = ""
+    labels: tuple[str, ...] = ()
+    config: str = ""
+    split: str = "train"
+    files: tuple[str, ...] = ()
+    keep: tuple[tuple[str, str], ...] = ()
+    drop: tuple[tuple[str, str], ...] = ()
+    note: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        where = f"hub row {self.dataset}"
+        if bool(self.label) == bool(self.label_field):
+            raise invalid(f"{where}: label", self.label, "given exactly when label_field is not")
+        if self.label_field and not self.labels:
+            raise invalid(f"{where}: labels", self.labels, "the values that label_field is known to hold")
+        if not (self.dataset and self.revision and self.text_field):
+            raise invalid(f"{where}: dataset, revision, text_field", "", "all three given")
+        require_real(f"{where}: share", self.share, 0.0, 1.0, open_low=True)
+
+    @property
+    def all_labels(self) -> tuple[str, ...]:
+        return (self.label,) if self.label else self.labels
+
+    @property
+    def identity(self) -> dict:
+        """What decides which records come out; notes, the verified mark and the share do not."""
+        return {k: v for k, v in dataclasses.asdict(self).items() if k not in ("note", "verified", "share")}
+
+
+@dataclass(frozen=True)
+class HubSource:
+    """Rows of the hub's table and how many bytes of text are taken from each, in the datasets' own order."""
+
+    rows: tuple[HubRow, ...]
+    num_bytes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.rows) != len(self.num_bytes) or not self.rows:
+            raise invalid("corpus.source.num_bytes", self.num_bytes, "one number for each of one or more rows")
+
+
+@dataclass(frozen=True)
+class CorpusRecipe:
+    """Everything that decides the packed tokens. Equal recipes have equal `data_id`s and pack to equal bytes."""
+
+    source: FilesSource | StoriesSource | HubSource
+    domains_from: tuple[DomainRecipe, ...]
+    tokenizer: TokenizerRecipe
+    seq_len: int
+    vocab_size: int
+    split_seed: int = 0
+    validation_fraction: float = 0.05
+    validation_sequences: int = 64
+    units: tuple = field(default=(), compare=False, repr=False)  # where local files lie: not part of the identity
+    tokenizer_path: Path | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        require_int("corpus.seq_len", self.seq_len, 1)
+        require_int("corpus.vocab_size", self.vocab_size, MIN_BPE_VOCAB if self.tokenizer.kind == "bpe" else 2, 2**31)
+        require_int("corpus.split_seed", self.split_seed, 0, 2**63 - 1)
+        require_real("corpus.validation_fraction", self.validation_fraction, 0.0, MAX_VALIDATION, open_low=True)
+        require_int("corpus.validation_sequences", self.validation_sequences, 0)
+        object.__setattr__(self, "domains_from", core_first(self.domains_from, lambda d: d.name))
+        names = [d.name for d in self.domains_from]
+        if len(set(names)) != len(names) or CORE not in names:
+            raise invalid("corpus.domains", names, f"each domain once, {CORE!r} among them")
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        """Core first, then the auxiliary domains by name."""
+        return tuple(d.name for d in self.domains_from)
+
+    @property
+    def domain_of(self) -> dict[str, str]:
+        """The domain of every label."""
+        return {label: domain.name for domain in self.domains_from for label in domain.labels}
+
+    def plain(self) -> dict:
+        """The identity as JSON values: every field but the places."""
+        source = self.source
+        if isinstance(source, HubSource):
+            source_plain = {"rows": [to_plain(r.identity) for r in source.rows], "num_bytes": list(source.num_bytes)}
+        else:
+            source_plain = to_plain(source)
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.compare and f.name != "source"}
+        return {**to_plain(fields), "source": {"kind": type(source).__name__, **source_plain}}
+
+    @property
+    def data_id(self) -> str:
+        """12 hexadecimal digits that name the packed corpus, before it exists."""
+        return short_hash({"pack_version": PACK_VERSION, "recipe": self.plain()})
+
+    def validation_share(self, domain: str) -> float:
+        """The share of a domain's documents that go to validation.
+
+        `validation_fraction`, or more where a small domain needs more to reach `validation_sequences` (at most half).
+        """
+        num_bytes = next(d.num_bytes for d in self.domains_from if d.name == domain)
+        floor_tokens = self.validation_sequences * self.seq_len + 1
+        floor = floor_tokens * BYTES_PER_TOKEN * LEAST_BYTES_PER_TOKEN_MARGIN / num_bytes
+        return min(MAX_VALIDATION, max(self.validation_fraction, floor))
+
+    def expected_sequences(self, split: str, domain: str) -> int:
+        """About how many sequences a domain will have in a split, at 4 bytes a token; the packed corpus knows."""
+        require_choice("split", split, ("train", "validation"))
+        num_bytes = next((d.num_bytes for d in self.domains_from if d.name == domain), None)
+        if num_bytes is None:
+            raise invalid("domain", domain, "one of " + ", ".join(self.domains))
+        share = self.validation_share(domain)
+        part = share if split == "validation" else 1 - share
+        return int(num_bytes / BYTES_PER_TOKEN * part) // self.seq_len
+
+    def describe(self) -> str:
+        """One line for the corpus and one for each domain."""
+        head = f"{self.data_id}: {type(self.source).__name__}, seq_len {self.seq_len}, vocab {self.vocab_size}"
+        lines = [f"{head}, tokenizer {self.tokenizer.kind} {self.tokenizer.source}".rstrip()]
+        for domain in self.domains_from:
+            documents = f"{domain.num_documents:,} documents" if domain.num_documents else "documents not counted yet"
+            pooled = "" if domain.labels == (domain.name,) else f", {len(domain.labels)} label(s) pooled"
+            lines.append(f"  {domain.name}: {documents}, {domain.num_bytes / 1e6:,.1f} MB{pooled}")
+        return "\n".join(lines)

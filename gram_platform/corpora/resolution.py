@@ -1,0 +1,117 @@
+"""From what a user names (`--corpus`, `--core-label`) to a recipe."""
+
+from pathlib import Path
+
+from gram_platform.config import CORE
+from gram_platform.corpora import catalog, lexicon
+from gram_platform.corpora.recipe import CorpusRecipe, DomainRecipe, FilesSource
+from gram_platform.corpora.sources import Progress, Scan, content_of, find_units, scan_units
+from gram_platform.corpora.stories import mean_story_bytes, stories_source
+from gram_platform.corpora.tokenizer import DEFAULT_SAMPLE_BYTES, tokenizer_recipe
+from gram_platform.identity import invalid, require_name
+
+
+def catalog_names() -> tuple[str, ...]:
+    """Names that `resolve` knows without looking at the disk."""
+    return tuple(sorted(catalog.STORIES))
+
+
+def resolve(
+    corpus: str | Path,
+    *,
+    core_label: str | None = None,
+    seq_len: int,
+    vocab_size: int,
+    tokenizer: str | None = None,
+    split_seed: int = 0,
+    validation_fraction: float = 0.05,
+    validation_sequences: int = 64,
+    sample_bytes: int = DEFAULT_SAMPLE_BYTES,
+    cache_dir: Path | None = None,
+    progress: Progress | None = None,
+) -> CorpusRecipe:
+    """The recipe of a corpus; for local files this reads each once (cached in `cache_dir` by path, size and time).
+
+    `corpus`: a catalog name; a folder or file of .jsonl or .parquet (plain, .gz, .zst) with `text` and `label`; or a
+    .json file of labelled globs. `core_label`: the label, or comma-separated labels, pooled in core; every other label
+    is an auxiliary domain. `seq_len` in tokens, `validation_*`: see `CorpusRecipe.validation_share`.
+    Raises ValueError for an unknown corpus or core label, and for bad records (file and line).
+    """
+    tokenizer_from, tokenizer_path = tokenizer_recipe(tokenizer, sample_bytes)
+    common = {
+        "tokenizer": tokenizer_from,
+        "tokenizer_path": tokenizer_path,
+        "seq_len": seq_len,
+        "vocab_size": vocab_size,
+        "split_seed": split_seed,
+        "validation_fraction": validation_fraction,
+        "validation_sequences": validation_sequences,
+    }
+    pooled = None if core_label is None else tuple(sorted({part.strip() for part in core_label.split(",")}))
+    if str(corpus) in catalog.STORIES:
+        return _stories(catalog.STORIES[str(corpus)], pooled, common)
+    return _files(_existing(corpus), pooled, common, cache_dir, progress)
+
+
+def _existing(corpus: str | Path) -> Path:
+    path = Path(corpus).expanduser()
+    if not path.exists():
+        names = ", ".join(catalog_names())
+        raise invalid("corpus", str(corpus), f"one of {names}, or a folder or file that exists")
+    return path
+
+
+def _require_core(pooled: tuple[str, ...], labels: list[str]) -> None:
+    missing = [label for label in pooled if label not in labels]
+    if missing:
+        raise invalid("core_label", ", ".join(missing), "labels of this corpus, which are " + ", ".join(labels))
+    if len(pooled) == len(labels):
+        raise invalid("core_label", ", ".join(pooled), "not every label: at least one must stay an auxiliary domain")
+
+
+def _stories(entry: catalog.StoriesEntry, pooled: tuple[str, ...] | None, common: dict) -> CorpusRecipe:
+    core = pooled or lexicon.TOPICS[catalog.DEFAULT_NUM_AUX :]
+    _require_core(core, list(lexicon.TOPICS))
+    share, rest = divmod(entry.core_documents, len(core))
+    documents = {topic: share + (rank < rest) for rank, topic in enumerate(core)}
+    documents |= {topic: entry.aux_documents for topic in lexicon.TOPICS if topic not in core}
+    source = stories_source(documents, entry.num_facts, entry.shared_fact_share, entry.seed)
+    mean = mean_story_bytes(source)
+    aux = [DomainRecipe(t, (t,), n, round(n * mean)) for t, n in documents.items() if t not in core]
+    pool = DomainRecipe(CORE, core, entry.core_documents, round(entry.core_documents * mean))
+    return CorpusRecipe(source=source, domains_from=(pool, *aux), **common)
+
+
+def _files(
+    path: Path, pooled: tuple[str, ...] | None, common: dict, cache_dir: Path | None, progress: Progress | None
+) -> CorpusRecipe:
+    scanned = scan_units(find_units(path), cache_dir, progress)
+    units = tuple(unit for unit, _ in scanned)
+    counts = _counts([scan for _, scan in scanned])
+    if pooled is None and CORE not in counts:
+        raise invalid("core_label", None, "one or more labels of this corpus, which are " + ", ".join(sorted(counts)))
+    core = pooled or (CORE,)
+    _require_core(core, sorted(counts))
+    domains = [_domain(CORE, core, counts)]
+    for label in sorted(set(counts) - set(core)):
+        if label == CORE:
+            allowed = f"another name than {CORE!r}, which is the domain of core_label {', '.join(core)}"
+            raise invalid("label", label, allowed)
+        require_name("label", label)
+        domains.append(_domain(label, (label,), counts))
+    source = FilesSource(content_of(units), len(units))
+    return CorpusRecipe(source=source, domains_from=tuple(domains), units=units, **common)
+
+
+def _counts(scans: list[Scan]) -> dict[str, tuple[int, int]]:
+    total: dict[str, tuple[int, int]] = {}
+    for scan in scans:
+        for label, (documents, num_bytes) in scan.labels.items():
+            so_far = total.get(label, (0, 0))
+            total[label] = (so_far[0] + documents, so_far[1] + num_bytes)
+    return total
+
+
+def _domain(name: str, labels: tuple[str, ...], counts: dict[str, tuple[int, int]]) -> DomainRecipe:
+    documents, num_bytes = (sum(counts[label][i] for label in labels) for i in (0, 1))
+    return DomainRecipe(name, labels, documents, num_bytes)

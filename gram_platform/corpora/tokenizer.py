@@ -1,0 +1,92 @@
+"""The tokenizer of a corpus: a given `tokenizer.json`, one of the hub, or a byte-level BPE trained on the corpus."""
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from gram_platform.corpora.recipe import TokenizerRecipe
+from gram_platform.identity import invalid
+
+END_OF_TEXT = "<|endoftext|>"
+KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "[SEP]")
+DEFAULT_SAMPLE_BYTES = 16_000_000
+
+
+def tokenizer_recipe(
+    given: str | None, sample_bytes: int = DEFAULT_SAMPLE_BYTES
+) -> tuple[TokenizerRecipe, Path | None]:
+    """The recipe of a tokenizer named by a user, and the file it lies in if it is one.
+
+    None trains a BPE; a path to a `tokenizer.json` (or the folder that holds it) is known by its contents;
+    `owner/name@revision` is taken from the hub, where the revision fixes the contents.
+    """
+    if given is None:
+        return TokenizerRecipe("bpe", "", sample_bytes), None
+    path = Path(given).expanduser()
+    path = path / "tokenizer.json" if path.is_dir() else path
+    if path.is_file():
+        load_tokenizer(path)
+        return TokenizerRecipe("file", hashlib.sha256(path.read_bytes()).hexdigest()), path
+    if given.count("@") == 1 and given.count("/") == 1 and not given.endswith(("/", "@")):
+        return TokenizerRecipe("hub", given), None
+    raise invalid("tokenizer", given, "a tokenizer.json, a folder that holds one, or owner/name@revision on the hub")
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Reads a `tokenizer.json`; text that spells a special token is encoded as the text it is."""
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise invalid("tokenizer", str(path), f"a tokenizer.json that can be read ({error})") from None
+    return configured(tokenizer)
+
+
+def configured(tokenizer: Tokenizer) -> Tokenizer:
+    """No padding, no truncation, and no special tokens from the text of documents."""
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def hub_tokenizer(source: str) -> Tokenizer:
+    """`owner/name@revision` from the Hugging Face hub."""
+    name, revision = source.split("@")
+    try:
+        return configured(Tokenizer.from_pretrained(name, revision=revision))
+    except Exception as error:  # the library raises bare Exception
+        raise ValueError(f"tokenizer {source} could not be read from the hub ({error})") from None
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """A byte-level BPE with `<|endoftext|>` as token 0 and at most `vocab_size` tokens (fewer on very little text)."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return configured(tokenizer)
+
+
+def end_of_text_id(tokenizer: Tokenizer) -> int:
+    """The token that separates documents."""
+    for name in KNOWN_ENDS:
+        token = tokenizer.token_to_id(name)
+        if token is not None:
+            return token
+    raise invalid("tokenizer", "no end of text", "a tokenizer with one of the tokens " + ", ".join(KNOWN_ENDS))
+
+
+def require_vocab(tokenizer: Tokenizer, vocab_size: int) -> None:
+    """Every token id must be below the model's `vocab_size` (which may be padded above the tokenizer's)."""
+    needed = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+    if needed > vocab_size:
+        raise invalid("vocab_size", vocab_size, f"at least the tokenizer's {needed}")
