@@ -1,0 +1,94 @@
+"""The documented command, `ray job submit --working-dir . -- python experiments/x.py`, on an interpreter without us.
+
+The cluster's Python sees every installed dependency but not this project, as on a cluster whose image holds only the
+dependencies: the package has to come with the upload.
+"""
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from gram_platform.local_cluster import head, state
+
+ROOT = Path(__file__).resolve().parents[1]
+MAX_UPLOAD_BYTES = 5_000_000
+
+PROBE = """
+import os, pathlib, subprocess, sys
+import ray
+import gram_platform.config
+ray.init()
+def where():
+    import gram_platform.config
+    bare = subprocess.run([sys.executable, "-c", "import gram_platform"], cwd="/", env={})
+    assert bare.returncode != 0, f"{sys.executable} has the project installed"
+    return gram_platform.config.__file__
+for path in (where(), ray.get(ray.remote(where).remote())):
+    assert pathlib.Path(path).is_relative_to(os.getcwd()), path
+"""
+
+
+@pytest.fixture(scope="module")
+def bare_python(tmp_path_factory) -> Path:
+    """The interpreter of a virtual environment that links to every installed package except this project."""
+    folder = tmp_path_factory.mktemp("bare")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
+    packages = folder / "packages"
+    packages.mkdir()
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if "gram_platform" not in entry.name:  # the package, its metadata, and the hook of an editable install
+            (packages / entry.name).symlink_to(entry)
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    (folder / "venv/lib" / version / "site-packages/dependencies.pth").write_text(str(packages))
+    python = folder / "venv/bin/python"
+    ray = folder / "venv/bin/ray"
+    ray.write_text(f"#!{python}\nfrom ray.scripts.scripts import main\nmain()\n")
+    ray.chmod(0o755)
+    return python
+
+
+@pytest.fixture(scope="module")
+def bare_cluster(bare_python, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRAM_STORAGE", str(tmp_path_factory.mktemp("storage")))
+        patch.delenv("PYTHONPATH", raising=False)
+        patch.setattr(sys, "executable", str(bare_python))
+        cluster = head.start()
+        yield cluster
+        state.stop(cluster)
+
+
+def test_the_interpreter_lacks_the_project(bare_python):
+    for module, found in (("ray", True), ("gram_platform", False)):
+        done = subprocess.run([bare_python, "-c", f"import {module}"], cwd="/", capture_output=True, check=False)
+        assert (done.returncode == 0) == found, done.stderr.decode()
+
+
+@pytest.mark.ray
+def test_package_travels_with_the_job(bare_cluster, tmp_path, monkeypatch):
+    """On the driver and in a task, from a script in `experiments/`; the exit code says so."""
+    shutil.copytree(ROOT / "gram_platform", tmp_path / "gram_platform", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments/probe.py").write_text(PROBE)
+    monkeypatch.chdir(tmp_path)
+    assert head.submit(bare_cluster, ["python", "experiments/probe.py"]) == 0
+
+
+@pytest.mark.ray
+def test_this_checkout_is_a_small_upload_and_its_experiments_build(bare_cluster, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    uploads = Path(bare_cluster.folder) / "session_latest/runtime_resources/working_dir_files"
+    before = set(uploads.glob("_ray_pkg_*"))
+    experiments = sorted(path.relative_to(ROOT) for path in (ROOT / "experiments").glob("*.py"))
+    build = " && ".join(f"python {path} --help >/dev/null" for path in experiments) or "true"
+    assert head.submit(bare_cluster, ["bash", "-c", build]) == 0
+    upload = next(path for path in set(uploads.glob("_ray_pkg_*")) - before if path.is_dir())
+    files = {path.relative_to(upload): path.stat().st_size for path in upload.rglob("*") if path.is_file()}
+    assert Path("gram_platform/config.py") in files
+    assert not {path.parts[0] for path in files} & {".venv", ".git", "shared", "storage"}
+    largest = sorted(files.items(), key=lambda item: -item[1])[:5]
+    assert sum(files.values()) < MAX_UPLOAD_BYTES, f"unpacked; the largest files are {largest}"
