@@ -1,0 +1,216 @@
+"""Attempts: leases, corruption, failures, two at once."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+from gram_platform.store import LeaseHeld, Store
+from tests.store.training import final_fields, in_process, record, run_config, train
+
+RUN = run_config(8)
+WEIGHTS = {"weights": torch.ones(2)}
+
+
+@pytest.fixture
+def directory(tmp_path):
+    return Store(tmp_path).open_for_writing().run(RUN.run_id)
+
+
+def checkpoint_folders(tmp_path):
+    return sorted((tmp_path / "runs" / RUN.run_id).glob("attempts/*/checkpoints/*"), key=lambda path: path.name)
+
+
+def test_status_through_a_life(directory):
+    directory.ensure_config(RUN)
+    assert directory.status() == "absent"
+    assert directory.progress() is None
+    assert directory.timing() == {}
+    with directory.start_attempt("one") as attempt:
+        assert directory.status() == "running"
+        attempt.heartbeat(3, 8, 50.0)
+        attempt.heartbeat(4, 8, 60.0)  # within the same second: not written
+        assert directory.progress()["step"] == 3
+        attempt.commit(4, WEIGHTS, {}, [record(step) for step in range(1, 5)])
+        assert directory.timing()["elapsed_s"] > 0
+    assert directory.status() == "interrupted"
+    with directory.start_attempt("two") as attempt:
+        attempt.fail("loss is not finite", {"step": 5, "domain": "core"})
+    assert directory.status() == "failed"
+    assert directory.failure()["details"] == {"step": 5, "domain": "core"}
+    with directory.start_attempt("three") as attempt:
+        assert attempt.resume().step == 4
+        assert directory.status() == "running"
+        assert directory.failure() is None
+        result = attempt.complete(final_fields(RUN), WEIGHTS)
+    assert directory.status() == "complete"
+    assert directory.result() == result
+    assert directory.timing()["tokens_per_second"] == pytest.approx(RUN.num_tokens / directory.timing()["elapsed_s"])
+
+
+def test_resumed_tensors_are_bit_identical_in_every_dtype(directory):
+    buffer = torch.arange(20.0)
+    tensors = {
+        "bf16": torch.randn(3, 4).bfloat16(),
+        "state": torch.get_rng_state(),
+        "scalar": torch.tensor(3, dtype=torch.int64),
+        "empty": torch.zeros(0, 5),
+        "slice": buffer[4:8],
+        "transposed": torch.randn(3, 4).T,
+        "flags": torch.tensor([True, False]),
+    }
+    state = {"position": 7, "nested": {"list": [1, 2.5, None, "x"]}}
+    with directory.start_attempt("a") as attempt:
+        attempt.commit(1, tensors, state)
+    with directory.start_attempt("b") as attempt:
+        resumed = attempt.resume()
+    assert resumed.state == state
+    for name, tensor in tensors.items():
+        assert resumed.tensors[name].dtype == tensor.dtype
+        assert torch.equal(resumed.tensors[name], tensor)
+
+
+def test_newest_two_checkpoints_are_kept_and_none_after_the_end(tmp_path, directory):
+    train(str(tmp_path), RUN, commit_every=1, last=5)
+    assert [path.name for path in checkpoint_folders(tmp_path)] == ["000000004", "000000005"]
+    train(str(tmp_path), RUN, commit_every=1)
+    assert checkpoint_folders(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["tensors.safetensors", "state.json", "manifest.json", "segment"])
+@pytest.mark.parametrize("damage", ["truncate", "flip", "remove"])
+def test_corrupted_checkpoint_is_set_aside_and_the_older_one_used(tmp_path, directory, name, damage):
+    train(str(tmp_path), RUN, last=4)
+    newest = checkpoint_folders(tmp_path)[-1]
+    path = newest / name if name != "segment" else next(newest.parents[1].glob("segments/000000003*"))
+    data = path.read_bytes()
+    if damage == "remove":
+        path.unlink()
+    else:
+        path.write_bytes(data[:-3] if damage == "truncate" else data[:-3] + bytes([data[-3] ^ 1]) + data[-2:])
+    if (name, damage) == ("manifest.json", "remove"):  # a checkpoint without a manifest was never there
+        train(str(tmp_path), RUN)
+    else:
+        with pytest.warns(RuntimeWarning, match="corrupted and set aside"):
+            train(str(tmp_path), RUN)
+        assert (newest.parent / f"{newest.name}.corrupt-1").is_dir()
+    assert [r["step"] for r in directory.records()] == list(range(1, 9))
+    train(str(tmp_path / "other"), RUN)
+    other = Store(tmp_path / "other").run(RUN.run_id)
+    assert directory.result() == other.result()
+
+
+def test_lease_of_a_living_process_refuses_a_second_attempt(tmp_path, directory):
+    with directory.start_attempt("one"), pytest.raises(LeaseHeld, match=f"one .pid {os.getpid()}"):
+        directory.start_attempt("two")
+    directory.start_attempt("three").release()
+
+
+def test_lease_of_a_dead_process_is_stale_at_once(tmp_path, directory):
+    def hold(ready):
+        directory.start_attempt("dead", lease_seconds=3600)
+        ready.write_text("")
+        time.sleep(60)
+
+    ready = tmp_path / "ready"
+    process = in_process(hold, ready)
+    while not ready.exists():
+        time.sleep(0.01)
+    assert directory.status() == "running"
+    process.kill()
+    while directory.status() == "running" and process.is_alive():
+        time.sleep(0.01)
+    assert directory.status() == "interrupted"
+    directory.start_attempt("next").release()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+
+
+def test_lease_of_another_machine_expires_by_its_time(tmp_path, directory):
+    attempt = directory.start_attempt("far", lease_seconds=30)
+    path = tmp_path / "runs" / RUN.run_id / "attempts" / attempt.attempt_id / "lease.json"
+    for seconds_ago, status in ((0, "running"), (31, "interrupted"), (-31, "interrupted")):
+        path.write_text(
+            json.dumps(json.loads(path.read_text()) | {"place": "elsewhere", "time": time.time() - seconds_ago})
+        )
+        assert directory.status() == status
+
+
+def test_two_attempts_at_once_are_harmless(tmp_path, directory):
+    """The first one's lease has expired while it goes on: both finish, nothing is lost, no step appears twice."""
+    first = directory.start_attempt("slow", lease_seconds=0.0)
+    second = directory.start_attempt("fast", lease_seconds=0.0)
+    weights = dict(WEIGHTS)
+    first.commit(2, weights, {}, [record(1), record(2)])
+    second.commit(3, weights, {}, [record(1), record(2), record(3)])
+    first.commit(6, weights, {}, [record(step) for step in range(3, 7)])
+    second.commit(5, weights, {}, [record(4), record(5)])
+    assert [r["step"] for r in directory.records()] == list(range(1, 7))
+    third = directory.start_attempt("third", lease_seconds=0.0)
+    assert third.resume().step == 6
+    assert not first.superseded
+    results = [
+        a.complete(final_fields(RUN), weights, [record(s) for s in steps])
+        for a, steps in ((second, (6, 7, 8)), (first, (7, 8)))
+    ]
+    assert first.superseded
+    third.commit(7, weights, {}, [record(7)])
+    results.append(third.complete(final_fields(RUN), weights, [record(8)]))
+    assert results[0] == results[1] == results[2]
+    assert [r["step"] for r in directory.records()] == list(range(1, 9))
+    assert len(list(tmp_path.glob("runs/*/attempts/*/weights.safetensors"))) == 1
+    assert checkpoint_folders(tmp_path) == []
+
+
+def test_a_second_result_that_differs_is_reported_and_the_first_stays(directory):
+    first, second = (directory.start_attempt(owner, lease_seconds=0.0) for owner in "ab")
+    result = first.complete(final_fields(RUN), WEIGHTS)
+    with pytest.warns(RuntimeWarning, match="finished again with another result"):
+        assert second.complete(final_fields(RUN), {"weights": torch.zeros(2)}) == result
+    assert torch.equal(directory.weights()["weights"], WEIGHTS["weights"])
+
+
+@pytest.mark.parametrize("content", [b"{", b"", b'{"num_steps": 9, "sha256": "0"}', b"\xff\xfe", b"[]"])
+def test_corrupted_result_is_set_aside_and_restored(tmp_path, directory, content):
+    train(str(tmp_path), RUN)
+    path = tmp_path / "runs" / RUN.run_id / "result.json"
+    before = path.read_bytes()
+    path.write_bytes(content)
+    with pytest.warns(RuntimeWarning, match="result.json is corrupted"):
+        assert Store(tmp_path).run(RUN.run_id).result() is None  # reading changes nothing
+    assert path.read_bytes() == content
+    with pytest.warns(RuntimeWarning, match="result.json is corrupted"):
+        train(str(tmp_path), RUN)
+    assert path.read_bytes() == before
+    assert path.with_name("result.json.corrupt-1").read_bytes() == content
+
+
+def test_corrupted_weights_make_the_run_train_again(tmp_path, directory):
+    result = train(str(tmp_path), RUN)
+    (weights,) = tmp_path.glob("runs/*/attempts/*/weights.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    with pytest.warns(RuntimeWarning), pytest.raises(ValueError, match="submit again"):
+        directory.weights()
+    assert directory.status() == "interrupted"
+    assert train(str(tmp_path), RUN) == result
+    assert len(directory.weights()) == 1
+
+
+def test_weights_that_were_removed_are_named(tmp_path, directory):
+    train(str(tmp_path), RUN)
+    (weights,) = tmp_path.glob("runs/*/attempts/*/weights.safetensors")
+    weights.unlink()
+    with pytest.raises(ValueError, match=r"weights are kept"):
+        directory.weights()
+    assert directory.status() == "complete"
+
+
+def test_steps_must_rise(directory):
+    with directory.start_attempt("a") as attempt:
+        attempt.commit(4, WEIGHTS, {}, [record(3), record(4)])
+        for step, records in ((4, ()), (5, (record(4),)), (6, (record(6), record(5)))):
+            with pytest.raises(ValueError, match=r"rising|above"):
+                attempt.commit(step, WEIGHTS, {}, records)

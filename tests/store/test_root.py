@@ -1,0 +1,140 @@
+"""Opening a storage, ids that stay inside it, tags and evaluations, and object stores."""
+
+import json
+import os
+
+import fsspec
+import pytest
+
+from gram_platform.config import Evaluation, View
+from gram_platform.store import CorruptFile, Store
+from tests.store.training import in_process, run_config, train
+
+RUN = run_config(8)
+
+
+@pytest.mark.parametrize("root", ["/proc/gram", "/dev/null/gram", "/dev/null"])
+def test_storage_that_cannot_be_written_is_named(root):
+    with pytest.raises(ValueError, match=f"storage='{root}' is not allowed"):
+        Store(root).open_for_writing()
+
+
+def test_read_only_directory_is_named(tmp_path):
+    tmp_path.chmod(0o555)
+    if os.access(tmp_path, os.W_OK):
+        pytest.skip("this user may write everywhere")
+    with pytest.raises(ValueError, match="storage="):
+        Store(tmp_path).open_for_writing()
+
+
+def test_full_storage_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"storage=.*MiB free, it has"):
+        Store(tmp_path).open_for_writing(min_free_bytes=10**18)
+
+
+def test_unknown_protocol_is_named():
+    with pytest.raises(ValueError, match="storage='nowhere://x'"):
+        Store("nowhere://x")
+
+
+def test_storage_of_another_recipe_version_is_read_and_not_written(tmp_path):
+    train(str(tmp_path), RUN)
+    path = tmp_path / "store.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"recipe_version": 0}))
+    store = Store(tmp_path)
+    assert store.list_runs() == [RUN.run_id]
+    assert store.run(RUN.run_id).status() == "complete"
+    assert len(store.run(RUN.run_id).weights()) == 1
+    with pytest.raises(ValueError, match=r"storage=.*readable, not written"):
+        store.open_for_writing()
+
+
+def test_nothing_is_written_before_opening_for_writing(tmp_path):
+    run = Store(tmp_path).run(RUN.run_id)
+    for change in (lambda: run.ensure_config(RUN), lambda: run.add_tags({"a": "b"}), lambda: run.start_attempt("x")):
+        with pytest.raises(ValueError, match="storage="):
+            change()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["..", "../x", "a/b", "", ".hidden", "a\0", "/etc", "a" * 201, "-x", "x\n", 3])
+def test_names_never_leave_the_storage(tmp_path, name):
+    store = Store(tmp_path).open_for_writing()
+    for find in (store.run, store.evaluation, store.study_dir):
+        with pytest.raises(ValueError, match="is not allowed"):
+            find(name)
+
+
+def test_home_is_expanded_and_relative_roots_are_made_absolute(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert Store("~/gram").root == Store("gram").root == Store(f"file://{tmp_path}/gram").root == str(tmp_path / "gram")
+    assert Store("gram").data_root == tmp_path / "gram" / "data"
+
+
+def test_config_must_be_the_directorys(tmp_path):
+    store = Store(tmp_path).open_for_writing()
+    with pytest.raises(ValueError, match="run_id="):
+        store.run(RUN.run_id).config()
+    store.run(RUN.run_id).ensure_config(RUN)
+    store.run(RUN.run_id).ensure_config(RUN)
+    assert store.run(RUN.run_id).config()["batch_size"] == RUN.batch_size
+    with pytest.raises(ValueError, match="run_id="):
+        store.run("0" * 12).ensure_config(RUN)
+    path = tmp_path / "runs" / RUN.run_id / "config.json"
+    path.write_text(path.read_text().replace('"seed":0', '"seed":1'))
+    with pytest.raises(ValueError, match="config="):
+        store.run(RUN.run_id).ensure_config(RUN)
+    path.write_text("{")
+    with pytest.raises(CorruptFile):
+        store.run(RUN.run_id).config()
+    with pytest.warns(RuntimeWarning, match=r"config.json is corrupted"):
+        store.run(RUN.run_id).ensure_config(RUN)
+    assert store.run(RUN.run_id).config()["seed"] == 0
+
+
+def test_tags_of_many_writers_are_merged(tmp_path):
+    store = Store(tmp_path).open_for_writing()
+
+    def add(number):
+        for k in range(5):
+            store.run(RUN.run_id).add_tags({f"tag{number}-{k}": "x", "shared": "y"})
+
+    for process in [in_process(add, number) for number in range(4)]:
+        process.join()
+    assert len(store.run(RUN.run_id).tags()) == 21
+    with pytest.raises(ValueError, match="tags="):
+        store.run(RUN.run_id).add_tags({"seed": 0})
+
+
+def test_evaluation_is_written_once(tmp_path):
+    evaluation = Evaluation(View.of(RUN.run_id, {"virology": 1.0}), "d" * 12, ("core", "virology"), 4)
+    directory = Store(tmp_path).open_for_writing().evaluation(evaluation.eval_id)
+    directory.ensure_config(evaluation)
+    assert (directory.status(), directory.result(), directory.timing()) == ("absent", None, {})
+    first = directory.complete({"losses": {"core": 2.5}}, {"elapsed_s": 1.0})
+    assert directory.complete({"losses": {"core": 2.5}}, {"elapsed_s": 2.0}) == first
+    assert (directory.status(), directory.timing()) == ("complete", {"elapsed_s": 1.0})
+    with pytest.warns(RuntimeWarning, match="another result"):
+        assert directory.complete({"losses": {"core": 2.0}}) == first
+    (tmp_path / "evaluations" / evaluation.eval_id / "result.json").write_text("?")
+    with pytest.warns(RuntimeWarning, match="corrupted"):
+        assert directory.status() == "absent"
+    assert directory.complete({"losses": {"core": 2.5}}) == first
+
+
+def test_object_store_gives_the_same_results(tmp_path):
+    train(str(tmp_path), RUN)
+    root = "memory://bucket/gram"
+    train(root, RUN, last=3)
+    train(root, RUN, last=6)
+    assert train(root, RUN) == Store(tmp_path).run(RUN.run_id).result()
+    remote = Store(root)
+    assert not remote.is_local
+    assert remote.list_runs() == [RUN.run_id]
+    assert [r["step"] for r in remote.run(RUN.run_id).records()] == list(range(1, 9))
+    assert len(remote.run(RUN.run_id).weights()) == 1
+    filesystem = fsspec.filesystem("memory")
+    filesystem.pipe_file(f"/bucket/gram/runs/{RUN.run_id}/result.json", b"{")
+    with pytest.warns(RuntimeWarning, match="corrupted"):
+        assert train(root, RUN) == Store(tmp_path).run(RUN.run_id).result()
