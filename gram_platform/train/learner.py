@@ -12,7 +12,7 @@ from torch import nn
 
 from gram_platform.config import RunConfig
 from gram_platform.model.transformer import Transformer, build, parameters_by_set
-from gram_platform.train.optimizers import clip_gradients, make_optimizers, set_learning_rate
+from gram_platform.train.optimizers import Sets, clip_gradients, make_optimizers, set_learning_rate
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -23,32 +23,26 @@ class Learner:
     def __init__(self, config: RunConfig, device: torch.device | str = "cpu"):
         self.config = config
         self.device = torch.device(device)
-        master = build(config.model, config.seed).to(self.device)
-        self.master_sets = parameters_by_set(master)
-        self.model = self._compute_model(master)
-        self._finish_setup()
-
-    def _compute_model(self, master: Transformer) -> nn.Module:
-        """The module that computes: the master itself in float32, else a copy in the run's precision."""
-        if self.config.precision == "float32":
-            self._pairs = {}
-            return master
-        with torch.device("meta"):
-            compute = Transformer(self.config.model)
-        for module in compute.modules():  # rotary tables stay float32
-            for parameter_name, parameter in list(module.named_parameters(recurse=False)):
-                blank = torch.empty(parameter.shape, dtype=DTYPES[self.config.precision], device=self.device)
-                module.register_parameter(parameter_name, nn.Parameter(blank))
-        compute.rotary = master.rotary
-        copies = parameters_by_set(compute)
-        self._pairs = {s: [(copies[s][n], p) for n, p in named.items()] for s, named in self.master_sets.items()}
-        return compute
-
-    def _finish_setup(self) -> None:
+        self._pairs: dict[str, list[tuple[nn.Parameter, nn.Parameter]]] = {}  # set -> (computing copy, master)
+        self.model, self.master_sets = self._build()
         self.compute_sets = parameters_by_set(self.model)
-        self.optimizers = make_optimizers(self.config.optimizer, self.master_sets)
+        self.optimizers = make_optimizers(config.optimizer, self.master_sets)
         self._trained: frozenset[str] | None = None
         self.publish(self.master_sets)
+
+    def _build(self) -> tuple[nn.Module, Sets]:
+        """(the module that computes, the master weights by set): one model, or a copy of lower precision."""
+        master = build(self.config.model, self.config.seed).to(self.device)
+        master_sets = parameters_by_set(master)
+        if self.config.precision == "float32":
+            return master, master_sets
+        with torch.device("meta"):
+            compute = Transformer(self.config.model)
+        compute.to(DTYPES[self.config.precision]).to_empty(device=self.device)
+        compute.rotary = master.rotary  # its tables stay float32
+        copies = parameters_by_set(compute)
+        self._pairs = {s: [(copies[s][n], p) for n, p in named.items()] for s, named in master_sets.items()}
+        return compute, master_sets
 
     # ------------------------------------------------------------------------------------------ one window
 

@@ -1,0 +1,1 @@
+"""Executing nodes: one by one, on several ranks, and as a graph on Ray."""

@@ -1,0 +1,173 @@
+"""A study's nodes on Ray: every node once, dependants after what they need, as many at once as the cluster holds.
+
+The run directories are the truth; this file only decides what to start next. A node whose process dies is started
+again and continues from its last checkpoint; a node that fails is reported and blocks its dependants alone.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from gram_platform.config import evaluation_from_plain, run_from_plain
+from gram_platform.engine.node import Execution, Resources, execute_evaluation, execute_run
+from gram_platform.identity import to_plain
+from gram_platform.nodes import Node
+from gram_platform.store import LeaseHeld, Store
+from gram_platform.train.loop import TrainingDiverged
+
+MAX_CRASHES = 4  # of the processes of one node before it counts as failed
+HELD_RETRY_S = 5.0
+
+
+@dataclass
+class Progress:
+    """Where a study stands; the only thing that a live view needs."""
+
+    nodes: Sequence[Node]
+    done: set[str] = field(default_factory=set)
+    running: dict[str, float] = field(default_factory=dict)  # node id -> when it was handed to Ray
+    failed: dict[str, str] = field(default_factory=dict)  # node id -> message
+    reused: int = 0  # nodes that were complete before
+
+    @property
+    def blocked(self) -> dict[str, list[str]]:
+        """Nodes that can never start: id -> the failed or blocked ids that they need."""
+        blocked: dict[str, list[str]] = {}
+        for node in self.nodes:
+            culprits = [i for i in node.needs if i in self.failed or i in blocked]
+            if culprits and node.id not in self.done:
+                blocked[node.id] = culprits
+        return blocked
+
+
+def run_graph(
+    nodes: Sequence[Node],
+    execution: Execution,
+    resources: Resources,
+    on_change: Callable[[Progress, Node | None], None] = lambda progress, node: None,
+    poll_s: float = 1.0,
+) -> Progress:
+    """Executes what is not done yet and returns how it ended.
+
+    `on_change(progress, node)` is called when a node ends (done or failed) and, with None, every `poll_s` seconds.
+    Needs an initialised Ray.
+    """
+    progress = Progress(nodes)
+    graph = _Graph(progress, execution, resources)
+    while graph.advance():
+        node = graph.wait(poll_s)
+        on_change(progress, node)
+    return progress
+
+
+class _Graph:
+    def __init__(self, progress: Progress, execution: Execution, resources: Resources):
+        self.progress, self.execution, self.resources = progress, execution, resources
+        store = Store(execution.storage)
+        self.waiting: list[Node] = []
+        self.in_flight: dict[ray.ObjectRef, Node] = {}
+        self.crashes: dict[str, int] = {}
+        self.not_before: dict[str, float] = {}
+        for node in progress.nodes:
+            self._place(node, store)
+        progress.reused = len(progress.done)
+
+    def _place(self, node: Node, store: Store) -> None:
+        directory = store.run(node.id) if node.kind == "run" else store.evaluation(node.id)
+        if directory.result() is not None:
+            directory.add_tags(dict(node.tags))
+            self.progress.done.add(node.id)
+        elif node.kind == "run" and _diverged(directory.failure()):
+            self.progress.failed[node.id] = directory.failure()["message"]  # training it again would end the same
+        else:
+            self.waiting.append(node)
+
+    def advance(self) -> bool:
+        """Starts what can start; False when nothing is left to do."""
+        blocked = self.progress.blocked
+        self.waiting = [node for node in self.waiting if node.id not in blocked]
+        ready = [node for node in self.waiting if node.needs <= self.progress.done and self._is_due(node)]
+        ready.sort(key=lambda node: node.kind)  # evaluations first: they are short and fill the table
+        for node in ready[: max(0, self._capacity() - len(self.in_flight))]:
+            self.waiting.remove(node)
+            self.in_flight[self._submit(node)] = node
+            self.progress.running[node.id] = time.time()
+        return bool(self.in_flight or self.waiting)
+
+    def _capacity(self) -> int:
+        """Nodes at once: what the cluster holds now, and as many queued so that an autoscaler sees the demand."""
+        total = ray.cluster_resources()
+        slots = total.get("CPU", 0) / (self.resources.cpus_per_rank * self.execution.num_ranks)
+        if self.resources.gpus_per_rank:
+            slots = min(slots, total.get("GPU", 0) / (self.resources.gpus_per_rank * self.execution.num_ranks))
+        return 2 * max(1, math.floor(slots))
+
+    def _is_due(self, node: Node) -> bool:
+        return time.monotonic() >= self.not_before.get(node.id, 0.0)
+
+    def _submit(self, node: Node) -> ray.ObjectRef:
+        is_sharded = node.kind == "run" and self.execution.num_ranks > 1
+        # a sharded run's own task only waits for its workers
+        cpus, gpus = (0.0, 0.0) if is_sharded else (self.resources.cpus_per_rank, self.resources.gpus_per_rank)
+        task = _execute.options(num_cpus=cpus, num_gpus=gpus, name=node.name)
+        return task.remote(node.kind, to_plain(node.config), dict(node.tags), self.execution, self.resources)
+
+    def wait(self, timeout_s: float) -> Node | None:
+        """The next node that ended, or None after `timeout_s`."""
+        if not self.in_flight:
+            time.sleep(timeout_s)
+            return None
+        finished, _ = ray.wait(list(self.in_flight), num_returns=1, timeout=timeout_s)
+        if not finished:
+            return None
+        node = self.in_flight.pop(finished[0])
+        self.progress.running.pop(node.id, None)
+        return node if self._settle(node, finished[0]) else None
+
+    def _settle(self, node: Node, reference: ray.ObjectRef) -> bool:
+        """Books a node's end; False when it goes back to the queue."""
+        try:
+            ray.get(reference)
+        except RayTaskError as error:
+            if isinstance(error.cause, LeaseHeld):
+                return self._queue_again(node)
+            self.progress.failed[node.id] = _message(error.cause)
+            return True
+        except RayError as error:  # the process, its node or its memory went away
+            self.crashes[node.id] = self.crashes.get(node.id, 0) + 1
+            if self.crashes[node.id] < MAX_CRASHES:
+                return self._queue_again(node)
+            self.progress.failed[node.id] = f"{type(error).__name__} {MAX_CRASHES} times: {error}"
+            return True
+        self.progress.done.add(node.id)
+        return True
+
+    def _queue_again(self, node: Node) -> bool:
+        self.not_before[node.id] = time.monotonic() + HELD_RETRY_S
+        self.waiting.insert(0, node)
+        return False
+
+
+def _diverged(failure: Mapping | None) -> bool:
+    return failure is not None and failure.get("details", {}).get("kind") == "diverged"
+
+
+def _message(cause: BaseException) -> str:
+    return str(cause) if isinstance(cause, TrainingDiverged | ValueError) else f"{type(cause).__name__}: {cause}"
+
+
+@ray.remote(max_retries=0)
+def _execute(kind: str, plain: Mapping, tags: Mapping[str, str], execution: Execution, resources: Resources) -> None:
+    """A Ray task: its process is reused by the next one, so imports are paid once."""
+    if kind == "evaluation":
+        execute_evaluation(evaluation_from_plain(plain), tags, execution)
+    elif execution.num_ranks == 1:
+        execute_run(run_from_plain(plain), tags, execution)
+    else:
+        from gram_platform.engine.sharded import execute_sharded_run  # Ray Train is slow to import
+
+        execute_sharded_run(run_from_plain(plain), tags, execution, resources)

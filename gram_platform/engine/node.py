@@ -1,0 +1,281 @@
+"""Execute one node in this process: a run from its last checkpoint to its result, or an evaluation."""
+
+import math
+import os
+import socket
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from gram_platform.config import Evaluation, RunConfig
+from gram_platform.corpora import PackedCorpus
+from gram_platform.evaluate import domain_losses, require_sequences
+from gram_platform.flops import total_parameters
+from gram_platform.identity import invalid
+from gram_platform.methods.setting import plan_compute_units
+from gram_platform.planner import run_flops
+from gram_platform.routing import Plan
+from gram_platform.store import Store
+from gram_platform.store.attempts import Attempt
+from gram_platform.store.checkpoints import Resumed
+from gram_platform.train.data import PlanReader
+from gram_platform.train.learner import Learner
+from gram_platform.train.loop import StepRecord, TrainingDiverged, training_steps
+from gram_platform.views import load_view
+
+NUM_TRAIN_RECORDS = 100  # of a run's training metrics, equally spaced
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How nodes are executed here. Nothing in it changes a result on one machine but `num_threads` and `num_ranks`."""
+
+    storage: str
+    data_root: str
+    num_threads: int = 1
+    num_ranks: int = 1
+    checkpoint_every_s: float = 30.0
+    lease_s: float = 30.0
+    device: str = "cpu"
+
+    def corpus(self, data_id: str) -> PackedCorpus:
+        return PackedCorpus.open(Path(self.data_root) / data_id)
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What Ray reserves for one rank."""
+
+    cpus_per_rank: float = 1.0
+    gpus_per_rank: float = 0.0
+
+
+def owner() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+# ----------------------------------------------------------------------------------------------------- runs
+
+
+def execute_run(run: RunConfig, tags: Mapping[str, str], execution: Execution) -> dict:
+    """The run's result, trained from its last checkpoint if it is not there yet.
+
+    Raises LeaseHeld while another process works on it, TrainingDiverged (recorded as the run's failure) for a
+    non-finite loss, ValueError for data that does not fit.
+    """
+    torch.set_num_threads(execution.num_threads)
+    directory = Store(execution.storage).run(run.run_id)
+    directory.ensure_config(run)
+    directory.add_tags(tags)
+    if (result := directory.result()) is not None:
+        return result
+    corpus = execution.corpus(run.data.data_id)
+    with directory.start_attempt(owner(), execution.lease_s) as attempt:
+        try:
+            return RunExecution(run, corpus, attempt, execution).finish()
+        except TrainingDiverged as error:
+            attempt.fail(str(error), {"kind": "diverged"})
+            raise
+        except Exception as error:
+            attempt.fail(f"{type(error).__name__}: {error}", {"kind": "error"})
+            raise
+
+
+class RunExecution:
+    """One attempt at a run: trains, evaluates at the run's points, commits, and writes the result."""
+
+    def __init__(self, run: RunConfig, corpus: PackedCorpus, attempt: Attempt | None, execution: Execution, **parts):
+        self.run, self.corpus, self.attempt, self.execution = run, corpus, attempt, execution
+        self.plan = Plan(run)
+        self.reader = PlanReader(run, self.plan, {d.name: corpus.train(d.name) for d in run.data.domains})
+        points = run.eval_points
+        self.validation = {d: corpus.validation(d) for d in points.domains}
+        if points.num_points:
+            require_sequences(self.validation, points.domains, points.num_sequences)
+        self.learner = parts.get("learner") or Learner(run, execution.device)
+        self.rank, self.num_ranks = parts.get("rank", 0), parts.get("num_ranks", 1)
+        self.records: list[dict] = []  # since the last commit
+        self.final: dict[str, float] = {}
+        self.evaluation_s = 0.0
+
+    @property
+    def identity(self) -> dict:
+        """What a checkpoint must agree on to be continued."""
+        return {"data_fingerprint": self.corpus.fingerprint, "plan_sha256": self.plan.fingerprint}
+
+    def finish(self) -> dict:
+        """Trains what is left and returns the result."""
+        step = self._resume()
+        for record in self._steps(step):
+            if self._should_commit(record.step):
+                self.commit(record.step)
+        return self.complete()
+
+    def _resume(self) -> int:
+        resumed = self._load_checkpoint()
+        if resumed is None:
+            return 0
+        stored = {key: resumed.state[key] for key in self.identity}
+        if stored != self.identity:
+            raise invalid("data", self.identity, f"what the run's checkpoint was trained on: {stored}")
+        torch.set_rng_state(resumed.tensors.pop("random.torch"))
+        self.learner.load_state(resumed.tensors)
+        self.final = dict(resumed.state["final"])
+        return resumed.step
+
+    def _load_checkpoint(self) -> Resumed | None:
+        return self.attempt.resume()
+
+    def _steps(self, first_step: int) -> Iterator[StepRecord]:
+        """Trains and records; yields after each step's metrics are in `records`."""
+        summary = _Summary(self.run, first_step)
+        self._last_commit = time.monotonic()
+        eval_steps = evaluation_steps(self.run)
+        steps = training_steps(self.learner, self.plan, self.reader, first_step, self.rank, self.num_ranks)
+        for record in steps:
+            metrics = summary.add(record)
+            if record.step in eval_steps:
+                metrics |= self.evaluate()
+            if metrics:
+                self.records.append({"step": record.step, "time": time.time(), "metrics": metrics})
+                self.final |= {k: v for k, v in metrics.items() if not k.endswith("tokens_per_second")}
+            if self.attempt is not None:
+                self.attempt.heartbeat(record.step, self.run.num_steps, summary.tokens_per_second)
+            yield record
+
+    def evaluate(self) -> dict[str, float]:
+        """Validation losses with every module active."""
+        started, points = time.monotonic(), self.run.eval_points
+        active = dict.fromkeys(self.run.model.module_domains, 1.0)
+        losses = domain_losses(
+            self.learner.forward,
+            self.run.model,
+            self.validation,
+            points.domains,
+            points.num_sequences,
+            lambda _: active,
+            self.execution.device,
+        )
+        self.evaluation_s += time.monotonic() - started
+        return {f"validation/loss/{domain}": loss for domain, loss in losses.items()}
+
+    def _should_commit(self, step: int) -> bool:
+        """Checkpoints follow the clock and stand where training metrics are summed up; the last step needs none."""
+        due = time.monotonic() - self._last_commit >= self.execution.checkpoint_every_s
+        return due and step % record_interval(self.run) == 0 and step < self.run.num_steps
+
+    def commit(self, step: int) -> None:
+        state = {**self.identity, "final": self.final}
+        tensors = {**self.learner.state(), "random.torch": torch.get_rng_state()}
+        self._write_checkpoint(step, tensors, state)
+        self.records = []
+        self._last_commit = time.monotonic()
+
+    def _write_checkpoint(self, step: int, tensors: dict, state: dict) -> None:
+        self.attempt.commit(step, tensors, state, self.records)
+
+    def complete(self) -> dict:
+        """Writes the weights and the result: deterministic fields only."""
+        fields = {
+            **self.identity,
+            "num_steps": self.run.num_steps,
+            "num_tokens": self.run.num_tokens,
+            "parameters": total_parameters(self.run.model),
+            "compute_units": plan_compute_units(self.run),
+            "hardware_flops": round(run_flops(self.run)),
+            "final": self.final,
+        }
+        return self._write_result(fields, self.learner.weights())
+
+    def _write_result(self, fields: dict, weights: dict) -> dict:
+        return self.attempt.complete(fields, weights, self.records)
+
+
+def record_interval(run: RunConfig) -> int:
+    """Steps that one record of training metrics sums up."""
+    return max(1, run.num_steps // NUM_TRAIN_RECORDS)
+
+
+def evaluation_steps(run: RunConfig) -> frozenset[int]:
+    """`num_points` equally spaced steps; the last is the run's last."""
+    points = run.eval_points.num_points
+    return frozenset(math.ceil(run.num_steps * k / points) for k in range(1, points + 1))
+
+
+class _Summary:
+    """Means of the training metrics over `record_interval` steps."""
+
+    def __init__(self, run: RunConfig, first_step: int):
+        self.run, self.first_step = run, first_step
+        self.interval = record_interval(run)
+        self.started = time.monotonic()
+        self.tokens_per_second = 0.0
+        self._reset()
+
+    def _reset(self) -> None:
+        self.losses: dict[str, list[float]] = defaultdict(list)
+        self.norms: list[float] = []
+
+    def add(self, record: StepRecord) -> dict[str, float]:
+        """The metrics of an interval that ends here, else {}."""
+        for domain, loss in zip(record.domains, record.losses, strict=True):
+            self.losses[domain].append(loss)
+        self.norms.append(record.grad_norm)
+        tokens_per_step = self.run.batch_size * self.run.model.seq_len
+        elapsed_s = time.monotonic() - self.started
+        self.tokens_per_second = (record.step - self.first_step) * tokens_per_step / max(elapsed_s, 1e-9)
+        if record.step % self.interval and record.step < self.run.num_steps:
+            return {}
+        metrics = {
+            "train/loss": float(np.mean([loss for losses in self.losses.values() for loss in losses])),
+            "train/grad_norm": float(np.mean(self.norms)),
+            "train/lr": record.learning_rate,
+            "train/tokens_per_second": self.tokens_per_second,
+        }
+        metrics |= {f"train/loss/{domain}": float(np.mean(losses)) for domain, losses in self.losses.items()}
+        self._reset()
+        return metrics
+
+
+# ---------------------------------------------------------------------------------------------- evaluations
+
+
+def execute_evaluation(evaluation: Evaluation, tags: Mapping[str, str], execution: Execution) -> dict:
+    """The evaluation's result: the view's loss on every domain."""
+    torch.set_num_threads(execution.num_threads)
+    store = Store(execution.storage)
+    directory = store.evaluation(evaluation.eval_id)
+    directory.ensure_config(evaluation)
+    directory.add_tags(tags)
+    if (result := directory.result()) is not None:
+        return result
+    started = time.monotonic()
+    corpus = execution.corpus(evaluation.data_id)
+    trained_on = store.run(evaluation.view.run_id).result()["data_fingerprint"]
+    if trained_on != corpus.fingerprint:
+        raise invalid("data", corpus.fingerprint, f"the data that the view's run was trained on: {trained_on}")
+    read = corpus.validation if evaluation.split == "validation" else corpus.train
+    run, model = load_view(store, evaluation.view, evaluation.precision)
+    losses = domain_losses(
+        model.to(execution.device),
+        run.model,
+        {d: read(d) for d in evaluation.domains},
+        evaluation.domains,
+        evaluation.num_sequences,
+        evaluation.view.active,
+        execution.device,
+    )
+    fields = {
+        "eval_id": evaluation.eval_id,
+        "run_id": evaluation.view.run_id,
+        "view_id": evaluation.view.view_id,
+        "data_fingerprint": corpus.fingerprint,
+        "losses": losses,
+        "num_tokens": dict.fromkeys(losses, evaluation.num_sequences * run.model.seq_len),
+    }
+    return directory.complete(fields, {"elapsed_s": time.monotonic() - started})

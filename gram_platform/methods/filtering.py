@@ -1,0 +1,13 @@
+"""Filtering: for every profile a dense model on core and the profile's data alone, one epoch of what is left."""
+
+from gram_platform.config import CORE, View
+from gram_platform.methods.setting import Plans, Setting, dense_run, profile_name
+
+
+def plan(setting: Setting) -> Plans:
+    accumulation = setting.routing.accumulation
+    runs = {profile: dense_run(setting, (CORE, *profile), 0, accumulation) for profile in setting.profiles}
+    return Plans(
+        {profile_name(profile, setting.auxiliary): run for profile, run in runs.items()},
+        {profile: View.of(run.run_id) for profile, run in runs.items()},
+    )

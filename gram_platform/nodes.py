@@ -1,0 +1,71 @@
+"""Nodes of a study: runs and evaluations with the names a study gives them, and what each one waits for."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gram_platform.config import Evaluation, RunConfig, View
+from gram_platform.methods import plan
+from gram_platform.methods.setting import Profile, Setting, profile_name
+
+
+@dataclass(frozen=True)
+class Node:
+    """One run or evaluation. `tags` are names for people and tables; they never enter the id."""
+
+    config: RunConfig | Evaluation
+    tags: tuple[tuple[str, str], ...]
+
+    @property
+    def kind(self) -> str:
+        return "run" if isinstance(self.config, RunConfig) else "evaluation"
+
+    @property
+    def id(self) -> str:
+        return self.config.run_id if isinstance(self.config, RunConfig) else self.config.eval_id
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The run ids that must be complete before."""
+        view = self.config.start if isinstance(self.config, RunConfig) else self.config.view
+        return view_runs(view)
+
+    @property
+    def name(self) -> str:
+        tags = dict(self.tags)
+        return " ".join(tags[key] for key in ("method", "size", "profile") if key in tags) + f" s{tags['seed']}"
+
+
+def view_runs(view: View | None) -> frozenset[str]:
+    """The runs whose weights a view takes."""
+    return frozenset() if view is None else frozenset({view.run_id, *(run_id for _, run_id in view.sources)})
+
+
+def method_nodes(method: str, setting: Setting) -> list[Node]:
+    """The runs of a method in a setting and the evaluation of each of its views."""
+    plans = plan(method, setting)
+    common = {"method": method, "size": setting.size.name, "seed": str(setting.seed)}
+    runs = [_node(run, common | {"profile": label, "kind": "run"}) for label, run in plans.runs.items()]
+    return runs + [_evaluation(setting, common, profile, view) for profile, view in plans.views.items()]
+
+
+def _evaluation(setting: Setting, common: Mapping[str, str], profile: Profile, view: View) -> Node:
+    domains = tuple(setting.num_sequences)
+    config = Evaluation(view, setting.data_id, domains, setting.num_eval_sequences, precision=setting.size.precision)
+    names = {"profile": profile_name(profile, setting.auxiliary), "retained": ",".join(profile)}
+    return _node(config, {**common, **names, "kind": "evaluation"})
+
+
+def _node(config: RunConfig | Evaluation, tags: Mapping[str, str]) -> Node:
+    return Node(config, tuple(sorted(tags.items())))
+
+
+def unique(nodes: Iterable[Node]) -> list[Node]:
+    """Each id once, in order: studies and methods that ask for the same node share it."""
+    return list({node.id: node for node in reversed(list(nodes))}.values())[::-1]
+
+
+def require_closed(nodes: Sequence[Node]) -> None:
+    """Asserts that everything a node needs is among the nodes."""
+    ids = {node.id for node in nodes}
+    dangling = {node.name: sorted(node.needs - ids) for node in nodes if node.needs - ids}
+    assert not dangling, dangling
