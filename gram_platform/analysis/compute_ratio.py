@@ -49,6 +49,11 @@ class LearningCurve:
         return math.exp(log_a) if log_a < 709.0 else math.inf
 
     @property
+    def first_loss(self) -> float:
+        """The fitted loss at the first measured step, nats a token."""
+        return math.exp(self.log_loss_first)
+
+    @property
     def poor(self) -> bool:
         """Whether the residual is large: above 2% rms."""
         return self.rms > POOR_RMS

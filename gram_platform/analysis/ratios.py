@@ -14,7 +14,7 @@ from gram_platform.config import CORE, core_first, invalid
 BASELINE, ALL = "baseline", "all"  # the method and the profile that are the reference
 VIEW = ["method", "size", "seed", "profile"]
 PREFIX = "loss/"
-CURVE_FIELDS = ["A", "alpha", "s0", "rms", "at_bound", "poor", "first_step", "last_step", "num_points"]
+CURVE_FIELDS = ["A", "alpha", "s0", "rms", "at_bound", "poor", "first_step", "first_loss", "last_step", "num_points"]
 FIT_COLUMNS = ["size", "domain", *CURVE_FIELDS, "num_seeds", "reference_steps"]
 
 Notes = list[tuple[str, str]]  # (what is missing, why)

@@ -109,6 +109,20 @@ def _summary(per_seed: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=TABLE_COLUMNS)
 
 
+def domain_table(ratios: pd.DataFrame) -> pd.DataFrame:
+    """One row a method, size, profile and domain: `class, compute_ratio, low, high` over seeds, `num_seeds, runs`.
+
+    `runs` joins the `run_id`s, where `ratios` has them. Rows without any known ratio are absent.
+    """
+    rows = []
+    for key, group in ratios[ratios["compute_ratio"].notna()].groupby([*ROW, "domain"], sort=False):
+        mean, low, high = t_interval(group["compute_ratio"])
+        runs = ", ".join(dict.fromkeys(group["run_id"].astype(str))) if "run_id" in group else ""
+        rows.append((*key, group["class"].iloc[0], mean, low, high, len(group), runs))
+    columns = [*ROW, "domain", "class", "compute_ratio", "low", "high", "num_seeds", "runs"]
+    return pd.DataFrame(rows, columns=columns)
+
+
 # ------------------------------------------------------------------------------------------------------- order
 
 

@@ -1,0 +1,97 @@
+"""How every figure looks: a colour, marker and dash for each method and domain, a layout for light and dark pages.
+
+Colours are Okabe and Ito's set, which stays apart under the common colour blindnesses; its black and yellow are left
+out because they vanish on a dark or a white page. Markers and dashes differ too, so that nothing rests on colour.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import plotly.graph_objects as go
+
+from gram_platform.config import core_first
+
+BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
+PURPLE, SKY, GREY = "#CC79A7", "#56B4E9", "#8C8C8C"
+INK, GRID = "#5f6368", "rgba(128, 128, 128, 0.28)"  # readable on white; a dark page recolours them
+HEIGHT = 360  # pixels
+
+
+class Style(NamedTuple):
+    """How one series is drawn."""
+
+    label: str
+    colour: str
+    symbol: str
+    dash: str
+
+
+METHOD_STYLES = {
+    "baseline": Style("baseline", GREY, "circle", "dot"),
+    "filtering": Style("filtering", ORANGE, "square", "dash"),
+    "gram": Style("GRAM", BLUE, "circle", "solid"),
+    "gram_lora": Style("GRAM (LoRA)", SKY, "circle-open", "longdash"),
+    "ft_full": Style("FT-Full", VERMILION, "diamond", "dashdot"),
+    "ft_lora": Style("FT-LoRA", GREEN, "triangle-up", "dash"),
+    "ft_mlp": Style("FT-MLP", GREEN, "triangle-up-open", "dot"),
+    "maxent": Style("MaxEnt", PURPLE, "x", "longdashdot"),
+    "demix": Style("DEMix", VERMILION, "cross", "dot"),
+}
+DOMAIN_COLOURS = (GREY, BLUE, ORANGE, GREEN, PURPLE, VERMILION, SKY)
+DOMAIN_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "star")
+DOMAIN_DASHES = ("solid", "dash", "dot", "dashdot")
+
+
+def method_style(method: str) -> Style:
+    """The style of a method; an unknown one is drawn in grey under its own name."""
+    return METHOD_STYLES.get(method, Style(method, GREY, "star", "longdash"))
+
+
+def domain_styles(domains: Sequence[str]) -> dict[str, Style]:
+    """A style for each domain, core grey and first, the others by name; colours repeat after seven, dashes shift."""
+    styles = {}
+    for i, domain in enumerate(core_first(tuple(dict.fromkeys(domains)))):
+        lap, place = divmod(i, len(DOMAIN_COLOURS))
+        dash = DOMAIN_DASHES[(lap + place) % len(DOMAIN_DASHES)]
+        styles[domain] = Style(domain, DOMAIN_COLOURS[place], DOMAIN_SYMBOLS[(place + lap) % 7], dash)
+    return styles
+
+
+def translucent(colour: str, opacity: float = 0.18) -> str:
+    """`#RRGGBB` as an rgba() of that opacity."""
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({red}, {green}, {blue}, {opacity})"
+
+
+def styled(figure: go.Figure, title: str, x: str, y: str) -> go.Figure:
+    """The figure with the common layout: transparent, as wide as its place, a legend below for narrow screens."""
+    axis = {"gridcolor": GRID, "zerolinecolor": GRID, "linecolor": GRID, "automargin": True}
+    figure.update_layout(
+        template="none",
+        title={"text": title, "x": 0.02, "xanchor": "left", "font": {"size": 15}},
+        font={"family": "system-ui, -apple-system, 'Segoe UI', sans-serif", "size": 12, "color": INK},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        autosize=True,
+        height=HEIGHT,
+        margin={"l": 56, "r": 16, "t": 44, "b": 52},
+        legend={"orientation": "h", "yanchor": "top", "y": -0.22, "x": 0.0, "xanchor": "left"},
+        hoverlabel={"align": "left"},
+    )
+    figure.update_xaxes(title={"text": x, "standoff": 8}, **axis)
+    figure.update_yaxes(title={"text": y, "standoff": 8}, **axis)
+    return figure
+
+
+def reference_line(figure: go.Figure, label: str = "baseline") -> None:
+    """A dotted line at a compute ratio of 1, which is the baseline's by construction."""
+    figure.add_hline(
+        y=1.0, line={"color": GREY, "dash": "dot", "width": 1.5}, annotation_text=label, annotation_position="top right"
+    )
+
+
+def log_ticks(low: float, high: float, steps: Sequence[float] = (1, 2, 5)) -> list[float]:
+    """Round numbers for a logarithmic axis that holds `low` to `high`, both positive: 1, 2, 5, 10, 20, ..."""
+    decades = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
+    return [step * 10.0**decade for decade in decades for step in steps if low <= step * 10.0**decade <= high]

@@ -1,0 +1,109 @@
+"""Figures draw exactly the numbers of their tables, and every series can be told apart without colour."""
+
+import json
+
+import numpy as np
+import pytest
+
+from gram_platform.analysis.tables import METHODS, analyse, domain_table
+from gram_platform.figures.curves import learning_curve_figure
+from gram_platform.figures.profiles import profile_bars_figure
+from gram_platform.figures.scaling import scaling_figure
+from gram_platform.figures.style import METHOD_STYLES, domain_styles, log_ticks, method_style
+from tests.study_frames import DOMAINS, SIZES, curves, evaluations
+
+
+@pytest.fixture(scope="module")
+def analysis():
+    return analyse(evaluations(), curves(), tuple(SIZES))
+
+
+def named(figure, name):
+    found = [trace for trace in figure.data if trace.name == name]
+    assert found, [trace.name for trace in figure.data]
+    return found
+
+
+def test_scaling_lines_are_the_table(analysis):
+    figure = scaling_figure(analysis.table, SIZES, "core+biology", "forget")
+    table = analysis.table
+    rows = table[(table["method"] == "gram") & (table["profile"] == "core+biology")]
+    (line,) = named(figure, "GRAM")
+    assert list(line.x) == [1e6, 4e6, 16e6]
+    assert list(line.y) == list(rows["forget"])
+    bands = [trace for trace in figure.data if trace.fill == "toself"]
+    assert len(bands) == 2
+    gram = next(band for band in bands if band.legendgroup == "GRAM")
+    assert list(gram.y) == [*rows["forget_high"], *rows["forget_low"][::-1]]
+    assert not [trace for trace in figure.data if trace.name == "baseline"]
+    assert figure.layout.xaxis.type == "log"
+
+
+def test_scaling_with_one_size_has_error_bars_and_with_one_seed_has_neither():
+    one_size = analyse(evaluations(("tiny",)), curves(("tiny",))).table
+    (line,) = named(scaling_figure(one_size, SIZES, "core+biology", "core"), "GRAM")
+    assert line.error_y.array[0] > 0
+    one_seed = analyse(evaluations(seeds=("0",)), curves(seeds=("0",))).table
+    figure = scaling_figure(one_seed, SIZES, "core+biology", "core")
+    assert len(figure.data) == 2  # two lines, no bands
+    assert np.isnan(np.asarray(figure.data[0].error_y.array, float)).all()
+
+
+def test_scaling_refuses_what_it_cannot_draw(analysis):
+    with pytest.raises(ValueError, match="medium"):
+        scaling_figure(analysis.table, {"tiny": 1.0, "small": 2.0}, "core", "core")
+    with pytest.raises(ValueError, match=r"^value="):
+        scaling_figure(analysis.table, SIZES, "core", "sideways")
+    assert len(scaling_figure(analysis.table.iloc[:0], SIZES, "core", "core").data) == 0
+    assert len(scaling_figure(analysis.table, SIZES, "core", "elicited").data) == 0
+
+
+def test_learning_curves_show_points_and_fits(analysis):
+    figure = learning_curve_figure(curves(), analysis.fits, "small")
+    for domain in DOMAINS:
+        (points,) = named(figure, domain)
+        assert len(points.x) == 25 * 3
+        (fit,) = named(figure, f"{domain} fit")
+        on_points = dict(zip(np.round(points.x, 6), points.y, strict=False))
+        assert fit.y[0] == pytest.approx(on_points[np.round(fit.x[0], 6)], rel=1e-8)
+        assert fit.y[-1] == pytest.approx(on_points[np.round(fit.x[-1], 6)], rel=1e-8)
+
+
+def test_a_fit_at_its_bound_says_so(analysis):
+    fits = analysis.fits.assign(at_bound=True)
+    figure = learning_curve_figure(curves(), fits, "small")
+    assert named(figure, "core fit (at its bound)")[0].showlegend
+    without = learning_curve_figure(curves(), fits[fits["domain"] != "core"], "small")
+    assert [trace.name for trace in without.data if trace.name.startswith("core")] == ["core"]
+
+
+def test_bars_are_the_domain_table(analysis):
+    domains = domain_table(analysis.ratios)
+    figure = profile_bars_figure(domains, "gram", "tiny")
+    rows = domains[(domains["method"] == "gram") & (domains["size"] == "tiny") & (domains["domain"] == "biology")]
+    drawn = {x: y for trace in named(figure, "biology") for x, y in zip(trace.x, trace.y, strict=True)}
+    assert drawn == dict(zip(rows["profile"], rows["compute_ratio"], strict=True))
+    hatched = [x for trace in figure.data if trace.marker.pattern.shape == "/" for x in trace.x]
+    assert sorted(hatched) == ["core", "core", "core+biology", "core+chemistry"]
+    assert sum(bool(trace.showlegend is not False) for trace in figure.data) == len(DOMAINS)
+    assert "run-gram-tiny-0" in figure.data[0].customdata[0][4]
+    assert len(profile_bars_figure(domains, "gram", "no such size").data) == 0
+
+
+def test_methods_and_domains_differ_in_more_than_colour():
+    assert set(METHOD_STYLES) == set(METHODS)
+    assert len({(s.symbol, s.dash) for s in METHOD_STYLES.values()}) == len(METHODS)
+    styles = domain_styles(["core", *(f"topic{i:02d}" for i in range(20))])
+    assert next(iter(styles)) == "core"
+    assert len({(s.colour, s.symbol, s.dash) for s in styles.values()}) == 21
+    assert method_style("new_method").label == "new_method"
+
+
+def test_log_ticks():
+    assert log_ticks(15, 600) == [20, 50, 100, 200, 500]
+    assert log_ticks(1, 10) == [1, 2, 5, 10]
+
+
+def test_figures_are_json(analysis):
+    figure = scaling_figure(analysis.table, SIZES, "core+biology", "core")
+    assert json.loads(figure.to_json())["layout"]["autosize"] is True

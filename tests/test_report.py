@@ -1,0 +1,133 @@
+"""The report is one file that works without a network, hides nothing, and escapes what it shows."""
+
+import re
+import shutil
+import subprocess
+
+import pandas as pd
+import pytest
+
+from gram_platform.analysis.tables import Analysis, analyse
+from gram_platform.report import build_report, readable_runs, shared_profile, study_figures
+from tests.study_frames import SIZES, curves, evaluations
+
+HOSTILE = 'loss is <b>nan</b> </script><script>alert("x")</script>'
+
+
+def runs_frame() -> pd.DataFrame:
+    columns = {"kind": "run", "status": "complete", "elapsed_s": 3723.4, "tokens_per_second": 41234.5}
+    frame = evaluations().drop_duplicates("run_id")[["run_id", "method", "size", "seed"]].assign(**columns)
+    frame["run_id_url"] = [f"http://127.0.0.1:5000/#/runs/{run}" for run in frame["run_id"]]
+    frame["error"] = ""
+    frame.iloc[3, frame.columns.get_loc("status")] = "failed"
+    frame.iloc[3, frame.columns.get_loc("error")] = HOSTILE
+    frame.iloc[4, frame.columns.get_loc("run_id_url")] = "javascript:alert(1)"
+    frame.iloc[5, frame.columns.get_loc("elapsed_s")] = float("nan")
+    return frame
+
+
+def report_of(analysis: Analysis) -> str:
+    return build_report("A <study>", "First.\n\nSecond.", analysis, curves(), runs_frame(), SIZES)
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return report_of(analyse(evaluations(), curves(), tuple(SIZES)))
+
+
+def without_plotly(page: str) -> str:
+    """The page without the script elements, which hold plotly.js and the figures' data."""
+    return re.sub(r"<script.*?</script>", "", page, flags=re.S)
+
+
+def test_it_is_one_page_that_loads_nothing(page):
+    assert page.startswith("<!doctype html>")
+    markup = without_plotly(page)
+    assert not re.search(r"<(img|iframe|object|embed)|<script[^>]* src|@import|url\(", markup)
+    assert re.findall(r"<link[^>]*>", markup) == ['<link rel="icon" href="data:,">']
+    assert not re.search(r"<script[^>]+src=", page.split("<script>")[0])
+    assert 'name="viewport"' in markup
+    assert "prefers-color-scheme: dark" in markup
+    assert page.count("plotly.js v") == 1
+    assert len(page) < 8e6
+
+
+def test_every_section_is_there_with_its_table(page):
+    markup = without_plotly(page)
+    titles = re.findall(r"<h2>(.*?)</h2>", markup)
+    assert titles == ["Capabilities", "Scaling", "Profiles", "Learning curves and their fits", "Runs"]
+    assert markup.count("<details>") == markup.count("<summary>") == 4  # three tables, and the other sizes' bars
+    assert markup.count('class="plot"') == 3 + 2 * len(SIZES) + len(SIZES)
+    assert "0.940 [0.906, 0.974]" in markup
+    assert "9 nodes" not in markup
+    assert "27 nodes: 26 complete, 1 failed." in markup
+
+
+def test_text_from_data_is_escaped_and_only_web_addresses_are_links(page):
+    markup = without_plotly(page)
+    assert "<title>A &lt;study&gt;</title>" in markup
+    assert "&lt;/script&gt;" in markup
+    assert "alert(" not in markup.replace("alert(&quot;x&quot;)", "")
+    assert "javascript:" not in markup
+    assert markup.count('<a href="http://127.0.0.1:5000/#/runs/') == 26
+    assert HOSTILE not in page
+
+
+def test_what_is_missing_comes_first():
+    known = evaluations()
+    unfinished = known[~((known["size"] == "medium") & (known["method"] == "baseline"))]
+    page = without_plotly(report_of(analyse(unfinished, curves(), tuple(SIZES))))
+    assert page.index("<h2>Missing</h2>") < page.index("<h2>Capabilities</h2>")
+    assert "no baseline of this size is complete" in page
+
+
+def test_a_study_of_which_nothing_is_finished_has_a_page():
+    nothing = analyse(evaluations().iloc[:0], curves(), tuple(SIZES))
+    page = without_plotly(report_of(nothing))
+    assert "<h2>Capabilities</h2>" in page
+    assert page.count('class="plot"') == 0
+
+
+def test_claims_are_shown():
+    analysis = analyse(evaluations(), curves(), tuple(SIZES))
+    claims = pd.DataFrame({"claim": ["retain > forget"], "verdict": ["agree"]})
+    page = build_report("T", "", analysis, curves(), runs_frame(), SIZES, claims=claims)
+    assert "<h2>Claims</h2>" in page
+    assert "retain &gt; forget" in page
+
+
+def test_the_same_study_is_the_same_page(page):
+    assert page == report_of(analyse(evaluations(), curves(), tuple(SIZES)))
+
+
+def test_names_of_figures_and_the_shared_profile():
+    analysis = analyse(evaluations(), curves(), tuple(SIZES))
+    assert shared_profile(analysis.table) == "core+biology"
+    names = set(study_figures(analysis, curves(), SIZES))
+    assert {"scaling-core", "scaling-retain", "scaling-forget", "profiles-gram-tiny", "curves-small"} <= names
+    assert "scaling-elicited" not in names
+    assert all(re.fullmatch(r"[\w-]+", name) for name in names)
+
+
+def test_runs_are_readable():
+    runs = readable_runs(runs_frame())
+    assert runs["elapsed"].iloc[0] == "1:02:03"
+    assert runs["elapsed"].iloc[5] == ""
+    assert runs["tokens_per_second"].iloc[0] == "41,234"
+    assert "elapsed_s" not in runs
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("window", ["1280,5000", "500,9000"])
+def test_a_browser_draws_every_figure_without_a_word_on_its_console(page, tmp_path, window):
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("no Chromium is installed")
+    opened = page.replace("<details>", "<details open>")
+    (tmp_path / "report.html").write_text(opened, encoding="utf-8")
+    flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--enable-logging=stderr"]
+    flags += ["--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={tmp_path}/profile", f"--window-size={window}"]
+    command = [chromium, *flags, "--virtual-time-budget=20000", "--dump-dom", f"file://{tmp_path}/report.html"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.count('data-drawn="yes"') == page.count('class="plot"')
+    assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
