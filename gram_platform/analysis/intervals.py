@@ -81,18 +81,24 @@ def smallest_detectable(differences: Sequence[float], confidence: float = CONFID
 
 
 def bootstrap(
-    units: Sequence, statistic: Callable[[list], Sequence[float]], num_resamples: int = 1000, rng_seed: int = 0
+    groups: Sequence[Sequence],
+    statistic: Callable[[list[list]], Sequence[float]],
+    num_resamples: int = 1000,
+    rng_seed: int = 0,
 ) -> np.ndarray:
-    """`statistic` of resamples of the units (seeds, usually) with replacement, shape [num_resamples, K].
+    """`statistic` of resampled groups, shape [num_resamples, K]; units (seeds, usually) are redrawn within each group.
 
-    A resample for which the statistic raises ValueError (a fit that does not exist) gives a row of NaN, to be counted
-    by the caller, and never dropped silently. ValueError when there are no units.
+    A resample for which the statistic raises ValueError (a fit that does not exist) gives a row of NaN, which the
+    caller counts. The same `rng_seed` gives the same samples. ValueError for an empty group or no resamples.
     """
-    if len(units) == 0 or num_resamples < 1:
-        raise invalid("units", len(units), "at least one unit and one resample")
+    sizes = [len(group) for group in groups]
+    if not sizes or min(sizes) == 0 or num_resamples < 1:
+        raise invalid("groups", sizes, "one or more groups of at least one unit, and at least one resample")
     rng = np.random.default_rng(rng_seed)
-    draws = rng.integers(0, len(units), size=(num_resamples, len(units)))
-    rows = [_attempt(statistic, [units[i] for i in draw]) for draw in draws]
+    rows = []
+    for _ in range(num_resamples):
+        draws = [rng.integers(0, size, size) for size in sizes]
+        rows.append(_attempt(statistic, [[g[i] for i in draw] for g, draw in zip(groups, draws, strict=True)]))
     width = max((len(row) for row in rows if row is not None), default=1)
     return np.array([np.full(width, np.nan) if row is None else row for row in rows], float)
 
@@ -109,7 +115,7 @@ def percentile_interval(samples: Sequence[float], centre: float, confidence: flo
     return Interval(float(centre), float(low), float(high))
 
 
-def _attempt(statistic: Callable[[list], Sequence[float]], sample: list) -> np.ndarray | None:
+def _attempt(statistic: Callable[[list[list]], Sequence[float]], sample: list[list]) -> np.ndarray | None:
     try:
         return np.atleast_1d(np.asarray(statistic(sample), float))
     except ValueError:

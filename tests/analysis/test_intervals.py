@@ -72,12 +72,13 @@ def test_coverage_of_the_interval():
 
 
 def test_bootstrap_is_deterministic_and_counts_failures():
-    def mean_of_two(sample):
+    def mean_of_two(groups):
+        (sample,) = groups
         if len(set(sample)) < 2:
             raise ValueError("all alike")
         return [np.mean(sample), np.max(sample)]
 
-    first, second = (bootstrap([1.0, 2.0, 3.0], mean_of_two, 500, rng_seed=3) for _ in range(2))
+    first, second = (bootstrap([[1.0, 2.0, 3.0]], mean_of_two, 500, rng_seed=3) for _ in range(2))
     np.testing.assert_array_equal(first, second)
     assert first.shape == (500, 2)
     assert np.isnan(first[:, 0]).mean() == pytest.approx(1 / 9, abs=0.05)
@@ -85,3 +86,8 @@ def test_bootstrap_is_deterministic_and_counts_failures():
     assert centre == 2.0
     assert 1.0 < low < 2.0 < high < 3.0
     assert math.isnan(percentile_interval([float("nan")] * 5, 1.0).low)
+    both = bootstrap([[0.0, 1.0], [10.0]], lambda groups: [sum(groups[0]), sum(groups[1])], 50)
+    assert set(both[:, 0]) == {0.0, 1.0, 2.0}
+    assert set(both[:, 1]) == {10.0}
+    with pytest.raises(ValueError, match=r"^groups="):
+        bootstrap([[1.0], []], lambda groups: [0.0])

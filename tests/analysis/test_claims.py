@@ -1,0 +1,87 @@
+"""Verdicts on planted differences."""
+
+import math
+
+import numpy as np
+import pytest
+
+from gram_platform.analysis.claims import (
+    claims_frame,
+    judge_greater,
+    judge_matches,
+    seed_values,
+    separation_claims,
+)
+from gram_platform.analysis.tables import analyse
+from tests.study_frames import SIZES, curves, evaluations
+
+SEEDS = ("0", "1", "2")
+
+
+def values(*numbers):
+    return dict(zip(SEEDS, numbers, strict=False))
+
+
+@pytest.mark.parametrize(
+    ("left", "verdict"),
+    [((0.5, 0.51, 0.52), "agree"), ((-0.5, -0.51, -0.52), "disagree"), ((0.5, -0.5, 0.1), "cannot tell")],
+)
+def test_signed_contrasts(left, verdict):
+    judgement = judge_greater("left is above right", values(*left), values(0.0, 0.0, 0.0))
+    assert judgement.verdict == verdict
+    assert judgement.difference == pytest.approx(np.mean(left))
+    assert judgement.low < judgement.difference < judgement.high
+    assert judgement.num_seeds == 3
+    assert judgement.detectable > 0
+
+
+def test_pairing_by_seed_removes_what_seeds_share():
+    left, right = values(0.9, 0.5, 0.1), values(0.8, 0.41, 0.02)
+    assert judge_greater("paired", left, right).verdict == "agree"
+    shuffled = dict(zip(SEEDS, (0.02, 0.8, 0.41), strict=True))
+    assert judge_greater("not paired", left, shuffled).verdict == "cannot tell"
+
+
+@pytest.mark.parametrize(
+    ("left", "verdict"),
+    [
+        ((0.01, 0.0, -0.01), "agree"),
+        ((0.2, 0.21, 0.22), "disagree"),
+        ((-0.2, -0.21, -0.22), "disagree"),
+        ((0.05, 0.05, 0.04), "cannot tell"),
+    ],
+)
+def test_matches_is_equivalence_within_the_margin(left, verdict):
+    assert judge_matches("left matches right", values(*left), values(0.0, 0.0, 0.0), 0.05).verdict == verdict
+
+
+def test_one_seed_cannot_tell():
+    for judge in (judge_greater, judge_matches):
+        judgement = judge("one", {"0": 1.0}, {"0": 0.0})
+        assert judgement.verdict == "cannot tell"
+        assert math.isnan(judgement.low)
+        assert math.isnan(judgement.detectable)
+    with pytest.raises(ValueError, match=r"^seeds="):
+        judge_greater("none", {"0": 1.0}, {"1": 1.0})
+    with pytest.raises(ValueError, match=r"^margin="):
+        judge_matches("none", {"0": 1.0}, {"0": 1.0}, margin=0.0)
+
+
+def test_claims_of_a_study():
+    per_seed = analyse(evaluations(), curves(), tuple(SIZES)).per_seed
+    judgements = separation_claims(per_seed)
+    assert len(judgements) == 2 * len(SIZES)  # filtering and GRAM; the baseline forgets nothing
+    assert {j.verdict for j in judgements} == {"agree"}
+    frame = claims_frame(judgements)
+    assert frame["claim"].iloc[-1] == "gram, medium: retain is above forget"
+    assert frame["difference"].iloc[-1] == pytest.approx(0.94 - 0.55, rel=1e-6)
+    assert claims_frame([]).columns.tolist() == frame.columns.tolist()
+
+
+def test_seed_values_name_one_view():
+    per_seed = analyse(evaluations(), curves()).per_seed
+    found = seed_values(per_seed, "core", method="gram", size="tiny", profile="core")
+    assert found == pytest.approx({"0": 0.92, "1": 0.94, "2": 0.96})
+    assert seed_values(per_seed, "retain", method="gram", size="tiny", profile="core") == {}
+    with pytest.raises(ValueError, match=r"^where="):
+        seed_values(per_seed, "core", method="gram")
