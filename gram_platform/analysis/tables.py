@@ -82,7 +82,7 @@ def per_seed_frame(ratios: pd.DataFrame) -> tuple[pd.DataFrame, Notes]:
     values = values.reset_index().merge(ratios[[*VIEW, "retained"]].drop_duplicates(VIEW), on=VIEW)
     parts, notes = [values], []
     for (method, size), group in values.groupby(["method", "size"], sort=False):
-        few = group[~group["retained"].str.contains(",") & (group["profile"] != ALL)]
+        few = group[~group["retained"].str.contains(",")]
         averaged = few if len(few) else group
         profiles = set(averaged["profile"])
         for seed, views in averaged.groupby("seed", sort=False):

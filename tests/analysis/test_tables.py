@@ -69,6 +69,19 @@ def test_the_mean_averages_the_profiles_of_at_most_one_domain(analysis):
     assert row(analysis.table, "filtering", "small", "mean")["forget"] == only["forget"]
 
 
+def test_with_one_auxiliary_domain_all_is_one_of_the_averaged_profiles():
+    one = evaluations().drop(columns="loss/chemistry")
+    one = one[one["profile"].isin(["core", "all"])].assign(
+        retained=lambda f: f["profile"].map({"core": "", "all": "biology"})
+    )
+    points = curves()
+    table = capability_table(one, points[points["domain"] != "chemistry"])
+    mean = row(table, "gram", "tiny", "mean")
+    assert mean["retain"] == row(table, "gram", "tiny", "all")["retain"]
+    assert mean["forget"] == row(table, "gram", "tiny", "core")["forget"]
+    assert row(table, "baseline", "tiny", "mean")["core"] == pytest.approx(1.0)
+
+
 def test_the_baseline_is_one_by_construction(analysis):
     for size in SIZES:
         for profile in ("all", "mean"):
