@@ -19,7 +19,8 @@ setup: $(STAMP) ## install the pinned dependencies and this project into .venv
 $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer with venv is needed: set PYTHON=/path/to/python" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev]'
+	@echo "installing into $(VENV): 2.3 GB, one to three minutes"
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --quiet -c constraints.txt -e '.[dev]'
 	@touch $@
 
 demo: setup ## the scaling study on generated stories, on a private local Ray; KEEP=1 leaves Ray and MLflow running

@@ -28,12 +28,13 @@ ROOMS = {
     "views": ("torch",),
     "evaluate": ("torch", "numpy"),
     "methods": (),
+    "nodes": (),
     "tracking": ("mlflow",),
     "analysis": ("numpy", "pandas", "scipy", "mlflow", "sqlalchemy"),
     "figures": ("numpy", "pandas", "plotly"),
     "report": ("pandas", "plotly"),
     "engine": ("ray", "optuna", "torch", "numpy", "psutil", "rich"),
-    "local_cluster": ("ray", "psutil"),
+    "local_cluster": ("psutil",),
     "study": ("ray", "numpy", "pandas", "tyro", "rich"),
     "cli": ("pandas", "tyro", "rich"),
 }
@@ -96,7 +97,7 @@ def test_imports_go_one_way():
     wrong = []
     for path in python_files(PACKAGE):
         room = room_of(module_name(path))
-        if not room:
+        if room not in order:  # the package itself; a stranger fails the test above
             continue
         for name in ours(imported_modules(path)):
             target = room_of(name)

@@ -81,7 +81,7 @@ def test_package_travels_with_the_job(bare_cluster, tmp_path, monkeypatch):
 @pytest.mark.ray
 def test_this_checkout_is_a_small_upload_and_its_experiments_build(bare_cluster, monkeypatch):
     monkeypatch.chdir(ROOT)
-    uploads = Path(bare_cluster.folder) / "session_latest/runtime_resources/working_dir_files"
+    uploads = bare_cluster.ray_folder / "session_latest/runtime_resources/working_dir_files"
     before = set(uploads.glob("_ray_pkg_*"))
     experiments = sorted(path.relative_to(ROOT) for path in (ROOT / "experiments").glob("*.py"))
     build = " && ".join(f"python {path} --help >/dev/null" for path in experiments) or "true"

@@ -52,6 +52,8 @@ def run(command: list[str], keep: bool) -> int:
         cluster = start()
         say(f"Ray is up after {time.monotonic() - started:.1f} s; storage {default_storage()}")
         code = submit(cluster, command)
+        if code:
+            say(f"the job ended with exit code {code}; the same command again continues with what is unfinished")
         if keep:
             announce(cluster, serve_mlflow(cluster))
     except SystemExit as interrupted:
@@ -80,7 +82,7 @@ def take_down(failed: bool) -> None:
 
 
 def keep_logs(cluster: Cluster) -> None:
-    logs, target = Path(cluster.folder) / "session_latest" / "logs", local_folder() / "ray_logs"
+    logs, target = cluster.ray_folder / "session_latest" / "logs", local_folder() / "ray_logs"
     if logs.is_dir():
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(logs, target, symlinks=True)

@@ -74,7 +74,7 @@ def head_command(cluster: Cluster) -> list[str]:
         "include-dashboard": "true",
         "num-cpus": num_cpus(),
         "object-store-memory": OBJECT_STORE_BYTES,
-        "temp-dir": cluster.folder,
+        "temp-dir": cluster.ray_folder,
     }
     return ["ray", "start", "--head", "--block", *(f"--{name}={value}" for name, value in options.items())]
 
@@ -131,9 +131,10 @@ def comes_up(cluster: Cluster, head: subprocess.Popen) -> bool:
 def submit(cluster: Cluster, command: list[str]) -> int:
     """Runs the command as a Ray job that uploads the current directory, shows its log, and returns its exit code."""
     job = "gram-" + secrets.token_hex(4)
-    ray = ["ray", "job", "submit", "--address", cluster.address, "--submission-id", job, "--log-style", "pretty"]
+    ray = ["ray", "job", "submit", "--address", cluster.address, "--submission-id", job, "--working-dir", "."]
+    style = ["--log-style", "pretty", "--log-color", "auto" if sys.stdout.isatty() else "false"]
     code = subprocess.run(
-        [*ray, "--working-dir", ".", "--", *command], env=environment(cluster), stdin=subprocess.DEVNULL, check=False
+        [*ray, *style, "--", *command], env=environment(cluster), stdin=subprocess.DEVNULL, check=False
     ).returncode
     # The client returns 1 for every failure, 0 for a job that was stopped, and early when it loses the connection.
     info = ask(cluster, f"/api/jobs/{job}")

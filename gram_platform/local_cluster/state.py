@@ -23,12 +23,16 @@ class Cluster:
     mark: str
     owner_pid: int
     owner_created: float  # Unix seconds; with the pid it names one process: pids are reused
-    folder: str  # Ray's temporary files and the token
+    folder: str  # the token, Ray's temporary files; only we may enter it
     address: str  # of the dashboard, which takes jobs
 
     @property
     def token_file(self) -> Path:
         return Path(self.folder) / "token"
+
+    @property
+    def ray_folder(self) -> Path:
+        return Path(self.folder) / "ray"  # Ray opens this one to everybody
 
     @property
     def head_log(self) -> Path:
