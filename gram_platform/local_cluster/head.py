@@ -49,9 +49,12 @@ def num_cpus() -> int:
 def environment(cluster: Cluster) -> dict[str, str]:
     """The environment of everything in the cluster: ours without other Rays' settings; mark, token, storage."""
     mine = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    no_proxy = ",".join(filter(None, [os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), "127.0.0.1"]))
     return mine | {
         MARK: cluster.mark,
         "GRAM_STORAGE": default_storage(),
+        "no_proxy": no_proxy,
+        "NO_PROXY": no_proxy,
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(cluster.token_file),
