@@ -51,9 +51,10 @@ def _paper(name, layers, d_mlp, d_aux, batch, micro_batch, core_tokens, peak_lr)
     return Size(*shape, batch, micro_batch, core_tokens, peak_lr, PAPER_CONTEXT, PAPER_VOCAB)
 
 
-def _stories(name, layers, d_model, heads, d_core, d_aux, batch, micro, core_tokens, lr, seq_len, precision="float32"):
-    shape = (name, layers, d_model, heads, 2, d_core + d_aux, d_core, d_aux)
-    return Size(*shape, batch, micro, core_tokens, lr, seq_len, 1024, precision)
+def _small(name, layers, d_model, d_mlp, d_aux, batch, micro_batch, core_tokens, peak_lr) -> Size:
+    """For minutes on a CPU core [ours]. float32: at these widths bfloat16 is no faster there (FINDINGS.md)."""
+    shape = (name, layers, d_model, 4, 2, d_mlp, d_mlp, d_aux)
+    return Size(*shape, batch, micro_batch, core_tokens, peak_lr, 64, 1024, "float32")
 
 
 # name: layers, core and dense d_mlp, aux d_mlp, batch, micro-batch [ours but for 800M], core tokens, peak LR.
@@ -68,6 +69,22 @@ PAPER_SIZES = {
         _paper("800M", 24, 6400, 640, 672, 96, 16_100_000_000, 5.7e-4),
         _paper("2B", 32, 9216, 896, 1328, 166, 40_300_000_000, 4.3e-4),
         _paper("5B", 47, 12288, 1216, 2752, 172, 99_400_000_000, 3.2e-4),
+    )
+}
+
+DEMO_SIZES = {
+    size.name: size
+    for size in (
+        _small("0.2M", 2, 48, 192, 24, 32, 8, 300_000, 6e-3),
+        _small("0.3M", 3, 64, 256, 32, 32, 8, 600_000, 5e-3),
+        _small("0.6M", 4, 96, 384, 48, 32, 8, 1_000_000, 4e-3),
+    )
+}
+SMOKE_SIZES = {
+    size.name: size
+    for size in (
+        _small("tiny", 2, 32, 128, 16, 16, 4, 40_000, 8e-3),
+        _small("small", 2, 48, 192, 24, 16, 4, 60_000, 6e-3),
     )
 }
 

@@ -50,6 +50,7 @@ def run_graph(
     resources: Resources,
     on_change: Callable[[Progress, Node | None], None] = lambda progress, node: None,
     poll_s: float = 1.0,
+    retry_diverged: bool = False,
 ) -> Progress:
     """Executes what is not done yet and returns how it ended.
 
@@ -57,7 +58,7 @@ def run_graph(
     Needs an initialised Ray.
     """
     progress = Progress(nodes)
-    graph = _Graph(progress, execution, resources)
+    graph = _Graph(progress, execution, resources, retry_diverged)
     while graph.advance():
         node = graph.wait(poll_s)
         on_change(progress, node)
@@ -65,23 +66,23 @@ def run_graph(
 
 
 class _Graph:
-    def __init__(self, progress: Progress, execution: Execution, resources: Resources):
+    def __init__(self, progress: Progress, execution: Execution, resources: Resources, retry_diverged: bool):
         self.progress, self.execution, self.resources = progress, execution, resources
-        store = Store(execution.storage)
+        store = execution.store()
         self.waiting: list[Node] = []
         self.in_flight: dict[ray.ObjectRef, Node] = {}
         self.crashes: dict[str, int] = {}
         self.not_before: dict[str, float] = {}
         for node in progress.nodes:
-            self._place(node, store)
+            self._place(node, store, retry_diverged)
         progress.reused = len(progress.done)
 
-    def _place(self, node: Node, store: Store) -> None:
+    def _place(self, node: Node, store: Store, retry_diverged: bool) -> None:
         directory = store.run(node.id) if node.kind == "run" else store.evaluation(node.id)
         if directory.result() is not None:
             directory.add_tags(dict(node.tags))
             self.progress.done.add(node.id)
-        elif node.kind == "run" and _diverged(directory.failure()):
+        elif node.kind == "run" and not retry_diverged and _diverged(directory.failure()):
             self.progress.failed[node.id] = directory.failure()["message"]  # training it again would end the same
         else:
             self.waiting.append(node)

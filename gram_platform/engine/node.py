@@ -7,7 +7,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -22,7 +21,7 @@ from gram_platform.planner import run_flops
 from gram_platform.routing import Plan
 from gram_platform.store import Store
 from gram_platform.store.attempts import Attempt
-from gram_platform.store.checkpoints import Resumed
+from gram_platform.store.tensors import Resumed
 from gram_platform.train.data import PlanReader
 from gram_platform.train.learner import Learner
 from gram_platform.train.loop import StepRecord, TrainingDiverged, training_steps
@@ -36,15 +35,17 @@ class Execution:
     """How nodes are executed here. Nothing in it changes a result on one machine but `num_threads` and `num_ranks`."""
 
     storage: str
-    data_root: str
     num_threads: int = 1
     num_ranks: int = 1
     checkpoint_every_s: float = 30.0
     lease_s: float = 30.0
     device: str = "cpu"
 
+    def store(self) -> Store:
+        return Store(self.storage).open_for_writing()
+
     def corpus(self, data_id: str) -> PackedCorpus:
-        return PackedCorpus.open(Path(self.data_root) / data_id)
+        return PackedCorpus.open(Store(self.storage).data_root / data_id)
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def execute_run(run: RunConfig, tags: Mapping[str, str], execution: Execution) -
     non-finite loss, ValueError for data that does not fit.
     """
     torch.set_num_threads(execution.num_threads)
-    directory = Store(execution.storage).run(run.run_id)
+    directory = execution.store().run(run.run_id)
     directory.ensure_config(run)
     directory.add_tags(tags)
     if (result := directory.result()) is not None:
@@ -248,7 +249,7 @@ class _Summary:
 def execute_evaluation(evaluation: Evaluation, tags: Mapping[str, str], execution: Execution) -> dict:
     """The evaluation's result: the view's loss on every domain."""
     torch.set_num_threads(execution.num_threads)
-    store = Store(execution.storage)
+    store = execution.store()
     directory = store.evaluation(evaluation.eval_id)
     directory.ensure_config(evaluation)
     directory.add_tags(tags)

@@ -11,7 +11,6 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from gram_platform.config import RunConfig, run_from_plain
 from gram_platform.engine.node import Execution, Resources, RunExecution, owner, record_interval
 from gram_platform.identity import to_plain
-from gram_platform.store import Store
 from gram_platform.train.loop import TrainingDiverged
 from gram_platform.train.sharding import ShardedLearner
 
@@ -20,7 +19,7 @@ MAX_WORKER_FAILURES = 3  # restarts of the worker group, each continuing from th
 
 def execute_sharded_run(run: RunConfig, tags: Mapping[str, str], execution: Execution, resources: Resources) -> dict:
     """The run's result, trained on `execution.num_ranks` Ray Train workers if it is not there yet."""
-    directory = Store(execution.storage).run(run.run_id)
+    directory = execution.store().run(run.run_id)
     directory.ensure_config(run)
     directory.add_tags(tags)
     if (result := directory.result()) is not None:
@@ -57,7 +56,7 @@ def _train_worker(config: Mapping) -> str | None:
     torch.set_num_threads(execution.num_threads)
     attempt = None
     if dist.get_rank() == 0:
-        attempt = Store(execution.storage).run(run.run_id).start_attempt(owner(), execution.lease_s)
+        attempt = execution.store().run(run.run_id).start_attempt(owner(), execution.lease_s)
     try:
         corpus = execution.corpus(run.data.data_id)
         _ShardedExecution(run, corpus, attempt, execution).finish()

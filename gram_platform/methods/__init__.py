@@ -2,7 +2,7 @@
 
 from gram_platform.identity import require_choice
 from gram_platform.methods import baseline, filtering, gram
-from gram_platform.methods.setting import Plans, Setting
+from gram_platform.methods.setting import Plans, Profile, Setting
 
 METHODS = {
     "baseline": baseline.plan,
@@ -17,4 +17,4 @@ def plan(method: str, setting: Setting) -> Plans:
     return METHODS[method](setting)
 
 
-__all__ = ["METHODS", "Plans", "Setting", "plan"]
+__all__ = ["METHODS", "Plans", "Profile", "Setting", "plan"]

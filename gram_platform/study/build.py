@@ -1,0 +1,83 @@
+"""From flags to nodes: the corpus's recipe, the settings of every cell, the graph."""
+
+from dataclasses import dataclass
+
+from gram_platform.config import CORE
+from gram_platform.corpora import CorpusRecipe, PackedCorpus, resolve
+from gram_platform.identity import invalid
+from gram_platform.methods import Profile, Setting
+from gram_platform.nodes import Node, method_nodes, require_closed, unique
+from gram_platform.store import Store
+from gram_platform.study.definition import Preset, Study
+from gram_platform.study.flags import Flags
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A study on a corpus: `entries` has every node as each method asks for it, `nodes` each id once."""
+
+    study: Study
+    preset: Preset
+    flags: Flags
+    recipe: CorpusRecipe
+    settings: tuple[Setting, ...]
+    entries: tuple[Node, ...]
+
+    @property
+    def nodes(self) -> list[Node]:
+        return unique(self.entries)
+
+    def of_size(self, size: str) -> list[Node]:
+        return [node for node in self.entries if dict(node.tags)["size"] == size]
+
+
+def build_graph(study: Study, flags: Flags, progress=None) -> Graph:
+    """Every node of the study, before any data is packed. ValueError for what the corpus cannot serve."""
+    preset = study.presets[flags.preset]
+    recipe = resolve(
+        flags.corpus,
+        core_label=flags.core_label or None,
+        seq_len=preset.seq_len,
+        vocab_size=preset.vocab_size,
+        validation_sequences=preset.num_eval_sequences,
+        sample_bytes=preset.sample_bytes,
+        cache_dir=Store(flags.storage).data_root,
+        progress=progress,
+    )
+    auxiliary = tuple(d for d in recipe.domains if d != CORE)
+    if not auxiliary:
+        raise invalid("core_label", flags.core_label, "labels that leave at least one auxiliary domain in the corpus")
+    profiles = _profiles(flags.retain, preset.retain, auxiliary)
+    sizes = [preset.sizes[name] for name in flags.sizes]
+    settings = tuple(
+        preset.setting(size, seed, recipe.data_id, recipe.domains, profiles)
+        for size in sizes
+        for seed in range(flags.seeds)
+    )
+    entries = tuple(node for setting in settings for method in flags.methods for node in method_nodes(method, setting))
+    require_closed(entries)
+    return Graph(study, preset, flags, recipe, settings, entries)
+
+
+def _profiles(retain: tuple[str, ...], preferred: str, auxiliary: tuple[str, ...]) -> tuple[Profile, ...]:
+    for domain in retain:
+        if domain not in auxiliary:
+            raise invalid("retain", domain, "one of the auxiliary domains: " + ", ".join(auxiliary))
+    chosen = retain or ((preferred,) if preferred in auxiliary else auxiliary[:1])
+    return tuple((domain,) for domain in sorted(set(chosen)))
+
+
+def require_enough_data(graph: Graph, corpus: PackedCorpus) -> None:
+    """ValueError when a label has too few sequences for its budget or its validation set; nothing has trained yet."""
+    needed: dict[str, int] = {}
+    for node in graph.nodes:
+        if node.kind == "run":
+            for budget in node.config.data.domains:
+                needed[budget.name] = max(needed.get(budget.name, 0), budget.num_sequences)
+    for domain in corpus.domains:
+        for split, wanted in (("train", needed[domain]), ("validation", graph.preset.num_eval_sequences)):
+            available = corpus.num_sequences(split, domain)
+            if available < wanted:
+                tokens = f"of {corpus.seq_len} tokens for {split}; preset {graph.flags.preset!r} needs {wanted}"
+                allowed = f"a label with enough text: it has {available} sequences {tokens}"
+                raise invalid("corpus", f"{graph.flags.corpus} [label {domain}]", allowed)

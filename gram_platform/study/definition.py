@@ -1,0 +1,80 @@
+"""A study as a value, and its presets."""
+
+from dataclasses import dataclass
+
+from gram_platform.config import CORE, RoutingConfig
+from gram_platform.identity import invalid, require_int, require_real
+from gram_platform.ladder import Size
+from gram_platform.methods import Profile, Setting
+
+
+@dataclass(frozen=True)
+class Preset:
+    """One scale of a study: sizes, data, routing and evaluation. Every number of a study that is not a flag is here."""
+
+    sizes: dict[str, Size]
+    num_seeds: int
+    corpus: str  # of the catalog
+    aux_share: float  # tokens of all auxiliary domains together over core's, spread evenly
+    routing: RoutingConfig
+    warmup_fraction: float
+    decay_fraction: float
+    num_eval_points: int
+    num_eval_sequences: int
+    aux_factor: float = 1.0
+    equal_compute: bool = True
+    retain: str = ""  # the domain of the compared profile, if the corpus has it; else its first
+    # sizes whose routed methods accumulate otherwise, as the paper's did
+    accumulation_of_size: tuple[tuple[str, str], ...] = ()
+    machine: str = "cpu"  # what --dry-run plans for
+    sample_bytes: int = 4_000_000  # of text that a trained tokenizer sees
+
+    def __post_init__(self) -> None:
+        require_int("preset.num_seeds", self.num_seeds, 1)
+        require_real("preset.aux_share", self.aux_share, 0.0, 1.0, open_low=True)
+        shapes = {(size.seq_len, size.vocab_size) for size in self.sizes.values()}
+        if len(shapes) != 1:
+            raise invalid("preset.sizes", sorted(shapes), "one sequence length and vocabulary for all")
+
+    @property
+    def seq_len(self) -> int:
+        return next(iter(self.sizes.values())).seq_len
+
+    @property
+    def vocab_size(self) -> int:
+        return next(iter(self.sizes.values())).vocab_size
+
+    def setting(
+        self, size: Size, seed: int, data_id: str, domains: tuple[str, ...], profiles: tuple[Profile, ...]
+    ) -> Setting:
+        """The cell of one size and seed on a corpus with these domains."""
+        auxiliary = [d for d in domains if d != CORE]
+        core_sequences = size.core_tokens // size.seq_len
+        aux_sequences = max(1, round(core_sequences * self.aux_share / len(auxiliary)))
+        accumulation = dict(self.accumulation_of_size).get(size.name, self.routing.accumulation)
+        return Setting(
+            size=size,
+            seed=seed,
+            data_id=data_id,
+            num_sequences={CORE: core_sequences, **dict.fromkeys(auxiliary, aux_sequences)},
+            profiles=profiles,
+            routing=RoutingConfig(self.routing.p_core_robust, self.routing.p_aux_spread, accumulation),
+            warmup_fraction=self.warmup_fraction,
+            decay_fraction=self.decay_fraction,
+            num_eval_points=self.num_eval_points,
+            num_eval_sequences=self.num_eval_sequences,
+            aux_factor=self.aux_factor,
+            equal_compute=self.equal_compute,
+        )
+
+
+@dataclass(frozen=True)
+class Study:
+    """What an experiment file declares."""
+
+    name: str
+    title: str
+    question: str  # plain text of the report's head
+    methods: tuple[str, ...]
+    presets: dict[str, Preset]
+    default_preset: str = "demo"

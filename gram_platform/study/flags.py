@@ -1,0 +1,145 @@
+"""The flags of every study, checked before any work starts."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from gram_platform.identity import invalid, require_choice, require_int
+from gram_platform.methods import METHODS
+from gram_platform.planner import MACHINES
+from gram_platform.study.definition import Preset, Study
+from gram_platform.tracking import default_tracking_uri
+
+RAY_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray in the entrypoint of a submitted job
+
+
+@dataclass(frozen=True)
+class Flags:
+    """Lists take values separated by blanks or commas."""
+
+    preset: str = ""
+    """smoke, demo or paper (default: the study's)"""
+    storage: str = ""
+    """folder or fsspec URL of runs and results; default $GRAM_STORAGE, else ~/.gram"""
+    tracking_uri: str = ""
+    """MLflow server or database; default SQLite in the storage"""
+    corpus: str = ""
+    """a catalog name, or a folder of .jsonl/.parquet with `text` and `label`"""
+    core_label: str = ""
+    """the label (or labels) of the corpus that is core; every other label is an auxiliary domain"""
+    retain: tuple[str, ...] = ()
+    """auxiliary domains: each is compared in the profile core + that domain"""
+    seeds: int = 0
+    """number of seeds, from 0 up (default: the preset's)"""
+    sizes: tuple[str, ...] = ()
+    """names of sizes (default: all of the preset)"""
+    methods: tuple[str, ...] = ()
+    """names of methods (default: all of the study); the baseline is always there, it is the unit"""
+    num_workers: int = 1
+    """ranks of each run; 1 trains in the Ray task itself"""
+    dry_run: bool = False
+    """print what would run, what it costs and what is done already; start nothing"""
+    machine: str = ""
+    """what --dry-run plans for: h200, h100, a100 or cpu (default: the preset's)"""
+    threads: int = 1
+    """CPU threads of a rank: part of what makes a run repeat bit for bit"""
+    checkpoint_every: float = 30.0
+    """seconds between checkpoints"""
+    retry_failed: bool = False
+    """train runs again that ended with a non-finite loss"""
+
+
+def parse(study: Study, arguments: list[str] | None = None) -> Flags:
+    """The flags of a command line; ends the process with usage on `--help` and on unknown flags."""
+    flags = tyro.cli(
+        Annotated[Flags, tyro.conf.arg(name="")],
+        args=arguments,
+        description=f"{study.title}\n\n{study.question}",
+        config=(tyro.conf.OmitArgPrefixes,),
+    )
+    return checked(study, flags)
+
+
+def checked(study: Study, flags: Flags) -> Flags:
+    """The flags with defaults and lists filled in; ValueError naming the flag, the value and what is allowed."""
+    name = flags.preset or study.default_preset
+    require_choice("preset", name, tuple(study.presets))
+    preset = study.presets[name]
+    storage = absolute_place("storage", flags.storage or os.environ.get("GRAM_STORAGE") or "~/.gram")
+    methods = split_list(flags.methods) or study.methods
+    for method in methods:
+        require_choice("methods", method, tuple(METHODS))
+    sizes = split_list(flags.sizes) or tuple(preset.sizes)
+    for size in sizes:
+        require_choice("sizes", size, tuple(preset.sizes))
+    require_int("seeds", flags.seeds, 0, 1000)
+    require_int("num_workers", flags.num_workers, 1)
+    require_int("threads", flags.threads, 1)
+    if not flags.checkpoint_every > 0:
+        raise invalid("checkpoint_every", flags.checkpoint_every, "a positive number of seconds")
+    require_choice("machine", flags.machine or preset.machine, tuple(MACHINES))
+    _require_ranks(preset, sizes, flags.num_workers)
+    return Flags(
+        preset=name,
+        storage=storage,
+        tracking_uri=_tracking_uri(flags.tracking_uri, storage),
+        corpus=_corpus(flags.corpus, preset),
+        core_label=flags.core_label,
+        retain=split_list(flags.retain),
+        seeds=flags.seeds or preset.num_seeds,
+        sizes=tuple(size for size in preset.sizes if size in sizes),
+        methods=("baseline", *(m for m in METHODS if m in methods and m != "baseline")),
+        num_workers=flags.num_workers,
+        dry_run=flags.dry_run,
+        machine=flags.machine or preset.machine,
+        threads=flags.threads,
+        checkpoint_every=flags.checkpoint_every,
+        retry_failed=flags.retry_failed,
+    )
+
+
+def split_list(values: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(part.strip() for value in values for part in value.split(",") if part.strip())
+
+
+def absolute_place(field: str, place: str) -> str:
+    """A URL as it is, a path made absolute; inside a Ray job a relative path is refused by name.
+
+    A job's working directory is an upload that changes with every edit: what lies in it is lost.
+    """
+    if "://" in place:
+        return place
+    path = Path(place).expanduser()
+    if not path.is_absolute() and RAY_JOB_VARIABLE in os.environ:
+        raise invalid(field, place, "an absolute path or a URL: inside a Ray job the working directory is an upload")
+    return str(path.absolute())
+
+
+def _tracking_uri(uri: str, storage: str) -> str:
+    if not uri:
+        return default_tracking_uri(storage)
+    if uri.startswith("sqlite:///") and not uri.startswith("sqlite:////"):
+        return "sqlite:///" + absolute_place("tracking_uri", uri.removeprefix("sqlite:///"))
+    if "://" not in uri:
+        raise invalid("tracking_uri", uri, "a URI such as http://host:5000 or sqlite:////path/mlflow.db")
+    return uri
+
+
+def _corpus(corpus: str, preset: Preset) -> str:
+    """Names of the catalog stay; anything with a path separator, or that exists, is a place."""
+    if not corpus:
+        return preset.corpus
+    is_place = os.sep in corpus or corpus.startswith((".", "~")) or Path(corpus).exists()
+    return absolute_place("corpus", corpus) if is_place else corpus
+
+
+def _require_ranks(preset: Preset, sizes: tuple[str, ...], num_workers: int) -> None:
+    for name in sizes:
+        micro_batch = preset.sizes[name].micro_batch
+        if micro_batch % num_workers:
+            raise invalid(
+                "num_workers", num_workers, f"a divisor of the micro-batch of {name}, {micro_batch} sequences"
+            )

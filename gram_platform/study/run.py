@@ -1,0 +1,156 @@
+"""Running a study: flags -> nodes -> data -> graph on Ray -> table and report."""
+
+import logging
+import os
+import sys
+import time
+from dataclasses import replace
+
+import ray
+
+from gram_platform.analysis.tables import format_table
+from gram_platform.corpora import PackedCorpus, prepare
+from gram_platform.engine.graph import Progress, run_graph
+from gram_platform.engine.node import Execution, Resources
+from gram_platform.nodes import Node
+from gram_platform.store import Store
+from gram_platform.study.build import Graph, build_graph, require_enough_data
+from gram_platform.study.definition import Study
+from gram_platform.study.dry_run import describe
+from gram_platform.study.flags import Flags, parse
+from gram_platform.study.live import LiveView
+from gram_platform.study.mirror import Mirror
+from gram_platform.study.results import Results, read_results, write_results
+from gram_platform.tracking import Tracker, TrackingUnavailable
+
+
+def main(study: Study, arguments: list[str] | None = None) -> None:
+    """The entrypoint of an experiment file. Exit code 0: complete; 1: some nodes failed; 2: bad input, nothing done."""
+    try:
+        flags = parse(study, arguments)
+        outcome = run_study(study, flags)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
+    raise SystemExit(outcome)
+
+
+def run_study(study: Study, flags: Flags) -> int:
+    """Runs what is not done yet; returns the exit code. ValueError for bad input, before anything trains."""
+    say = lambda text: print(text, flush=True)  # noqa: E731
+    if flags.dry_run:
+        say(describe(build_graph(study, flags)))
+        return 0
+    store = Store(flags.storage).open_for_writing()
+    graph = build_graph(study, flags, _reporter(say))
+    corpus = prepare(graph.recipe, store.data_root, _reporter(say))
+    require_enough_data(graph, corpus)
+    say(f"study {study.name}: {len(graph.nodes)} nodes on {flags.corpus} (data {graph.recipe.data_id})")
+    say(f"storage {store.root}")
+    tracker = Tracker(flags.tracking_uri)
+    try:
+        tracker.prepare_database()
+    except TrackingUnavailable as error:
+        say(f"MLflow is away ({error}); training goes on, `gram sync` catches up")
+    return _StudyRun(graph, store, corpus, tracker).run()
+
+
+class _StudyRun:
+    """One execution: the graph, its view, its mirror, and the table as it fills in."""
+
+    def __init__(self, graph: Graph, store: Store, corpus: PackedCorpus, tracker: Tracker):
+        self.graph, self.store, self.corpus, self.tracker = graph, store, corpus, tracker
+        self.view = LiveView(graph.nodes, store)
+        self.written_sizes: set[str] = set()
+        self.by_id = {node.id: node for node in graph.nodes}
+
+    def run(self) -> int:
+        flags, started = self.graph.flags, time.monotonic()
+        _connect()
+        execution = Execution(
+            self.store.root,
+            num_threads=flags.threads,
+            num_ranks=flags.num_workers,
+            checkpoint_every_s=flags.checkpoint_every,
+            device="cuda" if ray.cluster_resources().get("GPU") else "cpu",
+        )
+        resources = Resources(float(flags.threads), 1.0 if execution.device == "cuda" else 0.0)
+        self.mirror = Mirror(self.tracker, self.store, self.view.say)
+        with self.view:
+            progress = run_graph(
+                self.graph.nodes, execution, resources, self._on_change, retry_diverged=flags.retry_failed
+            )
+        is_mirrored = self.mirror.finish(self.by_id)
+        results = read_results(self.graph, self.store, is_mirrored)
+        self._finish(results, progress, time.monotonic() - started)
+        return 1 if progress.failed else 0
+
+    def _on_change(self, progress: Progress, ended: Node | None) -> None:
+        self.view.update(progress, ended)
+        self.mirror.watch(self.by_id[i] for i in progress.running)
+        if ended is None:
+            return
+        self.mirror.ended(ended)
+        size = dict(ended.tags)["size"]
+        if all(node.id in progress.done for node in self.graph.of_size(size)) and size not in self.written_sizes:
+            self.written_sizes.add(size)
+            self._write_partial(progress)
+
+    def _write_partial(self, progress: Progress) -> None:
+        """The table and report so far, from the run directories: the mirror may be behind."""
+        results = read_results(self.graph, self.store, is_mirrored=False)
+        if results is not None and len(self.written_sizes) < len(self.graph.flags.sizes):
+            results = replace(results, source="the run directories, while the study runs")
+            paths = write_results(self.graph, self.store, results, progress, None)
+            self.view.say(f"\n{format_table(results.table)}\nso far: {paths['report.html']}\n")
+
+    def _finish(self, results: Results | None, progress: Progress, elapsed_s: float) -> None:
+        say = self.view.say
+        for node_id, message in progress.failed.items():
+            say(f"failed: {self.by_id[node_id].name}: {message}")
+        for node_id, culprits in progress.blocked.items():
+            say(f"blocked: {self.by_id[node_id].name} needs {', '.join(culprits)}")
+        counts = f"{len(progress.done) - progress.reused} now in {elapsed_s:.0f} s, {progress.reused} before"
+        say(f"\n{len(progress.done)} of {len(self.by_id)} nodes done: {counts}")
+        if results is None:
+            say("no table: no baseline and evaluation is complete yet")
+            return
+        paths = self._write(results, progress)
+        say(f"\n{format_table(results.table)}\n")
+        if results.source != "MLflow":
+            say(f"read from {results.source}")
+        for name, path in paths.items():
+            say(f"{name:12} {path}")
+        say(f"{'MLflow':12} {self._mlflow_command()}")
+
+    def _write(self, results: Results, progress: Progress) -> dict:
+        try:
+            return write_results(self.graph, self.store, results, progress, self.tracker)
+        except TrackingUnavailable as error:
+            self.view.say(f"the study is not in MLflow ({error}); submit again to log it")
+            return write_results(self.graph, self.store, results, progress, None)
+
+    def _mlflow_command(self) -> str:
+        uri = self.graph.flags.tracking_uri
+        return uri if uri.startswith("http") else f"mlflow ui --backend-store-uri {uri}"
+
+
+def _connect() -> None:
+    """Joins the job's or the machine's cluster, else starts a local one."""
+    if not ray.is_initialized():
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        ray.init(log_to_driver=False, logging_level=logging.WARNING)
+
+
+def _reporter(say):
+    """Progress of long reading and packing, a line every few seconds."""
+    last = time.monotonic()
+
+    def report(what: str, done: int, total: int | None) -> None:
+        nonlocal last
+        if time.monotonic() - last > 5.0:
+            last = time.monotonic()
+            share = f" {done / total:.0%}" if total else ""
+            say(f"{what}:{share} {done / 1e6:,.1f} MB")
+
+    return report
