@@ -1,5 +1,7 @@
 """An evaluation's directory: config, tags, and a result that is written once."""
 
+import socket
+import time
 from collections.abc import Mapping
 
 from gram_platform.config import Evaluation
@@ -29,12 +31,16 @@ class EvaluationDirectory(NodeDirectory):
         return "absent" if self.result() is None else "complete"
 
     def timing(self) -> dict:
-        """What `complete` was told about the time it took; {} if nothing."""
+        """When and where the evaluation ended and how long it took, if that is known; {} before the end."""
         return self.folder.read_json("timing.json") or {}
 
     def complete(self, result: Mapping, timing: Mapping | None = None) -> dict:
-        """Write the deterministic fields of `result` (eval_id and sha256 are added); returns the result in force."""
-        existing = self.result()
-        if existing is None:
-            self.folder.write_json("timing.json", timing or {})
+        """Write the deterministic fields of `result` (eval_id and sha256 are added); returns the result in force.
+
+        `timing` may hold `elapsed_s`; the time of the end and the host are added.
+        """
+        if self.result() is None:
+            self.folder.write_json(
+                "timing.json", {**(timing or {}), "ended": time.time(), "host": socket.gethostname()}
+            )
         return self.publish(seal({**result, "eval_id": self.eval_id}))

@@ -11,7 +11,7 @@ from gram_platform.store.checkpoints import FINISHED, WEIGHTS, newest_manifest
 from gram_platform.store.directory import RESULT, NodeDirectory
 from gram_platform.store.files import CorruptFile, Folder, seal
 from gram_platform.store.leases import is_fresh, read_lease
-from gram_platform.store.segments import read_segment
+from gram_platform.store.segments import last_step, read_segment
 
 if TYPE_CHECKING:
     import torch
@@ -88,6 +88,11 @@ class RunDirectory(NodeDirectory):
         """
         head = self._head()
         return {} if head is None else head.get("timing", {"elapsed_s": head["elapsed_s"]})
+
+    def last_step(self) -> int:
+        """The last step with a committed record; -1 without any."""
+        head = self._head()
+        return -1 if head is None else last_step(head["segments"])
 
     def records(self) -> list[dict]:
         """The committed metric records in order, no step twice: the winner's, else up to the newest checkpoint.

@@ -1,0 +1,136 @@
+"""The way to an MLflow database or server: fast failure, one experiment, searches without page limits.
+
+A server that is down must not slow training: requests are tried twice with short time-outs, and after a failure every
+call fails at once for a minute. MLflow's own environment variables change the time-outs.
+"""
+
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from mlflow import MlflowClient
+from mlflow.entities import Run
+from mlflow.exceptions import MlflowException
+
+from gram_platform.store.local import LocalFolder
+
+QUIET_S = 60.0  # after a failure
+REQUEST_LIMITS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+}
+PAGE = 1000
+
+
+class TrackingUnavailable(RuntimeError):
+    """MLflow could not be reached or refused; the storage is unaffected and a later `sync` catches up."""
+
+
+class Connection:
+    """One experiment of one MLflow. `client` and `experiment_id` connect at their first use within `reaching`."""
+
+    def __init__(self, tracking_uri: str, experiment: str) -> None:
+        self.tracking_uri = tracking_uri
+        self._experiment = experiment
+        self._client: MlflowClient | None = None
+        self._experiment_id = ""
+        self._quiet_until, self._reason = 0.0, ""
+
+    @contextlib.contextmanager
+    def reaching(self) -> Iterator[MlflowClient]:
+        """The client, for a block of MLflow calls and nothing else; TrackingUnavailable when one of them fails."""
+        if time.monotonic() < self._quiet_until:
+            raise TrackingUnavailable(self._reason)
+        try:
+            if self._client is None:
+                self._connect()
+            yield self._client
+        except (MlflowException, OSError) as error:
+            self._reason = f"MLflow at {self.tracking_uri} is not available: {_first_line(error)}"
+            self._quiet_until = time.monotonic() + QUIET_S
+            raise TrackingUnavailable(self._reason) from error
+
+    @property
+    def client(self) -> MlflowClient:
+        assert self._client is not None, "only within `reaching`"
+        return self._client
+
+    @property
+    def experiment_id(self) -> str:
+        assert self._client is not None, "only within `reaching`"
+        return self._experiment_id
+
+    def search(self, filter_string: str) -> list[Run]:
+        """All active runs of the experiment that satisfy the filter."""
+        runs, token = [], None
+        while True:
+            page = self.client.search_runs([self.experiment_id], filter_string, max_results=PAGE, page_token=token)
+            runs += page
+            token = page.token
+            if not token:
+                return runs
+
+    def create(self, name: str, tags: Mapping[str, str], start_ms: float) -> Run:
+        return self.client.create_run(self.experiment_id, start_time=round(start_ms), tags=dict(tags), run_name=name)
+
+    def _connect(self) -> None:
+        for name, value in REQUEST_LIMITS.items():
+            os.environ.setdefault(name, value)
+        for name in ("mlflow.store.db.utils", "alembic"):
+            logging.getLogger(name).setLevel(logging.WARNING)
+        database = _sqlite_path(self.tracking_uri)
+        if database is None:
+            _probe(self.tracking_uri)
+            self._open(None)
+            return
+        folder = LocalFolder(str(database.parent), writable=True)
+        with folder.lock("mlflow"):  # of eight processes that create one database at once, seven would fail
+            self._open((database.parent / "mlartifacts").as_uri())
+
+    def _open(self, artifact_location: str | None) -> None:
+        try:
+            client = MlflowClient(self.tracking_uri)
+            self._experiment_id = _ensure_experiment(client, self._experiment, artifact_location)
+        except MlflowException:
+            raise
+        except Exception as error:  # the database driver's own exceptions, of a library that is not ours to import
+            raise ConnectionError(f"{type(error).__name__}: {error}") from error
+        self._client = client
+
+
+def _ensure_experiment(client: MlflowClient, name: str, artifact_location: str | None) -> str:
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        try:
+            return client.create_experiment(name, artifact_location)
+        except MlflowException:
+            found = client.get_experiment_by_name(name)  # another process has just created it
+            if found is None:
+                raise
+    if found.lifecycle_stage != "active":
+        client.restore_experiment(found.experiment_id)
+    return found.experiment_id
+
+
+def _sqlite_path(tracking_uri: str) -> Path | None:
+    prefix, separator, path = tracking_uri.partition(":///")
+    return Path(path).absolute() if separator and prefix.startswith("sqlite") else None
+
+
+def _probe(tracking_uri: str) -> None:
+    """Fail within seconds where a database server does not answer: MLflow would try for minutes."""
+    parts = urlsplit(tracking_uri)
+    port = parts.port or {"postgresql": 5432, "mysql": 3306}.get(parts.scheme.partition("+")[0])
+    if parts.hostname and port and not parts.scheme.startswith("http"):
+        socket.create_connection((parts.hostname, port), timeout=3.0).close()
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:300] if lines else type(error).__name__

@@ -1,0 +1,182 @@
+"""What a run or evaluation looks like in MLflow: names, tags, parameters and metrics. Pure functions of the storage.
+
+Tags of the study and metrics of the records keep their names, with characters that MLflow refuses written as
+`:<hex>:`; our own tags begin with `gram.`. Curves are thinned to about a hundred points, and every validation loss is
+sent: MLflow's pages slow down beyond that, and the storage has every step.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from mlflow.entities import Metric
+
+from gram_platform.config import view_from_plain
+from gram_platform.identity import canonical_json
+from gram_platform.store import EvaluationDirectory, RunDirectory
+
+KIND, STATUS, TAG_NAMES, RESULT = "gram.kind", "gram.status", "gram.tags", "gram.result"
+RUN_ID, EVAL_ID, VIEW_ID, VIEW_RUN = "gram.run_id", "gram.eval_id", "gram.view_id", "gram.view_run_id"
+MIRRORED_STEP, SENDING_STEP, FAILURE = "gram.mirrored_step", "gram.sending_step", "gram.failure"
+ID_TAGS = {"run": RUN_ID, "evaluation": EVAL_ID}
+MLFLOW_STATUS = {"complete": "FINISHED", "failed": "FAILED", "running": "RUNNING", "interrupted": "KILLED"}
+
+VALIDATION_LOSS = "validation/loss/"  # + domain, in the records
+SIZES = ("num_steps", "num_tokens", "parameters", "compute_units", "hardware_flops")
+TIMES = ("elapsed_s", "tokens_per_second")
+NUM_CURVE_POINTS = 100
+
+_REFUSED = re.compile(r"[^\w\-. /]", re.ASCII)
+_ESCAPE = re.compile(r":([0-9a-f]+):")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One node as MLflow shall show it. Metrics of the result are {name: value}, empty until there is one."""
+
+    kind: str
+    node_id: str
+    name: str
+    status: str  # as the storage calls it
+    tags: Mapping[str, str]
+    params: Mapping[str, str]
+    result_metrics: Mapping[str, float] = field(default_factory=dict)
+    num_steps: int = 0
+    last_step: int = -1  # the last one with a committed record
+    ended_ms: int = 0
+
+
+def escape(name: str) -> str:
+    """The name of a metric or tag as MLflow takes it; `unescape` is the inverse."""
+    return _REFUSED.sub(lambda match: f":{ord(match[0]):x}:", name)
+
+
+def unescape(key: str) -> str:
+    return _ESCAPE.sub(lambda match: chr(int(match[1], 16)), key)
+
+
+def run_entry(run: RunDirectory) -> Entry | None:
+    """The run's entry; None while nothing was attempted."""
+    status = run.status()
+    if status == "absent":
+        return None
+    config, result, timing = run.config(), run.result() or {}, run.timing()
+    own = {RUN_ID: run.run_id, FAILURE: (run.failure() or {}).get("message", "")[:500] if status == "failed" else ""}
+    return Entry(
+        kind="run",
+        node_id=run.run_id,
+        tags=_tags("run", run, status, result, own),
+        name=node_name("run", run.run_id, run.tags()),
+        status=status,
+        params=run_params(config),
+        result_metrics=run_metrics(result, timing),
+        num_steps=config_steps(config),
+        last_step=run.last_step(),
+        ended_ms=_milliseconds(timing),
+    )
+
+
+def evaluation_entry(evaluation: EvaluationDirectory) -> Entry | None:
+    """The evaluation's entry; None before its result."""
+    result = evaluation.result()
+    if result is None:
+        return None
+    config, timing = evaluation.config(), evaluation.timing()
+    own = {EVAL_ID: evaluation.eval_id, VIEW_ID: view_from_plain(config["view"]).view_id}
+    own[VIEW_RUN] = config["view"]["run_id"]
+    return Entry(
+        kind="evaluation",
+        node_id=evaluation.eval_id,
+        tags=_tags("evaluation", evaluation, "complete", result, own),
+        name=node_name("evaluation", evaluation.eval_id, evaluation.tags()),
+        status="complete",
+        params=evaluation_params(config),
+        result_metrics=evaluation_metrics(result, timing),
+        ended_ms=_milliseconds(timing),
+    )
+
+
+def node_name(kind: str, node_id: str, tags: Mapping[str, str]) -> str:
+    """For people, such as `gram tiny s0`, or `gram tiny core+virology s0, evaluated`."""
+    parts = [tags[key] for key in ("method", "size", "profile") if tags.get(key)]
+    parts += [f"s{tags['seed']}"] if "seed" in tags else []
+    return (" ".join(parts) or node_id) + (", evaluated" if kind == "evaluation" else "")
+
+
+def config_steps(config: Mapping) -> int:
+    """Optimizer steps of a plain RunConfig."""
+    return sum(domain["num_draws"] for domain in config["data"]["domains"]) // config["batch_size"]
+
+
+def run_params(config: Mapping) -> dict[str, str]:
+    """The few fields by which people tell runs apart, from a plain RunConfig; the whole is in the run directory."""
+    model, routing, optimizer = config["model"], config["routing"], config["optimizer"]
+    params = {key: config[key] for key in ("batch_size", "micro_batch", "seed", "precision", "objective")}
+    params |= {key: model[key] for key in ("num_layers", "d_model", "d_mlp", "vocab_size", "seq_len")}
+    params |= routing | {
+        key: optimizer[key] for key in ("peak_lr", "warmup_fraction", "decay_fraction", "weight_decay")
+    }
+    params["modules"] = " ".join(f"{m['domain']}:{m['kind']}:{m['width']}" for m in model["modules"])
+    params["sequences"] = " ".join(f"{d['name']}:{d['num_draws']}" for d in config["data"]["domains"])
+    params |= {"data_id": config["data"]["data_id"], "num_steps": config_steps(config)}
+    params["start"] = "" if config["start"] is None else canonical_json(config["start"])
+    return {key: str(value) for key, value in params.items()}
+
+
+def evaluation_params(config: Mapping) -> dict[str, str]:
+    """The same for a plain Evaluation."""
+    params = {key: config[key] for key in ("data_id", "num_sequences", "split", "precision")}
+    params["view"] = canonical_json(config["view"])
+    return {key: str(value) for key, value in params.items()}
+
+
+def run_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
+    """{name: value} of a complete run: its sizes, costs and times, and `final/<metric>`; {} for any other."""
+    if not result:
+        return {}
+    values = {key: result[key] for key in SIZES if key in result} | {key: timing[key] for key in TIMES if key in timing}
+    values |= {f"final/{name}": value for name, value in result.get("final", {}).items()}
+    return {name: float(value) for name, value in values.items()}
+
+
+def evaluation_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
+    """{name: value} of an evaluation: `loss/<domain>` and elapsed_s."""
+    values = {f"loss/{domain}": float(loss) for domain, loss in result["losses"].items()}
+    return values | {key: float(timing[key]) for key in TIMES if key in timing}
+
+
+def curve_metrics(records: Iterable[Mapping], num_steps: int, after_step: int) -> list[Metric]:
+    """The metrics of committed records above `after_step`, with their stored times, thinned the same way every time."""
+    stride = max(1, num_steps // NUM_CURVE_POINTS)
+    metrics = []
+    for record in records:
+        if record["step"] > after_step:
+            kept = record["step"] % stride == 0 or record["step"] == num_steps
+            names = [name for name in record["metrics"] if kept or name.startswith(VALIDATION_LOSS)]
+            time_ms = round(record["time"] * 1000)
+            metrics += [Metric(escape(n), float(record["metrics"][n]), time_ms, record["step"]) for n in names]
+    return metrics
+
+
+def result_metrics(entry: Entry) -> list[Metric]:
+    """The result's metrics at the run's last step and its time of ending."""
+    values = entry.result_metrics.items()
+    return [Metric(escape(name), value, entry.ended_ms, entry.num_steps) for name, value in values]
+
+
+def start_ms(records: Sequence[Mapping], entry: Entry, now_s: float) -> int:
+    """When the work began as far as the storage knows: the first record, or the end less the time it took."""
+    if records:
+        return round(records[0]["time"] * 1000)
+    elapsed_s = entry.result_metrics.get("elapsed_s", 0.0)
+    return round((entry.ended_ms or now_s * 1000) - elapsed_s * 1000)
+
+
+def _tags(kind: str, node: RunDirectory | EvaluationDirectory, status: str, result: Mapping, own: Mapping) -> dict:
+    study = {escape(name): value for name, value in node.tags().items()}
+    common = {KIND: kind, STATUS: status, TAG_NAMES: ",".join(sorted(study)), RESULT: result.get("sha256", "")}
+    return {**study, **common, **own}
+
+
+def _milliseconds(timing: Mapping) -> int:
+    return round(timing.get("ended", 0.0) * 1000)

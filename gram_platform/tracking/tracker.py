@@ -1,0 +1,204 @@
+"""Sending the storage to MLflow: one MLflow run for each node, found by its tag, and nothing sent twice.
+
+A tracker may fail at any call with TrackingUnavailable and nothing is lost: the next `mirror_*` or `sync` compares what
+MLflow has with the storage and sends the difference. A send that was cut short is recognised by its `gram.sending_step`
+tag, and then the histories themselves are compared.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from mlflow.entities import Metric, Param, Run, RunTag
+from mlflow.exceptions import MlflowException
+
+from gram_platform.identity import invalid, short_hash
+from gram_platform.store import EvaluationDirectory, RunDirectory, Store
+from gram_platform.tracking import entry as content
+from gram_platform.tracking.connection import Connection
+from gram_platform.tracking.entry import Entry
+
+METRICS_PER_REQUEST = 1000  # MLflow's own limit
+
+
+class Tracker:
+    """The writer to one experiment of one MLflow. Making it connects to nothing; see `connection.py` for failures."""
+
+    def __init__(self, tracking_uri: str, experiment: str = "gram") -> None:
+        self.tracking_uri = tracking_uri
+        self._connection = Connection(tracking_uri, experiment)
+        self._known: dict[tuple[str, str], str] = {}  # (kind, node_id) -> MLflow's own run id
+
+    def prepare_database(self) -> str:
+        """Create the database and the experiment if need be, once before workers start; the experiment's id."""
+        with self._connection.reaching():
+            return self._connection.experiment_id
+
+    def mirror_run(self, run: RunDirectory) -> str | None:
+        """Bring MLflow up to the run's last commit, tags and status; its MLflow run id, None if never attempted."""
+        return self._mirror(run, content.run_entry(run))
+
+    def mirror_evaluation(self, evaluation: EvaluationDirectory) -> str | None:
+        """The same for an evaluation; None before its result."""
+        return self._mirror(evaluation, content.evaluation_entry(evaluation))
+
+    def sync(self, store: Store, ids: Iterable[str] | None = None) -> dict[str, int]:
+        """Mirror all runs and evaluations, or those with the given ids; how many were {"sent", "unchanged"}."""
+        wanted = None if ids is None else set(ids)
+        entries = [(node, content.run_entry(node)) for node in map(store.run, _chosen(store.list_runs(), wanted))]
+        chosen = _chosen(store.list_evaluations(), wanted)
+        entries += [(node, content.evaluation_entry(node)) for node in map(store.evaluation, chosen)]
+        mirrored = self.runs()
+        counts = {"sent": 0, "unchanged": 0}
+        for node, entry in entries:
+            known = entry and mirrored.get((entry.kind, entry.node_id))
+            unchanged = entry is None or (known is not None and _is_mirrored(known, entry))
+            counts["unchanged" if unchanged else "sent"] += entry is not None
+            if not unchanged:
+                self._mirror(node, entry)
+        return counts
+
+    def runs(self) -> dict[tuple[str, str], Run]:
+        """{(kind, node_id): MLflow run} of the whole experiment, one request for a thousand runs."""
+        with self._connection.reaching():
+            found = self._connection.search("")
+        nodes = [run for run in sorted(found, key=_age) if run.data.tags.get(content.KIND) in content.ID_TAGS]
+        first = {}
+        for run in nodes:
+            kind = run.data.tags[content.KIND]
+            first.setdefault((kind, run.data.tags[content.ID_TAGS[kind]]), run)
+        return first
+
+    def log_study(
+        self,
+        name: str,
+        table_path: str,
+        report_path: str,
+        figures: Mapping[str, object],
+        params: Mapping[str, object],
+    ) -> str:
+        """One MLflow run for a study's name and parameters, with its table, report and plotly figures as artifacts.
+
+        Logging it again replaces the artifacts. Returns the MLflow run id.
+        """
+        params = {key: str(value) for key, value in params.items()}
+        study_id = short_hash({"study": name, "params": params})
+        tags = {content.KIND: "study", "gram.study": name, "gram.study_id": study_id}
+        with self._connection.reaching() as client:
+            found = self._connection.search(f"tags.`gram.study_id` = '{study_id}'")
+            run = min(found, key=_age) if found else self._connection.create(f"study {name}", tags, time.time() * 1000)
+            missing = [Param(key, value) for key, value in params.items() if key not in run.data.params]
+            client.log_batch(run.info.run_id, params=missing)
+            for path in (table_path, report_path):
+                client.log_artifact(run.info.run_id, os.fspath(path))
+            for figure_name, figure in figures.items():
+                client.log_figure(run.info.run_id, figure, f"figures/{figure_name}.html")
+            client.set_terminated(run.info.run_id, "FINISHED")
+        return run.info.run_id
+
+    def run_url(self, mlflow_run_id: str, ui_url: str | None = None) -> str | None:
+        """The page of a run at `ui_url`, by default the tracking server; None for a database without one."""
+        base = ui_url or (self.tracking_uri if self.tracking_uri.startswith("http") else None)
+        if base is None:
+            return None
+        with self._connection.reaching():
+            experiment_id = self._connection.experiment_id
+        return f"{base.rstrip('/')}/#/experiments/{experiment_id}/runs/{mlflow_run_id}"
+
+    # ------------------------------------------------------------------------------------------------- sending
+
+    def _mirror(self, node: RunDirectory | EvaluationDirectory, entry: Entry | None) -> str | None:
+        if entry is None:
+            return None
+        records = node.records() if entry.kind == "run" else []
+        lock = node.folder.lock("mlflow") if node.folder.writable else contextlib.nullcontext()
+        with lock, self._connection.reaching():
+            run = self._find(entry) or self._create(entry, records)
+            if not _is_mirrored(run, entry):
+                self._send(run, entry, records)
+        self._known[entry.kind, entry.node_id] = run.info.run_id
+        return run.info.run_id
+
+    def _find(self, entry: Entry) -> Run | None:
+        """The node's MLflow run. Of several, made at once by machines that share no lock, all but the oldest go."""
+        known = self._known.get((entry.kind, entry.node_id))
+        if known is not None:
+            with contextlib.suppress(MlflowException):  # deleted by hand: look for it again
+                run = self._connection.client.get_run(known)
+                if run.info.lifecycle_stage == "active":
+                    return run
+        id_tag = content.ID_TAGS[entry.kind]
+        of_kind = f"tags.`{content.KIND}` = '{entry.kind}'"
+        found = sorted(self._connection.search(f"{of_kind} and tags.`{id_tag}` = '{entry.node_id}'"), key=_age)
+        for duplicate in found[1:]:
+            self._connection.client.delete_run(duplicate.info.run_id)
+        return found[0] if found else None
+
+    def _create(self, entry: Entry, records: Sequence[Mapping]) -> Run:
+        tags = {content.KIND: entry.kind, content.ID_TAGS[entry.kind]: entry.node_id}
+        run = self._connection.create(entry.name, tags, content.start_ms(records, entry, time.time()))
+        return self._find(entry) or run
+
+    def _send(self, run: Run, entry: Entry, records: Sequence[Mapping]) -> None:
+        """All that MLflow lacks: curves and results, then tags (`gram.mirrored_step` among them), then the status."""
+        client, run_id, tags = self._connection.client, run.info.run_id, run.data.tags
+        mirrored = int(tags.get(content.MIRRORED_STEP, -1))
+        metrics = content.curve_metrics(records, entry.num_steps, mirrored)
+        if metrics and int(tags.get(content.SENDING_STEP, -1)) > mirrored:
+            metrics = list(self._unsent(run_id, metrics))
+        if tags.get(content.RESULT, "") != entry.tags[content.RESULT]:
+            metrics += content.result_metrics(entry)
+        if entry.last_step > mirrored:
+            client.set_tag(run_id, content.SENDING_STEP, entry.last_step)
+        for start in range(0, len(metrics), METRICS_PER_REQUEST):
+            client.log_batch(run_id, metrics=metrics[start : start + METRICS_PER_REQUEST])
+        wanted = {
+            **entry.tags,
+            content.MIRRORED_STEP: str(max(entry.last_step, mirrored)),
+            "mlflow.runName": entry.name,
+        }
+        changed = [RunTag(key, value) for key, value in wanted.items() if tags.get(key, "") != value]
+        missing = [Param(key, value) for key, value in entry.params.items() if key not in run.data.params]
+        client.log_batch(run_id, params=missing, tags=changed)
+        self._set_status(run, entry)
+
+    def _unsent(self, run_id: str, metrics: Sequence[Metric]) -> Iterator[Metric]:
+        """The metrics of which MLflow has no value at their step."""
+        client = self._connection.client
+        keys = sorted({metric.key for metric in metrics})
+        present = {key: {metric.step for metric in client.get_metric_history(run_id, key)} for key in keys}
+        return (metric for metric in metrics if metric.step not in present[metric.key])
+
+    def _set_status(self, run: Run, entry: Entry) -> None:
+        client, status = self._connection.client, content.MLFLOW_STATUS[entry.status]
+        if run.info.status == status:
+            return
+        if status == "RUNNING":
+            client.update_run(run.info.run_id, status=status)
+        else:
+            client.set_terminated(run.info.run_id, status, end_time=entry.ended_ms or None)
+
+
+def default_tracking_uri(storage: str) -> str:
+    """SQLite inside a local storage; ValueError for an object store, which needs a server."""
+    store = Store(storage)
+    if not store.is_local:
+        raise invalid("tracking_uri", None, f"the address of an MLflow server or database: {storage} cannot hold one")
+    return f"sqlite:///{store.root}/mlflow.db"
+
+
+def _is_mirrored(run: Run, entry: Entry) -> bool:
+    """Whether MLflow shows the node as the storage has it."""
+    tags = run.data.tags
+    up_to_date = int(tags.get(content.MIRRORED_STEP, -2)) >= entry.last_step
+    same_tags = all(tags.get(key, "") == value for key, value in entry.tags.items())
+    return up_to_date and same_tags and run.info.status == content.MLFLOW_STATUS[entry.status]
+
+
+def _age(run: Run) -> tuple[int, str]:
+    return run.info.start_time, run.info.run_id
+
+
+def _chosen(node_ids: Sequence[str], wanted: set[str] | None) -> list[str]:
+    return [node_id for node_id in node_ids if wanted is None or node_id in wanted]

@@ -1,0 +1,152 @@
+"""Frames from MLflow equal frames from the storage, in every state a run can be in."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+from pandas.testing import assert_frame_equal
+
+from gram_platform.analysis.frame import load_curves, load_links, load_runs, load_store, load_store_curves
+from gram_platform.config import Evaluation, View
+from gram_platform.store import Store
+from gram_platform.tracking import Tracker, TrackingUnavailable, default_tracking_uri
+from tests.store.training import run_config, train
+
+DOMAINS = ("core", "virology")
+TEXT = ["kind", "id", "run_id", "view_id", "status", "method", "size", "seed", "profile", "retained"]
+
+
+@contextlib.contextmanager
+def running_server(folder):
+    """The address of an `mlflow server` of our own on a free port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    arguments = ["--backend-store-uri", f"sqlite:///{folder}/server.db", "--host", "127.0.0.1", "--port", str(port)]
+    arguments += ["--artifacts-destination", f"{folder}/artifacts", "--workers", "1"]
+    log_path = folder / "server.log"
+    with log_path.open("w") as log:
+        command = [sys.executable, "-m", "mlflow", "server", *arguments]
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+    try:
+        for _ in range(300):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            assert process.poll() is None, log_path.read_text()
+            time.sleep(0.2)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(30)
+
+
+def tags(seed: int, profile: str = "all") -> dict[str, str]:
+    retained = {"all": "virology", "core": ""}[profile]
+    return {"method": "gram", "size": "tiny", "seed": str(seed), "profile": profile, "retained": retained}
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """A storage with complete, interrupted, failed and untouched runs and two evaluations, and its mirror."""
+    root = str(tmp_path_factory.mktemp("study"))
+    store = Store(root).open_for_writing()
+    runs = [run_config(8, seed) for seed in range(5)]
+    for seed, run in enumerate(runs):
+        store.run(run.run_id).ensure_config(run)
+        store.run(run.run_id).add_tags(tags(seed))
+    train(root, runs[0])
+    train(root, runs[1])
+    train(root, runs[2], last=4)
+    with store.run(runs[3].run_id).start_attempt("test") as attempt:
+        attempt.fail("loss is not finite")
+    store.run(runs[1].run_id).add_tags({"p_aux_spread": "0.5", "R&D, x": "x"})
+    for profile, weights in (("core", {}), ("all", {"virology": 1.0})):
+        evaluation = Evaluation(View.of(runs[0].run_id, weights), "d" * 12, DOMAINS, 4)
+        directory = store.evaluation(evaluation.eval_id)
+        directory.ensure_config(evaluation)
+        directory.add_tags(tags(0, profile))
+        directory.complete({"losses": {"core": 2.1, "virology": 1 / 3}}, {"elapsed_s": 0.25})
+    uri = default_tracking_uri(root)
+    Tracker(uri).sync(store)
+    return store, uri, [run.run_id for run in runs]
+
+
+def test_load_runs_equals_load_store(study):
+    store, uri, run_ids = study
+    from_mlflow, from_store = load_runs(uri), load_store(store.root)
+    assert_frame_equal(from_mlflow, from_store, check_exact=True)
+    assert list(from_store.columns[:10]) == TEXT
+    runs = from_store[from_store["kind"] == "run"].set_index("id")
+    assert runs.loc[run_ids[:4], "status"].tolist() == ["complete", "complete", "interrupted", "failed"]
+    assert run_ids[4] not in runs.index
+    assert runs.loc[run_ids[0], "final/train/loss"] == 1.0 / 8
+    assert runs.loc[run_ids[0], "hardware_flops"] == 7.25e12
+    assert runs.loc[run_ids[2], "num_steps"] == 8
+    assert runs.loc[run_ids[2], ["parameters", "elapsed_s"]].isna().all()
+    assert runs.loc[run_ids[1], ["p_aux_spread", "R&D, x"]].tolist() == ["0.5", "x"]
+    evaluations = from_store[from_store["kind"] == "evaluation"].set_index("profile")
+    assert evaluations["loss/virology"].tolist() == [1 / 3, 1 / 3]
+    assert set(evaluations["run_id"]) == {run_ids[0]}
+    assert evaluations.loc["core", "retained"] == ""
+    assert evaluations["view_id"].nunique() == 2
+
+
+def test_rows_are_chosen_by_tags(study):
+    store, uri, run_ids = study
+    for chosen in ({"seed": "0"}, {"seed": ["0", "2"], "kind": "run"}, {"method": "none"}, {"profile": "core"}):
+        assert_frame_equal(load_runs(uri, **chosen), load_store(store, **chosen), check_exact=True)
+    assert load_store(store, seed=["0", "2"], kind="run")["id"].tolist() == sorted([run_ids[0], run_ids[2]])
+    empty = load_store(store, method="none")
+    assert empty.empty
+    assert list(empty.columns[:10]) == TEXT
+
+
+def test_curves_are_equal_and_tidy(study):
+    store, uri, run_ids = study
+    assert_frame_equal(load_curves(uri), load_store_curves(store), check_exact=True)
+    frame = load_curves(uri, [run_ids[0], run_ids[2]])
+    assert_frame_equal(frame, load_store_curves(store, [run_ids[0], run_ids[2]]), check_exact=True)
+    assert list(frame.columns) == ["run_id", "step", "domain", "loss"]
+    assert frame.groupby(["run_id", "domain"])["step"].max().unique().tolist() in ([8, 4], [4, 8])
+    assert set(frame["domain"]) == set(DOMAINS)
+    one = frame[(frame["run_id"] == run_ids[0]) & (frame["domain"] == "virology")]
+    assert one["loss"].tolist() == [3.0 / step for step in range(1, 9)]
+    assert load_curves(uri, []).empty
+    assert load_curves(uri, []).dtypes.equals(frame.dtypes)
+
+
+def test_links_name_every_node(study):
+    _, uri, _ = study
+    links = load_links(uri, ui_url="http://127.0.0.1:5000")
+    assert links[["kind", "id"]].equals(load_runs(uri)[["kind", "id"]])
+    assert links["mlflow_run_id"].is_unique
+    assert links["url"].str.startswith("http://127.0.0.1:5000/#/experiments/").all()
+
+
+def test_server_that_is_down_is_an_error_of_its_own():
+    for load in (load_runs, load_curves):
+        with pytest.raises(TrackingUnavailable):
+            load("http://127.0.0.1:9")
+
+
+def test_the_same_through_a_server(study, tmp_path):
+    """A real MLflow server over HTTP: the mirror, the frames and the bulk endpoint."""
+    store, _, run_ids = study
+    with running_server(tmp_path) as uri:
+        assert Tracker(uri).sync(store) == {"sent": 6, "unchanged": 0}
+        assert Tracker(uri).sync(store) == {"sent": 0, "unchanged": 6}
+        assert_frame_equal(load_runs(uri), load_store(store), check_exact=True)
+        assert_frame_equal(load_curves(uri), load_store_curves(store), check_exact=True)
+        assert load_curves(uri, run_ids[:1])["run_id"].unique().tolist() == run_ids[:1]
+        assert load_links(uri)["url"].str.startswith(uri).all()
+
+
+def test_frames_import_no_ray():
+    code = "import sys, gram_platform.analysis.frame; assert not {'ray', 'torch'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
