@@ -33,7 +33,7 @@ SMOKE = Preset(
     warmup_fraction=0.1,
     decay_fraction=0.1,
     num_eval_points=8,
-    num_eval_sequences=16,
+    num_eval_sequences=8,
     sample_bytes=1_000_000,
 )
 DEMO = Preset(
@@ -45,7 +45,7 @@ DEMO = Preset(
     warmup_fraction=0.1,
     decay_fraction=0.1,
     num_eval_points=25,
-    num_eval_sequences=48,
+    num_eval_sequences=32,
 )
 PAPER_HET = Preset(  # all heterogeneous, p_af 1: ours, recommended
     sizes=PAPER_SIZES,

@@ -4,7 +4,6 @@ import logging
 import os
 import sys
 import time
-from dataclasses import replace
 
 import ray
 
@@ -20,6 +19,7 @@ from gram_platform.study.dry_run import describe
 from gram_platform.study.flags import Flags, parse
 from gram_platform.study.live import LiveView
 from gram_platform.study.mirror import Mirror
+from gram_platform.study.record import record_of
 from gram_platform.study.results import Results, read_results, write_results
 from gram_platform.tracking import Tracker, TrackingUnavailable
 
@@ -61,6 +61,7 @@ class _StudyRun:
     def __init__(self, graph: Graph, store: Store, corpus: PackedCorpus, tracker: Tracker):
         self.graph, self.store, self.corpus, self.tracker = graph, store, corpus, tracker
         self.view = LiveView(graph.nodes, store)
+        self.record = record_of(graph)
         self.written_sizes: set[str] = set()
         self.by_id = {node.id: node for node in graph.nodes}
 
@@ -81,8 +82,7 @@ class _StudyRun:
                 self.graph.nodes, execution, resources, self._on_change, retry_diverged=flags.retry_failed
             )
         is_mirrored = self.mirror.finish(self.by_id)
-        results = read_results(self.graph, self.store, is_mirrored)
-        self._finish(results, progress, time.monotonic() - started)
+        self._finish(is_mirrored, progress, time.monotonic() - started)
         return 1 if progress.failed else 0
 
     def _on_change(self, progress: Progress, ended: Node | None) -> None:
@@ -98,13 +98,14 @@ class _StudyRun:
 
     def _write_partial(self, progress: Progress) -> None:
         """The table and report so far, from the run directories: the mirror may be behind."""
-        results = read_results(self.graph, self.store, is_mirrored=False)
-        if results is not None and len(self.written_sizes) < len(self.graph.flags.sizes):
-            results = replace(results, source="the run directories, while the study runs")
-            paths = write_results(self.graph, self.store, results, progress, None)
-            self.view.say(f"\n{format_table(results.table)}\nso far: {paths['report.html']}\n")
+        if len(self.written_sizes) == len(self.graph.flags.sizes):
+            return  # the end is near
+        results = read_results(self.record, self.store, None, "the study is running")
+        if results is not None:
+            paths = write_results(self.record, self.store, results, progress.failed, None)
+            self.view.say(f"\n{format_table(results.analysis.table)}\nso far: {paths['report.html']}\n")
 
-    def _finish(self, results: Results | None, progress: Progress, elapsed_s: float) -> None:
+    def _finish(self, is_mirrored: bool, progress: Progress, elapsed_s: float) -> None:
         say = self.view.say
         for node_id, message in progress.failed.items():
             say(f"failed: {self.by_id[node_id].name}: {message}")
@@ -112,23 +113,25 @@ class _StudyRun:
             say(f"blocked: {self.by_id[node_id].name} needs {', '.join(culprits)}")
         counts = f"{len(progress.done) - progress.reused} now in {elapsed_s:.0f} s, {progress.reused} before"
         say(f"\n{len(progress.done)} of {len(self.by_id)} nodes done: {counts}")
+        uri = self.graph.flags.tracking_uri if is_mirrored else None
+        results = read_results(self.record, self.store, uri, "MLflow is away")
         if results is None:
-            say("no table: no baseline and evaluation is complete yet")
+            say("no table: no baseline is complete with its evaluation yet")
             return
         paths = self._write(results, progress)
-        say(f"\n{format_table(results.table)}\n")
+        say(f"\n{format_table(results.analysis.table)}\n")
         if results.source != "MLflow":
             say(f"read from {results.source}")
         for name, path in paths.items():
             say(f"{name:12} {path}")
         say(f"{'MLflow':12} {self._mlflow_command()}")
 
-    def _write(self, results: Results, progress: Progress) -> dict:
+    def _write(self, results: Results, progress: Progress) -> dict[str, str]:
         try:
-            return write_results(self.graph, self.store, results, progress, self.tracker)
+            return write_results(self.record, self.store, results, progress.failed, self.tracker)
         except TrackingUnavailable as error:
             self.view.say(f"the study is not in MLflow ({error}); submit again to log it")
-            return write_results(self.graph, self.store, results, progress, None)
+            return write_results(self.record, self.store, results, progress.failed, None)
 
     def _mlflow_command(self) -> str:
         uri = self.graph.flags.tracking_uri

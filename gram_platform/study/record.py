@@ -1,0 +1,74 @@
+"""What a study leaves behind about itself: its nodes by name, in `study.json`. Tables and reports are built from it."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from gram_platform.flops import total_parameters
+from gram_platform.identity import invalid
+from gram_platform.nodes import Node
+from gram_platform.store import Store
+from gram_platform.study.build import Graph
+
+
+@dataclass(frozen=True)
+class StudyRecord:
+    """A study as its tables need it. `entries` has every node as each method names it: id, kind and tags."""
+
+    name: str
+    title: str
+    question: str
+    facts: tuple[str, ...]  # how it was run, in sentences
+    params: Mapping[str, str]  # what it was asked for, as MLflow shows it
+    sizes: tuple[str, ...]
+    parameters: Mapping[str, int]  # of each size's dense model
+    profile: str  # the compared one
+    entries: tuple[Mapping, ...]
+
+    @property
+    def ids(self) -> set[str]:
+        return {entry["id"] for entry in self.entries}
+
+    @property
+    def baseline_runs(self) -> list[str]:
+        return [e["id"] for e in self.entries if e["kind"] == "run" and e["tags"]["method"] == "baseline"]
+
+    def to_json(self) -> bytes:
+        """The same bytes for the same study."""
+        return (json.dumps(asdict(self), indent=1, sort_keys=True) + "\n").encode()
+
+
+def record_of(graph: Graph) -> StudyRecord:
+    flags, setting = graph.flags, graph.settings[0]
+    routing = setting.routing
+    facts = (
+        f"Preset {flags.preset}, corpus {flags.corpus} (data {graph.recipe.data_id}), {flags.seeds} seeds.",
+        f"Routing: p_as {routing.p_aux_spread}, p_cr {routing.p_core_robust}, p_af {setting.aux_factor:.3g}, "
+        f"{routing.accumulation} accumulation; compute {'' if setting.equal_compute else 'not '}matched by lambda.",
+    )
+    params = {"preset": flags.preset, "data_id": graph.recipe.data_id, "seeds": str(flags.seeds)}
+    params |= {"sizes": ",".join(flags.sizes), "methods": ",".join(flags.methods)}
+    return StudyRecord(
+        name=graph.study.name,
+        title=graph.study.title,
+        question=graph.study.question,
+        facts=facts,
+        params=params,
+        sizes=flags.sizes,
+        parameters={s.size.name: total_parameters(s.size.dense()) for s in graph.settings},
+        profile="+".join(("core", *setting.profiles[0])),
+        entries=tuple(_entry(node) for node in graph.entries),
+    )
+
+
+def _entry(node: Node) -> dict:
+    return {"id": node.id, "kind": node.kind, "tags": dict(node.tags)}
+
+
+def load_record(store: Store, name: str) -> StudyRecord:
+    """The record of a study in the storage; ValueError when there is none."""
+    plain = store.study_dir(name).read_json("study.json")
+    if plain is None:
+        raise invalid("study", name, f"a study that was submitted to {store.root}")
+    tuples = {key: tuple(plain[key]) for key in ("facts", "sizes", "entries")}
+    return StudyRecord(**{**plain, **tuples})
