@@ -60,15 +60,16 @@ def _train_worker(config: Mapping) -> str | None:
     try:
         corpus = execution.corpus(run.data.data_id)
         _ShardedExecution(run, corpus, attempt, execution).finish()
-    except TrainingDiverged as error:
+        message = None
+    except TrainingDiverged as error:  # on every rank alike
+        message = str(error)
         if attempt is not None:
-            attempt.fail(str(error), {"kind": "diverged"})
-        return str(error)
+            attempt.fail(message, {"kind": "diverged"})
     finally:
         if attempt is not None:
             attempt.release()
-        dist.barrier()  # gloo can abort when one rank leaves before the others
-    return None
+    dist.barrier()  # gloo can abort when one rank leaves before the others
+    return message
 
 
 class _ShardedExecution(RunExecution):
