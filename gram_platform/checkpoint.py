@@ -11,8 +11,11 @@ from safetensors.torch import load_file, save_file
 
 
 def save_tensors(path: str | os.PathLike, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write CPU tensors of any shape and dtype as one safetensors file; equal tensors give equal bytes."""
-    save_file({name: _owned(tensors[name]) for name in sorted(tensors)}, os.fspath(path))
+    """Write tensors of any shape and dtype as one safetensors file; equal tensors give equal bytes."""
+    try:
+        save_file({name: _owned(tensors[name]) for name in sorted(tensors)}, os.fspath(path))
+    except SafetensorError as error:
+        raise OSError(f"{os.fspath(path)} cannot be written: {error}") from error
 
 
 def load_tensors(path: str | os.PathLike) -> dict[str, torch.Tensor]:

@@ -1,5 +1,6 @@
 """The mirror: one MLflow run for each node, every committed step once, nothing lost while the server is away."""
 
+import random
 import socket
 import sqlite3
 import time
@@ -112,6 +113,41 @@ def test_a_send_that_was_cut_short_is_completed_without_repeating_a_step(store, 
     Tracker(tracker.tracking_uri).mirror_run(directory)
     for key in record(1)["metrics"]:
         assert sorted(m.step for m in client.get_metric_history(mlflow_id, key)) == list(range(1, 9))
+
+
+def test_killed_while_sending_and_sent_again(store, tracker):
+    runs = [run_config(40, seed) for seed in range(6)]
+    for run in runs:
+        train(store.root, run, commit_every=10)
+    rng, num_kills = random.Random(0), 0
+    for _ in range(10):
+        process = in_process(lambda: Tracker(tracker.tracking_uri).sync(store))
+        time.sleep(rng.uniform(0.05, 0.15))
+        process.kill()
+        process.join()
+        num_kills += process.exitcode != 0
+    assert num_kills >= 3
+    tracker.sync(store)
+    client = MlflowClient(tracker.tracking_uri)
+    assert {run_id for _, run_id in tracker.runs()} == {run.run_id for run in runs}
+    for mlflow_run in tracker.runs().values():
+        assert mlflow_run.info.status == "FINISHED"
+        for key in record(1)["metrics"]:
+            history = client.get_metric_history(mlflow_run.info.run_id, key)
+            assert sorted(metric.step for metric in history) == list(range(1, 41))
+    assert tracker.sync(store)["sent"] == 0
+
+
+def test_corrupted_config_leaves_the_others_in_peace(store, tracker):
+    train(store.root, RUN)
+    other = run_config(8, seed=1)
+    train(store.root, other)
+    store.run(other.run_id).folder.write("config.json", b"{")
+    with pytest.warns(RuntimeWarning, match="left out until it is submitted again"):
+        assert tracker.sync(store)["sent"] == 1
+    with pytest.warns(RuntimeWarning, match="corrupted and set aside"):
+        train(store.root, other)
+    assert tracker.sync(store) == {"sent": 1, "unchanged": 1}
 
 
 def test_many_processes_make_one_mlflow_run(store, tracker):

@@ -79,9 +79,9 @@ class Attempt:
         """
         if step <= self._step:
             raise invalid("step", step, f"above {self._step}, the last one committed")
-        self._append(records)
-        write_checkpoint(self._folder, step, tensors, state, self._chain, self.elapsed_s)
-        self._step = step
+        chain = self._extended(records)
+        write_checkpoint(self._folder, step, tensors, state, chain, self.elapsed_s)
+        self._step, self._chain = step, chain
         prune(self._attempts, NUM_CHECKPOINTS_KEPT, self.attempt_id)
 
     def heartbeat(self, step: int, num_steps: int, tokens_per_second: float) -> None:
@@ -97,13 +97,13 @@ class Attempt:
         `final` holds the deterministic fields alone; `run_id`, `weights_sha256` and `sha256` are added here. `records`
         are those since the last commit. Checkpoints go away, for the result and its weights replace them.
         """
-        self._append(records)
+        chain = self._extended(records)
         fields = {**final, "run_id": self.run.run_id, "weights_sha256": hash_tensors(tensors)}
         if self.run.result() is None:
             self._folder.write_with(WEIGHTS, lambda path: save_tensors(path, tensors))
             timing = self._timing(final)
-            self._folder.write_json("timing.json", timing)
-            finished = {"result": fields, "segments": self._chain, "elapsed_s": timing["elapsed_s"], "timing": timing}
+            self._folder.write_json("timing.json", timing, durable=False)
+            finished = {"result": fields, "segments": chain, "elapsed_s": timing["elapsed_s"], "timing": timing}
             self._folder.write_sealed(FINISHED, finished)
         result = self.run.publish(seal(fields))
         self._remove_superfluous(result)
@@ -122,9 +122,11 @@ class Attempt:
             self._lease["released"] = True
             self._write_lease()
 
-    def _append(self, records: Sequence[Mapping]) -> None:
-        if records:
-            self._chain.append(write_segment(self._folder, self.attempt_id, records, last_step(self._chain)))
+    def _extended(self, records: Sequence[Mapping]) -> list[dict]:
+        """The chain with a new segment of `records`, if there are any."""
+        if not records:
+            return self._chain
+        return [*self._chain, write_segment(self._folder, self.attempt_id, records, last_step(self._chain))]
 
     def _timing(self, final: Mapping) -> dict:
         elapsed_s = self.elapsed_s

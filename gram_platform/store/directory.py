@@ -43,7 +43,7 @@ class NodeDirectory:
         if tags.items() <= self.tags().items():
             return
         with self.folder.lock("tags"):
-            self.folder.write_json(TAGS, {**self.tags(), **tags})
+            self.folder.write_json(TAGS, {**self.tags(), **tags}, durable=False)
 
     def result(self) -> dict | None:
         """The sealed result, None while there is none; a corrupted file is set aside with a warning and is none."""

@@ -29,14 +29,16 @@ class LocalFolder(Folder):
             _sync_directory(self.path)
 
     def write_with(self, name: str, writer: Callable[[str], None]) -> str:
-        """Let `writer` fill a local path, publish it as `name`, return its SHA-256."""
+        """Let `writer` fill a local path, publish it as `name`, return its SHA-256.
+
+        A crash of the machine may lose the name, until a durable write to the same folder.
+        """
         with self._temporary(name) as temporary:
             writer(temporary)
             digest = hash_file(temporary)
             with open(temporary, "rb") as file:
                 os.fsync(file.fileno())
             os.replace(temporary, self.file(name))
-        _sync_directory(self.path)
         return digest
 
     def create(self, name: str, data: bytes) -> bool:

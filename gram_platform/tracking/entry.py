@@ -6,6 +6,7 @@ sent: MLflow's pages slow down beyond that, and the storage has every step.
 """
 
 import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -13,7 +14,7 @@ from mlflow.entities import Metric
 
 from gram_platform.config import view_from_plain
 from gram_platform.identity import canonical_json
-from gram_platform.store import EvaluationDirectory, RunDirectory
+from gram_platform.store import CorruptFile, EvaluationDirectory, RunDirectory
 
 KIND, STATUS, TAG_NAMES, RESULT = "gram.kind", "gram.status", "gram.tags", "gram.result"
 RUN_ID, EVAL_ID, VIEW_ID, VIEW_RUN = "gram.run_id", "gram.eval_id", "gram.view_id", "gram.view_run_id"
@@ -56,11 +57,13 @@ def unescape(key: str) -> str:
 
 
 def run_entry(run: RunDirectory) -> Entry | None:
-    """The run's entry; None while nothing was attempted."""
+    """The run's entry; None while nothing was attempted, or with a warning when its config is corrupted."""
     status = run.status()
     if status == "absent":
         return None
-    config, result, timing = run.config(), run.result() or {}, run.timing()
+    config, result, timing = _config(run), run.result() or {}, run.timing()
+    if config is None:
+        return None
     own = {RUN_ID: run.run_id, FAILURE: (run.failure() or {}).get("message", "")[:500] if status == "failed" else ""}
     return Entry(
         kind="run",
@@ -77,11 +80,13 @@ def run_entry(run: RunDirectory) -> Entry | None:
 
 
 def evaluation_entry(evaluation: EvaluationDirectory) -> Entry | None:
-    """The evaluation's entry; None before its result."""
+    """The evaluation's entry; None before its result, or with a warning when its config is corrupted."""
     result = evaluation.result()
     if result is None:
         return None
-    config, timing = evaluation.config(), evaluation.timing()
+    config, timing = _config(evaluation), evaluation.timing()
+    if config is None:
+        return None
     own = {EVAL_ID: evaluation.eval_id, VIEW_ID: view_from_plain(config["view"]).view_id}
     own[VIEW_RUN] = config["view"]["run_id"]
     return Entry(
@@ -176,6 +181,15 @@ def _tags(kind: str, node: RunDirectory | EvaluationDirectory, status: str, resu
     study = {escape(name): value for name, value in node.tags().items()}
     common = {KIND: kind, STATUS: status, TAG_NAMES: ",".join(sorted(study)), RESULT: result.get("sha256", "")}
     return {**study, **common, **own}
+
+
+def _config(node: RunDirectory | EvaluationDirectory) -> dict | None:
+    try:
+        return node.config()
+    except CorruptFile as error:
+        text = f"left out until it is submitted again: {error}"
+        warnings.warn(f"{node.kind} {node.node_id} is {text}", RuntimeWarning, stacklevel=3)
+        return None
 
 
 def _milliseconds(timing: Mapping) -> int:

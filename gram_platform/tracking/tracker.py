@@ -151,8 +151,9 @@ class Tracker:
             metrics += content.result_metrics(entry)
         if entry.last_step > mirrored:
             client.set_tag(run_id, content.SENDING_STEP, entry.last_step)
-        for start in range(0, len(metrics), METRICS_PER_REQUEST):
-            client.log_batch(run_id, metrics=metrics[start : start + METRICS_PER_REQUEST])
+        while len(metrics) > METRICS_PER_REQUEST:
+            client.log_batch(run_id, metrics=metrics[:METRICS_PER_REQUEST])
+            metrics = metrics[METRICS_PER_REQUEST:]
         wanted = {
             **entry.tags,
             content.MIRRORED_STEP: str(max(entry.last_step, mirrored)),
@@ -160,7 +161,7 @@ class Tracker:
         }
         changed = [RunTag(key, value) for key, value in wanted.items() if tags.get(key, "") != value]
         missing = [Param(key, value) for key, value in entry.params.items() if key not in run.data.params]
-        client.log_batch(run_id, params=missing, tags=changed)
+        client.log_batch(run_id, metrics=metrics, params=missing, tags=changed)  # MLflow writes the tags last
         self._set_status(run, entry)
 
     def _unsent(self, run_id: str, metrics: Sequence[Metric]) -> Iterator[Metric]:

@@ -214,3 +214,12 @@ def test_steps_must_rise(directory):
         for step, records in ((4, ()), (5, (record(4),)), (6, (record(6), record(5)))):
             with pytest.raises(ValueError, match=r"rising|above"):
                 attempt.commit(step, WEIGHTS, {}, records)
+
+
+def test_a_commit_that_failed_can_be_repeated(directory):
+    with directory.start_attempt("a") as attempt:
+        with pytest.raises(TypeError, match="canonical JSON"):
+            attempt.commit(2, WEIGHTS, {"position": object()}, [record(1), record(2)])
+        assert directory.records() == []
+        attempt.commit(2, WEIGHTS, {}, [record(1), record(2)])
+    assert [r["step"] for r in directory.records()] == [1, 2]

@@ -18,7 +18,7 @@ def result_bytes(root, run) -> bytes:
 def uninterrupted(tmp_path_factory):
     """result.json of the same run without interruption, for two lengths."""
     root = tmp_path_factory.mktemp("uninterrupted")
-    runs = [run_config(6), run_config(400)]
+    runs = [run_config(6), run_config(160)]
     for run in runs:
         train(str(root), run)
     return {run.run_id: result_bytes(root, run) for run in runs}
@@ -48,10 +48,10 @@ def test_kill_before_every_file_operation(tmp_path, uninterrupted):
 
 
 def test_kill_at_random_moments(tmp_path, uninterrupted):
-    run, rng, num_kills = run_config(400), random.Random(0), 0
+    run, rng, num_kills = run_config(160), random.Random(0), 0
     steps = []
     while num_kills < 12:
-        process = in_process(train, str(tmp_path), run, 2, None, 0.002)
+        process = in_process(train, str(tmp_path), run, 2, None, 0.005)
         time.sleep(rng.uniform(0.01, 0.08))
         process.kill()
         process.join()
