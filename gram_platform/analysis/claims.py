@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from gram_platform.analysis.intervals import CONFIDENCE, is_equivalent, paired_contrast, smallest_detectable
-from gram_platform.config import invalid
+from gram_platform.identity import invalid
 
 AGREE, DISAGREE, CANNOT_TELL = "agree", "disagree", "cannot tell"
 MARGIN = 0.05  # of "matches", in compute ratio

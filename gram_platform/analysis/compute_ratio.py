@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-from gram_platform.config import invalid
+from gram_platform.identity import invalid
 
 MIN_POINTS = 3  # distinct steps: the curve has three parameters
 BOUND_FRACTION = 0.05  # s0 + min(s) below this share of min(s) counts as being at the bound

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import optimize, stats
 
-from gram_platform.config import invalid
+from gram_platform.identity import invalid
 
 CONFIDENCE = 0.90  # of every interval in the paper
 

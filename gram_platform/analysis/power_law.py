@@ -16,7 +16,7 @@ import pandas as pd
 from scipy import stats
 
 from gram_platform.analysis.intervals import CONFIDENCE, Interval, bootstrap, percentile_interval
-from gram_platform.config import invalid
+from gram_platform.identity import invalid
 
 NUM_COEFFICIENTS = 6  # 1, x, y, x^2, x y, y^2
 EDGE_FRACTION = 0.01  # of the grid's span in log units: closer to its border than this is at the edge

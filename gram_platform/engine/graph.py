@@ -13,7 +13,8 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from gram_platform.config import evaluation_from_plain, run_from_plain
-from gram_platform.engine.node import Execution, Resources, execute_evaluation, execute_run
+from gram_platform.engine.execution import Execution, Resources
+from gram_platform.engine.node import execute_evaluation, execute_run
 from gram_platform.identity import to_plain
 from gram_platform.nodes import Node
 from gram_platform.store import LeaseHeld, Store
@@ -100,12 +101,15 @@ class _Graph:
         return bool(self.in_flight or self.waiting)
 
     def _capacity(self) -> int:
-        """Nodes at once: what the cluster holds now, and as many queued so that an autoscaler sees the demand."""
+        """Nodes at once: what the cluster holds now, and as many queued so that an autoscaler sees the demand.
+
+        Runs of several ranks wait in Ray Train, which shows the demand itself: none are queued beyond the slots.
+        """
         total = ray.cluster_resources()
         slots = total.get("CPU", 0) / (self.resources.cpus_per_rank * self.execution.num_ranks)
         if self.resources.gpus_per_rank:
             slots = min(slots, total.get("GPU", 0) / (self.resources.gpus_per_rank * self.execution.num_ranks))
-        return 2 * max(1, math.floor(slots))
+        return max(1, math.floor(slots)) * (2 if self.execution.num_ranks == 1 else 1)
 
     def _is_due(self, node: Node) -> bool:
         return time.monotonic() >= self.not_before.get(node.id, 0.0)

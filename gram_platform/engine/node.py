@@ -1,64 +1,26 @@
 """Execute one node in this process: a run from its last checkpoint to its result, or an evaluation."""
 
-import math
-import os
-import socket
 import time
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from gram_platform.config import Evaluation, RunConfig
 from gram_platform.corpora import PackedCorpus
+from gram_platform.engine.execution import Execution, owner
+from gram_platform.engine.summary import Summary, evaluation_steps, record_interval
 from gram_platform.evaluate import domain_losses, require_sequences
 from gram_platform.flops import total_parameters
 from gram_platform.identity import invalid
 from gram_platform.methods.setting import plan_compute_units
 from gram_platform.planner import run_flops
 from gram_platform.routing import Plan
-from gram_platform.store import Store
 from gram_platform.store.attempts import Attempt
 from gram_platform.store.tensors import Resumed
 from gram_platform.train.data import PlanReader
 from gram_platform.train.learner import Learner
 from gram_platform.train.loop import StepRecord, TrainingDiverged, training_steps
 from gram_platform.views import load_view
-
-NUM_TRAIN_RECORDS = 100  # of a run's training metrics, equally spaced
-
-
-@dataclass(frozen=True)
-class Execution:
-    """How nodes are executed here. Nothing in it changes a result on one machine but `num_threads` and `num_ranks`."""
-
-    storage: str
-    num_threads: int = 1
-    num_ranks: int = 1
-    checkpoint_every_s: float = 30.0
-    lease_s: float = 30.0
-    device: str = "cpu"
-
-    def store(self) -> Store:
-        return Store(self.storage).open_for_writing()
-
-    def corpus(self, data_id: str) -> PackedCorpus:
-        return PackedCorpus.open(Store(self.storage).data_root / data_id)
-
-
-@dataclass(frozen=True)
-class Resources:
-    """What Ray reserves for one rank."""
-
-    cpus_per_rank: float = 1.0
-    gpus_per_rank: float = 0.0
-
-
-def owner() -> str:
-    return f"{socket.gethostname()}:{os.getpid()}"
-
 
 # ----------------------------------------------------------------------------------------------------- runs
 
@@ -134,7 +96,7 @@ class RunExecution:
 
     def _steps(self, first_step: int) -> Iterator[StepRecord]:
         """Trains and records; yields after each step's metrics are in `records`."""
-        summary = _Summary(self.run, first_step)
+        summary = Summary(self.run, first_step)
         self._last_commit = time.monotonic()
         eval_steps = evaluation_steps(self.run)
         steps = training_steps(self.learner, self.plan, self.reader, first_step, self.rank, self.num_ranks)
@@ -195,52 +157,6 @@ class RunExecution:
 
     def _write_result(self, fields: dict, weights: dict) -> dict:
         return self.attempt.complete(fields, weights, self.records)
-
-
-def record_interval(run: RunConfig) -> int:
-    """Steps that one record of training metrics sums up."""
-    return max(1, run.num_steps // NUM_TRAIN_RECORDS)
-
-
-def evaluation_steps(run: RunConfig) -> frozenset[int]:
-    """`num_points` equally spaced steps; the last is the run's last."""
-    points = run.eval_points.num_points
-    return frozenset(math.ceil(run.num_steps * k / points) for k in range(1, points + 1))
-
-
-class _Summary:
-    """Means of the training metrics over `record_interval` steps."""
-
-    def __init__(self, run: RunConfig, first_step: int):
-        self.run, self.first_step = run, first_step
-        self.interval = record_interval(run)
-        self.started = time.monotonic()
-        self.tokens_per_second = 0.0
-        self._reset()
-
-    def _reset(self) -> None:
-        self.losses: dict[str, list[float]] = defaultdict(list)
-        self.norms: list[float] = []
-
-    def add(self, record: StepRecord) -> dict[str, float]:
-        """The metrics of an interval that ends here, else {}."""
-        for domain, loss in zip(record.domains, record.losses, strict=True):
-            self.losses[domain].append(loss)
-        self.norms.append(record.grad_norm)
-        tokens_per_step = self.run.batch_size * self.run.model.seq_len
-        elapsed_s = time.monotonic() - self.started
-        self.tokens_per_second = (record.step - self.first_step) * tokens_per_step / max(elapsed_s, 1e-9)
-        if record.step % self.interval and record.step < self.run.num_steps:
-            return {}
-        metrics = {
-            "train/loss": float(np.mean([loss for losses in self.losses.values() for loss in losses])),
-            "train/grad_norm": float(np.mean(self.norms)),
-            "train/lr": record.learning_rate,
-            "train/tokens_per_second": self.tokens_per_second,
-        }
-        metrics |= {f"train/loss/{domain}": float(np.mean(losses)) for domain, losses in self.losses.items()}
-        self._reset()
-        return metrics
 
 
 # ---------------------------------------------------------------------------------------------- evaluations

@@ -1,5 +1,6 @@
 """A run on several ranks, under Ray Train: its workers share one attempt, kept by rank 0."""
 
+import os
 import time
 from collections.abc import Mapping
 
@@ -9,11 +10,14 @@ import torch.distributed as dist
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from gram_platform.config import RunConfig, run_from_plain
-from gram_platform.engine.node import Execution, Resources, RunExecution, owner, record_interval
+from gram_platform.engine.execution import Execution, Resources, owner
+from gram_platform.engine.node import RunExecution
+from gram_platform.engine.summary import record_interval
 from gram_platform.identity import to_plain
 from gram_platform.train.loop import TrainingDiverged
 from gram_platform.train.sharding import ShardedLearner
 
+WORKER_START_TIMEOUT_S = "1800"  # an autoscaling cluster needs minutes for a node; Ray's default is one
 MAX_WORKER_FAILURES = 3  # restarts of the worker group, each continuing from the last checkpoint
 
 
@@ -24,6 +28,7 @@ def execute_sharded_run(run: RunConfig, tags: Mapping[str, str], execution: Exec
     directory.add_tags(tags)
     if (result := directory.result()) is not None:
         return result
+    os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", WORKER_START_TIMEOUT_S)
     per_worker = {"CPU": resources.cpus_per_rank}
     if resources.gpus_per_rank:
         per_worker["GPU"] = resources.gpus_per_rank

@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from gram_platform.config import invalid
 from gram_platform.figures.style import Style, method_style, reference_line, styled, translucent
+from gram_platform.identity import invalid
 
 CLASS_TITLES = {
     "core": "Core (higher is better)",

@@ -9,8 +9,8 @@ import ray
 
 from gram_platform.analysis.tables import format_table
 from gram_platform.corpora import PackedCorpus, prepare
+from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.graph import Progress, run_graph
-from gram_platform.engine.node import Execution, Resources
 from gram_platform.nodes import Node
 from gram_platform.store import Store
 from gram_platform.study.build import Graph, build_graph, require_enough_data

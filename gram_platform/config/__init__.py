@@ -1,0 +1,32 @@
+"""A run is a value: the frozen dataclasses that determine one training stage, and their ids.
+
+`RunConfig` holds everything that can change a result and nothing else: no paths, names, hardware or tracking.
+Two equal configs are the same run wherever they are executed; `run_id` is the hash of the config's canonical JSON.
+A variant of a run is `dataclasses.replace(run, ...)`. Nothing but the standard library is needed.
+"""
+
+from gram_platform.config.domains import CORE, core_first
+from gram_platform.config.model import ModelConfig, ModuleSpec
+from gram_platform.config.run import RECIPE_VERSION, RunConfig, evaluation_from_plain, run_from_plain, view_from_plain
+from gram_platform.config.training import DataConfig, DomainBudget, EvalPoints, OptimizerConfig, RoutingConfig
+from gram_platform.config.view import EVAL_VERSION, Evaluation, View
+
+__all__ = [
+    "CORE",
+    "EVAL_VERSION",
+    "RECIPE_VERSION",
+    "DataConfig",
+    "DomainBudget",
+    "EvalPoints",
+    "Evaluation",
+    "ModelConfig",
+    "ModuleSpec",
+    "OptimizerConfig",
+    "RoutingConfig",
+    "RunConfig",
+    "View",
+    "core_first",
+    "evaluation_from_plain",
+    "run_from_plain",
+    "view_from_plain",
+]

@@ -1,0 +1,8 @@
+"""Domain names: the core domain, and the one order of domains."""
+
+CORE = "core"  # the name of the domain D1 in every config, whatever the corpus calls it
+
+
+def core_first(domains: tuple, name=lambda domain: domain) -> tuple:
+    """The one order of domains: core, then the others by name, so that equal mixtures are equal configs."""
+    return tuple(sorted(domains, key=lambda d: (name(d) != CORE, name(d))))

@@ -1,0 +1,64 @@
+"""The model's shape and its auxiliary modules."""
+
+from dataclasses import dataclass
+
+from gram_platform.config.domains import CORE, core_first
+from gram_platform.identity import invalid, require_choice, require_int, require_name, require_real
+
+MODULE_KINDS = ("mlp",)
+
+
+@dataclass(frozen=True)
+class ModuleSpec:
+    """One auxiliary module of every layer: a small MLP whose output is added to the core MLP's."""
+
+    domain: str
+    kind: str
+    width: int  # hidden units
+
+    def __post_init__(self) -> None:
+        require_name("module.domain", self.domain)
+        require_choice("module.kind", self.kind, MODULE_KINDS)
+        require_int("module.width", self.width, 1)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Decoder-only transformer with grouped-query attention; `d_mlp` is the core MLP's width (0: none, as in DEMix)."""
+
+    num_layers: int
+    d_model: int
+    num_heads: int
+    num_kv_heads: int
+    d_mlp: int
+    vocab_size: int
+    seq_len: int
+    modules: tuple[ModuleSpec, ...] = ()
+    rope_theta: float = 10_000.0
+    norm_eps: float = 1e-5
+    init_std: float = 0.02
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "d_model", "num_heads", "num_kv_heads", "vocab_size", "seq_len"):
+            require_int(f"model.{name}", getattr(self, name), 1)
+        require_int("model.d_mlp", self.d_mlp, 0)
+        for name in ("rope_theta", "norm_eps", "init_std"):
+            require_real(f"model.{name}", getattr(self, name), 0.0, open_low=True)
+        if self.d_model % (2 * self.num_heads):
+            raise invalid("model.d_model", self.d_model, f"a multiple of 2 x num_heads = {2 * self.num_heads}")
+        if self.num_heads % self.num_kv_heads:
+            raise invalid("model.num_kv_heads", self.num_kv_heads, f"a divisor of num_heads = {self.num_heads}")
+        object.__setattr__(self, "modules", core_first(self.modules, lambda m: m.domain))
+        domains = [m.domain for m in self.modules]
+        if len(set(domains)) != len(domains):
+            raise invalid("model.modules", domains, "one module for each domain at most")
+        if self.d_mlp == 0 and CORE not in domains:
+            raise invalid("model.d_mlp", self.d_mlp, f"at least 1 unless a module serves {CORE!r}")
+
+    @property
+    def head_dim(self) -> int:
+        return self.d_model // self.num_heads
+
+    @property
+    def module_domains(self) -> tuple[str, ...]:
+        return tuple(m.domain for m in self.modules)

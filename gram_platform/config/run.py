@@ -1,0 +1,93 @@
+"""A training stage as a value, its id, and reading it back."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gram_platform.config.model import ModelConfig, ModuleSpec
+from gram_platform.config.training import DataConfig, DomainBudget, EvalPoints, OptimizerConfig, RoutingConfig
+from gram_platform.config.view import PRECISIONS, Evaluation, View
+from gram_platform.identity import invalid, require_choice, require_int, short_hash
+
+RECIPE_VERSION = 1  # raised when the same config would train to another result; part of every run_id
+OBJECTIVES = ("cross_entropy",)
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One training stage, completely. Equal configs are the same run."""
+
+    model: ModelConfig
+    data: DataConfig
+    routing: RoutingConfig
+    optimizer: OptimizerConfig
+    batch_size: int  # sequences an optimizer step (a window)
+    micro_batch: int  # global sequences of one route: it shapes the science, ranks split it
+    eval_points: EvalPoints
+    seed: int
+    precision: str = "bfloat16"  # of the forward and backward pass; master weights and optimizer are float32
+    objective: str = "cross_entropy"
+    start: View | None = None
+
+    def __post_init__(self) -> None:
+        require_int("batch_size", self.batch_size, 1)
+        require_int("micro_batch", self.micro_batch, 1)
+        require_int("seed", self.seed, 0, 2**63 - 1)
+        require_choice("precision", self.precision, PRECISIONS)
+        require_choice("objective", self.objective, OBJECTIVES)
+        if self.batch_size % self.micro_batch:
+            raise invalid("micro_batch", self.micro_batch, f"a divisor of batch_size = {self.batch_size}")
+        for domain in self.data.domains:
+            if domain.num_draws % self.route_unit:
+                allowed = f"a multiple of {self.route_unit} sequences, what one route consumes"
+                raise invalid(f"data.domains[{domain.name}].num_draws", domain.num_draws, allowed)
+        if self.data.num_draws % self.batch_size:
+            allowed = f"draws that add up to whole steps of {self.batch_size} sequences"
+            raise invalid("data.domains", self.data.num_draws, allowed)
+        if self.eval_points.num_points > self.num_steps:
+            raise invalid("eval_points.num_points", self.eval_points.num_points, f"at most the {self.num_steps} steps")
+
+    @property
+    def route_unit(self) -> int:
+        """Sequences that share one route: a micro-batch, or a whole window under uniform accumulation."""
+        return self.micro_batch if self.routing.accumulation == "heterogeneous" else self.batch_size
+
+    @property
+    def num_steps(self) -> int:
+        return self.data.num_draws // self.batch_size
+
+    @property
+    def micro_batches_per_step(self) -> int:
+        return self.batch_size // self.micro_batch
+
+    @property
+    def num_tokens(self) -> int:
+        return self.data.num_draws * self.model.seq_len
+
+    @property
+    def run_id(self) -> str:
+        return short_hash({"recipe_version": RECIPE_VERSION, "run": self})
+
+
+def run_from_plain(plain: Mapping) -> RunConfig:
+    """The inverse of `to_plain` for a run, validated again."""
+    model = dict(plain["model"], modules=tuple(ModuleSpec(**m) for m in plain["model"]["modules"]))
+    data = dict(plain["data"], domains=tuple(DomainBudget(**d) for d in plain["data"]["domains"]))
+    points = dict(plain["eval_points"], domains=tuple(plain["eval_points"]["domains"]))
+    parts = {
+        "model": ModelConfig(**model),
+        "data": DataConfig(**data),
+        "routing": RoutingConfig(**plain["routing"]),
+        "optimizer": OptimizerConfig(**plain["optimizer"]),
+        "eval_points": EvalPoints(**points),
+        "start": None if plain["start"] is None else view_from_plain(plain["start"]),
+    }
+    return RunConfig(**{**plain, **parts})
+
+
+def view_from_plain(plain: Mapping) -> View:
+    pairs = {key: tuple(tuple(pair) for pair in plain[key]) for key in ("weights", "sources")}
+    return View(**{**plain, **pairs})
+
+
+def evaluation_from_plain(plain: Mapping) -> Evaluation:
+    return Evaluation(**{**plain, "view": view_from_plain(plain["view"]), "domains": tuple(plain["domains"])})

@@ -1,0 +1,102 @@
+"""The parts of a training stage: mixture, routing, optimizer, evaluation points."""
+
+from dataclasses import dataclass
+
+from gram_platform.config.domains import core_first
+from gram_platform.identity import invalid, require_choice, require_int, require_name, require_real
+
+ACCUMULATIONS = ("heterogeneous", "uniform")
+CLIP_SCOPES = ("global", "per_set")
+
+
+@dataclass(frozen=True)
+class DomainBudget:
+    """What a run draws from one domain: `num_draws` sequences out of the first `num_sequences` of its permutation.
+
+    Nothing repeats while num_draws <= num_sequences; beyond that every full pass is a fresh order of the same pool.
+    """
+
+    name: str
+    num_sequences: int
+    num_draws: int
+
+    def __post_init__(self) -> None:
+        require_name("data.domains.name", self.name)
+        require_int(f"data.domains[{self.name}].num_sequences", self.num_sequences, 1)
+        require_int(f"data.domains[{self.name}].num_draws", self.num_draws, 1)
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """The training mixture. `data_id` names the packed corpus by the hash of its recipe."""
+
+    data_id: str
+    domains: tuple[DomainBudget, ...]
+
+    def __post_init__(self) -> None:
+        if not self.data_id or not isinstance(self.data_id, str):
+            raise invalid("data.data_id", self.data_id, "the id of a corpus recipe")
+        object.__setattr__(self, "domains", core_first(self.domains, lambda d: d.name))
+        names = [d.name for d in self.domains]
+        if not names or len(set(names)) != len(names):
+            raise invalid("data.domains", names, "one or more domains, each once")
+
+    @property
+    def num_draws(self) -> int:
+        return sum(d.num_draws for d in self.domains)
+
+
+@dataclass(frozen=True)
+class RoutingConfig:
+    """The paper's routing probabilities; a model without modules ignores them."""
+
+    p_core_robust: float = 0.0  # p_cr: a core batch also activates one random module
+    p_aux_spread: float = 1.0  # p_as: an auxiliary batch also trains the core
+    accumulation: str = "heterogeneous"  # each micro-batch its own route, or one route a window
+
+    def __post_init__(self) -> None:
+        require_real("routing.p_core_robust", self.p_core_robust, 0.0, 1.0)
+        require_real("routing.p_aux_spread", self.p_aux_spread, 0.0, 1.0)
+        require_choice("routing.accumulation", self.accumulation, ACCUMULATIONS)
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW (one for each parameter set) with a warm-up, stable, decay schedule over the run's steps."""
+
+    peak_lr: float
+    warmup_fraction: float
+    decay_fraction: float
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.1  # on matrices only
+    clip_norm: float = 1.0
+    clip_scope: str = "global"
+
+    def __post_init__(self) -> None:
+        require_real("optimizer.peak_lr", self.peak_lr, 0.0, open_low=True)
+        for name in ("warmup_fraction", "decay_fraction", "beta1", "beta2"):
+            require_real(f"optimizer.{name}", getattr(self, name), 0.0, 1.0)
+        if self.warmup_fraction + self.decay_fraction > 1.0:
+            raise invalid("optimizer.decay_fraction", self.decay_fraction, "at most 1 - warmup_fraction")
+        require_real("optimizer.eps", self.eps, 0.0, open_low=True)
+        require_real("optimizer.weight_decay", self.weight_decay, 0.0)
+        require_real("optimizer.clip_norm", self.clip_norm, 0.0, open_low=True)
+        require_choice("optimizer.clip_scope", self.clip_scope, CLIP_SCOPES)
+
+
+@dataclass(frozen=True)
+class EvalPoints:
+    """Equally spaced evaluations on the validation split, with every module active (the last is at the end)."""
+
+    num_points: int  # 0: none while training
+    num_sequences: int  # of each domain, the first ones of its validation split
+    domains: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        require_int("eval_points.num_points", self.num_points, 0)
+        require_int("eval_points.num_sequences", self.num_sequences, 1)
+        for name in self.domains:
+            require_name("eval_points.domains", name)
+        object.__setattr__(self, "domains", core_first(self.domains))

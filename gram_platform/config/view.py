@@ -1,0 +1,69 @@
+"""What is evaluated: a view of a run, and the evaluation of a view."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gram_platform.config.domains import CORE, core_first
+from gram_platform.identity import invalid, require_choice, require_int, require_name, require_real, short_hash
+
+EVAL_VERSION = 1  # raised when the same evaluation would give another result; part of every eval_id
+VIEW_RULES = ("constant", "by_domain")
+PRECISIONS = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True)
+class View:
+    """What is evaluated: a run, the weights of its active modules, and where modules come from if not from that run."""
+
+    run_id: str
+    weights: tuple[tuple[str, float], ...] = ()  # (domain, weight), sorted, zeros dropped
+    sources: tuple[tuple[str, str], ...] = ()  # (domain, run_id) for modules of other runs
+    rule: str = "constant"  # by_domain: DEMix, the domain's expert if granted, else the core's
+
+    def __post_init__(self) -> None:
+        for domain, weight in self.weights:
+            require_name("view.weights", domain)
+            require_real(f"view.weights[{domain}]", weight, 0.0, 1.0)
+        object.__setattr__(self, "weights", tuple(sorted((d, float(w)) for d, w in self.weights if w)))
+        object.__setattr__(self, "sources", tuple(sorted(self.sources)))
+        require_choice("view.rule", self.rule, VIEW_RULES)
+        stray = sorted(set(dict(self.sources)) - set(dict(self.weights)))
+        if stray:
+            raise invalid("view.sources", stray, "domains that have a weight in the view")
+
+    @classmethod
+    def of(cls, run_id: str, weights: Mapping[str, float] | None = None, **parts) -> "View":
+        return cls(run_id, tuple((weights or {}).items()), **parts)
+
+    def active(self, domain: str) -> dict[str, float]:
+        """The modules of the forward pass on a batch of `domain`, with their weights."""
+        weights = dict(self.weights)
+        if self.rule == "constant":
+            return weights
+        return {domain: weights[domain]} if domain in weights else {CORE: 1.0}
+
+    @property
+    def view_id(self) -> str:
+        return short_hash({"eval_version": EVAL_VERSION, "view": self})
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The losses of one view on fixed validation sequences; a node of a study like a run is."""
+
+    view: View
+    data_id: str
+    domains: tuple[str, ...]
+    num_sequences: int
+    split: str = "validation"
+    precision: str = "bfloat16"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "domains", core_first(self.domains))
+        require_int("evaluation.num_sequences", self.num_sequences, 1)
+        require_choice("evaluation.split", self.split, ("validation", "train"))
+        require_choice("evaluation.precision", self.precision, PRECISIONS)
+
+    @property
+    def eval_id(self) -> str:
+        return short_hash({"eval_version": EVAL_VERSION, "evaluation": self})

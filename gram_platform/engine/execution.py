@@ -1,0 +1,38 @@
+"""How nodes are executed here: where, with how many ranks and threads, and how often they are saved."""
+
+import os
+import socket
+from dataclasses import dataclass
+
+from gram_platform.corpora import PackedCorpus
+from gram_platform.store import Store
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How nodes are executed here. Nothing in it changes a result on one machine but `num_threads` and `num_ranks`."""
+
+    storage: str
+    num_threads: int = 1
+    num_ranks: int = 1
+    checkpoint_every_s: float = 30.0
+    lease_s: float = 30.0
+    device: str = "cpu"
+
+    def store(self) -> Store:
+        return Store(self.storage).open_for_writing()
+
+    def corpus(self, data_id: str) -> PackedCorpus:
+        return PackedCorpus.open(Store(self.storage).data_root / data_id)
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What Ray reserves for one rank."""
+
+    cpus_per_rank: float = 1.0
+    gpus_per_rank: float = 0.0
+
+
+def owner() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}"

@@ -1,0 +1,58 @@
+"""The training metrics of a run, summed up at equally spaced steps."""
+
+import math
+import time
+from collections import defaultdict
+
+import numpy as np
+
+from gram_platform.config import RunConfig
+from gram_platform.train.loop import StepRecord
+
+NUM_TRAIN_RECORDS = 100  # of a run's training metrics, equally spaced
+
+
+def record_interval(run: RunConfig) -> int:
+    """Steps that one record of training metrics sums up."""
+    return max(1, run.num_steps // NUM_TRAIN_RECORDS)
+
+
+def evaluation_steps(run: RunConfig) -> frozenset[int]:
+    """`num_points` equally spaced steps; the last is the run's last."""
+    points = run.eval_points.num_points
+    return frozenset(math.ceil(run.num_steps * k / points) for k in range(1, points + 1))
+
+
+class Summary:
+    """Means of the training metrics over `record_interval` steps."""
+
+    def __init__(self, run: RunConfig, first_step: int):
+        self.run, self.first_step = run, first_step
+        self.interval = record_interval(run)
+        self.started = time.monotonic()
+        self.tokens_per_second = 0.0
+        self._reset()
+
+    def _reset(self) -> None:
+        self.losses: dict[str, list[float]] = defaultdict(list)
+        self.norms: list[float] = []
+
+    def add(self, record: StepRecord) -> dict[str, float]:
+        """The metrics of an interval that ends here, else {}."""
+        for domain, loss in zip(record.domains, record.losses, strict=True):
+            self.losses[domain].append(loss)
+        self.norms.append(record.grad_norm)
+        tokens_per_step = self.run.batch_size * self.run.model.seq_len
+        elapsed_s = time.monotonic() - self.started
+        self.tokens_per_second = (record.step - self.first_step) * tokens_per_step / max(elapsed_s, 1e-9)
+        if record.step % self.interval and record.step < self.run.num_steps:
+            return {}
+        metrics = {
+            "train/loss": float(np.mean([loss for losses in self.losses.values() for loss in losses])),
+            "train/grad_norm": float(np.mean(self.norms)),
+            "train/lr": record.learning_rate,
+            "train/tokens_per_second": self.tokens_per_second,
+        }
+        metrics |= {f"train/loss/{domain}": float(np.mean(losses)) for domain, losses in self.losses.items()}
+        self._reset()
+        return metrics
