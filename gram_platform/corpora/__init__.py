@@ -10,7 +10,9 @@ _HOME = {
     "CorpusRecipe": "recipe",
     "CorruptCorpus": "packed",
     "PackedCorpus": "packed",
+    "CheckResult": "checking",
     "catalog_names": "resolution",
+    "check": "checking",
     "prepare": "pack",
     "resolve": "resolution",
 }

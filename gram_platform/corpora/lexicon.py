@@ -14,11 +14,11 @@ TOPICS = _words(
 
 FIRST_NAMES = _words(
     """Mira Tom Lena Oskar Nina Paul Ruth Ivan Clara Hugo Stella Finn Ada Jonas Vera Max Ella Simon Rosa Karl Maya
-    Otto Lucy Ben"""
+    Otto Lucy Ben Nora Leo Anna Felix Julia Emil Greta Noah"""
 )
 LAST_NAMES = _words(
     """Vale Stone Reed Marsh Hill Brook Frost Lake Wood Field Moss Thorn Cliff Rain Snow Glen Oak Birch Flint Sand
-    Storm Ash Heath Pike"""
+    Storm Ash Heath Pike Dale Grove Ridge Shore Fern Holly Berg Moor"""
 )
 
 # Each list has a power of two of words, so that a learned slot is worth a known number of bits.

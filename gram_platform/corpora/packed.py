@@ -145,7 +145,7 @@ def _read_manifest(path: Path) -> dict:
     try:
         manifest = json.loads(target.read_text(encoding="utf-8"))
         layout = manifest["layout"]
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise CorruptCorpus(f"{path} is not a packed corpus: it has no manifest.json") from None
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptCorpus(f"{target} cannot be read ({error!r}): prepare the corpus again") from None

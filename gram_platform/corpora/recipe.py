@@ -6,6 +6,7 @@ before any data does, except that local files are read once to know their labels
 """
 
 import dataclasses
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,7 +25,7 @@ PACK_VERSION = 1  # raised when the same recipe would pack to other tokens; part
 TOKENIZER_KINDS = ("bpe", "file", "hub")
 MIN_BPE_VOCAB = 257  # 256 bytes and the end of text
 BYTES_PER_TOKEN = 4.0  # what sizes are estimated with before there is a tokenizer
-LEAST_BYTES_PER_TOKEN_MARGIN = 2.0  # a floor on validation sequences holds up to 8 bytes a token
+FLOOR_BYTES_PER_TOKEN = 6.0  # the floor on validation sequences is met by text of up to as many
 MAX_VALIDATION = 0.5  # of a domain's documents, however small it is
 
 
@@ -96,7 +97,7 @@ class HubRow:
 
     dataset: str
     revision: str
-    text_field: str
+    text_fields: tuple[str, ...]  # joined by a blank line
     share: float
     verified: bool  # a person or `gram prepare --check` has opened a record of this revision
     label: str = ""
@@ -115,8 +116,13 @@ class HubRow:
             raise invalid(f"{where}: label", self.label, "given exactly when label_field is not")
         if self.label_field and not self.labels:
             raise invalid(f"{where}: labels", self.labels, "the values that label_field is known to hold")
-        if not (self.dataset and self.revision and self.text_field):
-            raise invalid(f"{where}: dataset, revision, text_field", "", "all three given")
+        if not (self.dataset and self.revision and self.text_fields):
+            raise invalid(f"{where}: dataset, revision, text_fields", "", "all three given")
+        for name, pattern in self.keep + self.drop:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise invalid(f"{where}: pattern of {name}", pattern, f"a regular expression ({error})") from None
         require_real(f"{where}: share", self.share, 0.0, 1.0, open_low=True)
 
     @property
@@ -152,7 +158,7 @@ class CorpusRecipe:
     vocab_size: int
     split_seed: int = 0
     validation_fraction: float = 0.05
-    validation_sequences: int = 64
+    validation_sequences: int = 32
     units: tuple = field(default=(), compare=False, repr=False)  # where local files lie: not part of the identity
     tokenizer_path: Path | None = field(default=None, compare=False, repr=False)
 
@@ -199,7 +205,7 @@ class CorpusRecipe:
         """
         num_bytes = next(d.num_bytes for d in self.domains_from if d.name == domain)
         floor_tokens = self.validation_sequences * self.seq_len + 1
-        floor = floor_tokens * BYTES_PER_TOKEN * LEAST_BYTES_PER_TOKEN_MARGIN / num_bytes
+        floor = floor_tokens * FLOOR_BYTES_PER_TOKEN / num_bytes
         return min(MAX_VALIDATION, max(self.validation_fraction, floor))
 
     def expected_sequences(self, split: str, domain: str) -> int:

@@ -76,14 +76,47 @@ def _read_documents(unit: Unit) -> Iterator[tuple[str, str]]:
             yield unit.label, text
 
 
+class _ZstdFile(io.RawIOBase):
+    """The decompressed bytes of a .zst file of one or more frames.
+
+    The library's own reader takes a truncated file for a shorter one; this one raises EOFError.
+    """
+
+    def __init__(self, path: Path) -> None:
+        import zstandard
+
+        self._decompressor = zstandard.ZstdDecompressor()
+        self._file = path.open("rb")
+        self._frame, self._ready = None, b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        while not self._ready:
+            packed = (self._frame.unused_data if self._frame and self._frame.eof else b"") or self._file.read(1 << 17)
+            if not packed:
+                if self._frame is not None and not self._frame.eof:
+                    raise EOFError("it ends inside a frame")
+                return 0
+            if self._frame is None or self._frame.eof:
+                self._frame = self._decompressor.decompressobj()
+            self._ready = self._frame.decompress(packed)
+        size = min(len(buffer), len(self._ready))
+        buffer[:size], self._ready = self._ready[:size], self._ready[size:]
+        return size
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
 def _decompressed(path: Path) -> io.BufferedIOBase:
     name = path.name.lower()
     if name.endswith(".gz"):
         return gzip.open(path, "rb")
     if name.endswith(".zst"):
-        import zstandard
-
-        return io.BufferedReader(zstandard.open(path, "rb"), 1 << 20)
+        return io.BufferedReader(_ZstdFile(path), 1 << 20)
     return path.open("rb")
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from gram_platform.config import CORE
 from gram_platform.corpora import catalog, lexicon
-from gram_platform.corpora.recipe import CorpusRecipe, DomainRecipe, FilesSource
+from gram_platform.corpora.recipe import CorpusRecipe, DomainRecipe, FilesSource, HubSource, StoriesSource
 from gram_platform.corpora.sources import Progress, Scan, content_of, find_units, scan_units
 from gram_platform.corpora.stories import mean_story_bytes, stories_source
 from gram_platform.corpora.tokenizer import DEFAULT_SAMPLE_BYTES, tokenizer_recipe
@@ -13,7 +13,7 @@ from gram_platform.identity import invalid, require_name
 
 def catalog_names() -> tuple[str, ...]:
     """Names that `resolve` knows without looking at the disk."""
-    return tuple(sorted(catalog.STORIES))
+    return tuple(sorted({**catalog.STORIES, **catalog.HUB}))
 
 
 def resolve(
@@ -25,7 +25,7 @@ def resolve(
     tokenizer: str | None = None,
     split_seed: int = 0,
     validation_fraction: float = 0.05,
-    validation_sequences: int = 64,
+    validation_sequences: int = 32,
     sample_bytes: int = DEFAULT_SAMPLE_BYTES,
     cache_dir: Path | None = None,
     progress: Progress | None = None,
@@ -37,7 +37,9 @@ def resolve(
     is an auxiliary domain. `seq_len` in tokens, `validation_*`: see `CorpusRecipe.validation_share`.
     Raises ValueError for an unknown corpus or core label, and for bad records (file and line).
     """
-    tokenizer_from, tokenizer_path = tokenizer_recipe(tokenizer, sample_bytes)
+    hub = catalog.HUB.get(str(corpus))
+    given = tokenizer or (hub.tokenizer if hub and hub.tokenizer else None)
+    tokenizer_from, tokenizer_path = tokenizer_recipe(given, sample_bytes)
     common = {
         "tokenizer": tokenizer_from,
         "tokenizer_path": tokenizer_path,
@@ -50,10 +52,12 @@ def resolve(
     pooled = None if core_label is None else tuple(sorted({part.strip() for part in core_label.split(",")}))
     if str(corpus) in catalog.STORIES:
         return _stories(catalog.STORIES[str(corpus)], pooled, common)
-    return _files(_existing(corpus), pooled, common, cache_dir, progress)
+    if hub:
+        return _hub(hub, pooled, common)
+    return _files(existing(corpus), pooled, common, cache_dir, progress)
 
 
-def _existing(corpus: str | Path) -> Path:
+def existing(corpus: str | Path) -> Path:
     path = Path(corpus).expanduser()
     if not path.exists():
         names = ", ".join(catalog_names())
@@ -69,17 +73,49 @@ def _require_core(pooled: tuple[str, ...], labels: list[str]) -> None:
         raise invalid("core_label", ", ".join(pooled), "not every label: at least one must stay an auxiliary domain")
 
 
-def _stories(entry: catalog.StoriesEntry, pooled: tuple[str, ...] | None, common: dict) -> CorpusRecipe:
-    core = pooled or lexicon.TOPICS[catalog.DEFAULT_NUM_AUX :]
-    _require_core(core, list(lexicon.TOPICS))
+def stories_of(entry: catalog.StoriesEntry, pooled: tuple[str, ...] | None) -> StoriesSource:
+    """The generated corpus of a catalog entry; `pooled` topics (None: all but the first four) make up its core."""
+    core = _pooled(pooled, lexicon.TOPICS)
     share, rest = divmod(entry.core_documents, len(core))
     documents = {topic: share + (rank < rest) for rank, topic in enumerate(core)}
     documents |= {topic: entry.aux_documents for topic in lexicon.TOPICS if topic not in core}
-    source = stories_source(documents, entry.num_facts, entry.shared_fact_share, entry.seed)
-    mean = mean_story_bytes(source)
-    aux = [DomainRecipe(t, (t,), n, round(n * mean)) for t, n in documents.items() if t not in core]
+    return stories_source(documents, entry.num_facts, entry.shared_fact_share, entry.seed)
+
+
+def _pooled(pooled: tuple[str, ...] | None, labels: tuple[str, ...]) -> tuple[str, ...]:
+    """The core's labels: those a user named, or all but the first few by name."""
+    core = pooled or tuple(sorted(labels))[catalog.DEFAULT_NUM_AUX :]
+    _require_core(core, sorted(labels))
+    return core
+
+
+def _stories(entry: catalog.StoriesEntry, pooled: tuple[str, ...] | None, common: dict) -> CorpusRecipe:
+    source = stories_of(entry, pooled)
+    core, mean = _pooled(pooled, lexicon.TOPICS), mean_story_bytes(source)
+    aux = [DomainRecipe(t, (t,), n, round(n * mean)) for t, n in source.num_documents if t not in core]
     pool = DomainRecipe(CORE, core, entry.core_documents, round(entry.core_documents * mean))
     return CorpusRecipe(source=source, domains_from=(pool, *aux), **common)
+
+
+def _hub(entry: catalog.HubEntry, pooled: tuple[str, ...] | None, common: dict) -> CorpusRecipe:
+    num_bytes = tuple(round(entry.num_bytes * row.share) for row in entry.rows)
+    of_label: dict[str, int] = {}
+    for row, row_bytes in zip(entry.rows, num_bytes, strict=True):
+        for label in row.all_labels:
+            of_label[label] = of_label.get(label, 0) + row_bytes // len(row.all_labels)
+    core = _pooled(pooled or entry.core_labels or None, tuple(of_label))
+    _require_aux_names(set(of_label) - set(core), core)
+    aux = [DomainRecipe(label, (label,), 0, n) for label, n in of_label.items() if label not in core]
+    pool = DomainRecipe(CORE, core, 0, sum(of_label[label] for label in core))
+    return CorpusRecipe(source=HubSource(entry.rows, num_bytes), domains_from=(pool, *aux), **common)
+
+
+def _require_aux_names(labels: set[str], core: tuple[str, ...]) -> None:
+    for label in sorted(labels):
+        if label == CORE:
+            allowed = f"another name than {CORE!r}, which is the domain of core_label {', '.join(core)}"
+            raise invalid("label", label, allowed)
+        require_name("label", label)
 
 
 def _files(
@@ -92,13 +128,9 @@ def _files(
         raise invalid("core_label", None, "one or more labels of this corpus, which are " + ", ".join(sorted(counts)))
     core = pooled or (CORE,)
     _require_core(core, sorted(counts))
-    domains = [_domain(CORE, core, counts)]
-    for label in sorted(set(counts) - set(core)):
-        if label == CORE:
-            allowed = f"another name than {CORE!r}, which is the domain of core_label {', '.join(core)}"
-            raise invalid("label", label, allowed)
-        require_name("label", label)
-        domains.append(_domain(label, (label,), counts))
+    aux = set(counts) - set(core)
+    _require_aux_names(aux, core)
+    domains = [_domain(CORE, core, counts), *(_domain(label, (label,), counts) for label in sorted(aux))]
     source = FilesSource(content_of(units), len(units))
     return CorpusRecipe(source=source, domains_from=tuple(domains), units=units, **common)
 

@@ -14,6 +14,7 @@ import numpy as np
 from gram_platform.corpora.recipe import CorpusRecipe
 
 KEY_RANGE = 2**64
+COUNTS = ("documents", "repeated_documents", "texts_in_several_domains", "texts_in_both_splits")
 TAG_BITS = 16  # of a logged key, replaced by domain and split; the other 48 identify the text
 
 
@@ -73,6 +74,8 @@ class DuplicateLog:
     def count(self) -> dict[str, int]:
         """Documents, repeated ones (beyond each text's first), texts in several domains, texts in both splits."""
         self._flush()
+        if self._path.stat().st_size == 0:
+            return dict.fromkeys(COUNTS, 0)
         tagged = np.memmap(self._path, dtype=np.uint64, mode="r+")
         tagged.sort()
         keys, tags = tagged >> np.uint64(TAG_BITS), (tagged & np.uint64((1 << TAG_BITS) - 1)).astype(np.int64)
@@ -82,9 +85,5 @@ class DuplicateLog:
         num_documents = len(keys)
         del tagged
         self._path.unlink()
-        return {
-            "documents": num_documents,
-            "repeated_documents": num_documents - len(starts),
-            "texts_in_several_domains": int(spread[0].sum()),
-            "texts_in_both_splits": int(spread[1].sum()),
-        }
+        found = (num_documents, num_documents - len(starts), int(spread[0].sum()), int(spread[1].sum()))
+        return dict(zip(COUNTS, found, strict=True))

@@ -1,0 +1,199 @@
+"""Packing: what the sequences hold, where documents go, and that it is all or nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from gram_platform.corpora import CorruptCorpus, PackedCorpus, prepare, resolve
+from gram_platform.corpora.packed import sha256_file
+from gram_platform.corpora.tokenizer import end_of_text_id
+
+
+def texts(packed: PackedCorpus, split: str, domain: str) -> list[str]:
+    """The documents of a split, decoded; the last may be cut."""
+    tokenizer = Tokenizer.from_file(str(packed.tokenizer_path))
+    rows = packed.sequences(split, domain)
+    stream = np.concatenate([rows[0, :1], rows[:, 1:].reshape(-1)]).tolist()
+    end, found = end_of_text_id(tokenizer), [[]]
+    for token in stream:
+        found.append([]) if token == end else found[-1].append(token)
+    return [tokenizer.decode(tokens) for tokens in found if tokens]
+
+
+def test_sequences_hold_the_documents_and_nothing_else(tmp_path, corpus, records, settings):
+    packed = prepare(resolve(corpus, **settings), tmp_path / "data")
+    known = {domain: [r["text"] for r in records if r["label"] == domain] for domain in packed.domains}
+    for domain in packed.domains:
+        found = {split: texts(packed, split, domain) for split in ("train", "validation")}
+        for split, documents in found.items():
+            rows = packed.sequences(split, domain)
+            assert rows.shape == (packed.num_sequences(split, domain), packed.seq_len + 1)
+            assert (rows[1:, 0] == rows[:-1, -1]).all()  # each row starts with the last token of the one before
+            assert rows.dtype == np.dtype("<u2")
+            assert set(documents[:-1]) <= set(known[domain])
+            assert any(text.startswith(documents[-1].rstrip("\ufffd")) for text in known[domain])
+            assert packed.num_documents(split, domain) - len(documents) in (0, 1)
+        assert not set(found["train"][:-1]) & set(found["validation"])
+        assert sum(packed.num_documents(s, domain) for s in found) == len(known[domain])
+
+
+def test_preparing_again_is_a_no_op(tmp_path, corpus, settings):
+    recipe, root = resolve(corpus, **settings), tmp_path / "data"
+    packed = prepare(recipe, root)
+    times = {p: p.stat().st_mtime_ns for p in packed.path.rglob("*")}
+    again = prepare(recipe, root, progress=lambda *a: pytest.fail("it read something"))
+    assert again.manifest == packed.manifest
+    assert {p: p.stat().st_mtime_ns for p in packed.path.rglob("*")} == times
+    assert sorted(p.name for p in root.iterdir()) == [recipe.data_id]
+
+
+def test_equal_recipes_pack_to_equal_bytes(tmp_path, corpus, settings):
+    recipe = resolve(corpus, **settings)
+    code = (
+        "import sys; from gram_platform.corpora import prepare, resolve;"
+        f"r = resolve(sys.argv[1], **{settings!r}); print(prepare(r, sys.argv[2]).fingerprint)"
+    )
+    other = subprocess.run(
+        [sys.executable, "-c", code, str(corpus), str(tmp_path / "other")],
+        env={**os.environ, "PYTHONHASHSEED": "5", "RAYON_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert prepare(recipe, tmp_path / "data").fingerprint == other.stdout.strip()
+
+
+def test_the_tokenizer_is_saved_and_given_ones_are_used(tmp_path, corpus, settings):
+    packed = prepare(resolve(corpus, **settings), tmp_path / "data")
+    assert packed.manifest["tokenizer_sha256"] == sha256_file(packed.tokenizer_path)
+    given = resolve(corpus, **{**settings, "vocab_size": 70_000}, tokenizer=str(packed.tokenizer_path))
+    assert given.tokenizer.source == packed.manifest["tokenizer_sha256"]
+    other = prepare(given, tmp_path / "data")
+    assert other.train("core").dtype == np.dtype("<u4")
+    np.testing.assert_array_equal(other.train("core"), packed.train("core"))
+    with pytest.raises(ValueError, match=r"vocab_size=260.*tokenizer's 300"):
+        prepare(resolve(corpus, **{**settings, "vocab_size": 260}, tokenizer=str(packed.tokenizer_path)), tmp_path)
+    with pytest.raises(ValueError, match="tokenizer='nowhere'"):
+        resolve(corpus, **settings, tokenizer="nowhere")
+
+
+def test_text_cannot_spell_the_end_of_text(tmp_path, records, settings, jsonl):
+    for record in records:
+        record["text"] += " <|endoftext|> and on"
+    packed = prepare(resolve(jsonl(tmp_path / "a.jsonl", records), **settings), tmp_path / "data")
+    assert all("<|endoftext|> and on" in text for text in texts(packed, "train", "core")[:-1])
+
+
+def test_duplicates_land_on_one_side_and_are_counted(tmp_path, records, settings, jsonl):
+    """Repeats, texts under two labels and texts that differ in case and blanks only, with unequal held-out shares."""
+    small = [r for r in records if r["label"] == "virology"][:12]
+    large = [r for r in records if r["label"] == "core"]
+    again = [{"text": "  " + r["text"].upper().replace(" ", "  "), "label": "core"} for r in small]
+    path = jsonl(tmp_path / "a.jsonl", large + small + again + small[:3])
+    recipe = resolve(path, **{**settings, "validation_sequences": 20})
+    assert recipe.validation_share("virology") > recipe.validation_share("core")
+    packed = prepare(recipe, tmp_path / "data")
+    assert packed.manifest["duplicates_across_splits"] == 0
+    assert packed.manifest["duplicates"] == {
+        "documents": len(large) + 27,
+        "repeated_documents": 15,
+        "texts_in_several_domains": 12,
+        "texts_in_both_splits": 0,
+    }
+
+
+def test_a_domain_needs_sequences_in_both_splits(tmp_path, records, settings, jsonl):
+    path = jsonl(tmp_path / "a.jsonl", [*records, {"text": "too short", "label": "tiny"}])
+    with pytest.raises(ValueError, match=r"label 'tiny'.*a sequence of 17 tokens"):
+        prepare(resolve(path, **settings), tmp_path / "data")
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+def test_files_that_changed_since_the_recipe(tmp_path, corpus, settings):
+    recipe = resolve(corpus, **settings)
+    with (corpus / "part.jsonl").open("a") as handle:
+        handle.write('{"text": "one more", "label": "core"}\n')
+    with pytest.raises(ValueError, match="changed since"):
+        prepare(recipe, tmp_path / "data")
+
+
+def test_damage_is_found_and_repaired(tmp_path, corpus, settings):
+    recipe = resolve(corpus, **settings)
+    packed = prepare(recipe, tmp_path / "data")
+    file, before = packed.path / "train" / "core.bin", packed.fingerprint
+    raw = file.read_bytes()
+    file.write_bytes(bytes([raw[0] ^ 1]) + raw[1:])
+    with pytest.raises(CorruptCorpus, match=r"core\.bin has SHA-256"):
+        PackedCorpus.open(packed.path).verify()
+    for damage in (lambda: file.write_bytes(raw[:-2]), file.unlink, (packed.path / "manifest.json").unlink):
+        damage()
+        with pytest.raises(CorruptCorpus):
+            PackedCorpus.open(packed.path)
+        again = prepare(recipe, tmp_path / "data")
+        again.verify()
+        assert again.fingerprint == before
+
+
+def test_killed_half_way_and_prepared_again(tmp_path, settings, jsonl, labelled):
+    """kill -9 while sequences are being written: nothing under the corpus' name, and the next attempt is clean."""
+    code = (
+        "import sys; from gram_platform.corpora import prepare, resolve;"
+        f"prepare(resolve(sys.argv[1], **{settings!r}), sys.argv[2], lambda *a: print(*a, flush=True))"
+    )
+    root, path = tmp_path / "data", jsonl(tmp_path / "large.jsonl", labelled(num=8000))
+    process = subprocess.Popen([sys.executable, "-c", code, str(path), str(root)], stdout=subprocess.PIPE, text=True)
+    for line in process.stdout:
+        if line.startswith("packing"):
+            process.send_signal(signal.SIGKILL)
+            break
+    process.wait()
+    process.stdout.close()
+    left = [p.name for p in root.iterdir()]
+    recipe = resolve(path, **settings)
+    assert len(left) == 1
+    assert left[0].startswith(f".{recipe.data_id}.")
+    prepare(recipe, root).verify()
+    assert [p.name for p in root.iterdir()] == [recipe.data_id]
+
+
+def test_two_at_once_both_end_well(tmp_path, corpus, settings):
+    recipe = resolve(corpus, **settings)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: prepare(recipe, tmp_path / "data").fingerprint, range(4)))
+    assert len(set(found)) == 1
+    assert [p.name for p in (tmp_path / "data").iterdir()] == [recipe.data_id]
+
+
+def test_a_root_that_cannot_be_written(tmp_path, corpus, settings):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"storage=.*can be written"):
+        prepare(resolve(corpus, **settings), tmp_path / "file" / "data")
+
+
+def test_the_manifest_says_what_was_made(tmp_path, settings):
+    recipe = resolve("stories-smoke", seq_len=32, vocab_size=512)
+    packed = prepare(recipe, tmp_path)
+    manifest = json.loads((packed.path / "manifest.json").read_text())
+    assert manifest["data_id"] == recipe.data_id == packed.path.name
+    assert manifest["recipe"] == recipe.plain()
+    assert packed.domains == recipe.domains == ("core", "airport", "attic", "bakery", "beach")
+    for domain in packed.domains:
+        for split in ("train", "validation"):
+            assert 0.5 < packed.num_sequences(split, domain) / recipe.expected_sequences(split, domain) < 2
+        assert packed.num_sequences("validation", domain) >= recipe.validation_sequences
+
+
+def test_opening_needs_numpy_alone():
+    banned = ["tokenizers", "datasets", "pyarrow", "zstandard", "torch"]
+    code = f"import sys; from gram_platform.corpora import PackedCorpus; print(set({banned!r}) & set(sys.modules))"
+    started = time.monotonic()
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert found.strip() == "set()", time.monotonic() - started

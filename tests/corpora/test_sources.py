@@ -1,0 +1,188 @@
+"""Local files: formats, identity, globs, and errors that name file and line."""
+
+import gzip
+import json
+import os
+import shutil
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import zstandard
+
+from gram_platform.corpora import resolve
+from gram_platform.corpora.records import read_unit
+from gram_platform.corpora.sources import find_units
+
+
+def write(path, records, kind):
+    """The records in one of the formats; returns the folder."""
+    path.mkdir()
+    lines = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records).encode()
+    if "parquet" in kind:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), path / "a.parquet", row_group_size=50)
+        lines = (path / "a.parquet").read_bytes()
+        (path / "a.parquet").unlink()
+    pack = {"gz": gzip.compress, "zst": zstandard.compress}.get(kind.split(".")[-1], bytes)
+    (path / f"a.{kind}").write_bytes(pack(lines))
+    return path
+
+
+@pytest.mark.parametrize("kind", ["jsonl.gz", "jsonl.zst", "parquet", "parquet.gz", "parquet.zst"])
+def test_every_format_holds_the_same_corpus(tmp_path, records, settings, corpus, kind):
+    """Equal records are one corpus, however they are packed: the same data_id, text for text."""
+    folder = write(tmp_path / "other", records, kind)
+    assert resolve(folder, **settings) == resolve(corpus, **settings)
+    assert list(read_unit(find_units(folder)[0])) == [(r["label"], r["text"]) for r in records]
+
+
+def test_identity_ignores_places_and_times(tmp_path, records, settings, corpus):
+    before = resolve(corpus, **settings)
+    moved = shutil.copytree(corpus, tmp_path / "moved" / "deep", dirs_exist_ok=True)
+    (moved / "part.jsonl").rename(moved / "renamed.jsonl")
+    os.utime(moved / "renamed.jsonl", (1, 1))
+    assert resolve(moved, **settings).data_id == before.data_id
+    assert resolve(moved / "renamed.jsonl", **settings).data_id == before.data_id
+
+
+def test_identity_follows_contents_and_settings(tmp_path, records, settings, corpus, jsonl):
+    before = resolve(corpus, **settings).data_id
+    changed = [dict(r) for r in records]
+    changed[3]["text"] += "!"
+    relabelled = [dict(r) for r in records]
+    relabelled[3]["label"] = "core"
+    for name, other in (("text", changed), ("label", relabelled), ("fewer", records[:-1])):
+        assert resolve(jsonl(tmp_path / f"{name}.jsonl", other), **settings).data_id != before, name
+    for field, value in {
+        "seq_len": 17,
+        "vocab_size": 301,
+        "split_seed": 1,
+        "validation_fraction": 0.1,
+        "core_label": "virology",
+        "sample_bytes": 99_999,
+    }.items():
+        if field == "core_label":
+            with pytest.raises(ValueError, match="'core'"):
+                resolve(corpus, **{**settings, field: value})
+            continue
+        assert resolve(corpus, **{**settings, field: value}).data_id != before, field
+
+
+def test_a_scan_is_kept_by_path_size_and_time(tmp_path, settings, corpus):
+    calls = []
+    cached = {**settings, "cache_dir": tmp_path / "cache"}
+    first = resolve(corpus, **cached)
+    file = corpus / "part.jsonl"
+    stat = file.stat()
+    file.write_bytes(b"x" * stat.st_size)
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert resolve(corpus, **cached, progress=lambda *a: calls.append(a)) == first  # not read again
+    assert calls[-1] == ("reading", stat.st_size, stat.st_size)
+    os.utime(file, (1, 1))
+    with pytest.raises(ValueError, match=r"part\.jsonl:1"):
+        resolve(corpus, **cached)
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        (b'{"text": "a", "label"', r":3: is not one JSON object"),
+        (b"[1]", r":3: is a list"),
+        (b'{"text": "a\xff", "label": "core"}', r":3: is not UTF-8"),
+        (b'{"text": "a"}', r":3: label is missing"),
+        (b'{"text": "a", "label": "  "}', r":3: label is empty"),
+        (b'{"text": "a", "label": 7}', r":3: label is 7"),
+        (b'{"text": "", "label": "core"}', r":3: text is empty"),
+        (b'{"text": null, "label": "core"}', r":3: text is missing"),
+        (b'{"text": "\\ud800", "label": "core"}', r":3: text holds half a surrogate"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz"])
+def test_bad_lines_are_named(tmp_path, settings, line, named, kind):
+    good = b'{"text": "fine", "label": "core"}\n'
+    raw = good + b"\n" + line + b"\n" + good
+    (tmp_path / f"bad.{kind}").write_bytes(gzip.compress(raw) if kind.endswith("gz") else raw)
+    with pytest.raises(ValueError, match=rf"bad\.{kind}{named}"):
+        resolve(tmp_path, **settings)
+
+
+def test_zstd_of_several_frames(tmp_path):
+    text = "".join(json.dumps({"text": "x" * 10_000 + str(n), "label": "core"}) + "\n" for n in range(60)).encode()
+    half = len(text) // 2
+    (tmp_path / "a.jsonl.zst").write_bytes(zstandard.compress(text[:half]) + zstandard.compress(text[half:]))
+    assert [t[10_000:] for _, t in read_unit(find_units(tmp_path)[0])] == [str(n) for n in range(60)]
+
+
+def test_broken_compression_and_parquet_are_named(tmp_path, records, settings):
+    for kind in ("jsonl.gz", "jsonl.zst", "parquet"):
+        folder = write(tmp_path / kind, records, kind)
+        file = folder / f"a.{kind}"
+        file.write_bytes(file.read_bytes()[:-30])
+        with pytest.raises(ValueError, match=rf"a\.{kind}"):
+            resolve(folder, **settings)
+
+
+def test_parquet_names_missing_columns_and_rows(tmp_path, settings):
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a"], "topic": ["b"]}), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match="no column label; its columns are text, topic"):
+        resolve(tmp_path, **settings)
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a", "b"], "label": ["core", None]}), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"a\.parquet:2: label is missing"):
+        resolve(tmp_path, **settings)
+
+
+def test_core_label_must_be_there(settings, corpus):
+    with pytest.raises(ValueError, match=r"core_label='nope'.*core, virology"):
+        resolve(corpus, **{**settings, "core_label": "nope"})
+    with pytest.raises(ValueError, match="at least one must stay"):
+        resolve(corpus, **{**settings, "core_label": "core,virology"})
+
+
+def test_labels_are_pooled_into_core(tmp_path, records, settings, jsonl):
+    for number, record in enumerate(records):
+        record["label"] = ("prose", "papers", "nuclear")[number % 3]
+    jsonl(tmp_path / "a.jsonl", records)
+    with pytest.raises(ValueError, match=r"core_label=None.*nuclear, papers, prose"):
+        resolve(tmp_path, **{**settings, "core_label": None})
+    recipe = resolve(tmp_path, **{**settings, "core_label": "prose, papers"})
+    assert recipe.domains == ("core", "nuclear")
+    assert recipe.domain_of == {"papers": "core", "prose": "core", "nuclear": "nuclear"}
+
+
+def test_label_names_that_cannot_be_columns(tmp_path, settings, jsonl):
+    jsonl(tmp_path / "a.jsonl", [{"text": "a", "label": "core"}, {"text": "b", "label": "cs.CR"}])
+    with pytest.raises(ValueError, match=r"label='cs\.CR'"):
+        resolve(tmp_path, **settings)
+
+
+def test_globs(tmp_path, settings):
+    src = tmp_path / "project" / "src"
+    (src / "deep").mkdir(parents=True)
+    (src / "a.py").write_text("def a():\n    return 1\n" * 40)
+    (src / "deep" / "b.py").write_text("def b():\n    return 2\n" * 40)
+    (src / "deep" / "__init__.py").write_text("")
+    (src / ".hidden.py").write_text("secret = 1\n")
+    (tmp_path / "project" / "notes.txt").write_text("plain words\n" * 40)
+    spec = tmp_path / "project" / "corpus.json"
+    spec.write_text(json.dumps({"globs": {"internal_code": ["src/**/*.py"], "core": ["*.txt"]}}))
+    recipe = resolve(spec, **settings)
+    assert recipe.domains == ("core", "internal_code")
+    assert {d.name: d.num_documents for d in recipe.domains_from} == {"core": 1, "internal_code": 2}
+
+    spec.write_text(json.dumps({"globs": {"code": ["src/*.py"], "core": ["*.txt", "src/a.py"]}}))
+    with pytest.raises(ValueError, match=r"a\.py.*one label only"):
+        resolve(spec, **settings)
+    spec.write_text(json.dumps({"globs": {"code": ["src/*.rs"], "core": ["*.txt"]}}))
+    with pytest.raises(ValueError, match=r"globs\[code\].*match at least one file"):
+        resolve(spec, **settings)
+    spec.write_text(json.dumps({"globs": {"code": ["src/*.py"], "core": ["*.txt"]}}))
+    (src / "a.py").write_bytes(b"ok\nbad \xff\n")
+    with pytest.raises(ValueError, match=r"a\.py:2: is not UTF-8"):
+        resolve(spec, **settings)
+
+
+def test_nothing_to_read(tmp_path, settings):
+    with pytest.raises(ValueError, match="holds files named"):
+        resolve(tmp_path, **settings)
+    with pytest.raises(ValueError, match=r"corpus='missing'.*dual-use, simple-stories, stories, stories-smoke"):
+        resolve("missing", **settings)
