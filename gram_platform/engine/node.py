@@ -173,7 +173,10 @@ def execute_evaluation(evaluation: Evaluation, tags: Mapping[str, str], executio
         return result
     started = time.monotonic()
     corpus = execution.corpus(evaluation.data_id)
-    trained_on = store.run(evaluation.view.run_id).result()["data_fingerprint"]
+    trained = store.run(evaluation.view.run_id).result()
+    if trained is None:
+        raise invalid("evaluation.view", evaluation.view.run_id, "a view of a run that is complete")
+    trained_on = trained["data_fingerprint"]
     if trained_on != corpus.fingerprint:
         raise invalid("data", corpus.fingerprint, f"the data that the view's run was trained on: {trained_on}")
     read = corpus.validation if evaluation.split == "validation" else corpus.train

@@ -1,0 +1,50 @@
+"""A real small corpus and runs on it."""
+
+import dataclasses
+
+import pytest
+
+from gram_platform.config import CORE, RoutingConfig
+from gram_platform.corpora import prepare, resolve
+from gram_platform.engine.execution import Execution
+from gram_platform.ladder import SMOKE_SIZES
+from gram_platform.methods import Setting
+from gram_platform.store import Store
+
+TINY = dataclasses.replace(SMOKE_SIZES["tiny"], core_tokens=64 * 160)
+
+
+@pytest.fixture(scope="session")
+def packed_root(tmp_path_factory):
+    """(recipe, folder of the packed corpus)."""
+    root = tmp_path_factory.mktemp("packed")
+    recipe = resolve("stories-smoke", seq_len=TINY.seq_len, vocab_size=TINY.vocab_size, sample_bytes=100_000)
+    prepare(recipe, root)
+    return recipe, root
+
+
+@pytest.fixture
+def execution(packed_root, tmp_path):
+    """A storage of its own whose data is the session's."""
+    store = Store(tmp_path / "storage").open_for_writing()
+    store.data_root.symlink_to(packed_root[1])
+    return Execution(store.root, checkpoint_every_s=0.0)
+
+
+@pytest.fixture
+def setting(packed_root):
+    """One cell: a tiny size, 10 steps of core and a few auxiliary micro-batches."""
+    recipe, _ = packed_root
+    auxiliary = [d for d in recipe.domains if d != CORE]
+    return Setting(
+        size=TINY,
+        seed=0,
+        data_id=recipe.data_id,
+        num_sequences={CORE: 160, **dict.fromkeys(auxiliary, 12)},
+        profiles=((auxiliary[0],),),
+        routing=RoutingConfig(0.5, 0.3),
+        warmup_fraction=0.1,
+        decay_fraction=0.1,
+        num_eval_points=4,
+        num_eval_sequences=4,
+    )

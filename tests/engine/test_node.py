@@ -1,0 +1,147 @@
+"""One node in this process: from nothing, from a checkpoint, and when it must not go on."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from gram_platform.config import Evaluation, View
+from gram_platform.engine.execution import Execution
+from gram_platform.engine.node import RunExecution, execute_evaluation, execute_run
+from gram_platform.engine.summary import evaluation_steps, record_interval
+from gram_platform.methods import plan
+from gram_platform.nodes import method_nodes
+from gram_platform.store import Store
+from gram_platform.train.loop import TrainingDiverged
+from gram_platform.views import load_view
+
+
+def result_bytes(execution, run_id):
+    return (Store(execution.storage).run(run_id).folder.read("result.json"),)
+
+
+class Stopped(BaseException):
+    """As a kill would: nothing may catch it."""
+
+
+def stop_after(monkeypatch, num_commits):
+    """Ends the process's work right after a number of commits."""
+    original, count = RunExecution.commit, 0
+
+    def commit(self, step):
+        nonlocal count
+        original(self, step)
+        count += 1
+        if count == num_commits:
+            raise Stopped
+
+    monkeypatch.setattr(RunExecution, "commit", commit)
+
+
+def strip_clock(records):
+    kept = [(r["step"], {k: v for k, v in r["metrics"].items() if "per_second" not in k}) for r in records]
+    return json.loads(json.dumps(kept))
+
+
+@pytest.mark.parametrize("method", ["baseline", "gram"])
+def test_an_interrupted_run_ends_with_the_same_bytes(execution, setting, tmp_path, monkeypatch, method):
+    run = plan(method, setting).runs["all"]
+    straight = dataclasses.replace(execution, storage=str(tmp_path / "other"), checkpoint_every_s=1e9)
+    other = Store(straight.storage).open_for_writing()
+    other.data_root.symlink_to(Store(execution.storage).data_root.resolve())
+    execute_run(run, {}, straight)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3)
+        with pytest.raises(Stopped):
+            execute_run(run, {}, execution)
+    directory = Store(execution.storage).run(run.run_id)
+    assert directory.status() in ("interrupted", "running")
+    execute_run(run, {}, execution)
+    assert result_bytes(execution, run.run_id) == result_bytes(straight, run.run_id)
+    records, uninterrupted = directory.records(), other.run(run.run_id).records()
+    assert strip_clock(records) == strip_clock(uninterrupted)
+    assert [r["step"] for r in records] == list(range(1, run.num_steps + 1))
+
+
+def test_a_finished_run_is_not_trained_again(execution, setting, monkeypatch):
+    run = plan("gram", setting).runs["all"]
+    first = execute_run(run, {}, execution)
+    monkeypatch.setattr(RunExecution, "finish", lambda self: pytest.fail("trained again"))
+    assert execute_run(run, {}, execution) == first
+
+
+def test_the_baselines_curve_ends_with_what_its_evaluation_finds(execution, setting):
+    run_node, eval_node = method_nodes("baseline", setting)
+    result = execute_run(run_node.config, {}, execution)
+    losses = execute_evaluation(eval_node.config, {}, execution)["losses"]
+    assert losses == {d: result["final"][f"validation/loss/{d}"] for d in losses}
+    curve = [
+        r["step"] for r in Store(execution.storage).run(run_node.id).records() if "validation/loss/core" in r["metrics"]
+    ]
+    assert curve == sorted(evaluation_steps(run_node.config))
+    assert curve[-1] == run_node.config.num_steps
+    assert record_interval(run_node.config) == 1
+
+
+def test_views_differ_where_their_modules_act(execution, setting):
+    run = plan("gram", setting).runs["all"]
+    execute_run(run, {}, execution)
+    store, domain = Store(execution.storage), setting.auxiliary[0]
+    _, core = load_view(store, View(run.run_id))
+    _, full = load_view(store, View.of(run.run_id, {domain: 1.0}))
+    _, half = load_view(store, View.of(run.run_id, {domain: 0.5}))
+    assert not any(".aux." in name for name, _ in core.named_parameters())  # absent, not switched off
+    tokens = torch.arange(16)[None]
+    with torch.no_grad():
+        without, present = core(tokens), full(tokens, {domain: 1.0})
+        assert torch.equal(full(tokens), without)
+        assert torch.equal(half(tokens, {domain: 1.0}), present)
+        assert not torch.equal(present, without)
+        assert not torch.equal(half(tokens, {domain: 0.5}), present)
+    with pytest.raises(ValueError, match=r"view.weights='nope' .*one of run"):
+        load_view(store, View.of(run.run_id, {"nope": 1.0}))
+
+
+def test_a_diverged_run_is_recorded_with_step_domain_and_rate(execution, setting):
+    run = plan("baseline", setting).runs["all"]
+    wild = dataclasses.replace(run, optimizer=dataclasses.replace(run.optimizer, peak_lr=1e30))
+    with pytest.raises(TrainingDiverged):
+        execute_run(wild, {}, execution)
+    directory = Store(execution.storage).run(wild.run_id)
+    assert directory.status() == "failed"
+    failure = directory.failure()
+    assert failure["details"]["kind"] == "diverged"
+    assert all(word in failure["message"] for word in ("step", "domain", "learning rate"))
+
+
+def test_other_data_under_the_same_id_is_refused(execution, setting, monkeypatch):
+    run = plan("baseline", setting).runs["all"]
+    with monkeypatch.context() as patch:
+        stop_after(patch, 1)
+        with pytest.raises(Stopped):
+            execute_run(run, {}, execution)
+    corpus = execution.corpus(setting.data_id)
+    monkeypatch.setattr(type(corpus), "fingerprint", property(lambda self: "other"))
+    with pytest.raises(ValueError, match=r"data=.*other.*not allowed"):
+        execute_run(run, {}, execution)
+    monkeypatch.undo()
+    assert execute_run(run, {}, execution)["num_steps"] == run.num_steps
+
+
+def test_too_few_validation_sequences(execution, setting):
+    run = plan("baseline", dataclasses.replace(setting, num_eval_sequences=10**6)).runs["all"]
+    with pytest.raises(ValueError, match=r"num_sequences=1000000 .*validation sequences of 'core'"):
+        execute_run(run, {}, execution)
+
+
+def test_evaluation_of_a_view_without_result(execution, setting):
+    run = plan("baseline", setting).runs["all"]
+    Store(execution.storage).open_for_writing().run(run.run_id).ensure_config(run)
+    evaluation = Evaluation(View(run.run_id), setting.data_id, ("core",), 4)
+    with pytest.raises(ValueError, match=r"view.*complete"):
+        execute_evaluation(evaluation, {}, execution)
+
+
+def test_execution_is_not_part_of_a_run():
+    assert Execution("a") != Execution("b")  # places and threads live here, never in a RunConfig

@@ -1,0 +1,131 @@
+"""Methods as functions from a setting to runs and views."""
+
+import dataclasses
+import itertools
+
+import pytest
+
+from gram_platform.config import CORE, RoutingConfig
+from gram_platform.flops import core_parameters
+from gram_platform.ladder import PAPER_SIZES, SMOKE_SIZES
+from gram_platform.methods import METHODS, Setting, plan
+from gram_platform.methods.setting import plan_compute_units, profile_name, routed_scale
+from gram_platform.nodes import method_nodes, require_closed, unique
+from gram_platform.routing import Plan
+from gram_platform.train.optimizers import learning_rate
+
+AUXILIARY = ("cyber", "lisp", "nuclear", "virology")
+
+
+def setting(size=SMOKE_SIZES["tiny"], core=4000, aux=250, **parts) -> Setting:
+    defaults = {
+        "size": size,
+        "seed": 0,
+        "data_id": "data",
+        "num_sequences": {CORE: core, **dict.fromkeys(AUXILIARY, aux)},
+        "profiles": (("virology",),),
+        "routing": RoutingConfig(0.5, 0.3),
+        "warmup_fraction": 0.1,
+        "decay_fraction": 0.1,
+        "num_eval_points": 5,
+        "num_eval_sequences": 4,
+    }
+    return Setting(**{**defaults, **parts})
+
+
+def test_baseline_sees_everything_once_and_filtering_only_its_profile():
+    base = plan("baseline", setting()).runs["all"]
+    filtered = plan("filtering", setting()).runs["core+virology"]
+    assert {d.name for d in base.data.domains} == {CORE, *AUXILIARY}
+    assert {d.name for d in filtered.data.domains} == {CORE, "virology"}
+    for run in (base, filtered):
+        assert all(d.num_draws <= d.num_sequences for d in run.data.domains)
+        assert run.model.modules == ()
+    assert base.num_tokens == pytest.approx(5000 * 64, rel=0.01)
+    assert filtered.num_tokens == pytest.approx(4250 * 64, rel=0.01)
+    assert base.eval_points.num_points == 5
+    assert filtered.eval_points.num_points == 0
+
+
+def test_gram_costs_what_the_baseline_costs():
+    cell = setting(core=40_000, aux=2_500)
+    base, routed = plan("baseline", cell).runs["all"], plan("gram", cell).runs["all"]
+    without_companions = dataclasses.replace(routed, routing=RoutingConfig(0.0, 0.3))
+    assert plan_compute_units(without_companions) == pytest.approx(plan_compute_units(base), rel=2e-3)
+    assert plan_compute_units(routed) > plan_compute_units(without_companions)  # p_cr costs what it costs
+    unmatched = plan("gram", dataclasses.replace(cell, equal_compute=False)).runs["all"]
+    assert unmatched.num_tokens == base.num_tokens > routed.num_tokens
+
+
+def test_lambda_is_the_papers_formula():
+    cell = setting(PAPER_SIZES["800M"], core=15_722_656, aux=39_306)
+    model = cell.size.modular((CORE, *AUXILIARY))
+    p_core, p_aux = core_parameters(cell.size.dense()), 49_205_760
+    l_core, l_aux = 15_722_656, 4 * 39_306
+    expected = (l_core + l_aux) * p_core / (l_core * p_core + l_aux * (p_core + p_aux))
+    assert routed_scale(cell, model) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("accumulation", ["heterogeneous", "uniform"])
+def test_aux_factor_draws_more_of_the_domain_and_less_core(accumulation):
+    routing = RoutingConfig(0.5, 0.3, accumulation)
+    once, thrice = (plan("gram", setting(aux_factor=f, routing=routing)).runs["all"] for f in (1.0, 3.0))
+    assert thrice.num_steps == once.num_steps
+    for before, after in zip(once.data.domains, thrice.data.domains, strict=True):
+        if before.name == CORE:
+            assert after.num_draws < before.num_draws
+            assert after.num_draws <= after.num_sequences
+        else:
+            assert after.num_sequences == before.num_sequences
+            assert after.num_draws == pytest.approx(3 * before.num_draws, abs=once.route_unit * 2)
+    assert len(Plan(thrice)) == thrice.num_steps * thrice.micro_batches_per_step
+
+
+def test_too_much_auxiliary_data_is_refused():
+    with pytest.raises(ValueError, match=r"aux_factor=10.*leave core"):
+        plan("gram", setting(aux_factor=10.0))
+
+
+def test_gram_serves_every_profile_from_one_run():
+    plans = plan("gram", setting())
+    names = [profile_name(profile, AUXILIARY) for profile in plans.views]
+    assert names == ["core", "core+cyber", "core+lisp", "core+nuclear", "core+virology", "all"]
+    assert {view.run_id for view in plans.views.values()} == {plans.runs["all"].run_id}
+    assert plans.views[("lisp",)].active(CORE) == {"lisp": 1.0}
+
+
+def test_seeds_and_sizes_are_different_runs_and_names_are_not():
+    ids = {plan("gram", setting(seed=s)).runs["all"].run_id for s in range(3)}
+    assert len(ids) == 3
+    renamed = dataclasses.replace(SMOKE_SIZES["tiny"], name="other")
+    assert plan("gram", setting(renamed)).runs["all"].run_id in ids
+
+
+def test_filtering_for_everything_is_the_baseline_but_for_its_curve():
+    cell = setting(num_sequences={CORE: 4000, "virology": 250})
+    base, filtered = plan("baseline", cell), plan("filtering", cell)
+    twin = dataclasses.replace(filtered.runs["all"], eval_points=base.runs["all"].eval_points)
+    assert twin.run_id == base.runs["all"].run_id
+
+
+def test_nodes_are_closed_and_unique():
+    nodes = [node for method in METHODS for node in method_nodes(method, setting())]
+    require_closed(nodes)
+    assert len(unique([*nodes, *nodes])) == len(unique(nodes)) == len({n.id for n in nodes})
+    evaluations = [n for n in nodes if n.kind == "evaluation"]
+    assert all(len(n.needs) == 1 for n in evaluations)
+    assert dict(evaluations[1].tags)["retained"] == "virology"
+
+
+def test_unknown_method():
+    with pytest.raises(ValueError, match=r"methods='magic' .*baseline, filtering, gram"):
+        plan("magic", setting())
+
+
+def test_learning_rate_schedule():
+    optimizer = plan("baseline", setting()).runs["all"].optimizer
+    rates = [learning_rate(optimizer, step, 100) / optimizer.peak_lr for step in range(100)]
+    assert rates[0] == pytest.approx(0.1)
+    assert rates[9:90] == [1.0] * 81
+    assert rates[-1] == pytest.approx(0.1)
+    assert all(a >= b for a, b in itertools.pairwise(rates[10:]))
