@@ -22,9 +22,14 @@ class CorruptFile(ValueError):
 
 def safe_name(field: str, name: str) -> str:
     """`name` if it can be one component of a path; ValueError naming `field` otherwise."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not is_safe_name(name):
         raise invalid(field, name, "letters, digits and _ + . = @ -, at most 200, not beginning with a sign")
     return name
+
+
+def is_safe_name(name: str) -> bool:
+    """Whether `name` can be a file or folder of the storage; whatever else lies there is not ours."""
+    return _NAME.fullmatch(name) is not None
 
 
 def hash_file(path: str) -> str:

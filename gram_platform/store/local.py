@@ -7,7 +7,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator
 
-from gram_platform.store.files import Folder, hash_file, safe_name
+from gram_platform.store.files import Folder, hash_file, is_safe_name, safe_name
 
 
 class LocalFolder(Folder):
@@ -60,9 +60,9 @@ class LocalFolder(Folder):
         return os.path.exists(self.file(name))
 
     def list(self) -> list[str]:
-        """Sorted names of files and folders, without hidden ones; empty when the folder does not exist."""
+        """Sorted names of files and folders that can be ours; empty when the folder does not exist."""
         try:
-            return sorted(name for name in os.listdir(self.path) if not name.startswith("."))
+            return sorted(filter(is_safe_name, os.listdir(self.path)))
         except FileNotFoundError:
             return []
 

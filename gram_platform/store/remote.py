@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import fsspec
 
 from gram_platform.identity import invalid
-from gram_platform.store.files import Folder, hash_file, safe_name
+from gram_platform.store.files import Folder, hash_file, is_safe_name, safe_name
 from gram_platform.store.local import LocalFolder
 
 
@@ -28,21 +28,21 @@ class RemoteFolder(Folder):
 
     def write(self, name: str, data: bytes, durable: bool = True) -> None:
         self._check_writable()
-        self.filesystem.pipe_file(self.file(name), data)
+        self._put(lambda: self.filesystem.pipe_file(self.file(name), data))
 
     def write_with(self, name: str, writer: Callable[[str], None]) -> str:
         self._check_writable()
         with tempfile.TemporaryDirectory(prefix="gram-") as scratch:
             path = os.path.join(scratch, name)
             writer(path)
-            self.filesystem.put_file(path, self.file(name))
+            self._put(lambda: self.filesystem.put_file(path, self.file(name)))
             return hash_file(path)
 
     def create(self, name: str, data: bytes) -> bool:
         """As locally; "if it does not exist" is the store's own where its fsspec driver offers it (S3, GCS)."""
         self._check_writable()
         try:
-            self.filesystem.pipe_file(self.file(name), data, mode="create")
+            self._put(lambda: self.filesystem.pipe_file(self.file(name), data, mode="create"))
         except FileExistsError:
             return False
         return True
@@ -57,8 +57,7 @@ class RemoteFolder(Folder):
             paths = self.filesystem.ls(self.path, detail=False)
         except FileNotFoundError:
             return []
-        names = (path.rstrip("/").rsplit("/", 1)[-1] for path in paths)
-        return sorted(name for name in names if name and not name.startswith("."))
+        return sorted(filter(is_safe_name, (path.rstrip("/").rsplit("/", 1)[-1] for path in paths)))
 
     def remove(self, name: str) -> None:
         self._check_writable()
@@ -68,6 +67,14 @@ class RemoteFolder(Folder):
     def rename(self, old: str, new: str) -> None:
         self._check_writable()
         self.filesystem.mv(self.file(old), self.file(new), recursive=True)
+
+    def _put(self, put: Callable[[], None]) -> None:
+        """Object stores have no directories to make; file systems behind a URL do."""
+        try:
+            put()
+        except FileNotFoundError:
+            self.filesystem.makedirs(self.path, exist_ok=True)
+            put()
 
     @contextlib.contextmanager
     def local_copy(self, name: str) -> Iterator[str]:

@@ -117,9 +117,8 @@ class RunDirectory(NodeDirectory):
         if result is not None or not self.folder.writable:
             return result
         for attempt_id, finished in self.finished_attempts():
-            if not self.attempts.child(attempt_id).exists(WEIGHTS) or self._load_weights(
-                attempt_id, finished["result"]
-            ):
+            present = self.attempts.child(attempt_id).exists(WEIGHTS)  # they may have been removed on purpose
+            if not present or self._load_weights(attempt_id, finished["result"]) is not None:
                 return self.publish(seal(finished["result"]))
         return None
 
@@ -145,9 +144,10 @@ class RunDirectory(NodeDirectory):
         result = self.result()
         if result is None:
             raise invalid("run_id", self.run_id, f"a complete run, this one is {self.status()}")
-        finished = self.finished_attempts(result)
-        present = [attempt_id for attempt_id, _ in finished if self.attempts.child(attempt_id).exists(WEIGHTS)]
-        if finished and not present:
+        attempt_ids = [attempt_id for attempt_id, _ in self.finished_attempts(result)]
+        attempt_ids += [attempt_id for attempt_id in self.attempts.list() if attempt_id not in attempt_ids]
+        present = [attempt_id for attempt_id in attempt_ids if self.attempts.child(attempt_id).exists(WEIGHTS)]
+        if not present:
             raise invalid("run_id", self.run_id, "a run whose weights are kept, those of this one were removed")
         for attempt_id in present:
             tensors = self._load_weights(attempt_id, result)
@@ -157,7 +157,7 @@ class RunDirectory(NodeDirectory):
         raise invalid("run_id", self.run_id, "a run with intact weights; submit again to train it again")
 
     def _load_weights(self, attempt_id: str, result: dict) -> dict[str, "torch.Tensor"] | None:
-        """The attempt's weights, or None after setting corrupted ones aside."""
+        """The attempt's weights if they are the result's; None when they are gone, or set aside as corrupted."""
         from gram_platform.checkpoint import hash_tensors, load_tensors  # here, because it imports torch
 
         attempt = self.attempts.child(attempt_id)
@@ -167,6 +167,8 @@ class RunDirectory(NodeDirectory):
             if hash_tensors(tensors) == result["weights_sha256"]:
                 return tensors
             reason = "its hash is not the result's"
+        except FileNotFoundError:  # a second attempt at a run that is complete has just removed its own
+            return None
         except ValueError as error:
             reason = error
         attempt.set_aside(WEIGHTS, reason)

@@ -1,7 +1,7 @@
 """The way to an MLflow database or server: fast failure, one experiment, searches without page limits.
 
 A server that is down must not slow training: requests are tried twice with short time-outs, and after a failure every
-call fails at once for a minute. MLflow's own environment variables change the time-outs.
+call fails at once for a minute. MLflow's own environment variables, where they are set, go before ours.
 """
 
 import contextlib
@@ -20,10 +20,11 @@ from mlflow.exceptions import MlflowException
 from gram_platform.store.local import LocalFolder
 
 QUIET_S = 60.0  # after a failure
-REQUEST_LIMITS = {
+SETTINGS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 PAGE = 1000
 
@@ -80,7 +81,7 @@ class Connection:
         return self.client.create_run(self.experiment_id, start_time=round(start_ms), tags=dict(tags), run_name=name)
 
     def _connect(self) -> None:
-        for name, value in REQUEST_LIMITS.items():
+        for name, value in SETTINGS.items():
             os.environ.setdefault(name, value)
         for name in ("mlflow.store.db.utils", "alembic"):
             logging.getLogger(name).setLevel(logging.WARNING)

@@ -63,12 +63,13 @@ class Tracker:
         """{(kind, node_id): MLflow run} of the whole experiment, one request for a thousand runs."""
         with self._connection.reaching():
             found = self._connection.search("")
-        nodes = [run for run in sorted(found, key=_age) if run.data.tags.get(content.KIND) in content.ID_TAGS]
-        first = {}
-        for run in nodes:
-            kind = run.data.tags[content.KIND]
-            first.setdefault((kind, run.data.tags[content.ID_TAGS[kind]]), run)
-        return first
+        oldest: dict[tuple[str, str], Run] = {}
+        for run in sorted(found, key=_age):
+            kind = run.data.tags.get(content.KIND, "")
+            node_id = run.data.tags.get(content.ID_TAGS.get(kind, ""))
+            if node_id is not None:
+                oldest.setdefault((kind, node_id), run)
+        return oldest
 
     def log_study(
         self,

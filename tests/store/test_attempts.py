@@ -223,3 +223,19 @@ def test_a_commit_that_failed_can_be_repeated(directory):
         assert directory.records() == []
         attempt.commit(2, WEIGHTS, {}, [record(1), record(2)])
     assert [r["step"] for r in directory.records()] == [1, 2]
+
+
+def test_strangers_in_the_storage_are_left_alone(tmp_path, directory):
+    train(str(tmp_path), RUN)
+    for name in (".DS_Store", "a note.txt", "#backup#"):
+        (tmp_path / "runs" / name).write_text("")
+    assert Store(tmp_path).list_runs() == [RUN.run_id]
+
+
+def test_weights_are_found_without_the_attempts_own_record(tmp_path, directory):
+    train(str(tmp_path), RUN)
+    (record_path,) = tmp_path.glob("runs/*/attempts/*/complete.json")
+    record_path.write_text("{")
+    with pytest.warns(RuntimeWarning, match="complete.json is corrupted"):
+        assert len(directory.weights()) == 1
+    assert directory.status() == "complete"

@@ -2,13 +2,15 @@
 
 import json
 import os
+import tempfile
 
 import fsspec
 import pytest
 
 from gram_platform.config import Evaluation, View
-from gram_platform.store import CorruptFile, Store
-from tests.store.training import in_process, run_config, train
+from gram_platform.store import CorruptFile, RunDirectory, Store
+from gram_platform.store.remote import RemoteFolder
+from tests.store.training import START, final_fields, in_process, record, run_config, train
 
 RUN = run_config(8)
 
@@ -19,12 +21,18 @@ def test_storage_that_cannot_be_written_is_named(root):
         Store(root).open_for_writing()
 
 
-def test_read_only_directory_is_named(tmp_path):
-    tmp_path.chmod(0o555)
-    if os.access(tmp_path, os.W_OK):
-        pytest.skip("this user may write everywhere")
-    with pytest.raises(ValueError, match="storage="):
-        Store(tmp_path).open_for_writing()
+def test_read_only_directory_is_named():
+    def open_it(folder):
+        if os.geteuid() == 0:
+            os.setuid(65534)  # root may write everywhere
+        with pytest.raises(ValueError, match="storage=.*Permission denied"):
+            Store(folder).open_for_writing()
+
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o555)
+        process = in_process(open_it, folder)
+        process.join()
+    assert process.exitcode == 0
 
 
 def test_full_storage_is_named(tmp_path):
@@ -138,3 +146,23 @@ def test_object_store_gives_the_same_results(tmp_path):
     filesystem.pipe_file(f"/bucket/gram/runs/{RUN.run_id}/result.json", b"{")
     with pytest.warns(RuntimeWarning, match="corrupted"):
         assert train(root, RUN) == Store(tmp_path).run(RUN.run_id).result()
+
+
+def test_file_system_behind_fsspec_has_directories_and_survives_corruption(tmp_path):
+    """The code for object stores on real files: directories are made, a corrupted checkpoint is set aside."""
+    folder = RemoteFolder(fsspec.filesystem("file"), str(tmp_path / "remote"), writable=True)
+    directory = RunDirectory(folder, RUN.run_id)
+    directory.ensure_config(RUN)
+    with directory.start_attempt("one") as attempt:
+        attempt.commit(2, {"weights": START}, {"position": 2}, [record(1), record(2)])
+        attempt.commit(4, {"weights": START + 1}, {"position": 4}, [record(3), record(4)])
+    (newest,) = (tmp_path / "remote").glob("runs/*/attempts/*/checkpoints/000000004/tensors.safetensors")
+    newest.write_bytes(b"?")
+    with directory.start_attempt("two") as attempt:
+        with pytest.warns(RuntimeWarning, match="corrupted and set aside"):
+            assert attempt.resume().step == 2
+        result = attempt.complete(final_fields(RUN), {"weights": START}, [record(step) for step in range(3, 9)])
+    assert directory.publish(directory.folder.read("result.json")) == result == directory.result()
+    assert [r["step"] for r in directory.records()] == list(range(1, 9))
+    assert directory.weights()["weights"].equal(START)
+    assert not list((tmp_path / "remote").glob("runs/*/attempts/*/checkpoints/0*4"))
