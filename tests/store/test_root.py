@@ -25,7 +25,7 @@ def test_read_only_directory_is_named():
     def open_it(folder):
         if os.geteuid() == 0:
             os.setuid(65534)  # root may write everywhere
-        with pytest.raises(ValueError, match="storage=.*Permission denied"):
+        with pytest.raises(ValueError, match=r"storage=.*Permission denied"):
             Store(folder).open_for_writing()
 
     with tempfile.TemporaryDirectory() as folder:
