@@ -1,0 +1,186 @@
+"""Flags and bad input: a clear error that names the field, before anything is packed or trained."""
+
+import dataclasses
+import gzip
+import json
+
+import pytest
+
+from experiments.scaling import STUDY
+from gram_platform.config import RECIPE_VERSION
+from gram_platform.store import Store
+from gram_platform.study.build import build_graph, require_enough_data
+from gram_platform.study.definition import Preset
+from gram_platform.study.dry_run import describe
+from gram_platform.study.flags import RAY_JOB_VARIABLE, parse
+from gram_platform.study.run import main
+
+
+def flags(*arguments):
+    return parse(STUDY, list(arguments))
+
+
+def test_defaults(storage):
+    got = flags()
+    assert (got.preset, got.storage, got.corpus) == ("demo", str(storage), "stories")
+    assert got.tracking_uri == f"sqlite:///{storage}/mlflow.db"
+    assert got.methods == ("baseline", "filtering", "gram")
+    assert got.seeds == 3
+    assert got.sizes == tuple(STUDY.presets["demo"].sizes)
+
+
+def test_lists_take_blanks_and_commas(storage):
+    first = flags("--preset", "smoke", "--methods", "gram,filtering", "--sizes", "small,tiny")
+    second = flags("--preset", "smoke", "--methods", "filtering", "gram", "--sizes", "tiny", "small")
+    assert first == second
+    assert flags("--methods", "gram").methods == ("baseline", "gram")
+
+
+WRONG = {
+    r"preset='huge' .*smoke, demo, paper": ["--preset", "huge"],
+    r"methods='magic' .*baseline, filtering, gram": ["--methods", "magic"],
+    r"sizes='9B' .*50M, 100M": ["--preset", "paper", "--sizes", "9B"],
+    r"seeds=-1": ["--seeds", "-1"],
+    r"num_workers=3 .*divisor of the micro-batch of tiny, 4": ["--preset", "smoke", "--num-workers", "3"],
+    r"machine='abacus' .*h200": ["--machine", "abacus"],
+    r"tracking_uri='server' .*http": ["--tracking-uri", "server"],
+    r"checkpoint_every=0": ["--checkpoint-every", "0"],
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_wrong_flags(message, storage):
+    with pytest.raises(ValueError, match=message):
+        flags(*WRONG[message])
+
+
+@pytest.mark.parametrize("flag", ["storage", "corpus", "tracking_uri"])
+def test_relative_places_are_refused_inside_a_ray_job(flag, storage, monkeypatch):
+    place = "sqlite:///here.db" if flag == "tracking_uri" else "./here"
+    arguments = [f"--{flag.replace('_', '-')}", place]
+    assert flags(*arguments)
+    monkeypatch.setenv(RAY_JOB_VARIABLE, "{}")
+    with pytest.raises(ValueError, match=f"{flag}=.*here.*absolute"):
+        flags(*arguments)
+
+
+# ------------------------------------------------------------------------------------------------ whole studies
+
+
+def outcome(capsys, *arguments):
+    """(exit code, what the user reads)."""
+    with pytest.raises(SystemExit) as ended:
+        main(STUDY, ["--preset", "smoke", *arguments])
+    return ended.value.code, capsys.readouterr().err
+
+
+def write_corpus(folder, lines):
+    folder.mkdir()
+    (folder / "a.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    return str(folder)
+
+
+def record(label, text="a plain sentence of some words that says nothing much. "):
+    return json.dumps({"text": text * 3, "label": label}).encode()
+
+
+GOOD = [record("general") for _ in range(3)] + [record("law") for _ in range(3)]
+BAD_LINES = {
+    "label": (b'{"text": "x"}', r"label"),
+    "empty label": (record(""), r"label"),
+    "not json": (b'{"text": ', r"JSON"),
+    "not utf-8": (b'{"text": "\xff", "label": "law"}', r"UTF-8"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_LINES)
+def test_bad_records_are_named_by_file_and_line(case, storage, tmp_path, capsys):
+    line, word = BAD_LINES[case]
+    corpus = write_corpus(tmp_path / "corpus", [*GOOD, line])
+    code, text = outcome(capsys, "--corpus", corpus, "--core-label", "general")
+    assert code == 2
+    assert "a.jsonl" in text
+    assert f"{len(GOOD) + 1}" in text
+    assert word.lower() in text.lower()
+    assert not (storage / "runs").exists()
+
+
+def test_unknown_core_label_lists_the_labels(storage, tmp_path, capsys):
+    corpus = write_corpus(tmp_path / "corpus", GOOD)
+    code, text = outcome(capsys, "--corpus", corpus, "--core-label", "web")
+    assert code == 2
+    assert "core_label='web'" in text
+    assert "general" in text
+    assert "law" in text
+
+
+def test_a_label_with_too_little_text(storage, tmp_path, capsys):
+    lines = [record("general", f"sentence number {i} about something else entirely. ") for i in range(400)]
+    lines += [record("law", f"the court held number {i}. ") for i in range(8)]
+    corpus = write_corpus(tmp_path / "corpus", lines)
+    code, text = outcome(capsys, "--corpus", corpus, "--core-label", "general")
+    assert code == 2
+    assert "label" in text
+    assert "sequence" in text
+    assert not (storage / "runs").exists()
+
+
+def test_unknown_corpus_and_retain(storage, capsys):
+    code, text = outcome(capsys, "--corpus", "nowhere")
+    assert code == 2
+    assert "corpus='nowhere'" in text
+    code, text = outcome(capsys, "--retain", "nonsense")
+    assert code == 2
+    assert "retain='nonsense'" in text
+
+
+def test_a_storage_that_is_a_file_or_of_another_recipe(storage, tmp_path, capsys):
+    file = tmp_path / "file"
+    file.write_text("x")
+    code, text = outcome(capsys, "--storage", str(file))
+    assert code == 2
+    assert "storage=" in text
+    Store(storage).open_for_writing()
+    (storage / "store.json").write_text(json.dumps({"layout": 1, "recipe_version": RECIPE_VERSION + 1}))
+    code, text = outcome(capsys, "--storage", str(storage))
+    assert code == 2
+    assert "readable, not written" in text
+
+
+def test_a_budget_that_the_corpus_cannot_serve(storage):
+    """The check itself, on the real packed corpus of the smoke preset."""
+    from gram_platform.corpora import prepare
+
+    huge = dataclasses.replace(STUDY.presets["smoke"], num_eval_sequences=10_000)
+    study = dataclasses.replace(STUDY, presets={"smoke": STUDY.presets["smoke"]})
+    graph = build_graph(study, flags("--preset", "smoke"))
+    corpus = prepare(graph.recipe, storage / "data")
+    require_enough_data(graph, corpus)
+    with pytest.raises(ValueError, match=r"label \w+.*validation.*needs 10000"):
+        require_enough_data(dataclasses.replace(graph, preset=huge), corpus)
+
+
+def test_dry_run_prints_the_papers_study_and_starts_nothing(storage):
+    text = describe(build_graph(STUDY, flags("--preset", "paper", "--dry-run")))
+    for size, parameters in (("50M", "47,944,704"), ("5B", "4,967,623,680")):
+        assert size in text
+        assert parameters in text
+    assert "63 runs, 0 done" in text  # 7 sizes x 3 seeds x 3 methods
+    assert not (storage / "runs").exists()
+    assert not (storage / "data").exists()
+
+
+def test_presets_are_validated():
+    sizes = {**STUDY.presets["smoke"].sizes, **STUDY.presets["paper"].sizes}
+    with pytest.raises(ValueError, match=r"preset\.sizes"):
+        dataclasses.replace(STUDY.presets["smoke"], sizes=sizes)
+    assert isinstance(STUDY.presets["smoke"], Preset)
+
+
+def test_compressed_corpora_are_read(storage, tmp_path, capsys):
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    with gzip.open(folder / "a.jsonl.gz", "wb") as file:
+        file.write(b"\n".join(GOOD))
+    graph = build_graph(STUDY, flags("--preset", "smoke", "--corpus", str(folder), "--core-label", "general"))
+    assert graph.recipe.domains == ("core", "law")
