@@ -22,6 +22,7 @@ from gram_platform.corpora.sources import Progress
 from gram_platform.identity import invalid, short_hash
 
 PART_BYTES = 1 << 26  # of text in a part
+LABELS_FROM = 2_000  # records whose labels a check compares with the table
 CONNECT_TIMEOUT_S = 10
 
 
@@ -80,10 +81,22 @@ def _require_reachable(row: HubRow) -> None:
 
 def first_record(row: HubRow) -> Record:
     """The first record that passes the row's filters; raises ValueError naming the row."""
-    found = next(_records(row, open_row(row)), None)
+    stream = open_row(row)
+    if row.label_field:
+        _require_listed(row, stream.take(LABELS_FROM))
+    found = next(_records(row, stream), None)
     if found is None:
         raise invalid(f"hub row {row.dataset}", row.keep, "filters that at least one record passes")
     return found
+
+
+def _require_listed(row: HubRow, stream) -> None:
+    found = {_field(row, record, row.label_field).strip() for record in _streamed(row, stream)}
+    stray = sorted(found - set(row.labels))
+    if stray:
+        raise invalid(
+            f"{row.dataset}: {row.label_field}", stray, "the labels of its row in the catalog: add these there"
+        )
 
 
 def _row_error(row: HubRow, error: Exception) -> ValueError:

@@ -5,6 +5,7 @@ folder named by a `data_id` is complete, a preparation that was killed leaves on
 one), and of two that run at once the first to finish wins.
 """
 
+import errno
 import json
 import os
 import shutil
@@ -27,7 +28,7 @@ from gram_platform.corpora.packed import (
     sha256_file,
     token_dtype,
 )
-from gram_platform.corpora.recipe import CorpusRecipe, HubSource
+from gram_platform.corpora.recipe import BYTES_PER_TOKEN, CorpusRecipe, HubSource
 from gram_platform.corpora.sequences import SequenceFile, write_sequences
 from gram_platform.corpora.sources import Progress
 from gram_platform.corpora.splits import KEY_RANGE, Splitter
@@ -40,6 +41,7 @@ from gram_platform.corpora.tokenizer import (
 from gram_platform.identity import invalid
 
 REPORT_CHARS = 1 << 20  # of text between two reports of progress
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 STALE_S = 86_400  # when another machine's unfinished folder counts as abandoned
 
 
@@ -47,7 +49,7 @@ def prepare(recipe: CorpusRecipe, root: Path | str, progress: Progress | None = 
     """Packs the corpus into `root/<data_id>` and opens it; does nothing when it is there and complete.
 
     `progress(what, done, total)` is called now and then, with bytes of text. Raises ValueError for bad records, for a
-    domain without a sequence in one of its splits, and for a root that cannot be written; OSError on a full disk.
+    domain without a sequence in one of its splits, and for a root that cannot be written or is full.
     """
     root = Path(root)
     target = root / recipe.data_id
@@ -58,6 +60,14 @@ def prepare(recipe: CorpusRecipe, root: Path | str, progress: Progress | None = 
     try:
         _fill(recipe, root, staging, progress or (lambda what, done, total: None))
         _publish(staging, target)
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        needed = (
+            sum(d.num_bytes for d in recipe.domains_from) / BYTES_PER_TOKEN * token_dtype(recipe.vocab_size).itemsize
+        )
+        allowed = f"a disk with room for about {needed / 1e9:.3g} GB ({error.strerror})"
+        raise invalid("storage", str(root), allowed) from None
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return PackedCorpus.open(target)
@@ -86,15 +96,15 @@ def _staging(root: Path, data_id: str) -> Path:
 
 
 def _is_abandoned(staging: Path, host: str) -> bool:
-    _, pid, _ = staging.name.rsplit(".", 2)
-    if f".{host}.{pid}." not in staging.name:
-        return time.time() - staging.stat().st_mtime > STALE_S
+    pid = staging.name.split(".")[-2]
     try:
+        if f".{host}.{pid}." not in staging.name:
+            return time.time() - staging.stat().st_mtime > STALE_S
         os.kill(int(pid), 0)
     except ProcessLookupError:
         return True
-    except PermissionError:
-        return False
+    except (FileNotFoundError, PermissionError, ValueError):
+        pass  # published or removed meanwhile, another user's process, or a name that is not ours
     return False
 
 

@@ -26,6 +26,7 @@ TOKENIZER_KINDS = ("bpe", "file", "hub")
 MIN_BPE_VOCAB = 257  # 256 bytes and the end of text
 BYTES_PER_TOKEN = 4.0  # what sizes are estimated with before there is a tokenizer
 FLOOR_BYTES_PER_TOKEN = 6.0  # the floor on validation sequences is met by text of up to as many
+FLOOR_DOCUMENTS = 8  # held out of a domain on average at least, so that none has no validation at all
 MAX_VALIDATION = 0.5  # of a domain's documents, however small it is
 
 
@@ -201,12 +202,13 @@ class CorpusRecipe:
     def validation_share(self, domain: str) -> float:
         """The share of a domain's documents that go to validation.
 
-        `validation_fraction`, or more where a small domain needs more to reach `validation_sequences` (at most half).
+        `validation_fraction`, or more where a small domain needs more to reach `validation_sequences`, or has few
+        documents; at most half.
         """
-        num_bytes = next(d.num_bytes for d in self.domains_from if d.name == domain)
-        floor_tokens = self.validation_sequences * self.seq_len + 1
-        floor = floor_tokens * FLOOR_BYTES_PER_TOKEN / num_bytes
-        return min(MAX_VALIDATION, max(self.validation_fraction, floor))
+        of = next(d for d in self.domains_from if d.name == domain)
+        floor = (self.validation_sequences * self.seq_len + 1) * FLOOR_BYTES_PER_TOKEN / of.num_bytes
+        few = FLOOR_DOCUMENTS / of.num_documents if of.num_documents else 0.0
+        return min(MAX_VALIDATION, max(self.validation_fraction, floor, few))
 
     def expected_sequences(self, split: str, domain: str) -> int:
         """About how many sequences a domain will have in a split, at 4 bytes a token; the packed corpus knows."""

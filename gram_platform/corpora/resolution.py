@@ -58,7 +58,8 @@ def resolve(
 
 
 def existing(corpus: str | Path) -> Path:
-    path = Path(corpus).expanduser()
+    """The absolute path of a corpus that is not in the catalog; ValueError when there is none."""
+    path = Path(corpus).expanduser().absolute()
     if not path.exists():
         names = ", ".join(catalog_names())
         raise invalid("corpus", str(corpus), f"one of {names}, or a folder or file that exists")
@@ -124,6 +125,8 @@ def _files(
     scanned = scan_units(find_units(path), cache_dir, progress)
     units = tuple(unit for unit, _ in scanned)
     counts = _counts([scan for _, scan in scanned])
+    if not counts:
+        raise invalid("corpus", str(path), "a corpus with at least one record")
     if pooled is None and CORE not in counts:
         raise invalid("core_label", None, "one or more labels of this corpus, which are " + ", ".join(sorted(counts)))
     core = pooled or (CORE,)

@@ -24,7 +24,7 @@ def tokenizer_recipe(
     """
     if given is None:
         return TokenizerRecipe("bpe", "", sample_bytes), None
-    path = Path(given).expanduser()
+    path = Path(given).expanduser().absolute()
     path = path / "tokenizer.json" if path.is_dir() else path
     if path.is_file():
         load_tokenizer(path)

@@ -113,6 +113,10 @@ def test_a_hub_corpus_is_packed(tmp_path, records, jsonl, settings, monkeypatch)
     assert packed.manifest["duplicates"]["documents"] <= len(records)
     assert [r.ok for r in check("here")] == [True]
 
+    entry = catalog.HubEntry((dataclasses.replace(row, labels=("core",)),), 24_000, ("core",))
+    monkeypatch.setitem(catalog.HUB, "here", entry)
+    assert "['virology']" in check("here")[0].found
+
 
 def test_check_says_what_is_wrong_with_every_row(monkeypatch):
     """A hub that does not answer: one clear result a row, at once, and no exception."""

@@ -178,6 +178,34 @@ def test_a_root_that_cannot_be_written(tmp_path, corpus, settings):
         prepare(resolve(corpus, **settings), tmp_path / "file" / "data")
 
 
+def test_a_disk_that_fills_up(tmp_path, corpus, settings):
+    """A limit on file size stands for a full disk: the error names the storage, and nothing is left behind."""
+    code = (
+        "import resource, signal, sys; from gram_platform.corpora import prepare, resolve;"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000));"
+        f"prepare(resolve(sys.argv[1], **{settings!r}), sys.argv[2])"
+    )
+    arguments = [sys.executable, "-c", code, str(corpus), str(tmp_path / "data")]
+    ended = subprocess.run(arguments, capture_output=True, text=True)
+    assert "ValueError: storage=" in ended.stderr
+    assert "a disk with room for" in ended.stderr
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+def test_few_documents_are_split_too(tmp_path, settings, jsonl):
+    """Ten long documents a label: a plain 5% would often hold out none."""
+    words = "one two three four five six seven eight nine ten"
+    for seed in range(5):
+        records = [
+            {"text": f"{label} {index} {words} " * 200, "label": label}
+            for label in ("core", "code")
+            for index in range(10)
+        ]
+        recipe = resolve(jsonl(tmp_path / "a.jsonl", records), **{**settings, "split_seed": seed})
+        packed = prepare(recipe, tmp_path / "data")
+        assert min(packed.num_documents(s, d) for s in ("train", "validation") for d in packed.domains) > 0
+
+
 def test_the_manifest_says_what_was_made(tmp_path, settings):
     recipe = resolve("stories-smoke", seq_len=32, vocab_size=512)
     packed = prepare(recipe, tmp_path)

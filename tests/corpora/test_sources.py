@@ -182,6 +182,11 @@ def test_globs(tmp_path, settings):
 
 
 def test_nothing_to_read(tmp_path, settings):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "a.jsonl").write_text("\n")
+    with pytest.raises(ValueError, match="at least one record"):
+        resolve(tmp_path / "empty", **settings)
+    shutil.rmtree(tmp_path / "empty")
     with pytest.raises(ValueError, match="holds files named"):
         resolve(tmp_path, **settings)
     with pytest.raises(ValueError, match=r"corpus='missing'.*dual-use, simple-stories, stories, stories-smoke"):
