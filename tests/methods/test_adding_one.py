@@ -1,0 +1,23 @@
+"""The README's recipe for a new method, followed to the letter."""
+
+from gram_platform.config import CORE, View
+from gram_platform.engine.node import execute_evaluation, execute_run
+from gram_platform.methods import METHODS
+from gram_platform.methods.setting import Plans, Setting, dense_run
+from gram_platform.nodes import method_nodes, require_closed
+from tests.engine.conftest import execution, packed_root, setting  # noqa: F401
+
+
+def core_only(setting: Setting) -> Plans:
+    run = dense_run(setting, (CORE,), 0, setting.routing.accumulation)
+    return Plans({"core": run}, {(): View.of(run.run_id)})
+
+
+def test_a_method_is_one_function_and_one_line(execution, setting, monkeypatch):  # noqa: F811
+    monkeypatch.setitem(METHODS, "core_only", core_only)
+    run, evaluation = nodes = method_nodes("core_only", setting)
+    require_closed(nodes)
+    execute_run(run.config, dict(run.tags), execution)
+    losses = execute_evaluation(evaluation.config, dict(evaluation.tags), execution)["losses"]
+    assert set(losses) == set(setting.num_sequences)
+    assert dict(evaluation.tags)["profile"] == "core"
