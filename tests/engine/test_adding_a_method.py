@@ -5,7 +5,6 @@ from gram_platform.engine.node import execute_evaluation, execute_run
 from gram_platform.methods import METHODS
 from gram_platform.methods.setting import Plans, Setting, dense_run
 from gram_platform.nodes import method_nodes, require_closed
-from tests.engine.conftest import execution, packed_root, setting  # noqa: F401
 
 
 def core_only(setting: Setting) -> Plans:
@@ -13,7 +12,7 @@ def core_only(setting: Setting) -> Plans:
     return Plans({"core": run}, {(): View.of(run.run_id)})
 
 
-def test_a_method_is_one_function_and_one_line(execution, setting, monkeypatch):  # noqa: F811
+def test_a_method_is_one_function_and_one_line(execution, setting, monkeypatch):
     monkeypatch.setitem(METHODS, "core_only", core_only)
     run, evaluation = nodes = method_nodes("core_only", setting)
     require_closed(nodes)
