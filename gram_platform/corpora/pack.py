@@ -63,14 +63,16 @@ def prepare(recipe: CorpusRecipe, root: Path | str, progress: Progress | None = 
     except OSError as error:
         if error.errno not in DISK_FULL:
             raise
-        needed = (
-            sum(d.num_bytes for d in recipe.domains_from) / BYTES_PER_TOKEN * token_dtype(recipe.vocab_size).itemsize
-        )
-        allowed = f"a disk with room for about {needed / 1e9:.3g} GB ({error.strerror})"
-        raise invalid("storage", str(root), allowed) from None
+        raise _disk_full(recipe, root, error) from None
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return PackedCorpus.open(target)
+
+
+def _disk_full(recipe: CorpusRecipe, root: Path, error: OSError) -> ValueError:
+    num_tokens = sum(d.num_bytes for d in recipe.domains_from) / BYTES_PER_TOKEN
+    needed_gb = num_tokens * token_dtype(recipe.vocab_size).itemsize / 1e9
+    return invalid("storage", str(root), f"a disk with room for about {needed_gb:.3g} GB ({error.strerror})")
 
 
 def _complete(target: Path) -> PackedCorpus | None:
@@ -138,7 +140,7 @@ def _fill(recipe: CorpusRecipe, root: Path, staging: Path, progress: Progress) -
 
     splitter = Splitter(recipe, lambda: read("splitting"))
     tokenizer = _tokenizer(recipe, splitter, read)
-    tokenizer.save(str(staging / "tokenizer.json"))
+    (staging / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     writers, duplicates = write_sequences(recipe, staging, tokenizer, splitter, read("packing"))
     _write_manifest(recipe, staging, writers, duplicates)
 
