@@ -23,16 +23,16 @@ LAST_NAMES = _words(
 
 # Each list has a power of two of words, so that a learned slot is worth a known number of bits.
 WORDS = {
-    "quality": """old small brass broken silver heavy tiny painted wooden golden dusty shiny soft round empty stolen
-    plain hollow secret crooked polished faded velvet iron paper glass woven carved striped rusty
+    "quality": """dull small brass broken silver heavy tiny painted wooden golden dusty shiny soft round clean stolen
+    plain hollow secret crooked polished faded velvet steel paper glass woven carved striped rusty
     bright narrow""",
     "thing": """lantern key drum box mirror flute coin map clock rope basket ring kettle candle mask bell book
-    knife chair wheel ladder anchor needle bottle puppet feather shell button hammer crown whistle
+    knife chair wheel ladder hook needle bottle puppet feather shell button hammer crown whistle
     letter""",
     "place": """cellar tower well gate barn stairs roof fence chimney window tunnel shed porch pond wall hedge
     corner fountain loft ditch courtyard pantry terrace doorway arch shelf path landing gallery bench
     yard trench""",
-    "color": """red blue green yellow purple orange white black gray brown pink crimson violet amber olive scarlet""",
+    "color": """red blue green yellow purple teal white black gray brown pink crimson violet beige navy scarlet""",
     "clothing": """coat hat scarf apron cloak vest shirt belt gown jacket glove boot sock shawl hood cape""",
     "food": """bread soup rice honey cheese plum bean corn fish apple onion cake butter pepper lemon nut carrot
     pear melon berry mushroom egg potato fig peach cabbage salt milk olives ginger mint oats""",
@@ -42,7 +42,7 @@ WORDS = {
     potter porter driver dancer barber juggler scribe gardener smith builder""",
     "action": """dance sing swim climb read fish draw sew dig run cook sleep whisper juggle pray write march laugh
     hum wait fight dream skip row shout knit carve count paint jump gamble wander""",
-    "time": """dawn noon dusk midnight Monday Friday spring winter""",
+    "time": """dawn noon dusk midnight sunrise sunset teatime bedtime""",
 }
 WORDS = {kind: _words(words) for kind, words in WORDS.items()}
 
