@@ -24,7 +24,10 @@ class LeaseHeld(RuntimeError):
 
     def __init__(self, run_id: str, lease: dict) -> None:
         super().__init__(f"run {run_id} is being trained by {lease['owner']} (pid {lease['pid']} on {lease['host']})")
-        self.lease = lease
+        self.run_id, self.lease = run_id, lease
+
+    def __reduce__(self):
+        return LeaseHeld, (self.run_id, self.lease)  # an exception that cannot travel is a crash to Ray
 
 
 class RunDirectory(NodeDirectory):
