@@ -14,10 +14,13 @@ from gram_platform.engine.execution import Execution, Resources, owner
 from gram_platform.engine.node import RunExecution
 from gram_platform.engine.summary import record_interval
 from gram_platform.identity import to_plain
+from gram_platform.store import LeaseHeld
+from gram_platform.store.attempts import Attempt
 from gram_platform.train.loop import TrainingDiverged
 from gram_platform.train.sharding import ShardedLearner
 
 WORKER_START_TIMEOUT_S = "1800"  # an autoscaling cluster needs minutes for a node; Ray's default is one
+LEASE_MARGIN_S = 5.0
 MAX_WORKER_FAILURES = 3  # restarts of the worker group, each continuing from the last checkpoint
 
 
@@ -61,7 +64,7 @@ def _train_worker(config: Mapping) -> str | None:
     torch.set_num_threads(execution.num_threads)
     attempt = None
     if dist.get_rank() == 0:
-        attempt = execution.store().run(run.run_id).start_attempt(owner(), execution.lease_s)
+        attempt = _start_attempt(run, execution)
     try:
         corpus = execution.corpus(run.data.data_id)
         _ShardedExecution(run, corpus, attempt, execution).finish()
@@ -75,6 +78,19 @@ def _train_worker(config: Mapping) -> str | None:
             attempt.release()
     dist.barrier()  # gloo can abort when one rank leaves before the others
     return message
+
+
+def _start_attempt(run: RunConfig, execution: Execution) -> Attempt:
+    """Rank 0's attempt. That of a worker lost with its machine holds the lease for a while, which is waited for."""
+    directory = execution.store().run(run.run_id)
+    deadline = time.monotonic() + execution.lease_s + LEASE_MARGIN_S
+    while True:
+        try:
+            return directory.start_attempt(owner(), execution.lease_s)
+        except LeaseHeld:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(1.0)
 
 
 class _ShardedExecution(RunExecution):
