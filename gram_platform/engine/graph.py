@@ -6,11 +6,12 @@ again and continues from its last checkpoint; a node that fails is reported and 
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import LocalRayletDiedError, RayError, RayTaskError
 
 from gram_platform.config import evaluation_from_plain, run_from_plain
 from gram_platform.engine.execution import Execution, Resources
@@ -22,6 +23,11 @@ from gram_platform.train.loop import TrainingDiverged
 
 MAX_CRASHES = 4  # of the processes of one node before it counts as failed
 HELD_RETRY_S = 5.0
+SUBMIT_AGAIN = "Submit again: finished runs are kept, and the others continue from their last checkpoints."
+
+
+class ClusterLost(RuntimeError):
+    """The Ray cluster under a study is gone; submitting again continues."""
 
 
 @dataclass
@@ -33,6 +39,7 @@ class Progress:
     running: dict[str, float] = field(default_factory=dict)  # node id -> when it was handed to Ray
     failed: dict[str, str] = field(default_factory=dict)  # node id -> message
     reused: int = 0  # nodes that were complete before
+    warnings: dict[str, list[str]] = field(default_factory=dict)  # node id -> what its process warned about
 
     @property
     def blocked(self) -> dict[str, list[str]]:
@@ -94,7 +101,8 @@ class _Graph:
         self.waiting = [node for node in self.waiting if node.id not in blocked]
         ready = [node for node in self.waiting if node.needs <= self.progress.done and self._is_due(node)]
         ready.sort(key=lambda node: node.kind)  # evaluations first: they are short and fill the table
-        for node in ready[: max(0, self._capacity() - len(self.in_flight))]:
+        free = self._capacity() - len(self.in_flight) if ready else 0
+        for node in ready[: max(0, free)]:
             self.waiting.remove(node)
             self.in_flight[self._submit(node)] = node
             self.progress.running[node.id] = time.time()
@@ -136,12 +144,14 @@ class _Graph:
     def _settle(self, node: Node, reference: ray.ObjectRef) -> bool:
         """Books a node's end; False when it goes back to the queue."""
         try:
-            ray.get(reference)
+            self.progress.warnings[node.id] = ray.get(reference)
         except RayTaskError as error:
             if isinstance(error.cause, LeaseHeld):
                 return self._queue_again(node)
             self.progress.failed[node.id] = _message(error.cause)
             return True
+        except LocalRayletDiedError as error:
+            raise ClusterLost("Ray's process on this machine died. " + SUBMIT_AGAIN) from error
         except RayError as error:  # the process, its node or its memory went away
             self.crashes[node.id] = self.crashes.get(node.id, 0) + 1
             if self.crashes[node.id] < MAX_CRASHES:
@@ -166,8 +176,17 @@ def _message(cause: BaseException) -> str:
 
 
 @ray.remote(max_retries=0)
-def _execute(kind: str, plain: Mapping, tags: Mapping[str, str], execution: Execution, resources: Resources) -> None:
-    """A Ray task: its process is reused by the next one, so imports are paid once."""
+def _execute(
+    kind: str, plain: Mapping, tags: Mapping[str, str], execution: Execution, resources: Resources
+) -> list[str]:
+    """A Ray task: its process is reused by the next one, so imports are paid once. Returns its warnings."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", RuntimeWarning)
+        _execute_node(kind, plain, tags, execution, resources)
+    return [str(warning.message) for warning in caught if issubclass(warning.category, RuntimeWarning)]
+
+
+def _execute_node(kind: str, plain: Mapping, tags: Mapping, execution: Execution, resources: Resources) -> None:
     if kind == "evaluation":
         execute_evaluation(evaluation_from_plain(plain), tags, execution)
     elif execution.num_ranks == 1:

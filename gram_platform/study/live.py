@@ -1,6 +1,7 @@
 """The live view of a study: a panel on a terminal, plain lines in a job's log."""
 
 import sys
+import threading
 import time
 from collections import Counter
 
@@ -10,12 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from gram_platform.config import RunConfig
-from gram_platform.engine.graph import Progress
+from gram_platform.engine.graph import SUBMIT_AGAIN, Progress
 from gram_platform.nodes import Node
 from gram_platform.planner import run_flops
 from gram_platform.store import Store
 
 PLAIN_EVERY_S = 15.0
+SILENCE_S = 30.0  # of Ray before the view says so
 
 
 class LiveView:
@@ -28,15 +30,19 @@ class LiveView:
         self.started = time.time()
         self.base_flops: float | None = None  # done when the view began
         self._next_plain = 0.0
+        self._updated, self._ended = time.monotonic(), threading.Event()
         self.console = Console(soft_wrap=True)
         self.live = Live(console=self.console, transient=True, auto_refresh=False) if sys.stdout.isatty() else None
 
     def __enter__(self) -> "LiveView":
         if self.live:
             self.live.start()
+        self._updated = time.monotonic()
+        threading.Thread(target=self._watch, name="silence of Ray", daemon=True).start()
         return self
 
     def __exit__(self, *_) -> None:
+        self._ended.set()
         if self.live:
             self.live.stop()
 
@@ -46,17 +52,28 @@ class LiveView:
 
     def update(self, progress: Progress, ended: Node | None) -> None:
         """Called when a node ends and about once a second."""
+        self._updated = time.monotonic()
         running = self._running(progress)
         if self.base_flops is None:
             self.base_flops = self._done_flops(progress, {})
         if ended is not None and (ended.kind == "run" or ended.id in progress.failed):
             self.say(self._ended_line(progress, ended))
+        if ended is not None:
+            for text in progress.warnings.pop(ended.id, ()):
+                self.say(f"warning: {self.nodes[ended.id].name}: {text}")
         if self.live:
             self.live.update(Group(self._table(running), Text(self._summary(progress, running))), refresh=True)
         elif time.time() >= self._next_plain:
             self._next_plain = time.time() + PLAIN_EVERY_S
             parts = [f"{n.name} {p['step'] / max(p['num_steps'], 1):.0%}" for n, p in running]
             self.say(self._summary(progress, running) + (" | " + ", ".join(parts) if parts else ""))
+
+    def _watch(self) -> None:
+        """Says it once when no update came for long: a driver whose cluster died hangs before Ray ends it."""
+        while not self._ended.wait(1.0):
+            if time.monotonic() - self._updated > SILENCE_S:
+                self.say(f"Ray has not answered for {SILENCE_S:.0f} s; without its cluster this ends. {SUBMIT_AGAIN}")
+                return
 
     def _running(self, progress: Progress) -> list[tuple[Node, dict]]:
         """Running nodes with their last heartbeat; those that wait for a process are left out."""

@@ -10,7 +10,7 @@ import ray
 from gram_platform.analysis.tables import format_table
 from gram_platform.corpora import PackedCorpus, prepare
 from gram_platform.engine.execution import Execution, Resources
-from gram_platform.engine.graph import Progress, run_graph
+from gram_platform.engine.graph import ClusterLost, Progress, run_graph
 from gram_platform.nodes import Node
 from gram_platform.store import Store
 from gram_platform.study.build import Graph, build_graph, require_enough_data
@@ -29,6 +29,9 @@ def main(study: Study, arguments: list[str] | None = None) -> None:
     try:
         flags = parse(study, arguments)
         outcome = run_study(study, flags)
+    except ClusterLost as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(1) from error
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from error
@@ -67,15 +70,18 @@ class _StudyRun:
 
     def run(self) -> int:
         flags, started = self.graph.flags, time.monotonic()
-        _connect()
+        has_gpu = False
+        if not self._is_done():  # a finished study needs no Ray
+            _connect()
+            has_gpu = bool(ray.cluster_resources().get("GPU"))
         execution = Execution(
             self.store.root,
             num_threads=flags.threads,
             num_ranks=flags.num_workers,
             checkpoint_every_s=flags.checkpoint_every,
-            device="cuda" if ray.cluster_resources().get("GPU") else "cpu",
+            device="cuda" if has_gpu else "cpu",
         )
-        resources = Resources(float(flags.threads), 1.0 if execution.device == "cuda" else 0.0)
+        resources = Resources(float(flags.threads), float(has_gpu))
         self.mirror = Mirror(self.tracker, self.store, self.view.say)
         with self.view:
             progress = run_graph(
@@ -84,6 +90,11 @@ class _StudyRun:
         is_mirrored = self.mirror.finish(self.by_id)
         self._finish(is_mirrored, progress, time.monotonic() - started)
         return 1 if progress.failed else 0
+
+    def _is_done(self) -> bool:
+        """Whether every node has its result."""
+        directory = {"run": self.store.run, "evaluation": self.store.evaluation}
+        return all(directory[node.kind](node.id).result() is not None for node in self.by_id.values())
 
     def _on_change(self, progress: Progress, ended: Node | None) -> None:
         self.view.update(progress, ended)
