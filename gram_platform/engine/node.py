@@ -156,7 +156,8 @@ class RunExecution:
         return self._write_result(fields, self.learner.weights())
 
     def _write_result(self, fields: dict, weights: dict) -> dict:
-        return self.attempt.complete(fields, weights, self.records)
+        seconds = {"evaluation_s": self.evaluation_s}
+        return self.attempt.complete(fields, weights, self.records, seconds)
 
 
 # ---------------------------------------------------------------------------------------------- evaluations

@@ -91,17 +91,23 @@ class Attempt:
             self._lease |= {"step": step, "num_steps": num_steps, "tokens_per_second": float(tokens_per_second)}
             self._write_lease()
 
-    def complete(self, final: Mapping, tensors: Mapping[str, torch.Tensor], records: Sequence[Mapping] = ()) -> dict:
+    def complete(
+        self,
+        final: Mapping,
+        tensors: Mapping[str, torch.Tensor],
+        records: Sequence[Mapping] = (),
+        seconds: Mapping[str, float] | None = None,
+    ) -> dict:
         """Save the final weights and write `result.json` unless another attempt has; returns the result in force.
 
         `final` holds the deterministic fields alone; `run_id`, `weights_sha256` and `sha256` are added here. `records`
-        are those since the last commit. Checkpoints go away, for the result and its weights replace them.
+        are those since the last commit; `seconds` goes into `timing.json`, by what took them. Checkpoints go away, for the result and its weights replace them.
         """
         chain = self._extended(records)
         fields = {**final, "run_id": self.run.run_id, "weights_sha256": hash_tensors(tensors)}
         if self.run.result() is None:
             self._folder.write_with(WEIGHTS, lambda path: save_tensors(path, tensors))
-            timing = self._timing(final)
+            timing = self._timing(final) | dict(seconds or {})
             self._folder.write_json("timing.json", timing, durable=False)
             finished = {"result": fields, "segments": chain, "elapsed_s": timing["elapsed_s"], "timing": timing}
             self._folder.write_sealed(FINISHED, finished)
