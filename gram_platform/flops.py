@@ -16,10 +16,17 @@ def mlp_parameters(d_model: int, width: int) -> int:
     return 2 * d_model * width + width + d_model
 
 
+def lora_parameters(d_model: int, d_mlp: int, rank: int) -> int:
+    """The two factors of both projections' changes."""
+    return 2 * rank * (d_model + d_mlp)
+
+
 def module_parameters(config: ModelConfig, domain: str) -> int:
     """Parameters of one domain's module over all layers."""
-    width = next(m.width for m in config.modules if m.domain == domain)
-    return config.num_layers * mlp_parameters(config.d_model, width)
+    module = next(m for m in config.modules if m.domain == domain)
+    if module.kind == "lora":
+        return config.num_layers * lora_parameters(config.d_model, config.d_mlp, module.width)
+    return config.num_layers * mlp_parameters(config.d_model, module.width)
 
 
 def core_parameters(config: ModelConfig) -> int:
@@ -55,10 +62,20 @@ def _linear(num_tokens: int, fan_in: int, fan_out: int, input_grad: bool, weight
     return 2 * num_tokens * fan_in * fan_out * (1 + input_grad + weight_grad)
 
 
-def _mlp(config: ModelConfig, num_tokens: int, width: int, input_grad: bool, trained: bool) -> int:
+def _mlp(
+    config: ModelConfig, num_tokens: int, width: int, input_grad: bool, trained: bool, hidden_grad: bool = False
+) -> int:
     """c_fc and c_proj; c_proj needs the gradient of its input whenever anything before it is trained."""
     up = _linear(num_tokens, config.d_model, width, input_grad, trained)
-    return up + _linear(num_tokens, width, config.d_model, input_grad or trained, trained)
+    return up + _linear(num_tokens, width, config.d_model, input_grad or trained or hidden_grad, trained)
+
+
+def _lora(config: ModelConfig, num_tokens: int, rank: int, input_grad: bool, hidden_grad: bool, trained: bool) -> int:
+    """B A of both projections; `hidden_grad`: the gradient of the core's hidden units is needed."""
+    up = _linear(num_tokens, config.d_model, rank, input_grad, trained)
+    up += _linear(num_tokens, rank, config.d_mlp, input_grad or trained, trained)
+    down = _linear(num_tokens, config.d_mlp, rank, hidden_grad, trained)
+    return up + down + _linear(num_tokens, rank, config.d_model, hidden_grad or trained, trained)
 
 
 def hardware_flops(
@@ -77,7 +94,8 @@ def hardware_flops(
     element-wise work count nothing.
     """
     tokens, d_model = num_sequences * config.seq_len, config.d_model
-    widths = {m.domain: m.width for m in config.modules}
+    loras = [m for m in config.modules if m.kind == "lora" and m.domain in active]
+    mlps = [m for m in config.modules if m.kind == "mlp" and m.domain in active]
     qkv_width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     scores = 4 * num_sequences * config.num_heads * config.seq_len**2 * config.head_dim  # QK^T and PV
     shared, core = shared_trained and backward, core_trained and backward
@@ -89,9 +107,12 @@ def hardware_flops(
         total += _linear(tokens, d_model, d_model, flowing or shared, shared)
         total += scores * (3 if flowing or shared else 1)
         after_attention = flowing or shared
+        hidden = after_attention or core or any(m.domain in trained for m in loras)
         if config.d_mlp:
-            total += _mlp(config, tokens, config.d_mlp, after_attention, core)
-        for domain in active:
-            total += _mlp(config, tokens, widths[domain], after_attention, domain in trained)
+            total += _mlp(config, tokens, config.d_mlp, after_attention, core, hidden)
+        for module in loras:
+            total += _lora(config, tokens, module.width, after_attention, hidden, module.domain in trained)
+        for module in mlps:
+            total += _mlp(config, tokens, module.width, after_attention, module.domain in trained)
         flowing = after_attention or core or bool(trained & set(active))
     return total + _linear(tokens, d_model, config.vocab_size, flowing or shared, shared)

@@ -40,9 +40,15 @@ class Size:
     def dense(self) -> ModelConfig:
         return self.model(self.d_dense)
 
-    def modular(self, domains: tuple[str, ...]) -> ModelConfig:
-        """The core width and one MLP module for each auxiliary domain."""
-        return self.model(self.d_core, tuple(ModuleSpec(d, "mlp", self.d_aux) for d in domains if d != CORE))
+    def modular(self, domains: tuple[str, ...], kind: str = "mlp") -> ModelConfig:
+        """The core width and one module of `kind` for each auxiliary domain; a LoRA has an MLP module's parameters."""
+        width = self.d_aux if kind == "mlp" else lora_rank(self.d_model, self.d_core, self.d_aux)
+        return self.model(self.d_core, tuple(ModuleSpec(d, kind, width) for d in domains if d != CORE))
+
+
+def lora_rank(d_model: int, d_mlp: int, d_aux: int) -> int:
+    """The rank whose LoRA has an auxiliary MLP's parameters: the paper's formula (`app:equal-compute`), rounded."""
+    return round((2 * d_model * d_aux + d_aux + d_model) / (2 * (d_model + d_mlp)))
 
 
 def _paper(name, layers, d_mlp, d_aux, batch, micro_batch, core_tokens, peak_lr) -> Size:
@@ -75,16 +81,16 @@ PAPER_SIZES = {
 DEMO_SIZES = {
     size.name: size
     for size in (
-        _small("0.2M", 2, 48, 192, 24, 32, 8, 400_000, 6e-3),
-        _small("0.3M", 3, 64, 256, 32, 32, 8, 600_000, 5e-3),
-        _small("0.6M", 4, 96, 384, 48, 32, 8, 1_000_000, 4e-3),
+        _small("0.2M", 2, 48, 192, 48, 32, 8, 400_000, 5e-3),
+        _small("0.3M", 3, 64, 256, 64, 32, 8, 600_000, 4e-3),
+        _small("0.6M", 4, 96, 384, 96, 32, 8, 1_000_000, 3e-3),
     )
 }
 SMOKE_SIZES = {
     size.name: size
     for size in (
-        _small("tiny", 2, 32, 128, 16, 16, 4, 40_000, 8e-3),
-        _small("small", 2, 48, 192, 24, 16, 4, 60_000, 6e-3),
+        _small("tiny", 2, 32, 128, 32, 16, 4, 40_000, 8e-3),
+        _small("small", 2, 48, 192, 48, 16, 4, 60_000, 6e-3),
     )
 }
 

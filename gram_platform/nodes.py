@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from gram_platform.config import Evaluation, RunConfig, View
 from gram_platform.methods import plan
+from gram_platform.methods.elicitation import attacks
 from gram_platform.methods.setting import Profile, Setting, profile_name
 
 
@@ -32,7 +33,8 @@ class Node:
     @property
     def name(self) -> str:
         tags = dict(self.tags)
-        return " ".join(tags[key] for key in ("method", "size", "profile") if key in tags) + f" s{tags['seed']}"
+        name = " ".join(tags[key] for key in ("method", "size", "profile") if key in tags) + f" s{tags['seed']}"
+        return name + (f" attacked for {tags['elicited']}" if "elicited" in tags else "")
 
 
 def view_runs(view: View | None) -> frozenset[str]:
@@ -41,18 +43,25 @@ def view_runs(view: View | None) -> frozenset[str]:
 
 
 def method_nodes(method: str, setting: Setting) -> list[Node]:
-    """The runs of a method in a setting and the evaluation of each of its views."""
+    """The runs of a method in a setting, the evaluation of each of its views, and the attacks on them."""
     plans = plan(method, setting)
     common = {"method": method, "size": setting.size.name, "seed": str(setting.seed)}
-    runs = [_node(run, common | {"profile": label, "kind": "run"}) for label, run in plans.runs.items()]
-    return runs + [_evaluation(setting, common, profile, view) for profile, view in plans.views.items()]
+    nodes = [_node(run, common | {"profile": label, "kind": "run"}) for label, run in plans.runs.items()]
+    for profile, view in plans.views.items():
+        nodes.append(_evaluation(setting, common, profile, view))
+        for domain, run in attacks(setting, profile, view, plans.runs.values()).items():
+            nodes.append(_node(run, {**common, **_names(setting, profile), "kind": "run", "elicited": domain}))
+    return nodes
+
+
+def _names(setting: Setting, profile: Profile) -> dict[str, str]:
+    return {"profile": profile_name(profile, setting.auxiliary), "retained": ",".join(profile)}
 
 
 def _evaluation(setting: Setting, common: Mapping[str, str], profile: Profile, view: View) -> Node:
     domains = tuple(setting.num_sequences)
     config = Evaluation(view, setting.data_id, domains, setting.num_eval_sequences, precision=setting.size.precision)
-    names = {"profile": profile_name(profile, setting.auxiliary), "retained": ",".join(profile)}
-    return _node(config, {**common, **names, "kind": "evaluation"})
+    return _node(config, {**common, **_names(setting, profile), "kind": "evaluation"})
 
 
 def _node(config: RunConfig | Evaluation, tags: Mapping[str, str]) -> Node:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gram_platform.config import CORE, RunConfig
+from gram_platform.config import CORE, UNLABELLED, RunConfig
 from gram_platform.flops import hardware_flops, total_parameters
 
 BYTES = {"float32": 4, "bfloat16": 2}
@@ -48,19 +48,23 @@ class Needs:
 def run_flops(run: RunConfig) -> float:
     """hardware_flops of a run's plan in expectation over its routing draws."""
     total, modules = 0.0, run.model.module_domains
+    core = not run.routing.freeze_core
+    spread, robust = run.routing.p_aux_spread, run.routing.p_core_robust
     for budget in run.data.domains:
-        if budget.name in modules:
-            spread = run.routing.p_aux_spread
+        if budget.name == UNLABELLED:
+            per_sequence = hardware_flops(run.model, 1, modules, core, core, modules)
+        elif budget.name in modules:
             own = (budget.name,)
-            full = hardware_flops(run.model, 1, own, True, True, own)
+            full = hardware_flops(run.model, 1, own, core, core, own)
             frozen = hardware_flops(run.model, 1, own, False, False, own)
             per_sequence = spread * full + (1 - spread) * frozen
         else:
-            per_sequence = hardware_flops(run.model, 1)
+            per_sequence = (1 - robust) * hardware_flops(run.model, 1, (), core, core)
             if budget.name == CORE and modules:
-                companions = [hardware_flops(run.model, 1, (d,), True, True, (d,)) for d in modules]
-                robust = run.routing.p_core_robust
-                per_sequence = (1 - robust) * per_sequence + robust * sum(companions) / len(modules)
+                companions = [hardware_flops(run.model, 1, (d,), core, core, (d,)) for d in modules]
+                per_sequence += robust * sum(companions) / len(modules)
+            else:
+                per_sequence = hardware_flops(run.model, 1, (), core, core)
         total += budget.num_draws * per_sequence
     return total
 

@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from gram_platform.config import CORE, DomainBudget, RunConfig
+from gram_platform.config import CORE, UNLABELLED, DomainBudget, RunConfig
 from gram_platform.identity import canonical_json
 
 SHARED = "shared"
@@ -107,17 +107,27 @@ class Plan:
     def __init__(self, config: RunConfig):
         self.config = config
         self.domains = tuple(d.name for d in config.data.domains)
-        self._budgets = {d.name: d for d in config.data.domains}
         self._modules = config.model.module_domains
         self._per_unit = config.route_unit // config.micro_batch
-        counts = [d.num_draws // config.route_unit for d in config.data.domains]
-        unsorted = np.repeat(np.arange(len(counts), dtype=np.int16), counts)
-        units = np.arange(len(unsorted))
-        order = np.argsort(hash_counters(hash_key(config.seed, "order"), units), kind="stable")
-        self._domain_of_unit = unsorted[order]
+        self._domain_of_unit = self._order()
+        units = np.arange(len(self._domain_of_unit))
         self._robust_draw = uniforms(hash_key(config.seed, "core robust"), units)
         self._robust_module = hash_counters(hash_key(config.seed, "robust module"), units)
         self._spread_draw = uniforms(hash_key(config.seed, "aux spread"), units)
+
+    def _order(self) -> np.ndarray:
+        """The domain of every route unit, int16: the mixture's exact counts in the seed's order.
+
+        Under MaxEnt forget and retain units take turns, each in an order of its own.
+        """
+        counts = [d.num_draws // self.config.route_unit for d in self.config.data.domains]
+        in_order = np.repeat(np.arange(len(counts), dtype=np.int16), counts)
+        priority = hash_counters(hash_key(self.config.seed, "order"), np.arange(len(in_order)))
+        shuffled = in_order[np.argsort(priority, kind="stable")]
+        if not self.config.objective.forget:
+            return shuffled
+        forget = np.isin(shuffled, [self.domains.index(d) for d in self.config.objective.forget])
+        return np.stack([shuffled[forget], shuffled[~forget]], axis=1).ravel()
 
     def __len__(self) -> int:
         return len(self._domain_of_unit) * self._per_unit
@@ -145,8 +155,15 @@ class Plan:
         return rank
 
     def _route(self, unit: int, domain: str) -> Route:
-        """The paper's routing (`sec:method`); a domain without a module of its own trains the core, always."""
-        routing, core_sets = self.config.routing, {SHARED, CORE_MLP}
+        """The paper's routing (`sec:method`); a domain without a module of its own trains the core, always.
+
+        An unlabelled batch has everything active and trained (`app:partial`). `freeze_core` leaves the modules alone.
+        """
+        routing = self.config.routing
+        core_sets = set() if routing.freeze_core else {SHARED, CORE_MLP}
+        if domain == UNLABELLED:
+            trained = core_sets | {module_set(d) for d in self._modules}
+            return Route(tuple((d, 1.0) for d in self._modules), frozenset(trained))
         if domain in self._modules:
             spread = self._spread_draw[unit] < routing.p_aux_spread
             trained = {module_set(domain)} | (core_sets if spread else set())
@@ -165,18 +182,12 @@ class Plan:
             digest.update(repr((route.active, sorted(route.trained))).encode())
         return digest.hexdigest()[:16]
 
-    def sequence_positions(self, micro_batch: MicroBatch) -> np.ndarray:
-        """Positions [micro_batch] in the domain's own permutation; below its budget's num_sequences.
-
-        Every pass over the pool has an order of its own, keyed by seed, domain and pass.
-        """
-        return draw_positions(
-            self.config.seed, self._budgets[micro_batch.domain], micro_batch.cursor, self.config.micro_batch
-        )
-
 
 def draw_positions(seed: int, budget: DomainBudget, cursor: int, count: int) -> np.ndarray:
-    """Draws cursor .. cursor + count of a domain as positions in its pool, int64 [count]."""
+    """Draws cursor .. cursor + count of a domain as positions in its pool, int64 [count].
+
+    Every pass over the pool has an order of its own, keyed by seed, domain and pass.
+    """
     draws = np.arange(cursor, cursor + count)
     passes, within = np.divmod(draws, budget.num_sequences)
     positions = np.empty(count, dtype=np.int64)

@@ -1,48 +1,66 @@
-"""The weights of a view, loaded from the store."""
+"""The weights of a view, taken from the store: as a routed model, or as the plain dense model it is."""
 
 import dataclasses
 
 import torch
 
-from gram_platform.config import CORE, RunConfig, View, run_from_plain
+from gram_platform.config import CORE, ModelConfig, ModuleSpec, RunConfig, View, run_from_plain
 from gram_platform.identity import invalid
+from gram_platform.model.merge import merged_config, merged_weights
 from gram_platform.model.transformer import Transformer
 from gram_platform.store import Store
 from gram_platform.train.learner import DTYPES
 
 
-def load_view(store: Store, view: View, precision: str = "float32") -> tuple[RunConfig, Transformer]:
-    """(the run's config with only the view's modules, its model in `precision`), in evaluation mode.
+def view_weights(store: Store, view: View) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
+    """(the model with only the view's modules, its float32 weights by name), modules from the runs they belong to.
 
-    Modules that the view does not have are absent from the model, not switched off. ValueError when the run has no
-    such module or no result.
+    Modules that the view does not have are absent, not switched off. ValueError when a run has no such module.
     """
-    run = run_from_plain(store.run(view.run_id).config())
+    run = _config(store, view.run_id)
     sources = {domain: view.run_id for domain, _ in view.weights} | dict(view.sources)
     if view.rule == "by_domain":
         sources.setdefault(CORE, view.run_id)
     specs, weights = [], {}
     for domain, run_id in sources.items():
-        source = run_from_plain(store.run(run_id).config())
-        specs += [_module_spec(source, run_id, domain)]
+        specs.append(_module_spec(_config(store, run_id), run_id, domain))
         weights |= {n: w for n, w in store.run(run_id).weights().items() if f".aux.{domain}." in n}
     weights |= {n: w for n, w in store.run(view.run_id).weights().items() if ".aux." not in n}
-    model_config = dataclasses.replace(run.model, modules=tuple(specs))
-    return dataclasses.replace(run, model=model_config), _model(model_config, weights, DTYPES[precision])
+    return dataclasses.replace(run.model, modules=tuple(specs)), weights
 
 
-def _module_spec(source: RunConfig, run_id: str, domain: str):
-    for module in source.model.modules:
-        if module.domain == domain:
-            return module
-    raise invalid("view.weights", domain, f"one of run {run_id}'s modules: {', '.join(source.model.module_domains)}")
+def load_view(store: Store, view: View, precision: str = "float32") -> tuple[ModelConfig, Transformer]:
+    """(`view_weights`' shape, its routed model in `precision`), in evaluation mode."""
+    config, weights = view_weights(store, view)
+    return config, model_of(config, weights, precision)
 
 
-def _model(config, weights: dict[str, torch.Tensor], dtype: torch.dtype) -> Transformer:
+def materialised(store: Store, view: View) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
+    """The view as one dense model: its shape and float32 weights. ValueError for a view that depends on the domain."""
+    if view.rule != "constant":
+        raise invalid("view.rule", view.rule, "constant: another view is a different model for each domain")
+    config, weights = view_weights(store, view)
+    active = dict(view.weights)
+    return merged_config(config, active), merged_weights(config, weights, active)
+
+
+def model_of(config: ModelConfig, weights: dict[str, torch.Tensor], precision: str = "float32") -> Transformer:
+    """A model of these weights, in evaluation mode."""
     with torch.device("meta"):
         model = Transformer(config)
-    converted = {name: weight.to(dtype) for name, weight in weights.items()}
+    converted = {name: weight.to(DTYPES[precision]) for name, weight in weights.items()}
     model.load_state_dict(converted, assign=True)
     model.rotary.to_empty(device="cpu")
     model.rotary.reset_tables()
     return model.eval().requires_grad_(False)
+
+
+def _config(store: Store, run_id: str) -> RunConfig:
+    return run_from_plain(store.run(run_id).config())
+
+
+def _module_spec(source: RunConfig, run_id: str, domain: str) -> ModuleSpec:
+    for module in source.model.modules:
+        if module.domain == domain:
+            return module
+    raise invalid("view.weights", domain, f"one of run {run_id}'s modules: {', '.join(source.model.module_domains)}")

@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from gram_platform.flops import active_parameters, compute_units, hardware_flops, module_parameters, total_parameters
 from gram_platform.ladder import PAPER_SIZES, law_batch, law_lr
-from gram_platform.model.transformer import Transformer, build, parameter_set
+from gram_platform.model.transformer import Transformer, build, initial_weights, parameter_set
 from gram_platform.objectives import cross_entropy
 from gram_platform.routing import CORE_MLP, SHARED, module_set
 from tests import tiny
@@ -58,7 +58,7 @@ CASES = {
 def test_hardware_flops_equal_torchs_counter(case, backward):
     active, trained = CASES[case]
     config = tiny.model_config(num_layers=3)
-    model = build(config, 0)
+    model = build(config, initial_weights(config, 0))
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(parameter_set(name) in trained)
     tokens = torch.zeros(2, tiny.SEQ_LEN, dtype=torch.long)
@@ -73,7 +73,7 @@ def test_hardware_flops_equal_torchs_counter(case, backward):
 
 def test_compute_units_are_tokens_times_active_parameters():
     config = tiny.model_config()
-    model = build(config, 0)
+    model = build(config, initial_weights(config, 0))
     in_module = sum(p.numel() for n, p in model.named_parameters() if ".aux.lisp." in n)
     whole = sum(p.numel() for p in model.parameters())
     assert active_parameters(config) == whole - 2 * in_module

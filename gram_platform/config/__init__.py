@@ -5,25 +5,36 @@ Two equal configs are the same run wherever they are executed; `run_id` is the h
 A variant of a run is `dataclasses.replace(run, ...)`. Nothing but the standard library is needed.
 """
 
-from gram_platform.config.domains import CORE, core_first
+from gram_platform.config.domains import CORE, UNLABELLED, core_first
 from gram_platform.config.model import ModelConfig, ModuleSpec
 from gram_platform.config.run import RECIPE_VERSION, RunConfig, evaluation_from_plain, run_from_plain, view_from_plain
-from gram_platform.config.training import DataConfig, DomainBudget, EvalPoints, OptimizerConfig, RoutingConfig
+from gram_platform.config.training import (
+    DataConfig,
+    DomainBudget,
+    EvalPoints,
+    Objective,
+    OptimizerConfig,
+    RoutingConfig,
+    Slice,
+)
 from gram_platform.config.view import EVAL_VERSION, Evaluation, View
 
 __all__ = [
     "CORE",
     "EVAL_VERSION",
     "RECIPE_VERSION",
+    "UNLABELLED",
     "DataConfig",
     "DomainBudget",
     "EvalPoints",
     "Evaluation",
     "ModelConfig",
     "ModuleSpec",
+    "Objective",
     "OptimizerConfig",
     "RoutingConfig",
     "RunConfig",
+    "Slice",
     "View",
     "core_first",
     "evaluation_from_plain",

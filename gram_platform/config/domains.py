@@ -1,6 +1,7 @@
 """Domain names: the core domain, and the one order of domains."""
 
 CORE = "core"  # the name of the domain D1 in every config, whatever the corpus calls it
+UNLABELLED = "unlabelled"  # the pooled unlabelled half of all domains, under partial labels
 
 
 def core_first(domains: tuple, name=lambda domain: domain) -> tuple:

@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from gram_platform.config.domains import CORE, core_first
 from gram_platform.identity import invalid, require_choice, require_int, require_name, require_real
 
-MODULE_KINDS = ("mlp",)
+MODULE_KINDS = ("mlp", "lora")
 
 
 @dataclass(frozen=True)
 class ModuleSpec:
-    """One auxiliary module of every layer: a small MLP whose output is added to the core MLP's."""
+    """One auxiliary module of every layer: an MLP added to the core MLP's output, or a LoRA on its two projections."""
 
     domain: str
     kind: str
-    width: int  # hidden units
+    width: int  # hidden units of an mlp, the rank of a lora
 
     def __post_init__(self) -> None:
         require_name("module.domain", self.domain)
@@ -54,6 +54,8 @@ class ModelConfig:
             raise invalid("model.modules", domains, "one module for each domain at most")
         if self.d_mlp == 0 and CORE not in domains:
             raise invalid("model.d_mlp", self.d_mlp, f"at least 1 unless a module serves {CORE!r}")
+        if self.d_mlp == 0 and any(m.kind == "lora" for m in self.modules):
+            raise invalid("model.modules", "lora", "on a model that has a core MLP")
 
     @property
     def head_dim(self) -> int:

@@ -3,13 +3,22 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gram_platform.config.domains import CORE
 from gram_platform.config.model import ModelConfig, ModuleSpec
-from gram_platform.config.training import DataConfig, DomainBudget, EvalPoints, OptimizerConfig, RoutingConfig
+from gram_platform.config.training import (
+    DataConfig,
+    DomainBudget,
+    EvalPoints,
+    Objective,
+    OptimizerConfig,
+    RoutingConfig,
+    Slice,
+)
 from gram_platform.config.view import PRECISIONS, Evaluation, View
 from gram_platform.identity import invalid, require_choice, require_int, short_hash
 
 RECIPE_VERSION = 1  # raised when the same config would train to another result; part of every run_id
-OBJECTIVES = ("cross_entropy",)
+CROSS_ENTROPY = Objective()
 
 
 @dataclass(frozen=True)
@@ -25,7 +34,7 @@ class RunConfig:
     eval_points: EvalPoints
     seed: int
     precision: str = "bfloat16"  # of the forward and backward pass; master weights and optimizer are float32
-    objective: str = "cross_entropy"
+    objective: Objective = CROSS_ENTROPY
     start: View | None = None
 
     def __post_init__(self) -> None:
@@ -33,7 +42,6 @@ class RunConfig:
         require_int("micro_batch", self.micro_batch, 1)
         require_int("seed", self.seed, 0, 2**63 - 1)
         require_choice("precision", self.precision, PRECISIONS)
-        require_choice("objective", self.objective, OBJECTIVES)
         if self.batch_size % self.micro_batch:
             raise invalid("micro_batch", self.micro_batch, f"a divisor of batch_size = {self.batch_size}")
         for domain in self.data.domains:
@@ -45,6 +53,30 @@ class RunConfig:
             raise invalid("data.domains", self.data.num_draws, allowed)
         if self.eval_points.num_points > self.num_steps:
             raise invalid("eval_points.num_points", self.eval_points.num_points, f"at most the {self.num_steps} steps")
+
+        if self.objective.forget:
+            self._check_maxent()
+        if self.routing.freeze_core:
+            self._check_frozen_core()
+        if self.eval_points.patience and not self.eval_points.num_points:
+            raise invalid("eval_points.patience", self.eval_points.patience, "0 without evaluations while training")
+
+    def _check_maxent(self) -> None:
+        """Equal numbers of forget and other micro-batches in every window."""
+        forget = sum(d.num_draws for d in self.data.domains if d.name in self.objective.forget)
+        if 2 * forget != self.data.num_draws:
+            raise invalid("objective.forget", forget, f"half of the run's {self.data.num_draws} draws")
+        if self.micro_batches_per_step % 2 or self.routing.accumulation != "heterogeneous":
+            raise invalid(
+                "objective.kind", self.objective.kind, "heterogeneous windows of an even number of micro-batches"
+            )
+
+    def _check_frozen_core(self) -> None:
+        """Every batch must have a module to train."""
+        without = [d.name for d in self.data.domains if d.name not in self.model.module_domains]
+        if without and not (without == [CORE] and self.model.modules and self.routing.p_core_robust == 1.0):
+            allowed = "false when batches of these domains train no module: " + ", ".join(without)
+            raise invalid("routing.freeze_core", True, allowed)
 
     @property
     def route_unit(self) -> int:
@@ -71,7 +103,8 @@ class RunConfig:
 def run_from_plain(plain: Mapping) -> RunConfig:
     """The inverse of `to_plain` for a run, validated again."""
     model = dict(plain["model"], modules=tuple(ModuleSpec(**m) for m in plain["model"]["modules"]))
-    data = dict(plain["data"], domains=tuple(DomainBudget(**d) for d in plain["data"]["domains"]))
+    data = dict(plain["data"], domains=tuple(_budget(d) for d in plain["data"]["domains"]))
+    objective = dict(plain["objective"], forget=tuple(plain["objective"]["forget"]))
     points = dict(plain["eval_points"], domains=tuple(plain["eval_points"]["domains"]))
     parts = {
         "model": ModelConfig(**model),
@@ -79,9 +112,14 @@ def run_from_plain(plain: Mapping) -> RunConfig:
         "routing": RoutingConfig(**plain["routing"]),
         "optimizer": OptimizerConfig(**plain["optimizer"]),
         "eval_points": EvalPoints(**points),
+        "objective": Objective(**objective),
         "start": None if plain["start"] is None else view_from_plain(plain["start"]),
     }
     return RunConfig(**{**plain, **parts})
+
+
+def _budget(plain: Mapping) -> DomainBudget:
+    return DomainBudget(**{**plain, "slices": tuple(Slice(**part) for part in plain["slices"])})
 
 
 def view_from_plain(plain: Mapping) -> View:

@@ -2,28 +2,56 @@
 
 from dataclasses import dataclass
 
-from gram_platform.config.domains import core_first
+from gram_platform.config.domains import CORE, core_first
 from gram_platform.identity import invalid, require_choice, require_int, require_name, require_real
 
 ACCUMULATIONS = ("heterogeneous", "uniform")
 CLIP_SCOPES = ("global", "per_set")
+OBJECTIVES = ("cross_entropy", "maxent_kl", "maxent_entropy")
+
+
+@dataclass(frozen=True)
+class Slice:
+    """`num_sequences` of a domain's permutation, from position `first`."""
+
+    domain: str
+    first: int
+    num_sequences: int
+
+    def __post_init__(self) -> None:
+        require_name("slice.domain", self.domain)
+        require_int("slice.first", self.first, 0)
+        require_int("slice.num_sequences", self.num_sequences, 1)
 
 
 @dataclass(frozen=True)
 class DomainBudget:
-    """What a run draws from one domain: `num_draws` sequences out of the first `num_sequences` of its permutation.
+    """What a run draws under one label: `num_draws` sequences out of a pool of `num_sequences`.
 
-    Nothing repeats while num_draws <= num_sequences; beyond that every full pass is a fresh order of the same pool.
+    The pool is the first `num_sequences` of the domain's own permutation, or the given slices of any domains (what is
+    trained under another label, as unlabelled text is). Nothing repeats while num_draws <= num_sequences; beyond that
+    every full pass is a fresh order of the same pool.
     """
 
     name: str
     num_sequences: int
     num_draws: int
+    slices: tuple[Slice, ...] = ()  # none: the first num_sequences of its own permutation
 
     def __post_init__(self) -> None:
         require_name("data.domains.name", self.name)
         require_int(f"data.domains[{self.name}].num_sequences", self.num_sequences, 1)
         require_int(f"data.domains[{self.name}].num_draws", self.num_draws, 1)
+        ordered = tuple(sorted(self.slices, key=lambda part: (part.domain != CORE, part.domain, part.first)))
+        object.__setattr__(self, "slices", ordered)
+        pooled = sum(part.num_sequences for part in self.pool)
+        if pooled != self.num_sequences:
+            raise invalid(f"data.domains[{self.name}].num_sequences", self.num_sequences, f"its slices' {pooled}")
+
+    @property
+    def pool(self) -> tuple[Slice, ...]:
+        """What is drawn from."""
+        return self.slices or (Slice(self.name, 0, self.num_sequences),)
 
 
 @dataclass(frozen=True)
@@ -53,11 +81,14 @@ class RoutingConfig:
     p_core_robust: float = 0.0  # p_cr: a core batch also activates one random module
     p_aux_spread: float = 1.0  # p_as: an auxiliary batch also trains the core
     accumulation: str = "heterogeneous"  # each micro-batch its own route, or one route a window
+    freeze_core: bool = False  # the branches of FT-LoRA and FT-MLP: only modules are trained
 
     def __post_init__(self) -> None:
         require_real("routing.p_core_robust", self.p_core_robust, 0.0, 1.0)
         require_real("routing.p_aux_spread", self.p_aux_spread, 0.0, 1.0)
         require_choice("routing.accumulation", self.accumulation, ACCUMULATIONS)
+        if not isinstance(self.freeze_core, bool):
+            raise invalid("routing.freeze_core", self.freeze_core, "true or false")
 
 
 @dataclass(frozen=True)
@@ -93,10 +124,32 @@ class EvalPoints:
     num_points: int  # 0: none while training
     num_sequences: int  # of each domain, the first ones of its validation split
     domains: tuple[str, ...]
+    patience: int = 0  # evaluations without a better loss (mean over domains) that end the run early; 0: never
 
     def __post_init__(self) -> None:
+        require_int("eval_points.patience", self.patience, 0)
         require_int("eval_points.num_points", self.num_points, 0)
         require_int("eval_points.num_sequences", self.num_sequences, 1)
         for name in self.domains:
             require_name("eval_points.domains", name)
         object.__setattr__(self, "domains", core_first(self.domains))
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What is minimised: cross entropy, or MaxEnt: ME on the `forget` domains + `retain_weight` x CE on the others.
+
+    Under MaxEnt every window holds as many forget as other micro-batches. `maxent_kl` is KL(uniform || p), the cited
+    method's code; `maxent_entropy` is -H(p), the paper's words.
+    """
+
+    kind: str = "cross_entropy"
+    forget: tuple[str, ...] = ()
+    retain_weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_choice("objective.kind", self.kind, OBJECTIVES)
+        require_real("objective.retain_weight", self.retain_weight, 0.0)
+        object.__setattr__(self, "forget", core_first(self.forget))
+        if (self.kind == "cross_entropy") == bool(self.forget):
+            raise invalid("objective.forget", self.forget, "domains exactly when the objective is MaxEnt's")

@@ -1,8 +1,11 @@
 """Execute one node in this process: a run from its last checkpoint to its result, or an evaluation."""
 
+import math
 import time
 from collections.abc import Iterator, Mapping
+from fractions import Fraction
 
+import numpy as np
 import torch
 
 from gram_platform.config import Evaluation, RunConfig
@@ -12,15 +15,16 @@ from gram_platform.engine.summary import Summary, evaluation_steps, record_inter
 from gram_platform.evaluate import domain_losses, require_sequences
 from gram_platform.flops import total_parameters
 from gram_platform.identity import invalid
-from gram_platform.methods.setting import plan_compute_units
+from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.planner import run_flops
 from gram_platform.routing import Plan
+from gram_platform.store import Store
 from gram_platform.store.attempts import Attempt
 from gram_platform.store.tensors import Resumed
 from gram_platform.train.data import PlanReader
 from gram_platform.train.learner import Learner
 from gram_platform.train.loop import StepRecord, TrainingDiverged, training_steps
-from gram_platform.views import load_view
+from gram_platform.views import load_view, materialised
 
 # ----------------------------------------------------------------------------------------------------- runs
 
@@ -49,21 +53,29 @@ def execute_run(run: RunConfig, tags: Mapping[str, str], execution: Execution) -
             raise
 
 
+def starting_point(run: RunConfig, execution: Execution) -> dict[str, torch.Tensor] | None:
+    """The dense weights of the view that a run starts from, read only; None for the seed's own."""
+    return None if run.start is None else materialised(Store(execution.storage), run.start)[1]
+
+
 class RunExecution:
     """One attempt at a run: trains, evaluates at the run's points, commits, and writes the result."""
 
     def __init__(self, run: RunConfig, corpus: PackedCorpus, attempt: Attempt | None, execution: Execution, **parts):
         self.run, self.corpus, self.attempt, self.execution = run, corpus, attempt, execution
         self.plan = Plan(run)
-        self.reader = PlanReader(run, self.plan, {d.name: corpus.train(d.name) for d in run.data.domains})
+        drawn = sorted({part.domain for budget in run.data.domains for part in budget.pool})
+        self.reader = PlanReader(run, self.plan, {domain: corpus.train(domain) for domain in drawn})
         points = run.eval_points
         self.validation = {d: corpus.validation(d) for d in points.domains}
         if points.num_points:
             require_sequences(self.validation, points.domains, points.num_sequences)
-        self.learner = parts.get("learner") or Learner(run, execution.device)
+        self.learner = parts.get("learner") or Learner(run, execution.device, starting_point(run, execution))
         self.rank, self.num_ranks = parts.get("rank", 0), parts.get("num_ranks", 1)
+        self.step = 0
         self.records: list[dict] = []  # since the last commit
         self.final: dict[str, float] = {}
+        self.num_stale = 0  # evaluations since the best one
         self.evaluation_s = 0.0
 
     @property
@@ -75,9 +87,16 @@ class RunExecution:
         """Trains what is left and returns the result."""
         step = self._resume()
         for record in self._steps(step):
+            self.step = record.step
+            if self._is_exhausted():
+                break
             if self._should_commit(record.step):
                 self.commit(record.step)
         return self.complete()
+
+    def _is_exhausted(self) -> bool:
+        """Whether early stopping ends the run here."""
+        return 0 < self.run.eval_points.patience <= self.num_stale
 
     def _resume(self) -> int:
         resumed = self._load_checkpoint()
@@ -88,7 +107,8 @@ class RunExecution:
             raise invalid("data", self.identity, f"what the run's checkpoint was trained on: {stored}")
         torch.set_rng_state(resumed.tensors.pop("random.torch"))
         self.learner.load_state(resumed.tensors)
-        self.final = dict(resumed.state["final"])
+        self.final, self.num_stale = dict(resumed.state["final"]), resumed.state["num_stale"]
+        self.step = resumed.step
         return resumed.step
 
     def _load_checkpoint(self) -> Resumed | None:
@@ -103,7 +123,9 @@ class RunExecution:
         for record in steps:
             metrics = summary.add(record)
             if record.step in eval_steps:
-                metrics |= self.evaluate()
+                losses = self.evaluate()
+                metrics |= {f"validation/loss/{domain}": loss for domain, loss in losses.items()}
+                self._keep_best(losses)
             if metrics:
                 self.records.append({"step": record.step, "time": time.time(), "metrics": metrics})
                 self.final |= {k: v for k, v in metrics.items() if not k.endswith("tokens_per_second")}
@@ -125,7 +147,16 @@ class RunExecution:
             self.execution.device,
         )
         self.evaluation_s += time.monotonic() - started
-        return {f"validation/loss/{domain}": loss for domain, loss in losses.items()}
+        return losses
+
+    def _keep_best(self, losses: dict[str, float]) -> None:
+        """The losses of the evaluation whose mean over domains is lowest, as best/loss/<domain>."""
+        best = [self.final.get(f"best/loss/{domain}", math.inf) for domain in losses]
+        if np.mean(list(losses.values())) < np.mean(best):
+            self.final |= {f"best/loss/{domain}": loss for domain, loss in losses.items()}
+            self.num_stale = 0
+        else:
+            self.num_stale += 1
 
     def _should_commit(self, step: int) -> bool:
         """Checkpoints follow the clock and stand where training metrics are summed up; the last step needs none."""
@@ -133,7 +164,7 @@ class RunExecution:
         return due and step % record_interval(self.run) == 0 and step < self.run.num_steps
 
     def commit(self, step: int) -> None:
-        state = {**self.identity, "final": self.final}
+        state = {**self.identity, "final": self.final, "num_stale": self.num_stale}
         tensors = {**self.learner.state(), "random.torch": torch.get_rng_state()}
         self._write_checkpoint(step, tensors, state)
         self.records = []
@@ -144,13 +175,14 @@ class RunExecution:
 
     def complete(self) -> dict:
         """Writes the weights and the result: deterministic fields only."""
+        done = Fraction(self.step, self.run.num_steps)  # below 1 after early stopping
         fields = {
             **self.identity,
-            "num_steps": self.run.num_steps,
-            "num_tokens": self.run.num_tokens,
+            "num_steps": self.step,
+            "num_tokens": int(done * self.run.num_tokens),
             "parameters": total_parameters(self.run.model),
-            "compute_units": plan_compute_units(self.run),
-            "hardware_flops": round(run_flops(self.run)),
+            "compute_units": round(done * plan_compute_units(self.run)),
+            "hardware_flops": round(done * round(run_flops(self.run))),
             "final": self.final,
         }
         return self._write_result(fields, self.learner.weights())
@@ -181,10 +213,10 @@ def execute_evaluation(evaluation: Evaluation, tags: Mapping[str, str], executio
     if trained_on != corpus.fingerprint:
         raise invalid("data", corpus.fingerprint, f"the data that the view's run was trained on: {trained_on}")
     read = corpus.validation if evaluation.split == "validation" else corpus.train
-    run, model = load_view(store, evaluation.view, evaluation.precision)
+    config, model = load_view(store, evaluation.view, evaluation.precision)
     losses = domain_losses(
         model.to(execution.device),
-        run.model,
+        config,
         {d: read(d) for d in evaluation.domains},
         evaluation.domains,
         evaluation.num_sequences,
@@ -197,6 +229,6 @@ def execute_evaluation(evaluation: Evaluation, tags: Mapping[str, str], executio
         "view_id": evaluation.view.view_id,
         "data_fingerprint": corpus.fingerprint,
         "losses": losses,
-        "num_tokens": dict.fromkeys(losses, evaluation.num_sequences * run.model.seq_len),
+        "num_tokens": dict.fromkeys(losses, evaluation.num_sequences * config.seq_len),
     }
     return directory.complete(fields, {"elapsed_s": time.monotonic() - started})

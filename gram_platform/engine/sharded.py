@@ -11,7 +11,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 
 from gram_platform.config import RunConfig, run_from_plain
 from gram_platform.engine.execution import Execution, Resources, owner
-from gram_platform.engine.node import RunExecution
+from gram_platform.engine.node import RunExecution, starting_point
 from gram_platform.engine.summary import record_interval
 from gram_platform.identity import to_plain
 from gram_platform.store import LeaseHeld
@@ -97,7 +97,7 @@ class _ShardedExecution(RunExecution):
     """Rank 0 keeps the attempt; every decision about it is rank 0's, told to the others."""
 
     def __init__(self, run, corpus, attempt, execution):
-        learner = ShardedLearner(run, execution.device)
+        learner = ShardedLearner(run, execution.device, starting_point(run, execution))
         ranks = {"rank": dist.get_rank(), "num_ranks": dist.get_world_size()}
         super().__init__(run, corpus, attempt, execution, learner=learner, **ranks)
 

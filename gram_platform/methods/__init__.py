@@ -1,13 +1,19 @@
 """The methods: each a function from a setting to runs and views, and the one table of them."""
 
 from gram_platform.identity import require_choice
-from gram_platform.methods import baseline, filtering, gram
+from gram_platform.methods import baseline, branches, demix, filtering, gram, maxent
 from gram_platform.methods.setting import Plans, Profile, Setting
 
 METHODS = {
     "baseline": baseline.plan,
     "filtering": filtering.plan,
     "gram": gram.plan,
+    "gram_lora": gram.plan_lora,
+    "ft_full": branches.plan_full,
+    "ft_lora": branches.plan_lora,
+    "ft_mlp": branches.plan_mlp,
+    "maxent": maxent.plan,
+    "demix": demix.plan,
 }
 
 

@@ -1,10 +1,18 @@
 """Baseline: a dense model on all data. Its learning curve is the unit of compute ratios."""
 
-from gram_platform.config import View
-from gram_platform.methods.setting import Plans, Setting, dense_run
+import dataclasses
+
+from gram_platform.config import RunConfig, View
+from gram_platform.methods.budgets import dense_run
+from gram_platform.methods.setting import Options, Plans, Setting
+
+
+def run_of(setting: Setting) -> RunConfig:
+    """The baseline's run; labels, hence missing ones, mean nothing to it."""
+    labelled = dataclasses.replace(setting, options=Options())
+    return dense_run(labelled, setting.domains, setting.num_eval_points, setting.baseline_accumulation)
 
 
 def plan(setting: Setting) -> Plans:
-    domains = tuple(setting.num_sequences)
-    run = dense_run(setting, domains, setting.num_eval_points, setting.baseline_accumulation)
+    run = run_of(setting)
     return Plans({"all": run}, {setting.auxiliary: View.of(run.run_id)})

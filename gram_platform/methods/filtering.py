@@ -1,7 +1,8 @@
 """Filtering: for every profile a dense model on core and the profile's data alone, one epoch of what is left."""
 
 from gram_platform.config import CORE, View
-from gram_platform.methods.setting import Plans, Setting, dense_run, profile_name
+from gram_platform.methods.budgets import dense_run
+from gram_platform.methods.setting import Plans, Setting, profile_name
 
 
 def plan(setting: Setting) -> Plans:

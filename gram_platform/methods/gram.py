@@ -1,16 +1,24 @@
-"""GRAM: one run with an auxiliary MLP for each domain; every subset of modules is a view of it."""
+"""GRAM: one run with an auxiliary module for each domain; every subset of modules is a view of it."""
 
-from gram_platform.config import View
-from gram_platform.methods.setting import Plans, Profile, Setting, data_budget, routed_scale, training_run
+from gram_platform.config import ModelConfig, View
+from gram_platform.methods.budgets import data_budget, routed_scale, training_run
+from gram_platform.methods.setting import Plans, Profile, Setting
 
 
 def plan(setting: Setting) -> Plans:
-    domains = tuple(setting.num_sequences)
-    model = setting.size.modular(domains)
+    """MLP modules: the paper's GRAM."""
+    return routed(setting, setting.size.modular(setting.domains, "mlp"))
+
+
+def plan_lora(setting: Setting) -> Plans:
+    """The same routing with LoRA modules of the same size."""
+    return routed(setting, setting.size.modular(setting.domains, "lora"))
+
+
+def routed(setting: Setting, model: ModelConfig) -> Plans:
     scale = routed_scale(setting, model)
-    is_uniform = setting.routing.accumulation == "uniform"
-    unit = setting.size.batch_size if is_uniform else setting.size.micro_batch
-    data = data_budget(setting, domains, unit, setting.aux_factor, scale)
+    unit = setting.route_unit(setting.routing.accumulation)
+    data = data_budget(setting, setting.domains, unit, setting.aux_factor, scale, unlabelled_is_core=False)
     run = training_run(setting, model, data, setting.routing)
     return Plans({"all": run}, {p: View.of(run.run_id, dict.fromkeys(p, 1.0)) for p in every_profile(setting)})
 

@@ -7,14 +7,14 @@ Shapes: B sequences, T tokens, D d_model, H heads, K key-value heads, h head_dim
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gram_platform.config import ModelConfig
-from gram_platform.model.modules import Mlp
+from gram_platform.config import ModelConfig, ModuleSpec
+from gram_platform.model.modules import Lora, Mlp
 from gram_platform.routing import CORE_MLP, SHARED, module_set
 
 NO_MODULES: Mapping[str, float] = {}
@@ -77,17 +77,25 @@ class Block(nn.Module):
         self.attn = Attention(config)
         self.ln_2 = nn.LayerNorm(config.d_model, eps=config.norm_eps)
         self.mlp = Mlp(config.d_model, config.d_mlp) if config.d_mlp else None
-        self.aux = nn.ModuleDict({m.domain: Mlp(config.d_model, m.width) for m in config.modules})
+        self.aux = nn.ModuleDict({m.domain: _module(config, m) for m in config.modules})
 
     def forward(self, x_BTD: torch.Tensor, rotary: Rotary, active: Mapping[str, float]) -> torch.Tensor:
         x_BTD = x_BTD + self.attn(self.ln_1(x_BTD), rotary)
         normed_BTD = self.ln_2(x_BTD)
+        modules = [(self.aux[domain], weight) for domain, weight in active.items()]
         if self.mlp is not None:
-            x_BTD = x_BTD + self.mlp(normed_BTD)
-        for domain, weight in active.items():
-            out_BTD = self.aux[domain](normed_BTD)
-            x_BTD = x_BTD + (out_BTD if weight == 1.0 else weight * out_BTD)
+            x_BTD = x_BTD + self.mlp(normed_BTD, [pair for pair in modules if isinstance(pair[0], Lora)])
+        for module, weight in modules:
+            if not isinstance(module, Lora):
+                out_BTD = module(normed_BTD)
+                x_BTD = x_BTD + (out_BTD if weight == 1.0 else weight * out_BTD)
         return x_BTD
+
+
+def _module(config: ModelConfig, spec: ModuleSpec) -> nn.Module:
+    if spec.kind == "lora":
+        return Lora(config.d_model, config.d_mlp, spec.width)
+    return Mlp(config.d_model, spec.width)
 
 
 class Transformer(nn.Module):
@@ -120,6 +128,11 @@ def parameter_set(name: str) -> str:
     return CORE_MLP if parts[2] == "mlp" else module_set(parts[3])
 
 
+def is_module(name: str) -> bool:
+    """Whether a parameter belongs to an auxiliary module."""
+    return parameter_set(name) not in (SHARED, CORE_MLP)
+
+
 def parameters_by_set(model: nn.Module) -> dict[str, dict[str, nn.Parameter]]:
     """Every parameter exactly once: set -> qualified name -> parameter, in the model's order."""
     sets: dict[str, dict[str, nn.Parameter]] = {}
@@ -133,31 +146,36 @@ def initial_weights(config: ModelConfig, seed: int) -> Iterator[tuple[str, torch
 
     A parameter's draw depends on the seed, its name and its shape alone, so that adding a module changes no other
     weight. Normal with `init_std`, projections into the residual stream over sqrt(2 x layers) (GPT-2's convention;
-    the paper does not say), biases 0, LayerNorm gains 1.
+    the paper does not say), biases 0, LayerNorm gains 1; a LoRA's B is 0 and its A has variance 1 / (3 fan-in) [ours].
     """
     with torch.device("meta"):
         skeleton = Transformer(config)
     for name, parameter in skeleton.named_parameters():
-        if name.endswith("bias"):
+        if name.endswith(("bias", "fc_b.weight", "proj_b.weight")):
             yield name, torch.zeros(parameter.shape)
         elif parameter.dim() == 1:
             yield name, torch.ones(parameter.shape)
         else:
             digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-            into_residual = name.endswith(("c_proj.weight", "o_proj.weight"))
-            std = config.init_std / ((2 * config.num_layers) ** 0.5 if into_residual else 1.0)
-            yield name, torch.randn(parameter.shape, generator=generator) * std
+            yield name, torch.randn(parameter.shape, generator=generator) * _initial_std(config, name, parameter)
 
 
-def build(config: ModelConfig, seed: int) -> Transformer:
-    """A float32 model on the CPU with its initial weights."""
+def _initial_std(config: ModelConfig, name: str, parameter: torch.Tensor) -> float:
+    if name.endswith(("fc_a.weight", "proj_a.weight")):
+        return (3 * parameter.shape[1]) ** -0.5
+    into_residual = name.endswith(("c_proj.weight", "o_proj.weight"))
+    return config.init_std / ((2 * config.num_layers) ** 0.5 if into_residual else 1.0)
+
+
+def build(config: ModelConfig, weights: Iterable[tuple[str, torch.Tensor]]) -> Transformer:
+    """A float32 model on the CPU with the given weight for every parameter, as `initial_weights` yields them."""
     with torch.device("meta"):
         model = Transformer(config)
     model.to_empty(device="cpu")
     model.rotary.reset_tables()
     with torch.no_grad():
         parameters = dict(model.named_parameters())
-        for name, value in initial_weights(config, seed):
+        for name, value in weights:
             parameters[name].copy_(value)
     return model

@@ -4,7 +4,7 @@ from collections import defaultdict
 
 from gram_platform.config import RunConfig
 from gram_platform.flops import total_parameters
-from gram_platform.methods.setting import plan_compute_units
+from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.planner import GIB, MACHINES, Machine, fewest_ranks, needs
 from gram_platform.store import Store
 from gram_platform.study.build import Graph

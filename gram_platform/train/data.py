@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from gram_platform.config import RunConfig
+from gram_platform.config import DomainBudget, RunConfig
 from gram_platform.identity import invalid
 from gram_platform.routing import MicroBatch, Plan, domain_permutation, draw_positions
 
@@ -19,18 +19,14 @@ class PlanReader:
         self.config, self.plan, self.arrays = config, plan, arrays
         self._chunks: dict[str, tuple[int, np.ndarray]] = {}
         self._budgets = {d.name: d for d in config.data.domains}
-        for domain in config.data.domains:
-            if domain.name not in arrays:
-                raise invalid("data.domains", domain.name, "one of the corpus's: " + ", ".join(arrays))
-            available = len(arrays[domain.name])
-            if domain.num_sequences > available:
-                allowed = f"at most the corpus's {available} training sequences"
-                raise invalid(f"data.domains[{domain.name}].num_sequences", domain.num_sequences, allowed)
+        self._names = tuple(arrays)
+        for budget in config.data.domains:
+            require_pool(budget, arrays)
 
     def rows(self, micro_batch: MicroBatch) -> np.ndarray:
-        """Row numbers [micro_batch] in the domain's array: run order, then the domain's permutation."""
+        """[micro_batch, 2] as (domain's number in `arrays`, row): the run's order of the domain's permutation."""
         domain, size = micro_batch.domain, self.config.micro_batch
-        first, rows = self._chunks.get(domain, (0, np.empty(0, dtype=np.int64)))
+        first, rows = self._chunks.get(domain, (0, np.empty((0, 2), dtype=np.int64)))
         if not first <= micro_batch.cursor <= first + len(rows) - size:
             first, rows = micro_batch.cursor, self._chunk(domain, micro_batch.cursor)
             self._chunks[domain] = first, rows
@@ -38,12 +34,35 @@ class PlanReader:
 
     def _chunk(self, domain: str, cursor: int) -> np.ndarray:
         count = max(CHUNK // self.config.micro_batch, 1) * self.config.micro_batch
-        positions = draw_positions(self.config.seed, self._budgets[domain], cursor, count)
-        return domain_permutation(self.config.data.data_id, domain, len(self.arrays[domain]))(positions)
+        budget = self._budgets[domain]
+        positions = draw_positions(self.config.seed, budget, cursor, count)
+        rows, begin = np.empty((count, 2), dtype=np.int64), 0
+        for part in budget.pool:
+            mine = (positions >= begin) & (positions < begin + part.num_sequences)
+            permutation = domain_permutation(self.config.data.data_id, part.domain, len(self.arrays[part.domain]))
+            rows[mine, 0] = self._names.index(part.domain)
+            rows[mine, 1] = permutation(positions[mine] - begin + part.first)
+            begin += part.num_sequences
+        return rows
 
     def tokens(self, micro_batch: MicroBatch, rank: int = 0, num_ranks: int = 1) -> torch.Tensor:
         """int64 [micro_batch / num_ranks, seq_len + 1]: this rank's contiguous share."""
         rows = self.rows(micro_batch)
         share = len(rows) // num_ranks
         mine = rows[rank * share : (rank + 1) * share]
-        return torch.from_numpy(self.arrays[micro_batch.domain][mine].astype(np.int64))
+        sequences = np.empty((len(mine), self.config.model.seq_len + 1), dtype=np.int64)
+        for number in np.unique(mine[:, 0]):
+            chosen = mine[:, 0] == number
+            sequences[chosen] = self.arrays[self._names[number]][mine[chosen, 1]]
+        return torch.from_numpy(sequences)
+
+
+def require_pool(budget: DomainBudget, arrays: Mapping[str, np.ndarray]) -> None:
+    """ValueError unless the corpus has every slice of a budget's pool."""
+    for part in budget.pool:
+        if part.domain not in arrays:
+            raise invalid("data.domains", part.domain, "one of the corpus's: " + ", ".join(arrays))
+        available, needed = len(arrays[part.domain]), part.first + part.num_sequences
+        if needed > available:
+            allowed = f"at most the corpus's {available} training sequences"
+            raise invalid(f"data.domains[{part.domain}].num_sequences", needed, allowed)

@@ -5,13 +5,14 @@ of every weight, and each micro-batch's gradient is added in float32 to its mast
 see `sharding.py`). Sets that a route does not train get no gradient at all, so AdamW leaves them alone.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import torch
 from torch import nn
 
 from gram_platform.config import RunConfig
-from gram_platform.model.transformer import Transformer, build, parameters_by_set
+from gram_platform.identity import invalid
+from gram_platform.model.transformer import Transformer, build, initial_weights, is_module, parameters_by_set
 from gram_platform.train.optimizers import Sets, clip_gradients, make_optimizers, set_learning_rate
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -20,8 +21,15 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class Learner:
     """What the loop drives; `sharding.ShardedLearner` is the same on several ranks."""
 
-    def __init__(self, config: RunConfig, device: torch.device | str = "cpu"):
+    def __init__(
+        self,
+        config: RunConfig,
+        device: torch.device | str = "cpu",
+        start: Mapping[str, torch.Tensor] | None = None,
+    ):
+        """`start`: weights by name that replace the seed's (see `starting_weights`)."""
         self.config = config
+        self.start = start or {}
         self.device = torch.device(device)
         self._pairs: dict[str, list[tuple[nn.Parameter, nn.Parameter]]] = {}  # set -> (computing copy, master)
         self.model, self.master_sets = self._build()
@@ -32,7 +40,7 @@ class Learner:
 
     def _build(self) -> tuple[nn.Module, Sets]:
         """(the module that computes, the master weights by set): one model, or a copy of lower precision."""
-        master = build(self.config.model, self.config.seed).to(self.device)
+        master = build(self.config.model, self.starting_weights()).to(self.device)
         master_sets = parameters_by_set(master)
         if self.config.precision == "float32":
             return master, master_sets
@@ -43,6 +51,21 @@ class Learner:
         copies = parameters_by_set(compute)
         self._pairs = {s: [(copies[s][n], p) for n, p in named.items()] for s, named in master_sets.items()}
         return compute, master_sets
+
+    def starting_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, float32 tensor) of every parameter: from `start` where it has one, else the seed's.
+
+        A branch adds modules to a base, so `start` may lack modules; ValueError for any other difference.
+        """
+        left = dict(self.start)
+        for name, value in initial_weights(self.config.model, self.config.seed):
+            given = left.pop(name, value)
+            if given.shape != value.shape or (self.start and given is value and not is_module(name)):
+                found = f"a start with {name} of shape {tuple(value.shape)}"
+                raise invalid("start", tuple(given.shape) if given is not value else "nothing", found)
+            yield name, given
+        if left:
+            raise invalid("start", sorted(left)[:4], "weights that the run's model has")
 
     # ------------------------------------------------------------------------------------------ one window
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gram_platform.objectives import cross_entropy
+from gram_platform.objectives import cross_entropy, training_loss
 from gram_platform.routing import MicroBatch, Plan
 from gram_platform.train.data import PlanReader
 from gram_platform.train.learner import Learner
@@ -60,12 +60,13 @@ def training_steps(
 def _micro_step(
     learner: Learner, micro_batch: MicroBatch, tokens: torch.Tensor, num_micro_batches: int, is_last: bool
 ) -> torch.Tensor:
-    """Forward and backward of one micro-batch; returns its detached mean loss."""
+    """Forward and backward of one micro-batch; returns its detached mean cross entropy, whatever is minimised."""
     route = micro_batch.route
     learner.train_only(route.trained)
     logits_BTV = learner.forward(tokens[:, :-1], dict(route.active))
     loss = cross_entropy(logits_BTV, tokens[:, 1:])
-    learner.backward(loss / num_micro_batches, route.trained, is_last)
+    minimised = training_loss(learner.config.objective, micro_batch.domain, loss, logits_BTV)
+    learner.backward(minimised / num_micro_batches, route.trained, is_last)
     return loss.detach()
 
 

@@ -14,7 +14,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from gram_platform.model.transformer import Transformer, initial_weights, parameters_by_set
+from gram_platform.model.modules import Lora
+from gram_platform.model.transformer import Transformer, parameters_by_set
 from gram_platform.train.learner import DTYPES, Learner
 from gram_platform.train.optimizers import Sets
 
@@ -29,7 +30,8 @@ class ShardedLearner(Learner):
         policy = MixedPrecisionPolicy(DTYPES[self.config.precision], torch.float32, cast_forward_inputs=False)
         for block in model.blocks:
             for module in block.aux.values():
-                fully_shard(module, mesh=self.mesh, mp_policy=policy)
+                if not isinstance(module, Lora):  # called in pieces, and small: it stays in its block's group
+                    fully_shard(module, mesh=self.mesh, mp_policy=policy)
             fully_shard(block, mesh=self.mesh, mp_policy=policy)
         # resharding the root too: an evaluation would otherwise leave it gathered, with stale requires_grad flags
         fully_shard(model, mesh=self.mesh, mp_policy=policy, reshard_after_forward=True)
@@ -38,7 +40,7 @@ class ShardedLearner(Learner):
         assert all(isinstance(p, DTensor) for p in model.parameters())
         parameters = dict(model.named_parameters())
         with torch.no_grad():
-            for name, value in initial_weights(self.config.model, self.config.seed):
+            for name, value in self.starting_weights():
                 parameters[name].copy_(self._from_full(value, parameters[name]))
         self.model = model
         self._warm_up()

@@ -3,7 +3,8 @@
 from gram_platform.config import CORE, View
 from gram_platform.engine.node import execute_evaluation, execute_run
 from gram_platform.methods import METHODS
-from gram_platform.methods.setting import Plans, Setting, dense_run
+from gram_platform.methods.budgets import dense_run
+from gram_platform.methods.setting import Plans, Setting
 from gram_platform.nodes import method_nodes, require_closed
 
 

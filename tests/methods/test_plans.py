@@ -9,7 +9,8 @@ from gram_platform.config import CORE, RoutingConfig
 from gram_platform.flops import core_parameters
 from gram_platform.ladder import PAPER_SIZES, SMOKE_SIZES
 from gram_platform.methods import METHODS, Setting, plan
-from gram_platform.methods.setting import plan_compute_units, profile_name, routed_scale
+from gram_platform.methods.budgets import plan_compute_units, routed_scale
+from gram_platform.methods.setting import Branching, Elicitation, MaxEnt, Options, profile_name
 from gram_platform.nodes import method_nodes, require_closed, unique
 from gram_platform.routing import Plan
 from gram_platform.train.optimizers import learning_rate
@@ -29,6 +30,7 @@ def setting(size=SMOKE_SIZES["tiny"], core=4000, aux=250, **parts) -> Setting:
         "decay_fraction": 0.1,
         "num_eval_points": 5,
         "num_eval_sequences": 4,
+        "options": Options(branch_full=Branching(2.0), maxent=MaxEnt(num_steps=4), elicitation=Elicitation(32, 8)),
     }
     return Setting(**{**defaults, **parts})
 

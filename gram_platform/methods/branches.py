@@ -1,0 +1,141 @@
+"""FT-Full, FT-LoRA, FT-MLP: a base on core, then a branch for each domain that starts from it.
+
+Rehearsal batches come out of the base's budget, so that base and all branches cost what the baseline costs; the base
+gives up all branches' batches even when fewer are run.
+"""
+
+from dataclasses import dataclass
+
+from gram_platform.config import (
+    CORE,
+    DataConfig,
+    DomainBudget,
+    ModelConfig,
+    ModuleSpec,
+    RoutingConfig,
+    RunConfig,
+    Slice,
+    View,
+)
+from gram_platform.flops import core_parameters, equal_compute_factor, mlp_parameters
+from gram_platform.identity import invalid
+from gram_platform.ladder import lora_rank
+from gram_platform.methods.budgets import training_run
+from gram_platform.methods.setting import Branching, Plans, Profile, Setting, profile_name
+
+
+def plan_full(setting: Setting) -> Plans:
+    """FT-Full: every parameter of the base is finetuned; a branch serves core and its one domain."""
+    budget = branch_budget(setting, setting.options.branch_full, module_parameters=0)
+    base = _base(setting, budget)
+    branches = {d: _branch(setting, budget, base, d, None) for d in _branched(setting)}
+    views: dict[Profile, View] = {(): View.of(base.run_id)}
+    views |= {(d,): View.of(run.run_id) for d, run in branches.items()}
+    return _plans(setting, base, branches, views)
+
+
+def plan_lora(setting: Setting) -> Plans:
+    """FT-LoRA: an adapter a domain on the frozen base, with the parameters of an auxiliary MLP."""
+    size = setting.size
+    return _module_branches(setting, "lora", lora_rank(size.d_model, size.d_dense, size.d_aux))
+
+
+def plan_mlp(setting: Setting) -> Plans:
+    """FT-MLP: an auxiliary MLP a domain on the frozen base."""
+    return _module_branches(setting, "mlp", setting.size.d_aux)
+
+
+def _module_branches(setting: Setting, kind: str, width: int) -> Plans:
+    """Both kinds are budgeted by the MLP's size, so they share a base."""
+    size = setting.size
+    parameters = size.num_layers * mlp_parameters(size.d_model, size.d_aux)
+    budget = branch_budget(setting, setting.options.branch_module, parameters)
+    base = _base(setting, budget)
+    specs = {d: ModuleSpec(d, kind, width) for d in _branched(setting)}
+    branches = {d: _branch(setting, budget, base, d, spec) for d, spec in specs.items()}
+    profiles = [(), *((d,) for d in branches), *setting.profiles]
+    if set(branches) == set(setting.auxiliary):
+        profiles.append(setting.auxiliary)
+    views = {
+        profile: View.of(
+            base.run_id,
+            dict.fromkeys(profile, 1.0),
+            sources=tuple((d, branches[d].run_id) for d in profile),
+        )
+        for profile in dict.fromkeys(profiles)
+    }
+    return _plans(setting, base, branches, views)
+
+
+def _branched(setting: Setting) -> tuple[str, ...]:
+    """The domains of the compared profiles."""
+    wanted = {d for profile in setting.profiles for d in profile}
+    return tuple(d for d in setting.auxiliary if d in wanted)
+
+
+def _plans(setting: Setting, base: RunConfig, branches: dict[str, RunConfig], views: dict[Profile, View]) -> Plans:
+    named = {profile_name((d,), setting.auxiliary): run for d, run in branches.items()}
+    return Plans({"core": base, **named}, views)
+
+
+# ------------------------------------------------------------------------------------------------------ budgets
+
+
+@dataclass(frozen=True)
+class BranchBudget:
+    """Sequences of the base and of every branch; all of them, whether run or not."""
+
+    branching: Branching
+    scale: float  # lambda
+    base_core: int
+    core: dict[str, Slice]  # of each branch: the rehearsal's part of core's permutation
+    aux: dict[str, DomainBudget]
+
+
+def branch_budget(setting: Setting, branching: Branching, module_parameters: int) -> BranchBudget:
+    """Lengths in whole micro-batches (base: whole steps); lambda as in `app:equal-compute`, the auxiliary mode holding
+    auxiliary and rehearsal batches alike.
+    """
+    unit, batch = setting.route_unit(setting.routing.accumulation), setting.size.batch_size
+    lengths, share = setting.num_sequences, branching.aux_factor * (1.0 + branching.core_ratio)
+    total = sum(lengths.values())
+    aux_mode = share * sum(lengths[d] for d in setting.auxiliary)
+    parameters, scale = core_parameters(setting.size.dense()), 1.0
+    if setting.equal_compute:
+        scale = equal_compute_factor(total * parameters, total * parameters + aux_mode * module_parameters)
+    base_core = round(scale * (total - aux_mode) / batch) * batch
+    if base_core < batch:
+        raise invalid("branching.core_ratio", branching.core_ratio, "small enough to leave the base a step on core")
+    first, core, aux = base_core, {}, {}
+    for domain in setting.auxiliary:
+        pool = max(1, round(scale * lengths[domain] / unit)) * unit
+        steps = max(1, round(scale * share * lengths[domain] / batch))
+        draws = max(1, round(steps * batch / (1.0 + branching.core_ratio) / unit)) * unit
+        aux[domain] = DomainBudget(domain, pool, draws)
+        if steps * batch > draws:
+            core[domain] = Slice(CORE, first, steps * batch - draws)
+            first += core[domain].num_sequences
+    return BranchBudget(branching, scale, base_core, core, aux)
+
+
+def _base(setting: Setting, budget: BranchBudget) -> RunConfig:
+    data = DataConfig(setting.data_id, (DomainBudget(CORE, budget.base_core, budget.base_core),))
+    return training_run(setting, setting.size.dense(), data, RoutingConfig(accumulation=setting.routing.accumulation))
+
+
+def _branch(
+    setting: Setting, budget: BranchBudget, base: RunConfig, domain: str, module: ModuleSpec | None
+) -> RunConfig:
+    """`module`: the only thing trained, on every batch; None: everything is."""
+    domains = [budget.aux[domain]]
+    if domain in budget.core:
+        rehearsal = budget.core[domain]
+        domains.append(DomainBudget(CORE, rehearsal.num_sequences, rehearsal.num_sequences, (rehearsal,)))
+    model: ModelConfig = setting.size.model(setting.size.d_dense, (module,) if module else ())
+    accumulation = setting.routing.accumulation
+    routing = RoutingConfig(accumulation=accumulation)
+    if module:
+        routing = RoutingConfig(1.0, 0.0, accumulation, freeze_core=True)
+    data = DataConfig(setting.data_id, tuple(domains))
+    factor, start = budget.branching.lr_factor, View.of(base.run_id)
+    return training_run(setting, model, data, routing, lr_factor=factor, start=start)

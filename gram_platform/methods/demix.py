@@ -1,0 +1,25 @@
+"""DEMix: an expert of equal width for every domain in place of the core MLP, the rest shared and trained by all data.
+
+A batch is routed to its label's expert; a domain that a profile removes is scored through the core's expert.
+"""
+
+from gram_platform.config import CORE, DataConfig, DomainBudget, ModuleSpec, RoutingConfig, View
+from gram_platform.methods.budgets import data_budget, training_run
+from gram_platform.methods.gram import every_profile
+from gram_platform.methods.maxent import apportion
+from gram_platform.methods.setting import Plans, Setting
+
+
+def plan(setting: Setting) -> Plans:
+    options, accumulation = setting.options.demix, setting.routing.accumulation
+    width = options.expert_width or setting.size.d_dense
+    model = setting.size.model(0, tuple(ModuleSpec(d, "mlp", width) for d in setting.domains))
+    unit = setting.route_unit(accumulation)
+    data = data_budget(setting, setting.domains, unit)
+    if options.sampling == "balanced":
+        draws = apportion(data.num_draws, dict.fromkeys(setting.domains, 1), unit)
+        pools = {d.name: d.num_sequences for d in data.domains}
+        data = DataConfig(setting.data_id, tuple(DomainBudget(d, pools[d], n) for d, n in draws.items()))
+    run = training_run(setting, model, data, RoutingConfig(accumulation=accumulation))
+    views = {p: View.of(run.run_id, dict.fromkeys((CORE, *p), 1.0), rule="by_domain") for p in every_profile(setting)}
+    return Plans({"all": run}, views)

@@ -1,0 +1,63 @@
+"""The attack on a view: finetuning its dense model on a fixed sample of a domain that it should not know.
+
+All parameters, a fresh optimizer, the same sample for every method, size and seed. The best validation loss is the
+result; choosing the checkpoint on validation data follows the paper and favours the attacker.
+"""
+
+from collections.abc import Iterable
+
+from gram_platform.config import (
+    DataConfig,
+    DomainBudget,
+    EvalPoints,
+    ModelConfig,
+    OptimizerConfig,
+    RoutingConfig,
+    RunConfig,
+    View,
+)
+from gram_platform.methods.setting import Profile, Setting
+from gram_platform.model.merge import merged_config
+
+
+def attacks(setting: Setting, profile: Profile, view: View, runs: Iterable[RunConfig]) -> dict[str, RunConfig]:
+    """The attack of every domain outside the profile: {domain: run}; {} without elicitation in the setting."""
+    if setting.options.elicitation is None:
+        return {}
+    by_id = {run.run_id: run for run in runs}
+    return {d: _attack(setting, d, view, by_id) for d in setting.auxiliary if d not in profile}
+
+
+def attacked_view(view: View, domain: str) -> View:
+    """What is attacked: the view, or for DEMix the expert that scores the domain."""
+    return view if view.rule == "constant" else View.of(view.run_id, view.active(domain))
+
+
+def dense_model(view: View, by_id: dict[str, RunConfig]) -> ModelConfig:
+    """The shape of a view as one dense model."""
+    sources = {domain: view.run_id for domain, _ in view.weights} | dict(view.sources)
+    specs = [m for d, run_id in sources.items() for m in by_id[run_id].model.modules if m.domain == d]
+    model = by_id[view.run_id].model
+    widths = {m.domain: m for m in (*model.modules, *specs)}
+    with_modules = ModelConfig(**{**vars(model), "modules": tuple(widths.values())})
+    return merged_config(with_modules, dict(view.weights))
+
+
+def _attack(setting: Setting, domain: str, view: View, by_id: dict[str, RunConfig]) -> RunConfig:
+    options, size = setting.options.elicitation, setting.size
+    start = attacked_view(view, domain)
+    num_draws = options.num_steps * options.batch_size
+    num_epochs = max(1, min(options.num_steps, round(num_draws / options.num_sequences)))
+    fits = options.batch_size % size.micro_batch == 0
+    return RunConfig(
+        model=dense_model(start, by_id),
+        data=DataConfig(setting.data_id, (DomainBudget(domain, options.num_sequences, num_draws),)),
+        routing=RoutingConfig(),
+        optimizer=OptimizerConfig(size.peak_lr * options.lr_factor, options.warmup_fraction, 0.0),
+        batch_size=options.batch_size,
+        micro_batch=size.micro_batch if fits else options.batch_size,
+        eval_points=EvalPoints(num_epochs, setting.num_eval_sequences, (domain,), options.patience),
+        seed=setting.seed,
+        precision=size.precision,
+        start=start,
+    )

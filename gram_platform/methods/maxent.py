@@ -1,0 +1,61 @@
+"""MaxEnt: unlearning from the baseline, a run for each profile."""
+
+from gram_platform.config import (
+    CORE,
+    DataConfig,
+    DomainBudget,
+    Objective,
+    OptimizerConfig,
+    RoutingConfig,
+    RunConfig,
+    View,
+)
+from gram_platform.methods import baseline
+from gram_platform.methods.budgets import training_run
+from gram_platform.methods.setting import Plans, Profile, Setting, profile_name
+
+
+def plan(setting: Setting) -> Plans:
+    start = baseline.run_of(setting)
+    profiles = [p for p in setting.profiles if set(p) != set(setting.auxiliary)]  # something must be forgotten
+    runs = {profile: _unlearning(setting, start, profile) for profile in profiles}
+    named = {profile_name(profile, setting.auxiliary): run for profile, run in runs.items()}
+    return Plans({"all": start, **named}, {profile: View.of(run.run_id) for profile, run in runs.items()})
+
+
+def _unlearning(setting: Setting, start: RunConfig, profile: Profile) -> RunConfig:
+    """Windows of one batch of forget and one of retain data, each of the size's batch [ours].
+
+    Forget domains are drawn evenly, core and the profile's domains as in the baseline's mixture [ours].
+    """
+    options, size = setting.options.maxent, setting.size
+    forget = tuple(d for d in setting.auxiliary if d not in profile)
+    half = options.num_steps * size.batch_size
+    pools = {d.name: d.num_sequences for d in start.data.domains}
+    draws = apportion(half, dict.fromkeys(forget, 1), size.micro_batch)
+    draws |= apportion(half, {d: pools[d] for d in (CORE, *profile)}, size.micro_batch)
+    budgets = tuple(DomainBudget(d, pools[d], n) for d, n in draws.items())
+    return training_run(
+        setting,
+        size.dense(),
+        DataConfig(setting.data_id, budgets),
+        RoutingConfig(),
+        batch_size=2 * size.batch_size,
+        optimizer=OptimizerConfig(options.peak_lr, options.warmup_fraction, 0.0),
+        objective=Objective(options.kind, forget, options.retain_weight),
+        start=View.of(start.run_id),
+    )
+
+
+def apportion(total: int, weights: dict[str, float], unit: int) -> dict[str, int]:
+    """`total` in multiples of `unit` in proportion to the weights, at least one unit each: largest remainders first."""
+    num_units, whole = total // unit, sum(weights.values())
+    exact = {name: num_units * weight / whole for name, weight in weights.items()}
+    units = {name: max(1, int(share)) for name, share in exact.items()}
+    by_need = sorted(weights, key=lambda name: units[name] - exact[name])
+    for index in range(abs(num_units - sum(units.values()))):
+        if sum(units.values()) < num_units:
+            units[by_need[index % len(by_need)]] += 1
+        else:
+            units[max(units, key=units.get)] -= 1
+    return {name: count * unit for name, count in units.items()}

@@ -1,0 +1,58 @@
+"""A view as one dense model: active modules folded into the MLP, the others physically absent.
+
+A sum of MLPs is one wider MLP, and W + t B A is one matrix; a module's weight t scales an MLP's output and a LoRA's
+change of both projections. So the merged model has the view's logits up to rounding.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+import torch
+
+from gram_platform.config import ModelConfig
+
+Weights = Mapping[str, torch.Tensor]
+
+
+def merged_config(config: ModelConfig, active: Mapping[str, float]) -> ModelConfig:
+    """The dense shape of a view: the core's width and that of every active MLP."""
+    extra = sum(m.width for m in config.modules if m.domain in active and m.kind == "mlp")
+    return dataclasses.replace(config, d_mlp=config.d_mlp + extra, modules=())
+
+
+def merged_weights(config: ModelConfig, weights: Weights, active: Mapping[str, float]) -> dict[str, torch.Tensor]:
+    """Float32 weights of `merged_config`'s model; the inputs are left as they are."""
+    merged = {name: value for name, value in weights.items() if ".mlp." not in name and ".aux." not in name}
+    for layer in range(config.num_layers):
+        merged |= _merged_mlp(config, weights, active, f"blocks.{layer}")
+    return merged
+
+
+def _merged_mlp(config: ModelConfig, weights: Weights, active: Mapping[str, float], block: str) -> dict:
+    parts = ("c_fc.weight", "c_fc.bias", "c_proj.weight", "c_proj.bias")
+    stacks: dict[str, list[torch.Tensor]] = {part: [] for part in parts}
+    if config.d_mlp:
+        core = {part: weights[f"{block}.mlp.{part}"] for part in parts}
+        for module in config.modules:
+            if module.kind == "lora" and module.domain in active:
+                core = _with_lora(core, weights, f"{block}.aux.{module.domain}", active[module.domain])
+        for part in parts:
+            stacks[part].append(core[part])
+    for module in config.modules:
+        if module.kind == "mlp" and module.domain in active:
+            for part in parts:
+                value = weights[f"{block}.aux.{module.domain}.{part}"]
+                stacks[part].append(active[module.domain] * value if part.startswith("c_proj") else value)
+    return {
+        f"{block}.mlp.c_fc.weight": torch.cat(stacks["c_fc.weight"]),
+        f"{block}.mlp.c_fc.bias": torch.cat(stacks["c_fc.bias"]),
+        f"{block}.mlp.c_proj.weight": torch.cat(stacks["c_proj.weight"], dim=1),
+        f"{block}.mlp.c_proj.bias": torch.stack(stacks["c_proj.bias"]).sum(0),
+    }
+
+
+def _with_lora(core: Mapping, weights: Weights, lora: str, weight: float) -> dict:
+    up = weights[f"{lora}.fc_b.weight"] @ weights[f"{lora}.fc_a.weight"]
+    down = weights[f"{lora}.proj_b.weight"] @ weights[f"{lora}.proj_a.weight"]
+    changed = {"c_fc.weight": core["c_fc.weight"] + weight * up, "c_proj.weight": core["c_proj.weight"] + weight * down}
+    return {**core, **changed}
