@@ -1,5 +1,7 @@
 """Counts against the paper's integers, the model itself and torch's counter."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -54,10 +56,13 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("kind", ["mlp", "lora"])
 @pytest.mark.parametrize("backward", [True, False])
-def test_hardware_flops_equal_torchs_counter(case, backward):
+def test_hardware_flops_equal_torchs_counter(case, kind, backward):
     active, trained = CASES[case]
     config = tiny.model_config(num_layers=3)
+    modules = tuple(dataclasses.replace(m, kind=kind, width=6) for m in config.modules)
+    config = dataclasses.replace(config, modules=modules)
     model = build(config, initial_weights(config, 0))
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(parameter_set(name) in trained)

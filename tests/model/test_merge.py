@@ -1,0 +1,95 @@
+"""A view as one dense model has the view's logits."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from gram_platform.config import ModelConfig, ModuleSpec
+from gram_platform.flops import total_parameters
+from gram_platform.ladder import PAPER_SIZES, lora_rank
+from gram_platform.model.merge import merged_config, merged_weights
+from gram_platform.model.transformer import Transformer, build, initial_weights
+from tests import tiny
+
+
+def randomised(config: ModelConfig):
+    """A model without a zero in it, so that a forgotten term would show; weights and model."""
+    generator = torch.Generator().manual_seed(1)
+    weights = {n: torch.randn(w.shape, generator=generator) * 0.2 for n, w in initial_weights(config, 0)}
+    return weights, build(config, weights.items()).eval()
+
+
+def config_of(*kinds: str) -> ModelConfig:
+    widths = {"mlp": 8, "lora": 3}
+    modules = tuple(ModuleSpec(d, kind, widths[kind]) for d, kind in zip(("a", "b", "c"), kinds, strict=False))
+    return dataclasses.replace(tiny.model_config(False), modules=modules)
+
+
+ACTIVE = [{}, {"a": 1.0}, {"a": 0.5}, {"a": 1.0, "b": 1.0}, {"a": 0.25, "b": 0.75, "c": 1.0}]
+
+
+@pytest.mark.parametrize("kinds", [("mlp", "mlp", "mlp"), ("lora", "lora", "lora"), ("lora", "mlp", "lora")])
+@pytest.mark.parametrize("active", ACTIVE)
+@torch.no_grad()
+def test_merged_logits_equal_the_routed_models(kinds, active):
+    config = config_of(*kinds)
+    weights, model = randomised(config)
+    dense = merged_config(config, active)
+    merged = build(dense, merged_weights(config, weights, active).items())
+    tokens = torch.arange(tiny.SEQ_LEN)[None]
+    assert torch.allclose(model(tokens, active), merged(tokens), atol=2e-5)
+    assert dense.modules == ()
+    widths = sum(m.width for m in config.modules if m.kind == "mlp" and m.domain in active)
+    assert dense.d_mlp == config.d_mlp + widths
+
+
+@torch.no_grad()
+def test_experts_without_a_core_mlp():
+    modules = tuple(ModuleSpec(d, "mlp", 8) for d in ("core", "lisp"))
+    config = dataclasses.replace(tiny.model_config(False), d_mlp=0, modules=modules)
+    weights, model = randomised(config)
+    tokens = torch.arange(tiny.SEQ_LEN)[None]
+    for domain in ("core", "lisp"):
+        dense = merged_config(config, {domain: 1.0})
+        merged = build(dense, merged_weights(config, weights, {domain: 1.0}).items())
+        assert torch.allclose(model(tokens, {domain: 1.0}), merged(tokens), atol=2e-5)
+
+
+def test_merging_leaves_the_weights_alone():
+    config = config_of("lora", "mlp")
+    weights, _ = randomised(config)
+    before = {n: w.clone() for n, w in weights.items()}
+    merged_weights(config, weights, {"a": 0.5, "b": 0.5})
+    assert all(torch.equal(before[n], weights[n]) for n in before)
+
+
+@torch.no_grad()
+def test_a_fresh_lora_changes_nothing():
+    config = config_of("lora")
+    model = build(config, initial_weights(config, 0))
+    tokens = torch.arange(tiny.SEQ_LEN)[None]
+    assert torch.equal(model(tokens, {"a": 1.0}), model(tokens))
+
+
+RANKS = {"400M": 103, "800M": 128}  # method.md
+
+
+@pytest.mark.parametrize("name", PAPER_SIZES)
+def test_lora_ranks_follow_the_formula(name):
+    size = PAPER_SIZES[name]
+    d_model, d_mlp, d_aux = size.d_model, size.d_dense, size.d_aux
+    exact = (2 * d_model * d_aux + d_aux + d_model) / (2 * (d_model + d_mlp))
+    assert lora_rank(d_model, d_mlp, d_aux) == round(exact)
+    # the rank whose parameters are nearest to an MLP module's
+    mlp = total_parameters(size.modular(("core", "x"), "mlp"))
+    lora = total_parameters(size.modular(("core", "x"), "lora"))
+    assert abs(lora - mlp) <= size.num_layers * (d_model + d_mlp)
+    if name in RANKS:
+        assert lora_rank(d_model, d_mlp, d_aux) == RANKS[name]
+
+
+def test_a_model_with_every_kind_counts_its_parameters():
+    config = config_of("lora", "mlp", "lora")
+    with torch.device("meta"):
+        assert sum(p.numel() for p in Transformer(config).parameters()) == total_parameters(config)
