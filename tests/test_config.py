@@ -125,7 +125,7 @@ WRONG = {
     r"module.domain='a.b'": lambda: ModuleSpec("a.b", "mlp", 4),
     r"module.kind='moe' .*mlp": lambda: ModuleSpec("a", "moe", 4),
     r"model.num_kv_heads=3 .*divisor of num_heads = 4": lambda: dataclasses.replace(RUN.model, num_kv_heads=3),
-    r"model.d_mlp=0": lambda: dataclasses.replace(RUN.model, d_mlp=0),
+    r"model.d_mlp=0": lambda: dataclasses.replace(RUN.model, d_mlp=0, modules=()),
     r"micro_batch=3 .*divisor of batch_size = 8": lambda: dataclasses.replace(RUN, micro_batch=3),
     r"num_draws=15 .*multiple of 2": lambda: tiny.run_config(draws=(64, 15, 16)),
     r"data.domains=98 .*whole steps of 8": lambda: tiny.run_config(draws=(66, 16, 16)),

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gram_platform.config.domains import CORE, core_first
+from gram_platform.config.domains import core_first
 from gram_platform.identity import invalid, require_choice, require_int, require_name, require_real
 
 MODULE_KINDS = ("mlp", "lora")
@@ -52,8 +52,8 @@ class ModelConfig:
         domains = [m.domain for m in self.modules]
         if len(set(domains)) != len(domains):
             raise invalid("model.modules", domains, "one module for each domain at most")
-        if self.d_mlp == 0 and CORE not in domains:
-            raise invalid("model.d_mlp", self.d_mlp, f"at least 1 unless a module serves {CORE!r}")
+        if self.d_mlp == 0 and not domains:
+            raise invalid("model.d_mlp", self.d_mlp, "at least 1 in a model without modules")
         if self.d_mlp == 0 and any(m.kind == "lora" for m in self.modules):
             raise invalid("model.modules", "lora", "on a model that has a core MLP")
 

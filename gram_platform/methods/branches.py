@@ -20,7 +20,7 @@ from gram_platform.config import (
 from gram_platform.flops import core_parameters, equal_compute_factor, mlp_parameters
 from gram_platform.identity import invalid
 from gram_platform.ladder import lora_rank
-from gram_platform.methods.budgets import training_run
+from gram_platform.methods.budgets import core_budget, training_run, unlabelled_slices
 from gram_platform.methods.setting import Branching, Plans, Profile, Setting, profile_name
 
 
@@ -86,8 +86,7 @@ class BranchBudget:
     """Sequences of the base and of every branch; all of them, whether run or not."""
 
     branching: Branching
-    scale: float  # lambda
-    base_core: int
+    base: DomainBudget  # core, with whatever is unlabelled
     core: dict[str, Slice]  # of each branch: the rehearsal's part of core's permutation
     aux: dict[str, DomainBudget]
 
@@ -97,8 +96,9 @@ def branch_budget(setting: Setting, branching: Branching, module_parameters: int
     auxiliary and rehearsal batches alike.
     """
     unit, batch = setting.route_unit(setting.routing.accumulation), setting.size.batch_size
-    lengths, share = setting.num_sequences, branching.aux_factor * (1.0 + branching.core_ratio)
-    total = sum(lengths.values())
+    labelled = 1.0 - setting.options.unlabelled_share
+    lengths = {d: labelled * setting.num_sequences[d] for d in setting.auxiliary}
+    share, total = branching.aux_factor * (1.0 + branching.core_ratio), sum(setting.num_sequences.values())
     aux_mode = share * sum(lengths[d] for d in setting.auxiliary)
     parameters, scale = core_parameters(setting.size.dense()), 1.0
     if setting.equal_compute:
@@ -106,7 +106,8 @@ def branch_budget(setting: Setting, branching: Branching, module_parameters: int
     base_core = round(scale * (total - aux_mode) / batch) * batch
     if base_core < batch:
         raise invalid("branching.core_ratio", branching.core_ratio, "small enough to leave the base a step on core")
-    first, core, aux = base_core, {}, {}
+    base = core_budget(base_core, unlabelled_slices(setting, scale))
+    first, core, aux = base.pool[0].num_sequences, {}, {}
     for domain in setting.auxiliary:
         pool = max(1, round(scale * lengths[domain] / unit)) * unit
         steps = max(1, round(scale * share * lengths[domain] / batch))
@@ -115,11 +116,11 @@ def branch_budget(setting: Setting, branching: Branching, module_parameters: int
         if steps * batch > draws:
             core[domain] = Slice(CORE, first, steps * batch - draws)
             first += core[domain].num_sequences
-    return BranchBudget(branching, scale, base_core, core, aux)
+    return BranchBudget(branching, base, core, aux)
 
 
 def _base(setting: Setting, budget: BranchBudget) -> RunConfig:
-    data = DataConfig(setting.data_id, (DomainBudget(CORE, budget.base_core, budget.base_core),))
+    data = DataConfig(setting.data_id, (budget.base,))
     return training_run(setting, setting.size.dense(), data, RoutingConfig(accumulation=setting.routing.accumulation))
 
 

@@ -1,7 +1,5 @@
 """Mixtures, equal compute and the runs that several methods have in common."""
 
-from collections.abc import Mapping
-
 from gram_platform.config import (
     CORE,
     UNLABELLED,
@@ -35,46 +33,42 @@ def data_budget(
     """
     labelled = 1.0 - setting.options.unlabelled_share
     lengths = {d: scale * setting.num_sequences[d] * labelled for d in domains}
-    hidden = {d: round(scale * setting.num_sequences[d] * (1.0 - labelled)) for d in setting.domains}
-    num_hidden = sum(hidden.values())
+    pools = unlabelled_slices(setting, scale)
+    num_hidden = sum(part.num_sequences for part in pools)
     num_steps = max(1, round((sum(lengths.values()) + num_hidden) / setting.size.batch_size))
     budgets = [
         DomainBudget(d, _in_units(lengths[d], route_unit), _in_units(factor * lengths[d], route_unit))
         for d in domains
         if d != CORE
     ]
-    pools = _unlabelled_slices(setting, scale, hidden) if num_hidden else ()
     if pools and not unlabelled_is_core:
         draws = num_hidden // route_unit * route_unit
         budgets.append(DomainBudget(UNLABELLED, num_hidden, draws, pools))
     core_draws = num_steps * setting.size.batch_size - sum(b.num_draws for b in budgets)
     if core_draws < route_unit:
         raise invalid("aux_factor", factor, "small enough to leave core a share of the run's sequences")
-    return DataConfig(setting.data_id, (_core(core_draws, pools if unlabelled_is_core else ()), *budgets))
+    return DataConfig(setting.data_id, (core_budget(core_draws, pools if unlabelled_is_core else ()), *budgets))
 
 
-def _core(num_draws: int, pools: tuple[Slice, ...]) -> DomainBudget:
+def core_budget(num_draws: int, pools: tuple[Slice, ...]) -> DomainBudget:
     """Core's budget: its own first sequences, and what is unlabelled as far as it counts as core."""
     own = num_draws - sum(part.num_sequences for part in pools)
     if own < 1:
         raise invalid("unlabelled_share", num_draws, "small enough to leave labelled core sequences")
-    if not pools:
-        return DomainBudget(CORE, num_draws, num_draws)
-    hidden_core = [part for part in pools if part.domain == CORE]
-    others = [part for part in pools if part.domain != CORE]
-    # labelled core first, then what is hidden of it: two slices of one permutation that touch
-    slices = (Slice(CORE, 0, own), *hidden_core, *others)
-    return DomainBudget(CORE, num_draws, num_draws, slices)
+    return DomainBudget(CORE, num_draws, num_draws, (Slice(CORE, 0, own), *pools) if pools else ())
 
 
-def _unlabelled_slices(setting: Setting, scale: float, hidden: Mapping[str, int]) -> tuple[Slice, ...]:
-    """The last share of every domain's own training set; the same documents whatever the method does with them.
+def unlabelled_slices(setting: Setting, scale: float) -> tuple[Slice, ...]:
+    """The unlabelled share of every domain: the same sequences for every method, but for lambda's part of their length.
 
-    They begin where the longest labelled part can end, a window beyond the share, so that rounding never overlaps.
+    They begin behind the unscaled labelled share and what rounding and lambda can add to it, a tenth and two windows.
     """
-    labelled = 1.0 - setting.options.unlabelled_share
-    first = {d: round(scale * setting.num_sequences[d] * labelled) + setting.size.batch_size for d in hidden}
-    return tuple(Slice(d, first[d], n) for d, n in hidden.items() if n)
+    share, slices = setting.options.unlabelled_share, []
+    for domain, length in setting.num_sequences.items():
+        first = round(1.1 * (1.0 - share) * length) + 2 * setting.size.batch_size
+        count = round(scale * share * length)
+        slices += [Slice(domain, first, count)] if count else []
+    return tuple(slices)
 
 
 def _in_units(length: float, unit: int) -> int:

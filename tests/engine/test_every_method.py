@@ -1,0 +1,123 @@
+"""Every method from its runs to its attacked views, on a small real corpus."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from gram_platform.config import CORE, RunConfig
+from gram_platform.engine.node import execute_evaluation, execute_run
+from gram_platform.methods import METHODS, plan
+from gram_platform.methods.elicitation import attacked_view, attacks
+from gram_platform.methods.setting import Branching, Demix, Elicitation, MaxEnt, Options
+from gram_platform.nodes import method_nodes, require_closed, unique
+from gram_platform.store import Store
+from gram_platform.views import load_view, materialised, model_of
+
+OPTIONS = Options(
+    branch_full=Branching(1.0, 0.5),
+    branch_module=Branching(1.0, 1.0),
+    maxent=MaxEnt(num_steps=3, peak_lr=1e-3),
+    demix=Demix(expert_width=32, sampling="balanced"),
+    elicitation=Elicitation(num_sequences=8, num_steps=6, patience=2, batch_size=8, lr_factor=1.0),
+)
+
+
+@pytest.fixture
+def cell(setting):
+    """Two compared profiles, so that views can hold modules of several runs."""
+    first, second = setting.auxiliary[:2]
+    return dataclasses.replace(setting, profiles=((), (first,), (second,), (first, second)), options=OPTIONS)
+
+
+def execute(nodes, execution):
+    """In dependency order, as the graph would."""
+    done = set()
+    while waiting := [n for n in unique(nodes) if n.id not in done]:
+        ready = [n for n in waiting if n.needs <= done]
+        assert ready, "a cycle"
+        for node in ready:
+            run = execute_run if node.kind == "run" else execute_evaluation
+            run(node.config, dict(node.tags), execution)
+            done.add(node.id)
+
+
+def mild(method, cell):
+    """FT-Full has no view of two domains."""
+    singles = tuple(p for p in cell.profiles if len(p) < 2)
+    return dataclasses.replace(cell, profiles=singles) if method in ("ft_full",) else cell
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_runs_views_and_attacks(method, cell, execution):
+    cell = mild(method, cell)
+    nodes = method_nodes(method, cell)
+    require_closed(nodes)
+    trained = [n for n in nodes if n.kind == "run" and "elicited" not in dict(n.tags)]
+    views = [n for n in nodes if n.kind == "evaluation"]
+    execute([*trained, *views], execution)
+    store = Store(execution.storage)
+    before = {n.id: store.run(n.id).folder.read("result.json") for n in trained}
+    weights = {n.id: store.run(n.id).weights() for n in trained}
+    _check_views(store, plan(method, cell).views.values(), cell)
+    execute(nodes, execution)
+    for run_id, bytes_before in before.items():  # an attack never touches its parent
+        assert store.run(run_id).folder.read("result.json") == bytes_before
+        assert all(torch.equal(w, weights[run_id][n]) for n, w in store.run(run_id).weights().items())
+    attacked = [n for n in nodes if "elicited" in dict(n.tags)]
+    assert bool(attacked) == (method != "baseline")
+    for node in attacked:
+        final = store.run(node.id).result()["final"]
+        domain = dict(node.tags)["elicited"]
+        assert final[f"best/loss/{domain}"] <= final[f"validation/loss/{domain}"]
+        assert domain not in dict(node.tags)["retained"].split(",")
+
+
+@torch.no_grad()
+def _check_views(store, views, cell):
+    """A view's routed logits on every domain equal its dense model's, at weight 1 and at 0.5."""
+    tokens = torch.arange(24)[None]
+    for view in views:
+        halved = tuple((d, 0.5) for d, _ in view.weights) if view.rule == "constant" else view.weights
+        for weighted in {view, dataclasses.replace(view, weights=halved)}:
+            _, model = load_view(store, weighted)
+            for domain in (CORE, *cell.auxiliary):
+                dense = model_of(*materialised(store, attacked_view(weighted, domain)))
+                assert torch.allclose(model(tokens, weighted.active(domain)), dense(tokens), atol=1e-4)
+
+
+def test_attacks_use_the_same_sample_of_the_training_split_for_all(cell):
+    samples = set()
+    for method in ("filtering", "gram", "ft_lora", "demix"):
+        plans = plan(method, cell)
+        for profile, view in plans.views.items():
+            for domain, run in attacks(cell, profile, view, plans.runs.values()).items():
+                assert isinstance(run, RunConfig)
+                assert [d.name for d in run.data.domains] == [domain]
+                samples.add((domain, run.data.domains[0].pool, run.num_steps, run.optimizer.peak_lr))
+    assert len(samples) == len(cell.auxiliary)
+
+
+def test_early_stopping_ends_with_the_best_loss(cell, execution):
+    """A rate that only harms: the run ends after `patience` evaluations, and resumed it ends the same."""
+    base = plan("filtering", cell)
+    run = next(iter(base.runs.values()))
+    execute_run(run, {}, execution)
+    view = next(iter(base.views.values()))
+    domain, attack = next(iter(attacks(cell, (), view, base.runs.values()).items()))
+    harmful = dataclasses.replace(attack, optimizer=dataclasses.replace(attack.optimizer, peak_lr=3.0))
+    result = execute_run(harmful, {}, execution)
+    assert result["num_steps"] < harmful.num_steps
+    curve = [
+        r["metrics"].get(f"validation/loss/{domain}") for r in Store(execution.storage).run(harmful.run_id).records()
+    ]
+    assert result["final"][f"best/loss/{domain}"] == min(loss for loss in curve if loss is not None)
+
+
+@pytest.mark.parametrize("method", ["gram", "filtering", "ft_lora"])
+def test_partial_labels(method, cell, execution):
+    cell = dataclasses.replace(cell, profiles=((cell.auxiliary[0],),), options=Options(unlabelled_share=0.5))
+    plans = plan(method, cell)
+    hidden = {part for run in plans.runs.values() for d in run.data.domains for part in d.slices if part.first}
+    assert {part.domain for part in hidden} >= {CORE, *cell.auxiliary}
+    execute(method_nodes(method, cell), execution)
