@@ -3,6 +3,7 @@
 Literals of the paper stand as printed (`tab:grmoe-scaling-training`); what the paper leaves open is marked [ours].
 """
 
+import dataclasses
 from dataclasses import dataclass
 
 from gram_platform.config import CORE, ModelConfig, ModuleSpec
@@ -94,7 +95,10 @@ SMOKE_SIZES = {
     )
 }
 
-STORIES_26M = Size("26M", 8, 512, 8, 2, 2048, 1856, 192, 128, 16, 377_000_000, 5e-3, 256, 4096)
+# Simple Stories: the core gives up what a module has, so that a forward pass costs what the dense model's does
+STORIES_SIZES = {"26M": Size("26M", 8, 512, 8, 2, 2048, 1856, 192, 128, 16, 377_000_000, 5e-3, 256, 4096)}
+STORIES_DEMO_SIZES = {"0.3M": dataclasses.replace(DEMO_SIZES["0.3M"], d_core=192)}
+STORIES_SMOKE_SIZES = {"tiny": dataclasses.replace(SMOKE_SIZES["tiny"], d_core=96)}
 
 
 def law_lr(num_parameters: float) -> float:

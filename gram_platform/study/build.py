@@ -47,7 +47,7 @@ def build_graph(study: Study, flags: Flags, progress=None) -> Graph:
     auxiliary = tuple(d for d in recipe.domains if d != CORE)
     if not auxiliary:
         raise invalid("core_label", flags.core_label, "labels that leave at least one auxiliary domain in the corpus")
-    profiles = _profiles(flags.retain, preset.retain, auxiliary)
+    profiles = _profiles(flags.retain, preset, auxiliary)
     sizes = [preset.sizes[name] for name in flags.sizes]
     settings = tuple(
         preset.setting(size, seed, recipe.data_id, recipe.domains, profiles)
@@ -59,11 +59,14 @@ def build_graph(study: Study, flags: Flags, progress=None) -> Graph:
     return Graph(study, preset, flags, recipe, settings, entries)
 
 
-def _profiles(retain: tuple[str, ...], preferred: str, auxiliary: tuple[str, ...]) -> tuple[Profile, ...]:
+def _profiles(retain: tuple[str, ...], preset: Preset, auxiliary: tuple[str, ...]) -> tuple[Profile, ...]:
+    """The compared profiles: core + each retained domain, and core alone where the preset compares every single one."""
     for domain in retain:
         if domain not in auxiliary:
             raise invalid("retain", domain, "one of the auxiliary domains: " + ", ".join(auxiliary))
-    chosen = retain or ((preferred,) if preferred in auxiliary else auxiliary[:1])
+    if preset.every_single:
+        return ((), *((domain,) for domain in sorted(set(retain or auxiliary))))
+    chosen = retain or ((preset.retain,) if preset.retain in auxiliary else auxiliary[:1])
     return tuple((domain,) for domain in sorted(set(chosen)))
 
 
@@ -72,8 +75,8 @@ def require_enough_data(graph: Graph, corpus: PackedCorpus) -> None:
     needed: dict[str, int] = {}
     for node in graph.nodes:
         if node.kind == "run":
-            for budget in node.config.data.domains:
-                needed[budget.name] = max(needed.get(budget.name, 0), budget.num_sequences)
+            for part in (part for budget in node.config.data.domains for part in budget.pool):
+                needed[part.domain] = max(needed.get(part.domain, 0), part.first + part.num_sequences)
     for domain in corpus.domains:
         for split, wanted in (("train", needed[domain]), ("validation", graph.preset.num_eval_sequences)):
             available = corpus.num_sequences(split, domain)

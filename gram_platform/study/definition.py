@@ -6,6 +6,9 @@ from gram_platform.config import CORE, RoutingConfig
 from gram_platform.identity import invalid, require_int, require_real
 from gram_platform.ladder import Size
 from gram_platform.methods import Profile, Setting
+from gram_platform.methods.setting import Options
+
+DEFAULT_OPTIONS = Options()
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,8 @@ class Preset:
     aux_factor: float = 1.0
     equal_compute: bool = True
     retain: str = ""  # the domain of the compared profile, if the corpus has it; else its first
+    every_single: bool = False  # compare core and core with each domain instead
+    options: Options = DEFAULT_OPTIONS  # of single methods, and the attack
     # sizes whose routed methods accumulate otherwise, as the paper's did
     accumulation_of_size: tuple[tuple[str, str], ...] = ()
     machine: str = "cpu"  # what --dry-run plans for
@@ -65,6 +70,7 @@ class Preset:
             num_eval_sequences=self.num_eval_sequences,
             aux_factor=self.aux_factor,
             equal_compute=self.equal_compute,
+            options=self.options,
         )
 
 

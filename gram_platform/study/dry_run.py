@@ -5,7 +5,7 @@ from collections import defaultdict
 from gram_platform.config import RunConfig
 from gram_platform.flops import total_parameters
 from gram_platform.methods.budgets import plan_compute_units
-from gram_platform.planner import GIB, MACHINES, Machine, fewest_ranks, needs
+from gram_platform.planner import GIB, MACHINES, Machine, fewest_ranks, needs, run_flops
 from gram_platform.store import Store
 from gram_platform.study.build import Graph
 
@@ -21,7 +21,7 @@ def describe(graph: Graph) -> str:
     groups: dict[tuple[str, str], list[RunConfig]] = defaultdict(list)
     for node in runs.values():
         tags = dict(node.tags)
-        groups[tags["method"], tags["size"]].append(node.config)
+        groups[tags["method"] + (" attacks" if "elicited" in tags else ""), tags["size"]].append(node.config)
     rows = [_row(key, configs, done, machine, graph.flags.num_workers) for key, configs in groups.items()]
     evaluations = [node for node in graph.nodes if node.kind == "evaluation"]
     evaluated = sum(store.evaluation(node.id).result() is not None for node in evaluations)
@@ -36,13 +36,14 @@ def describe(graph: Graph) -> str:
         _totals([node.config for node in runs.values()], done, machine),
         f"evaluations: {len(evaluations)}, {evaluated} done; runs shared between methods: {shared}",
         f"hours at {UTILISATION:.0%} of {machine.flops_per_second:.3g} FLOP/s; compute is tokens x active parameters;",
+        "tokens, compute, FLOPs and hours are of all runs of a line, parameters and memory of its largest;",
         "memory is an estimate without activation checkpointing; disk is weights and one checkpoint of a run",
     ]
     return "\n".join(lines)
 
 
 def _row(key: tuple[str, str], configs: list[RunConfig], done: set[str], machine: Machine, num_workers: int) -> tuple:
-    config = configs[0]
+    config = max(configs, key=lambda c: total_parameters(c.model))
     ranks = num_workers if num_workers > 1 else fewest_ranks(config, machine)
     need = needs(config, ranks or config.micro_batch, machine, UTILISATION)
     hours = sum(needs(c, 1, machine, UTILISATION).gpu_hours for c in configs)
@@ -51,9 +52,9 @@ def _row(key: tuple[str, str], configs: list[RunConfig], done: set[str], machine
         str(len(configs)),
         str(sum(c.run_id in done for c in configs)),
         f"{total_parameters(config.model):,}",
-        f"{config.num_tokens:,}",
-        f"{plan_compute_units(config):.3g}",
-        f"{need.flops:.3g}",
+        f"{sum(c.num_tokens for c in configs):,}",
+        f"{sum(plan_compute_units(c) for c in configs):.3g}",
+        f"{sum(run_flops(c) for c in configs):.3g}",
         str(ranks) if ranks else f">{config.micro_batch}",
         f"{need.memory / GIB:.2f}",
         f"{(need.checkpoint + 4 * total_parameters(config.model)) / GIB:.2f}",
