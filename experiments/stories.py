@@ -73,7 +73,7 @@ SMOKE = dataclasses.replace(
 STUDY = Study(
     name="stories",
     title="Every method on stories",
-    question="How close does one GRAM run come to separately filtered models on what is kept, what is removed, and what "
+    question="How close does one GRAM run come to separately filtered models on what is kept and removed, and on what "
     "an attacker gets back - and how do finetuned branches, unlearning and expert models do?",
     methods=("baseline", "filtering", "gram", "ft_full", "ft_lora", "maxent", "demix"),
     presets={"smoke": SMOKE, "demo": DEMO, "paper": PAPER},
