@@ -101,7 +101,8 @@ class Attempt:
         """Save the final weights and write `result.json` unless another attempt has; returns the result in force.
 
         `final` holds the deterministic fields alone; `run_id`, `weights_sha256` and `sha256` are added here. `records`
-        are those since the last commit; `seconds` goes into `timing.json`, by what took them. Checkpoints go away, for the result and its weights replace them.
+        are those since the last commit; `seconds` goes into `timing.json`, by what took them. Checkpoints go away, for
+        the result and its weights replace them.
         """
         chain = self._extended(records)
         fields = {**final, "run_id": self.run.run_id, "weights_sha256": hash_tensors(tensors)}
