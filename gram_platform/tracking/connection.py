@@ -83,8 +83,8 @@ class Connection:
     def _connect(self) -> None:
         for name, value in SETTINGS.items():
             os.environ.setdefault(name, value)
-        for name in ("mlflow.store.db.utils", "alembic"):
-            logging.getLogger(name).setLevel(logging.WARNING)
+        logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # errors are raised, and said once
+        logging.getLogger("alembic").setLevel(logging.WARNING)
         database = _sqlite_path(self.tracking_uri)
         if database is None:
             _probe(self.tracking_uri)
