@@ -45,10 +45,8 @@ class Submission:
         return self
 
     def __exit__(self, *_) -> None:
-        self.descendants()
-        kill([psutil.Process(self.process.pid)] if self.process.poll() is None else [])
+        self.kill_driver()
         kill(self.seen.values())
-        self.process.wait()
 
     @property
     def output(self) -> str:
@@ -59,6 +57,12 @@ class Submission:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self.process.wait(timeout_s)
         raise AssertionError(f"did not end within {timeout_s} s:\n{self.output}")
+
+    def kill_driver(self) -> None:
+        """SIGKILL to the command alone, not to its Ray."""
+        self.descendants()
+        self.process.kill()
+        self.process.wait()
 
     def descendants(self) -> list[psutil.Process]:
         """Every process of its Ray: daemons and workers."""
