@@ -121,7 +121,7 @@ class _StudyRun:
         for node_id, message in progress.failed.items():
             say(f"failed: {self.by_id[node_id].name}: {message}")
         for node_id, culprits in progress.blocked.items():
-            say(f"blocked: {self.by_id[node_id].name} needs {', '.join(culprits)}")
+            say(f"blocked: {self.by_id[node_id].name} needs {', '.join(self.by_id[i].name for i in culprits)}")
         counts = f"{len(progress.done) - progress.reused} now in {elapsed_s:.0f} s, {progress.reused} before"
         say(f"\n{len(progress.done)} of {len(self.by_id)} nodes done: {counts}")
         uri = self.graph.flags.tracking_uri if is_mirrored else None

@@ -83,8 +83,8 @@ class Connection:
     def _connect(self) -> None:
         for name, value in SETTINGS.items():
             os.environ.setdefault(name, value)
-        for name in ("mlflow.store.db.utils", "alembic"):
-            logging.getLogger(name).setLevel(logging.WARNING)
+        logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # errors are raised, and said once
+        logging.getLogger("alembic").setLevel(logging.WARNING)
         database = _sqlite_path(self.tracking_uri)
         if database is None:
             _probe(self.tracking_uri)
@@ -92,10 +92,12 @@ class Connection:
             return
         folder = LocalFolder(str(database.parent), writable=True)
         with folder.lock("mlflow"):  # of eight processes that create one database at once, seven would fail
-            self._open((database.parent / "mlartifacts").as_uri())
+            self._open((database.parent / "mlartifacts").as_uri(), database)
 
-    def _open(self, artifact_location: str | None) -> None:
+    def _open(self, artifact_location: str | None, database: Path | None = None) -> None:
         try:
+            if database is not None and not database.exists():
+                _create_database(database)
             client = MlflowClient(self.tracking_uri)
             self._experiment_id = _ensure_experiment(client, self._experiment, artifact_location)
         except MlflowException:
@@ -103,6 +105,15 @@ class Connection:
         except Exception as error:  # the database driver's own exceptions, of a library that is not ours to import
             raise ConnectionError(f"{type(error).__name__}: {error}") from error
         self._client = client
+
+
+def _create_database(database: Path) -> None:
+    """Under another name until it is whole: MLflow never opens a database whose making was killed half-way."""
+    unfinished = database.with_name(f".{database.name}.unfinished")
+    for name in (unfinished.name, f"{unfinished.name}-journal"):
+        database.with_name(name).unlink(missing_ok=True)
+    MlflowClient(f"sqlite:///{unfinished}")  # makes every table
+    os.replace(unfinished, database)
 
 
 def _ensure_experiment(client: MlflowClient, name: str, artifact_location: str | None) -> str:

@@ -1,0 +1,238 @@
+"""Whatever is killed, whenever: submitting again ends with the very bytes of a study that nobody disturbed."""
+
+import contextlib
+import os
+import pickle
+import random
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gram_platform.local_cluster.head import free_port
+from gram_platform.local_cluster.state import processes_of, read_state
+from gram_platform.store import LeaseHeld, Store
+from gram_platform.tracking import Tracker
+from tests.study.mirrored import assert_mirrored_once
+from tests.study.processes import (
+    EXPERIMENT,
+    LOCAL_CLUSTER,
+    ROOT,
+    SMALL,
+    Submission,
+    attempts,
+    kill,
+    num_trained_twice,
+    results,
+    submit,
+    written,
+)
+
+pytestmark = pytest.mark.ray
+
+CHECKPOINT_EVERY_S = 0.3
+OFTEN = (*SMALL, "--checkpoint-every", str(CHECKPOINT_EVERY_S))
+MIN_KILLS, LONGEST_WAIT_S = 10, 18.0
+MOST_STEPS = 48  # of one run
+SLACK_S = 2.0  # one step and one commit, on a machine that does other things too
+
+
+def assert_little_is_lost(submission: Submission) -> None:
+    """Of every run at work, what is not committed is at most one checkpoint interval."""
+    now = time.time()
+    for training in submission.in_training():
+        assert now - training.committed < CHECKPOINT_EVERY_S + SLACK_S, training
+
+
+def test_kill_the_driver_then_the_cluster_then_a_worker(finished_study, prepared_storage):
+    """The driver's orphans are left to themselves; a checkpoint is corrupted on the way."""
+    storage, unhurt = prepared_storage, []
+    with Submission(storage, OFTEN) as first:
+        first.training()
+        assert_little_is_lost(first)
+        first.kill_driver()
+
+        with Submission(storage, OFTEN) as second:
+            victim = second.wait_for(lambda: next(iter(second.in_training(2)), None), "second checkpoint")
+            assert_little_is_lost(second)
+            unhurt.append((written(storage), attempts(storage)))
+            second.kill_driver()
+            kill([*second.seen.values(), *first.seen.values()])
+
+    spoilt = victim.checkpoints(storage)[-1]
+    flip_byte(spoilt / "tensors.safetensors")
+
+    with Submission(storage, OFTEN) as third:
+        worker = third.training()
+        assert_little_is_lost(third)
+        unhurt.append((written(storage), attempts(storage)))
+        os.kill(worker.pid, signal.SIGKILL)
+        assert third.finish() == 0, third.output
+        assert f"{spoilt} is corrupted and set aside" in third.output
+
+    assert results(storage) == results(finished_study)
+    assert table(storage) == table(finished_study)
+    for earlier, tried in unhurt:
+        assert earlier.items() <= written(storage).items()  # what was finished was not written again
+        finished = [name.split("/")[1] for name in earlier if name.startswith("runs/")]
+        assert {i: tried[i] for i in finished} == {i: attempts(storage)[i] for i in finished}
+    assert_mirrored_once(storage)
+
+
+def test_a_held_lease_crosses_processes():
+    """As an exception that Ray cannot unpickle it would count as a crash of the run's process."""
+    held = LeaseHeld("0123456789ab", {"owner": "somebody", "pid": 1, "host": "elsewhere"})
+    again = pickle.loads(pickle.dumps(held))
+    assert (str(again), again.lease) == (str(held), held.lease)
+
+
+def test_corrupted_files_and_no_mlflow(finished_study, finished_copy):
+    """A result is restored from its attempt or trained again, an evaluation done again; the mirror catches up."""
+    spoilt_result, spoilt_run = sorted((finished_copy / "runs").iterdir())[:2]
+    spoilt_evaluation = min((finished_copy / "evaluations").iterdir())
+    flip_byte(spoilt_result / "result.json")
+    flip_byte(spoilt_run / "result.json")
+    flip_byte(next(spoilt_run.glob("attempts/*/weights.safetensors")))
+    flip_byte(spoilt_evaluation / "result.json")
+    before = attempts(finished_copy)
+    output = submit(finished_copy, (*SMALL, "--tracking-uri", f"http://127.0.0.1:{free_port()}"))
+    assert results(finished_copy) == results(finished_study)
+    assert table(finished_copy) == table(finished_study)
+    assert "11 of 11 nodes done: 2 now" in output
+    assert "MLflow is away" in output
+    for folder in (spoilt_result, spoilt_run, spoilt_evaluation):
+        assert (folder / "result.json.corrupt-1").exists()
+        assert f"{folder}/result.json is corrupted and set aside" in output
+    tries = {run_id: len(ids) - len(before[run_id]) for run_id, ids in attempts(finished_copy).items()}
+    assert tries == {**dict.fromkeys(before, 0), spoilt_run.name: 1}
+
+    uri = f"sqlite:///{finished_copy}/later.db"
+    Tracker(uri).sync(Store(finished_copy))
+    assert_mirrored_once(finished_copy, uri)
+
+
+@pytest.mark.parametrize("options", ["size=8m", "size=512m,ro"])
+def test_a_storage_that_is_full_or_read_only(options, tmp_path):
+    """A clear error before anything trains, without a traceback."""
+    mount = ["unshare", "--map-root-user", "--mount", "sh", "-ec", 'mount -t tmpfs -o "$1" tmpfs "$2"; shift 2; "$@"']
+    if subprocess.run([*mount, "sh", options, tmp_path, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine lets nobody mount a tmpfs in a namespace of his own")
+    command = [*mount, "sh", options, tmp_path, *EXPERIMENT, *SMALL, "--storage", tmp_path]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"error: storage='{tmp_path}' is not allowed: a place ")
+    assert ("MiB free" if "8m" in options else "Read-only file system") in line
+
+
+def flip_byte(path: Path) -> None:
+    """Changes one byte in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def table(storage: Path) -> bytes:
+    return (storage / "studies/scaling/table.csv").read_bytes()
+
+
+# ------------------------------------------------------------------------------------------------- long
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_kill_anything_at_any_time(finished_study, tmp_path):
+    """Ten kills at random times, from the first import to the report: of the driver, a worker, or everything."""
+    dice, num_kills, rounds = random.Random(20), 0, 0
+    while num_kills < MIN_KILLS:
+        rounds += 1
+        storage, kills_before, ended = tmp_path / f"storage-{rounds}", num_kills, False
+        while not ended:
+            with Submission(storage, (*SMALL, "--checkpoint-every", "0.2")) as submission:
+                num_kills += kill_at_random(submission, dice)
+                ended = submission.process.poll() == 0
+        assert results(storage) == results(finished_study)
+        assert table(storage) == table(finished_study)
+        assert num_trained_twice(storage) <= MOST_STEPS * (num_kills - kills_before)
+        assert_mirrored_once(storage)
+        print(f"round {rounds}: {num_kills - kills_before} kills, {num_trained_twice(storage)} steps written twice")
+
+
+def kill_at_random(submission: Submission, dice: random.Random) -> int:
+    """Waits, kills, and after a worker's death waits for the end of the study; how many kills there were."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        submission.process.wait(dice.uniform(1.0, LONGEST_WAIT_S))
+    if submission.process.poll() is not None:
+        assert submission.process.returncode == 0, submission.output
+        return 0
+    assert_little_is_lost(submission)
+    processes = submission.descendants()
+    workers = [process for process in processes if is_training(process)]
+    what = dice.choice(["driver", "cluster", "worker"] if workers else ["driver", "cluster"])
+    print(f"{what}")
+    if what == "worker":
+        kill([dice.choice(workers)])
+        assert submission.finish() == 0, submission.output
+    else:
+        submission.kill_driver()
+        kill(processes if what == "cluster" else [])
+    return 1
+
+
+def is_training(process: psutil.Process) -> bool:
+    """Whether a Ray worker executes a node: its title is then the node's name."""
+    with contextlib.suppress(psutil.Error):
+        return process.cmdline()[0].startswith(("ray::baseline", "ray::filtering", "ray::gram"))
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_local_cluster_killed_in_two_ways(finished_study, prepared_storage):
+    """Its command, whose leftovers the next one ends; then Ray under its job."""
+    storage = prepared_storage
+    with Submission(storage, OFTEN, LOCAL_CLUSTER) as first:
+        first.training()
+        first.kill_driver()
+        orphans = read_state()
+        assert processes_of(orphans)
+        with Submission(storage, OFTEN, LOCAL_CLUSTER) as second:
+            second.wait_for(lambda: not processes_of(orphans), "end of the leftovers")
+            second.earlier = {attempt_id for ids in attempts(storage).values() for attempt_id in ids}
+            second.training()
+            kill(p for p in processes_of(read_state()) if p.pid != second.process.pid)
+            assert second.finish() != 0
+            print(second.output)
+    with Submission(storage, OFTEN, LOCAL_CLUSTER) as third:
+        assert third.finish() == 0, third.output
+    assert results(storage) == results(finished_study)
+    assert table(storage) == table(finished_study)
+    assert_mirrored_once(storage)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_kill_a_worker_of_two_ranks(finished_study, tmp_path):
+    """Under Ray Train: a rank is killed, then the whole cluster; the same bytes as two ranks undisturbed."""
+    ranks = ("--preset", "smoke", "--sizes", "tiny", "--seeds", "1", "--methods", "baseline", "--num-workers", "2")
+    undisturbed, storage = tmp_path / "undisturbed", tmp_path / "storage"
+    for folder in (undisturbed, storage):
+        shutil.copytree(finished_study / "data", folder / "data")
+    submit(undisturbed, ranks)
+    often = (*ranks, "--checkpoint-every", "0.3")
+    with Submission(storage, often) as first:
+        os.kill(first.training().pid, signal.SIGKILL)
+        first.earlier = {attempt_id for ids in attempts(storage).values() for attempt_id in ids}
+        first.training()
+        first.kill_driver()
+        kill(first.seen.values())
+    submit(storage, often)
+    assert results(storage) == results(undisturbed)
+    (tries,) = attempts(storage).values()
+    assert len(tries) >= 3
+    assert num_trained_twice(storage) <= MOST_STEPS
+    assert_mirrored_once(storage)
