@@ -10,8 +10,10 @@ from typing import Annotated
 import tyro
 
 from gram_platform.analysis.tables import format_table
+from gram_platform.config import evaluation_from_plain, run_from_plain
 from gram_platform.corpora import check, prepare, resolve
 from gram_platform.identity import invalid
+from gram_platform.nodes import view_runs
 from gram_platform.store import Store
 from gram_platform.study.flags import absolute_place
 from gram_platform.study.record import load_record
@@ -186,6 +188,36 @@ def report_command(study: Positional[str], storage: Storage = "", tracking_uri: 
     print(f"read from {results.source}")
 
 
+def gc_command(storage: Storage = "", dry_run: bool = False) -> None:
+    """Remove the weights of finished attacks that nothing starts from: their losses are kept, and are all that counts.
+
+    Args:
+        storage: folder or URL of the storage
+        dry_run: say what would go, remove nothing
+    """
+    store = _store(storage)
+    if not dry_run:
+        store.open_for_writing()
+    needed = _needed_weights(store)
+    num_runs, num_bytes = 0, 0
+    for run_id in store.list_runs():
+        run = store.run(run_id)
+        if "elicited" not in run.tags() or run_id in needed or run.result() is None:
+            continue
+        num_runs += 1
+        num_bytes += 0 if dry_run else run.drop_weights()
+    what = "would lose their weights" if dry_run else f"attacks without weights, {num_bytes / 1e6:,.1f} MB freed now"
+    print(f"{store.root}: {num_runs} {what}")
+
+
+def _needed_weights(store: Store) -> set[str]:
+    """Runs that an unfinished run starts from or an unfinished evaluation looks at."""
+    runs, evaluations = map(store.run, store.list_runs()), map(store.evaluation, store.list_evaluations())
+    starts = [run_from_plain(run.config()).start for run in runs if run.result() is None]
+    views = [evaluation_from_plain(e.config()).view for e in evaluations if e.result() is None]
+    return {run_id for view in (*starts, *views) for run_id in view_runs(view)}
+
+
 def _store(storage: str) -> Store:
     """A storage to read; ValueError when there is none at that place."""
     place = absolute_place("storage", storage or os.environ.get("GRAM_STORAGE") or DEFAULT_STORAGE)
@@ -207,6 +239,7 @@ COMMANDS = {
     "compare": compare_command,
     "sync": sync_command,
     "report": report_command,
+    "gc": gc_command,
 }
 
 

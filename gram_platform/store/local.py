@@ -56,6 +56,9 @@ class LocalFolder(Folder):
         _sync_directory(self.path)
         return True
 
+    def size(self, name: str) -> int:
+        return os.path.getsize(self.file(name))
+
     def exists(self, name: str) -> bool:
         return os.path.exists(self.file(name))
 

@@ -47,6 +47,9 @@ class RemoteFolder(Folder):
             return False
         return True
 
+    def size(self, name: str) -> int:
+        return self.filesystem.size(self.file(name))
+
     def exists(self, name: str) -> bool:
         self.filesystem.invalidate_cache()
         return self.filesystem.exists(self.file(name))

@@ -159,6 +159,21 @@ class RunDirectory(NodeDirectory):
         self.folder.set_aside(RESULT, "no attempt has the weights it names")
         raise invalid("run_id", self.run_id, "a run with intact weights; submit again to train it again")
 
+    def drop_weights(self) -> int:
+        """Remove the weights of a complete run; its losses and history stay. The number of bytes that became free.
+
+        ValueError when the run is not complete: its weights would be made again.
+        """
+        if self.result() is None:
+            raise invalid("run_id", self.run_id, f"a complete run, this one is {self.status()}")
+        num_bytes = 0
+        for attempt_id in self.attempts.list():
+            attempt = self.attempts.child(attempt_id)
+            if attempt.exists(WEIGHTS):
+                num_bytes += attempt.size(WEIGHTS)
+                attempt.remove(WEIGHTS)
+        return num_bytes
+
     def _load_weights(self, attempt_id: str, result: dict) -> dict[str, "torch.Tensor"] | None:
         """The attempt's weights if they are the result's; None when they are gone, or set aside as corrupted."""
         from gram_platform.checkpoint import hash_tensors, load_tensors  # here, because it imports torch

@@ -1,0 +1,89 @@
+"""Equal compute on the plans, and the paper's cost table."""
+
+import dataclasses
+
+import pytest
+
+from gram_platform.config import CORE, RoutingConfig
+from gram_platform.ladder import PAPER_SIZES
+from gram_platform.methods import plan
+from gram_platform.methods.branches import branch_budget
+from gram_platform.methods.budgets import plan_compute_units
+from gram_platform.methods.costs import method_costs
+from gram_platform.methods.maxent import apportion
+from gram_platform.methods.setting import Branching, Options, Setting
+
+AUXILIARY = ("cyber", "lisp", "nuclear", "virology")
+SINGLES = ((), *((d,) for d in AUXILIARY))
+
+
+@pytest.fixture
+def dual_use() -> Setting:
+    """The paper's 800M dual-use setting."""
+    return Setting(
+        size=PAPER_SIZES["800M"],
+        seed=0,
+        data_id="dual-use",
+        num_sequences={CORE: 15_722_656, **dict.fromkeys(AUXILIARY, 39_307)},
+        profiles=SINGLES,
+        routing=RoutingConfig(0.2, 0.5),
+        warmup_fraction=0.02,
+        decay_fraction=0.1,
+        num_eval_points=100,
+        num_eval_sequences=512,
+    )
+
+
+def test_base_and_branches_cost_what_the_baseline_costs(dual_use):
+    base = plan_compute_units(plan("baseline", dual_use).runs["all"])
+    for method in ("ft_full", "ft_lora", "ft_mlp"):
+        runs = plan(method, dual_use).runs.values()
+        assert sum(map(plan_compute_units, runs)) == pytest.approx(base, rel=1e-3)
+
+
+def test_bases_are_shared_and_budgeted_for_all_branches(dual_use):
+    lora, mlp, full = (plan(m, dual_use).runs for m in ("ft_lora", "ft_mlp", "ft_full"))
+    assert lora["core"].run_id == mlp["core"].run_id != full["core"].run_id
+    fewer = dataclasses.replace(dual_use, profiles=(("virology",),))
+    assert plan("ft_lora", fewer).runs["core"].run_id == lora["core"].run_id
+    assert set(plan("ft_lora", fewer).runs) == {"core", "core+virology"}
+
+
+def test_rehearsal_is_core_that_the_base_never_saw(dual_use):
+    options = Options(branch_module=Branching(core_ratio=2.0, aux_factor=2.0))
+    budget = branch_budget(dataclasses.replace(dual_use, options=options), options.branch_module, 49_205_760)
+    ends = [part.first + part.num_sequences for part in budget.core.values()]
+    starts = [part.first for part in budget.core.values()]
+    assert starts == [budget.base.num_sequences, *ends[:-1]]
+    assert ends[-1] < dual_use.num_sequences[CORE]
+    for domain, aux in budget.aux.items():
+        assert budget.core[domain].num_sequences == pytest.approx(2 * aux.num_draws, rel=0.01)
+        assert aux.num_draws == pytest.approx(2 * aux.num_sequences, rel=0.01)
+
+
+def test_branches_have_their_own_schedule_and_rate(dual_use):
+    runs = plan("ft_full", dual_use).runs
+    assert runs["core+virology"].optimizer.peak_lr == pytest.approx(0.2 * runs["core"].optimizer.peak_lr)
+    assert runs["core+virology"].optimizer.warmup_fraction == runs["core"].optimizer.warmup_fraction
+
+
+def test_the_papers_cost_table(dual_use):
+    """method.md: filtering 5x, 1x, 5x; GRAM and FT-LoRA 1x, 1-1.1x, 1.4x; FT-Full and MaxEnt 1x, 1x, 5x."""
+    rows = {row["method"]: row for row in method_costs(dual_use, ("filtering", "gram", "ft_lora", "ft_full", "maxent"))}
+    expected = {"filtering": (5, 1, 1, 5), "gram": (1, 1, 1.1, 1.4), "ft_lora": (1, 1, 1.1, 1.4)}
+    expected |= {"ft_full": (1, 1, 1, 5), "maxent": (1, 1, 1, 5)}
+    for method, (train, least, most, total) in expected.items():
+        row = rows[method]
+        # MaxEnt's unlearning is extra: 5 profiles x 2,000 steps of two batches over the baseline's 23,630 steps
+        extra = 5 * 2000 * 2 * 672 / 15_879_884 if method == "maxent" else 0.0
+        assert row["train"] == pytest.approx(train + extra, rel=0.02), method
+        assert row["active_mlp"] == pytest.approx((least, most), rel=0.01), method
+        assert row["total_mlp"] == pytest.approx(total, rel=0.01), method
+    assert rows["gram"]["plan"] > rows["gram"]["train"]
+
+
+def test_apportion_is_exact_and_leaves_no_one_out():
+    for total, weights in ((100, {"a": 1, "b": 1, "c": 1}), (64, {"a": 98, "b": 1, "c": 1}), (8, {"a": 5, "b": 0.1})):
+        shares = apportion(total, weights, 4)
+        assert sum(shares.values()) == total // 4 * 4
+        assert all(n >= 4 and n % 4 == 0 for n in shares.values())

@@ -1,0 +1,96 @@
+"""The `gram` command on a real finished cell."""
+
+import dataclasses
+
+import pytest
+
+from gram_platform.cli import flatten, main
+from gram_platform.engine.node import execute_evaluation, execute_run
+from gram_platform.methods.setting import Elicitation, Options
+from gram_platform.nodes import method_nodes
+from gram_platform.store import Store
+from tests.engine import conftest as cells
+
+packed_root, execution, setting = cells.packed_root, cells.execution, cells.setting
+
+
+def gram(*arguments):
+    main([str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def finished(setting, execution):
+    """A filtering run, its evaluation and its attacks."""
+    options = Options(elicitation=Elicitation(num_sequences=8, num_steps=2, batch_size=8))
+    nodes = method_nodes("filtering", dataclasses.replace(setting, options=options))
+    for node in nodes:
+        run = execute_run if node.kind == "run" else execute_evaluation
+        run(node.config, dict(node.tags), execution)
+    return execution.storage, nodes
+
+
+def test_status_compare_and_sync(finished, capsys):
+    storage, nodes = finished
+    gram("status", "--storage", storage)
+    out = capsys.readouterr().out
+    assert all(node.id in out for node in nodes if node.kind == "run")
+    assert "4 complete" in out
+    assert "1 of 1 evaluations complete" in out
+    gram("compare", nodes[0].id, nodes[2].id, "--storage", storage)
+    out = capsys.readouterr().out
+    assert "optimizer.peak_lr" in out
+    assert "start" in out
+    gram("compare", nodes[0].id, nodes[0].id, "--storage", storage)
+    assert "equal" in capsys.readouterr().out
+    gram("sync", "--storage", storage)
+    assert "5 sent, 0 unchanged" in capsys.readouterr().out
+    gram("sync", "--storage", storage)
+    assert "0 sent, 5 unchanged" in capsys.readouterr().out
+
+
+def test_gc_drops_the_weights_of_attacks_and_keeps_their_losses(finished, execution, capsys):
+    storage, nodes = finished
+    attacks = [node for node in nodes if "elicited" in dict(node.tags)]
+    gram("gc", "--storage", storage, "--dry-run")
+    assert "3 would lose" in capsys.readouterr().out
+    results = {node.id: Store(storage).run(node.id).result() for node in attacks}
+    gram("gc", "--storage", storage)
+    assert "3 attacks" in capsys.readouterr().out
+    store = Store(storage)
+    for node in attacks:
+        assert store.run(node.id).result() == results[node.id]
+        with pytest.raises(ValueError, match="were removed"):
+            store.run(node.id).weights()
+        assert execute_run(node.config, {}, execution) == results[node.id]  # and it is not trained again
+    assert store.run(nodes[0].id).weights()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["status", "--storage", "/nowhere/at/all"], "storage="),
+        (["compare", "a", "b"], "run_id='a'"),
+        (["report", "nothing"], "study='nothing'"),
+        (["prepare", "stories-smoke"], "out=''"),
+        (["prepare", "nowhere", "--check"], "corpus='nowhere'"),
+    ],
+)
+def test_bad_input(arguments, message, storage, capsys):
+    with pytest.raises(SystemExit) as ended:
+        gram(*arguments)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_prepare_packs_and_checks(tmp_path, capsys):
+    gram("prepare", "stories-smoke", "--check")
+    assert "ok" in capsys.readouterr().out
+    gram("prepare", "stories-smoke", "--out", tmp_path, "--seq-len", 64, "--vocab-size", 512)
+    out = capsys.readouterr().out
+    assert "core" in out
+    assert "fingerprint" in out
+
+
+def test_flatten_keys_items_by_name():
+    plain = {"a": [{"name": "x", "n": 1}, {"name": "y", "n": 2}], "b": [3, 4]}
+    assert flatten(plain) == {"a.x.name": "x", "a.x.n": 1, "a.y.name": "y", "a.y.n": 2, "b.0": 3, "b.1": 4}
