@@ -1,5 +1,6 @@
 """Several ranks against one process, on real gloo ranks."""
 
+import dataclasses
 import socket
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from gram_platform.config import ModuleSpec, Objective, RoutingConfig
 from gram_platform.routing import Plan
 from gram_platform.train.data import PlanReader
 from gram_platform.train.learner import Learner
@@ -28,6 +30,50 @@ def train(learner, config, first=0, stop=None, rank=0, num_ranks=1):
         if record.step == stop:
             break
     return losses
+
+
+def method_configs() -> dict:
+    """A run of every shape that methods give to routing, modules and objective."""
+    sizes = {"micro_batch": 4, "batch_size": 16}
+    dense = tiny.model_config(False)
+    adapter = dataclasses.replace(dense, modules=(ModuleSpec("lisp", "lora", 2),))
+    experts = dataclasses.replace(dense, d_mlp=0, modules=tuple(ModuleSpec(d, "mlp", 8) for d in tiny.DOMAINS))
+    frozen = RoutingConfig(1.0, 0.0, freeze_core=True)
+    objective = Objective("maxent_kl", ("lisp", "virology"), 10.0)
+    return {
+        "baseline": tiny.run_config(False, draws=(64, 16, 16), **sizes),
+        "gram, uniform": tiny.run_config(draws=(64, 16, 16), routing=RoutingConfig(0.5, 0.3, "uniform"), **sizes),
+        "ft_lora": tiny.run_config(draws=(32, 64, 0), model=adapter, routing=frozen, **sizes),
+        "maxent": tiny.run_config(False, draws=(48, 24, 24), objective=objective, **sizes),
+        "demix": tiny.run_config(draws=(64, 16, 16), model=experts, routing=RoutingConfig(), **sizes),
+    }
+
+
+def methods_worker(rank, num_ranks, port, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=num_ranks)
+    out = {}
+    for name, config in method_configs().items():
+        learner = ShardedLearner(config)
+        losses = train(learner, config, rank=rank, num_ranks=num_ranks)
+        out[name] = {"losses": losses, "state": learner.state()}
+    if rank == 0:
+        torch.save(out, folder / "out.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_two_ranks_train_every_method_like_one_process(tmp_path):
+    mp.spawn(methods_worker, (2, free_port(), tmp_path), nprocs=2)
+    out = torch.load(tmp_path / "out.pt")
+    for name, config in method_configs().items():
+        alone = Learner(config)
+        losses = train(alone, config)
+        assert out[name]["losses"] == pytest.approx(losses, abs=TOLERANCES["float32"]), name
+        reference = alone.state()
+        assert out[name]["state"].keys() == reference.keys(), name
+        errors = [(out[name]["state"][n] - reference[n]).abs().max().item() for n in reference]
+        assert max(errors) < 10 * TOLERANCES["float32"], name
 
 
 def worker(rank, num_ranks, port, config, folder):
