@@ -9,7 +9,6 @@ from typing import Annotated
 
 import tyro
 
-from gram_platform.analysis.tables import format_table
 from gram_platform.config import evaluation_from_plain, run_from_plain
 from gram_platform.corpora import check, prepare, resolve
 from gram_platform.identity import invalid
@@ -17,7 +16,7 @@ from gram_platform.nodes import view_runs
 from gram_platform.store import Store
 from gram_platform.study.flags import absolute_place
 from gram_platform.study.record import load_record
-from gram_platform.study.results import read_results, write_results
+from gram_platform.study.results import read_results, summary_text, write_results
 from gram_platform.tracking import Tracker, TrackingUnavailable, default_tracking_uri
 
 DEFAULT_STORAGE = "~/.gram"
@@ -183,7 +182,7 @@ def report_command(study: Positional[str], storage: Storage = "", tracking_uri: 
         raise invalid("study", study, "one with a complete baseline and its evaluation")
     failures = {i: failure["message"] for i in record.ids if (failure := store.run(i).failure())}
     paths = write_results(record, store, results, failures, Tracker(uri) if results.source == "MLflow" else None)
-    print(format_table(results.analysis.table))
+    print(summary_text(record, results))
     print("\n".join(f"{name:12} {path}" for name, path in paths.items()))
     print(f"read from {results.source}")
 

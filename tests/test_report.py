@@ -1,5 +1,6 @@
 """The report is one file that works without a network, hides nothing, and escapes what it shows."""
 
+import html
 import re
 import shutil
 import subprocess
@@ -7,8 +8,12 @@ import subprocess
 import pandas as pd
 import pytest
 
+from gram_platform.analysis.claims import stories_claims
+from gram_platform.analysis.paper import STORIES_CLAIMS
 from gram_platform.analysis.tables import Analysis, analyse
-from gram_platform.report import build_report, readable_runs, shared_profile, study_figures
+from gram_platform.report import build_report, shared_profile, study_figures
+from gram_platform.report.tables import readable_runs
+from tests import stories_frames
 from tests.study_frames import SIZES, curves, evaluations
 
 HOSTILE = 'loss is <b>nan</b> </script><script>alert("x")</script>'
@@ -117,9 +122,53 @@ def test_runs_are_readable():
     assert "elapsed_s" not in runs
 
 
+@pytest.fixture(scope="module")
+def stories_page() -> str:
+    frames = stories_frames
+    analysis = analyse(frames.evaluations(), frames.curves(), attacks=frames.attacks())
+    claims, runs = stories_claims(analysis.per_seed), frames.runs()
+    parts = (analysis, frames.curves(), runs, frames.PARAMETERS, None, claims, frames.COSTS, "stories")
+    return build_report("Stories", "", *parts)
+
+
+def test_a_study_of_every_method_beside_the_paper(stories_page):
+    markup = html.unescape(without_plotly(stories_page))
+    titles = re.findall(r"<h2>(.*?)</h2>", markup)
+    common = ["Claims", "Profiles", "Cost", "Learning curves and their fits", "Runs", "Attacks"]
+    assert titles == ["Capabilities", "Methods, ours beside the paper's", *common]
+    assert "compared only at the paper's scale" in markup
+    assert markup.count("favours the attacker") == 2
+    assert "0.91x or 1.00x" in markup
+    assert "0.855 [0.831, 0.879]" in markup
+    assert "0.983 [0.932, 1.034]" in markup
+    assert markup.count("<td>agree</td>") == len(STORIES_CLAIMS)
+    runs, attacks = markup.split("<h2>Runs</h2>")[1].split("<h2>Attacks</h2>")
+    assert "attack-" not in runs
+    kinds = re.findall(r"<td>(run|evaluation)</td>", runs)
+    assert kinds == ["run"] * kinds.count("run") + ["evaluation"] * kinds.count("evaluation")
+    assert attacks.index("<details>") < attacks.index("attack-gram-0-core-Bygone Eras")
+
+
+def test_without_attacks_costs_or_the_paper_nothing_speaks_of_them(page):
+    markup = without_plotly(page)
+    assert "attack" not in markup
+    assert "paper" not in markup.split("</style>")[1]
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("window", ["1280,9000", "500,16000"])
+def test_a_browser_draws_the_stories(stories_page, tmp_path, window):
+    assert_drawn(stories_page, tmp_path, window)
+
+
 @pytest.mark.browser
 @pytest.mark.parametrize("window", ["1280,5000", "500,9000"])
 def test_a_browser_draws_every_figure_without_a_word_on_its_console(page, tmp_path, window):
+    assert_drawn(page, tmp_path, window)
+
+
+def assert_drawn(page, tmp_path, window):
+    """Chromium draws every figure of the page and its console stays empty."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
         pytest.skip("no Chromium is installed")

@@ -11,7 +11,11 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from gram_platform.analysis.elicited import ELICITED
 from gram_platform.analysis.intervals import CONFIDENCE, is_equivalent, paired_contrast, smallest_detectable
+from gram_platform.analysis.paper import STORIES_CLAIMS, Claim, paper_difference
+from gram_platform.analysis.ratios import BASELINE
+from gram_platform.analysis.tables import MEAN, averaged_profiles
 from gram_platform.identity import invalid
 
 AGREE, DISAGREE, CANNOT_TELL = "agree", "disagree", "cannot tell"
@@ -77,6 +81,44 @@ def separation_claims(per_seed: pd.DataFrame, profile: str = "mean") -> list[Jud
         if set(retain) & set(forget):
             judgements.append(judge_greater(f"{method}, {size}: retain is above forget", retain, forget))
     return judgements
+
+
+def stories_claims(per_seed: pd.DataFrame) -> pd.DataFrame:
+    """Every claim of the paper's Stories section (`paper.STORIES_CLAIMS`) that `per_seed` has both sides of.
+
+    One row a claim and size, as `claims_frame`, with `paper` (the difference in the paper's table) and `source`. A side
+    is the seed's mean over the profiles of at most one auxiliary domain that both methods have; a claim of which no
+    seed has both sides is absent.
+    """
+    rows, sizes = [], tuple(dict.fromkeys(per_seed["size"]))
+    for size in sizes:
+        for claim in STORIES_CLAIMS:
+            left, right = _sides(per_seed, claim, size)
+            if set(left) & set(right):
+                judge = judge_matches if claim.matches else judge_greater
+                text = claim.text + (f" within {MARGIN}" if claim.matches else "") + f" ({size})" * (len(sizes) > 1)
+                own = {"paper": paper_difference(claim), "source": claim.source}
+                rows.append({**vars(judge(text, left, right)), **own})
+    return pd.DataFrame(rows, columns=[*COLUMNS, "paper", "source"])
+
+
+def _sides(per_seed: pd.DataFrame, claim: Claim, size: str) -> tuple[dict, dict]:
+    """`{seed: value}` of both sides of a claim, over the same profiles; the baseline's are its own."""
+    profiles = [averaged_profiles(per_seed, method, size) for method, _ in (claim.left, claim.right)]
+    shared = frozenset.intersection(*(p for p in profiles if p)) if any(profiles) else frozenset()
+    return _side(per_seed, claim.left, size, shared), _side(per_seed, claim.right, size, shared)
+
+
+def _side(per_seed: pd.DataFrame, side: tuple[str, str], size: str, profiles: frozenset[str]) -> dict[str, float]:
+    """`{seed: mean of the class over the profiles that define it}`; a seed that lacks one of these is left out."""
+    method, name = side
+    if method == BASELINE:
+        return seed_values(per_seed, name, method=method, size=size, profile=MEAN)
+    rows = per_seed[(per_seed["method"] == method) & (per_seed["size"] == size) & per_seed["profile"].isin(profiles)]
+    defining = "forget" if name == ELICITED else name  # every view that forgets is attacked
+    rows = rows[rows["profile"].isin(set(rows["profile"][rows[defining].notna()]))]
+    wide = rows.pivot(index="seed", columns="profile", values=name)
+    return wide.dropna().mean(axis="columns").to_dict() if len(wide.columns) else {}
 
 
 def claims_frame(judgements: Sequence[Judgement]) -> pd.DataFrame:

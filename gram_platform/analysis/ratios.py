@@ -35,14 +35,9 @@ class Reference:
 
 
 def checked_evaluations(evaluations: pd.DataFrame) -> pd.DataFrame:
-    """The frame with seeds as text and `retained` never null; ValueError for a missing column or a doubled view.
-
-    Views that were attacked (a non-empty `elicited_from`) are left out: the elicited class is not computed yet.
-    """
+    """The frame with seeds as text and `retained` never null; ValueError for a missing column or a doubled view."""
     _require_columns("evaluations", evaluations, [*VIEW, "retained"])
     frame = evaluations.assign(seed=evaluations["seed"].astype(str), retained=evaluations["retained"].fillna(""))
-    if "elicited_from" in frame:
-        frame = frame[frame["elicited_from"].fillna("") == ""]
     doubled = frame[frame.duplicated(VIEW)]
     if len(doubled):
         raise invalid("evaluations", doubled[VIEW].iloc[0].to_dict(), "each method, size, seed and profile once")

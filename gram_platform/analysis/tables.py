@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from gram_platform.analysis.elicited import checked_attacks, elicited_ratios
 from gram_platform.analysis.intervals import t_interval
 from gram_platform.analysis.ratios import (
     ALL,
@@ -46,22 +47,35 @@ class Analysis:
     missing: pd.DataFrame  # what, why
 
 
-def analyse(evaluations: pd.DataFrame, curves: pd.DataFrame, sizes: Sequence[str] = ()) -> Analysis:
+def analyse(
+    evaluations: pd.DataFrame,
+    curves: pd.DataFrame,
+    sizes: Sequence[str] = (),
+    attacks: pd.DataFrame | None = None,
+    declared: pd.DataFrame | None = None,
+) -> Analysis:
     """All tables of a study from tidy frames of stored losses.
 
     `evaluations`: one row a view with `method, size, seed, profile`, `retained` (its auxiliary domains, joined by
     commas) and a column `loss/<domain>` for each domain (nats a token); rows of method baseline and profile all are the
     reference; further columns (`run_id`, `eval_id`) are carried into `ratios`. `curves`: one row a point of the
     baselines' validation curves with `size, seed, step, domain, loss`, and `method` if other runs are among them.
-    `sizes` gives the order of the rows. ValueError for a missing column or a view that is there twice.
+    `sizes` gives the order of the rows. `attacks`: one row an attack on a view with `method, size, seed, profile`,
+    `elicited` (the attacked domain) and `loss` (the best one, NaN while there is none). `declared`: the views that the
+    study consists of, `method, size, seed, profile, retained`, so that absent ones are named and no mean is taken
+    without them; by default those in `evaluations`. ValueError for a missing column or a row that is there twice.
     """
     evaluations, curves = checked_evaluations(evaluations), checked_curves(curves)
+    declared = evaluations if declared is None else checked_evaluations(declared)
     references, notes = baseline_references(evaluations, curves)
     ratios, unknown = compute_ratio_frame(evaluations, references)
-    ratios = _ordered(ratios, sizes)
-    per_seed, incomplete = per_seed_frame(ratios)
+    elicited, unattacked = elicited_ratios(checked_attacks(attacks), ratios, references)
+    ratios = _ordered(pd.concat([ratios, elicited]) if len(elicited) else ratios, sizes)
+    per_seed, incomplete = per_seed_frame(ratios, declared)
     per_seed = _ordered(per_seed, sizes)
-    missing = pd.DataFrame(sorted({*notes, *unknown, *incomplete}), columns=["what", "why"])
+    absent = _absent_views(declared, evaluations, {size for size, _ in references})
+    notes = {*notes, *unknown, *unattacked, *incomplete, *absent}
+    missing = pd.DataFrame(sorted(notes), columns=["what", "why"])
     table, fits = _ordered(_summary(per_seed), sizes), _ordered(fits_frame(references), sizes)
     return Analysis(table, per_seed, ratios, fits, missing)
 
@@ -71,21 +85,22 @@ def capability_table(evaluations: pd.DataFrame, curves: pd.DataFrame, sizes: Seq
     return analyse(evaluations, curves, sizes).table
 
 
-def per_seed_frame(ratios: pd.DataFrame) -> tuple[pd.DataFrame, Notes]:
+def per_seed_frame(ratios: pd.DataFrame, declared: pd.DataFrame) -> tuple[pd.DataFrame, Notes]:
     """One row a method, size, profile and seed with the mean compute ratio of each class, and the `mean` profile's.
 
     A class of which one domain is unknown is unknown (NaN). `mean` averages over the paper's profiles, core with at
     most one auxiliary domain, or over what there is for a method without these (the baseline's all); a seed that lacks
-    a profile which other seeds have is left out of it and noted.
+    a profile which is `declared` for its method is left out of it and noted.
     """
     values = ratios.groupby([*VIEW, "class"], sort=False)["compute_ratio"].agg(lambda v: v.mean(skipna=False))
     values = values.reset_index().merge(ratios[[*VIEW, "retained"]].drop_duplicates(VIEW), on=VIEW)
     parts, notes = [values], []
+    views_of = dict(list(declared.groupby(["method", "size"])))
     for (method, size), group in values.groupby(["method", "size"], sort=False):
-        few = group[~group["retained"].str.contains(",")]
-        averaged = few if len(few) else group
-        profiles = set(averaged["profile"])
-        for seed, views in averaged.groupby("seed", sort=False):
+        of_method = views_of[method, size]
+        few = of_method[~of_method["retained"].str.contains(",")]
+        profiles = set((few if len(few) else of_method)["profile"])
+        for seed, views in group[group["profile"].isin(profiles)].groupby("seed", sort=False):
             absent = sorted(profiles - set(views["profile"]))
             if absent:
                 notes.append((f"{method} {size} {MEAN} seed {seed}", f"{', '.join(absent)} is not there"))
@@ -94,6 +109,17 @@ def per_seed_frame(ratios: pd.DataFrame) -> tuple[pd.DataFrame, Notes]:
             parts.append(means.assign(method=method, size=size, seed=seed, profile=MEAN))
     wide = pd.concat(parts).pivot(index=[*ROW, "seed"], columns="class", values="compute_ratio")
     return wide.reindex(columns=list(CLASSES)).reset_index().rename_axis(columns=None), notes
+
+
+def _absent_views(declared: pd.DataFrame, evaluations: pd.DataFrame, sizes: set[str]) -> Notes:
+    """One note a size without a reference, and one a declared view that some seeds lack."""
+    notes = [(f"all rows of size {s}", "no baseline of this size is complete") for s in set(declared["size"]) - sizes]
+    present = set(evaluations[VIEW].itertuples(index=False, name=None))
+    is_lacking = [view not in present for view in declared[VIEW].itertuples(index=False, name=None)]
+    lacking = declared[np.array(is_lacking, bool) & declared["size"].isin(sizes)]
+    for (method, size, profile), group in lacking.groupby(ROW, sort=False):
+        notes.append((f"{method} {size} {profile}", f"no evaluation of seed {', '.join(sorted(set(group['seed'])))}"))
+    return notes
 
 
 def _summary(per_seed: pd.DataFrame) -> pd.DataFrame:
@@ -109,16 +135,23 @@ def _summary(per_seed: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=TABLE_COLUMNS)
 
 
+def averaged_profiles(frame: pd.DataFrame, method: str, size: str) -> frozenset[str]:
+    """The profiles of core with at most one auxiliary domain that a method has in a table or `per_seed` frame."""
+    profiles = frame[(frame["method"] == method) & (frame["size"] == size)]["profile"]
+    return frozenset(p for p in profiles if p not in (ALL, MEAN) and p.count("+") < 2)
+
+
 def domain_table(ratios: pd.DataFrame) -> pd.DataFrame:
-    """One row a method, size, profile and domain: `class, compute_ratio, low, high` over seeds, `num_seeds, runs`.
+    """One row a method, size, profile, domain and class: `compute_ratio, low, high` over seeds, `num_seeds, runs`.
 
     `runs` joins the `run_id`s, where `ratios` has them. Rows without any known ratio are absent.
     """
     rows = []
-    for key, group in ratios[ratios["compute_ratio"].notna()].groupby([*ROW, "domain"], sort=False):
+    known = ratios[ratios["compute_ratio"].notna()]
+    for key, group in known.groupby([*ROW, "domain", "class"], sort=False):
         mean, low, high = t_interval(group["compute_ratio"])
         runs = ", ".join(dict.fromkeys(group["run_id"].astype(str))) if "run_id" in group else ""
-        rows.append((*key, group["class"].iloc[0], mean, low, high, len(group), runs))
+        rows.append((*key, mean, low, high, len(group), runs))
     columns = [*ROW, "domain", "class", "compute_ratio", "low", "high", "num_seeds", "runs"]
     return pd.DataFrame(rows, columns=columns)
 
@@ -174,17 +207,26 @@ def write_table(frame: pd.DataFrame, path: str | os.PathLike) -> None:
 def format_table(table: pd.DataFrame) -> str:
     """`table` for a terminal: aligned columns, `mean [low, high]` of each class that has a value, - for none."""
     classes = [name for name in CLASSES if table[name].notna().any()]
-    header = [*ROW, *classes, "seeds"]
-    records = table.to_dict("records")
-    rows = [[*(str(r[c]) for c in ROW), *(_cell(r, c) for c in classes), str(r["num_seeds"])] for r in records]
-    lines = [header, *rows]
+    rows = [
+        [*(str(r[c]) for c in ROW), *(_cell(r, c) for c in classes), str(r["num_seeds"])]
+        for r in table.to_dict("records")
+    ]
+    return aligned([[*ROW, *classes, "seeds"], *rows])
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> str:
+    """Lines of cells as text, every column as wide as its widest cell."""
     widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
     padded = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)) for line in lines]
     return "\n".join(line.rstrip() for line in padded)
 
 
 def _cell(row: dict, name: str) -> str:
-    if np.isnan(row[name]):
-        return "-"
-    ends = row[f"{name}_low"], row[f"{name}_high"]
-    return f"{row[name]:.3f}" + ("" if np.isnan(ends[0]) else f" [{ends[0]:.3f}, {ends[1]:.3f}]")
+    return interval_text(row[name], row[f"{name}_low"], row[f"{name}_high"]) or "-"
+
+
+def interval_text(mean: float, low: float, high: float) -> str:
+    """`mean [low, high]`, the mean alone where there is no interval, nothing where there is no mean."""
+    if np.isnan(mean):
+        return ""
+    return f"{mean:.3f}" + ("" if np.isnan(low) else f" [{low:.3f}, {high:.3f}]")

@@ -5,15 +5,23 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 import plotly.graph_objects as go
 
+from gram_platform.analysis.paper import STORIES, STORIES_TABLE, beside_paper
 from gram_platform.analysis.ratios import ALL
-from gram_platform.analysis.tables import CLASSES, MEAN, ROW, Analysis, domain_table
+from gram_platform.analysis.tables import CLASSES, MEAN, Analysis, averaged_profiles, domain_table
+from gram_platform.figures.aggregate import aggregate_figure
 from gram_platform.figures.curves import learning_curve_figure
 from gram_platform.figures.profiles import profile_bars_figure
 from gram_platform.figures.scaling import HIDDEN, scaling_figure
 from gram_platform.report.page import Section, page_html
+from gram_platform.report.tables import (
+    is_attack,
+    readable_attacks,
+    readable_claims,
+    readable_costs,
+    readable_runs,
+    readable_table,
+)
 
-RUN_COLUMNS = ("run_id", "run_id_url", "kind", "method", "size", "seed", "profile", "status", "steps", "num_tokens")
-RUN_COLUMNS += ("elapsed", "tokens_per_second", "error")
 FOOTER = """Compute ratio: the share of the baseline's training steps after which the baseline has the same loss on a
 domain; 1 is the baseline at its end. Core: the core domain. Retain: the auxiliary domains that the profile keeps;
 higher is better. Forget: those it switches off; lower is better. Profile mean: the average over the profiles of core
@@ -22,6 +30,10 @@ with at most one auxiliary domain.
 Intervals are 90% t-intervals over training seeds; with one seed there is none. They do not include the uncertainty of
 the baseline's curve. A fit is at its bound when the shift s0 is at an end of its range, and poor when its residual is
 above 2%: read compute ratios on such a domain with care."""
+
+ATTACK = """Elicited: forget after an attack, which finetunes the profile's model on a small sample of the forgotten
+domain; lower is better. Its loss is that of the attack's best checkpoint on validation data: choosing it there follows
+the paper and favours the attacker. No attack trains on validation data."""
 
 
 def build_report(
@@ -33,34 +45,49 @@ def build_report(
     parameters: Mapping[str, float],
     profile: str | None = None,
     claims: pd.DataFrame | None = None,
+    costs: Sequence[Mapping] = (),
+    compare_with: str = "",
 ) -> str:
     """The page of a study as HTML text; partial studies give partial pages that name what is missing.
 
-    `curves` are the points given to `analyse`; `runs` one row a run or evaluation, shown as far as it has the columns
-    `run_id, kind, method, size, seed, profile, status, steps, num_tokens, elapsed_s, tokens_per_second, error`, with
-    `run_id_url` for links to MLflow; `parameters` the count of each size; `profile` the one of the scaling figure
-    (`shared_profile` by default); `claims` the frame of `claims_frame`.
+    `curves` are the points given to `analyse`; `runs` one row a run, evaluation or attack (those with a non-empty
+    `elicited`), shown as far as it has the columns `run_id, kind, method, size, seed, profile, status, steps,
+    num_tokens, elapsed_s, tokens_per_second, best_loss, error`, with `run_id_url` for links to MLflow; `parameters` the
+    count of each size; `profile` the one of the scaling figure (`shared_profile` by default); `claims` the frame of
+    `claims_frame`; `costs` rows of `size, method` and `method_costs`; `compare_with` "stories" for the paper's values.
     """
     profile = profile or shared_profile(analysis.table)
     sections = [
         *_missing(analysis.missing),
         Section("Capabilities", _progress(runs), table=readable_table(analysis.table), table_is_open=True),
+        *_aggregate(analysis.table, compare_with),
         *_claims(claims),
         *_scaling(analysis.table, parameters, profile),
         *_profiles(analysis),
+        *_costs(costs),
         *_learning_curves(analysis, curves),
         Section("Runs", table=readable_runs(runs), table_is_open=True),
+        *_attacks(runs),
     ]
-    return page_html(title, intro, sections, FOOTER)
+    footer = f"{ATTACK}\n\n{FOOTER}" if is_attack(runs).any() else FOOTER
+    return page_html(title, intro, sections, footer)
 
 
 def study_figures(
-    analysis: Analysis, curves: pd.DataFrame, parameters: Mapping[str, float], profile: str | None = None
+    analysis: Analysis,
+    curves: pd.DataFrame,
+    parameters: Mapping[str, float],
+    profile: str | None = None,
+    compare_with: str = "",
 ) -> dict[str, go.Figure]:
-    """Every figure of the page by a name fit for a file: `scaling-core`, `profiles-gram-small`, `curves-small`."""
-    profile, domains = profile or shared_profile(analysis.table), domain_table(analysis.ratios)
-    figures = {f"scaling-{name}": scaling_figure(analysis.table, parameters, profile, name) for name in CLASSES}
-    figures = {name: figure for name, figure in figures.items() if _has_lines(figure)}
+    """Every figure of the page by a name fit for a file: `scaling-core`, `aggregate-core-small`, `curves-small`, ..."""
+    table = analysis.table
+    profile, domains = profile or shared_profile(table), domain_table(analysis.ratios)
+    figures = {f"scaling-{name}": scaling_figure(table, parameters, profile, name) for name in CLASSES}
+    for size in _aggregated_sizes(table):
+        panels = zip(CLASSES, _panels(table, size, compare_with), strict=True)
+        figures |= {f"aggregate-{name}-{size}": panel for name, panel in panels}
+    figures = {name: figure for name, figure in figures.items() if _is_drawn(figure)}
     for method, size in _method_sizes(domains):
         figures[f"profiles-{method}-{size}"] = profile_bars_figure(domains, method, size)
     for size in _in_order(analysis.fits["size"]):
@@ -83,17 +110,41 @@ def _missing(missing: pd.DataFrame) -> list[Section]:
     return [Section("Missing", text, table=missing, table_is_open=True, is_warning=True)] if len(missing) else []
 
 
+def _aggregate(table: pd.DataFrame, compare_with: str) -> list[Section]:
+    """The methods' means over profiles, beside the paper's where the study declares it."""
+    sizes = _aggregated_sizes(table)
+    if not sizes:
+        return []
+    panels = {size: [f for f in _panels(table, size, compare_with) if _is_drawn(f)] for size in sizes}
+    text = "Compute ratios averaged over the profiles; error bars are 90% intervals over seeds."
+    title, means = "Methods", readable_table(table[table["profile"] == MEAN])
+    if compare_with == STORIES:
+        title, means = "Methods, ours beside the paper's", beside_paper(table)
+        text += " The diamonds and the rows marked paper are those of the paper's Simple Stories table: ours are set "
+        text += "beside them for reading, and are compared only at the paper's scale."
+    folded = [figure for size in sizes[:-1] for figure in panels[size]]
+    return [Section(title, text, panels[sizes[-1]], folded, "The other sizes", means, compare_with == STORIES)]
+
+
 def _claims(claims: pd.DataFrame | None) -> list[Section]:
     text = "Each claim is a difference between runs of the same seed: agreed or disagreed when its 90% interval lies "
     text += "wholly on one side. Detectable: the true difference that this many seeds would show four times in five."
-    return [] if claims is None or claims.empty else [Section("Claims", text, table=claims, table_is_open=True)]
+    if claims is None or claims.empty:
+        return []
+    if "paper" in claims:
+        text += " A claim that two things match is agreed when the interval lies within the margin. Paper: the "
+        text += "difference in its table, at its scale."
+    return [Section("Claims", text, table=readable_claims(claims), table_is_open=True)]
 
 
 def _scaling(table: pd.DataFrame, parameters: Mapping[str, float], profile: str) -> list[Section]:
+    """Left out where the bars of a single size have said it all."""
+    if len(set(table["size"])) == 1 and _aggregated_sizes(table):
+        return []
     figures = [scaling_figure(table, parameters, profile, name) for name in CLASSES]
     text = f"Compute ratio against model size for the profile {profile}; bands are 90% intervals over seeds."
     rows = readable_table(table[table["profile"] == profile])
-    return [Section("Scaling", text, [f for f in figures if _has_lines(f)], table=rows)]
+    return [Section("Scaling", text, [f for f in figures if _is_drawn(f)], table=rows)]
 
 
 def _profiles(analysis: Analysis) -> list[Section]:
@@ -104,8 +155,17 @@ def _profiles(analysis: Analysis) -> list[Section]:
     shown = [figure for (_, size), figure in figures.items() if size == sizes[-1]]
     folded = [figure for (_, size), figure in figures.items() if size != sizes[-1]]
     text = "Compute ratio on every domain: solid bars are core and retained domains, hatched bars forgotten ones."
+    if "elicited" in set(domains["class"]):
+        text += " The outline around a hatched bar: after the attack."
     table = domains.drop(columns="runs")
     return [Section("Profiles", text, shown, folded, "The other sizes", table)]
+
+
+def _costs(costs: Sequence[Mapping]) -> list[Section]:
+    text = "Of all models that serve the profiles, over the baseline's, computed from the configs. Train FLOPs: tokens "
+    text += "x active parameters by the paper's formula; by its plan: core batches with a companion module counted at "
+    text += "what they cost. The paper's are those of its dual-use models."
+    return [Section("Cost", text, table=readable_costs(costs), table_is_open=True)] if costs else []
 
 
 def _learning_curves(analysis: Analysis, curves: pd.DataFrame) -> list[Section]:
@@ -114,43 +174,28 @@ def _learning_curves(analysis: Analysis, curves: pd.DataFrame) -> list[Section]:
     return [Section("Learning curves and their fits", text, figures, table=analysis.fits)]
 
 
-# ------------------------------------------------------------------------------------------------------- tables
+def _attacks(runs: pd.DataFrame) -> list[Section]:
+    """Folded away: there are hundreds."""
+    attacks = readable_attacks(runs)
+    text = "Every view finetuned on a sample of each domain that it forgets, the same sample for all. The best loss on "
+    text += "validation data is the result: choosing it there follows the paper and favours the attacker. "
+    return [Section("Attacks", text + _progress(runs[is_attack(runs)]), table=attacks)] if len(attacks) else []
 
 
-def readable_table(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows of table.csv with each class as one text, `mean [low, high]`; classes without any value are left out."""
-    readable = table[ROW].copy()
-    for name in CLASSES:
-        if table[name].notna().any():
-            triples = zip(table[name], table[f"{name}_low"], table[f"{name}_high"], strict=True)
-            readable[name] = [_interval_text(*triple) for triple in triples]
-    return readable.assign(num_seeds=table["num_seeds"])
+# ------------------------------------------------------------------------------------------------------ helpers
 
 
-def readable_runs(runs: pd.DataFrame) -> pd.DataFrame:
-    """The columns of RUN_COLUMNS that there are, with the elapsed time as h:mm:ss."""
-    if "elapsed_s" in runs:
-        runs = runs.assign(elapsed=[_clock(seconds) for seconds in runs["elapsed_s"]])
-    if "tokens_per_second" in runs:
-        runs = runs.assign(tokens_per_second=[_whole(rate) for rate in runs["tokens_per_second"]])
-    return runs[[name for name in RUN_COLUMNS if name in runs]]
+def _aggregated_sizes(table: pd.DataFrame) -> list[str]:
+    """Sizes at which all methods have the same profiles, so that their means are of the same things."""
+    rows = table[~table["method"].isin(HIDDEN)]
+    sizes = {size: {averaged_profiles(rows, m, size) for m in group["method"]} for size, group in rows.groupby("size")}
+    with_means = set(rows[rows["profile"] == MEAN]["size"])
+    return [size for size in _in_order(rows["size"]) if size in with_means and len(sizes[size]) == 1]
 
 
-def _interval_text(mean: float, low: float, high: float) -> str:
-    if mean != mean:
-        return ""
-    return f"{mean:.3f}" + (f" [{low:.3f}, {high:.3f}]" if low == low else "")
-
-
-def _clock(seconds: float | None) -> str:
-    if seconds is None or seconds != seconds:
-        return ""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
-
-
-def _whole(number: float | None) -> str:
-    return "" if number is None or number != number else f"{round(number):,}"
+def _panels(table: pd.DataFrame, size: str, compare_with: str) -> list[go.Figure]:
+    paper = STORIES_TABLE if compare_with == STORIES else None
+    return [aggregate_figure(table, size, name, paper) for name in CLASSES]
 
 
 def _progress(runs: pd.DataFrame) -> str:
@@ -160,7 +205,7 @@ def _progress(runs: pd.DataFrame) -> str:
     return f"{len(runs)} nodes: " + ", ".join(f"{count} {status}" for status, count in counts.items()) + "."
 
 
-def _has_lines(figure: go.Figure) -> bool:
+def _is_drawn(figure: go.Figure) -> bool:
     return len(figure.data) > 0
 
 

@@ -14,6 +14,8 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
+LONG = 40  # letters of a cell that may be broken
+
 
 @dataclass(frozen=True)
 class Section:
@@ -53,7 +55,7 @@ def page_html(title: str, intro: str, sections: Sequence[Section], footer: str =
 def table_html(frame: pd.DataFrame, caption: str) -> str:
     """A frame as a table. A column `<name>_url` makes links of column `<name>` where it holds an http(s) address."""
     names = [c for c in frame.columns if not (c.endswith("_url") and c.removesuffix("_url") in frame.columns)]
-    classes = {c: ' class="number"' if pd.api.types.is_numeric_dtype(frame[c]) else "" for c in names}
+    classes = {c: _class(frame[c]) for c in names}
     head = "".join(f'<th scope="col"{classes[c]}>{html.escape(str(c).replace("_", " "))}</th>' for c in names)
     rows = []
     for record in frame.to_dict("records"):
@@ -64,6 +66,13 @@ def table_html(frame: pd.DataFrame, caption: str) -> str:
         f'<div class="scroll" role="region" tabindex="0" aria-label="{label}"><table>'
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
+
+
+def _class(column: pd.Series) -> str:
+    """Numbers stand to the right; only sentences are broken into lines."""
+    if pd.api.types.is_numeric_dtype(column):
+        return ' class="number"'
+    return ' class="long"' if column.map(lambda value: len(str(value))).max() > LONG else ""
 
 
 def _section(section: Section, numbering) -> str:
@@ -83,7 +92,9 @@ def _section(section: Section, numbering) -> str:
 
 
 def _figures(figures: Sequence[go.Figure], numbering) -> str:
-    return f'<div class="figures">{"".join(_figure(figure, next(numbering)) for figure in figures)}</div>'
+    """Side by side: two in a row where that comes out even and three does not."""
+    layout = "figures pairs" if len(figures) % 2 == 0 and len(figures) % 3 else "figures"
+    return f'<div class="{layout}">{"".join(_figure(figure, next(numbering)) for figure in figures)}</div>'
 
 
 def _figure(figure: go.Figure, number: int) -> str:

@@ -84,3 +84,4 @@ class Study:
     methods: tuple[str, ...]
     presets: dict[str, Preset]
     default_preset: str = "demo"
+    compare_with: str = ""  # "stories": the paper's table and claims are set beside ours

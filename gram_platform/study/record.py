@@ -4,8 +4,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
+from gram_platform.analysis.elicited import ELICITED
+from gram_platform.analysis.tables import MEAN
+from gram_platform.config import CORE
 from gram_platform.flops import total_parameters
 from gram_platform.identity import invalid
+from gram_platform.methods.costs import method_costs
 from gram_platform.nodes import Node
 from gram_platform.store import Store
 from gram_platform.study.build import Graph
@@ -22,8 +26,10 @@ class StudyRecord:
     params: Mapping[str, str]  # what it was asked for, as MLflow shows it
     sizes: tuple[str, ...]
     parameters: Mapping[str, int]  # of each size's dense model
-    profile: str  # the compared one
+    profile: str  # the compared one, or mean
     entries: tuple[Mapping, ...]
+    costs: tuple[Mapping, ...] = ()  # size, method, and `method_costs` of it: over the baseline's
+    compare_with: str = ""  # of the paper's tables
 
     @property
     def ids(self) -> set[str]:
@@ -31,7 +37,8 @@ class StudyRecord:
 
     @property
     def baseline_runs(self) -> list[str]:
-        return [e["id"] for e in self.entries if e["kind"] == "run" and e["tags"]["method"] == "baseline"]
+        runs = [e for e in self.entries if e["kind"] == "run" and ELICITED not in e["tags"]]
+        return [e["id"] for e in runs if e["tags"]["method"] == "baseline"]
 
     def to_json(self) -> bytes:
         """The same bytes for the same study."""
@@ -56,8 +63,10 @@ def record_of(graph: Graph) -> StudyRecord:
         params=params,
         sizes=flags.sizes,
         parameters={s.size.name: total_parameters(s.size.dense()) for s in graph.settings},
-        profile="+".join(("core", *setting.profiles[0])),
+        profile=MEAN if () in setting.profiles else "+".join((CORE, *setting.profiles[0])),
         entries=tuple(_entry(node) for node in graph.entries),
+        costs=_costs(graph),
+        compare_with=graph.study.compare_with,
     )
 
 
@@ -65,10 +74,17 @@ def _entry(node: Node) -> dict:
     return {"id": node.id, "kind": node.kind, "tags": dict(node.tags)}
 
 
+def _costs(graph: Graph) -> tuple[dict, ...]:
+    """The cost of every method at every size; seeds cost the same."""
+    settings = {s.size.name: s for s in reversed(graph.settings)}
+    rows = [(name, cost) for name in graph.flags.sizes for cost in method_costs(settings[name], graph.flags.methods)]
+    return tuple({"size": name, **cost} for name, cost in rows)
+
+
 def load_record(store: Store, name: str) -> StudyRecord:
     """The record of a study in the storage; ValueError when there is none."""
     plain = store.study_dir(name).read_json("study.json")
     if plain is None:
         raise invalid("study", name, f"a study that was submitted to {store.root}")
-    tuples = {key: tuple(plain[key]) for key in ("facts", "sizes", "entries")}
+    tuples = {key: tuple(plain.get(key, ())) for key in ("facts", "sizes", "entries", "costs")}
     return StudyRecord(**{**plain, **tuples})

@@ -1,19 +1,23 @@
 """From losses to the study's table and report: reads MLflow, or the run directories when it has to."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 
-from gram_platform.analysis.claims import claims_frame, separation_claims
+from gram_platform.analysis.claims import claims_frame, separation_claims, stories_claims
+from gram_platform.analysis.elicited import ATTACK_COLUMNS, ELICITED
 from gram_platform.analysis.frame import load_curves, load_runs, load_store, load_store_curves
-from gram_platform.analysis.tables import Analysis, analyse, table_csv
+from gram_platform.analysis.paper import STORIES, beside_paper
+from gram_platform.analysis.ratios import BASELINE, VIEW
+from gram_platform.analysis.tables import Analysis, aligned, analyse, format_table, table_csv
 from gram_platform.report import build_report, study_figures
 from gram_platform.store import Store
 from gram_platform.study.record import StudyRecord
 from gram_platform.tracking import Tracker, TrackingUnavailable
 
 LOCAL_UI = "http://127.0.0.1:5000"  # where `mlflow ui` listens unless told otherwise
+BEST_LOSS = "final/best/loss/"  # + domain, in the frames of runs
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,8 @@ class Results:
 
     analysis: Analysis
     curves: pd.DataFrame
-    runs: pd.DataFrame
+    runs: pd.DataFrame  # runs, evaluations and attacks under the study's names and in its order, each id once
+    claims: pd.DataFrame
     source: str  # "MLflow", or the run directories and why
 
 
@@ -33,12 +38,41 @@ def read_results(record: StudyRecord, store: Store, tracking_uri: str | None, wh
     """
     frame, curves, source = _frames(record, store, tracking_uri, why_not)
     complete = frame[frame["status"] == "complete"]
-    evaluations = _named(record, complete, "evaluation")
+    evaluations = _named(_entries(record, "evaluation"), complete)
     if evaluations.empty or curves.empty:
         return None
-    runs = _named(record, complete, "run")[["run_id", "method", "size", "seed"]]
-    curves = curves.merge(runs[runs["method"] == "baseline"], on="run_id")
-    return Results(analyse(evaluations, curves, record.sizes), curves, frame, source)
+    baselines = _named([e for e in _entries(record, "run") if e["id"] in set(record.baseline_runs)], complete)
+    baselines = baselines[baselines["method"] == BASELINE][["run_id", "method", "size", "seed"]].drop_duplicates()
+    curves = curves.merge(baselines, on="run_id")
+    declared = _tags(_entries(record, "evaluation"))
+    analysis = analyse(evaluations, curves, record.sizes, _attacks(record, complete), declared)
+    is_stories = record.compare_with == STORIES
+    claims = stories_claims(analysis.per_seed) if is_stories else claims_frame(separation_claims(analysis.per_seed))
+    return Results(analysis, curves, _nodes(record, frame), claims, source)
+
+
+def summary_text(record: StudyRecord, results: Results) -> str:
+    """The table for a terminal; beside the paper's, with the claims, where the study declares it."""
+    parts = [format_table(results.analysis.table)]
+    if record.compare_with == STORIES:
+        parts += ["beside the paper's (for reading: another scale)", _text(beside_paper(results.analysis.table))]
+        judged = results.claims[["verdict", "difference", "low", "high", "detectable", "paper", "claim"]]
+        parts += ["the paper's claims", _text(judged)]
+    return "\n\n".join(parts)
+
+
+def _text(frame: pd.DataFrame) -> str:
+    rows = [[_cell(value) for value in row] for row in frame.itertuples(index=False)]
+    return aligned([list(frame.columns), *rows])
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return "-" if value != value else f"{value:.3f}"
+    return str(value) or "-"
+
+
+# ------------------------------------------------------------------------------------------------------ frames
 
 
 def _frames(record: StudyRecord, store: Store, uri: str | None, why_not: str):
@@ -57,13 +91,54 @@ def _frames(record: StudyRecord, store: Store, uri: str | None, why_not: str):
     return local, load_store_curves(store.root, record.baseline_runs), f"the run directories: {why_not}"
 
 
-def _named(record: StudyRecord, frame: pd.DataFrame, kind: str) -> pd.DataFrame:
-    """The frame's rows once for every entry of the study, with this study's names in place of the stored ones."""
-    tags = pd.DataFrame([{"id": e["id"], **e["tags"]} for e in record.entries if e["kind"] == kind])
-    tags = tags.drop(columns="kind").drop_duplicates()
-    values = frame[frame["kind"] == kind]
-    own = values.drop(columns=[c for c in tags.columns if c != "id" and c in values.columns])
+def _entries(record: StudyRecord, kind: str) -> list[Mapping]:
+    """The study's entries of a kind, "run" without the attacks, "attack" these alone."""
+    of_kind = {
+        "run": lambda e: e["kind"] == "run" and ELICITED not in e["tags"],
+        "attack": lambda e: e["kind"] == "run" and ELICITED in e["tags"],
+        "evaluation": lambda e: e["kind"] == "evaluation",
+    }
+    return [entry for entry in record.entries if of_kind[kind](entry)]
+
+
+def _tags(entries: Sequence[Mapping]) -> pd.DataFrame:
+    """`id` and the study's names of every entry, in order."""
+    columns = ["id", *VIEW, "retained", ELICITED]
+    rows = [{"retained": "", ELICITED: "", **entry["tags"], "id": entry["id"]} for entry in entries]
+    return pd.DataFrame(rows, columns=columns).fillna("").drop_duplicates(ignore_index=True)
+
+
+def _named(entries: Sequence[Mapping], frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame's rows once for every entry, with this study's names in place of the stored ones, in their order."""
+    tags = _tags(entries)
+    own = frame.drop(columns=[c for c in tags.columns if c != "id" and c in frame.columns])
     return tags.merge(own, on="id")
+
+
+def _attacks(record: StudyRecord, complete: pd.DataFrame) -> pd.DataFrame:
+    """Every attack of the study as `analyse` takes it; the loss is NaN where there is no result yet."""
+    declared = _tags(_entries(record, "attack"))
+    done = _with_best_loss(_named(_entries(record, "attack"), complete))
+    losses = done[["id", *VIEW, ELICITED, "best_loss"]].rename(columns={"best_loss": "loss"})
+    attacks = declared.merge(losses, on=["id", *VIEW, ELICITED], how="left").rename(columns={"id": "run_id"})
+    return attacks[[*ATTACK_COLUMNS, "run_id"]]
+
+
+def _with_best_loss(attacks: pd.DataFrame) -> pd.DataFrame:
+    """`best_loss`: the lowest validation loss on the attacked domain."""
+    rows = attacks.to_dict("records")
+    losses = [row.get(BEST_LOSS + row[ELICITED], float("nan")) for row in rows]
+    return attacks.assign(best_loss=pd.Series(losses, index=attacks.index, dtype="float64"))
+
+
+def _nodes(record: StudyRecord, frame: pd.DataFrame) -> pd.DataFrame:
+    """Every node that was begun: runs, then evaluations, then attacks, each in the order of the study's entries."""
+    parts = [_named(_entries(record, kind), frame) for kind in ("run", "evaluation", "attack")]
+    parts[-1] = _with_best_loss(parts[-1])
+    return pd.concat(parts, ignore_index=True).drop_duplicates("id", ignore_index=True)
+
+
+# ----------------------------------------------------------------------------------------------------- writing
 
 
 def write_results(
@@ -72,7 +147,7 @@ def write_results(
     """Writes table.csv, report.html and study.json and logs them to MLflow if there is one; the paths by name."""
     folder = store.study_dir(record.name)
     analysis = results.analysis
-    runs = _with_links(results.runs, tracker).assign(error=results.runs["id"].map(dict(failures)).fillna(""))
+    runs = _with_links(results.runs, tracker).assign(error=[failures.get(i, "") for i in results.runs["id"]])
     has_profile = (analysis.table["profile"] == record.profile).any()
     report = build_report(
         record.title,
@@ -82,14 +157,18 @@ def write_results(
         runs,
         record.parameters,
         record.profile if has_profile else None,
-        claims_frame(separation_claims(analysis.per_seed)),
+        results.claims,
+        record.costs,
+        record.compare_with,
     )
     files = {"table.csv": table_csv(analysis.table).encode(), "report.html": report.encode()}
     files["study.json"] = record.to_json()
     for name, data in files.items():
         folder.write(name, data)
     if tracker is not None:
-        figures = study_figures(analysis, results.curves, record.parameters)
+        figures = study_figures(
+            analysis, results.curves, record.parameters, record.profile if has_profile else None, record.compare_with
+        )
         with folder.local_copy("table.csv") as table_path, folder.local_copy("report.html") as report_path:
             tracker.log_study(record.name, table_path, report_path, figures, record.params)
     return {name: folder.file(name) for name in files}

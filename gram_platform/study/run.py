@@ -7,7 +7,6 @@ import time
 
 import ray
 
-from gram_platform.analysis.tables import format_table
 from gram_platform.corpora import PackedCorpus, prepare
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.graph import ClusterLost, Progress, run_graph
@@ -20,7 +19,7 @@ from gram_platform.study.flags import Flags, parse
 from gram_platform.study.live import LiveView
 from gram_platform.study.mirror import Mirror
 from gram_platform.study.record import record_of
-from gram_platform.study.results import Results, read_results, write_results
+from gram_platform.study.results import Results, read_results, summary_text, write_results
 from gram_platform.tracking import Tracker, TrackingUnavailable
 
 
@@ -114,7 +113,7 @@ class _StudyRun:
         results = read_results(self.record, self.store, None, "the study is running")
         if results is not None:
             paths = write_results(self.record, self.store, results, progress.failed, None)
-            self.view.say(f"\n{format_table(results.analysis.table)}\nso far: {paths['report.html']}\n")
+            self.view.say(f"\n{summary_text(self.record, results)}\nso far: {paths['report.html']}\n")
 
     def _finish(self, is_mirrored: bool, progress: Progress, elapsed_s: float) -> None:
         say = self.view.say
@@ -130,7 +129,7 @@ class _StudyRun:
             say("no table: no baseline is complete with its evaluation yet")
             return
         paths = self._write(results, progress)
-        say(f"\n{format_table(results.analysis.table)}\n")
+        say(f"\n{summary_text(self.record, results)}\n")
         if results.source != "MLflow":
             say(f"read from {results.source}")
         for name, path in paths.items():

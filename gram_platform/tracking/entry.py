@@ -102,10 +102,11 @@ def evaluation_entry(evaluation: EvaluationDirectory) -> Entry | None:
 
 
 def node_name(kind: str, node_id: str, tags: Mapping[str, str]) -> str:
-    """For people, such as `gram tiny s0`, or `gram tiny core+virology s0, evaluated`."""
+    """For people, such as `gram tiny s0`, `gram tiny core+lisp s0, evaluated`, or `..., attacked for virology`."""
     parts = [tags[key] for key in ("method", "size", "profile") if tags.get(key)]
     parts += [f"s{tags['seed']}"] if "seed" in tags else []
-    return (" ".join(parts) or node_id) + (", evaluated" if kind == "evaluation" else "")
+    done = ", evaluated" if kind == "evaluation" else ""
+    return (" ".join(parts) or node_id) + (f", attacked for {tags['elicited']}" if tags.get("elicited") else done)
 
 
 def config_steps(config: Mapping) -> int:

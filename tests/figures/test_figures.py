@@ -5,11 +5,14 @@ import json
 import numpy as np
 import pytest
 
-from gram_platform.analysis.tables import METHODS, analyse, domain_table
+from gram_platform.analysis.paper import STORIES_TABLE
+from gram_platform.analysis.tables import CLASSES, METHODS, analyse, domain_table
+from gram_platform.figures.aggregate import aggregate_figure
 from gram_platform.figures.curves import learning_curve_figure
 from gram_platform.figures.profiles import profile_bars_figure
 from gram_platform.figures.scaling import scaling_figure
 from gram_platform.figures.style import METHOD_STYLES, domain_styles, log_ticks, method_style
+from tests import stories_frames
 from tests.study_frames import DOMAINS, SIZES, curves, evaluations
 
 
@@ -88,6 +91,49 @@ def test_bars_are_the_domain_table(analysis):
     assert sum(bool(trace.showlegend is not False) for trace in figure.data) == len(DOMAINS)
     assert "run-gram-tiny-0" in figure.data[0].customdata[0][4]
     assert len(profile_bars_figure(domains, "gram", "no such size").data) == 0
+
+
+@pytest.fixture(scope="module")
+def stories():
+    frames = stories_frames.evaluations(), stories_frames.curves()
+    return analyse(*frames, attacks=stories_frames.attacks())
+
+
+def test_aggregate_bars_are_the_means_with_the_papers_beside(stories):
+    figure = aggregate_figure(stories.table, "26M", "elicited", STORIES_TABLE)
+    bars, diamonds = figure.data
+    assert list(bars.y) == pytest.approx([planted[3] for planted in stories_frames.PLANTED.values()])
+    assert [point[0] for point in bars.customdata][:3] == ["filtering", "GRAM", "GRAM (LoRA)"]
+    assert list(bars.error_y.array) == pytest.approx(list(bars.error_y.arrayminus))
+    assert list(diamonds.y) == [0.870, 0.855, 0.806, 0.774, 0.983, 0.302]
+    assert list(diamonds.error_y.array)[:2] == [0.012, 0.024]
+    assert len(figure.layout.xaxis.ticktext) == len(bars.x) == 8
+    scales = {tuple(aggregate_figure(stories.table, "26M", c, STORIES_TABLE).layout.yaxis.range) for c in CLASSES}
+    assert len(scales) == 1
+
+
+def test_aggregate_bars_without_the_paper_or_without_values(stories):
+    (bars,) = aggregate_figure(stories.table, "26M", "core").data
+    assert list(bars.x) == list(range(8))
+    assert len(aggregate_figure(stories.table, "5B", "core").data) == 0
+    unattacked = stories.table.assign(elicited=np.nan, elicited_low=np.nan, elicited_high=np.nan)
+    assert len(aggregate_figure(unattacked, "26M", "elicited", STORIES_TABLE).data) == 0
+    with pytest.raises(ValueError, match=r"^value="):
+        aggregate_figure(stories.table, "26M", "sideways")
+
+
+def test_scaling_has_an_elicited_panel(stories):
+    figure = scaling_figure(stories.table, stories_frames.PARAMETERS, "mean", "elicited")
+    assert named(figure, "MaxEnt")[0].y[0] == pytest.approx(0.983)
+
+
+def test_the_attack_is_an_outline_around_the_forgotten_bar(stories):
+    figure = profile_bars_figure(domain_table(stories.ratios), "maxent", "26M")
+    outlines = [trace for trace in figure.data if trace.marker.color == "rgba(0,0,0,0)"]
+    assert len(outlines) == 4
+    assert {round(y, 6) for trace in outlines for y in trace.y} == {0.983}
+    assert all(trace.error_y.array is None for trace in outlines)
+    assert "core<br>+ Cultural<br>Traditions" in figure.layout.xaxis.ticktext
 
 
 def test_methods_and_domains_differ_in_more_than_colour():

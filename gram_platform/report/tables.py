@@ -1,0 +1,99 @@
+"""The tables of a page: what a frame looks like to a reader."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+
+from gram_platform.analysis.elicited import ELICITED
+from gram_platform.analysis.paper import COST_TABLE
+from gram_platform.analysis.tables import CLASSES, ROW, interval_text
+
+RUN_COLUMNS = ("run_id", "run_id_url", "kind", "method", "size", "seed", "profile", "status", "steps", "num_tokens")
+RUN_COLUMNS += ("elapsed", "tokens_per_second", "error")
+ATTACK_COLUMNS = ("run_id", "run_id_url", "method", "size", "seed", "profile", "attacked_for", "best_loss", "status")
+ATTACK_COLUMNS += ("elapsed", "error")
+COSTS = {"train": "train FLOPs", "plan": "by its plan", "active_mlp": "active MLP", "total_mlp": "total MLP"}
+IN_PAPER = ("train", "active_mlp", "total_mlp")  # in the order of COST_TABLE
+
+
+def readable_table(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of table.csv with each class as one text, `mean [low, high]`; classes without any value are left out."""
+    readable = table[ROW].copy()
+    for name in CLASSES:
+        if table[name].notna().any():
+            triples = zip(table[name], table[f"{name}_low"], table[f"{name}_high"], strict=True)
+            readable[name] = [interval_text(*triple) for triple in triples]
+    return readable.assign(num_seeds=table["num_seeds"])
+
+
+def readable_claims(claims: pd.DataFrame) -> pd.DataFrame:
+    """The verdict first, and the numbers of a claim with three decimals, the difference with its interval."""
+    readable = claims.copy()
+    if "difference" in claims:
+        triples = zip(claims["difference"], claims["low"], claims["high"], strict=True)
+        readable["difference"] = [interval_text(*triple) for triple in triples]
+    for name in ("detectable", "paper"):
+        if name in claims:
+            readable[name] = [interval_text(value, math.nan, math.nan) for value in claims[name]]
+    order = ["verdict", "claim", "difference", "detectable", "num_seeds", "paper", "source"]
+    return readable[[name for name in order if name in readable]]
+
+
+def is_attack(runs: pd.DataFrame) -> pd.Series:
+    """Which rows are attacks: those with a non-empty `elicited`."""
+    return runs[ELICITED].fillna("") != "" if ELICITED in runs else pd.Series(False, index=runs.index)
+
+
+def readable_runs(runs: pd.DataFrame) -> pd.DataFrame:
+    """The runs, then the evaluations: the columns of RUN_COLUMNS that there are, elapsed time as h:mm:ss."""
+    if "elapsed_s" in runs:
+        runs = runs.assign(elapsed=[_clock(seconds) for seconds in runs["elapsed_s"]])
+    if "tokens_per_second" in runs:
+        runs = runs.assign(tokens_per_second=[_whole(rate) for rate in runs["tokens_per_second"]])
+    runs = runs[~is_attack(runs)]
+    if "kind" in runs:
+        runs = runs.sort_values("kind", key=lambda kinds: kinds != "run", kind="stable")
+    return runs[[name for name in RUN_COLUMNS if name in runs]]
+
+
+def readable_attacks(runs: pd.DataFrame) -> pd.DataFrame:
+    """The attacks: the columns of ATTACK_COLUMNS that there are."""
+    if "elapsed_s" in runs:
+        runs = runs.assign(elapsed=[_clock(seconds) for seconds in runs["elapsed_s"]])
+    attacks = runs[is_attack(runs)].rename(columns={ELICITED: "attacked_for"})
+    return attacks[[name for name in ATTACK_COLUMNS if name in attacks]]
+
+
+def readable_costs(costs: Sequence[Mapping]) -> pd.DataFrame:
+    """One row a method and size: our four numbers over the baseline's, and the paper's three beside them."""
+    rows = []
+    for cost in costs:
+        row = {"method": cost["method"], "size": cost.get("size", "")}
+        paper = dict(zip(IN_PAPER, COST_TABLE.get(cost["method"], ("",) * len(IN_PAPER)), strict=True))
+        for name, title in COSTS.items():
+            row[title] = _times(cost.get(name))
+            if name in paper:
+                row[f"{title} (paper)"] = paper[name]
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _times(value: object) -> str:
+    """1.03 as 1.03x; several values joined by "or"."""
+    if value is None or value != value:
+        return ""
+    if isinstance(value, (list, tuple)):
+        return " or ".join(dict.fromkeys(_times(one) for one in value))
+    return value if isinstance(value, str) else f"{value:.2f}x"
+
+
+def _clock(seconds: float | None) -> str:
+    if seconds is None or seconds != seconds:
+        return ""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
+def _whole(number: float | None) -> str:
+    return "" if number is None or number != number else f"{round(number):,}"

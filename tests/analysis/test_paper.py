@@ -1,0 +1,72 @@
+"""The paper's claims judged on a study whose compute ratios are the paper's own, and its table beside ours."""
+
+import pytest
+
+from gram_platform.analysis.claims import COLUMNS, stories_claims
+from gram_platform.analysis.paper import STORIES_CLAIMS, STORIES_TABLE, beside_paper, paper_difference
+from gram_platform.analysis.tables import METHODS, analyse
+from tests.stories_frames import AUXILIARY, PLANTED, attacks, curves, evaluations
+
+
+@pytest.fixture(scope="module")
+def analysis():
+    return analyse(evaluations(), curves(), attacks=attacks())
+
+
+def test_the_literals_are_consistent():
+    assert set(STORIES_TABLE) < set(METHODS)
+    for claim in STORIES_CLAIMS:
+        difference = paper_difference(claim)
+        assert abs(difference) < 0.05 if claim.matches else difference > 0.0, claim.text
+    assert len({claim.text for claim in STORIES_CLAIMS}) == len(STORIES_CLAIMS)
+
+
+def test_a_study_like_the_papers_agrees_with_every_claim(analysis):
+    claims = stories_claims(analysis.per_seed)
+    assert claims.columns.tolist() == [*COLUMNS, "paper", "source"]
+    assert len(claims) == len(STORIES_CLAIMS)
+    assert set(claims["verdict"]) == {"agree"}
+    assert claims["difference"].tolist() == pytest.approx(claims["paper"].tolist(), abs=1e-6)
+    assert (claims["num_seeds"] == 3).all()
+
+
+def test_a_claim_of_methods_that_are_not_there_is_absent():
+    few = ("gram", "ft_lora")
+    claims = stories_claims(analyse(evaluations(few), curves(), attacks=attacks(few)).per_seed)
+    assert claims["claim"].tolist() == [
+        "GRAM: retain is above forget",
+        "GRAM resists the attack: retain is above elicited",
+        "FT-LoRA has a lower core than GRAM",
+    ]
+    unattacked = stories_claims(analyse(evaluations(few), curves()).per_seed)
+    assert len(unattacked) == 2
+    assert stories_claims(analyse(evaluations().iloc[:0], curves()).per_seed).empty
+
+
+def test_one_seed_cannot_tell():
+    claims = stories_claims(analyse(evaluations(seeds=("0",)), curves(seeds=("0",)), attacks=attacks()).per_seed)
+    assert set(claims["verdict"]) == {"cannot tell"}
+    assert claims["detectable"].isna().all()
+
+
+def test_methods_are_compared_on_the_profiles_that_both_have():
+    known = evaluations()
+    kept = known["profile"] == f"core+{AUXILIARY[0]}"
+    skewed = known[(known["method"] != "filtering") | kept].copy()
+    hit = (skewed["method"] == "gram") & ~kept
+    skewed.loc[hit, "loss/core"] *= 1.5  # on profiles that filtering does not have
+    claims = stories_claims(analyse(skewed, curves(), attacks=attacks()).per_seed).set_index("claim")
+    assert claims.loc["GRAM matches filtering on core within 0.05", "difference"] == pytest.approx(0.938 - 0.961)
+    assert claims.loc["FT-LoRA has a lower core than GRAM", "difference"] < 0.0  # over all five
+
+
+def test_ours_beside_the_papers(analysis):
+    beside = beside_paper(analysis.table)
+    ours, paper = (beside[beside["from"] == name].set_index("method") for name in ("ours", "paper"))
+    assert ours.index.tolist() == list(PLANTED)
+    assert set(paper.index) == set(STORIES_TABLE)
+    assert ours.loc["maxent", "elicited"].startswith("0.983 [")
+    assert paper.loc["maxent", "elicited"] == "0.983 [0.932, 1.034]"
+    unattacked = beside_paper(analyse(evaluations(), curves()).table)
+    assert unattacked["elicited"].tolist()[:2] == ["", "0.870 [0.858, 0.882]"]
+    assert beside_paper(analysis.table.iloc[:0]).empty
