@@ -39,7 +39,7 @@ def build_graph(study: Study, flags: Flags, progress=None) -> Graph:
         core_label=flags.core_label or None,
         seq_len=preset.seq_len,
         vocab_size=preset.vocab_size,
-        validation_sequences=preset.num_eval_sequences,
+        validation_sequences=preset.most_eval_sequences,
         sample_bytes=preset.sample_bytes,
         cache_dir=Store(flags.storage).data_root,
         progress=progress,
@@ -78,7 +78,7 @@ def require_enough_data(graph: Graph, corpus: PackedCorpus) -> None:
             for part in (part for budget in node.config.data.domains for part in budget.pool):
                 needed[part.domain] = max(needed.get(part.domain, 0), part.first + part.num_sequences)
     for domain in corpus.domains:
-        for split, wanted in (("train", needed[domain]), ("validation", graph.preset.num_eval_sequences)):
+        for split, wanted in (("train", needed[domain]), ("validation", graph.preset.most_eval_sequences)):
             available = corpus.num_sequences(split, domain)
             if available < wanted:
                 tokens = f"of {corpus.seq_len} tokens for {split}; preset {graph.flags.preset!r} needs {wanted}"

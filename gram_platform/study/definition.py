@@ -23,7 +23,7 @@ class Preset:
     warmup_fraction: float
     decay_fraction: float
     num_eval_points: int
-    num_eval_sequences: int
+    num_eval_sequences: int  # of each domain: no more than evaluations of 15% of a run's time allow
     aux_factor: float = 1.0
     equal_compute: bool = True
     retain: str = ""  # the domain of the compared profile, if the corpus has it; else its first
@@ -31,6 +31,7 @@ class Preset:
     options: Options = DEFAULT_OPTIONS  # of single methods, and the attack
     # sizes whose routed methods accumulate otherwise, as the paper's did
     accumulation_of_size: tuple[tuple[str, str], ...] = ()
+    eval_sequences_of_size: tuple[tuple[str, int], ...] = ()  # where a size's runs allow others
     machine: str = "cpu"  # what --dry-run plans for
     sample_bytes: int = 4_000_000  # of text that a trained tokenizer sees
 
@@ -40,6 +41,10 @@ class Preset:
         shapes = {(size.seq_len, size.vocab_size) for size in self.sizes.values()}
         if len(shapes) != 1:
             raise invalid("preset.sizes", sorted(shapes), "one sequence length and vocabulary for all")
+
+    @property
+    def most_eval_sequences(self) -> int:
+        return max(self.num_eval_sequences, *(n for _, n in self.eval_sequences_of_size), 0)
 
     @property
     def seq_len(self) -> int:
@@ -67,7 +72,7 @@ class Preset:
             warmup_fraction=self.warmup_fraction,
             decay_fraction=self.decay_fraction,
             num_eval_points=self.num_eval_points,
-            num_eval_sequences=self.num_eval_sequences,
+            num_eval_sequences=dict(self.eval_sequences_of_size).get(size.name, self.num_eval_sequences),
             aux_factor=self.aux_factor,
             equal_compute=self.equal_compute,
             options=self.options,
