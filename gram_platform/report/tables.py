@@ -49,8 +49,9 @@ def readable_runs(runs: pd.DataFrame) -> pd.DataFrame:
     """The runs, then the evaluations: the columns of RUN_COLUMNS that there are, elapsed time as h:mm:ss."""
     if "elapsed_s" in runs:
         runs = runs.assign(elapsed=[_clock(seconds) for seconds in runs["elapsed_s"]])
-    if "tokens_per_second" in runs:
-        runs = runs.assign(tokens_per_second=[_whole(rate) for rate in runs["tokens_per_second"]])
+    for name in ("num_tokens", "tokens_per_second"):
+        if name in runs:
+            runs = runs.assign(**{name: [_whole(number) for number in runs[name]]})
     runs = runs[~is_attack(runs)]
     if "kind" in runs:
         runs = runs.sort_values("kind", key=lambda kinds: kinds != "run", kind="stable")
