@@ -82,23 +82,23 @@ PAPER_SIZES = {
 DEMO_SIZES = {
     size.name: size
     for size in (
-        _small("0.2M", 2, 48, 192, 48, 32, 8, 400_000, 5e-3),
-        _small("0.3M", 3, 64, 256, 64, 32, 8, 600_000, 4e-3),
-        _small("0.6M", 4, 96, 384, 96, 32, 8, 800_000, 3e-3),
+        _small("0.2M", 2, 48, 192, 24, 32, 8, 400_000, 5e-3),
+        _small("0.3M", 3, 64, 256, 32, 32, 8, 500_000, 4e-3),
+        _small("0.6M", 4, 96, 384, 48, 32, 8, 650_000, 3e-3),
     )
 }
 SMOKE_SIZES = {
     size.name: size
     for size in (
-        _small("tiny", 2, 32, 128, 32, 16, 4, 40_000, 8e-3),
-        _small("small", 2, 48, 192, 48, 16, 4, 60_000, 6e-3),
+        _small("tiny", 2, 32, 128, 16, 16, 4, 40_000, 8e-3),
+        _small("small", 2, 48, 192, 24, 16, 4, 60_000, 6e-3),
     )
 }
 
 # Simple Stories: the core gives up what a module has, so that a forward pass costs what the dense model's does
 STORIES_SIZES = {"26M": Size("26M", 8, 512, 8, 2, 2048, 1856, 192, 128, 16, 377_000_000, 5e-3, 256, 4096)}
-STORIES_DEMO_SIZES = {"0.3M": dataclasses.replace(DEMO_SIZES["0.3M"], d_core=192)}
-STORIES_SMOKE_SIZES = {"tiny": dataclasses.replace(SMOKE_SIZES["tiny"], d_core=96)}
+STORIES_DEMO_SIZES = {"0.3M": dataclasses.replace(DEMO_SIZES["0.3M"], d_core=224)}
+STORIES_SMOKE_SIZES = {"tiny": dataclasses.replace(SMOKE_SIZES["tiny"], d_core=112)}
 
 
 def law_lr(num_parameters: float) -> float:
