@@ -78,6 +78,7 @@ STUDY = Study(
     "an attacker gets back - and how do finetuned branches, unlearning and expert models do?",
     methods=("baseline", "filtering", "gram", "ft_full", "ft_lora", "maxent", "demix"),
     presets={"smoke": SMOKE, "demo": DEMO, "paper": PAPER},
+    compare_with="stories",
 )
 
 if __name__ == "__main__":
