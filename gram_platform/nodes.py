@@ -69,8 +69,11 @@ def _node(config: RunConfig | Evaluation, tags: Mapping[str, str]) -> Node:
 
 
 def unique(nodes: Iterable[Node]) -> list[Node]:
-    """Each id once, in order: studies and methods that ask for the same node share it."""
-    return list({node.id: node for node in reversed(list(nodes))}.values())[::-1]
+    """Each id once, where it is first asked for: studies and methods that ask for the same node share it."""
+    first: dict[str, Node] = {}
+    for node in nodes:
+        first.setdefault(node.id, node)
+    return list(first.values())
 
 
 def require_closed(nodes: Sequence[Node]) -> None:

@@ -56,7 +56,7 @@ class LiveView:
         running = self._running(progress)
         if self.base_flops is None:
             self.base_flops = self._done_flops(progress, {})
-        if ended is not None and (ended.kind == "run" or ended.id in progress.failed):
+        if ended is not None and (self._is_training(ended) or ended.id in progress.failed):
             self.say(self._ended_line(progress, ended))
         if ended is not None:
             for text in progress.warnings.pop(ended.id, ()):
@@ -74,6 +74,10 @@ class LiveView:
             if time.monotonic() - self._updated > SILENCE_S:
                 self.say(f"Ray has not answered for {SILENCE_S:.0f} s; without its cluster this ends. {SUBMIT_AGAIN}")
                 return
+
+    def _is_training(self, node: Node) -> bool:
+        """Evaluations and attacks are many and short: the summary counts them."""
+        return node.kind == "run" and "elicited" not in dict(node.tags)
 
     def _running(self, progress: Progress) -> list[tuple[Node, dict]]:
         """Running nodes with their last heartbeat; those that wait for a process are left out."""

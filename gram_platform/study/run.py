@@ -151,6 +151,7 @@ class _StudyRun:
 def _connect() -> None:
     """Joins the job's or the machine's cluster, else starts a local one."""
     if not ray.is_initialized():
+        # without this Ray warns that a task of no GPU will one day keep the ones it sees
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         ray.init(log_to_driver=False, logging_level=logging.WARNING)
 
