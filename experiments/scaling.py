@@ -46,7 +46,7 @@ DEMO = Preset(
     decay_fraction=0.1,
     num_eval_points=25,
     num_eval_sequences=32,
-    eval_sequences_of_size=(("0.2M", 24), ("0.6M", 48)),
+    eval_sequences_of_size=(("0.2M", 24), ("0.6M", 40)),
 )
 PAPER_HET = Preset(  # all heterogeneous, p_af 1: ours, recommended
     sizes=PAPER_SIZES,
