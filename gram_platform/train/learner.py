@@ -5,7 +5,7 @@ of every weight, and each micro-batch's gradient is added in float32 to its mast
 see `sharding.py`). Sets that a route does not train get no gradient at all, so AdamW leaves them alone.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import torch
 from torch import nn
@@ -29,18 +29,17 @@ class Learner:
     ):
         """`start`: weights by name that replace the seed's (see `starting_weights`)."""
         self.config = config
-        self.start = start or {}
         self.device = torch.device(device)
         self._pairs: dict[str, list[tuple[nn.Parameter, nn.Parameter]]] = {}  # set -> (computing copy, master)
-        self.model, self.master_sets = self._build()
+        self.model, self.master_sets = self._build(starting_weights(config, start or {}))
         self.compute_sets = parameters_by_set(self.model)
         self.optimizers = make_optimizers(config.optimizer, self.master_sets)
         self._trained: frozenset[str] | None = None
         self.publish(self.master_sets)
 
-    def _build(self) -> tuple[nn.Module, Sets]:
+    def _build(self, weights: Iterable[tuple[str, torch.Tensor]]) -> tuple[nn.Module, Sets]:
         """(the module that computes, the master weights by set): one model, or a copy of lower precision."""
-        master = build(self.config.model, self.starting_weights()).to(self.device)
+        master = build(self.config.model, weights).to(self.device)
         master_sets = parameters_by_set(master)
         if self.config.precision == "float32":
             return master, master_sets
@@ -51,21 +50,6 @@ class Learner:
         copies = parameters_by_set(compute)
         self._pairs = {s: [(copies[s][n], p) for n, p in named.items()] for s, named in master_sets.items()}
         return compute, master_sets
-
-    def starting_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """(name, float32 tensor) of every parameter: from `start` where it has one, else the seed's.
-
-        A branch adds modules to a base, so `start` may lack modules; ValueError for any other difference.
-        """
-        left = dict(self.start)
-        for name, value in initial_weights(self.config.model, self.config.seed):
-            given = left.pop(name, value)
-            if given.shape != value.shape or (self.start and given is value and not is_module(name)):
-                found = f"a start with {name} of shape {tuple(value.shape)}"
-                raise invalid("start", tuple(given.shape) if given is not value else "nothing", found)
-            yield name, given
-        if left:
-            raise invalid("start", sorted(left)[:4], "weights that the run's model has")
 
     # ------------------------------------------------------------------------------------------ one window
 
@@ -178,3 +162,20 @@ class Learner:
             expected = f"{tuple(like.shape)} {like.dtype}"
             raise ValueError(f"tensor={tuple(value.shape)} {value.dtype} is not allowed: expected {expected}")
         return value.to(self.device)
+
+
+def starting_weights(config: RunConfig, start: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, float32 tensor) of every parameter: from `start` where it has one, else the seed's.
+
+    A branch adds modules to a base, so `start` may lack modules; ValueError for any other difference.
+    """
+    left = dict(start)
+    for name, value in initial_weights(config.model, config.seed):
+        given = left.pop(name, None)
+        if given is None and start and not is_module(name):
+            raise invalid("start", "nothing", f"a start with {name} of shape {tuple(value.shape)}")
+        if given is not None and given.shape != value.shape:
+            raise invalid("start", tuple(given.shape), f"a start with {name} of shape {tuple(value.shape)}")
+        yield name, value if given is None else given
+    if left:
+        raise invalid("start", sorted(left)[:4], "weights that the run's model has")

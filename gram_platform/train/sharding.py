@@ -5,7 +5,7 @@ same on all ranks; ranks split a micro-batch's sequences. Gradients are reduced 
 calls here is what was found to work; a comment says where another order trains wrongly without an error.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 import torch.distributed as dist
@@ -23,7 +23,7 @@ from gram_platform.train.optimizers import Sets
 class ShardedLearner(Learner):
     """Needs an initialised process group; every method is called on all ranks, in the same order."""
 
-    def _build(self) -> tuple[nn.Module, Sets]:
+    def _build(self, weights: Iterable[tuple[str, torch.Tensor]]) -> tuple[nn.Module, Sets]:
         self.mesh = init_device_mesh(self.device.type, (dist.get_world_size(),))
         with torch.device("meta"):
             model = Transformer(self.config.model)
@@ -40,7 +40,7 @@ class ShardedLearner(Learner):
         assert all(isinstance(p, DTensor) for p in model.parameters())
         parameters = dict(model.named_parameters())
         with torch.no_grad():
-            for name, value in self.starting_weights():
+            for name, value in weights:
                 parameters[name].copy_(self._from_full(value, parameters[name]))
         self.model = model
         self._warm_up()
