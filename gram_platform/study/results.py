@@ -83,12 +83,16 @@ def _frames(record: StudyRecord, store: Store, uri: str | None, why_not: str):
         try:
             frame = load_runs(uri)
             frame = frame[frame["id"].isin(record.ids)]
-            if set(frame["id"]) == set(local["id"]) and (frame["status"] == "complete").all():
+            if _complete_ids(frame) == _complete_ids(local):
                 return frame, load_curves(uri, record.baseline_runs), "MLflow"
             why_not = "MLflow lacks some of the study's nodes"
         except TrackingUnavailable as error:
             why_not = f"MLflow is away ({error})"
     return local, load_store_curves(store.root, record.baseline_runs), f"the run directories: {why_not}"
+
+
+def _complete_ids(frame: pd.DataFrame) -> set[str]:
+    return set(frame.loc[frame["status"] == "complete", "id"])
 
 
 def _entries(record: StudyRecord, kind: str) -> list[Mapping]:

@@ -81,6 +81,7 @@ class _StudyRun:
             device="cuda" if has_gpu else "cpu",
         )
         resources = Resources(float(flags.threads), float(has_gpu))
+        self.store.study_dir(self.record.name).write("study.json", self.record.to_json())
         self.mirror = Mirror(self.tracker, self.store, self.view.say)
         with self.view:
             progress = run_graph(
