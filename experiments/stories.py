@@ -4,9 +4,9 @@ The paper's Simple Stories comparison (`sec:claim-approximation`, `app:stories`)
 profiles (core, and core with each of four auxiliary topics), three seeds, and every forgotten topic attacked by
 finetuning. All methods train for the same number of steps.
 
-    python experiments/stories.py                                   # demo: 2 CPU cores, about 12 minutes
+    python experiments/stories.py                                   # demo: 2 CPU cores, under 20 minutes
     python experiments/stories.py --methods gram filtering maxent   # cuts it
-    python experiments/stories.py --preset smoke                    # 2 CPU cores, about 4 minutes
+    python experiments/stories.py --preset smoke                    # 2 CPU cores, about 1 minute
     python experiments/stories.py --preset paper --dry-run          # 26M parameters on the hub's Simple Stories
 
 Expect (paper, mean over profiles: core, retain, forget, elicited): GRAM .938 .952 .766 .855; filtering .961 .962 .780

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from gram_platform.config import Evaluation, View
-from gram_platform.engine.execution import Execution
 from gram_platform.engine.node import RunExecution, execute_evaluation, execute_run
 from gram_platform.engine.summary import evaluation_steps, record_interval
 from gram_platform.methods import plan
@@ -141,7 +140,3 @@ def test_evaluation_of_a_view_without_result(execution, setting):
     evaluation = Evaluation(View(run.run_id), setting.data_id, ("core",), 4)
     with pytest.raises(ValueError, match=r"view.*complete"):
         execute_evaluation(evaluation, {}, execution)
-
-
-def test_execution_is_not_part_of_a_run():
-    assert Execution("a") != Execution("b")  # places and threads live here, never in a RunConfig
