@@ -1,5 +1,6 @@
 """From flags to nodes: the corpus's recipe, the settings of every cell, the graph."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gram_platform.config import CORE
@@ -9,7 +10,7 @@ from gram_platform.methods import Profile, Setting
 from gram_platform.nodes import Node, method_nodes, require_closed, unique
 from gram_platform.store import Store
 from gram_platform.study.definition import Preset, Study
-from gram_platform.study.flags import Flags
+from gram_platform.study.flags import CommonFlags, Flags
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,15 @@ class Graph:
 def build_graph(study: Study, flags: Flags, progress=None) -> Graph:
     """Every node of the study, before any data is packed. ValueError for what the corpus cannot serve."""
     preset = study.presets[flags.preset]
+    recipe = resolve_corpus(preset, flags, progress)
+    settings = settings_of(preset, flags, recipe)
+    entries = tuple(node for setting in settings for method in flags.methods for node in method_nodes(method, setting))
+    require_closed(entries)
+    return Graph(study, preset, flags, recipe, settings, entries)
+
+
+def resolve_corpus(preset: Preset, flags: CommonFlags, progress=None) -> CorpusRecipe:
+    """The recipe of the named corpus in the preset's shape; ValueError unless it leaves a domain to route."""
     recipe = resolve(
         flags.corpus,
         core_label=flags.core_label or None,
@@ -44,19 +54,20 @@ def build_graph(study: Study, flags: Flags, progress=None) -> Graph:
         cache_dir=Store(flags.storage).data_root,
         progress=progress,
     )
-    auxiliary = tuple(d for d in recipe.domains if d != CORE)
-    if not auxiliary:
+    if not any(d != CORE for d in recipe.domains):
         raise invalid("core_label", flags.core_label, "labels that leave at least one auxiliary domain in the corpus")
-    profiles = _profiles(flags.retain, preset, auxiliary)
+    return recipe
+
+
+def settings_of(preset: Preset, flags: CommonFlags, recipe: CorpusRecipe) -> tuple[Setting, ...]:
+    """The cell of every size and seed, sizes first; ValueError for an unknown domain to retain."""
+    profiles = _profiles(flags.retain, preset, tuple(d for d in recipe.domains if d != CORE))
     sizes = [preset.sizes[name] for name in flags.sizes]
-    settings = tuple(
+    return tuple(
         preset.setting(size, seed, recipe.data_id, recipe.domains, profiles)
         for size in sizes
         for seed in range(flags.seeds)
     )
-    entries = tuple(node for setting in settings for method in flags.methods for node in method_nodes(method, setting))
-    require_closed(entries)
-    return Graph(study, preset, flags, recipe, settings, entries)
 
 
 def _profiles(retain: tuple[str, ...], preset: Preset, auxiliary: tuple[str, ...]) -> tuple[Profile, ...]:
@@ -70,17 +81,17 @@ def _profiles(retain: tuple[str, ...], preset: Preset, auxiliary: tuple[str, ...
     return tuple((domain,) for domain in sorted(set(chosen)))
 
 
-def require_enough_data(graph: Graph, corpus: PackedCorpus) -> None:
+def require_enough_data(nodes: Iterable[Node], preset: Preset, flags: CommonFlags, corpus: PackedCorpus) -> None:
     """ValueError when a label has too few sequences for its budget or its validation set; nothing has trained yet."""
     needed: dict[str, int] = {}
-    for node in graph.nodes:
+    for node in nodes:
         if node.kind == "run":
             for part in (part for budget in node.config.data.domains for part in budget.pool):
                 needed[part.domain] = max(needed.get(part.domain, 0), part.first + part.num_sequences)
     for domain in corpus.domains:
-        for split, wanted in (("train", needed[domain]), ("validation", graph.preset.most_eval_sequences)):
+        for split, wanted in (("train", needed.get(domain, 0)), ("validation", preset.most_eval_sequences)):
             available = corpus.num_sequences(split, domain)
             if available < wanted:
-                tokens = f"of {corpus.seq_len} tokens for {split}; preset {graph.flags.preset!r} needs {wanted}"
+                tokens = f"of {corpus.seq_len} tokens for {split}; preset {flags.preset!r} needs {wanted}"
                 allowed = f"a label with enough text: it has {available} sequences {tokens}"
-                raise invalid("corpus", f"{graph.flags.corpus} [label {domain}]", allowed)
+                raise invalid("corpus", f"{flags.corpus} [label {domain}]", allowed)

@@ -1,9 +1,10 @@
 """The flags of every study, checked before any work starts."""
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import tyro
 
@@ -17,8 +18,8 @@ RAY_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray in the entrypoint
 
 
 @dataclass(frozen=True)
-class Flags:
-    """Lists take values separated by blanks or commas."""
+class CommonFlags:
+    """What studies and searches have in common. Lists take values separated by blanks or commas."""
 
     preset: str = ""
     """smoke, demo or paper (default: the study's)"""
@@ -36,8 +37,6 @@ class Flags:
     """number of seeds, from 0 up (default: the preset's)"""
     sizes: tuple[str, ...] = ()
     """names of sizes (default: all of the preset)"""
-    methods: tuple[str, ...] = ()
-    """names of methods (default: all of the study); the baseline is always there, it is the unit"""
     num_workers: int = 1
     """ranks of each run; 1 trains in the Ray task itself"""
     dry_run: bool = False
@@ -50,6 +49,17 @@ class Flags:
     """seconds between checkpoints"""
     retry_failed: bool = False
     """train runs again that ended with a non-finite loss"""
+
+
+@dataclass(frozen=True)
+class Flags(CommonFlags):
+    """The flags of a study."""
+
+    methods: tuple[str, ...] = ()
+    """names of methods (default: all of the study); the baseline is always there, it is the unit"""
+
+
+AnyFlags = TypeVar("AnyFlags", bound=CommonFlags)
 
 
 def parse(study: Study, arguments: list[str] | None = None) -> Flags:
@@ -65,13 +75,19 @@ def parse(study: Study, arguments: list[str] | None = None) -> Flags:
 
 def checked(study: Study, flags: Flags) -> Flags:
     """The flags with defaults and lists filled in; ValueError naming the flag, the value and what is allowed."""
-    name = flags.preset or study.default_preset
-    require_choice("preset", name, tuple(study.presets))
-    preset = study.presets[name]
-    storage = absolute_place("storage", flags.storage or os.environ.get("GRAM_STORAGE") or "~/.gram")
+    flags = checked_common(study.presets, study.default_preset, flags)
     methods = split_list(flags.methods) or study.methods
     for method in methods:
         require_choice("methods", method, tuple(METHODS))
+    return replace(flags, methods=("baseline", *(m for m in METHODS if m in methods and m != "baseline")))
+
+
+def checked_common(presets: Mapping[str, Preset], default_preset: str, flags: AnyFlags) -> AnyFlags:
+    """The common flags with defaults and lists filled in; ValueError as above."""
+    name = flags.preset or default_preset
+    require_choice("preset", name, tuple(presets))
+    preset = presets[name]
+    storage = absolute_place("storage", flags.storage or os.environ.get("GRAM_STORAGE") or "~/.gram")
     sizes = split_list(flags.sizes) or tuple(preset.sizes)
     for size in sizes:
         require_choice("sizes", size, tuple(preset.sizes))
@@ -82,22 +98,16 @@ def checked(study: Study, flags: Flags) -> Flags:
         raise invalid("checkpoint_every", flags.checkpoint_every, "a positive number of seconds")
     require_choice("machine", flags.machine or preset.machine, tuple(MACHINES))
     _require_ranks(preset, sizes, flags.num_workers)
-    return Flags(
+    return replace(
+        flags,
         preset=name,
         storage=storage,
         tracking_uri=_tracking_uri(flags.tracking_uri, storage),
         corpus=_corpus(flags.corpus, preset),
-        core_label=flags.core_label,
         retain=split_list(flags.retain),
         seeds=flags.seeds or preset.num_seeds,
         sizes=tuple(size for size in preset.sizes if size in sizes),
-        methods=("baseline", *(m for m in METHODS if m in methods and m != "baseline")),
-        num_workers=flags.num_workers,
-        dry_run=flags.dry_run,
         machine=flags.machine or preset.machine,
-        threads=flags.threads,
-        checkpoint_every=flags.checkpoint_every,
-        retry_failed=flags.retry_failed,
     )
 
 

@@ -1,15 +1,11 @@
 """Running a study: flags -> nodes -> data -> graph on Ray -> table and report."""
 
-import logging
-import os
-import sys
 import time
 
 import ray
 
 from gram_platform.corpora import PackedCorpus, prepare
-from gram_platform.engine.execution import Execution, Resources
-from gram_platform.engine.graph import ClusterLost, Progress, run_graph
+from gram_platform.engine.graph import Progress, run_graph
 from gram_platform.nodes import Node
 from gram_platform.store import Store
 from gram_platform.study.build import Graph, build_graph, require_enough_data
@@ -20,41 +16,27 @@ from gram_platform.study.live import LiveView
 from gram_platform.study.mirror import Mirror
 from gram_platform.study.record import record_of
 from gram_platform.study.results import Results, read_results, summary_text, write_results
+from gram_platform.study.session import connect, execution_of, exit_with, open_tracker, reporter, say
 from gram_platform.tracking import Tracker, TrackingUnavailable
 
 
 def main(study: Study, arguments: list[str] | None = None) -> None:
-    """The entrypoint of an experiment file. Exit code 0: complete; 1: some nodes failed; 2: bad input, nothing done."""
-    try:
-        flags = parse(study, arguments)
-        outcome = run_study(study, flags)
-    except ClusterLost as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(1) from error
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from error
-    raise SystemExit(outcome)
+    """The entrypoint of an experiment file."""
+    exit_with(lambda: run_study(study, parse(study, arguments)))
 
 
 def run_study(study: Study, flags: Flags) -> int:
     """Runs what is not done yet; returns the exit code. ValueError for bad input, before anything trains."""
-    say = lambda text: print(text, flush=True)  # noqa: E731
     if flags.dry_run:
         say(describe(build_graph(study, flags)))
         return 0
     store = Store(flags.storage).open_for_writing()
-    graph = build_graph(study, flags, _reporter(say))
-    corpus = prepare(graph.recipe, store.data_root, _reporter(say))
-    require_enough_data(graph, corpus)
+    graph = build_graph(study, flags, reporter())
+    corpus = prepare(graph.recipe, store.data_root, reporter())
+    require_enough_data(graph.nodes, graph.preset, flags, corpus)
     say(f"study {study.name}: {len(graph.nodes)} nodes on {flags.corpus} (data {graph.recipe.data_id})")
     say(f"storage {store.root}")
-    tracker = Tracker(flags.tracking_uri)
-    try:
-        tracker.prepare_database()
-    except TrackingUnavailable as error:
-        say(f"MLflow is away ({error}); training goes on, `gram sync` catches up")
-    return _StudyRun(graph, store, corpus, tracker).run()
+    return _StudyRun(graph, store, corpus, open_tracker(flags)).run()
 
 
 class _StudyRun:
@@ -71,16 +53,9 @@ class _StudyRun:
         flags, started = self.graph.flags, time.monotonic()
         has_gpu = False
         if not self._is_done():  # a finished study needs no Ray
-            _connect()
+            connect()
             has_gpu = bool(ray.cluster_resources().get("GPU"))
-        execution = Execution(
-            self.store.root,
-            num_threads=flags.threads,
-            num_ranks=flags.num_workers,
-            checkpoint_every_s=flags.checkpoint_every,
-            device="cuda" if has_gpu else "cpu",
-        )
-        resources = Resources(float(flags.threads), float(has_gpu))
+        execution, resources = execution_of(flags, has_gpu)
         self.store.study_dir(self.record.name).write("study.json", self.record.to_json())
         self.mirror = Mirror(self.tracker, self.store, self.view.say)
         with self.view:
@@ -147,25 +122,3 @@ class _StudyRun:
     def _mlflow_command(self) -> str:
         uri = self.graph.flags.tracking_uri
         return uri if uri.startswith("http") else f"mlflow ui --backend-store-uri {uri}"
-
-
-def _connect() -> None:
-    """Joins the job's or the machine's cluster, else starts a local one."""
-    if not ray.is_initialized():
-        # without this Ray warns that a task of no GPU will one day keep the ones it sees
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        ray.init(log_to_driver=False, logging_level=logging.WARNING)
-
-
-def _reporter(say):
-    """Progress of long reading and packing, a line every few seconds."""
-    last = time.monotonic()
-
-    def report(what: str, done: int, total: int | None) -> None:
-        nonlocal last
-        if time.monotonic() - last > 5.0:
-            last = time.monotonic()
-            share = f" {done / total:.0%}" if total else ""
-            say(f"{what}:{share} {done / 1e6:,.1f} MB")
-
-    return report

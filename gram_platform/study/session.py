@@ -1,0 +1,75 @@
+"""What every entrypoint does: exit codes, Ray, the tracking database, and progress of long preparations."""
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+
+import ray
+
+from gram_platform.engine.execution import Execution, Resources
+from gram_platform.engine.graph import ClusterLost
+from gram_platform.study.flags import CommonFlags
+from gram_platform.tracking import Tracker, TrackingUnavailable
+
+
+def exit_with(work: Callable[[], int]) -> None:
+    """Ends the process. Exit code 0: complete; 1: some nodes failed or Ray is gone; 2: bad input, nothing done."""
+    try:
+        outcome = work()
+    except ClusterLost as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(1) from error
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
+    raise SystemExit(outcome)
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def connect() -> None:
+    """Joins the job's or the machine's cluster, else starts a local one."""
+    if not ray.is_initialized():
+        # without this Ray warns that a task of no GPU will one day keep the ones it sees
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        ray.init(log_to_driver=False, logging_level=logging.WARNING)
+
+
+def execution_of(flags: CommonFlags, has_gpu: bool) -> tuple[Execution, Resources]:
+    """How the flags want nodes executed, and what Ray reserves for a rank."""
+    execution = Execution(
+        flags.storage,
+        num_threads=flags.threads,
+        num_ranks=flags.num_workers,
+        checkpoint_every_s=flags.checkpoint_every,
+        device="cuda" if has_gpu else "cpu",
+    )
+    return execution, Resources(float(flags.threads), float(has_gpu))
+
+
+def open_tracker(flags: CommonFlags) -> Tracker:
+    """The tracker with its database made; a server that is away is announced and tried again later."""
+    tracker = Tracker(flags.tracking_uri)
+    try:
+        tracker.prepare_database()
+    except TrackingUnavailable as error:
+        say(f"MLflow is away ({error}); training goes on, `gram sync` catches up")
+    return tracker
+
+
+def reporter() -> Callable[[str, int, int | None], None]:
+    """Progress of long reading and packing, a line every few seconds."""
+    last = time.monotonic()
+
+    def report(what: str, done: int, total: int | None) -> None:
+        nonlocal last
+        if time.monotonic() - last > 5.0:
+            last = time.monotonic()
+            share = f" {done / total:.0%}" if total else ""
+            say(f"{what}:{share} {done / 1e6:,.1f} MB")
+
+    return report
