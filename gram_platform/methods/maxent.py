@@ -10,12 +10,21 @@ from gram_platform.config import (
     RunConfig,
     View,
 )
+from gram_platform.identity import invalid
 from gram_platform.methods import baseline
 from gram_platform.methods.budgets import training_run
 from gram_platform.methods.setting import Plans, Profile, Setting, profile_name
 
 
 def plan(setting: Setting) -> Plans:
+    """A run for each profile that forgets something, with the profile's own parameters where the options have them.
+
+    ValueError for own parameters of a profile that holds a domain which the corpus does not have.
+    """
+    for profile, _ in setting.options.maxent_profiles:
+        if not set(profile) <= set(setting.auxiliary):
+            allowed = "profiles of the auxiliary domains " + ", ".join(setting.auxiliary)
+            raise invalid("maxent_profiles", profile, allowed)
     start = baseline.run_of(setting)
     profiles = [p for p in setting.profiles if set(p) != set(setting.auxiliary)]  # something must be forgotten
     runs = {profile: _unlearning(setting, start, profile) for profile in profiles}
@@ -28,7 +37,7 @@ def _unlearning(setting: Setting, start: RunConfig, profile: Profile) -> RunConf
 
     Forget domains are drawn evenly, core and the profile's domains as in the baseline's mixture [ours].
     """
-    options, size = setting.options.maxent, setting.size
+    options, size = setting.options.maxent_of(profile), setting.size
     forget = tuple(d for d in setting.auxiliary if d not in profile)
     half = options.num_steps * size.batch_size
     pools = {d.name: d.num_sequences for d in start.data.domains}

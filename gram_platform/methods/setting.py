@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gram_platform.config import CORE, RoutingConfig, RunConfig, View
-from gram_platform.identity import require_choice, require_int, require_real
+from gram_platform.identity import invalid, require_choice, require_int, require_real
 from gram_platform.ladder import Size
 
 Profile = tuple[str, ...]  # the auxiliary domains that are retained, sorted; () is core alone
@@ -89,9 +89,20 @@ class Options:
     demix: Demix = Demix()
     elicitation: Elicitation | None = None
     unlabelled_share: float = 0.0  # partial labels: of every domain's sequences
+    maxent_profiles: tuple[tuple[Profile, MaxEnt], ...] = ()  # of single profiles, in place of `maxent`
 
     def __post_init__(self) -> None:
         require_real("unlabelled_share", self.unlabelled_share, 0.0, 0.99)
+        pairs = sorted(((tuple(sorted(p)), own) for p, own in self.maxent_profiles), key=lambda pair: pair[0])
+        object.__setattr__(self, "maxent_profiles", tuple(pairs))
+        profiles = [profile for profile, _ in pairs]
+        doubled = [p for p in profiles if profiles.count(p) > 1 or len(set(p)) < len(p)]
+        if doubled:
+            raise invalid("maxent_profiles", doubled[0], "each profile once, and each domain once in a profile")
+
+    def maxent_of(self, profile: Profile) -> MaxEnt:
+        """MaxEnt's parameters for a profile: its own, else those of all."""
+        return dict(self.maxent_profiles).get(tuple(sorted(profile)), self.maxent)
 
 
 @dataclass(frozen=True)
