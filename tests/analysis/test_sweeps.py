@@ -1,0 +1,220 @@
+"""The paper's sweeps against its source, and ours against planted ratios: the paper's own means."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from gram_platform.analysis.intervals import t_interval
+from gram_platform.analysis.paper_sweeps import (
+    PAPER_SWEEPS,
+    SWEEP_CLASSES,
+    SWEEP_SEEDS,
+    paper_curve,
+    paper_means,
+)
+from gram_platform.analysis.sweeps import CLAIM_COLUMNS, SWEEP_CLAIMS, SWEEP_COLUMNS, analyse_sweeps, sweep_claims
+from tests.stories_frames import AUXILIARY, SEEDS, curves
+from tests.sweep_frames import POINTS, attacks, evaluations, planted
+
+PAPER = Path(__file__).resolve().parents[3] / "shared" / "paper.tex"
+LEGEND = {"Core": "core", "Core-Partial": "core_partial", "Core-Full": "core_full", "Retain": "retain"}
+LEGEND |= {"Forget": "forget", "Elicit": "elicited"}
+
+
+# ----------------------------------------------------------------------------------------- the paper's figures
+
+
+def figure_source(label: str) -> str:
+    if not PAPER.is_file():
+        pytest.skip("the paper's source is not beside this checkout")
+    text = PAPER.read_text()
+    end = text.index(f"\\label{{{label}}}")
+    return text[text.rindex("\\begin{figure}", 0, end) : end]
+
+
+def drawn_band(path: str) -> dict[str, tuple[float, float]]:
+    """`{place on the axis: (low, high)}` of a filled outline: the lowest and the highest corner of each place."""
+    corners = [(x, float(y)) for x, y in re.findall(r"axis cs:([\d.]+),([\d.]+)\)", path)]
+    places = dict.fromkeys(x for x, _ in corners)
+    return {at: (min(y for x, y in corners if x == at), max(y for x, y in corners if x == at)) for at in places}
+
+
+@pytest.mark.parametrize("knob", PAPER_SWEEPS)
+def test_the_literals_are_the_coordinates_of_the_papers_figures(knob):
+    sweep, source = PAPER_SWEEPS[knob], figure_source(PAPER_SWEEPS[knob].source)
+    bands = [drawn_band(path) for path in re.findall(r"\\path \[.*?\]\n(.*?)--cycle;", source, re.S)]
+    tables = re.findall(r"\\addplot \[semithick.*?table \{%\n(.*?)\};\n\\addlegendentry\{(\S+)", source, re.S)
+    assert [LEGEND[name] for _, name in tables] == list(sweep.classes)
+    labels = re.search(r"xticklabels=\{(.*?)\}", source)
+    for (table, name), band in zip(tables, bands, strict=True):
+        means = [row.split() for row in table.strip().splitlines()]
+        values = [labels[1].split(",")[int(place)] if labels else place for place, _ in means]
+        assert tuple(float(value) for value in values) == sweep.values
+        drawn = tuple((float(mean), *band[place]) for place, mean in means)
+        assert drawn == sweep.classes[LEGEND[name]]
+
+
+def test_the_literals_are_consistent():
+    for knob, sweep in PAPER_SWEEPS.items():
+        assert list(sweep.classes) == [name for name in SWEEP_CLASSES if name in sweep.classes]
+        assert list(sweep.values) == sorted(sweep.values)
+        for name in sweep.classes:
+            curve = paper_curve(knob, name)
+            assert curve["value"].tolist() == list(sweep.values)
+            assert (curve["low"] < curve["mean"]).all()
+            assert ((curve["low"] + curve["high"]) / 2).to_numpy() == pytest.approx(curve["mean"].to_numpy(), abs=1e-9)
+        assert paper_means(knob).shape == (len(sweep.values), len(sweep.classes))
+    assert paper_curve("p_cr", "core").empty
+    assert paper_curve("no such knob", "core").empty
+    assert SWEEP_SEEDS == 3
+
+
+def test_the_main_table_lies_on_the_spread_sweep():
+    """GRAM's p_as 0.3 of `tab:synthetic`, .938 .952 .766 .855, between the sweep's 0.25 and 0.5."""
+    means = paper_means("p_as")
+    between = means.loc[0.25] + (means.loc[0.5] - means.loc[0.25]) * 0.2
+    assert between.tolist() == pytest.approx([0.938, 0.952, 0.766, 0.855], abs=0.005)
+
+
+# ------------------------------------------------------------------------------------------------ our analysis
+
+
+@pytest.fixture(scope="module")
+def sweeps():
+    return analyse_sweeps(evaluations(), curves(), attacks=attacks())
+
+
+def test_planted_means_are_recovered_with_their_intervals(sweeps):
+    table = sweeps.table
+    assert list(table.columns) == SWEEP_COLUMNS
+    assert list(zip(table["knob"], table["value"], strict=True)) == list(POINTS)
+    assert sweeps.missing.empty
+    for row in table.to_dict("records"):
+        means = planted(row["knob"], row["value"])
+        expected = {**means, "core": (4 * means["core_partial"] + means["core_full"]) / 5}
+        for name in SWEEP_CLASSES:
+            interval = t_interval([expected[name] + shift for shift in (-0.004, 0.0, 0.004)])
+            assert [row[name + end] for end in ("", "_low", "_high")] == pytest.approx(list(interval), abs=1e-6), name
+        assert row["num_seeds"] == 3
+        assert row["runs"] == " ".join(f"run-{row['knob']}-{row['value']:g}-{seed}" for seed in SEEDS)
+    assert set(table[table["knob"] == "p_ca"]["method"]) == {"ft_lora"}
+    assert (sweeps.fits["rms"] < 1e-9).all()
+
+
+def test_a_point_that_two_knobs_share_is_a_row_of_each():
+    shared = evaluations((("p_cr", 0.4),))
+    twin = shared[shared["method"] == "gram"].assign(knob="p_as", value=0.3)
+    table = analyse_sweeps(pd.concat([shared, twin]), curves()).table.set_index("knob")
+    assert table.index.tolist() == ["p_cr", "p_as"]
+    assert table.loc["p_cr"].drop("value").equals(table.loc["p_as"].drop("value"))
+
+
+def test_the_order_of_the_rows_does_not_matter(sweeps):
+    frames = [frame.sample(frac=1.0, random_state=0) for frame in (evaluations(), attacks())]
+    again = analyse_sweeps(frames[0], curves(), attacks=frames[1]).table
+    pd.testing.assert_frame_equal(again.drop(columns="runs"), sweeps.table.drop(columns="runs"))
+
+
+def test_without_attacks_elicited_is_empty():
+    table = analyse_sweeps(evaluations(POINTS[:2]), curves()).table
+    assert table["elicited"].isna().all()
+    assert table["forget"].notna().all()
+
+
+def test_what_is_missing_names_its_points():
+    points = (("p_cr", 0.0), ("p_cr", 0.4), ("p_as", 0.5))
+    known = evaluations(points)
+    single = f"core+{AUXILIARY[0]}"
+    gone = (known["knob"] == "p_cr") & (known["seed"] == "1") & (known["profile"] == single)
+    whole = (known["knob"] == "p_as") & known["value"].notna()
+    sweeps = analyse_sweeps(known[~gone & ~whole], curves(), declared=known)
+    assert sweeps.table["num_seeds"].tolist() == [2, 2]
+    assert "p_cr 0, 0.4: gram 26M mean seed 1" in set(sweeps.missing["what"])
+    assert "p_as 0.5: gram 26M core" in set(sweeps.missing["what"])
+    unfinished = known[known["method"] != "baseline"]
+    nothing = analyse_sweeps(unfinished, curves(), declared=known)
+    assert nothing.table.empty
+    assert "all rows of size 26M" in set(nothing.missing["what"])  # of every point, so without their names
+
+
+def test_nothing_at_all():
+    sweeps = analyse_sweeps(evaluations(()), curves())
+    assert list(sweeps.table.columns) == SWEEP_COLUMNS
+    assert sweeps.table.empty
+    assert sweep_claims(sweeps.per_seed).columns.tolist() == CLAIM_COLUMNS
+
+
+def test_bad_frames_name_what_is_wrong():
+    with pytest.raises(ValueError, match="knob"):
+        analyse_sweeps(evaluations().drop(columns="knob"), curves())
+    with pytest.raises(ValueError, match=r"^evaluations=.*'p_cr'"):
+        analyse_sweeps(evaluations().assign(value=np.nan), curves())
+    with pytest.raises(ValueError, match="once"):
+        analyse_sweeps(pd.concat([evaluations(POINTS[:1])] * 2), curves())
+
+
+# --------------------------------------------------------------------------------------------------- its claims
+
+
+def test_a_study_like_the_papers_agrees_with_its_claims(sweeps):
+    claims = sweep_claims(sweeps.per_seed)
+    assert claims.columns.tolist() == CLAIM_COLUMNS
+    assert len(claims) == len(SWEEP_CLAIMS)
+    verdicts = claims.set_index("claim")["verdict"]
+    # the paper calls forget roughly flat in p_ca; its own ends differ by more than the margin
+    assert verdicts[verdicts != "agree"].to_dict() == {"p_ca 0.25 and 4 have the same forget within 0.05": "disagree"}
+    assert claims["difference"].tolist() == pytest.approx(claims["paper"].tolist(), abs=1e-6)
+    assert (claims["num_seeds"] == 3).all()
+    found = claims.set_index("claim")["difference"]
+    assert found["p_as from 0 to 1 raises forget"] == pytest.approx(0.889691833716366 - 0.68613207457495)
+    converge = "core-full and core-partial converge: they are closer at p_cr 0.4 than at 0"
+    assert found[converge] == pytest.approx(0.112616 - 0.003921, abs=1e-5)
+    above = "retain is above forget at every p_as from 0 to 1"
+    assert found[above] == pytest.approx(1.03944719807588 - 0.889691833716366)
+
+
+def test_opposite_trends_disagree(sweeps):
+    turned = sweeps.per_seed.copy()
+    is_spread = turned["knob"] == "p_as"
+    turned.loc[is_spread, "value"] = 1.0 - turned.loc[is_spread, "value"]
+    claims = sweep_claims(turned).set_index("claim")
+    for name in ("core", "retain", "forget", "elicited"):
+        assert claims.loc[f"p_as from 0 to 1 raises {name}", "verdict"] == "disagree"
+
+
+def test_a_claim_needs_its_values():
+    ends = sweep_claims(analyse_sweeps(evaluations((("p_cr", 0.2), ("p_cr", 1.0))), curves()).per_seed)
+    assert ends["claim"].tolist() == [
+        "at p_cr 1 core-full is below core-partial",
+        "p_cr from 0.2 to 1 lowers retain",
+        "p_cr from 0.2 to 1 lowers forget",
+    ]
+    assert sweep_claims(analyse_sweeps(evaluations((("p_as", 0.5),)), curves()).per_seed).empty
+
+
+def test_a_value_that_the_paper_lacks_has_no_difference_of_the_papers(sweeps):
+    moved = sweeps.per_seed.replace({"value": {0.4: 0.5}})
+    claims = sweep_claims(moved[moved["knob"] == "p_cr"]).set_index("claim")
+    converge = claims.loc["core-full and core-partial converge: they are closer at p_cr 0.5 than at 0"]
+    assert converge["verdict"] == "agree"
+    assert np.isnan(converge["paper"])
+    assert np.isfinite(claims.loc["at p_cr 0 core-full is above core-partial", "paper"])
+
+
+def test_a_seed_counts_once_it_has_every_value(sweeps):
+    lacking = sweeps.per_seed.drop(
+        sweeps.per_seed.index[(sweeps.per_seed["seed"] == "2") & (sweeps.per_seed["value"] == 0.5)]
+    )
+    claims = sweep_claims(lacking).set_index("claim")
+    assert claims.loc["p_as from 0 to 1 raises core", "num_seeds"] == 2
+    assert claims.loc["p_cr from 0 to 1 lowers retain", "num_seeds"] == 3
+
+
+def test_another_method_is_named_and_not_set_beside_the_papers(sweeps):
+    lora = sweeps.per_seed[sweeps.per_seed["knob"] == "p_as"].assign(method="gram_lora")
+    claims = sweep_claims(pd.concat([sweeps.per_seed, lora])).set_index("claim")
+    assert np.isnan(claims.loc["p_as from 0 to 1 raises core (gram_lora, 26M)", "paper"])
+    assert np.isfinite(claims.loc["p_as from 0 to 1 raises core (gram, 26M)", "paper"])
