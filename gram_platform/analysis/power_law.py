@@ -9,34 +9,17 @@ that window, so no law should be read without these.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
 from gram_platform.analysis.intervals import CONFIDENCE, Interval, bootstrap, percentile_interval
+from gram_platform.analysis.surface import Optimum, fit_quadratic, positive
 from gram_platform.identity import invalid
 
-NUM_COEFFICIENTS = 6  # 1, x, y, x^2, x y, y^2
-EDGE_FRACTION = 0.01  # of the grid's span in log units: closer to its border than this is at the edge
-SPAN_RISE = 0.001  # the spans hold all points whose predicted loss is within 0.1% of the minimum
-
-
-@dataclass(frozen=True)
-class Optimum:
-    """The minimum of a fitted surface; lr, batch and loss are NaN when the surface is not convex."""
-
-    lr: float
-    batch: float
-    loss: float  # predicted at the minimum
-    convex: bool
-    on_edge: bool  # at or beyond the border of the grid, or beyond the cells used: an extrapolation
-    num_cells: int  # distinct (lr, batch) used
-    num_points: int  # losses used
-    rms: float  # of the residuals, in the unit of the loss
-    lr_span: tuple[float, float]  # where the predicted loss is within 0.1% of the minimum
-    batch_span: tuple[float, float]
+__all__ = ["LawBootstrap", "Optimum", "PowerLaw", "bootstrap_laws", "fit_power_law", "fit_quadratic", "optima_frame"]
 
 
 @dataclass(frozen=True)
@@ -61,51 +44,10 @@ class LawBootstrap:
     batch: PowerLaw
     lr_exponent: Interval
     batch_exponent: Interval
-    num_resamples: int
+    num_resamples: int  # 0 when a size has one seed alone: nothing is known of the spread, the intervals are NaN
     num_failed: int  # resamples without a convex surface at every size: not in the intervals
-
-
-def fit_quadratic(
-    lr: Sequence[float], batch: Sequence[float], loss: Sequence[float], window: float | None = None
-) -> Optimum:
-    """Fit loss [n] by a quadratic in (log lr, log batch) and find its minimum; seeds are pooled by repeating cells.
-
-    `window` 0.05 keeps only the cells whose loss (the mean over its seeds) is within 5% of the lowest. A surface that
-    is not convex comes back with `convex=False` and NaN for the minimum. ValueError when values are not finite and
-    positive, or the cells kept are fewer than six or cannot determine a quadratic (two rates, or all on a line).
-    """
-    x, y, z = (_positive(name, values) for name, values in (("lr", lr), ("batch", batch), ("loss", loss)))
-    if not len(x) == len(y) == len(z):
-        raise invalid("loss", len(z), f"one loss for each cell: {len(x)} of lr, {len(y)} of batch")
-    points = np.log(np.stack([x, y], axis=1))
-    kept = _within(points, z, window)
-    used, centre = points[kept], points[kept].mean(axis=0)
-    scale = np.maximum(np.ptp(used, axis=0) / 2.0, 1e-300)
-    coefficients, rms = _least_squares((used - centre) / scale, z[kept], window)
-    base, slope, hessian = _parts(coefficients)
-    eigenvalues = np.linalg.eigvalsh(hessian)
-    num_cells, num_points = len(np.unique(used, axis=0)), int(kept.sum())
-    if not eigenvalues[0] > 1e-9 * abs(eigenvalues[1]):
-        nan = math.nan
-        return Optimum(nan, nan, nan, False, False, num_cells, num_points, rms, (nan, nan), (nan, nan))
-    place = -np.linalg.solve(hessian, slope)
-    lowest = float(base + slope @ place / 2.0)
-    half = np.sqrt(2.0 * SPAN_RISE * max(lowest, 0.0) * np.diag(np.linalg.inv(hessian))) * scale
-    minimum = centre + place * scale
-    with np.errstate(over="ignore"):
-        values, spans = np.exp(minimum), np.exp([minimum - half, minimum + half]).T
-    return Optimum(
-        lr=float(values[0]),
-        batch=float(values[1]),
-        loss=lowest,
-        convex=True,
-        on_edge=_at_edge(minimum, points) or _beyond(minimum, used),
-        num_cells=num_cells,
-        num_points=num_points,
-        rms=rms,
-        lr_span=(float(spans[0, 0]), float(spans[0, 1])),
-        batch_span=(float(spans[1, 0]), float(spans[1, 1])),
-    )
+    # [num_resamples, 4]: coefficient and exponent of the LR law, then of the batch law; NaN where it failed
+    samples: np.ndarray = field(repr=False, compare=False)
 
 
 def fit_power_law(sizes: Sequence[float], values: Sequence[float], confidence: float = CONFIDENCE) -> PowerLaw:
@@ -113,7 +55,7 @@ def fit_power_law(sizes: Sequence[float], values: Sequence[float], confidence: f
 
     The minimum of a surface that is not convex is NaN: leave such a size out, and say so, before asking for a law.
     """
-    n, v = _positive("sizes", sizes), _positive("values", values)
+    n, v = positive("sizes", sizes), positive("values", values)
     if len(n) != len(v):
         raise invalid("values", len(v), f"one value for each of {len(n)} sizes")
     if len(np.unique(n)) < 2:
@@ -159,11 +101,14 @@ def bootstrap_laws(
         for _, size_trials in trials.groupby("parameters", sort=True)
     ]
     lr, batch = _laws(groups, window)
-    samples = bootstrap(groups, lambda g: [law.exponent for law in _laws(g, window)], num_resamples, rng_seed)
-    failed = int(np.isnan(samples[:, 0]).sum())
-    columns = samples.T if samples.shape[1] == 2 else np.full((2, num_resamples), np.nan)
-    intervals = [percentile_interval(c, law.exponent) for c, law in zip(columns, (lr, batch), strict=True)]
-    return LawBootstrap(lr, batch, *intervals, num_resamples, failed)
+    if min(len(seeds) for seeds in groups) < 2:
+        unknown = [Interval(law.exponent, math.nan, math.nan) for law in (lr, batch)]
+        return LawBootstrap(lr, batch, *unknown, 0, 0, np.empty((0, 4)))
+    samples = bootstrap(groups, lambda g: _flat(_laws(g, window)), num_resamples, rng_seed)
+    if samples.shape[1] != 4:  # every resample failed
+        samples = np.full((num_resamples, 4), np.nan)
+    intervals = [percentile_interval(samples[:, i], law.exponent) for i, law in ((1, lr), (3, batch))]
+    return LawBootstrap(lr, batch, *intervals, num_resamples, int(np.isnan(samples[:, 0]).sum()), samples)
 
 
 def _laws(groups: list[list[pd.DataFrame]], window: float | None) -> tuple[PowerLaw, PowerLaw]:
@@ -174,51 +119,5 @@ def _laws(groups: list[list[pd.DataFrame]], window: float | None) -> tuple[Power
     return tuple(fit_power_law(optima["parameters"], optima[name]) for name in ("lr", "batch"))
 
 
-# -------------------------------------------------------------------------------------------------- the surface
-
-
-def _within(points: np.ndarray, loss: np.ndarray, window: float | None) -> np.ndarray:
-    """Which points [n] belong to cells whose mean loss is within `window` of the lowest cell's."""
-    if window is None:
-        return np.ones(len(loss), bool)
-    if not (math.isfinite(window) and window > 0.0):
-        raise invalid("window", window, "a positive fraction, or None for all cells")
-    _, cell = np.unique(points, axis=0, return_inverse=True)
-    means = np.bincount(cell.ravel(), loss) / np.bincount(cell.ravel())
-    return (means <= (1.0 + window) * means.min() * (1.0 + 1e-12))[cell.ravel()]
-
-
-def _least_squares(u: np.ndarray, loss: np.ndarray, window: float | None) -> tuple[np.ndarray, float]:
-    """The six coefficients on scaled coordinates [n, 2] and the rms of the residuals."""
-    field, kept = ("window", window) if window is not None else ("lr, batch", f"{len(loss)} losses")
-    num_cells = len(np.unique(u, axis=0))
-    if num_cells < NUM_COEFFICIENTS:
-        raise invalid(field, kept, f"at least {NUM_COEFFICIENTS} distinct cells; there are {num_cells}")
-    x, y = u.T
-    design = np.stack([np.ones_like(x), x, y, x * x, x * y, y * y], axis=1)
-    coefficients, _, rank, _ = np.linalg.lstsq(design, loss, rcond=1e-8)
-    if rank < NUM_COEFFICIENTS:
-        raise invalid(field, kept, "cells that determine a quadratic: three values of each, not all on one line")
-    return coefficients, float(np.sqrt(np.mean((loss - design @ coefficients) ** 2)))
-
-
-def _parts(c: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
-    """Constant, gradient at zero and Hessian of the quadratic."""
-    return float(c[0]), c[1:3], np.array([[2.0 * c[3], c[4]], [c[4], 2.0 * c[5]]])
-
-
-def _at_edge(minimum: np.ndarray, points: np.ndarray) -> bool:
-    margin = EDGE_FRACTION * np.ptp(points, axis=0)
-    return bool(np.any(minimum <= points.min(axis=0) + margin) or np.any(minimum >= points.max(axis=0) - margin))
-
-
-def _beyond(minimum: np.ndarray, used: np.ndarray) -> bool:
-    slack = 1e-9 * np.ptp(used, axis=0)
-    return bool(np.any(minimum < used.min(axis=0) - slack) or np.any(minimum > used.max(axis=0) + slack))
-
-
-def _positive(field: str, values: Sequence[float]) -> np.ndarray:
-    array = np.asarray(values, float)
-    if array.ndim != 1 or not np.all(np.isfinite(array) & (array > 0.0)):
-        raise invalid(field, array.tolist(), "finite positive numbers in one dimension")
-    return array
+def _flat(laws: tuple[PowerLaw, PowerLaw]) -> list[float]:
+    return [number for law in laws for number in (law.coefficient, law.exponent)]

@@ -1,0 +1,218 @@
+"""The loss over learning rate and batch as a quadratic surface in their logarithms, and its minimum.
+
+Source: the paper's appendix "Learning Rate and Batch Size Scaling". Ours: a surface that is not convex has no minimum,
+a minimum at or beyond the edge of the grid is flagged, the fit can be restricted to cells near the best, and the
+smallest curvature comes with its t-statistic: where that is small, noise alone could have bent the surface.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gram_platform.identity import invalid
+
+NUM_COEFFICIENTS = 6  # 1, x, y, x^2, x y, y^2
+EDGE_FRACTION = 0.01  # of the grid's span in log units: closer to its border than this is at the edge
+SPAN_RISE = 0.001  # the spans hold all points whose predicted loss is within 0.1% of the minimum
+SAME_CELL = 9  # decimals of the logarithms: grids computed in different ways differ in the last bits
+LINE_FRACTION = 1e-3  # cells whose narrow width is less than this of their long one lie on a line
+RANK_FRACTION = 1e-6  # of the largest singular value of the design, its columns scaled alike
+FLAT_FRACTION = 1e-11  # of the loss: a curvature below this is rounding
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """The minimum of a fitted surface; lr, batch and loss are NaN when the surface is not convex."""
+
+    lr: float
+    batch: float
+    loss: float  # predicted at the minimum
+    convex: bool
+    on_edge: bool  # at or beyond the border of the grid, or beyond the cells used: an extrapolation
+    num_cells: int  # distinct (lr, batch) used
+    num_points: int  # losses used
+    rms: float  # of the residuals, in the unit of the loss
+    lr_span: tuple[float, float]  # where the predicted loss is within 0.1% of the minimum
+    batch_span: tuple[float, float]
+    curvature_t: float  # smallest curvature over its standard error; NaN without residual degrees of freedom
+
+
+@dataclass(frozen=True)
+class Surface:
+    """A least-squares quadratic in whitened coordinates w = (log(lr, batch) - centre) @ whitening."""
+
+    coefficients: np.ndarray  # [6]: 1, x, y, x^2, x y, y^2 of w
+    centre: np.ndarray  # [2]
+    whitening: np.ndarray  # [2, 2]: the cells used have unit covariance in w, so that narrow valleys lose no digits
+    points: np.ndarray  # [n, 2] (log lr, log batch) of all losses
+    used: np.ndarray  # [m, 2] those within the window
+    rms: float
+    curvature_t: float
+    is_convex: bool
+
+    def loss(self, lr: Sequence[float], batch: Sequence[float]) -> np.ndarray:
+        """The predicted loss at lr [n] and batch [n]."""
+        points = np.log(np.stack([np.asarray(lr, float), np.asarray(batch, float)], axis=-1))
+        return _design((points - self.centre) @ self.whitening) @ self.coefficients
+
+    def optimum(self) -> Optimum:
+        """The minimum, its flags and its spans."""
+        num_cells, num_points = _num_cells(self.used), len(self.used)
+        if not self.is_convex:
+            nan = math.nan
+            place = (nan, nan, nan, False, False, num_cells, num_points, self.rms, (nan, nan), (nan, nan))
+            return Optimum(*place, self.curvature_t)
+        slope, hessian = self.coefficients[1:3], _hessian(self.coefficients)
+        w, back = -np.linalg.solve(hessian, slope), np.linalg.inv(self.whitening)
+        lowest = float(self.coefficients[0] + slope @ w / 2.0)
+        variances = np.diag(back.T @ np.linalg.inv(hessian) @ back)
+        half = np.sqrt(2.0 * SPAN_RISE * lowest * variances) if lowest > 0.0 else np.full(2, np.nan)
+        minimum = self.centre + w @ back
+        with np.errstate(over="ignore", under="ignore"):
+            values, spans = np.exp(minimum), np.exp([minimum - half, minimum + half]).T
+        return Optimum(
+            lr=float(values[0]),
+            batch=float(values[1]),
+            loss=lowest,
+            convex=True,
+            on_edge=_at_edge(minimum, self.points) or _beyond(minimum, self.used),
+            num_cells=num_cells,
+            num_points=num_points,
+            rms=self.rms,
+            lr_span=(float(spans[0, 0]), float(spans[0, 1])),
+            batch_span=(float(spans[1, 0]), float(spans[1, 1])),
+            curvature_t=self.curvature_t,
+        )
+
+
+def fit_quadratic(
+    lr: Sequence[float], batch: Sequence[float], loss: Sequence[float], window: float | None = None
+) -> Optimum:
+    """Fit loss [n] by a quadratic in (log lr, log batch) and find its minimum; seeds are pooled by repeating cells.
+
+    `window` 0.05 keeps only the cells whose loss (the mean over its seeds) is within 5% of the lowest. A surface that
+    is not convex comes back with `convex=False` and NaN for the minimum. ValueError when values are not finite and
+    positive (leave diverged cells out), or the cells kept are fewer than six or cannot determine a quadratic (two
+    rates, or all on a line).
+    """
+    return fit_surface(lr, batch, loss, window).optimum()
+
+
+def fit_surface(
+    lr: Sequence[float], batch: Sequence[float], loss: Sequence[float], window: float | None = None
+) -> Surface:
+    """The surface whose minimum `fit_quadratic` returns; inputs and errors are the same."""
+    x, y, z = (positive(name, values) for name, values in (("lr", lr), ("batch", batch), ("loss", loss)))
+    if not len(x) == len(y) == len(z):
+        raise invalid("loss", f"{len(z)} values", f"one loss for each cell: {len(x)} of lr, {len(y)} of batch")
+    points = np.log(np.stack([x, y], axis=1))
+    kept = _within(points, z, window)
+    used, losses = points[kept], z[kept]
+    field, value = ("window", window) if window is not None else ("lr, batch", f"{len(losses)} losses")
+    num_cells = _num_cells(used)
+    if num_cells < NUM_COEFFICIENTS:
+        raise invalid(field, value, f"at least {NUM_COEFFICIENTS} distinct cells; there are {num_cells}")
+    centre, whitening = _whitened(used)
+    fitted = None if whitening is None else _least_squares((used - centre) @ whitening, losses)
+    if fitted is None:
+        raise invalid(field, value, "cells that determine a quadratic: three values of each, not all on one line")
+    coefficients, covariance, rms = fitted
+    eigenvalues, vectors = np.linalg.eigh(_hessian(coefficients))
+    is_convex = bool(eigenvalues[0] > max(1e-9 * abs(eigenvalues[1]), FLAT_FRACTION * losses.max()))
+    curvature_t = _curvature_t(eigenvalues[0], vectors[:, 0], covariance)
+    return Surface(coefficients, centre, whitening, points, used, rms, curvature_t, is_convex)
+
+
+def positive(field: str, values: Sequence[float]) -> np.ndarray:
+    """The values [n] as floats; ValueError naming the field and the first entry that is not finite and positive."""
+    try:
+        array = np.asarray(values, float)
+    except (TypeError, ValueError) as error:
+        raise invalid(field, f"values of {type(values).__name__}", f"finite positive numbers ({error})") from error
+    if array.ndim != 1:
+        raise invalid(field, f"values of shape {array.shape}", "one dimension: one value for each run or size")
+    bad = np.flatnonzero(~(np.isfinite(array) & (array > 0.0)))
+    if len(bad):
+        place = f"entry {bad[0]} of {len(array)}" + (f", and {len(bad) - 1} more" if len(bad) > 1 else "")
+        raise invalid(field, float(array[bad[0]]), f"finite positive numbers; this is {place}")
+    return array
+
+
+# ------------------------------------------------------------------------------------------------ least squares
+
+
+def _within(points: np.ndarray, loss: np.ndarray, window: float | None) -> np.ndarray:
+    """Which points [n] belong to cells whose mean loss is within `window` of the lowest cell's."""
+    if window is None:
+        return np.ones(len(loss), bool)
+    if not (isinstance(window, int | float | np.number) and math.isfinite(window) and window > 0.0):
+        raise invalid("window", window, "a positive fraction, or None for all cells")
+    if not len(loss):
+        return np.zeros(0, bool)
+    _, cell = np.unique(points.round(SAME_CELL), axis=0, return_inverse=True)
+    means = np.bincount(cell.ravel(), loss) / np.bincount(cell.ravel())
+    return (means <= (1.0 + window) * means.min() * (1.0 + 1e-12))[cell.ravel()]
+
+
+def _num_cells(points: np.ndarray) -> int:
+    return len(np.unique(points.round(SAME_CELL), axis=0))
+
+
+def _whitened(used: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    """The centre of the cells [m, 2] and the matrix that gives them unit covariance; None for cells on one line."""
+    centre, width = used.mean(axis=0), np.ptp(used, axis=0)
+    if not width.min() > 0.0:
+        return centre, None
+    _, lengths, axes = np.linalg.svd((used - centre) / width, full_matrices=False)
+    if not lengths[1] > LINE_FRACTION * lengths[0]:
+        return centre, None
+    return centre, (axes.T / width[:, None]) * (math.sqrt(len(used)) / lengths)
+
+
+def _design(w: np.ndarray) -> np.ndarray:
+    x, y = w[..., 0], w[..., 1]
+    return np.stack([np.ones_like(x), x, y, x * x, x * y, y * y], axis=-1)
+
+
+def _least_squares(w: np.ndarray, loss: np.ndarray) -> tuple[np.ndarray, np.ndarray, float] | None:
+    """Coefficients [6], their covariance (NaN without degrees of freedom), rms; None if they are not determined."""
+    design = _design(w)
+    norms = np.sqrt(np.mean(design**2, axis=0))
+    left, singular, right = np.linalg.svd(design / norms, full_matrices=False)
+    if not singular[-1] > RANK_FRACTION * singular[0]:
+        return None
+    inverse = (right.T / singular) / norms[:, None]
+    coefficients = inverse @ (left.T @ loss)
+    residual = loss - design @ coefficients
+    freedom = len(loss) - NUM_COEFFICIENTS
+    variance = residual @ residual / freedom if freedom > 0 else math.nan
+    return coefficients, variance * (inverse @ inverse.T), float(np.sqrt(np.mean(residual**2)))
+
+
+def _hessian(c: np.ndarray) -> np.ndarray:
+    return np.array([[2.0 * c[3], c[4]], [c[4], 2.0 * c[5]]])
+
+
+def _curvature_t(curvature: float, direction: np.ndarray, covariance: np.ndarray) -> float:
+    """The curvature along `direction` over its standard error, to first order; infinite for an exact fit."""
+    x, y = direction
+    gradient = np.array([0.0, 0.0, 0.0, 2.0 * x * x, 2.0 * x * y, 2.0 * y * y])
+    variance = float(gradient @ covariance @ gradient)
+    if math.isnan(variance):
+        return math.nan
+    return float(curvature) / math.sqrt(variance) if variance > 0.0 else math.copysign(math.inf, curvature)
+
+
+# ----------------------------------------------------------------------------------------------------- the edge
+
+
+def _at_edge(minimum: np.ndarray, points: np.ndarray) -> bool:
+    margin = EDGE_FRACTION * np.ptp(points, axis=0)
+    return bool(np.any(minimum <= points.min(axis=0) + margin) or np.any(minimum >= points.max(axis=0) - margin))
+
+
+def _beyond(minimum: np.ndarray, used: np.ndarray) -> bool:
+    slack = 1e-9 * np.ptp(used, axis=0)
+    return bool(np.any(minimum < used.min(axis=0) - slack) or np.any(minimum > used.max(axis=0) + slack))
