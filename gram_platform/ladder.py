@@ -4,10 +4,14 @@ Literals of the paper stand as printed (`tab:grmoe-scaling-training`); what the 
 """
 
 import dataclasses
+import json
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from gram_platform.config import CORE, ModelConfig, ModuleSpec
-from gram_platform.identity import require_choice
+from gram_platform.identity import invalid, require_choice, require_int, require_real
 
 PAPER_VOCAB = 50_304  # the GPT-Neo tokenizer's 50,257 padded
 PAPER_CONTEXT = 1024
@@ -101,14 +105,79 @@ STORIES_DEMO_SIZES = {"0.3M": dataclasses.replace(DEMO_SIZES["0.3M"], d_core=224
 STORIES_SMOKE_SIZES = {"tiny": dataclasses.replace(SMOKE_SIZES["tiny"], d_core=112)}
 
 
-def law_lr(num_parameters: float) -> float:
-    """The paper's law for the peak learning rate: 0.311 N^-0.308 (R2 0.991)."""
-    return 0.311 * num_parameters**-0.308
+# ------------------------------------------------------------------------------------------------------- laws
 
 
-def law_batch(num_parameters: float) -> float:
-    """The paper's law for the batch in sequences of 1,024 tokens: 4.93e-5 N^0.799 (R2 0.957)."""
-    return 4.93e-5 * num_parameters**0.799
+@dataclass(frozen=True)
+class Law:
+    """Peak learning rate and batch of a dense model of N parameters: coefficient x N ^ exponent each."""
+
+    name: str
+    lr_coefficient: float
+    lr_exponent: float
+    batch_coefficient: float
+    batch_exponent: float
+    seq_len: int  # tokens of the sequences that the batch counts
+    source: str  # where it was measured
+
+    def __post_init__(self) -> None:
+        for field in ("name", "source"):
+            if not isinstance(getattr(self, field), str):
+                raise invalid(f"law.{field}", getattr(self, field), "a text")
+        for field in ("lr_coefficient", "batch_coefficient"):
+            require_real(f"law.{field}", getattr(self, field), 0.0, open_low=True)
+        for field in ("lr_exponent", "batch_exponent"):
+            require_real(f"law.{field}", getattr(self, field), -math.inf)
+        require_int("law.seq_len", self.seq_len, 1)
+
+    def lr(self, num_parameters: float) -> float:
+        return self.lr_coefficient * num_parameters**self.lr_exponent
+
+    def batch(self, num_parameters: float, seq_len: int | None = None) -> float:
+        """Sequences of `seq_len` tokens (default: the law's own) that hold as many tokens as the law's batch."""
+        sequences = self.batch_coefficient * num_parameters**self.batch_exponent
+        return sequences * self.seq_len / (seq_len or self.seq_len)
+
+
+PAPER_LAW = Law("paper", 0.311, -0.308, 4.93e-5, 0.799, PAPER_CONTEXT, "the paper, `app:lr-bs-scaling`: 50M to 400M")
+LAWS = {law.name: law for law in (PAPER_LAW,)}
+
+
+def load_law(name_or_path: str) -> Law:
+    """A law of `LAWS`, or of a JSON file with the fields of `Law` (others are ignored); ValueError names `law`."""
+    if name_or_path in LAWS:
+        return LAWS[name_or_path]
+    path = Path(name_or_path).expanduser()
+    if not path.is_file():
+        raise invalid("law", name_or_path, f"one of {', '.join(LAWS)}, or the path of a law's JSON file")
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise invalid("law", name_or_path, f"a JSON file ({error})") from error
+    names = [field.name for field in dataclasses.fields(Law)]
+    absent = [name for name in names if not isinstance(stored, Mapping) or name not in stored]
+    if absent:
+        raise invalid("law", name_or_path, f"a JSON object with {', '.join(names)}; it lacks {', '.join(absent)}")
+    return Law(**{name: stored[name] for name in names})
+
+
+def sized_by(size: Size, law: Law, num_parameters: int) -> Size:
+    """The size with the law's peak learning rate and batch for `num_parameters`, the total of its dense model.
+
+    The law's batch is converted by tokens where its sequences have another length, then rounded to the nearest
+    multiple of the micro-batch. A batch below half a micro-batch becomes the divisor of the micro-batch that is nearest
+    in ratio, and is its own micro-batch: ranks that divide it also divided the old one.
+    """
+    sequences = law.batch(num_parameters, size.seq_len)
+    peak_lr, num_micro = law.lr(num_parameters), round(sequences / size.micro_batch)
+    if num_micro:
+        return dataclasses.replace(size, peak_lr=peak_lr, batch_size=num_micro * size.micro_batch)
+    divisors = [d for d in range(1, size.micro_batch + 1) if size.micro_batch % d == 0]
+    batch = min(divisors, key=lambda d: abs(math.log(d / sequences)))
+    return dataclasses.replace(size, peak_lr=peak_lr, batch_size=batch, micro_batch=batch)
+
+
+# ----------------------------------------------------------------------------------------------------- choosing
 
 
 def choose(names: tuple[str, ...], sizes: dict[str, Size]) -> tuple[Size, ...]:
