@@ -14,6 +14,7 @@ PACKAGE = "gram_platform"
 # what stands beside it. A room is a file `<room>.py` or a folder `<room>/`; it need not exist yet.
 ROOMS = {
     "identity": (),
+    "space": (),
     "config": (),
     "ladder": (),
     "flops": (),
@@ -36,6 +37,7 @@ ROOMS = {
     "engine": ("ray", "optuna", "torch", "numpy", "psutil", "rich"),
     "local_cluster": ("psutil",),
     "study": ("ray", "numpy", "pandas", "tyro", "rich"),
+    "searches": ("ray", "optuna", "numpy", "pandas", "plotly", "sqlalchemy"),
     "cli": ("pandas", "tyro", "rich"),
 }
 FORBIDDEN = {"engine": {"analysis", "figures", "report"}}  # above the engine, yet not for it: it must not need them

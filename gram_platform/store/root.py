@@ -73,6 +73,14 @@ class Store:
         """The folder of a study, `<storage>/studies/<name>`; its `path` is a directory when the store is local."""
         return self._folder.child("studies", name)
 
+    def search_dir(self, search_id: str) -> Folder:
+        """The folder of a search's driver, `<storage>/searches/<search_id>`."""
+        return self._folder.child("searches", search_id)
+
+    def list_searches(self) -> list[str]:
+        """The ids of all searches, sorted."""
+        return self._folder.child("searches").list()
+
     @property
     def data_root(self) -> Path:
         """A local directory for packed corpora, which are memory-mapped.

@@ -1,0 +1,144 @@
+"""Where a search's next trial comes from: a list of points, or Optuna studies that survive their driver."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import optuna
+from optuna.trial import TrialState
+
+from gram_platform.engine.trials import COMPLETE, FAILED, Outcome, Point
+from gram_platform.identity import short_hash
+from gram_platform.space import Space
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A trial to run; `key` means something to its source alone."""
+
+    name: str
+    point: Point
+    key: object = None
+
+
+class Source(Protocol):
+    """What proposes trials and is told how they ended."""
+
+    def next(self) -> Proposal | None:
+        """The next trial, None when there are no more."""
+
+    def tell(self, proposal: Proposal, outcome: Outcome) -> None: ...
+
+
+class PointList:
+    """Every point once."""
+
+    def __init__(self, points: Iterable[tuple[str, Point]]):
+        self._points = iter(list(points))
+
+    def next(self) -> Proposal | None:
+        found = next(self._points, None)
+        return None if found is None else Proposal(*found)
+
+    def tell(self, proposal: Proposal, outcome: Outcome) -> None:
+        """Nothing depends on it."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A metric of the score that is optimised; `worst` is what the searcher is told of a diverged trial."""
+
+    metric: str
+    direction: str  # minimize or maximize
+    worst: float
+
+
+@dataclass
+class Group:
+    """One Optuna study of a search, with the part of the point that is fixed in it."""
+
+    name: str
+    fixed: Point
+    study: optuna.Study
+    num_trials: int  # to be complete at the end
+    num_started: int = 0  # by this driver
+    adopted: list[int] = field(default_factory=list)  # numbers of trials that a driver left running
+
+    @property
+    def num_complete(self) -> int:
+        return len(self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)))
+
+
+class OptunaSource:
+    """Proposals of one or more Optuna studies, the one that is furthest behind first.
+
+    Trials that a dead driver left running are adopted: the same trial, with the parameters that it had, is proposed
+    again, so that the history has neither duplicates nor trials that run for ever; what its nodes had finished is
+    reused. There must be one driver at a time. A failed trial stays failed and is not counted.
+    """
+
+    def __init__(self, groups: Sequence[Group], space: Space, objectives: Sequence[Objective]):
+        self.groups, self.space, self.objectives = groups, space, objectives
+        self._left = {}
+        for group in groups:
+            running = group.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+            group.adopted = [trial._trial_id for trial in running]  # what Trial takes; it has no public name
+            self._left[group.name] = max(0, group.num_trials - group.num_complete)
+
+    @property
+    def num_left(self) -> int:
+        """Trials still to be proposed."""
+        return sum(max(self._left[group.name], len(group.adopted)) for group in self.groups)
+
+    def next(self) -> Proposal | None:
+        open_groups = [g for g in self.groups if g.adopted or self._left[g.name] > 0]
+        if not open_groups:
+            return None
+        group = max(open_groups, key=lambda g: self._left[g.name] - g.num_started)
+        trial = optuna.trial.Trial(group.study, group.adopted.pop(0)) if group.adopted else group.study.ask()
+        self._left[group.name] -= 1
+        group.num_started += 1
+        point = {p.name: _suggest(trial, p) for p in self.space.parameters}
+        return Proposal(f"{group.name} {trial.number}", {**group.fixed, **point}, (group, trial))
+
+    def tell(self, proposal: Proposal, outcome: Outcome) -> None:
+        group, trial = proposal.key
+        facts = {"state": outcome.state, "message": outcome.message, "metrics": dict(outcome.metrics)}
+        facts |= {"nodes": list(outcome.nodes), "runs": list(outcome.runs)}
+        facts |= {"elapsed_s": outcome.elapsed_s, "trained_s": outcome.trained_s}
+        for key, value in facts.items():
+            trial.set_user_attr(key, value)
+        if outcome.state == FAILED:
+            group.study.tell(trial, state=TrialState.FAIL)
+            return
+        group.study.tell(trial, [self._value(objective, outcome) for objective in self.objectives])
+
+    def _value(self, objective: Objective, outcome: Outcome) -> float:
+        return outcome.metrics[objective.metric] if outcome.state == COMPLETE else objective.worst
+
+
+def _suggest(trial: optuna.Trial, parameter) -> float | int:
+    if parameter.is_integer:
+        return trial.suggest_int(parameter.name, int(parameter.low), int(parameter.high), log=parameter.log)
+    return trial.suggest_float(parameter.name, parameter.low, parameter.high, log=parameter.log)
+
+
+def open_study(storage: optuna.storages.BaseStorage, name: str, objectives: Sequence[Objective]) -> optuna.Study:
+    """The study of this name, made if need be, with a TPE sampler (of one objective or several).
+
+    The sampler's seed follows from the name and from how many trials there are: a second driver must not draw the
+    first one's random points again.
+    """
+    directions = [objective.direction for objective in objectives]
+    study = optuna.create_study(storage=storage, study_name=name, directions=directions, load_if_exists=True)
+    num_trials = len(study.get_trials(deepcopy=False))
+    seed = int(short_hash({"study": name, "trials": num_trials}), 16) % 2**31
+    # constant_liar: a running trial counts as a poor one, so that parallel trials do not flock to one place
+    study.sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True)
+    return study
+
+
+def told(outcome: Mapping) -> Outcome:
+    """An outcome from plain JSON."""
+    sequences = {key: tuple(outcome[key]) for key in ("nodes", "runs")}
+    return Outcome(**{**outcome, **sequences})

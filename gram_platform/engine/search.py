@@ -1,0 +1,206 @@
+"""Trials on Ray Tune: as many at once as the cluster holds or could grow to, each with what its size needs.
+
+Ray Tune places trials, reuses their processes and starts them again when these die; what to try next, pausing and
+limits are a searcher of ours, because Tune's own state dies with the driver and ours does not (Optuna's database, the
+run directories).
+"""
+
+import json
+import logging
+import math
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import ray
+from ray import tune
+from ray.tune.search import Searcher
+
+from gram_platform.engine.execution import Execution, Resources
+from gram_platform.engine.proposals import Proposal, Source, told
+from gram_platform.engine.trials import FAILED, Outcome, Point, Problem, execute_trial
+from gram_platform.planner import GIB, MACHINES, needs
+
+MAX_CRASHES = 4  # of the processes of one trial before it counts as failed
+PROCESS_BYTES = GIB  # of a worker before it holds a model: Python, torch, Ray, the page cache's mapping
+MEMORY_STEP = GIB // 4  # requests are rounded up to it, so that trials of like sizes share processes
+QUIET = {
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # the run directories have it all
+    "TUNE_GLOBAL_CHECKPOINT_S": "600",  # nothing is restored from Tune's own state
+    "RAY_AIR_NEW_OUTPUT": "0",  # the driver says what happens
+}
+GO, WAIT, STOP, CANCEL = "go", "wait", "stop", "cancel"
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How many trials run at once, and who may hold them up."""
+
+    name: str  # of the folder of Ray Tune's own files
+    max_concurrent: int = 0  # 0: what the cluster can hold
+    decide: Callable[[], str] = lambda: GO  # before a trial starts: go, wait (paused), stop (limit) or cancel
+
+
+def run_trials(
+    source: Source,
+    problem: Problem,
+    execution: Execution,
+    resources: Resources,
+    tuning: Tuning,
+    on_start: Callable[[Proposal], None] = lambda proposal: None,
+    on_end: Callable[[Outcome], None] = lambda outcome: None,
+) -> None:
+    """Runs the source's trials to the end. Needs an initialised Ray; `on_start` and `on_end` are called here."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    logging.getLogger("ray.tune").setLevel(logging.ERROR)
+    folder = Path(execution.storage, "ray_tune", tuning.name)
+    is_local = "://" not in execution.storage
+    if is_local:
+        shutil.rmtree(folder, ignore_errors=True)  # a dead driver's: there is one driver at a time
+    searcher = _Searcher(source, tuning, lambda: trials_at_once(execution, resources), on_start, on_end)
+    trainable = tune.with_parameters(_trial, problem=problem, execution=execution, resources=resources)
+    placed = tune.with_resources(trainable, lambda config: _placement(problem, config["point"], execution, resources))
+    tuner = tune.Tuner(
+        placed,
+        tune_config=tune.TuneConfig(
+            search_alg=searcher,
+            num_samples=sys.maxsize,  # the searcher says when it is finished
+            reuse_actors=True,
+            trial_dirname_creator=lambda trial: trial.trial_id,
+        ),
+        run_config=tune.RunConfig(
+            name=f"{time.time_ns()}",  # an equal name would resume another driver's state
+            storage_path=f"{execution.storage}/ray_tune/{tuning.name}",
+            failure_config=tune.FailureConfig(max_failures=MAX_CRASHES - 1),
+            stop=_Cancelled(tuning),
+            verbose=0,
+        ),
+    )
+    tuner.fit()
+    if is_local:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _trial(config: dict, problem: Problem, execution: Execution, resources: Resources) -> None:
+    """The function that Ray Tune calls; text, because Tune flattens nested results."""
+    outcome = execute_trial(config["name"], config["point"], problem, execution, resources)
+    tune.report({"outcome": json.dumps(asdict(outcome))})
+
+
+# ---------------------------------------------------------------------------------------------------- resources
+
+
+def _placement(problem: Problem, point: Point, execution: Execution, resources: Resources):
+    """What Ray reserves for a trial: a rank's CPUs, GPUs and the memory that its largest run needs.
+
+    A sharded trial only waits for Ray Train's workers, which have reservations of their own.
+    """
+    if execution.num_ranks > 1:
+        return tune.PlacementGroupFactory([{"memory": MEMORY_STEP}])
+    bundle = {"CPU": resources.cpus_per_rank, "memory": trial_memory(problem, point)}
+    if resources.gpus_per_rank:
+        bundle = {"CPU": resources.cpus_per_rank, "GPU": resources.gpus_per_rank}
+    return tune.PlacementGroupFactory([bundle])
+
+
+def trial_memory(problem: Problem, point: Point) -> int:
+    """Bytes of a one-process trial on a CPU: the largest of its runs and the process itself."""
+    runs = [node.config for node in problem.nodes(point) if node.kind == "run"]
+    largest = max((needs(run, 1, MACHINES["cpu"]).memory for run in runs), default=0)
+    return math.ceil((largest + PROCESS_BYTES) / MEMORY_STEP) * MEMORY_STEP
+
+
+def trials_at_once(execution: Execution, resources: Resources) -> int:
+    """Trials that the cluster can hold when an autoscaler has made it as large as it may be."""
+    total = dict(ray.cluster_resources())
+    for name, amount in _largest_cluster().items():
+        total[name] = max(total.get(name, 0), amount)
+    slots = total.get("CPU", 0) / (resources.cpus_per_rank * execution.num_ranks)
+    if resources.gpus_per_rank:
+        slots = min(slots, total.get("GPU", 0) / (resources.gpus_per_rank * execution.num_ranks))
+    return max(1, math.floor(slots))
+
+
+def _largest_cluster() -> dict[str, float]:
+    """What the autoscaler reports that it may grow to; {} on a cluster of fixed size."""
+    from ray._private.state import state  # Ray's libraries ask here; there is no public way
+
+    return state.get_max_resources_from_cluster_config() or {}
+
+
+# ----------------------------------------------------------------------------------------------------- searcher
+
+
+class _Unsaved:
+    """Ray Tune stores its searcher and stopper for a restoration that we never ask for; ours stay in this process."""
+
+    def __reduce__(self):
+        return object, ()
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+class _Cancelled(_Unsaved, tune.Stopper):
+    """Ends running trials too; their checkpoints stay."""
+
+    def __init__(self, tuning: Tuning):
+        self._decide = tuning.decide
+
+    def __call__(self, trial_id: str, result: dict) -> bool:
+        return False
+
+    def stop_all(self) -> bool:
+        return self._decide() == CANCEL
+
+
+class _Searcher(_Unsaved, Searcher):
+    """Ray Tune's view of a source."""
+
+    def __init__(self, source: Source, tuning: Tuning, slots: Callable[[], int], on_start, on_end):
+        super().__init__(metric="outcome", mode="min")
+        self._source, self._tuning, self._slots = source, tuning, slots
+        self._on_start, self._on_end = on_start, on_end
+        self._running: dict[str, tuple[Proposal, float]] = {}
+
+    def suggest(self, trial_id: str) -> dict | str | None:
+        decision = self._tuning.decide()
+        if decision in (STOP, CANCEL):
+            return Searcher.FINISHED
+        if decision == WAIT or len(self._running) >= (self._tuning.max_concurrent or self._slots()):
+            return None
+        proposal = self._source.next()
+        if proposal is None:
+            return Searcher.FINISHED
+        self._running[trial_id] = (proposal, time.time())
+        self._on_start(proposal)
+        return {"name": proposal.name, "point": dict(proposal.point)}
+
+    def on_trial_result(self, trial_id: str, result: dict) -> None:
+        """A trial reports once, at its end."""
+
+    def on_trial_complete(self, trial_id: str, result: dict | None = None, error: bool = False) -> None:
+        proposal, started = self._running.pop(trial_id)
+        if result and "outcome" in result:
+            outcome = told(json.loads(result["outcome"]))
+        elif error:
+            message = f"its process died {MAX_CRASHES} times"
+            facts = {"name": proposal.name, "point": proposal.point, "state": FAILED, "message": message}
+            outcome = Outcome(**facts, started=started, elapsed_s=time.time() - started)
+        else:
+            return  # cancelled: the next driver adopts it
+        self._source.tell(proposal, outcome)
+        self._on_end(outcome)
+
+    def save(self, checkpoint_path: str) -> None:
+        """Nothing: the source's state is elsewhere."""
+        with open(checkpoint_path, "wb"):
+            pass
+
+    def restore(self, checkpoint_path: str) -> None:
+        raise NotImplementedError("a search is continued by submitting it again")

@@ -1,0 +1,129 @@
+"""One trial of a search: a point becomes nodes, the nodes results, the results a score.
+
+Nodes are those of the studies: what is finished is reused, whoever asked for it first, and what a dead process left is
+continued from its last checkpoint.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from gram_platform.config import RunConfig
+from gram_platform.engine.execution import Execution, Resources, owner
+from gram_platform.engine.node import execute_evaluation, execute_run
+from gram_platform.nodes import Node
+from gram_platform.store import LeaseHeld, Store
+from gram_platform.train.loop import TrainingDiverged
+
+Point = Mapping[str, float | int | str]
+
+COMPLETE, DIVERGED, FAILED = "complete", "diverged", "failed"
+HELD_POLL_S = 2.0
+
+
+class Problem(Protocol):
+    """What a search asks. It travels to the workers, so it holds plain values alone."""
+
+    def nodes(self, point: Point) -> list[Node]:
+        """The trial's nodes, each after those that it needs; what the whole search needs is done already."""
+
+    def score(self, point: Point, results: Mapping[str, Mapping]) -> dict[str, float]:
+        """Finite metrics from the nodes' results by id. ValueError where they cannot be had."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a trial ended."""
+
+    name: str
+    point: Point
+    state: str  # complete, diverged or failed
+    started: float  # Unix time
+    elapsed_s: float
+    trained_s: float = 0.0  # of it in nodes that were executed now
+    metrics: Mapping[str, float] = field(default_factory=dict)  # of a complete one
+    nodes: tuple[str, ...] = ()
+    runs: tuple[str, ...] = ()
+    message: str = ""  # why it is not complete
+    num_executed: int = 0
+    num_reused: int = 0
+    process: str = ""  # host:pid that it ran in
+
+
+def execute_trial(name: str, point: Point, problem: Problem, execution: Execution, resources: Resources) -> Outcome:
+    """Executes what is missing of a trial and scores it; every error becomes the outcome's message."""
+    started, clock = time.time(), time.monotonic()
+    work = _Work(execution, resources)
+    metrics, state, message, nodes = {}, COMPLETE, "", []
+    try:
+        nodes = problem.nodes(point)
+        metrics = problem.score(point, {node.id: work.result(node) for node in nodes})
+    except TrainingDiverged as error:
+        state, message = DIVERGED, str(error)
+    except Exception as error:  # one trial must not end a search; the run directory has it too
+        state, message = FAILED, str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+    return Outcome(
+        name=name,
+        point=dict(point),
+        state=state,
+        metrics=metrics,
+        nodes=tuple(node.id for node in nodes),
+        runs=tuple(node.id for node in nodes if node.kind == "run"),
+        message=message,
+        started=started,
+        elapsed_s=time.monotonic() - clock,
+        trained_s=work.seconds,
+        num_executed=work.num_executed,
+        num_reused=work.num_reused,
+        process=owner(),
+    )
+
+
+class _Work:
+    """Executes nodes one after another and counts."""
+
+    def __init__(self, execution: Execution, resources: Resources):
+        self.execution, self.resources = execution, resources
+        self.store = Store(execution.storage).open_for_writing()
+        self.num_executed = self.num_reused = 0
+        self.seconds = 0.0
+
+    def result(self, node: Node) -> dict:
+        directory = self.store.run(node.id) if node.kind == "run" else self.store.evaluation(node.id)
+        if (result := directory.result()) is not None:
+            directory.add_tags(dict(node.tags))
+            self.num_reused += 1
+            return result
+        if node.kind == "run":
+            raise_if_diverged(directory.failure())
+        started = time.monotonic()
+        result = self._when_free(node)
+        self.seconds += time.monotonic() - started
+        self.num_executed += 1
+        return result
+
+    def _when_free(self, node: Node) -> dict:
+        """The node's result; while another process works on it, wait."""
+        while True:
+            try:
+                return _execute(node, self.execution, self.resources)
+            except LeaseHeld:
+                time.sleep(HELD_POLL_S)
+
+
+def raise_if_diverged(failure: Mapping | None) -> None:
+    """TrainingDiverged for a run that is known to diverge: it would again."""
+    if failure is not None and failure.get("details", {}).get("kind") == "diverged":
+        raise TrainingDiverged(failure["message"])
+
+
+def _execute(node: Node, execution: Execution, resources: Resources) -> dict:
+    tags = dict(node.tags)
+    if not isinstance(node.config, RunConfig):
+        return execute_evaluation(node.config, tags, execution)
+    if execution.num_ranks == 1:
+        return execute_run(node.config, tags, execution)
+    from gram_platform.engine.sharded import execute_sharded_run  # Ray Train is slow to import
+
+    return execute_sharded_run(node.config, tags, execution, resources)

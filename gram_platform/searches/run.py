@@ -1,0 +1,242 @@
+"""Running a search: flags -> what all trials need -> trials on Ray Tune -> tables and report."""
+
+import statistics
+from collections.abc import Callable
+from itertools import pairwise
+
+import optuna
+import ray
+
+from gram_platform.corpora import prepare
+from gram_platform.engine.graph import run_graph
+from gram_platform.engine.proposals import Group, OptunaSource, PointList, Source, open_study
+from gram_platform.engine.search import Tuning, run_trials
+from gram_platform.engine.trials import FAILED, Outcome
+from gram_platform.identity import short_hash, to_plain
+from gram_platform.nodes import Node, unique
+from gram_platform.planner import MACHINES
+from gram_platform.searches.control import CANCELLED, RUNNING, Control, Driver, order
+from gram_platform.searches.databases import open_storage
+from gram_platform.searches.definition import SEARCH_VERSION, GridSearch, OptunaSearch, Scene, Search
+from gram_platform.searches.flags import SearchFlags, checked_search_flags, parse_flags
+from gram_platform.searches.view import SearchView
+from gram_platform.store import Store
+from gram_platform.study.build import Graph, require_enough_data, resolve_corpus, settings_of
+from gram_platform.study.dry_run import describe
+from gram_platform.study.flags import checked_common
+from gram_platform.study.live import LiveView
+from gram_platform.study.mirror import Mirror
+from gram_platform.study.session import connect, execution_of, exit_with, open_tracker, reporter, say
+from gram_platform.tracking import Tracker, TrackingUnavailable
+
+
+def main(search: Search, arguments: list[str] | None = None) -> None:
+    """The entrypoint of an experiment file."""
+    exit_with(lambda: run_search(search, parse(search, arguments)))
+
+
+def parse(search: Search, arguments: list[str] | None = None) -> SearchFlags:
+    """The checked flags; ValueError naming the flag, the value and what is allowed."""
+    flags = parse_flags(search.flags_type, f"{search.title}\n\n{search.question}", arguments)
+    flags = checked_common(search.presets, search.default_preset, flags)
+    return search.checked(checked_search_flags(flags))
+
+
+def build_scene(search: Search, flags: SearchFlags) -> Scene:
+    preset = search.presets[flags.preset]
+    recipe = resolve_corpus(preset, flags, reporter())
+    return Scene(flags, preset, recipe, settings_of(preset, flags, recipe))
+
+
+def search_id(search: Search, scene: Scene) -> str:
+    """Equal for equal questions on equal data."""
+    return short_hash({"version": SEARCH_VERSION, "search": search.name, **search.identity(scene)})
+
+
+def run_search(search: Search, flags: SearchFlags) -> int:
+    """Runs the trials that are missing; returns the exit code. ValueError for bad input, before anything trains."""
+    scene = build_scene(search, flags)
+    nodes = (*search.prerequisites(scene), *search.example(scene))
+    if flags.dry_run:
+        say(describe(Graph(search, scene.preset, flags, scene.recipe, scene.settings, nodes)))
+        return 0
+    store = Store(flags.storage).open_for_writing()
+    corpus = prepare(scene.recipe, store.data_root, reporter())
+    require_enough_data(nodes, scene.preset, flags, corpus)
+    identity = search_id(search, scene)
+    say(f"search {search.name} {identity} on {flags.corpus} (data {scene.recipe.data_id})")
+    say(f"storage {store.root}")
+    run = _SearchRun(search, scene, store, open_tracker(flags), identity)
+    if flags.report_only:
+        return run.finish(0)
+    with Driver(store.search_dir(identity), search.name):
+        return run.run()
+
+
+class _SearchRun:
+    """One driver's time with a search."""
+
+    def __init__(self, search: Search, scene: Scene, store: Store, tracker: Tracker, identity: str):
+        self.search, self.scene, self.store, self.tracker, self.identity = search, scene, store, tracker, identity
+        self.folder = store.search_dir(identity)
+        self.outcomes: dict[str, Outcome] = {}
+        self.before_hours = 0.0
+        flags, machine = scene.flags, MACHINES[scene.flags.machine]
+        limits = (flags.max_hours, flags.max_cost, machine.dollars_per_hour)
+        self.control = Control(self.folder, self.spent_hours, *limits)
+
+    def run(self) -> int:
+        plain = {"name": self.search.name, "identity": to_plain(self.search.identity(self.scene))}
+        self.folder.write_json("search.json", {**plain, "preset": self.scene.flags.preset})
+        if self.control.decide() != "go":
+            say(f"was {self.control.state}; submitting again resumes it")
+        order(self.folder, RUNNING)
+        self.mirror = Mirror(self.tracker, self.store, say)
+        connect()
+        self.execution, self.resources = execution_of(self.scene.flags, bool(ray.cluster_resources().get("GPU")))
+        if not self._prepared():
+            return 1
+        self.problem = self.search.problem(self.scene, self.store)
+        if isinstance(self.search, GridSearch):
+            self._run_grid(self.search)
+        else:
+            self._run_optuna(self.search)
+        self.mirror.finish({i for outcome in self.outcomes.values() for i in outcome.nodes})
+        return self.finish(self._count())
+
+    def spent_hours(self) -> float:
+        """Machine hours of this search's trials, over all submissions."""
+        ranks = self.scene.flags.num_workers
+        return self.before_hours + ranks * sum(o.trained_s for o in self.outcomes.values()) / 3600
+
+    def _prepared(self) -> bool:
+        """Whether everything that all trials need is done; says what failed otherwise."""
+        nodes = unique(self.search.prerequisites(self.scene))
+        if not nodes:
+            return True
+        with LiveView(nodes, self.store) as view:
+
+            def on_change(progress, ended: Node | None) -> None:
+                view.update(progress, ended)
+                if ended is not None:
+                    self.mirror.ended(ended)
+
+            progress = run_graph(nodes, self.execution, self.resources, on_change)
+        for message in progress.failed.values():
+            say(f"failed: {message}")
+        say(f"{len(progress.done)} nodes that every trial needs are done, {progress.reused} were before")
+        return not progress.failed
+
+    # ------------------------------------------------------------------------------------------------- trials
+
+    def _run_grid(self, search: GridSearch) -> None:
+        seen: set[str] = set()
+        while True:
+            points, announcements = search.points(self.scene, self.store)
+            new = [(name, point) for name, point in points if name not in seen]
+            for text in announcements:
+                say(text)
+            if not new or self.control.decide() != "go":
+                return
+            seen |= {name for name, _ in new}
+            missing = [(name, point) for name, point in new if not self._is_done(point)]
+            say(f"{len(new)} trials, {len(new) - len(missing)} of them were done before")
+            if missing:
+                self._run_trials(PointList(missing), len(missing))
+
+    def _is_done(self, point) -> bool:
+        directory = {"run": self.store.run, "evaluation": self.store.evaluation}
+        nodes = self.problem.nodes(point)
+        if any(directory[node.kind](node.id).result() is None for node in nodes):
+            return False
+        for node in nodes:
+            directory[node.kind](node.id).add_tags(dict(node.tags))
+        self.before_hours += sum(directory[n.kind](n.id).timing().get("elapsed_s", 0.0) for n in nodes) / 3600
+        return True
+
+    def _run_optuna(self, search: OptunaSearch) -> None:
+        flags = self.scene.flags
+        groups = open_groups(search, self.scene, open_storage(flags.optuna_uri), self.identity)
+        source = OptunaSource(groups, search.space(self.scene), search.objectives)
+        done = [t for g in groups for t in g.study.get_trials(deepcopy=False) if t.state.is_finished()]
+        self.before_hours = flags.num_workers * sum(t.user_attrs.get("trained_s", 0.0) for t in done) / 3600
+        num_adopted = sum(len(group.adopted) for group in groups)
+        say(f"{len(done)} trials ended before, {num_adopted} were left running and are taken up again")
+        if source.num_left:
+            self._run_trials(source, source.num_left)
+
+    def _run_trials(self, source: Source, num_trials: int) -> None:
+        view = SearchView(num_trials, self.store, self.problem)
+        tuning = Tuning(f"{self.search.name}-{self.identity}", self.scene.flags.max_concurrent, self.control.decide)
+
+        def on_end(outcome: Outcome) -> None:
+            self.outcomes[outcome.name] = outcome
+            view.ended(outcome)
+            for node in self.problem.nodes(outcome.point):
+                self.mirror.ended(node)
+
+        with view:
+            run_trials(source, self.problem, self.execution, self.resources, tuning, view.started, on_end)
+
+    # ------------------------------------------------------------------------------------------------ the end
+
+    def _count(self) -> int:
+        """Says what was done; the exit code."""
+        ended = list(self.outcomes.values())
+        executed, reused = sum(o.num_executed for o in ended), sum(o.num_reused for o in ended)
+        say(f"\n{len(ended)} trials now: {executed} nodes executed, {reused} reused")
+        overheads = trial_overheads(ended)
+        if overheads:
+            say(f"a trial took {statistics.median(overheads):.2f} s beyond its training (median of {len(overheads)})")
+        if self.control.state == CANCELLED:
+            say("cancelled; submit again to go on")
+        elif limit := self.control.limit_reached():
+            say(f"limit: {limit}; submit again with a higher one to go on")
+        return int(any(o.state == FAILED for o in ended))
+
+    def finish(self, code: int) -> int:
+        """Writes tables and report from what is stored; returns the exit code."""
+        written = self.search.write(self.scene, self.store, self.tracker, self.identity)
+        if written is None:
+            say("no table: no trial is complete yet")
+            return code or 1
+        folder = self.store.study_dir(self.search.name)
+        for name, data in written.files.items():
+            folder.write(name, data)
+        say(f"\n{written.text}\n")
+        for name in written.files:
+            say(f"{name:12} {folder.file(name)}")
+        self._log(folder, written.figures)
+        return code
+
+    def _log(self, folder, figures) -> None:
+        flags = self.scene.flags
+        params = {"search_id": self.identity, "preset": flags.preset, "data_id": self.scene.recipe.data_id}
+        try:
+            with folder.local_copy("table.csv") as table, folder.local_copy("report.html") as report:
+                self.tracker.log_study(self.search.name, table, report, figures, params)
+        except TrackingUnavailable as error:
+            say(f"the search is not in MLflow ({error}); submit again to log it")
+
+
+def open_groups(search: OptunaSearch, scene: Scene, storage: optuna.storages.BaseStorage, identity: str) -> list[Group]:
+    """The Optuna studies of a search, named by its id and the group."""
+    target = scene.flags.trials or search.num_trials[scene.flags.preset]
+    groups = search.groups(scene)
+    return [
+        Group(name, fixed, open_study(storage, f"{search.name}-{identity}-{name}", search.objectives), target)
+        for name, fixed in groups.items()
+    ]
+
+
+def trial_overheads(outcomes: list[Outcome]) -> list[float]:
+    """Seconds of each trial that were not its training: inside it, and since its process ended the one before."""
+    by_process: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        by_process.setdefault(outcome.process, []).append(outcome)
+    overheads = []
+    for trials in by_process.values():
+        trials.sort(key=lambda outcome: outcome.started)
+        gap: Callable[[Outcome, Outcome], float] = lambda a, b: b.started - a.started - a.elapsed_s  # noqa: E731
+        overheads += [gap(a, b) + b.elapsed_s - b.trained_s for a, b in pairwise(trials)]
+    return overheads
