@@ -13,12 +13,19 @@
     };
   }
 
+  function follow(event) { // a figure's meta.url is the place of a page's address in its customdata
+    const point = event.points[0];
+    const url = point.data.meta && point.customdata ? String(point.customdata[point.data.meta.url]) : "";
+    if (/^https?:\/\//.test(url)) window.open(url, "_blank", "noopener");
+  }
+
   function draw(place) {
     const figure = JSON.parse(document.getElementById(place.dataset.source).textContent);
     const layout = Object.assign({}, figure.layout);
     layout.dragmode = narrow.matches ? false : "zoom"; // on a phone a finger scrolls the page
     const config = { responsive: true, displaylogo: false, displayModeBar: false };
     window.Plotly.newPlot(place, figure.data, layout, config)
+      .then(() => place.on("plotly_click", follow))
       .then(() => window.Plotly.relayout(place, theme()))
       .then(() => place.setAttribute("data-drawn", "yes"));
   }
