@@ -140,15 +140,20 @@ def positive(field: str, values: Sequence[float]) -> np.ndarray:
     return array
 
 
+def require_window(window: float | None) -> None:
+    is_number = isinstance(window, int | float | np.number) and not isinstance(window, bool)
+    if window is not None and not (is_number and math.isfinite(window) and window > 0.0):
+        raise invalid("window", window, "a positive fraction, or None for all cells")
+
+
 # ------------------------------------------------------------------------------------------------ least squares
 
 
 def _within(points: np.ndarray, loss: np.ndarray, window: float | None) -> np.ndarray:
     """Which points [n] belong to cells whose mean loss is within `window` of the lowest cell's."""
+    require_window(window)
     if window is None:
         return np.ones(len(loss), bool)
-    if not (isinstance(window, int | float | np.number) and math.isfinite(window) and window > 0.0):
-        raise invalid("window", window, "a positive fraction, or None for all cells")
     if not len(loss):
         return np.zeros(0, bool)
     _, cell = np.unique(points.round(SAME_CELL), axis=0, return_inverse=True)

@@ -1,0 +1,141 @@
+"""Where a grid of learning rates and batches should grow: towards a minimum at its border, one step at a time.
+
+Ours: the paper's grids are fixed. A minimum at the border of its grid is an extrapolation, so the grid gets another row
+or column there, unless the cells on that border diverged (or failed) or that side has grown as often as it may.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import pandas as pd
+
+from gram_platform.analysis.lr_grid import POOLED, cells, optima_table
+from gram_platform.identity import invalid
+
+SIDES = ("lr low", "lr high", "batch low", "batch high")
+EDGE_WORDS = {"low": "lower", "high": "upper"}
+MIN_VALUES = 3  # of each axis, and six cells: fewer cannot determine a quadratic
+MIN_CELLS = 6
+
+Cell = tuple[float, int]  # peak LR and batch in sequences
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The grid of one size: rising rates and batches, the cells that are left out, and how often each side grew."""
+
+    lrs: tuple[float, ...]
+    batches: tuple[int, ...]
+    left_out: frozenset[Cell] = frozenset()  # cells beyond ones that diverged
+    num_added: tuple[int, int, int, int] = (0, 0, 0, 0)  # in the order of SIDES
+
+    def __post_init__(self) -> None:
+        for field, values in (("lrs", self.lrs), ("batches", self.batches)):
+            is_rising = all(0.0 < a < b for a, b in pairwise(values))
+            if len(values) < MIN_VALUES or not is_rising or not all(math.isfinite(v) for v in values):
+                raise invalid(field, list(values), f"at least {MIN_VALUES} positive numbers, rising")
+        if any(batch != int(batch) for batch in self.batches):
+            raise invalid("batches", list(self.batches), "whole sequences")
+        if len(self.lrs) * len(self.batches) < MIN_CELLS:
+            raise invalid("lrs, batches", (self.lrs, self.batches), f"at least {MIN_CELLS} cells")
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        return tuple((lr, b) for lr in self.lrs for b in self.batches if (lr, b) not in self.left_out)
+
+
+@dataclass(frozen=True)
+class Extension:
+    """The grid to go on with, the cells that are new in it, and what to tell people."""
+
+    grid: Grid
+    new_cells: tuple[Cell, ...]
+    messages: tuple[str, ...]
+
+
+def extension(
+    trials: pd.DataFrame, grid: Grid, limit: int, window: float | None = None, min_batch: int = 1
+) -> Extension:
+    """One step of growth of one size's grid from its trials (see `lr_grid`); the same trials give the same step.
+
+    Where the pooled minimum lies at or beyond the grid's border (without a minimum: where the best cell lies on it)
+    that side gets one more value, in the ratio of its outermost two. At most `limit` values are added to a side, no
+    batch below `min_batch`, and no cell whose nearest neighbour in the grid diverged, failed or was itself left out.
+    """
+    table = cells(trials)
+    if table["size"].nunique() != 1:
+        raise invalid("trials", sorted(set(table["size"])), "the trials of one size")
+    optima = optima_table(trials, window)
+    row = optima[optima["seed"] == POOLED].iloc[0]
+    if math.isnan(row["best_loss"]):
+        return Extension(grid, (), (f"{row['size']}: no cell is complete: not extended",))
+    usable = {(lr, int(batch)) for lr, batch in table.loc[table["used"], ["lr", "batch"]].to_numpy()}
+    barred = {(lr, batch) for lr in grid.lrs for batch in grid.batches} - usable
+    place = "the minimum lies" if row["convex"] else f"{_no_minimum(row)}, and the best cell lies"
+    wanted, messages = [], []
+    for side in [side for side in row["edges"].split(", ") if side]:
+        value, refusal = _step(grid, side, limit, min_batch)
+        if not refusal and all(cell in barred for cell in _border(grid, side)):
+            refusal = "the cells there diverged or failed"
+        message = f"{row['size']}: {place} at the {EDGE_WORDS[side.split()[1]]} edge of {side.split()[0]}"
+        messages.append(f"{message}: " + (f"not extended, {refusal}" if refusal else f"adding {_named(side, value)}"))
+        wanted += [] if refusal else [(side, value)]
+    grown = _grown(grid, wanted, barred)
+    known = set(grid.cells)
+    return Extension(grown, tuple(cell for cell in grown.cells if cell not in known), tuple(messages))
+
+
+# ----------------------------------------------------------------------------------------------------- one step
+
+
+def _step(grid: Grid, side: str, limit: int, min_batch: int) -> tuple[float, str]:
+    """The next value beyond a side, or why there is none."""
+    axis, end = side.split()
+    values = grid.lrs if axis == "lr" else grid.batches
+    outer, inner = (values[0], values[1]) if end == "low" else (values[-1], values[-2])
+    value = outer * (outer / inner)  # exact for powers of two
+    if grid.num_added[SIDES.index(side)] >= limit:
+        return value, f"{limit} added there is the most that is allowed" if limit else "extensions are off"
+    if axis == "batch":
+        if value < min_batch or value != int(value):
+            return value, f"the next batch would be {value:g}, it must be a whole number of at least {min_batch}"
+        value = int(value)
+    return value, ""
+
+
+def _border(grid: Grid, side: str) -> list[Cell]:
+    axis, end = side.split()
+    place = 0 if end == "low" else -1
+    if axis == "lr":
+        return [(grid.lrs[place], batch) for batch in grid.batches]
+    return [(lr, grid.batches[place]) for lr in grid.lrs]
+
+
+def _grown(grid: Grid, wanted: Sequence[tuple[str, float]], barred: set[Cell]) -> Grid:
+    """The grid with the wanted values; new cells whose nearest old cell is barred are left out."""
+    lrs = sorted([*grid.lrs, *(value for side, value in wanted if side.startswith("lr"))])
+    batches = sorted([*grid.batches, *(value for side, value in wanted if side.startswith("batch"))])
+    new = {(lr, batch) for lr in lrs for batch in batches} - {(lr, b) for lr in grid.lrs for b in grid.batches}
+    beyond = {cell for cell in new if _nearest(grid, cell) in barred}
+    grew = [side for side, _ in wanted]
+    added = tuple(count + (side in grew) for side, count in zip(SIDES, grid.num_added, strict=True))
+    return replace(
+        grid, lrs=tuple(lrs), batches=tuple(batches), left_out=grid.left_out | frozenset(beyond), num_added=added
+    )
+
+
+def _nearest(grid: Grid, cell: Cell) -> Cell:
+    """The cell of the grid's box that is nearest to one outside it."""
+    lr, batch = cell
+    return min(max(lr, grid.lrs[0]), grid.lrs[-1]), min(max(batch, grid.batches[0]), grid.batches[-1])
+
+
+def _named(side: str, value: float) -> str:
+    axis = side.split()[0]
+    return f"{axis} {value:g}" if axis == "lr" else f"{axis} {value:,}"
+
+
+def _no_minimum(row: pd.Series) -> str:
+    return "the surface cannot be fitted" if row["reason"] else "the surface is not convex"

@@ -1,0 +1,164 @@
+"""A grid of learning rates and batches at each size: cells, optima with their flags, fitted surfaces.
+
+Input everywhere: `trials`, one row a run with `size, parameters, seed, lr, batch` (sequences), `loss`, `state`
+(complete, diverged or failed; the loss counts only when complete) and, if there, `run_id`. Source of the fit: see
+`surface`. Ours: a cell of which any seed diverged is left out of every fit, because the seeds that survived would make
+it look better than it is; it is counted. A size whose fit is refused keeps its row, with the reason.
+"""
+
+import math
+
+import numpy as np
+import pandas as pd
+
+from gram_platform.analysis.surface import EDGE_FRACTION, Optimum, fit_quadratic, fit_surface, require_window
+from gram_platform.identity import invalid
+
+STATES = ("complete", "diverged", "failed")
+REQUIRED = ["size", "parameters", "seed", "lr", "batch", "loss", "state"]
+CELL = ["size", "parameters", "lr", "batch"]
+POOLED = "pooled"  # in the place of a seed: all seeds of the size
+SPANS = ["lr_low", "lr_high", "batch_low", "batch_high"]  # where the predicted loss is within 0.1% of the minimum
+OPTIMUM = ["lr", "batch", "loss", *SPANS, "convex", "on_edge", "num_cells", "num_points", "rms", "curvature_t"]
+OPTIMA_COLUMNS = ["size", "parameters", "seed", *OPTIMUM, "num_diverged", "best_lr", "best_batch", "best_loss"]
+OPTIMA_COLUMNS += ["edges", "notes", "reason"]
+NOISE_T = 2.0  # a smallest curvature below this many standard errors may be noise alone
+SURFACE_POINTS = 25  # of each axis
+
+
+def checked_trials(trials: pd.DataFrame) -> pd.DataFrame:
+    """The trials in one order, with `run_id` (empty where unknown); ValueError for what no grid can hold."""
+    absent = [name for name in REQUIRED if name not in trials]
+    if absent:
+        raise invalid("trials", list(trials.columns), f"a frame with the columns {', '.join(absent)} too")
+    unknown = sorted(set(trials["state"]) - set(STATES))
+    if unknown:
+        raise invalid("trials.state", unknown[0], "one of " + ", ".join(STATES))
+    frame = trials.assign(run_id=trials.get("run_id", ""), seed=trials["seed"].astype(str))
+    complete = frame[frame["state"] == "complete"]
+    bad = complete[~(np.isfinite(complete["loss"].astype(float)) & (complete["loss"] > 0))]
+    if len(bad):
+        raise invalid("trials.loss", bad["loss"].iloc[0], "a finite positive loss of a complete run")
+    for name in ("parameters", "lr", "batch"):
+        if not (np.isfinite(frame[name].astype(float)) & (frame[name] > 0)).all():
+            raise invalid(f"trials.{name}", frame[name].tolist()[:20], "finite positive numbers")
+    pairs = frame[["size", "parameters"]].drop_duplicates()
+    if pairs.apply(pd.Series.duplicated).to_numpy().any():
+        raise invalid("trials.parameters", sorted(set(frame["parameters"])), "one count for each size, no two alike")
+    key = ["parameters", "size", "lr", "batch", "seed"]
+    twice = frame[frame.duplicated(key)]
+    if len(twice):
+        raise invalid("trials", twice[key].iloc[0].to_dict(), "one row for each size, lr, batch and seed")
+    return frame.sort_values(key, kind="stable").reset_index(drop=True)
+
+
+def cells(trials: pd.DataFrame) -> pd.DataFrame:
+    """One row a size, lr and batch: `loss` (mean of the complete seeds), `num_seeds`, `num_diverged`, `num_failed`.
+
+    Also `loss_low, loss_high` over the seeds, `used` (whether fits take it: a complete seed and none diverged), `runs`.
+    """
+    rows = []
+    for key, group in checked_trials(trials).groupby(["parameters", "size", "lr", "batch"], sort=True):
+        parameters, size, lr, batch = key
+        losses, states = group.loc[group["state"] == "complete", "loss"].astype(float), group["state"].value_counts()
+        num_diverged = int(states.get("diverged", 0))
+        ends = (losses.mean(), losses.min(), losses.max())  # NaN of no seed
+        is_used = bool(len(losses)) and not num_diverged
+        runs = " ".join(run for run in group["run_id"].astype(str) if run)
+        counts = (len(losses), num_diverged, int(states.get("failed", 0)))
+        rows.append((size, parameters, lr, batch, *ends, *counts, is_used, runs))
+    names = ["loss", "loss_low", "loss_high", "num_seeds", "num_diverged", "num_failed", "used", "runs"]
+    return pd.DataFrame(rows, columns=[*CELL, *names])
+
+
+def used_trials(trials: pd.DataFrame) -> pd.DataFrame:
+    """The complete trials of the cells that fits take."""
+    frame, table = checked_trials(trials), cells(trials)
+    kept = frame.merge(table.loc[table["used"], CELL], on=CELL)
+    return kept[kept["state"] == "complete"].reset_index(drop=True)
+
+
+def optima_table(trials: pd.DataFrame, window: float | None = None) -> pd.DataFrame:
+    """OPTIMA_COLUMNS: the pooled optimum of every size, then each seed's; sizes by parameters.
+
+    `best_*` is the used cell with the lowest mean loss; `edges` where the minimum (without one: the best cell) lies at
+    or beyond the grid's border, such as `lr high, batch low`; `notes` says in words what to mind. A refused fit has no
+    optimum but a `reason`. `num_diverged` counts cells.
+    """
+    require_window(window)
+    table, used = cells(trials), used_trials(trials)
+    rows = []
+    for (parameters, size), of_size in table.groupby(["parameters", "size"], sort=True):
+        mine = used[used["size"] == size]
+        for seed in (POOLED, *sorted(set(mine["seed"]), key=_seed_key)):
+            group = mine if seed == POOLED else mine[mine["seed"] == seed]
+            num_diverged = int((of_size["num_diverged"] > 0).sum())
+            row = {"size": size, "parameters": parameters, "seed": seed, "num_diverged": num_diverged}
+            rows.append({**row, **_optimum_row(group, window)})
+    return pd.DataFrame(rows, columns=OPTIMA_COLUMNS)
+
+
+def surface_table(trials: pd.DataFrame, window: float | None = None, num_points: int = SURFACE_POINTS) -> pd.DataFrame:
+    """`size, lr, batch, loss`: the pooled fit's loss on a log-spaced mesh over each size's grid.
+
+    Sizes whose fit is refused have no rows; `optima_table` says why.
+    """
+    require_window(window)
+    parts = []
+    for (_, size), group in used_trials(trials).groupby(["parameters", "size"], sort=True):
+        try:
+            surface = fit_surface(group["lr"], group["batch"], group["loss"], window)
+        except ValueError:
+            continue
+        axes = [np.geomspace(group[name].min(), group[name].max(), num_points) for name in ("lr", "batch")]
+        lr, batch = (mesh.ravel() for mesh in np.meshgrid(*axes))
+        parts.append(pd.DataFrame({"size": size, "lr": lr, "batch": batch, "loss": surface.loss(lr, batch)}))
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["size", "lr", "batch", "loss"])
+
+
+# ---------------------------------------------------------------------------------------------------- one optimum
+
+
+def _optimum_row(group: pd.DataFrame, window: float | None) -> dict:
+    means = group.groupby(["lr", "batch"], sort=True)["loss"].mean().reset_index()
+    best = means.iloc[int(means["loss"].argmin())] if len(means) else dict.fromkeys(("lr", "batch", "loss"), math.nan)
+    row = {f"best_{name}": float(best[name]) for name in ("lr", "batch", "loss")}
+    try:
+        optimum = fit_quadratic(group["lr"], group["batch"], group["loss"], window)
+    except ValueError as error:
+        empty = dict.fromkeys(OPTIMUM, math.nan)
+        counts = {"convex": False, "on_edge": False, "num_cells": len(means), "num_points": len(group)}
+        edges = edge_names(row["best_lr"], row["best_batch"], means)
+        return {**row, **empty, **counts, "edges": edges, "notes": "no fit: best cell shown", "reason": str(error)}
+    place = (optimum.lr, optimum.batch) if optimum.convex else (row["best_lr"], row["best_batch"])
+    edges = edge_names(*place, means)
+    fields = {name: value for name, value in vars(optimum).items() if not name.endswith("_span")}
+    spans = dict(zip(SPANS, (*optimum.lr_span, *optimum.batch_span), strict=True))
+    return {**row, **fields, **spans, "edges": edges, "notes": _flags(optimum, edges), "reason": ""}
+
+
+def edge_names(lr: float, batch: float, grid: pd.DataFrame) -> str:
+    """The sides of the cells' box (`grid`: lr, batch) at or beyond which a place lies, such as `lr high, batch low`."""
+    found = []
+    for name, value in (("lr", lr), ("batch", batch)):
+        if not len(grid) or math.isnan(value):
+            continue
+        low, high = math.log(grid[name].min()), math.log(grid[name].max())
+        margin, place = EDGE_FRACTION * (high - low), math.log(value) if value > 0.0 else -math.inf
+        found += [f"{name} low"] * (place <= low + margin) + [f"{name} high"] * (place >= high - margin)
+    return ", ".join(found)
+
+
+def _flags(optimum: Optimum, edges: str) -> str:
+    if not optimum.convex:
+        return "not convex: best cell shown"
+    flags = [f"at the edge: {edges}"] if edges else []
+    if optimum.on_edge and not edges:
+        flags.append("beyond the cells of the window")
+    if optimum.curvature_t < NOISE_T:
+        flags.append("curvature within the noise")
+    return "; ".join(flags)
+
+
+def _seed_key(seed: str) -> tuple:
+    return (0, int(seed), "") if seed.isdigit() else (1, 0, seed)

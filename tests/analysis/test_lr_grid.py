@@ -1,0 +1,340 @@
+"""Grids with planted optima: cells, optima with every flag, laws and what they leave out, growth of a grid."""
+
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from gram_platform.analysis.lr_extension import Grid, extension
+from gram_platform.analysis.lr_grid import POOLED, cells, optima_table, surface_table
+from gram_platform.analysis.lr_laws import analyse_grid, fitted_law, law_json, laws_table, predictions, window_table
+from gram_platform.analysis.power_law import fit_power_law
+from gram_platform.ladder import DEMO_SIZES, PAPER_LAW, PAPER_SIZES, load_law
+
+SIZES = {"1M": 1e6, "4M": 4e6, "16M": 16e6}
+LRS = tuple(1e-3 * 2.0**k for k in range(-2, 2))
+BATCHES = (16, 32, 64)
+
+
+def planted(size, lr=0.9e-3, batch=30.0, seeds=("0", "1", "2"), noise=0.0, bend=0.1, lrs=LRS, batches=BATCHES):
+    """Trials of one size whose optimum is at `lr` and `batch`; `bend` is the curvature along the batch."""
+    rng = np.random.default_rng(int(SIZES.get(size, 1)))
+    rows = []
+    for seed in seeds:
+        for x in lrs:
+            for y in batches:
+                loss = 3.0 + 0.1 * math.log(x / lr) ** 2 + 0.5 * bend * math.log(y / batch) ** 2
+                row = (size, SIZES.get(size, 1e6), seed, x, y, loss + noise * rng.standard_normal(), "complete")
+                rows.append((*row, f"{size}-{seed}-{x:g}-{y}"))
+    return pd.DataFrame(rows, columns=["size", "parameters", "seed", "lr", "batch", "loss", "state", "run_id"])
+
+
+def laddered(noise=0.0, **of_size) -> pd.DataFrame:
+    """Three sizes along lr ~ N^-0.1 and batch ~ N^0.2; `of_size` changes single ones."""
+    frames = []
+    for size, n in SIZES.items():
+        best = {"lr": 0.9e-3 * (n / 4e6) ** -0.1, "batch": 30.0 * (n / 4e6) ** 0.2}
+        frames.append(planted(size, **{**best, "noise": noise, **of_size.get(f"s{size}", {})}))
+    return pd.concat(frames, ignore_index=True)
+
+
+def diverge(trials: pd.DataFrame, chosen: pd.Series) -> pd.DataFrame:
+    return trials.assign(
+        state=np.where(chosen, "diverged", trials["state"]), loss=np.where(chosen, np.nan, trials["loss"])
+    )
+
+
+def pooled(trials, **options) -> pd.Series:
+    optima = optima_table(trials, **options)
+    return optima[optima["seed"] == POOLED].iloc[0]
+
+
+def test_cells_average_seeds_and_count_what_is_not_complete():
+    trials = planted("4M", noise=0.01)
+    trials = diverge(trials, (trials["lr"] == LRS[-1]) & (trials["batch"] == 16) & (trials["seed"] == "1"))
+    trials.loc[(trials["lr"] == LRS[0]) & (trials["batch"] == 64) & (trials["seed"] == "2"), "state"] = "failed"
+    table = cells(trials).set_index(["lr", "batch"])
+    assert len(table) == 12
+    hot, torn, whole = table.loc[(LRS[-1], 16)], table.loc[(LRS[0], 64)], table.loc[(LRS[1], 32)]
+    assert (hot["num_seeds"], hot["num_diverged"], hot["used"]) == (2, 1, False)
+    assert (torn["num_seeds"], torn["num_failed"], torn["used"]) == (2, 1, True)
+    losses = trials[(trials["lr"] == LRS[1]) & (trials["batch"] == 32)]["loss"]
+    assert (whole["loss"], whole["loss_low"], whole["loss_high"]) == pytest.approx(
+        (losses.mean(), losses.min(), losses.max())
+    )
+    assert whole["runs"].split() == [f"4M-{seed}-{LRS[1]:g}-32" for seed in "012"]
+
+
+def test_optima_pooled_and_per_seed():
+    optima = optima_table(laddered(noise=0.001))
+    assert optima["size"].tolist() == [size for size in SIZES for _ in range(4)]
+    assert optima["seed"].tolist() == [POOLED, "0", "1", "2"] * 3
+    assert optima["convex"].all()
+    assert not optima["on_edge"].any()
+    assert (optima[["edges", "notes", "reason"]] == "").all(axis=None)
+    middle = optima[(optima["size"] == "4M") & (optima["seed"] == POOLED)].iloc[0]
+    assert (middle["lr"], middle["batch"]) == pytest.approx((0.9e-3, 30.0), rel=0.05)
+    assert middle["lr_low"] < middle["lr"] < middle["lr_high"]
+    assert (middle["num_cells"], middle["num_points"]) == (12, 36)
+    assert (middle["best_lr"], middle["best_batch"]) == (1e-3, 32)
+
+
+@pytest.mark.parametrize(
+    ("lr", "batch", "edges"),
+    [(9e-3, 30.0, "lr high"), (1e-5, 30.0, "lr low"), (9e-4, 64.0, "batch high"), (1e-6, 1.0, "lr low, batch low")],
+)
+def test_minima_at_the_edge_name_their_sides(lr, batch, edges):
+    row = pooled(planted("4M", lr, batch))
+    assert row["on_edge"]
+    assert row["edges"] == edges
+    assert row["notes"] == f"at the edge: {edges}"
+
+
+def test_surfaces_without_a_minimum_and_minima_of_noise():
+    saddle = pooled(planted("4M", bend=-0.1))
+    assert not saddle["convex"]
+    assert math.isnan(saddle["lr"])
+    assert saddle["notes"] == "not convex: best cell shown"
+    assert "batch" in saddle["edges"]
+    flat = pooled(planted("1M", bend=1e-7, noise=0.01))
+    assert flat["convex"]
+    assert flat["curvature_t"] < 2
+    assert flat["notes"].endswith("curvature within the noise")
+
+
+def test_a_diverged_seed_takes_its_cell_out_of_every_fit():
+    whole = planted("4M")
+    lucky = whole.copy()
+    hot = (lucky["lr"] == LRS[-1]) & (lucky["batch"] == 16)
+    lucky.loc[hot & (lucky["seed"] == "0"), "loss"] = 0.5  # the survivor of a cell where the others diverged
+    row = pooled(diverge(lucky, hot & (lucky["seed"] != "0")))
+    assert (row["num_cells"], row["num_diverged"]) == (11, 1)
+    assert (row["lr"], row["batch"]) == pytest.approx((0.9e-3, 30.0))
+
+
+def test_a_refused_fit_keeps_its_row_and_loses_no_other():
+    trials = laddered(s4M={"lrs": LRS[:2]})
+    optima = optima_table(trials)
+    refused = optima[optima["size"] == "4M"]
+    assert len(refused) == 4
+    assert refused["reason"].str.contains("three values of each").all()
+    assert refused["best_loss"].notna().all()
+    assert optima[optima["size"] != "4M"]["convex"].all()
+    laws = laws_table(trials)
+    assert laws["sizes"].tolist() == ["1M 16M"] * 2
+    assert laws["left_out"].str.contains("4M: no fit").all()
+
+
+def test_sizes_without_any_complete_run():
+    trials = planted("4M")
+    optima = optima_table(diverge(trials, trials["lr"] > 0))
+    assert optima["seed"].tolist() == [POOLED]
+    assert optima["num_diverged"].tolist() == [12]
+    assert math.isnan(optima["best_loss"].iloc[0])
+    assert surface_table(diverge(trials, trials["lr"] > 0)).empty
+
+
+def test_bad_frames_name_the_column():
+    good = planted("4M")
+    for bad, field in (
+        (good.drop(columns="state"), "trials"),
+        (good.assign(state="lost"), "trials.state"),
+        (good.assign(loss=np.nan), "trials.loss"),
+        (good.assign(lr=0.0), "trials.lr"),
+        (pd.concat([good, good]), "trials"),
+        (pd.concat([good, planted("1M").assign(parameters=4e6)]), "trials.parameters"),
+    ):
+        with pytest.raises(ValueError, match=f"^{field}="):
+            optima_table(bad)
+    for window in (0.0, -1.0, math.nan, True):
+        with pytest.raises(ValueError, match=r"^window="):
+            optima_table(good, window)
+
+
+def test_laws_with_their_intervals():
+    laws = laws_table(laddered(noise=0.001), num_resamples=20).set_index("quantity")
+    assert laws.loc["lr", "exponent"] == pytest.approx(-0.1, abs=0.02)
+    assert laws.loc["batch", "exponent"] == pytest.approx(0.2, abs=0.05)
+    assert (laws["bootstrap_low"] < laws["exponent"]).all()
+    assert (laws["t_low"] < laws["exponent"]).all()
+    assert (laws[["num_sizes", "num_resamples", "num_failed"]] == [3, 20, 0]).all(axis=None)
+    optima = optima_table(laddered(noise=0.001))
+    optima = optima[optima["seed"] == POOLED]
+    expected = fit_power_law(optima["parameters"], optima["lr"])
+    assert (laws.loc["lr", "coefficient"], laws.loc["lr", "r2"]) == pytest.approx((expected.coefficient, expected.r2))
+
+
+def test_edge_minima_are_left_out_while_two_others_remain():
+    trials = laddered(s16M={"lr": 9e-3})
+    default, forced = laws_table(trials, num_resamples=2), laws_table(trials, include_edge=True, num_resamples=2)
+    assert default["sizes"].tolist() == ["1M 4M"] * 2
+    assert default["left_out"].tolist() == ["16M: at the edge"] * 2
+    assert not default["rests_on_edges"].any()
+    assert default["exponent"].tolist() == pytest.approx([-0.1, 0.2])
+    assert forced["num_sizes"].tolist() == [3, 3]
+    assert forced["rests_on_edges"].all()
+    few = laws_table(laddered(s16M={"lr": 9e-3}, s4M={"lr": 1e-5}), num_resamples=2)
+    assert few["num_sizes"].tolist() == [3, 3]
+    assert few["rests_on_edges"].all()
+
+
+def test_laws_that_cannot_be_fitted_say_why():
+    laws = laws_table(laddered(s1M={"bend": -0.1}, s4M={"bend": -0.1}))
+    assert laws["exponent"].isna().all()
+    assert laws["reason"].tolist() == ["cannot be fitted: 1 sizes with a minimum, two are needed"] * 2
+    assert laws["left_out"].tolist() == ["1M: not convex; 4M: not convex"] * 2
+    assert fitted_law(laws, "ours", 64, "a test") is None
+
+
+def test_the_windows_show_how_the_exponents_move():
+    exact = window_table(laddered(), (None, 0.1, 1e-6))
+    assert exact["window"].tolist()[1:] == [0.1, 1e-6]
+    assert math.isnan(exact["window"][0])
+    assert exact["lr_exponent"].tolist()[:2] == pytest.approx([-0.1, -0.1])
+    assert exact["reason"][2].startswith("cannot be fitted")
+    trials = laddered()
+    skew = 0.02 * np.maximum(np.log(trials["lr"] / 0.9e-3), 0.0) ** 3 * (trials["parameters"] / 1e6)
+    moved = window_table(trials.assign(loss=trials["loss"] + skew), (None, 0.05))
+    assert abs(moved["lr_exponent"][1] + 0.1) < abs(moved["lr_exponent"][0] + 0.1)
+
+
+def test_every_table_at_once():
+    trials = laddered(noise=0.001)
+    analysis = analyse_grid(trials, seq_len=64, num_resamples=10)
+    pd.testing.assert_frame_equal(analysis.cells, cells(trials))
+    pd.testing.assert_frame_equal(analysis.optima, optima_table(trials))
+    pd.testing.assert_frame_equal(analysis.laws, laws_table(trials, num_resamples=10))
+    lines = analysis.lines[analysis.lines["quantity"] == "batch"]
+    assert (lines["low"] <= lines["high"]).all()
+    assert lines["paper"].iloc[0] == pytest.approx(16 * PAPER_LAW.batch(1e6))
+    ours = fitted_law(analysis.laws, "ours", 64, "a test")
+    assert lines["value"].iloc[-1] == pytest.approx(ours.batch(16e6))
+    surface = analysis.surfaces[analysis.surfaces["size"] == "4M"]
+    assert len(surface) == 25 * 25
+    assert (surface["lr"].min(), surface["batch"].max()) == pytest.approx((LRS[0], 64))
+    assert surface["loss"].min() == pytest.approx(3.0, abs=0.01)
+
+
+def test_a_law_file_is_read_back(tmp_path):
+    laws = laws_table(laddered(s16M={"lr": 9e-3}), num_resamples=2)
+    law = fitted_law(laws, "ours", 64, "a test")
+    path = tmp_path / "law.json"
+    path.write_text(json.dumps(law_json(law, laws), allow_nan=False))
+    assert load_law(str(path)) == law
+    assert json.loads(path.read_text())["evidence"][0]["left_out"] == "16M: at the edge"
+    assert json.loads(path.read_text())["evidence"][0]["t_low"] is None  # two sizes
+
+
+def test_predictions_beside_the_paper():
+    law = fitted_law(laws_table(laddered(), num_resamples=2), "ours", 64, "a test")
+    table = predictions(law, [*DEMO_SIZES.values(), *PAPER_SIZES.values()]).set_index("size")
+    at_800m = table.loc["800M"]
+    assert (at_800m["paper_lr"], at_800m["paper_batch"]) == pytest.approx((5.62e-4, 644), rel=2e-3)
+    assert (at_800m["ladder_lr"], at_800m["ladder_batch"]) == (5.7e-4, 672)
+    assert at_800m["batch"] == pytest.approx(law.batch(806_441_600) * 64 / 1024)
+    assert table.loc["0.2M", "lr"] == pytest.approx(law.lr(table.loc["0.2M", "parameters"]))
+    assert predictions(None, list(DEMO_SIZES.values()))["lr"].isna().all()
+
+
+# ------------------------------------------------------------------------------------------------------- growth
+
+
+GRID = Grid(LRS, BATCHES)
+
+
+def test_a_grid_with_its_minimum_inside_does_not_grow():
+    step = extension(planted("4M"), GRID, limit=2)
+    assert (step.grid, step.new_cells, step.messages) == (GRID, (), ())
+
+
+@pytest.mark.parametrize(
+    ("lr", "batch", "new", "message"),
+    [
+        (0.9e-3, 200.0, [(lr, 128) for lr in LRS], "4M: the minimum lies at the upper edge of batch: adding batch 128"),
+        (0.9e-3, 2.0, [(lr, 8) for lr in LRS], "4M: the minimum lies at the lower edge of batch: adding batch 8"),
+        (9e-3, 30.0, [(4e-3, b) for b in BATCHES], "4M: the minimum lies at the upper edge of lr: adding lr 0.004"),
+    ],
+)
+def test_growth_is_one_step_towards_the_minimum(lr, batch, new, message):
+    step = extension(planted("4M", lr, batch), GRID, limit=2)
+    assert list(step.new_cells) == new
+    assert step.messages == (message,)
+    assert step == extension(planted("4M", lr, batch).sample(frac=1.0, random_state=0), GRID, limit=2)
+
+
+def test_growth_at_a_corner_and_until_the_limit():
+    grid, counts = GRID, []
+    for _ in range(4):
+        step = extension(planted("4M", 1.0, 1e4, lrs=grid.lrs, batches=grid.batches), grid, limit=2)
+        grid = step.grid
+        counts.append(len(step.new_cells))
+    assert counts == [5 * 4 - 12, 6 * 5 - 5 * 4, 0, 0]
+    assert grid.num_added == (0, 2, 0, 2)
+    assert (grid.lrs[-1], grid.batches[-1]) == (8e-3, 256)
+    assert "not extended, 2 added there is the most" in step.messages[0]
+    assert extension(planted("4M", 1.0), GRID, limit=0).messages[0].endswith("not extended, extensions are off")
+
+
+def test_growth_ends_once_the_minimum_is_inside():
+    grid = extension(planted("4M", batch=100.0), GRID, limit=3).grid
+    assert extension(planted("4M", batch=100.0, batches=grid.batches), grid, limit=3).new_cells == ()
+
+
+def test_without_a_minimum_the_best_cell_leads():
+    step = extension(planted("4M", bend=-0.1, batch=20.0), GRID, limit=1)
+    assert step.messages == (
+        "4M: the surface is not convex, and the best cell lies at the upper edge of batch: adding batch 128",
+    )
+    few = planted("4M", lrs=LRS[:3], lr=1e-2)
+    few = diverge(few, few["batch"] == 16)
+    step = extension(few, Grid(LRS[:3], BATCHES), limit=1)
+    assert step.messages[0].startswith("4M: the surface cannot be fitted, and the best cell lies at the upper edge")
+
+
+def test_no_growth_towards_cells_that_diverged():
+    trials = planted("4M", lr=9e-3)
+    top = trials["lr"] == LRS[-1]
+    step = extension(diverge(trials, top), GRID, limit=2)
+    assert step.new_cells == ()
+    assert step.messages[0].endswith("edge of lr: not extended, the cells there diverged or failed")
+    partly = extension(diverge(trials, top & (trials["batch"] < 64)), GRID, limit=2)
+    assert partly.new_cells == ((4e-3, 64),)
+    assert partly.grid.left_out == {(4e-3, 16), (4e-3, 32)}
+    again = extension(
+        diverge(trials, top & (trials["batch"] < 64)).pipe(
+            lambda t: pd.concat([t, planted("4M", 9e-3, lrs=(4e-3,), batches=(64,))])
+        ),
+        partly.grid,
+        limit=2,
+    )
+    assert again.new_cells == ((8e-3, 64),)
+
+
+def test_batches_stay_whole_and_above_the_least():
+    small = Grid(LRS, (1, 2, 4))
+    trials = planted("4M", batch=0.1, batches=small.batches)
+    assert "the next batch would be 0.5" in extension(trials, small, limit=2).messages[0]
+    assert "at least 16" in extension(planted("4M", batch=2.0), GRID, limit=2, min_batch=16).messages[0]
+
+
+def test_a_size_without_losses_waits():
+    trials = planted("4M")
+    step = extension(diverge(trials, trials["lr"] > 0), GRID, limit=2)
+    assert (step.grid, step.messages) == (GRID, ("4M: no cell is complete: not extended",))
+
+
+@pytest.mark.parametrize(
+    ("lrs", "batches", "field"),
+    [
+        (LRS[:2], BATCHES, "lrs"),
+        (LRS[::-1], BATCHES, "lrs"),
+        (LRS, (16, 16, 32), "batches"),
+        (LRS, (), "batches"),
+        (LRS, (1.5, 2, 3), "batches"),
+    ],
+)
+def test_grids_that_cannot_be_fitted_are_refused(lrs, batches, field):
+    with pytest.raises(ValueError, match=f"^{field}="):
+        Grid(lrs, batches)
