@@ -1,37 +1,36 @@
-"""Sweeps of hyperparameters: `analyse` at every value of a knob, one table over the values, and claims. Pure.
+"""Sweeps of hyperparameters: `analyse` at every value of a knob, and one table over the values. Pure.
 
 A knob is what is swept (`p_cr`), a point one of its values; the baselines do not vary, and are the unit at every point.
 Two knobs may share a run: their common point has a row for each.
 
-Source of the classes and claims: the paper's "Hyperparameter Appendix" (`app:hyperparams`).
+Source of the classes: the paper's "Hyperparameter Appendix" (`app:hyperparams`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from gram_platform.analysis.claims import COLUMNS, MARGIN, judge_greater, judge_matches
 from gram_platform.analysis.intervals import t_interval
-from gram_platform.analysis.paper_sweeps import PAPER_SWEEPS, SWEEP_CLASSES, paper_means
+from gram_platform.analysis.paper_sweeps import PAPER_SWEEPS, SWEEP_CLASSES
 from gram_platform.analysis.ratios import BASELINE
-from gram_platform.analysis.tables import MEAN, Analysis, analyse
+from gram_platform.analysis.tables import MEAN, TABLE_COLUMNS, Analysis, analyse
 from gram_platform.identity import invalid
 
 POINT = ["knob", "value", "method", "size"]
 ENDS = ("", "_low", "_high")
+CORES = ("core_partial", "core_full")  # what studies' tables do not have
 SWEEP_COLUMNS = [*POINT, *(name + end for name in SWEEP_CLASSES for end in ENDS), "num_seeds", "runs"]
-CLAIM_COLUMNS = [*COLUMNS, "paper", "source"]
-
-Curve = pd.DataFrame  # of one seed, or the paper: indexed by the knob's value, ascending; a column for each class
+PROFILE_COLUMNS = ["knob", "value", *TABLE_COLUMNS[:-1], *(n + end for n in CORES for end in ENDS), "num_seeds", "runs"]
 
 
 @dataclass(frozen=True)
 class SweepAnalysis:
     """Every table of a sweep."""
 
-    table: pd.DataFrame  # SWEEP_COLUMNS: one row a knob, value, method and size
+    table: pd.DataFrame  # SWEEP_COLUMNS: one row a knob, value, method and size, means over profiles
+    profiles: pd.DataFrame  # PROFILE_COLUMNS: the baselines, then every profile of every point, `mean` as in `table`
     per_seed: pd.DataFrame  # POINT, seed, SWEEP_CLASSES: what `table` averages
     fits: pd.DataFrame  # the baselines' curves: see fits_frame
     missing: pd.DataFrame  # what, why
@@ -55,32 +54,20 @@ def analyse_sweeps(
     declared = evaluations if declared is None else _checked("declared", declared)
     attacks = None if attacks is None else _checked("attacks", attacks)
     points = _points(evaluations, declared)
-    parts, notes, fits = [], {}, analyse(evaluations[evaluations["method"] == BASELINE], curves, sizes).fits
+    baselines = analyse(evaluations[evaluations["method"] == BASELINE], curves, sizes)
+    parts, tables, notes = [], [baselines.table], {}
     for knob, value in points:
         frames = [None if frame is None else _at(frame, knob, value) for frame in (evaluations, attacks, declared)]
         analysis = analyse(frames[0], curves, sizes, frames[1], frames[2])
         parts.append(_seed_rows(analysis, frames[2]).assign(knob=knob, value=value))
+        own = analysis.table[analysis.table["method"] != BASELINE]
+        tables.append(own.assign(knob=knob, value=value))
         for note in analysis.missing.itertuples(index=False, name=None):
             notes.setdefault(note, []).append((knob, value))
     per_seed = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["seed", *SWEEP_CLASSES])
     per_seed = per_seed.reindex(columns=[*POINT, "seed", *SWEEP_CLASSES])
-    return SweepAnalysis(_summary(per_seed, evaluations), per_seed, fits, _missing(notes, points))
-
-
-def sweep_claims(per_seed: pd.DataFrame) -> pd.DataFrame:
-    """The paper's claims on its three sweeps, judged on the seeds that have every value of the knob.
-
-    One row a claim, method and size, as `claims_frame`, with `paper` (the same difference in the paper's figure, NaN
-    where that lacks a value) and `source`. A claim of which no seed has what it needs is absent.
-    """
-    rows, varied = [], per_seed.groupby(["knob", "method", "size"], sort=False)
-    is_plain = per_seed.drop_duplicates(["knob", "method", "size"]).groupby("knob").size().max() == 1
-    for (knob, method, size), group in varied:
-        seeds = _complete_curves(group)
-        for claim in (c for c in SWEEP_CLAIMS if c.knob == knob and seeds):
-            suffix = "" if is_plain else f" ({method}, {size})"
-            rows += _judged(claim, seeds, suffix, PAPER_SWEEPS[knob].method == method)
-    return pd.DataFrame(rows, columns=CLAIM_COLUMNS)
+    table = _summary(per_seed, evaluations)
+    return SweepAnalysis(table, _with_cores(tables, table), per_seed, baselines.fits, _missing(notes, points))
 
 
 # ------------------------------------------------------------------------------------------------------ points
@@ -137,7 +124,17 @@ def _summary(per_seed: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame:
             ends = t_interval(values) if len(values) else (np.nan,) * 3
             row |= {name + end: number for end, number in zip(ENDS, ends, strict=True)}
         rows.append({**row, "num_seeds": len(group), "runs": _runs(evaluations, row)})
-    return pd.DataFrame(rows, columns=SWEEP_COLUMNS)
+    return pd.DataFrame(rows, columns=SWEEP_COLUMNS).astype({"knob": object, "value": float})
+
+
+def _with_cores(tables: Sequence[pd.DataFrame], table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of all tables, with what only `table` has in those of the mean."""
+    extra = [column for column in SWEEP_COLUMNS if column in ("runs", *(n + end for n in CORES for end in ENDS))]
+    rows = pd.concat([part for part in tables if len(part)] or tables[:1], ignore_index=True)
+    rows = rows.reindex(columns=["knob", "value", *TABLE_COLUMNS]).astype({"knob": object, "value": float})
+    own = table[[*POINT, *extra]].assign(profile=MEAN)
+    rows = rows.merge(own, on=[*POINT, "profile"], how="left")
+    return rows.reindex(columns=PROFILE_COLUMNS).fillna({"knob": "", "runs": ""})
 
 
 def _runs(evaluations: pd.DataFrame, row: dict) -> str:
@@ -156,89 +153,3 @@ def _missing(notes: dict, points: list[tuple[str, float]]) -> pd.DataFrame:
         text = "; ".join(f"{knob} {', '.join(values)}" for knob, values in knobs.items())
         rows.append((what if len(lacking) == len(points) else f"{text}: {what}", why))
     return pd.DataFrame(sorted(rows), columns=["what", "why"])
-
-
-# ------------------------------------------------------------------------------------------------------ claims
-
-
-@dataclass(frozen=True)
-class SweepClaim:
-    """`difference > 0` in every seed's curve, or with `matches` equal to 0 within the margin."""
-
-    knob: str
-    text: str  # {first}, {middle} and {last} are values of the knob
-    names: tuple[str, ...]  # the classes that it needs
-    difference: Callable[[Curve], float]  # NaN where the sweep lacks a value that it needs
-    matches: bool = False
-
-
-def _rise(name: str) -> Callable[[Curve], float]:
-    return lambda curve: curve[name].iloc[-1] - curve[name].iloc[0]
-
-
-def _fall(name: str) -> Callable[[Curve], float]:
-    return lambda curve: curve[name].iloc[0] - curve[name].iloc[-1]
-
-
-def _gap(curve: Curve, value: float) -> float:
-    """Core-full - core-partial at a value."""
-    return curve["core_full"].get(value, np.nan) - curve["core_partial"].get(value, np.nan)
-
-
-def _middle(curve: Curve) -> float:
-    """The value nearest to 0.5 between the ends, NaN where there is none."""
-    return min(curve.index[1:-1], key=lambda value: (abs(value - 0.5), value), default=np.nan)
-
-
-def _ends(knob: str, verb: str, names: Sequence[str], trend: Callable) -> tuple[SweepClaim, ...]:
-    text = f"{knob} from {{first}} to {{last}} {verb} "
-    return tuple(SweepClaim(knob, text + name, (name,), trend(name)) for name in names)
-
-
-CORES = ("core_partial", "core_full")
-SWEEP_CLAIMS = (
-    SweepClaim("p_cr", "at p_cr 0 core-full is above core-partial", CORES, lambda curve: _gap(curve, 0.0)),
-    SweepClaim(
-        "p_cr",
-        "core-full and core-partial converge: they are closer at p_cr {middle} than at 0",
-        CORES,
-        lambda curve: abs(_gap(curve, 0.0)) - abs(_gap(curve, _middle(curve))),
-    ),
-    SweepClaim("p_cr", "at p_cr 1 core-full is below core-partial", CORES, lambda curve: -_gap(curve, 1.0)),
-    *_ends("p_cr", "lowers", ("retain", "forget", "elicited"), _fall),
-    *_ends("p_as", "raises", ("core", "retain", "forget", "elicited"), _rise),
-    SweepClaim(
-        "p_as",
-        "retain is above forget at every p_as from {first} to {last}",
-        ("retain", "forget"),
-        lambda curve: (curve["retain"] - curve["forget"]).min(),
-    ),
-    *_ends("p_ca", "raises", ("core",), _rise),
-    *_ends("p_ca", "lowers", ("retain",), _fall),
-    *(
-        SweepClaim("p_ca", f"p_ca {{first}} and {{last}} have the same {name}", (name,), _rise(name), True)
-        for name in ("forget", "elicited")
-    ),
-)
-
-
-def _complete_curves(group: pd.DataFrame) -> dict[str, Curve]:
-    """`{seed: curve}` over all values of the group, NaN where the seed lacks one."""
-    values = pd.Index(sorted(set(group["value"])), name="value")
-    return {seed: own.set_index("value").reindex(values) for seed, own in group.groupby("seed", sort=False)}
-
-
-def _judged(claim: SweepClaim, seeds: dict[str, Curve], suffix: str, is_papers_method: bool) -> list[dict]:
-    values = next(iter(seeds.values())).index
-    whole = {seed: curve[list(claim.names)].astype(float) for seed, curve in seeds.items()}
-    found = {seed: float(claim.difference(curve)) for seed, curve in whole.items() if curve.notna().all(axis=None)}
-    found = {seed: difference for seed, difference in found.items() if np.isfinite(difference)}
-    if len(values) < 2 or not found:
-        return []
-    named = {"first": values[0], "middle": _middle(next(iter(whole.values()))), "last": values[-1]}
-    text = claim.text.format(**{name: f"{value:g}" for name, value in named.items()})
-    text += (f" within {MARGIN}" if claim.matches else "") + suffix
-    judge = judge_matches if claim.matches else judge_greater
-    in_paper = claim.difference(paper_means(claim.knob).reindex(values)) if is_papers_method else np.nan
-    own = {"paper": in_paper, "source": PAPER_SWEEPS[claim.knob].source}
-    return [{**vars(judge(text, found, dict.fromkeys(found, 0.0))), **own}]

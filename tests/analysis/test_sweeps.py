@@ -15,7 +15,8 @@ from gram_platform.analysis.paper_sweeps import (
     paper_curve,
     paper_means,
 )
-from gram_platform.analysis.sweeps import CLAIM_COLUMNS, SWEEP_CLAIMS, SWEEP_COLUMNS, analyse_sweeps, sweep_claims
+from gram_platform.analysis.sweep_claims import CLAIM_COLUMNS, SWEEP_CLAIMS, sweep_claims
+from gram_platform.analysis.sweeps import PROFILE_COLUMNS, SWEEP_COLUMNS, analyse_sweeps
 from tests.stories_frames import AUXILIARY, SEEDS, curves
 from tests.sweep_frames import POINTS, attacks, evaluations, planted
 
@@ -102,6 +103,18 @@ def test_planted_means_are_recovered_with_their_intervals(sweeps):
         assert row["runs"] == " ".join(f"run-{row['knob']}-{row['value']:g}-{seed}" for seed in SEEDS)
     assert set(table[table["knob"] == "p_ca"]["method"]) == {"ft_lora"}
     assert (sweeps.fits["rms"] < 1e-9).all()
+
+
+def test_every_profile_of_every_point_has_a_row_as_in_the_tables_of_studies(sweeps):
+    rows = sweeps.profiles
+    assert list(rows.columns) == PROFILE_COLUMNS
+    assert len(rows) == 2 + 6 * len(POINTS)  # the baseline's all and mean; five profiles and their mean
+    assert rows["knob"].tolist()[:3] == ["", "", "p_cr"]
+    means = rows[(rows["profile"] == "mean") & (rows["knob"] != "")].reset_index(drop=True)
+    pd.testing.assert_frame_equal(means[SWEEP_COLUMNS], sweeps.table, check_dtype=False)
+    single = rows[(rows["knob"] == "p_cr") & (rows["value"] == 1.0) & (rows["profile"] == f"core+{AUXILIARY[0]}")]
+    assert single["core"].item() == pytest.approx(planted("p_cr", 1.0)["core_partial"])
+    assert single["core_full"].isna().all()
 
 
 def test_a_point_that_two_knobs_share_is_a_row_of_each():
