@@ -1,6 +1,6 @@
 """From losses to the study's table and report: reads MLflow, or the run directories when it has to."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -36,7 +36,7 @@ def read_results(record: StudyRecord, store: Store, tracking_uri: str | None, wh
 
     Reads MLflow at `tracking_uri`; without one, or where it is away or lacks nodes, the run directories.
     """
-    frame, curves, source = _frames(record, store, tracking_uri, why_not)
+    frame, curves, source = load_frames(record.ids, record.baseline_runs, store, tracking_uri, why_not)
     complete = frame[frame["status"] == "complete"]
     evaluations = _named(_entries(record, "evaluation"), complete)
     if evaluations.empty or curves.empty:
@@ -75,20 +75,22 @@ def _cell(value: object) -> str:
 # ------------------------------------------------------------------------------------------------------ frames
 
 
-def _frames(record: StudyRecord, store: Store, uri: str | None, why_not: str):
-    """(frame of the nodes, baselines' curves, where they come from)."""
+def load_frames(
+    ids: Collection[str], baseline_runs: Sequence[str], store: Store, uri: str | None, why_not: str = ""
+) -> tuple[pd.DataFrame, pd.DataFrame, str]:
+    """(frame of these nodes, baselines' curves, where they come from): MLflow where it has all that is complete."""
     local = load_store(store.root)
-    local = local[local["id"].isin(record.ids)]
+    local = local[local["id"].isin(ids)]
     if uri is not None:
         try:
             frame = load_runs(uri)
-            frame = frame[frame["id"].isin(record.ids)]
+            frame = frame[frame["id"].isin(ids)]
             if _complete_ids(frame) == _complete_ids(local):
-                return frame, load_curves(uri, record.baseline_runs), "MLflow"
+                return frame, load_curves(uri, baseline_runs), "MLflow"
             why_not = "MLflow lacks some of the study's nodes"
         except TrackingUnavailable as error:
             why_not = f"MLflow is away ({error})"
-    return local, load_store_curves(store.root, record.baseline_runs), f"the run directories: {why_not}"
+    return local, load_store_curves(store.root, baseline_runs), f"the run directories: {why_not}"
 
 
 def _complete_ids(frame: pd.DataFrame) -> set[str]:
