@@ -190,23 +190,24 @@ def _with_links(frame: pd.DataFrame, links: Mapping[str, str]) -> pd.DataFrame:
 
 
 def _intro(question: str, objective: MaxEntObjective, scene: Scene, search_id: str, about_links: str) -> str:
-    size = scene.settings[0].size.name
-    facts = (
-        f"Search {search_id}: preset {scene.flags.preset}, size {size}, corpus {scene.flags.corpus} "
-        f"(data {scene.recipe.data_id}), {len(scene.settings)} seeds. Read from Optuna's database.",
+    facts, seeds = _facts(scene), ", ".join(str(setting.seed) for setting in scene.settings)
+    sentences = (
+        f"Search {search_id}: preset {scene.flags.preset}, size {facts['size']}, corpus {scene.flags.corpus} "
+        f"(data {facts['data_id']}), seeds {seeds}. Read from Optuna's database.",
         f"Minimised: forget + {objective.penalty_weight:g} x what core and retain each lack to {objective.floor:g} of "
         f"the baseline, as compute ratios, each clipped to 0 to {HIGHEST_RATIO:g} and averaged over seeds. A diverged "
-        f"trial is told to the searcher as {objective.worst:g} and has no value here.",
+        f"trial is told to the searcher as {objective.worst:g} and has no value here. Trials are chosen on the "
+        "validation sequences that studies report on, so a study on the same seeds sees them a little too well.",
         about_links,
     )
-    return f"{question}\n\n{' '.join(facts)}"
+    return f"{question}\n\n{' '.join(sentences)}"
 
 
 def _text(table: pd.DataFrame, search_id: str) -> str:
     """The table of the best trials for a terminal, and how a study takes them."""
     shown = table.drop(columns=[RUNS])
     rows = [[_cell(value) for value in row] for row in shown.itertuples(index=False)]
-    use = f"python experiments/stories.py --maxent {search_id} trains every profile with its best trial's parameters"
+    use = f"a study given --maxent {search_id} trains each profile with its best trial's parameters"
     return f"{aligned([list(shown.columns), *rows])}\n\n{use}"
 
 
