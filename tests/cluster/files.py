@@ -1,0 +1,79 @@
+"""The files of `cluster/`, read."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+CLUSTER = ROOT / "cluster"
+LAUNCHER_FILES = ("aws.yaml", "gcp.yaml")
+KUBERNETES_FILES = ("kuberay/base.yaml", "kuberay/network.yaml", "kuberay/cluster.yaml", "kuberay/job.yaml")
+KUBERNETES_FILES += ("mlflow/kubernetes.yaml",)
+
+
+def text(name: str) -> str:
+    return (CLUSTER / name).read_text()
+
+
+def launcher(name: str) -> dict:
+    """A file of `ray up`."""
+    return yaml.safe_load(text(name))
+
+
+def objects(name: str) -> list[dict]:
+    """The Kubernetes objects of a file."""
+    return list(yaml.safe_load_all(text(name)))
+
+
+def all_objects() -> list[dict]:
+    return [found for name in KUBERNETES_FILES for found in objects(name)]
+
+
+def the(kind: str, name: str) -> dict:
+    """The one object of a kind and name."""
+    (found,) = (o for o in all_objects() if (o["kind"], o["metadata"]["name"]) == (kind, name))
+    return found
+
+
+def ray_cluster_spec() -> dict:
+    return the("RayCluster", "gram")["spec"]
+
+
+def compose() -> dict:
+    return yaml.safe_load(text("mlflow/compose.yaml"))
+
+
+def every_file() -> dict[str, str]:
+    """Name relative to `cluster/` -> text."""
+    return {str(path.relative_to(CLUSTER)): path.read_text() for path in sorted(CLUSTER.rglob("*")) if path.is_file()}
+
+
+def walk(value: object) -> Iterator[dict]:
+    """Every mapping inside a value, itself included."""
+    if isinstance(value, dict):
+        yield value
+        for inner in value.values():
+            yield from walk(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from walk(inner)
+
+
+def strings(value: object) -> Iterator[str]:
+    """Every string inside a value; keys are not values."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for inner in value.values():
+            yield from strings(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from strings(inner)
+
+
+def constraint(package: str) -> str:
+    """The version that constraints.txt pins."""
+    (version,) = re.findall(rf"^{package}==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    return version

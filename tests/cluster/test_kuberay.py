@@ -1,0 +1,167 @@
+"""The Kubernetes files against the structure written down in `structure.py`, Ray's own reader, and our rules."""
+
+import copy
+import importlib.util
+
+import pytest
+from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
+
+from gram_platform.study.flags import parse
+from tests.cluster import rules
+from tests.cluster.files import KUBERNETES_FILES, ROOT, all_objects, objects, ray_cluster_spec, the, walk
+
+NAMED = [(name, found) for name in KUBERNETES_FILES for found in objects(name)]
+
+
+def gpu_container(cluster: dict) -> dict:
+    return cluster["spec"]["workerGroupSpecs"][1]["template"]["spec"]["containers"][0]
+
+
+BROKEN_FORMS = {
+    "an unknown field": lambda c: c["spec"].update(idleTimeoutSeconds=5),
+    "a misspelt field": lambda c: c["spec"]["workerGroupSpecs"][0].update(minReplica=0),
+    "another version": lambda c: c.update(apiVersion="ray.io/v1alpha1"),
+    "an unknown kind": lambda c: c.update(kind="RayCloud"),
+    "no token": lambda c: c["spec"].pop("authOptions"),
+    "a service for the world": lambda c: c["spec"]["headGroupSpec"].update(serviceType="LoadBalancer"),
+    "a number for a quantity": lambda c: gpu_container(c)["resources"]["limits"].update({"nvidia.com/gpu": 1}),
+    "a secret's value": lambda c: gpu_container(c)["env"].append({"name": "X", "valueFrom": {"value": "abc"}}),
+    "a container that is root": lambda c: c["spec"]["headGroupSpec"]["template"]["spec"].pop("securityContext"),
+    "a name with capitals": lambda c: c["metadata"].update(name="Gram_Cluster"),
+}
+
+
+@pytest.mark.parametrize(("file", "found"), NAMED, ids=[f"{f['kind']}-{f['metadata']['name']}" for _, f in NAMED])
+def test_form(file, found):
+    assert rules.form(found) == [], file
+    assert rules.pod_rules(found) == [], file
+    assert found["kind"] == "Namespace" or found["metadata"]["namespace"] == "gram"
+
+
+@pytest.mark.parametrize("change", BROKEN_FORMS)
+def test_a_broken_form_is_refused(change):
+    cluster = copy.deepcopy(the("RayCluster", "gram"))
+    BROKEN_FORMS[change](cluster)
+    assert rules.form(cluster), change
+
+
+def test_names_are_unique():
+    names = [(found["kind"], found["metadata"]["name"]) for found in all_objects()]
+    assert len(set(names)) == len(names)
+
+
+def test_ray_reads_the_cluster():
+    """By the function with which Ray's autoscaler reads a RayCluster: what each group offers, from zero machines."""
+    config = _derive_autoscaling_config_from_ray_cr(the("RayCluster", "gram"))
+    offers = {
+        name: {key: value for key, value in kind["resources"].items() if key != "memory"}
+        for name, kind in config["available_node_types"].items()
+    }
+    assert offers == {
+        "headgroup": {"CPU": 0},
+        "driver": {"CPU": 0, "driver": 1},
+        "gpu-1": {"CPU": 8, "GPU": 1},
+        "gpu-8": {"CPU": 64, "GPU": 8},
+    }
+    assert all(kind["min_workers"] == 0 for kind in config["available_node_types"].values())
+    assert config["idle_timeout_minutes"] == 5
+
+
+def test_rules_of_autoscaling():
+    assert rules.autoscaling(ray_cluster_spec()) == []
+
+
+BROKEN_CLUSTERS = {
+    "the head takes work": lambda s: s["headGroupSpec"].pop("resources"),
+    "gpu-1: does not start from zero": lambda s: s["workerGroupSpecs"][1].update(minReplicas=1),
+    "gpu-1: tolerates spot machines: False": lambda s: s["workerGroupSpecs"][1]["template"]["spec"].pop("tolerations"),
+    "gpu-8: outlives the notice of a spot machine": lambda s: s["workerGroupSpecs"][2]["template"]["spec"].update(
+        terminationGracePeriodSeconds=600
+    ),
+    "gpu-8: tells Ray 8 GPUs and has 1": lambda s: s["workerGroupSpecs"][2]["template"]["spec"]["containers"][0][
+        "resources"
+    ]["limits"].update({"nvidia.com/gpu": "1"}),
+    "head: resources stand in rayStartParams and in resources": lambda s: s["headGroupSpec"]["rayStartParams"].update(
+        {"num-cpus": "0"}
+    ),
+    "driver: restarts in place": lambda s: s["workerGroupSpecs"][0]["template"]["spec"].pop("restartPolicy"),
+    "no group offers the driver and nothing else": lambda s: s["workerGroupSpecs"].pop(0),
+}
+
+
+@pytest.mark.parametrize("complaint", BROKEN_CLUSTERS)
+def test_rules_find_a_broken_cluster(complaint):
+    spec = copy.deepcopy(ray_cluster_spec())
+    BROKEN_CLUSTERS[complaint](spec)
+    assert complaint in rules.autoscaling(spec)
+
+
+def test_requests_and_volumes_are_checked():
+    cluster = copy.deepcopy(the("RayCluster", "gram"))
+    # a copy of its own: in the file, an anchor makes requests and limits one
+    gpu_container(cluster)["resources"] = {"requests": {"cpu": "1"}, "limits": {"cpu": "2"}}
+    cluster["spec"]["headGroupSpec"]["template"]["spec"]["volumes"] = []
+    complaints = rules.pod_rules(cluster)
+    assert "ray-worker: requests are not its limits" in complaints
+    assert "ray-head: no volume storage" in complaints
+
+
+def test_job_is_the_cluster_and_is_submitted_again():
+    spec = the("RayJob", "gram-scaling")["spec"]
+    assert spec["rayClusterSpec"] == ray_cluster_spec(), "job.yaml and cluster.yaml must describe one cluster"
+    assert rules.job(spec) == []
+
+
+@pytest.mark.parametrize(
+    ("complaint", "change"),
+    [
+        ("a failed job is not submitted again", {"backoffLimit": 0}),
+        ("ttlSecondsAfterFinished needs shutdownAfterJobFinishes", {"shutdownAfterJobFinishes": False}),
+        ("no group offers what the driver needs: {'chauffeur': 1}", {"entrypointResources": '{"chauffeur": 1}'}),
+    ],
+)
+def test_rules_find_a_broken_job(complaint, change):
+    assert complaint in rules.job(the("RayJob", "gram-scaling")["spec"] | change)
+
+
+def test_entrypoint_is_a_command_of_the_study(study_of_entrypoint):
+    """The study's own parser takes the flags; every run fits on the machines, and four ranks divide its micro-batch."""
+    study, arguments = study_of_entrypoint
+    flags = parse(study, arguments)
+    assert (flags.preset, flags.storage, flags.tracking_uri) == ("paper", "/mnt/gram", "http://mlflow:5000")
+    assert flags.num_workers <= 8
+    with pytest.raises(ValueError, match="num_workers"):
+        parse(study, [argument if argument != "4" else "7" for argument in arguments])
+
+
+@pytest.fixture
+def study_of_entrypoint(monkeypatch):
+    """The study that the job's entrypoint starts, and its flags."""
+    python, script, *arguments = the("RayJob", "gram-scaling")["spec"]["entrypoint"].split()
+    assert (python, script) == ("python", "/opt/gram/experiments/scaling.py")
+    spec = importlib.util.spec_from_file_location("scaling_of_the_job", ROOT / "experiments/scaling.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.STUDY, arguments
+
+
+def test_network_lets_in_only_who_must():
+    """Ingress is denied to all, then allowed to selected pods; no rule is open to everybody."""
+    policies = [found["spec"] for found in objects("kuberay/network.yaml")]
+    assert {"podSelector": {}, "policyTypes": ["Ingress"]} in policies
+    for policy in policies:
+        assert all(rule["from"] and all(peer for peer in rule["from"]) for rule in policy.get("ingress", []))
+    labels = [pod["metadata"]["labels"] for found in all_objects() for pod in _templates(found)]
+    apps = {label["app"] for label in labels}
+    named = {
+        selector["app"] for policy in policies for selector in (found for found in _selectors(policy) if "app" in found)
+    }
+    assert named <= apps, "a policy names pods that nothing makes"
+
+
+def _templates(found: dict) -> list[dict]:
+    return [inner for inner in walk(found) if "containers" in inner.get("spec", {})]
+
+
+def _selectors(policy: dict) -> list[dict]:
+    return [inner["matchLabels"] for inner in walk(policy) if "matchLabels" in inner]
