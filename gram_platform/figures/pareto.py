@@ -12,7 +12,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from gram_platform.analysis.trials import RUNS, TRIAL, URL, Objectives, finished, pareto_front
-from gram_platform.figures.searches import SAID_BETTER, runs_text, trial_markers
+from gram_platform.figures.searches import SAID_BETTER, runs_text, trial_axis, trial_markers
 from gram_platform.figures.style import BLUE, GREEN, GREY, VERMILION, styled
 from gram_platform.identity import invalid
 
@@ -65,7 +65,7 @@ def space_figure(trials: pd.DataFrame, objectives: Objectives, references: pd.Da
     styled(figure, "In all three", "", "")
     plain = {"gridcolor": GREY, "zerolinecolor": GREY, "linecolor": GREY, "showbackground": False}  # WebGL: no alpha
     axes = {f"{a}axis": {**plain, "title": {"text": name}} for a, name in zip("xyz", objectives, strict=True)}
-    camera = {"eye": {"x": 1.6, "y": 1.6, "z": 1.1}, "center": {"x": 0.0, "y": 0.0, "z": -0.15}}
+    camera = {"eye": {"x": 1.45, "y": 1.45, "z": 1.0}, "center": {"x": 0.0, "y": 0.0, "z": -0.15}}
     scene = {**axes, "camera": camera, "bgcolor": "rgba(0,0,0,0)"}
     figure.update_layout(scene=scene, height=SPACE_HEIGHT, legend_y=-0.05)
     return figure
@@ -88,9 +88,8 @@ def hypervolume_figure(history: pd.DataFrame, reference: Mapping[str, float]) ->
     )
     bound = ", ".join(f"{name} {value:g}" for name, value in reference.items())
     styled(figure, f"Hypervolume against {bound}", "trial", "hypervolume")
-    figure.update_xaxes(tickformat="d")
     figure.update_yaxes(rangemode="tozero")
-    return figure
+    return trial_axis(figure, history)
 
 
 def _classes(trials: pd.DataFrame, objectives: Objectives) -> list[tuple[str, pd.DataFrame, dict]]:

@@ -23,6 +23,7 @@ from gram_platform.analysis.trials import (
 from gram_platform.figures.style import BLUE, GREEN, GREY, INK, VERMILION, log_ticks, styled
 from gram_platform.space import Parameter
 
+FEW_TRIALS = 12
 MAX_RUNS = 3  # run ids in a hover; the table of trials has them all
 SAID_BETTER = {"max": "higher is better", "min": "lower is better"}
 # where trials without a value stand on an axis of their own, from the bottom at 0 to the top at 1
@@ -42,8 +43,12 @@ def history_figure(trials: pd.DataFrame, objective: str, direction: str) -> go.F
         figure.add_scatter(x=best.index, y=best, name="best so far", mode="lines", line=step, hovertemplate=hover)
     _add_trials(figure, trials, TRIAL, objective, direction)
     styled(figure, f"{objective} ({SAID_BETTER[direction]})", "trial", objective)
-    figure.update_xaxes(tickformat="d")
-    return _with_edge(figure)
+    return _with_edge(trial_axis(figure, trials))
+
+
+def trial_axis(figure: go.Figure, trials: pd.DataFrame) -> go.Figure:
+    """Whole numbers below the axis of trials, each of them as long as there are few."""
+    return figure.update_xaxes(tickformat="d", dtick=1 if len(trials) <= FEW_TRIALS else None)
 
 
 def slice_figure(trials: pd.DataFrame, parameter: Parameter, objective: str, direction: str) -> go.Figure:
