@@ -5,7 +5,7 @@ or column there, unless the cells on that border diverged (or failed) or that si
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -56,13 +56,18 @@ class Extension:
 
 
 def extension(
-    trials: pd.DataFrame, grid: Grid, limit: int, window: float | None = None, min_batch: int = 1
+    trials: pd.DataFrame,
+    grid: Grid,
+    limit: int,
+    window: float | None = None,
+    why_not: Callable[[int], str] = lambda batch: "",
 ) -> Extension:
     """One step of growth of one size's grid from its trials (see `lr_grid`); the same trials give the same step.
 
     Where the pooled minimum lies at or beyond the grid's border (without a minimum: where the best cell lies on it)
     that side gets one more value, in the ratio of its outermost two. At most `limit` values are added to a side, no
-    batch below `min_batch`, and no cell whose nearest neighbour in the grid diverged, failed or was itself left out.
+    batch for which `why_not` has a reason, and no cell whose nearest neighbour in the grid diverged, failed or was
+    itself left out.
     """
     table = cells(trials)
     if table["size"].nunique() != 1:
@@ -76,7 +81,7 @@ def extension(
     place = "the minimum lies" if row["convex"] else f"{_no_minimum(row)}, and the best cell lies"
     wanted, messages = [], []
     for side in [side for side in row["edges"].split(", ") if side]:
-        value, refusal = _step(grid, side, limit, min_batch)
+        value, refusal = _step(grid, side, limit, why_not)
         if not refusal and all(cell in barred for cell in _border(grid, side)):
             refusal = "the cells there diverged or failed"
         message = f"{row['size']}: {place} at the {EDGE_WORDS[side.split()[1]]} edge of {side.split()[0]}"
@@ -90,7 +95,7 @@ def extension(
 # ----------------------------------------------------------------------------------------------------- one step
 
 
-def _step(grid: Grid, side: str, limit: int, min_batch: int) -> tuple[float, str]:
+def _step(grid: Grid, side: str, limit: int, why_not: Callable[[int], str]) -> tuple[float, str]:
     """The next value beyond a side, or why there is none."""
     axis, end = side.split()
     values = grid.lrs if axis == "lr" else grid.batches
@@ -99,9 +104,9 @@ def _step(grid: Grid, side: str, limit: int, min_batch: int) -> tuple[float, str
     if grid.num_added[SIDES.index(side)] >= limit:
         return value, f"{limit} added there is the most that is allowed" if limit else "extensions are off"
     if axis == "batch":
-        if value < min_batch or value != int(value):
-            return value, f"the next batch would be {value:g}, it must be a whole number of at least {min_batch}"
-        value = int(value)
+        if value != int(value):
+            return value, f"the next batch would be {value:g}, which is not whole"
+        return int(value), why_not(int(value))
     return value, ""
 
 

@@ -162,7 +162,7 @@ def _bootstrap(
     used = used_trials(trials)
     used = used[used["size"].isin(entry.sizes)]
     if used["parameters"].nunique() < 2:
-        return None, f"cannot be fitted: {used['parameters'].nunique()} sizes with a minimum, two are needed"
+        return None, f"cannot be fitted: two sizes with a minimum are needed, there are {used['parameters'].nunique()}"
     return bootstrap_laws(used, window, num_resamples), ""
 
 

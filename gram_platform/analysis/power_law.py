@@ -96,27 +96,28 @@ def bootstrap_laws(
 
     ValueError when the pooled surface of a size is not convex, or as in `fit_quadratic`.
     """
-    groups = [
-        [seed_trials for _, seed_trials in size_trials.groupby("seed")]
-        for _, size_trials in trials.groupby("parameters", sort=True)
-    ]
-    lr, batch = _laws(groups, window)
+    sizes, groups = [], []
+    for parameters, of_size in trials.groupby("parameters", sort=True):
+        sizes.append(float(parameters))
+        groups.append([of_seed[["lr", "batch", "loss"]].to_numpy(float) for _, of_seed in of_size.groupby("seed")])
+    lr, batch = _laws(sizes, groups, window)
     if min(len(seeds) for seeds in groups) < 2:
         unknown = [Interval(law.exponent, math.nan, math.nan) for law in (lr, batch)]
         return LawBootstrap(lr, batch, *unknown, 0, 0, np.empty((0, 4)))
-    samples = bootstrap(groups, lambda g: _flat(_laws(g, window)), num_resamples, rng_seed)
+    samples = bootstrap(groups, lambda g: _flat(_laws(sizes, g, window)), num_resamples, rng_seed)
     if samples.shape[1] != 4:  # every resample failed
         samples = np.full((num_resamples, 4), np.nan)
     intervals = [percentile_interval(samples[:, i], law.exponent) for i, law in ((1, lr), (3, batch))]
     return LawBootstrap(lr, batch, *intervals, num_resamples, int(np.isnan(samples[:, 0]).sum()), samples)
 
 
-def _laws(groups: list[list[pd.DataFrame]], window: float | None) -> tuple[PowerLaw, PowerLaw]:
-    optima = optima_frame(pd.concat([trials for group in groups for trials in group]), window)
-    flat = optima.loc[~optima["convex"], "parameters"].tolist()
+def _laws(sizes: list[float], groups: list[list[np.ndarray]], window: float | None) -> tuple[PowerLaw, PowerLaw]:
+    """Both laws from each size's seeds, arrays [n, 3] of lr, batch and loss."""
+    optima = [fit_quadratic(*np.concatenate(seeds).T, window) for seeds in groups]
+    flat = [size for size, optimum in zip(sizes, optima, strict=True) if not optimum.convex]
     if flat:
         raise invalid("trials", flat, "a convex surface at every size: widen the grid or the window")
-    return tuple(fit_power_law(optima["parameters"], optima[name]) for name in ("lr", "batch"))
+    return tuple(fit_power_law(sizes, [getattr(optimum, name) for optimum in optima]) for name in ("lr", "batch"))
 
 
 def _flat(laws: tuple[PowerLaw, PowerLaw]) -> list[float]:

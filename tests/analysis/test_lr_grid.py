@@ -183,7 +183,7 @@ def test_edge_minima_are_left_out_while_two_others_remain():
 def test_laws_that_cannot_be_fitted_say_why():
     laws = laws_table(laddered(s1M={"bend": -0.1}, s4M={"bend": -0.1}))
     assert laws["exponent"].isna().all()
-    assert laws["reason"].tolist() == ["cannot be fitted: 1 sizes with a minimum, two are needed"] * 2
+    assert laws["reason"].tolist() == ["cannot be fitted: two sizes with a minimum are needed, there are 1"] * 2
     assert laws["left_out"].tolist() == ["1M: not convex; 4M: not convex"] * 2
     assert fitted_law(laws, "ours", 64, "a test") is None
 
@@ -312,11 +312,13 @@ def test_no_growth_towards_cells_that_diverged():
     assert again.new_cells == ((8e-3, 64),)
 
 
-def test_batches_stay_whole_and_above_the_least():
+def test_batches_stay_whole_and_allowed():
     small = Grid(LRS, (1, 2, 4))
     trials = planted("4M", batch=0.1, batches=small.batches)
     assert "the next batch would be 0.5" in extension(trials, small, limit=2).messages[0]
-    assert "at least 16" in extension(planted("4M", batch=2.0), GRID, limit=2, min_batch=16).messages[0]
+    refused = extension(planted("4M", batch=2.0), GRID, limit=2, why_not=lambda batch: f"{batch} is too few")
+    assert refused.messages[0].endswith("not extended, 8 is too few")
+    assert refused.new_cells == ()
 
 
 def test_a_size_without_losses_waits():
