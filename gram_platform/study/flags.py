@@ -39,6 +39,8 @@ class CommonFlags:
     """names of sizes (default: all of the preset)"""
     num_workers: int = 1
     """ranks of each run; 1 trains in the Ray task itself"""
+    device: str = ""
+    """cpu or cuda (default: cuda if Ray has a GPU at the start; say cuda where an autoscaler starts them on demand)"""
     dry_run: bool = False
     """print what would run, what it costs and what is done already; start nothing"""
     machine: str = ""
@@ -96,6 +98,7 @@ def checked_common(presets: Mapping[str, Preset], default_preset: str, flags: An
     require_int("threads", flags.threads, 1)
     if not flags.checkpoint_every > 0:
         raise invalid("checkpoint_every", flags.checkpoint_every, "a positive number of seconds")
+    require_choice("device", flags.device or "cpu", ("cpu", "cuda"))
     require_choice("machine", flags.machine or preset.machine, tuple(MACHINES))
     _require_ranks(preset, sizes, flags.num_workers)
     return replace(

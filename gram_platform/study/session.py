@@ -40,15 +40,16 @@ def connect() -> None:
 
 
 def execution_of(flags: CommonFlags, has_gpu: bool) -> tuple[Execution, Resources]:
-    """How the flags want nodes executed, and what Ray reserves for a rank."""
+    """How the flags want nodes executed, and what Ray reserves for a rank. `has_gpu`: whether Ray has one now."""
+    device = flags.device or ("cuda" if has_gpu else "cpu")
     execution = Execution(
         flags.storage,
         num_threads=flags.threads,
         num_ranks=flags.num_workers,
         checkpoint_every_s=flags.checkpoint_every,
-        device="cuda" if has_gpu else "cpu",
+        device=device,
     )
-    return execution, Resources(float(flags.threads), float(has_gpu))
+    return execution, Resources(float(flags.threads), float(device == "cuda"))
 
 
 def open_tracker(flags: CommonFlags) -> Tracker:

@@ -146,6 +146,6 @@ def literal_secrets(value: object) -> list[str]:
         named = mapping | ({mapping["name"]: mapping["value"]} if {"name", "value"} <= set(mapping) else {})
         for key, inner in named.items():
             is_secret = isinstance(key, str) and SECRET_FIELD.search(key) and isinstance(inner, str)
-            if is_secret and not key.endswith(("Name", "_PATH")) and not REFERENCE.fullmatch(inner):
+            if is_secret and not key.endswith(("Name", "_PATH", "HttpTokens")) and not REFERENCE.fullmatch(inner):
                 complaints.append(f"{key} has a literal value")
     return complaints

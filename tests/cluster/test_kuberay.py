@@ -7,6 +7,7 @@ import pytest
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 
 from gram_platform.study.flags import parse
+from gram_platform.study.session import execution_of
 from tests.cluster import rules
 from tests.cluster.files import KUBERNETES_FILES, ROOT, all_objects, objects, ray_cluster_spec, the, walk
 
@@ -125,13 +126,16 @@ def test_rules_find_a_broken_job(complaint, change):
 
 
 def test_entrypoint_is_a_command_of_the_study(study_of_entrypoint):
-    """The study's own parser takes the flags; every run fits on the machines, and four ranks divide its micro-batch."""
+    """The study's own parser takes the flags, and runs ask for GPUs although the cluster has none when it starts."""
     study, arguments = study_of_entrypoint
     flags = parse(study, arguments)
     assert (flags.preset, flags.storage, flags.tracking_uri) == ("paper", "/mnt/gram", "http://mlflow:5000")
-    assert flags.num_workers <= 8
-    with pytest.raises(ValueError, match="num_workers"):
-        parse(study, [argument if argument != "4" else "7" for argument in arguments])
+    execution, resources = execution_of(flags, has_gpu=False)
+    assert (execution.device, execution.num_ranks, resources.gpus_per_rank) == ("cuda", 4, 1.0)
+    for wrong, message in (("7", "num_workers"), ("abacus", "device")):
+        replaced = {"num_workers": "4", "device": "cuda"}[message]
+        with pytest.raises(ValueError, match=message):
+            parse(study, [wrong if argument == replaced else argument for argument in arguments])
 
 
 @pytest.fixture

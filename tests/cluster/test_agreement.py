@@ -1,0 +1,214 @@
+"""The files of `cluster/` against one another, the pins and the guide; and no secret, no way in, anywhere."""
+
+import copy
+import re
+import shlex
+import tomllib
+
+import pytest
+
+from gram_platform.study.flags import Flags
+from tests.cluster import rules
+from tests.cluster.files import (
+    CLUSTER,
+    KUBERNETES_FILES,
+    LAUNCHER_FILES,
+    ROOT,
+    all_objects,
+    compose,
+    constraint,
+    every_file,
+    launcher,
+    objects,
+    ray_cluster_spec,
+    strings,
+    text,
+    the,
+    walk,
+)
+
+GUIDE = text("README.md")
+IMAGE = re.compile(r"[\w.${}:/-]*gram-(?:platform|mlflow):[\w.]+")
+MLFLOW = "http://mlflow:5000"
+MOUNT = "/mnt/gram"
+
+
+def project() -> dict:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def test_one_name_and_tag_for_each_image():
+    """Everywhere, the guide included; the tags are the package's version and that of the pinned MLflow."""
+    found = {image for content in every_file().values() for image in IMAGE.findall(content)}
+    assert found == {
+        f"YOUR_REGISTRY/gram-platform:{project()['version']}",
+        f"YOUR_REGISTRY/gram-mlflow:{constraint('mlflow')}",
+    }
+    images = [config["docker"]["image"] for config in map(launcher, LAUNCHER_FILES)]
+    images += [c["image"] for o in all_objects() for pod in rules.pods(o) for c in pod["containers"]]
+    images += [service["image"] for service in compose()["services"].values()]
+    assert not [image for image in images if ":" not in image or image.endswith(":latest")]
+
+
+def test_one_ray_and_one_python():
+    assert ray_cluster_spec()["rayVersion"] == constraint("ray")
+    (python,) = re.findall(r"^ARG PYTHON_VERSION=(\S+)$", text("Containerfile"), re.MULTILINE)
+    tried = (ROOT / "constraints.txt").read_text().splitlines()[0]
+    assert f"Python {python}" in tried
+    assert f"Python {python}" in GUIDE
+    assert tuple(map(int, python.split("."))) >= tuple(map(int, project()["requires-python"].strip(">=").split(".")))
+
+
+def test_images_are_made_of_what_is_here_and_pinned():
+    content = text("Containerfile")
+    sources = [word for line in re.findall(r"^COPY (.+)$", content, re.MULTILINE) for word in line.split()[:-1]]
+    kept = [line[1:] for line in text("Containerfile.dockerignore").splitlines() if line.startswith("!")]
+    for source in sources:
+        assert (ROOT / source).exists(), source
+        assert source in kept, f"{source} is ignored by the build"
+    assert set(kept) == set(sources), "the build's context holds more than the image"
+    pins = [line for line in text("requirements.txt").splitlines() if not line.startswith("#")]
+    assert all(re.match(r"^[\w.-]+==[\w.]+(\s+#.*)?$", line) for line in pins), "a requirement is not pinned"
+    own = {line.split("==")[0].lower() for line in pins}
+    constrained = {line.split("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    assert not own & constrained, "a version is pinned twice"
+    assert content.count("USER gram") == 2, "an image runs as root"
+
+
+def test_machines_are_called_the_same_everywhere():
+    groups = {group["groupName"] for group in ray_cluster_spec()["workerGroupSpecs"]}
+    for name in LAUNCHER_FILES:
+        config = launcher(name)
+        assert set(config["available_node_types"]) - {config["head_node_type"]} == groups, name
+    limits = {group["groupName"]: group["maxReplicas"] for group in ray_cluster_spec()["workerGroupSpecs"]}
+    for config in map(launcher, LAUNCHER_FILES):
+        types = config["available_node_types"]
+        assert {name: types[name]["max_workers"] for name in groups - {"driver"}} == {
+            name: limits[name] for name in groups - {"driver"}
+        }
+    asked_for = set(re.findall(r"--entrypoint-resources '(.*?)'", GUIDE))
+    assert asked_for == {the("RayJob", "gram-scaling")["spec"]["entrypointResources"]}
+    pools = {pod["nodeSelector"]["gram-pool"] for found in all_objects() for pod in rules.pods(found)}
+    assert pools == {"system"} | groups
+    assert all(f"`{pool}`" in GUIDE for pool in pools)
+
+
+def test_storage_is_one_place():
+    for config in map(launcher, LAUNCHER_FILES):
+        options = config["docker"]["run_options"]
+        assert {f"--volume {MOUNT}:{MOUNT}", f"--env GRAM_STORAGE={MOUNT}"} <= set(options)
+        assert any(MOUNT in command and "mount -t nfs" in command for command in config["initialization_commands"])
+    for group in [ray_cluster_spec()["headGroupSpec"], *ray_cluster_spec()["workerGroupSpecs"]]:
+        (container,) = group["template"]["spec"]["containers"]
+        assert {"name": "GRAM_STORAGE", "value": MOUNT} in container["env"]
+        assert {"name": "storage", "mountPath": MOUNT} in container["volumeMounts"]
+        claims = [v["persistentVolumeClaim"]["claimName"] for v in group["template"]["spec"]["volumes"][:1]]
+        assert [the("PersistentVolumeClaim", name)["spec"]["accessModes"] for name in claims] == [["ReadWriteMany"]]
+    assert set(re.findall(r"--storage (/\S+)", GUIDE + text("kuberay/job.yaml"))) == {MOUNT}
+
+
+def test_mlflow_is_one_address():
+    (port,) = the("Service", "mlflow")["spec"]["ports"]
+    assert f"http://{the('Service', 'mlflow')['metadata']['name']}:{port['port']}" == MLFLOW
+    assert set(re.findall(r"--tracking-uri (\S+?)[`\s]", GUIDE + text("kuberay/job.yaml"))) == {MLFLOW}
+    for config in map(launcher, LAUNCHER_FILES):
+        assert "--add-host mlflow:YOUR_MLFLOW_ADDRESS" in config["docker"]["run_options"]
+
+
+def test_redis_is_where_the_head_looks():
+    (port,) = the("Service", "gram-redis")["spec"]["ports"]
+    options = ray_cluster_spec()["gcsFaultToleranceOptions"]
+    assert options["redisAddress"] == f"redis://gram-redis:{port['port']}"
+    (redis,) = the("StatefulSet", "gram-redis")["spec"]["template"]["spec"]["containers"]
+    assert redis["env"][0]["valueFrom"] == options["redisPassword"]["valueFrom"]
+
+
+def test_services_find_their_pods():
+    templates = [inner for o in all_objects() for inner in walk(o) if "containers" in inner.get("spec", {})]
+    labels = [template["metadata"]["labels"] for template in templates]
+    for service in (found["spec"] for found in all_objects() if found["kind"] == "Service"):
+        assert any(service["selector"].items() <= label.items() for label in labels), service
+
+
+def test_every_secret_is_made_in_the_guide():
+    """Every secret that a file refers to, with its keys; and the secrets of the clouds' managers."""
+    used = {("gram-ray-token", "auth_token")}  # the key that KubeRay reads
+    for name in KUBERNETES_FILES:
+        for found in walk(objects(name)):
+            if "secretKeyRef" in found:
+                used.add((found["secretKeyRef"]["name"], found["secretKeyRef"]["key"]))
+    assert ray_cluster_spec()["authOptions"]["secretName"] == "gram-ray-token"
+    for secret, key in used:
+        (made,) = (line for line in GUIDE.splitlines() if f"make_secret {secret} " in line)
+        assert re.search(rf"--from-(literal|file)={key}=", made), f"{secret} has no key {key}"
+    for name in LAUNCHER_FILES:
+        for secret in re.findall(r"--secret(?:-id |=)([\w-]+)", text(name)):
+            assert re.search(rf"secrets? create(?:-secret --name)? {secret}|create-secret --name {secret}", GUIDE), (
+                secret
+            )
+
+
+def test_every_placeholder_is_explained():
+    table = GUIDE.split("## What you fill in")[1].split("##")[0]
+    used = {found for content in every_file().values() for found in re.findall(r"YOUR_[A-Z_]+[A-Z]", content)}
+    explained = set(re.findall(r"`(YOUR_[A-Z_]+)`", table))
+    assert used == explained
+
+
+def test_guide_names_files_and_flags_that_exist():
+    for path in set(re.findall(r"\bcluster/[\w./-]+\w", GUIDE)) | set(re.findall(r"\bexperiments/\w+\.py", GUIDE)):
+        assert (ROOT / path).exists(), path
+    joined = GUIDE.replace("\\\n", " ")
+    commands = re.findall(r"python (?:/opt/gram/)?experiments/\w+\.py (.*)", joined)
+    assert len(commands) >= 4
+    known = {"--" + name.replace("_", "-") for name in Flags.__dataclass_fields__}
+    for command in commands:
+        flags = {word for word in shlex.split(command) if word.startswith("--")}
+        assert flags <= known, flags - known
+
+
+@pytest.mark.parametrize("name", every_file())
+def test_no_secret_and_no_way_in(name):
+    content = every_file()[name]
+    # the guide says how a secret is made: with $(openssl ...), which is no value
+    values = [line for line in content.splitlines() if not re.search(r"\$\(|=\.\.\.|PATH_TO_TOKEN", line)]
+    assert rules.literal_secrets(values) == []
+    assert rules.exposure(content) == []
+
+
+@pytest.mark.parametrize("name", [*KUBERNETES_FILES, "aws.yaml", "gcp.yaml", "mlflow/compose.yaml"])
+def test_no_field_holds_a_secret(name):
+    found = compose() if name.endswith("compose.yaml") else objects(name)
+    assert rules.literal_secrets(found) == []
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        {"env": [{"name": "PGPASSWORD", "value": "hunter2"}]},
+        {"provider": {"aws_secret_access_key": "wJalrXUtnFEMI"}},
+        {"command": "MLFLOW_TRACKING_PASSWORD=hunter2 python study.py"},
+        {"uri": "postgresql://mlflow:hunter2@postgres:5432/mlflow"},
+        {"value": "AKIA" + "A" * 16},
+        {"key": "-----BEGIN RSA PRIVATE KEY-----"},
+    ],
+    ids=["variable", "field", "assignment", "uri", "access-key", "private-key"],
+)
+def test_a_secret_is_found(secret):
+    assert rules.literal_secrets(secret)
+
+
+@pytest.mark.parametrize("way_in", ["CidrIp: 0.0.0.0/0", "type: LoadBalancer", "type: NodePort", "kind: Ingress"])
+def test_a_way_in_is_found(way_in):
+    assert rules.exposure(f"spec:\n  {way_in}\n")
+
+
+def test_services_that_are_reachable_are_refused():
+    service = copy.deepcopy(the("Service", "mlflow"))
+    service["spec"]["type"] = "LoadBalancer"
+    assert rules.form(service)
+    assert rules.exposure("\n".join(strings(service)))
+
+
+def test_no_logic_lives_here():
+    assert not [path for path in CLUSTER.rglob("*") if path.suffix in {".py", ".sh"}]
