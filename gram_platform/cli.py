@@ -11,8 +11,9 @@ import tyro
 
 from gram_platform.config import evaluation_from_plain, run_from_plain
 from gram_platform.corpora import check, prepare, resolve
-from gram_platform.identity import invalid
+from gram_platform.identity import invalid, require_choice
 from gram_platform.nodes import view_runs
+from gram_platform.searches.command import ACTIONS, give_order, search_lines
 from gram_platform.store import Store
 from gram_platform.study.flags import absolute_place
 from gram_platform.study.record import load_record
@@ -187,6 +188,23 @@ def report_command(study: Positional[str], storage: Storage = "", tracking_uri: 
     print(f"read from {results.source}")
 
 
+def search_command(action: Positional[str] = "list", search: Positional[str] = "", storage: Storage = "") -> None:
+    """The searches of a storage, or an order to the driver of one.
+
+    Args:
+        action: list; pause (start no more trials), resume, or cancel (end now; submitting again goes on)
+        search: id or name of the search
+        storage: folder or URL of the storage
+    """
+    require_choice("action", action, ACTIONS)
+    store = _store(storage)
+    if action == "list":
+        print("\n".join(search_lines(store)) or f"{store.root}: no searches")
+        return
+    search_id = give_order(store.open_for_writing(), action, search)
+    print(f"{action}: {search_id} is told")
+
+
 def gc_command(storage: Storage = "", dry_run: bool = False) -> None:
     """Remove the weights of finished attacks that nothing starts from: their losses are kept, and are all that counts.
 
@@ -238,6 +256,7 @@ COMMANDS = {
     "compare": compare_command,
     "sync": sync_command,
     "report": report_command,
+    "search": search_command,
     "gc": gc_command,
 }
 

@@ -22,7 +22,7 @@ from ray.tune.search import Searcher
 
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.proposals import Proposal, Source, told
-from gram_platform.engine.trials import FAILED, Outcome, Point, Problem, execute_trial
+from gram_platform.engine.trials import CANCEL, FAILED, GO, STOP, WAIT, Outcome, Point, Problem, execute_trial
 from gram_platform.planner import GIB, MACHINES, needs
 
 MAX_CRASHES = 4  # of the processes of one trial before it counts as failed
@@ -33,7 +33,6 @@ QUIET = {
     "TUNE_GLOBAL_CHECKPOINT_S": "600",  # nothing is restored from Tune's own state
     "RAY_AIR_NEW_OUTPUT": "0",  # the driver says what happens
 }
-GO, WAIT, STOP, CANCEL = "go", "wait", "stop", "cancel"
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,7 @@ def _placement(problem: Problem, point: Point, execution: Execution, resources: 
 def trial_memory(problem: Problem, point: Point) -> int:
     """Bytes of a one-process trial on a CPU: the largest of its runs and the process itself."""
     runs = [node.config for node in problem.nodes(point) if node.kind == "run"]
-    largest = max((needs(run, 1, MACHINES["cpu"]).memory for run in runs), default=0)
+    largest = max((needs(run, 1, MACHINES["cpu"]).memory.total for run in runs), default=0)
     return math.ceil((largest + PROCESS_BYTES) / MEMORY_STEP) * MEMORY_STEP
 
 

@@ -18,7 +18,8 @@ from gram_platform.train.loop import TrainingDiverged
 
 Point = Mapping[str, float | int | str]
 
-COMPLETE, DIVERGED, FAILED = "complete", "diverged", "failed"
+COMPLETE, DIVERGED, FAILED = "complete", "diverged", "failed"  # how a trial ends
+GO, WAIT, STOP, CANCEL = "go", "wait", "stop", "cancel"  # what a driver decides before it starts the next
 HELD_POLL_S = 2.0
 
 

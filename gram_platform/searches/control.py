@@ -2,13 +2,13 @@
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
 
 from gram_platform.engine.execution import owner
-from gram_platform.engine.search import CANCEL, GO, STOP, WAIT
+from gram_platform.engine.trials import CANCEL, GO, STOP, WAIT
 from gram_platform.identity import invalid, require_choice
 from gram_platform.store.files import CorruptFile, Folder
-from gram_platform.store.leases import is_fresh, new_lease
+from gram_platform.store.leases import is_fresh, new_lease, read_lease
 
 RUNNING, PAUSED, CANCELLED = "running", "paused", "cancelled"
 STATES = (RUNNING, PAUSED, CANCELLED)
@@ -32,7 +32,7 @@ class Driver:
         deadline = time.monotonic() + LEASE_S + 1.0
         while not self._take():
             if time.monotonic() > deadline:
-                who = (self._read() or {}).get("owner")
+                who = (read_lease(self.folder) or {}).get("owner")
                 raise invalid("search", self.name, f"one driver at a time: {who} leads it (`gram search` can stop it)")
             time.sleep(LOOK_EVERY_S)
         threading.Thread(target=self._beat, name="search lease", daemon=True).start()
@@ -40,25 +40,19 @@ class Driver:
 
     def __exit__(self, *_) -> None:
         self._ended.set()
-        self.folder.write_json("driver.json", {**self._lease, "released": True}, durable=False)
+        self.folder.write_json("lease.json", {**self._lease, "released": True}, durable=False)
 
     def _take(self) -> bool:
         with self.folder.lock("driver"):
-            if is_fresh(self._read()):
+            if is_fresh(read_lease(self.folder)):
                 return False
             self._lease = new_lease(owner(), LEASE_S)
-            self.folder.write_json("driver.json", self._lease)
+            self.folder.write_json("lease.json", self._lease)
         return True
-
-    def _read(self) -> Mapping | None:
-        try:
-            return self.folder.read_json("driver.json")
-        except CorruptFile:
-            return None
 
     def _beat(self) -> None:
         while not self._ended.wait(LEASE_S / 4):
-            self.folder.write_json("driver.json", {**self._lease, "time": time.time()}, durable=False)
+            self.folder.write_json("lease.json", {**self._lease, "time": time.time()}, durable=False)
 
 
 def order(folder: Folder, state: str) -> None:
@@ -67,20 +61,42 @@ def order(folder: Folder, state: str) -> None:
     folder.write_json("control.json", {"state": state})
 
 
+def ordered(folder: Folder) -> str:
+    """What a search's driver was told last; running where nothing or nonsense stands."""
+    try:
+        state = (folder.read_json("control.json") or {}).get("state")
+    except CorruptFile:
+        return RUNNING
+    return state if state in STATES else RUNNING
+
+
 class Control:
     """What the driver asks before each trial: orders from outside, then limits."""
 
-    def __init__(self, folder: Folder, spent_hours, max_hours: float, max_cost: float, dollars_per_hour: float):
+    def __init__(
+        self,
+        folder: Folder,
+        spent_hours: Callable[[], float],
+        max_hours: float,
+        max_cost: float,
+        dollars_per_hour: float,
+    ):
         self.folder, self.spent_hours = folder, spent_hours
         self.max_hours, self.max_cost, self.dollars_per_hour = max_hours, max_cost, dollars_per_hour
         self.state = RUNNING
         self._next_look = 0.0
 
+    def resume(self) -> str:
+        """Takes back what an earlier driver was told; returns that."""
+        was = ordered(self.folder)
+        order(self.folder, RUNNING)
+        return was
+
     def decide(self) -> str:
         """go, wait, stop or cancel; the file is looked at about once a second."""
         if time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + LOOK_EVERY_S
-            self.state = self._ordered()
+            self.state = ordered(self.folder)
         decision = DECISIONS[self.state]
         return STOP if decision == GO and self.limit_reached() else decision
 
@@ -92,10 +108,3 @@ class Control:
         if self.max_cost and hours * self.dollars_per_hour >= self.max_cost:
             return f"${hours * self.dollars_per_hour:.2f} are used, max_cost is {self.max_cost:g}"
         return ""
-
-    def _ordered(self) -> str:
-        try:
-            state = (self.folder.read_json("control.json") or {}).get("state")
-        except CorruptFile:
-            state = None
-        return state if state in STATES else RUNNING

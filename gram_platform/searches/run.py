@@ -15,7 +15,7 @@ from gram_platform.engine.trials import FAILED, Outcome
 from gram_platform.identity import short_hash, to_plain
 from gram_platform.nodes import Node, unique
 from gram_platform.planner import MACHINES
-from gram_platform.searches.control import CANCELLED, RUNNING, Control, Driver, order
+from gram_platform.searches.control import CANCELLED, RUNNING, Control, Driver
 from gram_platform.searches.databases import open_storage
 from gram_platform.searches.definition import SEARCH_VERSION, GridSearch, OptunaSearch, Scene, Search
 from gram_platform.searches.flags import SearchFlags, checked_search_flags, parse_flags
@@ -88,9 +88,8 @@ class _SearchRun:
     def run(self) -> int:
         plain = {"name": self.search.name, "identity": to_plain(self.search.identity(self.scene))}
         self.folder.write_json("search.json", {**plain, "preset": self.scene.flags.preset})
-        if self.control.decide() != "go":
-            say(f"was {self.control.state}; submitting again resumes it")
-        order(self.folder, RUNNING)
+        if (was := self.control.resume()) != RUNNING:
+            say(f"was {was}; submitting again resumes it")
         self.mirror = Mirror(self.tracker, self.store, say)
         connect()
         self.execution, self.resources = execution_of(self.scene.flags, bool(ray.cluster_resources().get("GPU")))

@@ -1,8 +1,9 @@
-"""A search of two tiny runs a trial, whose driver tests can start, kill and start again as a process of its own."""
+"""Searches of one tiny run a trial, whose driver tests can start, kill and start again as a process of its own."""
 
 import sys
 from dataclasses import dataclass, replace
 
+from experiments.scaling import SMOKE
 from gram_platform.config import CORE
 from gram_platform.engine.proposals import Objective
 from gram_platform.ladder import SMOKE_SIZES
@@ -14,15 +15,13 @@ from gram_platform.searches.run import main
 from gram_platform.space import Parameter, Space
 
 TINY = replace(SMOKE_SIZES["tiny"], core_tokens=64 * 160)
-from experiments.scaling import SMOKE  # noqa: E402
-
 PRESET = replace(SMOKE, sizes={"tiny": TINY}, num_seeds=1, num_eval_points=1, num_eval_sequences=4)
 OBJECTIVE = Objective("loss", "minimize", worst=20.0)
 
 
 @dataclass(frozen=True)
 class Baselines:
-    """A point is a learning rate; 0 stands for bad input, and at the top training diverges."""
+    """A point is a learning rate: 1e30 diverges, and 1 cannot be scored."""
 
     setting: Setting
 
@@ -32,6 +31,8 @@ class Baselines:
 
     def score(self, point, results) -> dict[str, float]:
         (result,) = results.values()
+        if point["lr"] == 1.0:
+            raise RuntimeError("no score at 1")
         return {"loss": result["final"][f"validation/loss/{CORE}"]}
 
 

@@ -1,0 +1,1 @@
+"""Benchmarks: each measures something against what it is compared with, in the same run."""

@@ -1,0 +1,73 @@
+"""What a search adds to a trial beyond its training: Ray Tune, Optuna's database, the scoring, the wait for a slot."""
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from gram_platform.benchmarks.measurement import Measurement
+from gram_platform.config import CORE
+from gram_platform.corpora import prepare
+from gram_platform.engine.proposals import Objective, OptunaSource
+from gram_platform.engine.search import Tuning, run_trials
+from gram_platform.engine.trials import Outcome, Point
+from gram_platform.methods import Setting
+from gram_platform.nodes import Node, method_nodes
+from gram_platform.searches.databases import open_storage
+from gram_platform.searches.definition import OptunaSearch, Scene
+from gram_platform.searches.flags import OptunaFlags
+from gram_platform.searches.run import build_scene, open_groups, parse, trial_overheads
+from gram_platform.space import Parameter, Space
+from gram_platform.store import Store
+from gram_platform.study import Preset
+from gram_platform.study.session import connect, execution_of
+
+NUM_TRIALS = 16
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """A point is the peak learning rate of a baseline."""
+
+    setting: Setting
+
+    def nodes(self, point: Point) -> list[Node]:
+        size = replace(self.setting.size, peak_lr=point["lr"])
+        return [n for n in method_nodes("baseline", replace(self.setting, size=size)) if n.kind == "run"]
+
+    def score(self, point: Point, results: Mapping[str, Mapping]) -> dict[str, float]:
+        (result,) = results.values()
+        return {"loss": result["final"][f"validation/loss/{CORE}"]}
+
+
+@dataclass(frozen=True)
+class _Search(OptunaSearch):
+    flags_type = OptunaFlags
+
+    def space(self, scene: Scene) -> Space:
+        return Space((Parameter("lr", 1e-3, 2e-2, log=True),))
+
+    def groups(self, scene: Scene) -> Mapping[str, Point]:
+        return {"lr": {}}
+
+
+def measure(preset: Preset, storage: str) -> Measurement:
+    """Median seconds of one-worker trials beyond their training, the first of each process left out."""
+    objectives = (Objective("loss", "minimize", worst=20.0),)
+    trials = {"bench": NUM_TRIALS}
+    search = _Search("bench", "", "", {"bench": preset}, "bench", objectives=objectives, num_trials=trials)
+    scene = build_scene(search, parse(search, ["--storage", storage, "--seeds", "1"]))
+    prepare(scene.recipe, Store(storage).open_for_writing().data_root)
+    connect()
+    groups = open_groups(search, scene, open_storage(scene.flags.optuna_uri), "bench")
+    source = OptunaSource(groups, search.space(scene), objectives)
+    outcomes: list[Outcome] = []
+    problem, places = Baselines(scene.settings[0]), execution_of(scene.flags, has_gpu=False)
+    run_trials(source, problem, *places, Tuning("bench"), on_end=outcomes.append)
+    return Measurement(
+        name="search_trial_overhead",
+        value=statistics.median(trial_overheads(outcomes)),
+        unit="s",
+        reference=statistics.median(outcome.trained_s for outcome in outcomes),
+        against="training of the same trials",
+        aim="at most 1 s",
+    )

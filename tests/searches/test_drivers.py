@@ -1,0 +1,142 @@
+"""Searches on a real Ray Tune: trials of every kind of end, killed drivers and workers, orders, limits."""
+
+import sys
+import threading
+import time
+from collections import Counter
+
+import optuna
+import psutil
+import pytest
+
+from gram_platform import cli
+from gram_platform.corpora import prepare
+from gram_platform.engine.proposals import PointList
+from gram_platform.engine.search import Tuning, run_trials
+from gram_platform.searches.run import build_scene, parse, run_search
+from gram_platform.store import Store
+from gram_platform.study.session import execution_of
+from tests.searches.planted import GRID, SEARCH, Baselines
+from tests.study.processes import Submission, attempts, kill, submit, written
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
+OPTUNA_COMMAND = (sys.executable, "-m", "tests.searches.planted", "optuna")
+GRID_COMMAND = (sys.executable, "-m", "tests.searches.planted", "grid")
+
+
+def history(storage) -> list[optuna.trial.FrozenTrial]:
+    """Every trial of every Optuna study."""
+    url = f"sqlite:///{storage}/optuna.db"
+    names = optuna.get_all_study_names(url)
+    assert len(names) == 2
+    return [trial for name in names for trial in optuna.load_study(study_name=name, storage=url).get_trials()]
+
+
+def test_trials_end_in_every_way_and_none_stops_the_others(ray_cluster, tmp_path):
+    scene = build_scene(SEARCH, parse(SEARCH, ["--storage", str(tmp_path / "storage")]))
+    prepare(scene.recipe, Store(scene.flags.storage).data_root)
+    points = [(f"{lr:g}", {"lr": lr}) for lr in (1e30, 4e-3, 1.0, 2e-3)]
+    outcomes, problem = [], Baselines(scene.settings[0])
+    arguments = (problem, *execution_of(scene.flags, has_gpu=False))
+    run_trials(PointList(points), *arguments, Tuning("planted"), on_end=outcomes.append)
+    states = {outcome.name: outcome.state for outcome in outcomes}
+    assert states == {"1e+30": "diverged", "0.004": "complete", "1": "failed", "0.002": "complete"}
+    messages = {outcome.name: outcome.message for outcome in outcomes}
+    assert "loss" in messages["1e+30"]
+    assert messages["1"] == "RuntimeError: no score at 1"
+
+    again = []
+    run_trials(PointList(points), *arguments, Tuning("planted"), on_end=again.append)
+    assert Counter(o.num_executed for o in again) == {0: 4}  # the diverged one is not trained again either
+    assert {o.name: o.metrics for o in again} == {o.name: o.metrics for o in outcomes}
+
+
+def test_a_killed_driver_loses_no_trial(tmp_path):
+    storage = tmp_path / "storage"
+    finished_before = {}
+    for num_ended in (2, 5):
+        with Submission(storage, (), OPTUNA_COMMAND) as search:
+            search.wait_for(lambda n=num_ended: len(written(storage)) >= n, f"{num_ended} finished runs")
+            search.kill_driver()
+        finished_before |= written(storage)
+    output = submit(storage, (), OPTUNA_COMMAND)
+    after = written(storage)
+    assert finished_before.items() <= after.items()  # no finished run was written again
+    trials = history(storage)
+    assert Counter(trial.state.name for trial in trials) == {"COMPLETE": 8}
+    assert len({trial.params["lr"] for trial in trials}) == 8
+    assert len(after) == 8
+    ids = {run_id for trial in trials for run_id in trial.user_attrs["runs"]}
+    assert ids == set(attempts(storage))
+    assert "trials ended before" in output
+    assert "8 runs" in submit(storage, (), OPTUNA_COMMAND)
+    assert written(storage) == after
+
+
+def test_a_killed_worker_is_replaced_and_its_run_continued(tmp_path):
+    storage = tmp_path / "storage"
+    with Submission(storage, ("--checkpoint-every", "0.01"), GRID_COMMAND) as search:
+        training = search.training()
+        kill([psutil.Process(training.pid)])
+        assert search.finish() == 0, search.output
+    assert len(attempts(storage)[training.run_id]) == 2
+    assert len(written(storage)) == 4
+
+
+def test_limit_pause_and_cancel(ray_cluster, tmp_path, capsys):
+    storage = tmp_path / "storage"
+    flags = ["--storage", str(storage), "--max-concurrent", "1"]
+    assert run_search(SEARCH, parse(SEARCH, [*flags, "--max-hours", "0.0001"])) == 0
+    assert "max_hours is 0.0001" in capsys.readouterr().out
+    num_limited = len(written(storage))
+    assert 0 < num_limited < 8
+
+    told = threading.Thread(target=pause_look_and_cancel, args=(storage, num_limited))
+    told.start()
+    assert run_search(SEARCH, parse(SEARCH, flags)) == 0
+    told.join()
+    assert "cancelled; submit again to go on" in capsys.readouterr().out
+    assert len(written(storage)) < 8
+
+    assert run_search(SEARCH, parse(SEARCH, flags)) == 0
+    assert "was cancelled; submitting again resumes it" in capsys.readouterr().out
+    assert Counter(trial.state.name for trial in history(storage)) == {"COMPLETE": 8}
+    assert len(written(storage)) == 8
+
+
+def pause_look_and_cancel(storage, num_before) -> None:
+    """Pauses when a trial has ended, sees that no other one begins, and cancels."""
+    wait_for(lambda: len(written(storage)) > num_before)
+    cli.main(["search", "pause", "planted", "--storage", str(storage)])
+    time.sleep(5.0)  # what was begun ends
+    paused = len(written(storage))
+    time.sleep(3.0)
+    assert len(written(storage)) == paused
+    cli.main(["search", "cancel", "planted", "--storage", str(storage)])
+
+
+def wait_for(condition) -> None:
+    deadline = time.monotonic() + 120.0
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_finished_grid_starts_no_trial(ray_cluster, tmp_path, capsys):
+    storage = tmp_path / "storage"
+    for expected in ("4 trials, 0 of them were done before", "4 trials, 4 of them were done before"):
+        before = written(storage)
+        assert run_search(GRID, parse(GRID, ["--storage", str(storage)])) == 0
+        assert expected in capsys.readouterr().out
+    assert written(storage) == before
+
+
+@pytest.mark.parametrize(
+    ("flags", "field"),
+    [(("--space", "lr=log:-1:1"), "space.lr"), (("--space", "depth=1:2"), "space"), (("--num-workers", "3"), "num_w")],
+)
+def test_bad_input_starts_nothing(tmp_path, flags, field):
+    storage = tmp_path / "storage"
+    with pytest.raises(ValueError, match=f"^{field}"):
+        run_search(SEARCH, parse(SEARCH, ["--storage", str(storage), *flags]))
+    assert not (storage / "runs").exists()
