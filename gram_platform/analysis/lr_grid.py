@@ -57,18 +57,20 @@ def cells(trials: pd.DataFrame) -> pd.DataFrame:
 
     Also `loss_low, loss_high` over the seeds, `used` (whether fits take it: a complete seed and none diverged), `runs`.
     """
-    rows = []
-    for key, group in checked_trials(trials).groupby(["parameters", "size", "lr", "batch"], sort=True):
-        parameters, size, lr, batch = key
-        losses, states = group.loc[group["state"] == "complete", "loss"].astype(float), group["state"].value_counts()
-        num_diverged = int(states.get("diverged", 0))
-        ends = (losses.mean(), losses.min(), losses.max())  # NaN of no seed
-        is_used = bool(len(losses)) and not num_diverged
-        runs = " ".join(run for run in group["run_id"].astype(str) if run)
-        counts = (len(losses), num_diverged, int(states.get("failed", 0)))
-        rows.append((size, parameters, lr, batch, *ends, *counts, is_used, runs))
-    names = ["loss", "loss_low", "loss_high", "num_seeds", "num_diverged", "num_failed", "used", "runs"]
-    return pd.DataFrame(rows, columns=[*CELL, *names])
+    frame = checked_trials(trials)
+    frame["measured"] = frame["loss"].astype(float).where(frame["state"] == "complete")
+    for name, state in zip(("num_seeds", "num_diverged", "num_failed"), STATES, strict=True):
+        frame[name] = (frame["state"] == state).astype(int)
+    counts = {name: (name, "sum") for name in ("num_seeds", "num_diverged", "num_failed")}
+    losses = {f"loss{end}": ("measured", how) for end, how in (("", "mean"), ("_low", "min"), ("_high", "max"))}
+    grouped = frame.groupby(["parameters", *(name for name in CELL if name != "parameters")], sort=True)
+    table = grouped.agg(**losses, **counts, runs=("run_id", _joined)).reset_index()
+    table.insert(table.columns.get_loc("runs"), "used", (table["num_seeds"] > 0) & (table["num_diverged"] == 0))
+    return table[[*CELL, *table.columns.difference(CELL, sort=False)]]
+
+
+def _joined(runs: pd.Series) -> str:
+    return " ".join(run for run in runs.astype(str) if run)
 
 
 def used_trials(trials: pd.DataFrame) -> pd.DataFrame:
