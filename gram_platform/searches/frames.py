@@ -35,7 +35,7 @@ def result_frame(nodes: Iterable[Node], results: Mapping[str, Mapping]) -> pd.Da
         losses |= {} if is_run else {PREFIX + domain: value for domain, value in result["losses"].items()}
         run_id = node.id if is_run else node.config.view.run_id
         rows.append({"id": node.id, "run_id": run_id, "status": COMPLETE, **losses})
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows) if rows else pd.DataFrame(columns=["id", "run_id", "status"])
 
 
 def declared_frame(nodes: Iterable[Node]) -> pd.DataFrame:

@@ -1,0 +1,241 @@
+"""What a hyperparameter sweep leaves for people: tables, figures and the report, from what is stored."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from gram_platform.analysis.paper_sweeps import PAPER_SWEEPS, SWEEP_CLASSES, SWEEP_SEEDS, paper_curve
+from gram_platform.analysis.ratios import BASELINE
+from gram_platform.analysis.sweep_claims import sweep_claims
+from gram_platform.analysis.sweeps import SweepAnalysis, analyse_sweeps
+from gram_platform.analysis.tables import aligned, interval_text, table_csv
+from gram_platform.analysis.trials import COMPLETE
+from gram_platform.engine.trials import Point
+from gram_platform.figures.curves import learning_curve_figure
+from gram_platform.figures.sweeps import sweep_figures
+from gram_platform.nodes import Node
+from gram_platform.report import ATTACK, FOOTER
+from gram_platform.report.page import Section, page_html
+from gram_platform.report.tables import readable_claims
+from gram_platform.searches.definition import Scene, Written
+from gram_platform.searches.frames import (
+    attack_frame,
+    curve_frame,
+    declared_frame,
+    frames,
+    trial_state,
+    view_frame,
+)
+from gram_platform.searches.hyperparams import KNOBS, HyperparameterSweep, SweepProblem, seed_metrics, trial_name
+from gram_platform.searches.links import run_links
+from gram_platform.store import Store
+from gram_platform.tracking import Tracker
+
+PAPER_SIZE = "26M"  # of its sweeps
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Every trial with its nodes, and what the storage or MLflow knows of them."""
+
+    trials: tuple[tuple[Point, list[Node]], ...]
+    baselines: list[Node]
+    frame: pd.DataFrame
+    curves: pd.DataFrame
+    source: str
+
+
+def written(
+    search: HyperparameterSweep, scene: Scene, store: Store, tracker: Tracker | None, search_id: str
+) -> Written | None:
+    """`table.csv`, `trials.csv`, `report.html`, `search.json`; None while no trial has an evaluation."""
+    stored = _read(search, scene, store)
+    sweep = _analysed(stored, scene.flags.sizes)
+    if sweep is None:
+        return None
+    claims, links = sweep_claims(sweep.per_seed), run_links(tracker)
+    trials = _trials(stored, sweep, store, f"{search.name}-{search_id}")
+    about = {"name": search.name, "id": search_id, "preset": scene.flags.preset, "data_id": scene.recipe.data_id}
+    about |= {"knobs": search.sweep_values(scene), "sizes": scene.flags.sizes, "seeds": scene.flags.seeds}
+    page = _page(search, scene, stored, sweep, claims, trials, links)
+    files = {
+        "table.csv": table_csv(sweep.profiles).encode(),
+        "trials.csv": table_csv(trials).encode(),
+        "report.html": page.encode(),
+        "search.json": (json.dumps(about, indent=1, sort_keys=True) + "\n").encode(),
+    }
+    figures = {f"sweep-{name}": figure for name, figure in sweep_figures(sweep.table).items()}
+    return Written(files, figures, _text(sweep, claims, stored.source))
+
+
+# ------------------------------------------------------------------------------------------------------- stored
+
+
+def _read(search: HyperparameterSweep, scene: Scene, store: Store) -> Stored:
+    problem, baselines = SweepProblem(scene.settings), search.prerequisites(scene)
+    trials = tuple((point, problem.nodes(point)) for point in search.all_points(scene))
+    ids = {node.id for nodes in (baselines, *(nodes for _, nodes in trials)) for node in nodes}
+    runs = [node.id for node in baselines if node.kind == "run"]
+    return Stored(trials, baselines, *frames(scene, store, ids, runs))
+
+
+def _analysed(stored: Stored, sizes: Sequence[str]) -> SweepAnalysis | None:
+    """None while no baseline has its curve and evaluation, or no trial an evaluation."""
+    evaluations = _of_trials(stored, view_frame)
+    baselines, curves = view_frame(stored.baselines, stored.frame), curve_frame(stored.baselines, stored.curves)
+    if evaluations.empty or baselines.empty or curves.empty:
+        return None
+    declared = _of_trials(stored, lambda nodes, _: declared_frame(nodes))
+    return analyse_sweeps(
+        _with_baselines(evaluations, baselines),
+        curves,
+        sizes,
+        _of_trials(stored, attack_frame),
+        _with_baselines(declared, declared_frame(stored.baselines)),
+    )
+
+
+def _of_trials(stored: Stored, frame_of) -> pd.DataFrame:
+    parts = [
+        frame_of(nodes, stored.frame).assign(knob=point["knob"], value=point["value"]) for point, nodes in stored.trials
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
+def _with_baselines(frame: pd.DataFrame, baselines: pd.DataFrame) -> pd.DataFrame:
+    return pd.concat([baselines.assign(knob="", value=math.nan), frame], ignore_index=True)
+
+
+def _trials(stored: Stored, sweep: SweepAnalysis, store: Store, name: str) -> pd.DataFrame:
+    """One row a trial, in their order: `search, trial, state, <point>, <metrics>, runs, elapsed_s, message`."""
+    elapsed = stored.frame.set_index("id")["elapsed_s"].to_dict() if "elapsed_s" in stored.frame else {}
+    rows = []
+    for point, nodes in stored.trials:
+        state, message = trial_state(nodes, stored.frame, store)
+        metrics = seed_metrics(sweep, point) if state == COMPLETE else {}
+        seconds = [elapsed[node.id] for node in nodes if elapsed.get(node.id, math.nan) == elapsed.get(node.id)]
+        own = {"search": name, "trial": trial_name(point), "state": state, **point}
+        own |= {metric: metrics.get(metric, math.nan) for metric in SWEEP_CLASSES}
+        runs = " ".join(node.id for node in nodes if node.kind == "run")
+        rows.append({**own, "runs": runs, "elapsed_s": sum(seconds) if seconds else math.nan, "message": message})
+    return pd.DataFrame(rows)
+
+
+# --------------------------------------------------------------------------------------------------------- page
+
+
+def _page(
+    search: HyperparameterSweep,
+    scene: Scene,
+    stored: Stored,
+    sweep: SweepAnalysis,
+    claims: pd.DataFrame,
+    trials: pd.DataFrame,
+    links: tuple[Mapping[str, str], str],
+) -> str:
+    setting = scene.settings[0]
+    fixed = ", ".join(f"{name} {knob.read(setting):g}" for name, knob in KNOBS.items())
+    counts = trials["state"].value_counts()
+    facts = (
+        f"Preset {scene.flags.preset}, corpus {scene.flags.corpus} (data {scene.recipe.data_id}), "
+        f"{scene.flags.seeds} seeds. While one knob moves the others stay at {fixed}.",
+        f"{len(trials)} trials: " + ", ".join(f"{count} {state}" for state, count in counts.items()) + ".",
+        f"Read from {stored.source}. {links[1]}",
+    )
+    sections = [
+        *_missing(sweep),
+        *_knob_sections(sweep),
+        *_claims(claims),
+        _learning_curves(stored, sweep, scene.flags.sizes),
+        Section("Trials", table=_readable_trials(trials, links[0]), table_is_open=True),
+    ]
+    return page_html(search.title, search.question + "\n\n" + " ".join(facts), sections, f"{ATTACK}\n\n{FOOTER}")
+
+
+def _missing(sweep: SweepAnalysis) -> list[Section]:
+    text = "These are not in the tables and figures below."
+    has_any = len(sweep.missing) > 0
+    return [Section("Missing", text, table=sweep.missing, table_is_open=True, is_warning=True)] if has_any else []
+
+
+def _knob_sections(sweep: SweepAnalysis) -> list[Section]:
+    """A section for each knob and method: the panels, and the numbers beside the paper's."""
+    text = "Compute ratios averaged over the profiles; bands are 90% intervals over seeds. Core-Full is the core "
+    text += "without any module, Core-Partial the core with one. Dashed with hollow markers: the paper's curves, set "
+    text += "beside ours for reading; they are compared only at the paper's scale."
+    sections = []
+    for (knob, method), rows in sweep.table.groupby(["knob", "method"], sort=False):
+        title = PAPER_SWEEPS[knob].title if knob in PAPER_SWEEPS else f"{method}: {knob}"
+        figures = list(sweep_figures(rows).values())
+        sections.append(Section(title, text, figures, table=beside_paper(rows), table_is_open=True))
+    return sections
+
+
+def beside_paper(rows: pd.DataFrame) -> pd.DataFrame:
+    """Our rows of a sweep's table, each followed by the paper's at that value: `mean [low, high]` as text."""
+    readable = []
+    for row in rows.to_dict("records"):
+        key = {name: row[name] for name in ("knob", "value", "method", "size")}
+        own = {name: interval_text(*(row[name + end] for end in ("", "_low", "_high"))) for name in SWEEP_CLASSES}
+        runs = {"run_ids": row["runs"]}
+        readable.append({**key, "from": "ours", **own, "num_seeds": row["num_seeds"], **runs})
+        sweep = PAPER_SWEEPS.get(row["knob"])
+        if sweep and sweep.method == row["method"] and row["value"] in sweep.values:
+            theirs = {name: _in_paper(row["knob"], name, row["value"]) for name in SWEEP_CLASSES}
+            key["size"] = PAPER_SIZE
+            readable.append({**key, "from": "paper", **theirs, "num_seeds": SWEEP_SEEDS, "run_ids": ""})
+    frame = pd.DataFrame(readable)
+    empty = [name for name in SWEEP_CLASSES if name in frame and (frame[name] == "").all()]
+    return frame.drop(columns=empty)
+
+
+def _in_paper(knob: str, name: str, value: float) -> str:
+    curve = paper_curve(knob, name)
+    found = curve[curve["value"] == value]
+    return interval_text(*found[["mean", "low", "high"]].iloc[0]) if len(found) else ""
+
+
+def _claims(claims: pd.DataFrame) -> list[Section]:
+    text = "Each claim of the paper's text is a difference between runs of the same seed: agreed or disagreed when its "
+    text += "90% interval lies wholly on one side; that two values are the same, when it lies within the margin. "
+    text += "Detectable: the true difference that this many seeds would show four times in five. Paper: the difference "
+    text += "in its figure, at its scale."
+    return [Section("Claims", text, table=readable_claims(claims), table_is_open=True)] if len(claims) else []
+
+
+def _learning_curves(stored: Stored, sweep: SweepAnalysis, sizes: Sequence[str]) -> Section:
+    curves = curve_frame(stored.baselines, stored.curves)
+    curves = curves[curves["method"] == BASELINE]
+    figures = [learning_curve_figure(curves, sweep.fits, size) for size in sizes if size in set(sweep.fits["size"])]
+    text = "Validation losses of the baselines, all seeds, and the fitted curves that turn a loss into steps."
+    return Section("Learning curves and their fits", text, figures, table=sweep.fits)
+
+
+def _readable_trials(trials: pd.DataFrame, links: Mapping[str, str]) -> pd.DataFrame:
+    """The trials with their first run, which opens in MLflow, in place of all."""
+    first = trials["runs"].str.split(" ").str[0]
+    readable = trials.drop(columns=["search", "runs", "elapsed_s"])
+    for name in SWEEP_CLASSES:
+        readable[name] = [interval_text(value, math.nan, math.nan) for value in readable[name]]
+    return readable.assign(run_id=first, run_id_url=first.map(links), seconds=trials["elapsed_s"].round(1))
+
+
+# --------------------------------------------------------------------------------------------------- terminal
+
+
+def _text(sweep: SweepAnalysis, claims: pd.DataFrame, source: str) -> str:
+    table = beside_paper(sweep.table).drop(columns="run_ids", errors="ignore")
+    parts = [
+        _lines(table),
+        "the paper's claims",
+        _lines(readable_claims(claims)) if len(claims) else "none can be judged",
+    ]
+    return "\n\n".join([*parts, f"read from {source}"])
+
+
+def _lines(frame: pd.DataFrame) -> str:
+    rows = [[f"{v:g}" if isinstance(v, float) else str(v) or "-" for v in row] for row in frame.itertuples(index=False)]
+    return aligned([list(frame.columns), *rows])
