@@ -1,16 +1,19 @@
 """From flags to nodes: the corpus's recipe, the settings of every cell, the graph."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gram_platform.config import CORE
 from gram_platform.corpora import CorpusRecipe, PackedCorpus, resolve
 from gram_platform.identity import invalid
+from gram_platform.ladder import load_law
 from gram_platform.methods import Profile, Setting
+from gram_platform.methods.setting import profile_name
 from gram_platform.nodes import Node, method_nodes, require_closed, unique
 from gram_platform.store import Store
+from gram_platform.study.best_trials import load_best
 from gram_platform.study.definition import Preset, Study
-from gram_platform.study.flags import CommonFlags, Flags
+from gram_platform.study.flags import CommonFlags, Flags, by_law
 
 
 @dataclass(frozen=True)
@@ -36,10 +39,26 @@ def build_graph(study: Study, flags: Flags, progress=None) -> Graph:
     """Every node of the study, before any data is packed. ValueError for what the corpus cannot serve."""
     preset = study.presets[flags.preset]
     recipe = resolve_corpus(preset, flags, progress)
+    if flags.law:
+        preset = by_law(preset, load_law(flags.law))
+    if flags.maxent:
+        best = load_best(Store(flags.storage), flags.maxent, recipe.data_id)
+        preset = replace(preset, options=replace(preset.options, maxent_profiles=best))
     settings = settings_of(preset, flags, recipe)
+    if flags.maxent:
+        _require_searched(flags.maxent, settings[0])
     entries = tuple(node for setting in settings for method in flags.methods for node in method_nodes(method, setting))
     require_closed(entries)
     return Graph(study, preset, flags, recipe, settings, entries)
+
+
+def _require_searched(search_id: str, setting: Setting) -> None:
+    """ValueError for a profile that MaxEnt serves and the search did not look at."""
+    searched = {profile for profile, _ in setting.options.maxent_profiles}
+    for profile in setting.profiles:
+        if profile not in searched and set(profile) != set(setting.auxiliary):
+            name = profile_name(profile, setting.auxiliary)
+            raise invalid("maxent", search_id, f"a search of every profile of the study; it has not {name}")
 
 
 def resolve_corpus(preset: Preset, flags: CommonFlags, progress=None) -> CorpusRecipe:

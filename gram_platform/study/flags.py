@@ -8,7 +8,9 @@ from typing import Annotated, TypeVar
 
 import tyro
 
+from gram_platform.flops import total_parameters
 from gram_platform.identity import invalid, require_choice, require_int
+from gram_platform.ladder import Law, load_law, sized_by
 from gram_platform.methods import METHODS
 from gram_platform.planner import MACHINES
 from gram_platform.study.definition import Preset, Study
@@ -59,6 +61,10 @@ class Flags(CommonFlags):
 
     methods: tuple[str, ...] = ()
     """names of methods (default: all of the study); the baseline is always there, it is the unit"""
+    law: str = ""
+    """learning rates and batches by a law: its name (paper) or a law.json of lr_bs_grid; default: each size's own"""
+    maxent: str = ""
+    """id of a maxent_search whose best trials set MaxEnt's rate and weight of every profile; default: the preset's"""
 
 
 AnyFlags = TypeVar("AnyFlags", bound=CommonFlags)
@@ -81,6 +87,8 @@ def checked(study: Study, flags: Flags) -> Flags:
     methods = split_list(flags.methods) or study.methods
     for method in methods:
         require_choice("methods", method, tuple(METHODS))
+    if flags.law:
+        require_ranks(by_law(study.presets[flags.preset], load_law(flags.law)), flags.sizes, flags.num_workers)
     return replace(flags, methods=("baseline", *(m for m in METHODS if m in methods and m != "baseline")))
 
 
@@ -100,7 +108,7 @@ def checked_common(presets: Mapping[str, Preset], default_preset: str, flags: An
         raise invalid("checkpoint_every", flags.checkpoint_every, "a positive number of seconds")
     require_choice("device", flags.device or "cpu", ("cpu", "cuda"))
     require_choice("machine", flags.machine or preset.machine, tuple(MACHINES))
-    _require_ranks(preset, sizes, flags.num_workers)
+    require_ranks(preset, sizes, flags.num_workers)
     return replace(
         flags,
         preset=name,
@@ -149,7 +157,14 @@ def _corpus(corpus: str, preset: Preset) -> str:
     return absolute_place("corpus", corpus) if is_place else corpus
 
 
-def _require_ranks(preset: Preset, sizes: tuple[str, ...], num_workers: int) -> None:
+def by_law(preset: Preset, law: Law) -> Preset:
+    """The preset with every size's learning rate and batch as a law has them."""
+    sizes = {name: sized_by(size, law, total_parameters(size.dense())) for name, size in preset.sizes.items()}
+    return replace(preset, sizes=sizes)
+
+
+def require_ranks(preset: Preset, sizes: tuple[str, ...], num_workers: int) -> None:
+    """ValueError unless the ranks divide the micro-batch of every size."""
     for name in sizes:
         micro_batch = preset.sizes[name].micro_batch
         if micro_batch % num_workers:

@@ -55,6 +55,11 @@ def record_of(graph: Graph) -> StudyRecord:
     )
     params = {"preset": flags.preset, "data_id": graph.recipe.data_id, "seeds": str(flags.seeds)}
     params |= {"sizes": ",".join(flags.sizes), "methods": ",".join(flags.methods)}
+    if flags.law:
+        facts += (f"Learning rates and batches by the law {flags.law}.",)
+    if flags.maxent:
+        facts += (f"MaxEnt's rate and weight of every profile from the search {flags.maxent}.",)
+    params |= {name: value for name, value in (("law", flags.law), ("maxent", flags.maxent)) if value}
     return StudyRecord(
         name=graph.study.name,
         title=graph.study.title,

@@ -8,6 +8,7 @@ import pytest
 
 from experiments.scaling import STUDY
 from gram_platform.config import RECIPE_VERSION
+from gram_platform.flops import total_parameters
 from gram_platform.store import Store
 from gram_platform.study.build import build_graph, require_enough_data
 from gram_platform.study.definition import Preset
@@ -184,3 +185,29 @@ def test_compressed_corpora_are_read(storage, tmp_path, capsys):
         file.write(b"\n".join(GOOD))
     graph = build_graph(STUDY, flags("--preset", "smoke", "--corpus", str(folder), "--core-label", "general"))
     assert graph.recipe.domains == ("core", "law")
+
+
+# ------------------------------------------------------------------------------------------- laws and searches
+
+
+def test_a_law_sets_every_sizes_rate_and_batch(tmp_path):
+    law = {"name": "ours", "lr_coefficient": 2.0, "lr_exponent": -0.5, "batch_coefficient": 0.01, "batch_exponent": 0.6}
+    path = tmp_path / "law.json"
+    path.write_text(json.dumps({**law, "seq_len": 64, "source": "a test", "more": 1}))
+    common = ("--preset", "smoke", "--storage", str(tmp_path / "s"))
+    graph = build_graph(STUDY, flags(*common, "--law", str(path)))
+    for setting in graph.settings:
+        num_parameters = total_parameters(setting.size.dense())
+        assert setting.size.peak_lr == pytest.approx(2.0 * num_parameters**-0.5)
+        by_law = 0.01 * num_parameters**0.6
+        assert abs(setting.size.batch_size - by_law) <= setting.size.micro_batch / 2
+    own = build_graph(STUDY, flags(*common))
+    assert not {n.id for n in own.nodes} & {n.id for n in graph.nodes}
+
+
+def test_unknown_laws_and_searches_are_refused_by_name(tmp_path):
+    common = ("--preset", "smoke", "--storage", str(tmp_path / "s"))
+    with pytest.raises(ValueError, match=r"^law='none'.*paper"):
+        flags(*common, "--law", "none")
+    with pytest.raises(ValueError, match=r"^maxent='abc'"):
+        build_graph(STUDY, flags(*common, "--maxent", "abc"))
