@@ -261,7 +261,7 @@ def test_the_report_has_every_figure_and_says_what_chose_the_front(front):
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(600)
 def test_a_search_from_its_flags_to_its_files(ray_cluster, tmp_path, capsys):
     from gram_platform.searches.run import run_search
 
