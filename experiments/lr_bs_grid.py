@@ -24,7 +24,7 @@ FITTED = ("50M", "100M", "200M", "400M")  # the paper's law rests on these
 PAPER = dataclasses.replace(PAPER_HET, sizes={name: PAPER_HET.sizes[name] for name in FITTED})
 
 SEARCH = LrBatchGrid(
-    name="lr_batch",
+    name="lr_bs_grid",
     title="Learning rate and batch against size",
     question="Which peak learning rate and batch are best at each size, what power laws run through them, and how far "
     "are these to be trusted?",
@@ -34,7 +34,7 @@ SEARCH = LrBatchGrid(
         "paper": PAPER,
     },
     grids={
-        "smoke": GridShape(lr_factors=(0.5, 1.0, 2.0), batch_factors=(0.5, 1.0, 2.0), max_extensions=0),
+        "smoke": GridShape(lr_factors=(0.5, 1.0, 2.0), batch_factors=(0.25, 0.5, 1.0), max_extensions=0),
         "demo": GridShape(lr_factors=(0.5, 1.0, 2.0, 4.0), batch_factors=(0.25, 0.5, 1.0), max_extensions=2),
         # the paper prints the step, powers of two, and the number of cells, 12, but not their places: these are ours
         "paper": GridShape(lr_factors=(0.5, 1.0, 2.0, 4.0), batch_factors=(0.5, 1.0, 2.0), max_extensions=1),

@@ -101,11 +101,13 @@ def fitted_law(laws: pd.DataFrame, name: str, seq_len: int, source: str) -> Law 
     return Law(name, *numbers, seq_len, source)
 
 
-def law_json(law: Law, laws: pd.DataFrame) -> dict:
-    """A law file, as `ladder.load_law` reads it, with the evidence of `laws_table` beside it; NaN becomes null."""
-    rows = laws.drop(columns="reason").to_dict("records")
-    evidence = [{key: _plain(value) for key, value in row.items()} for row in rows]
-    return {**dataclasses.asdict(law), "evidence": evidence}
+def law_json(law: Law | None, laws: pd.DataFrame) -> dict:
+    """A law file, as `ladder.load_law` reads it, with the evidence of `laws_table` beside it; NaN becomes null.
+
+    Without a law only the evidence, with the reason: a file that `load_law` refuses.
+    """
+    evidence = [{key: _plain(value) for key, value in row.items()} for row in laws.to_dict("records")]
+    return {**({} if law is None else dataclasses.asdict(law)), "evidence": evidence}
 
 
 def predictions(law: Law | None, sizes: Sequence[Size]) -> pd.DataFrame:

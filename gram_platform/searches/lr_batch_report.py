@@ -67,7 +67,7 @@ def written(
     files |= {f"{kind}.csv": frame for kind, frame in tables.items() if kind != "optima"}
     data = {file: frame.to_csv(index=False).encode() for file, frame in files.items()}
     data |= {"report.html": page.encode(), "search.json": _json(content)}
-    data |= {"law.json": _json(law_json(law, analysis.laws))} if law is not None else {}
+    data["law.json"] = _json(law_json(law, analysis.laws))
     return Written(data, figures, _text(trials, analysis, tables["predictions"], law is not None))
 
 
@@ -126,10 +126,10 @@ def _text(trials: pd.DataFrame, analysis: GridAnalysis, predicted: pd.DataFrame,
     optima = pooled[["size", "lr", "lr_low", "lr_high", "batch", "batch_low", "batch_high", "loss", "num_cells"]]
     optima = optima.assign(num_diverged=pooled["num_diverged"], notes=pooled["notes"] + pooled["reason"])
     laws = analysis.laws[["quantity", "coefficient", "exponent", "t_low", "t_high", "bootstrap_low", "bootstrap_high"]]
-    laws = laws.assign(r2=analysis.laws["r2"], sizes=analysis.laws["sizes"], left_out=analysis.laws["left_out"])
+    laws = laws.assign(**{name: analysis.laws[name] for name in ("r2", "sizes", "left_out", "rests_on_edges")})
     windows = analysis.windows[["window", "lr_exponent", "batch_exponent", "sizes", "reason"]]
     parts = [_counts(trials), _aligned(optima), _aligned(laws), "by window", _aligned(windows), _aligned(predicted)]
-    parts.append("`--law PATH` of a study takes law.json" if has_law else analysis.laws["reason"].iloc[0])
+    parts.append("law.json is a law for other sizes" if has_law else analysis.laws["reason"].iloc[0])
     return "\n\n".join(parts)
 
 
@@ -139,6 +139,8 @@ def _aligned(frame: pd.DataFrame) -> str:
 
 
 def _cell(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, float):
         return "-" if pd.isna(value) else f"{value:.3g}"
     return str(value) or "-"

@@ -165,12 +165,12 @@ def test_a_grid_grows_towards_its_minimum_and_then_rests(tmp_path):
     scene = scene_of(tmp_path, "--max-extensions", "2", "--sizes", "tiny")
     store = Store(scene.flags.storage).open_for_writing()
     assert len(SEARCH.points(scene, store)[0]) == 9
-    messages = run_all(scene, store, bowl(scene, 1.0, 4.0))
+    messages = run_all(scene, store, bowl(scene, 1.0, 2.0))
     points, _ = SEARCH.points(scene, store)
-    assert sorted({point["batch"] for _, point in points}) == [8, 16, 32, 64, 128]
+    assert sorted({point["batch"] for _, point in points}) == [4, 8, 16, 32, 64]
     assert messages == [
+        "tiny: the minimum lies at the upper edge of batch: adding batch 32",
         "tiny: the minimum lies at the upper edge of batch: adding batch 64",
-        "tiny: the minimum lies at the upper edge of batch: adding batch 128",
     ]
     assert len({name for name, _ in points}) == len(points) == 15
 
@@ -187,7 +187,7 @@ def test_a_grid_waits_for_all_its_trials(tmp_path):
 def test_sizes_grow_apart(tmp_path):
     scene = scene_of(tmp_path, "--max-extensions", "1")
     store = Store(scene.flags.storage).open_for_writing()
-    losses = {"tiny": bowl(scene, 1.0, 1.0), "small": bowl(scene, 4.0, 1.0)}
+    losses = {"tiny": bowl(scene, 1.0, 0.5), "small": bowl(scene, 4.0, 0.5)}
     messages = run_all(scene, store, lambda point: losses[point["size"]](point))
     points, _ = SEARCH.points(scene, store)
     assert sum(point["size"] == "tiny" for _, point in points) == 9
@@ -274,12 +274,15 @@ def test_the_report_and_the_text_say_what_was_done(written):
     assert json.loads(written[1].files["search.json"])["search_id"] == "abc"
 
 
-def test_without_a_law_there_is_no_law_file(tmp_path):
+def test_without_a_law_the_law_file_is_none_that_a_study_takes(tmp_path):
     scene = scene_of(tmp_path, "--sizes", "tiny")
     store = Store(scene.flags.storage).open_for_writing()
     run_all(scene, store, bowl(scene, 1.0, 1.0))
     left = SEARCH.write(scene, store, None, "abc")
-    assert "law.json" not in left.files
+    (tmp_path / "law.json").write_bytes(left.files["law.json"])
+    with pytest.raises(ValueError, match=r"^law=.*lacks name"):
+        load_law(str(tmp_path / "law.json"))
+    assert json.loads(left.files["law.json"])["evidence"][0]["reason"].startswith("cannot be fitted")
     assert "cannot be fitted: two sizes" in left.text
 
 
@@ -294,7 +297,7 @@ def test_the_smoke_preset_end_to_end(tmp_path):
     first = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=dict(os.environ))
     assert first.returncode == 0, first.stdout + first.stderr
     assert "18 nodes executed" in first.stdout
-    folder = tmp_path / "studies/lr_batch"
+    folder = tmp_path / "studies/lr_bs_grid"
     with (folder / "trials.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["state"] for row in rows] == ["complete"] * 18
