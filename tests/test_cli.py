@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from gram_platform.cli import flatten, main
+from gram_platform.cli import main
+from gram_platform.cli.storage import flatten
 from gram_platform.engine.node import execute_evaluation, execute_run
 from gram_platform.methods.setting import Elicitation, Options
 from gram_platform.nodes import method_nodes

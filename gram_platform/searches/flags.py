@@ -10,6 +10,9 @@ from gram_platform.study.flags import CommonFlags, absolute_place, split_list
 from gram_platform.tracking import default_tracking_uri
 
 
+AUTO = "auto"
+
+
 @dataclass(frozen=True)
 class SearchFlags(CommonFlags):
     """The flags of every search."""
@@ -40,10 +43,10 @@ class OptunaFlags(SearchFlags):
 class GridFlags(SearchFlags):
     """Of the LR/batch grid."""
 
-    lrs: tuple[str, ...] = ()
-    """peak learning rates for every size (default: the preset's, around each size's own)"""
-    batches: tuple[str, ...] = ()
-    """batches in sequences for every size (default: the preset's, around each size's own)"""
+    lrs: tuple[str, ...] = (AUTO,)
+    """peak learning rates for every size; auto: the preset's, around each size's own"""
+    batches: tuple[str, ...] = (AUTO,)
+    """batches in sequences for every size; auto: the preset's, around each size's own"""
     window: float = 0.0
     """the fit uses cells within this fraction of the lowest loss (0.05: 5%; default: all cells)"""
     max_extensions: int = -1
@@ -74,8 +77,12 @@ def checked_search_flags(flags: SearchFlags) -> SearchFlags:
 
 
 def _numbers(field: str, texts: tuple[str, ...]) -> tuple[str, ...]:
-    """The list split, every item a positive number."""
+    """The list split, every item a positive number; () for auto."""
+    if texts == (AUTO,):
+        return ()
     items = split_list(texts)
+    if not items:
+        raise invalid(field, texts, f"positive numbers, at least one, or {AUTO}")
     for item in items:
         try:
             require_real(field, float(item), 0.0, open_low=True)

@@ -61,6 +61,8 @@ def test_a_space_is_not_empty_and_stays_within_its_limits():
         (GridFlags(lrs=("0.001,0",)), "lrs"),
         (GridFlags(batches=("16", "many")), "batches"),
         (GridFlags(batches=("16", "16")), "batches"),
+        (GridFlags(batches=()), "batches"),
+        (GridFlags(lrs=(" , ",)), "lrs"),
         (GridFlags(window=-0.1), "window"),
         (GridFlags(max_extensions=-2), "max_extensions"),
         (OptunaFlags(trials=-1, storage="/s"), "trials"),

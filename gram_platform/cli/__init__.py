@@ -1,0 +1,29 @@
+"""The `gram` command: prepare a corpus, look at a storage, compare runs, catch MLflow up, rebuild a report."""
+
+import sys
+
+import tyro
+
+from gram_platform.cli.corpus import prepare_command
+from gram_platform.cli.storage import compare_command, gc_command, status_command
+from gram_platform.cli.studies import report_command, search_command, sync_command
+from gram_platform.tracking import TrackingUnavailable
+
+COMMANDS = {
+    "prepare": prepare_command,
+    "status": status_command,
+    "compare": compare_command,
+    "sync": sync_command,
+    "report": report_command,
+    "search": search_command,
+    "gc": gc_command,
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Exit code 0: done; 1: something that was asked about is not right; 2: bad input or MLflow is away."""
+    try:
+        tyro.extras.subcommand_cli_from_dict(COMMANDS, args=arguments, prog="gram", description=__doc__)
+    except (ValueError, TrackingUnavailable) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from error

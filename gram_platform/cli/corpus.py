@@ -1,0 +1,62 @@
+"""`gram prepare`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from gram_platform.cli.flags import Positional, report_progress
+from gram_platform.corpora import check, prepare, resolve
+from gram_platform.identity import invalid
+
+
+def prepare_command(
+    corpus: Positional[str],
+    out: str = "",
+    core_label: str = "",
+    seq_len: int = 1024,
+    vocab_size: int = 50_304,
+    tokenizer: str = "",
+    check_only: Annotated[bool, tyro.conf.arg(name="check")] = False,
+) -> None:
+    """Pack a corpus: a catalog name, a folder or file of .jsonl/.parquet, or a .json of labelled globs.
+
+    Args:
+        corpus: what to pack
+        out: folder of the packed corpus, in a subfolder named by its data_id
+        core_label: the label (or labels) that are core
+        seq_len: tokens of a sequence
+        vocab_size: of a tokenizer trained on the corpus, or an upper bound of a given one
+        tokenizer: a tokenizer.json or a name on the hub; default: train one on the corpus
+        check_only: open one record of every source and validate its fields, pack nothing
+    """
+    if check_only:
+        _check_sources(corpus)
+        return
+    if not out:
+        raise invalid("out", out, "a folder for the packed corpus")
+    root = Path(out).expanduser()
+    recipe = resolve(
+        corpus,
+        core_label=core_label or None,
+        seq_len=seq_len,
+        vocab_size=vocab_size,
+        tokenizer=tokenizer or None,
+        cache_dir=root,
+        progress=report_progress,
+    )
+    packed = prepare(recipe, root, report_progress)
+    print(f"{root / recipe.data_id}  fingerprint {packed.fingerprint}")
+    for domain in packed.domains:
+        counts = [f"{packed.num_sequences(split, domain):,} {split}" for split in ("train", "validation")]
+        print(f"  {domain:20} {' and '.join(counts)} sequences of {packed.seq_len} tokens")
+
+
+def _check_sources(corpus: str) -> None:
+    results = check(corpus)
+    for result in results:
+        state = "ok" if result.ok else "FAILED"
+        marked = "verified" if result.verified else "not verified"
+        print(f"{state:6}  {result.source}  [{result.label}] ({marked})  {result.found}")
+    if not all(result.ok for result in results):
+        raise SystemExit(1)

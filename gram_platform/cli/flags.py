@@ -1,0 +1,32 @@
+"""What the commands' flags have in common."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from gram_platform.identity import invalid
+from gram_platform.store import Store
+from gram_platform.study.flags import absolute_place
+
+DEFAULT_STORAGE = "~/.gram"
+Storage = Annotated[str, tyro.conf.arg(help="folder or URL of the storage; default $GRAM_STORAGE, else ~/.gram")]
+TrackingUri = Annotated[str, tyro.conf.arg(help="MLflow server or database; default SQLite in the storage")]
+Positional = tyro.conf.Positional
+
+
+def stored(storage: str) -> Store:
+    """A storage to read; ValueError when there is none at that place."""
+    place = absolute_place("storage", storage or os.environ.get("GRAM_STORAGE") or DEFAULT_STORAGE)
+    store = Store(place)
+    if store.is_local and not Path(store.root).is_dir():
+        raise invalid("storage", place, "a folder that exists")
+    return store
+
+
+def report_progress(what: str, done: int, total: int | None) -> None:
+    if sys.stderr.isatty():
+        share = f" {done / total:.0%}" if total else ""
+        print(f"\r{what}:{share} {done / 1e6:,.1f} MB   ", end="", file=sys.stderr, flush=True)

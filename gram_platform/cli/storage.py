@@ -1,0 +1,115 @@
+"""`gram status`, `compare` and `gc`: what lies in a storage."""
+
+from collections import Counter
+from collections.abc import Mapping
+
+from gram_platform.cli.flags import Positional, Storage, stored
+from gram_platform.config import evaluation_from_plain, run_from_plain
+from gram_platform.nodes import view_runs
+from gram_platform.store import Store
+from gram_platform.study.record import load_record
+
+
+def status_command(storage: Storage = "", study: str = "") -> None:
+    """Every run of a storage: its state, step and speed; with --study only that study's.
+
+    Args:
+        storage: folder or URL of the storage
+        study: name of a study that was submitted
+    """
+    store = stored(storage)
+    chosen = load_record(store, study).ids if study else None
+    states, lines = Counter(), []
+    for run_id in store.list_runs():
+        if chosen is not None and run_id not in chosen:
+            continue
+        run = store.run(run_id)
+        state, tags = run.status(), run.tags()
+        states[state] += 1
+        names = " ".join(tags[key] for key in ("method", "size", "profile") if key in tags)
+        lines.append(f"{run_id}  {state:11} {names} s{tags.get('seed', '?')}  {_where(run, state)}")
+    evaluations = [i for i in store.list_evaluations() if chosen is None or i in chosen]
+    done = sum(store.evaluation(i).status() == "complete" for i in evaluations)
+    print("\n".join(lines))
+    counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items())) or "no runs"
+    print(f"{store.root}: {counts}; {done} of {len(evaluations)} evaluations complete")
+
+
+def _where(run, state: str) -> str:
+    if state == "failed":
+        return run.failure()["message"]
+    if state == "complete":
+        timing = run.timing()
+        return f"{timing['elapsed_s']:.0f} s, {timing['tokens_per_second']:,.0f} tokens/s"
+    beat = run.progress()
+    if not beat:
+        return ""
+    return f"step {beat['step']}/{beat['num_steps']}, {beat['tokens_per_second']:,.0f} tokens/s"
+
+
+def compare_command(first: Positional[str], second: Positional[str], storage: Storage = "") -> None:
+    """The difference of two runs' configs, field by field.
+
+    Args:
+        first: a run id
+        second: another
+        storage: folder or URL of the storage
+    """
+    store = stored(storage)
+    left, right = (flatten(store.run(run_id).config()) for run_id in (first, second))
+    different = [key for key in sorted({*left, *right}) if left.get(key) != right.get(key)]
+    width = max((len(key) for key in different), default=0)
+    for key in different:
+        print(f"{key:{width}}  {left.get(key, '-')}  ->  {right.get(key, '-')}")
+    if not different:
+        print("the configs are equal")
+
+
+def flatten(plain: object, prefix: str = "") -> dict[str, object]:
+    """Nested JSON as {dotted path: scalar}; items of a list that have a name or domain are keyed by it."""
+    if isinstance(plain, Mapping):
+        items = plain.items()
+    elif isinstance(plain, list):
+        items = [(_item_key(item, index), item) for index, item in enumerate(plain)]
+    else:
+        return {prefix: plain}
+    flat: dict[str, object] = {}
+    for key, value in items:
+        flat |= flatten(value, f"{prefix}.{key}" if prefix else str(key))
+    return flat
+
+
+def _item_key(item: object, index: int) -> str:
+    if isinstance(item, Mapping):
+        return str(item.get("name") or item.get("domain") or index)
+    return str(index)
+
+
+def gc_command(storage: Storage = "", dry_run: bool = False) -> None:
+    """Remove the weights of finished attacks that nothing starts from: their losses are kept, and are all that counts.
+
+    Args:
+        storage: folder or URL of the storage
+        dry_run: say what would go, remove nothing
+    """
+    store = stored(storage)
+    if not dry_run:
+        store.open_for_writing()
+    needed = _needed_weights(store)
+    num_runs, num_bytes = 0, 0
+    for run_id in store.list_runs():
+        run = store.run(run_id)
+        if "elicited" not in run.tags() or run_id in needed or run.result() is None:
+            continue
+        num_runs += 1
+        num_bytes += 0 if dry_run else run.drop_weights()
+    what = "would lose their weights" if dry_run else f"attacks without weights, {num_bytes / 1e6:,.1f} MB freed now"
+    print(f"{store.root}: {num_runs} {what}")
+
+
+def _needed_weights(store: Store) -> set[str]:
+    """Runs that an unfinished run starts from or an unfinished evaluation looks at."""
+    runs, evaluations = map(store.run, store.list_runs()), map(store.evaluation, store.list_evaluations())
+    starts = [run_from_plain(run.config()).start for run in runs if run.result() is None]
+    views = [evaluation_from_plain(e.config()).view for e in evaluations if e.result() is None]
+    return {run_id for view in (*starts, *views) for run_id in view_runs(view)}
