@@ -157,7 +157,9 @@ def _flags(optimum: Optimum, edges: str) -> str:
     flags = [f"at the edge: {edges}"] if edges else []
     if optimum.on_edge and not edges:
         flags.append("beyond the cells of the window")
-    if optimum.curvature_t < NOISE_T:
+    if math.isnan(optimum.curvature_t):
+        flags.append("as many losses as coefficients: an exact fit tells nothing of its error")
+    elif optimum.curvature_t < NOISE_T:
         flags.append("curvature within the noise")
     return "; ".join(flags)
 

@@ -26,7 +26,7 @@ TABLES = {
     "windows": "The same laws from the cells within a fraction of each size's lowest loss (first row: all cells). As "
     "far as the exponents move down this table, so little are they to be trusted.",
     "predictions": "Peak learning rate and batch, in sequences of each size's own length, by our law, by the paper's "
-    "(converted by tokens) and as the ladder has them.",
+    "(converted by tokens) and as the ladder has them. Beyond the sizes that it rests on, a law is an extrapolation.",
     "cells": "Means over seeds. A cell of which any seed diverged is left out of every fit.",
 }
 

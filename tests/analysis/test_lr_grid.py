@@ -104,6 +104,15 @@ def test_surfaces_without_a_minimum_and_minima_of_noise():
     assert flat["notes"].endswith("curvature within the noise")
 
 
+def test_as_many_losses_as_coefficients_are_said_to_tell_nothing():
+    trials = planted("4M", seeds="0", lrs=LRS[:3])
+    gone = (trials["lr"] == LRS[0]) & (trials["batch"] != 32) | (trials["lr"] == LRS[2]) & (trials["batch"] == 64)
+    row = pooled(trials[~gone])
+    assert row["num_points"] == 6
+    assert (row["lr"], row["batch"]) == pytest.approx((0.9e-3, 30.0))
+    assert row["notes"] == "as many losses as coefficients: an exact fit tells nothing of its error"
+
+
 def test_a_diverged_seed_takes_its_cell_out_of_every_fit():
     whole = planted("4M")
     lucky = whole.copy()
