@@ -1,7 +1,7 @@
 # The commands of a checkout. `make demo` and `make test` do all the set-up they need.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all stop lint format
+.PHONY: help setup demo lr-bs-demo test test-all stop lint format
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -12,7 +12,7 @@ PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13; do \
 ARGS ?=
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-9s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## install the pinned dependencies and this project into .venv
 
@@ -25,6 +25,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: setup ## the scaling study on generated stories, on a private local Ray; KEEP=1 leaves Ray and MLflow running
 	$(BIN)/python -m gram_platform.local_cluster run $(if $(KEEP),--keep) -- python experiments/scaling.py --preset demo $(ARGS)
+
+lr-bs-demo: setup ## the learning-rate and batch grid at three sizes, the same way
+	$(BIN)/python -m gram_platform.local_cluster run $(if $(KEEP),--keep) -- python experiments/lr_bs_grid.py --preset demo $(ARGS)
 
 test: lint ## style, format and all tests but the slow ones
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)
