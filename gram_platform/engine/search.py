@@ -9,12 +9,11 @@ import json
 import logging
 import math
 import os
-import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import ray
 from ray import tune
@@ -57,15 +56,16 @@ def run_trials(
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
-    folder = Path(execution.storage, "ray_tune", tuning.name)
-    is_local = "://" not in execution.storage
-    if is_local:
-        shutil.rmtree(folder, ignore_errors=True)  # a dead driver's: there is one driver at a time
     searcher = _Searcher(source, tuning, lambda: trials_at_once(execution, resources), on_start, on_end)
     trainable = tune.with_parameters(_trial, problem=problem, execution=execution, resources=resources)
     placed = tune.with_resources(trainable, lambda config: _placement(problem, config["point"], execution, resources))
-    tuner = tune.Tuner(
-        placed,
+    with tempfile.TemporaryDirectory(prefix="gram-tune-") as own_files:  # nothing in them outlives the driver
+        _tuner(placed, searcher, tuning, own_files).fit()
+
+
+def _tuner(trainable, searcher: "_Searcher", tuning: Tuning, own_files: str) -> tune.Tuner:
+    return tune.Tuner(
+        trainable,
         tune_config=tune.TuneConfig(
             search_alg=searcher,
             num_samples=sys.maxsize,  # the searcher says when it is finished
@@ -73,16 +73,13 @@ def run_trials(
             trial_dirname_creator=lambda trial: trial.trial_id,
         ),
         run_config=tune.RunConfig(
-            name=f"{time.time_ns()}",  # an equal name would resume another driver's state
-            storage_path=f"{execution.storage}/ray_tune/{tuning.name}",
+            name=tuning.name,
+            storage_path=own_files,
             failure_config=tune.FailureConfig(max_failures=MAX_CRASHES - 1),
             stop=_Cancelled(tuning),
             verbose=0,
         ),
     )
-    tuner.fit()
-    if is_local:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _trial(config: dict, problem: Problem, execution: Execution, resources: Resources) -> None:
