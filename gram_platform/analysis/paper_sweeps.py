@@ -14,6 +14,9 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from gram_platform.analysis.paper import STORIES_SIZE
+from gram_platform.analysis.tables import interval_text
+
 Point = tuple[float, float, float]  # (mean, low, high)
 
 SWEEP_CLASSES = ("core", "core_partial", "core_full", "retain", "forget", "elicited")
@@ -176,3 +179,23 @@ def paper_means(knob: str) -> pd.DataFrame:
     sweep = PAPER_SWEEPS[knob]
     means = {name: [mean for mean, _, _ in points] for name, points in sweep.classes.items()}
     return pd.DataFrame(means, index=pd.Index(sweep.values, name="value"))
+
+
+def beside_paper_sweeps(table: pd.DataFrame) -> pd.DataFrame:
+    """Our rows of a sweep's table, each followed by the paper's where it has that value: `mean [low, high]` as text.
+
+    Columns `knob, value, method, size, from` ("ours" or "paper"), the classes that either has, `num_seeds, run_ids`.
+    """
+    rows, of_method = [], {(knob, sweep.method): sweep for knob, sweep in PAPER_SWEEPS.items()}
+    for record in table.to_dict("records"):
+        key = {name: record[name] for name in ("knob", "value", "method", "size")}
+        own = {name: interval_text(*(record[name + end] for end in ("", "_low", "_high"))) for name in SWEEP_CLASSES}
+        rows.append({**key, "from": "ours", **own, "num_seeds": record["num_seeds"], "run_ids": record["runs"]})
+        sweep = of_method.get((record["knob"], record["method"]))
+        if sweep and record["value"] in sweep.values:
+            at = sweep.values.index(record["value"])
+            theirs = {name: interval_text(*points[at]) for name, points in sweep.classes.items()}
+            rows.append({**key, "size": STORIES_SIZE, "from": "paper", **theirs, "num_seeds": SWEEP_SEEDS})
+    columns = ["knob", "value", "method", "size", "from", *SWEEP_CLASSES, "num_seeds", "run_ids"]
+    frame = pd.DataFrame(rows, columns=columns).fillna("")
+    return frame.drop(columns=[name for name in SWEEP_CLASSES if (frame[name] == "").all()])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from gram_platform.analysis.paper_sweeps import PAPER_SWEEPS, SWEEP_CLASSES, SWEEP_SEEDS, paper_curve
+from gram_platform.analysis.paper_sweeps import PAPER_SWEEPS, SWEEP_CLASSES, beside_paper_sweeps
 from gram_platform.analysis.ratios import BASELINE
 from gram_platform.analysis.sweep_claims import sweep_claims
 from gram_platform.analysis.sweeps import SweepAnalysis, analyse_sweeps
@@ -29,12 +29,21 @@ from gram_platform.searches.frames import (
     trial_state,
     view_frame,
 )
-from gram_platform.searches.hyperparams import KNOBS, HyperparameterSweep, SweepProblem, seed_metrics, trial_name
+from gram_platform.searches.hyperparams_problem import KNOBS, SweepProblem, seed_metrics, trial_name
 from gram_platform.searches.links import run_links
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker
 
-PAPER_SIZE = "26M"  # of its sweeps
+
+@dataclass(frozen=True)
+class About:
+    """What is reported on."""
+
+    name: str
+    search_id: str
+    title: str
+    question: str
+    values: Mapping[str, Sequence[float]]  # of each knob
 
 
 @dataclass(frozen=True)
@@ -42,30 +51,35 @@ class Stored:
     """Every trial with its nodes, and what the storage or MLflow knows of them."""
 
     trials: tuple[tuple[Point, list[Node]], ...]
-    baselines: list[Node]
+    baselines: tuple[Node, ...]
     frame: pd.DataFrame
     curves: pd.DataFrame
     source: str
 
 
 def written(
-    search: HyperparameterSweep, scene: Scene, store: Store, tracker: Tracker | None, search_id: str
+    about: About,
+    points: Sequence[Point],
+    baselines: Sequence[Node],
+    scene: Scene,
+    store: Store,
+    tracker: Tracker | None,
 ) -> Written | None:
     """`table.csv`, `trials.csv`, `report.html`, `search.json`; None while no trial has an evaluation."""
-    stored = _read(search, scene, store)
+    stored = _read(points, baselines, scene, store)
     sweep = _analysed(stored, scene.flags.sizes)
     if sweep is None:
         return None
     claims, links = sweep_claims(sweep.per_seed), run_links(tracker)
-    trials = _trials(stored, sweep, store, f"{search.name}-{search_id}")
-    about = {"name": search.name, "id": search_id, "preset": scene.flags.preset, "data_id": scene.recipe.data_id}
-    about |= {"knobs": search.sweep_values(scene), "sizes": scene.flags.sizes, "seeds": scene.flags.seeds}
-    page = _page(search, scene, stored, sweep, claims, trials, links)
+    trials = _trials(stored, sweep, store, f"{about.name}-{about.search_id}")
+    facts = {"name": about.name, "id": about.search_id, "preset": scene.flags.preset, "data_id": scene.recipe.data_id}
+    facts |= {"knobs": about.values, "sizes": scene.flags.sizes, "seeds": scene.flags.seeds}
+    page = _page(about, scene, stored, sweep, claims, trials, links)
     files = {
         "table.csv": table_csv(sweep.profiles).encode(),
         "trials.csv": table_csv(trials).encode(),
         "report.html": page.encode(),
-        "search.json": (json.dumps(about, indent=1, sort_keys=True) + "\n").encode(),
+        "search.json": (json.dumps(facts, indent=1, sort_keys=True) + "\n").encode(),
     }
     figures = {f"sweep-{name}": figure for name, figure in sweep_figures(sweep.table).items()}
     return Written(files, figures, _text(sweep, claims, stored.source))
@@ -74,12 +88,12 @@ def written(
 # ------------------------------------------------------------------------------------------------------- stored
 
 
-def _read(search: HyperparameterSweep, scene: Scene, store: Store) -> Stored:
-    problem, baselines = SweepProblem(scene.settings), search.prerequisites(scene)
-    trials = tuple((point, problem.nodes(point)) for point in search.all_points(scene))
+def _read(points: Sequence[Point], baselines: Sequence[Node], scene: Scene, store: Store) -> Stored:
+    problem = SweepProblem(scene.settings)
+    trials = tuple((point, problem.nodes(point)) for point in points)
     ids = {node.id for nodes in (baselines, *(nodes for _, nodes in trials)) for node in nodes}
     runs = [node.id for node in baselines if node.kind == "run"]
-    return Stored(trials, baselines, *frames(scene, store, ids, runs))
+    return Stored(trials, tuple(baselines), *frames(scene, store, ids, runs))
 
 
 def _analysed(stored: Stored, sizes: Sequence[str]) -> SweepAnalysis | None:
@@ -128,7 +142,7 @@ def _trials(stored: Stored, sweep: SweepAnalysis, store: Store, name: str) -> pd
 
 
 def _page(
-    search: HyperparameterSweep,
+    about: About,
     scene: Scene,
     stored: Stored,
     sweep: SweepAnalysis,
@@ -152,7 +166,7 @@ def _page(
         _learning_curves(stored, sweep, scene.flags.sizes),
         Section("Trials", table=_readable_trials(trials, links[0]), table_is_open=True),
     ]
-    return page_html(search.title, search.question + "\n\n" + " ".join(facts), sections, f"{ATTACK}\n\n{FOOTER}")
+    return page_html(about.title, about.question + "\n\n" + " ".join(facts), sections, f"{ATTACK}\n\n{FOOTER}")
 
 
 def _missing(sweep: SweepAnalysis) -> list[Section]:
@@ -170,32 +184,8 @@ def _knob_sections(sweep: SweepAnalysis) -> list[Section]:
     for (knob, method), rows in sweep.table.groupby(["knob", "method"], sort=False):
         title = PAPER_SWEEPS[knob].title if knob in PAPER_SWEEPS else f"{method}: {knob}"
         figures = list(sweep_figures(rows).values())
-        sections.append(Section(title, text, figures, table=beside_paper(rows), table_is_open=True))
+        sections.append(Section(title, text, figures, table=beside_paper_sweeps(rows), table_is_open=True))
     return sections
-
-
-def beside_paper(rows: pd.DataFrame) -> pd.DataFrame:
-    """Our rows of a sweep's table, each followed by the paper's at that value: `mean [low, high]` as text."""
-    readable = []
-    for row in rows.to_dict("records"):
-        key = {name: row[name] for name in ("knob", "value", "method", "size")}
-        own = {name: interval_text(*(row[name + end] for end in ("", "_low", "_high"))) for name in SWEEP_CLASSES}
-        runs = {"run_ids": row["runs"]}
-        readable.append({**key, "from": "ours", **own, "num_seeds": row["num_seeds"], **runs})
-        sweep = PAPER_SWEEPS.get(row["knob"])
-        if sweep and sweep.method == row["method"] and row["value"] in sweep.values:
-            theirs = {name: _in_paper(row["knob"], name, row["value"]) for name in SWEEP_CLASSES}
-            key["size"] = PAPER_SIZE
-            readable.append({**key, "from": "paper", **theirs, "num_seeds": SWEEP_SEEDS, "run_ids": ""})
-    frame = pd.DataFrame(readable)
-    empty = [name for name in SWEEP_CLASSES if name in frame and (frame[name] == "").all()]
-    return frame.drop(columns=empty)
-
-
-def _in_paper(knob: str, name: str, value: float) -> str:
-    curve = paper_curve(knob, name)
-    found = curve[curve["value"] == value]
-    return interval_text(*found[["mean", "low", "high"]].iloc[0]) if len(found) else ""
 
 
 def _claims(claims: pd.DataFrame) -> list[Section]:
@@ -227,7 +217,7 @@ def _readable_trials(trials: pd.DataFrame, links: Mapping[str, str]) -> pd.DataF
 
 
 def _text(sweep: SweepAnalysis, claims: pd.DataFrame, source: str) -> str:
-    table = beside_paper(sweep.table).drop(columns="run_ids", errors="ignore")
+    table = beside_paper_sweeps(sweep.table).drop(columns="run_ids", errors="ignore")
     parts = [
         _lines(table),
         "the paper's claims",

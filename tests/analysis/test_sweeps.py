@@ -12,6 +12,7 @@ from gram_platform.analysis.paper_sweeps import (
     PAPER_SWEEPS,
     SWEEP_CLASSES,
     SWEEP_SEEDS,
+    beside_paper_sweeps,
     paper_curve,
     paper_means,
 )
@@ -115,6 +116,20 @@ def test_every_profile_of_every_point_has_a_row_as_in_the_tables_of_studies(swee
     single = rows[(rows["knob"] == "p_cr") & (rows["value"] == 1.0) & (rows["profile"] == f"core+{AUXILIARY[0]}")]
     assert single["core"].item() == pytest.approx(planted("p_cr", 1.0)["core_partial"])
     assert single["core_full"].isna().all()
+
+
+def test_ours_beside_the_papers(sweeps):
+    beside = beside_paper_sweeps(sweeps.table.replace({"value": {0.6: 0.65}}))
+    assert len(beside) == 2 * len(POINTS) - 1  # the paper has no p_cr 0.65
+    ours, paper = (beside[beside["from"] == name].set_index(["knob", "value"]) for name in ("ours", "paper"))
+    assert ours.loc[("p_cr", 0.65), "core_full"].startswith("0.933 [")
+    assert paper.loc[("p_cr", 1.0), "core_full"] == "0.785 [0.745, 0.825]"
+    assert paper.loc[("p_cr", 1.0), "core"] == ""
+    assert paper.loc[("p_ca", 4.0), "elicited"] == "0.821 [0.809, 0.833]"
+    lora = beside_paper_sweeps(sweeps.table.assign(method="gram_lora", elicited=np.nan))
+    assert set(lora["from"]) == {"ours"}
+    assert "elicited" not in lora
+    assert beside_paper_sweeps(sweeps.table.iloc[:0]).empty
 
 
 def test_a_point_that_two_knobs_share_is_a_row_of_each():

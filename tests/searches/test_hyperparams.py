@@ -14,7 +14,8 @@ from gram_platform.analysis.sweeps import PROFILE_COLUMNS
 from gram_platform.config import CORE
 from gram_platform.nodes import method_nodes
 from gram_platform.searches.frames import is_attack
-from gram_platform.searches.hyperparams import KNOBS, chosen_values, trial_name
+from gram_platform.searches.hyperparams import chosen_values
+from gram_platform.searches.hyperparams_problem import KNOBS, trial_name
 from gram_platform.searches.run import build_scene, parse, search_id
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker
