@@ -35,7 +35,7 @@ SEARCH = LrBatchGrid(
     },
     grids={
         "smoke": GridShape(lr_factors=(0.5, 1.0, 2.0), batch_factors=(0.25, 0.5, 1.0), max_extensions=0),
-        "demo": GridShape(lr_factors=(0.5, 1.0, 2.0, 4.0), batch_factors=(0.25, 0.5, 1.0), max_extensions=2),
+        "demo": GridShape(lr_factors=(0.5, 1.0, 2.0), batch_factors=(0.125, 0.25, 0.5, 1.0), max_extensions=2),
         # the paper prints the step, powers of two, and the number of cells, 12, but not their places: these are ours
         "paper": GridShape(lr_factors=(0.5, 1.0, 2.0, 4.0), batch_factors=(0.5, 1.0, 2.0), max_extensions=1),
     },
