@@ -1,20 +1,26 @@
-"""What a study would do: nodes, compute, memory, disk, hours and cost, and what is done already."""
+"""What a study would do: nodes, compute, memory by part, disk, hours and cost, and what is done already."""
 
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 
 from gram_platform.config import RunConfig
 from gram_platform.flops import total_parameters
 from gram_platform.methods.budgets import plan_compute_units
-from gram_platform.planner import GIB, MACHINES, Machine, fewest_ranks, needs, run_flops
+from gram_platform.nodes import Node
+from gram_platform.planner import GIB, MACHINES, USABLE_MEMORY, Machine, evaluation_flops, fewest_ranks, needs
 from gram_platform.store import Store
+from gram_platform.store.attempts import NUM_CHECKPOINTS_KEPT
 from gram_platform.study.build import Graph
 
-HEADER = ("method", "size", "runs", "done", "params", "tokens", "compute", "FLOPs", "ranks", "GiB/rank", "disk GiB")
 UTILISATION = 0.4  # of the machine's dense rate [ours]
+RUN_HEADER = ("method", "size", "runs", "done", "params", "tokens", "compute", "FLOPs")
+MEMORY_PARTS = ("weights", "copies", "gathered", "gradients", "optimizer", "activations", "logits")
+MEMORY_HEADER = ("method", "size", "ranks", "sequences", "passes", *MEMORY_PARTS, "peak", "recomputing", "disk")
+TEXT_COLUMNS = 2
 
 
 def describe(graph: Graph) -> str:
-    """The dry run's text: one line for each method and size, the totals, and what sharing saves."""
+    """The dry run's text: compute, hours and cost of every method and size, memory by part, totals, and savings."""
     store, machine = Store(graph.flags.storage), MACHINES[graph.flags.machine]
     runs = {node.id: node for node in graph.nodes if node.kind == "run"}
     done = {run_id for run_id in runs if store.run(run_id).result() is not None}
@@ -22,57 +28,109 @@ def describe(graph: Graph) -> str:
     for node in runs.values():
         tags = dict(node.tags)
         groups[tags["method"] + (" attacks" if "elicited" in tags else ""), tags["size"]].append(node.config)
-    rows = [_row(key, configs, done, machine, graph.flags.num_workers) for key, configs in groups.items()]
     evaluations = [node for node in graph.nodes if node.kind == "evaluation"]
-    evaluated = sum(store.evaluation(node.id).result() is not None for node in evaluations)
-    shared = sum(node.kind == "run" for node in graph.entries) - len(runs)
+    evaluated = {node.id for node in evaluations if store.evaluation(node.id).result() is not None}
     lines = [
         f"study {graph.study.name}, preset {graph.flags.preset}",
         f"corpus {graph.flags.corpus} (data {graph.recipe.data_id})",
         f"storage {graph.flags.storage}",
         "",
-        *_aligned([(*HEADER, f"{machine.name} hours", "cost $"), *rows]),
+        *_aligned([(*RUN_HEADER, f"{machine.name} hours", "cost $"), *_run_rows(groups, done, machine)]),
         "",
-        _totals([node.config for node in runs.values()], done, machine),
-        f"evaluations: {len(evaluations)}, {evaluated} done; runs shared between methods: {shared}",
-        f"hours at {UTILISATION:.0%} of {machine.flops_per_second:.3g} FLOP/s; compute is tokens x active parameters;",
-        "tokens, compute, FLOPs and hours are of all runs of a line, parameters and memory of its largest;",
-        "memory is an estimate without activation checkpointing; disk is weights and one checkpoint of a run",
+        f"memory of one {machine.name} in GiB, for the largest run of a line:",
+        *_aligned([MEMORY_HEADER, *_memory_rows(groups, machine, graph.flags.num_workers)]),
+        "",
+        *_totals(runs.values(), done, machine),
+        f"evaluations: {len(evaluations)}, {len(evaluated)} done; "
+        f"{_hours(_evaluation_flops(evaluations, runs), machine):,.2f} {machine.name} hours in all",
+        _savings(graph, machine),
+        *_legend(machine),
     ]
     return "\n".join(lines)
 
 
-def _row(key: tuple[str, str], configs: list[RunConfig], done: set[str], machine: Machine, num_workers: int) -> tuple:
-    config = max(configs, key=lambda c: total_parameters(c.model))
-    ranks = num_workers if num_workers > 1 else fewest_ranks(config, machine)
-    need = needs(config, ranks or config.micro_batch, machine, UTILISATION)
-    hours = sum(needs(c, 1, machine, UTILISATION).gpu_hours for c in configs)
-    return (
-        *key,
-        str(len(configs)),
-        str(sum(c.run_id in done for c in configs)),
-        f"{total_parameters(config.model):,}",
-        f"{sum(c.num_tokens for c in configs):,}",
-        f"{sum(plan_compute_units(c) for c in configs):.3g}",
-        f"{sum(run_flops(c) for c in configs):.3g}",
-        str(ranks) if ranks else f">{config.micro_batch}",
-        f"{need.memory / GIB:.2f}",
-        f"{(need.checkpoint + 4 * total_parameters(config.model)) / GIB:.2f}",
-        f"{hours:,.2f}",
-        f"{hours * machine.dollars_per_hour:,.2f}",
-    )
+def _run_rows(groups: dict[tuple[str, str], list[RunConfig]], done: set[str], machine: Machine) -> Iterable[tuple]:
+    for key, configs in groups.items():
+        wanted = [needs(c, 1, machine, UTILISATION) for c in configs]
+        hours = sum(need.gpu_hours for need in wanted)
+        yield (
+            *key,
+            str(len(configs)),
+            str(sum(c.run_id in done for c in configs)),
+            f"{max(total_parameters(c.model) for c in configs):,}",
+            f"{sum(c.num_tokens for c in configs):,}",
+            f"{sum(plan_compute_units(c) for c in configs):.3g}",
+            f"{sum(need.flops for need in wanted):.3g}",
+            f"{hours:,.2f}",
+            f"{hours * machine.dollars_per_hour:,.2f}",
+        )
 
 
-def _totals(configs: list[RunConfig], done: set[str], machine: Machine) -> str:
-    hours = {c.run_id: needs(c, 1, machine, UTILISATION).gpu_hours for c in configs}
-    left = sum(h for run_id, h in hours.items() if run_id not in done)
-    disk = sum(4 * total_parameters(c.model) for c in configs) / GIB
-    total = f"{len(configs)} runs, {len(done)} done; {sum(hours.values()):,.2f} {machine.name} hours in all, "
-    return f"{total}{left:,.2f} left (${left * machine.dollars_per_hour:,.2f}); {disk:,.2f} GiB of weights"
+def _memory_rows(groups: dict[tuple[str, str], list[RunConfig]], machine: Machine, num_workers: int) -> Iterable[tuple]:
+    """`ranks` is --num-workers if that is more than one, else the fewest that fit."""
+    for key, configs in groups.items():
+        run = max(configs, key=lambda c: total_parameters(c.model))
+        fewest, checkpointed = fewest_ranks(run, machine), fewest_ranks(run, machine, checkpointing=True)
+        ranks = num_workers if num_workers > 1 else fewest
+        need = needs(run, ranks or run.micro_batch, machine, UTILISATION)
+        parts = {part: getattr(need.memory, part) for part in MEMORY_PARTS}
+        parts["gradients"] += need.memory.reduction
+        # checkpoints that are kept and the one being written, or the result beside those kept
+        disk = max((NUM_CHECKPOINTS_KEPT + 1) * need.checkpoint, NUM_CHECKPOINTS_KEPT * need.checkpoint + need.result)
+        yield (
+            *key,
+            str(ranks) if ranks else f">{run.micro_batch}",
+            str(run.micro_batch // (ranks or run.micro_batch)),
+            str(run.micro_batches_per_step),
+            *(f"{value / GIB:.2f}" for value in parts.values()),
+            f"{need.memory.total / GIB:.2f}",
+            str(checkpointed) if checkpointed else f">{run.micro_batch}",
+            f"{disk / GIB:.2f}",
+        )
+
+
+def _legend(machine: Machine) -> list[str]:
+    return [
+        f"hours at {UTILISATION:.0%} of {machine.flops_per_second:.3g} FLOP/s, evaluations while training included;",
+        "compute is tokens x active parameters; tokens, compute, FLOPs and hours are of all runs of a line",
+        f"ranks: the fewest whose peak is within {USABLE_MEMORY:.0%} of {machine.memory_bytes / GIB:.0f} GiB; "
+        "sequences: of a micro-batch on each; passes: micro-batches of an optimizer step",
+        "peak: what is alive at once, less than the sum of the parts; recomputing: ranks that would do if every block",
+        "kept its input alone and computed the rest again; disk: the most while it trains "
+        f"({NUM_CHECKPOINTS_KEPT} checkpoints and one being written)",
+    ]
+
+
+def _hours(flops: float, machine: Machine) -> float:
+    return flops / (machine.flops_per_second * UTILISATION) / 3600
+
+
+def _evaluation_flops(evaluations: Iterable[Node], runs: dict[str, Node]) -> float:
+    return sum(evaluation_flops(node.config, runs[node.config.view.run_id].config.model) for node in evaluations)
+
+
+def _totals(runs: Iterable[Node], done: set[str], machine: Machine) -> list[str]:
+    wanted = {node.id: needs(node.config, 1, machine, UTILISATION) for node in runs}
+    hours = sum(need.gpu_hours for need in wanted.values())
+    left = sum(need.gpu_hours for run_id, need in wanted.items() if run_id not in done)
+    disk = sum(need.result for need in wanted.values()) / GIB
+    return [
+        f"{len(wanted)} runs, {len(done)} done; {hours:,.2f} {machine.name} hours in all, {left:,.2f} left "
+        f"(${left * machine.dollars_per_hour:,.2f}); {disk:,.2f} GiB of final weights",
+    ]
+
+
+def _savings(graph: Graph, machine: Machine) -> str:
+    """What training every run once saves against training it for each method that asks for it."""
+    asked: Sequence[Node] = [node for node in graph.entries if node.kind == "run"]
+    seen: set[str] = set()
+    again = [node for node in asked if node.id in seen or seen.add(node.id)]
+    hours = sum(needs(node.config, 1, machine, UTILISATION).gpu_hours for node in again)
+    cost = hours * machine.dollars_per_hour
+    return f"runs shared between methods: {len(again)}, which saves {hours:,.2f} {machine.name} hours (${cost:,.2f})"
 
 
 def _aligned(rows: list[tuple]) -> list[str]:
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    left = 2  # text columns
-    pad = lambda index, cell: cell.ljust(widths[index]) if index < left else cell.rjust(widths[index])  # noqa: E731
+    pad = lambda index, cell: cell.ljust(widths[index]) if index < TEXT_COLUMNS else cell.rjust(widths[index])  # noqa: E731
     return ["  ".join(pad(i, cell) for i, cell in enumerate(row)) for row in rows]

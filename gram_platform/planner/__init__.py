@@ -1,0 +1,163 @@
+"""What a run needs before it starts: memory by part, disk, hours and cost on a given machine. Arithmetic only."""
+
+from dataclasses import dataclass
+
+from gram_platform.config import CORE, UNLABELLED, Evaluation, ModelConfig, RunConfig
+from gram_platform.flops import hardware_flops, total_parameters
+from gram_platform.planner.memory import Memory, rank_memory
+from gram_platform.planner.weights import model_weights
+
+GIB = 2**30
+USABLE_MEMORY = 0.8  # of an accelerator's: the rest is for its runtime, collectives and fragmentation [ours]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One accelerator (or CPU slot): its dense matmul rate in the run's precision, memory, and price."""
+
+    name: str
+    flops_per_second: float
+    memory_bytes: float
+    dollars_per_hour: float
+
+
+MACHINES = {  # vendor datasheets for dense bfloat16; prices are round figures for on-demand clouds [ours]
+    "h200": Machine("h200", 989e12, 141e9, 4.0),
+    "h100": Machine("h100", 989e12, 80e9, 3.0),
+    "a100": Machine("a100", 312e12, 80e9, 2.0),
+    "cpu": Machine("cpu", 100e9, 8e9, 0.05),  # one core with bfloat16 matrix units
+}
+
+
+@dataclass(frozen=True)
+class Needs:
+    """One rank's memory at its peak, and the whole run's FLOPs, hours and bytes in the storage.
+
+    `checkpoint` has weights and optimizer states of every set that is ever trained; `result` the final weights.
+    """
+
+    memory: Memory
+    checkpoint: int
+    result: int
+    flops: float  # training, without what activation checkpointing computes again
+    evaluation_flops: float  # of the run's own evaluations
+    recomputed_flops: float
+    gpu_hours: float
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The fewest ranks on which a run fits, and whether its blocks keep their inputs alone."""
+
+    num_ranks: int
+    checkpointing: bool
+
+
+def run_flops(run: RunConfig) -> float:
+    """hardware_flops of a run's plan in expectation over its routing draws."""
+    total, modules = 0.0, run.model.module_domains
+    core = not run.routing.freeze_core
+    spread, robust = run.routing.p_aux_spread, run.routing.p_core_robust
+    for budget in run.data.domains:
+        if budget.name == UNLABELLED:
+            per_sequence = hardware_flops(run.model, 1, modules, core, core, modules)
+        elif budget.name in modules:
+            own = (budget.name,)
+            full = hardware_flops(run.model, 1, own, core, core, own)
+            frozen = hardware_flops(run.model, 1, own, False, False, own)
+            per_sequence = spread * full + (1 - spread) * frozen
+        else:
+            per_sequence = (1 - robust) * hardware_flops(run.model, 1, (), core, core)
+            if budget.name == CORE and modules:
+                companions = [hardware_flops(run.model, 1, (d,), core, core, (d,)) for d in modules]
+                per_sequence += robust * sum(companions) / len(modules)
+            else:
+                per_sequence = hardware_flops(run.model, 1, (), core, core)
+        total += budget.num_draws * per_sequence
+    return total
+
+
+def run_evaluation_flops(run: RunConfig) -> float:
+    """FLOPs of all evaluations while training, every module active; patience may end a run earlier."""
+    points = run.eval_points
+    num_sequences = points.num_points * len(points.domains) * points.num_sequences
+    return float(hardware_flops(run.model, num_sequences, run.model.module_domains, backward=False))
+
+
+def evaluation_flops(evaluation: Evaluation, model: ModelConfig) -> float:
+    """FLOPs of an evaluation of a view of `model`."""
+    forward = [
+        hardware_flops(model, evaluation.num_sequences, tuple(evaluation.view.active(domain)), backward=False)
+        for domain in evaluation.domains
+    ]
+    return float(sum(forward))
+
+
+def recomputed_flops(run: RunConfig) -> float:
+    """FLOPs that activation checkpointing adds: every block's forward pass once more."""
+    total, modules = 0.0, run.model.module_domains
+    head = 2 * run.model.seq_len * run.model.d_model * run.model.vocab_size
+    robust = run.routing.p_core_robust
+    for budget in run.data.domains:
+        if budget.name == UNLABELLED:
+            active = {modules: 1.0}
+        elif budget.name in modules:
+            active = {(budget.name,): 1.0}
+        elif budget.name == CORE and modules:
+            active = {(): 1 - robust} | {(d,): robust / len(modules) for d in modules}
+        else:
+            active = {(): 1.0}
+        forward = sum(p * (hardware_flops(run.model, 1, on, backward=False) - head) for on, p in active.items())
+        total += budget.num_draws * forward
+    return total
+
+
+def needs(
+    run: RunConfig, num_ranks: int, machine: Machine, utilisation: float = 0.4, checkpointing: bool = False
+) -> Needs:
+    """Needs of a run on `num_ranks` of a machine, `utilisation` of whose rate it reaches.
+
+    `checkpointing`: activation checkpointing of every block. Hours are those of all ranks together.
+    """
+    memory = rank_memory(run, num_ranks, checkpointing)
+    flops, evaluations = run_flops(run), run_evaluation_flops(run)
+    recomputed = recomputed_flops(run) if checkpointing else 0.0
+    return Needs(
+        memory=memory,
+        checkpoint=checkpoint_bytes(run),
+        result=4 * total_parameters(run.model),
+        flops=flops,
+        evaluation_flops=evaluations,
+        recomputed_flops=recomputed,
+        gpu_hours=(flops + evaluations + recomputed) / (machine.flops_per_second * utilisation) / 3600,
+    )
+
+
+def checkpoint_bytes(run: RunConfig) -> int:
+    """Float32 weights, and two moments and a step of every parameter that the optimizers hold on one process."""
+    alone = rank_memory(run, 1)
+    return 4 * sum(w.num_values for w in model_weights(run.model)) + alone.optimizer
+
+
+def fits(run: RunConfig, num_ranks: int, machine: Machine, checkpointing: bool = False) -> bool:
+    """Whether a rank's peak stays within USABLE_MEMORY of the machine's."""
+    return rank_memory(run, num_ranks, checkpointing).total <= USABLE_MEMORY * machine.memory_bytes
+
+
+def fewest_ranks(run: RunConfig, machine: Machine, checkpointing: bool = False) -> int | None:
+    """The smallest number of ranks that divides the micro-batch and fits memory; None if none does."""
+    for ranks in (r for r in range(1, run.micro_batch + 1) if run.micro_batch % r == 0):
+        if fits(run, ranks, machine, checkpointing):
+            return ranks
+    return None
+
+
+def placement(run: RunConfig, machine: Machine) -> Placement | None:
+    """The fewest ranks, with activation checkpointing only where it takes fewer; None if no number of them fits.
+
+    Checkpointing computes a third more, so the same number of ranks without it is the better choice.
+    """
+    plain, checkpointed = fewest_ranks(run, machine), fewest_ranks(run, machine, checkpointing=True)
+    if checkpointed is None:  # it never needs more
+        return None
+    return Placement(checkpointed, plain != checkpointed)

@@ -1,0 +1,158 @@
+"""The memory of one rank at its peak, by part, as `train/learner.py` and `train/sharding.py` hold it."""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from gram_platform.config import CORE, UNLABELLED, ModelConfig, RunConfig
+from gram_platform.planner.activations import evaluation_logits_bytes, logits_bytes, saved_bytes
+from gram_platform.planner.weights import CORE_MLP, SHARED, Weight, model_weights, module_set
+
+BYTES = {"float32": 4, "bfloat16": 2}
+FLOAT_BYTES = 4
+EVALUATION_LOGITS_BYTES = 64 * 2**20  # `evaluate.LOGITS_BYTES`: what one batch of an evaluation may have in float32
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on the fullest rank, from the second step on. Not everything is alive at once: `total` is the peak.
+
+    A backward begins at the loss, with everything in `activations` and `logits`; goes through the layers, which are
+    gathered (and, with activation checkpointing, computed again) one by one while `kept_logits` stay; and ends with
+    `reduction`, gradients on their way to where they are accumulated. Gradients of a window stay until its step.
+    """
+
+    weights: int  # float32 masters
+    copies: int  # of one process that computes in a lower precision
+    optimizer: int
+    gradients: int  # accumulated over a window of several micro-batches
+    activations: int
+    logits: int
+    kept_logits: int
+    recomputed: int
+    gathered: int  # of several ranks
+    reduction: int
+    evaluation: int
+
+    @property
+    def total(self) -> int:
+        layers = self.kept_logits + self.recomputed + self.gathered
+        backward = max(self.activations + max(self.logits, layers), self.gathered + self.reduction)
+        return self.weights + self.copies + self.optimizer + max(self.gradients + backward, self.evaluation)
+
+
+@dataclass(frozen=True)
+class PossibleRoute:
+    """The modules that a micro-batch's forward pass may have on, and the parameter sets that it then trains."""
+
+    active: tuple[str, ...]
+    trained: frozenset[str]
+
+
+def possible_routes(run: RunConfig) -> list[PossibleRoute]:
+    """Every route that a plan of this run can draw: `routing.Plan`'s rules without its seed."""
+    modules, routing = run.model.module_domains, run.routing
+    core = frozenset() if routing.freeze_core else frozenset({SHARED, CORE_MLP})
+    routes = []
+    for domain in (budget.name for budget in run.data.domains):
+        if domain == UNLABELLED:
+            routes.append(PossibleRoute(modules, core | {module_set(d) for d in modules}))
+        elif domain in modules:
+            own = frozenset({module_set(domain)})
+            routes += [PossibleRoute((domain,), own | core)] if routing.p_aux_spread > 0 else []
+            routes += [PossibleRoute((domain,), own)] if routing.p_aux_spread < 1 else []
+        else:
+            has_companion = domain == CORE and modules and routing.p_core_robust > 0
+            routes += [PossibleRoute((d,), core | {module_set(d)}) for d in modules if has_companion]
+            routes += [] if has_companion and routing.p_core_robust == 1 else [PossibleRoute((), core)]
+    return routes
+
+
+def rank_memory(run: RunConfig, num_ranks: int, checkpointing: bool = False) -> Memory:
+    """Memory of the first of `num_ranks` ranks, which has the most rows of every parameter.
+
+    `checkpointing`: every block keeps its input alone and is computed again in the backward pass.
+    """
+    weights, routes = model_weights(run.model), possible_routes(run)
+    stepped = _of_sets(weights, frozenset().union(*(route.trained for route in routes)))
+    window = _of_sets(weights, _most_trained(run, weights, routes))
+    width, tokens = BYTES[run.precision], run.micro_batch // num_ranks * run.model.seq_len
+    gradients, reduction = _gradients(window, num_ranks, width, run.micro_batches_per_step > 1)
+    activations, recomputed = _activations(run.model, routes, width, tokens, checkpointing)
+    return Memory(
+        weights=FLOAT_BYTES * sum(w.padded_shard(num_ranks) for w in weights),
+        copies=width * _num_values(weights) if num_ranks == 1 and run.precision != "float32" else 0,
+        optimizer=sum(2 * FLOAT_BYTES * w.shard(0, num_ranks) + FLOAT_BYTES for w in stepped),
+        gradients=gradients,
+        activations=activations,
+        logits=tokens * logits_bytes(run.model, width, run.objective.kind),
+        kept_logits=2 * tokens * width * run.model.vocab_size,
+        recomputed=recomputed,
+        gathered=width * _num_gathered(weights, routes, num_ranks) if num_ranks > 1 else 0,
+        reduction=reduction,
+        evaluation=_evaluation_tokens(run) * evaluation_logits_bytes(run.model, width),
+    )
+
+
+def _of_sets(weights: Iterable[Weight], sets: Collection[str]) -> list[Weight]:
+    return [w for w in weights if w.set in sets]
+
+
+def _num_values(weights: Iterable[Weight]) -> int:
+    return sum(w.num_values for w in weights)
+
+
+def _most_trained(run: RunConfig, weights: Collection[Weight], routes: list[PossibleRoute]) -> frozenset[str]:
+    """The sets of the window that trains most: gradients stay until its step."""
+    num_routes = 1 if run.routing.accumulation == "uniform" else run.micro_batches_per_step
+    sizes: dict[str, int] = {}
+    for weight in weights:
+        sizes[weight.set] = sizes.get(weight.set, 0) + weight.num_values
+    chosen: frozenset[str] = frozenset()
+    for _ in range(min(num_routes, len(routes))):
+        best = max(routes, key=lambda route: sum(sizes.get(s, 0) for s in route.trained - chosen))
+        chosen |= best.trained
+    return chosen
+
+
+def _num_gathered(weights: Iterable[Weight], routes: list[PossibleRoute], num_ranks: int) -> int:
+    """Values of the root's group, of a block with its active modules, and of the next block's buffer."""
+    groups: dict[str, int] = {}
+    for weight in weights:
+        groups[weight.group] = groups.get(weight.group, 0) + num_ranks * weight.padded_shard(num_ranks)
+    modules = max(sum(groups.get(f"blocks.0.aux.{d}", 0) for d in route.active) for route in routes)
+    return groups[""] + 2 * groups["blocks.0"] + modules
+
+
+def _gradients(trained: list[Weight], num_ranks: int, width: int, is_accumulated: bool) -> tuple[int, int]:
+    """(accumulated over a window, what the end of a backward adds to it).
+
+    One process: a backward leaves gradients in the computing precision, which are added to float32 ones. Ranks: whole
+    float32 gradients wait for the window's last micro-batch, whatever the number of ranks; its backward reduces group
+    by group, the root's at the very end (its new gradient, and a float32 copy that is scattered).
+    """
+    whole, root = FLOAT_BYTES * _num_values(trained), _num_values(w for w in trained if not w.group)
+    fresh = 0 if width == FLOAT_BYTES and is_accumulated else width  # a float32 gradient is added where it is made
+    if num_ranks == 1:
+        return (whole, fresh * _num_values(trained)) if is_accumulated else (0, whole)
+    end = FLOAT_BYTES * sum(w.shard(0, num_ranks) for w in trained) + (fresh + FLOAT_BYTES) * root
+    return (whole, max(0, end + FLOAT_BYTES * root - whole)) if is_accumulated else (0, end)
+
+
+def _activations(
+    model: ModelConfig, routes: list[PossibleRoute], width: int, tokens: int, checkpointing: bool
+) -> tuple[int, int]:
+    """(bytes that are kept of a micro-batch, bytes of the layer that is computed again), of the hungriest route."""
+    saved = [saved_bytes(model, width, route.active, route.trained) for route in routes]
+    if checkpointing:
+        return max(tokens * (sum(s.layer_inputs) + s.outside) for s in saved), max(
+            tokens * max(s.layers) for s in saved
+        )
+    return max(tokens * (sum(s.layers) + s.outside) for s in saved), 0
+
+
+def _evaluation_tokens(run: RunConfig) -> int:
+    """Tokens of one batch of an evaluation while training (`evaluate.evaluation_batch`)."""
+    if not run.eval_points.num_points:
+        return 0
+    per_sequence = FLOAT_BYTES * run.model.seq_len * run.model.vocab_size
+    return min(run.eval_points.num_sequences, max(1, EVALUATION_LOGITS_BYTES // per_sequence)) * run.model.seq_len
