@@ -30,6 +30,7 @@ ROOMS = {
     "evaluate": ("torch", "numpy"),
     "methods": (),
     "nodes": (),
+    "simulate": (),
     "tracking": ("mlflow",),
     "analysis": ("numpy", "pandas", "scipy", "mlflow", "sqlalchemy"),
     "figures": ("numpy", "pandas", "plotly"),

@@ -1,0 +1,169 @@
+"""A study's nodes as tasks, replications with their intervals, the best checkpoint interval, and a text for people."""
+
+import statistics
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gram_platform.config import RunConfig
+from gram_platform.identity import invalid, require_int
+from gram_platform.nodes import Node
+from gram_platform.planner import Machine, evaluation_flops, fewest_ranks, needs
+from gram_platform.simulate.cluster import Outcome, SimulatedCluster, Task
+from gram_platform.simulate.events import Simulation
+
+NUM_RECORDS = 100  # of a run: checkpoints stand where training metrics are summed up (`engine/summary.py`)
+INTERVALS_S = (60.0, 120.0, 300.0, 600.0, 900.0, 1200.0, 1800.0, 3600.0, 7200.0, 14400.0)
+NUM_REPLICATIONS = 20
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Over replications: the mean, and the values between which 90% of them lie (one replication: itself)."""
+
+    mean: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:,.2f} [{self.low:,.2f}, {self.high:,.2f}]"
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """The mean, and the 5th and 95th percentile with linear interpolation."""
+    if len(values) == 1:
+        return Estimate(values[0], values[0], values[0])
+    cuts = statistics.quantiles(values, n=20, method="inclusive")
+    return Estimate(statistics.fmean(values), cuts[0], cuts[-1])
+
+
+def simulate(
+    tasks: Sequence[Task],
+    cluster: SimulatedCluster,
+    done: Collection[str] = (),
+    num_replications: int = NUM_REPLICATIONS,
+) -> list[Outcome]:
+    """Independent replications; ValueError for a task that asks for more ranks than the cluster can have."""
+    require_int("num_replications", num_replications, 1)
+    most = cluster.num_machines * cluster.slots_per_machine
+    for task in tasks:
+        if task.ranks > most:
+            raise invalid("task.ranks", task.ranks, f"at most the cluster's {most} slots")
+    missing = sorted({i for task in tasks for i in task.needs} - {task.id for task in tasks} - set(done))
+    if missing:
+        raise invalid("tasks", missing[:4], "tasks whose needs are among them or done")
+    return [Simulation(tasks, cluster, done, number).run() for number in range(num_replications)]
+
+
+def best_interval(
+    tasks: Sequence[Task],
+    cluster: SimulatedCluster,
+    done: Collection[str] = (),
+    intervals_s: Iterable[float] = INTERVALS_S,
+    num_replications: int = NUM_REPLICATIONS,
+) -> tuple[float, dict[float, float]]:
+    """(seconds between checkpoints with the lowest mean cost, mean cost of each), on equal lives of machines."""
+    costs = {}
+    for interval_s in intervals_s:
+        outcomes = simulate(tasks, replace(cluster, checkpoint_every_s=interval_s), done, num_replications)
+        costs[interval_s] = statistics.fmean(outcome.cost for outcome in outcomes)
+    return min(costs, key=costs.__getitem__), costs
+
+
+# ------------------------------------------------------------------------------------------- tasks of a study
+
+
+def planned(nodes: Sequence[Node], machine: Machine, utilisation: float, num_ranks: int = 0) -> list[Task]:
+    """Tasks from FLOPs: `num_ranks` ranks for every run, or (0) the fewest that fit the machine.
+
+    ValueError for a run that fits no number of ranks. An evaluation has one rank.
+    """
+    runs = {node.id: node.config for node in nodes if node.kind == "run"}
+    rate = machine.flops_per_second * utilisation
+
+    def seconds(node: Node, ranks: int) -> float:
+        if node.kind == "run":
+            return needs(node.config, ranks, machine, utilisation).gpu_hours * 3600 / ranks
+        return evaluation_flops(node.config, runs[node.config.view.run_id].model) / rate
+
+    return [_task(node, seconds, num_ranks or _fewest_ranks(node, machine)) for node in nodes]
+
+
+def calibrated(nodes: Sequence[Node], seconds: Mapping[str, float]) -> list[Task]:
+    """Tasks of one rank from the times of a storage: `seconds` is the `elapsed_s` of nodes by id.
+
+    A node without a time gets its FLOPs over the rate of the timed ones of its kind; ValueError if none of it is timed.
+    """
+    runs = {node.id: node.config for node in nodes if node.kind == "run"}
+    flops = {node.id: _flops(node, runs) for node in nodes}
+    rates = {}
+    for kind in sorted({node.kind for node in nodes if node.id not in seconds}):
+        timed = [node.id for node in nodes if node.kind == kind and node.id in seconds]
+        if not timed:
+            raise invalid("seconds", sorted(seconds)[:4], f"the time of at least one {kind}")
+        rates[kind] = sum(flops[i] for i in timed) / sum(seconds[i] for i in timed)
+    times = {node.id: seconds.get(node.id) or flops[node.id] / rates[node.kind] for node in nodes}
+    return [_task(node, lambda node, _: times[node.id], 1) for node in nodes]
+
+
+def _flops(node: Node, runs: Mapping[str, RunConfig]) -> float:
+    if node.kind == "evaluation":
+        return evaluation_flops(node.config, runs[node.config.view.run_id].model)
+    need = needs(node.config, 1, Machine("unit", 1.0, 1.0, 0.0), 1.0)
+    return need.flops + need.evaluation_flops
+
+
+def _fewest_ranks(node: Node, machine: Machine) -> int:
+    if node.kind == "evaluation":
+        return 1
+    ranks = fewest_ranks(node.config, machine)
+    if ranks is None:
+        raise invalid("machine", machine.name, f"one whose memory holds a rank of {node.name}")
+    return ranks
+
+
+def _task(node: Node, seconds: Callable[[Node, int], float], ranks: int) -> Task:
+    if node.kind == "evaluation":
+        return Task(node.id, node.needs, seconds(node, 1), is_first=True)
+    need = needs(node.config, 1, Machine("unit", 1.0, 1.0, 0.0), 1.0)
+    work_s = seconds(node, ranks)
+    grain_s = work_s / min(NUM_RECORDS, node.config.num_steps)
+    return Task(node.id, node.needs, work_s, ranks, need.checkpoint, need.result, grain_s)
+
+
+# ------------------------------------------------------------------------------------------------------ text
+
+
+def describe_simulation(
+    nodes: Sequence[Node],
+    done: Collection[str],
+    cluster: SimulatedCluster,
+    machine: Machine,
+    utilisation: float = 0.4,
+    num_ranks: int = 0,
+    num_replications: int = NUM_REPLICATIONS,
+) -> str:
+    """What is left of a study on a cluster: hours, cost, where the time goes, and the best checkpoint interval."""
+    tasks = planned(nodes, machine, utilisation, num_ranks)
+    if all(task.id in done for task in tasks):
+        return "simulation: nothing is left to do"
+    outcomes = simulate(tasks, cluster, done, num_replications)
+    best_s, costs = best_interval(tasks, cluster, done, num_replications=num_replications)
+    total = lambda name: estimate([getattr(outcome, name) for outcome in outcomes])  # noqa: E731
+    shares = {
+        part: 100 * total(f"{part}_hours").mean / total("paid_hours").mean
+        for part in ("useful", "retrained", "overhead", "idle")
+    }
+    machines = f"{cluster.num_machines} machines at most of {cluster.slots_per_machine} x {machine.name}"
+    waste = ", ".join(f"{part} {share:.1f}%" for part, share in shares.items())
+    intervals = ", ".join(f"{interval:g} s ${cost:,.0f}" for interval, cost in costs.items())
+    rate = f"{cluster.interruptions_per_hour:g} interruptions a machine and hour"
+    lines = [
+        f"simulated on {machines}, {rate}, checkpoints every {cluster.checkpoint_every_s:g} s;",
+        f"{len(outcomes)} replications: mean [90% of them]",
+        f"makespan       {total('makespan_hours')} hours",
+        f"cost           ${total('cost')}",
+        f"slot-hours     {total('paid_hours')}: {waste}",
+        f"interruptions  {total('num_interruptions')} of machines at work, {total('most_interruptions')} of one node",
+        f"checkpoints every {best_s:g} s cost least: {intervals}",
+    ]
+    return "\n".join(lines)
