@@ -19,11 +19,25 @@ from gram_platform.ladder import PAPER_SIZES
 from gram_platform.methods.budgets import dense_run
 from gram_platform.model.transformer import Transformer, parameter_set
 from gram_platform.objectives import cross_entropy, maxent_entropy, maxent_kl
-from gram_platform.planner import MACHINES, Machine, checkpoint_bytes, fewest_ranks, fits, needs, placement, run_flops
+from gram_platform.planner import (
+    GIB,
+    MACHINES,
+    Machine,
+    checkpoint_bytes,
+    fewest_ranks,
+    fits,
+    needs,
+    placement,
+    run_flops,
+)
 from gram_platform.planner.activations import logits_bytes, saved_bytes
 from gram_platform.planner.memory import BYTES, EVALUATION_LOGITS_BYTES, possible_routes, rank_memory
 from gram_platform.planner.weights import CORE_MLP, SHARED, model_weights, module_set
 from gram_platform.routing import Plan
+from gram_platform.simulate import SimulatedCluster
+from gram_platform.study.build import build_graph
+from gram_platform.study.dry_run import describe, describe_on
+from gram_platform.study.flags import parse
 from gram_platform.train.learner import Learner
 from gram_platform.train.loop import _micro_step
 from gram_platform.train.sharding import ShardedLearner
@@ -398,3 +412,45 @@ def test_memory_falls_with_ranks():
     run = paper_run("5B")
     totals = [rank_memory(run, ranks).total for ranks in (2, 4, 8, 16, 32, 64)]
     assert totals == sorted(totals, reverse=True)
+
+
+# ------------------------------------------------------------------------------------------- the dry run's text
+
+
+def graph_of(storage, *arguments):
+    return build_graph(STUDY, parse(STUDY, ["--storage", str(storage), *arguments]))
+
+
+def test_the_dry_run_says_what_sharing_saves(storage):
+    """ft_lora and ft_mlp train their branches on one base, and every method has the baseline."""
+    graph = graph_of(storage, "--preset", "smoke", "--methods", "ft_lora", "ft_mlp", "--seeds", "1", "--sizes", "tiny")
+    asked = [node for node in graph.entries if node.kind == "run"]
+    unique_runs = {node.id: node for node in asked}
+    saved_s = 3600 * sum(needs(node.config, 1, MACHINES["cpu"]).gpu_hours for node in asked)
+    saved_s -= 3600 * sum(needs(node.config, 1, MACHINES["cpu"]).gpu_hours for node in unique_runs.values())
+    num_shared = len(asked) - len(unique_runs)
+    assert num_shared == 1
+    assert saved_s > 0
+    text = describe(graph)
+    assert f"runs shared between methods: {num_shared}, which saves {saved_s / 3600:,.2f} cpu hours" in text
+    assert f"{len(unique_runs)} runs, 0 done" in text
+
+
+def test_the_dry_runs_memory_is_the_planners(storage):
+    graph = graph_of(storage, "--preset", "paper", "--sizes", "800M", "--num-workers", "8", "--seeds", "1")
+    text = describe(graph)
+    baseline = next(n.config for n in graph.nodes if n.kind == "run" and dict(n.tags)["method"] == "baseline")
+    memory = rank_memory(baseline, 8)
+    line = next(line for line in text[text.index("memory of one") :].splitlines() if line.startswith("baseline"))
+    ranks, sequences, passes, *parts = line.split()[2:]
+    assert (ranks, sequences, passes) == ("8", "12", "7")
+    shown = [memory.weights, memory.copies, memory.gathered, memory.gradients + memory.reduction, memory.optimizer]
+    shown += [memory.activations, memory.logits, memory.total]
+    assert parts[:8] == [f"{value / GIB:.2f}" for value in shown]
+
+
+def test_a_study_is_simulated_on_a_cluster(storage):
+    graph = graph_of(storage, "--preset", "paper", "--sizes", "50M", "--seeds", "1")
+    text = describe_on(graph, SimulatedCluster(num_machines=1, slots_per_machine=8, interruptions_per_hour=0.0))
+    assert "1 machines at most of 8 x h100" in text
+    assert not (storage / "runs").exists()

@@ -8,6 +8,7 @@ from gram_platform.flops import total_parameters
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.nodes import Node
 from gram_platform.planner import GIB, MACHINES, USABLE_MEMORY, Machine, evaluation_flops, fewest_ranks, needs
+from gram_platform.simulate import SimulatedCluster, describe_simulation
 from gram_platform.store import Store
 from gram_platform.store.attempts import NUM_CHECKPOINTS_KEPT
 from gram_platform.study.build import Graph
@@ -47,6 +48,18 @@ def describe(graph: Graph) -> str:
         *_legend(machine),
     ]
     return "\n".join(lines)
+
+
+def describe_on(graph: Graph, cluster: SimulatedCluster) -> str:
+    """The simulation of what is left of a study; --num-workers ranks a run, or (1) the fewest that fit each.
+
+    ValueError for a run that fits neither the machine nor the cluster.
+    """
+    store, num_workers = Store(graph.flags.storage), graph.flags.num_workers
+    directory = {"run": store.run, "evaluation": store.evaluation}
+    done = {node.id for node in graph.nodes if directory[node.kind](node.id).result() is not None}
+    num_ranks = num_workers if num_workers > 1 else 0
+    return describe_simulation(graph.nodes, done, cluster, MACHINES[graph.flags.machine], UTILISATION, num_ranks)
 
 
 def _run_rows(groups: dict[tuple[str, str], list[RunConfig]], done: set[str], machine: Machine) -> Iterable[tuple]:
