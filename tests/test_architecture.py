@@ -38,7 +38,8 @@ ROOMS = {
     "engine": ("ray", "optuna", "torch", "numpy", "psutil", "rich"),
     "local_cluster": ("psutil",),
     "study": ("ray", "numpy", "pandas", "tyro", "rich"),
-    "searches": ("ray", "optuna", "numpy", "pandas", "plotly", "sqlalchemy"),
+    "searches": ("ray", "optuna", "numpy", "pandas", "plotly", "sqlalchemy", "tyro"),
+    "benchmarks": ("torch", "numpy", "ray"),
     "cli": ("pandas", "tyro", "rich"),
 }
 FORBIDDEN = {"engine": {"analysis", "figures", "report"}}  # above the engine, yet not for it: it must not need them
