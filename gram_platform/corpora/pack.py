@@ -1,17 +1,10 @@
-"""From a recipe to a packed corpus: split, tokenise, concatenate, cut, write; in constant memory, and all or nothing.
-
-Everything is written into a folder of its own beside the target and renamed into place at the end, manifest last. So a
-folder named by a `data_id` is complete, a preparation that was killed leaves only its own folder (removed by the next
-one), and of two that run at once the first to finish wins.
+"""From a recipe to a packed corpus: split, tokenise, concatenate, cut, write; in constant memory, and all or nothing
+(see `staging.py`).
 """
 
 import errno
 import json
-import os
 import shutil
-import socket
-import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,7 +14,6 @@ from gram_platform.corpora.documents import documents
 from gram_platform.corpora.packed import (
     LAYOUT_VERSION,
     SPLITS,
-    CorruptCorpus,
     PackedCorpus,
     corpus_fingerprint,
     sequence_path,
@@ -32,6 +24,7 @@ from gram_platform.corpora.recipe import BYTES_PER_TOKEN, CorpusRecipe, HubSourc
 from gram_platform.corpora.sequences import SequenceFile, write_sequences
 from gram_platform.corpora.sources import Progress
 from gram_platform.corpora.splits import KEY_RANGE, Splitter
+from gram_platform.corpora.staging import complete, new_staging, publish
 from gram_platform.corpora.tokenizer import (
     hub_tokenizer,
     load_tokenizer,
@@ -42,7 +35,6 @@ from gram_platform.identity import invalid
 
 REPORT_CHARS = 1 << 20  # of text between two reports of progress
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-STALE_S = 86_400  # when another machine's unfinished folder counts as abandoned
 
 
 def prepare(recipe: CorpusRecipe, root: Path | str, progress: Progress | None = None) -> PackedCorpus:
@@ -53,13 +45,13 @@ def prepare(recipe: CorpusRecipe, root: Path | str, progress: Progress | None = 
     """
     root = Path(root)
     target = root / recipe.data_id
-    ready = _complete(target)
+    ready = complete(target)
     if ready is not None:
         return ready
-    staging = _staging(root, recipe.data_id)
+    staging = new_staging(root, recipe.data_id)
     try:
         _fill(recipe, root, staging, progress or (lambda what, done, total: None))
-        _publish(staging, target)
+        publish(staging, target)
     except OSError as error:
         if error.errno not in DISK_FULL:
             raise
@@ -73,58 +65,6 @@ def _disk_full(recipe: CorpusRecipe, root: Path, error: OSError) -> ValueError:
     num_tokens = sum(d.num_bytes for d in recipe.domains_from) / BYTES_PER_TOKEN
     needed_gb = num_tokens * token_dtype(recipe.vocab_size).itemsize / 1e9
     return invalid("storage", str(root), f"a disk with room for about {needed_gb:.3g} GB ({error.strerror})")
-
-
-def _complete(target: Path) -> PackedCorpus | None:
-    try:
-        return PackedCorpus.open(target)
-    except CorruptCorpus:
-        return None
-
-
-def _staging(root: Path, data_id: str) -> Path:
-    """A folder for this attempt; the folders of attempts that died are removed."""
-    host = socket.gethostname()
-    staging = root / f".{data_id}.{host}.{os.getpid()}.{uuid.uuid4().hex[:8]}"
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        for old in root.glob(f".{data_id}.*"):
-            if _is_abandoned(old, host):
-                shutil.rmtree(old, ignore_errors=True)
-        staging.mkdir()
-    except OSError as error:
-        raise invalid("storage", str(root), f"a folder that can be written ({error.strerror})") from None
-    return staging
-
-
-def _is_abandoned(staging: Path, host: str) -> bool:
-    pid = staging.name.split(".")[-2]
-    try:
-        if f".{host}.{pid}." not in staging.name:
-            return time.time() - staging.stat().st_mtime > STALE_S
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return True
-    except (FileNotFoundError, PermissionError, ValueError):
-        pass  # published or removed meanwhile, another user's process, or a name that is not ours
-    return False
-
-
-def _publish(staging: Path, target: Path) -> None:
-    """Renames the finished folder into place; a complete one that came first stays, a broken one is moved away."""
-    for _ in range(3):
-        try:
-            staging.rename(target)
-            return
-        except OSError:
-            if not target.exists():
-                raise
-        if _complete(target) is not None:
-            return
-        broken = target.with_name(f"{staging.name}.broken")
-        target.rename(broken)
-        shutil.rmtree(broken, ignore_errors=True)
-    raise OSError(f"{target} keeps coming back incomplete: is another program writing there?")
 
 
 def _fill(recipe: CorpusRecipe, root: Path, staging: Path, progress: Progress) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from gram_platform.corpora import PackedCorpus
 from gram_platform.store import Store
+from gram_platform.store.data import open_corpus
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,8 @@ class Execution:
         return Store(self.storage).open_for_writing()
 
     def corpus(self, data_id: str) -> PackedCorpus:
-        return PackedCorpus.open(Store(self.storage).data_root / data_id)
+        """The packed data on this machine; ValueError when it cannot be had here."""
+        return open_corpus(Store(self.storage), data_id)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from itertools import pairwise
 import optuna
 import ray
 
-from gram_platform.corpora import prepare
 from gram_platform.engine.graph import run_graph
 from gram_platform.engine.proposals import Group, OptunaSource, PointList, Source, open_study
 from gram_platform.engine.search import Tuning, run_trials
@@ -21,6 +20,7 @@ from gram_platform.searches.definition import SEARCH_VERSION, GridSearch, Optuna
 from gram_platform.searches.flags import SearchFlags, checked_search_flags, parse_flags
 from gram_platform.searches.view import SearchView
 from gram_platform.store import Store
+from gram_platform.store.data import provide_corpus
 from gram_platform.study.build import Graph, require_enough_data, resolve_corpus, settings_of
 from gram_platform.study.dry_run import describe
 from gram_platform.study.flags import checked_common
@@ -61,7 +61,7 @@ def run_search(search: Search, flags: SearchFlags) -> int:
         say(describe(Graph(search, scene.preset, flags, scene.recipe, scene.settings, nodes)))
         return 0
     store = Store(flags.storage).open_for_writing()
-    corpus = prepare(scene.recipe, store.data_root, reporter())
+    corpus = provide_corpus(scene.recipe, store, reporter())
     require_enough_data(nodes, scene.preset, flags, corpus)
     identity = search_id(search, scene)
     say(f"search {search.name} {identity} on {flags.corpus} (data {scene.recipe.data_id})")

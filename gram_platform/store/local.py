@@ -6,8 +6,10 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
+from typing import IO
 
 from gram_platform.store.files import Folder, hash_file, is_safe_name, safe_name
+from gram_platform.store.retries import is_transient, persistent
 
 
 class LocalFolder(Folder):
@@ -16,10 +18,12 @@ class LocalFolder(Folder):
     def child(self, *names: str) -> "LocalFolder":
         return LocalFolder(os.path.join(self.path, *(safe_name("folder", name) for name in names)), self.writable)
 
+    @persistent
     def read(self, name: str) -> bytes:
         with open(self.file(name), "rb") as file:
             return file.read()
 
+    @persistent
     def write(self, name: str, data: bytes, durable: bool = True) -> None:
         """Replace the file atomically; `durable` also survives a crash of the machine."""
         with self._temporary(name) as temporary:
@@ -28,6 +32,7 @@ class LocalFolder(Folder):
         if durable:
             _sync_directory(self.path)
 
+    @persistent
     def write_with(self, name: str, writer: Callable[[str], None]) -> str:
         """Let `writer` fill a local path, publish it as `name`, return its SHA-256.
 
@@ -41,27 +46,41 @@ class LocalFolder(Folder):
             os.replace(temporary, self.file(name))
         return digest
 
+    @persistent
     def create(self, name: str, data: bytes) -> bool:
-        """Write the file unless it exists; True for the one writer that made it."""
+        """Write the file unless it exists; True for the one writer that made it.
+
+        After a transient error it may be False for the writer that made it: equal bytes are then there.
+        """
         with self._temporary(name) as temporary:
             _write_bytes(temporary, data, durable=True)
             try:
                 os.link(temporary, self.file(name))
             except FileExistsError:
                 return False
-            except OSError:  # a file system without hard links: the race of two first writers stays open there
+            except OSError as error:  # without hard links the race of two first writers stays open
+                if is_transient(error):
+                    raise
                 if self.exists(name):
                     return False
                 os.replace(temporary, self.file(name))
         _sync_directory(self.path)
         return True
 
+    @persistent
     def size(self, name: str) -> int:
         return os.path.getsize(self.file(name))
 
+    @persistent
     def exists(self, name: str) -> bool:
-        return os.path.exists(self.file(name))
+        """As `os.path.exists`, which also calls absent what a failing mount cannot show."""
+        try:
+            os.stat(self.file(name))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
 
+    @persistent
     def list(self) -> list[str]:
         """Sorted names of files and folders that can be ours; empty when the folder does not exist."""
         try:
@@ -69,6 +88,7 @@ class LocalFolder(Folder):
         except FileNotFoundError:
             return []
 
+    @persistent
     def remove(self, name: str) -> None:
         """Remove a file or a whole folder; one that is absent is fine."""
         self._check_writable()
@@ -79,6 +99,7 @@ class LocalFolder(Folder):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
 
+    @persistent
     def rename(self, old: str, new: str) -> None:
         self._check_writable()
         os.rename(self.file(old), self.file(new))
@@ -92,10 +113,14 @@ class LocalFolder(Folder):
     def lock(self, name: str) -> Iterator[None]:
         """Exclude other processes of this machine while the block runs; it saves work, correctness never needs it."""
         self._check_writable()
-        os.makedirs(self.path, exist_ok=True)
-        with open(os.path.join(self.path, "." + safe_name("lock", name) + ".lock"), "w") as file:
+        with self._open_lock(safe_name("lock", name)) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+    @persistent
+    def _open_lock(self, name: str) -> IO:
+        os.makedirs(self.path, exist_ok=True)
+        return open(os.path.join(self.path, f".{name}.lock"), "w")
 
     @contextlib.contextmanager
     def _temporary(self, name: str) -> Iterator[str]:

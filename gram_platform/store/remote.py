@@ -10,6 +10,7 @@ import fsspec
 from gram_platform.identity import invalid
 from gram_platform.store.files import Folder, hash_file, is_safe_name, safe_name
 from gram_platform.store.local import LocalFolder
+from gram_platform.store.retries import persistent
 
 
 class RemoteFolder(Folder):
@@ -23,9 +24,11 @@ class RemoteFolder(Folder):
         path = "/".join([self.path, *(safe_name("folder", name) for name in names)])
         return RemoteFolder(self.filesystem, path, self.writable)
 
+    @persistent
     def read(self, name: str) -> bytes:
         return self.filesystem.cat_file(self.file(name))
 
+    @persistent
     def write(self, name: str, data: bytes, durable: bool = True) -> None:
         self._check_writable()
         self._put(lambda: self.filesystem.pipe_file(self.file(name), data))
@@ -35,9 +38,21 @@ class RemoteFolder(Folder):
         with tempfile.TemporaryDirectory(prefix="gram-") as scratch:
             path = os.path.join(scratch, name)
             writer(path)
-            self._put(lambda: self.filesystem.put_file(path, self.file(name)))
+            self.upload(name, path)
             return hash_file(path)
 
+    @persistent
+    def upload(self, name: str, path: str) -> None:
+        """Put the local file at `path` under `name`."""
+        self._check_writable()
+        self._put(lambda: self.filesystem.put_file(path, self.file(name)))
+
+    @persistent
+    def download(self, name: str, path: str) -> None:
+        """Copy the file to the local `path`, whose folder exists."""
+        self.filesystem.get_file(self.file(name), path)
+
+    @persistent
     def create(self, name: str, data: bytes) -> bool:
         """As locally; "if it does not exist" is the store's own where its fsspec driver offers it (S3, GCS)."""
         self._check_writable()
@@ -47,13 +62,16 @@ class RemoteFolder(Folder):
             return False
         return True
 
+    @persistent
     def size(self, name: str) -> int:
         return self.filesystem.size(self.file(name))
 
+    @persistent
     def exists(self, name: str) -> bool:
         self.filesystem.invalidate_cache()
         return self.filesystem.exists(self.file(name))
 
+    @persistent
     def list(self) -> list[str]:
         self.filesystem.invalidate_cache()
         try:
@@ -62,11 +80,13 @@ class RemoteFolder(Folder):
             return []
         return sorted(filter(is_safe_name, (path.rstrip("/").rsplit("/", 1)[-1] for path in paths)))
 
+    @persistent
     def remove(self, name: str) -> None:
         self._check_writable()
         with contextlib.suppress(FileNotFoundError):
             self.filesystem.rm(self.file(name), recursive=True)
 
+    @persistent
     def rename(self, old: str, new: str) -> None:
         self._check_writable()
         self.filesystem.mv(self.file(old), self.file(new), recursive=True)
@@ -83,7 +103,7 @@ class RemoteFolder(Folder):
     def local_copy(self, name: str) -> Iterator[str]:
         with tempfile.TemporaryDirectory(prefix="gram-") as scratch:
             path = os.path.join(scratch, name)
-            self.filesystem.get_file(self.file(name), path)
+            self.download(name, path)
             yield path
 
     @contextlib.contextmanager

@@ -92,6 +92,10 @@ class Store:
         cache = os.environ.get("GRAM_CACHE", "~/.cache/gram")
         return Path(cache).expanduser() / short_hash(self.root) / "data"
 
+    def data_dir(self, data_id: str) -> Folder:
+        """The folder of a packed corpus in the storage, `<storage>/data/<data_id>`; see `data.py`."""
+        return self._folder.child("data", data_id)
+
     def _check_version(self) -> None:
         try:
             stored = self._folder.read_json("store.json")

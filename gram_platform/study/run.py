@@ -4,10 +4,11 @@ import time
 
 import ray
 
-from gram_platform.corpora import PackedCorpus, prepare
+from gram_platform.corpora import PackedCorpus
 from gram_platform.engine.graph import Progress, run_graph
 from gram_platform.nodes import Node
 from gram_platform.store import Store
+from gram_platform.store.data import provide_corpus
 from gram_platform.study.build import Graph, build_graph, require_enough_data
 from gram_platform.study.definition import Study
 from gram_platform.study.dry_run import describe
@@ -32,7 +33,7 @@ def run_study(study: Study, flags: Flags) -> int:
         return 0
     store = Store(flags.storage).open_for_writing()
     graph = build_graph(study, flags, reporter())
-    corpus = prepare(graph.recipe, store.data_root, reporter())
+    corpus = provide_corpus(graph.recipe, store, reporter())
     require_enough_data(graph.nodes, graph.preset, flags, corpus)
     say(f"study {study.name}: {len(graph.nodes)} nodes on {flags.corpus} (data {graph.recipe.data_id})")
     say(f"storage {store.root}")

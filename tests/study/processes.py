@@ -15,6 +15,7 @@ from gram_platform.store.checkpoints import newest_manifest
 from gram_platform.store.leases import is_fresh, read_lease
 
 ROOT = Path(__file__).resolve().parents[2]
+PYTHONPATH = os.pathsep.join((str(ROOT), str(ROOT / "tests/shelf")))  # `shelf.py` is an object store
 EXPERIMENT = (sys.executable, "experiments/scaling.py")
 LOCAL_CLUSTER = (sys.executable, "-m", "gram_platform.local_cluster", "run", "--", "python", "experiments/scaling.py")
 SMALL = ("--preset", "smoke", "--sizes", "tiny", "--seeds", "1")  # 3 runs of 2 s and 8 evaluations
@@ -27,6 +28,8 @@ class Submission:
     storage: Path
     flags: tuple[str, ...] = SMALL
     command: tuple[str, ...] = EXPERIMENT
+    url: str = ""  # of the storage, if it is an object store; `storage` is then the folder behind it
+    ray_address: str = "local"  # a Ray of its own, whatever else runs on this machine
     seen: dict[int, psutil.Process] = field(default_factory=dict)  # every process that it was ever seen with
 
     def __enter__(self) -> "Submission":
@@ -34,10 +37,9 @@ class Submission:
         self.earlier = {attempt_id for ids in attempts(self.storage).values() for attempt_id in ids}
         with open(self.output_path, "w") as file:
             self.process = subprocess.Popen(
-                [*self.command, *self.flags, "--storage", str(self.storage)],
+                [*self.command, *self.flags, "--storage", self.url or str(self.storage)],
                 cwd=ROOT,
-                # a Ray of its own, whatever else runs on this machine
-                env={**os.environ, "RAY_ADDRESS": "local", "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)},
+                env=os.environ | {"RAY_ADDRESS": self.ray_address, "PYTHONUNBUFFERED": "1", "PYTHONPATH": PYTHONPATH},
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -91,9 +93,11 @@ class Submission:
         return [training for training in found if len(training.checkpoints(self.storage)) >= num_checkpoints]
 
 
-def submit(storage: Path, flags: tuple[str, ...] = SMALL, command: tuple[str, ...] = EXPERIMENT, code: int = 0) -> str:
-    """Runs a study to its end, checks its exit code, and returns what it printed."""
-    with Submission(storage, flags, command) as submission:
+def submit(
+    storage: Path, flags: tuple[str, ...] = SMALL, command: tuple[str, ...] = EXPERIMENT, code: int = 0, **place: str
+) -> str:
+    """Runs a study to its end, checks its exit code, and returns what it printed; `place`: fields of Submission."""
+    with Submission(storage, flags, command, **place) as submission:
         assert submission.finish() == code, submission.output
         return submission.output
 

@@ -1,0 +1,241 @@
+"""Packed data in an object store: every machine gets it once, whole, and the very same."""
+
+import errno
+import os
+import shutil
+import warnings
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+
+from gram_platform.corpora import prepare, resolve
+from gram_platform.engine.execution import Execution
+from gram_platform.store import Store, retries
+from gram_platform.store.data import open_corpus, provide_corpus
+from tests.shelf.shelf import Shelf
+from tests.store.training import in_process, run_config, train
+
+
+@pytest.fixture(scope="module")
+def recipe():
+    return resolve("stories-smoke", seq_len=32, vocab_size=320, sample_bytes=50_000)
+
+
+@pytest.fixture(scope="module")
+def packed(recipe, tmp_path_factory):
+    return prepare(recipe, tmp_path_factory.mktemp("packed"))
+
+
+class Place:
+    """An object store, and the machines that use it: each has a cache of its own."""
+
+    def __init__(self, root: Path, monkeypatch):
+        self.root, self.monkeypatch = root, monkeypatch
+        self.folder = root / "bucket"
+        self.url = f"shelf://{self.folder}"
+        Path(f"{self.folder}.log").touch()
+        self.move_to("driver")
+
+    def move_to(self, machine: str) -> None:
+        self.monkeypatch.setenv("GRAM_CACHE", str(self.root / machine))
+
+    def calls(self, name: str) -> list[str]:
+        lines = Path(f"{self.folder}.log").read_text().splitlines()
+        return [line.split("/")[-1] for line in lines if line.startswith(name + " ")]
+
+    def fail(self, num_calls: int) -> None:
+        Path(f"{self.folder}.failures").write_text(str(num_calls))
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    fsspec.register_implementation("shelf", Shelf, clobber=True)
+    monkeypatch.setattr(retries, "FIRST_DELAY_S", 0.01)
+    return Place(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def provided(place, recipe, packed):
+    """The store after a driver has uploaded the data."""
+    store = Store(place.url).open_for_writing()
+    shutil.copytree(packed.path, store.data_root / recipe.data_id)  # packed once for all tests
+    provide_corpus(recipe, store)
+    return place
+
+
+def assert_same(corpus, other) -> None:
+    corpus.verify()
+    assert corpus.manifest == other.manifest
+    assert corpus.domains == other.domains
+    for domain in corpus.domains:
+        assert np.array_equal(corpus.train(domain), other.train(domain))
+
+
+def test_two_machines_fetch_what_the_driver_uploaded(provided, recipe, packed):
+    num_files = len(packed.manifest["files"])
+    assert len(provided.calls("put_file")) == num_files
+    assert provided.calls("get_file") == []  # the driver has it
+    for number, machine in enumerate(("first", "second"), start=1):
+        provided.move_to(machine)
+        for _ in range(2):
+            corpus = Execution(provided.url).corpus(recipe.data_id)
+            assert corpus.path.is_relative_to(provided.root / machine)
+            assert_same(corpus, packed)
+        assert len(provided.calls("get_file")) == number * num_files
+
+
+def test_a_second_driver_neither_packs_nor_uploads(provided, recipe, packed, monkeypatch):
+    provided.move_to("another driver")
+    monkeypatch.setattr("gram_platform.corpora.pack.prepare", lambda *_: pytest.fail("packed again"))
+    assert_same(provide_corpus(recipe, Store(provided.url).open_for_writing()), packed)
+    assert len(provided.calls("put_file")) == len(packed.manifest["files"])
+
+
+def test_processes_of_one_machine_fetch_once(provided, recipe, packed):
+    provided.move_to("worker")
+    processes = [in_process(open_corpus, Store(provided.url), recipe.data_id) for _ in range(6)]
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * 6
+    assert len(provided.calls("get_file")) == len(packed.manifest["files"])
+
+
+def test_an_upload_that_was_cut_short_is_completed(place, recipe, packed, monkeypatch):
+    store = Store(place.url).open_for_writing()
+    shutil.copytree(packed.path, store.data_root / recipe.data_id)
+    upload = type(store.data_dir("x")).upload
+
+    def failing(self, name, path):
+        if len(place.calls("put_file")) == 2:
+            raise PermissionError(errno.EACCES, "the credentials ran out")
+        upload(self, name, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(store.data_dir("x")), "upload", failing)
+        with pytest.raises(PermissionError):
+            provide_corpus(recipe, store)
+    place.move_to("worker")
+    with pytest.raises(ValueError, match=rf"storage='{place.url}' .*no data/{recipe.data_id}"):
+        open_corpus(Store(place.url), recipe.data_id)
+    place.move_to("driver")
+    provide_corpus(recipe, store)
+    assert len(place.calls("put_file")) == len(packed.manifest["files"])
+    place.move_to("worker")
+    assert_same(open_corpus(Store(place.url), recipe.data_id), packed)
+
+
+def test_a_broken_copy_is_replaced_and_a_broken_store_refused(provided, recipe, packed):
+    provided.move_to("worker")
+    copy = open_corpus(Store(provided.url), recipe.data_id).path
+    (copy / "train/core.bin").write_bytes(b"?")
+    assert_same(open_corpus(Store(provided.url), recipe.data_id), packed)
+    (copy / "manifest.json").write_text((copy / "manifest.json").read_text().replace(packed.fingerprint, "0" * 16))
+    assert_same(open_corpus(Store(provided.url), recipe.data_id), packed)
+
+    digest = packed.manifest["files"]["train/core.bin"]
+    stored = provided.folder / "data" / recipe.data_id / digest
+    stored.write_bytes(bytes(stored.stat().st_size))
+    provided.move_to("another worker")
+    with pytest.raises(ValueError, match=r"storage=.*whose data is intact"):
+        open_corpus(Store(provided.url), recipe.data_id)
+    assert not list((provided.root / "another worker").rglob("manifest.json"))
+
+
+def test_a_machine_that_does_not_mount_the_storage_says_so(tmp_path, recipe):
+    with pytest.raises(ValueError, match=rf"every machine mounts .* sees no data/{recipe.data_id}"):
+        Execution(str(tmp_path)).corpus(recipe.data_id)
+
+
+def test_a_memory_store(recipe, packed, tmp_path, monkeypatch):
+    """fsspec's own."""
+    monkeypatch.setenv("GRAM_CACHE", str(tmp_path / "driver"))
+    store = Store("memory://bucket/data-test").open_for_writing()
+    shutil.copytree(packed.path, store.data_root / recipe.data_id)
+    provide_corpus(recipe, store)
+    monkeypatch.setenv("GRAM_CACHE", str(tmp_path / "worker"))
+    assert_same(open_corpus(store, recipe.data_id), packed)
+
+
+# -------------------------------------------------------------------------------------------------- retries
+
+
+def test_a_store_that_throttles_for_a_while(place, monkeypatch):
+    """The same result as without, and one warning."""
+    run = run_config(8)
+    expected = train(str(place.root / "local"), run)
+    monkeypatch.setattr(retries, "_last_said", -retries.SILENCE_S)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        place.fail(5)
+        train(place.url, run, last=4)
+        place.fail(5)
+        assert train(place.url, run) == expected
+    (said,) = [str(w.message) for w in caught]
+    assert "tried again for up to 300 s" in said
+    assert "reduce your request rate" in said
+    assert (place.root / "bucket.failures").read_text() == "0"
+
+
+def test_patience_ends(place, monkeypatch):
+    monkeypatch.setattr(retries, "PATIENCE_S", 0.2)
+    store = Store(place.url).open_for_writing()
+    place.fail(10**6)
+    with warnings.catch_warnings(action="ignore"), pytest.raises(OSError, match="reduce your request rate"):
+        store.run("0" * 12).result()
+    assert 2 < 10**6 - int((place.root / "bucket.failures").read_text()) < 30
+
+
+class Response(Exception):
+    """As the drivers of Google and Azure raise them."""
+
+    def __init__(self, status_code):
+        self.status_code = status_code
+
+
+@pytest.mark.parametrize("name", ["EIO", "ESTALE", "ETIMEDOUT", "EBUSY", "ECONNRESET", "EAGAIN"])
+def test_what_is_tried_again(name):
+    assert retries.is_transient(OSError(getattr(errno, name), os.strerror(getattr(errno, name))))
+
+
+def test_errors_of_http_clients():
+    import aiohttp
+    import requests
+
+    assert all(retries.is_transient(Response(code)) for code in (429, 500, 503))
+    assert not any(retries.is_transient(Response(code)) for code in (400, 401, 403, 404, 412))
+    assert retries.is_transient(aiohttp.ServerDisconnectedError())
+    assert retries.is_transient(requests.exceptions.ReadTimeout())
+    assert retries.is_transient(fsspec.exceptions.FSTimeoutError())
+
+
+@pytest.mark.parametrize("name", ["ENOENT", "EACCES", "EPERM", "ENOSPC", "EDQUOT", "EROFS", "ENOTDIR", "EEXIST"])
+def test_what_is_not(name):
+    calls = []
+
+    def work():
+        calls.append(name)
+        raise OSError(getattr(errno, name), os.strerror(getattr(errno, name)))
+
+    with pytest.raises(OSError):
+        retries.keep_trying(work, "here")
+    assert calls == [name]
+
+
+def test_a_stale_mount_is_not_an_absent_file(tmp_path, monkeypatch):
+    """A result that a failing mount cannot show must not look as if the run had none."""
+    run = run_config(8)
+    train(str(tmp_path), run)
+    monkeypatch.setattr(retries, "FIRST_DELAY_S", 0.01)
+    failures, stat = [errno.ESTALE, errno.EIO], os.stat
+
+    def failing(path, *args, **kwargs):
+        if str(path).endswith("weights.safetensors") and failures:
+            raise OSError(failures.pop(), "the server is away")
+        return stat(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "stat", failing)
+    with warnings.catch_warnings(action="ignore"):
+        assert len(Store(tmp_path).run(run.run_id).weights()) == 1
+    assert failures == []
