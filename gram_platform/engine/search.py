@@ -27,6 +27,7 @@ from gram_platform.planner import GIB, MACHINES, needs
 MAX_CRASHES = 4  # of the processes of one trial before it counts as failed
 PROCESS_BYTES = GIB  # of a worker before it holds a model: Python, torch, Ray, the page cache's mapping
 MEMORY_STEP = GIB // 4  # requests are rounded up to it, so that trials of like sizes share processes
+ASK_CLUSTER_EVERY_S = 5.0  # how large it is
 QUIET = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # the run directories have it all
     "TUNE_GLOBAL_CHECKPOINT_S": "600",  # nothing is restored from Tune's own state
@@ -163,12 +164,13 @@ class _Searcher(_Unsaved, Searcher):
         self._source, self._tuning, self._slots = source, tuning, slots
         self._on_start, self._on_end = on_start, on_end
         self._running: dict[str, tuple[Proposal, float]] = {}
+        self._most, self._ask_again = 0, 0.0
 
     def suggest(self, trial_id: str) -> dict | str | None:
         decision = self._tuning.decide()
         if decision in (STOP, CANCEL):
             return Searcher.FINISHED
-        if decision == WAIT or len(self._running) >= (self._tuning.max_concurrent or self._slots()):
+        if decision == WAIT or len(self._running) >= self._at_once():
             return None
         proposal = self._source.next()
         if proposal is None:
@@ -176,6 +178,14 @@ class _Searcher(_Unsaved, Searcher):
         self._running[trial_id] = (proposal, time.time())
         self._on_start(proposal)
         return {"name": proposal.name, "point": dict(proposal.point)}
+
+    def _at_once(self) -> int:
+        """Trials that may run: asked now and then, because Ray Tune asks for the next trial many times a second."""
+        if self._tuning.max_concurrent:
+            return self._tuning.max_concurrent
+        if time.monotonic() >= self._ask_again:
+            self._most, self._ask_again = self._slots(), time.monotonic() + ASK_CLUSTER_EVERY_S
+        return self._most
 
     def on_trial_result(self, trial_id: str, result: dict) -> None:
         """A trial reports once, at its end."""

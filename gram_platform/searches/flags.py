@@ -9,7 +9,6 @@ from gram_platform.identity import invalid, require_int, require_real
 from gram_platform.study.flags import CommonFlags, absolute_place, split_list
 from gram_platform.tracking import default_tracking_uri
 
-
 AUTO = "auto"
 
 

@@ -22,7 +22,7 @@ from gram_platform.searches.view import SearchView
 from gram_platform.store import Store
 from gram_platform.store.data import provide_corpus
 from gram_platform.study.build import Graph, require_enough_data, resolve_corpus, settings_of
-from gram_platform.study.dry_run import describe
+from gram_platform.study.dry_run import described
 from gram_platform.study.flags import checked_common
 from gram_platform.study.live import LiveView
 from gram_platform.study.mirror import Mirror
@@ -58,7 +58,7 @@ def run_search(search: Search, flags: SearchFlags) -> int:
     scene = build_scene(search, flags)
     nodes = (*search.prerequisites(scene), *search.example(scene))
     if flags.dry_run:
-        say(describe(Graph(search, scene.preset, flags, scene.recipe, scene.settings, nodes)))
+        say(described(Graph(search, scene.preset, flags, scene.recipe, scene.settings, nodes)))
         return 0
     store = Store(flags.storage).open_for_writing()
     corpus = provide_corpus(scene.recipe, store, reporter())

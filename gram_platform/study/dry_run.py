@@ -12,6 +12,7 @@ from gram_platform.simulate import SimulatedCluster, describe_simulation
 from gram_platform.store import Store
 from gram_platform.store.attempts import NUM_CHECKPOINTS_KEPT
 from gram_platform.study.build import Graph
+from gram_platform.study.flags import simulated_cluster
 
 UTILISATION = 0.4  # of the machine's dense rate [ours]
 RUN_HEADER = ("method", "size", "runs", "done", "params", "tokens", "compute", "FLOPs")
@@ -48,6 +49,14 @@ def describe(graph: Graph) -> str:
         *_legend(machine),
     ]
     return "\n".join(lines)
+
+
+def described(graph: Graph) -> str:
+    """The dry run as the flags want it, with or without the simulation."""
+    text = describe(graph)
+    if not graph.flags.simulate:
+        return text
+    return f"{text}\n\n{describe_on(graph, simulated_cluster(graph.flags.cluster))}"
 
 
 def describe_on(graph: Graph, cluster: SimulatedCluster) -> str:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -13,6 +13,7 @@ from gram_platform.identity import invalid, require_choice, require_int
 from gram_platform.ladder import Law, load_law, sized_by
 from gram_platform.methods import METHODS
 from gram_platform.planner import MACHINES
+from gram_platform.simulate import SimulatedCluster
 from gram_platform.study.definition import Preset, Study
 from gram_platform.tracking import default_tracking_uri
 
@@ -45,6 +46,12 @@ class CommonFlags:
     """cpu or cuda (default: cuda if Ray has a GPU at the start; say cuda where an autoscaler starts them on demand)"""
     dry_run: bool = False
     """print what would run, what it costs and what is done already; start nothing"""
+    simulate: bool = False
+    """with --dry-run: play what is left on a cluster that need not exist; makespan, cost, lost work"""
+    cluster: tuple[str, ...] = ()
+    """of --simulate, as name=value: num_machines, slots_per_machine, interruptions_per_hour (of one machine),
+    machine_start_s, storage_bytes_per_s, checkpoint_every_s, dollars_per_machine_hour, and the other fields of
+    SimulatedCluster"""
     machine: str = ""
     """what --dry-run plans for: h200, h100, a100 or cpu (default: the preset's)"""
     threads: int = 1
@@ -109,6 +116,9 @@ def checked_common(presets: Mapping[str, Preset], default_preset: str, flags: An
     require_choice("device", flags.device or "cpu", ("cpu", "cuda"))
     require_choice("machine", flags.machine or preset.machine, tuple(MACHINES))
     require_ranks(preset, sizes, flags.num_workers)
+    if flags.simulate and not flags.dry_run:
+        raise invalid("simulate", True, "with --dry-run: it starts nothing")
+    simulated_cluster(flags.cluster)
     return replace(
         flags,
         preset=name,
@@ -120,6 +130,21 @@ def checked_common(presets: Mapping[str, Preset], default_preset: str, flags: An
         sizes=tuple(size for size in preset.sizes if size in sizes),
         machine=flags.machine or preset.machine,
     )
+
+
+def simulated_cluster(texts: tuple[str, ...]) -> SimulatedCluster:
+    """The cluster with the given fields in place of the defaults; ValueError naming `cluster` or the field."""
+    types = {field.name: field.type for field in fields(SimulatedCluster)}
+    values = {}
+    for text in split_list(texts):
+        name, separator, value = text.partition("=")
+        if not separator or name not in types:
+            raise invalid("cluster", text, "name=value with a name of: " + ", ".join(types))
+        try:
+            values[name] = types[name](value)
+        except ValueError as error:
+            raise invalid(f"cluster.{name}", value, f"a number ({types[name].__name__})") from error
+    return SimulatedCluster(**values)
 
 
 def split_list(values: tuple[str, ...]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from gram_platform.store import Store
 from gram_platform.store.data import provide_corpus
 from gram_platform.study.build import Graph, build_graph, require_enough_data
 from gram_platform.study.definition import Study
-from gram_platform.study.dry_run import describe
+from gram_platform.study.dry_run import described
 from gram_platform.study.flags import Flags, parse
 from gram_platform.study.live import LiveView
 from gram_platform.study.mirror import Mirror
@@ -29,7 +29,7 @@ def main(study: Study, arguments: list[str] | None = None) -> None:
 def run_study(study: Study, flags: Flags) -> int:
     """Runs what is not done yet; returns the exit code. ValueError for bad input, before anything trains."""
     if flags.dry_run:
-        say(describe(build_graph(study, flags)))
+        say(described(build_graph(study, flags)))
         return 0
     store = Store(flags.storage).open_for_writing()
     graph = build_graph(study, flags, reporter())
