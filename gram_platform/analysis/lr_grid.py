@@ -156,7 +156,7 @@ def _flags(optimum: Optimum, edges: str) -> str:
         return "not convex: best cell shown"
     flags = [f"at the edge: {edges}"] if edges else []
     if optimum.on_edge and not edges:
-        flags.append("beyond the cells of the window")
+        flags.append("outside the cells used")
     if math.isnan(optimum.curvature_t):
         flags.append("as many losses as coefficients: an exact fit tells nothing of its error")
     elif optimum.curvature_t < NOISE_T:

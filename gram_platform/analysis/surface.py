@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.spatial import ConvexHull
 
 from gram_platform.identity import invalid
 
@@ -30,7 +31,7 @@ class Optimum:
     batch: float
     loss: float  # predicted at the minimum
     convex: bool
-    on_edge: bool  # at or beyond the border of the grid, or beyond the cells used: an extrapolation
+    on_edge: bool  # at or beyond the border of the grid, or outside the hull of the cells used: an extrapolation
     num_cells: int  # distinct (lr, batch) used
     num_points: int  # losses used
     rms: float  # of the residuals, in the unit of the loss
@@ -219,5 +220,7 @@ def _at_edge(minimum: np.ndarray, points: np.ndarray) -> bool:
 
 
 def _beyond(minimum: np.ndarray, used: np.ndarray) -> bool:
-    slack = 1e-9 * np.ptp(used, axis=0)
-    return bool(np.any(minimum < used.min(axis=0) - slack) or np.any(minimum > used.max(axis=0) + slack))
+    """Outside the cells' convex hull: also in the corner of a grid whose cells diverged and are not there."""
+    width = np.ptp(used, axis=0)
+    faces = ConvexHull(used / width).equations  # [k, 3]: outward normals and offsets
+    return bool(np.any(faces[:, :2] @ (minimum / width) + faces[:, 2] > 1e-9))

@@ -100,6 +100,17 @@ def test_the_surface_predicts_what_was_planted():
     assert float(surface.loss([optimum.lr], [optimum.batch])[0]) == pytest.approx(optimum.loss)
 
 
+def test_a_minimum_in_a_corner_whose_cells_diverged_is_beyond_the_cells():
+    planted = 2.0**-7.2, 2.0**15.8  # high rate, small batch
+    place = np.log(np.stack([LR / planted[0], BATCH / planted[1]]))
+    loss = 2.5 + 0.5 * np.einsum("in,ij,jn->n", place, UPRIGHT, place)
+    assert not fit_quadratic(LR, BATCH, loss).on_edge
+    kept = np.log2(LR) + 11.0 < 1.5 + np.log2(BATCH) - 15.0  # the rates that a small batch endures
+    optimum = fit_quadratic(LR[kept], BATCH[kept], loss[kept])
+    assert optimum.on_edge
+    assert (optimum.lr, optimum.batch) == pytest.approx(planted)
+
+
 def test_a_minimum_below_zero_has_no_span():
     bent = losses() + 0.3 * np.log(LR / BEST[0]) ** 4  # steep far out: the fitted quadratic dips below the losses
     optimum = fit_quadratic(LR, BATCH, bent - bent.min() + 1e-3)
