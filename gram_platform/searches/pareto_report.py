@@ -170,20 +170,19 @@ def sections(front: Front, figures: Mapping[str, go.Figure], links: Mapping[str,
 
     counts = front.trials[STATE].value_counts()
     progress = f"{len(front.trials)} trials: " + ", ".join(f"{count} {state}" for state, count in counts.items()) + ". "
-    chosen = (
-        "A point is on the front when no other trial is at least as good in all three and better in one. The front "
+    chosen = "On the front are trials that no other one equals in all three objectives and beats in one. They were "
+    chosen += (
+        "chosen by the very seeds and validation sequences that they are shown on, so the front's ends look better "
     )
-    chosen += "was chosen by the very seeds and validation sequences that it is shown on, so its ends look better than "
-    chosen += f"they are. The star is {PRESET} values, which the same compute trained. A click opens a trial's run."
+    chosen += f"than they are. The star is {PRESET} point at the same compute. A click opens a trial's run."
     grown = "The volume between the front and the reference: it grows only when a trial adds something to the front."
     reasons = dict.fromkeys(why for name in OBJECTIVES if (why := why_no_importances(front.study, name)))
     alone = "Share of the variance among the trials that each parameter explains alone (fANOVA); the rest is that of "
     alone += "combinations, and noise. "
     histories = [*named("hypervolume"), *named("history-")]
+    best = _shown(_readable(front.table), links)
     return [
-        Section(
-            "Pareto front", progress + chosen, named("front-"), table=_shown(front.table, links), table_is_open=True
-        ),
+        Section("Pareto front", progress + chosen, named("front-"), table=best, table_is_open=True),
         Section("How the search went", grown, histories, table=front.history),
         Section("What it depends on", alone + "; ".join(reasons), named("importances-"), named("slice-"), "Slices"),
         Section("Trials", table=_shown(front.trials.drop(columns=[SEARCH, STARTED, URL]), links)),
