@@ -6,7 +6,8 @@ once by a driver, and every machine keeps a copy in `Store.data_root`:
     data/<data_id>/manifest.json     written last: a corpus with a manifest is whole
     data/<data_id>/<SHA-256>         its files, by their content; the manifest says which is which
 
-One process of a machine fetches while the others wait for it; a copy is compared with its hashes before it is there.
+One process of a machine fetches while the others wait for it, and continues what a dead one has left; a copy is
+compared with its hashes before it is there.
 """
 
 import errno
@@ -18,7 +19,7 @@ from pathlib import Path
 from gram_platform.corpora.packed import CorruptCorpus, PackedCorpus
 from gram_platform.corpora.recipe import CorpusRecipe
 from gram_platform.corpora.sources import Progress
-from gram_platform.corpora.staging import complete, new_staging, publish
+from gram_platform.corpora.staging import complete, publish
 from gram_platform.identity import invalid
 from gram_platform.store.local import LocalFolder
 from gram_platform.store.remote import RemoteFolder
@@ -90,25 +91,24 @@ def _upload(corpus: PackedCorpus, stored: RemoteFolder, progress: Progress) -> N
 
 
 def _fetch(stored: RemoteFolder, manifest: bytes, target: Path) -> PackedCorpus:
-    """Downloads into a folder of its own, verifies, and renames it into place."""
-    staging = new_staging(target.parent, target.name)
+    """Downloads beside the target, continuing what a process that died has left; verifies; renames into place."""
+    partial = target.with_name(f".fetch-{target.name}")
     try:
         for relative, digest in json.loads(manifest)["files"].items():
-            path = staging / relative
-            path.parent.mkdir(exist_ok=True)
-            stored.download(digest, str(path))
-        (staging / MANIFEST).write_bytes(manifest)
-        PackedCorpus.open(staging).verify()
-        if complete(target) is not None:  # other data, of a storage that lay under the same URL
-            shutil.rmtree(target)
-        publish(staging, target)
+            (partial / relative).parent.mkdir(parents=True, exist_ok=True)
+            stored.download(digest, str(partial / relative))
+        (partial / MANIFEST).write_bytes(manifest)
+        PackedCorpus.open(partial).verify()
     except (CorruptCorpus, FileNotFoundError) as error:
+        shutil.rmtree(partial)  # the next one begins again
         raise invalid("storage", stored.path, f"a storage whose data is intact ({error})") from error
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
+        shutil.rmtree(partial)
         allowed = f"a folder ($GRAM_CACHE) with room for the data ({error.strerror})"
         raise invalid("storage", str(target.parent), allowed) from error
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+    if complete(target) is not None:  # other data, of a storage that lay under the same URL
+        shutil.rmtree(target)
+    publish(partial, target)
     return PackedCorpus.open(target)

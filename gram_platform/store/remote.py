@@ -12,6 +12,8 @@ from gram_platform.store.files import Folder, hash_file, is_safe_name, safe_name
 from gram_platform.store.local import LocalFolder
 from gram_platform.store.retries import persistent
 
+CHUNK_BYTES = 64 * 2**20  # of a download: what a lost connection costs
+
 
 class RemoteFolder(Folder):
     """A prefix of an fsspec file system: every write is one put, there are no locks."""
@@ -47,10 +49,16 @@ class RemoteFolder(Folder):
         self._check_writable()
         self._put(lambda: self.filesystem.put_file(path, self.file(name)))
 
-    @persistent
     def download(self, name: str, path: str) -> None:
-        """Copy the file to the local `path`, whose folder exists."""
-        self.filesystem.get_file(self.file(name), path)
+        """Copy the file to the local `path`, whose folder exists; a part of it that is there is continued."""
+        num_bytes = self.size(name)
+        with open(path, "ab") as file:
+            while (done := file.tell()) < num_bytes:
+                file.write(self._read_range(name, done, min(done + CHUNK_BYTES, num_bytes)))
+
+    @persistent
+    def _read_range(self, name: str, start: int, end: int) -> bytes:
+        return self.filesystem.cat_file(self.file(name), start=start, end=end)
 
     @persistent
     def create(self, name: str, data: bytes) -> bool:

@@ -12,10 +12,13 @@ import pytest
 
 from gram_platform.corpora import prepare, resolve
 from gram_platform.engine.execution import Execution
-from gram_platform.store import Store, retries
+from gram_platform.store import Store, remote, retries
 from gram_platform.store.data import open_corpus, provide_corpus
+from gram_platform.store.remote import RemoteFolder
 from tests.shelf.shelf import Shelf
 from tests.store.training import in_process, run_config, train
+
+SHA256_DIGITS = 64
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +47,10 @@ class Place:
     def calls(self, name: str) -> list[str]:
         lines = Path(f"{self.folder}.log").read_text().splitlines()
         return [line.split("/")[-1] for line in lines if line.startswith(name + " ")]
+
+    def fetched(self) -> list[str]:
+        """The files of packed data that were read, in pieces of a download."""
+        return [name for name in self.calls("cat_file") if len(name) == SHA256_DIGITS]
 
     def fail(self, num_calls: int) -> None:
         Path(f"{self.folder}.failures").write_text(str(num_calls))
@@ -76,14 +83,14 @@ def assert_same(corpus, other) -> None:
 def test_two_machines_fetch_what_the_driver_uploaded(provided, recipe, packed):
     num_files = len(packed.manifest["files"])
     assert len(provided.calls("put_file")) == num_files
-    assert provided.calls("get_file") == []  # the driver has it
+    assert provided.fetched() == []  # the driver has it
     for number, machine in enumerate(("first", "second"), start=1):
         provided.move_to(machine)
         for _ in range(2):
             corpus = Execution(provided.url).corpus(recipe.data_id)
             assert corpus.path.is_relative_to(provided.root / machine)
             assert_same(corpus, packed)
-        assert len(provided.calls("get_file")) == number * num_files
+        assert len(provided.fetched()) == number * num_files
 
 
 def test_a_second_driver_neither_packs_nor_uploads(provided, recipe, packed, monkeypatch):
@@ -99,7 +106,29 @@ def test_processes_of_one_machine_fetch_once(provided, recipe, packed):
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == [0] * 6
-    assert len(provided.calls("get_file")) == len(packed.manifest["files"])
+    assert len(provided.fetched()) == len(packed.manifest["files"])
+
+
+def test_a_download_that_was_cut_short_is_continued(provided, recipe, packed, monkeypatch):
+    """In the middle of a file; nothing that is there is read again."""
+    read, pieces, failed = RemoteFolder._read_range, [], []
+
+    def failing(self, name, start, end):
+        pieces.append((name, start))
+        if len(pieces) > 3 and start and not failed:
+            failed.append(start)
+            raise PermissionError(errno.EACCES, "the credentials ran out")
+        return read(self, name, start, end)
+
+    monkeypatch.setattr(remote, "CHUNK_BYTES", 100_000)
+    monkeypatch.setattr(RemoteFolder, "_read_range", failing)
+    provided.move_to("worker")
+    with pytest.raises(PermissionError):
+        open_corpus(Store(provided.url), recipe.data_id)
+    assert failed, "in the middle of a file"
+    assert_same(open_corpus(Store(provided.url), recipe.data_id), packed)
+    assert len(pieces) == len(set(pieces)) + 1
+    assert not list((provided.root / "worker").rglob(f".fetch-{recipe.data_id}"))
 
 
 def test_an_upload_that_was_cut_short_is_completed(place, recipe, packed, monkeypatch):
