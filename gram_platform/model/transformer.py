@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from gram_platform.config import ModelConfig, ModuleSpec
 from gram_platform.model.modules import Lora, Mlp
@@ -80,16 +81,23 @@ class Block(nn.Module):
         self.aux = nn.ModuleDict({m.domain: _module(config, m) for m in config.modules})
 
     def forward(self, x_BTD: torch.Tensor, rotary: Rotary, active: Mapping[str, float]) -> torch.Tensor:
-        x_BTD = x_BTD + self.attn(self.ln_1(x_BTD), rotary)
-        normed_BTD = self.ln_2(x_BTD)
         modules = [(self.aux[domain], weight) for domain, weight in active.items()]
-        if self.mlp is not None:
-            x_BTD = x_BTD + self.mlp(normed_BTD, [pair for pair in modules if isinstance(pair[0], Lora)])
+        x_BTD, normed_BTD = self.trunk(x_BTD, rotary, [pair for pair in modules if isinstance(pair[0], Lora)])
         for module, weight in modules:
             if not isinstance(module, Lora):
                 out_BTD = module(normed_BTD)
                 x_BTD = x_BTD + (out_BTD if weight == 1.0 else weight * out_BTD)
         return x_BTD
+
+    def trunk(
+        self, x_BTD: torch.Tensor, rotary: Rotary, loras: list[tuple[Lora, float]]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(the layer's output without its auxiliary MLPs, the normalised input that those share)."""
+        x_BTD = x_BTD + self.attn(self.ln_1(x_BTD), rotary)
+        normed_BTD = self.ln_2(x_BTD)
+        if self.mlp is not None:
+            x_BTD = x_BTD + self.mlp(normed_BTD, loras)
+        return x_BTD, normed_BTD
 
 
 def _module(config: ModelConfig, spec: ModuleSpec) -> nn.Module:
@@ -109,15 +117,23 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.ln_f = nn.LayerNorm(config.d_model, eps=config.norm_eps)
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.keeps_activations = True  # False: every block's are computed again in the backward pass
 
     def forward(self, tokens_BT: torch.Tensor, active: Mapping[str, float] = NO_MODULES) -> torch.Tensor:
         x_BTD = self.wte(tokens_BT)
         ordered = {d: active[d] for d in self.config.module_domains if d in active}
         if len(ordered) != len(active):
             raise ValueError(f"active={dict(active)!r} is not allowed: this model has {self.config.module_domains}")
+        apply = Block.__call__ if self.keeps_activations or not torch.is_grad_enabled() else _apply_forgetful
         for block in self.blocks:
-            x_BTD = block(x_BTD, self.rotary, ordered)
+            x_BTD = apply(block, x_BTD, self.rotary, ordered)
         return self.lm_head(self.ln_f(x_BTD))
+
+
+def _apply_forgetful(block: Block, *inputs) -> torch.Tensor:
+    """The block's output, of which only the inputs are kept; the form that is not reentrant works with FSDP2."""
+    with set_checkpoint_early_stop(False):  # stopping half-way through a block would skip the hooks of its modules
+        return checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False)
 
 
 def parameter_set(name: str) -> str:

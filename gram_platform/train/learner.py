@@ -13,7 +13,9 @@ from torch import nn
 from gram_platform.config import RunConfig
 from gram_platform.identity import invalid
 from gram_platform.model.transformer import Transformer, build, initial_weights, is_module, parameters_by_set
+from gram_platform.train.compilation import compile_blocks
 from gram_platform.train.optimizers import Sets, clip_gradients, make_optimizers, set_learning_rate
+from gram_platform.train.pieces import Piece, all_rows, as_piece
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -26,12 +28,21 @@ class Learner:
         config: RunConfig,
         device: torch.device | str = "cpu",
         start: Mapping[str, torch.Tensor] | None = None,
+        activation_checkpointing: bool = False,
+        compiled: bool = False,
     ):
-        """`start`: weights by name that replace the seed's (see `starting_weights`)."""
+        """`start`: weights by name that replace the seed's (see `starting_weights`).
+
+        `activation_checkpointing`: blocks keep their inputs alone and are computed again in the backward pass: less
+        memory, more time, the same bits. `compiled`: by torch.compile (see `compilation.py`).
+        """
         self.config = config
         self.device = torch.device(device)
         self._pairs: dict[str, list[tuple[nn.Parameter, nn.Parameter]]] = {}  # set -> (computing copy, master)
         self.model, self.master_sets = self._build(starting_weights(config, start or {}))
+        self.model.keeps_activations = not activation_checkpointing
+        if compiled:
+            compile_blocks(self.model)
         self.compute_sets = parameters_by_set(self.model)
         self.optimizers = make_optimizers(config.optimizer, self.master_sets)
         self._trained: frozenset[str] | None = None
@@ -112,56 +123,87 @@ class Learner:
 
         A set that never stepped has no optimizer keys.
         """
-        state = {f"model.{n}": p.detach() for named in self.master_sets.values() for n, p in named.items()}
-        for set_name, named in self.master_sets.items():
-            for name, parameter in named.items():
-                slots = self.optimizers[set_name].state.get(parameter, {})
-                state.update({f"optim.{set_name}.{name}.{slot}": value for slot, value in slots.items()})
-        return {name: self._to_full(value).cpu().clone() for name, value in state.items()}
+        return {name: self._to_full(value).to("cpu", copy=True) for name, value in self._tensors()}
+
+    def pieces(self) -> dict[str, Piece]:
+        """What this process holds of every tensor of `state`, copied to the CPU; nothing is communicated."""
+        return {name: self._piece(name, value) for name, value in self._tensors()}
+
+    def rows_of(self, name: str, shape: tuple[int, ...]) -> tuple[int, int]:
+        """[first, stop): the rows that this process holds of a tensor of `state`, by its name and full shape."""
+        return all_rows(name, shape)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """The float32 weights by name, on the CPU."""
         return {n: self._to_full(p.detach()).cpu() for named in self.master_sets.values() for n, p in named.items()}
 
-    def load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+    def weight_pieces(self) -> dict[str, Piece]:
+        """What this process holds of the float32 weights by name, copied to the CPU."""
+        named = {name: p.detach() for parameters in self.master_sets.values() for name, p in parameters.items()}
+        return {name: self._piece(f"model.{name}", value) for name, value in named.items()}
+
+    def load_weights(self, weights: Mapping[str, torch.Tensor | Piece]) -> None:
         """Replaces every weight; names and shapes must be exactly the model's."""
         names = {n for named in self.master_sets.values() for n in named}
         if names != set(weights):
             difference = sorted(names ^ set(weights))
             raise ValueError(f"weights={difference[:4]!r} is not allowed: names must be exactly the model's")
-        with torch.no_grad():
-            for named in self.master_sets.values():
-                for name, parameter in named.items():
-                    parameter.copy_(self._from_full(weights[name], parameter))
+        for named in self.master_sets.values():
+            for name, parameter in named.items():
+                self._fill(parameter, f"model.{name}", weights[name])
         self.publish(self.master_sets)
 
-    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """The inverse of `state`: exactly its optimizer states exist afterwards."""
+    def load_state(self, state: Mapping[str, torch.Tensor | Piece]) -> None:
+        """The inverse of `state` and of `pieces`: exactly its optimizer states exist afterwards.
+
+        A piece must hold at least this process's rows (`rows_of`).
+        """
         model = {n.removeprefix("model."): v for n, v in state.items() if n.startswith("model.")}
         for set_name, named in self.master_sets.items():
             self.optimizers[set_name].state.clear()
             for name, parameter in named.items():
                 prefix = f"optim.{set_name}.{name}."
                 if prefix + "step" in state:
-                    self.optimizers[set_name].state[parameter] = {
-                        slot: self._slot(state[prefix + slot], slot, parameter)
-                        for slot in ("step", "exp_avg", "exp_avg_sq")
-                    }
+                    self.optimizers[set_name].state[parameter] = self._slots(state, prefix, parameter)
         self.load_weights(model)
 
-    def _slot(self, value: torch.Tensor, slot: str, parameter: nn.Parameter) -> torch.Tensor:
-        if slot == "step":
-            return value.to(self.device).clone()
-        return self._from_full(value, parameter).clone()
+    def _slots(self, state: Mapping[str, torch.Tensor | Piece], prefix: str, parameter: nn.Parameter) -> dict:
+        step = as_piece(state[prefix + "step"]).rows
+        slots = {"step": step.to(self.device, copy=True)}
+        for slot in ("exp_avg", "exp_avg_sq"):
+            slots[slot] = torch.empty_like(parameter, requires_grad=False)
+            self._fill(slots[slot], prefix + slot, state[prefix + slot])
+        return slots
+
+    def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for named in self.master_sets.values():
+            for name, parameter in named.items():
+                yield f"model.{name}", parameter.detach()
+        for set_name, named in self.master_sets.items():
+            for name, parameter in named.items():
+                slots = self.optimizers[set_name].state.get(parameter, {})
+                for slot, value in slots.items():
+                    yield f"optim.{set_name}.{name}.{slot}", value
+
+    def _piece(self, name: str, value: torch.Tensor) -> Piece:
+        first, _ = self.rows_of(name, tuple(value.shape))
+        return Piece(self._local(value).to("cpu", copy=True), first, tuple(value.shape))
+
+    @torch.no_grad()
+    def _fill(self, target: torch.Tensor, name: str, value: torch.Tensor | Piece) -> None:
+        """Copies this process's rows of `value` into those that it holds of `target`."""
+        piece = as_piece(value)
+        if piece.shape != tuple(target.shape) or piece.rows.dtype != target.dtype:
+            expected = f"{tuple(target.shape)} {target.dtype}"
+            raise ValueError(f"{name}={piece.shape} {piece.rows.dtype} is not allowed: expected {expected}")
+        self._local(target).copy_(piece.between(*self.rows_of(name, piece.shape)))
+
+    def _local(self, value: torch.Tensor) -> torch.Tensor:
+        """What this process holds of a tensor: the same memory."""
+        return value
 
     def _to_full(self, value: torch.Tensor) -> torch.Tensor:
         return value
-
-    def _from_full(self, value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        if value.shape != like.shape or value.dtype != like.dtype:
-            expected = f"{tuple(like.shape)} {like.dtype}"
-            raise ValueError(f"tensor={tuple(value.shape)} {value.dtype} is not allowed: expected {expected}")
-        return value.to(self.device)
 
 
 def starting_weights(config: RunConfig, start: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -5,19 +5,20 @@ same on all ranks; ranks split a micro-batch's sequences. Gradients are reduced 
 calls here is what was found to work; a comment says where another order trains wrongly without an error.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from gram_platform.model.modules import Lora
 from gram_platform.model.transformer import Transformer, parameters_by_set
 from gram_platform.train.learner import DTYPES, Learner
 from gram_platform.train.optimizers import Sets
+from gram_platform.train.pieces import Piece, all_rows, rank_rows
 
 
 class ShardedLearner(Learner):
@@ -39,9 +40,8 @@ class ShardedLearner(Learner):
         model.rotary.reset_tables()
         assert all(isinstance(p, DTensor) for p in model.parameters())
         parameters = dict(model.named_parameters())
-        with torch.no_grad():
-            for name, value in weights:
-                parameters[name].copy_(self._from_full(value, parameters[name]))
+        for name, value in weights:
+            self._fill(parameters[name], f"model.{name}", value)
         self.model = model
         self._warm_up()
         return model, parameters_by_set(model)
@@ -62,7 +62,13 @@ class ShardedLearner(Learner):
         return logits_BTV
 
     def backward(self, loss: torch.Tensor, trained: Collection[str], is_last: bool) -> None:
-        """Sets that took no part in the last micro-batch are reduced all the same, by the root's final callback."""
+        """Gradients are reduced once a window; every group that is active is gathered twice in each micro-batch.
+
+        Sets that took no part in the last micro-batch are reduced all the same, by the root's final callback; until
+        then each rank holds the full gradients of what is trained. Keeping weights gathered between a forward and the
+        next (`set_reshard_after_backward(False)`) would save gathers, and trains wrongly here without an error: what
+        is kept still has the requires_grad flags of the route before.
+        """
         self.model.set_requires_gradient_sync(is_last)
         loss.backward()
 
@@ -71,14 +77,29 @@ class ShardedLearner(Learner):
         dist.all_reduce(total)
         return (total / dist.get_world_size()).cpu()
 
-    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
+    def weights(self) -> dict[str, torch.Tensor]:
+        """On rank 0 the full weights on the CPU, gathered one by one; nothing on the others."""
+        kept = ((name, full.to("cpu", copy=True)) for name, full in self.each_weight() if dist.get_rank() == 0)
+        return dict(kept)
+
+    def each_weight(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, full weight) in the order of names; every rank must take them all, for each is gathered by all."""
+        named = {name: p for parameters in self.master_sets.values() for name, p in parameters.items()}
+        for name in sorted(named):
+            yield name, self._to_full(named[name].detach())
+
+    def load_state(self, state: Mapping[str, torch.Tensor | Piece]) -> None:
         super().load_state(state)
         self._warm_up()
 
+    def rows_of(self, name: str, shape: tuple[int, ...]) -> tuple[int, int]:
+        """This rank's chunk of every weight and of its moments; all of anything else."""
+        if not shape or not name.startswith(("model.", "optim.")):
+            return all_rows(name, shape)
+        return rank_rows(shape[0], self.mesh.get_local_rank(), self.mesh.size())
+
+    def _local(self, value: torch.Tensor) -> torch.Tensor:
+        return value.to_local() if isinstance(value, DTensor) else value
+
     def _to_full(self, value: torch.Tensor) -> torch.Tensor:
         return value.full_tensor() if isinstance(value, DTensor) else value
-
-    def _from_full(self, value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        """This rank's shard of a full tensor that every rank has; nothing is communicated."""
-        full = super()._from_full(value, like)
-        return distribute_tensor(full, self.mesh, like.placements, src_data_rank=None)

@@ -1,12 +1,10 @@
 """Several ranks against one process, on real gloo ranks."""
 
 import dataclasses
-import socket
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gram_platform.config import ModuleSpec, Objective, RoutingConfig
 from gram_platform.routing import Plan
@@ -15,6 +13,7 @@ from gram_platform.train.learner import Learner
 from gram_platform.train.loop import training_steps
 from gram_platform.train.sharding import ShardedLearner
 from tests import tiny
+from tests.ranks import run_ranks
 
 # float32: sums in another order. bfloat16: the same policy, but halves of a micro-batch round apart.
 TOLERANCES = {"float32": 1e-5, "bfloat16": 2e-2}
@@ -42,6 +41,7 @@ def method_configs() -> dict:
     objective = Objective("maxent_kl", ("lisp", "virology"), 10.0)
     return {
         "baseline": tiny.run_config(False, draws=(64, 16, 16), **sizes),
+        "gram": tiny.run_config(draws=(64, 16, 16), **sizes),
         "gram, uniform": tiny.run_config(draws=(64, 16, 16), routing=RoutingConfig(0.5, 0.3, "uniform"), **sizes),
         "ft_lora": tiny.run_config(draws=(32, 64, 0), model=adapter, routing=frozen, **sizes),
         "maxent": tiny.run_config(False, draws=(48, 24, 24), objective=objective, **sizes),
@@ -49,22 +49,38 @@ def method_configs() -> dict:
     }
 
 
-def methods_worker(rank, num_ranks, port, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=num_ranks)
+def test_the_routes_compared_are_the_hard_ones():
+    """Micro-batches of one window differ in what is active and trained, and some sets get no gradient in it."""
+    plan = Plan(method_configs()["gram"])
+    windows = [plan.window(step) for step in range(method_configs()["gram"].num_steps)]
+    assert any(len({m.route for m in window}) > 2 for window in windows)
+    trained = [frozenset().union(*(m.route.trained for m in window)) for window in windows]
+    every = frozenset().union(*trained)
+    assert any(sets < every for sets in trained)
+    assert any(not m.route.trained >= {"shared"} for window in windows for m in window)
+
+
+def train_every_method(rank, num_ranks, folder):
     out = {}
     for name, config in method_configs().items():
         learner = ShardedLearner(config)
         losses = train(learner, config, rank=rank, num_ranks=num_ranks)
         out[name] = {"losses": losses, "state": learner.state()}
+        again = ShardedLearner(config, activation_checkpointing=True)
+        out[name]["same"] = train(again, config, rank=rank, num_ranks=num_ranks) == losses
+        out[name]["same"] &= equal(again.state(), out[name]["state"])
     if rank == 0:
         torch.save(out, folder / "out.pt")
-    dist.barrier()
-    dist.destroy_process_group()
 
 
-def test_two_ranks_train_every_method_like_one_process(tmp_path):
-    mp.spawn(methods_worker, (2, free_port(), tmp_path), nprocs=2)
+def equal(one, two) -> bool:
+    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_ranks_train_every_method_like_one_process(tmp_path, num_ranks):
+    """And bit for bit the same with activation checkpointing."""
+    run_ranks(num_ranks, train_every_method, tmp_path)
     out = torch.load(tmp_path / "out.pt")
     for name, config in method_configs().items():
         alone = Learner(config)
@@ -74,39 +90,42 @@ def test_two_ranks_train_every_method_like_one_process(tmp_path):
         assert out[name]["state"].keys() == reference.keys(), name
         errors = [(out[name]["state"][n] - reference[n]).abs().max().item() for n in reference]
         assert max(errors) < 10 * TOLERANCES["float32"], name
+        assert out[name]["same"], name
 
 
-def worker(rank, num_ranks, port, config, folder):
-    torch.set_num_threads(1)
-    address = f"tcp://127.0.0.1:{port}"
-    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=num_ranks)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_activation_checkpointing_changes_no_bit(precision):
+    config = tiny.run_config(precision=precision)
+    plain, forgetful = Learner(config), Learner(config, activation_checkpointing=True)
+    assert train(plain, config) == train(forgetful, config)
+    assert equal(plain.state(), forgetful.state())
+
+
+def stop_and_resume(rank, num_ranks, config, folder):
     learner = ShardedLearner(config)
     losses = train(learner, config, stop=HALF, rank=rank, num_ranks=num_ranks)
-    half = learner.state()
+    half, held = learner.state(), learner.pieces()
     resumed = ShardedLearner(config)
     resumed.load_state(half)
     losses += train(resumed, config, HALF, rank=rank, num_ranks=num_ranks)
+    from_pieces = ShardedLearner(config)
+    from_pieces.load_state(held)
+    resumed_losses = train(from_pieces, config, HALF, rank=rank, num_ranks=num_ranks)
     straight_losses = train(learner, config, HALF, rank=rank, num_ranks=num_ranks)
-    state, straight = resumed.state(), learner.state()
+    state, straight, third = resumed.state(), learner.state(), from_pieces.state()
     if rank == 0:
-        same = all(torch.equal(state[n], straight[n]) for n in straight) and straight_losses == losses[HALF * 4 :]
+        same = equal(state, straight) and equal(third, straight)
+        same &= straight_losses == resumed_losses == losses[HALF * 4 :]
         torch.save({"losses": losses, "state": state, "half": half, "resumed_exactly": same}, folder / "out.pt")
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 @pytest.mark.parametrize(
     ("precision", "num_ranks"), [("float32", 2), ("bfloat16", 2), pytest.param("float32", 4, marks=pytest.mark.slow)]
 )
 def test_ranks_train_like_one_process(tmp_path, precision, num_ranks):
+    """They resume bit for bit, from full tensors and from their own rows; one process continues what they began."""
     config = tiny.run_config(precision=precision, micro_batch=4, batch_size=16, draws=(128, 32, 32))
-    mp.spawn(worker, (num_ranks, free_port(), config, tmp_path), nprocs=num_ranks)
+    run_ranks(num_ranks, stop_and_resume, config, tmp_path)
     out = torch.load(tmp_path / "out.pt")
     alone = Learner(config)
     losses = train(alone, config)
@@ -116,14 +135,53 @@ def test_ranks_train_like_one_process(tmp_path, precision, num_ranks):
     errors = [(out["state"][n] - reference[n]).abs().max().item() for n in reference if n.startswith("model.")]
     assert max(errors) < TOLERANCES[precision]
     assert out["resumed_exactly"]
+    if precision == "float32":
+        continued = Learner(config)
+        continued.load_state(out["half"])
+        train(continued, config, HALF)
+        state = continued.state()
+        assert max((out["state"][n] - state[n]).abs().max().item() for n in state) < TOLERANCES["float32"]
 
 
-def test_a_checkpoint_of_two_ranks_continues_on_one(tmp_path):
-    config = tiny.run_config(micro_batch=4, batch_size=16, draws=(128, 32, 32))
-    mp.spawn(worker, (2, free_port(), config, tmp_path), nprocs=2)
-    out = torch.load(tmp_path / "out.pt")
-    alone = Learner(config)
-    alone.load_state(out["half"])
-    train(alone, config, HALF)
-    state = alone.state()
-    assert max((out["state"][n] - state[n]).abs().max().item() for n in state) < TOLERANCES["float32"]
+class Collectives(TorchDispatchMode):
+    """Counts FSDP2's all-gathers and reduce-scatters while the block runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == "c10d":
+            self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+    def count(self, kind: str) -> int:
+        return sum(kind in name for name in self.names)
+
+
+def count_collectives(rank, num_ranks, config, folder):
+    """[(all-gathers, reduce-scatters)] of every step."""
+    learner, plan = ShardedLearner(config), Plan(config)
+    steps = training_steps(learner, plan, PlanReader(config, plan, tiny.arrays()), 0, rank, num_ranks)
+    counts = []
+    for _ in range(config.num_steps):
+        with Collectives() as collectives:
+            next(steps)
+        counts.append((collectives.count("allgather"), collectives.count("reduce_scatter")))
+    if rank == 0:
+        torch.save(counts, folder / "counts.pt")
+
+
+def test_a_window_communicates_no_more_than_it_must(tmp_path):
+    """Every group that is active is gathered for a forward and for a backward pass, and reduced once a window."""
+    config = method_configs()["gram"]
+    run_ranks(2, count_collectives, config, tmp_path)
+    plan, num_layers = Plan(config), config.model.num_layers
+    for step, (gathers, scatters) in enumerate(torch.load(tmp_path / "counts.pt")):
+        window = plan.window(step)
+        groups = [1 + num_layers * (1 + len(m.route.active)) for m in window]  # the root, blocks, active modules
+        trained = frozenset().union(*(m.route.trained for m in window))
+        modules = trained - {"shared", "core_mlp"}
+        core = bool(trained & {"shared", "core_mlp"})
+        assert gathers == 2 * sum(groups), (step, gathers)
+        assert scatters == core * (1 + num_layers) + len(modules) * num_layers, (step, scatters)

@@ -1,0 +1,70 @@
+"""Real gloo ranks for tests: processes of a server that has imported torch once."""
+
+import multiprocessing
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+PRELOADED = ["torch", "torch.distributed.fsdp", "gram_platform.engine.ranks", "tests.tiny"]
+
+
+class Ranks:
+    """`worker(rank, num_ranks, *args)` in a process a rank; leaving the block kills what is left."""
+
+    def __init__(self, num_ranks: int, worker: Callable, *args):
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
+        port = _free_port()
+        arguments = [(rank, num_ranks, port, worker, args) for rank in range(num_ranks)]
+        self.processes = [context.Process(target=_run_rank, args=a, daemon=True) for a in arguments]
+        for process in self.processes:
+            process.start()
+
+    def __enter__(self) -> "Ranks":
+        return self
+
+    def __exit__(self, *_) -> None:
+        for process in self.processes:
+            process.kill()
+            process.join()
+
+    def kill(self, rank: int) -> None:
+        """kill -9 of one rank; the others then fail or hang, and are ended as Ray Train ends them."""
+        os.kill(self.processes[rank].pid, signal.SIGKILL)
+        self.processes[rank].join()
+        time.sleep(0.1)  # what the others do when a peer is gone is part of the test
+
+    def join(self) -> None:
+        """Until all ranks have ended, which must be well."""
+        for process in self.processes:
+            process.join()
+        assert [process.exitcode for process in self.processes] == [0] * len(self.processes)
+
+    @property
+    def at_work(self) -> bool:
+        return all(process.is_alive() for process in self.processes)
+
+
+def run_ranks(num_ranks: int, worker: Callable, *args) -> None:
+    """Runs ranks to their end."""
+    with Ranks(num_ranks, worker, *args) as ranks:
+        ranks.join()
+
+
+def _run_rank(rank: int, num_ranks: int, port: int, worker: Callable, args: tuple) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=num_ranks)
+    worker(rank, num_ranks, *args)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
