@@ -19,6 +19,8 @@ class Execution:
     checkpoint_every_s: float = 30.0
     lease_s: float = 30.0
     device: str = "cpu"
+    activation_checkpointing: bool = False  # blocks are computed again in the backward pass: less memory, more time
+    compiled: bool = False  # by torch.compile; not tried on a GPU yet, and slower on CPUs
 
     def store(self) -> Store:
         return Store(self.storage).open_for_writing()

@@ -10,6 +10,7 @@ import torch
 
 from gram_platform.config import Evaluation, RunConfig
 from gram_platform.corpora import PackedCorpus
+from gram_platform.engine.background import Background
 from gram_platform.engine.execution import Execution, owner
 from gram_platform.engine.summary import Summary, evaluation_steps, record_interval
 from gram_platform.evaluate import domain_losses, require_sequences
@@ -24,6 +25,7 @@ from gram_platform.store.tensors import Resumed
 from gram_platform.train.data import PlanReader
 from gram_platform.train.learner import Learner
 from gram_platform.train.loop import StepRecord, TrainingDiverged, training_steps
+from gram_platform.train.pieces import Piece, whole
 from gram_platform.views import load_view, materialised
 
 # ----------------------------------------------------------------------------------------------------- runs
@@ -58,6 +60,12 @@ def starting_point(run: RunConfig, execution: Execution) -> dict[str, torch.Tens
     return None if run.start is None else materialised(Store(execution.storage), run.start)[1]
 
 
+def new_learner(kind: type[Learner], run: RunConfig, execution: Execution) -> Learner:
+    """The learner of a run at its starting point."""
+    start = starting_point(run, execution)
+    return kind(run, execution.device, start, execution.activation_checkpointing, execution.compiled)
+
+
 class RunExecution:
     """One attempt at a run: trains, evaluates at the run's points, commits, and writes the result."""
 
@@ -70,8 +78,9 @@ class RunExecution:
         self.validation = {d: corpus.validation(d) for d in points.domains}
         if points.num_points:
             require_sequences(self.validation, points.domains, points.num_sequences)
-        self.learner = parts.get("learner") or Learner(run, execution.device, starting_point(run, execution))
+        self.learner = parts.get("learner") or new_learner(Learner, run, execution)
         self.rank, self.num_ranks = parts.get("rank", 0), parts.get("num_ranks", 1)
+        self.background = Background()
         self.step = 0
         self.records: list[dict] = []  # since the last commit
         self.final: dict[str, float] = {}
@@ -85,13 +94,13 @@ class RunExecution:
 
     def finish(self) -> dict:
         """Trains what is left and returns the result."""
-        step = self._resume()
-        for record in self._steps(step):
-            self.step = record.step
-            if self._is_exhausted():
-                break
-            if self._should_commit(record.step):
-                self.commit(record.step)
+        with self.background:
+            for record in self._steps(self._resume()):
+                self.step = record.step
+                if self._is_exhausted():
+                    break
+                if self._should_commit(record.step):
+                    self.commit(record.step)
         return self.complete()
 
     def _is_exhausted(self) -> bool:
@@ -105,8 +114,8 @@ class RunExecution:
         stored = {key: resumed.state[key] for key in self.identity}
         if stored != self.identity:
             raise invalid("data", self.identity, f"what the run's checkpoint was trained on: {stored}")
-        torch.set_rng_state(resumed.tensors.pop("random.torch"))
-        self.learner.load_state(resumed.tensors)
+        torch.set_rng_state(resumed.pieces["random.torch"].rows)
+        self.learner.load_state(resumed.pieces)
         self.final, self.num_stale = dict(resumed.state["final"]), resumed.state["num_stale"]
         self.step = resumed.step
         return resumed.step
@@ -164,14 +173,15 @@ class RunExecution:
         return due and step % record_interval(self.run) == 0 and step < self.run.num_steps
 
     def commit(self, step: int) -> None:
-        state = {**self.identity, "final": self.final, "num_stale": self.num_stale}
-        tensors = {**self.learner.state(), "random.torch": torch.get_rng_state()}
-        self._write_checkpoint(step, tensors, state)
-        self.records = []
+        """Copies what a checkpoint holds, and leaves its writing to the background: it exists when that has ended."""
+        state = {**self.identity, "final": dict(self.final), "num_stale": self.num_stale}
+        pieces = {**self.learner.pieces(), "random.torch": whole(torch.get_rng_state())}
+        records, self.records = self.records, []
+        self.background.start(lambda: self._write_checkpoint(step, pieces, state, records))
         self._last_commit = time.monotonic()
 
-    def _write_checkpoint(self, step: int, tensors: dict, state: dict) -> None:
-        self.attempt.commit(step, tensors, state, self.records)
+    def _write_checkpoint(self, step: int, pieces: dict[str, Piece], state: dict, records: list[dict]) -> None:
+        self.attempt.commit(step, pieces, state, records)
 
     def complete(self) -> dict:
         """Writes the weights and the result: deterministic fields only."""
@@ -185,11 +195,10 @@ class RunExecution:
             "hardware_flops": round(done * round(run_flops(self.run))),
             "final": self.final,
         }
-        return self._write_result(fields, self.learner.weights())
+        return self._write_result(fields, {"evaluation_s": self.evaluation_s})
 
-    def _write_result(self, fields: dict, weights: dict) -> dict:
-        seconds = {"evaluation_s": self.evaluation_s}
-        return self.attempt.complete(fields, weights, self.records, seconds)
+    def _write_result(self, fields: dict, seconds: dict[str, float]) -> dict:
+        return self.attempt.complete(fields, self.learner.weights(), self.records, seconds)
 
 
 # ---------------------------------------------------------------------------------------------- evaluations

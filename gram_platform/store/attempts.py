@@ -6,17 +6,19 @@ once share nothing that either changes, except checkpoints that a newer commit h
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from gram_platform.checkpoint import hash_tensors, save_tensors
 from gram_platform.identity import invalid
-from gram_platform.store.checkpoints import FINISHED, WEIGHTS, clear_debris, prune
-from gram_platform.store.files import seal
+from gram_platform.store.checkpoints import FINISHED, clear_debris, list_checkpoints, prune, step_name
+from gram_platform.store.files import CorruptFile, Folder, seal
 from gram_platform.store.leases import new_lease
 from gram_platform.store.segments import last_step, write_segment
-from gram_platform.store.tensors import Resumed, load_newest, write_checkpoint
+from gram_platform.store.tensors import Resumed, checkpoint_folder, read_checkpoint, write_manifest, write_shard
+from gram_platform.store.weights import MANIFEST, SHARDS, WEIGHTS, remove_weights
+from gram_platform.train.pieces import Piece
 
 NUM_CHECKPOINTS_KEPT = 2
 HEARTBEAT_INTERVAL_S = 1.0
@@ -55,32 +57,50 @@ class Attempt:
         """Whether another attempt has written the run's result, so that going on is wasted work."""
         return self.run.folder.exists("result.json")
 
-    def resume(self) -> Resumed | None:
+    def resume(self, read: Callable[[Folder, int, str], Resumed] = read_checkpoint) -> Resumed | None:
         """The newest checkpoint over all attempts whose every file verifies; None to begin at the beginning.
 
         Corrupted checkpoints are renamed, warned about and passed over. Later commits extend what is returned.
+        `read(attempts, step, attempt_id)` reads one, and raises CorruptFile when it is not whole.
         """
         clear_debris(self._attempts, self.attempt_id)
-        resumed = load_newest(self._attempts)
-        if resumed is not None:
-            self._chain = list(resumed.manifest["segments"])
-            self._step = resumed.step
-            self._earlier_s = resumed.manifest["elapsed_s"]
-            self._clock = time.monotonic()
+        for step, attempt_id in reversed(list_checkpoints(self._attempts)):
+            try:
+                return self._continue_from(read(self._attempts, step, attempt_id))
+            except (CorruptFile, FileNotFoundError) as error:
+                folder = self._attempts.child(attempt_id, "checkpoints")
+                if folder.child(step_name(step)).exists(MANIFEST):  # otherwise another attempt has just pruned it
+                    folder.set_aside(step_name(step), error)
+        return None
+
+    def _continue_from(self, resumed: Resumed) -> Resumed:
+        self._chain = list(resumed.manifest["segments"])
+        self._step = resumed.step
+        self._earlier_s = resumed.manifest["elapsed_s"]
+        self._clock = time.monotonic()
         return resumed
 
     def commit(
-        self, step: int, tensors: Mapping[str, torch.Tensor], state: Mapping, records: Sequence[Mapping] = ()
+        self, step: int, tensors: Mapping[str, torch.Tensor | Piece], state: Mapping, records: Sequence[Mapping] = ()
     ) -> None:
         """Make the run continuable from `step` and its records part of the history.
 
         `tensors` are any CPU tensors under flat names, `state` JSON values with finite numbers, `records` the metric
         records {"step", "time", "metrics"} since the last commit. ValueError when steps do not rise.
         """
-        if step <= self._step:
-            raise invalid("step", step, f"above {self._step}, the last one committed")
+        self._require_above_last(step)
+        self.commit_shards(step, write_shard(checkpoint_folder(self._folder, step), tensors), state, records)
+
+    def commit_shards(
+        self, step: int, files: Mapping[str, str], state: Mapping, records: Sequence[Mapping] = ()
+    ) -> None:
+        """`commit` of a checkpoint whose shards lie in this attempt's folder.
+
+        `files` is what `write_shard` returned to all ranks together.
+        """
+        self._require_above_last(step)
         chain = self._extended(records)
-        write_checkpoint(self._folder, step, tensors, state, chain, self.elapsed_s)
+        write_manifest(self._folder, step, files, state, chain, self.elapsed_s)
         self._step, self._chain = step, chain
         prune(self._attempts, NUM_CHECKPOINTS_KEPT, self.attempt_id)
 
@@ -104,10 +124,35 @@ class Attempt:
         are those since the last commit; `seconds` goes into `timing.json`, by what took them. Checkpoints go away, for
         the result and its weights replace them.
         """
-        chain = self._extended(records)
-        fields = {**final, "run_id": self.run.run_id, "weights_sha256": hash_tensors(tensors)}
-        if self.run.result() is None:
+
+        def save() -> None:
             self._folder.write_with(WEIGHTS, lambda path: save_tensors(path, tensors))
+
+        return self._finish(save, {**final, "weights_sha256": hash_tensors(tensors)}, records, seconds)
+
+    def complete_shards(
+        self,
+        final: Mapping,
+        files: Mapping[str, str],
+        weights_sha256: str,
+        records: Sequence[Mapping] = (),
+        seconds: Mapping[str, float] | None = None,
+    ) -> dict:
+        """`complete` with weights whose shards lie in this attempt's folder: `files` are `write_shard`'s of all ranks.
+
+        `weights_sha256` is `hash_tensors` of the whole weights.
+        """
+
+        def save() -> None:
+            self._folder.child(SHARDS).write_sealed(MANIFEST, {"files": dict(files)})
+
+        return self._finish(save, {**final, "weights_sha256": weights_sha256}, records, seconds)
+
+    def _finish(self, save: Callable[[], None], final: Mapping, records: Sequence, seconds: Mapping | None) -> dict:
+        chain = self._extended(records)
+        fields = {**final, "run_id": self.run.run_id}
+        if self.run.result() is None:
+            save()
             timing = self._timing(final) | dict(seconds or {})
             self._folder.write_json("timing.json", timing, durable=False)
             finished = {"result": fields, "segments": chain, "elapsed_s": timing["elapsed_s"], "timing": timing}
@@ -129,6 +174,10 @@ class Attempt:
             self._lease["released"] = True
             self._write_lease()
 
+    def _require_above_last(self, step: int) -> None:
+        if step <= self._step:
+            raise invalid("step", step, f"above {self._step}, the last one committed")
+
     def _extended(self, records: Sequence[Mapping]) -> list[dict]:
         """The chain with a new segment of `records`, if there are any."""
         if not records:
@@ -147,7 +196,7 @@ class Attempt:
         winners = [attempt_id for attempt_id, _ in self.run.finished_attempts(result)]
         if winners and winners[0] != self.attempt_id:
             self._folder.remove(FINISHED)
-            self._folder.remove(WEIGHTS)
+            remove_weights(self._folder)
 
     def _write_lease(self) -> None:
         self._lease["time"] = time.time()

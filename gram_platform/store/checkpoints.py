@@ -1,6 +1,6 @@
 """Which checkpoints a run has: each exists when its manifest does, the newest two are kept.
 
-    attempts/<attempt_id>/checkpoints/<step>/{tensors.safetensors, state.json, manifest.json}
+    attempts/<attempt_id>/checkpoints/<step>/{tensors.safetensors, layout.json, state.json, manifest.json}
 
 The manifest lists the SHA-256 of its files and the whole chain of metric segments up to its step, so continuing from
 it needs nothing else. `tensors.py` writes and loads them.
@@ -8,9 +8,10 @@ it needs nothing else. `tensors.py` writes and loads them.
 
 from gram_platform.store.files import CorruptFile, Folder
 from gram_platform.store.leases import process_is_gone, read_lease
+from gram_platform.store.weights import MANIFEST, remove_weights
 
-MANIFEST, TENSORS, STATE = "manifest.json", "tensors.safetensors", "state.json"
-FINISHED, WEIGHTS = "complete.json", "weights.safetensors"
+TENSORS, LAYOUT, STATE = "tensors.safetensors", "layout", "state.json"
+FINISHED = "complete.json"
 
 
 def step_name(step: int) -> str:
@@ -60,8 +61,8 @@ def clear_debris(attempts: Folder, own_id: str) -> None:
         for name in folder.list():
             if name.isdigit() and not folder.child(name).exists(MANIFEST):
                 folder.remove(name)
-        if attempt.exists(WEIGHTS) and not attempt.exists(FINISHED):
-            attempt.remove(WEIGHTS)
+        if not attempt.exists(FINISHED):
+            remove_weights(attempt)
 
 
 def _has_ended(attempt: Folder) -> bool:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from gram_platform.config import RunConfig
 from gram_platform.identity import invalid
-from gram_platform.store.checkpoints import FINISHED, WEIGHTS, newest_manifest
+from gram_platform.store.checkpoints import FINISHED, newest_manifest
 from gram_platform.store.directory import RESULT, NodeDirectory
 from gram_platform.store.files import CorruptFile, Folder, seal
 from gram_platform.store.leases import is_fresh, read_lease
 from gram_platform.store.segments import last_step, read_segment
+from gram_platform.store.weights import has_weights, remove_weights, set_weights_aside
 
 if TYPE_CHECKING:
     import torch
@@ -120,7 +121,7 @@ class RunDirectory(NodeDirectory):
         if result is not None or not self.folder.writable:
             return result
         for attempt_id, finished in self.finished_attempts():
-            present = self.attempts.child(attempt_id).exists(WEIGHTS)  # they may have been removed on purpose
+            present = has_weights(self.attempts.child(attempt_id))  # they may have been removed on purpose
             if not present or self._load_weights(attempt_id, finished["result"]) is not None:
                 return self.publish(seal(finished["result"]))
         return None
@@ -149,7 +150,7 @@ class RunDirectory(NodeDirectory):
             raise invalid("run_id", self.run_id, f"a complete run, this one is {self.status()}")
         attempt_ids = [attempt_id for attempt_id, _ in self.finished_attempts(result)]
         attempt_ids += [attempt_id for attempt_id in self.attempts.list() if attempt_id not in attempt_ids]
-        present = [attempt_id for attempt_id in attempt_ids if self.attempts.child(attempt_id).exists(WEIGHTS)]
+        present = [attempt_id for attempt_id in attempt_ids if has_weights(self.attempts.child(attempt_id))]
         if not present:
             raise invalid("run_id", self.run_id, "a run whose weights are kept, those of this one were removed")
         for attempt_id in present:
@@ -166,22 +167,16 @@ class RunDirectory(NodeDirectory):
         """
         if self.result() is None:
             raise invalid("run_id", self.run_id, f"a complete run, this one is {self.status()}")
-        num_bytes = 0
-        for attempt_id in self.attempts.list():
-            attempt = self.attempts.child(attempt_id)
-            if attempt.exists(WEIGHTS):
-                num_bytes += attempt.size(WEIGHTS)
-                attempt.remove(WEIGHTS)
-        return num_bytes
+        return sum(remove_weights(self.attempts.child(attempt_id)) for attempt_id in self.attempts.list())
 
     def _load_weights(self, attempt_id: str, result: dict) -> dict[str, "torch.Tensor"] | None:
         """The attempt's weights if they are the result's; None when they are gone, or set aside as corrupted."""
-        from gram_platform.checkpoint import hash_tensors, load_tensors  # here, because it imports torch
+        from gram_platform.checkpoint import hash_tensors  # here, because they import torch
+        from gram_platform.store.tensors import read_weights
 
         attempt = self.attempts.child(attempt_id)
         try:
-            with attempt.local_copy(WEIGHTS) as path:
-                tensors = load_tensors(path)
+            tensors = read_weights(attempt)
             if hash_tensors(tensors) == result["weights_sha256"]:
                 return tensors
             reason = "its hash is not the result's"
@@ -189,7 +184,7 @@ class RunDirectory(NodeDirectory):
             return None
         except ValueError as error:
             reason = error
-        attempt.set_aside(WEIGHTS, reason)
+        set_weights_aside(attempt, reason)
         attempt.set_aside(FINISHED, "its weights are corrupted")
         return None
 

@@ -1,0 +1,153 @@
+"""Runs of several ranks through checkpoints: continued on other numbers of ranks, and killed at random steps."""
+
+import dataclasses
+import random
+import time
+
+import pytest
+
+from gram_platform.engine import ranks
+from gram_platform.engine.node import execute_run
+from gram_platform.engine.ranks import train_rank
+from gram_platform.methods import plan
+from gram_platform.store import Store, attempts
+from gram_platform.store.checkpoints import list_checkpoints
+from tests.ranks import Ranks, run_ranks
+
+# Sums in another order, in float32, through ten steps and AdamW's division by small moments.
+TOLERANCE = 1e-4
+
+
+def train(rank, num_ranks, run, execution):
+    attempts.HEARTBEAT_INTERVAL_S = 0.0  # every step is told, so that what a kill loses can be counted
+    assert train_rank(run, execution) is None
+
+
+def train_to_shards(rank, num_ranks, run, execution):
+    """As a large model's: its final weights are written by all ranks."""
+    ranks.LARGE_WEIGHTS_BYTES = 0
+    train(rank, num_ranks, run, execution)
+
+
+def train_to_a_checkpoint(rank, num_ranks, run, execution):
+    """Ends without a result as soon as one more checkpoint exists."""
+
+    class Stopped(Exception):
+        pass
+
+    def stop_after_commit(self, step):
+        commit(self, step)
+        self.background.wait()
+        raise Stopped
+
+    commit = ranks.ShardedExecution.commit
+    ranks.ShardedExecution.commit = stop_after_commit
+    try:
+        train_rank(run, execution)
+    except Stopped:
+        return
+    raise AssertionError("the run ended before its checkpoint")
+
+
+def elsewhere(execution, tmp_path, name):
+    """The same data, another storage."""
+    store = Store(str(tmp_path / name)).open_for_writing()
+    store.data_root.symlink_to(Store(execution.storage).data_root.resolve())
+    return dataclasses.replace(execution, storage=store.root)
+
+
+@pytest.fixture
+def run(setting):
+    """GRAM in float32: windows of two micro-batches, each with its own route; more than forty steps."""
+    run = plan("gram", setting).runs["all"]
+    return dataclasses.replace(run, precision="float32", batch_size=4, micro_batch=2)
+
+
+def create(execution, run):
+    directory = execution.store().run(run.run_id)
+    directory.ensure_config(run)
+    return directory
+
+
+def num_shards(directory) -> list[int]:
+    """Of every checkpoint that exists, oldest first."""
+    counts = []
+    for step, attempt_id in list_checkpoints(directory.attempts):
+        files = directory.attempts.child(attempt_id, "checkpoints", f"{step:09d}").list()
+        counts.append(sum(name.endswith(".safetensors") for name in files))
+    return counts
+
+
+def test_a_checkpoint_of_four_ranks_continues_on_two_and_on_one(execution, run, tmp_path):
+    run = dataclasses.replace(run, batch_size=8, micro_batch=4)
+    alone = elsewhere(execution, tmp_path, "alone")
+    expected = execute_run(run, {}, alone)
+    directory = create(execution, run)
+    run_ranks(4, train_to_a_checkpoint, run, execution)
+    assert num_shards(directory) == [4]
+    run_ranks(2, train_to_a_checkpoint, run, execution)
+    assert num_shards(directory) == [4, 2]
+    result = execute_run(run, {}, execution)
+    assert result["final"] == pytest.approx(expected["final"], abs=TOLERANCE)
+    weights, reference = (Store(e.storage).run(run.run_id).weights() for e in (execution, alone))
+    assert max((weights[n] - reference[n]).abs().max().item() for n in reference) < 10 * TOLERANCE
+    assert [r["step"] for r in directory.records()] == list(range(1, run.num_steps + 1))
+
+
+@pytest.mark.parametrize("num_kills", [2, pytest.param(10, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])])
+def test_killed_ranks_end_with_the_same_bytes(execution, run, tmp_path, num_kills):
+    """kill -9 of a random rank: bit for bit, and at most what one checkpoint interval holds is trained again.
+
+    Checkpoints are wanted after every step here, and the one of step s is written while s + 1 is trained. How the final
+    weights are written changes nothing either.
+    """
+    straight = elsewhere(execution, tmp_path, "straight")
+    create(straight, run)
+    run_ranks(2, train, run, straight)
+    dice, directory = random.Random(num_kills), create(execution, run)
+    lost = [kill_once(directory, run, execution, dice, num_kills) for _ in range(num_kills)]
+    run_ranks(2, train_to_shards, run, execution)
+    results = [Store(e.storage).run(run.run_id).folder.read("result.json") for e in (straight, execution)]
+    assert results[0] == results[1]
+    assert directory.weights().keys() == Store(straight.storage).run(run.run_id).weights().keys()
+    assert len(list(tmp_path.glob("storage/runs/*/attempts/*/weights/*.safetensors"))) == 2
+    assert max(lost) <= 2, lost
+    assert [r["step"] for r in directory.records()] == list(range(1, run.num_steps + 1))
+    assert len(directory.attempts.list()) == num_kills + 1
+
+
+def kill_once(directory, run, execution, dice, num_kills) -> int:
+    """Starts two ranks, kills one at a random step; how many steps must be trained again."""
+    before = max(directory.last_step(), 0)
+    target = before + dice.randint(1, max(1, (run.num_steps - 8) // num_kills))
+    tried = len(directory.attempts.list())
+    with Ranks(2, train, run, execution) as started:
+        while started.at_work and (len(directory.attempts.list()) == tried or trained(directory) < target):
+            time.sleep(0.002)
+        assert started.at_work, "the ranks ended before they were killed"
+        started.kill(dice.randrange(2))
+        others = started.processes
+    assert all(process.exitcode for process in others)
+    return trained(directory) - max(directory.last_step(), 0)
+
+
+def trained(directory) -> int:
+    return (directory.progress() or {}).get("step", 0)
+
+
+def test_an_error_while_a_shard_is_written_ends_the_run_on_every_rank(execution, run):
+    create(execution, run)
+    run_ranks(2, train_on_a_full_disk, run, execution)
+    assert num_shards(Store(execution.storage).run(run.run_id)) == []
+
+
+def train_on_a_full_disk(rank, num_ranks, run, execution):
+    """Rank 1's writes fail; every rank must be told."""
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    if rank == 1:
+        ranks.write_shard = full
+    with pytest.raises(OSError, match=r"rank 1: .*No space left on device"):
+        train_rank(run, execution)
