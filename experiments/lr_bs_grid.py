@@ -16,6 +16,7 @@ Expect (paper, 50M to 400M): LR 0.311 N^-0.308 (R2 .991), batch 4.93e-5 N^0.799 
 
 import dataclasses
 
+from gram_platform.ladder import GRID_DEMO_SIZES
 from gram_platform.searches.lr_batch import GridShape, LrBatchGrid
 from gram_platform.searches.run import main
 from gram_platform.study.scaling import DEMO, PAPER_HET, SMOKE
@@ -30,7 +31,7 @@ SEARCH = LrBatchGrid(
     "are these to be trusted?",
     presets={
         "smoke": dataclasses.replace(SMOKE, num_seeds=1),
-        "demo": dataclasses.replace(DEMO, num_seeds=2),
+        "demo": dataclasses.replace(DEMO, sizes=GRID_DEMO_SIZES, num_seeds=2),
         "paper": PAPER,
     },
     grids={

@@ -91,6 +91,11 @@ DEMO_SIZES = {
         _small("0.6M", 4, 96, 384, 48, 32, 8, 650_000, 3e-3),
     )
 }
+# for laws: a smaller rung in place of the largest, since every rung is trained two dozen times
+GRID_DEMO_SIZES = {
+    "0.1M": _small("0.1M", 2, 32, 128, 16, 32, 8, 300_000, 6e-3),
+    **{name: DEMO_SIZES[name] for name in ("0.2M", "0.3M")},
+}
 SMOKE_SIZES = {
     size.name: size
     for size in (
