@@ -12,7 +12,7 @@ import tempfile
 
 from gram_platform.benchmarks import search_overhead
 from gram_platform.benchmarks.measurement import table
-from scaling import SMOKE
+from gram_platform.study.scaling import SMOKE
 
 TINY = dataclasses.replace(SMOKE, sizes={"tiny": SMOKE.sizes["tiny"]})
 BENCHMARKS = {"search_trial_overhead": lambda storage: search_overhead.measure(TINY, storage)}

@@ -17,7 +17,7 @@ import pytest
 from experiments.lr_bs_grid import SEARCH
 from gram_platform.analysis.lr_grid import POOLED
 from gram_platform.flops import total_parameters
-from gram_platform.ladder import DEMO_SIZES, PAPER_SIZES, load_law
+from gram_platform.ladder import DEMO_SIZES, GRID_DEMO_SIZES, PAPER_SIZES, load_law
 from gram_platform.nodes import method_nodes
 from gram_platform.searches.lr_batch import GridShape, at, objective, why_not
 from gram_platform.searches.run import build_scene, parse, search_id
@@ -138,7 +138,7 @@ def test_presets_have_the_papers_twelve_cells():
             assert len(grid.cells) == 12
             assert (size.peak_lr, size.batch_size) in grid.cells
     assert list(SEARCH.presets["paper"].sizes) == ["50M", "100M", "200M", "400M"]
-    assert SEARCH.presets["demo"].sizes == DEMO_SIZES
+    assert SEARCH.presets["demo"].sizes == GRID_DEMO_SIZES
     with pytest.raises(ValueError, match=r"^batches="):
         GridShape((0.5, 1.0, 2.0), (0.3, 1.0, 2.0), 0).of(DEMO_SIZES["0.2M"])
 
