@@ -8,6 +8,8 @@ from gram_platform.corpora import PackedCorpus
 from gram_platform.store import Store
 from gram_platform.store.data import open_corpus
 
+MAX_CRASHES = 4  # of a node's processes in a row, without a checkpoint in between, before it counts as failed
+
 
 @dataclass(frozen=True)
 class Execution:
@@ -19,6 +21,7 @@ class Execution:
     checkpoint_every_s: float = 30.0
     lease_s: float = 30.0
     device: str = "cpu"
+    collective_timeout_s: float = 600.0  # after which ranks that wait for one another give up, and start again
     activation_checkpointing: bool = False  # blocks are computed again in the backward pass: less memory, more time
     compiled: bool = False  # by torch.compile; not tried on a GPU yet, and slower on CPUs
 

@@ -4,24 +4,25 @@ The run directories are the truth; this file only decides what to start next. A 
 again and continues from its last checkpoint; a node that fails is reported and blocks its dependants alone.
 """
 
-import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import ray
-from ray.exceptions import LocalRayletDiedError, RayError, RayTaskError
+from ray.exceptions import LocalRayletDiedError, OutOfMemoryError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from gram_platform.config import evaluation_from_plain, run_from_plain
-from gram_platform.engine.execution import Execution, Resources
+from gram_platform.engine.capacity import nodes_at_once
+from gram_platform.engine.execution import MAX_CRASHES, Execution, Resources
+from gram_platform.engine.memory import OutOfMemory, memory_advice
 from gram_platform.engine.node import execute_evaluation, execute_run
 from gram_platform.identity import to_plain
 from gram_platform.nodes import Node
 from gram_platform.store import LeaseHeld, Store
 from gram_platform.train.loop import TrainingDiverged
 
-MAX_CRASHES = 4  # of the processes of one node before it counts as failed
 HELD_RETRY_S = 5.0
 SUBMIT_AGAIN = "Submit again: finished runs are kept, and the others continue from their last checkpoints."
 
@@ -52,6 +53,17 @@ class Progress:
         return blocked
 
 
+@dataclass(frozen=True)
+class Crashes:
+    """Of one node's processes, since its last checkpoint."""
+
+    number: int = 0
+    step: int = 0  # committed
+
+    def another(self, committed_step: int) -> "Crashes":
+        return Crashes(1 if committed_step > self.step else self.number + 1, committed_step)
+
+
 def run_graph(
     nodes: Sequence[Node],
     execution: Execution,
@@ -79,7 +91,7 @@ class _Graph:
         store = execution.store()
         self.waiting: list[Node] = []
         self.in_flight: dict[ray.ObjectRef, Node] = {}
-        self.crashes: dict[str, int] = {}
+        self.crashes: dict[str, Crashes] = {}
         self.not_before: dict[str, float] = {}
         for node in progress.nodes:
             self._place(node, store, retry_diverged)
@@ -109,25 +121,20 @@ class _Graph:
         return bool(self.in_flight or self.waiting)
 
     def _capacity(self) -> int:
-        """Nodes at once: what the cluster holds now, and as many queued so that an autoscaler sees the demand.
-
-        Runs of several ranks wait in Ray Train, which shows the demand itself: none are queued beyond the slots.
-        """
-        total = ray.cluster_resources()
-        slots = total.get("CPU", 0) / (self.resources.cpus_per_rank * self.execution.num_ranks)
-        if self.resources.gpus_per_rank:
-            slots = min(slots, total.get("GPU", 0) / (self.resources.gpus_per_rank * self.execution.num_ranks))
-        return max(1, math.floor(slots)) * (2 if self.execution.num_ranks == 1 else 1)
+        """Nodes at once."""
+        return nodes_at_once(self.execution, self.resources)
 
     def _is_due(self, node: Node) -> bool:
         return time.monotonic() >= self.not_before.get(node.id, 0.0)
 
     def _submit(self, node: Node) -> ray.ObjectRef:
         is_sharded = node.kind == "run" and self.execution.num_ranks > 1
-        # a sharded run's own task only waits for its workers
-        cpus, gpus = (0.0, 0.0) if is_sharded else (self.resources.cpus_per_rank, self.resources.gpus_per_rank)
-        task = _execute.options(num_cpus=cpus, num_gpus=gpus, name=node.name)
+        placed = _beside_the_driver() if is_sharded else self._reserved()
+        task = _execute.options(name=node.name, **placed)
         return task.remote(node.kind, to_plain(node.config), dict(node.tags), self.execution, self.resources)
+
+    def _reserved(self) -> dict:
+        return {"num_cpus": self.resources.cpus_per_rank, "num_gpus": self.resources.gpus_per_rank}
 
     def wait(self, timeout_s: float) -> Node | None:
         """The next node that ended, or None after `timeout_s`."""
@@ -153,13 +160,24 @@ class _Graph:
         except LocalRayletDiedError as error:
             raise ClusterLost("Ray's process on this machine died. " + SUBMIT_AGAIN) from error
         except RayError as error:  # the process, its node or its memory went away
-            self.crashes[node.id] = self.crashes.get(node.id, 0) + 1
-            if self.crashes[node.id] < MAX_CRASHES:
-                return self._queue_again(node)
-            self.progress.failed[node.id] = f"{type(error).__name__} {MAX_CRASHES} times: {error}"
-            return True
+            return self._book_crash(node, error)
         self.progress.done.add(node.id)
         return True
+
+    def _book_crash(self, node: Node, error: RayError) -> bool:
+        """Counts crashes without progress: machines that come and go do not fail a run that gets on."""
+        crashes = self.crashes.get(node.id, Crashes()).another(self._committed_step(node))
+        self.crashes[node.id] = crashes
+        if crashes.number < MAX_CRASHES:
+            return self._queue_again(node)
+        message = f"{type(error).__name__} {MAX_CRASHES} times without a checkpoint in between: {error}"
+        if isinstance(error, OutOfMemoryError) and node.kind == "run":
+            message = memory_advice(error, node.config, self.execution)
+        self.progress.failed[node.id] = message
+        return True
+
+    def _committed_step(self, node: Node) -> int:
+        return Store(self.execution.storage).run(node.id).committed_step() if node.kind == "run" else 0
 
     def _queue_again(self, node: Node) -> bool:
         self.not_before[node.id] = time.monotonic() + HELD_RETRY_S
@@ -167,12 +185,19 @@ class _Graph:
         return False
 
 
+def _beside_the_driver() -> dict:
+    """Where a sharded run's own task goes, which only waits for its workers: to no machine that may be taken away."""
+    here = ray.get_runtime_context().get_node_id()
+    return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=True)}
+
+
 def _diverged(failure: Mapping | None) -> bool:
     return failure is not None and failure.get("details", {}).get("kind") == "diverged"
 
 
 def _message(cause: BaseException) -> str:
-    return str(cause) if isinstance(cause, TrainingDiverged | ValueError) else f"{type(cause).__name__}: {cause}"
+    is_for_people = isinstance(cause, TrainingDiverged | OutOfMemory | ValueError)
+    return str(cause) if is_for_people else f"{type(cause).__name__}: {cause}"
 
 
 @ray.remote(max_retries=0)

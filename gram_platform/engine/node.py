@@ -12,7 +12,9 @@ from gram_platform.config import Evaluation, RunConfig
 from gram_platform.corpora import PackedCorpus
 from gram_platform.engine.background import Background
 from gram_platform.engine.execution import Execution, owner
-from gram_platform.engine.summary import Summary, evaluation_steps, record_interval
+from gram_platform.engine.memory import OutOfMemory, is_out_of_memory, memory_advice
+from gram_platform.engine.notice import Notice, termination_notice
+from gram_platform.engine.summary import Summary, evaluation_steps
 from gram_platform.evaluate import domain_losses, require_sequences
 from gram_platform.flops import total_parameters
 from gram_platform.identity import invalid
@@ -35,7 +37,8 @@ def execute_run(run: RunConfig, tags: Mapping[str, str], execution: Execution) -
     """The run's result, trained from its last checkpoint if it is not there yet.
 
     Raises LeaseHeld while another process works on it, TrainingDiverged (recorded as the run's failure) for a
-    non-finite loss, ValueError for data that does not fit.
+    non-finite loss, OutOfMemory (recorded too) with advice, ValueError for data that does not fit. A SIGTERM ends the
+    process after the step at work, with a checkpoint of it.
     """
     torch.set_num_threads(execution.num_threads)
     directory = execution.store().run(run.run_id)
@@ -44,13 +47,17 @@ def execute_run(run: RunConfig, tags: Mapping[str, str], execution: Execution) -
     if (result := directory.result()) is not None:
         return result
     corpus = execution.corpus(run.data.data_id)
-    with directory.start_attempt(owner(), execution.lease_s) as attempt:
+    with termination_notice() as notice, directory.start_attempt(owner(), execution.lease_s) as attempt:
         try:
-            return RunExecution(run, corpus, attempt, execution).finish()
+            return RunExecution(run, corpus, attempt, execution, notice=notice).finish()
         except TrainingDiverged as error:
             attempt.fail(str(error), {"kind": "diverged"})
             raise
         except Exception as error:
+            if is_out_of_memory(error):
+                message = memory_advice(error, run, execution)
+                attempt.fail(message, {"kind": "memory"})
+                raise OutOfMemory(message) from error
             attempt.fail(f"{type(error).__name__}: {error}", {"kind": "error"})
             raise
 
@@ -80,6 +87,8 @@ class RunExecution:
             require_sequences(self.validation, points.domains, points.num_sequences)
         self.learner = parts.get("learner") or new_learner(Learner, run, execution)
         self.rank, self.num_ranks = parts.get("rank", 0), parts.get("num_ranks", 1)
+        self.notice = parts.get("notice") or Notice()
+        self.summary = Summary(run)
         self.background = Background()
         self.step = 0
         self.records: list[dict] = []  # since the last commit
@@ -101,6 +110,8 @@ class RunExecution:
                     break
                 if self._should_commit(record.step):
                     self.commit(record.step)
+                    if self.notice.given:
+                        self.notice.leave()
         return self.complete()
 
     def _is_exhausted(self) -> bool:
@@ -117,6 +128,7 @@ class RunExecution:
         torch.set_rng_state(resumed.pieces["random.torch"].rows)
         self.learner.load_state(resumed.pieces)
         self.final, self.num_stale = dict(resumed.state["final"]), resumed.state["num_stale"]
+        self.summary.load_state(resumed.state.get("summary", {}))  # absent where one ended
         self.step = resumed.step
         return resumed.step
 
@@ -125,12 +137,12 @@ class RunExecution:
 
     def _steps(self, first_step: int) -> Iterator[StepRecord]:
         """Trains and records; yields after each step's metrics are in `records`."""
-        summary = Summary(self.run, first_step)
+        self.summary.start(first_step)
         self._last_commit = time.monotonic()
         eval_steps = evaluation_steps(self.run)
         steps = training_steps(self.learner, self.plan, self.reader, first_step, self.rank, self.num_ranks)
         for record in steps:
-            metrics = summary.add(record)
+            metrics = self.summary.add(record)
             if record.step in eval_steps:
                 losses = self.evaluate()
                 metrics |= {f"validation/loss/{domain}": loss for domain, loss in losses.items()}
@@ -139,7 +151,7 @@ class RunExecution:
                 self.records.append({"step": record.step, "time": time.time(), "metrics": metrics})
                 self.final |= {k: v for k, v in metrics.items() if not k.endswith("tokens_per_second")}
             if self.attempt is not None:
-                self.attempt.heartbeat(record.step, self.run.num_steps, summary.tokens_per_second)
+                self.attempt.heartbeat(record.step, self.run.num_steps, self.summary.tokens_per_second)
             yield record
 
     def evaluate(self) -> dict[str, float]:
@@ -168,13 +180,14 @@ class RunExecution:
             self.num_stale += 1
 
     def _should_commit(self, step: int) -> bool:
-        """Checkpoints follow the clock and stand where training metrics are summed up; the last step needs none."""
+        """Checkpoints follow the clock and the notice of an end; the last step needs none."""
         due = time.monotonic() - self._last_commit >= self.execution.checkpoint_every_s
-        return due and step % record_interval(self.run) == 0 and step < self.run.num_steps
+        return (due or self.notice.given) and step < self.run.num_steps
 
     def commit(self, step: int) -> None:
         """Copies what a checkpoint holds, and leaves its writing to the background: it exists when that has ended."""
         state = {**self.identity, "final": dict(self.final), "num_stale": self.num_stale}
+        state["summary"] = self.summary.state()
         pieces = {**self.learner.pieces(), "random.torch": whole(torch.get_rng_state())}
         records, self.records = self.records, []
         self.background.start(lambda: self._write_checkpoint(step, pieces, state, records))

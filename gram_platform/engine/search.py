@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-import ray
 from ray import tune
 from ray.tune.search import Searcher
 
+from gram_platform.engine.capacity import nodes_at_most
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.proposals import Proposal, Source, told
 from gram_platform.engine.trials import CANCEL, FAILED, GO, STOP, WAIT, Outcome, Point, Problem, execute_trial
@@ -57,7 +57,7 @@ def run_trials(
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
-    searcher = _Searcher(source, tuning, lambda: trials_at_once(execution, resources), on_start, on_end)
+    searcher = _Searcher(source, tuning, lambda: nodes_at_most(execution, resources), on_start, on_end)
     trainable = tune.with_parameters(_trial, problem=problem, execution=execution, resources=resources)
     placed = tune.with_resources(trainable, lambda config: _placement(problem, config["point"], execution, resources))
     with tempfile.TemporaryDirectory(prefix="gram-tune-") as own_files:  # nothing in them outlives the driver
@@ -110,24 +110,6 @@ def trial_memory(problem: Problem, point: Point) -> int:
     runs = [node.config for node in problem.nodes(point) if node.kind == "run"]
     largest = max((needs(run, 1, MACHINES["cpu"]).memory.total for run in runs), default=0)
     return math.ceil((largest + PROCESS_BYTES) / MEMORY_STEP) * MEMORY_STEP
-
-
-def trials_at_once(execution: Execution, resources: Resources) -> int:
-    """Trials that the cluster can hold when an autoscaler has made it as large as it may be."""
-    total = dict(ray.cluster_resources())
-    for name, amount in _largest_cluster().items():
-        total[name] = max(total.get(name, 0), amount)
-    slots = total.get("CPU", 0) / (resources.cpus_per_rank * execution.num_ranks)
-    if resources.gpus_per_rank:
-        slots = min(slots, total.get("GPU", 0) / (resources.gpus_per_rank * execution.num_ranks))
-    return max(1, math.floor(slots))
-
-
-def _largest_cluster() -> dict[str, float]:
-    """What the autoscaler reports that it may grow to; {} on a cluster of fixed size."""
-    from ray._private.state import state  # Ray's libraries ask here; there is no public way
-
-    return state.get_max_resources_from_cluster_config() or {}
 
 
 # ----------------------------------------------------------------------------------------------------- searcher

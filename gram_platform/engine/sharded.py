@@ -1,5 +1,6 @@
 """A run on several ranks, under Ray Train, which starts its ranks again when one dies."""
 
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -41,13 +42,15 @@ def execute_sharded_run(run: RunConfig, tags: Mapping[str, str], execution: Exec
 
 def _trainer(run: RunConfig, execution: Execution, resources: Resources) -> TorchTrainer:
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", WORKER_START_TIMEOUT_S)
+    os.environ["RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S"] = str(execution.collective_timeout_s)
+    backend = "nccl" if execution.device == "cuda" else "gloo"
     per_worker = {"CPU": resources.cpus_per_rank}
     if resources.gpus_per_rank:
         per_worker["GPU"] = resources.gpus_per_rank
     return TorchTrainer(
         _train_worker,
         train_loop_config={"run": to_plain(run), "execution": execution},
-        torch_config=TorchConfig(backend="nccl" if execution.device == "cuda" else "gloo"),
+        torch_config=TorchConfig(backend, timeout_s=math.ceil(execution.collective_timeout_s)),
         scaling_config=ray.train.ScalingConfig(
             num_workers=execution.num_ranks,
             use_gpu=bool(resources.gpus_per_rank),

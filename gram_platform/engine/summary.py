@@ -3,6 +3,7 @@
 import math
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -26,12 +27,25 @@ def evaluation_steps(run: RunConfig) -> frozenset[int]:
 class Summary:
     """Means of the training metrics over `record_interval` steps."""
 
-    def __init__(self, run: RunConfig, first_step: int):
-        self.run, self.first_step = run, first_step
-        self.interval = record_interval(run)
-        self.started = time.monotonic()
+    def __init__(self, run: RunConfig):
+        self.run, self.interval = run, record_interval(run)
         self.tokens_per_second = 0.0
         self._reset()
+        self.start(0)
+
+    def start(self, first_step: int) -> None:
+        """The clock of `tokens_per_second` starts here."""
+        self.first_step, self.started = first_step, time.monotonic()
+
+    def state(self) -> dict:
+        """What is summed up since the last interval ended, as JSON; {} where one ended."""
+        losses = {domain: list(losses) for domain, losses in self.losses.items()}
+        return {"losses": losses, "norms": list(self.norms)} if self.norms else {}
+
+    def load_state(self, state: Mapping) -> None:
+        self._reset()
+        self.losses.update({domain: list(losses) for domain, losses in state.get("losses", {}).items()})
+        self.norms += state.get("norms", [])
 
     def _reset(self) -> None:
         self.losses: dict[str, list[float]] = defaultdict(list)

@@ -98,6 +98,11 @@ class RunDirectory(NodeDirectory):
         head = self._head()
         return -1 if head is None else last_step(head["segments"])
 
+    def committed_step(self) -> int:
+        """The step that the run would continue from; 0 without a checkpoint."""
+        manifest = newest_manifest(self.attempts)
+        return 0 if manifest is None else manifest["step"]
+
     def records(self) -> list[dict]:
         """The committed metric records in order, no step twice: the winner's, else up to the newest checkpoint.
 

@@ -6,9 +6,11 @@ import pytest
 
 from gram_platform.config import CORE, RoutingConfig
 from gram_platform.corpora import prepare, resolve
+from gram_platform.engine import summary
 from gram_platform.engine.execution import Execution
+from gram_platform.engine.node import execute_run
 from gram_platform.ladder import SMOKE_SIZES
-from gram_platform.methods import Setting
+from gram_platform.methods import Setting, plan
 from gram_platform.store import Store
 
 TINY = dataclasses.replace(SMOKE_SIZES["tiny"], core_tokens=64 * 160)
@@ -48,3 +50,24 @@ def setting(packed_root):
         num_eval_points=4,
         num_eval_sequences=4,
     )
+
+
+@pytest.fixture
+def run(setting, monkeypatch):
+    """66 steps, 16 to a record of training metrics."""
+    monkeypatch.setattr(summary, "NUM_TRAIN_RECORDS", 4)
+    found = plan("gram", setting).runs["all"]
+    longer = tuple(dataclasses.replace(b, num_draws=6 * b.num_draws) for b in found.data.domains)
+    found = dataclasses.replace(found, data=dataclasses.replace(found.data, domains=longer))
+    assert summary.record_interval(found) > 10
+    return found
+
+
+@pytest.fixture
+def undisturbed(run, execution, tmp_path):
+    """(execution, records) of the run without any disturbance."""
+    straight = dataclasses.replace(execution, storage=str(tmp_path / "other"), checkpoint_every_s=1e9)
+    other = Store(straight.storage).open_for_writing()
+    other.data_root.symlink_to(Store(execution.storage).data_root.resolve())
+    execute_run(run, {}, straight)
+    return straight, other.run(run.run_id).records()

@@ -1,0 +1,70 @@
+"""The notice that a process is about to be taken away: SIGTERM, or Ray draining its machine."""
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import ray
+from ray.exceptions import RaySystemError
+
+POLL_S = 10.0  # between two questions to Ray
+
+
+class Notice:
+    """Whether this process has been told to end."""
+
+    def __init__(self) -> None:
+        self._given = False
+        self._next_poll = time.monotonic() + POLL_S
+
+    def give(self) -> None:
+        self._given = True
+
+    @property
+    def given(self) -> bool:
+        """Asks Ray now and then, so it is cheap enough for every step."""
+        if not self._given and time.monotonic() >= self._next_poll:
+            self._next_poll = time.monotonic() + POLL_S
+            self._given = is_draining()
+        return self._given
+
+    def leave(self) -> None:
+        """Ends the process as an unhandled SIGTERM would have: to whoever started it, it was taken away."""
+        raise SystemExit(128 + signal.SIGTERM)
+
+
+def is_draining() -> bool:
+    """Whether Ray takes no more work for this machine, as before a preemption that it was told of."""
+    if not ray.is_initialized():
+        return False
+    from ray._private.state import state  # Ray's libraries ask here; there is no public way
+
+    try:
+        return ray.get_runtime_context().get_node_id() in state.get_draining_nodes()
+    except RaySystemError:  # the head is away, and may come back
+        return False
+
+
+@contextlib.contextmanager
+def termination_notice() -> Iterator[Notice]:
+    """While the block runs, the first SIGTERM is noted and the work goes on; the second acts as before the block.
+
+    Only a main thread can listen: elsewhere, as in a trial of Ray Tune, SIGTERM ends the process at once.
+    """
+    notice = Notice()
+    if threading.current_thread() is not threading.main_thread():
+        yield notice
+        return
+    before = signal.getsignal(signal.SIGTERM) or signal.SIG_DFL
+
+    def note(number: int, frame: object) -> None:
+        notice.give()
+        signal.signal(signal.SIGTERM, before)
+
+    signal.signal(signal.SIGTERM, note)
+    try:
+        yield notice
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,169 @@
+"""What one node's process does when it is told to end, and when memory is short; how the graph counts crashes."""
+
+import dataclasses
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from ray.exceptions import OutOfMemoryError, WorkerCrashedError
+
+from gram_platform.engine import capacity, graph
+from gram_platform.engine.execution import MAX_CRASHES, Execution, Resources
+from gram_platform.engine.graph import Progress
+from gram_platform.engine.memory import is_out_of_memory
+from gram_platform.engine.node import RunExecution, execute_run
+from gram_platform.methods import plan
+from gram_platform.nodes import method_nodes
+from gram_platform.store import Store, attempts
+from tests.engine.test_node import result_bytes, strip_clock
+
+
+def in_fork(target, *args) -> multiprocessing.Process:
+    process = multiprocessing.get_context("fork").Process(target=target, args=args)
+    process.start()
+    return process
+
+
+def test_a_notice_leaves_a_checkpoint_and_the_run_continues(run, execution, undisturbed, monkeypatch):
+    """SIGTERM commits the step at work, wherever it lies in the interval of a record; the result is the same."""
+    straight, records = undisturbed
+    monkeypatch.setattr(attempts, "HEARTBEAT_INTERVAL_S", 0.0)  # every step can be seen
+    seldom = dataclasses.replace(execution, checkpoint_every_s=1e9)  # nothing but the notice commits
+    directory = Store(execution.storage).run(run.run_id)
+    steps = [0]
+    while len(steps) < 4:
+        process = in_fork(execute_run, run, {}, seldom)
+        deadline = time.monotonic() + 60
+        while (directory.progress() or {}).get("pid") != process.pid or directory.progress()["step"] < steps[-1] + 3:
+            assert process.is_alive()
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        os.kill(process.pid, signal.SIGTERM)
+        process.join()
+        assert process.exitcode == 128 + signal.SIGTERM
+        steps.append(directory.committed_step())
+        assert steps[-1] > steps[-2]
+        assert directory.status() == "interrupted"  # the lease is released
+    execute_run(run, {}, seldom)
+    assert result_bytes(execution, run.run_id) == result_bytes(straight, run.run_id)
+    assert strip_clock(directory.records()) == strip_clock(records)
+
+
+def test_checkpoints_between_two_records_change_nothing(run, execution, undisturbed, monkeypatch):
+    straight, records = undisturbed
+    commit, directory = RunExecution.commit, Store(execution.storage).run(run.run_id)
+
+    class Stopped(BaseException):
+        """As a kill would: nothing may catch it."""
+
+    def stopping(self, step):
+        commit(self, step)
+        raise Stopped
+
+    for last in (5, 23, 40):
+        monkeypatch.setattr(RunExecution, "_should_commit", lambda _, step: step == last)  # noqa: B023
+        monkeypatch.setattr(RunExecution, "commit", stopping)
+        with pytest.raises(Stopped):
+            execute_run(run, {}, execution)
+        assert directory.committed_step() == last
+    monkeypatch.setattr(RunExecution, "_should_commit", lambda *_: False)
+    execute_run(run, {}, execution)
+    assert result_bytes(execution, run.run_id) == result_bytes(straight, run.run_id)
+    assert strip_clock(directory.records()) == strip_clock(records)
+
+
+# ----------------------------------------------------------------------------------------------------- memory
+
+
+def execute_in_little_memory(run, execution) -> None:
+    """The run in an address space that has room for a little more than what is there."""
+    import resource
+
+    from gram_platform.engine.memory import OutOfMemory
+
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    resource.setrlimit(resource.RLIMIT_AS, (used + 512 * 2**20, resource.RLIM_INFINITY))
+    try:
+        execute_run(run, {}, execution)
+    except OutOfMemory:
+        os._exit(3)
+    os._exit(0)
+
+
+def test_a_run_that_does_not_fit_says_what_it_needs(setting, execution):
+    """A real allocation that fails, under a limit of the address space."""
+    run = plan("baseline", setting).runs["all"]
+    run = dataclasses.replace(run, model=dataclasses.replace(run.model, d_mlp=2**18, num_layers=8))
+    process = in_fork(execute_in_little_memory, run, execution)
+    process.join()
+    assert process.exitcode == 3
+    failure = Store(execution.storage).run(run.run_id).failure()
+    assert failure["details"] == {"kind": "memory"}
+    message = failure["message"]
+    assert message.startswith("out of memory (")
+    for words in ("The planner counts", "GiB", "--activation-checkpointing: ", "--num-workers 2: ", "more memory"):
+        assert words in message, message
+
+
+def test_errors_of_allocators():
+    import numpy as np
+    import torch
+
+    for fail in (lambda: np.empty(2**50), lambda: torch.empty(2**50), lambda: bytearray(2**50)):
+        with pytest.raises((MemoryError, RuntimeError)) as caught:
+            fail()
+        assert is_out_of_memory(caught.value), caught.value
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    assert not is_out_of_memory(RuntimeError("size mismatch"))
+
+
+# ------------------------------------------------------------------------------------------------------ graph
+
+
+def empty_graph(execution, nodes):
+    return graph._Graph(Progress(nodes), execution, Resources(), retry_diverged=False)
+
+
+def test_only_crashes_without_progress_count(setting, execution, monkeypatch):
+    """A run that commits between its crashes may lose any number of machines."""
+    found = method_nodes("baseline", setting)[0]
+    study, committed = empty_graph(execution, [found]), 0
+    monkeypatch.setattr(graph.Store(execution.storage).run(found.id).__class__, "committed_step", lambda _: committed)
+    for committed in range(3 * MAX_CRASHES):  # noqa: B007
+        assert not study._book_crash(found, WorkerCrashedError())
+    for _ in range(MAX_CRASHES - 2):
+        assert not study._book_crash(found, WorkerCrashedError())
+    assert study._book_crash(found, WorkerCrashedError())
+    assert f"{MAX_CRASHES} times without a checkpoint in between" in study.progress.failed[found.id]
+
+
+def test_killed_for_its_memory(setting, execution):
+    """As by Ray's memory monitor."""
+    found = method_nodes("baseline", setting)[0]
+    study = empty_graph(execution, [found])
+    for _ in range(MAX_CRASHES):
+        study._book_crash(found, OutOfMemoryError("node memory 98%"))
+    assert study.progress.failed[found.id].startswith("out of memory (OutOfMemoryError: node memory 98%). The planner")
+
+
+CLUSTERS = [  # (CPUs now, CPUs at most or None, ranks) -> nodes at once
+    (0, None, 1, 2),
+    (4, None, 1, 8),
+    (4, 64, 1, 8),
+    (0, None, 4, 1),
+    (9, None, 4, 2),
+    (0, 64, 4, 2),  # nothing is there yet: two are asked for
+    (8, 64, 4, 4),
+    (40, 64, 4, 16),
+    (64, 64, 4, 16),
+]
+
+
+@pytest.mark.parametrize(("now", "most", "ranks", "nodes"), CLUSTERS)
+def test_nodes_at_once(now, most, ranks, nodes, monkeypatch):
+    monkeypatch.setattr(capacity.ray, "cluster_resources", lambda: {"CPU": float(now)})
+    monkeypatch.setattr(capacity, "largest_cluster", lambda: {"CPU": most} if most else {})
+    assert capacity.nodes_at_once(Execution("unused", num_ranks=ranks), Resources()) == nodes
