@@ -105,7 +105,7 @@ def test_killed_ranks_end_with_the_same_bytes(execution, run, tmp_path, num_kill
     create(straight, run)
     run_ranks(2, train, run, straight)
     dice, directory = random.Random(num_kills), create(execution, run)
-    lost = [kill_once(directory, run, execution, dice, num_kills) for _ in range(num_kills)]
+    lost = [kill_once(directory, run, execution, dice, left) for left in range(num_kills, 0, -1)]
     run_ranks(2, train_to_shards, run, execution)
     results = [Store(e.storage).run(run.run_id).folder.read("result.json") for e in (straight, execution)]
     assert results[0] == results[1]
@@ -116,10 +116,11 @@ def test_killed_ranks_end_with_the_same_bytes(execution, run, tmp_path, num_kill
     assert len(directory.attempts.list()) == num_kills + 1
 
 
-def kill_once(directory, run, execution, dice, num_kills) -> int:
+def kill_once(directory, run, execution, dice, kills_left) -> int:
     """Starts two ranks, kills one at a random step; how many steps must be trained again."""
     before = max(directory.last_step(), 0)
-    target = before + dice.randint(1, max(1, (run.num_steps - 8) // num_kills))
+    share = (run.num_steps - before) // (kills_left + 1)  # what is trained until the kill is seen comes on top
+    target = before + dice.randint(1, max(1, share // 2))
     tried = len(directory.attempts.list())
     with Ranks(2, train, run, execution) as started:
         while started.at_work and (len(directory.attempts.list()) == tried or trained(directory) < target):
