@@ -42,6 +42,7 @@ class Tuning:
     name: str  # of the folder of Ray Tune's own files
     max_concurrent: int = 0  # 0: what the cluster can hold
     decide: Callable[[], str] = lambda: GO  # before a trial starts: go, wait (paused), stop (limit) or cancel
+    retry_diverged: bool = False  # train runs again whose loss is known to become non-finite
 
 
 def run_trials(
@@ -58,7 +59,8 @@ def run_trials(
         os.environ.setdefault(name, value)
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     searcher = _Searcher(source, tuning, lambda: nodes_at_most(execution, resources), on_start, on_end)
-    trainable = tune.with_parameters(_trial, problem=problem, execution=execution, resources=resources)
+    shared = {"problem": problem, "execution": execution, "resources": resources}
+    trainable = tune.with_parameters(_trial, **shared, retry_diverged=tuning.retry_diverged)
     placed = tune.with_resources(trainable, lambda config: _placement(problem, config["point"], execution, resources))
     with tempfile.TemporaryDirectory(prefix="gram-tune-") as own_files:  # nothing in them outlives the driver
         _tuner(placed, searcher, tuning, own_files).fit()
@@ -83,9 +85,9 @@ def _tuner(trainable, searcher: "_Searcher", tuning: Tuning, own_files: str) -> 
     )
 
 
-def _trial(config: dict, problem: Problem, execution: Execution, resources: Resources) -> None:
+def _trial(config: dict, **shared) -> None:
     """The function that Ray Tune calls; text, because Tune flattens nested results."""
-    outcome = execute_trial(config["name"], config["point"], problem, execution, resources)
+    outcome = execute_trial(config["name"], config["point"], **shared)
     tune.report({"outcome": json.dumps(asdict(outcome))})
 
 

@@ -52,10 +52,17 @@ class Outcome:
     process: str = ""  # host:pid that it ran in
 
 
-def execute_trial(name: str, point: Point, problem: Problem, execution: Execution, resources: Resources) -> Outcome:
+def execute_trial(
+    name: str,
+    point: Point,
+    problem: Problem,
+    execution: Execution,
+    resources: Resources,
+    retry_diverged: bool = False,
+) -> Outcome:
     """Executes what is missing of a trial and scores it; every error becomes the outcome's message."""
     started, clock = time.time(), time.monotonic()
-    work = _Work(execution, resources)
+    work = _Work(execution, resources, retry_diverged)
     metrics, state, message, nodes = {}, COMPLETE, "", []
     try:
         nodes = problem.nodes(point)
@@ -84,8 +91,8 @@ def execute_trial(name: str, point: Point, problem: Problem, execution: Executio
 class _Work:
     """Executes nodes one after another and counts."""
 
-    def __init__(self, execution: Execution, resources: Resources):
-        self.execution, self.resources = execution, resources
+    def __init__(self, execution: Execution, resources: Resources, retry_diverged: bool):
+        self.execution, self.resources, self.retry_diverged = execution, resources, retry_diverged
         self.store = Store(execution.storage).open_for_writing()
         self.num_executed = self.num_reused = 0
         self.seconds = 0.0
@@ -96,7 +103,7 @@ class _Work:
             directory.add_tags(dict(node.tags))
             self.num_reused += 1
             return result
-        if node.kind == "run":
+        if node.kind == "run" and not self.retry_diverged:
             raise_if_diverged(directory.failure())
         started = time.monotonic()
         result = self._when_free(node)

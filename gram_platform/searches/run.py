@@ -130,11 +130,14 @@ class _SearchRun:
 
     def _run_grid(self, search: GridSearch) -> None:
         seen: set[str] = set()
+        said: set[str] = set()
         while True:
             points, announcements = search.points(self.scene, self.store)
             new = [(name, point) for name, point in points if name not in seen]
             for text in announcements:
-                say(text)
+                if text not in said:
+                    say(text)
+            said |= set(announcements)
             if not new or self.control.decide() != "go":
                 return
             seen |= {name for name, _ in new}
@@ -166,7 +169,8 @@ class _SearchRun:
 
     def _run_trials(self, source: Source, num_trials: int) -> None:
         view = SearchView(num_trials, self.store, self.problem)
-        tuning = Tuning(f"{self.search.name}-{self.identity}", self.scene.flags.max_concurrent, self.control.decide)
+        flags, name = self.scene.flags, f"{self.search.name}-{self.identity}"
+        tuning = Tuning(name, flags.max_concurrent, self.control.decide, flags.retry_failed)
 
         def on_end(outcome: Outcome) -> None:
             self.outcomes[outcome.name] = outcome
