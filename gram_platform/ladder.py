@@ -145,7 +145,17 @@ class Law:
 
 
 PAPER_LAW = Law("paper", 0.311, -0.308, 4.93e-5, 0.799, PAPER_CONTEXT, "the paper, `app:lr-bs-scaling`: 50M to 400M")
-LAWS = {law.name: law for law in (PAPER_LAW,)}
+# of small models on generated stories, where the best batch does not move with size; no law for large ones
+DEMO_LAW = Law(
+    name="demo",
+    lr_coefficient=6.607885487742214,
+    lr_exponent=-0.6087045250229418,
+    batch_coefficient=6.384464389673658,
+    batch_exponent=-0.004234183716755794,
+    seq_len=64,
+    source="experiments/lr_bs_grid.py, preset demo on stories: 0.1M to 0.3M, 2 seeds, 2026-11-21",
+)
+LAWS = {law.name: law for law in (PAPER_LAW, DEMO_LAW)}
 
 
 def load_law(name_or_path: str) -> Law:

@@ -58,6 +58,10 @@ class CommonFlags:
     """CPU threads of a rank: part of what makes a run repeat bit for bit"""
     checkpoint_every: float = 30.0
     """seconds between checkpoints"""
+    activation_checkpointing: bool = False
+    """compute every block again in the backward pass: less memory, a third more time (--dry-run shows both)"""
+    collective_timeout: float = 600.0
+    """seconds after which ranks that wait for one another give up and start again from the last checkpoint"""
     retry_failed: bool = False
     """train runs again that ended with a non-finite loss"""
 
@@ -113,6 +117,8 @@ def checked_common(presets: Mapping[str, Preset], default_preset: str, flags: An
     require_int("threads", flags.threads, 1)
     if not flags.checkpoint_every > 0:
         raise invalid("checkpoint_every", flags.checkpoint_every, "a positive number of seconds")
+    if not flags.collective_timeout > 0:
+        raise invalid("collective_timeout", flags.collective_timeout, "a positive number of seconds")
     require_choice("device", flags.device or "cpu", ("cpu", "cuda"))
     require_choice("machine", flags.machine or preset.machine, tuple(MACHINES))
     require_ranks(preset, sizes, flags.num_workers)

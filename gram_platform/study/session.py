@@ -47,6 +47,8 @@ def execution_of(flags: CommonFlags, has_gpu: bool) -> tuple[Execution, Resource
         num_threads=flags.threads,
         num_ranks=flags.num_workers,
         checkpoint_every_s=flags.checkpoint_every,
+        collective_timeout_s=flags.collective_timeout,
+        activation_checkpointing=flags.activation_checkpointing,
         device=device,
     )
     return execution, Resources(float(flags.threads), float(device == "cuda"))
