@@ -1,7 +1,7 @@
 """A learner on several ranks: FSDP2 with gradient routing.
 
 Auxiliary modules, blocks and the root are sharded separately, so an inactive module is never gathered. Routes are the
-same on all ranks; ranks split a micro-batch's sequences. Gradients are reduced in float32 once a window. The order of
+same on all ranks; ranks split a micro-batch's sequences. Gradients are reduced in float32, once a window. The order of
 calls here is what was found to work; a comment says where another order trains wrongly without an error.
 """
 
@@ -43,6 +43,8 @@ class ShardedLearner(Learner):
         for name, value in weights:
             self._fill(parameters[name], f"model.{name}", value)
         self.model = model
+        has_loras = any(module.kind == "lora" for module in self.config.model.modules)
+        self._reduces_each = has_loras and self.config.precision != "float32"
         self._warm_up()
         return model, parameters_by_set(model)
 
@@ -68,8 +70,11 @@ class ShardedLearner(Learner):
         then each rank holds the full gradients of what is trained. Keeping weights gathered between a forward and the
         next (`set_reshard_after_backward(False)`) would save gathers, and trains wrongly here without an error: what
         is kept still has the requires_grad flags of the route before.
+
+        LoRAs share their block's group, and a group's gradients must have one dtype: what a window has accumulated is
+        float32 and what is new is not. With LoRAs in a lower precision every micro-batch is therefore reduced.
         """
-        self.model.set_requires_gradient_sync(is_last)
+        self.model.set_requires_gradient_sync(is_last or self._reduces_each)
         loss.backward()
 
     def mean_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
