@@ -53,12 +53,10 @@ def test_trials_end_in_every_way_and_none_stops_the_others(ray_cluster, tmp_path
 
 def test_a_killed_driver_loses_no_trial(tmp_path):
     storage = tmp_path / "storage"
-    finished_before = {}
-    for num_ended in (2, 5):
-        with Submission(storage, (), OPTUNA_COMMAND) as search:
-            search.wait_for(lambda n=num_ended: len(written(storage)) >= n, f"{num_ended} finished runs")
-            search.kill_driver()
-        finished_before |= written(storage)
+    with Submission(storage, (), OPTUNA_COMMAND) as search:
+        search.wait_for(lambda: len(written(storage)) >= 3, "three finished runs")
+        search.kill_driver()
+    finished_before = written(storage)
     output = submit(storage, (), OPTUNA_COMMAND)
     after = written(storage)
     assert finished_before.items() <= after.items()  # no finished run was written again
@@ -69,8 +67,6 @@ def test_a_killed_driver_loses_no_trial(tmp_path):
     ids = {run_id for trial in trials for run_id in trial.user_attrs["runs"]}
     assert ids == set(attempts(storage))
     assert "trials ended before" in output
-    assert "8 runs" in submit(storage, (), OPTUNA_COMMAND)
-    assert written(storage) == after
 
 
 def test_a_killed_worker_is_replaced_and_its_run_continued(tmp_path):

@@ -255,6 +255,7 @@ def test_mlflow_gives_the_same_table_and_links(root, store):
 # -------------------------------------------------------------------------------------------------- end to end
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_sweep_in_processes_of_its_own(tmp_path):
     """Two knobs that meet in one run, from nothing to the report; then the report alone, byte for byte."""

@@ -185,6 +185,7 @@ def test_bad_flags_are_refused_before_anything_starts(storage):
         running.parse(several, ["--preset", "smoke"])
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_smoke_from_end_to_end(storage, ray_cluster, capsys):
     arguments = ["--preset", "smoke", "--retain", "airport", "--trials", "1"]
