@@ -2,8 +2,8 @@
 
     python experiments/bench.py                 # 2 CPU cores, about 1 minute
 
-Prints a JSON object a line (name, value, unit, reference, ratio) and a table. Expect on two cores: a search adds 0.1 to
-0.3 s to a trial. The history of the numbers, with machine and date, is in FINDINGS.md.
+Prints a JSON object a line (name, value, unit, reference, ratio) and a table. Expect on two cores: a search adds 0.1
+s to a trial. The history of the numbers, with machine and date, is in FINDINGS.md.
 """
 
 import argparse

@@ -6,7 +6,7 @@ seeds, every forgotten topic attacked. The preset's own values are runs of `expe
 
     python experiments/hyperparams.py                               # demo: 2 CPU cores
     python experiments/hyperparams.py --knobs p_as=0:0.1:0.3:1      # one knob, at values of your own
-    python experiments/hyperparams.py --preset smoke                # 2 CPU cores, under 1 minute
+    python experiments/hyperparams.py --preset smoke                # 2 CPU cores, about 1 minute
     python experiments/hyperparams.py --preset paper --dry-run      # 26M parameters on the hub's Simple Stories
 
 Expect (paper, from the first to the last value): p_as 0 to 1 raises core .90 to .97, retain .88 to 1.04, forget .69 to

@@ -6,7 +6,7 @@ parameter count through the minima. A grid whose minimum lies at its border grow
 and batch is the baseline of `experiments/scaling.py` and shared with it.
 
     python experiments/lr_bs_grid.py                                    # demo: 2 CPU cores, about 15 minutes
-    python experiments/lr_bs_grid.py --preset smoke                     # 2 CPU cores, under 1 minute
+    python experiments/lr_bs_grid.py --preset smoke                     # 2 CPU cores, about 80 s
     python experiments/lr_bs_grid.py --report-only --window 0.02        # fit again, from cells within 2% of the best
     python experiments/lr_bs_grid.py --preset paper --dry-run           # 50M to 400M: what it would cost
     ray job submit --working-dir . -- python experiments/lr_bs_grid.py --storage /absolute/path
