@@ -69,6 +69,7 @@ def test_a_killed_driver_loses_no_trial(tmp_path):
     assert "trials ended before" in output
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_replaced_and_its_run_continued(tmp_path):
     storage = tmp_path / "storage"
     with Submission(storage, ("--checkpoint-every", "0.01"), GRID_COMMAND) as search:

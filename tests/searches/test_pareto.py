@@ -262,6 +262,7 @@ def test_the_report_has_every_figure_and_says_what_chose_the_front(front):
     assert page.count('class="plot"') == len(figures)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(600)
 def test_a_search_from_its_flags_to_its_files(ray_cluster, tmp_path, capsys):
