@@ -15,9 +15,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from gram_platform.config import evaluation_from_plain, run_from_plain
 from gram_platform.engine.capacity import nodes_at_once
+from gram_platform.engine.dispatch import execute_node, is_divergence
 from gram_platform.engine.execution import MAX_CRASHES, Execution, Resources
 from gram_platform.engine.memory import OutOfMemory, memory_advice
-from gram_platform.engine.node import execute_evaluation, execute_run
 from gram_platform.identity import to_plain
 from gram_platform.nodes import Node
 from gram_platform.store import LeaseHeld, Store
@@ -102,7 +102,7 @@ class _Graph:
         if directory.result() is not None:
             directory.add_tags(dict(node.tags))
             self.progress.done.add(node.id)
-        elif node.kind == "run" and not retry_diverged and _diverged(directory.failure()):
+        elif node.kind == "run" and not retry_diverged and is_divergence(directory.failure()):
             self.progress.failed[node.id] = directory.failure()["message"]  # training it again would end the same
         else:
             self.waiting.append(node)
@@ -191,10 +191,6 @@ def _beside_the_driver() -> dict:
     return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=True)}
 
 
-def _diverged(failure: Mapping | None) -> bool:
-    return failure is not None and failure.get("details", {}).get("kind") == "diverged"
-
-
 def _message(cause: BaseException) -> str:
     is_for_people = isinstance(cause, TrainingDiverged | OutOfMemory | ValueError)
     return str(cause) if is_for_people else f"{type(cause).__name__}: {cause}"
@@ -207,16 +203,6 @@ def _execute(
     """A Ray task: its process is reused by the next one, so imports are paid once. Returns its warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RuntimeWarning)
-        _execute_node(kind, plain, tags, execution, resources)
+        config = evaluation_from_plain(plain) if kind == "evaluation" else run_from_plain(plain)
+        execute_node(config, tags, execution, resources)
     return [str(warning.message) for warning in caught if issubclass(warning.category, RuntimeWarning)]
-
-
-def _execute_node(kind: str, plain: Mapping, tags: Mapping, execution: Execution, resources: Resources) -> None:
-    if kind == "evaluation":
-        execute_evaluation(evaluation_from_plain(plain), tags, execution)
-    elif execution.num_ranks == 1:
-        execute_run(run_from_plain(plain), tags, execution)
-    else:
-        from gram_platform.engine.sharded import execute_sharded_run  # Ray Train is slow to import
-
-        execute_sharded_run(run_from_plain(plain), tags, execution, resources)

@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gram_platform.config import RunConfig
+from gram_platform.engine.dispatch import execute_node, is_divergence
 from gram_platform.engine.execution import Execution, Resources, owner
-from gram_platform.engine.node import execute_evaluation, execute_run
 from gram_platform.nodes import Node
 from gram_platform.store import LeaseHeld, Store
 from gram_platform.train.loop import TrainingDiverged
@@ -103,8 +102,8 @@ class _Work:
             directory.add_tags(dict(node.tags))
             self.num_reused += 1
             return result
-        if node.kind == "run" and not self.retry_diverged:
-            raise_if_diverged(directory.failure())
+        if node.kind == "run" and not self.retry_diverged and is_divergence(failure := directory.failure()):
+            raise TrainingDiverged(failure["message"])
         started = time.monotonic()
         result = self._when_free(node)
         self.seconds += time.monotonic() - started
@@ -115,23 +114,6 @@ class _Work:
         """The node's result; while another process works on it, wait."""
         while True:
             try:
-                return _execute(node, self.execution, self.resources)
+                return execute_node(node.config, dict(node.tags), self.execution, self.resources)
             except LeaseHeld:
                 time.sleep(HELD_POLL_S)
-
-
-def raise_if_diverged(failure: Mapping | None) -> None:
-    """TrainingDiverged for a run that is known to diverge: it would again."""
-    if failure is not None and failure.get("details", {}).get("kind") == "diverged":
-        raise TrainingDiverged(failure["message"])
-
-
-def _execute(node: Node, execution: Execution, resources: Resources) -> dict:
-    tags = dict(node.tags)
-    if not isinstance(node.config, RunConfig):
-        return execute_evaluation(node.config, tags, execution)
-    if execution.num_ranks == 1:
-        return execute_run(node.config, tags, execution)
-    from gram_platform.engine.sharded import execute_sharded_run  # Ray Train is slow to import
-
-    return execute_sharded_run(node.config, tags, execution, resources)

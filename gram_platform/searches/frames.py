@@ -8,6 +8,7 @@ from gram_platform.analysis.elicited import ATTACK_COLUMNS, ELICITED
 from gram_platform.analysis.frame import load_store_curves
 from gram_platform.analysis.ratios import PREFIX, VIEW
 from gram_platform.analysis.trials import COMPLETE, DIVERGED, FAILED, RUNNING, WAITING
+from gram_platform.engine.dispatch import is_divergence
 from gram_platform.nodes import Node
 from gram_platform.searches.definition import Scene
 from gram_platform.store import Store
@@ -90,6 +91,5 @@ def trial_state(nodes: Iterable[Node], frame: pd.DataFrame, store: Store) -> tup
     for run in begun:
         if run.status() == "failed":
             failure = run.failure() or {}
-            is_diverged = failure.get("details", {}).get("kind") == "diverged"
-            return DIVERGED if is_diverged else FAILED, str(failure.get("message", ""))
+            return DIVERGED if is_divergence(failure) else FAILED, str(failure.get("message", ""))
     return (RUNNING if any(run.status() == "running" for run in begun) else WAITING), ""

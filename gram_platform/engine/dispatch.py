@@ -1,0 +1,25 @@
+"""What studies and searches do alike with a node: execute it where it belongs, and know a run that diverges."""
+
+from collections.abc import Mapping
+
+from gram_platform.config import Evaluation, RunConfig
+from gram_platform.engine.execution import Execution, Resources
+from gram_platform.engine.node import execute_evaluation, execute_run
+
+
+def execute_node(
+    config: RunConfig | Evaluation, tags: Mapping[str, str], execution: Execution, resources: Resources
+) -> dict:
+    """The node's result: an evaluation or a run in this process, a run of several ranks on Ray Train's workers."""
+    if isinstance(config, Evaluation):
+        return execute_evaluation(config, tags, execution)
+    if execution.num_ranks == 1:
+        return execute_run(config, tags, execution)
+    from gram_platform.engine.sharded import execute_sharded_run  # Ray Train is slow to import
+
+    return execute_sharded_run(config, tags, execution, resources)
+
+
+def is_divergence(failure: Mapping | None) -> bool:
+    """Whether a run's failure is a non-finite loss: trained again it would end the same."""
+    return failure is not None and failure.get("details", {}).get("kind") == "diverged"
