@@ -1,7 +1,7 @@
 """Nodes of a study: runs and evaluations with the names a study gives them, and what each one waits for."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gram_platform.config import Evaluation, RunConfig, View
 from gram_platform.methods import plan
@@ -33,8 +33,12 @@ class Node:
     @property
     def name(self) -> str:
         tags = dict(self.tags)
-        name = " ".join(tags[key] for key in ("method", "size", "profile") if key in tags) + f" s{tags['seed']}"
-        return name + (f" attacked for {tags['elicited']}" if "elicited" in tags else "")
+        name = " ".join(tags[key] for key in ("method", "size", "profile", "variant") if key in tags)
+        return f"{name} s{tags['seed']}" + (f" attacked for {tags['elicited']}" if "elicited" in tags else "")
+
+    def tagged(self, **tags: str) -> "Node":
+        """The same node with more names."""
+        return replace(self, tags=tuple(sorted((dict(self.tags) | tags).items())))
 
 
 def view_runs(view: View | None) -> frozenset[str]:

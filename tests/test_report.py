@@ -8,8 +8,8 @@ import subprocess
 import pandas as pd
 import pytest
 
-from gram_platform.analysis.claims import stories_claims
-from gram_platform.analysis.paper import STORIES_CLAIMS
+from gram_platform.analysis.claims import paper_claims
+from gram_platform.analysis.paper_claims import STORIES_CLAIMS
 from gram_platform.analysis.tables import Analysis, analyse
 from gram_platform.report import build_report, shared_profile, study_figures
 from gram_platform.report.tables import readable_runs
@@ -126,7 +126,7 @@ def test_runs_are_readable():
 def stories_page() -> str:
     frames = stories_frames
     analysis = analyse(frames.evaluations(), frames.curves(), attacks=frames.attacks())
-    claims, runs = stories_claims(analysis.per_seed), frames.runs()
+    claims, runs = paper_claims(analysis.per_seed, "stories"), frames.runs()
     parts = (analysis, frames.curves(), runs, frames.PARAMETERS, None, claims, frames.COSTS, "stories")
     return build_report("Stories", "", *parts)
 

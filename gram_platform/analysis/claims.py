@@ -13,8 +13,8 @@ import pandas as pd
 
 from gram_platform.analysis.elicited import ELICITED
 from gram_platform.analysis.intervals import CONFIDENCE, is_equivalent, paired_contrast, smallest_detectable
-from gram_platform.analysis.paper import STORIES_CLAIMS, Claim, paper_difference
-from gram_platform.analysis.ratios import BASELINE
+from gram_platform.analysis.paper_claims import CLAIMS, FIRST, LAST, Claim, Side, paper_difference
+from gram_platform.analysis.ratios import BASELINE, VARIANT
 from gram_platform.analysis.tables import MEAN, averaged_profiles
 from gram_platform.identity import invalid
 
@@ -83,41 +83,74 @@ def separation_claims(per_seed: pd.DataFrame, profile: str = "mean") -> list[Jud
     return judgements
 
 
-def stories_claims(per_seed: pd.DataFrame) -> pd.DataFrame:
-    """Every claim of the paper's Stories section (`paper.STORIES_CLAIMS`) that `per_seed` has both sides of.
+def paper_claims(per_seed: pd.DataFrame, study: str) -> pd.DataFrame:
+    """Every claim of the paper's that belongs to a study (`paper_claims.CLAIMS`) and that `per_seed` has both sides of.
 
-    One row a claim and size, as `claims_frame`, with `paper` (the difference in the paper's table) and `source`. A side
-    is the seed's mean over the profiles of at most one auxiliary domain that both methods have; a claim of which no
+    One row a claim, and one for each size and variant that the claim leaves open, as `claims_frame`, with `paper` (the
+    difference in the paper's table), `source`, and `size` and `variant` it was judged at. A side is the seed's mean
+    over the profiles of at most one auxiliary domain that both methods have, or of one profile; a claim of which no
     seed has both sides is absent.
     """
-    rows, sizes = [], tuple(dict.fromkeys(per_seed["size"]))
-    for size in sizes:
-        for claim in STORIES_CLAIMS:
-            left, right = _sides(per_seed, claim, size)
+    rows = []
+    for claim in CLAIMS[study]:
+        for size, variant in _places(per_seed, claim):
+            left, right = _sides(per_seed, claim, size, variant)
             if set(left) & set(right):
                 judge = judge_matches if claim.matches else judge_greater
-                text = claim.text + (f" within {MARGIN}" if claim.matches else "") + f" ({size})" * (len(sizes) > 1)
-                own = {"paper": paper_difference(claim), "source": claim.source}
-                rows.append({**vars(judge(text, left, right)), **own})
-    return pd.DataFrame(rows, columns=[*COLUMNS, "paper", "source"])
+                text = claim.text + (f" within {MARGIN}" if claim.matches else "")
+                own = {"paper": _paper_difference(study, claim, variant), "source": claim.source}
+                rows.append({**vars(judge(text, left, right)), **own, "size": size, VARIANT: variant})
+    return pd.DataFrame(rows, columns=[*COLUMNS, "paper", "source", "size", VARIANT])
 
 
-def _sides(per_seed: pd.DataFrame, claim: Claim, size: str) -> tuple[dict, dict]:
-    """`{seed: value}` of both sides of a claim, over the same profiles; the baseline's are its own."""
-    profiles = [averaged_profiles(per_seed, method, size) for method, _ in (claim.left, claim.right)]
-    shared = frozenset.intersection(*(p for p in profiles if p)) if any(profiles) else frozenset()
-    return _side(per_seed, claim.left, size, shared), _side(per_seed, claim.right, size, shared)
+def _paper_difference(study: str, claim: Claim, variant: str) -> float:
+    """Claims about sizes are not in the paper's tables of one size."""
+    return math.nan if claim.left.size else paper_difference(study, claim, variant)
 
 
-def _side(per_seed: pd.DataFrame, side: tuple[str, str], size: str, profiles: frozenset[str]) -> dict[str, float]:
+def _places(per_seed: pd.DataFrame, claim: Claim) -> list[tuple[str, str]]:
+    """Sizes and variants that a claim is judged at: "" where its sides name their own."""
+    sizes, variants = _values(per_seed, "size"), _values(per_seed, VARIANT)
+    return [
+        (size, variant)
+        for size in (("",) if claim.left.size else sizes)
+        for variant in (("",) if claim.left.variant else variants)
+    ]
+
+
+def _values(per_seed: pd.DataFrame, column: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(per_seed[column])) if column in per_seed else ("",)
+
+
+def _sides(per_seed: pd.DataFrame, claim: Claim, size: str, variant: str) -> tuple[dict, dict]:
+    """`{seed: value}` of both sides of a claim, over the same profiles unless a side names one; the baseline's are its
+    own.
+    """
+    parts = [_where(per_seed, side, size, variant) for side in (claim.left, claim.right)]
+    found = [averaged_profiles(rows) for rows in parts]
+    shared = frozenset.intersection(*(p for p in found if p)) if any(found) else frozenset()
+    left, right = (_side(rows, s, shared) for rows, s in zip(parts, (claim.left, claim.right), strict=True))
+    return left, right
+
+
+def _where(per_seed: pd.DataFrame, side: Side, size: str, variant: str) -> pd.DataFrame:
+    """The rows of a side's method, size and variant."""
+    rows = per_seed[per_seed["method"] == side.method]
+    for column, value in (("size", side.size or size), (VARIANT, side.variant or variant)):
+        if column in rows and value:
+            values = _values(per_seed, column)
+            rows = rows[rows[column] == {FIRST: values[:1], LAST: values[-1:]}.get(value, (value,))[0]]
+    return rows
+
+
+def _side(rows: pd.DataFrame, side: Side, profiles: frozenset[str]) -> dict[str, float]:
     """`{seed: mean of the class over the profiles that define it}`; a seed that lacks one of these is left out."""
-    method, name = side
-    if method == BASELINE:
-        return seed_values(per_seed, name, method=method, size=size, profile=MEAN)
-    rows = per_seed[(per_seed["method"] == method) & (per_seed["size"] == size) & per_seed["profile"].isin(profiles)]
-    defining = "forget" if name == ELICITED else name  # every view that forgets is attacked
+    if side.profile or side.method == BASELINE:
+        return seed_values(rows, side.name, profile=side.profile or MEAN)
+    rows = rows[rows["profile"].isin(profiles)]
+    defining = "forget" if side.name == ELICITED else side.name  # every view that forgets is attacked
     rows = rows[rows["profile"].isin(set(rows["profile"][rows[defining].notna()]))]
-    wide = rows.pivot(index="seed", columns="profile", values=name)
+    wide = rows.pivot(index="seed", columns="profile", values=side.name)
     return wide.dropna().mean(axis="columns").to_dict() if len(wide.columns) else {}
 
 

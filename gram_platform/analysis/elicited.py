@@ -11,6 +11,7 @@ from gram_platform.analysis.ratios import VIEW, Notes
 from gram_platform.identity import invalid
 
 ELICITED = "elicited"
+PROFILE = ["method", "size", "profile"]
 ATTACK_COLUMNS = [*VIEW, ELICITED, "loss"]  # `elicited`: the attacked domain; loss: NaN while there is no result
 
 
@@ -30,13 +31,13 @@ def checked_attacks(attacks: pd.DataFrame | None) -> pd.DataFrame:
 
 
 def elicited_ratios(attacks: pd.DataFrame, ratios: pd.DataFrame, references: dict) -> tuple[pd.DataFrame, Notes]:
-    """Rows of class `elicited` in the columns of `ratios`, one a forget row of every attacked method and size.
+    """Rows of class `elicited` in the columns of `ratios`, one a forget row of every attacked profile.
 
     Where an attack has no result its ratio is NaN, and the notes name it: a class is known only as a whole.
     """
     columns = list(ratios.columns)
-    attacked = set(zip(attacks["method"], attacks["size"], strict=True))
-    keys = zip(ratios["method"], ratios["size"], strict=True)
+    attacked = set(attacks[PROFILE].itertuples(index=False, name=None))
+    keys = ratios[PROFILE].itertuples(index=False, name=None)
     is_target = (ratios["class"] == "forget") & np.array([key in attacked for key in keys], bool)
     targets = ratios[is_target].drop(columns=["loss", "class", "compute_ratio", "run_id"], errors="ignore")
     values = attacks.rename(columns={ELICITED: "domain"})
@@ -52,7 +53,7 @@ def elicited_ratios(attacks: pd.DataFrame, ratios: pd.DataFrame, references: dic
 def _unknown(rows: pd.DataFrame) -> Notes:
     """One note a view of all seeds, so that a study that has just begun does not list hundreds."""
     notes = []
-    for (method, size, profile), group in rows.groupby(["method", "size", "profile"], sort=False):
+    for (method, size, profile), group in rows.groupby(PROFILE, sort=False):
         seeds = (f"seed {seed}: {', '.join(own)}" for seed, own in group.groupby("seed")["domain"])
         notes.append((f"{method} {size} {profile}, elicited", f"no result of the attack on {'; '.join(seeds)}"))
     return notes

@@ -1,14 +1,19 @@
-"""The paper's own numbers and claims, literally, each with the label of its place in the paper."""
+"""The paper's own numbers, literally, each with the label of its place in the paper."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import pandas as pd
 
-from gram_platform.analysis.ratios import BASELINE
+from gram_platform.analysis.ratios import BASELINE, VARIANT
 from gram_platform.analysis.tables import CLASSES, MEAN, interval_text
 
-STORIES = "stories"  # the study whose table these are beside
+STORIES, AUX_SCALING, PARTIAL_LABELS = "stories", "aux_scaling", "partial_labels"  # the studies beside whose tables
+ARCHITECTURE, ACCUMULATION = "architecture", "accumulation"  # these numbers stand
+
+Value = tuple[float, float]  # compute ratio, half-width of its 90% interval; NaN where the paper does not print one
+Table = Mapping[str, tuple[Value, ...]]  # method -> the four CLASSES in order, means over profiles
+NOT_PRINTED = (math.nan, math.nan)
 
 # tab:synthetic, mean over the five profiles: (compute ratio, half-width of the 90% interval) in the order of CLASSES
 STORIES_TABLE = {
@@ -19,7 +24,56 @@ STORIES_TABLE = {
     "maxent": ((0.961, 0.066), (0.934, 0.078), (0.840, 0.061), (0.983, 0.051)),
     "demix": ((0.248, 0.030), (0.183, 0.085), (0.257, 0.031), (0.302, 0.040)),
 }
-STORIES_SIZE, STORIES_SEEDS = "26M", 3  # app:stories
+# fig:aux-scaling-main, by the number of auxiliary domains
+AUX_SCALING_TABLES = {
+    "4": {"gram": ((0.897, 0.042), (0.885, 0.041), (0.647, 0.025), (0.712, 0.045))},
+    "8": {"gram": ((0.886, 0.015), (0.906, 0.016), (0.706, 0.013), (0.787, 0.016))},
+    "12": {"gram": ((0.880, 0.010), (0.907, 0.009), (0.723, 0.008), (0.810, 0.006))},
+    "16": {"gram": ((0.868, 0.023), (0.899, 0.025), (0.732, 0.021), (0.818, 0.024))},
+    "20": {"gram": ((0.883, 0.019), (0.905, 0.022), (0.744, 0.017), (0.838, 0.018))},
+}
+# fig:partial-full, by the share of labelled tokens; the profile is core alone
+PARTIAL_LABEL_TABLES = {
+    "1": {"filtering": ((0.920, 0.029), NOT_PRINTED, (0.541, 0.005), (0.672, 0.008))},
+    "0.5": {
+        "gram": ((0.957, 0.016), NOT_PRINTED, (0.600, 0.006), (0.760, 0.012)),
+        "filtering": ((0.986, 0.031), NOT_PRINTED, (0.851, 0.009), (0.850, 0.004)),
+        "ft_lora": ((0.986, 0.017), NOT_PRINTED, (0.854, 0.013), (0.857, 0.010)),
+    },
+}
+ARCHITECTURE_TABLE = {  # fig:expert-arch
+    "gram": ((0.882, 0.073), (0.766, 0.030), (0.688, 0.050), (0.955, 0.035)),
+    "gram_lora": ((0.889, 0.050), (0.780, 0.040), (0.699, 0.024), (0.964, 0.027)),
+    "ft_mlp": ((0.846, 0.043), (0.754, 0.010), (0.584, 0.012), (0.882, 0.015)),
+    "ft_lora": ((0.863, 0.051), (0.813, 0.028), (0.596, 0.002), (0.902, 0.013)),
+}
+# tab:hetacc-200m: one seed, no interval; every ratio against the heterogeneous baseline
+ACCUMULATION_TABLES = {
+    "uniform": {
+        "baseline": ((0.95, math.nan), (0.76, math.nan), NOT_PRINTED, NOT_PRINTED),
+        "gram": ((0.94, math.nan), (0.75, math.nan), (0.70, math.nan), NOT_PRINTED),
+        "ft_lora": ((0.95, math.nan), (0.83, math.nan), (0.61, math.nan), NOT_PRINTED),
+    },
+    "heterogeneous": {
+        "gram": ((0.99, math.nan), (1.11, math.nan), (0.69, math.nan), NOT_PRINTED),
+        "ft_lora": ((0.94, math.nan), (0.90, math.nan), (0.61, math.nan), NOT_PRINTED),
+    },
+}
+PAPER: Mapping[str, Mapping[str, Table]] = {  # study -> variant -> table
+    STORIES: {"": STORIES_TABLE},
+    AUX_SCALING: AUX_SCALING_TABLES,
+    PARTIAL_LABELS: PARTIAL_LABEL_TABLES,
+    ARCHITECTURE: {"": ARCHITECTURE_TABLE},
+    ACCUMULATION: ACCUMULATION_TABLES,
+}
+PAPER_SCALES = {  # study -> size, seeds
+    STORIES: ("26M", 3),
+    AUX_SCALING: ("26M", 3),
+    PARTIAL_LABELS: ("400M", 3),
+    ARCHITECTURE: ("100M", 3),
+    ACCUMULATION: ("200M", 1),
+}
+STORIES_SIZE, STORIES_SEEDS = PAPER_SCALES[STORIES]  # app:stories
 # the table in fig:realistic-results, for the dual-use models: train FLOPs, active and total MLP parameters over the
 # baseline's
 COST_TABLE = {
@@ -31,97 +85,33 @@ COST_TABLE = {
 }
 
 
-@dataclass(frozen=True)
-class Claim:
-    """`left - right > 0`, or with `matches` equal within the margin; each side a method and a class."""
-
-    text: str
-    left: tuple[str, str]
-    right: tuple[str, str]
-    source: str  # label in the paper
-    matches: bool = False
+def paper_value(study: str, variant: str, method: str, name: str) -> Value:
+    """What the paper prints for a class of a method; the baseline is 1 by definition, (NaN, NaN) what it does not."""
+    tables = PAPER.get(study, {})
+    if method in tables.get(variant, {}):
+        return tables[variant][method][CLASSES.index(name)]
+    return (1.0, math.nan) if method == BASELINE and name in ("core", "retain") else NOT_PRINTED
 
 
-STORIES_CLAIMS = (
-    Claim("GRAM: retain is above forget", ("gram", "retain"), ("gram", "forget"), "fig:grmoe_vs_filtering"),
-    Claim(
-        "Filtering: retain is above forget",
-        ("filtering", "retain"),
-        ("filtering", "forget"),
-        "fig:grmoe_vs_filtering",
-    ),
-    Claim("GRAM matches filtering on core", ("gram", "core"), ("filtering", "core"), "tab:synthetic", True),
-    Claim("GRAM matches filtering on retain", ("gram", "retain"), ("filtering", "retain"), "tab:synthetic", True),
-    Claim("GRAM matches filtering on forget", ("gram", "forget"), ("filtering", "forget"), "tab:synthetic", True),
-    Claim(
-        "GRAM matches filtering on elicited forget",
-        ("gram", "elicited"),
-        ("filtering", "elicited"),
-        "tab:synthetic",
-        True,
-    ),
-    Claim("GRAM resists the attack: retain is above elicited", ("gram", "retain"), ("gram", "elicited"), "app:stories"),
-    Claim(
-        "The attack undoes MaxEnt: elicited is above forget",
-        ("maxent", "elicited"),
-        ("maxent", "forget"),
-        "app:stories",
-    ),
-    Claim(
-        "MaxEnt recovers almost completely: elicited matches the baseline",
-        ("maxent", "elicited"),
-        ("baseline", "retain"),
-        "app:stories",
-        True,
-    ),
-    Claim(
-        "MaxEnt is less robust than GRAM: its elicited is above",
-        ("maxent", "elicited"),
-        ("gram", "elicited"),
-        "app:stories",
-    ),
-    Claim(
-        "MaxEnt is less robust than filtering: its elicited is above",
-        ("maxent", "elicited"),
-        ("filtering", "elicited"),
-        "app:stories",
-    ),
-    Claim("FT-LoRA has a lower core than GRAM", ("gram", "core"), ("ft_lora", "core"), "app:stories"),
-    Claim("FT-Full has a lower core than GRAM", ("gram", "core"), ("ft_full", "core"), "app:stories"),
-    Claim("DEMix is poor on core: below GRAM", ("gram", "core"), ("demix", "core"), "app:stories"),
-    Claim("DEMix is poor on retain: below GRAM", ("gram", "retain"), ("demix", "retain"), "app:stories"),
-    Claim(
-        "DEMix recovers little: elicited matches forget",
-        ("demix", "elicited"),
-        ("demix", "forget"),
-        "app:stories",
-        True,
-    ),
-)
+def beside_paper(table: pd.DataFrame, study: str = STORIES, profile: str = MEAN) -> pd.DataFrame:
+    """Our rows of a profile, each followed by the paper's row of the method: `mean [low, high]` as text, 90% intervals.
 
-
-def paper_difference(claim: Claim) -> float:
-    """left - right in the paper's own Stories table, the baseline being 1; NaN where it does not give both."""
-    values = {method: [value for value, _ in classes] for method, classes in STORIES_TABLE.items()}
-    values[BASELINE] = [1.0] * len(CLASSES)
-    unknown = [math.nan] * len(CLASSES)
-    left, right = (values.get(m, unknown)[CLASSES.index(name)] for m, name in (claim.left, claim.right))
-    return left - right
-
-
-def beside_paper(table: pd.DataFrame) -> pd.DataFrame:
-    """Our `mean` rows, each followed by the paper's row of the method: `mean [low, high]` as text, 90% intervals.
-
-    Columns `method, size, from` ("ours" or "paper"), the four classes, `num_seeds`. Empty where there is no value.
+    Columns `variant` if the table has it, `method, size, from` ("ours" or "paper"), the four classes, `num_seeds`.
+    Empty where there is no value.
     """
-    rows = []
-    means = table[(table["profile"] == MEAN) & (table["method"] != BASELINE)]
-    for record in means.to_dict("records"):
+    rows, tables = [], PAPER.get(study, {})
+    paper_size, paper_seeds = PAPER_SCALES.get(study, ("", 0))
+    for record in table[table["profile"] == profile].to_dict("records"):
+        variant, method = record.get(VARIANT, ""), record["method"]
+        theirs = tables.get(variant, {}).get(method)
+        if method == BASELINE and theirs is None:
+            continue
         own = {name: interval_text(*(record[f"{name}{end}"] for end in ("", "_low", "_high"))) for name in CLASSES}
-        key = {"method": record["method"], "size": record["size"]}
-        rows.append({**key, "from": "ours", **own, "num_seeds": record["num_seeds"]})
-        if record["method"] in STORIES_TABLE:
-            values = zip(CLASSES, STORIES_TABLE[record["method"]], strict=True)
+        key = {VARIANT: variant, "method": method}
+        rows.append({**key, "size": record["size"], "from": "ours", **own, "num_seeds": record["num_seeds"]})
+        if theirs:
+            values = zip(CLASSES, theirs, strict=True)
             paper = {name: interval_text(mean, mean - error, mean + error) for name, (mean, error) in values}
-            rows.append({**key, "size": STORIES_SIZE, "from": "paper", **paper, "num_seeds": STORIES_SEEDS})
-    return pd.DataFrame(rows, columns=["method", "size", "from", *CLASSES, "num_seeds"])
+            rows.append({**key, "size": paper_size, "from": "paper", **paper, "num_seeds": paper_seeds})
+    columns = [VARIANT, "method", "size", "from", *CLASSES, "num_seeds"]
+    return pd.DataFrame(rows, columns=columns if VARIANT in table else columns[1:])

@@ -14,6 +14,7 @@ from gram_platform.identity import invalid
 
 BASELINE, ALL = "baseline", "all"  # the method and the profile that are the reference
 VIEW = ["method", "size", "seed", "profile"]
+VARIANT = "variant"  # the column of what a study varies beside these, where it does
 PREFIX = "loss/"
 CURVE_FIELDS = ["A", "alpha", "s0", "rms", "at_bound", "poor", "first_step", "first_loss", "last_step", "num_points"]
 FIT_COLUMNS = ["size", "domain", *CURVE_FIELDS, "num_seeds", "reference_steps"]

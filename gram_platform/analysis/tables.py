@@ -18,6 +18,7 @@ from gram_platform.analysis.elicited import checked_attacks, elicited_ratios
 from gram_platform.analysis.intervals import t_interval
 from gram_platform.analysis.ratios import (
     ALL,
+    VARIANT,
     VIEW,
     Notes,
     baseline_references,
@@ -53,6 +54,8 @@ def analyse(
     sizes: Sequence[str] = (),
     attacks: pd.DataFrame | None = None,
     declared: pd.DataFrame | None = None,
+    unit: pd.DataFrame | None = None,
+    own_baseline: bool = False,
 ) -> Analysis:
     """All tables of a study from tidy frames of stored losses.
 
@@ -63,21 +66,49 @@ def analyse(
     `sizes` gives the order of the rows. `attacks`: one row an attack on a view with `method, size, seed, profile`,
     `elicited` (the attacked domain) and `loss` (the best one, NaN while there is none). `declared`: the views that the
     study consists of, `method, size, seed, profile, retained`, so that absent ones are named and no mean is taken
-    without them; by default those in `evaluations`. ValueError for a missing column or a row that is there twice.
+    without them; by default those in `evaluations`. `unit`: the evaluations whose baselines are the reference, where
+    these are not in `evaluations`. `own_baseline`: each seed is measured against its own baseline, as the paper's
+    titration is, and `fits` has a row for each. ValueError for a missing column or a row that is there twice.
     """
     evaluations, curves = checked_evaluations(evaluations), checked_curves(curves)
     declared = evaluations if declared is None else checked_evaluations(declared)
-    references, notes = baseline_references(evaluations, curves)
-    ratios, unknown = compute_ratio_frame(evaluations, references)
-    elicited, unattacked = elicited_ratios(checked_attacks(attacks), ratios, references)
-    ratios = _ordered(pd.concat([ratios, elicited]) if len(elicited) else ratios, sizes)
+    unit, attacks = evaluations if unit is None else checked_evaluations(unit), checked_attacks(attacks)
+    frames = (evaluations, curves, attacks, unit)
+    parts = [_compared(*frames)]
+    if own_baseline and len(unit):
+        parts = [_compared(*(f[f["seed"] == seed] for f in frames), seed) for seed in dict.fromkeys(unit["seed"])]
+    ratios = _ordered(pd.concat([part.ratios for part in parts if len(part.ratios)] or [parts[0].ratios]), sizes)
     per_seed, incomplete = per_seed_frame(ratios, declared)
     per_seed = _ordered(per_seed, sizes)
-    absent = _absent_views(declared, evaluations, {size for size, _ in references})
-    notes = {*notes, *unknown, *unattacked, *incomplete, *absent}
+    absent = _absent_views(declared, evaluations, {size for part in parts for size in part.fits["size"]})
+    notes = {*(note for part in parts for note in part.notes), *incomplete, *absent}
     missing = pd.DataFrame(sorted(notes), columns=["what", "why"])
-    table, fits = _ordered(_summary(per_seed), sizes), _ordered(fits_frame(references), sizes)
+    table, fits = _ordered(_summary(per_seed), sizes), _ordered(pd.concat([part.fits for part in parts]), sizes)
     return Analysis(table, per_seed, ratios, fits, missing)
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """Views against one set of references."""
+
+    ratios: pd.DataFrame
+    fits: pd.DataFrame
+    notes: Notes
+
+
+def _compared(
+    evaluations: pd.DataFrame, curves: pd.DataFrame, attacks: pd.DataFrame, unit: pd.DataFrame, seed: str = ""
+) -> _Compared:
+    """The compute ratios of views and of the attacks on them, over the baselines of `unit`; all frames checked.
+
+    `seed` names the only seed that is there, where each is measured against its own baseline.
+    """
+    references, notes = baseline_references(unit, curves)
+    ratios, unknown = compute_ratio_frame(evaluations, references)
+    elicited, unattacked = elicited_ratios(attacks, ratios, references)
+    joined = pd.concat([ratios, elicited]) if len(elicited) else ratios
+    fits = fits_frame(references)
+    return _Compared(joined, fits.assign(seed=seed) if seed else fits, [*notes, *unknown, *unattacked])
 
 
 def capability_table(evaluations: pd.DataFrame, curves: pd.DataFrame, sizes: Sequence[str] = ()) -> pd.DataFrame:
@@ -135,25 +166,24 @@ def _summary(per_seed: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=TABLE_COLUMNS)
 
 
-def averaged_profiles(frame: pd.DataFrame, method: str, size: str) -> frozenset[str]:
-    """The profiles of core with at most one auxiliary domain that a method has in a table or `per_seed` frame."""
-    profiles = frame[(frame["method"] == method) & (frame["size"] == size)]["profile"]
-    return frozenset(p for p in profiles if p not in (ALL, MEAN) and p.count("+") < 2)
+def averaged_profiles(rows: pd.DataFrame) -> frozenset[str]:
+    """The profiles of core with at most one auxiliary domain in rows of a table or `per_seed` frame."""
+    return frozenset(p for p in rows["profile"] if p not in (ALL, MEAN) and p.count("+") < 2)
 
 
 def domain_table(ratios: pd.DataFrame) -> pd.DataFrame:
     """One row a method, size, profile, domain and class: `compute_ratio, low, high` over seeds, `num_seeds, runs`.
 
-    `runs` joins the `run_id`s, where `ratios` has them. Rows without any known ratio are absent.
+    A row for each variant too, where there are any. `runs` joins the `run_id`s, where `ratios` has them. Rows without
+    any known ratio are absent.
     """
-    rows = []
+    rows, keys = [], [*(c for c in (VARIANT,) if c in ratios), *ROW, "domain", "class"]
     known = ratios[ratios["compute_ratio"].notna()]
-    for key, group in known.groupby([*ROW, "domain", "class"], sort=False):
+    for key, group in known.groupby(keys, sort=False):
         mean, low, high = t_interval(group["compute_ratio"])
         runs = ", ".join(dict.fromkeys(group["run_id"].astype(str))) if "run_id" in group else ""
         rows.append((*key, mean, low, high, len(group), runs))
-    columns = [*ROW, "domain", "class", "compute_ratio", "low", "high", "num_seeds", "runs"]
-    return pd.DataFrame(rows, columns=columns)
+    return pd.DataFrame(rows, columns=[*keys, "compute_ratio", "low", "high", "num_seeds", "runs"])
 
 
 # ------------------------------------------------------------------------------------------------------- order
@@ -206,12 +236,17 @@ def write_table(frame: pd.DataFrame, path: str | os.PathLike) -> None:
 
 def format_table(table: pd.DataFrame) -> str:
     """`table` for a terminal: aligned columns, `mean [low, high]` of each class that has a value, - for none."""
-    classes = [name for name in CLASSES if table[name].notna().any()]
+    classes, names = [name for name in CLASSES if table[name].notna().any()], naming_columns(table)
     rows = [
-        [*(str(r[c]) for c in ROW), *(_cell(r, c) for c in classes), str(r["num_seeds"])]
+        [*(str(r[c]) for c in names), *(_cell(r, c) for c in classes), str(r["num_seeds"])]
         for r in table.to_dict("records")
     ]
-    return aligned([[*ROW, *classes, "seeds"], *rows])
+    return aligned([[*names, *classes, "seeds"], *rows])
+
+
+def naming_columns(table: pd.DataFrame) -> list[str]:
+    """The columns that name a row: what a study varies, if anything, and method, size, profile."""
+    return list(table.columns[: table.columns.get_loc(CLASSES[0])])
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 import plotly.graph_objects as go
 
-from gram_platform.analysis.paper import STORIES, STORIES_TABLE, beside_paper
+from gram_platform.analysis.paper import PAPER, beside_paper
 from gram_platform.analysis.ratios import ALL
 from gram_platform.analysis.tables import CLASSES, MEAN, Analysis, averaged_profiles, domain_table
 from gram_platform.figures.aggregate import aggregate_figure
@@ -21,6 +21,7 @@ from gram_platform.report.tables import (
     readable_runs,
     readable_table,
 )
+from gram_platform.report.variants import curve_sections, domain_sections, renamed, variant_figures, variant_sections
 
 FOOTER = """Compute ratio: the share of the baseline's training steps after which the baseline has the same loss on a
 domain; 1 is the baseline at its end. Core: the core domain. Retain: the auxiliary domains that the profile keeps;
@@ -47,6 +48,7 @@ def build_report(
     claims: pd.DataFrame | None = None,
     costs: Sequence[Mapping] = (),
     compare_with: str = "",
+    varies: str = "",
 ) -> str:
     """The page of a study as HTML text; partial studies give partial pages that name what is missing.
 
@@ -54,11 +56,24 @@ def build_report(
     `elicited`), shown as far as it has the columns `run_id, kind, method, size, seed, profile, status, steps,
     num_tokens, elapsed_s, tokens_per_second, best_loss, error`, with `run_id_url` for links to MLflow; `parameters` the
     count of each size; `profile` the one of the scaling figure (`shared_profile` by default); `claims` the frame of
-    `claims_frame`; `costs` rows of `size, method` and `method_costs`; `compare_with` "stories" for the paper's values.
+    `claims_frame`; `costs` rows of `size, method` and `method_costs`; `compare_with` the study beside whose numbers in
+    the paper ours stand; `varies` the name of what the frames' column `variant` holds.
     """
     profile = profile or shared_profile(analysis.table)
+    body = _varied if varies else _plain
     sections = [
         *_missing(analysis.missing),
+        *body(analysis, curves, runs, parameters, profile, claims, costs, compare_with, varies),
+        Section("Runs", table=readable_runs(runs), table_is_open=True),
+        *_attacks(runs),
+    ]
+    footer = f"{ATTACK}\n\n{FOOTER}" if is_attack(runs).any() else FOOTER
+    return page_html(title, intro, sections, footer)
+
+
+def _plain(analysis, curves, runs, parameters, profile, claims, costs, compare_with, varies) -> list[Section]:
+    """The sections of a study whose rows are named by method, size and profile."""
+    return [
         Section("Capabilities", _progress(runs), table=readable_table(analysis.table), table_is_open=True),
         *_aggregate(analysis.table, compare_with),
         *_claims(claims),
@@ -66,11 +81,20 @@ def build_report(
         *_profiles(analysis),
         *_costs(costs),
         *_learning_curves(analysis, curves),
-        Section("Runs", table=readable_runs(runs), table_is_open=True),
-        *_attacks(runs),
     ]
-    footer = f"{ATTACK}\n\n{FOOTER}" if is_attack(runs).any() else FOOTER
-    return page_html(title, intro, sections, footer)
+
+
+def _varied(analysis, curves, runs, parameters, profile, claims, costs, compare_with, varies) -> list[Section]:
+    """The sections of a study that varies something more."""
+    table = renamed(readable_table(analysis.table), varies)
+    return [
+        *variant_sections(analysis, varies, profile, compare_with),
+        *_claims(claims),
+        Section("Capabilities", _progress(runs), table=table, table_is_open=True),
+        *domain_sections(analysis, varies),
+        *_costs(costs),
+        *curve_sections(analysis, curves),
+    ]
 
 
 def study_figures(
@@ -79,10 +103,13 @@ def study_figures(
     parameters: Mapping[str, float],
     profile: str | None = None,
     compare_with: str = "",
+    varies: str = "",
 ) -> dict[str, go.Figure]:
     """Every figure of the page by a name fit for a file: `scaling-core`, `aggregate-core-small`, `curves-small`, ..."""
     table = analysis.table
     profile, domains = profile or shared_profile(table), domain_table(analysis.ratios)
+    if varies:
+        return variant_figures(analysis, curves, varies, profile, compare_with)
     figures = {f"scaling-{name}": scaling_figure(table, parameters, profile, name) for name in CLASSES}
     for size in _aggregated_sizes(table):
         panels = zip(CLASSES, _panels(table, size, compare_with), strict=True)
@@ -118,12 +145,12 @@ def _aggregate(table: pd.DataFrame, compare_with: str) -> list[Section]:
     panels = {size: [f for f in _panels(table, size, compare_with) if _is_drawn(f)] for size in sizes}
     text = "Compute ratios averaged over the profiles; error bars are 90% intervals over seeds."
     title, means = "Methods", readable_table(table[table["profile"] == MEAN])
-    if compare_with == STORIES:
-        title, means = "Methods, ours beside the paper's", beside_paper(table)
-        text += " The diamonds and the rows marked paper are those of the paper's Simple Stories table: ours are set "
-        text += "beside them for reading, and are compared only at the paper's scale."
+    if compare_with in PAPER:
+        title, means = "Methods, ours beside the paper's", beside_paper(table, compare_with)
+        text += " The diamonds and the rows marked paper are those of the paper: ours are set beside them for reading, "
+        text += "and are compared only at the paper's scale."
     folded = [figure for size in sizes[:-1] for figure in panels[size]]
-    return [Section(title, text, panels[sizes[-1]], folded, "The other sizes", means, compare_with == STORIES)]
+    return [Section(title, text, panels[sizes[-1]], folded, "The other sizes", means, compare_with in PAPER)]
 
 
 def _claims(claims: pd.DataFrame | None) -> list[Section]:
@@ -188,13 +215,15 @@ def _attacks(runs: pd.DataFrame) -> list[Section]:
 def _aggregated_sizes(table: pd.DataFrame) -> list[str]:
     """Sizes at which all methods have the same profiles, so that their means are of the same things."""
     rows = table[~table["method"].isin(HIDDEN)]
-    sizes = {size: {averaged_profiles(rows, m, size) for m in group["method"]} for size, group in rows.groupby("size")}
+    sizes = {
+        size: {averaged_profiles(own) for _, own in group.groupby("method")} for size, group in rows.groupby("size")
+    }
     with_means = set(rows[rows["profile"] == MEAN]["size"])
     return [size for size in _in_order(rows["size"]) if size in with_means and len(sizes[size]) == 1]
 
 
 def _panels(table: pd.DataFrame, size: str, compare_with: str) -> list[go.Figure]:
-    paper = STORIES_TABLE if compare_with == STORIES else None
+    paper = PAPER.get(compare_with, {}).get("")
     return [aggregate_figure(table, size, name, paper) for name in CLASSES]
 
 

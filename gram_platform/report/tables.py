@@ -7,7 +7,8 @@ import pandas as pd
 
 from gram_platform.analysis.elicited import ELICITED
 from gram_platform.analysis.paper import COST_TABLE
-from gram_platform.analysis.tables import CLASSES, ROW, interval_text
+from gram_platform.analysis.ratios import VARIANT
+from gram_platform.analysis.tables import CLASSES, interval_text, naming_columns
 
 RUN_COLUMNS = ("run_id", "run_id_url", "kind", "method", "size", "seed", "profile", "status", "steps", "num_tokens")
 RUN_COLUMNS += ("elapsed", "tokens_per_second", "error")
@@ -19,7 +20,7 @@ IN_PAPER = ("train", "active_mlp", "total_mlp")  # in the order of COST_TABLE
 
 def readable_table(table: pd.DataFrame) -> pd.DataFrame:
     """The rows of table.csv with each class as one text, `mean [low, high]`; classes without any value are left out."""
-    readable = table[ROW].copy()
+    readable = table[naming_columns(table)].copy()
     for name in CLASSES:
         if table[name].notna().any():
             triples = zip(table[name], table[f"{name}_low"], table[f"{name}_high"], strict=True)
@@ -36,8 +37,9 @@ def readable_claims(claims: pd.DataFrame) -> pd.DataFrame:
     for name in ("detectable", "paper"):
         if name in claims:
             readable[name] = [interval_text(value, math.nan, math.nan) for value in claims[name]]
-    order = ["verdict", "claim", "difference", "detectable", "num_seeds", "paper", "source"]
-    return readable[[name for name in order if name in readable]]
+    order = ["verdict", "claim", VARIANT, "size", "difference", "detectable", "num_seeds", "paper", "source"]
+    said = [name for name in order if name in readable and (name != VARIANT or readable[name].any())]
+    return readable[said]
 
 
 def is_attack(runs: pd.DataFrame) -> pd.Series:

@@ -58,7 +58,7 @@ def run_search(search: Search, flags: SearchFlags) -> int:
     scene = build_scene(search, flags)
     nodes = (*search.prerequisites(scene), *search.example(scene))
     if flags.dry_run:
-        say(described(Graph(search, scene.preset, flags, scene.recipe, scene.settings, nodes)))
+        say(described(Graph(search, scene.preset, flags, (scene.recipe,), scene.settings, nodes)))
         return 0
     store = Store(flags.storage).open_for_writing()
     corpus = provide_corpus(scene.recipe, store, reporter())

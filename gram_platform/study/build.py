@@ -12,7 +12,7 @@ from gram_platform.methods.setting import profile_name
 from gram_platform.nodes import Node, method_nodes, require_closed, unique
 from gram_platform.store import Store
 from gram_platform.study.best_trials import load_best
-from gram_platform.study.definition import Preset, Study
+from gram_platform.study.definition import Preset, Study, Variant
 from gram_platform.study.flags import CommonFlags, Flags, by_law
 
 
@@ -23,9 +23,13 @@ class Graph:
     study: Study
     preset: Preset
     flags: Flags
-    recipe: CorpusRecipe
+    recipes: tuple[CorpusRecipe, ...]  # one, or one for every way to divide the labels into core and others
     settings: tuple[Setting, ...]
     entries: tuple[Node, ...]
+
+    @property
+    def recipe(self) -> CorpusRecipe:
+        return self.recipes[0]
 
     @property
     def nodes(self) -> list[Node]:
@@ -33,6 +37,19 @@ class Graph:
 
     def of_size(self, size: str) -> list[Node]:
         return [node for node in self.entries if dict(node.tags)["size"] == size]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A variant of the study at one size and seed."""
+
+    variant: Variant
+    setting: Setting
+
+    def nodes(self, method: str) -> list[Node]:
+        """The method's nodes, named by the variant if that has a name."""
+        nodes = method_nodes(method, self.setting) if self.variant.serves(method) else []
+        return [node.tagged(variant=self.variant.name) for node in nodes] if self.variant.name else nodes
 
 
 def build_graph(study: Study, flags: Flags, progress=None) -> Graph:
@@ -44,12 +61,44 @@ def build_graph(study: Study, flags: Flags, progress=None) -> Graph:
     if flags.maxent:
         best = load_best(Store(flags.storage), flags.maxent, recipe.data_id)
         preset = replace(preset, options=replace(preset.options, maxent_profiles=best))
-    settings = settings_of(preset, flags, recipe)
+    recipes = recipes_of(preset, flags, recipe, progress)
+    cells = [cell for variant in recipes for cell in _cells(variant, preset, flags, recipes[variant])]
     if flags.maxent:
-        _require_searched(flags.maxent, settings[0])
-    entries = tuple(node for setting in settings for method in flags.methods for node in method_nodes(method, setting))
+        _require_searched(flags.maxent, cells[0].setting)
+    entries = tuple(node for cell in cells for method in flags.methods for node in cell.nodes(method))
     require_closed(entries)
-    return Graph(study, preset, flags, recipe, settings, entries)
+    distinct = tuple({own.data_id: own for own in recipes.values()}.values())
+    return Graph(study, preset, flags, distinct, tuple(cell.setting for cell in cells), entries)
+
+
+def recipes_of(preset: Preset, flags: CommonFlags, recipe: CorpusRecipe, progress=None) -> dict[Variant, CorpusRecipe]:
+    """The corpus of every variant that it has enough labels for; `recipe` is the corpus as named.
+
+    ValueError when there are too few for all of them.
+    """
+    labels, found = _auxiliary_labels(recipe, flags), {}
+    for variant in preset.variants:
+        auxiliary = labels[: variant.num_auxiliary]
+        pooled = tuple(label for label in recipe.domain_of if label not in auxiliary)
+        if not variant.num_auxiliary or variant.num_auxiliary == len(recipe.domains) - 1 == len(labels):
+            found[variant] = recipe
+        elif variant.num_auxiliary <= len(labels) and pooled:
+            found[variant] = resolve_corpus(preset, flags, progress, pooled)
+    if not found:
+        fewest = min(variant.num_auxiliary for variant in preset.variants)
+        raise invalid("corpus", flags.corpus, f"a corpus with at least {fewest} auxiliary labels; it has {len(labels)}")
+    return found
+
+
+def _auxiliary_labels(recipe: CorpusRecipe, flags: CommonFlags) -> list[str]:
+    """Labels that may be auxiliary domains, by name: all of a corpus of equals, else those outside of what is core."""
+    named = [label for label, domain in recipe.domain_of.items() if domain != CORE]
+    is_given = bool(flags.core_label) or CORE in recipe.domain_of
+    return sorted(named if is_given else recipe.domain_of)
+
+
+def _cells(variant: Variant, preset: Preset, flags: CommonFlags, recipe: CorpusRecipe) -> list[Cell]:
+    return [Cell(variant, variant.changed(setting)) for setting in settings_of(preset, flags, recipe)]
 
 
 def _require_searched(search_id: str, setting: Setting) -> None:
@@ -61,11 +110,16 @@ def _require_searched(search_id: str, setting: Setting) -> None:
             raise invalid("maxent", search_id, f"a search of every profile of the study; it has not {name}")
 
 
-def resolve_corpus(preset: Preset, flags: CommonFlags, progress=None) -> CorpusRecipe:
-    """The recipe of the named corpus in the preset's shape; ValueError unless it leaves a domain to route."""
+def resolve_corpus(
+    preset: Preset, flags: CommonFlags, progress=None, core_labels: tuple[str, ...] = ()
+) -> CorpusRecipe:
+    """The recipe of the named corpus in the preset's shape; ValueError unless it leaves a domain to route.
+
+    `core_labels` takes the place of `--core-label`.
+    """
     recipe = resolve(
         flags.corpus,
-        core_label=flags.core_label or None,
+        core_label=",".join(core_labels) or flags.core_label or None,
         seq_len=preset.seq_len,
         vocab_size=preset.vocab_size,
         validation_sequences=preset.most_eval_sequences,
@@ -104,7 +158,7 @@ def require_enough_data(nodes: Iterable[Node], preset: Preset, flags: CommonFlag
     """ValueError when a label has too few sequences for its budget or its validation set; nothing has trained yet."""
     needed: dict[str, int] = {}
     for node in nodes:
-        if node.kind == "run":
+        if node.kind == "run" and node.config.data.data_id == corpus.data_id:
             for part in (part for budget in node.config.data.domains for part in budget.pool):
                 needed[part.domain] = max(needed.get(part.domain, 0), part.first + part.num_sequences)
     for domain in corpus.domains:

@@ -1,5 +1,6 @@
 """A study as a value, and its presets."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gram_platform.config import CORE, RoutingConfig
@@ -9,6 +10,26 @@ from gram_platform.methods import Profile, Setting
 from gram_platform.methods.setting import Options
 
 DEFAULT_OPTIONS = Options()
+
+
+def unchanged(setting: Setting) -> Setting:
+    return setting
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One value of what a study varies beside method, size and profile, and what it changes in every cell."""
+
+    name: str = ""  # as tables have it; "" in studies that vary nothing else
+    changed: Callable[[Setting], Setting] = unchanged
+    methods: tuple[str, ...] = ()  # of the study's; (): all. The baseline is always there
+    num_auxiliary: int = 0  # the first so many auxiliary domains by name, the others counting as core; 0: all
+
+    def serves(self, method: str) -> bool:
+        return method == "baseline" or not self.methods or method in self.methods
+
+
+PLAIN = (Variant(),)
 
 
 @dataclass(frozen=True)
@@ -34,6 +55,7 @@ class Preset:
     eval_sequences_of_size: tuple[tuple[str, int], ...] = ()  # where a size's runs allow others
     machine: str = "cpu"  # what --dry-run plans for
     sample_bytes: int = 4_000_000  # of text that a trained tokenizer sees
+    variants: tuple[Variant, ...] = PLAIN
 
     def __post_init__(self) -> None:
         require_int("preset.num_seeds", self.num_seeds, 1)
@@ -41,6 +63,9 @@ class Preset:
         shapes = {(size.seq_len, size.vocab_size) for size in self.sizes.values()}
         if len(shapes) != 1:
             raise invalid("preset.sizes", sorted(shapes), "one sequence length and vocabulary for all")
+        names = [variant.name for variant in self.variants]
+        if not names or len(set(names)) < len(names):
+            raise invalid("preset.variants", names, "at least one variant, each name once")
 
     @property
     def most_eval_sequences(self) -> int:
@@ -89,4 +114,7 @@ class Study:
     methods: tuple[str, ...]
     presets: dict[str, Preset]
     default_preset: str = "demo"
-    compare_with: str = ""  # "stories": the paper's table and claims are set beside ours
+    compare_with: str = ""  # of the paper's tables and claims: those that are set beside ours
+    varies: str = ""  # the column of the variants, such as "accumulation"
+    unit: str = ""  # the variant whose baselines are the unit for all; "": each variant's own
+    own_baseline: bool = False  # compute ratios against the baseline of the same seed, not against all seeds' pooled

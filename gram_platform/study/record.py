@@ -9,6 +9,7 @@ from gram_platform.analysis.tables import MEAN
 from gram_platform.config import CORE
 from gram_platform.flops import total_parameters
 from gram_platform.identity import invalid
+from gram_platform.methods import Setting
 from gram_platform.methods.costs import method_costs
 from gram_platform.nodes import Node
 from gram_platform.store import Store
@@ -30,6 +31,10 @@ class StudyRecord:
     entries: tuple[Mapping, ...]
     costs: tuple[Mapping, ...] = ()  # size, method, and `method_costs` of it: over the baseline's
     compare_with: str = ""  # of the paper's tables
+    varies: str = ""  # the column of the variants
+    variants: tuple[str, ...] = ()  # in order; () in studies that vary nothing beside method, size and profile
+    unit: str = ""  # see Study
+    own_baseline: bool = False
 
     @property
     def ids(self) -> set[str]:
@@ -47,13 +52,14 @@ class StudyRecord:
 
 def record_of(graph: Graph) -> StudyRecord:
     flags, setting = graph.flags, graph.settings[0]
-    routing = setting.routing
+    routing, data = setting.routing, ", ".join(recipe.data_id for recipe in graph.recipes)
+    variants = dict.fromkeys(tags["variant"] for node in graph.entries if "variant" in (tags := dict(node.tags)))
     facts = (
-        f"Preset {flags.preset}, corpus {flags.corpus} (data {graph.recipe.data_id}), {flags.seeds} seeds.",
+        f"Preset {flags.preset}, corpus {flags.corpus} (data {data}), {flags.seeds} seeds.",
         f"Routing: p_as {routing.p_aux_spread}, p_cr {routing.p_core_robust}, p_af {setting.aux_factor:.3g}, "
         f"{routing.accumulation} accumulation; compute {'' if setting.equal_compute else 'not '}matched by lambda.",
     )
-    params = {"preset": flags.preset, "data_id": graph.recipe.data_id, "seeds": str(flags.seeds)}
+    params = {"preset": flags.preset, "data_id": data, "seeds": str(flags.seeds)}
     params |= {"sizes": ",".join(flags.sizes), "methods": ",".join(flags.methods)}
     if flags.law:
         facts += (f"Learning rates and batches by the law {flags.law}.",)
@@ -68,11 +74,22 @@ def record_of(graph: Graph) -> StudyRecord:
         params=params,
         sizes=flags.sizes,
         parameters={s.size.name: total_parameters(s.size.dense()) for s in graph.settings},
-        profile=MEAN if () in setting.profiles else "+".join((CORE, *setting.profiles[0])),
+        profile=_compared_profile(setting),
         entries=tuple(_entry(node) for node in graph.entries),
         costs=_costs(graph),
         compare_with=graph.study.compare_with,
+        varies=graph.study.varies,
+        variants=tuple(variants),
+        unit=graph.study.unit,
+        own_baseline=graph.study.own_baseline,
     )
+
+
+def _compared_profile(setting: Setting) -> str:
+    """The only profile that is compared, the first of several, or their mean where core alone is among them."""
+    if () in setting.profiles and len(setting.profiles) > 1:
+        return MEAN
+    return "+".join((CORE, *setting.profiles[0]))
 
 
 def _entry(node: Node) -> dict:
@@ -91,5 +108,5 @@ def load_record(store: Store, name: str) -> StudyRecord:
     plain = store.study_dir(name).read_json("study.json")
     if plain is None:
         raise invalid("study", name, f"a study that was submitted to {store.root}")
-    tuples = {key: tuple(plain.get(key, ())) for key in ("facts", "sizes", "entries", "costs")}
+    tuples = {key: tuple(plain.get(key, ())) for key in ("facts", "sizes", "entries", "costs", "variants")}
     return StudyRecord(**{**plain, **tuples})

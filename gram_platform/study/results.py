@@ -5,13 +5,16 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from gram_platform.analysis.claims import claims_frame, separation_claims, stories_claims
+from gram_platform.analysis.claims import claims_frame, paper_claims, separation_claims
 from gram_platform.analysis.elicited import ATTACK_COLUMNS, ELICITED
 from gram_platform.analysis.frame import load_curves, load_runs, load_store, load_store_curves
-from gram_platform.analysis.paper import STORIES, beside_paper
-from gram_platform.analysis.ratios import BASELINE, VIEW
+from gram_platform.analysis.paper import PAPER, beside_paper
+from gram_platform.analysis.paper_claims import CLAIMS
+from gram_platform.analysis.ratios import BASELINE, VARIANT, VIEW
 from gram_platform.analysis.tables import Analysis, aligned, analyse, format_table, table_csv
+from gram_platform.analysis.variants import analyse_variants
 from gram_platform.report import build_report, study_figures
+from gram_platform.report.variants import renamed
 from gram_platform.store import Store
 from gram_platform.study.record import StudyRecord
 from gram_platform.tracking import Tracker, TrackingUnavailable
@@ -38,26 +41,42 @@ def read_results(record: StudyRecord, store: Store, tracking_uri: str | None, wh
     """
     frame, curves, source = load_frames(record.ids, record.baseline_runs, store, tracking_uri, why_not)
     complete = frame[frame["status"] == "complete"]
-    evaluations = _named(_entries(record, "evaluation"), complete)
+    evaluations = _named(record, _entries(record, "evaluation"), complete)
     if evaluations.empty or curves.empty:
         return None
-    baselines = _named([e for e in _entries(record, "run") if e["id"] in set(record.baseline_runs)], complete)
-    baselines = baselines[baselines["method"] == BASELINE][["run_id", "method", "size", "seed"]].drop_duplicates()
-    curves = curves.merge(baselines, on="run_id")
-    declared = _tags(_entries(record, "evaluation"))
-    analysis = analyse(evaluations, curves, record.sizes, _attacks(record, complete), declared)
-    is_stories = record.compare_with == STORIES
-    claims = stories_claims(analysis.per_seed) if is_stories else claims_frame(separation_claims(analysis.per_seed))
-    return Results(analysis, curves, _nodes(record, frame), claims, source)
+    baselines = _named(record, [e for e in _entries(record, "run") if e["id"] in set(record.baseline_runs)], complete)
+    own = ["run_id", "method", "size", "seed", *_variant(record)]
+    curves = curves.merge(baselines[baselines["method"] == BASELINE][own].drop_duplicates(), on="run_id")
+    analysis = _analysis(record, evaluations, curves, _attacks(record, complete))
+    return Results(analysis, curves, _nodes(record, frame), _claims(record, analysis), source)
+
+
+def _analysis(record: StudyRecord, evaluations: pd.DataFrame, curves: pd.DataFrame, attacks: pd.DataFrame) -> Analysis:
+    declared = _tags(record, _entries(record, "evaluation"))
+    if not record.variants:
+        return analyse(evaluations, curves, record.sizes, attacks, declared, own_baseline=record.own_baseline)
+    frames = (evaluations, curves, record.variants, record.sizes, attacks, declared)
+    return analyse_variants(*frames, record.unit, record.own_baseline)
+
+
+def _claims(record: StudyRecord, analysis: Analysis) -> pd.DataFrame:
+    """The paper's about the study, or that retain is above forget."""
+    if record.compare_with in CLAIMS:
+        return paper_claims(analysis.per_seed, record.compare_with)
+    return claims_frame([] if record.variants else separation_claims(analysis.per_seed))
 
 
 def summary_text(record: StudyRecord, results: Results) -> str:
     """The table for a terminal; beside the paper's, with the claims, where the study declares it."""
-    parts = [format_table(results.analysis.table)]
-    if record.compare_with == STORIES:
-        parts += ["beside the paper's (for reading: another scale)", _text(beside_paper(results.analysis.table))]
-        judged = results.claims[["verdict", "difference", "low", "high", "detectable", "paper", "claim"]]
-        parts += ["the paper's claims", _text(judged)]
+    table = results.analysis.table
+    parts = [format_table(renamed(table, record.varies))]
+    if record.compare_with in PAPER:
+        beside = renamed(beside_paper(table, record.compare_with, record.profile), record.varies)
+        parts += ["beside the paper's (for reading: another scale)", _text(beside)]
+    if record.compare_with in CLAIMS:
+        names = ["verdict", "difference", "low", "high", "detectable", "paper", "size", VARIANT, "claim"]
+        judged = results.claims[[n for n in names if n not in ("size", VARIANT) or results.claims[n].nunique() > 1]]
+        parts += ["the paper's claims", _text(renamed(judged, record.varies))]
     return "\n\n".join(parts)
 
 
@@ -107,27 +126,31 @@ def _entries(record: StudyRecord, kind: str) -> list[Mapping]:
     return [entry for entry in record.entries if of_kind[kind](entry)]
 
 
-def _tags(entries: Sequence[Mapping]) -> pd.DataFrame:
+def _variant(record: StudyRecord) -> list[str]:
+    return [VARIANT] if record.variants else []
+
+
+def _tags(record: StudyRecord, entries: Sequence[Mapping]) -> pd.DataFrame:
     """`id` and the study's names of every entry, in order."""
-    columns = ["id", *VIEW, "retained", ELICITED]
+    columns = ["id", *_variant(record), *VIEW, "retained", ELICITED]
     rows = [{"retained": "", ELICITED: "", **entry["tags"], "id": entry["id"]} for entry in entries]
     return pd.DataFrame(rows, columns=columns).fillna("").drop_duplicates(ignore_index=True)
 
 
-def _named(entries: Sequence[Mapping], frame: pd.DataFrame) -> pd.DataFrame:
+def _named(record: StudyRecord, entries: Sequence[Mapping], frame: pd.DataFrame) -> pd.DataFrame:
     """The frame's rows once for every entry, with this study's names in place of the stored ones, in their order."""
-    tags = _tags(entries)
+    tags = _tags(record, entries)
     own = frame.drop(columns=[c for c in tags.columns if c != "id" and c in frame.columns])
     return tags.merge(own, on="id")
 
 
 def _attacks(record: StudyRecord, complete: pd.DataFrame) -> pd.DataFrame:
     """Every attack of the study as `analyse` takes it; the loss is NaN where there is no result yet."""
-    declared = _tags(_entries(record, "attack"))
-    done = _with_best_loss(_named(_entries(record, "attack"), complete))
-    losses = done[["id", *VIEW, ELICITED, "best_loss"]].rename(columns={"best_loss": "loss"})
-    attacks = declared.merge(losses, on=["id", *VIEW, ELICITED], how="left").rename(columns={"id": "run_id"})
-    return attacks[[*ATTACK_COLUMNS, "run_id"]]
+    declared, view = _tags(record, _entries(record, "attack")), [*_variant(record), *VIEW]
+    done = _with_best_loss(_named(record, _entries(record, "attack"), complete))
+    losses = done[["id", *view, ELICITED, "best_loss"]].rename(columns={"best_loss": "loss"})
+    attacks = declared.merge(losses, on=["id", *view, ELICITED], how="left").rename(columns={"id": "run_id"})
+    return attacks[[*_variant(record), *ATTACK_COLUMNS, "run_id"]]
 
 
 def _with_best_loss(attacks: pd.DataFrame) -> pd.DataFrame:
@@ -139,7 +162,7 @@ def _with_best_loss(attacks: pd.DataFrame) -> pd.DataFrame:
 
 def _nodes(record: StudyRecord, frame: pd.DataFrame) -> pd.DataFrame:
     """Every node that was begun: runs, then evaluations, then attacks, each in the order of the study's entries."""
-    parts = [_named(_entries(record, kind), frame) for kind in ("run", "evaluation", "attack")]
+    parts = [_named(record, _entries(record, kind), frame) for kind in ("run", "evaluation", "attack")]
     parts[-1] = _with_best_loss(parts[-1])
     return pd.concat(parts, ignore_index=True).drop_duplicates("id", ignore_index=True)
 
@@ -166,15 +189,17 @@ def write_results(
         results.claims,
         record.costs,
         record.compare_with,
+        record.varies,
     )
-    files = {"table.csv": table_csv(analysis.table).encode(), "report.html": report.encode()}
+    table = table_csv(renamed(analysis.table, record.varies))
+    files = {"table.csv": table.encode(), "report.html": report.encode()}
     files["study.json"] = record.to_json()
     for name, data in files.items():
         folder.write(name, data)
     if tracker is not None:
-        figures = study_figures(
-            analysis, results.curves, record.parameters, record.profile if has_profile else None, record.compare_with
-        )
+        profile = record.profile if has_profile else None
+        frames = (analysis, results.curves, record.parameters, profile)
+        figures = study_figures(*frames, record.compare_with, record.varies)
         with folder.local_copy("table.csv") as table_path, folder.local_copy("report.html") as report_path:
             tracker.log_study(record.name, table_path, report_path, figures, record.params)
     return {name: folder.file(name) for name in files}

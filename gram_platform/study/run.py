@@ -4,7 +4,6 @@ import time
 
 import ray
 
-from gram_platform.corpora import PackedCorpus
 from gram_platform.engine.graph import Progress, run_graph
 from gram_platform.nodes import Node
 from gram_platform.store import Store
@@ -33,18 +32,19 @@ def run_study(study: Study, flags: Flags) -> int:
         return 0
     store = Store(flags.storage).open_for_writing()
     graph = build_graph(study, flags, reporter())
-    corpus = provide_corpus(graph.recipe, store, reporter())
-    require_enough_data(graph.nodes, graph.preset, flags, corpus)
-    say(f"study {study.name}: {len(graph.nodes)} nodes on {flags.corpus} (data {graph.recipe.data_id})")
+    for recipe in graph.recipes:
+        require_enough_data(graph.nodes, graph.preset, flags, provide_corpus(recipe, store, reporter()))
+    data = ", ".join(recipe.data_id for recipe in graph.recipes)
+    say(f"study {study.name}: {len(graph.nodes)} nodes on {flags.corpus} (data {data})")
     say(f"storage {store.root}")
-    return _StudyRun(graph, store, corpus, open_tracker(flags)).run()
+    return _StudyRun(graph, store, open_tracker(flags)).run()
 
 
 class _StudyRun:
     """One execution: the graph, its view, its mirror, and the table as it fills in."""
 
-    def __init__(self, graph: Graph, store: Store, corpus: PackedCorpus, tracker: Tracker):
-        self.graph, self.store, self.corpus, self.tracker = graph, store, corpus, tracker
+    def __init__(self, graph: Graph, store: Store, tracker: Tracker):
+        self.graph, self.store, self.tracker = graph, store, tracker
         self.view = LiveView(graph.nodes, store)
         self.record = record_of(graph)
         self.written_sizes: set[str] = set()

@@ -2,8 +2,9 @@
 
 import pytest
 
-from gram_platform.analysis.claims import COLUMNS, stories_claims
-from gram_platform.analysis.paper import STORIES_CLAIMS, STORIES_TABLE, beside_paper, paper_difference
+from gram_platform.analysis.claims import COLUMNS, paper_claims
+from gram_platform.analysis.paper import STORIES_TABLE, beside_paper
+from gram_platform.analysis.paper_claims import STORIES_CLAIMS, paper_difference
 from gram_platform.analysis.tables import METHODS, analyse
 from tests.stories_frames import AUXILIARY, PLANTED, attacks, curves, evaluations
 
@@ -16,14 +17,14 @@ def analysis():
 def test_the_literals_are_consistent():
     assert set(STORIES_TABLE) < set(METHODS)
     for claim in STORIES_CLAIMS:
-        difference = paper_difference(claim)
+        difference = paper_difference("stories", claim)
         assert abs(difference) < 0.05 if claim.matches else difference > 0.0, claim.text
     assert len({claim.text for claim in STORIES_CLAIMS}) == len(STORIES_CLAIMS)
 
 
 def test_a_study_like_the_papers_agrees_with_every_claim(analysis):
-    claims = stories_claims(analysis.per_seed)
-    assert claims.columns.tolist() == [*COLUMNS, "paper", "source"]
+    claims = paper_claims(analysis.per_seed, "stories")
+    assert claims.columns.tolist() == [*COLUMNS, "paper", "source", "size", "variant"]
     assert len(claims) == len(STORIES_CLAIMS)
     assert set(claims["verdict"]) == {"agree"}
     assert claims["difference"].tolist() == pytest.approx(claims["paper"].tolist(), abs=1e-6)
@@ -32,19 +33,20 @@ def test_a_study_like_the_papers_agrees_with_every_claim(analysis):
 
 def test_a_claim_of_methods_that_are_not_there_is_absent():
     few = ("gram", "ft_lora")
-    claims = stories_claims(analyse(evaluations(few), curves(), attacks=attacks(few)).per_seed)
+    claims = paper_claims(analyse(evaluations(few), curves(), attacks=attacks(few)).per_seed, "stories")
     assert claims["claim"].tolist() == [
         "GRAM: retain is above forget",
         "GRAM resists the attack: retain is above elicited",
         "FT-LoRA has a lower core than GRAM",
     ]
-    unattacked = stories_claims(analyse(evaluations(few), curves()).per_seed)
+    unattacked = paper_claims(analyse(evaluations(few), curves()).per_seed, "stories")
     assert len(unattacked) == 2
-    assert stories_claims(analyse(evaluations().iloc[:0], curves()).per_seed).empty
+    assert paper_claims(analyse(evaluations().iloc[:0], curves()).per_seed, "stories").empty
 
 
 def test_one_seed_cannot_tell():
-    claims = stories_claims(analyse(evaluations(seeds=("0",)), curves(seeds=("0",)), attacks=attacks()).per_seed)
+    alone = analyse(evaluations(seeds=("0",)), curves(seeds=("0",)), attacks=attacks())
+    claims = paper_claims(alone.per_seed, "stories")
     assert set(claims["verdict"]) == {"cannot tell"}
     assert claims["detectable"].isna().all()
 
@@ -55,7 +57,7 @@ def test_methods_are_compared_on_the_profiles_that_both_have():
     skewed = known[(known["method"] != "filtering") | kept].copy()
     hit = (skewed["method"] == "gram") & ~kept
     skewed.loc[hit, "loss/core"] *= 1.5  # on profiles that filtering does not have
-    claims = stories_claims(analyse(skewed, curves(), attacks=attacks()).per_seed).set_index("claim")
+    claims = paper_claims(analyse(skewed, curves(), attacks=attacks()).per_seed, "stories").set_index("claim")
     assert claims.loc["GRAM matches filtering on core within 0.05", "difference"] == pytest.approx(0.938 - 0.961)
     assert claims.loc["FT-LoRA has a lower core than GRAM", "difference"] < 0.0  # over all five
 
