@@ -1,7 +1,8 @@
 """Does capability isolation improve with scale? (the paper's figure "Capability Isolation Improves with Scale")
 
-A ladder of sizes, each trained as a baseline, as one GRAM run, and as a dense model on core and one domain only
-(filtering). Compute ratios of core, retained and forgotten domains against model size.
+A ladder of sizes, each trained as a baseline, as one GRAM run, as a base with a finetuned adapter (FT-LoRA), and as a
+dense model on core and one domain only (filtering); every forgotten domain is attacked by finetuning. Compute ratios of
+core, retained, forgotten and attacked domains against model size.
 
     python experiments/scaling.py                                       # demo: 2 CPU cores, about 7 minutes
     python experiments/scaling.py --preset smoke                        # 2 CPU cores, under 2 minutes
@@ -21,8 +22,9 @@ STUDY = Study(
     title="Capability isolation against model size",
     question="Does one GRAM run stay close to separately filtered models as models grow, on the capability that is "
     "kept and on those that are removed?",
-    methods=("baseline", "filtering", "gram"),
+    methods=("baseline", "filtering", "gram", "ft_lora"),
     presets={"smoke": SMOKE, "demo": DEMO, "paper": PAPER, "paper_het": PAPER_HET},
+    compare_with="scaling",
 )
 
 if __name__ == "__main__":

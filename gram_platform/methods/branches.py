@@ -59,8 +59,8 @@ def _module_branches(setting: Setting, kind: str, width: int) -> Plans:
     views = {
         profile: View.of(
             base.run_id,
-            dict.fromkeys(profile, 1.0),
-            sources=tuple((d, branches[d].run_id) for d in profile),
+            setting.modules_on(profile),
+            sources=tuple((d, branches[d].run_id) for d, weight in setting.modules_on(profile).items() if weight),
         )
         for profile in dict.fromkeys(profiles)
     }
@@ -98,8 +98,8 @@ def branch_budget(setting: Setting, branching: Branching, module_parameters: int
     unit, batch = setting.route_unit(setting.routing.accumulation), setting.size.batch_size
     labelled = 1.0 - setting.options.unlabelled_share
     lengths = {d: labelled * setting.num_sequences[d] for d in setting.auxiliary}
-    share, total = branching.aux_factor * (1.0 + branching.core_ratio), sum(setting.num_sequences.values())
-    aux_mode = share * sum(lengths[d] for d in setting.auxiliary)
+    share = {d: branching.factor(d) * (1.0 + branching.core_ratio) for d in setting.auxiliary}
+    total, aux_mode = sum(setting.num_sequences.values()), sum(share[d] * lengths[d] for d in setting.auxiliary)
     parameters, scale = core_parameters(setting.size.dense()), 1.0
     if setting.equal_compute:
         scale = equal_compute_factor(total * parameters, total * parameters + aux_mode * module_parameters)
@@ -110,7 +110,7 @@ def branch_budget(setting: Setting, branching: Branching, module_parameters: int
     first, core, aux = base.pool[0].num_sequences, {}, {}
     for domain in setting.auxiliary:
         pool = max(1, round(scale * lengths[domain] / unit)) * unit
-        steps = max(1, round(scale * share * lengths[domain] / batch))
+        steps = max(1, round(scale * share[domain] * lengths[domain] / batch))
         draws = max(1, round(steps * batch / (1.0 + branching.core_ratio) / unit)) * unit
         aux[domain] = DomainBudget(domain, pool, draws)
         if steps * batch > draws:

@@ -1,5 +1,7 @@
 """Mixtures, equal compute and the runs that several methods have in common."""
 
+from collections.abc import Callable
+
 from gram_platform.config import (
     CORE,
     UNLABELLED,
@@ -21,11 +23,11 @@ def data_budget(
     setting: Setting,
     domains: tuple[str, ...],
     route_unit: int,
-    factor: float = 1.0,
+    factor: Callable[[str], float] = lambda domain: 1.0,
     scale: float = 1.0,
     unlabelled_is_core: bool = True,
 ) -> DataConfig:
-    """One epoch of `domains` scaled by `scale` (lambda), auxiliary domains drawn `factor` (p_af) times.
+    """One epoch of `domains` scaled by `scale` (lambda), auxiliary domains drawn `factor(domain)` (p_af) times.
 
     Every auxiliary domain is rounded to whole route units, at least one; core takes the rest of the rounded number of
     steps, so that the total does not depend on `factor`. Core never repeats; an auxiliary pool repeats only through
@@ -37,7 +39,7 @@ def data_budget(
     num_hidden = sum(part.num_sequences for part in pools)
     num_steps = max(1, round((sum(lengths.values()) + num_hidden) / setting.size.batch_size))
     budgets = [
-        DomainBudget(d, _in_units(lengths[d], route_unit), _in_units(factor * lengths[d], route_unit))
+        DomainBudget(d, _in_units(lengths[d], route_unit), _in_units(factor(d) * lengths[d], route_unit))
         for d in domains
         if d != CORE
     ]
@@ -46,7 +48,11 @@ def data_budget(
         budgets.append(DomainBudget(UNLABELLED, num_hidden, draws, pools))
     core_draws = num_steps * setting.size.batch_size - sum(b.num_draws for b in budgets)
     if core_draws < route_unit:
-        raise invalid("aux_factor", factor, "small enough to leave core a share of the run's sequences")
+        raise invalid(
+            "aux_factor",
+            {d: factor(d) for d in domains if d != CORE},
+            "small enough to leave core a share of the run's sequences",
+        )
     return DataConfig(setting.data_id, (core_budget(core_draws, pools if unlabelled_is_core else ()), *budgets))
 
 

@@ -21,8 +21,9 @@ from gram_platform.model.merge import merged_config
 
 
 def attacks(setting: Setting, profile: Profile, view: View, runs: Iterable[RunConfig]) -> dict[str, RunConfig]:
-    """The attack of every domain outside the profile: {domain: run}; {} without elicitation in the setting."""
-    if setting.options.elicitation is None:
+    """The attack of every domain outside the profile: {domain: run}; {} for a profile that the setting leaves out."""
+    options = setting.options.elicitation
+    if options is None or (options.compared_only and profile not in setting.profiles):
         return {}
     by_id = {run.run_id: run for run in runs}
     return {d: _attack(setting, d, view, by_id) for d in setting.auxiliary if d not in profile}

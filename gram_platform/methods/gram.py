@@ -1,26 +1,37 @@
 """GRAM: one run with an auxiliary module for each domain; every subset of modules is a view of it."""
 
+from dataclasses import replace
+
 from gram_platform.config import ModelConfig, View
+from gram_platform.ladder import Size
 from gram_platform.methods.budgets import data_budget, routed_scale, training_run
 from gram_platform.methods.setting import Plans, Profile, Setting
 
 
 def plan(setting: Setting) -> Plans:
     """MLP modules: the paper's GRAM."""
-    return routed(setting, setting.size.modular(setting.domains, "mlp"))
+    return routed(setting, modular_size(setting).modular(setting.domains, "mlp"))
 
 
 def plan_lora(setting: Setting) -> Plans:
     """The same routing with LoRA modules of the same size."""
-    return routed(setting, setting.size.modular(setting.domains, "lora"))
+    return routed(setting, modular_size(setting).modular(setting.domains, "lora"))
+
+
+def modular_size(setting: Setting) -> Size:
+    """The size with the widths that the options ask for."""
+    if setting.options.routed_widths is None:
+        return setting.size
+    core, aux = (max(1, round(share * setting.size.d_dense)) for share in setting.options.routed_widths)
+    return replace(setting.size, d_core=core, d_aux=aux)
 
 
 def routed(setting: Setting, model: ModelConfig) -> Plans:
     scale = routed_scale(setting, model)
     unit = setting.route_unit(setting.routing.accumulation)
-    data = data_budget(setting, setting.domains, unit, setting.aux_factor, scale, unlabelled_is_core=False)
+    data = data_budget(setting, setting.domains, unit, setting.factor, scale, unlabelled_is_core=False)
     run = training_run(setting, model, data, setting.routing)
-    return Plans({"all": run}, {p: View.of(run.run_id, dict.fromkeys(p, 1.0)) for p in every_profile(setting)})
+    return Plans({"all": run}, {p: View.of(run.run_id, setting.modules_on(p)) for p in every_profile(setting)})
 
 
 def every_profile(setting: Setting) -> tuple[Profile, ...]:

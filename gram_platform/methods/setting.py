@@ -7,6 +7,7 @@ from gram_platform.config import CORE, RoutingConfig, RunConfig, View
 from gram_platform.identity import invalid, require_choice, require_int, require_real
 from gram_platform.ladder import Size
 
+Factors = tuple[tuple[str, float], ...]  # (domain, p_af)
 Profile = tuple[str, ...]  # the auxiliary domains that are retained, sorted; () is core alone
 
 
@@ -17,6 +18,13 @@ def profile_name(retained: Profile, auxiliary: tuple[str, ...]) -> str:
     return "+".join((CORE, *retained))
 
 
+def require_factors(field: str, factor: float, factor_of: Factors) -> None:
+    """ValueError for a p_af that is not a positive number."""
+    require_real(f"{field}.aux_factor", factor, 0.0, open_low=True)
+    for domain, own in factor_of:
+        require_real(f"{field}.aux_factor_of[{domain}]", own, 0.0, open_low=True)
+
+
 @dataclass(frozen=True)
 class Branching:
     """FT methods: how a branch is trained on top of its base."""
@@ -24,11 +32,16 @@ class Branching:
     core_ratio: float = 1.0  # p_ca: core batches (rehearsal) for each auxiliary batch
     lr_factor: float = 1.0  # p_lr: of the size's peak learning rate
     aux_factor: float = 1.0  # p_af: how often the auxiliary domain is drawn
+    aux_factor_of: Factors = ()  # of single domains, in place of `aux_factor`
 
     def __post_init__(self) -> None:
         require_real("branching.core_ratio", self.core_ratio, 0.0)
         require_real("branching.lr_factor", self.lr_factor, 0.0, open_low=True)
-        require_real("branching.aux_factor", self.aux_factor, 0.0, open_low=True)
+        require_factors("branching", self.aux_factor, self.aux_factor_of)
+
+    def factor(self, domain: str) -> float:
+        """p_af of a domain."""
+        return dict(self.aux_factor_of).get(domain, self.aux_factor)
 
 
 @dataclass(frozen=True)
@@ -70,6 +83,7 @@ class Elicitation:
     batch_size: int = 32
     lr_factor: float = 0.25  # of the size's peak learning rate
     warmup_fraction: float = 0.05  # then constant [ours]
+    compared_only: bool = False  # attack the compared profiles alone, not every one that a method has
 
     def __post_init__(self) -> None:
         require_int("elicitation.num_sequences", self.num_sequences, 1)
@@ -90,8 +104,14 @@ class Options:
     elicitation: Elicitation | None = None
     unlabelled_share: float = 0.0  # partial labels: of every domain's sequences
     maxent_profiles: tuple[tuple[Profile, MaxEnt], ...] = ()  # of single profiles, in place of `maxent`
+    # of GRAM: the widths of the core MLP and of a module as shares of the dense MLP's; None: the size's own
+    routed_widths: tuple[float, float] | None = None
+    module_weight: float = 1.0  # t: of every module that is switched on, in evaluated views (titration)
 
     def __post_init__(self) -> None:
+        require_real("module_weight", self.module_weight, 0.0, 1.0)
+        for width in self.routed_widths or ():
+            require_real("routed_widths", width, 0.0, 1.0, open_low=True)
         require_real("unlabelled_share", self.unlabelled_share, 0.0, 0.99)
         pairs = sorted(((tuple(sorted(p)), own) for p, own in self.maxent_profiles), key=lambda pair: pair[0])
         object.__setattr__(self, "maxent_profiles", tuple(pairs))
@@ -119,10 +139,22 @@ class Setting:
     decay_fraction: float
     num_eval_points: int  # on the baseline's learning curve
     num_eval_sequences: int  # of each domain's validation split
-    aux_factor: float = 1.0  # p_af
+    aux_factor: float = 1.0  # p_af of routed methods
+    aux_factor_of: Factors = ()  # of single domains, in place of `aux_factor`
     equal_compute: bool = True  # lambda of `app:equal-compute`
     baseline_accumulation: str = "heterogeneous"
     options: Options = field(default_factory=Options)
+
+    def __post_init__(self) -> None:
+        require_factors("setting", self.aux_factor, self.aux_factor_of)
+
+    def factor(self, domain: str) -> float:
+        """p_af of a domain."""
+        return dict(self.aux_factor_of).get(domain, self.aux_factor)
+
+    def modules_on(self, profile: Profile) -> dict[str, float]:
+        """The weights of a profile's modules in evaluated views."""
+        return dict.fromkeys(profile, self.options.module_weight)
 
     @property
     def auxiliary(self) -> tuple[str, ...]:

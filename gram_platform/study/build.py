@@ -144,10 +144,14 @@ def settings_of(preset: Preset, flags: CommonFlags, recipe: CorpusRecipe) -> tup
 
 
 def _profiles(retain: tuple[str, ...], preset: Preset, auxiliary: tuple[str, ...]) -> tuple[Profile, ...]:
-    """The compared profiles: core + each retained domain, and core alone where the preset compares every single one."""
+    """The compared profiles: core + each retained domain, with core alone where the preset compares every single one;
+    or core alone.
+    """
     for domain in retain:
         if domain not in auxiliary:
             raise invalid("retain", domain, "one of the auxiliary domains: " + ", ".join(auxiliary))
+    if preset.core_only:
+        return ((),)
     if preset.every_single:
         return ((), *((domain,) for domain in sorted(set(retain or auxiliary))))
     chosen = retain or ((preset.retain,) if preset.retain in auxiliary else auxiliary[:1])

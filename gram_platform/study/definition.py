@@ -7,7 +7,7 @@ from gram_platform.config import CORE, RoutingConfig
 from gram_platform.identity import invalid, require_int, require_real
 from gram_platform.ladder import Size
 from gram_platform.methods import Profile, Setting
-from gram_platform.methods.setting import Options
+from gram_platform.methods.setting import Factors, Options
 
 DEFAULT_OPTIONS = Options()
 
@@ -45,10 +45,12 @@ class Preset:
     decay_fraction: float
     num_eval_points: int
     num_eval_sequences: int  # of each domain: no more than evaluations of 15% of a run's time allow
-    aux_factor: float = 1.0
+    aux_factor: float = 1.0  # p_af
+    aux_factor_of: Factors = ()  # of single domains, where the corpus has them
     equal_compute: bool = True
     retain: str = ""  # the domain of the compared profile, if the corpus has it; else its first
     every_single: bool = False  # compare core and core with each domain instead
+    core_only: bool = False  # compare core alone instead
     options: Options = DEFAULT_OPTIONS  # of single methods, and the attack
     # sizes whose routed methods accumulate otherwise, as the paper's did
     accumulation_of_size: tuple[tuple[str, str], ...] = ()
@@ -99,6 +101,7 @@ class Preset:
             num_eval_points=self.num_eval_points,
             num_eval_sequences=dict(self.eval_sequences_of_size).get(size.name, self.num_eval_sequences),
             aux_factor=self.aux_factor,
+            aux_factor_of=tuple((d, factor) for d, factor in self.aux_factor_of if d in auxiliary),
             equal_compute=self.equal_compute,
             options=self.options,
         )
@@ -117,4 +120,5 @@ class Study:
     compare_with: str = ""  # of the paper's tables and claims: those that are set beside ours
     varies: str = ""  # the column of the variants, such as "accumulation"
     unit: str = ""  # the variant whose baselines are the unit for all; "": each variant's own
+    profile: str = ""  # that figures against the variants show, such as "core" or "mean"; "": the compared one
     own_baseline: bool = False  # compute ratios against the baseline of the same seed, not against all seeds' pooled

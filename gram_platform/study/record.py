@@ -56,7 +56,7 @@ def record_of(graph: Graph) -> StudyRecord:
     variants = dict.fromkeys(tags["variant"] for node in graph.entries if "variant" in (tags := dict(node.tags)))
     facts = (
         f"Preset {flags.preset}, corpus {flags.corpus} (data {data}), {flags.seeds} seeds.",
-        f"Routing: p_as {routing.p_aux_spread}, p_cr {routing.p_core_robust}, p_af {setting.aux_factor:.3g}, "
+        f"Routing: p_as {routing.p_aux_spread}, p_cr {routing.p_core_robust}, p_af {_factors(setting)}, "
         f"{routing.accumulation} accumulation; compute {'' if setting.equal_compute else 'not '}matched by lambda.",
     )
     params = {"preset": flags.preset, "data_id": data, "seeds": str(flags.seeds)}
@@ -74,7 +74,7 @@ def record_of(graph: Graph) -> StudyRecord:
         params=params,
         sizes=flags.sizes,
         parameters={s.size.name: total_parameters(s.size.dense()) for s in graph.settings},
-        profile=_compared_profile(setting),
+        profile=graph.study.profile or _compared_profile(setting),
         entries=tuple(_entry(node) for node in graph.entries),
         costs=_costs(graph),
         compare_with=graph.study.compare_with,
@@ -83,6 +83,11 @@ def record_of(graph: Graph) -> StudyRecord:
         unit=graph.study.unit,
         own_baseline=graph.study.own_baseline,
     )
+
+
+def _factors(setting: Setting) -> str:
+    own = "".join(f" ({domain} {factor:.3g})" for domain, factor in setting.aux_factor_of)
+    return f"{setting.aux_factor:.3g}{own}"
 
 
 def _compared_profile(setting: Setting) -> str:

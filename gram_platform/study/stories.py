@@ -5,9 +5,12 @@ import dataclasses
 from gram_platform.config import RoutingConfig
 from gram_platform.ladder import STORIES_DEMO_SIZES, STORIES_SIZES, STORIES_SMOKE_SIZES
 from gram_platform.methods.setting import Branching, Elicitation, MaxEnt, Options
-from gram_platform.study.definition import Preset
+from gram_platform.study.definition import Preset, Variant
 
 BRANCHING = Branching(core_ratio=2.0, lr_factor=1.0)  # p_ca 2; p_lr 1 [ours]
+
+SMOKE_MAXENT = MaxEnt(num_steps=10, peak_lr=2e-3, retain_weight=50.0)
+SMOKE_ATTACK = Elicitation(num_sequences=4, num_steps=6, patience=0, batch_size=4)
 
 PAPER = Preset(
     sizes=STORIES_SIZES,
@@ -57,7 +60,24 @@ SMOKE = dataclasses.replace(
     sample_bytes=1_000_000,
     options=dataclasses.replace(
         DEMO.options,
-        maxent=MaxEnt(num_steps=10, peak_lr=2e-3, retain_weight=50.0),
-        elicitation=Elicitation(num_sequences=4, num_steps=6, patience=0, batch_size=4),
+        maxent=SMOKE_MAXENT,
+        elicitation=SMOKE_ATTACK,
     ),
 )
+
+
+# -------------------------------------------------------------------------------- the number of auxiliary domains
+
+
+def divided(preset: Preset, numbers: tuple[int, ...], **changes) -> Preset:
+    """The preset with so many auxiliary domains, a fifth of all tokens theirs; attacks on the core profile alone."""
+    elicitation = dataclasses.replace(preset.options.elicitation, compared_only=True)
+    return dataclasses.replace(
+        preset,
+        aux_share=0.25,
+        every_single=False,
+        core_only=True,
+        options=dataclasses.replace(preset.options, elicitation=elicitation),
+        variants=tuple(Variant(str(number), num_auxiliary=number) for number in numbers),
+        **changes,
+    )

@@ -1,0 +1,30 @@
+"""Does GRAM isolate dual-use capabilities that are learnt from real text? (the paper's `sec:claim-realistic`)
+
+Virology, cybersecurity, nuclear physics and Lisp beside general text: five profiles, every method, every forgotten
+domain attacked by finetuning, and all modules on at once (arbitrary subsets of capabilities).
+
+    python experiments/dual_use.py --corpus FOLDER --core-label core    # demo on your text: 2 CPU cores, under an hour
+    python experiments/dual_use.py                                      # the same on generated stories
+    python experiments/dual_use.py --preset smoke                       # 2 CPU cores, 1 to 2 minutes
+    python experiments/dual_use.py --maxent SEARCH_ID                   # MaxEnt with a search's best trials
+    python experiments/dual_use.py --preset paper --dry-run             # 800M parameters, 16B tokens
+
+Expect (paper): GRAM and FT-LoRA close to filtering on core, retain and forget; the attack undoes MaxEnt; with all
+modules on GRAM keeps its compute ratios and summed LoRAs lose. What the demo shows on real abstracts is in FINDINGS.md.
+"""
+
+from gram_platform.study import Study, main
+from gram_platform.study.dual_use import DEMO, PAPER, SMOKE
+
+STUDY = Study(
+    name="dual_use",
+    title="Dual-use capabilities",
+    question="Does one GRAM run isolate dual-use capabilities as well as a filtered model for each profile does, what "
+    "does an attacker get back, and does it still work when several modules are on?",
+    methods=("baseline", "filtering", "gram", "ft_full", "ft_lora", "maxent"),
+    presets={"smoke": SMOKE, "demo": DEMO, "paper": PAPER},
+    compare_with="dual_use",
+)
+
+if __name__ == "__main__":
+    main(STUDY)
