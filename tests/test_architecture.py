@@ -39,6 +39,7 @@ ROOMS = {
     "local_cluster": ("psutil",),
     "study": ("ray", "numpy", "pandas", "tyro", "rich"),
     "searches": ("ray", "optuna", "numpy", "pandas", "plotly", "sqlalchemy", "tyro"),
+    "campaign": ("tyro",),
     "benchmarks": ("torch", "numpy", "ray"),
     "cli": ("pandas", "tyro", "rich"),
 }

@@ -37,7 +37,11 @@ def main(search: Search, arguments: list[str] | None = None) -> None:
 
 def parse(search: Search, arguments: list[str] | None = None) -> SearchFlags:
     """The checked flags; ValueError naming the flag, the value and what is allowed."""
-    flags = parse_flags(search.flags_type, f"{search.title}\n\n{search.question}", arguments)
+    return checked_flags(search, parse_flags(search.flags_type, f"{search.title}\n\n{search.question}", arguments))
+
+
+def checked_flags(search: Search, flags: SearchFlags) -> SearchFlags:
+    """The flags with defaults filled in; ValueError as above."""
     flags = checked_common(search.presets, search.default_preset, flags)
     return search.checked(checked_search_flags(flags))
 

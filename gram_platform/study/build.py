@@ -32,6 +32,10 @@ class Graph:
         return self.recipes[0]
 
     @property
+    def data_ids(self) -> tuple[str, ...]:
+        return tuple(recipe.data_id for recipe in self.recipes)
+
+    @property
     def nodes(self) -> list[Node]:
         return unique(self.entries)
 

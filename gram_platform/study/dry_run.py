@@ -34,7 +34,7 @@ def describe(graph: Graph) -> str:
     evaluated = {node.id for node in evaluations if store.evaluation(node.id).result() is not None}
     lines = [
         f"study {graph.study.name}, preset {graph.flags.preset}",
-        f"corpus {graph.flags.corpus} (data {graph.recipe.data_id})",
+        f"corpus {graph.flags.corpus} (data {', '.join(graph.data_ids)})",
         f"storage {graph.flags.storage}",
         "",
         *_aligned([(*RUN_HEADER, f"{machine.name} hours", "cost $"), *_run_rows(groups, done, machine)]),

@@ -52,7 +52,7 @@ class StudyRecord:
 
 def record_of(graph: Graph) -> StudyRecord:
     flags, setting = graph.flags, graph.settings[0]
-    routing, data = setting.routing, ", ".join(recipe.data_id for recipe in graph.recipes)
+    routing, data = setting.routing, ", ".join(graph.data_ids)
     variants = dict.fromkeys(tags["variant"] for node in graph.entries if "variant" in (tags := dict(node.tags)))
     facts = (
         f"Preset {flags.preset}, corpus {flags.corpus} (data {data}), {flags.seeds} seeds.",

@@ -1,0 +1,31 @@
+"""Every study of the paper, sharing every run that two of them have in common, and the site to browse them.
+
+One graph holds the union of the studies; the searches follow, and reuse what the studies have trained. Submitting again
+continues. At the end the site stands in the storage's folder `site`.
+
+    python experiments/all.py --preset smoke                      # 2 CPU cores, under 8 minutes
+    python experiments/all.py --preset demo                       # a few hours
+    python experiments/all.py --studies scaling dual_use --searches none
+    python experiments/all.py --preset paper --dry-run            # what all of it would cost, and what sharing saves
+"""
+
+import accumulation
+import architecture
+import aux_scaling
+import dual_use
+import hyperparams
+import lr_bs_grid
+import maxent_search
+import partial_labels
+import scaling
+import stories
+import titration
+
+from gram_platform.campaign import main
+
+MODULES = (scaling, stories, dual_use, titration, partial_labels, architecture, accumulation, aux_scaling)
+STUDIES = tuple(module.STUDY for module in MODULES)
+SEARCHES = (lr_bs_grid.SEARCH, hyperparams.SEARCH, maxent_search.SEARCH)
+
+if __name__ == "__main__":
+    main(STUDIES, SEARCHES)
