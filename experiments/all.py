@@ -7,6 +7,9 @@ continues. At the end the site stands in the storage's folder `site`.
     python experiments/all.py --preset demo                       # a few hours
     python experiments/all.py --studies scaling dual_use --searches none
     python experiments/all.py --preset paper --dry-run            # what all of it would cost, and what sharing saves
+
+Expect a table, a report and the paper's claims judged for each study, as their files say; of the smoke preset only that
+it all works, since models of 0.1M parameters and 40,000 tokens show little.
 """
 
 import accumulation

@@ -50,7 +50,7 @@ def data_budget(
     if core_draws < route_unit:
         raise invalid(
             "aux_factor",
-            {d: factor(d) for d in domains if d != CORE},
+            max(map(factor, domains)),
             "small enough to leave core a share of the run's sequences",
         )
     return DataConfig(setting.data_id, (core_budget(core_draws, pools if unlabelled_is_core else ()), *budgets))

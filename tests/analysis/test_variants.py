@@ -1,0 +1,145 @@
+"""Studies that vary something: planted ratios at each variant come back, against the baselines that are the unit."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from gram_platform.analysis.claims import paper_claims
+from gram_platform.analysis.paper import PAPER, beside_paper
+from gram_platform.analysis.paper_claims import CLAIMS, FIRST, LAST, paper_difference
+from gram_platform.analysis.tables import TABLE_COLUMNS, analyse
+from gram_platform.analysis.variants import analyse_variants
+from gram_platform.figures.variants import variant_figure
+from tests.study_frames import NUM_STEPS, SEEDS, curves, evaluations, loss_at
+
+VARIANTS = ("uniform", "heterogeneous")
+
+
+def varied(frame: pd.DataFrame) -> pd.DataFrame:
+    return pd.concat([frame.assign(variant=name) for name in VARIANTS], ignore_index=True)
+
+
+@pytest.fixture
+def frames() -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Uniform: the baseline's own losses are those of 80% of the steps, in its curve too."""
+    views, points = varied(evaluations()), varied(curves())
+    slow = (views["variant"] == "uniform") & (views["method"] == "baseline")
+    for domain in ("core", "biology", "chemistry"):
+        losses = [float(loss_at(size, domain, 0.8 * NUM_STEPS)) for size in views.loc[slow, "size"]]
+        views.loc[slow, f"loss/{domain}"] = losses
+    return views, points
+
+
+def cell(table: pd.DataFrame, variant: str, method: str, profile: str, name: str, size: str = "small") -> float:
+    keys = {"variant": variant, "method": method, "profile": profile, "size": size}
+    rows = table[np.logical_and.reduce([table[key] == value for key, value in keys.items()])]
+    return float(rows[name].item())
+
+
+def test_each_variant_has_its_own_unit(frames):
+    analysis = analyse_variants(*frames, VARIANTS)
+    assert analysis.table.columns.tolist() == ["variant", *TABLE_COLUMNS]
+    plain = analyse(evaluations(), curves())
+    own = analysis.table[analysis.table["variant"] == "heterogeneous"].drop(columns="variant").reset_index(drop=True)
+    pd.testing.assert_frame_equal(own, plain.table)
+    assert cell(analysis.table, "uniform", "baseline", "all", "core") == pytest.approx(1.0)
+    assert cell(analysis.table, "uniform", "gram", "core", "core") == pytest.approx(0.94 / 0.8, abs=1e-6)
+
+
+def test_one_variants_baselines_are_the_unit_of_all(frames):
+    views, points = frames
+    table = analyse_variants(views, points, VARIANTS, unit="heterogeneous").table
+    assert cell(table, "uniform", "baseline", "all", "core") == pytest.approx(0.8, abs=1e-6)
+    assert cell(table, "uniform", "gram", "core", "core") == pytest.approx(0.94, abs=1e-6)
+    assert cell(table, "heterogeneous", "baseline", "all", "core") == pytest.approx(1.0)
+
+
+def test_each_seed_against_its_own_baseline():
+    """The planted jitter of a seed, which baseline and GRAM have in common, goes out of the ratio."""
+    views, points = evaluations(), curves()
+    pooled, own = analyse(views, points), analyse(views, points, own_baseline=True)
+    rows = own.per_seed[(own.per_seed["method"] == "gram") & (own.per_seed["profile"] == "core")]
+    for seed, ratio in rows[rows["size"] == "tiny"][["seed", "core"]].itertuples(index=False):
+        jitter = 0.02 * (int(seed) - 1)
+        assert ratio == pytest.approx((0.94 + jitter) / (1.0 + jitter), abs=1e-6)
+    assert len(own.fits) == len(SEEDS) * len(pooled.fits)
+    assert sorted(set(own.fits["seed"])) == sorted(SEEDS)
+
+
+def test_what_is_missing_names_its_variant(frames):
+    views, points = frames
+    declared = views[["variant", "method", "size", "seed", "profile", "retained"]]
+    is_lost = (views["variant"] == "uniform") & (views["method"] == "gram") & (views["profile"] == "all")
+    missing = analyse_variants(views[~is_lost], points, VARIANTS, declared=declared).missing
+    assert len(missing) == 3
+    assert all(what.startswith("uniform: gram ") for what in missing["what"])
+
+
+def test_claims_between_variants_and_at_each_size(frames):
+    views, points = frames
+    claims = paper_claims(analyse_variants(views, points, VARIANTS, unit="heterogeneous").per_seed, "accumulation")
+    lowers = claims[claims["claim"].str.startswith("Baseline: uniform")]
+    assert sorted(lowers["size"]) == ["medium", "small", "tiny"]
+    assert lowers["difference"].tolist() == pytest.approx([0.2] * 3, abs=1e-6)
+    assert set(lowers["paper"].round(2)) == {0.24}
+    stays = claims[claims["claim"].str.contains("leaves forget")]
+    assert set(stays["verdict"]) == {"agree"}
+
+
+def test_first_and_last_sizes():
+    claims = paper_claims(analyse(evaluations(), curves(), ("tiny", "small", "medium")).per_seed, "scaling")
+    falls = claims[claims["claim"] == "GRAM's forget falls with size"]
+    assert falls["difference"].tolist() == pytest.approx([0.2], abs=1e-6)
+    assert falls["verdict"].tolist() == ["agree"]
+
+
+def test_the_papers_tables_agree_with_its_claims():
+    """Each claim with both sides in the paper's table points the way that the paper says, at its scale."""
+    judged = 0
+    for study, claims in CLAIMS.items():
+        tables = list(PAPER.get(study, {}))
+        for claim in claims:
+            ends = {FIRST: tables[:1], LAST: tables[-1:]}
+            sides = [ends.get(side.variant, [side.variant]) for side in (claim.left, claim.right)]
+            if not all(sides) or ends.keys() & {claim.left.variant, claim.right.variant}:
+                continue
+            difference = paper_difference(study, claim)
+            if not np.isnan(difference):
+                judged += 1
+                assert abs(difference) < 0.06 if claim.matches else difference > 0.0, claim.text
+    assert judged > 30
+
+
+def test_the_papers_rows_stand_below_ours(frames):
+    views, points = frames
+    table = analyse_variants(views, points, VARIANTS, unit="heterogeneous").table
+    beside = beside_paper(table[table["size"] == "small"], "accumulation")
+    assert beside.columns.tolist()[:4] == ["variant", "method", "size", "from"]
+    paper = beside[beside["from"] == "paper"]
+    assert paper[["variant", "method", "retain"]].values.tolist() == [
+        ["uniform", "baseline", "0.760"],
+        ["uniform", "gram", "0.750"],
+        ["heterogeneous", "gram", "1.110"],
+    ]
+
+
+def test_figures_have_the_tables_values_and_the_papers(frames):
+    views, points = frames
+    table = analyse_variants(views, points, VARIANTS, unit="heterogeneous").table
+    figure = variant_figure(table, "accumulation", "small", "mean", "core", "accumulation")
+    series = {trace.name: trace for trace in figure.data}
+    assert list(series["GRAM"].y) == pytest.approx([cell(table, v, "gram", "mean", "core") for v in VARIANTS])
+    assert list(series["baseline"].y) == pytest.approx([0.8], abs=1e-6)  # the unit is not drawn
+    assert list(series["GRAM, the paper, at its scale"].y) == [0.94, 0.99]
+    assert len(variant_figure(table, "accumulation", "small", "core+physics", "core").data) == 1  # the baseline
+    with pytest.raises(ValueError, match="value='speed'"):
+        variant_figure(table, "accumulation", "small", "mean", "speed")
+
+
+def test_numbers_get_an_axis():
+    views = pd.concat([evaluations().assign(variant=name) for name in ("4", "16")], ignore_index=True)
+    points = pd.concat([curves().assign(variant=name) for name in ("4", "16")], ignore_index=True)
+    table = analyse_variants(views, points, ("4", "16")).table
+    figure = variant_figure(table, "num_auxiliary", "small", "mean", "forget", "aux_scaling")
+    assert list(figure.data[0].x) == [4.0, 16.0]
+    assert figure.layout.xaxis.title.text == "num auxiliary"

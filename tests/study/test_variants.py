@@ -1,0 +1,110 @@
+"""The graphs of studies that vary something: what each variant trains, and what they share."""
+
+import dataclasses
+
+import pytest
+
+from experiments import accumulation, architecture, aux_scaling, dual_use, partial_labels, scaling, titration
+from gram_platform.campaign import CampaignFlags, run_campaign, sharing
+from gram_platform.config import CORE
+from gram_platform.study.build import Graph, build_graph
+from gram_platform.study.definition import Preset, Study, Variant
+from gram_platform.study.flags import Flags, checked
+
+
+def graph_of(study: Study, storage, **flags) -> Graph:
+    return build_graph(study, checked(study, Flags(preset="smoke", storage=str(storage), **flags)))
+
+
+def runs_of(graph: Graph, **tags: str) -> list:
+    found = [n for n in graph.entries if n.kind == "run" and "elicited" not in dict(n.tags)]
+    return [n.config for n in found if all(dict(n.tags).get(key) == value for key, value in tags.items())]
+
+
+def test_titration_evaluates_the_dual_use_runs_and_trains_nothing_else(tmp_path):
+    turned, whole = graph_of(titration.STUDY, tmp_path), graph_of(dual_use.STUDY, tmp_path)
+    runs = {node.id for node in turned.nodes if node.kind == "run"}
+    assert runs < {node.id for node in whole.nodes}
+    views = {
+        (dict(n.tags)["variant"], dict(n.tags)["profile"]): n.config.view
+        for n in turned.entries
+        if n.kind == "evaluation" and dict(n.tags)["method"] == "gram" and dict(n.tags)["seed"] == "0"
+    }
+    assert dict(views["0.5", "core+airport"].weights) == {"airport": 0.5}
+    assert views["0", "core+airport"] == views["1", "core"]
+    adapters = [n for n in turned.entries if n.kind == "evaluation" and dict(n.tags)["method"] == "ft_lora"]
+    assert all(set(dict(n.config.view.sources)) == set(dict(n.config.view.weights)) for n in adapters)
+
+
+def test_accumulation_varies_the_baseline_too(tmp_path):
+    graph = graph_of(accumulation.STUDY, tmp_path, seeds=1)
+    for method in ("baseline", "gram", "ft_lora"):
+        for kind in ("uniform", "heterogeneous"):
+            assert {run.routing.accumulation for run in runs_of(graph, method=method, variant=kind)} == {kind}
+
+
+def test_partial_labels_hide_half_of_every_domain(tmp_path):
+    graph = graph_of(partial_labels.STUDY, tmp_path, seeds=1)
+    assert len(runs_of(graph, method="baseline")) == 2
+    assert len({run.run_id for run in runs_of(graph, method="baseline")}) == 1  # labels mean nothing to it
+    assert not runs_of(graph, method="gram", variant="1")
+    (routed,) = runs_of(graph, method="gram", variant="0.5")
+    (dense,) = runs_of(graph, method="filtering", variant="0.5")
+    assert routed.model.d_mlp == round(0.95 * dense.model.d_mlp)
+    assert {module.width for module in routed.model.modules} == {round(0.0125 * dense.model.d_mlp)}
+    pools = {d.name: {part.domain for part in d.pool} for d in dense.data.domains}
+    assert pools == {CORE: {CORE, "airport", "attic", "bakery", "beach"}}  # filtering takes what is unlabelled as core
+
+
+def test_domains_are_nested_by_name_and_hold_a_fifth_of_the_tokens(tmp_path):
+    graph = graph_of(aux_scaling.STUDY, tmp_path, seeds=1)
+    assert len(graph.recipes) == 2
+    sets = {}
+    for number in ("2", "4"):
+        (run,) = runs_of(graph, method="gram", variant=number)
+        (base,) = runs_of(graph, method="baseline", variant=number)
+        sets[number] = run.model.module_domains
+        shares = {d.name: d.num_draws for d in base.data.domains}
+        assert shares[CORE] / sum(shares.values()) == pytest.approx(0.8, abs=0.02)
+    assert sets == {"2": ("airport", "attic"), "4": ("airport", "attic", "bakery", "beach")}
+    attacked = {dict(n.tags)["profile"] for n in graph.entries if "elicited" in dict(n.tags)}
+    assert attacked == {CORE}
+
+
+def test_a_corpus_with_too_few_labels_is_refused(tmp_path):
+    study = dataclasses.replace(
+        aux_scaling.STUDY,
+        presets={
+            "smoke": dataclasses.replace(
+                aux_scaling.STUDY.presets["smoke"], variants=(Variant("60", num_auxiliary=60),)
+            )
+        },
+    )
+    with pytest.raises(ValueError, match=r"corpus='stories-smoke'.*at least 60 auxiliary labels"):
+        graph_of(study, tmp_path)
+
+
+def test_variants_have_names_of_their_own():
+    preset = aux_scaling.STUDY.presets["smoke"]
+    assert isinstance(preset, Preset)
+    with pytest.raises(ValueError, match="each name once"):
+        dataclasses.replace(preset, variants=(Variant("a"), Variant("a")))
+
+
+def test_studies_share_runs_and_say_how_many(tmp_path):
+    studies = (scaling.STUDY, architecture.STUDY, accumulation.STUDY)
+    graphs = [graph_of(study, tmp_path) for study in studies]
+    ids = [{node.id for node in graph.nodes if node.kind == "run"} for graph in graphs]
+    num_saved = sum(map(len, ids)) - len(set.union(*ids))
+    assert num_saved > 0
+    assert f"{len(set.union(*ids))} runs, {num_saved} saved by sharing" in sharing(graphs)[-1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [({"studies": ("scalling",)}, "studies='scalling'"), ({"sizes": ("tiny",)}, "sizes="), ({"seeds": -1}, "seeds=-1")],
+)
+def test_bad_input_of_all_studies_starts_nothing(tmp_path, flags, message):
+    with pytest.raises(ValueError, match=message):
+        run_campaign((scaling.STUDY,), (), CampaignFlags(preset="smoke", storage=str(tmp_path / "s"), **flags))
+    assert not (tmp_path / "s").exists()
