@@ -233,7 +233,7 @@ def test_every_experiment_says_what_it_is_and_builds():
     code = """
 import contextlib, runpy, sys
 for path in sys.argv[1:]:
-    sys.argv = [path, "--help"]
+    sys.argv, sys.path[0] = [path, "--help"], path.rpartition("/")[0]  # as `python path` has it
     with contextlib.suppress(SystemExit):
         runpy.run_path(path, run_name="__main__")
     print("built", path)

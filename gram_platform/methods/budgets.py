@@ -30,8 +30,9 @@ def data_budget(
     """One epoch of `domains` scaled by `scale` (lambda), auxiliary domains drawn `factor(domain)` (p_af) times.
 
     Every auxiliary domain is rounded to whole route units, at least one; core takes the rest of the rounded number of
-    steps, so that the total does not depend on `factor`. Core never repeats; an auxiliary pool repeats only through
-    `factor` above 1. With partial labels the unlabelled share of all domains is one pool: core's, or of its own.
+    steps, so that the total does not depend on `factor`. An auxiliary pool repeats through `factor` above 1, and like
+    core where the setting says that there is too little of it. With partial labels the unlabelled share of all domains
+    is one pool: core's, or of its own.
     """
     labelled = 1.0 - setting.options.unlabelled_share
     lengths = {d: scale * setting.num_sequences[d] * labelled for d in domains}
@@ -39,7 +40,9 @@ def data_budget(
     num_hidden = sum(part.num_sequences for part in pools)
     num_steps = max(1, round((sum(lengths.values()) + num_hidden) / setting.size.batch_size))
     budgets = [
-        DomainBudget(d, _in_units(lengths[d], route_unit), _in_units(factor(d) * lengths[d], route_unit))
+        DomainBudget(
+            d, setting.pool(d, _in_units(lengths[d], route_unit)), _in_units(factor(d) * lengths[d], route_unit)
+        )
         for d in domains
         if d != CORE
     ]
@@ -53,15 +56,21 @@ def data_budget(
             max(map(factor, domains)),
             "small enough to leave core a share of the run's sequences",
         )
-    return DataConfig(setting.data_id, (core_budget(core_draws, pools if unlabelled_is_core else ()), *budgets))
+    core = core_budget(core_draws, pools if unlabelled_is_core else (), setting.pool(CORE, core_draws))
+    return DataConfig(setting.data_id, (core, *budgets))
 
 
-def core_budget(num_draws: int, pools: tuple[Slice, ...]) -> DomainBudget:
-    """Core's budget: its own first sequences, and what is unlabelled as far as it counts as core."""
+def core_budget(num_draws: int, pools: tuple[Slice, ...], num_sequences: int | None = None) -> DomainBudget:
+    """Core's budget: its own first sequences, and what is unlabelled as far as it counts as core.
+
+    Every draw is of another sequence unless there are only `num_sequences`.
+    """
     own = num_draws - sum(part.num_sequences for part in pools)
     if own < 1:
         raise invalid("unlabelled_share", num_draws, "small enough to leave labelled core sequences")
-    return DomainBudget(CORE, num_draws, num_draws, (Slice(CORE, 0, own), *pools) if pools else ())
+    if pools:
+        return DomainBudget(CORE, num_draws, num_draws, (Slice(CORE, 0, own), *pools))
+    return DomainBudget(CORE, num_draws if num_sequences is None else num_sequences, num_draws)
 
 
 def unlabelled_slices(setting: Setting, scale: float) -> tuple[Slice, ...]:

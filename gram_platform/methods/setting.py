@@ -144,6 +144,7 @@ class Setting:
     equal_compute: bool = True  # lambda of `app:equal-compute`
     baseline_accumulation: str = "heterogeneous"
     options: Options = field(default_factory=Options)
+    available: Mapping[str, int] = field(default_factory=dict)  # sequences of domains that repeat rather than run out
 
     def __post_init__(self) -> None:
         require_factors("setting", self.aux_factor, self.aux_factor_of)
@@ -151,6 +152,10 @@ class Setting:
     def factor(self, domain: str) -> float:
         """p_af of a domain."""
         return dict(self.aux_factor_of).get(domain, self.aux_factor)
+
+    def pool(self, domain: str, num_draws: int) -> int:
+        """Distinct sequences behind so many draws."""
+        return min(num_draws, self.available.get(domain, num_draws))
 
     def modules_on(self, profile: Profile) -> dict[str, float]:
         """The weights of a profile's modules in evaluated views."""

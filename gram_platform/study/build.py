@@ -15,6 +15,8 @@ from gram_platform.study.best_trials import load_best
 from gram_platform.study.definition import Preset, Study, Variant
 from gram_platform.study.flags import CommonFlags, Flags, by_law
 
+SAFE_SHARE = 0.9  # of the sequences that a recipe is expected to give: ids must exist before the text is packed
+
 
 @dataclass(frozen=True)
 class Graph:
@@ -102,7 +104,12 @@ def _auxiliary_labels(recipe: CorpusRecipe, flags: CommonFlags) -> list[str]:
 
 
 def _cells(variant: Variant, preset: Preset, flags: CommonFlags, recipe: CorpusRecipe) -> list[Cell]:
-    return [Cell(variant, variant.changed(setting)) for setting in settings_of(preset, flags, recipe)]
+    """Where the number of auxiliary domains varies, each side of the mixture repeats what it has too little of."""
+    settings = settings_of(preset, flags, recipe)
+    if variant.num_auxiliary:
+        available = {d: round(SAFE_SHARE * recipe.expected_sequences("train", d)) for d in recipe.domains}
+        settings = tuple(replace(setting, available=available) for setting in settings)
+    return [Cell(variant, variant.changed(setting)) for setting in settings]
 
 
 def _require_searched(search_id: str, setting: Setting) -> None:

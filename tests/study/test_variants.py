@@ -108,3 +108,13 @@ def test_bad_input_of_all_studies_starts_nothing(tmp_path, flags, message):
     with pytest.raises(ValueError, match=message):
         run_campaign((scaling.STUDY,), (), CampaignFlags(preset="smoke", storage=str(tmp_path / "s"), **flags))
     assert not (tmp_path / "s").exists()
+
+
+def test_too_little_text_is_repeated_where_the_number_of_domains_varies(tmp_path):
+    preset = aux_scaling.STUDY.presets["smoke"]
+    size = dataclasses.replace(preset.sizes["tiny"], core_tokens=400_000)  # 100,000 for two domains of 32,000 each
+    study = dataclasses.replace(aux_scaling.STUDY, presets={"smoke": dataclasses.replace(preset, sizes={"tiny": size})})
+    (run,) = runs_of(graph_of(study, tmp_path, seeds=1), method="baseline", variant="2")
+    budgets = {d.name: d for d in run.data.domains}
+    assert budgets["attic"].num_draws > budgets["attic"].num_sequences
+    assert budgets[CORE].num_draws / run.data.num_draws == pytest.approx(0.8, abs=0.02)
