@@ -52,7 +52,8 @@ def domain_variant_figure(domains: pd.DataFrame, varies: str, method: str, size:
         own = mine[mine["profile"] == f"core+{domain}"]
         line = (own if len(own) else mine[mine["profile"] == "core"]).drop_duplicates(VARIANT)
         if len(line):
-            _add_series(figure, line[VARIANT], line["compute_ratio"], (line["low"], line["high"]), style, variants)
+            ends, runs = (line["low"], line["high"]), line["runs"].str.replace(", ", "<br>")
+            _add_series(figure, line[VARIANT], line["compute_ratio"], ends, style, variants, runs)
     if len(figure.data):
         _finish(figure, f"{method_style(method).label} by domain, {size}", varies, variants)
     return figure
@@ -75,8 +76,12 @@ def is_numeric(variants: Sequence[str]) -> bool:
         return False
 
 
-def _add_series(figure: go.Figure, variants, values, ends, style: Style, all_variants: Sequence[str]) -> None:
+def _add_series(
+    figure: go.Figure, variants, values, ends, style: Style, all_variants: Sequence[str], runs: pd.Series | None = None
+) -> None:
+    """`runs`: the run ids behind each value, for the hover."""
     low, high = ends
+    behind = pd.Series("", index=values.index) if runs is None else runs
     whiskers = {"array": high - values, "arrayminus": values - low}
     numeric = is_numeric(all_variants)
     figure.add_scatter(
@@ -88,9 +93,9 @@ def _add_series(figure: go.Figure, variants, values, ends, style: Style, all_var
         marker={"symbol": style.symbol, "size": 9, "color": style.colour},
         error_y={"type": "data", "thickness": 1.3, "width": 4, "color": style.colour, **whiskers},
         offsetgroup=style.label,
-        customdata=np.stack([low, high], axis=1),
-        hovertemplate="<b>%{fullData.name}</b>, %{x}<br>%{y:.3f} [%{customdata[0]:.3f}, %{customdata[1]:.3f}]"
-        "<extra></extra>",
+        customdata=np.stack([low, high, behind.to_numpy(object)], axis=1),
+        hovertemplate="<b>%{fullData.name}</b>, %{x}<br>%{y:.3f} [%{customdata[0]:.3f}, %{customdata[1]:.3f}]<br>"
+        "%{customdata[2]}<extra></extra>",
     )
 
 

@@ -53,11 +53,12 @@ class StudyRecord:
 def record_of(graph: Graph) -> StudyRecord:
     flags, setting = graph.flags, graph.settings[0]
     routing, data = setting.routing, ", ".join(graph.data_ids)
+    kinds = dict.fromkeys(cell.routing.accumulation for cell in graph.settings)
     variants = dict.fromkeys(tags["variant"] for node in graph.entries if "variant" in (tags := dict(node.tags)))
     facts = (
         f"Preset {flags.preset}, corpus {flags.corpus} (data {data}), {flags.seeds} seeds.",
         f"Routing: p_as {routing.p_aux_spread}, p_cr {routing.p_core_robust}, p_af {_factors(setting)}, "
-        f"{routing.accumulation} accumulation; compute {'' if setting.equal_compute else 'not '}matched by lambda.",
+        f"{' or '.join(kinds)} accumulation; compute {'' if setting.equal_compute else 'not '}matched by lambda.",
     )
     params = {"preset": flags.preset, "data_id": data, "seeds": str(flags.seeds)}
     params |= {"sizes": ",".join(flags.sizes), "methods": ",".join(flags.methods)}
