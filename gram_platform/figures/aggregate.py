@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from gram_platform.analysis.tables import CLASSES, MEAN
 from gram_platform.figures.scaling import CLASS_TITLES, HIDDEN
-from gram_platform.figures.style import GREY, method_style, reference_line, styled
+from gram_platform.figures.style import GREY, behind, method_style, reference_line, styled
 from gram_platform.identity import invalid
 
 OFFSET = 0.2  # of ours to the left and the paper's to the right of a method's place, where both are drawn
@@ -53,9 +53,9 @@ def _add_bars(figure: go.Figure, rows: pd.DataFrame, value: str, shift: float) -
         showlegend=False,
         marker={"color": [method_style(method).colour for method in rows["method"]]},
         error_y={"type": "data", "thickness": 1.3, "width": 3, "color": GREY, **whiskers},
-        customdata=np.stack([np.array(labels, object), low, high, rows["num_seeds"]], axis=1),
+        customdata=np.stack([np.array(labels, object), low, high, rows["num_seeds"], behind(rows)], axis=1),
         hovertemplate="<b>%{customdata[0]}</b><br>%{y:.3f} [%{customdata[1]:.3f}, %{customdata[2]:.3f}], "
-        "%{customdata[3]} seeds<extra></extra>",
+        "%{customdata[3]} seeds<br>%{customdata[4]}<extra></extra>",
     )
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from gram_platform.figures.style import Style, method_style, reference_line, styled, translucent
+from gram_platform.figures.style import Style, behind, method_style, reference_line, styled, translucent
 from gram_platform.identity import invalid
 
 CLASS_TITLES = {
@@ -70,9 +70,9 @@ def _add_method(figure: go.Figure, line: pd.DataFrame, value: str, style: Style)
         line={"color": style.colour, "dash": style.dash, "width": 2.5},
         marker={"symbol": style.symbol, "size": 9, "color": style.colour},
         error_y={"type": "data", **bars} if bars else None,
-        customdata=line[["size", low, high, "num_seeds"]].to_numpy(object),
+        customdata=np.column_stack([line[["size", low, high, "num_seeds"]].to_numpy(object), behind(line)]),
         hovertemplate="<b>%{fullData.name}</b>, %{customdata[0]} (%{x:.3s})<br>%{y:.3f} "
-        "[%{customdata[1]:.3f}, %{customdata[2]:.3f}], %{customdata[3]} seeds<extra></extra>",
+        "[%{customdata[1]:.3f}, %{customdata[2]:.3f}], %{customdata[3]} seeds<br>%{customdata[4]}<extra></extra>",
     )
 
 

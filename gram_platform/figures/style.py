@@ -8,6 +8,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 
 from gram_platform.config import core_first
@@ -95,3 +97,9 @@ def log_ticks(low: float, high: float, steps: Sequence[float] = (1, 2, 5)) -> li
     """Round numbers for a logarithmic axis that holds `low` to `high`, both positive: 1, 2, 5, 10, 20, ..."""
     decades = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
     return [step * 10.0**decade for decade in decades for step in steps if low <= step * 10.0**decade <= high]
+
+
+def behind(rows: pd.DataFrame) -> np.ndarray:
+    """The run ids of each row for a hover, one a line; blank where the frame has no column `runs`."""
+    runs = rows["runs"] if "runs" in rows else pd.Series("", index=rows.index)
+    return runs.fillna("").str.replace(", ", "<br>").to_numpy(object)

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from gram_platform.analysis.paper import PAPER_SCALES, paper_value
 from gram_platform.analysis.ratios import VARIANT
 from gram_platform.figures.scaling import CLASS_TITLES, HIDDEN
-from gram_platform.figures.style import GREY, Style, domain_styles, method_style, reference_line, styled
+from gram_platform.figures.style import GREY, Style, behind, domain_styles, method_style, reference_line, styled
 from gram_platform.identity import invalid
 
 IN_PAPER = "the paper, at its scale"
@@ -31,7 +31,7 @@ def variant_figure(table: pd.DataFrame, varies: str, size: str, profile: str, va
         return figure
     for method, line in rows.groupby("method", sort=False):
         ends = (line[f"{value}_low"], line[f"{value}_high"])
-        _add_series(figure, line[VARIANT], line[value], ends, method_style(method), variants)
+        _add_series(figure, line[VARIANT], line[value], ends, method_style(method), variants, behind(line))
     _add_paper(figure, list(dict.fromkeys(rows["method"])), value, study, variants)
     _finish(figure, f"{CLASS_TITLES[value]}, {size}", varies, variants)
     columns = [name + end for name in CLASS_TITLES for end in ("", "_low", "_high")]
@@ -52,8 +52,8 @@ def domain_variant_figure(domains: pd.DataFrame, varies: str, method: str, size:
         own = mine[mine["profile"] == f"core+{domain}"]
         line = (own if len(own) else mine[mine["profile"] == "core"]).drop_duplicates(VARIANT)
         if len(line):
-            ends, runs = (line["low"], line["high"]), line["runs"].str.replace(", ", "<br>")
-            _add_series(figure, line[VARIANT], line["compute_ratio"], ends, style, variants, runs)
+            ends = (line["low"], line["high"])
+            _add_series(figure, line[VARIANT], line["compute_ratio"], ends, style, variants, behind(line))
     if len(figure.data):
         _finish(figure, f"{method_style(method).label} by domain, {size}", varies, variants)
     return figure
@@ -77,11 +77,10 @@ def is_numeric(variants: Sequence[str]) -> bool:
 
 
 def _add_series(
-    figure: go.Figure, variants, values, ends, style: Style, all_variants: Sequence[str], runs: pd.Series | None = None
+    figure: go.Figure, variants, values, ends, style: Style, all_variants: Sequence[str], runs: np.ndarray
 ) -> None:
     """`runs`: the run ids behind each value, for the hover."""
     low, high = ends
-    behind = pd.Series("", index=values.index) if runs is None else runs
     whiskers = {"array": high - values, "arrayminus": values - low}
     numeric = is_numeric(all_variants)
     figure.add_scatter(
@@ -93,7 +92,7 @@ def _add_series(
         marker={"symbol": style.symbol, "size": 9, "color": style.colour},
         error_y={"type": "data", "thickness": 1.3, "width": 4, "color": style.colour, **whiskers},
         offsetgroup=style.label,
-        customdata=np.stack([low, high, behind.to_numpy(object)], axis=1),
+        customdata=np.stack([low, high, runs], axis=1),
         hovertemplate="<b>%{fullData.name}</b>, %{x}<br>%{y:.3f} [%{customdata[0]:.3f}, %{customdata[1]:.3f}]<br>"
         "%{customdata[2]}<extra></extra>",
     )

@@ -1,11 +1,13 @@
 """The report of a study: its tables and figures as one self-contained HTML page."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pandas as pd
 import plotly.graph_objects as go
 
 from gram_platform.analysis.paper import PAPER, beside_paper
+from gram_platform.analysis.provenance import with_runs
 from gram_platform.analysis.ratios import ALL
 from gram_platform.analysis.tables import CLASSES, MEAN, Analysis, averaged_profiles, domain_table
 from gram_platform.figures.aggregate import aggregate_figure
@@ -59,6 +61,7 @@ def build_report(
     `claims_frame`; `costs` rows of `size, method` and `method_costs`; `compare_with` the study beside whose numbers in
     the paper ours stand; `varies` the name of what the frames' column `variant` holds.
     """
+    analysis = replace(analysis, table=with_runs(analysis.table, analysis.ratios))
     profile = profile or shared_profile(analysis.table)
     body = _varied if varies else _plain
     sections = [
@@ -106,6 +109,7 @@ def study_figures(
     varies: str = "",
 ) -> dict[str, go.Figure]:
     """Every figure of the page by a name fit for a file: `scaling-core`, `aggregate-core-small`, `curves-small`, ..."""
+    analysis = replace(analysis, table=with_runs(analysis.table, analysis.ratios))
     table = analysis.table
     profile, domains = profile or shared_profile(table), domain_table(analysis.ratios)
     if varies:

@@ -1,0 +1,30 @@
+"""Which runs a row of a table rests on."""
+
+import pandas as pd
+
+from gram_platform.analysis.ratios import ALL, VARIANT
+from gram_platform.analysis.tables import MEAN, ROW
+
+MOST = 6  # run ids that are named; a mean over profiles of many runs names the first and says how many more
+
+
+def with_runs(table: pd.DataFrame, ratios: pd.DataFrame) -> pd.DataFrame:
+    """The table with a column `runs`: the ids of the runs whose weights each row evaluates, joined by commas.
+
+    A mean over profiles rests on the runs of all its profiles. Empty where `ratios` has no `run_id`.
+    """
+    keys = [column for column in (VARIANT, *ROW) if column in table]
+    if "run_id" not in ratios or table.empty:
+        return table.assign(runs="")
+    evaluated = ratios[ratios["class"] != "elicited"]
+    has_few = (evaluated["profile"] != ALL).groupby([evaluated[key] for key in keys[:-1]]).transform("any")
+    in_mean = (evaluated["profile"] != ALL) | ~has_few
+    frame = pd.concat([evaluated, evaluated[in_mean].assign(profile=MEAN)])
+    runs = frame.groupby(keys, sort=False)["run_id"].agg(_named).rename("runs").reset_index()
+    return table.merge(runs, on=keys, how="left").fillna({"runs": ""})
+
+
+def _named(run_ids: pd.Series) -> str:
+    found = list(dict.fromkeys(run_ids.astype(str)))
+    rest = f" and {len(found) - MOST} more" if len(found) > MOST else ""
+    return ", ".join(found[:MOST]) + rest
