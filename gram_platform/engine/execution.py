@@ -41,5 +41,16 @@ class Resources:
     gpus_per_rank: float = 0.0
 
 
+@dataclass(frozen=True)
+class Crashes:
+    """Of one node's processes, since its last checkpoint."""
+
+    number: int = 0
+    step: int = 0  # committed
+
+    def another(self, committed_step: int) -> "Crashes":
+        return Crashes(1 if committed_step > self.step else self.number + 1, committed_step)
+
+
 def owner() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"

@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from gram_platform.config import evaluation_from_plain, run_from_plain
 from gram_platform.engine.capacity import nodes_at_once
 from gram_platform.engine.dispatch import execute_node, is_divergence
-from gram_platform.engine.execution import MAX_CRASHES, Execution, Resources
+from gram_platform.engine.execution import MAX_CRASHES, Crashes, Execution, Resources
 from gram_platform.engine.memory import OutOfMemory, memory_advice
 from gram_platform.identity import to_plain
 from gram_platform.nodes import Node
@@ -51,17 +51,6 @@ class Progress:
             if culprits and node.id not in self.done:
                 blocked[node.id] = culprits
         return blocked
-
-
-@dataclass(frozen=True)
-class Crashes:
-    """Of one node's processes, since its last checkpoint."""
-
-    number: int = 0
-    step: int = 0  # committed
-
-    def another(self, committed_step: int) -> "Crashes":
-        return Crashes(1 if committed_step > self.step else self.number + 1, committed_step)
 
 
 def run_graph(
