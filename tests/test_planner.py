@@ -258,7 +258,7 @@ def test_the_peak_of_one_process(name, passes, precision):
 
 
 SLOW = (("dense", 2), ("gram", 5), ("demix", 2))
-SHARDED = [("gram", 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
+SHARDED = [("gram", 2), ("lora", 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
 
 
 @pytest.mark.parametrize("precision", BYTES)

@@ -67,9 +67,10 @@ def starting_point(run: RunConfig, execution: Execution) -> dict[str, torch.Tens
     return None if run.start is None else materialised(Store(execution.storage), run.start)[1]
 
 
-def new_learner(kind: type[Learner], run: RunConfig, execution: Execution) -> Learner:
+def new_learner(
+    kind: type[Learner], run: RunConfig, execution: Execution, start: dict[str, torch.Tensor] | None
+) -> Learner:
     """The learner of a run at its starting point."""
-    start = starting_point(run, execution)
     return kind(run, execution.device, start, execution.activation_checkpointing, execution.compiled)
 
 
@@ -85,7 +86,7 @@ class RunExecution:
         self.validation = {d: corpus.validation(d) for d in points.domains}
         if points.num_points:
             require_sequences(self.validation, points.domains, points.num_sequences)
-        self.learner = parts.get("learner") or new_learner(Learner, run, execution)
+        self.learner = parts.get("learner") or new_learner(Learner, run, execution, starting_point(run, execution))
         self.rank, self.num_ranks = parts.get("rank", 0), parts.get("num_ranks", 1)
         self.notice = parts.get("notice") or Notice()
         self.summary = Summary(run)
@@ -110,8 +111,7 @@ class RunExecution:
                     break
                 if self._should_commit(record.step):
                     self.commit(record.step)
-                    if self.notice.given:
-                        self.notice.leave()
+                    self._leave_if_told()
         return self.complete()
 
     def _is_exhausted(self) -> bool:
@@ -181,8 +181,15 @@ class RunExecution:
 
     def _should_commit(self, step: int) -> bool:
         """Checkpoints follow the clock and the notice of an end; the last step needs none."""
-        due = time.monotonic() - self._last_commit >= self.execution.checkpoint_every_s
-        return (due or self.notice.given) and step < self.run.num_steps
+        return (self._is_due() or self.notice.given) and step < self.run.num_steps
+
+    def _is_due(self) -> bool:
+        return time.monotonic() - self._last_commit >= self.execution.checkpoint_every_s
+
+    def _leave_if_told(self) -> None:
+        """Ends the work after a commit; what is being written is waited for."""
+        if self.notice.given:
+            self.notice.leave()
 
     def commit(self, step: int) -> None:
         """Copies what a checkpoint holds, and leaves its writing to the background: it exists when that has ended."""

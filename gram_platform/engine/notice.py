@@ -51,20 +51,34 @@ def is_draining() -> bool:
 def termination_notice() -> Iterator[Notice]:
     """While the block runs, the first SIGTERM is noted and the work goes on; the second acts as before the block.
 
-    Only a main thread can listen: elsewhere, as in a trial of Ray Tune, SIGTERM ends the process at once.
+    Only a main thread can listen. Elsewhere the block has the notice of `listen`, if the process called that; a trial
+    of Ray Tune does not, and SIGTERM ends its process at once.
     """
-    notice = Notice()
     if threading.current_thread() is not threading.main_thread():
-        yield notice
+        yield _noted or Notice()
         return
     before = signal.getsignal(signal.SIGTERM) or signal.SIG_DFL
+    try:
+        yield _note_the_first()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+_noted: Notice | None = None  # of this process, which trains in another thread than its main one
+
+
+def listen() -> None:
+    """Called in the main thread of a process that will train in another one: from now on a first SIGTERM is noted."""
+    global _noted
+    _noted = _note_the_first()
+
+
+def _note_the_first() -> Notice:
+    notice, before = Notice(), signal.getsignal(signal.SIGTERM) or signal.SIG_DFL
 
     def note(number: int, frame: object) -> None:
         notice.give()
         signal.signal(signal.SIGTERM, before)
 
     signal.signal(signal.SIGTERM, note)
-    try:
-        yield notice
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    return notice

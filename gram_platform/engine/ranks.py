@@ -2,7 +2,9 @@
 
 import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -10,8 +12,9 @@ import torch.distributed as dist
 from gram_platform.checkpoint import hash_named
 from gram_platform.config import RunConfig
 from gram_platform.engine.execution import Execution, owner
-from gram_platform.engine.node import RunExecution, new_learner
-from gram_platform.engine.summary import record_interval
+from gram_platform.engine.memory import OutOfMemory, is_out_of_memory, memory_advice
+from gram_platform.engine.node import RunExecution, new_learner, starting_point
+from gram_platform.engine.notice import Notice, termination_notice
 from gram_platform.flops import total_parameters
 from gram_platform.store import CorruptFile, Folder, LeaseHeld
 from gram_platform.store.attempts import Attempt
@@ -23,30 +26,59 @@ from gram_platform.train.sharding import ShardedLearner
 
 LEASE_MARGIN_S = 5.0
 LARGE_WEIGHTS_BYTES = 4 * 2**30  # from here on final weights are written in shards
+PATIENCE_S = 2 * 3600.0  # with a rank that fetches data or weights, or writes the result: not with one that trains
+DIVERGED, LEFT = "diverged", "left"
 
 
-def train_rank(run: RunConfig, execution: Execution) -> str | None:
-    """This rank's part of a run, in an initialised process group.
+@dataclass(frozen=True)
+class Ended:
+    """Why all ranks stopped without a result: the run diverged, or one was told to end and the step is committed."""
 
-    Returns the message of a diverged run, alike on all ranks.
+    reason: str
+    message: str
+
+
+class _GroupLeft(Exception):
+    pass
+
+
+def train_rank(run: RunConfig, execution: Execution) -> Ended | None:
+    """This rank's part of a run, in an initialised process group; None when the run is complete.
+
+    A rank alone with long work is waited for `PATIENCE_S`, any other for the process group's own limit. Raises
+    OutOfMemory with advice on the rank whose memory did not suffice.
     """
     torch.set_num_threads(execution.num_threads)
-    attempt = None
-    if dist.get_rank() == 0:
-        attempt = _start_attempt(run, execution)
+    patient = dist.new_group(timeout=timedelta(seconds=PATIENCE_S), backend="gloo")
+    attempt = _start_attempt(run, execution) if dist.get_rank() == 0 else None
     try:
-        corpus = execution.corpus(run.data.data_id)
-        ShardedExecution(run, corpus, attempt, execution).finish()
-        message = None
-    except TrainingDiverged as error:  # on every rank alike
-        message = str(error)
-        if attempt is not None:
-            attempt.fail(message, {"kind": "diverged"})
+        with termination_notice() as notice:
+            ended = _train(run, execution, attempt, notice, patient)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise OutOfMemory(memory_advice(error, run, execution)) from error
     finally:
         if attempt is not None:
             attempt.release()
-    dist.barrier()  # gloo can abort when one rank leaves before the others
-    return message
+    dist.barrier(patient)  # gloo can abort when one rank leaves before the others
+    return ended
+
+
+def _train(
+    run: RunConfig, execution: Execution, attempt: Attempt | None, notice: Notice, patient: dist.ProcessGroup
+) -> Ended | None:
+    try:
+        corpus, start = execution.corpus(run.data.data_id), starting_point(run, execution)
+        dist.barrier(patient)
+        ShardedExecution(run, corpus, attempt, execution, start, notice, patient).finish()
+    except TrainingDiverged as error:  # on every rank alike
+        if attempt is not None:
+            attempt.fail(str(error), {"kind": "diverged"})
+        return Ended(DIVERGED, str(error))
+    except _GroupLeft as error:
+        return Ended(LEFT, str(error))
+    return None
 
 
 def _start_attempt(run: RunConfig, execution: Execution) -> Attempt:
@@ -62,23 +94,44 @@ def _start_attempt(run: RunConfig, execution: Execution) -> Attempt:
             time.sleep(1.0)
 
 
-class ShardedExecution(RunExecution):
-    """Rank 0 keeps the attempt; every decision about it is rank 0's, told to the others."""
+class AgreeingLearner(ShardedLearner):
+    """What ranks wish for travels with a step's losses, which are summed over ranks anyway: no collective is added.
 
-    def __init__(self, run, corpus, attempt, execution):
-        learner = new_learner(ShardedLearner, run, execution)
+    A wish that any rank has is granted, on all ranks after the same step.
+    """
+
+    wishes: Callable[[], Sequence[bool]]  # of this rank; set before the first step
+    granted: tuple[bool, ...] = ()
+
+    def mean_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
+        wishes = torch.tensor(self.wishes(), dtype=values.dtype)
+        means = super().mean_over_ranks(torch.cat([values, wishes]))
+        self.granted = tuple((means[len(values) :] > 0).tolist())
+        return means[: len(values)]
+
+
+class ShardedExecution(RunExecution):
+    """Rank 0 keeps the attempt; every decision about it is rank 0's, told to the others.
+
+    Checkpoints follow rank 0's clock; one rank's notice is all ranks'.
+    """
+
+    def __init__(self, run, corpus, attempt, execution, start, notice, patient):
+        learner = new_learner(AgreeingLearner, run, execution, start)
+        learner.wishes = self._wishes
         ranks = {"rank": dist.get_rank(), "num_ranks": dist.get_world_size()}
-        super().__init__(run, corpus, attempt, execution, learner=learner, **ranks)
+        super().__init__(run, corpus, attempt, execution, learner=learner, notice=notice, **ranks)
         self.attempts = execution.store().run(run.run_id).attempts
-        self.folder = self.attempts.child(_from_rank_0(attempt.attempt_id if attempt else None))
+        self.patient = patient
+        self.folder = self.attempts.child(self._from_rank_0(attempt.attempt_id if attempt else None))
         self.writers = dist.new_group(backend="gloo")  # the background's own: it works while the steps communicate
 
     def _load_checkpoint(self) -> Resumed | None:
         """The newest checkpoint that is whole for every rank, each reading its own rows; rank 0 says which is tried."""
         if self.attempt:
-            resumed = self.attempt.resume(lambda _, *position: self._read_together(_from_rank_0(position)))
-            return resumed or _from_rank_0(None)
-        while (position := _from_rank_0(None)) is not None:
+            resumed = self.attempt.resume(lambda _, *position: self._read_together(self._from_rank_0(position)))
+            return resumed or self._from_rank_0(None)
+        while (position := self._from_rank_0(None)) is not None:
             with contextlib.suppress(CorruptFile):
                 return self._read_together(position)
         return None
@@ -90,14 +143,21 @@ class ShardedExecution(RunExecution):
             resumed = read_checkpoint(self.attempts, *position, self.learner.rows_of)
         except (CorruptFile, FileNotFoundError) as reason:
             error = reason
-        if errors := _texts(_from_all_ranks(error and str(error))):
+        if errors := _texts(_from_all_ranks(error and str(error), self.patient)):
             raise CorruptFile("; ".join(errors)) from error
         return resumed
 
+    def _wishes(self) -> tuple[bool, bool]:
+        """(a checkpoint is due, by rank 0's clock; this rank has been told to end)."""
+        return self.rank == 0 and self._is_due(), self.notice.given
+
     def _should_commit(self, step: int) -> bool:
-        if step % record_interval(self.run):
-            return False
-        return _from_rank_0(super()._should_commit(step))
+        return any(self.learner.granted) and step < self.run.num_steps
+
+    def _leave_if_told(self) -> None:
+        _, is_told = self.learner.granted
+        if is_told:
+            raise _GroupLeft(f"left after step {self.step}")
 
     def _write_checkpoint(self, step: int, pieces: dict[str, Piece], state: dict, records: list[dict]) -> None:
         """Every rank writes its shard; when all have, rank 0 makes the checkpoint exist."""
@@ -132,14 +192,13 @@ class ShardedExecution(RunExecution):
     def num_weights_bytes(self) -> int:
         return 4 * total_parameters(self.run.model)
 
+    def _from_rank_0(self, value):
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self.patient)
+        return box[0]
 
-def _from_rank_0(value):
-    box = [value]
-    dist.broadcast_object_list(box, src=0)
-    return box[0]
 
-
-def _from_all_ranks(value, group=None) -> list:
+def _from_all_ranks(value, group: dist.ProcessGroup) -> list:
     """Every rank's value, in the order of ranks."""
     values = [None] * dist.get_world_size()
     dist.all_gather_object(values, value, group)

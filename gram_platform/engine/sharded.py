@@ -1,4 +1,4 @@
-"""A run on several ranks, under Ray Train, which starts its ranks again when one dies."""
+"""A run on several ranks, under Ray Train; when one dies, all are started again from the last checkpoint."""
 
 import math
 import os
@@ -6,38 +6,66 @@ import time
 from collections.abc import Mapping
 
 import ray.train
+from ray.exceptions import OutOfMemoryError
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from gram_platform.config import RunConfig, run_from_plain
-from gram_platform.engine.execution import Execution, Resources
-from gram_platform.engine.ranks import train_rank
+from gram_platform.engine.execution import MAX_CRASHES, Crashes, Execution, Resources
+from gram_platform.engine.memory import OutOfMemory, memory_advice
+from gram_platform.engine.notice import listen
+from gram_platform.engine.ranks import DIVERGED, Ended, train_rank
 from gram_platform.identity import to_plain
+from gram_platform.store import LeaseHeld, RunDirectory
 from gram_platform.train.loop import TrainingDiverged
 
 WORKER_START_TIMEOUT_S = "1800"  # an autoscaling cluster needs minutes for a node; Ray's default is one
-MAX_WORKER_FAILURES = 3  # restarts of the worker group by Ray Train, each continuing from the last checkpoint
 
 
 def execute_sharded_run(run: RunConfig, tags: Mapping[str, str], execution: Execution, resources: Resources) -> dict:
     """The run's result, trained on `execution.num_ranks` Ray Train workers if it is not there yet.
 
-    As long as workers that die leave newer checkpoints than those before them, they are started again; otherwise Ray
-    Train's error is raised after `MAX_WORKER_FAILURES` restarts.
+    Ranks that were told to end, or died, are started again and continue; after `MAX_CRASHES` deaths without a new
+    checkpoint Ray Train's error is raised. Raises at once what no restart changes: TrainingDiverged, OutOfMemory with
+    advice and ValueError of any rank (recorded as the run's failure), and LeaseHeld.
     """
     directory = execution.store().run(run.run_id)
     directory.ensure_config(run)
     directory.add_tags(tags)
+    crashes = Crashes()
     while (result := directory.result()) is None:
-        step = directory.last_step()
         try:
-            outcome = _trainer(run, execution, resources).fit().return_value
-        except ray.train.TrainingFailedError:
-            if directory.last_step() == step:
-                raise
-            continue
-        if outcome is not None:
-            raise TrainingDiverged(outcome)
+            ended = _trainer(run, execution, resources).fit().return_value
+        except ray.train.TrainingFailedError as error:
+            failures = _failures(error)
+            _raise_what_stays(failures, directory)
+            crashes = crashes.another(directory.committed_step())
+            if crashes.number < MAX_CRASHES:
+                continue
+            killed = (f for f in failures if isinstance(f, OutOfMemoryError))  # by Ray's memory monitor
+            _raise_what_stays([OutOfMemory(memory_advice(f, run, execution)) for f in killed], directory)
+            raise
+        if ended is not None and ended.reason == DIVERGED:
+            raise TrainingDiverged(ended.message)
     return result
+
+
+def _failures(error: ray.train.TrainingFailedError) -> list[Exception]:
+    """What each rank that failed raised, or what Ray says about its process."""
+    failures = getattr(error, "worker_failures", {})  # absent where the group did not start
+    return [getattr(failure, "health_check_failure", failure) for failure in failures.values()]
+
+
+def _raise_what_stays(failures: list[Exception], directory: RunDirectory) -> None:
+    """Raises a rank's failure that would come again; what other ranks then say is its consequence."""
+    for kind in (LeaseHeld, OutOfMemory, ValueError):
+        for failure in failures:
+            if not isinstance(failure, kind):
+                continue
+            attempt_ids = directory.attempts.list()
+            if attempt_ids and kind is not LeaseHeld:
+                details = {"kind": "memory" if kind is OutOfMemory else "error"}
+                directory.record_failure(attempt_ids[-1], str(failure), details)
+            raise failure
 
 
 def _trainer(run: RunConfig, execution: Execution, resources: Resources) -> TorchTrainer:
@@ -50,7 +78,7 @@ def _trainer(run: RunConfig, execution: Execution, resources: Resources) -> Torc
     return TorchTrainer(
         _train_worker,
         train_loop_config={"run": to_plain(run), "execution": execution},
-        torch_config=TorchConfig(backend, timeout_s=math.ceil(execution.collective_timeout_s)),
+        torch_config=_ListeningConfig(backend, timeout_s=math.ceil(execution.collective_timeout_s)),
         scaling_config=ray.train.ScalingConfig(
             num_workers=execution.num_ranks,
             use_gpu=bool(resources.gpus_per_rank),
@@ -60,10 +88,25 @@ def _trainer(run: RunConfig, execution: Execution, resources: Resources) -> Torc
             # the name holds the run id and the hour of this try: Ray Train would resume an equal name silently
             name=f"{run.run_id}-{time.time_ns()}",
             storage_path=f"{execution.storage}/ray_train",
-            failure_config=ray.train.FailureConfig(MAX_WORKER_FAILURES, controller_failure_limit=MAX_WORKER_FAILURES),
+            # started again by us, who can tell what stays from what passes, and see whether there is progress
+            failure_config=ray.train.FailureConfig(max_failures=0, controller_failure_limit=0),
         ),
     )
 
 
-def _train_worker(config: Mapping) -> str | None:
+class _ListeningBackend(TorchConfig().backend_cls):
+    """Ray Train's, whose workers note a SIGTERM: they train in a thread, and only a main thread can listen."""
+
+    def on_training_start(self, worker_group, backend_config) -> None:
+        super().on_training_start(worker_group, backend_config)
+        worker_group.execute(listen)
+
+
+class _ListeningConfig(TorchConfig):
+    @property
+    def backend_cls(self) -> type:
+        return _ListeningBackend
+
+
+def _train_worker(config: Mapping) -> Ended | None:
     return train_rank(run_from_plain(config["run"]), config["execution"])

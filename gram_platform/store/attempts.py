@@ -164,8 +164,7 @@ class Attempt:
 
     def fail(self, message: str, details: Mapping | None = None) -> None:
         """Record why the run cannot go on; its status is then `failed` until another attempt starts."""
-        failure = {"message": message, "details": details or {}, "time": time.time(), "attempt": self.attempt_id}
-        self._folder.write_json("failure.json", failure)
+        self.run.record_failure(self.attempt_id, message, details)
         self.release()
 
     def release(self) -> None:

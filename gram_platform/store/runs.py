@@ -2,7 +2,9 @@
 
 import datetime
 import secrets
+import time
 import warnings
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from gram_platform.config import RunConfig
@@ -78,6 +80,11 @@ class RunDirectory(NodeDirectory):
             return self.attempts.child(attempt_ids[-1]).read_json("failure.json") if attempt_ids else None
         except CorruptFile as error:
             return {"message": str(error), "details": {}, "attempt": attempt_ids[-1]}
+
+    def record_failure(self, attempt_id: str, message: str, details: Mapping | None = None) -> None:
+        """Why an attempt cannot go on; the run's status is then `failed` until another attempt starts."""
+        failure = {"message": message, "details": details or {}, "time": time.time(), "attempt": attempt_id}
+        self.attempts.child(attempt_id).write_json("failure.json", failure)
 
     def progress(self) -> dict | None:
         """The last attempt's last heartbeat: step, num_steps, tokens_per_second, time, attempt, pid, host, owner."""

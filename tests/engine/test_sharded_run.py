@@ -1,13 +1,18 @@
-"""A run of two ranks under Ray Train, against the same run in one process."""
+"""A run of two ranks under Ray Train: against one process, killed, told to end, and without enough memory."""
 
 import dataclasses
+import os
+import signal
 
 import pytest
+from ray.exceptions import OutOfMemoryError
 
 from gram_platform.engine.execution import Resources
+from gram_platform.engine.memory import OutOfMemory
 from gram_platform.engine.node import execute_run
 from gram_platform.methods import plan
-from gram_platform.store import Store
+from gram_platform.store import LeaseHeld, Store
+from gram_platform.store.leases import new_lease
 
 pytestmark = pytest.mark.ray
 
@@ -28,3 +33,80 @@ def test_two_ranks_under_ray_train(ray_cluster, execution, setting, tmp_path):
     directory = Store(execution.storage).run(run.run_id)
     assert [record["step"] for record in directory.records()] == list(range(1, run.num_steps + 1))
     assert directory.status() == "complete"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_group_that_loses_a_rank_or_is_told_to_end(ray_cluster, execution, setting, tmp_path):
+    """kill -9 of rank 0, then SIGTERM to it: each time all ranks go on from one step, and the bytes are the same."""
+    run = longer(plan("gram", setting).runs["all"], 10)
+    two = dataclasses.replace(execution, num_ranks=2)
+    straight = dataclasses.replace(two, storage=str(tmp_path / "straight"), checkpoint_every_s=1e9)
+    Store(straight.storage).open_for_writing().data_root.symlink_to(Store(execution.storage).data_root.resolve())
+    train = ray_cluster.remote(num_cpus=0, max_retries=0)(execute_there)
+    ray_cluster.get(train.remote(run, straight))
+    directory = Store(execution.storage).run(run.run_id)
+    often = dataclasses.replace(two, checkpoint_every_s=0.2)
+    task, steps = train.remote(run, often), [0]
+    for number, blow in enumerate((signal.SIGKILL, signal.SIGTERM), 1):
+        while len(directory.attempts.list()) < number or directory.committed_step() <= steps[-1]:
+            ready, _ = ray_cluster.wait([task], timeout=0.02)
+            assert not ready, "ended too early"
+        os.kill(directory.progress()["pid"], blow)
+        steps.append(directory.committed_step())
+        while len(directory.attempts.list()) == number:
+            ray_cluster.wait([task], timeout=0.1)
+    ray_cluster.get(task)
+    assert len(directory.attempts.list()) == 3
+    results = [Store(e.storage).run(run.run_id).folder.read("result.json") for e in (straight, often)]
+    assert results[0] == results[1]
+    assert [record["step"] for record in directory.records()][-1] == run.num_steps
+
+
+def longer(run, times):
+    budgets = tuple(dataclasses.replace(b, num_draws=times * b.num_draws) for b in run.data.domains)
+    return dataclasses.replace(run, data=dataclasses.replace(run.data, domains=budgets))
+
+
+def execute_there(run, execution):
+    from gram_platform.engine.sharded import execute_sharded_run
+
+    return execute_sharded_run(run, {}, execution, Resources())
+
+
+def test_ranks_without_enough_memory_say_what_they_need(ray_cluster, execution, setting):
+    """An allocation that no machine can serve fails once, and is not tried again."""
+    run = plan("baseline", setting).runs["all"]
+    run = dataclasses.replace(run, model=dataclasses.replace(run.model, d_mlp=2**42))
+    train = ray_cluster.remote(num_cpus=0, max_retries=0)(execute_there)
+    with pytest.raises(
+        OutOfMemory, match=r"out of memory \(.*The planner counts .* on each of 2 ranks.*--num-workers 4"
+    ):
+        ray_cluster.get(train.remote(run, dataclasses.replace(execution, num_ranks=2)))
+    directory = Store(execution.storage).run(run.run_id)
+    assert directory.failure()["details"] == {"kind": "memory"}
+    assert len(directory.attempts.list()) == 1
+
+
+def test_what_a_restart_would_not_change_ends_a_run(execution, setting):
+    """A rank's lack of memory comes before what the others say of it; another process's lease is no failure."""
+    from ray.train import WorkerGroupError
+    from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
+
+    from gram_platform.engine.sharded import _failures, _raise_what_stays
+
+    run = plan("baseline", setting).runs["all"]
+    directory = execution.store().run(run.run_id)
+    directory.ensure_config(run)
+    directory.start_attempt("rank 0").release()
+    lost = WorkerHealthCheckFailedError("no answer", OutOfMemoryError("node memory 98%"))
+    error = WorkerGroupError("", {0: RuntimeError("Connection closed by peer"), 1: OutOfMemory("too large"), 2: lost})
+    assert isinstance(_failures(error)[2], OutOfMemoryError)
+    with pytest.raises(OutOfMemory, match="too large"):
+        _raise_what_stays(_failures(error), directory)
+    assert directory.failure()["message"] == "too large"
+    _raise_what_stays([RuntimeError("Connection closed by peer"), OutOfMemoryError("node memory 98%")], directory)
+    directory.start_attempt("rank 0").release()
+    with pytest.raises(LeaseHeld):
+        _raise_what_stays([ValueError("a consequence"), LeaseHeld(run.run_id, new_lease("another", 30.0))], directory)
+    assert directory.failure() is None
