@@ -76,7 +76,10 @@ def rank_memory(run: RunConfig, num_ranks: int, checkpointing: bool = False) -> 
     stepped = _of_sets(weights, frozenset().union(*(route.trained for route in routes)))
     window = _of_sets(weights, _most_trained(run, weights, routes))
     width, tokens = BYTES[run.precision], run.micro_batch // num_ranks * run.model.seq_len
-    gradients, reduction = _gradients(window, num_ranks, width, run.micro_batches_per_step > 1)
+    # LoRAs share their block's group, whose gradients must have one dtype (`train/sharding.py`)
+    has_loras = any(module.kind == "lora" for module in run.model.modules)
+    is_each_reduced = num_ranks > 1 and has_loras and run.precision != "float32"
+    gradients, reduction = _gradients(window, num_ranks, width, run.micro_batches_per_step > 1, is_each_reduced)
     activations, recomputed = _activations(run.model, routes, width, tokens, checkpointing)
     return Memory(
         weights=FLOAT_BYTES * sum(w.padded_shard(num_ranks) for w in weights),
@@ -123,18 +126,25 @@ def _num_gathered(weights: Iterable[Weight], routes: list[PossibleRoute], num_ra
     return groups[""] + 2 * groups["blocks.0"] + modules
 
 
-def _gradients(trained: list[Weight], num_ranks: int, width: int, is_accumulated: bool) -> tuple[int, int]:
+def _gradients(
+    trained: list[Weight], num_ranks: int, width: int, is_accumulated: bool, is_each_reduced: bool
+) -> tuple[int, int]:
     """(accumulated over a window, what the end of a backward adds to it).
 
     One process: a backward leaves gradients in the computing precision, which are added to float32 ones. Ranks: whole
     float32 gradients wait for the window's last micro-batch, whatever the number of ranks; its backward reduces group
-    by group, the root's at the very end (its new gradient, and a float32 copy that is scattered).
+    by group, the root's at the very end (its new gradient, and a float32 copy that is scattered). Where every
+    micro-batch is reduced, it is the rows of each rank that wait.
     """
     whole, root = FLOAT_BYTES * _num_values(trained), _num_values(w for w in trained if not w.group)
     fresh = 0 if width == FLOAT_BYTES and is_accumulated else width  # a float32 gradient is added where it is made
     if num_ranks == 1:
         return (whole, fresh * _num_values(trained)) if is_accumulated else (0, whole)
-    end = FLOAT_BYTES * sum(w.shard(0, num_ranks) for w in trained) + (fresh + FLOAT_BYTES) * root
+    shards = FLOAT_BYTES * sum(w.shard(0, num_ranks) for w in trained)
+    end = shards + (fresh + FLOAT_BYTES) * root
+    if is_accumulated and is_each_reduced:
+        new_shards = FLOAT_BYTES * sum(w.shard(0, num_ranks) for w in trained if not w.group)
+        return shards, end - shards + new_shards
     return (whole, max(0, end + FLOAT_BYTES * root - whole)) if is_accumulated else (0, end)
 
 
