@@ -20,24 +20,29 @@ from gram_platform.methods.budgets import dense_run
 from gram_platform.model.transformer import Transformer, parameter_set
 from gram_platform.objectives import cross_entropy, maxent_entropy, maxent_kl
 from gram_platform.planner import (
+    AUTO,
     GIB,
     MACHINES,
     Machine,
+    Ranks,
     checkpoint_bytes,
     fewest_ranks,
     fits,
     needs,
     placement,
+    ranks_at_once,
+    run_evaluation_flops,
     run_flops,
 )
 from gram_platform.planner.activations import logits_bytes, saved_bytes
 from gram_platform.planner.memory import BYTES, EVALUATION_LOGITS_BYTES, possible_routes, rank_memory
 from gram_platform.planner.weights import CORE_MLP, SHARED, model_weights, module_set
 from gram_platform.routing import Plan
-from gram_platform.simulate import SimulatedCluster
+from gram_platform.simulate import SimulatedCluster, planned
 from gram_platform.study.build import build_graph
-from gram_platform.study.dry_run import describe, describe_on
+from gram_platform.study.dry_run import describe, describe_on, planned_ranks
 from gram_platform.study.flags import parse
+from gram_platform.study.session import execution_of
 from gram_platform.train.learner import Learner
 from gram_platform.train.loop import _micro_step
 from gram_platform.train.sharding import ShardedLearner
@@ -306,6 +311,23 @@ def test_what_a_rank_keeps_is_exact(rank, precision, as_rank):
     assert min(kept) == sum(4 * w.shard(rank, num_ranks) for w in trained)  # once they are reduced
 
 
+def test_a_rank_keeps_its_rows_of_gradients_with_loras_in_bfloat16(as_rank):
+    """They are reduced in every micro-batch; in float32 whole gradients wait for the last one of a window."""
+    for precision in BYTES:
+        as_rank(0, 2)
+        run = run_of("lora", micro_batch=2, precision=precision, routing=RoutingConfig(1.0, 1.0, "uniform"))
+        learner, plan, kept = ShardedLearner(run), Plan(run), []
+        for step in range(6):
+            kept += [gradient_bytes(learner) for _ in micro_steps(learner, run, plan, step, 2)]
+            learner.step(1e-3)
+        trained = [w for w in model_weights(run.model) if w.set in CORE_SETS | {module_set("lisp")}]
+        of_rank = {
+            "float32": sum(4 * w.num_values for w in trained),
+            "bfloat16": sum(4 * w.shard(0, 2) for w in trained),
+        }
+        assert max(kept) == rank_memory(run, 2).gradients == of_rank[precision]
+
+
 def test_a_frozen_base_has_no_optimizer_states_and_no_gradients():
     run = run_of("lora", routing=RoutingConfig(1.0, 0.0, freeze_core=True))
     memory = rank_memory(run, 1)
@@ -408,6 +430,26 @@ def test_the_papers_own_800m_runs_fit_their_gpus():
     assert fits(paper_run("800M"), 8, MACHINES["h100"])
 
 
+def test_ranks_of_a_studys_runs():
+    run, machine = paper_run("5B"), MACHINES["h100"]
+    auto = Ranks(AUTO, (("2B", 4),), machine)
+    assert auto.of(run, "5B") == fewest_ranks(run, machine)
+    assert Ranks(AUTO, (), machine, checkpointing=True).of(run, "5B") == fewest_ranks(run, machine, True)
+    assert auto.of(paper_run("2B"), "2B") == 4
+    size, attack = run_of("dense", micro_batch=12), run_of("dense", micro_batch=8)
+    assert [Ranks(6).of(run, "a size") for run in (size, attack)] == [6, 2]  # no sequence is left out
+    with pytest.raises(ValueError, match="machine='toy'"):
+        Ranks(AUTO, (), Machine("toy", 1e12, 1e6, 0.0)).of(run, "5B")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_a_run_of_several_ranks_waits_for_no_more_than_there_may_be(ranks):
+    for present, most in ((0, 0), (5, 5), (16, 16), (16, 64)):
+        handed = ranks_at_once(present, most, ranks)
+        assert handed >= ranks
+        assert handed <= (2 * max(present, 1) if ranks == 1 else max(present, most, ranks))
+
+
 def test_memory_falls_with_ranks():
     run = paper_run("5B")
     totals = [rank_memory(run, ranks).total for ranks in (2, 4, 8, 16, 32, 64)]
@@ -447,6 +489,49 @@ def test_the_dry_runs_memory_is_the_planners(storage):
     shown = [memory.weights, memory.copies, memory.gathered, memory.gradients + memory.reduction, memory.optimizer]
     shown += [memory.activations, memory.logits, memory.total]
     assert parts[:8] == [f"{value / GIB:.2f}" for value in shown]
+
+
+def rows_of(text, method) -> dict[str, list[str]]:
+    """size -> the cells of a method's lines in the dry run's first table, without name and size."""
+    table = text[: text.index("memory of one")].splitlines()
+    rows = [line.split() for line in table if line.startswith(f"{method} ")]
+    return {size: cells for _, size, *cells in rows}
+
+
+@pytest.mark.parametrize("machine", ["h100", "h200"])
+def test_the_papers_dry_run_adds_up(storage, machine):
+    """6 N D of the printed tokens and our parameter counts; hours and dollars at 40% of the dense rate."""
+    text = describe(graph_of(storage, "--preset", "paper", "--machine", machine, "--seeds", "1"))
+    printed = {"50M": 0.96, "100M": 2.1, "200M": 4.0, "400M": 8.0, "800M": 16.1, "2B": 40.3, "5B": 99.4}
+    rows, rate = rows_of(text, "baseline"), MACHINES[machine].flops_per_second * 0.4
+    assert rows.keys() == printed.keys()
+    for size, (num_runs, _, parameters, tokens, _, flops, hours, dollars) in rows.items():
+        numbers = [float(cell.replace(",", "")) for cell in (parameters, tokens, flops, hours, dollars)]
+        parameters, tokens, flops, hours, dollars = numbers
+        run = paper_run(size)
+        assert num_runs == "1"
+        assert tokens == pytest.approx(printed[size] * 1.01e9, rel=5e-3)  # core, and 1% auxiliary
+        in_products = parameters - run.model.vocab_size * run.model.d_model  # an embedding's look-up costs nothing
+        attention = 12 * run.model.num_layers * run.model.d_model * run.model.seq_len
+        assert flops == pytest.approx((6 * in_products + attention) * tokens, rel=0.01)
+        assert hours == pytest.approx((flops + run_evaluation_flops(run)) / rate / 3600, rel=0.01, abs=0.01)
+        assert dollars == pytest.approx(hours * MACHINES[machine].dollars_per_hour, rel=0.01, abs=0.03)
+
+
+def test_the_dry_run_and_the_simulation_have_the_studys_ranks(storage):
+    words = ("--preset", "paper", "--sizes", "800M", "5B", "--seeds", "1", "--methods", "gram")
+    graph = graph_of(storage, *words, "--num-workers", "800M=4", "5B=auto", "--machine", "h200")
+    lines = describe(graph).partition("memory of one")[2].splitlines()
+    shown = {tuple(line.split()[:2]): line.split()[2] for line in lines if line.startswith(("baseline  ", "gram  "))}
+    trained = [n for n in graph.nodes if n.kind == "run" and "elicited" not in dict(n.tags)]
+    runs = {(dict(n.tags)["method"], dict(n.tags)["size"]): n for n in trained}
+    fewest = {key: str(fewest_ranks(runs[key].config, MACHINES["h200"])) for key in shown}
+    assert shown == {key: "4" if key[1] == "800M" else fewest[key] for key in runs}
+    tasks = {t.id: t for t in planned(graph.nodes, MACHINES["h200"], 0.4, planned_ranks(graph.flags))}
+    assert {key: str(tasks[node.id].ranks) for key, node in runs.items()} == shown
+    execution, _ = execution_of(graph.flags, has_gpu=True)
+    ranks = {key: str(execution.of_node(n.config, dict(n.tags)).num_ranks) for key, n in runs.items()}
+    assert ranks == shown
 
 
 def test_a_study_is_simulated_on_a_cluster(storage):

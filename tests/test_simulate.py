@@ -8,9 +8,8 @@ import statistics
 import pytest
 
 from experiments.scaling import STUDY
-from gram_platform.engine.summary import NUM_TRAIN_RECORDS
 from gram_platform.nodes import method_nodes, unique
-from gram_platform.planner import MACHINES, Machine, fewest_ranks
+from gram_platform.planner import MACHINES, Machine, Ranks, fewest_ranks
 from gram_platform.simulate import (
     SimulatedCluster,
     Task,
@@ -22,8 +21,6 @@ from gram_platform.simulate import (
     simulate,
 )
 from gram_platform.simulate.cluster import Timeline
-from gram_platform.simulate.events import slots_at_once
-from gram_platform.simulate.study import NUM_RECORDS
 from gram_platform.store import Store
 from gram_platform.study.build import build_graph
 from gram_platform.study.flags import parse
@@ -132,6 +129,13 @@ def test_idle_machines_are_given_back():
     assert only(tasks, cluster).paid_hours == pytest.approx(10.0 + 1.0 + 1.0)
 
 
+def test_a_cluster_grows_for_runs_of_several_ranks():
+    cluster = dataclasses.replace(CALM, num_machines=4, slots_per_machine=2)
+    assert only([task(str(k), ranks=2) for k in range(4)], cluster).makespan_hours == pytest.approx(1.0)
+    mixed = [task("wide", ranks=8), *(task(str(k)) for k in range(8))]
+    assert only(mixed, cluster).makespan_hours == pytest.approx(2.0)
+
+
 # ----------------------------------------------------------------------------------------- attempts, policy
 
 
@@ -146,22 +150,10 @@ def test_what_an_interruption_loses():
     assert all(p.trained_s + p.overhead_s == t for t, p in seen.items())
 
 
-def test_checkpoints_stand_where_metrics_are_summed_up():
-    assert NUM_RECORDS == NUM_TRAIN_RECORDS
+def test_checkpoints_stand_behind_steps():
     assert task("a", hours=100.0, checkpoint_bytes=1.0, grain_s=HOUR_S).interval_s(600.0) == HOUR_S
     assert task("a", hours=1.0, checkpoint_bytes=1.0, grain_s=36.0).interval_s(600.0) == 612.0
     assert task("a", hours=1.0).interval_s(600.0) == HOUR_S  # an evaluation has none
-
-
-@pytest.mark.parametrize(("slots", "ranks"), [(0, 1), (2, 1), (7, 2), (0, 4), (9, 4), (64, 8)])
-def test_as_many_at_once_as_the_engine(slots, ranks, monkeypatch):
-    from gram_platform.engine import graph
-    from gram_platform.engine.execution import Execution, Resources
-
-    monkeypatch.setattr(graph.ray, "cluster_resources", lambda: {"CPU": float(slots)})
-    engine = object.__new__(graph._Graph)
-    engine.execution, engine.resources = Execution("unused", num_ranks=ranks), Resources()
-    assert slots_at_once(slots, ranks) == ranks * engine._capacity()
 
 
 @pytest.mark.parametrize("storage_s", [20.0, 60.0])
@@ -219,11 +211,11 @@ def test_tasks_of_the_papers_study():
     tasks = {t.id: t for t in planned(nodes, machine, 0.4)}
     runs = [node for node in nodes if node.kind == "run"]
     assert {t.ranks for t in tasks.values()} == {1, *(fewest_ranks(node.config, machine) for node in runs)}
-    halved = {t.id: t for t in planned(nodes, machine, 0.2, num_ranks=16)}
+    halved = {t.id: t for t in planned(nodes, machine, 0.2, Ranks(16))}
     for node in runs:
         mine = tasks[node.id]
         assert halved[node.id].work_s * 16 == pytest.approx(2 * mine.work_s * mine.ranks)
-        assert mine.grain_s == pytest.approx(mine.work_s / 100)
+        assert mine.grain_s == pytest.approx(mine.work_s / node.config.num_steps)
     with pytest.raises(ValueError, match="machine='toy'"):
         planned(nodes, Machine("toy", 1e12, 1e6, 0.0), 0.4)
 
@@ -245,7 +237,7 @@ def test_the_description_of_a_simulated_study():
 
 def test_nodes_without_a_time_get_the_rate_of_their_kind():
     nodes = paper_nodes("50M", "100M")
-    known = {t.id: t.work_s for t in planned(nodes, MACHINES["cpu"], 0.5, num_ranks=1)}
+    known = {t.id: t.work_s for t in planned(nodes, MACHINES["cpu"], 0.5, Ranks(1))}
     some = {node.id: known[node.id] for node in nodes if dict(node.tags)["size"] == "50M"}
     for got in calibrated(nodes, some):
         assert got.work_s == pytest.approx(known[got.id], rel=1e-6)

@@ -1,37 +1,42 @@
-"""How many nodes or trials a cluster holds: as it is, and as large as its autoscaler may make it."""
+"""How many ranks a cluster holds: as it is, and as large as its autoscaler may make it."""
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import ray
 
-from gram_platform.engine.execution import Execution, Resources
+from gram_platform.engine.execution import Resources
+from gram_platform.planner import ranks_at_once
 
 
-def nodes_at_once(execution: Execution, resources: Resources) -> int:
-    """Nodes to hand to Ray: more than the cluster holds now, so that an autoscaler sees the demand.
+@dataclass(frozen=True)
+class Capacity:
+    """Ranks that there is room for now, and at most."""
 
-    Nodes of one rank wait in Ray's queue without harm: as many again are handed over. A run of several ranks gives up
-    when its workers do not come, so only what the cluster may grow to is, and no more than twice what it holds.
-    """
-    present = slots(execution, resources, ray.cluster_resources())
-    return 2 * present if execution.num_ranks == 1 else min(2 * present, nodes_at_most(execution, resources))
+    present: int
+    most: int
+
+    def at_once(self, widest: int) -> int:
+        """Ranks to hand to Ray when the widest node in flight or at hand has `widest`."""
+        return ranks_at_once(self.present, self.most, widest)
 
 
-def nodes_at_most(execution: Execution, resources: Resources) -> int:
-    """Nodes that the cluster can hold when an autoscaler has made it as large as it may be."""
-    total = dict(ray.cluster_resources())
+def capacity(resources: Resources) -> Capacity:
+    """Of the cluster that Ray is connected to."""
+    present = ray.cluster_resources()
+    grown = dict(present)
     for name, amount in largest_cluster().items():
-        total[name] = max(total.get(name, 0), amount)
-    return slots(execution, resources, total)
+        grown[name] = max(grown.get(name, 0), amount)
+    return Capacity(slots(resources, present), slots(resources, grown))
 
 
-def slots(execution: Execution, resources: Resources, total: Mapping[str, float]) -> int:
-    """Nodes that fit into `total`, at least one."""
-    found = total.get("CPU", 0) / (resources.cpus_per_rank * execution.num_ranks)
+def slots(resources: Resources, total: Mapping[str, float]) -> int:
+    """Ranks that fit into `total`."""
+    found = total.get("CPU", 0) / resources.cpus_per_rank
     if resources.gpus_per_rank:
-        found = min(found, total.get("GPU", 0) / (resources.gpus_per_rank * execution.num_ranks))
-    return max(1, math.floor(found))
+        found = min(found, total.get("GPU", 0) / resources.gpus_per_rank)
+    return math.floor(found)
 
 
 def largest_cluster() -> dict[str, float]:

@@ -11,6 +11,7 @@ def execute_node(
     config: RunConfig | Evaluation, tags: Mapping[str, str], execution: Execution, resources: Resources
 ) -> dict:
     """The node's result: an evaluation or a run in this process, a run of several ranks on Ray Train's workers."""
+    execution = execution.of_node(config, tags)
     if isinstance(config, Evaluation):
         return execute_evaluation(config, tags, execution)
     if execution.num_ranks == 1:

@@ -2,9 +2,12 @@
 
 import os
 import socket
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
+from gram_platform.config import Evaluation, RunConfig
 from gram_platform.corpora import PackedCorpus
+from gram_platform.planner import Ranks
 from gram_platform.store import Store
 from gram_platform.store.data import open_corpus
 
@@ -17,7 +20,8 @@ class Execution:
 
     storage: str
     num_threads: int = 1
-    num_ranks: int = 1
+    num_ranks: int = 1  # of every run, unless `ranks` says otherwise
+    ranks: Ranks | None = None
     checkpoint_every_s: float = 30.0
     lease_s: float = 30.0
     device: str = "cpu"
@@ -27,6 +31,14 @@ class Execution:
 
     def store(self) -> Store:
         return Store(self.storage).open_for_writing()
+
+    def of_node(self, config: RunConfig | Evaluation, tags: Mapping[str, str]) -> "Execution":
+        """As one node is executed: a run on its own number of ranks, an evaluation on one. ValueError as `Ranks.of`."""
+        if isinstance(config, Evaluation):
+            return replace(self, num_ranks=1, ranks=None)
+        if self.ranks is None:
+            return self
+        return replace(self, num_ranks=self.ranks.of(config, tags.get("size", "")), ranks=None)
 
     def corpus(self, data_id: str) -> PackedCorpus:
         """The packed data on this machine; ValueError when it cannot be had here."""

@@ -14,7 +14,7 @@ from ray.exceptions import LocalRayletDiedError, OutOfMemoryError, RayError, Ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from gram_platform.config import evaluation_from_plain, run_from_plain
-from gram_platform.engine.capacity import nodes_at_once
+from gram_platform.engine.capacity import capacity
 from gram_platform.engine.dispatch import execute_node, is_divergence
 from gram_platform.engine.execution import MAX_CRASHES, Crashes, Execution, Resources
 from gram_platform.engine.memory import OutOfMemory, memory_advice
@@ -78,6 +78,7 @@ class _Graph:
     def __init__(self, progress: Progress, execution: Execution, resources: Resources, retry_diverged: bool):
         self.progress, self.execution, self.resources = progress, execution, resources
         store = execution.store()
+        self.ranks = {node.id: execution.of_node(node.config, dict(node.tags)).num_ranks for node in progress.nodes}
         self.waiting: list[Node] = []
         self.in_flight: dict[ray.ObjectRef, Node] = {}
         self.crashes: dict[str, Crashes] = {}
@@ -101,24 +102,32 @@ class _Graph:
         blocked = self.progress.blocked
         self.waiting = [node for node in self.waiting if node.id not in blocked]
         ready = [node for node in self.waiting if node.needs <= self.progress.done and self._is_due(node)]
-        ready.sort(key=lambda node: node.kind)  # evaluations first: they are short and fill the table
-        free = self._capacity() - len(self.in_flight) if ready else 0
-        for node in ready[: max(0, free)]:
+        # evaluations first: they are short and fill the table; then the widest runs, which narrow ones would keep out
+        ready.sort(key=lambda node: (node.kind, -self.ranks[node.id]))
+        for node in self._fitting(ready):
             self.waiting.remove(node)
             self.in_flight[self._submit(node)] = node
             self.progress.running[node.id] = time.time()
         return bool(self.in_flight or self.waiting)
 
-    def _capacity(self) -> int:
-        """Nodes at once."""
-        return nodes_at_once(self.execution, self.resources)
+    def _fitting(self, ready: Sequence[Node]) -> list[Node]:
+        """Those for whose ranks the cluster has room, or may get it."""
+        if not ready:
+            return []
+        room, handed = capacity(self.resources), [self.ranks[node.id] for node in self.in_flight.values()]
+        chosen = []
+        for node in ready:
+            ranks = self.ranks[node.id]
+            if sum(handed) + ranks <= room.at_once(max([ranks, *handed])):
+                handed.append(ranks)
+                chosen.append(node)
+        return chosen
 
     def _is_due(self, node: Node) -> bool:
         return time.monotonic() >= self.not_before.get(node.id, 0.0)
 
     def _submit(self, node: Node) -> ray.ObjectRef:
-        is_sharded = node.kind == "run" and self.execution.num_ranks > 1
-        placed = _beside_the_driver() if is_sharded else self._reserved()
+        placed = _beside_the_driver() if self.ranks[node.id] > 1 else self._reserved()
         task = _execute.options(name=node.name, **placed)
         return task.remote(node.kind, to_plain(node.config), dict(node.tags), self.execution, self.resources)
 
@@ -161,7 +170,7 @@ class _Graph:
             return self._queue_again(node)
         message = f"{type(error).__name__} {MAX_CRASHES} times without a checkpoint in between: {error}"
         if isinstance(error, OutOfMemoryError) and node.kind == "run":
-            message = memory_advice(error, node.config, self.execution)
+            message = memory_advice(error, node.config, self.execution.of_node(node.config, dict(node.tags)))
         self.progress.failed[node.id] = message
         return True
 

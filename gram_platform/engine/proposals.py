@@ -105,7 +105,7 @@ class OptunaSource:
         group, trial = proposal.key
         facts = {"state": outcome.state, "message": outcome.message, "metrics": dict(outcome.metrics)}
         facts |= {"nodes": list(outcome.nodes), "runs": list(outcome.runs)}
-        facts |= {"elapsed_s": outcome.elapsed_s, "trained_s": outcome.trained_s}
+        facts |= {"elapsed_s": outcome.elapsed_s, "trained_s": outcome.trained_s, "rank_s": outcome.rank_s}
         for key, value in facts.items():
             trial.set_user_attr(key, value)
         if outcome.state == FAILED:

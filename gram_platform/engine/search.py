@@ -14,11 +14,12 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 
 from ray import tune
 from ray.tune.search import Searcher
 
-from gram_platform.engine.capacity import nodes_at_most
+from gram_platform.engine.capacity import capacity
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.proposals import Proposal, Source, told
 from gram_platform.engine.trials import CANCEL, FAILED, GO, STOP, WAIT, Outcome, Point, Problem, execute_trial
@@ -58,7 +59,8 @@ def run_trials(
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
-    searcher = _Searcher(source, tuning, lambda: nodes_at_most(execution, resources), on_start, on_end)
+    ranks_of = partial(trial_ranks, problem, execution)
+    searcher = _Searcher(source, tuning, ranks_of, lambda: capacity(resources).most, on_start, on_end)
     shared = {"problem": problem, "execution": execution, "resources": resources}
     trainable = tune.with_parameters(_trial, **shared, retry_diverged=tuning.retry_diverged)
     placed = tune.with_resources(trainable, lambda config: _placement(problem, config["point"], execution, resources))
@@ -99,12 +101,18 @@ def _placement(problem: Problem, point: Point, execution: Execution, resources: 
 
     A sharded trial only waits for Ray Train's workers, which have reservations of their own.
     """
-    if execution.num_ranks > 1:
+    if trial_ranks(problem, execution, point) > 1:
         return tune.PlacementGroupFactory([{"memory": MEMORY_STEP}])
     bundle = {"CPU": resources.cpus_per_rank, "memory": trial_memory(problem, point)}
     if resources.gpus_per_rank:
         bundle = {"CPU": resources.cpus_per_rank, "GPU": resources.gpus_per_rank}
     return tune.PlacementGroupFactory([bundle])
+
+
+def trial_ranks(problem: Problem, execution: Execution, point: Point) -> int:
+    """Of the widest of a trial's nodes, which run one after another."""
+    ranks = (execution.of_node(node.config, dict(node.tags)).num_ranks for node in problem.nodes(point))
+    return max(ranks, default=1)
 
 
 def trial_memory(problem: Problem, point: Point) -> int:
@@ -143,10 +151,20 @@ class _Cancelled(_Unsaved, tune.Stopper):
 class _Searcher(_Unsaved, Searcher):
     """Ray Tune's view of a source."""
 
-    def __init__(self, source: Source, tuning: Tuning, slots: Callable[[], int], on_start, on_end):
+    def __init__(
+        self,
+        source: Source,
+        tuning: Tuning,
+        ranks_of: Callable[[Point], int],
+        most_ranks: Callable[[], int],
+        on_start,
+        on_end,
+    ):
         super().__init__(metric="outcome", mode="min")
-        self._source, self._tuning, self._slots = source, tuning, slots
+        self._source, self._tuning, self._ranks_of, self._most_ranks = source, tuning, ranks_of, most_ranks
         self._on_start, self._on_end = on_start, on_end
+        self._ranks: dict[str, int] = {}  # of running trials
+        self._widest = 1  # of the trials so far: the next one's is known only when it is drawn
         self._running: dict[str, tuple[Proposal, float]] = {}
         self._most, self._ask_again = 0, 0.0
 
@@ -154,28 +172,33 @@ class _Searcher(_Unsaved, Searcher):
         decision = self._tuning.decide()
         if decision in (STOP, CANCEL):
             return Searcher.FINISHED
-        if decision == WAIT or len(self._running) >= self._at_once():
+        if decision == WAIT or not self._has_room():
             return None
         proposal = self._source.next()
         if proposal is None:
             return Searcher.FINISHED
         self._running[trial_id] = (proposal, time.time())
+        self._ranks[trial_id] = self._ranks_of(proposal.point)
+        self._widest = max(self._widest, self._ranks[trial_id])
         self._on_start(proposal)
         return {"name": proposal.name, "point": dict(proposal.point)}
 
-    def _at_once(self) -> int:
-        """Trials that may run: asked now and then, because Ray Tune asks for the next trial many times a second."""
+    def _has_room(self) -> bool:
+        """The cluster is asked now and then, because Ray Tune asks for the next trial many times a second."""
+        if not self._running:
+            return True
         if self._tuning.max_concurrent:
-            return self._tuning.max_concurrent
+            return len(self._running) < self._tuning.max_concurrent
         if time.monotonic() >= self._ask_again:
-            self._most, self._ask_again = self._slots(), time.monotonic() + ASK_CLUSTER_EVERY_S
-        return self._most
+            self._most, self._ask_again = self._most_ranks(), time.monotonic() + ASK_CLUSTER_EVERY_S
+        return sum(self._ranks.values()) + self._widest <= self._most
 
     def on_trial_result(self, trial_id: str, result: dict) -> None:
         """A trial reports once, at its end."""
 
     def on_trial_complete(self, trial_id: str, result: dict | None = None, error: bool = False) -> None:
         proposal, started = self._running.pop(trial_id)
+        self._ranks.pop(trial_id)
         if result and "outcome" in result:
             outcome = told(json.loads(result["outcome"]))
         elif error:

@@ -42,6 +42,7 @@ class Outcome:
     started: float  # Unix time
     elapsed_s: float
     trained_s: float = 0.0  # of it in nodes that were executed now
+    rank_s: float = 0.0  # the same, of all their ranks together
     metrics: Mapping[str, float] = field(default_factory=dict)  # of a complete one
     nodes: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()
@@ -81,6 +82,7 @@ def execute_trial(
         started=started,
         elapsed_s=time.monotonic() - clock,
         trained_s=work.seconds,
+        rank_s=work.rank_seconds,
         num_executed=work.num_executed,
         num_reused=work.num_reused,
         process=owner(),
@@ -94,7 +96,7 @@ class _Work:
         self.execution, self.resources, self.retry_diverged = execution, resources, retry_diverged
         self.store = Store(execution.storage).open_for_writing()
         self.num_executed = self.num_reused = 0
-        self.seconds = 0.0
+        self.seconds = self.rank_seconds = 0.0
 
     def result(self, node: Node) -> dict:
         directory = self.store.run(node.id) if node.kind == "run" else self.store.evaluation(node.id)
@@ -106,7 +108,9 @@ class _Work:
             raise TrainingDiverged(failure["message"])
         started = time.monotonic()
         result = self._when_free(node)
-        self.seconds += time.monotonic() - started
+        elapsed_s = time.monotonic() - started
+        self.seconds += elapsed_s
+        self.rank_seconds += elapsed_s * self.execution.of_node(node.config, dict(node.tags)).num_ranks
         self.num_executed += 1
         return result
 

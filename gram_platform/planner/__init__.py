@@ -1,9 +1,11 @@
 """What a run needs before it starts: memory by part, disk, hours and cost on a given machine. Arithmetic only."""
 
+import math
 from dataclasses import dataclass
 
 from gram_platform.config import CORE, UNLABELLED, Evaluation, ModelConfig, RunConfig
 from gram_platform.flops import hardware_flops, total_parameters
+from gram_platform.identity import invalid
 from gram_platform.planner.memory import Memory, rank_memory
 from gram_platform.planner.weights import model_weights
 
@@ -161,3 +163,47 @@ def placement(run: RunConfig, machine: Machine) -> Placement | None:
     if checkpointed is None:  # it never needs more
         return None
     return Placement(checkpointed, plain != checkpointed)
+
+
+# ----------------------------------------------------------------------------------------- the ranks of a study's runs
+
+AUTO = 0
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """How many ranks the runs of a study get: a number for all, or sizes' own; AUTO: the fewest that fit `machine`.
+
+    `checkpointing`: as for `fits`.
+    """
+
+    number: int = 1
+    of_size: tuple[tuple[str, int], ...] = ()
+    machine: Machine = MACHINES["cpu"]
+    checkpointing: bool = False
+
+    def wanted(self, size: str) -> int:
+        """The number that a size's runs are to have, AUTO if the planner says."""
+        return dict(self.of_size).get(size, self.number)
+
+    def of(self, run: RunConfig, size: str) -> int:
+        """The ranks of one run, which divide its micro-batch: an attack's may be another than its size's.
+
+        ValueError for AUTO where no number of ranks fits.
+        """
+        if (wanted := self.wanted(size)) != AUTO:
+            return math.gcd(wanted, run.micro_batch)
+        fewest = fewest_ranks(run, self.machine, self.checkpointing)
+        if fewest is None:
+            raise invalid("machine", self.machine.name, f"one whose memory holds a rank of a run of {size}")
+        return fewest
+
+
+def ranks_at_once(present: int, most: int, widest: int) -> int:
+    """Ranks to hand to a cluster that has room for `present` and may grow to `most`; the widest node has `widest`.
+
+    Nodes of one rank wait in Ray's queue without harm: as many again are handed over, so that an autoscaler sees the
+    demand. A run of several ranks gives up when its workers do not come: no more than what the cluster may grow to.
+    """
+    present = max(present, widest)
+    return 2 * present if widest == 1 else min(2 * present, max(present, most))

@@ -22,12 +22,14 @@ from gram_platform.identity import invalid, require_int, require_real
 from gram_platform.ladder import Size
 from gram_platform.methods import Setting
 from gram_platform.nodes import Node, method_nodes
+from gram_platform.planner import AUTO
 from gram_platform.searches.definition import GridSearch, Scene, Written
 from gram_platform.searches.flags import GridFlags
 from gram_platform.searches.frames import frames, result_frame, trial_state
 from gram_platform.searches.lr_batch_report import written
 from gram_platform.store import Store
 from gram_platform.study import Preset
+from gram_platform.study.flags import ranks_of
 from gram_platform.tracking import Tracker
 
 CORE_WEIGHT = 0.5  # of the objective; the other half is the mean over auxiliary domains
@@ -188,9 +190,9 @@ def cell_points(scene: Scene, size: Size, grid: Grid) -> list[tuple[str, Point]]
 
 def why_not(flags: GridFlags, preset: Preset, size: Size, batch: int) -> str:
     """Why a size cannot train at this batch; "" when it can."""
-    micro_batch = math.gcd(size.micro_batch, batch)
-    if micro_batch % flags.num_workers:
-        return f"its micro-batch at {size.name} would be {micro_batch}, which {flags.num_workers} ranks cannot divide"
+    micro_batch, wanted = math.gcd(size.micro_batch, batch), ranks_of(flags).wanted(size.name)
+    if wanted != AUTO and micro_batch % wanted:
+        return f"its micro-batch at {size.name} would be {micro_batch}, which {wanted} ranks cannot divide"
     available = round(size.core_tokens // size.seq_len * (1.0 + preset.aux_share))
     if batch > available:
         return f"{size.name} trains on {available} sequences in all"

@@ -109,8 +109,7 @@ class _SearchRun:
 
     def spent_hours(self) -> float:
         """Machine hours of this search's trials, over all submissions."""
-        ranks = self.scene.flags.num_workers
-        return self.before_hours + ranks * sum(o.trained_s for o in self.outcomes.values()) / 3600
+        return self.before_hours + sum(o.rank_s for o in self.outcomes.values()) / 3600
 
     def _prepared(self) -> bool:
         """Whether everything that all trials need is done; says what failed otherwise."""
@@ -165,7 +164,7 @@ class _SearchRun:
         groups = open_groups(search, self.scene, open_storage(flags.optuna_uri), self.identity)
         source = OptunaSource(groups, search.space(self.scene), search.objectives)
         done = [t for g in groups for t in g.study.get_trials(deepcopy=False) if t.state.is_finished()]
-        self.before_hours = flags.num_workers * sum(t.user_attrs.get("trained_s", 0.0) for t in done) / 3600
+        self.before_hours = sum(t.user_attrs.get("rank_s", 0.0) for t in done) / 3600
         num_adopted = sum(len(group.adopted) for group in groups)
         say(f"{len(done)} trials ended before, {num_adopted} were left running and are taken up again")
         if source.num_left:

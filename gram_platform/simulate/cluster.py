@@ -45,7 +45,7 @@ class Task:
     ranks: int = 1
     checkpoint_bytes: float = 0.0
     result_bytes: float = 0.0
-    grain_s: float = 0.0  # checkpoints stand only at multiples of this much work; 0: anywhere
+    grain_s: float = 0.0  # of one step, after which a checkpoint may stand; 0: anywhere
     is_first: bool = False  # evaluations start before runs: they are short and fill the table
 
     def __post_init__(self) -> None:

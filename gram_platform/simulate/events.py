@@ -6,15 +6,8 @@ import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from gram_platform.planner import ranks_at_once
 from gram_platform.simulate.cluster import HOUR_S, Outcome, Progress, SimulatedCluster, Task, Timeline
-
-
-def slots_at_once(num_slots: int, ranks: int) -> int:
-    """Slots of work that the engine hands out on `num_slots`: `engine/graph.py`'s capacity, in slots.
-
-    Nodes of one rank are queued as many again, so that an autoscaler sees them; of several ranks at least one starts.
-    """
-    return max(ranks, num_slots // ranks * ranks) * (2 if ranks == 1 else 1)
 
 
 @dataclass
@@ -52,7 +45,8 @@ class Simulation:
 
     def __init__(self, tasks: Sequence[Task], cluster: SimulatedCluster, done: Collection[str], replication: int):
         self.cluster, self.done, self.replication = cluster, set(done), replication
-        self.waiting = sorted((t for t in tasks if t.id not in self.done), key=lambda t: not t.is_first)
+        left = (task for task in tasks if task.id not in self.done)
+        self.waiting = sorted(left, key=lambda task: (not task.is_first, -task.ranks))
         self.left_s = {task.id: task.work_s for task in self.waiting}
         self.has_checkpoint: set[str] = set()
         self.not_before: dict[str, float] = {}
@@ -62,7 +56,6 @@ class Simulation:
         self.events: list[tuple[float, int, str, object]] = []
         self.now_s, self.num_events, self.num_asked = 0.0, 0, 0
         self.ledger = _Ledger()
-        self.most_ranks = max((task.ranks for task in tasks), default=1)
 
     def run(self) -> Outcome:
         self._advance()
@@ -166,15 +159,17 @@ class Simulation:
 
     def _advance(self) -> None:
         """Hands out what the engine would, starts what finds its slots, and asks for machines for the rest."""
-        slots_up = sum(m.is_up for m in self.machines.values()) * self.cluster.slots_per_machine
-        room = slots_at_once(slots_up, self.most_ranks)
-        room -= sum(t.ranks for t in self.queued) + sum(a.task.ranks for a in self.attempts.values())
+        present = sum(m.is_up for m in self.machines.values()) * self.cluster.slots_per_machine
+        most = self.cluster.num_machines * self.cluster.slots_per_machine
+        handed = [t.ranks for t in self.queued] + [a.task.ranks for a in self.attempts.values()]
+        num_ranks, widest = sum(handed), max(handed, default=1)
         for task in list(self.waiting):
             is_ready = task.needs <= self.done and self.not_before.get(task.id, 0.0) <= self.now_s
-            if is_ready and task.ranks <= room:
+            wider = max(widest, task.ranks)
+            if is_ready and num_ranks + task.ranks <= ranks_at_once(present, most, wider):
                 self.waiting.remove(task)
                 self.queued.append(task)
-                room -= task.ranks
+                num_ranks, widest = num_ranks + task.ranks, wider
         for task in list(self.queued):
             slots = self._find(task.ranks)
             if slots is None:

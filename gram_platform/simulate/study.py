@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from gram_platform.config import RunConfig
 from gram_platform.identity import invalid, require_int
 from gram_platform.nodes import Node
-from gram_platform.planner import Machine, evaluation_flops, fewest_ranks, needs
+from gram_platform.planner import AUTO, Machine, Ranks, evaluation_flops, needs
 from gram_platform.simulate.cluster import Outcome, SimulatedCluster, Task
 from gram_platform.simulate.events import Simulation
 
-NUM_RECORDS = 100  # of a run: checkpoints stand where training metrics are summed up (`engine/summary.py`)
 INTERVALS_S = (60.0, 120.0, 300.0, 600.0, 900.0, 1200.0, 1800.0, 3600.0, 7200.0, 14400.0)
 NUM_REPLICATIONS = 20
 
@@ -72,11 +71,12 @@ def best_interval(
 # ------------------------------------------------------------------------------------------- tasks of a study
 
 
-def planned(nodes: Sequence[Node], machine: Machine, utilisation: float, num_ranks: int = 0) -> list[Task]:
-    """Tasks from FLOPs: `num_ranks` ranks for every run, or (0) the fewest that fit the machine.
+def planned(nodes: Sequence[Node], machine: Machine, utilisation: float, ranks: Ranks | None = None) -> list[Task]:
+    """Tasks from FLOPs: a run has its number of `ranks`, by default the fewest that fit the machine.
 
     ValueError for a run that fits no number of ranks. An evaluation has one rank.
     """
+    ranks = ranks or Ranks(AUTO, machine=machine)
     runs = {node.id: node.config for node in nodes if node.kind == "run"}
     rate = machine.flops_per_second * utilisation
 
@@ -85,7 +85,7 @@ def planned(nodes: Sequence[Node], machine: Machine, utilisation: float, num_ran
             return needs(node.config, ranks, machine, utilisation).gpu_hours * 3600 / ranks
         return evaluation_flops(node.config, runs[node.config.view.run_id].model) / rate
 
-    return [_task(node, seconds, num_ranks or _fewest_ranks(node, machine)) for node in nodes]
+    return [_task(node, seconds, _ranks(node, ranks)) for node in nodes]
 
 
 def calibrated(nodes: Sequence[Node], seconds: Mapping[str, float]) -> list[Task]:
@@ -112,13 +112,8 @@ def _flops(node: Node, runs: Mapping[str, RunConfig]) -> float:
     return need.flops + need.evaluation_flops
 
 
-def _fewest_ranks(node: Node, machine: Machine) -> int:
-    if node.kind == "evaluation":
-        return 1
-    ranks = fewest_ranks(node.config, machine)
-    if ranks is None:
-        raise invalid("machine", machine.name, f"one whose memory holds a rank of {node.name}")
-    return ranks
+def _ranks(node: Node, ranks: Ranks) -> int:
+    return 1 if node.kind == "evaluation" else ranks.of(node.config, dict(node.tags)["size"])
 
 
 def _task(node: Node, seconds: Callable[[Node, int], float], ranks: int) -> Task:
@@ -126,8 +121,8 @@ def _task(node: Node, seconds: Callable[[Node, int], float], ranks: int) -> Task
         return Task(node.id, node.needs, seconds(node, 1), is_first=True)
     need = needs(node.config, 1, Machine("unit", 1.0, 1.0, 0.0), 1.0)
     work_s = seconds(node, ranks)
-    grain_s = work_s / min(NUM_RECORDS, node.config.num_steps)
-    return Task(node.id, node.needs, work_s, ranks, need.checkpoint, need.result, grain_s)
+    step_s = work_s / node.config.num_steps
+    return Task(node.id, node.needs, work_s, ranks, need.checkpoint, need.result, step_s)
 
 
 # ------------------------------------------------------------------------------------------------------ text
@@ -139,11 +134,11 @@ def describe_simulation(
     cluster: SimulatedCluster,
     machine: Machine,
     utilisation: float = 0.4,
-    num_ranks: int = 0,
+    ranks: Ranks | None = None,
     num_replications: int = NUM_REPLICATIONS,
 ) -> str:
     """What is left of a study on a cluster: hours, cost, where the time goes, and the best checkpoint interval."""
-    tasks = planned(nodes, machine, utilisation, num_ranks)
+    tasks = planned(nodes, machine, utilisation, ranks)
     if all(task.id in done for task in tasks):
         return "simulation: nothing is left to do"
     outcomes = simulate(tasks, cluster, done, num_replications)

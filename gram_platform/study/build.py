@@ -13,7 +13,7 @@ from gram_platform.nodes import Node, method_nodes, require_closed, unique
 from gram_platform.store import Store
 from gram_platform.study.best_trials import load_best
 from gram_platform.study.definition import Preset, Study, Variant
-from gram_platform.study.flags import CommonFlags, Flags, by_law
+from gram_platform.study.flags import CommonFlags, Flags, by_law, ranks_of
 
 SAFE_SHARE = 0.9  # of the sequences that a recipe is expected to give: ids must exist before the text is packed
 
@@ -167,6 +167,14 @@ def _profiles(retain: tuple[str, ...], preset: Preset, auxiliary: tuple[str, ...
         return ((), *((domain,) for domain in sorted(set(retain or auxiliary))))
     chosen = retain or ((preset.retain,) if preset.retain in auxiliary else auxiliary[:1])
     return tuple((domain,) for domain in sorted(set(chosen)))
+
+
+def require_memory(nodes: Iterable[Node], flags: CommonFlags) -> None:
+    """ValueError when --num-workers auto finds no number of ranks for a run; nothing has been packed yet."""
+    ranks = ranks_of(flags)
+    for node in nodes:
+        if node.kind == "run":
+            ranks.of(node.config, dict(node.tags)["size"])
 
 
 def require_enough_data(nodes: Iterable[Node], preset: Preset, flags: CommonFlags, corpus: PackedCorpus) -> None:

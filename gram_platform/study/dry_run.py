@@ -2,17 +2,29 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from gram_platform.config import RunConfig
 from gram_platform.flops import total_parameters
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.nodes import Node
-from gram_platform.planner import GIB, MACHINES, USABLE_MEMORY, Machine, evaluation_flops, fewest_ranks, needs
+from gram_platform.planner import (
+    AUTO,
+    GIB,
+    MACHINES,
+    USABLE_MEMORY,
+    Machine,
+    Needs,
+    Ranks,
+    evaluation_flops,
+    fewest_ranks,
+    needs,
+)
 from gram_platform.simulate import SimulatedCluster, describe_simulation
 from gram_platform.store import Store
 from gram_platform.store.attempts import NUM_CHECKPOINTS_KEPT
 from gram_platform.study.build import Graph
-from gram_platform.study.flags import simulated_cluster
+from gram_platform.study.flags import CommonFlags, ranks_of, simulated_cluster
 
 UTILISATION = 0.4  # of the machine's dense rate [ours]
 RUN_HEADER = ("method", "size", "runs", "done", "params", "tokens", "compute", "FLOPs")
@@ -40,7 +52,7 @@ def describe(graph: Graph) -> str:
         *_aligned([(*RUN_HEADER, f"{machine.name} hours", "cost $"), *_run_rows(groups, done, machine)]),
         "",
         f"memory of one {machine.name} in GiB, for the largest run of a line:",
-        *_aligned([MEMORY_HEADER, *_memory_rows(groups, machine, graph.flags.num_workers)]),
+        *_aligned([MEMORY_HEADER, *_memory_rows(groups, machine, planned_ranks(graph.flags))]),
         "",
         *_totals(runs.values(), done, machine),
         f"evaluations: {len(evaluations)}, {len(evaluated)} done; "
@@ -60,15 +72,21 @@ def described(graph: Graph) -> str:
 
 
 def describe_on(graph: Graph, cluster: SimulatedCluster) -> str:
-    """The simulation of what is left of a study; --num-workers ranks a run, or (1) the fewest that fit each.
+    """The simulation of what is left of a study; --num-workers ranks a run, by default the fewest that fit each.
 
     ValueError for a run that fits neither the machine nor the cluster.
     """
-    store, num_workers = Store(graph.flags.storage), graph.flags.num_workers
+    store = Store(graph.flags.storage)
     directory = {"run": store.run, "evaluation": store.evaluation}
     done = {node.id for node in graph.nodes if directory[node.kind](node.id).result() is not None}
-    num_ranks = num_workers if num_workers > 1 else 0
-    return describe_simulation(graph.nodes, done, cluster, MACHINES[graph.flags.machine], UTILISATION, num_ranks)
+    machine, ranks = MACHINES[graph.flags.machine], planned_ranks(graph.flags)
+    return describe_simulation(graph.nodes, done, cluster, machine, UTILISATION, ranks)
+
+
+def planned_ranks(flags: CommonFlags) -> Ranks:
+    """--num-workers as the dry run takes it: where it is not given, the planner chooses."""
+    ranks = ranks_of(flags)
+    return replace(ranks, number=AUTO) if ranks.number == 1 else ranks
 
 
 def _run_rows(groups: dict[tuple[str, str], list[RunConfig]], done: set[str], machine: Machine) -> Iterable[tuple]:
@@ -88,17 +106,14 @@ def _run_rows(groups: dict[tuple[str, str], list[RunConfig]], done: set[str], ma
         )
 
 
-def _memory_rows(groups: dict[tuple[str, str], list[RunConfig]], machine: Machine, num_workers: int) -> Iterable[tuple]:
-    """`ranks` is --num-workers if that is more than one, else the fewest that fit."""
+def _memory_rows(groups: dict[tuple[str, str], list[RunConfig]], machine: Machine, ranks_of: Ranks) -> Iterable[tuple]:
     for key, configs in groups.items():
         run = max(configs, key=lambda c: total_parameters(c.model))
         fewest, checkpointed = fewest_ranks(run, machine), fewest_ranks(run, machine, checkpointing=True)
-        ranks = num_workers if num_workers > 1 else fewest
+        ranks = fewest if ranks_of.wanted(key[1]) == AUTO else ranks_of.of(run, key[1])
         need = needs(run, ranks or run.micro_batch, machine, UTILISATION)
         parts = {part: getattr(need.memory, part) for part in MEMORY_PARTS}
         parts["gradients"] += need.memory.reduction
-        # checkpoints that are kept and the one being written, or the result beside those kept
-        disk = max((NUM_CHECKPOINTS_KEPT + 1) * need.checkpoint, NUM_CHECKPOINTS_KEPT * need.checkpoint + need.result)
         yield (
             *key,
             str(ranks) if ranks else f">{run.micro_batch}",
@@ -107,16 +122,23 @@ def _memory_rows(groups: dict[tuple[str, str], list[RunConfig]], machine: Machin
             *(f"{value / GIB:.2f}" for value in parts.values()),
             f"{need.memory.total / GIB:.2f}",
             str(checkpointed) if checkpointed else f">{run.micro_batch}",
-            f"{disk / GIB:.2f}",
+            f"{disk_bytes(need) / GIB:.2f}",
         )
+
+
+def disk_bytes(need: Needs) -> int:
+    """The most that a run holds: its kept checkpoints, and one that is being written or the result."""
+    kept = NUM_CHECKPOINTS_KEPT * need.checkpoint
+    return kept + max(need.checkpoint, need.result)
 
 
 def _legend(machine: Machine) -> list[str]:
     return [
         f"hours at {UTILISATION:.0%} of {machine.flops_per_second:.3g} FLOP/s, evaluations while training included;",
         "compute is tokens x active parameters; tokens, compute, FLOPs and hours are of all runs of a line",
-        f"ranks: the fewest whose peak is within {USABLE_MEMORY:.0%} of {machine.memory_bytes / GIB:.0f} GiB; "
-        "sequences: of a micro-batch on each; passes: micro-batches of an optimizer step",
+        f"ranks: --num-workers, else the fewest whose peak is within {USABLE_MEMORY:.0%} of "
+        f"{machine.memory_bytes / GIB:.0f} GiB; sequences: of a micro-batch on each; "
+        "passes: micro-batches of an optimizer step",
         "peak: what is alive at once, less than the sum of the parts; recomputing: ranks that would do if every block",
         "kept its input alone and computed the rest again; disk: the most while it trains "
         f"({NUM_CHECKPOINTS_KEPT} checkpoints and one being written)",

@@ -12,7 +12,7 @@ from gram_platform.flops import total_parameters
 from gram_platform.identity import invalid, require_choice, require_int
 from gram_platform.ladder import Law, load_law, sized_by
 from gram_platform.methods import METHODS
-from gram_platform.planner import MACHINES
+from gram_platform.planner import AUTO, MACHINES, Ranks
 from gram_platform.simulate import SimulatedCluster
 from gram_platform.study.definition import Preset, Study
 from gram_platform.tracking import default_tracking_uri
@@ -40,8 +40,9 @@ class CommonFlags:
     """number of seeds, from 0 up (default: the preset's)"""
     sizes: tuple[str, ...] = ()
     """names of sizes (default: all of the preset)"""
-    num_workers: int = 1
-    """ranks of each run; 1 trains in the Ray task itself"""
+    num_workers: tuple[str, ...] = ("1",)
+    """ranks of each run: a number, size=number for single sizes, or auto for the fewest whose memory suffices on
+    --machine; 1 trains in the Ray task itself"""
     device: str = ""
     """cpu or cuda (default: cuda if Ray has a GPU at the start; say cuda where an autoscaler starts them on demand)"""
     dry_run: bool = False
@@ -53,7 +54,7 @@ class CommonFlags:
     machine_start_s, storage_bytes_per_s, checkpoint_every_s, dollars_per_machine_hour, and the other fields of
     SimulatedCluster"""
     machine: str = ""
-    """what --dry-run plans for: h200, h100, a100 or cpu (default: the preset's)"""
+    """what --dry-run and --num-workers auto plan for: h200, h100, a100 or cpu (default: the preset's)"""
     threads: int = 1
     """CPU threads of a rank: part of what makes a run repeat bit for bit"""
     checkpoint_every: float = 30.0
@@ -99,7 +100,7 @@ def checked(study: Study, flags: Flags) -> Flags:
     for method in methods:
         require_choice("methods", method, tuple(METHODS))
     if flags.law:
-        require_ranks(by_law(study.presets[flags.preset], load_law(flags.law)), flags.sizes, flags.num_workers)
+        require_ranks(by_law(study.presets[flags.preset], load_law(flags.law)), flags.sizes, ranks_of(flags))
     return replace(flags, methods=("baseline", *(m for m in METHODS if m in methods and m != "baseline")))
 
 
@@ -113,7 +114,6 @@ def checked_common(presets: Mapping[str, Preset], default_preset: str, flags: An
     for size in sizes:
         require_choice("sizes", size, tuple(preset.sizes))
     require_int("seeds", flags.seeds, 0, 1000)
-    require_int("num_workers", flags.num_workers, 1)
     require_int("threads", flags.threads, 1)
     if not flags.checkpoint_every > 0:
         raise invalid("checkpoint_every", flags.checkpoint_every, "a positive number of seconds")
@@ -121,7 +121,8 @@ def checked_common(presets: Mapping[str, Preset], default_preset: str, flags: An
         raise invalid("collective_timeout", flags.collective_timeout, "a positive number of seconds")
     require_choice("device", flags.device or "cpu", ("cpu", "cuda"))
     require_choice("machine", flags.machine or preset.machine, tuple(MACHINES))
-    require_ranks(preset, sizes, flags.num_workers)
+    machine = flags.machine or preset.machine
+    require_ranks(preset, sizes, ranks_of(replace(flags, machine=machine)))
     if flags.simulate and not flags.dry_run:
         raise invalid("simulate", True, "with --dry-run: it starts nothing")
     simulated_cluster(flags.cluster)
@@ -134,7 +135,7 @@ def checked_common(presets: Mapping[str, Preset], default_preset: str, flags: An
         retain=split_list(flags.retain),
         seeds=flags.seeds or preset.num_seeds,
         sizes=tuple(size for size in preset.sizes if size in sizes),
-        machine=flags.machine or preset.machine,
+        machine=machine,
     )
 
 
@@ -194,11 +195,26 @@ def by_law(preset: Preset, law: Law) -> Preset:
     return replace(preset, sizes=sizes)
 
 
-def require_ranks(preset: Preset, sizes: tuple[str, ...], num_workers: int) -> None:
-    """ValueError unless the ranks divide the micro-batch of every size."""
+def ranks_of(flags: CommonFlags) -> Ranks:
+    """--num-workers as a value; ValueError for what it does not understand. Needs the machine filled in."""
+    number, of_size = 1, {}
+    for text in split_list(flags.num_workers):
+        size, separator, value = text.rpartition("=")
+        if value != "auto" and not (value.isascii() and value.isdigit() and int(value)):
+            raise invalid("num_workers", text, "a number of ranks from 1 up or auto, for one size as size=number")
+        ranks = AUTO if value == "auto" else int(value)
+        if separator:
+            of_size[size] = ranks
+        else:
+            number = ranks
+    return Ranks(number, tuple(of_size.items()), MACHINES[flags.machine], flags.activation_checkpointing)
+
+
+def require_ranks(preset: Preset, sizes: tuple[str, ...], ranks: Ranks) -> None:
+    """ValueError unless the ranks are of sizes of the preset, and divide the micro-batch of every chosen one."""
+    for name, _ in ranks.of_size:
+        require_choice("num_workers", name, tuple(preset.sizes))
     for name in sizes:
-        micro_batch = preset.sizes[name].micro_batch
-        if micro_batch % num_workers:
-            raise invalid(
-                "num_workers", num_workers, f"a divisor of the micro-batch of {name}, {micro_batch} sequences"
-            )
+        micro_batch, wanted = preset.sizes[name].micro_batch, ranks.wanted(name)
+        if wanted != AUTO and micro_batch % wanted:
+            raise invalid("num_workers", wanted, f"a divisor of the micro-batch of {name}, {micro_batch} sequences")

@@ -9,7 +9,7 @@ from gram_platform.engine.graph import Progress, run_graph
 from gram_platform.nodes import Node, unique
 from gram_platform.store import Store
 from gram_platform.store.data import provide_corpus
-from gram_platform.study.build import Graph, build_graph, require_enough_data
+from gram_platform.study.build import Graph, build_graph, require_enough_data, require_memory
 from gram_platform.study.definition import Study
 from gram_platform.study.dry_run import described
 from gram_platform.study.flags import CommonFlags, Flags, parse
@@ -40,8 +40,12 @@ def run_study(study: Study, flags: Flags) -> int:
 
 
 def provide_data(graphs: Sequence[Graph], store: Store) -> None:
-    """Packs what is not packed yet; ValueError for a label that has too little text for any of the studies."""
+    """Packs what is not packed yet.
+
+    ValueError for a run that no number of ranks can hold, and for a label that has too little text.
+    """
     for graph in graphs:
+        require_memory(graph.nodes, graph.flags)
         for recipe in graph.recipes:
             require_enough_data(graph.nodes, graph.preset, graph.flags, provide_corpus(recipe, store, reporter()))
 

@@ -10,7 +10,7 @@ import ray
 
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.graph import ClusterLost
-from gram_platform.study.flags import CommonFlags
+from gram_platform.study.flags import CommonFlags, ranks_of
 from gram_platform.tracking import Tracker, TrackingUnavailable
 
 
@@ -45,7 +45,7 @@ def execution_of(flags: CommonFlags, has_gpu: bool) -> tuple[Execution, Resource
     execution = Execution(
         flags.storage,
         num_threads=flags.threads,
-        num_ranks=flags.num_workers,
+        ranks=ranks_of(flags),
         checkpoint_every_s=flags.checkpoint_every,
         collective_timeout_s=flags.collective_timeout,
         activation_checkpointing=flags.activation_checkpointing,

@@ -131,7 +131,7 @@ def test_entrypoint_is_a_command_of_the_study(study_of_entrypoint):
     flags = parse(study, arguments)
     assert (flags.preset, flags.storage, flags.tracking_uri) == ("paper", "/mnt/gram", "http://mlflow:5000")
     execution, resources = execution_of(flags, has_gpu=False)
-    assert (execution.device, execution.num_ranks, resources.gpus_per_rank) == ("cuda", 4, 1.0)
+    assert (execution.device, execution.ranks.number, resources.gpus_per_rank) == ("cuda", 4, 1.0)
     for wrong, message in (("7", "num_workers"), ("abacus", "device")):
         replaced = {"num_workers": "4", "device": "cuda"}[message]
         with pytest.raises(ValueError, match=message):

@@ -11,7 +11,7 @@ import pytest
 from ray.exceptions import OutOfMemoryError, WorkerCrashedError
 
 from gram_platform.engine import capacity, graph
-from gram_platform.engine.execution import MAX_CRASHES, Execution, Resources
+from gram_platform.engine.execution import MAX_CRASHES, Resources
 from gram_platform.engine.graph import Progress
 from gram_platform.engine.memory import is_out_of_memory
 from gram_platform.engine.node import RunExecution, execute_run
@@ -166,4 +166,4 @@ CLUSTERS = [  # (CPUs now, CPUs at most or None, ranks) -> nodes at once
 def test_nodes_at_once(now, most, ranks, nodes, monkeypatch):
     monkeypatch.setattr(capacity.ray, "cluster_resources", lambda: {"CPU": float(now)})
     monkeypatch.setattr(capacity, "largest_cluster", lambda: {"CPU": most} if most else {})
-    assert capacity.nodes_at_once(Execution("unused", num_ranks=ranks), Resources()) == nodes
+    assert capacity.capacity(Resources()).at_once(ranks) // ranks == nodes

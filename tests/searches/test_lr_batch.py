@@ -154,7 +154,7 @@ def test_batches_that_ranks_or_data_cannot_serve(tmp_path):
     scene = scene_of(tmp_path)
     size = scene.preset.sizes["tiny"]
     assert why_not(scene.flags, scene.preset, size, 8) == ""
-    assert "4 ranks" in why_not(replace(scene.flags, num_workers=4), scene.preset, size, 2)
+    assert "4 ranks" in why_not(replace(scene.flags, num_workers=("4",)), scene.preset, size, 2)
     assert "in all" in why_not(scene.flags, scene.preset, size, 10_000)
 
 

@@ -9,12 +9,13 @@ import pytest
 from experiments.scaling import STUDY
 from gram_platform.config import RECIPE_VERSION
 from gram_platform.flops import total_parameters
+from gram_platform.planner import AUTO, MACHINES
 from gram_platform.store import Store
 from gram_platform.study.build import build_graph, require_enough_data
 from gram_platform.study.definition import Preset
 from gram_platform.study.dry_run import describe
-from gram_platform.study.flags import RAY_JOB_VARIABLE, parse
-from gram_platform.study.run import main
+from gram_platform.study.flags import RAY_JOB_VARIABLE, parse, ranks_of
+from gram_platform.study.run import main, provide_data
 
 
 def flags(*arguments):
@@ -43,6 +44,11 @@ WRONG = {
     r"sizes='9B' .*50M, 100M": ["--preset", "paper", "--sizes", "9B"],
     r"seeds=-1": ["--seeds", "-1"],
     r"num_workers=3 .*divisor of the micro-batch of tiny, 4": ["--preset", "smoke", "--num-workers", "3"],
+    r"num_workers='many' .*auto": ["--num-workers", "many"],
+    r"num_workers='0' ": ["--num-workers", "0"],
+    r"num_workers='5B=' ": ["--preset", "paper", "--num-workers", "5B="],
+    r"num_workers='9B' .*50M, 100M": ["--preset", "paper", "--num-workers", "9B=4"],
+    r"num_workers=7 .*of 5B, 64": ["--preset", "paper", "--num-workers", "5B=7"],
     r"machine='abacus' .*h200": ["--machine", "abacus"],
     r"tracking_uri='server' .*http": ["--tracking-uri", "server"],
     r"checkpoint_every=0": ["--checkpoint-every", "0"],
@@ -53,6 +59,27 @@ WRONG = {
 def test_wrong_flags(message, storage):
     with pytest.raises(ValueError, match=message):
         flags(*WRONG[message])
+
+
+def test_numbers_of_ranks(storage):
+    """One for all, single sizes' own, or the planner's."""
+    paper = ("--preset", "paper", "--num-workers")
+    found = {
+        words: [ranks_of(flags(*paper, *words)).wanted(size) for size in ("800M", "2B", "5B")]
+        for words in (("2",), ("5B=16", "2B=8"), ("4", "5B=auto"), ("auto,800M=1",))
+    }
+    assert list(found.values()) == [[2, 2, 2], [1, 8, 16], [4, 4, AUTO], [1, AUTO, AUTO]]
+    assert ranks_of(flags(*paper, "auto")).machine == MACHINES["h100"]
+    assert ranks_of(flags(*paper, "auto", "--machine", "h200")).machine == MACHINES["h200"]
+
+
+def test_runs_that_no_number_of_ranks_can_hold(storage, monkeypatch):
+    small = dataclasses.replace(MACHINES["cpu"], memory_bytes=1e6)
+    monkeypatch.setitem(MACHINES, "cpu", small)
+    graph = build_graph(STUDY, flags("--preset", "smoke", "--num-workers", "auto"))
+    with pytest.raises(ValueError, match="machine='cpu'"):
+        provide_data((graph,), Store(storage))
+    assert not (storage / "data").exists()
 
 
 @pytest.mark.parametrize("flag", ["storage", "corpus", "tracking_uri"])
