@@ -7,9 +7,12 @@ import pytest
 from gram_platform.cli import main
 from gram_platform.cli.storage import flatten
 from gram_platform.engine.node import execute_evaluation, execute_run
+from gram_platform.flops import total_parameters
 from gram_platform.methods.setting import Elicitation, Options
 from gram_platform.nodes import method_nodes
+from gram_platform.planner import GIB, MACHINES, needs
 from gram_platform.store import Store
+from gram_platform.study.dry_run import UTILISATION
 from tests.engine import conftest as cells
 
 packed_root, execution, setting = cells.packed_root, cells.execution, cells.setting
@@ -49,6 +52,27 @@ def test_status_compare_and_sync(finished, capsys):
     assert "0 sent, 5 unchanged" in capsys.readouterr().out
 
 
+def test_status_says_what_is_left(finished, capsys):
+    """Of a run that was cut off half-way, and of one that has not begun."""
+    storage, nodes = finished
+    store, run = Store(storage).open_for_writing(), nodes[0].config
+    cut_off, absent = (dataclasses.replace(run, seed=seed) for seed in (7, 8))
+    for config in (cut_off, absent):
+        store.run(config.run_id).ensure_config(config)
+    with store.run(cut_off.run_id).start_attempt("a test") as attempt:
+        attempt.commit(run.num_steps // 2, {}, {})
+    gram("status", "--storage", storage, "--machine", "h100")
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    need, parameters = needs(run, 1, MACHINES["h100"], UTILISATION), f"of {total_parameters(run.model):,} parameters"
+    share_left = 1 - (run.num_steps // 2) / run.num_steps
+    for config, share in ((cut_off, share_left), (absent, 1.0)):
+        assert f"{1 - share:.0%} {parameters}" in lines[config.run_id]
+        assert f"{share * need.gpu_hours:,.3g} h100 hours left" in lines[config.run_id]
+        assert f"{3 * need.checkpoint / GIB:,.3g} GiB" in lines[config.run_id]
+    assert f"{(1 + share_left) * need.gpu_hours:,.3g} h100 hours" in lines["left"]
+    assert "hours left" not in lines[run.run_id]
+
+
 def test_gc_drops_the_weights_of_attacks_and_keeps_their_losses(finished, execution, capsys):
     storage, nodes = finished
     attacks = [node for node in nodes if "elicited" in dict(node.tags)]
@@ -70,6 +94,7 @@ def test_gc_drops_the_weights_of_attacks_and_keeps_their_losses(finished, execut
     ("arguments", "message"),
     [
         (["status", "--storage", "/nowhere/at/all"], "storage="),
+        (["status", "--machine", "abacus"], "machine='abacus'"),
         (["compare", "a", "b"], "run_id='a'"),
         (["report", "nothing"], "study='nothing'"),
         (["prepare", "stories-smoke"], "out=''"),

@@ -2,24 +2,31 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from gram_platform.cli.flags import Positional, Storage, stored
 from gram_platform.config import evaluation_from_plain, run_from_plain
+from gram_platform.flops import total_parameters
+from gram_platform.identity import require_choice
 from gram_platform.nodes import view_runs
-from gram_platform.store import Store
+from gram_platform.planner import GIB, MACHINES, Machine, needs
+from gram_platform.store import RunDirectory, Store
+from gram_platform.study.dry_run import UTILISATION, disk_bytes
 from gram_platform.study.record import load_record
 
 
-def status_command(storage: Storage = "", study: str = "") -> None:
-    """Every run of a storage: its state, step and speed; with --study only that study's.
+def status_command(storage: Storage = "", study: str = "", machine: str = "cpu") -> None:
+    """Every run of a storage: its state, step and speed, and what the planner expects of those that are not complete.
 
     Args:
         storage: folder or URL of the storage
-        study: name of a study that was submitted
+        study: name of a study that was submitted: only its runs
+        machine: whose hours are expected: h200, h100, a100 or cpu
     """
+    require_choice("machine", machine, tuple(MACHINES))
     store = stored(storage)
     chosen = load_record(store, study).ids if study else None
-    states, lines = Counter(), []
+    states, lines, left = Counter(), [], []
     for run_id in store.list_runs():
         if chosen is not None and run_id not in chosen:
             continue
@@ -28,14 +35,45 @@ def status_command(storage: Storage = "", study: str = "") -> None:
         states[state] += 1
         names = " ".join(tags[key] for key in ("method", "size", "profile") if key in tags)
         lines.append(f"{run_id}  {state:11} {names} s{tags.get('seed', '?')}  {_where(run, state)}")
+        if state != "complete":
+            left.append(_left(run, MACHINES[machine]))
+            lines[-1] += f"; {left[-1]}"
     evaluations = [i for i in store.list_evaluations() if chosen is None or i in chosen]
     done = sum(store.evaluation(i).status() == "complete" for i in evaluations)
     print("\n".join(lines))
     counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items())) or "no runs"
     print(f"{store.root}: {counts}; {done} of {len(evaluations)} evaluations complete")
+    if left:
+        hours, largest = sum(one.hours for one in left), max(one.disk_bytes for one in left)
+        print(
+            f"left to train: {hours:,.3g} {machine} hours at {UTILISATION:.0%} of its rate; "
+            f"the largest run takes {largest / GIB:,.3g} GiB of the storage"
+        )
 
 
-def _where(run, state: str) -> str:
+@dataclass(frozen=True)
+class _Left:
+    """Of a run that is not complete: what the planner counts, from its last checkpoint on."""
+
+    parameters: int
+    share_done: float  # of its steps
+    hours: float
+    machine: str
+    disk_bytes: int  # at most, while it trains
+
+    def __str__(self) -> str:
+        hours, disk = f"{self.hours:,.3g} {self.machine} hours left", f"{self.disk_bytes / GIB:,.3g} GiB"
+        return f"{self.share_done:.0%} of {self.parameters:,} parameters' training saved, {hours}, {disk}"
+
+
+def _left(run: RunDirectory, machine: Machine) -> _Left:
+    config = run_from_plain(run.config())
+    need, share_done = needs(config, 1, machine, UTILISATION), run.committed_step() / config.num_steps
+    hours = (1 - share_done) * need.gpu_hours
+    return _Left(total_parameters(config.model), share_done, hours, machine.name, disk_bytes(need))
+
+
+def _where(run: RunDirectory, state: str) -> str:
     if state == "failed":
         return run.failure()["message"]
     if state == "complete":
