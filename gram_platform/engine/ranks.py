@@ -117,6 +117,7 @@ class ShardedExecution(RunExecution):
     """
 
     def __init__(self, run, corpus, attempt, execution, start, notice, patient):
+        assert run.micro_batch % dist.get_world_size() == 0, "ranks split every micro-batch evenly"
         learner = new_learner(AgreeingLearner, run, execution, start)
         learner.wishes = self._wishes
         ranks = {"rank": dist.get_rank(), "num_ranks": dist.get_world_size()}
