@@ -63,10 +63,10 @@ def test_status_says_what_is_left(finished, capsys):
         attempt.commit(run.num_steps // 2, {}, {})
     gram("status", "--storage", storage, "--machine", "h100")
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
-    need, parameters = needs(run, 1, MACHINES["h100"], UTILISATION), f"of {total_parameters(run.model):,} parameters"
+    need, parameters = needs(run, 1, MACHINES["h100"], UTILISATION), f"{total_parameters(run.model):,} parameters"
     share_left = 1 - (run.num_steps // 2) / run.num_steps
     for config, share in ((cut_off, share_left), (absent, 1.0)):
-        assert f"{1 - share:.0%} {parameters}" in lines[config.run_id]
+        assert f"{parameters}, {1 - share:.0%} of the steps saved" in lines[config.run_id]
         assert f"{share * need.gpu_hours:,.3g} h100 hours left" in lines[config.run_id]
         assert f"{3 * need.checkpoint / GIB:,.3g} GiB" in lines[config.run_id]
     assert f"{(1 + share_left) * need.gpu_hours:,.3g} h100 hours" in lines["left"]

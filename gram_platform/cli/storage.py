@@ -34,10 +34,11 @@ def status_command(storage: Storage = "", study: str = "", machine: str = "cpu")
         state, tags = run.status(), run.tags()
         states[state] += 1
         names = " ".join(tags[key] for key in ("method", "size", "profile") if key in tags)
-        lines.append(f"{run_id}  {state:11} {names} s{tags.get('seed', '?')}  {_where(run, state)}")
+        facts = [_where(run, state)]
         if state != "complete":
             left.append(_left(run, MACHINES[machine]))
-            lines[-1] += f"; {left[-1]}"
+            facts.append(str(left[-1]))
+        lines.append(f"{run_id}  {state:11} {names} s{tags.get('seed', '?')}  {'; '.join(filter(None, facts))}")
     evaluations = [i for i in store.list_evaluations() if chosen is None or i in chosen]
     done = sum(store.evaluation(i).status() == "complete" for i in evaluations)
     print("\n".join(lines))
@@ -62,8 +63,8 @@ class _Left:
     disk_bytes: int  # at most, while it trains
 
     def __str__(self) -> str:
-        hours, disk = f"{self.hours:,.3g} {self.machine} hours left", f"{self.disk_bytes / GIB:,.3g} GiB"
-        return f"{self.share_done:.0%} of {self.parameters:,} parameters' training saved, {hours}, {disk}"
+        hours, disk = f"{self.hours:,.3g} {self.machine} hours left", f"{self.disk_bytes / GIB:,.3g} GiB of storage"
+        return f"{self.parameters:,} parameters, {self.share_done:.0%} of the steps saved, {hours}, {disk}"
 
 
 def _left(run: RunDirectory, machine: Machine) -> _Left:
