@@ -12,11 +12,13 @@ ROOT = Path(__file__).resolve().parents[1]
 SHARED_DATA = ROOT.parent / "shared" / "data"
 
 # Set before torch and Ray are imported, and inherited by the processes that tests start: one thread a process, so that
-# sums have one order; a token of this session, so that Ray neither reads nor writes the user's; nobody else's cluster.
+# sums have one order; a token of this session, so that Ray neither reads nor writes the user's; nobody else's cluster;
+# workers that a busy machine does not put behind everything else, as Ray does by default.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["RAY_AUTH_MODE"] = "token"
 os.environ["RAY_AUTH_TOKEN"] = uuid.uuid4().hex
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+os.environ.update(RAY_worker_niceness="0")  # Ray spells it so
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "RAY_AUTH_TOKEN_PATH", "MLFLOW_TRACKING_URI"):
     os.environ.pop(name, None)

@@ -16,7 +16,7 @@ class Notice:
     """Whether this process has been told to end."""
 
     def __init__(self) -> None:
-        self._given = False
+        self._given = self._is_asking = False
         self._next_poll = time.monotonic() + POLL_S
 
     def give(self) -> None:
@@ -24,11 +24,17 @@ class Notice:
 
     @property
     def given(self) -> bool:
-        """Asks Ray now and then, so it is cheap enough for every step."""
-        if not self._given and time.monotonic() >= self._next_poll:
-            self._next_poll = time.monotonic() + POLL_S
-            self._given = is_draining()
+        """Has Ray asked now and then, beside the work: a head that is away answers only when it is back."""
+        if not self._given and not self._is_asking and time.monotonic() >= self._next_poll:
+            self._is_asking = True
+            threading.Thread(target=self._ask, name="draining", daemon=True).start()
         return self._given
+
+    def _ask(self) -> None:
+        if is_draining():
+            self.give()
+        self._next_poll = time.monotonic() + POLL_S
+        self._is_asking = False
 
     def leave(self) -> None:
         """Ends the process as an unhandled SIGTERM would have: to whoever started it, it was taken away."""
