@@ -5,6 +5,7 @@ a commit counts from the moment its manifest is in place, a result from the mome
 once share nothing that either changes, except checkpoints that a newer commit has made superfluous.
 """
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -22,10 +23,15 @@ from gram_platform.train.pieces import Piece
 
 NUM_CHECKPOINTS_KEPT = 2
 HEARTBEAT_INTERVAL_S = 1.0
+RENEWALS_A_LEASE = 3
+LONGEST_STEP_S = 3600.0  # an attempt that is silent for longer hangs, and its lease is left to expire
 
 
 class Attempt:
-    """Made by `RunDirectory.start_attempt`. A context manager: leaving the block releases the lease."""
+    """Made by `RunDirectory.start_attempt`. A context manager: leaving the block releases the lease.
+
+    A thread renews the lease: loading, a step or an evaluation may take longer than it lasts.
+    """
 
     def __init__(self, run, attempt_id: str, owner: str, lease_seconds: float) -> None:
         self.run = run
@@ -38,8 +44,10 @@ class Attempt:
         self._earlier_s = 0.0  # seconds of the attempts this one continues, up to their commit
         self._started = time.time()
         self._clock = time.monotonic()
-        self._next_beat = 0.0
+        self._next_beat, self._last_step = 0.0, self._clock
+        self._writing, self._released = threading.Lock(), threading.Event()
         self._write_lease()
+        threading.Thread(target=self._renew, name="lease", daemon=True).start()
 
     def __enter__(self) -> "Attempt":
         return self
@@ -106,8 +114,9 @@ class Attempt:
 
     def heartbeat(self, step: int, num_steps: int, tokens_per_second: float) -> None:
         """Say where the attempt is; at most once a second reaches the storage. Correctness never needs it."""
-        if time.monotonic() >= self._next_beat:
-            self._next_beat = time.monotonic() + HEARTBEAT_INTERVAL_S
+        self._last_step = time.monotonic()
+        if self._last_step >= self._next_beat:
+            self._next_beat = self._last_step + HEARTBEAT_INTERVAL_S
             self._lease |= {"step": step, "num_steps": num_steps, "tokens_per_second": float(tokens_per_second)}
             self._write_lease()
 
@@ -169,7 +178,8 @@ class Attempt:
 
     def release(self) -> None:
         """Give up the lease; the last heartbeat's numbers stay readable."""
-        if not self._lease["released"]:
+        if not self._released.is_set():
+            self._released.set()
             self._lease["released"] = True
             self._write_lease()
 
@@ -197,6 +207,12 @@ class Attempt:
             self._folder.remove(FINISHED)
             remove_weights(self._folder)
 
+    def _renew(self) -> None:
+        while not self._released.wait(max(self._lease["lease_seconds"], HEARTBEAT_INTERVAL_S) / RENEWALS_A_LEASE):
+            if time.monotonic() - self._last_step < LONGEST_STEP_S:
+                self._write_lease()
+
     def _write_lease(self) -> None:
-        self._lease["time"] = time.time()
-        self._folder.write_json("lease.json", self._lease, durable=False)
+        with self._writing:
+            self._lease["time"] = time.time()
+            self._folder.write_json("lease.json", self._lease, durable=False)

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from gram_platform.store import LeaseHeld, Store
+from gram_platform.store import LeaseHeld, Store, attempts
 from tests.store.training import final_fields, in_process, record, run_config, train
 
 RUN = run_config(8)
@@ -132,11 +132,25 @@ def test_lease_of_a_dead_process_is_stale_at_once(tmp_path, directory):
 def test_lease_of_another_machine_expires_by_its_time(tmp_path, directory):
     attempt = directory.start_attempt("far", lease_seconds=30)
     path = tmp_path / "runs" / RUN.run_id / "attempts" / attempt.attempt_id / "lease.json"
-    for seconds_ago, status in ((0, "running"), (31, "interrupted"), (-31, "interrupted")):
+    expected = {0: "running", 29: "running", -29: "running", 31: "interrupted", -31: "interrupted"}
+    for seconds_ago, status in expected.items():
         path.write_text(
             json.dumps(json.loads(path.read_text()) | {"place": "elsewhere", "time": time.time() - seconds_ago})
         )
         assert directory.status() == status
+
+
+def test_a_step_may_take_longer_than_the_lease(directory, monkeypatch):
+    """The lease is renewed beside the work, and left to expire when the work is silent for an hour."""
+    with directory.start_attempt("slow", lease_seconds=0.6):
+        time.sleep(1.5)
+        assert directory.status() == "running"
+        with pytest.raises(LeaseHeld):
+            directory.start_attempt("hasty")
+        monkeypatch.setattr(attempts, "LONGEST_STEP_S", 1.0)
+        time.sleep(1.5)
+        assert directory.status() == "interrupted"
+    assert directory.progress()["released"]
 
 
 def test_two_attempts_at_once_are_harmless(tmp_path, directory):
