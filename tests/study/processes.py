@@ -13,6 +13,7 @@ import psutil
 from gram_platform.store import Store
 from gram_platform.store.checkpoints import newest_manifest
 from gram_platform.store.leases import is_fresh, read_lease
+from gram_platform.store.segments import last_step
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHONPATH = os.pathsep.join((str(ROOT), str(ROOT / "tests/shelf")))  # `shelf.py` is an object store
@@ -93,6 +94,23 @@ class Submission:
         return [training for training in found if len(training.checkpoints(self.storage)) >= num_checkpoints]
 
 
+SLACK_S = 2.0  # one step and one commit, on a machine that does other things too
+
+
+def assert_little_is_lost(submission: Submission, checkpoint_every_s: float) -> None:
+    """Of every run at work, what is not committed is at most one checkpoint interval."""
+    now = time.time()
+    for training in submission.in_training():
+        assert now - training.committed < checkpoint_every_s + SLACK_S, training
+
+
+def is_training(process: psutil.Process) -> bool:
+    """Whether a Ray worker executes a node: its title is then the node's name."""
+    with contextlib.suppress(psutil.Error, IndexError):
+        return process.cmdline()[0].startswith(("ray::baseline", "ray::filtering", "ray::gram"))
+    return False
+
+
 def submit(
     storage: Path, flags: tuple[str, ...] = SMALL, command: tuple[str, ...] = EXPERIMENT, code: int = 0, **place: str
 ) -> str:
@@ -151,6 +169,10 @@ def results(storage: Path) -> dict[str, bytes]:
     return {str(path.relative_to(storage)): path.read_bytes() for path in paths}
 
 
+def table(storage: Path) -> bytes:
+    return (storage / "studies/scaling/table.csv").read_bytes()
+
+
 def written(storage: Path) -> dict[str, tuple[int, int]]:
     """{path of a result: (inode, time)}: changes when it is written again, even with the same bytes."""
     stats = {name: (storage / name).stat() for name in results(storage)}
@@ -176,3 +198,23 @@ def num_trained_twice(storage: Path) -> int:
         steps = [step for first, last in segments_written(storage, run_id) for step in range(first, last + 1)]
         total += len(steps) - len(set(steps))
     return total
+
+
+def lost_steps(storage: Path) -> list[int]:
+    """For each attempt at a complete run that did not finish it: its steps that a later one trained again.
+
+    Those after its last commit in the run's history, as far as its last heartbeat or segment tells: a second at most
+    lies between two heartbeats.
+    """
+    found = []
+    for run_id in Store(storage).list_runs():
+        run = Store(storage).run(run_id)
+        winner, finish = run.finished_attempts(run.result())[0]
+        for attempt_id in run.attempts.list():
+            if attempt_id != winner:
+                told = (read_lease(run.attempts.child(attempt_id)) or {"step": 0})["step"]
+                files = run.attempts.child(attempt_id, "segments").list()
+                told = max([told, *(int(Path(name).stem.split("-")[1]) for name in files)])
+                kept = [entry for entry in finish["segments"] if entry["attempt"] <= attempt_id]
+                found.append(max(0, told - max(0, last_step(kept))))
+    return found

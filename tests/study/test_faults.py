@@ -1,16 +1,12 @@
 """Whatever is killed, whenever: submitting again ends with the very bytes of a study that nobody disturbed."""
 
-import contextlib
 import os
 import pickle
-import random
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from gram_platform.local_cluster.head import free_port
@@ -24,11 +20,13 @@ from tests.study.processes import (
     ROOT,
     SMALL,
     Submission,
+    assert_little_is_lost,
     attempts,
     kill,
     num_trained_twice,
     results,
     submit,
+    table,
     written,
 )
 
@@ -36,16 +34,7 @@ pytestmark = pytest.mark.ray
 
 CHECKPOINT_EVERY_S = 0.3
 OFTEN = (*SMALL, "--checkpoint-every", str(CHECKPOINT_EVERY_S))
-MIN_KILLS, LONGEST_WAIT_S = 10, 18.0
 MOST_STEPS = 48  # of one run
-SLACK_S = 2.0  # one step and one commit, on a machine that does other things too
-
-
-def assert_little_is_lost(submission: Submission) -> None:
-    """Of every run at work, what is not committed is at most one checkpoint interval."""
-    now = time.time()
-    for training in submission.in_training():
-        assert now - training.committed < CHECKPOINT_EVERY_S + SLACK_S, training
 
 
 def test_kill_the_driver_then_the_cluster_then_a_worker(finished_study, prepared_storage):
@@ -53,12 +42,12 @@ def test_kill_the_driver_then_the_cluster_then_a_worker(finished_study, prepared
     storage, unhurt = prepared_storage, []
     with Submission(storage, OFTEN) as first:
         first.training()
-        assert_little_is_lost(first)
+        assert_little_is_lost(first, CHECKPOINT_EVERY_S)
         first.kill_driver()
 
         with Submission(storage, OFTEN) as second:
             victim = second.wait_for(lambda: next(iter(second.in_training(2)), None), "second checkpoint")
-            assert_little_is_lost(second)
+            assert_little_is_lost(second, CHECKPOINT_EVERY_S)
             unhurt.append((written(storage), attempts(storage)))
             second.kill_driver()
             kill([*second.seen.values(), *first.seen.values()])
@@ -68,7 +57,7 @@ def test_kill_the_driver_then_the_cluster_then_a_worker(finished_study, prepared
 
     with Submission(storage, OFTEN) as third:
         worker = third.training()
-        assert_little_is_lost(third)
+        assert_little_is_lost(third, CHECKPOINT_EVERY_S)
         unhurt.append((written(storage), attempts(storage)))
         os.kill(worker.pid, signal.SIGKILL)
         assert third.finish() == 0, third.output
@@ -137,65 +126,7 @@ def flip_byte(path: Path) -> None:
     path.write_bytes(data)
 
 
-def table(storage: Path) -> bytes:
-    return (storage / "studies/scaling/table.csv").read_bytes()
-
-
 # ------------------------------------------------------------------------------------------------- long
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_kill_anything_at_any_time(finished_study, tmp_path):
-    """Ten kills at random times, from the first import to the report: of the driver, a worker, or everything."""
-    dice, num_kills, rounds = random.Random(20), 0, 0
-    while num_kills < MIN_KILLS:
-        rounds += 1
-        storage, kills_before, ended = tmp_path / f"storage-{rounds}", num_kills, False
-        while not ended:
-            with Submission(storage, (*SMALL, "--checkpoint-every", "0.2")) as submission:
-                if num_kills < MIN_KILLS:
-                    num_kills += kill_at_random(submission, dice)
-                else:
-                    submission.finish()
-                ended = submission.process.poll() == 0
-        assert results(storage) == results(finished_study)
-        assert table(storage) == table(finished_study)
-        assert num_trained_twice(storage) <= MOST_STEPS * (num_kills - kills_before)
-        assert_mirrored_once(storage)
-        print(f"round {rounds}: {num_kills - kills_before} kills, {num_trained_twice(storage)} steps written twice")
-
-
-def kill_at_random(submission: Submission, dice: random.Random) -> int:
-    """Waits, kills, and after a worker's death waits for the end of the study; how many kills there were."""
-    with contextlib.suppress(subprocess.TimeoutExpired, AssertionError):  # it may end first
-        if dice.random() < 0.7:
-            submission.training()
-            submission.process.wait(dice.uniform(0.0, 4.0))
-        else:
-            submission.process.wait(dice.uniform(1.0, LONGEST_WAIT_S))
-    if submission.process.poll() is not None:
-        assert submission.process.returncode == 0, submission.output
-        return 0
-    assert_little_is_lost(submission)
-    processes = submission.descendants()
-    workers = [process for process in processes if is_training(process)]
-    what = dice.choice(["driver", "cluster", "worker"] if workers else ["driver", "cluster"])
-    print(f"{what}")
-    if what == "worker":
-        kill([dice.choice(workers)])
-        assert submission.finish() == 0, submission.output
-    else:
-        submission.kill_driver()
-        kill(processes if what == "cluster" else [])
-    return 1
-
-
-def is_training(process: psutil.Process) -> bool:
-    """Whether a Ray worker executes a node: its title is then the node's name."""
-    with contextlib.suppress(psutil.Error):
-        return process.cmdline()[0].startswith(("ray::baseline", "ray::filtering", "ray::gram"))
-    return False
 
 
 @pytest.mark.slow
