@@ -10,12 +10,16 @@ from gram_platform.engine.node import execute_evaluation, execute_run
 def execute_node(
     config: RunConfig | Evaluation, tags: Mapping[str, str], execution: Execution, resources: Resources
 ) -> dict:
-    """The node's result: an evaluation or a run in this process, a run of several ranks on Ray Train's workers."""
+    """The node's result: an evaluation or a run in this process, a run of several ranks on Ray Train's workers.
+
+    Raises LeaseHeld before any worker is asked for while another process works on the run.
+    """
     execution = execution.of_node(config, tags)
     if isinstance(config, Evaluation):
         return execute_evaluation(config, tags, execution)
     if execution.num_ranks == 1:
         return execute_run(config, tags, execution)
+    execution.store().run(config.run_id).require_free()
     from gram_platform.engine.sharded import execute_sharded_run  # Ray Train is slow to import
 
     return execute_sharded_run(config, tags, execution, resources)

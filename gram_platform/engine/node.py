@@ -48,6 +48,8 @@ def execute_run(run: RunConfig, tags: Mapping[str, str], execution: Execution) -
         return result
     corpus = execution.corpus(run.data.data_id)
     with termination_notice() as notice, directory.start_attempt(owner(), execution.lease_s) as attempt:
+        if (result := directory.result()) is not None:  # another driver's attempt has ended in the meantime
+            return result
         try:
             return RunExecution(run, corpus, attempt, execution, notice=notice).finish()
         except TrainingDiverged as error:

@@ -55,12 +55,15 @@ class RunDirectory(NodeDirectory):
         from gram_platform.store.attempts import Attempt  # here, because it imports torch
 
         with self.folder.lock("attempts"):
-            attempt_ids = self.attempts.list()
-            for attempt_id in attempt_ids:
-                lease = read_lease(self.attempts.child(attempt_id))
-                if is_fresh(lease):
-                    raise LeaseHeld(self.run_id, lease)
-            return Attempt(self, _next_id(attempt_ids), owner, lease_seconds)
+            self.require_free()
+            return Attempt(self, _next_id(self.attempts.list()), owner, lease_seconds)
+
+    def require_free(self) -> None:
+        """LeaseHeld while an attempt's lease is fresh."""
+        for attempt_id in self.attempts.list():
+            lease = read_lease(self.attempts.child(attempt_id))
+            if is_fresh(lease):
+                raise LeaseHeld(self.run_id, lease)
 
     def status(self) -> str:
         """One of complete (has a result), running (a fresh lease), failed, interrupted, absent (never attempted)."""

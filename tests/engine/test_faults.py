@@ -11,13 +11,14 @@ import pytest
 from ray.exceptions import OutOfMemoryError, WorkerCrashedError
 
 from gram_platform.engine import capacity, graph
-from gram_platform.engine.execution import MAX_CRASHES, Resources
+from gram_platform.engine.dispatch import execute_node
+from gram_platform.engine.execution import MAX_CRASHES, Execution, Resources
 from gram_platform.engine.graph import Progress
 from gram_platform.engine.memory import is_out_of_memory
 from gram_platform.engine.node import RunExecution, execute_run
 from gram_platform.methods import plan
 from gram_platform.nodes import method_nodes
-from gram_platform.store import Store, attempts
+from gram_platform.store import LeaseHeld, Store, attempts
 from tests.engine.test_node import result_bytes, strip_clock
 
 
@@ -73,6 +74,34 @@ def test_checkpoints_between_two_records_change_nothing(run, execution, undistur
     execute_run(run, {}, execution)
     assert result_bytes(execution, run.run_id) == result_bytes(straight, run.run_id)
     assert strip_clock(directory.records()) == strip_clock(records)
+
+
+def test_a_run_that_another_driver_has_just_finished(run, execution, undisturbed, monkeypatch):
+    """Between the look for a result and the lease lies the look for the data: nothing is trained again."""
+    straight, _ = undisturbed
+    corpus = Execution.corpus
+
+    def finished_in_the_meantime(self, data_id):
+        monkeypatch.setattr(Execution, "corpus", corpus)
+        execute_run(run, {}, self)
+        return self.corpus(data_id)
+
+    monkeypatch.setattr(Execution, "corpus", finished_in_the_meantime)
+    execute_run(run, {}, execution)
+    directory = Store(execution.storage).run(run.run_id)
+    first, second = directory.attempts.list()
+    assert "segments" in directory.attempts.child(first).list()
+    assert directory.attempts.child(second).list() == ["lease.json"]
+    assert directory.status() == "complete"
+    assert result_bytes(execution, run.run_id) == result_bytes(straight, run.run_id)
+
+
+def test_ranks_are_not_started_for_a_run_at_work(run, execution):
+    """The workers of two drivers would wait for one another's leases."""
+    directory = execution.store().run(run.run_id)
+    with directory.start_attempt("another driver"), pytest.raises(LeaseHeld):
+        execute_node(run, {}, dataclasses.replace(execution, num_ranks=2), Resources())
+    assert not (Path(execution.storage) / "ray_train").exists()
 
 
 # ----------------------------------------------------------------------------------------------------- memory
