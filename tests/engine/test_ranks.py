@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+import shutil
 import time
 
 import pytest
@@ -56,6 +57,12 @@ def elsewhere(execution, tmp_path, name):
     return dataclasses.replace(execution, storage=store.root)
 
 
+def copied(execution, tmp_path, name):
+    """All that the storage has, in another one."""
+    shutil.copytree(execution.storage, tmp_path / name, symlinks=True)
+    return dataclasses.replace(execution, storage=str(tmp_path / name))
+
+
 @pytest.fixture
 def run(setting):
     """GRAM in float32: windows of two micro-batches, each with its own route; more than forty steps."""
@@ -79,19 +86,26 @@ def num_shards(directory) -> list[int]:
 
 
 def test_a_checkpoint_of_four_ranks_continues_on_two_and_on_one(execution, run, tmp_path):
+    """To its end on each; and once more over a checkpoint of two on the way."""
     run = dataclasses.replace(run, batch_size=8, micro_batch=4)
     alone = elsewhere(execution, tmp_path, "alone")
     expected = execute_run(run, {}, alone)
     directory = create(execution, run)
     run_ranks(4, train_to_a_checkpoint, run, execution)
     assert num_shards(directory) == [4]
+    on_one, on_two = (copied(execution, tmp_path, name) for name in ("on-one", "on-two"))
+    execute_run(run, {}, on_one)
+    run_ranks(2, train, run, on_two)
     run_ranks(2, train_to_a_checkpoint, run, execution)
     assert num_shards(directory) == [4, 2]
-    result = execute_run(run, {}, execution)
-    assert result["final"] == pytest.approx(expected["final"], abs=TOLERANCE)
-    weights, reference = (Store(e.storage).run(run.run_id).weights() for e in (execution, alone))
-    assert max((weights[n] - reference[n]).abs().max().item() for n in reference) < 10 * TOLERANCE
-    assert [r["step"] for r in directory.records()] == list(range(1, run.num_steps + 1))
+    execute_run(run, {}, execution)
+    reference = Store(alone.storage).run(run.run_id).weights()
+    for continued in (on_one, on_two, execution):
+        found = Store(continued.storage).run(run.run_id)
+        assert found.result()["final"] == pytest.approx(expected["final"], abs=TOLERANCE)
+        weights = found.weights()
+        assert max((weights[n] - reference[n]).abs().max().item() for n in reference) < 10 * TOLERANCE
+        assert [r["step"] for r in found.records()] == list(range(1, run.num_steps + 1))
 
 
 @pytest.mark.parametrize("num_kills", [2, pytest.param(10, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])])

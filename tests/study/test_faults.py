@@ -23,6 +23,7 @@ from tests.study.processes import (
     assert_little_is_lost,
     attempts,
     kill,
+    lost_steps,
     num_trained_twice,
     results,
     submit,
@@ -70,6 +71,22 @@ def test_kill_the_driver_then_the_cluster_then_a_worker(finished_study, prepared
         assert earlier.items() <= written(storage).items()  # what was finished was not written again
         finished = [name.split("/")[1] for name in earlier if name.startswith("runs/")]
         assert {i: tried[i] for i in finished} == {i: attempts(storage)[i] for i in finished}
+    assert_mirrored_once(storage)
+
+
+def test_two_drivers_at_once(finished_study, tmp_path):
+    """Each with a Ray of its own, from an empty storage: both end complete, and leases keep them apart."""
+    storage = tmp_path / "storage"
+    with Submission(storage, OFTEN) as first, Submission(storage, OFTEN) as second:
+        codes = [submission.finish() for submission in (first, second)]
+        assert codes == [0, 0], first.output + second.output
+    assert results(storage) == results(finished_study)
+    assert table(storage) == table(finished_study)
+    assert num_trained_twice(storage) == 0
+    assert lost_steps(storage) == [0] * len(lost_steps(storage))
+    for run_id, tried in attempts(storage).items():
+        segments = [storage / "runs" / run_id / "attempts" / attempt_id / "segments" for attempt_id in tried]
+        assert sum(folder.exists() for folder in segments) == 1  # all was trained in one attempt
     assert_mirrored_once(storage)
 
 
