@@ -76,28 +76,28 @@ def rounded(seconds) -> list[float]:
 
 def kill_ranks(execution, run, num_kills: int, dice: random.Random) -> list[tuple[float, float]]:
     """Kills either rank of the attempt at work, somewhere in the next share of what is left; for each kill the seconds
-    since the last commit, and those until the next attempt has trained a step.
+    of training since the last commit, and those until the next attempt has trained a step.
     """
     directory, found = Store(execution.storage).run(run.run_id), []
-    trained(directory, 1, 1)
+    began = trained(directory, 1, 1)
     for left in range(num_kills, 0, -1):
         before, number = directory.committed_step(), len(directory.attempts.list())
-        lease = trained(directory, number, before + dice.randint(1, max(1, (run.num_steps - before) // (left + 1))))
-        committed = (newest_manifest(directory.attempts) or lease)["time"]
+        trained(directory, number, before + dice.randint(1, max(1, (run.num_steps - before) // (left + 1))))
+        saved = max(began, (newest_manifest(directory.attempts) or {"time": 0.0})["time"])
         os.kill(int(Path(f"{execution.storage}-rank-{dice.randrange(2)}").read_text()), signal.SIGKILL)
         killed = time.time()
-        trained(directory, number + 1, 1)
-        found.append((killed - committed, time.time() - killed))
+        began = trained(directory, number + 1, 1)
+        found.append((killed - saved, began - killed))
     return found
 
 
-def trained(directory, number: int, step: int) -> dict:
-    """The last heartbeat of the attempt of this number, once it has trained up to the step."""
-    deadline = time.monotonic() + 120
+def trained(directory, number: int, step: int) -> float:
+    """Waits until the attempt of this number has trained up to the step; the hour, in seconds since 1970."""
+    deadline = time.monotonic() + 300
     while True:
         lease = directory.progress()
         if lease and lease["step"] >= step and len(directory.attempts.list()) >= number:
-            return lease
+            return time.time()
         assert directory.result() is None, "ended before it was killed"
         assert time.monotonic() < deadline, f"step {step} was not reached: {lease}"
         time.sleep(0.002)
