@@ -53,7 +53,8 @@ def train_rank(run: RunConfig, execution: Execution) -> Ended | None:
     attempt = _start_attempt(run, execution) if dist.get_rank() == 0 else None
     try:
         with termination_notice() as notice:
-            ended = _train(run, execution, attempt, notice, patient)
+            is_superseded = _told_by_rank_0(attempt and attempt.superseded, patient)
+            ended = None if is_superseded else _train(run, execution, attempt, notice, patient)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -194,9 +195,13 @@ class ShardedExecution(RunExecution):
         return 4 * total_parameters(self.run.model)
 
     def _from_rank_0(self, value):
-        box = [value]
-        dist.broadcast_object_list(box, src=0, group=self.patient)
-        return box[0]
+        return _told_by_rank_0(value, self.patient)
+
+
+def _told_by_rank_0(value, group: dist.ProcessGroup):
+    box = [value]
+    dist.broadcast_object_list(box, src=0, group=group)
+    return box[0]
 
 
 def _from_all_ranks(value, group: dist.ProcessGroup) -> list:

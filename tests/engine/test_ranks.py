@@ -150,6 +150,16 @@ def trained(directory) -> int:
     return (directory.progress() or {}).get("step", 0)
 
 
+def test_ranks_train_no_run_that_is_complete(execution, run):
+    """As after they waited for the lease of another driver's ranks."""
+    directory = create(execution, run)
+    run_ranks(2, train, run, execution)
+    run_ranks(2, train, run, execution)
+    _, second = directory.attempts.list()
+    assert directory.attempts.child(second).list() == ["lease.json"]
+    assert directory.status() == "complete"
+
+
 def test_an_error_while_a_shard_is_written_ends_the_run_on_every_rank(execution, run):
     create(execution, run)
     run_ranks(2, train_on_a_full_disk, run, execution)
