@@ -1,13 +1,8 @@
 """Frames from MLflow equal frames from the storage, in every state a run can be in."""
 
-import contextlib
-import os
 import shutil
-import signal
-import socket
 import subprocess
 import sys
-import time
 
 import pytest
 from pandas.testing import assert_frame_equal
@@ -17,35 +12,10 @@ from gram_platform.config import Evaluation, View
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, TrackingUnavailable, default_tracking_uri
 from tests.store.training import run_config, train
+from tests.tracking.servers import running_mlflow
 
 DOMAINS = ("core", "virology")
 TEXT = ["kind", "id", "run_id", "view_id", "status", "method", "size", "seed", "profile", "retained"]
-
-
-@contextlib.contextmanager
-def running_server(folder):
-    """The address of an `mlflow server` of our own on a free port."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    arguments = ["--backend-store-uri", f"sqlite:///{folder}/server.db", "--host", "127.0.0.1", "--port", str(port)]
-    arguments += ["--artifacts-destination", f"{folder}/artifacts", "--workers", "1"]
-    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    log_path = folder / "server.log"
-    with log_path.open("w") as log:
-        command = [sys.executable, "-m", "mlflow", "server", *arguments]
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
-    try:
-        for _ in range(300):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            assert process.poll() is None, log_path.read_text()
-            time.sleep(0.2)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait(30)
 
 
 def tags(seed: int, profile: str = "all") -> dict[str, str]:
@@ -142,7 +112,8 @@ def test_the_same_through_a_server(study, tmp_path):
     store, _, run_ids = study
     shutil.copy(f"{store.root}/mlflow.db", tmp_path / "server.db")  # making the schema takes MLflow seconds
     served = {"experiment": "served"}
-    with running_server(tmp_path) as uri:
+    with running_mlflow(f"sqlite:///{tmp_path}/server.db", tmp_path) as server:
+        uri = server.uri
         assert Tracker(uri, **served).sync(store) == {"sent": 6, "unchanged": 0}
         assert Tracker(uri, **served).sync(store) == {"sent": 0, "unchanged": 6}
         assert_frame_equal(load_runs(uri, **served), load_store(store), check_exact=True)
