@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
-from mlflow.exceptions import MlflowException
+from mlflow.exceptions import MlflowException, RestException
 
 from gram_platform.store.local import LocalFolder
 
@@ -67,6 +67,11 @@ class Connection:
         assert self._client is not None, "only within `reaching`"
         return self._experiment_id
 
+    def has_refused(self, error: MlflowException) -> bool:
+        """Whether MLflow answered, and refused the call: it is there, and a changed call may well succeed."""
+        answered = isinstance(error, RestException) or not self.tracking_uri.startswith("http")
+        return answered and error.error_code != "TEMPORARILY_UNAVAILABLE"  # what it says of its own database
+
     def search(self, filter_string: str) -> list[Run]:
         """All active runs of the experiment that satisfy the filter."""
         runs, token = [], None
@@ -83,7 +88,8 @@ class Connection:
     def _connect(self) -> None:
         for name, value in SETTINGS.items():
             os.environ.setdefault(name, value)
-        logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # errors are raised, and said once
+        for name in ("mlflow.store.db.utils", "psycopg"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # errors are raised, and said once
         logging.getLogger("alembic").setLevel(logging.WARNING)
         database = _sqlite_path(self.tracking_uri)
         if database is None:

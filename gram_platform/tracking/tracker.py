@@ -2,11 +2,13 @@
 
 A tracker may fail at any call with TrackingUnavailable and nothing is lost: the next `mirror_*` or `sync` compares what
 MLflow has with the storage and sends the difference. A send that was cut short is recognised by its `gram.sending_step`
-tag, and then the histories themselves are compared.
+tag, and then the histories themselves are compared. Processes of one machine take turns at a node. Machines share no
+lock, and may collide: then the node is looked for again, and what it still lacks is sent.
 """
 
 import contextlib
 import os
+import random
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -20,6 +22,7 @@ from gram_platform.tracking.connection import Connection
 from gram_platform.tracking.entry import Entry
 
 METRICS_PER_REQUEST = 1000  # MLflow's own limit
+NUM_TRIES, LONGEST_PAUSE_S = 8, 0.25  # of a node that other machines are sending too
 
 
 class Tracker:
@@ -115,11 +118,23 @@ class Tracker:
         records = node.records() if entry.kind == "run" else []
         lock = node.folder.lock("mlflow") if node.folder.writable else contextlib.nullcontext()
         with lock, self._connection.reaching():
-            run = self._find(entry) or self._create(entry, records)
-            if not _is_mirrored(run, entry):
-                self._send(run, entry, records)
+            run = self._bring_up(entry, records)
         self._known[entry.kind, entry.node_id] = run.info.run_id
         return run.info.run_id
+
+    def _bring_up(self, entry: Entry, records: Sequence[Mapping]) -> Run:
+        """Found or made, and sent. A collision deletes the run under our hands, or adds what we were about to add."""
+        for num_left in reversed(range(NUM_TRIES)):
+            try:
+                run = self._find(entry) or self._create(entry, records)
+                if not _is_mirrored(run, entry):
+                    self._send(run, entry, records)
+                return run
+            except MlflowException as error:
+                if not num_left or not self._connection.has_refused(error):
+                    raise
+            time.sleep(random.uniform(0.0, LONGEST_PAUSE_S))
+        raise AssertionError("the last try returns or raises")
 
     def _find(self, entry: Entry) -> Run | None:
         """The node's MLflow run. Of several, made at once by machines that share no lock, all but the oldest go."""
