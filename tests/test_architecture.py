@@ -40,7 +40,7 @@ ROOMS = {
     "study": ("ray", "numpy", "pandas", "tyro", "rich"),
     "searches": ("ray", "optuna", "numpy", "pandas", "plotly", "sqlalchemy", "tyro"),
     "campaign": ("tyro",),
-    "benchmarks": ("torch", "numpy", "ray"),
+    "benchmarks": ("torch", "numpy", "ray", "sqlalchemy"),
     "cli": ("pandas", "tyro", "rich"),
 }
 FORBIDDEN = {"engine": {"analysis", "figures", "report"}}  # above the engine, yet not for it: it must not need them

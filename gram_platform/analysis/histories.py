@@ -11,8 +11,9 @@ from mlflow.utils.rest_utils import http_request
 from gram_platform.tracking import Tracker, TrackingUnavailable
 from gram_platform.tracking import entry as content
 
-RUNS_PER_REQUEST, POINTS_PER_RUN = 100, 2500  # limits of MLflow's bulk endpoint
-BULK_ENDPOINT = "/ajax-api/2.0/mlflow/metrics/get-history-bulk-interval"  # what MLflow's own pages read curves with
+RUNS_PER_REQUEST, POINTS_PER_RESPONSE = 100, 25_000  # limits of MLflow's bulk endpoint
+# One query for all of a request's runs. `get-history-bulk-interval` makes one for each of them, and thins long curves.
+BULK_ENDPOINT = "/ajax-api/2.0/mlflow/metrics/get-history-bulk"
 
 Row = tuple[str, int, str, float]  # run_id, step, metric key, value
 
@@ -64,12 +65,19 @@ def _from_server(tracking_uri: str, experiment: str, prefix: str, run_ids: set[s
 
 
 def _request(client: MlflowClient, key: str, run_ids: Mapping[str, str]) -> Sequence[Row]:
-    """One metric of up to a hundred runs, {MLflow run id: run_id}; run by run where the server has no bulk endpoint."""
+    """One metric of up to a hundred runs, {MLflow run id: run_id}; run by run where the server has no bulk endpoint.
+
+    A response that is full may have been cut off: then each half of the runs is asked for.
+    """
     creds = client._tracking_client.store.get_host_creds()  # the one way to the user's credentials for this server
-    params = {"run_ids": list(run_ids), "metric_key": key, "max_results": POINTS_PER_RUN}
+    params = {"run_id": list(run_ids), "metric_key": key, "max_results": POINTS_PER_RESPONSE}
     response = http_request(creds, BULK_ENDPOINT, "GET", params=params)
-    if response.status_code == 200:
-        points = response.json().get("metrics", [])
-        return [(run_ids[p["run_id"]], int(p.get("step", 0)), key, float(p["value"])) for p in points]
+    points = response.json().get("metrics", []) if response.status_code == 200 else None
+    if points is not None and len(points) < POINTS_PER_RESPONSE:
+        return [(run_ids[p["run_id"]], int(p["step"]), key, float(p["value"])) for p in points]
+    if points is not None and len(run_ids) > 1:
+        names = list(run_ids)
+        halves = names[: len(names) // 2], names[len(names) // 2 :]
+        return [row for half in halves for row in _request(client, key, {name: run_ids[name] for name in half})]
     histories = ((run_id, client.get_metric_history(mlflow_id, key)) for mlflow_id, run_id in run_ids.items())
     return [(run_id, point.step, key, point.value) for run_id, history in histories for point in history]

@@ -7,6 +7,7 @@ import sys
 import pytest
 from pandas.testing import assert_frame_equal
 
+from gram_platform.analysis import histories
 from gram_platform.analysis.frame import load_curves, load_links, load_runs, load_store, load_store_curves
 from gram_platform.config import Evaluation, View
 from gram_platform.store import Store
@@ -107,7 +108,7 @@ def test_server_that_is_down_is_an_error_of_its_own():
             load("http://127.0.0.1:9")
 
 
-def test_the_same_through_a_server(study, tmp_path):
+def test_the_same_through_a_server(study, tmp_path, monkeypatch):
     """A real MLflow server over HTTP, in an experiment of its own: the mirror, the frames and the bulk endpoint."""
     store, _, run_ids = study
     shutil.copy(f"{store.root}/mlflow.db", tmp_path / "server.db")  # making the schema takes MLflow seconds
@@ -118,6 +119,9 @@ def test_the_same_through_a_server(study, tmp_path):
         assert Tracker(uri, **served).sync(store) == {"sent": 0, "unchanged": 6}
         assert_frame_equal(load_runs(uri, **served), load_store(store), check_exact=True)
         assert_frame_equal(load_curves(uri, **served), load_store_curves(store), check_exact=True)
+        for most in (10, 5):  # points in a response: those of one run, and not even those
+            monkeypatch.setattr(histories, "POINTS_PER_RESPONSE", most)
+            assert_frame_equal(load_curves(uri, **served), load_store_curves(store), check_exact=True)
         assert load_curves(uri, run_ids[:1], **served)["run_id"].unique().tolist() == run_ids[:1]
         assert load_links(uri, **served)["url"].str.startswith(uri).all()
 

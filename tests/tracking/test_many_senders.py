@@ -8,12 +8,12 @@ import pytest
 from pandas.testing import assert_frame_equal
 
 from gram_platform.analysis.frame import load_curves, load_runs, load_store, load_store_curves
+from gram_platform.benchmarks.many_runs import write_study
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, TrackingUnavailable
 from gram_platform.tracking.entry import curve_metrics, evaluation_entry, run_entry
 from tests.store.training import in_process
 from tests.tracking.servers import Postgres, running_mlflow
-from tests.tracking.storage import write_study
 
 TWICE = """
     SELECT run_uuid, key, step FROM metrics JOIN runs USING (run_uuid)

@@ -1,4 +1,7 @@
-"""A storage of many short runs over five domains, written by the store's own code in the states that a study leaves."""
+"""A storage of many short runs over five domains, written by the store's own code in the states that a study leaves.
+
+Nothing is trained: the losses are numbers that tell runs, domains and steps apart.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -42,24 +45,28 @@ def write_study(root: str, num_runs: int, num_points: int) -> tuple[list[str], l
     for seed in range(num_runs):
         run = run_config(seed, num_points)
         run_ids.append(run.run_id)
-        if _write_run(store, run):
+        if seed % 10 < 7:
+            write_run(store, run, ends="complete")
             eval_ids += [_write_evaluation(store, run, profile) for profile in ("core", "all")]
+        else:
+            write_run(store, run, ends="failed" if seed % 10 == 9 else "interrupted")
     return run_ids, eval_ids
 
 
-def _write_run(store: Store, run: RunConfig) -> bool:
-    """Whether it was completed."""
+def write_run(store: Store, run: RunConfig, ends: str) -> None:
+    """A run with a checkpoint half-way; `ends`: complete, or failed or interrupted there."""
     directory = store.run(run.run_id)
     directory.ensure_config(run)
     directory.add_tags(_tags(run, "all"))
     records, middle = _records(run), run.num_steps // 2
-    with directory.start_attempt("test") as attempt:
+    if ends == "failed":
+        records[middle - 1]["metrics"] |= {"train/loss": float("nan"), f"{VALIDATION_LOSS}core": float("nan")}
+    with directory.start_attempt("benchmark") as attempt:
         attempt.commit(middle, WEIGHTS, {"position": middle}, records[:middle])
-        if run.seed % 10 == 9:
+        if ends == "failed":
             attempt.fail("loss is not finite")
-        elif run.seed % 10 < 7:
+        elif ends == "complete":
             attempt.complete(_final_fields(run, records), WEIGHTS, records[middle:])
-    return directory.result() is not None
 
 
 def _write_evaluation(store: Store, run: RunConfig, profile: str) -> str:
@@ -79,7 +86,7 @@ def _tags(run: RunConfig, profile: str) -> dict[str, str]:
 
 
 def _records(run: RunConfig) -> list[dict]:
-    """One for each step: the losses tell runs, domains and steps apart."""
+    """One for each step."""
     records = []
     for step in range(1, run.num_steps + 1):
         metrics = {f"{VALIDATION_LOSS}{domain}": _loss(run.seed, i, step) for i, domain in enumerate(DOMAINS)}

@@ -1,0 +1,26 @@
+"""The benchmark of reading runs measures what it says, on both databases: every copy is a run of its own."""
+
+import pytest
+
+from gram_platform.analysis.frame import load_curves, load_runs
+from gram_platform.benchmarks import frame
+from gram_platform.benchmarks.many_runs import DOMAINS
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def uri(request, tmp_path):
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/mlflow.db"
+    server = request.getfixturevalue("postgres")
+    return server.uri(request.getfixturevalue("new_database")())
+
+
+def test_frame(uri, tmp_path):
+    measured = frame.measure(str(tmp_path / "storage"), uri, num_runs=30)
+    assert 0 < measured.reference < measured.value
+    curves = load_curves(uri)
+    assert len(curves) == 30 * frame.NUM_POINTS * len(DOMAINS)
+    assert load_runs(uri)["status"].tolist() == ["complete"] * 30
+    same = curves.groupby(curves["run_id"].str[:8])["loss"].apply(lambda losses: sorted(losses)[::3])
+    assert len(same) == 10
+    assert all(len(losses) == frame.NUM_POINTS * len(DOMAINS) for losses in same)
