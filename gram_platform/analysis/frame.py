@@ -24,6 +24,7 @@ from gram_platform.analysis.histories import read_histories
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker
 from gram_platform.tracking import entry as content
+from gram_platform.tracking.collector import collector_paused
 
 TAGS = ("method", "size", "seed", "profile", "retained")
 TEXT_COLUMNS = ("kind", "id", "run_id", "view_id", "status")
@@ -53,6 +54,7 @@ def load_links(tracking_uri: str, *, experiment: str = "gram", ui_url: str | Non
     return pd.DataFrame(sorted(rows), columns=columns)
 
 
+@collector_paused()
 def load_curves(tracking_uri: str, run_ids: Iterable[str] | None = None, *, experiment: str = "gram") -> pd.DataFrame:
     """Validation curves from MLflow: run_id, step, domain, loss, sorted so; all runs by default."""
     wanted = None if run_ids is None else set(run_ids)

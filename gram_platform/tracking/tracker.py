@@ -18,6 +18,7 @@ from mlflow.exceptions import MlflowException
 from gram_platform.identity import invalid, short_hash
 from gram_platform.store import EvaluationDirectory, RunDirectory, Store
 from gram_platform.tracking import entry as content
+from gram_platform.tracking.collector import collector_paused
 from gram_platform.tracking.connection import Connection
 from gram_platform.tracking.entry import Entry
 
@@ -62,6 +63,7 @@ class Tracker:
                 self._mirror(node, entry)
         return counts
 
+    @collector_paused()
     def runs(self) -> dict[tuple[str, str], Run]:
         """{(kind, node_id): MLflow run} of the whole experiment, one request for a thousand runs."""
         with self._connection.reaching():
