@@ -12,6 +12,7 @@ from mlflow.cli import server
 from tests.cluster import rules
 from tests.cluster.files import CLUSTER, compose, the
 
+CONSTRAINTS = CLUSTER.parent / "constraints.txt"
 SHIPPED = Path(mlflow.__file__).parent / "server/auth/basic_auth.ini"
 
 
@@ -62,7 +63,9 @@ def test_users_file_has_fields_that_mlflow_has():
     assert set(ours["mlflow"]) <= set(shipped["mlflow"])
     assert "admin_password" not in ours["mlflow"]
     assert ours["mlflow"]["database_uri"] == kubernetes_environment()["MLFLOW_BACKEND_STORE_URI"]
-    assert ours["mlflow"]["database_uri"].startswith("postgresql+psycopg2://")
+    assert ours["mlflow"]["database_uri"].startswith("postgresql+psycopg://")
+    assert (CLUSTER / "Containerfile").read_text().count("'psycopg[binary]'") == 2, "an image lacks the driver"
+    assert {"psycopg", "psycopg-binary"} <= {line.split("==")[0] for line in CONSTRAINTS.read_text().splitlines()}
     assert options(container()["args"])["--app-name"] == "basic-auth"
 
 
