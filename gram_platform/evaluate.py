@@ -1,13 +1,16 @@
-"""Losses of given weights on packed sequences; needs torch and numpy alone."""
+"""Losses of given weights on packed sequences, of domains and of single tokens; needs torch and numpy alone."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 
 from gram_platform.config import ModelConfig
 from gram_platform.identity import invalid
-from gram_platform.objectives import cross_entropy
+from gram_platform.objectives import cross_entropy, token_cross_entropy
+
+Forward = Callable[[torch.Tensor, Mapping[str, float]], torch.Tensor]
+Active = Callable[[str], Mapping[str, float]]
 
 LOGITS_BYTES = 64 * 2**20  # float32 logits of one batch: decides the batch, hence the rounding, from the config alone
 
@@ -28,12 +31,12 @@ def require_sequences(arrays: Mapping[str, np.ndarray], domains: Sequence[str], 
 
 @torch.no_grad()
 def domain_losses(
-    forward: Callable[[torch.Tensor, Mapping[str, float]], torch.Tensor],
+    forward: Forward,
     config: ModelConfig,
     arrays: Mapping[str, np.ndarray],
     domains: Sequence[str],
     num_sequences: int,
-    active: Callable[[str], Mapping[str, float]],
+    active: Active,
     device: torch.device | str = "cpu",
 ) -> dict[str, float]:
     """Token-weighted mean cross entropy in nats of the first `num_sequences` rows of each domain.
@@ -41,12 +44,43 @@ def domain_losses(
     `forward(tokens_BT, active)` gives logits_BTV; `active(domain)` the module weights on a domain's batches.
     """
     require_sequences(arrays, domains, num_sequences)
-    batch, losses = evaluation_batch(config), {}
+    losses = {}
     for domain in domains:
         total = 0.0
-        for first in range(0, num_sequences, batch):
-            rows = arrays[domain][first : min(first + batch, num_sequences)]
-            tokens = torch.from_numpy(rows.astype(np.int64)).to(device)
-            total += float(cross_entropy(forward(tokens[:, :-1], active(domain)), tokens[:, 1:])) * len(rows)
+        for tokens in _batches(config, arrays[domain], num_sequences, device):
+            total += float(cross_entropy(forward(tokens[:, :-1], active(domain)), tokens[:, 1:])) * len(tokens)
         losses[domain] = total / num_sequences
     return losses
+
+
+@torch.no_grad()
+def token_losses(
+    forward: Forward,
+    config: ModelConfig,
+    arrays: Mapping[str, np.ndarray],
+    domains: Sequence[str],
+    num_sequences: int,
+    active: Active,
+    device: torch.device | str = "cpu",
+) -> dict[str, torch.Tensor]:
+    """Float32 cross entropies [num_sequences, seq_len] in nats of each domain's first rows, on the CPU.
+
+    Column t is the loss of a row's token t + 1: nothing predicts the first one. Arguments as in `domain_losses`.
+    """
+    require_sequences(arrays, domains, num_sequences)
+    losses = {}
+    for domain in domains:
+        batches = _batches(config, arrays[domain], num_sequences, device)
+        parts = [token_cross_entropy(forward(b[:, :-1], active(domain)), b[:, 1:]).cpu() for b in batches]
+        losses[domain] = torch.cat(parts)
+    return losses
+
+
+def _batches(
+    config: ModelConfig, rows: np.ndarray, num_sequences: int, device: torch.device | str
+) -> Iterator[torch.Tensor]:
+    """tokens_BT of the first rows, as many at once as one forward pass takes."""
+    batch = evaluation_batch(config)
+    for first in range(0, num_sequences, batch):
+        part = rows[first : min(first + batch, num_sequences)]
+        yield torch.from_numpy(part.astype(np.int64)).to(device)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gram_platform.config import Evaluation, RunConfig, View
+from gram_platform.config import AnyEvaluation, Evaluation, RunConfig, View
 from gram_platform.methods import plan
 from gram_platform.methods.elicitation import attacks
 from gram_platform.methods.setting import Profile, Setting, profile_name
@@ -13,7 +13,7 @@ from gram_platform.methods.setting import Profile, Setting, profile_name
 class Node:
     """One run or evaluation. `tags` are names for people and tables; they never enter the id."""
 
-    config: RunConfig | Evaluation
+    config: RunConfig | AnyEvaluation
     tags: tuple[tuple[str, str], ...]
 
     @property
@@ -68,7 +68,7 @@ def _evaluation(setting: Setting, common: Mapping[str, str], profile: Profile, v
     return _node(config, {**common, **_names(setting, profile), "kind": "evaluation"})
 
 
-def _node(config: RunConfig | Evaluation, tags: Mapping[str, str]) -> Node:
+def _node(config: RunConfig | AnyEvaluation, tags: Mapping[str, str]) -> Node:
     return Node(config, tuple(sorted(tags.items())))
 
 

@@ -13,6 +13,11 @@ def cross_entropy(logits_BTV: torch.Tensor, targets_BT: torch.Tensor) -> torch.T
     return F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten())
 
 
+def token_cross_entropy(logits_BTV: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
+    """The same of every target: losses_BT."""
+    return F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten(), reduction="none").view_as(targets_BT)
+
+
 def maxent_kl(logits_BTV: torch.Tensor) -> torch.Tensor:
     """KL(uniform || p) averaged over tokens, in nats: mean(-log p) - log V (Yuan et al. 2024, their code).
 

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from gram_platform.config import (
+    Continuations,
     DataConfig,
     DomainBudget,
     EvalPoints,
@@ -16,6 +17,7 @@ from gram_platform.config import (
     OptimizerConfig,
     RoutingConfig,
     RunConfig,
+    TokenLosses,
     View,
     evaluation_from_plain,
     run_from_plain,
@@ -100,8 +102,27 @@ def test_canonical_json_refuses_what_it_does_not_know():
 def test_configs_come_back_from_json():
     run = dataclasses.replace(tiny.run_config(), start=View.of("abc", {"lisp": 0.5}, sources=(("lisp", "def"),)))
     assert run_from_plain(json.loads(canonical_json(run))) == run
-    evaluation = Evaluation(run.start, "data", tiny.DOMAINS, 4)
-    assert evaluation_from_plain(json.loads(canonical_json(evaluation))) == evaluation
+    for evaluation in evaluations_of(run.start):
+        assert evaluation_from_plain(json.loads(canonical_json(evaluation))) == evaluation
+    with pytest.raises(ValueError, match="evaluation.measure='other' .*losses, tokens, samples"):
+        evaluation_from_plain({"measure": "other"})
+
+
+def evaluations_of(view):
+    """One of each kind, with the fields that they share equal."""
+    losses, tokens = Evaluation(view, "data", tiny.DOMAINS, 4), TokenLosses(view, "data", tiny.DOMAINS, 4)
+    return losses, tokens, Continuations(view, "data", tiny.DOMAINS, (1, 0), 4, 8)
+
+
+def test_evaluations_of_every_kind_have_ids_of_their_own():
+    evaluation = Evaluation(View.of("abc", {"lisp": 1.0}), "d" * 12, ("core", "lisp"), 4)
+    assert evaluation.eval_id == "2aa62899bf33"  # as it was before there were other kinds
+    losses, tokens, samples = evaluations_of(evaluation.view)
+    others = [dataclasses.replace(tokens, num_sequences=5), dataclasses.replace(tokens, precision="float32")]
+    others += [dataclasses.replace(samples, **{name: 3}) for name in ("num_prompt_tokens", "num_tokens", "seed")]
+    others += [dataclasses.replace(samples, documents=(0,)), dataclasses.replace(samples, temperature=0.5)]
+    assert len({e.eval_id for e in (losses, tokens, samples, *others)}) == 3 + len(others)
+    assert dataclasses.replace(samples, documents=(0, 1)).eval_id == samples.eval_id
 
 
 def test_views_drop_zeros_and_answer_by_their_rule():
@@ -116,6 +137,9 @@ def test_views_drop_zeros_and_answer_by_their_rule():
 
 RUN = tiny.run_config()
 WRONG = {
+    r"token_losses.num_sequences=0 ": lambda: TokenLosses(View("abc"), "data", ("core",), 0),
+    r"continuations.documents=\(1, 1\).*once": lambda: Continuations(View("abc"), "data", ("core",), (1, 1), 4, 8),
+    r"continuations.temperature=0.0 .*> 0": lambda: Continuations(View("abc"), "data", ("core",), (0,), 4, 8, 0.0),
     r"routing.p_core_robust=1.5 .*<= 1": lambda: RoutingConfig(p_core_robust=1.5),
     r"routing.p_aux_spread=-0.1 .*>= 0": lambda: RoutingConfig(p_aux_spread=-0.1),
     r"routing.p_aux_spread=nan": lambda: RoutingConfig(p_aux_spread=float("nan")),

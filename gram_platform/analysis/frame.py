@@ -8,9 +8,11 @@
 | run_id, view_id | the run itself and "", or the evaluated view and its run |
 | status | complete, failed, running or interrupted |
 | method, size, seed, profile, retained, ... | the tags of the study, all strings, missing ones "" |
+| measure | if there is any: "tokens" or "samples" for evaluations of that kind, "" for plain ones |
 | num_steps, num_tokens, parameters, compute_units, hardware_flops | of complete runs (num_steps: of every run) |
 | elapsed_s, tokens_per_second | of complete runs; elapsed_s of evaluations too |
 | final/<metric>, loss/<domain> | of complete runs; of evaluations |
+| surprisal/<domain> | of continuations: mean -log probability of the tokens drawn, in nats |
 
 Rows are sorted by kind and id; numbers are float64, NaN where they do not exist.
 """
@@ -29,6 +31,7 @@ from gram_platform.tracking.collector import collector_paused
 TAGS = ("method", "size", "seed", "profile", "retained")
 TEXT_COLUMNS = ("kind", "id", "run_id", "view_id", "status")
 NUMBER_COLUMNS = content.SIZES + content.TIMES
+MEASURED = ("final/", content.LOSS, content.SURPRISAL)
 CURVE_COLUMNS = ("run_id", "step", "domain", "loss")
 
 
@@ -91,7 +94,7 @@ def _row(kind: str, node_id: str, tags: Mapping, metrics: Mapping, num_steps: in
     study = {content.unescape(name): tags.get(name, "") for name in names}  # an empty tag may be dropped on the way
     ids = {"run_id": node_id if is_run else tags[content.VIEW_RUN], "view_id": tags.get(content.VIEW_ID, "")}
     numbers = {name: float(metrics[name]) for name in NUMBER_COLUMNS if name in metrics}
-    numbers |= {name: float(value) for name, value in metrics.items() if name.startswith(("final/", "loss/"))}
+    numbers |= {name: float(value) for name, value in metrics.items() if name.startswith(MEASURED)}
     numbers |= {"num_steps": float(num_steps)} if is_run else {}
     return {**study, **numbers, "kind": kind, "id": node_id, **ids, "status": tags.get(content.STATUS, "")}
 
@@ -101,7 +104,7 @@ def _frame(rows: list[dict], tags: Mapping[str, str | Iterable[str]]) -> pd.Data
         values = {allowed} if isinstance(allowed, str) else set(allowed)
         rows = [row for row in rows if row.get(name, "") in values]
     names = {name for row in rows for name in row}
-    measured = sorted(name for name in names if name.startswith(("final/", "loss/")))
+    measured = sorted(name for name in names if name.startswith(MEASURED))
     other_tags = sorted(names - {*TEXT_COLUMNS, *TAGS, *NUMBER_COLUMNS, *measured})
     text, numbers = [*TEXT_COLUMNS, *TAGS, *other_tags], [*NUMBER_COLUMNS, *measured]
     rows = sorted(rows, key=lambda row: (row["kind"], row["id"]))

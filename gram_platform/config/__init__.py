@@ -6,8 +6,17 @@ A variant of a run is `dataclasses.replace(run, ...)`. Nothing but the standard 
 """
 
 from gram_platform.config.domains import CORE, UNLABELLED, core_first
+from gram_platform.config.measures import (
+    LOSSES,
+    SAMPLES,
+    TOKENS,
+    AnyEvaluation,
+    Continuations,
+    TokenLosses,
+    evaluation_from_plain,
+)
 from gram_platform.config.model import ModelConfig, ModuleSpec
-from gram_platform.config.run import RECIPE_VERSION, RunConfig, evaluation_from_plain, run_from_plain, view_from_plain
+from gram_platform.config.run import RECIPE_VERSION, RunConfig, run_from_plain, view_from_plain
 from gram_platform.config.training import (
     DataConfig,
     DomainBudget,
@@ -22,8 +31,13 @@ from gram_platform.config.view import EVAL_VERSION, Evaluation, View
 __all__ = [
     "CORE",
     "EVAL_VERSION",
+    "LOSSES",
     "RECIPE_VERSION",
+    "SAMPLES",
+    "TOKENS",
     "UNLABELLED",
+    "AnyEvaluation",
+    "Continuations",
     "DataConfig",
     "DomainBudget",
     "EvalPoints",
@@ -35,6 +49,7 @@ __all__ = [
     "RoutingConfig",
     "RunConfig",
     "Slice",
+    "TokenLosses",
     "View",
     "core_first",
     "evaluation_from_plain",

@@ -14,7 +14,7 @@ from gram_platform.config.training import (
     RoutingConfig,
     Slice,
 )
-from gram_platform.config.view import PRECISIONS, Evaluation, View
+from gram_platform.config.view import PRECISIONS, View
 from gram_platform.identity import invalid, require_choice, require_int, short_hash
 
 RECIPE_VERSION = 1  # raised when the same config would train to another result; part of every run_id
@@ -125,7 +125,3 @@ def _budget(plain: Mapping) -> DomainBudget:
 def view_from_plain(plain: Mapping) -> View:
     pairs = {key: tuple(tuple(pair) for pair in plain[key]) for key in ("weights", "sources")}
     return View(**{**plain, **pairs})
-
-
-def evaluation_from_plain(plain: Mapping) -> Evaluation:
-    return Evaluation(**{**plain, "view": view_from_plain(plain["view"]), "domains": tuple(plain["domains"])})

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from gram_platform.config.domains import CORE, core_first
 from gram_platform.identity import invalid, require_choice, require_int, require_name, require_real, short_hash
@@ -51,6 +52,7 @@ class View:
 class Evaluation:
     """The losses of one view on fixed validation sequences; a node of a study like a run is."""
 
+    measure: ClassVar[str] = "losses"  # what sets it apart from its siblings; not part of its JSON
     view: View
     data_id: str
     domains: tuple[str, ...]

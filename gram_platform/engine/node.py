@@ -1,4 +1,4 @@
-"""Execute one node in this process: a run from its last checkpoint to its result, or an evaluation."""
+"""Execute one run in this process, from its last checkpoint to its result."""
 
 import math
 import time
@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import torch
 
-from gram_platform.config import Evaluation, RunConfig
+from gram_platform.config import RunConfig
 from gram_platform.corpora import PackedCorpus
 from gram_platform.engine.background import Background
 from gram_platform.engine.execution import Execution, owner
@@ -28,9 +28,7 @@ from gram_platform.train.data import PlanReader
 from gram_platform.train.learner import Learner
 from gram_platform.train.loop import StepRecord, TrainingDiverged, training_steps
 from gram_platform.train.pieces import Piece, whole
-from gram_platform.views import load_view, materialised
-
-# ----------------------------------------------------------------------------------------------------- runs
+from gram_platform.views import materialised
 
 
 def execute_run(run: RunConfig, tags: Mapping[str, str], execution: Execution) -> dict:
@@ -221,45 +219,3 @@ class RunExecution:
 
     def _write_result(self, fields: dict, seconds: dict[str, float]) -> dict:
         return self.attempt.complete(fields, self.learner.weights(), self.records, seconds)
-
-
-# ---------------------------------------------------------------------------------------------- evaluations
-
-
-def execute_evaluation(evaluation: Evaluation, tags: Mapping[str, str], execution: Execution) -> dict:
-    """The evaluation's result: the view's loss on every domain."""
-    torch.set_num_threads(execution.num_threads)
-    store = execution.store()
-    directory = store.evaluation(evaluation.eval_id)
-    directory.ensure_config(evaluation)
-    directory.add_tags(tags)
-    if (result := directory.result()) is not None:
-        return result
-    started = time.monotonic()
-    corpus = execution.corpus(evaluation.data_id)
-    trained = store.run(evaluation.view.run_id).result()
-    if trained is None:
-        raise invalid("evaluation.view", evaluation.view.run_id, "a view of a run that is complete")
-    trained_on = trained["data_fingerprint"]
-    if trained_on != corpus.fingerprint:
-        raise invalid("data", corpus.fingerprint, f"the data that the view's run was trained on: {trained_on}")
-    read = corpus.validation if evaluation.split == "validation" else corpus.train
-    config, model = load_view(store, evaluation.view, evaluation.precision)
-    losses = domain_losses(
-        model.to(execution.device),
-        config,
-        {d: read(d) for d in evaluation.domains},
-        evaluation.domains,
-        evaluation.num_sequences,
-        evaluation.view.active,
-        execution.device,
-    )
-    fields = {
-        "eval_id": evaluation.eval_id,
-        "run_id": evaluation.view.run_id,
-        "view_id": evaluation.view.view_id,
-        "data_fingerprint": corpus.fingerprint,
-        "losses": losses,
-        "num_tokens": dict.fromkeys(losses, evaluation.num_sequences * config.seq_len),
-    }
-    return directory.complete(fields, {"elapsed_s": time.monotonic() - started})

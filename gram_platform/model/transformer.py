@@ -3,7 +3,7 @@
 Every layer's MLP output is the core MLP's plus that of each active module times its weight. `forward` is told which
 modules are active and nothing else; what is trained is the loop's business.
 
-Shapes: B sequences, T tokens, D d_model, H heads, K key-value heads, h head_dim, V vocabulary.
+Shapes: B sequences, T tokens, S tokens seen, D d_model, H heads, K key-value heads, h head_dim, V vocabulary.
 """
 
 import hashlib
@@ -40,8 +40,10 @@ class Rotary(nn.Module):
         self.cos_Th.copy_(angles_Th.cos())
         self.sin_Th.copy_(angles_Th.sin())
 
-    def forward(self, x_BHTh: torch.Tensor) -> torch.Tensor:
-        cos, sin = self.cos_Th[: x_BHTh.shape[2]], self.sin_Th[: x_BHTh.shape[2]]
+    def forward(self, x_BHTh: torch.Tensor, first: int = 0) -> torch.Tensor:
+        """`first`: the position of the first token."""
+        stop = first + x_BHTh.shape[2]
+        cos, sin = self.cos_Th[first:stop], self.sin_Th[first:stop]
         first, second = x_BHTh.chunk(2, dim=-1)
         rotated = torch.cat([-second, first], dim=-1)
         return (x_BHTh * cos + rotated * sin).to(x_BHTh.dtype)
@@ -57,16 +59,23 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(config.d_model, config.d_model, False)
 
     def forward(self, x_BTD: torch.Tensor, rotary: Rotary) -> torch.Tensor:
-        B, T, D = x_BTD.shape
+        return self.attend(*self.heads(x_BTD, rotary), is_causal=True)
+
+    def heads(self, x_BTD: torch.Tensor, rotary: Rotary, first: int = 0) -> tuple[torch.Tensor, ...]:
+        """(q_BHTh, k_BKTh, v_BKTh) of tokens from position `first` on."""
+        B, T, _ = x_BTD.shape
         heads_BTnh = self.qkv_proj(x_BTD).view(B, T, -1, self.head_dim)
         # queries and keys are rotated together: one call instead of two
-        qk_BnTh = rotary(heads_BTnh[:, :, : self.num_heads + self.num_kv_heads].transpose(1, 2))
+        qk_BnTh = rotary(heads_BTnh[:, :, : self.num_heads + self.num_kv_heads].transpose(1, 2), first)
         q_BHTh, k_BKTh = qk_BnTh.split([self.num_heads, self.num_kv_heads], dim=1)
-        v_BKTh = heads_BTnh[:, :, self.num_heads + self.num_kv_heads :].transpose(1, 2)
+        return q_BHTh, k_BKTh, heads_BTnh[:, :, self.num_heads + self.num_kv_heads :].transpose(1, 2)
+
+    def attend(self, q_BHTh: torch.Tensor, k_BKSh: torch.Tensor, v_BKSh: torch.Tensor, is_causal: bool) -> torch.Tensor:
+        """x_BTD: what T queries see of S keys and values."""
         group = self.num_heads // self.num_kv_heads
-        k_BHTh, v_BHTh = k_BKTh.repeat_interleave(group, dim=1), v_BKTh.repeat_interleave(group, dim=1)
-        out_BHTh = F.scaled_dot_product_attention(q_BHTh, k_BHTh, v_BHTh, is_causal=True)
-        return self.o_proj(out_BHTh.transpose(1, 2).reshape(B, T, D))
+        k_BHSh, v_BHSh = k_BKSh.repeat_interleave(group, dim=1), v_BKSh.repeat_interleave(group, dim=1)
+        out_BHTh = F.scaled_dot_product_attention(q_BHTh, k_BHSh, v_BHSh, is_causal=is_causal)
+        return self.o_proj(out_BHTh.transpose(1, 2).flatten(2))
 
 
 class Block(nn.Module):

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from gram_platform.config import CORE, UNLABELLED, Evaluation, ModelConfig, RunConfig
+from gram_platform.config import CORE, UNLABELLED, AnyEvaluation, ModelConfig, RunConfig
 from gram_platform.flops import hardware_flops, total_parameters
 from gram_platform.identity import invalid
 from gram_platform.planner.memory import Memory, rank_memory
@@ -86,7 +86,7 @@ def run_evaluation_flops(run: RunConfig) -> float:
     return float(hardware_flops(run.model, num_sequences, run.model.module_domains, backward=False))
 
 
-def evaluation_flops(evaluation: Evaluation, model: ModelConfig) -> float:
+def evaluation_flops(evaluation: AnyEvaluation, model: ModelConfig) -> float:
     """FLOPs of an evaluation of a view of `model`."""
     forward = [
         hardware_flops(model, evaluation.num_sequences, tuple(evaluation.view.active(domain)), backward=False)

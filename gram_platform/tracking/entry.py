@@ -25,6 +25,9 @@ MLFLOW_STATUS = {"complete": "FINISHED", "failed": "FAILED", "running": "RUNNING
 VALIDATION_LOSS = "validation/loss/"  # + domain, in the records
 SIZES = ("num_steps", "num_tokens", "parameters", "compute_units", "hardware_flops")
 TIMES = ("elapsed_s", "tokens_per_second")
+LOSS, SURPRISAL = "loss/", "surprisal/"  # + domain: of evaluations; the second is that of drawn tokens
+EVALUATION_PARAMS = ("data_id", "num_sequences", "split", "precision")
+EVALUATION_PARAMS += ("num_prompt_tokens", "num_tokens", "temperature", "seed")  # of continuations
 NUM_CURVE_POINTS = 100
 
 _REFUSED = re.compile(r"[^\w\-. /]", re.ASCII)
@@ -102,10 +105,12 @@ def evaluation_entry(evaluation: EvaluationDirectory) -> Entry | None:
 
 
 def node_name(kind: str, node_id: str, tags: Mapping[str, str]) -> str:
-    """For people, such as `gram tiny s0`, `gram tiny core+lisp s0, evaluated`, or `..., attacked for virology`."""
+    """For people, such as `gram tiny s0`, `gram tiny core+lisp s0, evaluated` (or `, tokens`: what was measured), or
+    `..., attacked for virology`.
+    """
     parts = [tags[key] for key in ("method", "size", "profile") if tags.get(key)]
     parts += [f"s{tags['seed']}"] if "seed" in tags else []
-    done = ", evaluated" if kind == "evaluation" else ""
+    done = f", {tags.get('measure', 'evaluated')}" if kind == "evaluation" else ""
     return (" ".join(parts) or node_id) + (f", attacked for {tags['elicited']}" if tags.get("elicited") else done)
 
 
@@ -130,8 +135,8 @@ def run_params(config: Mapping) -> dict[str, str]:
 
 
 def evaluation_params(config: Mapping) -> dict[str, str]:
-    """The same for a plain Evaluation."""
-    params = {key: config[key] for key in ("data_id", "num_sequences", "split", "precision")}
+    """The same for a plain evaluation of any kind."""
+    params = {key: config[key] for key in EVALUATION_PARAMS if key in config}
     params["view"] = canonical_json(config["view"])
     return {key: str(value) for key, value in params.items()}
 
@@ -146,8 +151,9 @@ def run_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
 
 
 def evaluation_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
-    """{name: value} of an evaluation: `loss/<domain>` and elapsed_s."""
-    values = {f"loss/{domain}": float(loss) for domain, loss in result["losses"].items()}
+    """{name: value} of an evaluation: `loss/<domain>`, of continuations `surprisal/<domain>`, and elapsed_s."""
+    kinds = {"losses": LOSS, "surprisals": SURPRISAL}
+    values = {f"{kinds[kind]}{d}": float(v) for kind in kinds for d, v in result.get(kind, {}).items()}
     return values | {key: float(timing[key]) for key in TIMES if key in timing}
 
 

@@ -9,7 +9,7 @@ from pandas.testing import assert_frame_equal
 
 from gram_platform.analysis import histories
 from gram_platform.analysis.frame import load_curves, load_links, load_runs, load_store, load_store_curves
-from gram_platform.config import Evaluation, View
+from gram_platform.config import Continuations, Evaluation, TokenLosses, View
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, TrackingUnavailable, default_tracking_uri
 from tests.store.training import run_config, train
@@ -68,6 +68,30 @@ def test_load_runs_equals_load_store(study):
     assert set(evaluations["run_id"]) == {run_ids[0]}
     assert evaluations.loc["core", "retained"] == ""
     assert evaluations["view_id"].nunique() == 2
+
+
+def test_evaluations_of_every_kind_are_equal_in_both(tmp_path):
+    store = Store(str(tmp_path)).open_for_writing(min_free_bytes=0)
+    run = run_config(8, 0)
+    view, asked = View.of(run.run_id), ("d" * 12, DOMAINS)
+    tokens, samples = TokenLosses(view, *asked, 4), Continuations(view, *asked, (0, 1), 4, 8)
+    found = {tokens: {"losses": {"core": 2.5, "virology": 1 / 3}}, samples: {"surprisals": {"core": 1 / 7}}}
+    for evaluation, result in {Evaluation(view, *asked, 4): {"losses": {"core": 2.5}}, **found}.items():
+        directory = store.evaluation(evaluation.eval_id)
+        directory.ensure_config(evaluation)
+        named = {} if evaluation.measure == "losses" else {"measure": evaluation.measure}
+        directory.add_tags({**tags(0), **named})
+        directory.complete(result, {"elapsed_s": 0.25})
+    uri = default_tracking_uri(store.root)
+    Tracker(uri).sync(store)
+    frame = load_runs(uri)
+    assert_frame_equal(frame, load_store(store), check_exact=True)
+    rows = frame.set_index("measure")
+    assert rows.loc["tokens", "loss/virology"] == 1 / 3
+    assert rows.loc["samples", "surprisal/core"] == 1 / 7
+    assert rows.loc[["", "tokens"], "surprisal/core"].isna().all()
+    names = {run.info.run_name for run in Tracker(uri).runs().values()}
+    assert names == {f"gram tiny all s0, {what}" for what in ("evaluated", "tokens", "samples")}
 
 
 def test_rows_are_chosen_by_tags(study):

@@ -1,7 +1,8 @@
 """The README's recipe for a new method, followed to the letter."""
 
 from gram_platform.config import CORE, View
-from gram_platform.engine.node import execute_evaluation, execute_run
+from gram_platform.engine.evaluation import execute_evaluation
+from gram_platform.engine.node import execute_run
 from gram_platform.methods import METHODS
 from gram_platform.methods.budgets import dense_run
 from gram_platform.methods.setting import Plans, Setting

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from gram_platform.config import CORE, RunConfig
-from gram_platform.engine.node import execute_evaluation, execute_run
+from gram_platform.engine.evaluation import execute_evaluation
+from gram_platform.engine.node import execute_run
 from gram_platform.methods import METHODS, plan
 from gram_platform.methods.elicitation import attacked_view, attacks
 from gram_platform.methods.setting import Branching, Demix, Elicitation, MaxEnt, Options

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from gram_platform.config import Evaluation, View
-from gram_platform.engine.node import RunExecution, execute_evaluation, execute_run
+from gram_platform.engine.evaluation import execute_evaluation
+from gram_platform.engine.node import RunExecution, execute_run
 from gram_platform.engine.summary import evaluation_steps, record_interval
 from gram_platform.methods import plan
 from gram_platform.nodes import method_nodes

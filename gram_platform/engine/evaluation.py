@@ -1,0 +1,114 @@
+"""Execute one evaluation in this process: the losses of a view, those of every token, or continuations."""
+
+import time
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from gram_platform.config import LOSSES, SAMPLES, TOKENS, AnyEvaluation, Continuations, Evaluation, TokenLosses
+from gram_platform.corpora import PackedCorpus
+from gram_platform.corpora.openings import openings
+from gram_platform.engine.execution import Execution
+from gram_platform.evaluate import domain_losses, token_losses
+from gram_platform.identity import invalid
+from gram_platform.model.transformer import Transformer
+from gram_platform.sampling import continued, uniforms
+from gram_platform.store import Store
+from gram_platform.views import load_view
+
+Measured = tuple[dict, dict[str, torch.Tensor]]  # fields of the result, and tensors beside it
+
+
+def execute_evaluation(evaluation: AnyEvaluation, tags: Mapping[str, str], execution: Execution) -> dict:
+    """The evaluation's result, measured now unless it is there. ValueError for data that does not fit."""
+    torch.set_num_threads(execution.num_threads)
+    store = execution.store()
+    directory = store.evaluation(evaluation.eval_id)
+    directory.ensure_config(evaluation)
+    directory.add_tags(tags)
+    if (result := directory.result()) is not None:
+        return result
+    started = time.monotonic()
+    corpus = _corpus(evaluation, store, execution)
+    _, model = load_view(store, evaluation.view, evaluation.precision)
+    fields, tensors = MEASURES[evaluation.measure](evaluation, corpus, model.to(execution.device))
+    common = {
+        "eval_id": evaluation.eval_id,
+        "run_id": evaluation.view.run_id,
+        "view_id": evaluation.view.view_id,
+        "data_fingerprint": corpus.fingerprint,
+    }
+    return directory.complete({**common, **fields}, {"elapsed_s": time.monotonic() - started}, tensors)
+
+
+def _corpus(evaluation: AnyEvaluation, store: Store, execution: Execution) -> PackedCorpus:
+    """The evaluation's data; ValueError unless the view's run was trained on it."""
+    corpus = execution.corpus(evaluation.data_id)
+    trained = store.run(evaluation.view.run_id).result()
+    if trained is None:
+        raise invalid("evaluation.view", evaluation.view.run_id, "a view of a run that is complete")
+    trained_on = trained["data_fingerprint"]
+    if trained_on != corpus.fingerprint:
+        raise invalid("data", corpus.fingerprint, f"the data that the view's run was trained on: {trained_on}")
+    return corpus
+
+
+def _device(model: Transformer) -> torch.device:
+    return model.lm_head.weight.device
+
+
+def _num_tokens(evaluation: Evaluation | TokenLosses, model: Transformer) -> dict[str, int]:
+    return dict.fromkeys(evaluation.domains, evaluation.num_sequences * model.config.seq_len)
+
+
+def _losses(evaluation: Evaluation, corpus: PackedCorpus, model: Transformer) -> Measured:
+    """The view's mean loss on every domain."""
+    arrays = {domain: corpus.sequences(evaluation.split, domain) for domain in evaluation.domains}
+    asked = (evaluation.domains, evaluation.num_sequences, evaluation.view.active)
+    losses = domain_losses(model, model.config, arrays, *asked, _device(model))
+    return {"losses": losses, "num_tokens": _num_tokens(evaluation, model)}, {}
+
+
+def _token_losses(evaluation: TokenLosses, corpus: PackedCorpus, model: Transformer) -> Measured:
+    """The loss of every token as tensors [num_sequences, seq_len] by domain; their means are the result's losses."""
+    arrays = {domain: corpus.validation(domain) for domain in evaluation.domains}
+    asked = (evaluation.domains, evaluation.num_sequences, evaluation.view.active)
+    losses = token_losses(model, model.config, arrays, *asked, _device(model))
+    means = {domain: float(tensor.double().mean()) for domain, tensor in losses.items()}
+    return {"losses": means, "num_tokens": _num_tokens(evaluation, model)}, losses
+
+
+def _continuations(evaluation: Continuations, corpus: PackedCorpus, model: Transformer) -> Measured:
+    """Token ids by domain, a list a document: prompts, what the documents say, and what the view says instead.
+
+    A continuation ends with the end of text if that was drawn. `surprisals` is the mean -log probability of the tokens
+    drawn.
+    """
+    from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer  # only this needs a tokenizer
+
+    end_of_text = end_of_text_id(load_tokenizer(corpus.tokenizer_path))
+    fields: dict[str, dict] = {name: {} for name in ("prompts", "truths", "continuations", "surprisals", "num_tokens")}
+    for domain in evaluation.domains:
+        sizes = (evaluation.num_prompt_tokens, evaluation.num_tokens)
+        pairs = openings(corpus.validation(domain), end_of_text, evaluation.documents, *sizes)
+        prompts = [prompt for prompt, _ in pairs]
+        numbers = [uniforms(evaluation.num_tokens, evaluation.seed, domain, d) for d in evaluation.documents]
+        active = evaluation.view.active(domain)
+        drawn = continued(model, torch.tensor(prompts), torch.stack(numbers), active, evaluation.temperature)
+        kept = [_until(end_of_text, *pair) for pair in zip(*(t.tolist() for t in drawn), strict=True)]
+        surprisals = [value for _, values in kept for value in values]
+        values = (prompts, [truth for _, truth in pairs], [tokens for tokens, _ in kept])
+        values += (float(np.mean(surprisals)), len(surprisals))
+        for name, value in zip(fields, values, strict=True):
+            fields[name][domain] = value
+    return fields, {}
+
+
+def _until(end_of_text: int, tokens: list[int], surprisals: list[float]) -> tuple[list[int], list[float]]:
+    """Both up to the first end of text, itself included."""
+    stop = tokens.index(end_of_text) + 1 if end_of_text in tokens else len(tokens)
+    return tokens[:stop], surprisals[:stop]
+
+
+MEASURES = {LOSSES: _losses, TOKENS: _token_losses, SAMPLES: _continuations}

@@ -1,0 +1,46 @@
+"""Reading a sequence bit by bit: attention that keeps the keys and values of what it has read."""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from gram_platform.model.transformer import Attention, Rotary, Transformer
+
+
+class RememberingAttention(nn.Module):
+    """Attention over all calls so far: the first reads any number of tokens, every later one a single token.
+
+    Shapes as in `transformer.py`.
+    """
+
+    def __init__(self, attention: Attention):
+        super().__init__()
+        self.attention = attention
+        self.seen: tuple[torch.Tensor, torch.Tensor] | None = None  # k_BKSh, v_BKSh
+
+    def forward(self, x_BTD: torch.Tensor, rotary: Rotary) -> torch.Tensor:
+        first = 0 if self.seen is None else self.seen[0].shape[2]
+        q_BHTh, *new = self.attention.heads(x_BTD, rotary, first)
+        if self.seen is not None:
+            assert x_BTD.shape[1] == 1, "after the first call, one token at a time"
+            new = [torch.cat(pair, dim=2) for pair in zip(self.seen, new, strict=True)]
+        self.seen = new[0], new[1]
+        return self.attention.attend(q_BHTh, *self.seen, is_causal=first == 0)
+
+
+@contextlib.contextmanager
+def remembering(model: Transformer) -> Iterator[Transformer]:
+    """Within the block the model's calls continue one another; it is as before afterwards.
+
+    The cost of a further token is that of one token and of looking back at those before it.
+    """
+    plain = [block.attn for block in model.blocks]
+    for block in model.blocks:
+        block.attn = RememberingAttention(block.attn)
+    try:
+        yield model
+    finally:
+        for block, attention in zip(model.blocks, plain, strict=True):
+            block.attn = attention

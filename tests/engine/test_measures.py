@@ -1,0 +1,89 @@
+"""What is measured of a view beside its losses: losses of tokens, continuations, and how they are stored."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from gram_platform.config import CORE, Continuations, Evaluation, TokenLosses
+from gram_platform.corpora.openings import openings, packed_documents
+from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer
+from gram_platform.engine.evaluation import execute_evaluation
+from gram_platform.engine.node import execute_run
+from gram_platform.methods import plan
+from gram_platform.store import Store
+
+NUM_SEQUENCES = 5
+
+
+@pytest.fixture
+def view(setting, execution):
+    """A trained GRAM with one module on."""
+    plans = plan("gram", setting)
+    execute_run(plans.runs["all"], {}, execution)
+    return plans.views[setting.auxiliary[:1]]
+
+
+def test_losses_of_tokens_add_up_to_the_domains(view, setting, execution):
+    evaluation = Evaluation(view, setting.data_id, setting.domains, NUM_SEQUENCES, precision="float32")
+    tokens = TokenLosses(view, setting.data_id, setting.auxiliary, NUM_SEQUENCES, "float32")
+    losses = execute_evaluation(evaluation, {}, execution)["losses"]
+    result = execute_evaluation(tokens, {"measure": "tokens"}, execution)
+    tensors = execution.store().evaluation(tokens.eval_id).tensors()
+    assert set(tensors) == set(result["losses"]) == set(setting.auxiliary)
+    for domain, tensor in tensors.items():
+        assert tensor.shape == (NUM_SEQUENCES, setting.size.seq_len)
+        assert tensor.dtype == torch.float32
+        assert result["losses"][domain] == pytest.approx(losses[domain], rel=1e-6)
+        assert result["losses"][domain] == float(tensor.double().mean())
+    assert execute_evaluation(tokens, {}, execution) == result
+
+
+def test_corrupted_tensors_are_made_again(view, setting, execution):
+    tokens = TokenLosses(view, setting.data_id, setting.auxiliary, NUM_SEQUENCES, "float32")
+    result = execute_evaluation(tokens, {}, execution)
+    directory = execution.store().evaluation(tokens.eval_id)
+    (name,) = (n for n in directory.folder.list() if n.endswith(".safetensors"))
+    data = bytearray(directory.folder.read(name))
+    data[-1] ^= 1
+    directory.folder.write(name, bytes(data))
+    with pytest.warns(RuntimeWarning, match="corrupted"), pytest.raises(ValueError, match="submit again"):
+        directory.tensors()
+    assert directory.result() is None
+    assert execute_evaluation(tokens, {}, execution) == result
+    assert set(directory.tensors()) == set(setting.auxiliary)
+    plain = Evaluation(view, setting.data_id, (CORE,), 2)
+    execute_evaluation(plain, {}, execution)
+    with pytest.raises(ValueError, match="keeps tensors"):
+        Store(execution.storage).evaluation(plain.eval_id).tensors()
+
+
+def test_continuations_of_documents(view, setting, execution):
+    asked = Continuations(view, setting.data_id, setting.auxiliary[:2], (0, 2), 6, 20, precision="float32")
+    result = execute_evaluation(asked, {}, execution)
+    corpus = execution.corpus(setting.data_id)
+    end_of_text = end_of_text_id(load_tokenizer(corpus.tokenizer_path))
+    for domain in asked.domains:
+        documents = [d for d in packed_documents(corpus.validation(domain), end_of_text) if len(d) > 6]
+        assert result["prompts"][domain] == [documents[0][:6].tolist(), documents[2][:6].tolist()]
+        assert result["truths"][domain] == [documents[0][6:26].tolist(), documents[2][6:26].tolist()]
+        drawn = result["continuations"][domain]
+        assert all(0 < len(tokens) <= 20 and end_of_text not in tokens[:-1] for tokens in drawn)
+        assert result["num_tokens"][domain] == sum(map(len, drawn))
+        assert 0.0 < result["surprisals"][domain] < 2.0 * np.log(setting.size.vocab_size)
+    other = dataclasses.replace(asked, domains=asked.domains[1:], documents=(2,))
+    alone = execute_evaluation(other, {}, execution)["continuations"][asked.domains[1]]
+    assert alone == result["continuations"][asked.domains[1]][1:]  # whatever else is asked for
+    another_seed = execute_evaluation(dataclasses.replace(asked, seed=1), {}, execution)
+    assert another_seed["continuations"] != result["continuations"]
+
+
+def test_documents_of_packed_rows():
+    stream = np.array([5, 6, 0, 7, 0, 8, 9, 10, 0, 11, 12], np.uint16)  # 0 ends a document; the last one is cut
+    rows = np.stack([stream[:6], stream[5:]])
+    assert [d.tolist() for d in packed_documents(rows, 0)] == [[5, 6], [7], [8, 9, 10]]
+    assert openings(rows, 0, (0, 1), 1, 1) == [([5], [6]), ([8], [9])]
+    with pytest.raises(ValueError, match=r"documents=\(0, 2\).*below the 2"):
+        openings(rows, 0, (0, 2), 1, 1)
+    assert packed_documents(np.array([[1, 2, 3]]), 0) == []
