@@ -104,7 +104,7 @@ def test_configs_come_back_from_json():
     assert run_from_plain(json.loads(canonical_json(run))) == run
     for evaluation in evaluations_of(run.start):
         assert evaluation_from_plain(json.loads(canonical_json(evaluation))) == evaluation
-    with pytest.raises(ValueError, match="evaluation.measure='other' .*losses, tokens, samples"):
+    with pytest.raises(ValueError, match=r"evaluation.measure='other' .*losses, tokens, samples"):
         evaluation_from_plain({"measure": "other"})
 
 

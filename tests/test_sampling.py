@@ -51,7 +51,7 @@ def test_a_continuation_is_what_the_whole_model_would_draw(model):
 
 def test_what_does_not_fit_the_context_is_refused(model):
     numbers = uniforms(tiny.SEQ_LEN, 0)[None]
-    with pytest.raises(ValueError, match="num_tokens.*at most 17"):
+    with pytest.raises(ValueError, match=r"num_tokens.*at most 17"):
         continued(model, torch.zeros(1, 2, dtype=torch.int64), numbers, {})
     tokens, _ = continued(model, torch.zeros(1, 1, dtype=torch.int64), numbers, {})
     assert tokens.shape == (1, tiny.SEQ_LEN)
