@@ -1,7 +1,7 @@
 """The tokenizer of a corpus: a given `tokenizer.json`, one of the hub, or a byte-level BPE trained on the corpus."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -11,6 +11,7 @@ from gram_platform.identity import invalid
 
 END_OF_TEXT = "<|endoftext|>"
 KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "[SEP]")
+END_SIGN = "\u00b6"  # for people
 DEFAULT_SAMPLE_BYTES = 16_000_000
 
 
@@ -74,6 +75,28 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     )
     tokenizer.train_from_iterator(texts, trainer)
     return configured(tokenizer)
+
+
+def token_texts(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
+    """The part of the decoded text that each token adds; joined they are the whole text.
+
+    A character that several tokens spell belongs to the last of them.
+    """
+    whole, pieces, end = decoded(tokenizer, tokens), [], 0
+    for stop in range(1, len(tokens) + 1):
+        known = decoded(tokenizer, tokens[:stop]).rstrip("\ufffd")  # what half a character is shown as
+        reached = len(whole) if stop == len(tokens) else max(end, min(len(known), len(whole)))
+        pieces.append(whole[end:reached])
+        end = reached
+    return pieces
+
+
+def decoded(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
+    """The text of the tokens, ends of texts as a sign of their own."""
+    text = tokenizer.decode(list(tokens), skip_special_tokens=False)
+    for name in KNOWN_ENDS:
+        text = text.replace(name, END_SIGN)
+    return text
 
 
 def end_of_text_id(tokenizer: Tokenizer) -> int:

@@ -19,7 +19,7 @@ LONG = 40  # letters of a cell that may be broken
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, what it says, figures side by side, and the table behind them."""
+    """A heading, what it says, figures side by side, ready HTML, and the table behind them."""
 
     title: str
     text: str = ""
@@ -29,6 +29,7 @@ class Section:
     table: pd.DataFrame | None = None
     table_is_open: bool = False  # shown in full; otherwise folded under the figures
     is_warning: bool = False
+    markup: str = ""  # HTML of ours, in which every text that comes from data is escaped
 
 
 def page_html(title: str, intro: str, sections: Sequence[Section], footer: str = "") -> str:
@@ -82,6 +83,7 @@ def _section(section: Section, numbering) -> str:
     if section.more_figures:
         inner = _figures(section.more_figures, numbering)
         parts.append(f"<details><summary>{html.escape(section.more_label)}</summary>{inner}</details>")
+    parts.append(section.markup)
     if section.table is not None and section.table_is_open:
         parts.append(table_html(section.table, section.title))
     elif section.table is not None:

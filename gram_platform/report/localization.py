@@ -1,0 +1,84 @@
+"""The report of the token study: where the loss of removed capabilities sits."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from gram_platform.analysis.localization import MEASURES, ROW, Localization
+from gram_platform.analysis.shading import ShadedText
+from gram_platform.analysis.tables import MEAN, interval_text
+from gram_platform.figures.localization import concentration_figure, localization_bars
+from gram_platform.report.page import Section, page_html
+from gram_platform.report.shading import increases_frame, shaded_html
+from gram_platform.report.tables import readable_claims, readable_runs
+
+FOOTER = """Increase: a token's loss under a view less its loss under the baseline of the same size and seed. Gini: of
+the positive increases over all tokens, a token whose loss falls counting as zero; 0 is an even spread, 1 a single
+token. Top share: the part of the sum of positive increases that the tenth of the tokens with the largest ones holds.
+Forget and retain: domains that a profile switches off and keeps. Control: the baseline of the next seed in the place of
+a view, which shows how uneven mere noise between trainings is. Mean: over domains and over the profiles of core with at
+most one auxiliary domain, within a seed; intervals are 90% t-intervals over seeds.
+
+Shaded texts are the first sequence of each domain's validation split, not chosen, and one seed's. Full colour is the
+90th percentile of the increases of the model filtered to core on that very text, as in the paper."""
+
+
+def build_localization_report(
+    title: str,
+    intro: str,
+    found: Localization,
+    texts: Sequence[ShadedText],
+    claims: pd.DataFrame,
+    runs: pd.DataFrame,
+) -> str:
+    """The page as HTML text; `runs` as in `report.build_report`."""
+    sections = [*_missing(found), _concentration(found)]
+    if len(claims):
+        sections.append(Section("Claims", CLAIMS, table=readable_claims(claims), table_is_open=True))
+    sections += [_shaded(text) for text in texts]
+    table = readable_localization(found.table)
+    sections.append(Section("Every profile and domain", "", table=table, table_is_open=False))
+    sections.append(Section("Runs", table=readable_runs(runs)))
+    return page_html(title, intro, sections, FOOTER)
+
+
+CLAIMS = """What the paper observes on single sentences, judged over whole sequences: differences between values of the
+same seed, agreed or disagreed when the 90% interval lies wholly on one side."""
+
+
+def localization_figures(found: Localization) -> dict[str, go.Figure]:
+    """Every figure of the page by a name fit for a file."""
+    figures = {}
+    for size in dict.fromkeys(found.table["size"]):
+        figures[f"concentration-{size}"] = concentration_figure(found.curves, size)
+        figures |= {f"{v}-{size}": localization_bars(found.table, size, v) for v in ("top_share", "increase")}
+    return {name: figure for name, figure in figures.items() if len(figure.data)}
+
+
+def readable_localization(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of table.csv with each value as one text, `mean [low, high]`."""
+    readable = table[ROW].copy()
+    for name in MEASURES:
+        triples = zip(table[name], table[f"{name}_low"], table[f"{name}_high"], strict=True)
+        readable[name] = [interval_text(*triple) for triple in triples]
+    return readable.assign(num_tokens=table["num_tokens"], num_seeds=table["num_seeds"])
+
+
+def _missing(found: Localization) -> list[Section]:
+    text = "These are not in the tables and figures below."
+    table = found.missing
+    return [Section("Missing", text, table=table, table_is_open=True, is_warning=True)] if len(table) else []
+
+
+def _concentration(found: Localization) -> Section:
+    text = "How few tokens carry the loss of what was removed: the higher a curve rises at its left end, the fewer."
+    means = readable_localization(found.table[found.table["profile"] == MEAN])
+    figures = list(localization_figures(found).values())
+    return Section("Concentration", text, figures, table=means.drop(columns=["profile", "domain"]), table_is_open=True)
+
+
+def _shaded(text: ShadedText) -> Section:
+    about = "The same text under every view: what the method removed, and the same with this domain kept."
+    markup, table = shaded_html(text), increases_frame(text)
+    return Section(f"Tokens of {text.domain}", about, markup=markup, table=table)

@@ -1,0 +1,121 @@
+"""Concentration of loss increases: coefficients that are known, planted views, and the control."""
+
+import numpy as np
+import pytest
+
+from gram_platform.analysis.localization import (
+    TABLE_COLUMNS,
+    Measured,
+    concentration_curve,
+    gini,
+    localization_claims,
+    localize,
+    tables,
+    top_share,
+)
+from gram_platform.analysis.shading import shades, shading_scale
+
+DOMAINS = ("lisp", "virology")
+SHAPE = (20, 10)  # sequences, tokens
+
+
+def test_gini_of_known_distributions():
+    assert gini(np.full(7, 3.0)) == pytest.approx(0.0)
+    assert gini(np.array([0.0, 0.0, 0.0, 5.0])) == pytest.approx(0.75)
+    assert gini(np.array([1.0, 3.0])) == pytest.approx(0.25)
+    assert gini(np.linspace(0.0, 1.0, 100_001)) == pytest.approx(1 / 3, abs=1e-4)  # uniform
+    exponential = -np.log1p(-(np.arange(100_000) + 0.5) / 100_000)
+    assert gini(exponential) == pytest.approx(0.5, abs=1e-3)
+    assert np.isnan(gini(np.zeros(3)))
+    with pytest.raises(ValueError, match=r"values=.*negative"):
+        gini(np.array([1.0, -1.0]))
+
+
+def test_shares_of_the_tokens_that_hold_most():
+    values = np.array([8.0, *[2.0 / 9] * 9])  # a tenth of the tokens holds four fifths
+    assert top_share(values) == pytest.approx(0.8)
+    assert top_share(values, 1.0) == pytest.approx(1.0)
+    assert top_share(np.full(30, 2.0)) == pytest.approx(0.1)
+    assert np.isnan(top_share(np.zeros(4)))
+    curve = concentration_curve(values)
+    assert curve[[0, 10, 100]] == pytest.approx([0.0, 0.8, 1.0])
+    assert (np.diff(curve) >= 0).all()
+    exact = np.linspace(0.0, 1.0, 10_001)  # Gini is twice the area between the curve and the diagonal
+    assert 2.0 * np.mean(concentration_curve(exact) - np.linspace(0, 1, 101)) == pytest.approx(gini(exact), abs=0.01)
+
+
+def test_shading_is_calibrated_on_the_filtered_model():
+    filtered = np.arange(11) / 10.0
+    scale = shading_scale(filtered)
+    assert scale == pytest.approx(0.9)
+    assert shades(np.array([-1.0, 0.45, 0.9, 5.0]), scale) == pytest.approx([0.0, 0.5, 1.0, 1.0])
+    assert np.isnan(shading_scale(-filtered))
+    assert (shades(filtered, np.nan) == 0).all()
+
+
+def planted_views() -> tuple[list[Measured], dict]:
+    """Two seeds of a baseline, and a method whose forgotten loss rises by 4 nats on every tenth token alone."""
+    views, references = [], {}
+    for seed in ("0", "1"):
+        rng = np.random.default_rng(int(seed))
+        base = {d: rng.uniform(1.0, 2.0, SHAPE) for d in DOMAINS}
+        references["tiny", seed] = Measured("baseline", "tiny", seed, "all", DOMAINS, base)
+        spike = np.zeros(SHAPE)
+        spike[:, 3] = 4.0 + int(seed)
+        for retained in ((), DOMAINS[:1], DOMAINS):
+            profile = {0: "core", 1: "core+lisp", 2: "all"}[len(retained)]
+            losses = {d: base[d] + (0.01 if d in retained else spike) for d in DOMAINS}
+            views.append(Measured("gram", "tiny", seed, profile, retained, losses))
+    for seed, other in (("0", "1"), ("1", "0")):
+        control = references["tiny", other]
+        views.append(Measured("baseline", "tiny", seed, "all", DOMAINS, control.losses))
+    return views, references
+
+
+def test_planted_views_come_back():
+    found = tables(localize(*planted_views()))
+    table = found.table.set_index(["method", "profile", "domain", "class"])
+    assert list(found.table.columns) == TABLE_COLUMNS
+    forgotten = table.loc[("gram", "core", "lisp", "forget")]
+    assert forgotten["gini"] == pytest.approx(0.9)
+    assert forgotten["top_share"] == pytest.approx(1.0)
+    assert forgotten["increase"] == pytest.approx(0.45)  # of 0.4 and 0.5
+    assert forgotten["increase_low"] < 0.4 < 0.5 < forgotten["increase_high"]
+    assert forgotten["num_tokens"] == 200
+    assert forgotten["num_seeds"] == 2
+    kept = table.loc[("gram", "core+lisp", "lisp", "retain")]
+    assert kept["gini"] == pytest.approx(0.0, abs=1e-9)
+    assert kept["top_share"] == pytest.approx(0.1)
+    assert table.loc[("gram", "mean", "mean", "forget"), "increase"] == pytest.approx(0.45)
+    assert table.loc[("gram", "mean", "mean", "forget"), "num_tokens"] == 600  # lisp once, virology twice
+    assert 0.2 < table.loc[("baseline", "mean", "mean", "control"), "top_share"] < 0.5
+    assert found.table["method"].tolist() == sorted(found.table["method"])
+    curve = found.curves[(found.curves["method"] == "gram") & (found.curves["class"] == "forget")]
+    assert curve.loc[curve["tokens"] == 0.05, "share"].item() == pytest.approx(0.5)
+
+
+def test_a_seed_that_lacks_a_view_is_not_in_the_means():
+    found = tables(localize(*planted_views()), [("gram", "tiny", "1", "core+virology")])
+    table = found.table.set_index(["method", "profile", "domain", "class"])
+    assert table.loc[("gram", "mean", "mean", "forget"), "num_seeds"] == 1
+    assert table.loc[("gram", "core", "lisp", "forget"), "num_seeds"] == 2
+    assert found.missing["what"].tolist() == ["gram tiny core+virology seed 1"]
+
+
+def test_claims_of_planted_views():
+    claims = localization_claims(tables(localize(*planted_views())).per_seed)
+    assert claims["verdict"].tolist() == ["agree", "agree"]
+    assert claims["num_seeds"].tolist() == [2, 2]
+
+
+def test_a_view_without_its_baseline_has_no_row_and_other_tokens_are_refused():
+    views, references = planted_views()
+    one = {key: value for key, value in references.items() if key[1] == "0"}
+    assert set(localize(views, one)["seed"]) == {"0"}
+    shorter = {d: losses[:3] for d, losses in references["tiny", "0"].losses.items()}
+    wrong = {("tiny", "0"): Measured("baseline", "tiny", "0", "all", DOMAINS, shorter)}
+    with pytest.raises(ValueError, match="tokens"):
+        localize(views, wrong)
+    nothing = tables(localize([], {}))
+    assert nothing.table.empty
+    assert localization_claims(nothing.per_seed).empty
