@@ -16,10 +16,10 @@ from gram_platform.analysis.variants import analyse_variants
 from gram_platform.report import build_report, study_figures
 from gram_platform.report.variants import renamed
 from gram_platform.store import Store
+from gram_platform.study.publishing import intro_text, publish, with_links
 from gram_platform.study.record import StudyRecord
 from gram_platform.tracking import Tracker, TrackingUnavailable
 
-LOCAL_UI = "http://127.0.0.1:5000"  # where `mlflow ui` listens unless told otherwise
 BEST_LOSS = "final/best/loss/"  # + domain, in the frames of runs
 
 
@@ -48,7 +48,7 @@ def read_results(record: StudyRecord, store: Store, tracking_uri: str | None, wh
     own = ["run_id", "method", "size", "seed", *_variant(record)]
     curves = curves.merge(baselines[baselines["method"] == BASELINE][own].drop_duplicates(), on="run_id")
     analysis = _analysis(record, evaluations, curves, _attacks(record, complete))
-    return Results(analysis, curves, _nodes(record, frame), _claims(record, analysis), source)
+    return Results(analysis, curves, nodes_frame(record, frame), _claims(record, analysis), source)
 
 
 def _analysis(record: StudyRecord, evaluations: pd.DataFrame, curves: pd.DataFrame, attacks: pd.DataFrame) -> Analysis:
@@ -160,7 +160,7 @@ def _with_best_loss(attacks: pd.DataFrame) -> pd.DataFrame:
     return attacks.assign(best_loss=pd.Series(losses, index=attacks.index, dtype="float64"))
 
 
-def _nodes(record: StudyRecord, frame: pd.DataFrame) -> pd.DataFrame:
+def nodes_frame(record: StudyRecord, frame: pd.DataFrame) -> pd.DataFrame:
     """Every node that was begun: runs, then evaluations, then attacks, each in the order of the study's entries."""
     parts = [_named(record, _entries(record, kind), frame) for kind in ("run", "evaluation", "attack")]
     parts[-1] = _with_best_loss(parts[-1])
@@ -174,13 +174,12 @@ def write_results(
     record: StudyRecord, store: Store, results: Results, failures: Mapping[str, str], tracker: Tracker | None
 ) -> dict[str, str]:
     """Writes table.csv, report.html and study.json and logs them to MLflow if there is one; the paths by name."""
-    folder = store.study_dir(record.name)
     analysis = results.analysis
-    runs = _with_links(results.runs, tracker).assign(error=[failures.get(i, "") for i in results.runs["id"]])
+    runs = with_links(results.runs, failures, tracker)
     has_profile = (analysis.table["profile"] == record.profile).any()
     report = build_report(
         record.title,
-        _intro(record, results, tracker),
+        intro_text(record, results.source, tracker),
         analysis,
         results.curves,
         runs,
@@ -191,31 +190,9 @@ def write_results(
         record.compare_with,
         record.varies,
     )
-    table = table_csv(renamed(analysis.table, record.varies))
-    files = {"table.csv": table.encode(), "report.html": report.encode()}
-    files["study.json"] = record.to_json()
-    for name, data in files.items():
-        folder.write(name, data)
+    figures = {}
     if tracker is not None:
-        profile = record.profile if has_profile else None
-        frames = (analysis, results.curves, record.parameters, profile)
+        frames = (analysis, results.curves, record.parameters, record.profile if has_profile else None)
         figures = study_figures(*frames, record.compare_with, record.varies)
-        with folder.local_copy("table.csv") as table_path, folder.local_copy("report.html") as report_path:
-            tracker.log_study(record.name, table_path, report_path, figures, record.params)
-    return {name: folder.file(name) for name in files}
-
-
-def _with_links(runs: pd.DataFrame, tracker: Tracker | None) -> pd.DataFrame:
-    """`run_id_url`: the page of each node in MLflow, at the server or where `mlflow ui` would serve the database."""
-    links: dict[str, str | None] = {}
-    if tracker is not None:
-        ui_url = None if tracker.tracking_uri.startswith("http") else LOCAL_UI
-        links = {node_id: tracker.run_url(run.info.run_id, ui_url) for (_, node_id), run in tracker.runs().items()}
-    return runs.assign(run_id_url=runs["id"].map(links), run_id=runs["id"])
-
-
-def _intro(record: StudyRecord, results: Results, tracker: Tracker | None) -> str:
-    facts = [*record.facts, f"Read from {results.source}."]
-    if tracker is not None and not tracker.tracking_uri.startswith("http"):
-        facts.append(f"Links to MLflow open while `mlflow ui --backend-store-uri {tracker.tracking_uri}` runs.")
-    return record.question + "\n\n" + " ".join(facts)
+    table = table_csv(renamed(analysis.table, record.varies))
+    return publish(record, store, table, report, figures, tracker)
