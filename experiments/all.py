@@ -20,13 +20,16 @@ import hyperparams
 import lr_bs_grid
 import maxent_search
 import partial_labels
+import samples
 import scaling
 import stories
 import titration
+import token_localization
 
 from gram_platform.campaign import main
 
 MODULES = (scaling, stories, dual_use, titration, partial_labels, architecture, accumulation, aux_scaling)
+MODULES += (token_localization, samples)
 STUDIES = tuple(module.STUDY for module in MODULES)
 SEARCHES = (lr_bs_grid.SEARCH, hyperparams.SEARCH, maxent_search.SEARCH)
 

@@ -2,9 +2,9 @@
 
 Source: the paper's appendix "Capability Removal Concentrates Loss on Domain-Relevant Tokens". Increases are taken over
 the baseline of the same size and seed. The paper shows sentences; the aggregate over whole validation sequences is
-ours: the Gini coefficient of the positive increases (a token whose loss falls counts as zero), and their share on the
-tenth of the tokens that increase most. Noise alone is unevenly spread too, so every table has a control: the baseline
-of another seed in the place of a view.
+ours: the Gini coefficient of the positive increases (of the tokens that have one), the share of tokens that have one,
+and the part of their sum that sits on the tenth of all tokens that increase most. Mere noise is unevenly spread too, so
+every table has a control: the baseline of another seed in the place of a view.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,13 +15,14 @@ import pandas as pd
 
 from gram_platform.analysis.claims import claims_frame, judge_greater, seed_values
 from gram_platform.analysis.intervals import t_interval
+from gram_platform.analysis.provenance import run_names
 from gram_platform.analysis.ratios import ALL, BASELINE
 from gram_platform.analysis.tables import MEAN, METHODS, profile_key
 from gram_platform.identity import invalid
 
 TOP = 0.1  # of the tokens
 CONTROL, FORGET, RETAIN = "control", "forget", "retain"
-MEASURES = ("gini", "top_share", "increase")
+MEASURES = ("gini", "top_share", "positive", "increase")
 ROW = ["method", "size", "profile", "domain", "class"]
 TABLE_COLUMNS = [*ROW, *(name + end for name in MEASURES for end in ("", "_low", "_high")), "num_tokens", "num_seeds"]
 NUM_POINTS = 101  # of a curve
@@ -40,15 +41,16 @@ class Measured:
     profile: str
     retained: tuple[str, ...]
     losses: Losses
+    run_id: str = ""
 
 
 @dataclass(frozen=True)
 class Localization:
     """Every table of the study."""
 
-    table: pd.DataFrame  # TABLE_COLUMNS: table.csv
-    per_seed: pd.DataFrame  # ROW, seed, MEASURES, num_tokens: what `table` averages
-    curves: pd.DataFrame  # method, size, class, tokens, share: mean over seeds of the `mean` rows' curves
+    table: pd.DataFrame  # TABLE_COLUMNS, which are table.csv's, and `runs`: the ids of those behind a row
+    per_seed: pd.DataFrame  # ROW, seed, MEASURES, num_tokens, runs: what `table` averages
+    curves: pd.DataFrame  # method, size, class, tokens, share, runs: mean over seeds of the `mean` rows' curves
     missing: pd.DataFrame  # what, why
 
 
@@ -91,9 +93,9 @@ def _not_negative(values: np.ndarray) -> np.ndarray:
 
 
 def localize(views: Sequence[Measured], references: Mapping[tuple[str, str], Measured]) -> pd.DataFrame:
-    """One row a view and domain: ROW, `retained`, seed, MEASURES, num_tokens and `curve`; `references` by (size, seed).
+    """One row a view and domain: ROW, `retained`, seed, MEASURES, num_tokens, `runs` and `curve`.
 
-    Views without a reference have no rows. ValueError when the reference has other tokens.
+    `references` are baselines by (size, seed). Views without one have no rows. ValueError when it has other tokens.
     """
     rows = []
     for view in views:
@@ -104,9 +106,9 @@ def localize(views: Sequence[Measured], references: Mapping[tuple[str, str], Mea
         names = {"method": view.method, "size": view.size, "seed": view.seed, "profile": view.profile}
         for domain, losses in view.losses.items():
             kind = CONTROL if is_control else RETAIN if domain in view.retained else FORGET
-            own = {**names, "retained": ",".join(view.retained), "domain": domain, "class": kind}
+            own = {**names, "retained": ",".join(view.retained), "domain": domain, "class": kind, "runs": view.run_id}
             rows.append({**own, **_measures(losses, reference.losses[domain])})
-    columns = [*ROW, "retained", "seed", *MEASURES, "num_tokens", "curve"]
+    columns = [*ROW, "retained", "seed", *MEASURES, "num_tokens", "runs", "curve"]
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -115,8 +117,14 @@ def _measures(losses: np.ndarray, reference: np.ndarray) -> dict:
         raise invalid("losses", losses.shape, f"those of the reference's tokens, {reference.shape}")
     increases = losses.astype(float) - reference
     positive = np.maximum(increases, 0.0)
-    own = {"gini": gini(positive), "top_share": top_share(positive), "increase": float(increases.mean())}
-    return {**own, "num_tokens": increases.size, "curve": concentration_curve(positive)}
+    return {
+        "gini": gini(positive[positive > 0.0]) if positive.any() else np.nan,
+        "top_share": top_share(positive),
+        "positive": float((positive > 0.0).mean()),
+        "increase": float(increases.mean()),
+        "num_tokens": increases.size,
+        "curve": concentration_curve(positive),
+    }
 
 
 def tables(rows: pd.DataFrame, missing: Sequence[View] = ()) -> Localization:
@@ -131,9 +139,11 @@ def tables(rows: pd.DataFrame, missing: Sequence[View] = ()) -> Localization:
     is_whole = [key not in lacking for key in rows[["method", "size", "seed"]].itertuples(index=False, name=None)]
     few = rows[is_few & np.array(is_whole, bool)]
     keys = ["method", "size", "class", "seed"]
-    means = few.groupby(keys, sort=False).agg({**dict.fromkeys(MEASURES, _mean), "num_tokens": "sum"}).reset_index()
-    means = means.assign(profile=MEAN, domain=MEAN)
-    per_seed = _ordered(pd.concat([rows[[*ROW, "seed", *MEASURES, "num_tokens"]], means], ignore_index=True))
+    means = few.groupby(keys, sort=False).agg(
+        {**dict.fromkeys(MEASURES, _mean), "num_tokens": "sum", "runs": run_names}
+    )
+    means = means.reset_index().assign(profile=MEAN, domain=MEAN)
+    per_seed = _ordered(pd.concat([rows[[*ROW, "seed", *MEASURES, "num_tokens", "runs"]], means], ignore_index=True))
     notes = [
         (f"{m} {size} {profile} seed {seed}", "its token losses are not there") for m, size, seed, profile in missing
     ]
@@ -145,9 +155,9 @@ def _curves(few: pd.DataFrame) -> pd.DataFrame:
     keys, parts = ["method", "size", "class"], []
     for key, group in few.groupby(keys, sort=False):
         share = np.mean(np.stack(list(group["curve"])), axis=0)
-        points = {"tokens": np.linspace(0.0, 1.0, NUM_POINTS), "share": share}
+        points = {"tokens": np.linspace(0.0, 1.0, NUM_POINTS), "share": share, "runs": run_names(group["runs"])}
         parts.append(pd.DataFrame({**dict(zip(keys, key, strict=True)), **points}))
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=[*keys, "tokens", "share"])
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=[*keys, "tokens", "share", "runs"])
 
 
 def _mean(values: pd.Series) -> float:
@@ -163,8 +173,9 @@ def _summary(per_seed: pd.DataFrame) -> pd.DataFrame:
             known = group[name].dropna()
             ends = t_interval(known) if len(known) else (np.nan,) * 3
             row |= dict(zip((name, f"{name}_low", f"{name}_high"), ends, strict=True))
-        rows.append({**row, "num_tokens": int(group["num_tokens"].iloc[0]), "num_seeds": len(group)})
-    return pd.DataFrame(rows, columns=TABLE_COLUMNS)
+        own = {"num_tokens": int(group["num_tokens"].iloc[0]), "num_seeds": len(group)}
+        rows.append({**row, **own, "runs": run_names(group["runs"])})
+    return pd.DataFrame(rows, columns=[*TABLE_COLUMNS, "runs"])
 
 
 def _ordered(frame: pd.DataFrame) -> pd.DataFrame:
@@ -191,9 +202,9 @@ def localization_claims(per_seed: pd.DataFrame) -> pd.DataFrame:
         )
         sides = {
             "forgotten domains lose more than retained ones": (of("increase", FORGET), of("increase", RETAIN)),
-            "the increase on forgotten domains sits on fewer tokens than between two seeds of the baseline": (
-                of("top_share", FORGET),
-                of("top_share", CONTROL, BASELINE),
+            "increases on forgotten domains are less even than between two seeds of the baseline": (
+                of("gini", FORGET),
+                of("gini", CONTROL, BASELINE),
             ),
         }
         for text, (left, right) in sides.items():

@@ -20,11 +20,12 @@ def with_runs(table: pd.DataFrame, ratios: pd.DataFrame) -> pd.DataFrame:
     has_few = (evaluated["profile"] != ALL).groupby([evaluated[key] for key in keys[:-1]]).transform("any")
     in_mean = (evaluated["profile"] != ALL) | ~has_few
     frame = pd.concat([evaluated, evaluated[in_mean].assign(profile=MEAN)])
-    runs = frame.groupby(keys, sort=False)["run_id"].agg(_named).rename("runs").reset_index()
+    runs = frame.groupby(keys, sort=False)["run_id"].agg(run_names).rename("runs").reset_index()
     return table.merge(runs, on=keys, how="left").fillna({"runs": ""})
 
 
-def _named(run_ids: pd.Series) -> str:
+def run_names(run_ids: pd.Series) -> str:
+    """Run ids joined by commas, each once, the first few and how many more there are."""
     found = list(dict.fromkeys(run_ids.astype(str)))
     rest = f" and {len(found) - MOST} more" if len(found) > MOST else ""
     return ", ".join(found[:MOST]) + rest

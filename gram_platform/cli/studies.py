@@ -3,8 +3,8 @@
 from gram_platform.cli.flags import Positional, Storage, TrackingUri, stored
 from gram_platform.identity import invalid, require_choice
 from gram_platform.searches.command import ACTIONS, give_order, search_lines
+from gram_platform.study.outcomes import outcome_of
 from gram_platform.study.record import load_record
-from gram_platform.study.results import read_results, summary_text, write_results
 from gram_platform.tracking import Tracker, default_tracking_uri
 
 
@@ -33,12 +33,13 @@ def report_command(study: Positional[str], storage: Storage = "", tracking_uri: 
     store = stored(storage).open_for_writing()
     record = load_record(store, study)
     uri = tracking_uri or default_tracking_uri(store.root)
-    results = read_results(record, store, uri)
+    outcome = outcome_of(record)
+    results = outcome.read(record, store, uri)
     if results is None:
         raise invalid("study", study, "one with a complete baseline and its evaluation")
     failures = {i: failure["message"] for i in record.ids if (failure := store.run(i).failure())}
-    paths = write_results(record, store, results, failures, Tracker(uri) if results.source == "MLflow" else None)
-    print(summary_text(record, results))
+    paths = outcome.write(record, store, results, failures, Tracker(uri) if results.source == "MLflow" else None)
+    print(outcome.text(record, results))
     print("\n".join(f"{name:12} {path}" for name, path in paths.items()))
     print(f"read from {results.source}")
 

@@ -1,13 +1,14 @@
 """How few tokens carry the loss of a removed capability: curves of concentration, and bars with intervals."""
 
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
 from gram_platform.analysis.localization import CONTROL, FORGET, RETAIN
 from gram_platform.analysis.tables import MEAN
-from gram_platform.figures.style import GREY, method_style, styled
+from gram_platform.figures.style import GREY, behind, method_style, styled
 
-TITLES = {"top_share": "share of the increase on a tenth of the tokens", "increase": "increase of the loss (nats)"}
+TITLES = {"gini": "Gini coefficient of increases", "increase": "increase of the loss (nats)"}
 PATTERNS = {FORGET: "", RETAIN: "/"}
 
 
@@ -27,7 +28,8 @@ def concentration_figure(curves: pd.DataFrame, size: str) -> go.Figure:
             name=label,
             mode="lines",
             line={"color": style.colour, "dash": "dot" if kind == CONTROL else style.dash, "width": 2},
-            hovertemplate=f"<b>{label}</b><br>%{{x:.0%}} of the tokens: %{{y:.1%}}<extra></extra>",
+            customdata=behind(points),
+            hovertemplate=f"<b>{label}</b><br>%{{x:.0%}} of the tokens: %{{y:.1%}}<br>%{{customdata}}<extra></extra>",
         )
     figure.add_scatter(
         x=[0, 1], y=[0, 1], mode="lines", line={"color": GREY, "width": 1}, showlegend=False, hoverinfo="skip"
@@ -59,9 +61,9 @@ def localization_bars(table: pd.DataFrame, size: str, value: str) -> go.Figure:
                 "pattern": {"shape": pattern, "size": 6},
             },
             error_y={"type": "data", "thickness": 1.3, "width": 3, "color": GREY, **ends},
-            customdata=rows[[f"{value}_low", f"{value}_high", "num_seeds"]].to_numpy(object),
+            customdata=np.column_stack([rows[[f"{value}_low", f"{value}_high", "num_seeds"]], behind(rows)]),
             hovertemplate="<b>%{x}</b>, %{fullData.name}<br>%{y:.3f} [%{customdata[0]:.3f}, %{customdata[1]:.3f}], "
-            "%{customdata[2]} seeds<extra></extra>",
+            "%{customdata[2]} seeds<br>%{customdata[3]}<extra></extra>",
         )
     for level in means.loc[means["class"] == CONTROL, value]:
         line = {"color": GREY, "dash": "dot", "width": 1.5}

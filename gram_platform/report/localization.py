@@ -8,14 +8,15 @@ import plotly.graph_objects as go
 from gram_platform.analysis.localization import MEASURES, ROW, Localization
 from gram_platform.analysis.shading import ShadedText
 from gram_platform.analysis.tables import MEAN, interval_text
-from gram_platform.figures.localization import concentration_figure, localization_bars
+from gram_platform.figures.localization import TITLES, concentration_figure, localization_bars
 from gram_platform.report.page import Section, page_html
 from gram_platform.report.shading import increases_frame, shaded_html
 from gram_platform.report.tables import readable_claims, readable_runs
 
 FOOTER = """Increase: a token's loss under a view less its loss under the baseline of the same size and seed. Gini: of
-the positive increases over all tokens, a token whose loss falls counting as zero; 0 is an even spread, 1 a single
-token. Top share: the part of the sum of positive increases that the tenth of the tokens with the largest ones holds.
+the positive increases, over the tokens that have one; 0 is an even spread, 1 a single token, 0.41 and 0.5 are normal
+and exponential spreads. Positive: the share of the tokens with an increase above 0. Top share: the part of the sum of
+positive increases that sits on the tenth of all tokens with the largest ones.
 Forget and retain: domains that a profile switches off and keeps. Control: the baseline of the next seed in the place of
 a view, which shows how uneven mere noise between trainings is. Mean: over domains and over the profiles of core with at
 most one auxiliary domain, within a seed; intervals are 90% t-intervals over seeds.
@@ -52,7 +53,7 @@ def localization_figures(found: Localization) -> dict[str, go.Figure]:
     figures = {}
     for size in dict.fromkeys(found.table["size"]):
         figures[f"concentration-{size}"] = concentration_figure(found.curves, size)
-        figures |= {f"{v}-{size}": localization_bars(found.table, size, v) for v in ("top_share", "increase")}
+        figures |= {f"{v}-{size}": localization_bars(found.table, size, v) for v in TITLES}
     return {name: figure for name, figure in figures.items() if len(figure.data)}
 
 

@@ -9,11 +9,12 @@ from gram_platform.identity import invalid
 from gram_platform.ladder import load_law
 from gram_platform.methods import Profile, Setting
 from gram_platform.methods.setting import profile_name
-from gram_platform.nodes import Node, method_nodes, require_closed, unique
+from gram_platform.nodes import Node, require_closed, unique
 from gram_platform.store import Store
 from gram_platform.study.best_trials import load_best
 from gram_platform.study.definition import Preset, Study, Variant
 from gram_platform.study.flags import CommonFlags, Flags, by_law, ranks_of
+from gram_platform.study.measurements import Measurement
 
 SAFE_SHARE = 0.9  # of the sequences that a recipe is expected to give: ids must exist before the text is packed
 
@@ -51,10 +52,11 @@ class Cell:
 
     variant: Variant
     setting: Setting
+    measurement: Measurement
 
     def nodes(self, method: str) -> list[Node]:
         """The method's nodes, named by the variant if that has a name."""
-        nodes = method_nodes(method, self.setting) if self.variant.serves(method) else []
+        nodes = self.measurement.nodes(method, self.setting) if self.variant.serves(method) else []
         return [node.tagged(variant=self.variant.name) for node in nodes] if self.variant.name else nodes
 
 
@@ -109,7 +111,7 @@ def _cells(variant: Variant, preset: Preset, flags: CommonFlags, recipe: CorpusR
     if variant.num_auxiliary:
         available = {d: round(SAFE_SHARE * recipe.expected_sequences("train", d)) for d in recipe.domains}
         settings = tuple(replace(setting, available=available) for setting in settings)
-    return [Cell(variant, variant.changed(setting)) for setting in settings]
+    return [Cell(variant, variant.changed(setting), preset.measurement) for setting in settings]
 
 
 def _require_searched(search_id: str, setting: Setting) -> None:

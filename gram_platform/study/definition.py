@@ -8,6 +8,7 @@ from gram_platform.identity import invalid, require_int, require_real
 from gram_platform.ladder import Size
 from gram_platform.methods import Profile, Setting
 from gram_platform.methods.setting import Factors, Options
+from gram_platform.study.measurements import LOSSES_OF_DOMAINS, Measurement
 
 DEFAULT_OPTIONS = Options()
 
@@ -58,6 +59,7 @@ class Preset:
     machine: str = "cpu"  # what --dry-run plans for
     sample_bytes: int = 4_000_000  # of text that a trained tokenizer sees
     variants: tuple[Variant, ...] = PLAIN
+    measurement: Measurement = LOSSES_OF_DOMAINS
 
     def __post_init__(self) -> None:
         require_int("preset.num_seeds", self.num_seeds, 1)

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 from gram_platform.analysis.elicited import ELICITED
 from gram_platform.analysis.tables import MEAN
-from gram_platform.config import CORE
+from gram_platform.config import CORE, LOSSES
 from gram_platform.flops import total_parameters
 from gram_platform.identity import invalid
 from gram_platform.methods import Setting
@@ -35,6 +35,7 @@ class StudyRecord:
     variants: tuple[str, ...] = ()  # in order; () in studies that vary nothing beside method, size and profile
     unit: str = ""  # see Study
     own_baseline: bool = False
+    measurement: str = LOSSES  # what is measured of every view: see `outcomes.py`
 
     @property
     def ids(self) -> set[str]:
@@ -83,6 +84,7 @@ def record_of(graph: Graph) -> StudyRecord:
         variants=tuple(variants),
         unit=graph.study.unit,
         own_baseline=graph.study.own_baseline,
+        measurement=graph.preset.measurement.name,
     )
 
 

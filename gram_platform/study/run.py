@@ -15,8 +15,8 @@ from gram_platform.study.dry_run import described
 from gram_platform.study.flags import CommonFlags, Flags, parse
 from gram_platform.study.live import LiveView
 from gram_platform.study.mirror import Mirror
+from gram_platform.study.outcomes import Results, outcome_of
 from gram_platform.study.record import StudyRecord, record_of
-from gram_platform.study.results import Results, read_results, summary_text, write_results
 from gram_platform.study.session import connect, execution_of, exit_with, open_tracker, reporter, say
 from gram_platform.tracking import Tracker, TrackingUnavailable
 
@@ -104,10 +104,11 @@ class GraphsRun:
 
     def _write_partial(self, record: StudyRecord, progress: Progress) -> None:
         """The table and report so far, from the run directories: the mirror may be behind."""
-        results = read_results(record, self.store, None, "the study is running")
+        outcome = outcome_of(record)
+        results = outcome.read(record, self.store, None, "the study is running")
         if results is not None:
-            paths = write_results(record, self.store, results, progress.failed, None)
-            self.view.say(f"\n{summary_text(record, results)}\nso far: {paths['report.html']}\n")
+            paths = outcome.write(record, self.store, results, progress.failed, None)
+            self.view.say(f"\n{outcome.text(record, results)}\nso far: {paths['report.html']}\n")
 
     def _report(self, progress: Progress, elapsed_s: float) -> None:
         say = self.view.say
@@ -120,23 +121,25 @@ class GraphsRun:
 
     def _finish(self, record: StudyRecord, is_mirrored: bool, progress: Progress) -> None:
         say, uri = self.view.say, self.flags.tracking_uri if is_mirrored else None
-        results = read_results(record, self.store, uri, "MLflow is away")
+        outcome = outcome_of(record)
+        results = outcome.read(record, self.store, uri, "MLflow is away")
         if results is None:
             say(f"{record.name}: no table: no baseline is complete with its evaluation yet")
             return
         paths = self._write(record, results, progress)
-        say(f"\n{record.title}\n{summary_text(record, results)}\n")
+        say(f"\n{record.title}\n{outcome.text(record, results)}\n")
         if results.source != "MLflow":
             say(f"read from {results.source}")
         for name, path in paths.items():
             say(f"{name:12} {path}")
 
     def _write(self, record: StudyRecord, results: Results, progress: Progress) -> dict[str, str]:
+        write = outcome_of(record).write
         try:
-            return write_results(record, self.store, results, progress.failed, self.tracker)
+            return write(record, self.store, results, progress.failed, self.tracker)
         except TrackingUnavailable as error:
             self.view.say(f"the study is not in MLflow ({error}); submit again to log it")
-            return write_results(record, self.store, results, progress.failed, None)
+            return write(record, self.store, results, progress.failed, None)
 
     def _mlflow_command(self) -> str:
         uri = self.flags.tracking_uri

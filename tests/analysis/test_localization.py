@@ -65,7 +65,7 @@ def planted_views() -> tuple[list[Measured], dict]:
         for retained in ((), DOMAINS[:1], DOMAINS):
             profile = {0: "core", 1: "core+lisp", 2: "all"}[len(retained)]
             losses = {d: base[d] + (0.01 if d in retained else spike) for d in DOMAINS}
-            views.append(Measured("gram", "tiny", seed, profile, retained, losses))
+            views.append(Measured("gram", "tiny", seed, profile, retained, losses, f"run{seed}"))
     for seed, other in (("0", "1"), ("1", "0")):
         control = references["tiny", other]
         views.append(Measured("baseline", "tiny", seed, "all", DOMAINS, control.losses))
@@ -75,23 +75,39 @@ def planted_views() -> tuple[list[Measured], dict]:
 def test_planted_views_come_back():
     found = tables(localize(*planted_views()))
     table = found.table.set_index(["method", "profile", "domain", "class"])
-    assert list(found.table.columns) == TABLE_COLUMNS
+    assert list(found.table.columns) == [*TABLE_COLUMNS, "runs"]
     forgotten = table.loc[("gram", "core", "lisp", "forget")]
-    assert forgotten["gini"] == pytest.approx(0.9)
+    assert forgotten["gini"] == pytest.approx(0.0, abs=1e-9)  # all spikes are equal
+    assert forgotten["positive"] == pytest.approx(0.1)
     assert forgotten["top_share"] == pytest.approx(1.0)
     assert forgotten["increase"] == pytest.approx(0.45)  # of 0.4 and 0.5
     assert forgotten["increase_low"] < 0.4 < 0.5 < forgotten["increase_high"]
     assert forgotten["num_tokens"] == 200
     assert forgotten["num_seeds"] == 2
     kept = table.loc[("gram", "core+lisp", "lisp", "retain")]
-    assert kept["gini"] == pytest.approx(0.0, abs=1e-9)
+    assert kept["positive"] == 1.0
     assert kept["top_share"] == pytest.approx(0.1)
     assert table.loc[("gram", "mean", "mean", "forget"), "increase"] == pytest.approx(0.45)
     assert table.loc[("gram", "mean", "mean", "forget"), "num_tokens"] == 600  # lisp once, virology twice
     assert 0.2 < table.loc[("baseline", "mean", "mean", "control"), "top_share"] < 0.5
     assert found.table["method"].tolist() == sorted(found.table["method"])
+    assert table.loc[("gram", "mean", "mean", "forget"), "runs"] == "run0, run1"
     curve = found.curves[(found.curves["method"] == "gram") & (found.curves["class"] == "forget")]
     assert curve.loc[curve["tokens"] == 0.05, "share"].item() == pytest.approx(0.5)
+
+
+def test_a_planted_gini_comes_back():
+    """Increases of an exponential distribution on half of the tokens; the others' losses fall."""
+    quantiles = -np.log1p(-(np.arange(1000) + 0.5) / 1000)
+    base = {"lisp": np.full((20, 100), 2.0)}
+    increases = np.random.default_rng(0).permutation(np.concatenate([quantiles, np.full(1000, -0.5)]))
+    view = Measured("gram", "tiny", "0", "core", (), {"lisp": base["lisp"] + increases.reshape(20, 100)})
+    reference = Measured("baseline", "tiny", "0", "all", ("lisp",), base)
+    row = tables(localize([view], {("tiny", "0"): reference})).table.iloc[0]
+    assert row["gini"] == pytest.approx(0.5, abs=2e-3)
+    assert row["positive"] == 0.5
+    assert row["top_share"] == pytest.approx(0.2 * (1.0 + np.log(5.0)), abs=2e-3)  # of the upper fifth of those
+    assert row["increase"] == pytest.approx((1.0 - 0.5) / 2, abs=1e-3)
 
 
 def test_a_seed_that_lacks_a_view_is_not_in_the_means():
@@ -104,7 +120,7 @@ def test_a_seed_that_lacks_a_view_is_not_in_the_means():
 
 def test_claims_of_planted_views():
     claims = localization_claims(tables(localize(*planted_views())).per_seed)
-    assert claims["verdict"].tolist() == ["agree", "agree"]
+    assert claims["verdict"].tolist() == ["agree", "disagree"]  # equal spikes are the most even there can be
     assert claims["num_seeds"].tolist() == [2, 2]
 
 
