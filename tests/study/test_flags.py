@@ -26,7 +26,7 @@ def test_defaults(storage):
     got = flags()
     assert (got.preset, got.storage, got.corpus) == ("demo", str(storage), "stories")
     assert got.tracking_uri == f"sqlite:///{storage}/mlflow.db"
-    assert got.methods == ("baseline", "filtering", "gram")
+    assert got.methods == ("baseline", "filtering", "gram", "ft_lora")
     assert got.seeds == 3
     assert got.sizes == tuple(STUDY.presets["demo"].sizes)
 
@@ -193,7 +193,7 @@ def test_dry_run_prints_the_papers_study_and_starts_nothing(storage):
     for size, parameters in (("50M", "47,944,704"), ("5B", "4,967,623,680")):
         assert size in text
         assert parameters in text
-    assert "63 runs, 0 done" in text  # 7 sizes x 3 seeds x 3 methods
+    assert "294 runs, 0 done" in text  # 7 sizes x 3 seeds x (5 trainings, 9 attacks)
     assert not (storage / "runs").exists()
     assert not (storage / "data").exists()
 
