@@ -15,6 +15,7 @@ from gram_platform.engine.execution import Execution, owner
 from gram_platform.engine.memory import OutOfMemory, is_out_of_memory, memory_advice
 from gram_platform.engine.notice import Notice, termination_notice
 from gram_platform.engine.summary import Summary, evaluation_steps
+from gram_platform.engine.usage import Usage
 from gram_platform.evaluate import domain_losses, require_sequences
 from gram_platform.flops import total_parameters
 from gram_platform.identity import invalid
@@ -23,6 +24,7 @@ from gram_platform.planner import run_flops
 from gram_platform.routing import Plan
 from gram_platform.store import Store
 from gram_platform.store.attempts import Attempt
+from gram_platform.store.segments import NORM
 from gram_platform.store.tensors import Resumed
 from gram_platform.train.data import PlanReader
 from gram_platform.train.learner import Learner
@@ -90,6 +92,7 @@ class RunExecution:
         self.rank, self.num_ranks = parts.get("rank", 0), parts.get("num_ranks", 1)
         self.notice = parts.get("notice") or Notice()
         self.summary = Summary(run)
+        self.usage = Usage(execution.device)
         self.background = Background()
         self.step = 0
         self.records: list[dict] = []  # since the last commit
@@ -140,7 +143,8 @@ class RunExecution:
         self.summary.start(first_step)
         self._last_commit = time.monotonic()
         eval_steps = evaluation_steps(self.run)
-        steps = training_steps(self.learner, self.plan, self.reader, first_step, self.rank, self.num_ranks)
+        ranks = (self.rank, self.num_ranks)
+        steps = training_steps(self.learner, self.plan, self.reader, first_step, *ranks, self.summary.interval)
         for record in steps:
             metrics = self.summary.add(record)
             if record.step in eval_steps:
@@ -149,7 +153,9 @@ class RunExecution:
                 self._keep_best(losses)
             if metrics:
                 self.records.append({"step": record.step, "time": time.time(), "metrics": metrics})
-                self.final |= {k: v for k, v in metrics.items() if not k.endswith("tokens_per_second")}
+                self.usage.look()
+                kept = (k for k in metrics if not (k.endswith("tokens_per_second") or k.startswith(NORM)))
+                self.final |= {k: metrics[k] for k in kept}
             if self.attempt is not None:
                 self.attempt.heartbeat(record.step, self.run.num_steps, self.summary.tokens_per_second)
             yield record
@@ -215,7 +221,8 @@ class RunExecution:
             "hardware_flops": round(done * round(run_flops(self.run))),
             "final": self.final,
         }
-        return self._write_result(fields, {"evaluation_s": self.evaluation_s})
+        used = {"num_ranks": self.num_ranks, "num_threads": self.execution.num_threads, **self.usage.facts()}
+        return self._write_result(fields, {"evaluation_s": self.evaluation_s, **used})
 
-    def _write_result(self, fields: dict, seconds: dict[str, float]) -> dict:
-        return self.attempt.complete(fields, self.learner.weights(), self.records, seconds)
+    def _write_result(self, fields: dict, measured: dict) -> dict:
+        return self.attempt.complete(fields, self.learner.weights(), self.records, measured)

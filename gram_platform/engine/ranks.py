@@ -179,15 +179,15 @@ class ShardedExecution(RunExecution):
             raise OSError("; ".join(errors)) from error
         return {name: digest for files, _ in parts for name, digest in files.items()}
 
-    def _write_result(self, fields: dict, seconds: dict[str, float]) -> dict | None:
+    def _write_result(self, fields: dict, measured: dict) -> dict | None:
         """Small weights become one file of rank 0's; of large ones every rank writes its shard."""
         if self.num_weights_bytes < LARGE_WEIGHTS_BYTES:
             weights = self.learner.weights()
-            return self.attempt.complete(fields, weights, self.records, seconds) if self.attempt else None
+            return self.attempt.complete(fields, weights, self.records, measured) if self.attempt else None
         files = self._write_shards(self.folder.child(SHARDS), self.learner.weight_pieces())
         weights_sha256 = hash_named(self.learner.each_weight())
         if self.attempt:
-            return self.attempt.complete_shards(fields, files, weights_sha256, self.records, seconds)
+            return self.attempt.complete_shards(fields, files, weights_sha256, self.records, measured)
         return None
 
     @property

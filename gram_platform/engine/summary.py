@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from gram_platform.config import RunConfig
+from gram_platform.store.segments import NORM
 from gram_platform.train.loop import StepRecord
 
 NUM_TRAIN_RECORDS = 100  # of a run's training metrics, equally spaced
@@ -68,5 +69,6 @@ class Summary:
             "train/tokens_per_second": self.tokens_per_second,
         }
         metrics |= {f"train/loss/{domain}": float(np.mean(losses)) for domain, losses in self.losses.items()}
+        metrics |= {NORM + name: norm for name, norm in record.norms.items()}
         self._reset()
         return metrics

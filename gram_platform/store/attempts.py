@@ -125,19 +125,19 @@ class Attempt:
         final: Mapping,
         tensors: Mapping[str, torch.Tensor],
         records: Sequence[Mapping] = (),
-        seconds: Mapping[str, float] | None = None,
+        measured: Mapping[str, float | str] | None = None,
     ) -> dict:
         """Save the final weights and write `result.json` unless another attempt has; returns the result in force.
 
         `final` holds the deterministic fields alone; `run_id`, `weights_sha256` and `sha256` are added here. `records`
-        are those since the last commit; `seconds` goes into `timing.json`, by what took them. Checkpoints go away, for
-        the result and its weights replace them.
+        are those since the last commit; `measured` (seconds by what took them, and what the machine gave) goes into
+        `timing.json`. Checkpoints go away, for the result and its weights replace them.
         """
 
         def save() -> None:
             self._folder.write_with(WEIGHTS, lambda path: save_tensors(path, tensors))
 
-        return self._finish(save, {**final, "weights_sha256": hash_tensors(tensors)}, records, seconds)
+        return self._finish(save, {**final, "weights_sha256": hash_tensors(tensors)}, records, measured)
 
     def complete_shards(
         self,
@@ -145,7 +145,7 @@ class Attempt:
         files: Mapping[str, str],
         weights_sha256: str,
         records: Sequence[Mapping] = (),
-        seconds: Mapping[str, float] | None = None,
+        measured: Mapping[str, float | str] | None = None,
     ) -> dict:
         """`complete` with weights whose shards lie in this attempt's folder: `files` are `write_shard`'s of all ranks.
 
@@ -155,14 +155,14 @@ class Attempt:
         def save() -> None:
             self._folder.child(SHARDS).write_sealed(MANIFEST, {"files": dict(files)})
 
-        return self._finish(save, {**final, "weights_sha256": weights_sha256}, records, seconds)
+        return self._finish(save, {**final, "weights_sha256": weights_sha256}, records, measured)
 
-    def _finish(self, save: Callable[[], None], final: Mapping, records: Sequence, seconds: Mapping | None) -> dict:
+    def _finish(self, save: Callable[[], None], final: Mapping, records: Sequence, measured: Mapping | None) -> dict:
         chain = self._extended(records)
         fields = {**final, "run_id": self.run.run_id}
         if self.run.result() is None:
             save()
-            timing = self._timing(final) | dict(seconds or {})
+            timing = self._timing(final) | dict(measured or {})
             self._folder.write_json("timing.json", timing, durable=False)
             finished = {"result": fields, "segments": chain, "elapsed_s": timing["elapsed_s"], "timing": timing}
             self._folder.write_sealed(FINISHED, finished)

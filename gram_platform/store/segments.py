@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from gram_platform.identity import invalid
 from gram_platform.store.files import CorruptFile, Folder
 
+NORM = "norm/"  # + gradient/<set> or weights/<set>: metrics that stay in the storage, they would crowd MLflow's table
+
 
 def write_segment(attempt: Folder, attempt_id: str, records: Sequence[dict], after_step: int) -> dict:
     """Write records (steps rising, all above `after_step`) and return the chain's entry for them."""

@@ -1,8 +1,8 @@
 """The training loop: a generator of step records. Evaluating, logging and saving are the caller's business."""
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 import torch
 
@@ -10,6 +10,7 @@ from gram_platform.objectives import cross_entropy, training_loss
 from gram_platform.routing import MicroBatch, Plan
 from gram_platform.train.data import PlanReader
 from gram_platform.train.learner import Learner
+from gram_platform.train.norms import gradient_norms, weight_norms
 from gram_platform.train.optimizers import learning_rate
 
 
@@ -26,15 +27,24 @@ class StepRecord:
     grad_norm: float
     domains: tuple[str, ...]  # of each micro-batch
     losses: tuple[float, ...]  # nats per token, of each micro-batch
+    norms: Mapping[str, float] = field(default_factory=dict)  # of sets, where they are measured: see `training_steps`
 
 
 def training_steps(
-    learner: Learner, plan: Plan, reader: PlanReader, first_step: int = 0, rank: int = 0, num_ranks: int = 1
+    learner: Learner,
+    plan: Plan,
+    reader: PlanReader,
+    first_step: int = 0,
+    rank: int = 0,
+    num_ranks: int = 1,
+    norms_every: int = 0,
 ) -> Iterator[StepRecord]:
     """Trains from `first_step` to the plan's end, yielding after every optimizer step.
 
     A window's micro-batches each have their own domain and route; each loss is divided by their number, so that k
-    micro-batches of one route are one batch. Raises TrainingDiverged before a non-finite gradient touches a weight.
+    micro-batches of one route are one batch. At every multiple of `norms_every` and at the last step `norms` has
+    `gradient/<set>` of the sets that this window trained, before clipping, and `weights/<set>` after the step. Raises
+    TrainingDiverged before a non-finite gradient touches a weight.
     """
     config = learner.config
     for step in range(first_step, config.num_steps):
@@ -47,14 +57,19 @@ def training_steps(
         losses = learner.mean_over_ranks(losses)
         rate = learning_rate(config.optimizer, step, config.num_steps)
         _check_finite(losses, window, step, rate)
+        is_measured = norms_every > 0 and ((step + 1) % norms_every == 0 or step + 1 == config.num_steps)
+        gradients = gradient_norms(learner.master_sets) if is_measured else {}
         norm = learner.clip()
         if not math.isfinite(norm):
             drawn = sorted({m.domain for m in window})
             where = f"step {step + 1}, domains {drawn}, learning rate {rate:.3g}"
             raise TrainingDiverged(f"gradient norm {norm} at {where}")
         learner.step(rate)
+        weights = weight_norms(learner.master_sets) if is_measured else {}
+        norms = {f"gradient/{name}": value for name, value in gradients.items()}
+        norms |= {f"weights/{name}": value for name, value in weights.items()}
         domains = tuple(m.domain for m in window)
-        yield StepRecord(step + 1, rate, norm, domains, tuple(losses.tolist()))
+        yield StepRecord(step + 1, rate, norm, domains, tuple(losses.tolist()), norms)
 
 
 def _micro_step(

@@ -141,3 +141,17 @@ def test_evaluation_of_a_view_without_result(execution, setting):
     evaluation = Evaluation(View(run.run_id), setting.data_id, ("core",), 4)
     with pytest.raises(ValueError, match=r"view.*complete"):
         execute_evaluation(evaluation, {}, execution)
+
+
+def test_norms_of_sets_are_recorded_beside_the_result(run, execution):
+    result = execute_run(run, {}, execution)
+    directory = Store(execution.storage).run(run.run_id)
+    records = [record["metrics"] for record in directory.records() if "train/loss" in record["metrics"]]
+    sets = ["shared", "core_mlp", *(f"module:{domain}" for domain in run.model.module_domains)]
+    assert all(metrics[f"norm/weights/{name}"] > 0 for metrics in records for name in sets)
+    trained = {name for metrics in records for name in metrics if name.startswith("norm/gradient/")}
+    assert "norm/gradient/shared" in trained <= {f"norm/gradient/{name}" for name in sets}
+    assert not any("norm/" in name for name in result["final"])
+    timing = directory.timing()
+    assert (timing["device"], timing["num_ranks"], timing["num_threads"]) == ("cpu", 1, execution.num_threads)
+    assert 10e6 < timing["peak_memory_bytes"] < 10e9

@@ -163,3 +163,24 @@ def test_too_large_a_pool_is_refused_by_name():
     config = dataclasses.replace(config, data=data)
     with pytest.raises(ValueError, match=r"core.*num_sequences=1000 .*at most the corpus's 40"):
         PlanReader(config, Plan(config), tiny.arrays())
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_measuring_norms_changes_nothing(precision):
+    config = tiny.run_config(precision=precision)
+    plan, learner = Plan(config), Learner(config)
+    steps = training_steps(learner, plan, PlanReader(config, plan, tiny.arrays()), norms_every=5)
+    measured = []
+    for record in steps:
+        weights = {s: [p.detach().double().flatten() for p in n.values()] for s, n in learner.master_sets.items()}
+        for name, parts in weights.items() if record.norms else ():
+            assert record.norms[f"weights/{name}"] == pytest.approx(float(torch.cat(parts).norm()), rel=1e-5)
+        gradients = [value for name, value in record.norms.items() if name.startswith("gradient/")]
+        assert not gradients or record.grad_norm == pytest.approx(sum(g * g for g in gradients) ** 0.5, rel=1e-4)
+        trained = set().union(*(m.route.trained for m in plan.window(record.step - 1)))
+        assert {n.removeprefix("gradient/") for n in record.norms if n.startswith("gradient/")} in (set(), trained)
+        measured += [record.step] if record.norms else []
+    assert measured == sorted({*range(5, config.num_steps + 1, 5), config.num_steps})
+    plain, records = train(config)
+    assert equal_states(plain.state(), learner.state())
+    assert all(record.norms == {} for record in records)

@@ -23,8 +23,10 @@ HALF = 5
 def train(learner, config, first=0, stop=None, rank=0, num_ranks=1):
     plan = Plan(config)
     reader, losses = PlanReader(config, plan, tiny.arrays()), []
-    for record in training_steps(learner, plan, reader, first, rank, num_ranks):
+    learner.norms = {}
+    for record in training_steps(learner, plan, reader, first, rank, num_ranks, norms_every=4):
         losses.extend(record.losses)
+        learner.norms |= {f"{record.step} {name}": norm for name, norm in record.norms.items()}
         learner.evaluated = learner.forward(torch.zeros(1, 4, dtype=torch.long), {}).detach()
         if record.step == stop:
             break
@@ -68,7 +70,7 @@ def train_every_method(rank, num_ranks, folder):
     for name, config in method_configs().items():
         learner = ShardedLearner(config)
         losses = train(learner, config, rank=rank, num_ranks=num_ranks)
-        out[name] = {"losses": losses, "state": learner.state()}
+        out[name] = {"losses": losses, "state": learner.state(), "norms": learner.norms}
         again = ShardedLearner(config, activation_checkpointing=True)
         out[name]["same"] = train(again, config, rank=rank, num_ranks=num_ranks) == losses
         out[name]["same"] &= equal(again.state(), out[name]["state"])
@@ -90,6 +92,7 @@ def test_ranks_train_every_method_like_one_process(tmp_path, num_ranks):
         losses = train(alone, config)
         tolerance = TOLERANCES[config.precision]
         assert out[name]["losses"] == pytest.approx(losses, abs=tolerance), name
+        assert out[name]["norms"] == pytest.approx(alone.norms, rel=5 * tolerance), name
         reference = alone.state()
         assert out[name]["state"].keys() == reference.keys(), name
         errors = [(out[name]["state"][n] - reference[n]).abs().max().item() for n in reference]
