@@ -145,6 +145,26 @@ class Plan:
         size = self.config.micro_batches_per_step
         return [self[t] for t in range(step * size, (step + 1) * size)]
 
+    def route_counts(self, num_micro_batches: int | None = None) -> dict[tuple[str, Route], int]:
+        """How many of the first micro-batches (default: all) each domain sends along each route."""
+        count = len(self) if num_micro_batches is None else min(max(num_micro_batches, 0), len(self))
+        domains = self._domain_of_unit[: -(-count // self._per_unit)]
+        sizes = np.full(len(domains), self._per_unit)
+        sizes[-1:] -= len(domains) * self._per_unit - count
+        num_modules = len(self._modules)
+        spread = self._spread_draw[: len(domains)] < self.config.routing.p_aux_spread
+        is_robust = self._robust_draw[: len(domains)] < self.config.routing.p_core_robust
+        robust = (self._robust_module[: len(domains)] % _U64(num_modules or 1)).astype(np.int64)
+        companion = np.where(is_robust, robust, num_modules)
+        draws = (domains * np.int64(2) + spread) * (num_modules + 1) + companion
+        _, units, kinds = np.unique(draws, return_index=True, return_inverse=True)
+        counts: dict[tuple[str, Route], int] = {}
+        for unit, number in zip(units.tolist(), np.bincount(kinds, sizes).tolist(), strict=True):
+            domain = self.domains[domains[unit]]
+            key = domain, self._route(unit, domain)
+            counts[key] = counts.get(key, 0) + round(number)
+        return counts
+
     @cached_property
     def _unit_rank(self) -> np.ndarray:
         """How many earlier units drew from the same domain."""

@@ -97,6 +97,21 @@ def test_routes_follow_the_paper():
     assert share(aux_batches, lambda m: SHARED in m.route.trained) == pytest.approx(0.3, abs=0.04)
 
 
+@pytest.mark.parametrize("accumulation", ["heterogeneous", "uniform"])
+def test_counts_of_routes_are_those_of_the_plan(accumulation):
+    plan = plan_of((640, 160, 160), routing=RoutingConfig(0.5, 0.3, accumulation))
+    for num in (0, 1, 7, 100, len(plan)):
+        counted = collections.Counter((m.domain, m.route) for m in (plan[t] for t in range(num)))
+        assert plan.route_counts(num) == counted
+    assert plan.route_counts() == plan.route_counts(10**9) == counted
+    dense = plan_of((64, 0, 0), routing=RoutingConfig(0.0, 0.0), model=tiny.model_config(modular=False))
+    assert plan_counts(dense) == [("core", 64 // dense.config.micro_batch)]
+
+
+def plan_counts(plan):
+    return [(domain, count) for (domain, _), count in plan.route_counts().items()]
+
+
 def test_the_plan_depends_on_the_seed_and_not_on_the_way_there():
     plan, same, other = plan_of((64, 16, 16)), plan_of((64, 16, 16)), plan_of((64, 16, 16), seed=1)
     assert [same[t] for t in reversed(range(len(same)))][::-1] == [plan[t] for t in range(len(plan))]
