@@ -15,10 +15,12 @@ from mlflow.entities import Metric
 from gram_platform.config import view_from_plain
 from gram_platform.identity import canonical_json
 from gram_platform.store import CorruptFile, EvaluationDirectory, RunDirectory
+from gram_platform.store.segments import NORM
 
 KIND, STATUS, TAG_NAMES, RESULT = "gram.kind", "gram.status", "gram.tags", "gram.result"
 RUN_ID, EVAL_ID, VIEW_ID, VIEW_RUN = "gram.run_id", "gram.eval_id", "gram.view_id", "gram.view_run_id"
 MIRRORED_STEP, SENDING_STEP, FAILURE = "gram.mirrored_step", "gram.sending_step", "gram.failure"
+NOTE = "mlflow.note.content"  # what MLflow shows as a run's description
 ID_TAGS = {"run": RUN_ID, "evaluation": EVAL_ID}
 MLFLOW_STATUS = {"complete": "FINISHED", "failed": "FAILED", "running": "RUNNING", "interrupted": "KILLED"}
 
@@ -68,6 +70,7 @@ def run_entry(run: RunDirectory) -> Entry | None:
     if config is None:
         return None
     own = {RUN_ID: run.run_id, FAILURE: (run.failure() or {}).get("message", "")[:500] if status == "failed" else ""}
+    own[NOTE] = run_note(config, run)
     return Entry(
         kind="run",
         node_id=run.run_id,
@@ -91,7 +94,7 @@ def evaluation_entry(evaluation: EvaluationDirectory) -> Entry | None:
     if config is None:
         return None
     own = {EVAL_ID: evaluation.eval_id, VIEW_ID: view_from_plain(config["view"]).view_id}
-    own[VIEW_RUN] = config["view"]["run_id"]
+    own |= {VIEW_RUN: config["view"]["run_id"], NOTE: evaluation_note(config)}
     return Entry(
         kind="evaluation",
         node_id=evaluation.eval_id,
@@ -112,6 +115,27 @@ def node_name(kind: str, node_id: str, tags: Mapping[str, str]) -> str:
     parts += [f"s{tags['seed']}"] if "seed" in tags else []
     done = f", {tags.get('measure', 'evaluated')}" if kind == "evaluation" else ""
     return (" ".join(parts) or node_id) + (f", attacked for {tags['elicited']}" if tags.get("elicited") else done)
+
+
+def run_note(config: Mapping, run: RunDirectory) -> str:
+    """A run's description for people, in Markdown."""
+    tokens = config["batch_size"] * config["model"]["seq_len"]
+    drawn = ", ".join(f"{d['name']} ({d['num_draws']:,})" for d in config["data"]["domains"])
+    modules = ", ".join(f"{m['domain']} ({m['kind']}, {m['width']} wide)" for m in config["model"]["modules"])
+    start = f"the weights of run `{config['start']['run_id']}`" if config["start"] else f"seed {config['seed']}"
+    parts = [
+        f"{config_steps(config):,} steps of {tokens:,} tokens from {start}. Sequences drawn: {drawn}.",
+        f"Modules: {modules}." if modules else "No modules: a dense model.",
+        f"The whole config and every record: `{run.folder.path}`.",
+    ]
+    return "\n\n".join(parts)
+
+
+def evaluation_note(config: Mapping) -> str:
+    """The same for an evaluation."""
+    view, sequences = config["view"], f"{config['num_sequences']:,} {config['split']} sequences of each domain"
+    active = ", ".join(f"{domain} x {weight:g}" for domain, weight in view["weights"]) or "none"
+    return f"Losses on {sequences}, nats a token. View of run `{view['run_id']}`; modules switched on: {active}."
 
 
 def config_steps(config: Mapping) -> int:
@@ -164,7 +188,7 @@ def curve_metrics(records: Iterable[Mapping], num_steps: int, after_step: int) -
     for record in records:
         if record["step"] > after_step:
             kept = record["step"] % stride == 0 or record["step"] == num_steps
-            names = [name for name in record["metrics"] if kept or name.startswith(VALIDATION_LOSS)]
+            names = [n for n in record["metrics"] if n.startswith(VALIDATION_LOSS) or (kept and not n.startswith(NORM))]
             time_ms = round(record["time"] * 1000)
             metrics += [Metric(escape(n), float(record["metrics"][n]), time_ms, record["step"]) for n in names]
     return metrics

@@ -91,11 +91,13 @@ class Tracker:
         params = {key: str(value) for key, value in params.items()}
         study_id = short_hash({"study": name, "params": params})
         tags = {content.KIND: "study", "gram.study": name, "gram.study_id": study_id}
+        facts = ", ".join(f"{key} {value}" for key, value in params.items())
+        note = f"{name}: {facts}. Among the artifacts: the table, the report (one page) and every figure."
         with self._connection.reaching() as client:
             found = self._connection.search(f"tags.`gram.study_id` = '{study_id}'")
             run = min(found, key=_age) if found else self._connection.create(f"study {name}", tags, time.time() * 1000)
             missing = [Param(key, value) for key, value in params.items() if key not in run.data.params]
-            client.log_batch(run.info.run_id, params=missing)
+            client.log_batch(run.info.run_id, params=missing, tags=[RunTag(content.NOTE, note)])
             for path in (table_path, report_path):
                 client.log_artifact(run.info.run_id, os.fspath(path))
             for figure_name, figure in figures.items():

@@ -1,0 +1,65 @@
+"""What a user meets in MLflow's own table: descriptions, few metrics, and the three searches that README gives."""
+
+import pytest
+from mlflow import MlflowClient
+
+from gram_platform.config import Evaluation, View
+from gram_platform.store import Store
+from gram_platform.store.segments import NORM
+from gram_platform.tracking import Tracker, default_tracking_uri
+from gram_platform.tracking.entry import curve_metrics, unescape
+from tests.store.training import record, run_config, train
+
+METHODS = ("baseline", "gram", "gram")
+SEARCHES = {
+    "tags.gram.kind = 'run' and tags.method = 'gram' and tags.size = 'tiny'": {"gram tiny all s1", "gram tiny all s2"},
+    "tags.gram.kind = 'run' and attributes.status = 'FAILED'": {"gram tiny all s2"},
+    "tags.gram.kind = 'evaluation' and metrics.`loss/virology` < 3.3": {"gram tiny all s1, evaluated"},
+}
+
+
+@pytest.fixture(scope="module")
+def mirrored(tmp_path_factory):
+    """(client, experiment id) of a database with three runs, one of them failed, and two evaluations."""
+    store = Store(tmp_path_factory.mktemp("storage")).open_for_writing()
+    for seed, method in enumerate(METHODS):
+        run = run_config(4, seed)
+        directory = store.run(run.run_id)
+        tags = {"method": method, "size": "tiny", "seed": str(seed), "profile": "all", "retained": "virology"}
+        directory.add_tags(tags)
+        train(store.root, run, last=2 if seed == 2 else None)
+        if seed == 2:
+            directory.start_attempt("test").fail("loss nan at step 3")
+            continue
+        evaluation = Evaluation(View.of(run.run_id, {"virology": 1.0}), "d" * 12, ("core", "virology"), 4)
+        place = store.evaluation(evaluation.eval_id)
+        place.ensure_config(evaluation)
+        place.add_tags(tags)
+        place.complete({"losses": {"core": 2.5, "virology": 3.4 - 0.15 * seed}}, {"elapsed_s": 0.5})
+    tracker = Tracker(default_tracking_uri(store.root))
+    tracker.sync(store)
+    client = MlflowClient(tracker.tracking_uri)
+    return client, client.get_experiment_by_name("gram").experiment_id
+
+
+@pytest.mark.parametrize("text", SEARCHES)
+def test_the_searches_of_the_readme_find_what_they_say(mirrored, text):
+    client, experiment = mirrored
+    assert {run.info.run_name for run in client.search_runs([experiment], text)} == SEARCHES[text]
+
+
+def test_every_run_has_a_description_and_few_metrics(mirrored):
+    client, experiment = mirrored
+    runs = {run.info.run_name: run for run in client.search_runs([experiment])}
+    assert len(runs) == 5
+    notes = {name: run.data.tags["mlflow.note.content"] for name, run in runs.items()}
+    assert notes["gram tiny all s1"].startswith("4 steps of 16 tokens from seed 1. Sequences drawn: core (4), virology")
+    assert "virology (mlp, 4 wide)" in notes["gram tiny all s1"]
+    assert "modules switched on: virology x 1." in notes["gram tiny all s1, evaluated"]
+    assert all(len(run.data.metrics) < 20 for run in runs.values())
+
+
+def test_norms_of_sets_stay_in_the_storage():
+    plain = record(100)
+    plain["metrics"][f"{NORM}weights/shared"] = 3.0
+    assert {unescape(metric.key) for metric in curve_metrics([plain], 100, -1)} == set(record(100)["metrics"])
