@@ -61,17 +61,36 @@ def build_report(
     `claims_frame`; `costs` rows of `size, method` and `method_costs`; `compare_with` the study beside whose numbers in
     the paper ours stand; `varies` the name of what the frames' column `variant` holds.
     """
+    sections = report_sections(analysis, curves, runs, parameters, profile, claims, costs, compare_with, varies)
+    return page_html(title, intro, sections, report_footer(runs))
+
+
+def report_sections(
+    analysis: Analysis,
+    curves: pd.DataFrame,
+    runs: pd.DataFrame,
+    parameters: Mapping[str, float],
+    profile: str | None = None,
+    claims: pd.DataFrame | None = None,
+    costs: Sequence[Mapping] = (),
+    compare_with: str = "",
+    varies: str = "",
+) -> list[Section]:
+    """The sections of that page, as a site's page of the study has them too."""
     analysis = replace(analysis, table=with_runs(analysis.table, analysis.ratios))
     profile = profile or shared_profile(analysis.table)
     body = _varied if varies else _plain
-    sections = [
+    return [
         *_missing(analysis.missing),
         *body(analysis, curves, runs, parameters, profile, claims, costs, compare_with, varies),
         Section("Runs", table=readable_runs(runs), table_is_open=True),
         *_attacks(runs),
     ]
-    footer = f"{ATTACK}\n\n{FOOTER}" if is_attack(runs).any() else FOOTER
-    return page_html(title, intro, sections, footer)
+
+
+def report_footer(runs: pd.DataFrame) -> str:
+    """What the terms mean; attacks only where there are some."""
+    return f"{ATTACK}\n\n{FOOTER}" if is_attack(runs).any() else FOOTER
 
 
 def _plain(analysis, curves, runs, parameters, profile, claims, costs, compare_with, varies) -> list[Section]:

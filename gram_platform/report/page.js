@@ -2,6 +2,7 @@
 (function () {
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const narrow = window.matchMedia("(max-width: 480px)");
+  const FILTERED_FROM = 16; // rows: shorter tables need no filter and no sorting
 
   function theme() {
     const ink = dark.matches ? "#c9ced6" : "#4a4e54";
@@ -13,20 +14,37 @@
     };
   }
 
-  function follow(event) { // a figure's meta.url is the place of a page's address in its customdata
+  function themed(layout) { // the same, before the first drawing
+    const copy = structuredClone(layout);
+    for (const [path, value] of Object.entries(theme())) {
+      const keys = path.split(".");
+      const last = keys.pop();
+      keys.reduce((place, key) => (place[key] ??= {}), copy)[last] = value;
+    }
+    return copy;
+  }
+
+  // a figure's meta says which place of its customdata has a page's address (url) or the ids of runs (runs)
+  function follow(event) {
     const point = event.points[0];
-    const url = point.data.meta && point.customdata ? String(point.customdata[point.data.meta.url]) : "";
-    if (/^https?:\/\//.test(url)) window.open(url, "_blank", "noopener");
+    const meta = point.data.meta;
+    if (!meta || !point.customdata) return;
+    const url = meta.url === undefined ? "" : String(point.customdata[meta.url]);
+    if (/^https?:\/\//.test(url)) {
+      window.open(url, "_blank", "noopener");
+      return;
+    }
+    const found = meta.runs === undefined ? null : /[0-9a-f]{12}/.exec(String(point.customdata[meta.runs]));
+    if (found && document.body.dataset.runs) window.location.href = `${document.body.dataset.runs}${found[0]}.html`;
   }
 
   function draw(place) {
     const figure = JSON.parse(document.getElementById(place.dataset.source).textContent);
-    const layout = Object.assign({}, figure.layout);
+    const layout = themed(figure.layout);
     layout.dragmode = narrow.matches ? false : "zoom"; // on a phone a finger scrolls the page
     const config = { responsive: true, displaylogo: false, displayModeBar: false };
     window.Plotly.newPlot(place, figure.data, layout, config)
       .then(() => place.on("plotly_click", follow))
-      .then(() => window.Plotly.relayout(place, theme()))
       .then(() => place.setAttribute("data-drawn", "yes"));
   }
 
@@ -46,4 +64,60 @@
       if (place.dataset.drawn) window.Plotly.relayout(place, theme());
     }
   });
+
+  function valueOf(row, column) { // h:mm:ss in seconds, numbers as such, else text
+    const text = row.cells[column].textContent.trim();
+    if (/^\d+(:\d\d){1,2}$/.test(text)) return text.split(":").reduce((sum, part) => 60 * sum + Number(part), 0);
+    const number = parseFloat(text.replaceAll(",", "").replace("$", ""));
+    return /^[$\d.,+-]/.test(text) && !Number.isNaN(number) ? number : text;
+  }
+
+  function compare(a, b) {
+    if (a === "" || b === "") return (a === "") - (b === ""); // what does not exist comes last
+    if (typeof a === "number" && typeof b === "number") return a - b;
+    return String(a).localeCompare(String(b), undefined, { numeric: true });
+  }
+
+  function sortBy(table, column) {
+    const heads = Array.from(table.tHead.rows[0].cells);
+    const falling = heads[column].getAttribute("aria-sort") === "ascending";
+    heads.forEach((head) => head.removeAttribute("aria-sort"));
+    heads[column].setAttribute("aria-sort", falling ? "descending" : "ascending");
+    const rows = Array.from(table.tBodies[0].rows).map((row) => [valueOf(row, column), row]);
+    rows.sort(([a], [b]) => (falling && a !== "" && b !== "" ? compare(b, a) : compare(a, b)));
+    table.tBodies[0].append(...rows.map(([, row]) => row));
+  }
+
+  function equip(table) { // buttons that sort, and a field that filters
+    Array.from(table.tHead.rows[0].cells).forEach((head, column) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.append(...head.childNodes);
+      button.addEventListener("click", () => sortBy(table, column));
+      head.append(button);
+    });
+    const label = document.createElement("label");
+    const input = document.createElement("input");
+    const count = document.createElement("span");
+    label.className = "filter soft";
+    count.setAttribute("aria-live", "polite");
+    input.type = "search";
+    input.placeholder = "words that a row must have";
+    label.append("Filter ", input, " ", count);
+    input.addEventListener("input", () => {
+      const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
+      let shown = 0;
+      for (const row of table.tBodies[0].rows) {
+        const text = row.textContent.toLowerCase();
+        row.hidden = !words.every((word) => text.includes(word));
+        shown += !row.hidden;
+      }
+      count.textContent = words.length ? `${shown} of ${table.tBodies[0].rows.length} rows` : "";
+    });
+    table.parentElement.before(label);
+  }
+
+  for (const table of document.querySelectorAll(".scroll > table")) {
+    if (table.tBodies[0].rows.length >= FILTERED_FROM) equip(table);
+  }
 })();

@@ -1,20 +1,28 @@
-"""A page as one string of HTML that needs nothing else: no network, no server, no other file.
+"""A page as one string of HTML that needs nothing else: no network, no server, no other file; or a page of a site.
 
-Every text that comes from data is escaped. plotly.js is written into the page once, figures as JSON that a few lines
-of script draw when they come into view.
+Every text that comes from data is escaped. Figures are written as JSON that a few lines of script draw when they come
+into view; plotly.js is in the page once, or beside the pages of a site.
 """
 
 import html
+import json
 import numbers
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from itertools import zip_longest
 
 import pandas as pd
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 LONG = 40  # letters of a cell that may be broken
+PLOTLY = "plotly.min.js"
+ASSETS = ("page.css", "page.js", PLOTLY)  # what pages of a site share
+_ADDRESS = re.compile(r"https?://\S+|(\.\./)*[\w+=@/-][\w+.=@/-]*\.(html|csv)(#[\w-]+)?", re.ASCII)
+
+Figure = go.Figure | Mapping  # or plotly's own {"data": [...], "layout": {...}}: making thousands of figures is slow
 
 
 @dataclass(frozen=True)
@@ -23,8 +31,8 @@ class Section:
 
     title: str
     text: str = ""
-    figures: Sequence[go.Figure] = ()
-    more_figures: Sequence[go.Figure] = ()  # folded away, under `more_label`
+    figures: Sequence[Figure] = ()
+    more_figures: Sequence[Figure] = ()  # folded away, under `more_label`
     more_label: str = "More"
     table: pd.DataFrame | None = None
     table_is_open: bool = False  # shown in full; otherwise folded under the figures
@@ -32,48 +40,109 @@ class Section:
     markup: str = ""  # HTML of ours, in which every text that comes from data is escaped
 
 
-def page_html(title: str, intro: str, sections: Sequence[Section], footer: str = "") -> str:
-    """The whole document. `intro` and `footer` are plain text; blank lines in them separate paragraphs."""
-    numbering = iter(range(1_000_000))
-    body = "".join(_section(section, numbering) for section in sections)
-    files = resources.files(__package__)
+@dataclass(frozen=True)
+class Shell:
+    """What pages of one folder share: they refer to its files instead of carrying them, and to one another."""
+
+    root: str = ""  # the way from the page to that folder: "" or "../"
+    links: Sequence[tuple[str, str]] = ()  # (label, address in the folder) of the navigation
+    current: str = ""  # the label that the page belongs to
+
+
+def page_html(title: str, intro: str, sections: Sequence[Section], footer: str = "", shell: Shell | None = None) -> str:
+    """The whole document. `intro` and `footer` are plain text; blank lines in them separate paragraphs.
+
+    Without a `shell` it is self-contained; with one, `ASSETS` lie in the shell's folder.
+    """
+    body = sections_html(sections)
+    has_figures = any(section.figures or section.more_figures for section in sections)
     parts = (
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">',
         f"<title>{html.escape(title)}</title>",
-        f"<style>{files.joinpath('page.css').read_text(encoding='utf-8')}</style>",
-        f"</head><body><header><h1>{html.escape(title)}</h1>{_paragraphs(intro)}</header>",
-        f"<main>{body}</main><footer>{_paragraphs(footer)}</footer>",
-        f"<script>{get_plotlyjs()}</script>",
-        f"<script>{files.joinpath('page.js').read_text(encoding='utf-8')}</script>",
+        _style(shell),
+        f"</head>{body_html(shell)}",
+        f"{navigation(shell)}<header><h1>{html.escape(title)}</h1>{_paragraphs(intro)}</header>",
+        f'<main id="main" tabindex="-1">{body}</main><footer>{_paragraphs(footer)}</footer>',
+        *_scripts(shell, has_figures),
         "</body></html>",
     )
     return "\n".join(parts) + "\n"
 
 
+def sections_html(sections: Sequence[Section]) -> str:
+    """The sections as a page has them, one after the other; each can be reached by its title in small letters."""
+    numbering = iter(range(1_000_000))
+    return "".join(_section(section, numbering) for section in sections)
+
+
+def body_html(shell: Shell | None) -> str:
+    """The beginning of a body; its `data-runs` says where the figures' runs have their pages."""
+    runs = f' data-runs="{shell.root}runs/"' if shell else ""
+    return f'<body{runs}><a class="skip" href="#main">Skip to the content</a>'
+
+
+def asset(name: str) -> str:
+    """The text of one of `ASSETS`."""
+    if name == PLOTLY:
+        return get_plotlyjs()
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def navigation(shell: Shell | None) -> str:
+    """The links of a shell, nothing without one."""
+    if shell is None or not shell.links:
+        return ""
+    items = []
+    for label, address in shell.links:
+        mark = ' aria-current="page"' if label == shell.current else ""
+        items.append(f'<a href="{html.escape(shell.root + address)}"{mark}>{html.escape(label)}</a>')
+    return f'<nav aria-label="Site">{"".join(items)}</nav>'
+
+
+def _style(shell: Shell | None) -> str:
+    if shell is None:
+        return f"<style>{asset('page.css')}</style>"
+    return f'<link rel="stylesheet" href="{shell.root}page.css">'
+
+
+def _scripts(shell: Shell | None, has_figures: bool) -> list[str]:
+    names = ([PLOTLY] if has_figures or shell is None else []) + ["page.js"]
+    if shell is None:
+        return [f"<script>{asset(name)}</script>" for name in names]
+    return [f'<script defer src="{shell.root}{name}"></script>' for name in names]
+
+
 def table_html(frame: pd.DataFrame, caption: str) -> str:
-    """A frame as a table. A column `<name>_url` makes links of column `<name>` where it holds an http(s) address."""
+    """A frame as a table.
+
+    A column `<name>_url` makes links of column `<name>` where it holds an http(s) address or that of a page nearby.
+    """
     names = [c for c in frame.columns if not (c.endswith("_url") and c.removesuffix("_url") in frame.columns)]
-    classes = {c: _class(frame[c]) for c in names}
+    texts = {name: [_text(value) for value in frame[name].tolist()] for name in names}
+    classes = {name: _class(frame[name], texts[name]) for name in names}
     head = "".join(f'<th scope="col"{classes[c]}>{html.escape(str(c).replace("_", " "))}</th>' for c in names)
-    rows = []
-    for record in frame.to_dict("records"):
-        cells = (f"<td{classes[c]}>{_cell(record[c], record.get(f'{c}_url'))}</td>" for c in names)
-        rows.append(f"<tr>{''.join(cells)}</tr>")
+    columns = []
+    for name in names:
+        start, addresses = f"<td{classes[name]}>", frame.get(f"{name}_url", ())
+        cells = [_cell(*pair) for pair in zip_longest(texts[name], addresses)]
+        columns.append([f"{start}{cell}</td>" for cell in cells])
+    rows = "".join(f"<tr>{''.join(cells)}</tr>" for cells in zip(*columns, strict=True))
     label = html.escape(caption)
     return (
         f'<div class="scroll" role="region" tabindex="0" aria-label="{label}"><table>'
-        f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+        f'<caption class="hidden">{label}</caption>'
+        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
 
 
-def _class(column: pd.Series) -> str:
+def _class(column: pd.Series, texts: Sequence[str]) -> str:
     """Numbers stand to the right; only sentences are broken into lines."""
     if pd.api.types.is_numeric_dtype(column):
         return ' class="number"'
-    return ' class="long"' if column.map(lambda value: len(str(value))).max() > LONG else ""
+    return ' class="long"' if max(map(len, texts), default=0) > LONG else ""
 
 
 def _section(section: Section, numbering) -> str:
@@ -90,33 +159,39 @@ def _section(section: Section, numbering) -> str:
         table = table_html(section.table, section.title)
         parts.append(f"<details><summary>The numbers ({len(section.table)} rows)</summary>{table}</details>")
     kind = ' class="warn"' if section.is_warning else ""
-    return f"<section{kind}>{''.join(parts)}</section>"
+    anchor = "-".join(re.findall(r"[a-z0-9]+", section.title.lower()))
+    return f'<section id="{anchor}"{kind}>{"".join(parts)}</section>'
 
 
-def _figures(figures: Sequence[go.Figure], numbering) -> str:
+def _figures(figures: Sequence[Figure], numbering) -> str:
     """Side by side: two in a row where that comes out even and three does not."""
     layout = "figures pairs" if len(figures) % 2 == 0 and len(figures) % 3 else "figures"
     return f'<div class="{layout}">{"".join(_figure(figure, next(numbering)) for figure in figures)}</div>'
 
 
-def _figure(figure: go.Figure, number: int) -> str:
-    label = html.escape(str(figure.layout.title.text or f"figure {number}"))
-    source = str(figure.to_json()).replace("<", "\\u003c")  # so that no text in it can end the script element
+def _figure(figure: Figure, number: int) -> str:
+    label = html.escape(figure_title(figure) or f"figure {number}")
+    text = figure.to_json() if isinstance(figure, go.Figure) else json.dumps(figure, separators=(",", ":"))
+    source = str(text).replace("<", "\\u003c")  # so that no text in it can end the script element
     return (
         f'<figure><div class="plot" role="img" aria-label="{label}" data-source="figure-{number}"></div>'
         f'<script type="application/json" id="figure-{number}">{source}</script></figure>'
     )
 
 
+def figure_title(figure: Figure) -> str:
+    title = figure.layout.title.text if isinstance(figure, go.Figure) else figure["layout"]["title"]["text"]
+    return str(title or "")
+
+
 def _paragraphs(text: str) -> str:
     return "".join(f"<p>{html.escape(part.strip())}</p>" for part in text.split("\n\n") if part.strip())
 
 
-def _cell(value: object, url: object) -> str:
-    text = html.escape(_text(value))
-    if isinstance(url, str) and url.startswith(("http://", "https://")):
-        return f'<a href="{html.escape(url)}">{text}</a>'
-    return text
+def _cell(text: str, url: object) -> str:
+    if isinstance(url, str) and _ADDRESS.fullmatch(url):
+        return f'<a href="{html.escape(url)}">{html.escape(text)}</a>'
+    return html.escape(text)
 
 
 def _text(value: object) -> str:

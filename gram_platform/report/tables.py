@@ -11,9 +11,9 @@ from gram_platform.analysis.ratios import VARIANT
 from gram_platform.analysis.tables import CLASSES, interval_text, naming_columns
 
 RUN_COLUMNS = ("run_id", "run_id_url", "kind", "method", "size", "seed", "profile", "status", "steps", "num_tokens")
-RUN_COLUMNS += ("elapsed", "tokens_per_second", "error")
+RUN_COLUMNS += ("elapsed", "tokens_per_second", "error", "mlflow", "mlflow_url")
 ATTACK_COLUMNS = ("run_id", "run_id_url", "method", "size", "seed", "profile", "attacked_for", "best_loss", "status")
-ATTACK_COLUMNS += ("elapsed", "error")
+ATTACK_COLUMNS += ("elapsed", "error", "mlflow", "mlflow_url")
 COSTS = {"train": "train FLOPs", "plan": "by its plan", "active_mlp": "active MLP", "total_mlp": "total MLP"}
 IN_PAPER = ("train", "active_mlp", "total_mlp")  # in the order of COST_TABLE
 
@@ -50,10 +50,10 @@ def is_attack(runs: pd.DataFrame) -> pd.Series:
 def readable_runs(runs: pd.DataFrame) -> pd.DataFrame:
     """The runs, then the evaluations: the columns of RUN_COLUMNS that there are, elapsed time as h:mm:ss."""
     if "elapsed_s" in runs:
-        runs = runs.assign(elapsed=[_clock(seconds) for seconds in runs["elapsed_s"]])
+        runs = runs.assign(elapsed=[clock(seconds) for seconds in runs["elapsed_s"]])
     for name in ("num_tokens", "tokens_per_second"):
         if name in runs:
-            runs = runs.assign(**{name: [_whole(number) for number in runs[name]]})
+            runs = runs.assign(**{name: [whole(number) for number in runs[name]]})
     runs = runs[~is_attack(runs)]
     if "kind" in runs:
         runs = runs.sort_values("kind", key=lambda kinds: kinds != "run", kind="stable")
@@ -63,7 +63,7 @@ def readable_runs(runs: pd.DataFrame) -> pd.DataFrame:
 def readable_attacks(runs: pd.DataFrame) -> pd.DataFrame:
     """The attacks: the columns of ATTACK_COLUMNS that there are."""
     if "elapsed_s" in runs:
-        runs = runs.assign(elapsed=[_clock(seconds) for seconds in runs["elapsed_s"]])
+        runs = runs.assign(elapsed=[clock(seconds) for seconds in runs["elapsed_s"]])
     attacks = runs[is_attack(runs)].rename(columns={ELICITED: "attacked_for"})
     return attacks[[name for name in ATTACK_COLUMNS if name in attacks]]
 
@@ -91,12 +91,14 @@ def _times(value: object) -> str:
     return value if isinstance(value, str) else f"{value:.2f}x"
 
 
-def _clock(seconds: float | None) -> str:
+def clock(seconds: float | None) -> str:
+    """h:mm:ss; nothing for an unknown number."""
     if seconds is None or seconds != seconds:
         return ""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
-def _whole(number: float | None) -> str:
+def whole(number: float | None) -> str:
+    """Rounded, thousands apart; nothing for an unknown number."""
     return "" if number is None or number != number else f"{round(number):,}"
