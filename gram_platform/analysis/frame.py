@@ -18,6 +18,7 @@ Rows are sorted by kind and id; numbers are float64, NaN where they do not exist
 """
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 
 import pandas as pd
 from mlflow.entities import Run
@@ -37,8 +38,7 @@ CURVE_COLUMNS = ("run_id", "step", "domain", "loss")
 
 def load_runs(tracking_uri: str, *, experiment: str = "gram", **tags: str | Iterable[str]) -> pd.DataFrame:
     """The frame from MLflow, rows restricted to the given tag values; TrackingUnavailable when it cannot be read."""
-    runs = Tracker(tracking_uri, experiment).runs()
-    return _frame([_mlflow_row(kind, node_id, run) for (kind, node_id), run in runs.items()], tags)
+    return _mlflow_frame(Tracker(tracking_uri, experiment).runs(), tags)
 
 
 def load_store(storage: str | Store, **tags: str | Iterable[str]) -> pd.DataFrame:
@@ -76,7 +76,34 @@ def load_store_curves(storage: str | Store, run_ids: Iterable[str] | None = None
     return _curves(rows)
 
 
+class Frames:
+    """A storage and its MLflow, each read once, at its first use. Without `tracking_uri` there is only the storage."""
+
+    def __init__(self, storage: str | Store, tracking_uri: str | None = None) -> None:
+        self.storage, self.tracking_uri = storage, tracking_uri
+
+    @cached_property
+    def stored(self) -> pd.DataFrame:
+        """`load_store` of everything."""
+        return load_store(self.storage)
+
+    @cached_property
+    def mlflow_runs(self) -> dict[tuple[str, str], Run]:
+        """{(kind, node id): MLflow's run} of everything."""
+        assert self.tracking_uri is not None, "there is no MLflow"
+        return Tracker(self.tracking_uri).runs()
+
+    @cached_property
+    def mirrored(self) -> pd.DataFrame:
+        """`load_runs` of everything."""
+        return _mlflow_frame(self.mlflow_runs, {})
+
+
 # ------------------------------------------------------------------------------------------------------- rows
+
+
+def _mlflow_frame(runs: Mapping[tuple[str, str], Run], tags: Mapping[str, str | Iterable[str]]) -> pd.DataFrame:
+    return _frame([_mlflow_row(kind, node_id, run) for (kind, node_id), run in runs.items()], tags)
 
 
 def _store_row(entry: content.Entry) -> dict:

@@ -7,7 +7,7 @@ import pandas as pd
 
 from gram_platform.analysis.claims import claims_frame, paper_claims, separation_claims
 from gram_platform.analysis.elicited import ATTACK_COLUMNS, ELICITED
-from gram_platform.analysis.frame import load_curves, load_runs, load_store, load_store_curves
+from gram_platform.analysis.frame import Frames, load_curves, load_store_curves
 from gram_platform.analysis.paper import PAPER, beside_paper
 from gram_platform.analysis.paper_claims import CLAIMS
 from gram_platform.analysis.ratios import BASELINE, VARIANT, VIEW
@@ -34,12 +34,15 @@ class Results:
     source: str  # "MLflow", or the run directories and why
 
 
-def read_results(record: StudyRecord, store: Store, tracking_uri: str | None, why_not: str = "") -> Results | None:
+def read_results(
+    record: StudyRecord, store: Store, tracking_uri: str | None, why_not: str = "", frames: Frames | None = None
+) -> Results | None:
     """The analysis of every node that is done, None while there is no evaluation or no baseline's curve.
 
-    Reads MLflow at `tracking_uri`; without one, or where it is away or lacks nodes, the run directories.
+    Reads MLflow at `tracking_uri`; without one, or where it is away or lacks nodes, the run directories. `frames` of
+    the same two, for one who reads several studies.
     """
-    frame, curves, source = load_frames(record.ids, record.baseline_runs, store, tracking_uri, why_not)
+    frame, curves, source = load_frames(record.ids, record.baseline_runs, store, tracking_uri, why_not, frames)
     complete = frame[frame["status"] == "complete"]
     evaluations = _named(record, _entries(record, "evaluation"), complete)
     if evaluations.empty or curves.empty:
@@ -95,15 +98,19 @@ def _cell(value: object) -> str:
 
 
 def load_frames(
-    ids: Collection[str], baseline_runs: Sequence[str], store: Store, uri: str | None, why_not: str = ""
+    ids: Collection[str],
+    baseline_runs: Sequence[str],
+    store: Store,
+    uri: str | None,
+    why_not: str = "",
+    frames: Frames | None = None,
 ) -> tuple[pd.DataFrame, pd.DataFrame, str]:
     """(frame of these nodes, baselines' curves, where they come from): MLflow where it has all that is complete."""
-    local = load_store(store.root)
-    local = local[local["id"].isin(ids)]
+    frames = frames or Frames(store.root, uri)
+    local = frames.stored[frames.stored["id"].isin(ids)]
     if uri is not None:
         try:
-            frame = load_runs(uri)
-            frame = frame[frame["id"].isin(ids)]
+            frame = frames.mirrored[frames.mirrored["id"].isin(ids)]
             if _complete_ids(frame) == _complete_ids(local):
                 return frame, load_curves(uri, baseline_runs), "MLflow"
             why_not = "MLflow lacks some of the study's nodes"
