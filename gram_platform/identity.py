@@ -69,3 +69,23 @@ def canonical_json(value: object) -> str:
 def short_hash(value: object) -> str:
     """The first 12 hexadecimal digits of the SHA-256 of the canonical JSON."""
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:12]
+
+
+def flatten(plain: object, prefix: str = "") -> dict[str, object]:
+    """Nested JSON as {dotted path: scalar}; items of a list that have a name or domain are keyed by it."""
+    if isinstance(plain, Mapping):
+        items = plain.items()
+    elif isinstance(plain, list):
+        items = [(_item_key(item, index), item) for index, item in enumerate(plain)]
+    else:
+        return {prefix: plain}
+    flat: dict[str, object] = {}
+    for key, value in items:
+        flat |= flatten(value, f"{prefix}.{key}" if prefix else str(key))
+    return flat
+
+
+def _item_key(item: object, index: int) -> str:
+    if isinstance(item, Mapping):
+        return str(item.get("name") or item.get("domain") or index)
+    return str(index)

@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 
 from gram_platform.cli import main
-from gram_platform.cli.storage import flatten
 from gram_platform.engine.evaluation import execute_evaluation
 from gram_platform.engine.node import execute_run
 from gram_platform.flops import total_parameters
+from gram_platform.identity import flatten
 from gram_platform.methods.setting import Elicitation, Options
 from gram_platform.nodes import method_nodes
 from gram_platform.planner import GIB, MACHINES, needs

@@ -1,13 +1,12 @@
 """`gram status`, `compare` and `gc`: what lies in a storage."""
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gram_platform.cli.flags import Positional, Storage, stored
 from gram_platform.config import evaluation_from_plain, run_from_plain
 from gram_platform.flops import total_parameters
-from gram_platform.identity import require_choice
+from gram_platform.identity import flatten, require_choice
 from gram_platform.nodes import view_runs
 from gram_platform.planner import GIB, MACHINES, Machine, needs
 from gram_platform.store import RunDirectory, Store
@@ -102,26 +101,6 @@ def compare_command(first: Positional[str], second: Positional[str], storage: St
         print(f"{key:{width}}  {left.get(key, '-')}  ->  {right.get(key, '-')}")
     if not different:
         print("the configs are equal")
-
-
-def flatten(plain: object, prefix: str = "") -> dict[str, object]:
-    """Nested JSON as {dotted path: scalar}; items of a list that have a name or domain are keyed by it."""
-    if isinstance(plain, Mapping):
-        items = plain.items()
-    elif isinstance(plain, list):
-        items = [(_item_key(item, index), item) for index, item in enumerate(plain)]
-    else:
-        return {prefix: plain}
-    flat: dict[str, object] = {}
-    for key, value in items:
-        flat |= flatten(value, f"{prefix}.{key}" if prefix else str(key))
-    return flat
-
-
-def _item_key(item: object, index: int) -> str:
-    if isinstance(item, Mapping):
-        return str(item.get("name") or item.get("domain") or index)
-    return str(index)
 
 
 def gc_command(storage: Storage = "", dry_run: bool = False) -> None:
