@@ -65,7 +65,7 @@ def written(
     store: Store,
     tracker: Tracker | None,
 ) -> Written | None:
-    """`table.csv`, `trials.csv`, `report.html`, `search.json`; None while no trial has an evaluation."""
+    """`table.csv`, `trials.csv`, `claims.csv`, `report.html`, `search.json`; None while no trial has an evaluation."""
     stored = _read(points, baselines, scene, store)
     sweep = _analysed(stored, scene.flags.sizes)
     if sweep is None:
@@ -78,6 +78,7 @@ def written(
     files = {
         "table.csv": table_csv(sweep.profiles).encode(),
         "trials.csv": table_csv(trials).encode(),
+        "claims.csv": table_csv(claims).encode(),
         "report.html": page.encode(),
         "search.json": (json.dumps(facts, indent=1, sort_keys=True) + "\n").encode(),
     }
