@@ -41,6 +41,7 @@ ROOMS = {
     "study": ("ray", "numpy", "pandas", "tyro", "rich"),
     "searches": ("ray", "optuna", "numpy", "pandas", "plotly", "sqlalchemy", "tyro"),
     "campaign": ("tyro",),
+    "site": ("pandas", "plotly"),
     "benchmarks": ("torch", "numpy", "ray", "sqlalchemy"),
     "cli": ("pandas", "tyro", "rich"),
 }

@@ -1,6 +1,7 @@
 """`gram sync`, `report` and `search`: MLflow, tables, and the drivers of searches."""
 
 from gram_platform.cli.flags import Positional, Storage, TrackingUri, stored
+from gram_platform.cli.site import site_command
 from gram_platform.identity import invalid, require_choice
 from gram_platform.searches.command import ACTIONS, give_order, search_lines
 from gram_platform.study.outcomes import outcome_of
@@ -22,14 +23,31 @@ def sync_command(storage: Storage = "", tracking_uri: TrackingUri = "") -> None:
     print(f"{tracker.tracking_uri}: {counts['sent']} sent, {counts['unchanged']} unchanged")
 
 
-def report_command(study: Positional[str], storage: Storage = "", tracking_uri: TrackingUri = "") -> None:
-    """Build a study's table and report again from what is stored, and print the table.
+def report_command(
+    study: Positional[str] = "",
+    storage: Storage = "",
+    tracking_uri: TrackingUri = "",
+    out: str = "",
+    watch: float = 0.0,
+) -> None:
+    """Without a study: build the site of the whole storage. With one: its table and report again, from what is stored.
 
     Args:
         study: name of a study that was submitted, such as scaling
         storage: folder or URL of the storage
         tracking_uri: MLflow server or database
+        out: folder of the site; default: `site` in the storage
+        watch: build the site again every so many seconds if something has changed, until interrupted
     """
+    if not study:
+        site_command(storage, tracking_uri, out, watch)
+        return
+    if out or watch:
+        raise invalid("study", study, "empty with --out or --watch: these are of the whole site")
+    _report_study(study, storage, tracking_uri)
+
+
+def _report_study(study: str, storage: str, tracking_uri: str) -> None:
     store = stored(storage).open_for_writing()
     record = load_record(store, study)
     uri = tracking_uri or default_tracking_uri(store.root)

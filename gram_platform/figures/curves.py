@@ -42,6 +42,7 @@ def _add_points(figure: go.Figure, points: pd.DataFrame, style: Style) -> None:
         customdata=np.stack([points["seed"].to_numpy(object), runs.to_numpy(object)], axis=1),
         hovertemplate="<b>%{fullData.name}</b>, step %{x}<br>loss %{y:.4f}<br>seed %{customdata[0]} %{customdata[1]}"
         "<extra></extra>",
+        meta={"runs": 1},
     )
 
 

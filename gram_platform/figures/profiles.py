@@ -80,4 +80,5 @@ def _bars(bars: pd.DataFrame, style: Style, has_whiskers: bool = True) -> dict:
         "customdata": bars[["class", "low", "high", "num_seeds", "runs"]].to_numpy(object),
         "hovertemplate": "<b>%{fullData.name}</b> (%{customdata[0]}), profile %{x}<br>%{y:.3f} "
         "[%{customdata[1]:.3f}, %{customdata[2]:.3f}], %{customdata[3]} seeds<br>%{customdata[4]}<extra></extra>",
+        "meta": {"runs": 4},
     }

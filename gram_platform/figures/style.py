@@ -68,22 +68,30 @@ def translucent(colour: str, opacity: float = 0.18) -> str:
 
 def styled(figure: go.Figure, title: str, x: str, y: str) -> go.Figure:
     """The figure with the common layout: transparent, as wide as its place, a legend below for narrow screens."""
-    axis = {"gridcolor": GRID, "zerolinecolor": GRID, "linecolor": GRID, "automargin": True}
-    figure.update_layout(
-        template="none",
-        title={"text": title, "x": 0.02, "xanchor": "left", "font": {"size": 15}},
-        font={"family": "system-ui, -apple-system, 'Segoe UI', sans-serif", "size": 12, "color": INK},
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        autosize=True,
-        height=HEIGHT,
-        margin={"l": 56, "r": 16, "t": 44, "b": 52},
-        legend={"orientation": "h", "yanchor": "top", "y": -0.22, "x": 0.0, "xanchor": "left"},
-        hoverlabel={"align": "left"},
-    )
-    figure.update_xaxes(title={"text": x, "standoff": 8}, **axis)
-    figure.update_yaxes(title={"text": y, "standoff": 8}, **axis)
+    layout = styled_layout(title, x, y)
+    axes = {name: layout.pop(name) for name in ("xaxis", "yaxis")}
+    figure.update_layout(template="none", **layout)
+    figure.update_xaxes(axes["xaxis"])
+    figure.update_yaxes(axes["yaxis"])
     return figure
+
+
+def styled_layout(title: str, x: str, y: str) -> dict:
+    """The common layout as plotly's own plain data."""
+    axis = {"gridcolor": GRID, "zerolinecolor": GRID, "linecolor": GRID, "automargin": True}
+    return {
+        "title": {"text": title, "x": 0.02, "xanchor": "left", "font": {"size": 15}},
+        "font": {"family": "system-ui, -apple-system, 'Segoe UI', sans-serif", "size": 12, "color": INK},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "autosize": True,
+        "height": HEIGHT,
+        "margin": {"l": 56, "r": 16, "t": 44, "b": 52},
+        "legend": {"orientation": "h", "yanchor": "top", "y": -0.22, "x": 0.0, "xanchor": "left"},
+        "hoverlabel": {"align": "left"},
+        "xaxis": {"title": {"text": x, "standoff": 8}, **axis},
+        "yaxis": {"title": {"text": y, "standoff": 8}, **axis},
+    }
 
 
 def reference_line(figure: go.Figure, label: str = "baseline") -> None:

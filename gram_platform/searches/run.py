@@ -26,7 +26,7 @@ from gram_platform.study.dry_run import described
 from gram_platform.study.flags import checked_common
 from gram_platform.study.live import LiveView
 from gram_platform.study.mirror import Mirror
-from gram_platform.study.session import connect, execution_of, exit_with, open_tracker, reporter, say
+from gram_platform.study.session import connect, execution_of, exit_with, open_tracker, refresh_site, reporter, say
 from gram_platform.tracking import Tracker, TrackingUnavailable
 
 
@@ -213,6 +213,7 @@ class _SearchRun:
         for name in written.files:
             say(f"{name:12} {folder.file(name)}")
         self._log(folder, written.figures)
+        refresh_site(self.scene.flags, say)
         return code
 
     def _log(self, folder, figures) -> None:

@@ -73,6 +73,10 @@ class Store:
         """The folder of a study, `<storage>/studies/<name>`; its `path` is a directory when the store is local."""
         return self._folder.child("studies", name)
 
+    def list_studies(self) -> list[str]:
+        """The names of all studies and searches that have written something, sorted."""
+        return self._folder.child("studies").list()
+
     def search_dir(self, search_id: str) -> Folder:
         """The folder of a search's driver, `<storage>/searches/<search_id>`."""
         return self._folder.child("searches", search_id)

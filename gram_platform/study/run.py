@@ -17,7 +17,7 @@ from gram_platform.study.live import LiveView
 from gram_platform.study.mirror import Mirror
 from gram_platform.study.outcomes import Results, outcome_of
 from gram_platform.study.record import StudyRecord, record_of
-from gram_platform.study.session import connect, execution_of, exit_with, open_tracker, reporter, say
+from gram_platform.study.session import connect, execution_of, exit_with, open_tracker, refresh_site, reporter, say
 from gram_platform.tracking import Tracker, TrackingUnavailable
 
 
@@ -82,6 +82,8 @@ class GraphsRun:
         self._report(progress, time.monotonic() - started)
         for record in self.records:
             self._finish(record, is_mirrored, progress)
+        if len(progress.done) > progress.reused:
+            refresh_site(self.flags, self.view.say)
         self.view.say(f"{'MLflow':12} {self._mlflow_command()}")
         return 1 if progress.failed else 0
 

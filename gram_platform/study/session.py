@@ -2,9 +2,11 @@
 
 import logging
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import ray
 
@@ -52,6 +54,28 @@ def execution_of(flags: CommonFlags, has_gpu: bool) -> tuple[Execution, Resource
         device=device,
     )
     return execution, Resources(float(flags.threads), float(device == "cuda"))
+
+
+SITE_VARIABLE = "GRAM_SITE"  # 0: studies and searches leave the site alone
+SITE_TIMEOUT_S = 600.0
+
+
+def refresh_site(flags: CommonFlags, say: Callable[[str], None]) -> None:
+    """Builds the storage's site in a process of its own, only what has changed; says where it is, or why it is not."""
+    if os.environ.get(SITE_VARIABLE) == "0":
+        return
+    package = str(Path(__file__).resolve().parents[2])
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([package, os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-m", "gram_platform.site", flags.storage, flags.tracking_uri]
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=SITE_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        say(f"the site was not built within {SITE_TIMEOUT_S:.0f} s; `gram report` builds it")
+        return
+    lines = (done.stderr if done.returncode else done.stdout).strip().splitlines() or ["no word"]
+    say(f"the site was not built ({lines[-1]})" if done.returncode else f"{'site':12} {lines[-1]}")
 
 
 def open_tracker(flags: CommonFlags) -> Tracker:

@@ -1,0 +1,19 @@
+"""The site of a storage: the state of every study and search, a page for each of them and for each run, all claims.
+
+    python dashboards/build.py --storage ~/.gram --out ~/site
+
+The same as `gram report`. Open `index.html` of the folder: the pages need no network and no server.
+"""
+
+import sys
+
+import tyro
+
+from gram_platform.cli.site import site_command
+
+if __name__ == "__main__":
+    try:
+        tyro.cli(site_command, description=__doc__)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
