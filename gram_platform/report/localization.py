@@ -34,14 +34,20 @@ def build_localization_report(
     runs: pd.DataFrame,
 ) -> str:
     """The page as HTML text; `runs` as in `report.build_report`."""
+    return page_html(title, intro, localization_sections(found, texts, claims, runs), FOOTER)
+
+
+def localization_sections(
+    found: Localization, texts: Sequence[ShadedText], claims: pd.DataFrame, runs: pd.DataFrame
+) -> list[Section]:
+    """The sections of that page."""
     sections = [*_missing(found), _concentration(found)]
     if len(claims):
         sections.append(Section("Claims", CLAIMS, table=readable_claims(claims), table_is_open=True))
     sections += [_shaded(text) for text in texts]
     table = readable_localization(found.table)
     sections.append(Section("Every profile and domain", "", table=table, table_is_open=False))
-    sections.append(Section("Runs", table=readable_runs(runs)))
-    return page_html(title, intro, sections, FOOTER)
+    return [*sections, Section("Runs", table=readable_runs(runs))]
 
 
 CLAIMS = """What the paper observes on single sentences, judged over whole sequences: differences between values of the

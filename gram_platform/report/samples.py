@@ -22,14 +22,18 @@ def build_samples_report(
     title: str, intro: str, samples: pd.DataFrame, missing: Sequence[tuple[str, str]], runs: pd.DataFrame
 ) -> str:
     """The page as HTML text. `samples`: COLUMNS, a row a continuation; `runs` as in `report.build_report`."""
+    return page_html(title, intro, samples_sections(samples, missing, runs), FOOTER)
+
+
+def samples_sections(samples: pd.DataFrame, missing: Sequence[tuple[str, str]], runs: pd.DataFrame) -> list[Section]:
+    """The sections of that page."""
     sections = []
     if missing:
         table = pd.DataFrame(missing, columns=["what", "why"])
         sections.append(Section("Missing", "", table=table, table_is_open=True, is_warning=True))
     for (domain, document), rows in samples.groupby(["domain", "document"], sort=False):
         sections.append(_prompt(domain, int(document), rows))
-    sections.append(Section("Runs", table=readable_runs(runs)))
-    return page_html(title, intro, sections, FOOTER)
+    return [*sections, Section("Runs", table=readable_runs(runs))]
 
 
 def _prompt(domain: str, document: int, rows: pd.DataFrame) -> Section:

@@ -107,7 +107,7 @@ def _study_page(snapshot: Snapshot, study: StudyFacts) -> tuple[str, dict]:
         results = with_pages(results, snapshot.facts, mirror.links)
         sections += page.sections(record, results)
         source = f"Read from {results.source}. {source}"
-    text = page_html(study.title, study_intro(study, source), sections, result_footer(results), shell(STUDIES))
+    text = page_html(study.title, study_intro(study, source), sections, result_footer(record, results), shell(STUDIES))
     return text, {"claims": claim_rows(getattr(results, "claims", None), scale_of(record)), "problem": problem}
 
 

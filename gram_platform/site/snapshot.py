@@ -7,7 +7,7 @@ from gram_platform.analysis.frame import Frames
 from gram_platform.site.facts import Facts, NodeFacts, read_facts
 from gram_platform.site.studies import StudyFacts, Totals, read_studies, totals, uses
 from gram_platform.store import Store
-from gram_platform.study.results import LOCAL_UI
+from gram_platform.study.publishing import LOCAL_UI
 from gram_platform.tracking import Tracker, TrackingUnavailable
 
 

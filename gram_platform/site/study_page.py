@@ -6,14 +6,19 @@ from typing import Any
 
 import pandas as pd
 
-from gram_platform.report import report_footer, report_sections
+from gram_platform.config import LOSSES, SAMPLES, TOKENS
+from gram_platform.report import localization, report_footer, report_sections, samples
+from gram_platform.report.localization import localization_sections
 from gram_platform.report.page import Section
+from gram_platform.report.samples import samples_sections
 from gram_platform.report.tables import clock
 from gram_platform.site.facts import COMPLETE, MISSING, Facts
 from gram_platform.site.studies import StudyFacts, Totals
 from gram_platform.site.words import dollars, fact_table, hours, moment, name_of
+from gram_platform.study.localization import TokenResults, read_tokens
 from gram_platform.study.record import StudyRecord
 from gram_platform.study.results import Results, read_results
+from gram_platform.study.samples import SampleResults, read_samples
 
 RUN_PAGES = "../runs/"
 
@@ -34,15 +39,27 @@ class StudyPage:
 
     read: Callable[..., Any] = read_results
     sections: Callable[[StudyRecord, Any], list[Section]] = study_sections
+    footer: Callable[[pd.DataFrame], str] = report_footer  # of the frame of runs
 
 
-LOSSES = "losses"
-STUDY_PAGES = {LOSSES: StudyPage()}  # by what a study measures
+def _token_sections(record: StudyRecord, results: TokenResults) -> list[Section]:
+    return localization_sections(results.found, results.texts, results.claims, results.runs)
+
+
+def _sample_sections(record: StudyRecord, results: SampleResults) -> list[Section]:
+    return samples_sections(results.samples, results.missing, results.runs)
+
+
+STUDY_PAGES = {  # by what a study measures; the frames that the site has read are of use to losses alone
+    LOSSES: StudyPage(),
+    TOKENS: StudyPage(lambda *place: read_tokens(*place[:4]), _token_sections, lambda runs: localization.FOOTER),
+    SAMPLES: StudyPage(lambda *place: read_samples(*place[:4]), _sample_sections, lambda runs: samples.FOOTER),
+}
 
 
 def page_of(record: StudyRecord) -> StudyPage | None:
     """None for a kind that the site does not know: its page links to the report that the study wrote."""
-    return STUDY_PAGES.get(getattr(record, "measurement", LOSSES))
+    return STUDY_PAGES.get(record.measurement)
 
 
 def with_pages(results: Any, facts: Facts, links: Mapping[str, str]) -> Any:
@@ -113,9 +130,9 @@ def _unfinished(study: StudyFacts, facts: Facts) -> list[Section]:
     return [Section("Not complete", text, table=pd.DataFrame(rows), table_is_open=True, is_warning=True)]
 
 
-def result_footer(results: Any) -> str:
-    runs = getattr(results, "runs", None)
-    return "" if runs is None else report_footer(runs)
+def result_footer(record: StudyRecord, results: Any) -> str:
+    page, runs = page_of(record), getattr(results, "runs", None)
+    return "" if runs is None or page is None else page.footer(runs)
 
 
 def nothing_yet(study: StudyFacts) -> Sequence[Section]:
