@@ -5,7 +5,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from gram_platform.config import Evaluation, RunConfig
+from gram_platform.config import AnyEvaluation, RunConfig
 from gram_platform.corpora import PackedCorpus
 from gram_platform.planner import Ranks
 from gram_platform.store import Store
@@ -32,9 +32,9 @@ class Execution:
     def store(self) -> Store:
         return Store(self.storage).open_for_writing()
 
-    def of_node(self, config: RunConfig | Evaluation, tags: Mapping[str, str]) -> "Execution":
+    def of_node(self, config: RunConfig | AnyEvaluation, tags: Mapping[str, str]) -> "Execution":
         """As one node is executed: a run on its own number of ranks, an evaluation on one. ValueError as `Ranks.of`."""
-        if isinstance(config, Evaluation):
+        if not isinstance(config, RunConfig):
             return replace(self, num_ranks=1, ranks=None)
         if self.ranks is None:
             return self
