@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from gram_platform.config import CORE, Continuations, Evaluation, TokenLosses
+from gram_platform.config import CORE, Continuations, Evaluation, TokenLosses, View
 from gram_platform.corpora.openings import openings, packed_documents
 from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer
 from gram_platform.engine.evaluation import execute_evaluation
 from gram_platform.engine.node import execute_run
 from gram_platform.methods import plan
+from gram_platform.planner import Ranks
 from gram_platform.store import Store
 
 NUM_SEQUENCES = 5
@@ -87,3 +88,11 @@ def test_documents_of_packed_rows():
     with pytest.raises(ValueError, match=r"documents=\(0, 2\).*below the 2"):
         openings(rows, 0, (0, 2), 1, 1)
     assert packed_documents(np.array([[1, 2, 3]]), 0) == []
+
+
+def test_evaluations_of_every_kind_have_one_rank(setting, execution):
+    many = dataclasses.replace(execution, num_ranks=4, ranks=Ranks(4))
+    kinds = (Evaluation, TokenLosses)
+    asked = [kind(View("abc"), setting.data_id, (CORE,), 4) for kind in kinds]
+    asked.append(Continuations(View("abc"), setting.data_id, (CORE,), (0,), 4, 8))
+    assert [many.of_node(evaluation, {"size": "tiny"}).num_ranks for evaluation in asked] == [1, 1, 1]
