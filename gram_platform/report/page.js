@@ -2,7 +2,7 @@
 (function () {
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const narrow = window.matchMedia("(max-width: 480px)");
-  const FILTERED_FROM = 16; // rows: shorter tables need no filter and no sorting
+  const FILTERED_FROM = 10; // rows: shorter tables need no filter and no sorting
 
   function theme() {
     const ink = dark.matches ? "#c9ced6" : "#4a4e54";

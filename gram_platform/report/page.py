@@ -20,7 +20,7 @@ from plotly.offline import get_plotlyjs
 LONG = 40  # letters of a cell that may be broken
 PLOTLY = "plotly.min.js"
 ASSETS = ("page.css", "page.js", PLOTLY)  # what pages of a site share
-_ADDRESS = re.compile(r"https?://\S+|(\.\./)*[\w+=@/-][\w+.=@/-]*\.(html|csv)(#[\w-]+)?", re.ASCII)
+_ADDRESS = re.compile(r"https?://\S+|(\.\./)*\w[\w+.=@/-]*\.(html|csv)(#[\w-]+)?", re.ASCII)
 
 Figure = go.Figure | Mapping  # or plotly's own {"data": [...], "layout": {...}}: making thousands of figures is slow
 

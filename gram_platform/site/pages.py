@@ -48,7 +48,7 @@ def write_runs(site: SiteFolder, snapshot: Snapshot) -> None:
 def _run_page(snapshot: Snapshot, node: NodeFacts, context: RunContext) -> tuple[str, None]:
     records = snapshot.store.run(node.node_id).records()
     sections = run_sections(node, context, records)
-    footer = f"From the run directory {snapshot.store.run(node.node_id).folder.path}."
+    footer = f"Read from the run directory, runs/{node.node_id} of the storage."
     return page_html(run_title(node), run_intro(node), sections, footer, shell(RUNS)), None
 
 

@@ -89,13 +89,14 @@ def _power(value: float | None) -> str:
 
 
 def _evaluations(evaluations: Sequence[NodeFacts]) -> list[Section]:
-    """A row a view of this run, with its loss on every domain."""
+    """A row a view of this run, with its loss on every domain; other measurements have pages of their own studies."""
+    evaluations = [node for node in evaluations if "losses" in (node.result or {})]
     if not evaluations:
         return []
-    domains = core_first(tuple(sorted({d for node in evaluations for d in (node.result or {}).get("losses", {})})))
+    domains = core_first(tuple({domain for node in evaluations for domain in node.result["losses"]}))
     rows = []
     for node in evaluations:
-        losses, weights = (node.result or {}).get("losses", {}), node.config.get("view", {}).get("weights", ())
+        losses, weights = node.result["losses"], node.config.get("view", {}).get("weights", ())
         active = ", ".join(f"{domain} x {weight:g}" for domain, weight in weights)
         row = {"eval_id": node.node_id, "profile": node.tags.get("profile", ""), "active modules": active or "none"}
         rows.append({**row, **{f"loss {domain}": losses.get(domain, float("nan")) for domain in domains}})

@@ -1,0 +1,126 @@
+"""A headless Chromium driven through a pipe: pages are opened one after the other, and everything they say is kept."""
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+FLAGS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-pipe"]
+FLAGS += ["--host-resolver-rules=MAP * ~NOTFOUND", "--no-first-run", "--disable-extensions"]
+TIMEOUT_S = 60.0
+
+
+class Browser:
+    """One tab. `said` has every error and warning of a console, exception and request that left the machine."""
+
+    def __init__(self, to_browser: int, from_browser: int) -> None:
+        self._to, self._from = to_browser, from_browser
+        self._rest, self._number, self._session = b"", 0, None
+        self.said: list[str] = []
+        self._loaded = 0
+        target = self._call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self._call(f"{domain}.enable")
+
+    def open(self, path: Path) -> float:
+        """Opens a file; the seconds until its load event has ended, as the page measures them."""
+        before = self._loaded
+        self._call("Page.navigate", url=path.as_uri())
+        deadline = time.monotonic() + TIMEOUT_S
+        while self._loaded == before:
+            assert time.monotonic() < deadline, f"{path} does not load"
+            self._receive(0.2)
+        return self.evaluate("performance.getEntriesByType('navigation')[0].duration") / 1000
+
+    def window(self, width: int, height: int, dark: bool = False) -> None:
+        """The size of the page's window, and which colours it is asked for."""
+        self._call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self._call("Emulation.setEmulatedMedia", features=[scheme])
+
+    def evaluate(self, expression: str):
+        """The JSON value of a JavaScript expression; a promise is waited for."""
+        got = self._call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in got, got["exceptionDetails"]
+        return got["result"].get("value")
+
+    def wait_for(self, expression: str) -> bool:
+        """Whether an expression becomes true in time."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while not (found := self.evaluate(expression)) and time.monotonic() < deadline:
+            self._receive(0.1)
+        return bool(found)
+
+    def close(self) -> None:
+        self._session = None
+        self._call("Browser.close")
+
+    def _call(self, method: str, **params) -> dict:
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": params}
+        message |= {"sessionId": self._session} if self._session else {}
+        os.write(self._to, json.dumps(message).encode() + b"\0")
+        deadline = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < deadline:
+            answer = self._receive(0.5, self._number)
+            if answer is not None:
+                assert "error" not in answer, answer["error"]
+                return answer["result"]
+        raise AssertionError(f"Chromium does not answer {method}")
+
+    def _receive(self, timeout_s: float, number: int | None = None) -> dict | None:
+        """Takes what has arrived; the answer to call `number` if it is among it."""
+        if not select.select([self._from], [], [], timeout_s)[0]:
+            return None
+        *messages, self._rest = (self._rest + os.read(self._from, 2**20)).split(b"\0")
+        answer = None
+        for message in map(json.loads, messages):
+            if message.get("id") == number and number is not None:
+                answer = message
+            self._note(message.get("method", ""), message.get("params", {}))
+        return answer
+
+    def _note(self, method: str, params: dict) -> None:
+        self._loaded += method == "Page.loadEventFired"
+        if method == "Runtime.exceptionThrown" or (
+            method == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert")
+        ):
+            self.said.append(json.dumps(params)[:500])
+        if method == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
+            self.said.append(json.dumps(params["entry"])[:500])
+        if method == "Network.requestWillBeSent" and params["request"]["url"].startswith(("http:", "https:", "ws:")):
+            self.said.append(f"request to {params['request']['url']}")
+
+
+@contextlib.contextmanager
+def running_browser(folder: Path) -> Iterator[Browser]:
+    """A Chromium of our own with its profile in `folder`; skips the test where there is none."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("no Chromium is installed")
+    (read_end, to_browser), (from_browser, write_end) = os.pipe(), os.pipe()
+    shell = f'exec "$@" 3<&{read_end} 4>&{write_end}'  # Chromium reads from descriptor 3 and writes to 4
+    command = ["bash", "-c", shell, "-", chromium, *FLAGS, f"--user-data-dir={folder}/profile"]
+    with (folder / "chromium.log").open("w") as log:
+        process = subprocess.Popen(command, pass_fds=(read_end, write_end), stdout=log, stderr=log)
+    os.close(read_end)
+    os.close(write_end)
+    try:
+        browser = Browser(to_browser, from_browser)
+        yield browser
+        browser.close()
+    finally:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=5)
+        process.kill()
+        process.wait()
+        os.close(to_browser)
+        os.close(from_browser)
