@@ -132,10 +132,12 @@ def run_note(config: Mapping, run: RunDirectory) -> str:
 
 
 def evaluation_note(config: Mapping) -> str:
-    """The same for an evaluation."""
-    view, sequences = config["view"], f"{config['num_sequences']:,} {config['split']} sequences of each domain"
+    """The same for an evaluation of any kind."""
+    view, number = config["view"], config.get("num_sequences", len(config.get("documents", ())))
+    where = f"{number:,} {config.get('split', 'validation')} sequences of each domain"
     active = ", ".join(f"{domain} x {weight:g}" for domain, weight in view["weights"]) or "none"
-    return f"Losses on {sequences}, nats a token. View of run `{view['run_id']}`; modules switched on: {active}."
+    what = f"Continuations of {where}" if "documents" in config else f"Losses on {where}, nats a token"
+    return f"{what}. View of run `{view['run_id']}`; modules switched on: {active}."
 
 
 def config_steps(config: Mapping) -> int:
