@@ -1,0 +1,71 @@
+"""Every study of the paper from one command at the smoke preset, and the site that comes of it, page by page."""
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.site.pages import require_whole
+
+ROOT = Path(__file__).resolve().parents[2]
+STUDIES = (
+    "scaling",
+    "stories",
+    "dual_use",
+    "titration",
+    "partial_labels",
+    "architecture",
+    "accumulation",
+    "aux_scaling",
+)
+STUDIES += ("token_localization", "samples", "lr_bs_grid", "hyperparams", "maxent_search")
+TIMEOUT_S = 1100.0  # on busy cores; on quiet ones it takes six minutes
+
+
+@pytest.fixture(scope="session")
+def all_studies(tmp_path_factory) -> Path:
+    """The storage of `experiments/all.py --preset smoke`, never to be written."""
+    storage = tmp_path_factory.mktemp("all") / "storage"
+    command = ["-m", "gram_platform.local_cluster", "run", "--", "python", "experiments/all.py", "--preset", "smoke"]
+    environment = os.environ | {"GRAM_STORAGE": str(storage)}
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_MODE"):  # the cluster has its own
+        environment.pop(name, None)
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-3000:]
+    assert "saved by sharing" in done.stdout
+    return storage
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(TIMEOUT_S + 60)
+def test_every_study_leaves_its_table_and_report(all_studies):
+    for name in STUDIES:
+        folder = all_studies / "studies" / name
+        assert (folder / "report.html").stat().st_size > 10_000, name
+        with (folder / "table.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        assert rows, name
+        assert "method" in rows[0] or name in ("lr_bs_grid", "maxent_search"), name
+
+
+@pytest.mark.ray
+@pytest.mark.browser
+@pytest.mark.timeout(TIMEOUT_S + 300)
+def test_every_page_of_its_site_is_whole(all_studies, tmp_path):
+    site = all_studies / "site"
+    pages = [site / "index.html", site / "claims.html", site / "runs.html"]
+    pages += [site / "studies" / f"{name}.html" for name in STUDIES]
+    runs = sorted((site / "runs").glob("*.html"))
+    assert len(runs) > 500
+    require_whole([*pages, *runs[::60]], tmp_path)
