@@ -209,7 +209,7 @@ PARTIAL_LABELS_CLAIMS = (
 )
 ARCHITECTURE_CLAIMS = (
     *_matching("GRAM with MLPs", "gram", "GRAM with LoRAs", "gram_lora", "fig:expert-arch", CLASSES),
-    *_matching("Finetuning with MLPs", "ft_mlp", "with LoRAs", "ft_lora", "fig:expert-arch", CLASSES),
+    *_matching("Finetuning with MLPs", "ft_mlp", "finetuning with LoRAs", "ft_lora", "fig:expert-arch", CLASSES),
 )
 ACCUMULATION_CLAIMS = (
     *(
