@@ -10,7 +10,7 @@ from tests.study.processes import submit
 
 @pytest.fixture(scope="session")
 def finished_study(tmp_path_factory) -> Path:
-    """The storage of a finished study, never to be written: 3 runs of one size and seed, 8 evaluations. 20 s."""
+    """The storage of a finished study, never to be written: 5 runs of one size and seed, 7 evaluations. 20 s."""
     storage = tmp_path_factory.mktemp("finished") / "storage"
     submit(storage)
     return storage

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 
+from gram_platform.methods import METHODS
 from gram_platform.store import Store
 from gram_platform.store.checkpoints import newest_manifest
 from gram_platform.store.leases import is_fresh, read_lease
@@ -19,7 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PYTHONPATH = os.pathsep.join((str(ROOT), str(ROOT / "tests/shelf")))  # `shelf.py` is an object store
 EXPERIMENT = (sys.executable, "experiments/scaling.py")
 LOCAL_CLUSTER = (sys.executable, "-m", "gram_platform.local_cluster", "run", "--", "python", "experiments/scaling.py")
-SMALL = ("--preset", "smoke", "--sizes", "tiny", "--seeds", "1")  # 3 runs of 2 s and 8 evaluations
+TINY = ("--preset", "smoke", "--sizes", "tiny")
+SMALL = (*TINY, "--seeds", "1", "--methods", "baseline", "gram")  # 2 runs of 2 s, 3 short attacks and 7 evaluations
 
 
 @dataclass
@@ -107,7 +109,7 @@ def assert_little_is_lost(submission: Submission, checkpoint_every_s: float) -> 
 def is_training(process: psutil.Process) -> bool:
     """Whether a Ray worker executes a node: its title is then the node's name."""
     with contextlib.suppress(psutil.Error, IndexError):
-        return process.cmdline()[0].startswith(("ray::baseline", "ray::filtering", "ray::gram"))
+        return process.cmdline()[0].startswith(tuple(f"ray::{method}" for method in METHODS))
     return False
 
 

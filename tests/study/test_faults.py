@@ -109,7 +109,7 @@ def test_corrupted_files_and_no_mlflow(finished_study, finished_copy):
     output = submit(finished_copy, (*SMALL, "--tracking-uri", f"http://127.0.0.1:{free_port()}"))
     assert results(finished_copy) == results(finished_study)
     assert table(finished_copy) == table(finished_study)
-    assert "11 of 11 nodes done: 2 now" in output
+    assert "12 of 12 nodes done: 2 now" in output
     assert "MLflow is away" in output
     for folder in (spoilt_result, spoilt_run, spoilt_evaluation):
         assert (folder / "result.json.corrupt-1").exists()

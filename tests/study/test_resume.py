@@ -11,7 +11,7 @@ pytestmark = pytest.mark.ray
 
 
 def test_the_mirror_has_every_node_once(finished_study):
-    assert len(results(finished_study)) == 11
+    assert len(results(finished_study)) == 12
     assert_mirrored_once(finished_study)
 
 
@@ -22,7 +22,7 @@ def test_submitting_again_trains_nothing_and_writes_the_same_table(finished_copy
     output = submit(finished_copy)
     elapsed_s = time.monotonic() - started
     assert (written(finished_copy), attempts(finished_copy), table.read_bytes()) == before
-    assert "11 of 11 nodes done: 0 now" in output
+    assert "12 of 12 nodes done: 0 now" in output
     assert elapsed_s < 30
     uri = f"sqlite:///{finished_copy}/mlflow.db"
     assert_mirrored_once(finished_copy, uri)
