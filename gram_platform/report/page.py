@@ -22,7 +22,9 @@ PLOTLY = "plotly.min.js"
 ASSETS = ("page.css", "page.js", PLOTLY)  # what pages of a site share
 _ADDRESS = re.compile(r"https?://\S+|(\.\./)*\w[\w+.=@/-]*\.(html|csv)(#[\w-]+)?", re.ASCII)
 
-Figure = go.Figure | Mapping  # or plotly's own {"data": [...], "layout": {...}}: making thousands of figures is slow
+# plain data beside the libraries' objects, which take too long to make for thousands of pages
+Figure = go.Figure | Mapping  # plotly's own {"data": [...], "layout": {...}}
+Table = pd.DataFrame | Mapping[str, Sequence]  # {column: values}, all of one length
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Section:
     figures: Sequence[Figure] = ()
     more_figures: Sequence[Figure] = ()  # folded away, under `more_label`
     more_label: str = "More"
-    table: pd.DataFrame | None = None
+    table: Table | None = None
     table_is_open: bool = False  # shown in full; otherwise folded under the figures
     is_warning: bool = False
     markup: str = ""  # HTML of ours, in which every text that comes from data is escaped
@@ -115,33 +117,48 @@ def _scripts(shell: Shell | None, has_figures: bool) -> list[str]:
     return [f'<script defer src="{shell.root}{name}"></script>' for name in names]
 
 
-def table_html(frame: pd.DataFrame, caption: str) -> str:
-    """A frame as a table.
+def table_html(table: Table, caption: str) -> str:
+    """A table.
 
     A column `<name>_url` makes links of column `<name>` where it holds an http(s) address or that of a page nearby.
     """
-    names = [c for c in frame.columns if not (c.endswith("_url") and c.removesuffix("_url") in frame.columns)]
-    texts = {name: [_text(value) for value in frame[name].tolist()] for name in names}
-    classes = {name: _class(frame[name], texts[name]) for name in names}
-    head = "".join(f'<th scope="col"{classes[c]}>{html.escape(str(c).replace("_", " "))}</th>' for c in names)
-    columns = []
-    for name in names:
-        start, addresses = f"<td{classes[name]}>", frame.get(f"{name}_url", ())
-        cells = [_cell(*pair) for pair in zip_longest(texts[name], addresses)]
-        columns.append([f"{start}{cell}</td>" for cell in cells])
-    rows = "".join(f"<tr>{''.join(cells)}</tr>" for cells in zip(*columns, strict=True))
+    columns = _columns(table)
+    heads, cells = [], []
+    for name in (c for c in columns if not (c.endswith("_url") and c.removesuffix("_url") in columns)):
+        values, is_number = columns[name]
+        texts = list(map(_text, values))
+        kind = ' class="number"' if is_number else _class(texts)
+        heads.append(f'<th scope="col"{kind}>{html.escape(str(name).replace("_", " "))}</th>')
+        if not is_number or f"{name}_url" in columns:
+            addresses, _ = columns.get(f"{name}_url", ((), False))
+            texts = [_cell(*pair) for pair in zip_longest(texts, addresses)]
+        cells.append([f"<td{kind}>{text}</td>" for text in texts])
+    rows = "".join(f"<tr>{''.join(row)}</tr>" for row in zip(*cells, strict=True))
     label = html.escape(caption)
     return (
         f'<div class="scroll" role="region" tabindex="0" aria-label="{label}"><table>'
         f'<caption class="hidden">{label}</caption>'
-        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+        f"<thead><tr>{''.join(heads)}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
 
 
-def _class(column: pd.Series, texts: Sequence[str]) -> str:
-    """Numbers stand to the right; only sentences are broken into lines."""
-    if pd.api.types.is_numeric_dtype(column):
-        return ' class="number"'
+def _columns(table: Table) -> dict[str, tuple[Sequence, bool]]:
+    """{name: (values, whether they are numbers)}."""
+    if isinstance(table, pd.DataFrame):
+        is_number = pd.api.types.is_numeric_dtype
+        return {name: (table[name].tolist(), is_number(table[name])) for name in table.columns}
+    numbers = (int, float)
+    return {
+        name: (values, all(type(v) in numbers for v in values) and len(values) > 0) for name, values in table.items()
+    }
+
+
+def num_rows(table: Table) -> int:
+    return len(table) if isinstance(table, pd.DataFrame) else max(map(len, table.values()), default=0)
+
+
+def _class(texts: Sequence[str]) -> str:
+    """Only sentences are broken into lines; numbers stand to the right."""
     return ' class="long"' if max(map(len, texts), default=0) > LONG else ""
 
 
@@ -157,7 +174,7 @@ def _section(section: Section, numbering) -> str:
         parts.append(table_html(section.table, section.title))
     elif section.table is not None:
         table = table_html(section.table, section.title)
-        parts.append(f"<details><summary>The numbers ({len(section.table)} rows)</summary>{table}</details>")
+        parts.append(f"<details><summary>The numbers ({num_rows(section.table)} rows)</summary>{table}</details>")
     kind = ' class="warn"' if section.is_warning else ""
     anchor = "-".join(re.findall(r"[a-z0-9]+", section.title.lower()))
     return f'<section id="{anchor}"{kind}>{"".join(parts)}</section>'
@@ -196,6 +213,10 @@ def _cell(text: str, url: object) -> str:
 
 def _text(value: object) -> str:
     """Four significant digits for fractions, thousands apart for integers, nothing for what does not exist."""
+    if type(value) is str:
+        return value
+    if type(value) is float:  # these two at once: a site has a million cells
+        return f"{value:.4g}" if value == value else ""
     if isinstance(value, bool) or type(value).__name__ == "bool":
         return "yes" if value else "no"
     if value is None or (isinstance(value, numbers.Real) and value != value):

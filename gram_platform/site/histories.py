@@ -3,13 +3,12 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-import pandas as pd
-
 from gram_platform.config import core_first, run_from_plain
 from gram_platform.figures.runs import KIND_STYLES, TOTAL, curves_figure, routes_figure, set_styles, sets_figure
 from gram_platform.figures.style import domain_styles
 from gram_platform.report.page import Section
 from gram_platform.routing import CORE_MLP, SHARED, Plan, Route, module_set
+from gram_platform.site.words import columns_of
 from gram_platform.store.segments import NORM
 
 Curves = dict[str, dict[int, float]]  # {name: {step: value}}
@@ -71,12 +70,12 @@ def _under(curves: Curves, prefix: str) -> Curves:
     return {name: found[name] for name in core_first(tuple(found))}
 
 
-def _table(groups: Mapping[str, Curves]) -> pd.DataFrame:
+def _table(groups: Mapping[str, Curves]) -> dict[str, list]:
     """A row a step, a column a curve."""
     columns = {f"{group} {name}".strip(): curve for group, curves in groups.items() for name, curve in curves.items()}
     steps = sorted({step for curve in columns.values() for step in curve})
     values = {name: [curve.get(step, float("nan")) for step in steps] for name, curve in columns.items()}
-    return pd.DataFrame({"step": steps, **values})
+    return {"step": steps, **values}
 
 
 # ------------------------------------------------------------------------------------------------------ routes
@@ -123,7 +122,7 @@ def _modules(route: Route) -> list[str]:
     return [module_set(name) for name, _ in route.active]
 
 
-def _route_table(counts: Mapping[tuple[str, Route], int], num_drawn: int) -> pd.DataFrame:
+def _route_table(counts: Mapping[tuple[str, Route], int], num_drawn: int) -> dict[str, list]:
     rows = [
         {
             "domain": domain,
@@ -134,4 +133,4 @@ def _route_table(counts: Mapping[tuple[str, Route], int], num_drawn: int) -> pd.
         }
         for (domain, route), count in sorted(counts.items(), key=lambda item: (item[0][0], -item[1]))
     ]
-    return pd.DataFrame(rows)
+    return columns_of(rows)

@@ -3,15 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import pandas as pd
-
 from gram_platform.config import core_first
 from gram_platform.identity import flatten
 from gram_platform.report.page import Section
 from gram_platform.report.tables import clock, whole
 from gram_platform.site.facts import COMPLETE, FAILED, NodeFacts
 from gram_platform.site.histories import history_sections, route_sections
-from gram_platform.site.words import GIB, dollars, fact_table, hours, moment, name_of
+from gram_platform.site.words import GIB, columns_of, dollars, fact_table, hours, moment, name_of
 from gram_platform.tracking.entry import config_steps
 
 
@@ -53,7 +51,8 @@ def run_sections(node: NodeFacts, context: RunContext, records: Sequence[Mapping
     if node.config:
         sections += route_sections(node.config, steps_done(node))
     sections += [*_evaluations(context.evaluations), *_branches(context), _resources(node)]
-    config = pd.DataFrame(sorted(flatten(node.config).items()), columns=["field", "value"]).astype(str)
+    fields = sorted(flatten(node.config).items())
+    config = {"field": [name for name, _ in fields], "value": [str(value) for _, value in fields]}
     return [*sections, Section("Config", table=config, table_is_open=True)]
 
 
@@ -63,7 +62,7 @@ def _failure(node: NodeFacts) -> list[Section]:
     return [Section("Failed", str((node.failure or {}).get("message", "no reason is recorded")), is_warning=True)]
 
 
-def _summary(node: NodeFacts, context: RunContext) -> pd.DataFrame:
+def _summary(node: NodeFacts, context: RunContext) -> dict[str, list]:
     result, timing, tags = node.result or {}, node.timing, node.tags
     start = (node.config.get("start") or {}).get("run_id", "")
     rate = timing.get("tokens_per_second") or (node.progress or {}).get("tokens_per_second")
@@ -101,14 +100,14 @@ def _evaluations(evaluations: Sequence[NodeFacts]) -> list[Section]:
         row = {"eval_id": node.node_id, "profile": node.tags.get("profile", ""), "active modules": active or "none"}
         rows.append({**row, **{f"loss {domain}": losses.get(domain, float("nan")) for domain in domains}})
     text = "Losses of this run's views on validation data, nats a token."
-    return [Section("Evaluations", text, table=pd.DataFrame(rows), table_is_open=True)]
+    return [Section("Evaluations", text, table=columns_of(rows), table_is_open=True)]
 
 
 def _branches(context: RunContext) -> list[Section]:
     if not context.branches:
         return []
     rows = [{"run_id": run_id, "run_id_url": f"{run_id}.html", "run": name} for run_id, name in context.branches]
-    return [Section("Runs that start from it", table=pd.DataFrame(rows), table_is_open=len(rows) < 10)]
+    return [Section("Runs that start from it", table=columns_of(rows), table_is_open=len(rows) < 10)]
 
 
 def _resources(node: NodeFacts) -> Section:
@@ -125,6 +124,6 @@ def _resources(node: NodeFacts) -> Section:
         f"{dollars(node.seconds / 3600 * price)} at the planner's price" if price is not None else "",
         f"{clock(timing['evaluation_s'])} of it evaluating" if "evaluation_s" in timing else "",
     ]
-    table = pd.DataFrame([vars(attempt) for attempt in attempts])
+    table = columns_of([vars(attempt) for attempt in attempts])
     text = "; ".join(part for part in known if part) + "."
     return Section("Attempts and resources", text[:1].upper() + text[1:], table=table, table_is_open=True)

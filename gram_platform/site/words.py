@@ -1,9 +1,7 @@
 """How the site writes things: times, money, names of nodes, and tables of two columns."""
 
 import datetime
-from collections.abc import Iterable, Mapping
-
-import pandas as pd
+from collections.abc import Iterable, Mapping, Sequence
 
 from gram_platform.tracking.entry import node_name
 
@@ -33,7 +31,12 @@ def name_of(kind: str, node_id: str, tags: Mapping[str, str]) -> str:
     return node_name(kind, node_id, tags)
 
 
-def fact_table(rows: Iterable[tuple[str, object, str]]) -> pd.DataFrame:
+def columns_of(rows: Sequence[Mapping]) -> dict[str, list]:
+    """Rows of equal keys as columns; no rows are no columns."""
+    return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
+
+
+def fact_table(rows: Iterable[tuple[str, object, str]]) -> dict[str, list]:
     """(what, its value, the address that the value links to or ""), rows without a value left out."""
     kept = [(what, str(value), url) for what, value, url in rows if value not in ("", None)]
-    return pd.DataFrame(kept, columns=["what", "value", "value_url"])
+    return dict(zip(("what", "value", "value_url"), map(list, zip(*kept, strict=True)), strict=True)) if kept else {}

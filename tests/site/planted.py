@@ -121,7 +121,7 @@ class PlantedStorage:
         trials = "search,trial,state,loss,runs\n" + "".join(rows)
         claims = "claim,verdict,difference,low,high,num_seeds,detectable,paper,source\n"
         claims += "p_cr helps,agree,0.1,0.05,0.15,3,0.02,,app:hyperparams\n"
-        table = Section("Trials", "All of them.", [figure()])
+        table = Section("Trials", "All of them.", [figure()], table={"trial": [1, 2], "loss": [1.0, 2.0]})
         files = {"trials.csv": trials, "claims.csv": claims, "search.json": json.dumps({"name": name, "size": "tiny"})}
         files["report.html"] = page_html("A search", "What it asks.", [table])
         for file, text in files.items():

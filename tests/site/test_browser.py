@@ -106,9 +106,9 @@ def test_rows_are_filtered_and_sorted_and_a_click_opens_the_run(built_sites, tmp
         methods = browser.evaluate(f"{rows}.map((row) => row.cells[2].textContent)")
         assert methods == sorted(methods)
         browser.open(site / "studies" / "scaling.html")
-        browser.wait_for(DRAWN)
+        assert browser.wait_for("document.querySelector('.plot[data-drawn]') !== null")
         browser.evaluate(
-            "const plot = [...document.querySelectorAll('.plot')].find((p) => p.data.some((t) => t.meta));"
+            "const plot = [...document.querySelectorAll('.plot')].find((p) => p.data && p.data.some((t) => t.meta));"
             "const trace = plot.data.find((t) => t.meta);"
             "const data = trace.customdata; const first = Array.isArray(data) ? data[0] : data;"
             "plot.emit('plotly_click', { points: [{ data: trace, customdata: first }] })"
