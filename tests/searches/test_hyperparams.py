@@ -226,7 +226,7 @@ def test_every_trial_is_in_trials_csv_with_its_state(scene, points, store):
 
 def test_tables_figures_and_report(scene, store):
     result = written(scene, store)
-    assert set(result.files) == {"table.csv", "trials.csv", "report.html", "search.json"}
+    assert set(result.files) == {"table.csv", "trials.csv", "claims.csv", "report.html", "search.json"}
     table = pd.read_csv(io.BytesIO(result.files["table.csv"]), keep_default_na=True)
     assert list(table.columns) == PROFILE_COLUMNS
     means = table[table["profile"] == "mean"].fillna({"knob": ""}).set_index(["knob", "value"])

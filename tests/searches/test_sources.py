@@ -90,7 +90,7 @@ def source_of(database, num_trials=3, groups=("a",)) -> OptunaSource:
 
 def ended(proposal, state=COMPLETE, loss=1.0) -> Outcome:
     metrics = {"loss": loss} if state == COMPLETE else {}
-    return Outcome(proposal.name, proposal.point, state, 0.0, 2.0, 1.0, metrics, ("n",), ("r",), "because")
+    return Outcome(proposal.name, proposal.point, state, 0.0, 2.0, 1.0, 1.0, metrics, ("n",), ("r",), "because")
 
 
 def test_proposals_lie_in_the_space_and_come_to_an_end(database):

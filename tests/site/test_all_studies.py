@@ -30,7 +30,7 @@ def all_studies(tmp_path_factory) -> Path:
     """The storage of `experiments/all.py --preset smoke`, never to be written."""
     storage = tmp_path_factory.mktemp("all") / "storage"
     command = ["-m", "gram_platform.local_cluster", "run", "--", "python", "experiments/all.py", "--preset", "smoke"]
-    environment = os.environ | {"GRAM_STORAGE": str(storage)}
+    environment = os.environ | {"GRAM_STORAGE": str(storage), "GRAM_SITE": "1"}
     for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_MODE"):  # the cluster has its own
         environment.pop(name, None)
     done = subprocess.run(
