@@ -3,7 +3,7 @@
 Virology, cybersecurity, nuclear physics and Lisp beside general text: five profiles, every method, every forgotten
 domain attacked by finetuning, and all modules on at once (arbitrary subsets of capabilities).
 
-    python experiments/dual_use.py --corpus FOLDER --core-label core    # demo on your text: 2 CPU cores, about 45 minutes
+    python experiments/dual_use.py --corpus FOLDER --core-label core    # demo on your text: 2 cores, about 45 minutes
     python experiments/dual_use.py                                      # the same on generated stories
     python experiments/dual_use.py --preset smoke                       # 2 CPU cores, 1 to 2 minutes
     python experiments/dual_use.py --maxent SEARCH_ID                   # MaxEnt with a search's best trials
