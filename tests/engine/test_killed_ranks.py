@@ -37,7 +37,8 @@ def worker_that_tells(config) -> str | None:
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("num_kills", [2, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_kills", [2, 10])
 def test_random_ranks_at_random_steps(ray_cluster, execution, setting, tmp_path, monkeypatch, num_kills):
     """Ten kills are more than Ray Train starts again in one fit; a run that gets on is not given up."""
     run = longer(plan("gram", setting).runs["all"], STEPS_A_KILL * (num_kills + 1))
