@@ -114,6 +114,7 @@ FLAGS = ("--preset", "smoke", "--retain", "airport", "--methods", "filtering", "
 
 
 @pytest.mark.ray
+@pytest.mark.slow  # the test of all studies runs both too
 def test_both_studies_from_end_to_end(tmp_path):
     """The second trains nothing that the first has not trained; the table built again is the same."""
     storage = tmp_path / "storage"
