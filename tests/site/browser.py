@@ -17,6 +17,10 @@ FLAGS += ["--host-resolver-rules=MAP * ~NOTFOUND", "--no-first-run", "--disable-
 TIMEOUT_S = 60.0
 
 
+class PageLeft(Exception):
+    """The page that was asked something was navigated away from before it answered."""
+
+
 class Browser:
     """One tab. `said` has every error and warning of a console, exception and request that left the machine."""
 
@@ -24,18 +28,18 @@ class Browser:
         self._to, self._from = to_browser, from_browser
         self._rest, self._number, self._session = b"", 0, None
         self.said: list[str] = []
-        self._loaded = 0
+        self._loaded = ""  # the loader of the last document whose load event has been fired
         target = self._call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self._call(f"{domain}.enable")
+        self._call("Page.setLifecycleEventsEnabled", enabled=True)
 
     def open(self, path: Path) -> float:
         """Opens a file; the seconds until its load event has ended, as the page measures them."""
-        before = self._loaded
-        self._call("Page.navigate", url=path.as_uri())
+        loader = self._call("Page.navigate", url=path.as_uri())["loaderId"]
         deadline = time.monotonic() + TIMEOUT_S
-        while self._loaded == before:
+        while self._loaded != loader:  # an event of the page before is not this one's
             assert time.monotonic() < deadline, f"{path} does not load"
             self._receive(0.2)
         return self.evaluate("performance.getEntriesByType('navigation')[0].duration") / 1000
@@ -53,11 +57,14 @@ class Browser:
         return got["result"].get("value")
 
     def wait_for(self, expression: str) -> bool:
-        """Whether an expression becomes true in time."""
+        """Whether an expression becomes true in time; a page that is being left answers nothing."""
         deadline = time.monotonic() + TIMEOUT_S
-        while not (found := self.evaluate(expression)) and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
+            with contextlib.suppress(PageLeft):
+                if self.evaluate(expression):
+                    return True
             self._receive(0.1)
-        return bool(found)
+        return False
 
     def close(self) -> None:
         self._session = None
@@ -72,6 +79,9 @@ class Browser:
         while time.monotonic() < deadline:
             answer = self._receive(0.5, self._number)
             if answer is not None:
+                message = answer.get("error", {}).get("message", "")
+                if "navigated" in message or "context was destroyed" in message:
+                    raise PageLeft(message)
                 assert "error" not in answer, answer["error"]
                 return answer["result"]
         raise AssertionError(f"Chromium does not answer {method}")
@@ -89,7 +99,8 @@ class Browser:
         return answer
 
     def _note(self, method: str, params: dict) -> None:
-        self._loaded += method == "Page.loadEventFired"
+        if method == "Page.lifecycleEvent" and params["name"] == "load":
+            self._loaded = params["loaderId"]
         if method == "Runtime.exceptionThrown" or (
             method == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert")
         ):
