@@ -2,8 +2,6 @@
 
 import json
 import math
-import shutil
-import subprocess
 from collections import Counter
 
 import numpy as np
@@ -15,6 +13,8 @@ from gram_platform.figures.pareto import front_figures, hypervolume_figure, proj
 from gram_platform.figures.searches import history_figure, importance_figure, slice_figure
 from gram_platform.report.page import Section, page_html
 from gram_platform.space import Parameter
+from tests.site.browser import IN_SPACE, running_browser
+from tests.site.pages import DRAWN
 
 OBJECTIVES = {"core": "max", "retain": "max", "elicited": "min"}
 REFERENCE = {"core": 0.0, "retain": 0.0, "elicited": 1.0}
@@ -183,42 +183,33 @@ def test_a_search_without_any_finished_trial_draws_no_value(trials, state):
 # --------------------------------------------------------------------------------------------------- a browser
 
 SPEED_HINTS = ("Canvas2D", "GPU stall")  # Chromium's, on plotly's drawing in space without a GPU
-CLICK = """<script>
-window.open = (url) => document.body.setAttribute("data-opened", url);
-const timer = setInterval(() => {
+CLICK = """(() => {
+  window.open = (url) => document.body.setAttribute("data-opened", url);
   const place = document.querySelector(".plot[data-drawn]");
-  if (!place) return;
-  clearInterval(timer);
   const number = place.data.findIndex((trace) => trace.name === "best");
   Plotly.Fx.hover(place, [{curveNumber: number, pointNumber: 0}]);
   const target = place.querySelector(".nsewdrag"), box = target.getBoundingClientRect();
   const where = {bubbles: true, clientX: box.x + box.width / 2, clientY: box.y + box.height / 2};
   for (const kind of ["mousedown", "mouseup"]) target.dispatchEvent(new MouseEvent(kind, where));
-}, 50);
-</script>"""
+})()"""
+OPENED = "document.body.getAttribute('data-opened')"
 
 
 @pytest.mark.browser
 def test_a_browser_draws_them_and_a_click_opens_the_run(trials, references, tmp_path):
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("no Chromium is installed")
     best = trials.assign(url="http://127.0.0.1:5000/#/best")
     figures = [history_figure(best, "loss", "min"), slice_figure(best, RATE, "loss", "min")]
     figures += [importance_figure({"rate": 0.7, "share": 0.1}, "loss", 12)]
     figures += front_figures(best, OBJECTIVES, references)
     figures += [hypervolume_figure(hypervolume_history(best, OBJECTIVES, REFERENCE), REFERENCE)]
-    page = page_html("Search", "", [Section("Trials", "", figures)]).replace("</body>", CLICK + "</body>")
-    (tmp_path / "page.html").write_text(page, encoding="utf-8")
-    flags = ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--enable-logging=stderr"]
-    flags += ["--use-angle=swiftshader", "--enable-unsafe-swiftshader"]  # WebGL without a GPU
-    flags += ["--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={tmp_path}/profile", "--window-size=1280,4000"]
-    command = [chromium, *flags, "--virtual-time-budget=20000", "--dump-dom", f"file://{tmp_path}/page.html"]
-    for _ in range(4):  # on a busy machine the virtual time can be over before the first frame, with nothing drawn
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-        if "data-opened=" in done.stdout:
-            break
-    assert done.stdout.count('data-drawn="yes"') == len(figures)
-    assert 'data-opened="http://127.0.0.1:5000/#/best"' in done.stdout
-    said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    assert [line for line in said if not any(hint in line for hint in SPEED_HINTS)] == []
+    page = tmp_path / "page.html"
+    page.write_text(page_html("Search", "", [Section("Trials", "", figures)]), encoding="utf-8")
+    with running_browser(tmp_path, flags=IN_SPACE) as browser:
+        browser.window(1280, 4000)
+        browser.open(page)
+        assert browser.evaluate("document.querySelectorAll('.plot').length") == len(figures)
+        assert browser.wait_for(DRAWN)
+        browser.evaluate(CLICK)
+        assert browser.wait_for(f"{OPENED} !== null")
+        assert browser.evaluate(OPENED) == "http://127.0.0.1:5000/#/best"
+        assert [said for said in browser.said if not any(hint in said for hint in SPEED_HINTS)] == []
