@@ -7,10 +7,43 @@ import torch.nn.functional as F
 
 from gram_platform.config import Objective
 
+LOGITS_AT_ONCE = {"cpu": 2**21, "cuda": 2**26}  # whose float32 forms exist together: what a cache, or a GPU, likes
+
 
 def cross_entropy(logits_BTV: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
-    """Mean next-token cross entropy in nats over all B x T targets; computed in float32."""
-    return F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten())
+    """Mean next-token cross entropy in nats over all B x T targets; computed in float32, a part at a time."""
+    return _CrossEntropy.apply(logits_BTV.flatten(0, 1), targets_BT.flatten())
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """The forward pass leaves the gradient, (p - 1[target]) / N, so that no float32 form of all logits ever exists."""
+
+    @staticmethod
+    def forward(ctx, logits_NV: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:
+        num_tokens, vocab_size = logits_NV.shape
+        ctx.grad_NV = torch.empty_like(logits_NV) if ctx.needs_input_grad[0] else None
+        rows = rows_at_once(logits_NV.device, vocab_size)
+        total = torch.zeros((), device=logits_NV.device)
+        for first in range(0, num_tokens, rows):
+            part = slice(first, first + rows)
+            targets = targets_N[part].unsqueeze(1)
+            log_p = F.log_softmax(logits_NV[part], dim=-1, dtype=torch.float32)
+            total -= log_p.gather(1, targets).sum()
+            if ctx.grad_NV is not None:
+                p = log_p.exp_()
+                p.scatter_add_(1, targets, p.new_full((), -1.0).expand(targets.shape))
+                ctx.grad_NV[part] = p.div_(num_tokens)
+        return total / num_tokens
+
+    @staticmethod
+    def backward(ctx, grad: torch.Tensor):
+        grad_NV, ctx.grad_NV = ctx.grad_NV, None  # it is scaled in place, so it serves once
+        return grad_NV.mul_(grad), None
+
+
+def rows_at_once(device: torch.device, vocab_size: int) -> int:
+    """Tokens whose logits are in float32 together."""
+    return max(1, LOGITS_AT_ONCE.get(device.type, LOGITS_AT_ONCE["cuda"]) // vocab_size)
 
 
 def token_cross_entropy(logits_BTV: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:

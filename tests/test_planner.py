@@ -12,6 +12,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
 from experiments.scaling import STUDY
+from gram_platform import objectives
 from gram_platform.config import UNLABELLED, DataConfig, DomainBudget, ModelConfig, ModuleSpec, RoutingConfig, Slice
 from gram_platform.evaluate import LOGITS_BYTES, evaluation_batch
 from gram_platform.flops import hardware_flops, total_parameters
@@ -34,7 +35,7 @@ from gram_platform.planner import (
     run_evaluation_flops,
     run_flops,
 )
-from gram_platform.planner.activations import logits_bytes, saved_bytes
+from gram_platform.planner.activations import LOGITS_AT_ONCE, logits_bytes, saved_bytes
 from gram_platform.planner.memory import BYTES, EVALUATION_LOGITS_BYTES, possible_routes, rank_memory
 from gram_platform.planner.weights import CORE_MLP, SHARED, model_weights, module_set
 from gram_platform.routing import Plan
@@ -201,9 +202,12 @@ def test_activations_are_what_autograd_saves(case, precision):
     name, active, trained = SAVED[case]
     run = run_of(name, precision=precision)
     saved = saved_bytes(run.model, BYTES[precision], active, trained)
-    log_softmax = 4 * run.model.vocab_size  # the one tensor of `logits_bytes` that is saved
-    expected = run.micro_batch * run.model.seq_len * (sum(saved.layers) + saved.outside + log_softmax)
+    expected = run.micro_batch * run.model.seq_len * (sum(saved.layers) + saved.outside)
     assert expected == pytest.approx(saved_by_autograd(run, active, trained), rel=0.02)
+
+
+def test_the_logits_in_float32_together_are_those_of_the_objective():
+    assert objectives.LOGITS_AT_ONCE["cuda"] == LOGITS_AT_ONCE
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -218,7 +222,7 @@ def test_logits_at_their_peak(objective, dtype):
         loss = cross_entropy(logits_BTV, targets_BT)
         other = {"maxent_kl": maxent_kl, "maxent_entropy": maxent_entropy}.get(objective)
         (loss if other is None else other(logits_BTV)).backward()
-    expected = num_tokens * logits_bytes(config, dtype.itemsize, objective)
+    expected = logits_bytes(config, dtype.itemsize, objective, num_tokens)
     assert expected == pytest.approx(bytes_of.peak, rel=0.02)
 
 
@@ -347,7 +351,8 @@ def test_activation_checkpointing_keeps_inputs_and_one_layer(precision):
     with Allocations() as bytes_of:
         loss = cross_entropy(learner.forward(tokens_BT[:, :-1], {"lisp": 1.0}), tokens_BT[:, 1:])
         gc.collect()
-        kept = bytes_of.live - 4 * run.micro_batch * run.model.seq_len * run.model.vocab_size  # its log-softmax
+        num_logits = run.micro_batch * run.model.seq_len * run.model.vocab_size
+        kept = bytes_of.live - BYTES[precision] * num_logits  # their gradient
         loss.backward()
     plain, checkpointed = rank_memory(run, 1), rank_memory(run, 1, checkpointing=True)
     assert checkpointed.activations == pytest.approx(kept, rel=0.05)

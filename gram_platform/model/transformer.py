@@ -10,11 +10,11 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from gram_platform.config import ModelConfig, ModuleSpec
+from gram_platform.model.kernels import attention, rotated
 from gram_platform.model.modules import Lora, Mlp
 from gram_platform.routing import CORE_MLP, SHARED, module_set
 
@@ -43,10 +43,7 @@ class Rotary(nn.Module):
     def forward(self, x_BHTh: torch.Tensor, first: int = 0) -> torch.Tensor:
         """`first`: the position of the first token."""
         stop = first + x_BHTh.shape[2]
-        cos, sin = self.cos_Th[first:stop], self.sin_Th[first:stop]
-        first, second = x_BHTh.chunk(2, dim=-1)
-        rotated = torch.cat([-second, first], dim=-1)
-        return (x_BHTh * cos + rotated * sin).to(x_BHTh.dtype)
+        return rotated(x_BHTh, self.cos_Th[first:stop], self.sin_Th[first:stop])
 
 
 class Attention(nn.Module):
@@ -65,16 +62,14 @@ class Attention(nn.Module):
         """(q_BHTh, k_BKTh, v_BKTh) of tokens from position `first` on."""
         B, T, _ = x_BTD.shape
         heads_BTnh = self.qkv_proj(x_BTD).view(B, T, -1, self.head_dim)
-        # queries and keys are rotated together: one call instead of two
-        qk_BnTh = rotary(heads_BTnh[:, :, : self.num_heads + self.num_kv_heads].transpose(1, 2), first)
+        qk_BTnh, v_BTKh = heads_BTnh.split([self.num_heads + self.num_kv_heads, self.num_kv_heads], dim=2)
+        qk_BnTh = rotary(qk_BTnh.transpose(1, 2), first)  # one call instead of two
         q_BHTh, k_BKTh = qk_BnTh.split([self.num_heads, self.num_kv_heads], dim=1)
-        return q_BHTh, k_BKTh, heads_BTnh[:, :, self.num_heads + self.num_kv_heads :].transpose(1, 2)
+        return q_BHTh, k_BKTh, v_BTKh.transpose(1, 2)
 
     def attend(self, q_BHTh: torch.Tensor, k_BKSh: torch.Tensor, v_BKSh: torch.Tensor, is_causal: bool) -> torch.Tensor:
         """x_BTD: what T queries see of S keys and values."""
-        group = self.num_heads // self.num_kv_heads
-        k_BHSh, v_BHSh = k_BKSh.repeat_interleave(group, dim=1), v_BKSh.repeat_interleave(group, dim=1)
-        out_BHTh = F.scaled_dot_product_attention(q_BHTh, k_BHSh, v_BHSh, is_causal=is_causal)
+        out_BHTh = attention(q_BHTh, k_BKSh, v_BKSh, is_causal)
         return self.o_proj(out_BHTh.transpose(1, 2).flatten(2))
 
 

@@ -1,8 +1,8 @@
 """What autograd keeps of one micro-batch between forward and backward, and what the loss adds.
 
 Counted from the operations in `model/` and `objectives.py`, tensor by tensor. Tests compare with the storages that
-autograd really saves. Kernels that save the scores of attention (torch's math kernel) are not counted: flash and
-memory-efficient attention keep queries, keys, values, the output, and a float32 log-sum a head and token.
+autograd really saves. Kernels that save the scores of attention (torch's math kernel) are not counted: the others
+keep queries, keys, values, the output, and a float32 log-sum a head and token.
 """
 
 from collections.abc import Collection
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from gram_platform.config import ModelConfig
 from gram_platform.planner.weights import CORE_MLP, SHARED, module_set
 
+LOGITS_AT_ONCE = 2**26  # whose float32 forms a GPU has together (`objectives.py`)
 INDEX_BYTES = 8  # token ids are int64
 FLOAT_BYTES = 4
 NORM_STATISTICS = 2 * FLOAT_BYTES  # mean and reciprocal deviation of one LayerNorm and token
 
-# Float32 copies of the logits alive at once when the loss's backward peaks, beside the logits themselves. Cross
-# entropy: log-softmax, its gradient, and the gradient of its input. MaxEnt adds its own log-softmax (the cross entropy
-# is reported and its graph stays) and, as -H(p), the probabilities and three products.
-FLOAT_LOGITS = {"cross_entropy": 3, "maxent_kl": 4, "maxent_entropy": 6}
+# Float32 tensors of the logits' size alive at once when MaxEnt's backward peaks: its own log-softmax, its gradient, and
+# the gradient of its input; as -H(p), the probabilities and a product too.
+FLOAT_LOGITS = {"maxent_kl": 3, "maxent_entropy": 5}
 
 
 @dataclass(frozen=True)
@@ -41,16 +41,22 @@ def saved_bytes(config: ModelConfig, width: int, active: Collection[str], traine
         layers.append(_attention(config, width, flowing, shared) + _mlps(config, width, flowing, active, trained))
         flowing = flowing or shared or core or modules_trained
     head = (width * config.d_model + NORM_STATISTICS) * flowing + width * config.d_model * shared
-    return Saved(tuple(inputs), tuple(layers), head + 2 * INDEX_BYTES)
+    return Saved(tuple(inputs), tuple(layers), head + INDEX_BYTES)
 
 
 def _attention(config: ModelConfig, width: int, flowing: bool, shared: bool) -> int:
-    """The first norm and attention; queries and rotated keys are one tensor, keys and values are repeated for heads."""
+    """The first norm and attention; rotated queries and keys are one tensor.
+
+    Values are a view of what the projection gave, which is kept whole; kernels of float32 repeat keys and values for
+    every head instead.
+    """
     if not (flowing or shared):
         return 0
     d_model, key_width = config.d_model, config.num_kv_heads * config.head_dim
     normed_input = d_model * shared
-    values = d_model + normed_input + (d_model + key_width) + 3 * d_model
+    is_repeated = width == FLOAT_BYTES and config.num_kv_heads < config.num_heads
+    keys_and_values = 2 * d_model if is_repeated else d_model + 2 * key_width
+    values = d_model + normed_input + (d_model + key_width) + keys_and_values + d_model
     return width * values + NORM_STATISTICS + FLOAT_BYTES * config.num_heads
 
 
@@ -77,11 +83,22 @@ def _mlps(config: ModelConfig, width: int, flowing: bool, active: Collection[str
     return width * values + statistics
 
 
-def logits_bytes(config: ModelConfig, width: int, objective: str) -> int:
-    """Bytes a token at the peak of the loss's backward: the logits, and float32 tensors of their size."""
-    return config.vocab_size * (width + FLOAT_BYTES * FLOAT_LOGITS[objective])
+def logits_bytes(config: ModelConfig, width: int, objective: str, num_tokens: int) -> int:
+    """Bytes at the peak of the loss: the logits, the gradient of their cross entropy, and float32 forms.
+
+    Cross entropy has those of a part of the tokens at a time; MaxEnt comes on top of it, with all.
+    """
+    values = num_tokens * config.vocab_size
+    floats = values * FLOAT_LOGITS[objective] if objective in FLOAT_LOGITS else _float_values(values, width)
+    return 2 * width * values + FLOAT_BYTES * floats
 
 
-def evaluation_logits_bytes(config: ModelConfig, width: int) -> int:
-    """Bytes a token without gradients: the logits, their float32 copy unless they are float32, and its log-softmax."""
-    return config.vocab_size * (width + FLOAT_BYTES + FLOAT_BYTES * (width != FLOAT_BYTES))
+def evaluation_logits_bytes(config: ModelConfig, width: int, num_tokens: int) -> int:
+    """Bytes without gradients: the logits, and float32 forms of a part."""
+    values = num_tokens * config.vocab_size
+    return width * values + FLOAT_BYTES * _float_values(values, width)
+
+
+def _float_values(num_values: int, width: int) -> int:
+    """Of the log-softmax of a part, and of the float32 logits that it comes from unless they are float32 anyhow."""
+    return min(num_values, LOGITS_AT_ONCE) * (1 + (width != FLOAT_BYTES))

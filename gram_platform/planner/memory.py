@@ -87,12 +87,12 @@ def rank_memory(run: RunConfig, num_ranks: int, checkpointing: bool = False) -> 
         optimizer=sum(2 * FLOAT_BYTES * w.shard(0, num_ranks) + FLOAT_BYTES for w in stepped),
         gradients=gradients,
         activations=activations,
-        logits=tokens * logits_bytes(run.model, width, run.objective.kind),
+        logits=logits_bytes(run.model, width, run.objective.kind, tokens),
         kept_logits=2 * tokens * width * run.model.vocab_size,
         recomputed=recomputed,
         gathered=width * _num_gathered(weights, routes, num_ranks) if num_ranks > 1 else 0,
         reduction=reduction,
-        evaluation=_evaluation_tokens(run) * evaluation_logits_bytes(run.model, width),
+        evaluation=evaluation_logits_bytes(run.model, width, _evaluation_tokens(run)),
     )
 
 

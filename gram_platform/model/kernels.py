@@ -1,0 +1,118 @@
+"""Attention and rotary embedding in the forms that are fastest on a CPU; elsewhere torch's own.
+
+Each is the same function as torch's, rounded alike; FINDINGS.md has what they gain. Shapes as in `transformer.py`;
+G = H / K query heads share a key-value head.
+"""
+
+import torch
+import torch.nn.functional as F
+
+BLOCK = 128  # queries whose gradients are computed at once: what lies above the diagonal of a block is wasted
+SCORES = 2**20  # of one matrix product: few enough to stay in a core's cache until they are used up
+
+
+def rotated(x_BnTh: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Queries or keys turned by their positions' angles, computed in float32; the halves of h are the pairs.
+
+    `cos` and `sin` have the angles twice over along h, in any shape that broadcasts.
+    """
+    if x_BnTh.device.type == "cpu" and not torch.compiler.is_compiling():
+        return _Rotation.apply(x_BnTh, cos, sin)
+    first, second = x_BnTh.chunk(2, dim=-1)
+    return (x_BnTh * cos + torch.cat([-second, first], dim=-1) * sin).to(x_BnTh.dtype)
+
+
+class _Rotation(torch.autograd.Function):
+    """The gradient of a rotation is the rotation back."""
+
+    @staticmethod
+    def forward(ctx, x_BnTh: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _turned(x_BnTh, cos, sin, 1.0)
+
+    @staticmethod
+    def backward(ctx, grad_BnTh: torch.Tensor):
+        return _turned(grad_BnTh, *ctx.saved_tensors, -1.0), None, None
+
+
+def _turned(x_BnTh: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, direction: float) -> torch.Tensor:
+    half = x_BnTh.shape[-1] // 2
+    float_x = x_BnTh.float()
+    out, crossed = float_x * cos, float_x * sin
+    out[..., :half].sub_(crossed[..., half:], alpha=direction)
+    out[..., half:].add_(crossed[..., :half], alpha=direction)
+    return out.to(x_BnTh.dtype)
+
+
+def attention(q_BHTh: torch.Tensor, k_BKSh: torch.Tensor, v_BKSh: torch.Tensor, is_causal: bool) -> torch.Tensor:
+    """out_BHTh: grouped-query attention, scores over the square root of h."""
+    needs_gradient = torch.is_grad_enabled() and (q_BHTh.requires_grad or v_BKSh.requires_grad)
+    is_slow = q_BHTh.device.type == "cpu" and q_BHTh.dtype == torch.bfloat16 and not torch.compiler.is_compiling()
+    if needs_gradient and is_slow and is_causal and q_BHTh.shape[2] == k_BKSh.shape[2]:
+        return _CausalAttention.apply(q_BHTh, k_BKSh, v_BKSh)
+    return F.scaled_dot_product_attention(q_BHTh, k_BKSh, v_BKSh, is_causal=is_causal, enable_gqa=True)
+
+
+class _CausalAttention(torch.autograd.Function):
+    """Torch's fused forward pass, and a backward pass of matrix products, which torch's fused one has not on a CPU."""
+
+    @staticmethod
+    def forward(ctx, q_BHTh: torch.Tensor, k_BKTh: torch.Tensor, v_BKTh: torch.Tensor) -> torch.Tensor:
+        group = q_BHTh.shape[1] // k_BKTh.shape[1]
+        k_BHTh, v_BHTh = (x.repeat_interleave(group, dim=1) for x in (k_BKTh, v_BKTh))
+        out_BHTh, logsum_BHT = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q_BHTh, k_BHTh, v_BHTh, is_causal=True
+        )
+        ctx.save_for_backward(q_BHTh, k_BKTh, v_BKTh, out_BHTh, logsum_BHT)
+        return out_BHTh
+
+    @staticmethod
+    def backward(ctx, grad_BHTh: torch.Tensor):
+        q_BHTh, k_BKTh, v_BKTh, out_BHTh, logsum_BHT = ctx.saved_tensors
+        B, H, T, h = q_BHTh.shape
+        K = k_BKTh.shape[1]
+        dot_BHT = (grad_BHTh.float() * out_BHTh).sum(-1)
+        ones = k_BKTh.new_ones(1)
+        # P = exp(Q K' - logsum) and dS = P (dO V' - dot): what is subtracted rides on the products as two columns
+        qa = _with_columns(q_BHTh * h**-0.5, logsum_BHT).view(B * K, H // K, T, h + 2)
+        da = _with_columns(grad_BHTh, dot_BHT).view(B * K, H // K, T, h + 2)
+        ka, va = (torch.cat([x, ones.expand(B, K, T, 2)], dim=-1).view(B * K, T, h + 2) for x in (k_BKTh, v_BKTh))
+        dq = qa.new_empty(B * K, H // K, T, h)
+        dk, dv = (torch.zeros(B * K, T, h) for _ in range(2))
+        future = torch.ones(min(BLOCK, T), min(BLOCK, T), dtype=torch.bool).triu(1)
+        rows = max(1, SCORES // (H // K * min(BLOCK, T) * T))
+        for first in range(0, B * K, rows):
+            part = slice(first, first + rows)
+            for start in range(0, T, BLOCK):
+                here, before = slice(start, start + BLOCK), slice(0, start + BLOCK)
+                dq[part, :, here] = _block(
+                    qa[part, :, here],
+                    ka[part, before],
+                    va[part, before],
+                    da[part, :, here],
+                    future,
+                    dk[part, before],
+                    dv[part, before],
+                )
+        shape = (B, K, T, h)
+        return (dq * h**-0.5).view(B, H, T, h), dk.view(shape).to(ka.dtype), dv.view(shape).to(va.dtype)
+
+
+def _with_columns(x_BHTh: torch.Tensor, subtracted_BHT: torch.Tensor) -> torch.Tensor:
+    """x with two more columns, whose sum is what is to be subtracted to twice the precision of one."""
+    high = subtracted_BHT.to(x_BHTh.dtype)
+    low = (subtracted_BHT - high).to(x_BHTh.dtype)
+    return torch.cat([x_BHTh, -high.unsqueeze(-1), -low.unsqueeze(-1)], dim=-1)
+
+
+def _block(qa, ka, va, da, future, dk, dv) -> torch.Tensor:
+    """Gradient of a block of queries, before the scale; adds theirs to those of keys and values."""
+    N, G, T, width = qa.shape
+    h = width - 2
+    qa, da = qa.reshape(N, G * T, width), da.reshape(N, G * T, width)
+    p = torch.bmm(qa, ka.transpose(1, 2)).exp_()
+    p.view(N, G, T, -1)[..., -T:].masked_fill_(future[:T, :T], 0.0)
+    dv += torch.bmm(p.transpose(1, 2), da[..., :h])
+    ds = torch.bmm(da, va.transpose(1, 2)).mul_(p)
+    dk += torch.bmm(ds.transpose(1, 2), qa[..., :h])
+    return torch.bmm(ds, ka[..., :h]).view(N, G, T, h)

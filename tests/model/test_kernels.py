@@ -1,0 +1,90 @@
+"""The forms that are fast on a CPU are the same functions as torch's, and their gradients as close to exact ones."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from gram_platform.model.kernels import BLOCK, attention, rotated
+from gram_platform.objectives import LOGITS_AT_ONCE, cross_entropy
+
+SHAPES = [(2, BLOCK + 41, 8, 2, 16), (3, 2 * BLOCK, 4, 4, 8), (1, 1, 2, 1, 8), (5, 24, 4, 1, 16)]
+
+
+def heads(shape, seed=0) -> tuple[torch.Tensor, ...]:
+    """Queries, keys, values and the output's gradient of (B, T, H, K, h), strided as a projection gives them."""
+    B, T, H, K, h = shape
+    generator = torch.Generator().manual_seed(seed)
+    widths = (H, K, K, H)
+    return tuple(torch.randn(B, T, n, h, generator=generator).bfloat16().transpose(1, 2) for n in widths)
+
+
+def gradients(function, inputs, grad, dtype) -> list[torch.Tensor]:
+    leaves = [x.detach().to(dtype).requires_grad_() for x in inputs]
+    out = function(*leaves)
+    out.backward(grad.to(dtype))
+    return [out.detach(), *(leaf.grad for leaf in leaves)]
+
+
+def torch_attention(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_attention_and_its_gradients(shape):
+    *inputs, grad = heads(shape)
+    exact = gradients(torch_attention, inputs, grad, torch.float64)
+    torchs = gradients(torch_attention, inputs, grad, torch.bfloat16)
+    ours = gradients(lambda q, k, v: attention(q, k, v, True), inputs, grad, torch.bfloat16)
+    assert torch.equal(ours[0], torchs[0])
+    for mine, value in zip(ours, exact, strict=True):
+        assert mine.dtype == torch.bfloat16
+        torch.testing.assert_close(mine.double(), value, rtol=0.02, atol=0.02 * float(value.abs().max()) + 1e-3)
+        assert (mine - value).norm() <= 0.008 * value.norm() + 1e-3  # a value of bfloat16 is off by up to 0.004
+
+
+def test_no_token_sees_a_later_one():
+    *inputs, grad = heads(SHAPES[0])
+    grad[:, :, 50:] = 0
+    _, _, dk, dv = gradients(lambda q, k, v: attention(q, k, v, True), inputs, grad, torch.bfloat16)
+    assert dk[:, :, 50:].abs().max() == dv[:, :, 50:].abs().max() == 0
+    assert dv[:, :, :50].abs().min() > 0
+
+
+def test_large_scores_neither_overflow_nor_vanish():
+    q, k, v, grad = heads(SHAPES[0])
+    for value in gradients(lambda q, k, v: attention(q, k, v, True), (60 * q, 60 * k, v), grad, torch.bfloat16):
+        assert value.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rotation_is_the_formula_to_the_bit(dtype):
+    generator = torch.Generator().manual_seed(1)
+    x, grad = (torch.randn(2, 5, 7, 8, generator=generator, dtype=torch.float32).to(dtype) for _ in range(2))
+    angles = torch.randn(7, 4, generator=generator)
+    cos, sin = (torch.cat([f(angles)] * 2, dim=-1) for f in (torch.cos, torch.sin))
+
+    def formula(x):
+        first, second = x.chunk(2, dim=-1)
+        return (x * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)
+
+    ours, theirs = (gradients(f, [x], grad, dtype) for f in (lambda x: rotated(x, cos, sin), formula))
+    assert torch.equal(ours[0], theirs[0])
+    torch.testing.assert_close(ours[1], theirs[1], rtol=0.02 * (dtype != torch.float32), atol=0.02)
+    assert dtype != torch.float32 or torch.equal(ours[1], theirs[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_cross_entropy_of_parts_is_that_of_the_whole(dtype, monkeypatch):
+    monkeypatch.setitem(LOGITS_AT_ONCE, "cpu", 5 * 30)  # five tokens at a time, the last part smaller
+    generator = torch.Generator().manual_seed(2)
+    logits = 4 * torch.randn(3, 7, 30, generator=generator)
+    targets = torch.randint(0, 30, (3, 7), generator=generator)
+    ours, theirs = (logits.to(dtype).detach().requires_grad_() for _ in range(2))
+    loss = cross_entropy(ours, targets)
+    (0.3 * loss).backward()
+    expected = F.cross_entropy(theirs.float().flatten(0, 1), targets.flatten())
+    (0.3 * expected).backward()
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)
+    rtol = 0.01 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=rtol, atol=1e-7)
