@@ -51,10 +51,13 @@ def hash_key(*parts: object) -> int:
     return int.from_bytes(hashlib.sha256(canonical_json(list(parts)).encode()).digest()[:8], "little")
 
 
-def hash_counters(key: int, counters: np.ndarray) -> np.ndarray:
-    """SplitMix64 of key + counter x golden ratio (Steele et al. 2014): uint64 of the counters' shape."""
+def hash_counters(key: int | np.ndarray, counters: np.ndarray) -> np.ndarray:
+    """SplitMix64 of key + counter x golden ratio (Steele et al. 2014): uint64 of the counters' shape.
+
+    `key`: one for all, or uint64 for each.
+    """
     with np.errstate(over="ignore"):
-        z = _U64(key) + (counters.astype(_U64) + _U64(1)) * _U64(0x9E3779B97F4A7C15)
+        z = (_U64(key) if isinstance(key, int) else key) + (counters.astype(_U64) + _U64(1)) * _U64(0x9E3779B97F4A7C15)
         z = (z ^ (z >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> _U64(27))) * _U64(0x94D049BB133111EB)
         return z ^ (z >> _U64(31))
@@ -67,32 +70,39 @@ def uniforms(key: int, counters: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class KeyedPermutation:
-    """A permutation of range(size) evaluated anywhere without holding it.
-
-    A balanced Feistel network of six rounds over the next even power of two, walked until it falls inside the range
-    (Black and Rogaway 2002, "Ciphers with arbitrary finite domains").
-    """
+    """A permutation of range(size) evaluated anywhere without holding it."""
 
     size: int
     key: int
 
     def __call__(self, indices: np.ndarray) -> np.ndarray:
         """int64 images of int64 indices in [0, size)."""
-        half_bits = max(1, ((self.size - 1).bit_length() + 1) // 2)
-        values = self._encrypt(indices.astype(_U64), half_bits)
-        outside = values >= self.size
-        while outside.any():
-            values[outside] = self._encrypt(values[outside], half_bits)
-            outside = values >= self.size
-        return values.astype(np.int64)
+        return permuted(self.size, np.full(indices.shape, self.key, dtype=_U64), indices)
 
-    def _encrypt(self, values: np.ndarray, half_bits: int) -> np.ndarray:
-        mask, shift = _U64((1 << half_bits) - 1), _U64(half_bits)
-        left, right = values >> shift, values & mask
-        for round_index in range(6):
-            mixed = hash_counters(self.key + round_index * 0x632BE59BD9B4E019 & (2**64 - 1), right)
-            left, right = right, left ^ (mixed & mask)
-        return (left << shift) | right
+
+def permuted(size: int, keys: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    """int64 images of indices in [0, size), each under the permutation of its own uint64 key.
+
+    A balanced Feistel network of six rounds over the next even power of two, walked until it falls inside the range
+    (Black and Rogaway 2002, "Ciphers with arbitrary finite domains").
+    """
+    half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
+    values = _encrypted(indices.astype(_U64), keys, half_bits)
+    outside = values >= size
+    while outside.any():
+        values[outside] = _encrypted(values[outside], keys[outside], half_bits)
+        outside = values >= size
+    return values.astype(np.int64)
+
+
+def _encrypted(values: np.ndarray, keys: np.ndarray, half_bits: int) -> np.ndarray:
+    mask, shift = _U64((1 << half_bits) - 1), _U64(half_bits)
+    left, right = values >> shift, values & mask
+    for round_index in range(6):
+        with np.errstate(over="ignore"):
+            round_keys = keys + _U64(round_index * 0x632BE59BD9B4E019 & (2**64 - 1))
+        left, right = right, left ^ (hash_counters(round_keys, right) & mask)
+    return (left << shift) | right
 
 
 # --------------------------------------------------------------------------------------------------- the plan
@@ -208,14 +218,9 @@ def draw_positions(seed: int, budget: DomainBudget, cursor: int, count: int) -> 
 
     Every pass over the pool has an order of its own, keyed by seed, domain and pass.
     """
-    draws = np.arange(cursor, cursor + count)
-    passes, within = np.divmod(draws, budget.num_sequences)
-    positions = np.empty(count, dtype=np.int64)
-    for pass_index in np.unique(passes):
-        mine = passes == pass_index
-        key = hash_key(seed, "draw", budget.name, int(pass_index))
-        positions[mine] = KeyedPermutation(budget.num_sequences, key)(within[mine])
-    return positions
+    passes, within = np.divmod(np.arange(cursor, cursor + count), budget.num_sequences)
+    keys_of_passes = [hash_key(seed, "draw", budget.name, p) for p in range(int(passes[0]), int(passes[-1]) + 1)]
+    return permuted(budget.num_sequences, np.array(keys_of_passes, dtype=_U64)[passes - passes[0]], within)
 
 
 def domain_permutation(data_id: str, domain: str, num_available: int) -> KeyedPermutation:

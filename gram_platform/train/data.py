@@ -33,8 +33,9 @@ class PlanReader:
         return rows[micro_batch.cursor - first :][:size]
 
     def _chunk(self, domain: str, cursor: int) -> np.ndarray:
-        count = max(CHUNK // self.config.micro_batch, 1) * self.config.micro_batch
         budget = self._budgets[domain]
+        whole_chunk = max(CHUNK // self.config.micro_batch, 1) * self.config.micro_batch
+        count = min(whole_chunk, budget.num_draws - cursor)
         positions = draw_positions(self.config.seed, budget, cursor, count)
         rows, begin = np.empty((count, 2), dtype=np.int64), 0
         for part in budget.pool:
