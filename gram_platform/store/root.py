@@ -42,9 +42,10 @@ class Store:
         folder = open_folder(self.root, writable=True)
         probe = f"probe-{secrets.token_hex(4)}"
         try:
-            folder.write(probe, bytes(2**16))
+            folder.write(probe, bytes(2**16), durable=False)
             folder.remove(probe)
-            folder.create("store.json", b'{"layout":%d,"recipe_version":%d}\n' % (LAYOUT, RECIPE_VERSION))
+            if not folder.exists("store.json"):
+                folder.create("store.json", b'{"layout":%d,"recipe_version":%d}\n' % (LAYOUT, RECIPE_VERSION))
             free_bytes = shutil.disk_usage(self.root).free if self.is_local else min_free_bytes
         except OSError as error:
             raise invalid("storage", self.root, f"a place where files can be written ({error})") from error
