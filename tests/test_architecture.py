@@ -42,7 +42,7 @@ ROOMS = {
     "searches": ("ray", "optuna", "numpy", "pandas", "plotly", "sqlalchemy", "tyro"),
     "campaign": ("tyro",),
     "site": ("pandas", "plotly"),
-    "benchmarks": ("torch", "numpy", "ray", "sqlalchemy"),
+    "benchmarks": ("torch", "numpy", "ray", "sqlalchemy", "tokenizers", "transformers"),
     "cli": ("pandas", "tyro", "rich"),
 }
 FORBIDDEN = {"engine": {"analysis", "figures", "report"}}  # above the engine, yet not for it: it must not need them

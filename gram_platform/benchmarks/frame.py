@@ -6,7 +6,7 @@ import sqlalchemy as sql
 
 from gram_platform.analysis.frame import load_curves, load_runs
 from gram_platform.benchmarks.many_runs import DOMAINS, run_config, write_run
-from gram_platform.benchmarks.measurement import Measurement
+from gram_platform.benchmarks.measurement import Aim, Measurement, Settings
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, default_tracking_uri
 from gram_platform.tracking.entry import RUN_ID, VALIDATION_LOSS
@@ -17,10 +17,10 @@ NUM_TIMES = 3
 TABLES = ("runs", "tags", "params", "metrics", "latest_metrics")
 
 
-def measure(storage: str, tracking_uri: str = "", num_runs: int = NUM_RUNS) -> Measurement:
-    """Best of three; `tracking_uri` is an empty database, by default SQLite in the storage."""
-    uri = tracking_uri or default_tracking_uri(storage)
-    fill(storage, uri, num_runs)
+def measure(settings: Settings, num_runs: int = NUM_RUNS) -> list[Measurement]:
+    """Three times, each beside the query."""
+    uri = settings.tracking_uri or default_tracking_uri(settings.storage)
+    fill(settings.storage, uri, num_runs)
     timed, reference = [], []
     for _ in range(NUM_TIMES):
         started = time.perf_counter()
@@ -30,14 +30,15 @@ def measure(storage: str, tracking_uri: str = "", num_runs: int = NUM_RUNS) -> M
         started = time.perf_counter()
         assert len(_raw_points(uri)) == num_curve_points
         reference.append(time.perf_counter() - started)
-    return Measurement(
+    frame = Measurement(
         name="frame",
-        value=min(timed),
         unit="s",
-        reference=min(reference),
+        values=tuple(timed),
+        references=tuple(reference),
         against="one SQL query for the points of the same curves",
-        aim="at most 5 s",
+        aim=Aim("at most", 5.0, "value"),
     )
+    return [frame]
 
 
 def fill(storage: str, tracking_uri: str, num_runs: int) -> None:

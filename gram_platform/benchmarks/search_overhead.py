@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from gram_platform.benchmarks.measurement import Measurement
+from gram_platform.benchmarks.measurement import Aim, Measurement, Settings
 from gram_platform.config import CORE
 from gram_platform.corpora import prepare
 from gram_platform.engine.proposals import Objective, OptunaSource
@@ -18,7 +18,7 @@ from gram_platform.searches.flags import OptunaFlags
 from gram_platform.searches.run import build_scene, open_groups, parse, trial_overheads
 from gram_platform.space import Parameter, Space
 from gram_platform.store import Store
-from gram_platform.study import Preset
+from gram_platform.study.scaling import SMOKE
 from gram_platform.study.session import connect, execution_of
 
 NUM_TRIALS = 16
@@ -50,24 +50,26 @@ class _Search(OptunaSearch):
         return {"lr": {}}
 
 
-def measure(preset: Preset, storage: str) -> Measurement:
-    """Median seconds of one-worker trials beyond their training, the first of each process left out."""
+def measure(settings: Settings) -> list[Measurement]:
+    """Seconds of one-worker trials of the smallest size beyond their training, the first of each process left out."""
+    preset = replace(SMOKE, sizes={"tiny": SMOKE.sizes["tiny"]})
     objectives = (Objective("loss", "minimize", worst=20.0),)
     trials = {"bench": NUM_TRIALS}
     search = _Search("bench", "", "", {"bench": preset}, "bench", objectives=objectives, num_trials=trials)
-    scene = build_scene(search, parse(search, ["--storage", storage, "--seeds", "1"]))
-    prepare(scene.recipe, Store(storage).open_for_writing().data_root)
+    scene = build_scene(search, parse(search, ["--storage", settings.storage, "--seeds", "1"]))
+    prepare(scene.recipe, Store(settings.storage).open_for_writing().data_root)
     connect()
     groups = open_groups(search, scene, open_storage(scene.flags.optuna_uri), "bench")
     source = OptunaSource(groups, search.space(scene), objectives)
     outcomes: list[Outcome] = []
     problem, places = Baselines(scene.settings[0]), execution_of(scene.flags, has_gpu=False)
     run_trials(source, problem, *places, Tuning("bench"), on_end=outcomes.append)
-    return Measurement(
-        name="search_trial_overhead",
-        value=statistics.median(trial_overheads(outcomes)),
+    overhead = Measurement(
+        name="search trial overhead",
         unit="s",
-        reference=statistics.median(outcome.trained_s for outcome in outcomes),
+        values=(statistics.median(trial_overheads(outcomes)),),
+        references=(statistics.median(outcome.trained_s for outcome in outcomes),),
         against="training of the same trials",
-        aim="at most 1 s",
+        aim=Aim("at most", 1.0, "value"),
     )
+    return [overhead]

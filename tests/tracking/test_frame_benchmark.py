@@ -5,6 +5,7 @@ import pytest
 from gram_platform.analysis.frame import load_curves, load_runs
 from gram_platform.benchmarks import frame
 from gram_platform.benchmarks.many_runs import DOMAINS
+from gram_platform.benchmarks.measurement import Settings
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -16,7 +17,7 @@ def uri(request, tmp_path):
 
 
 def test_frame(uri, tmp_path):
-    measured = frame.measure(str(tmp_path / "storage"), uri, num_runs=30)
+    (measured,) = frame.measure(Settings(str(tmp_path / "storage"), tracking_uri=uri), num_runs=30)
     assert 0 < measured.reference < measured.value
     curves = load_curves(uri)
     assert len(curves) == 30 * frame.NUM_POINTS * len(DOMAINS)

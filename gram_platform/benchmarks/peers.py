@@ -1,0 +1,105 @@
+"""What one would use instead: Hugging Face's StarCoder2 of a model's shape, in a plain loop of its users."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import nn
+
+from gram_platform.config import ModelConfig, RunConfig
+from gram_platform.routing import Plan
+from gram_platform.train.data import PlanReader
+
+AUTOCAST, COPY = (
+    "autocast",
+    "bfloat16 weights",
+)  # float32 weights computed with in bfloat16, or weights of 16 bits alone
+PRECISIONS = (AUTOCAST, COPY)
+
+
+def why_absent() -> str:
+    """Why there is no peer here; empty where there is one."""
+    try:
+        import transformers  # noqa: F401
+    except ModuleNotFoundError:
+        return "transformers is not installed: there is nothing to compare with"
+    return ""
+
+
+def starcoder2(config: ModelConfig) -> nn.Module:
+    """The Hugging Face model of a dense config's shape; beside ours it has biases in its attention."""
+    from transformers import Starcoder2Config, Starcoder2ForCausalLM
+
+    return Starcoder2ForCausalLM(
+        Starcoder2Config(
+            vocab_size=config.vocab_size,
+            hidden_size=config.d_model,
+            intermediate_size=config.d_mlp,
+            num_hidden_layers=config.num_layers,
+            num_attention_heads=config.num_heads,
+            num_key_value_heads=config.num_kv_heads,
+            max_position_embeddings=config.seq_len,
+            norm_epsilon=config.norm_eps,
+            rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+            bos_token_id=0,
+            eos_token_id=0,
+            use_cache=False,
+            tie_word_embeddings=False,
+        )
+    )
+
+
+@torch.no_grad()
+def load_weights(peer: nn.Module, config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> None:
+    """Our dense weights in the peer; its attention biases become zero."""
+    widths = [config.num_heads * config.head_dim, *[config.num_kv_heads * config.head_dim] * 2]
+    theirs = {f"model.embed_tokens.{n}": weights[f"wte.{n}"] for n in ("weight",)}
+    theirs |= {f"model.norm.{n}": weights[f"ln_f.{n}"] for n in ("weight", "bias")}
+    theirs["lm_head.weight"] = weights["lm_head.weight"]
+    renamed = {"ln_1": "input_layernorm", "ln_2": "post_attention_layernorm", "mlp.c_fc": "mlp.c_fc"}
+    renamed |= {"mlp.c_proj": "mlp.c_proj", "attn.o_proj": "self_attn.o_proj"}
+    for layer in range(config.num_layers):
+        mine, target = f"blocks.{layer}", f"model.layers.{layer}"
+        for ours, name in renamed.items():
+            for kind in ("weight", "bias"):
+                if f"{mine}.{ours}.{kind}" in weights:
+                    theirs[f"{target}.{name}.{kind}"] = weights[f"{mine}.{ours}.{kind}"]
+        parts = weights[f"{mine}.attn.qkv_proj.weight"].split(widths)
+        theirs |= {f"{target}.self_attn.{n}_proj.weight": part for n, part in zip("qkv", parts, strict=True)}
+    absent = peer.load_state_dict(theirs, strict=False)
+    assert not absent.unexpected_keys, absent.unexpected_keys
+    for name in absent.missing_keys:
+        assert name.endswith("_proj.bias"), name
+        peer.get_parameter(name).zero_()
+
+
+def peer_loss(peer: nn.Module, tokens_BT: torch.Tensor) -> torch.Tensor:
+    """Mean next-token cross entropy, by the peer's own loss."""
+    inputs_BT = tokens_BT[:, :-1]
+    return peer(input_ids=inputs_BT, labels=inputs_BT, shift_labels=tokens_BT[:, 1:].contiguous()).loss
+
+
+def peer_steps(
+    run: RunConfig, plan: Plan, reader: PlanReader, precision: str, device: torch.device | str, compiled: bool = False
+) -> Iterator[float]:
+    """Trains the peer on a plan's batches, in its micro-batches; yields the gradient's norm after every step."""
+    peer = starcoder2(run.model).to(device).train()
+    if precision == COPY:
+        peer.to(torch.bfloat16)
+    optimizer = torch.optim.AdamW(
+        peer.parameters(), lr=run.optimizer.peak_lr, betas=(0.9, 0.95), weight_decay=0.1, fused=True
+    )
+    forward = torch.compile(peer) if compiled else peer
+    kind = torch.device(device).type
+    for step in range(run.num_steps):
+        window = plan.window(step)
+        for micro_batch in window:
+            tokens_BT = reader.tokens(micro_batch).to(device, non_blocking=True)
+            context = torch.autocast(kind, torch.bfloat16) if precision == AUTOCAST else contextlib.nullcontext()
+            with context:
+                loss = peer_loss(forward, tokens_BT)
+            (loss / len(window)).backward()
+        norm = nn.utils.clip_grad_norm_(peer.parameters(), run.optimizer.clip_norm)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        yield float(norm)

@@ -1,0 +1,125 @@
+"""Training tokens a second of the product's own loop, against Hugging Face, the machine, and itself without modules."""
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from gram_platform.benchmarks.contestants import DENSE, GRAM, GRAM_FROZEN, Scene, parts, runs
+from gram_platform.benchmarks.matmuls import MatmulRate
+from gram_platform.benchmarks.measurement import Aim, Measurement, Settings
+from gram_platform.benchmarks.peers import PRECISIONS, peer_steps, why_absent
+from gram_platform.benchmarks.step_shares import OVERHEADS, Stopwatch, watched_steps
+from gram_platform.benchmarks.timing import clock_of, interleaved
+from gram_platform.flops import hardware_flops
+from gram_platform.ladder import STORIES_SIZES
+from gram_platform.train.loop import StepRecord, training_steps
+
+MATMULS = "matmuls"
+
+
+def measure(settings: Settings) -> list[Measurement]:
+    """The 26M stories model on all cores; the quick form has two of a step's eight micro-batches."""
+    size = STORIES_SIZES["26M"]
+    num_micro_batches, num_rounds = (size.batch_size // size.micro_batch, 5) if settings.full else (2, 3)
+    scene = Scene(size, num_micro_batches, num_rounds)
+    reason = why_absent()
+    if reason:
+        print(reason, file=sys.stderr)
+    with logging(scene, settings.storage) as log:
+        return compare(scene, log, with_peer=not reason)
+
+
+@contextlib.contextmanager
+def logging(scene: Scene, storage: str) -> Iterator[Callable[[StepRecord], object]]:
+    """What a run does with a step's record: it is summed up, and a heartbeat says where the run is."""
+    from gram_platform.engine.summary import Summary  # a machine with torch and numpy alone compares without it
+    from gram_platform.store import Store
+
+    run = runs(scene)[DENSE]
+    summary, directory = Summary(run), Store(storage).open_for_writing().run(run.run_id)
+    directory.ensure_config(run)
+    with directory.start_attempt("benchmark") as attempt:
+
+        def log(record: StepRecord) -> None:
+            summary.add(record)
+            attempt.heartbeat(record.step, run.num_steps, summary.tokens_per_second)
+
+        yield log
+
+
+def compare(scene: Scene, log: Callable[[StepRecord], object], with_peer: bool) -> list[Measurement]:
+    """Steps of every contestant, interleaved; `log` gets the records of the dense model's."""
+    stopwatch, configs = Stopwatch(), runs(scene)
+    matmuls = MatmulRate(scene.size.dense(), scene.size.micro_batch, scene.device)
+    steps: dict[str, Iterator] = {DENSE: watched_steps(*parts(configs[DENSE], scene), log, stopwatch)}
+    steps |= {name: training_steps(*parts(configs[name], scene)) for name in (GRAM, GRAM_FROZEN)}
+    for precision in PRECISIONS if with_peer else ():
+        _, plan, reader = parts(configs[DENSE], replace(scene, compiled=False))
+        steps[precision] = peer_steps(configs[DENSE], plan, reader, precision, scene.device, scene.compiled)
+    actions = {name: functools.partial(next, each) for name, each in steps.items()} | {MATMULS: matmuls}
+    seconds = interleaved(actions, scene.num_rounds, clock_of(scene.device))
+    measured = [_against_matmuls(scene, seconds[DENSE], matmuls)]
+    if with_peer:
+        measured.insert(0, _against_peer(scene, seconds))
+    measured += [_against_dense(scene, seconds, GRAM, 0.97), _against_dense(scene, seconds, GRAM_FROZEN, 1.0)]
+    return [*measured, _step_overheads(scene, seconds[DENSE], stopwatch)]
+
+
+def _rates(scene: Scene, seconds: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(scene.tokens_per_step / spent for spent in seconds)
+
+
+def _against_peer(scene: Scene, seconds: Mapping[str, tuple[float, ...]]) -> Measurement:
+    rates = {precision: _rates(scene, seconds[precision]) for precision in PRECISIONS}
+    fastest = max(PRECISIONS, key=lambda precision: np.median(rates[precision]))
+    return Measurement(
+        name=f"training {scene.size.name}",
+        unit="tokens/s",
+        values=_rates(scene, seconds[DENSE]),
+        references=rates[fastest],
+        against=f"Hugging Face StarCoder2, {fastest}, the faster of {' and '.join(PRECISIONS)}",
+        aim=Aim("at least", 1.25),
+        details={f"{precision}, tokens/s": float(np.median(each)) for precision, each in rates.items()},
+    )
+
+
+def _against_matmuls(scene: Scene, seconds: tuple[float, ...], matmuls: MatmulRate) -> Measurement:
+    flops = hardware_flops(scene.size.dense(), scene.num_micro_batches * scene.size.micro_batch)
+    by_product = {f"{name}, GFLOP/s": rate / 1e9 for name, rate in matmuls.by_product.items()}
+    return Measurement(
+        name=f"FLOPs {scene.size.name}",
+        unit="GFLOP/s",
+        values=tuple(flops / spent / 1e9 for spent in seconds),
+        references=tuple(rate / 1e9 for rate in matmuls.rates[1:]),  # the first is the warm-up's
+        against="the model's own matrix products in bfloat16",
+        aim=Aim("at least", 0.6),
+        details={**by_product, **matmuls.attention()},
+    )
+
+
+def _against_dense(scene: Scene, seconds: Mapping[str, tuple[float, ...]], name: str, bound: float) -> Measurement:
+    return Measurement(
+        name=f"{name} {scene.size.name}",
+        unit="tokens/s",
+        values=_rates(scene, seconds[name]),
+        references=_rates(scene, seconds[DENSE]),
+        against="the dense model in the same loop",
+        aim=Aim("at least", bound),
+    )
+
+
+def _step_overheads(scene: Scene, seconds: tuple[float, ...], stopwatch: Stopwatch) -> Measurement:
+    shares = stopwatch.shares(sum(seconds), scene.factor)
+    return Measurement(
+        name=f"step overheads {scene.size.name}",
+        unit="of a step",
+        values=(sum(shares[part] for part in OVERHEADS),),
+        references=(),
+        against=f"{scene.size.batch_size * scene.size.seq_len} tokens a step",
+        aim=Aim("at most", 0.08, "value"),
+        details={**shares, "measured at tokens a step": scene.tokens_per_step},
+    )
