@@ -18,7 +18,16 @@ import torch
 
 from gram_platform.benchmarks.measurement import Measurement, Settings, table
 
-BENCHMARKS = ("training", "search_overhead", "frame")  # modules of gram_platform.benchmarks
+BENCHMARKS = (  # modules of gram_platform.benchmarks
+    "training",
+    "evaluation",
+    "study_overhead",
+    "search_overhead",
+    "corpus",
+    "frame",
+    "site",
+    "two_ranks",
+)
 
 
 def main() -> None:
