@@ -4,6 +4,8 @@
     python experiments/bench.py --full          # the same at full length
     python experiments/bench.py --only training frame
     python experiments/bench.py --only frame --tracking-uri postgresql+psycopg://user@host/empty_database
+    python experiments/bench.py --gpu           # training and sharing on one GPU; torch and numpy suffice
+    python experiments/bench.py --gpu --device cpu --sizes tiny --eager
 
 Prints JSON objects, one a line (name, value, unit, reference, ratio, spread of the ratio over rounds, aim, and whether
 it holds), and a table. The numbers to expect, with machine and date, are in FINDINGS.md.
@@ -12,10 +14,15 @@ it holds), and a table. The numbers to expect, with machine and date, are in FIN
 import argparse
 import importlib
 import os
+import sys
 import tempfile
+import time
+from collections.abc import Iterator
 
 import torch
 
+from gram_platform.benchmarks import gpu
+from gram_platform.benchmarks.gpu import DEFAULT_SIZES, SIZES
 from gram_platform.benchmarks.measurement import Measurement, Settings, table
 
 BENCHMARKS = (  # modules of gram_platform.benchmarks
@@ -35,16 +42,27 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=BENCHMARKS, default=BENCHMARKS)
     parser.add_argument("--full", action="store_true", help="the long form")
     parser.add_argument("--tracking-uri", default="", help="an empty database for `frame`; by default SQLite")
+    parser.add_argument("--gpu", action="store_true", help="the GPU form instead")
+    parser.add_argument("--device", default="cuda", help="of the GPU form")
+    parser.add_argument("--sizes", nargs="+", choices=tuple(SIZES), default=DEFAULT_SIZES, help="of the GPU form")
+    parser.add_argument("--eager", action="store_true", help="the GPU form without torch.compile")
     flags = parser.parse_args()
     measured: list[Measurement] = []
+    for measurement in gpu.measure(flags.device, flags.sizes, not flags.eager) if flags.gpu else on_cpu(flags):
+        print(measurement.line(), flush=True)
+        measured.append(measurement)
+    print(f"\n{table(measured)}")
+
+
+def on_cpu(flags: argparse.Namespace) -> Iterator[Measurement]:
+    """Every benchmark in an empty storage of its own."""
     for name in flags.only:
         benchmark = importlib.import_module(f"gram_platform.benchmarks.{name}")  # each needs libraries of its own
         torch.set_num_threads(os.cpu_count() or 1)
+        started = time.perf_counter()
         with tempfile.TemporaryDirectory(prefix="gram-bench-") as storage:
-            for measurement in benchmark.measure(Settings(storage, flags.full, flags.tracking_uri)):
-                print(measurement.line(), flush=True)
-                measured.append(measurement)
-    print(f"\n{table(measured)}")
+            yield from benchmark.measure(Settings(storage, flags.full, flags.tracking_uri))
+        print(f"{name}: {time.perf_counter() - started:.0f} s", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ def compare(size: Size, settings: Settings, num_sequences: int, num_rounds: int)
     """Seconds of both, each from the stored runs to the stored results."""
     store = Store(settings.storage).open_for_writing()
     recipe = resolve(
-        "stories-smoke", seq_len=size.seq_len, vocab_size=size.vocab_size, validation_sequences=num_sequences
+        "stories-smoke", seq_len=size.seq_len, vocab_size=size.vocab_size, validation_sequences=4 * num_sequences
     )
     corpus = prepare(recipe, store.data_root)
     views, dense = stored_views(size, corpus, store)

@@ -1,0 +1,148 @@
+"""The GPU form: training against the GPU's measured matrix products, a compiled peer, and small runs that share a GPU.
+
+Needs torch and numpy alone; the peer needs transformers, and is left out with a word where that is absent.
+"""
+
+import functools
+import multiprocessing
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from multiprocessing.connection import Connection
+
+import torch
+
+from gram_platform.benchmarks.contestants import DENSE, Scene, parts, runs
+from gram_platform.benchmarks.matmuls import MatmulRate
+from gram_platform.benchmarks.measurement import Aim, Measurement
+from gram_platform.benchmarks.peers import AUTOCAST, COPY, peer_steps, why_absent
+from gram_platform.benchmarks.timing import clock_of, interleaved
+from gram_platform.flops import hardware_flops
+from gram_platform.ladder import PAPER_SIZES, SMOKE_SIZES, STORIES_SIZES, Size
+from gram_platform.train.loop import StepRecord, training_steps
+
+SIZES: dict[str, Size] = {**STORIES_SIZES, "100M": PAPER_SIZES["100M"], "800M": PAPER_SIZES["800M"], **SMOKE_SIZES}
+DEFAULT_SIZES = ("26M", "100M", "800M")
+SEQUENCES = {"26M": 16, "100M": 32, "800M": 8}  # of a micro-batch on one GPU: what one rank has of the size's own
+NUM_MICRO_BATCHES, NUM_ROUNDS = 2, 5
+AIMS = {"800M": 0.45}  # of the rate of matrix products
+NUM_SHARING, STEPS_SHARING = 4, 20  # small runs on one GPU, and the steps of each
+
+
+def measure(device: str, names: Sequence[str], compiled: bool = True) -> Iterator[Measurement]:
+    """Every size eager and (`compiled`) by torch.compile, with the peers, then the small runs."""
+    if reason := why_absent():
+        print(reason, file=sys.stderr)
+    for name in names:
+        yield from _size(_scene(name, device, compiled), with_peer=not reason)
+    yield sharing(Scene(SMOKE_SIZES["small"], 4, NUM_ROUNDS, device))
+
+
+def _scene(name: str, device: str, compiled: bool) -> Scene:
+    size = SIZES[name]
+    sequences = min(SEQUENCES.get(name, size.micro_batch), size.micro_batch)
+    return Scene(
+        replace(size, batch_size=sequences, micro_batch=sequences), NUM_MICRO_BATCHES, NUM_ROUNDS, device, compiled
+    )
+
+
+def _size(scene: Scene, with_peer: bool) -> list[Measurement]:
+    run = runs(scene)[DENSE]
+    matmuls = MatmulRate(run.model, scene.size.micro_batch, scene.device)
+    steps: dict[str, Iterator] = {"ours": training_steps(*parts(run, scene))}
+    for precision in (AUTOCAST, COPY) if with_peer else ():
+        _, plan, reader = parts(run, scene)
+        steps[precision] = peer_steps(run, plan, reader, precision, scene.device, scene.compiled)
+    actions = {name: functools.partial(next, each) for name, each in steps.items()} | {"matmuls": matmuls}
+    seconds = interleaved(actions, scene.num_rounds, clock_of(scene.device))
+    rates = {name: tuple(scene.tokens_per_step / s for s in spent) for name, spent in seconds.items()}
+    flops = hardware_flops(run.model, scene.num_micro_batches * scene.size.micro_batch)
+    bound = AIMS.get(scene.size.name)
+    utilisation = Measurement(
+        name=f"FLOPs {scene.size.name} on {scene.device}",
+        unit="GFLOP/s",
+        values=tuple(flops / spent / 1e9 for spent in seconds["ours"]),
+        references=tuple(rate / 1e9 for rate in matmuls.rates[1:]),
+        against="the model's own matrix products in bfloat16",
+        aim=None if bound is None else Aim("at least", bound),
+        details={"tokens/s": rates["ours"], "compiled": scene.compiled},
+    )
+    return [utilisation, *(_peer(scene, rates) for _ in range(with_peer))]
+
+
+def _peer(scene: Scene, rates: dict[str, tuple[float, ...]]) -> Measurement:
+    fastest = max((AUTOCAST, COPY), key=lambda precision: sorted(rates[precision])[len(rates[precision]) // 2])
+    form = "compiled" if scene.compiled else "eager"
+    return Measurement(
+        name=f"training {scene.size.name} on {scene.device}",
+        unit="tokens/s",
+        values=rates["ours"],
+        references=rates[fastest],
+        against=f"Hugging Face StarCoder2, {form}, {fastest}",
+        aim=Aim("at least", 1.2),
+    )
+
+
+def sharing(scene: Scene) -> Measurement:
+    """Steps a second of small runs in processes of their own that share a device, against one after another."""
+    workers = [Worker(scene) for _ in range(NUM_SHARING)]
+    try:
+        seconds = interleaved(
+            {"together": functools.partial(_together, workers), "in turn": functools.partial(_in_turn, workers)},
+            scene.num_rounds,
+        )
+    finally:
+        for worker in workers:
+            worker.end()
+    num_steps = NUM_SHARING * STEPS_SHARING
+    return Measurement(
+        name=f"{NUM_SHARING} small runs on one {scene.device}",
+        unit="steps/s",
+        values=tuple(num_steps / spent for spent in seconds["together"]),
+        references=tuple(num_steps / spent for spent in seconds["in turn"]),
+        against="one after another",
+        aim=Aim("at least", 1.5),
+    )
+
+
+def _together(workers: Sequence["Worker"]) -> None:
+    for worker in workers:
+        worker.begin()
+    for worker in workers:
+        worker.wait()
+
+
+def _in_turn(workers: Sequence["Worker"]) -> None:
+    for worker in workers:
+        worker.begin()
+        worker.wait()
+
+
+class Worker:
+    """A process that trains a run, `STEPS_SHARING` steps at a time."""
+
+    def __init__(self, scene: Scene):
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(scene, theirs), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def begin(self) -> None:
+        self._pipe.send("steps")
+
+    def wait(self) -> None:
+        self._pipe.recv()
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+
+def _serve(scene: Scene, pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    steps, clock = training_steps(*parts(runs(scene)[DENSE], scene)), clock_of(scene.device)
+    for _ in iter(functools.partial(pipe.recv), None):
+        records: list[StepRecord] = [next(steps) for _ in range(STEPS_SHARING)]
+        clock()  # all the work on the device is done
+        pipe.send(records[-1].losses[0])

@@ -1,0 +1,158 @@
+"""The benchmarks measure what they say: tiny forms of each, and the invariants that make a comparison one."""
+
+import dataclasses
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gram_platform.benchmarks import corpus, evaluation, peers, site, step_shares, study_overhead, training, two_ranks
+from gram_platform.benchmarks.contestants import DENSE, GRAM, GRAM_FROZEN, Scene, parts, random_tokens, runs
+from gram_platform.benchmarks.matmuls import MatmulRate, products
+from gram_platform.benchmarks.measurement import Aim, Measurement, Settings, table
+from gram_platform.benchmarks.timing import interleaved
+from gram_platform.flops import hardware_flops, total_parameters
+from gram_platform.ladder import STORIES_SIZES, STORIES_SMOKE_SIZES
+from gram_platform.model.transformer import build, initial_weights
+from gram_platform.objectives import cross_entropy
+from gram_platform.routing import CORE_MLP, SHARED, module_set
+from tests.test_architecture import NOT_IN_CORE
+
+ROOT = Path(__file__).resolve().parents[1]
+TINY = dataclasses.replace(STORIES_SMOKE_SIZES["tiny"], precision="bfloat16")
+SCENE = Scene(TINY, num_micro_batches=2, num_rounds=2)
+
+
+def test_ratios_are_of_neighbouring_rounds():
+    """A machine that becomes three times slower leaves the ratio alone; a ratio of medians or means would not."""
+    measured = Measurement("m", "s", (2.0, 2.5, 6.0), (1.0, 2.5, 3.0), "other", Aim("at least", 2.0))
+    assert (measured.ratio, measured.spread, measured.holds) == (2.0, (1.0, 2.0), True)
+    alone = Measurement("alone", "s", (4.0,), (), "nothing", Aim("at most", 3.0, "value"))
+    assert (alone.ratio, alone.spread, alone.holds) == (None, None, False)
+    plain = json.loads(measured.line())
+    assert (plain["name"], plain["value"], plain["unit"], plain["reference"]) == ("m", 2.5, "s", 2.5)
+    assert "holds" in table([measured, alone])
+    assert "missed" in table([measured, alone])
+
+
+def test_rounds_are_interleaved():
+    order = []
+    seconds = interleaved({name: lambda name=name: order.append(name) for name in "ab"}, 3)
+    assert "".join(order) == "ab" + "ab" + "ba" + "ab"
+    assert {name: len(spent) for name, spent in seconds.items()} == {"a": 3, "b": 3}
+
+
+def test_contestants_are_what_they_are_called():
+    """The stories model of the table: equal FLOPs with a module, and what each trains."""
+    scene = dataclasses.replace(SCENE, size=STORIES_SIZES["26M"])
+    dense, gram = runs(scene)[DENSE].model, runs(scene)[GRAM].model
+    assert (dense.d_mlp, gram.d_mlp, gram.modules[0].width) == (2048, 1856, 192)
+    assert hardware_flops(dense, 16) == hardware_flops(gram, 16, ("aux",), modules_trained=("aux",))
+    core = {SHARED, CORE_MLP}
+    trained = {DENSE: core, GRAM: core | {module_set("aux")}, GRAM_FROZEN: {module_set("aux")}}
+    for name, run in runs(SCENE).items():
+        _, plan, _ = parts(run, SCENE)
+        routes = {plan[index].route for index in range(20)}
+        assert [route.trained for route in routes] == [trained[name]]
+        assert [dict(route.active) for route in routes] == [{} if name == DENSE else {"aux": 1.0}]
+
+
+def test_matmuls_are_the_models():
+    """The products' FLOPs are the model's, attention left out; every one is timed three ways."""
+    model = STORIES_SIZES["26M"].dense()
+    linear = sum(3 * 2 * 256 * p.fan_in * p.fan_out * p.count for p in products(model))
+    attention = model.num_layers * 3 * 4 * 256**2 * model.d_model
+    assert hardware_flops(model, 1) == linear + attention
+    rate = MatmulRate(TINY.dense(), 2)
+    rate()
+    assert len(rate.by_product) == 3 * len(products(TINY.dense()))
+    assert min(rate.rates) > 0
+    assert min(rate.attention().values()) > 0
+
+
+def test_the_peer_is_our_model():
+    """With our weights Hugging Face's model has our loss, and our parameters but for its attention biases."""
+    pytest.importorskip("transformers")
+    config = dataclasses.replace(TINY.dense(), num_heads=4, num_kv_heads=2)
+    weights = dict(initial_weights(config, 0))
+    weights = {
+        n: w + 0.02 * torch.randn(w.shape, generator=torch.Generator().manual_seed(1)) for n, w in weights.items()
+    }
+    peer = peers.starcoder2(config).eval()
+    peers.load_weights(peer, config, weights)
+    tokens_BT = torch.from_numpy(random_tokens(runs(SCENE)[DENSE])["core"][:4].astype(np.int64))
+    with torch.no_grad():
+        ours = cross_entropy(build(config, weights.items())(tokens_BT[:, :-1]), tokens_BT[:, 1:])
+        assert float(peers.peer_loss(peer, tokens_BT)) == pytest.approx(float(ours), rel=1e-5)
+    biases = sum(p.numel() for name, p in peer.named_parameters() if name.endswith("_proj.bias") and "attn" in name)
+    assert sum(p.numel() for p in peer.parameters()) - biases == total_parameters(config)
+
+
+def test_training(tmp_path):
+    with training.logging(SCENE, str(tmp_path)) as log:
+        measured = {m.name: m for m in training.compare(SCENE, log, with_peer=not peers.why_absent())}
+    assert len(measured) == 4 + (not peers.why_absent())
+    overheads = measured["step overheads tiny"]
+    assert {"optimizer", "clipping", "routing", "data loading", "logging"} <= overheads.details.keys()
+    shares = [overheads.details[part] for part in (*step_shares.OVERHEADS, "forward", "backward and accumulation")]
+    assert 0.5 < sum(shares) <= 1.0
+    assert 0 < overheads.value < sum(shares)
+    assert all(min(m.values) > 0 for m in measured.values())
+
+
+def test_shares_at_more_micro_batches():
+    """What is done once a step is once in a step of four times the micro-batches."""
+    watch = step_shares.Stopwatch({"optimizer": 1.0, "routing": 1.0, "forward": 7.0})
+    shares = watch.shares(total_s=10.0, factor=4.0)
+    assert shares == pytest.approx({"optimizer": 1 / 37, "routing": 4 / 37, "forward": 28 / 37})
+
+
+def test_evaluation(tmp_path):
+    size = dataclasses.replace(TINY, precision="float32")
+    measured = evaluation.compare(size, Settings(str(tmp_path)), 4, 1)
+    assert measured.ratio > 0
+
+
+def test_corpus(tmp_path):
+    tokenizer = corpus.write_tokenizer(tmp_path / "tokenizer.json")
+    num_bytes = corpus.write_corpus(tmp_path / "stories", 2_000_000)
+    rate = corpus.rate(tmp_path, tmp_path / "stories", tokenizer, num_bytes, num_rounds=1)
+    assert 0 < rate.ratio < 2
+    assert 50 < corpus.peak_mb(tmp_path / "stories", tokenizer, tmp_path / "apart") < 1000
+
+
+def test_site(tmp_path):
+    (measured,) = site.measure(Settings(str(tmp_path)), num_runs=10, num_points=4)
+    assert measured.details["again, nothing changed, s"] < measured.value
+
+
+def test_two_ranks():
+    measured = two_ranks.compare(dataclasses.replace(SCENE, num_rounds=1))
+    assert measured.ratio > 0
+
+
+@pytest.mark.ray
+def test_study_overhead(tmp_path, ray_cluster):
+    (measured,) = study_overhead.measure(Settings(str(tmp_path)), num_runs=3, num_tokens=64 * 160)
+    assert measured.ratio > 1
+
+
+@pytest.mark.timeout(120)
+def test_the_gpu_form_needs_torch_and_numpy_alone(tmp_path):
+    """On the CPU at the smallest size; to it and the processes that it starts every other library is absent."""
+    missing = sorted(NOT_IN_CORE | {"transformers"})
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({missing!r}))\n")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    command = [sys.executable, "experiments/bench.py", "--gpu", "--device", "cpu", "--sizes", "tiny", "--eager"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "transformers is not installed" in done.stderr
+    lines = [json.loads(line) for line in itertools.takewhile(str.strip, done.stdout.splitlines())]
+    assert [line["name"] for line in lines] == ["FLOPs tiny on cpu", "4 small runs on one cpu"]
+    assert all(line["value"] > 0 and line["reference"] > 0 for line in lines)
