@@ -5,7 +5,7 @@
     python experiments/bench.py --only training frame
     python experiments/bench.py --only frame --tracking-uri postgresql+psycopg://user@host/empty_database
     python experiments/bench.py --gpu           # training and sharing on one GPU; torch and numpy suffice
-    python experiments/bench.py --gpu --device cpu --sizes tiny --eager
+    python experiments/bench.py --gpu --device cpu --sizes tiny --rounds 1 --eager
 
 Prints JSON objects, one a line (name, value, unit, reference, ratio, spread of the ratio over rounds, aim, and whether
 it holds), and a table. The numbers to expect, with machine and date, are in FINDINGS.md.
@@ -45,13 +45,18 @@ def main() -> None:
     parser.add_argument("--gpu", action="store_true", help="the GPU form instead")
     parser.add_argument("--device", default="cuda", help="of the GPU form")
     parser.add_argument("--sizes", nargs="+", choices=tuple(SIZES), default=DEFAULT_SIZES, help="of the GPU form")
+    parser.add_argument("--rounds", type=int, default=5, help="of the GPU form")
     parser.add_argument("--eager", action="store_true", help="the GPU form without torch.compile")
     flags = parser.parse_args()
     measured: list[Measurement] = []
-    for measurement in gpu.measure(flags.device, flags.sizes, not flags.eager) if flags.gpu else on_cpu(flags):
+    for measurement in on_gpu(flags) if flags.gpu else on_cpu(flags):
         print(measurement.line(), flush=True)
         measured.append(measurement)
     print(f"\n{table(measured)}")
+
+
+def on_gpu(flags: argparse.Namespace) -> Iterator[Measurement]:
+    return gpu.measure(flags.device, flags.sizes, flags.rounds, compiled=not flags.eager)
 
 
 def on_cpu(flags: argparse.Namespace) -> Iterator[Measurement]:

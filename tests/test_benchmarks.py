@@ -149,7 +149,8 @@ def test_the_gpu_form_needs_torch_and_numpy_alone(tmp_path):
     missing = sorted(NOT_IN_CORE | {"transformers"})
     (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({missing!r}))\n")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
-    command = [sys.executable, "experiments/bench.py", "--gpu", "--device", "cpu", "--sizes", "tiny", "--eager"]
+    flags = "--gpu --device cpu --sizes tiny --rounds 1 --eager"
+    command = [sys.executable, "experiments/bench.py", *flags.split()]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "transformers is not installed" in done.stderr

@@ -24,25 +24,25 @@ from gram_platform.train.loop import StepRecord, training_steps
 SIZES: dict[str, Size] = {**STORIES_SIZES, "100M": PAPER_SIZES["100M"], "800M": PAPER_SIZES["800M"], **SMOKE_SIZES}
 DEFAULT_SIZES = ("26M", "100M", "800M")
 SEQUENCES = {"26M": 16, "100M": 32, "800M": 8}  # of a micro-batch on one GPU: what one rank has of the size's own
-NUM_MICRO_BATCHES, NUM_ROUNDS = 2, 5
+NUM_MICRO_BATCHES = 2
 AIMS = {"800M": 0.45}  # of the rate of matrix products
 NUM_SHARING, STEPS_SHARING = 4, 20  # small runs on one GPU, and the steps of each
 
 
-def measure(device: str, names: Sequence[str], compiled: bool = True) -> Iterator[Measurement]:
+def measure(device: str, names: Sequence[str], num_rounds: int, compiled: bool = True) -> Iterator[Measurement]:
     """Every size eager and (`compiled`) by torch.compile, with the peers, then the small runs."""
     if reason := why_absent():
         print(reason, file=sys.stderr)
     for name in names:
-        yield from _size(_scene(name, device, compiled), with_peer=not reason)
-    yield sharing(Scene(SMOKE_SIZES["small"], 4, NUM_ROUNDS, device))
+        yield from _size(_scene(name, device, num_rounds, compiled), with_peer=not reason)
+    yield sharing(Scene(SMOKE_SIZES["small"], 1, num_rounds, device))
 
 
-def _scene(name: str, device: str, compiled: bool) -> Scene:
+def _scene(name: str, device: str, num_rounds: int, compiled: bool) -> Scene:
     size = SIZES[name]
     sequences = min(SEQUENCES.get(name, size.micro_batch), size.micro_batch)
     return Scene(
-        replace(size, batch_size=sequences, micro_batch=sequences), NUM_MICRO_BATCHES, NUM_ROUNDS, device, compiled
+        replace(size, batch_size=sequences, micro_batch=sequences), NUM_MICRO_BATCHES, num_rounds, device, compiled
     )
 
 
