@@ -7,6 +7,8 @@ import torch
 
 from gram_platform.config import ModelConfig
 from gram_platform.identity import invalid
+from gram_platform.model.sharing import first_trunk_once
+from gram_platform.model.transformer import Transformer
 from gram_platform.objectives import cross_entropy, token_cross_entropy
 
 Forward = Callable[[torch.Tensor, Mapping[str, float]], torch.Tensor]
@@ -51,6 +53,28 @@ def domain_losses(
             total += float(cross_entropy(forward(tokens[:, :-1], active(domain)), tokens[:, 1:])) * len(tokens)
         losses[domain] = total / num_sequences
     return losses
+
+
+@torch.no_grad()
+def profile_losses(
+    model: Transformer,
+    arrays: Mapping[str, np.ndarray],
+    domains: Sequence[str],
+    num_sequences: int,
+    profiles: Sequence[Active],
+    device: torch.device | str = "cpu",
+) -> list[dict[str, float]]:
+    """`domain_losses` of every profile of a model, bit for bit: what profiles have in common is computed once."""
+    require_sequences(arrays, domains, num_sequences)
+    totals = [dict.fromkeys(domains, 0.0) for _ in profiles]
+    with first_trunk_once(model) as forget:
+        for domain in domains:
+            for tokens in _batches(model.config, arrays[domain], num_sequences, device):
+                for total, active in zip(totals, profiles, strict=True):
+                    loss = cross_entropy(model(tokens[:, :-1], active(domain)), tokens[:, 1:])
+                    total[domain] += float(loss) * len(tokens)
+                forget()
+    return [{domain: value / num_sequences for domain, value in total.items()} for total in totals]
 
 
 @torch.no_grad()

@@ -21,11 +21,14 @@ def view_weights(store: Store, view: View) -> tuple[ModelConfig, dict[str, torch
     sources = {domain: view.run_id for domain, _ in view.weights} | dict(view.sources)
     if view.rule == "by_domain":
         sources.setdefault(CORE, view.run_id)
-    specs, weights = [], {}
-    for domain, run_id in sources.items():
-        specs.append(_module_spec(_config(store, run_id), run_id, domain))
-        weights |= {n: w for n, w in store.run(run_id).weights().items() if f".aux.{domain}." in n}
-    weights |= {n: w for n, w in store.run(view.run_id).weights().items() if ".aux." not in n}
+    specs = [_module_spec(_config(store, run_id), run_id, domain) for domain, run_id in sources.items()]
+    weights = {}
+    for run_id in {view.run_id, *sources.values()}:  # each is read once, and one is held at a time
+        wanted = [f".aux.{domain}." for domain, source in sources.items() if source == run_id]
+        for name, weight in store.run(run_id).weights().items():
+            is_shared = ".aux." not in name and run_id == view.run_id
+            if is_shared or any(part in name for part in wanted):
+                weights[name] = weight
     return dataclasses.replace(run.model, modules=tuple(specs)), weights
 
 

@@ -12,7 +12,7 @@ from gram_platform.benchmarks.measurement import Aim, Measurement, Settings
 from gram_platform.benchmarks.timing import interleaved
 from gram_platform.config import CORE, Evaluation, ModelConfig, RoutingConfig, RunConfig, View
 from gram_platform.corpora import PackedCorpus, prepare, resolve
-from gram_platform.engine.evaluation import execute_evaluation
+from gram_platform.engine.evaluation import common_work, execute_evaluation, execute_profiles
 from gram_platform.engine.execution import Execution
 from gram_platform.ladder import STORIES_SIZES, Size
 from gram_platform.model.merge import Weights, merged_config, merged_weights
@@ -84,5 +84,8 @@ def evaluate(evaluations: list[Evaluation], settings: Settings) -> None:
     """Measures all of them, whatever was measured before."""
     shutil.rmtree(Path(settings.storage) / "evaluations", ignore_errors=True)
     execution = Execution(settings.storage, num_threads=torch.get_num_threads())
+    if common_work(evaluations[0]) == common_work(evaluations[-1]):
+        execute_profiles(evaluations, [{}] * len(evaluations), execution)
+        return
     for evaluation in evaluations:
         execute_evaluation(evaluation, {}, execution)

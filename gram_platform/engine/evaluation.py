@@ -1,16 +1,19 @@
-"""Execute one evaluation in this process: the losses of a view, those of every token, or continuations."""
+"""Execute evaluations in this process: the losses of a view, those of every token, or continuations.
+
+The losses of several profiles of one run are measured together, see `common_work`.
+"""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 
-from gram_platform.config import LOSSES, SAMPLES, TOKENS, AnyEvaluation, Continuations, Evaluation, TokenLosses
+from gram_platform.config import LOSSES, SAMPLES, TOKENS, AnyEvaluation, Continuations, Evaluation, TokenLosses, View
 from gram_platform.corpora import PackedCorpus
 from gram_platform.corpora.openings import openings
 from gram_platform.engine.execution import Execution
-from gram_platform.evaluate import domain_losses, token_losses
+from gram_platform.evaluate import domain_losses, profile_losses, token_losses
 from gram_platform.identity import invalid
 from gram_platform.model.transformer import Transformer
 from gram_platform.sampling import continued, uniforms
@@ -33,13 +36,53 @@ def execute_evaluation(evaluation: AnyEvaluation, tags: Mapping[str, str], execu
     corpus = _corpus(evaluation, store, execution)
     _, model = load_view(store, evaluation.view, evaluation.precision)
     fields, tensors = MEASURES[evaluation.measure](evaluation, corpus, model.to(execution.device))
-    common = {
-        "eval_id": evaluation.eval_id,
-        "run_id": evaluation.view.run_id,
-        "view_id": evaluation.view.view_id,
-        "data_fingerprint": corpus.fingerprint,
-    }
-    return directory.complete({**common, **fields}, {"elapsed_s": time.monotonic() - started}, tensors)
+    fields |= _identity(evaluation, corpus)
+    return directory.complete(fields, {"elapsed_s": time.monotonic() - started}, tensors)
+
+
+def common_work(evaluation: AnyEvaluation) -> tuple | None:
+    """Evaluations for which this is equal are profiles of one run on the same data; None for one that stands alone."""
+    view = evaluation.view
+    if evaluation.measure != LOSSES or view.rule != "constant" or view.sources:
+        return None
+    asked = (evaluation.domains, evaluation.num_sequences, evaluation.split, evaluation.precision)
+    return view.run_id, evaluation.data_id, *asked
+
+
+def execute_profiles(
+    evaluations: Sequence[Evaluation], tags: Sequence[Mapping[str, str]], execution: Execution
+) -> list[dict]:
+    """What `execute_evaluation` gives for each, bit for bit, with the weights read once. All have equal `common_work`.
+
+    The time of those that were measured now is shared out evenly.
+    """
+    torch.set_num_threads(execution.num_threads)
+    store, first = execution.store(), evaluations[0]
+    directories = [store.evaluation(evaluation.eval_id) for evaluation in evaluations]
+    for directory, evaluation, own in zip(directories, evaluations, tags, strict=True):
+        directory.ensure_config(evaluation)
+        directory.add_tags(own)
+    missing = [pair for pair in zip(directories, evaluations, strict=True) if pair[0].result() is None]
+    if missing:
+        started = time.monotonic()
+        corpus = _corpus(first, store, execution)
+        modules = {domain: 1.0 for _, evaluation in missing for domain, _ in evaluation.view.weights}
+        _, model = load_view(store, View.of(first.view.run_id, modules), first.precision)
+        model = model.to(execution.device)
+        arrays = {domain: corpus.sequences(first.split, domain) for domain in first.domains}
+        profiles = [evaluation.view.active for _, evaluation in missing]
+        losses = profile_losses(model, arrays, first.domains, first.num_sequences, profiles, execution.device)
+        elapsed_s = (time.monotonic() - started) / len(missing)
+        for (directory, evaluation), measured in zip(missing, losses, strict=True):
+            fields = {"losses": measured, "num_tokens": _num_tokens(evaluation, model)}
+            directory.complete(fields | _identity(evaluation, corpus), {"elapsed_s": elapsed_s})
+    return [directory.result() for directory in directories]
+
+
+def _identity(evaluation: AnyEvaluation, corpus: PackedCorpus) -> dict[str, str]:
+    view = evaluation.view
+    ids = {"eval_id": evaluation.eval_id, "run_id": view.run_id, "view_id": view.view_id}
+    return {**ids, "data_fingerprint": corpus.fingerprint}
 
 
 def _corpus(evaluation: AnyEvaluation, store: Store, execution: Execution) -> PackedCorpus:

@@ -16,6 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from gram_platform.config import evaluation_from_plain, run_from_plain
 from gram_platform.engine.capacity import capacity
 from gram_platform.engine.dispatch import execute_node, is_divergence
+from gram_platform.engine.evaluation import common_work, execute_profiles
 from gram_platform.engine.execution import MAX_CRASHES, Crashes, Execution, Resources
 from gram_platform.engine.memory import OutOfMemory, memory_advice
 from gram_platform.identity import to_plain
@@ -23,6 +24,7 @@ from gram_platform.nodes import Node
 from gram_platform.store import LeaseHeld, Store
 from gram_platform.train.loop import TrainingDiverged
 
+Task = tuple[Node, ...]  # what one Ray task executes: a node, or evaluations with common work
 HELD_RETRY_S = 5.0
 SUBMIT_AGAIN = "Submit again: finished runs are kept, and the others continue from their last checkpoints."
 
@@ -69,8 +71,8 @@ def run_graph(
     progress = Progress(nodes)
     graph = _Graph(progress, execution, resources, retry_diverged)
     while graph.advance():
-        node = graph.wait(poll_s)
-        on_change(progress, node)
+        for node in graph.wait(poll_s) or (None,):
+            on_change(progress, node)
     return progress
 
 
@@ -80,7 +82,8 @@ class _Graph:
         store = execution.store()
         self.ranks = {node.id: execution.of_node(node.config, dict(node.tags)).num_ranks for node in progress.nodes}
         self.waiting: list[Node] = []
-        self.in_flight: dict[ray.ObjectRef, Node] = {}
+        self.in_flight: dict[ray.ObjectRef, Task] = {}
+        self.alone: set[str] = set()  # of evaluations whose common task failed: each is tried by itself
         self.crashes: dict[str, Crashes] = {}
         self.not_before: dict[str, float] = {}
         for node in progress.nodes:
@@ -104,60 +107,76 @@ class _Graph:
         ready = [node for node in self.waiting if node.needs <= self.progress.done and self._is_due(node)]
         # evaluations first: they are short and fill the table; then the widest runs, which narrow ones would keep out
         ready.sort(key=lambda node: (node.kind, -self.ranks[node.id]))
-        for node in self._fitting(ready):
-            self.waiting.remove(node)
-            self.in_flight[self._submit(node)] = node
-            self.progress.running[node.id] = time.time()
+        for task in self._fitting(self._tasks(ready)):
+            self.in_flight[self._submit(task)] = task
+            for node in task:
+                self.waiting.remove(node)
+                self.progress.running[node.id] = time.time()
         return bool(self.in_flight or self.waiting)
 
-    def _fitting(self, ready: Sequence[Node]) -> list[Node]:
-        """Those for whose ranks the cluster has room, or may get it."""
-        if not ready:
-            return []
-        room, handed = capacity(self.resources), [self.ranks[node.id] for node in self.in_flight.values()]
-        chosen = []
+    def _tasks(self, ready: Sequence[Node]) -> list[Task]:
+        """One for each node, and one for all evaluations with common work."""
+        tasks: dict[object, Task] = {}
         for node in ready:
-            ranks = self.ranks[node.id]
+            is_alone = node.kind == "run" or node.id in self.alone
+            key = (None if is_alone else common_work(node.config)) or node.id
+            tasks[key] = (*tasks.get(key, ()), node)
+        return list(tasks.values())
+
+    def _fitting(self, tasks: Sequence[Task]) -> list[Task]:
+        """Those for whose ranks the cluster has room, or may get it."""
+        if not tasks:
+            return []
+        room, handed = capacity(self.resources), [self.ranks[task[0].id] for task in self.in_flight.values()]
+        chosen = []
+        for task in tasks:
+            ranks = self.ranks[task[0].id]
             if sum(handed) + ranks <= room.at_once(max([ranks, *handed])):
                 handed.append(ranks)
-                chosen.append(node)
+                chosen.append(task)
         return chosen
 
     def _is_due(self, node: Node) -> bool:
         return time.monotonic() >= self.not_before.get(node.id, 0.0)
 
-    def _submit(self, node: Node) -> ray.ObjectRef:
-        placed = _beside_the_driver() if self.ranks[node.id] > 1 else self._reserved()
-        task = _execute.options(name=node.name, **placed)
-        return task.remote(node.kind, to_plain(node.config), dict(node.tags), self.execution, self.resources)
+    def _submit(self, task: Task) -> ray.ObjectRef:
+        placed = _beside_the_driver() if self.ranks[task[0].id] > 1 else self._reserved()
+        name = task[0].name if len(task) == 1 else f"{task[0].name} and {len(task) - 1} more profiles"
+        nodes = [(node.kind, to_plain(node.config), dict(node.tags)) for node in task]
+        return _execute.options(name=name, **placed).remote(nodes, self.execution, self.resources)
 
     def _reserved(self) -> dict:
         return {"num_cpus": self.resources.cpus_per_rank, "num_gpus": self.resources.gpus_per_rank}
 
-    def wait(self, timeout_s: float) -> Node | None:
-        """The next node that ended, or None after `timeout_s`."""
+    def wait(self, timeout_s: float) -> list[Node]:
+        """The nodes of the next task that ended, as far as they ended with it; none after `timeout_s`."""
         if not self.in_flight:
             time.sleep(timeout_s)
-            return None
+            return []
         finished, _ = ray.wait(list(self.in_flight), num_returns=1, timeout=timeout_s)
         if not finished:
-            return None
-        node = self.in_flight.pop(finished[0])
-        self.progress.running.pop(node.id, None)
-        return node if self._settle(node, finished[0]) else None
+            return []
+        task = self.in_flight.pop(finished[0])
+        for node in task:
+            self.progress.running.pop(node.id, None)
+        return [node for node in task if self._settle(node, finished[0], is_alone=len(task) == 1)]
 
-    def _settle(self, node: Node, reference: ray.ObjectRef) -> bool:
+    def _settle(self, node: Node, reference: ray.ObjectRef, is_alone: bool) -> bool:
         """Books a node's end; False when it goes back to the queue."""
         try:
             self.progress.warnings[node.id] = ray.get(reference)
         except RayTaskError as error:
             if isinstance(error.cause, LeaseHeld):
                 return self._queue_again(node)
+            if not is_alone:
+                self.alone.add(node.id)
+                return self._queue_again(node, 0.0)
             self.progress.failed[node.id] = _message(error.cause)
             return True
         except LocalRayletDiedError as error:
             raise ClusterLost("Ray's process on this machine died. " + SUBMIT_AGAIN) from error
         except RayError as error:  # the process, its node or its memory went away
+            self.alone.add(node.id)
             return self._book_crash(node, error)
         self.progress.done.add(node.id)
         return True
@@ -177,8 +196,8 @@ class _Graph:
     def _committed_step(self, node: Node) -> int:
         return Store(self.execution.storage).run(node.id).committed_step() if node.kind == "run" else 0
 
-    def _queue_again(self, node: Node) -> bool:
-        self.not_before[node.id] = time.monotonic() + HELD_RETRY_S
+    def _queue_again(self, node: Node, after_s: float = HELD_RETRY_S) -> bool:
+        self.not_before[node.id] = time.monotonic() + after_s
         self.waiting.insert(0, node)
         return False
 
@@ -196,11 +215,19 @@ def _message(cause: BaseException) -> str:
 
 @ray.remote(max_retries=0)
 def _execute(
-    kind: str, plain: Mapping, tags: Mapping[str, str], execution: Execution, resources: Resources
+    nodes: Sequence[tuple[str, Mapping, Mapping[str, str]]], execution: Execution, resources: Resources
 ) -> list[str]:
-    """A Ray task: its process is reused by the next one, so imports are paid once. Returns its warnings."""
+    """A Ray task: its process is reused by the next one, so imports are paid once. Returns its warnings.
+
+    `nodes`: kind, plain config and tags of one node, or of evaluations with common work.
+    """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RuntimeWarning)
-        config = evaluation_from_plain(plain) if kind == "evaluation" else run_from_plain(plain)
-        execute_node(config, tags, execution, resources)
+        from_plain = {"evaluation": evaluation_from_plain, "run": run_from_plain}
+        configs = [from_plain[kind](plain) for kind, plain, _ in nodes]
+        tags = [own for _, _, own in nodes]
+        if len(nodes) > 1:
+            execute_profiles(configs, tags, execution.of_node(configs[0], tags[0]))
+        else:
+            execute_node(configs[0], tags[0], execution, resources)
     return [str(warning.message) for warning in caught if issubclass(warning.category, RuntimeWarning)]

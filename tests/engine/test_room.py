@@ -40,12 +40,12 @@ def test_room_is_counted_in_ranks(nodes, execution, monkeypatch, now, most, in_f
     monkeypatch.setattr(capacity, "largest_cluster", lambda: {"CPU": most})
     own = dataclasses.replace(execution, ranks=Ranks(1, (("wide", 4),)))
     study = graph._Graph(Progress(nodes), own, Resources(), retry_diverged=False)
-    monkeypatch.setattr(study, "_submit", lambda node: node.id)
-    study.in_flight = {node.id: node for node in nodes[12 : 12 + in_flight]}
+    monkeypatch.setattr(study, "_submit", lambda task: task[0].id)
+    study.in_flight = {node.id: (node,) for node in nodes[12 : 12 + in_flight]}
     study.waiting = [node for node in nodes if node.id not in study.in_flight]
     before = set(study.in_flight)
     study.advance()
-    started = [dict(node.tags)["size"] for node_id, node in study.in_flight.items() if node_id not in before]
+    started = [dict(task[0].tags)["size"] for node_id, task in study.in_flight.items() if node_id not in before]
     assert Counter(started) == handed
 
 
@@ -53,7 +53,7 @@ def test_nodes_of_one_rank_alone_are_queued_twice_over(nodes, execution, monkeyp
     monkeypatch.setattr(capacity.ray, "cluster_resources", lambda: {"CPU": 3.0})
     monkeypatch.setattr(capacity, "largest_cluster", dict)
     study = graph._Graph(Progress(nodes[:12]), execution, Resources(), retry_diverged=False)
-    assert len(study._fitting(nodes[:12])) == 6
+    assert len(study._fitting([(node,) for node in nodes[:12]])) == 6
 
 
 def test_trials_leave_room_for_the_widest_so_far(nodes, execution):
