@@ -14,7 +14,7 @@ from gram_platform.store import Store
 from gram_platform.study.scaling import SMOKE
 from gram_platform.study.session import connect
 
-NUM_RUNS = 40  # full: 120
+NUM_RUNS = 24  # full: 72
 NUM_TOKENS = 40_000  # of core, the smoke preset's
 
 

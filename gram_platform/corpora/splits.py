@@ -16,6 +16,7 @@ from gram_platform.corpora.recipe import CorpusRecipe
 KEY_RANGE = 2**64
 COUNTS = ("documents", "repeated_documents", "texts_in_several_domains", "texts_in_both_splits")
 TAG_BITS = 16  # of a logged key, replaced by domain and split; the other 48 identify the text
+COUNT_AT_ONCE = 1 << 18  # logged keys looked at together, and as many more as the last text of them has
 
 
 def text_key(text: str, split_seed: int) -> int:
@@ -78,12 +79,24 @@ class DuplicateLog:
             return dict.fromkeys(COUNTS, 0)
         tagged = np.memmap(self._path, dtype=np.uint64, mode="r+")
         tagged.sort()
-        keys, tags = tagged >> np.uint64(TAG_BITS), (tagged & np.uint64((1 << TAG_BITS) - 1)).astype(np.int64)
-        starts = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
-        domains, is_validation = tags >> 1, tags & 1
-        spread = [np.maximum.reduceat(x, starts) > np.minimum.reduceat(x, starts) for x in (domains, is_validation)]
-        num_documents = len(keys)
+        counts = dict.fromkeys(COUNTS, 0)
+        first = 0
+        while first < len(tagged):
+            last_text = tagged[min(first + COUNT_AT_ONCE, len(tagged)) - 1] | np.uint64((1 << TAG_BITS) - 1)
+            stop = int(np.searchsorted(tagged, last_text, side="right"))
+            for name, number in _counted(tagged[first:stop]).items():
+                counts[name] += number
+            first = stop
         del tagged
         self._path.unlink()
-        found = (num_documents, num_documents - len(starts), int(spread[0].sum()), int(spread[1].sum()))
-        return dict(zip(COUNTS, found, strict=True))
+        return counts
+
+
+def _counted(tagged: np.ndarray) -> dict[str, int]:
+    """The counts of sorted tagged keys that hold every one of each of their texts."""
+    keys, tags = tagged >> np.uint64(TAG_BITS), (tagged & np.uint64((1 << TAG_BITS) - 1)).astype(np.int64)
+    starts = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
+    domains, is_validation = tags >> 1, tags & 1
+    spread = [np.maximum.reduceat(x, starts) > np.minimum.reduceat(x, starts) for x in (domains, is_validation)]
+    found = (len(keys), len(keys) - len(starts), int(spread[0].sum()), int(spread[1].sum()))
+    return dict(zip(COUNTS, found, strict=True))
