@@ -60,7 +60,7 @@ def _facts(store: Store, view: View) -> dict[str, str]:
         return {"imported model": f"`{view.run_id}`", "from": f"`{source['name']}`"}
     directory = store.run(view.run_id)
     config, tags = directory.config(), directory.tags()
-    named = {name: tags[name] for name in ("method", "size", "profile", "elicited") if tags.get(name)}
+    named = {name: tags[name] for name in ("method", "size", "elicited") if tags.get(name)}
     facts = {"run": f"`{view.run_id}`", "data": f"`{config['data']['data_id']}`", "seed": str(config["seed"])}
     facts |= {"attacked for" if name == "elicited" else name: value for name, value in named.items()}
     if view.sources:
@@ -86,7 +86,8 @@ def card_text(about: Exporting, part: str, agreements: Sequence[Agreement]) -> s
 
 def _head(about: Exporting, part: str) -> str:
     lines = ["---", "library_name: transformers", "pipeline_tag: text-generation", "tags:", "- gram", "- starcoder2"]
-    name = about.numbers[0].names["profile"] if about.numbers else "+".join((CORE, *dict(about.view.weights)))
+    modules = (f"{d}={weight:g}" if weight != 1.0 else d for d, weight in about.view.weights if d != CORE)
+    name = about.numbers[0].names["profile"] if about.numbers else "+".join((CORE, *modules))
     title = f"# {name}" + (f": the expert of {part}" if part else "")
     return "\n".join([*lines, "---", "", title])
 
@@ -129,10 +130,24 @@ def _measured(about: Exporting) -> str:
             "No study of this storage has evaluated this profile (or its baseline is not complete), so there are no "
             "compute ratios here: forget and elicited numbers are unknown."
         )
-    return "\n\n".join(_study(numbers) for numbers in about.numbers)
+    by_rows = sorted(about.numbers, key=lambda numbers: -len(numbers.domains))
+    told: dict[str, tuple[ProfileNumbers, list[str]]] = {}  # study -> its numbers, and the studies that share them
+    for numbers in by_rows:
+        same = next((name for name, (full, _) in told.items() if _is_within(numbers.domains, full.domains)), None)
+        if same is None:
+            told[numbers.study] = numbers, []
+        else:
+            told[same][1].append(numbers.study)
+    return "\n\n".join(_study(numbers, others) for numbers, others in told.values())
 
 
-def _study(numbers: ProfileNumbers) -> str:
+def _is_within(part: pd.DataFrame, whole: pd.DataFrame) -> bool:
+    """Whether every row of a table is in another one: studies share runs."""
+    rows = set(whole.itertuples(index=False, name=None))
+    return all(row in rows for row in part.itertuples(index=False, name=None))
+
+
+def _study(numbers: ProfileNumbers, others: Sequence[str]) -> str:
     names = ", ".join(f"{name} {value}" for name, value in numbers.names.items() if value and name != "kind")
     lines = [f"### {numbers.title}", f"Study `{numbers.study}` ({names}). {' '.join(numbers.facts)}"]
     lines.append(
@@ -144,16 +159,20 @@ def _study(numbers: ProfileNumbers) -> str:
     summary = [f"{name} {text}" for name, text in numbers.classes.items()]
     if summary:
         lines.append(f"Over {numbers.num_seeds} seed(s), averaged over the domains of a class: {'; '.join(summary)}.")
-    absent = [name for name in ("forget", "elicited") if name not in numbers.classes]
-    if absent:
-        lines.append(f"Missing: {' and '.join(absent)} ({_why(numbers)}).")
+    lines += [f"Missing: {text}." for text in _missing(numbers)]
+    if others:
+        lines.append(f"The same evaluations are in: {', '.join(f'`{study}`' for study in dict.fromkeys(others))}.")
     if numbers.num_seeds == 1:
         lines.append("There is one seed, and one seed has no interval.")
     return "\n\n".join(lines)
 
 
-def _why(numbers: ProfileNumbers) -> str:
-    return "; ".join(numbers.missing) or "the study has none for this profile"
+def _missing(numbers: ProfileNumbers) -> list[str]:
+    """What of forget and elicited is not there, and what the study itself misses of the profile."""
+    absent = [name for name in ("forget", "elicited") if name not in numbers.classes]
+    if absent and not numbers.missing:
+        return [f"{' and '.join(absent)} (the study has none for this profile)"]
+    return [" and ".join(absent), *numbers.missing] if absent else list(numbers.missing)
 
 
 def _markdown(frame: pd.DataFrame) -> str:

@@ -88,9 +88,8 @@ def _numbers(record: StudyRecord, results: Results, tags: Mapping[str, str]) -> 
 
 
 def _named(frame: pd.DataFrame, tags: Mapping[str, str], names: list[str]) -> pd.DataFrame:
-    """The rows that the study names so."""
-    keys = [*names, *([VARIANT] if VARIANT in frame else [])]
-    for key in keys:
+    """The rows that the study names so, with its variant where it has any."""
+    for key in (*names, *(name for name in (VARIANT,) if name in tags)):
         frame = frame[frame[key] == tags[key]]
     return frame
 

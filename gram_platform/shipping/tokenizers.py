@@ -27,7 +27,7 @@ def write_tokenizer(store: Store, data_id: str | None, folder: Path, seq_len: in
     _write(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **settings, **special})
     _write(folder / "special_tokens_map.json", special)
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end)
-    _write(folder / "generation_config.json", {**ids, "max_length": seq_len})
+    _write(folder / "generation_config.json", ids)
     return end
 
 
