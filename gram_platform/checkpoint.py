@@ -137,9 +137,18 @@ class DiskTensors(Mapping):
         file, stored = self._parts[name][0]
         if stored is None:
             return file.get_tensor(name).clone()  # the file's own tensor is a view of its memory map
-        piece = stored.empty(0, num_rows(stored.shape))
-        for file, rows in self._parts[name]:
-            piece.between(rows.first, rows.stop).copy_(rows.read(file, name, rows.first, rows.stop))
+        return self.rows(name, 0, num_rows(stored.shape))
+
+    def rows(self, name: str, first: int, stop: int) -> torch.Tensor:
+        """The rows [first, stop) of a tensor, without reading the others."""
+        file, stored = self._parts[name][0]
+        if stored is None:
+            return file.get_slice(name)[first:stop].clone()
+        piece = stored.empty(first, stop)
+        for file, held in self._parts[name]:
+            low, high = max(first, held.first), min(stop, held.stop)
+            if low < high:
+                piece.between(low, high).copy_(held.read(file, name, low, high))
         return piece.rows
 
     def shape(self, name: str) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from gram_platform.checkpoint import DiskTensors
 from gram_platform.config import CORE, ModelConfig, ModuleSpec, View, model_from_plain
 from gram_platform.identity import invalid
 from gram_platform.model.merge import merged_config, merged_weights
@@ -30,7 +31,10 @@ def view_weights(store: Store, view: View) -> tuple[ModelConfig, dict[str, torch
 
 @contextlib.contextmanager
 def open_view(store: Store, view: View) -> Iterator[tuple[ModelConfig, Mapping[str, torch.Tensor]]]:
-    """`view_weights` that are read from disk one by one, each time one is asked for: nothing is held."""
+    """`view_weights` that are read from disk one by one, each time one is asked for: nothing is held.
+
+    `.rows(name, first, stop)` reads a part of a tensor.
+    """
     config, sources = _shape(store, view)
     with contextlib.ExitStack() as stack:
         open_ids = dict.fromkeys((view.run_id, *sources.values()))
@@ -42,13 +46,16 @@ def open_view(store: Store, view: View) -> Iterator[tuple[ModelConfig, Mapping[s
 
 
 class _Chosen(Mapping):
-    """Tensors by name, each from the mapping that owns it."""
+    """Tensors by name, each from the file that has it."""
 
-    def __init__(self, owners: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+    def __init__(self, owners: Mapping[str, DiskTensors]) -> None:
         self._owners = owners
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._owners[name][name]
+
+    def rows(self, name: str, first: int, stop: int) -> torch.Tensor:
+        return self._owners[name].rows(name, first, stop)
 
     def __contains__(self, name: object) -> bool:
         return name in self._owners

@@ -86,8 +86,8 @@ def export_view(
             done, agreements = _counting(progress, total), {}
             for name, part in parts.items():
                 (partial / name).mkdir(exist_ok=True)
-                written = (config, weights, dict(part.weights))
-                agreements[name] = _write_part(store, part, written, partial / name, export, done)
+                routed, folder = (config, weights, dict(part.weights)), partial / name
+                agreements[name] = _write_part(store, part, routed, folder, export, done, progress)
             _write_cards(partial, agreements, write_card)
             record = {**identity, "files": _hashes(partial)}
             record["agreements"] = {name: [to_plain(a) for a in found] for name, found in agreements.items()}
@@ -106,7 +106,13 @@ def _num_bytes(model: ModelConfig, export: Export) -> int:
 
 
 def _write_part(
-    store: Store, view: View, routed: Model, folder: Path, export: Export, progress: Callable[[int], None]
+    store: Store,
+    view: View,
+    routed: Model,
+    folder: Path,
+    export: Export,
+    written: Callable[[int], None],
+    progress: Progress,
 ) -> tuple[Agreement, ...]:
     """One dense checkpoint, without its card. `routed`: the whole view, with the active modules of this part."""
     model, dtype, data_id = merged_config(routed[0], routed[2]), DTYPES[export.dtype], data_id_of(store, view.run_id)
@@ -114,9 +120,9 @@ def _write_part(
     config = json.dumps(foreign_config(model, dtype, end_of_text), indent=2, sort_keys=True) + "\n"
     (folder / "config.json").write_text(config)
     files = shards(foreign_shapes(model), dtype, export.max_file_bytes)
-    write_tensors(folder, files, dtype, foreign_weights(*routed), progress)
+    write_tensors(folder, files, dtype, foreign_weights(*routed), written)
     tokens = verification_tokens(store, data_id, model)
-    found = [verified(routed, folder, dtype, tokens)]
+    found = [verified(routed, folder, dtype, tokens, lambda *bytes_done: progress("verifying", *bytes_done))]
     if export.check == "transformers":
         found.append(verified_by_transformers(store, view, folder, dtype, tokens))
     return tuple(found)

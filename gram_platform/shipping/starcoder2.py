@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from gram_platform.checkpoint import DiskTensors
 from gram_platform.config import ModelConfig
 from gram_platform.identity import invalid
 from gram_platform.model.merge import merged_config, merged_mlp
@@ -120,12 +121,9 @@ def _foreign_layer(config: ModelConfig, weights: Weights, active: Mapping[str, f
         tensors[f"{theirs}.self_attn.{name}.weight"] = rows
         tensors[f"{theirs}.self_attn.{name}.bias"] = torch.zeros(len(rows))
     for name, foreign in OF_LAYER.items():
-        for part in ("weight", "bias"):
-            full = f"{ours}.{name}.{part}"
-            if full in merged:
-                tensors[f"{theirs}.{foreign}.{part}"] = merged[full]
-            elif full in weights:
-                tensors[f"{theirs}.{foreign}.{part}"] = weights[full]
+        for part, full in ((part, f"{ours}.{name}.{part}") for part in ("weight", "bias")):
+            if full in merged or full in weights:
+                tensors[f"{theirs}.{foreign}.{part}"] = merged[full] if full in merged else weights[full]
     return tensors
 
 
@@ -188,7 +186,7 @@ class OwnWeights(Mapping):
     missing, has another shape, or is an attention bias other than zero.
     """
 
-    def __init__(self, model: ModelConfig, foreign: Weights, is_tied: bool) -> None:
+    def __init__(self, model: ModelConfig, foreign: DiskTensors, is_tied: bool) -> None:
         self._model, self._foreign, self._is_tied = model, foreign, is_tied
         self._shapes = dense_shapes(model)
 
@@ -209,6 +207,10 @@ class OwnWeights(Mapping):
             pairs = zip(PROJECTIONS, rows, strict=True)
             return torch.cat([self._read(f"{layer}.{p}.weight", (n, self._model.d_model)) for p, n in pairs])
         return self._read(self._foreign_name(name), shape)
+
+    def rows(self, name: str, first: int, stop: int) -> torch.Tensor:
+        """The rows [first, stop) of an embedding or unembedding."""
+        return self._foreign.rows(self._foreign_name(name), first, stop).float()
 
     def _foreign_name(self, name: str) -> str:
         module, _, part = name.rpartition(".")

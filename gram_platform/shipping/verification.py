@@ -7,7 +7,7 @@ the merged weights gives.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import torch
 
 from gram_platform.checkpoint import stream_bytes
 from gram_platform.config import ModelConfig, View
+from gram_platform.flops import total_parameters
 from gram_platform.identity import invalid
 from gram_platform.model.merge import merged_config
 from gram_platform.model.transformer import Block, Rotary
@@ -67,10 +68,17 @@ Model = tuple[ModelConfig, Weights, Mapping[str, float]]  # shape, weights by na
 Tokens = tuple[torch.Tensor, str]  # of `verification_tokens`
 
 
-def verified(view: Model, folder: Path, dtype: torch.dtype, tokens: Tokens) -> Agreement:
+def verified(
+    view: Model,
+    folder: Path,
+    dtype: torch.dtype,
+    tokens: Tokens,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Agreement:
     """Reads a checkpoint back. ValueError when it holds anything but the view, or its logits are not the view's.
 
-    `view`: as `open_view` gives it, of which the active modules are looked at; `dtype`: what the file was written in.
+    `view`: as `open_view` gives it, of which the active modules are looked at; `dtype`: what the file was written in;
+    `progress` is told bytes of the checkpoint.
     """
     config, weights, active = view
     own, expected = own_config(json.loads((folder / "config.json").read_text())), merged_config(config, active)
@@ -82,7 +90,9 @@ def verified(view: Model, folder: Path, dtype: torch.dtype, tokens: Tokens) -> A
         found.require_zero_biases()
         granted = tuple(module for module in config.modules if module.domain in active)
         routed = (replace(config, modules=granted), weights, active)
-        agreement = _agreement(*largest_difference(routed, (own, found, {}), tokens[0]), dtype, tokens, folder)
+        layer_bytes = dtype.itemsize * total_parameters(own) // own.num_layers
+        told = lambda done: progress(done * layer_bytes, own.num_layers * layer_bytes)  # noqa: E731
+        agreement = _agreement(*largest_difference(routed, (own, found, {}), tokens[0], told), dtype, tokens, folder)
         for name, merged in foreign_weights(*view):
             if not torch.equal(written[name], merged.to(dtype)):
                 raise invalid("export", name, "the view's merged weights, bit by bit")
@@ -97,7 +107,7 @@ def verified_by_transformers(store: Store, view: View, folder: Path, dtype: torc
     from transformers import AutoModelForCausalLM
 
     config, ours = load_view(store, view)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder).float().eval()
     with torch.no_grad():
         expected, found = ours(tokens[0], dict(view.weights)), model(tokens[0]).logits
         start, length = tokens[0][:, :1], min(8, config.seq_len - 1)
@@ -138,19 +148,23 @@ def _require_nothing_else(folder: Path, model: ModelConfig, dtype: torch.dtype) 
 
 
 @torch.no_grad()
-def largest_difference(left: Model, right: Model, tokens_BT: torch.Tensor) -> tuple[float, float]:
+def largest_difference(
+    left: Model, right: Model, tokens_BT: torch.Tensor, progress: Callable[[int], None] = lambda num_layers: None
+) -> tuple[float, float]:
     """(the largest difference of a logit, the largest logit) of two models of equal d_model, depth and vocabulary.
 
-    Weights are asked for one layer at a time.
+    Weights are asked for one layer at a time; `progress` is told the layers done.
     """
     states = [weights["wte.weight"][tokens_BT].double() for _, weights, _ in (left, right)]
     for layer in range(left[0].num_layers):
         states = [_layer(*model, layer, x_BTD) for model, x_BTD in zip((left, right), states, strict=True)]
+        progress(layer + 1)
     states = [_final_norm(*model[:2], x_BTD) for model, x_BTD in zip((left, right), states, strict=True)]
-    heads = [weights["lm_head.weight"].split(ROWS_AT_ONCE) for _, weights, _ in (left, right)]
-    differences, largest = [torch.zeros(())], [torch.zeros(())]
-    for parts in zip(*heads, strict=True):
-        expected, found = (x_BTD @ head.double().T for x_BTD, head in zip(states, parts, strict=True))
+    differences, largest = [], []
+    for first in range(0, left[0].vocab_size, ROWS_AT_ONCE):
+        rows = first, min(first + ROWS_AT_ONCE, left[0].vocab_size)
+        heads = [weights.rows("lm_head.weight", *rows).double() for _, weights, _ in (left, right)]
+        expected, found = (x_BTD @ head.T for x_BTD, head in zip(states, heads, strict=True))
         differences.append((expected - found).abs().max())  # a NaN stays one
         largest.append(expected.abs().max())
     return float(torch.stack(differences).max()), float(torch.stack(largest).max())

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import signal
 from types import SimpleNamespace
 
 import pytest
@@ -16,8 +18,9 @@ from gram_platform.methods.elicitation import attacks
 from gram_platform.methods.setting import Branching, Elicitation, Options
 from gram_platform.model.merge import merged_config
 from gram_platform.shipping import export as exporting
-from gram_platform.shipping.export import RECORD
+from gram_platform.shipping.export import RECORD, Export, export_view
 from gram_platform.shipping.files import INDEX, SINGLE, open_checkpoint
+from gram_platform.shipping.importing import import_checkpoint
 from gram_platform.shipping.selection import dense_parts, parse_modules, selectable
 from gram_platform.shipping.starcoder2 import foreign_shapes
 from gram_platform.store import Store
@@ -25,6 +28,7 @@ from gram_platform.views import load_view, open_view, view_weights
 from tests import tiny
 from tests.engine import conftest as cells
 from tests.shipping.planted import complete, drawn_weights, exported
+from tests.store.training import in_process
 
 packed_root, execution, setting = cells.packed_root, cells.execution, cells.setting
 
@@ -45,7 +49,7 @@ def modular_run(kinds=("mlp", "mlp"), **parts):
 def require_loads(store, view, folder):
     """transformers' logits are the view's, it generates, and the file has a dense model's size."""
     config, ours = load_view(store, view)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(folder).float()
     tokens = torch.arange(3 * config.seq_len).reshape(3, -1) * 7 % config.vocab_size
     difference = (ours(tokens, dict(view.weights)) - model(tokens).logits).abs().max()
     assert difference < 1e-4
@@ -146,7 +150,7 @@ def test_bfloat16_has_half_the_size(store, tmp_path):
     assert half.num_bytes < 0.6 * full.num_bytes
     (agreement,) = half.agreements[""]
     assert 1e-4 < agreement.largest_difference < agreement.tolerance
-    assert AutoModelForCausalLM.from_pretrained(tmp_path / "half", dtype="auto").dtype == torch.bfloat16
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "half", torch_dtype="auto").dtype == torch.bfloat16
 
 
 def test_an_export_checks_itself_with_transformers_too(store, tmp_path):
@@ -213,6 +217,34 @@ def test_what_a_killed_export_left_is_cleared_and_a_living_one_s_is_kept(store, 
     with exporting._held(living):
         exported(store, view, out)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".out.2.part", "out", "storage"]
+
+
+def killed_in_the_middle(store, view, out):
+    def kill(*_):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    export_view(store, Export(view), out, kill)
+
+
+def test_a_killed_export_leaves_nothing_under_the_name(store, tmp_path):
+    view, out = View(complete(store, modular_run())), tmp_path / "out"
+    process = in_process(killed_in_the_middle, store, view, out)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert not out.exists()
+    assert list(tmp_path.glob(".out.*.part"))
+    exported(store, view, out)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "storage"]
+
+
+def test_a_storage_behind_a_url_and_an_import_there(tmp_path):
+    """An object store's stand-in: nothing of it is a local path."""
+    store = Store(f"memory://ship-{tmp_path.name}").open_for_writing()
+    view = View.of(complete(store, modular_run()), {"lisp": 1.0})
+    exported(store, view, tmp_path / "out")
+    imported = import_checkpoint(tmp_path / "out", store)
+    exported(store, View(imported.import_id), tmp_path / "again")
+    assert (tmp_path / "again" / SINGLE).read_bytes() == (tmp_path / "out" / SINGLE).read_bytes()
 
 
 def test_a_full_disk_is_said_before_the_work(store, tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from tests import tiny
 from tests.allocations import Allocations
 from tests.shipping.planted import complete, exported
 
-NUM_LAYERS = 24
+NUM_LAYERS = 16
 
 
 def config_of(num_layers):
@@ -39,9 +39,9 @@ def test_an_export_holds_a_layer(dtype, tmp_path):
         peaks[num_layers] = memory.peak
     assert peaks[NUM_LAYERS] <= 1.01 * peaks[NUM_LAYERS // 4]  # depth does not matter
     layer, embedding = layer_and_embedding_bytes(config_of(NUM_LAYERS))
-    # while verifying: the view's layer and the file's as they are read and in float64, two embeddings, and activations
-    assert peaks[NUM_LAYERS] < 6 * layer + 2 * embedding + 2**20
-    assert peaks[NUM_LAYERS] < NUM_LAYERS * layer / 2
+    # a layer as it is read and in float64, or the embedding; and the activations of a few tokens
+    assert peaks[NUM_LAYERS] < max(4 * layer, embedding) + 2**19
+    assert peaks[NUM_LAYERS] < NUM_LAYERS * layer / 3
 
 
 def test_an_import_holds_a_tensor(tmp_path):
@@ -51,4 +51,4 @@ def test_an_import_holds_a_tensor(tmp_path):
     with Allocations() as memory:
         import_checkpoint(tmp_path / "out", store)
     _, embedding = layer_and_embedding_bytes(config_of(NUM_LAYERS))
-    assert memory.peak < 3 * embedding
+    assert memory.peak < 3 * embedding  # one tensor as it is read, and copies of it
