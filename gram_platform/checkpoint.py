@@ -99,6 +99,7 @@ def write_stream(
             assert (found, tuple(tensor.shape)) == (name, shape), f"{found} {tuple(tensor.shape)} in place of {name}"
             file.write(memoryview(tensor.detach().to("cpu", dtype).contiguous().reshape(-1).view(torch.uint8).numpy()))
             progress(tensor.numel() * dtype.itemsize)
+            del tensor  # before the next one is made
         file.flush()
         os.fsync(file.fileno())
 

@@ -1,9 +1,9 @@
 """An export proves itself: what was written is read back, and its logits are compared with the view's.
 
 Both models go through the same tokens layer by layer, so that no more than one layer of each is held. They compute in
-float64: what differs is what the file says, not the order of sums. A checkpoint in bfloat16 has 8 bits of mantissa,
-which moves logits by some thousandths of the largest; so its tensors are also compared bit by bit with what rounding
-the merged weights gives.
+float64 (positions in float32, both alike): what differs is what the file says, not the order of sums. A checkpoint in
+bfloat16 has 8 bits of mantissa, which moves logits by some thousandths of the largest; so its tensors are also compared
+bit by bit with what rounding the merged weights gives.
 """
 
 import json
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gram_platform.checkpoint import stream_bytes
+from gram_platform.checkpoint import DiskTensors, stream_bytes
 from gram_platform.config import ModelConfig, View
 from gram_platform.flops import total_parameters
 from gram_platform.identity import invalid
@@ -94,9 +94,17 @@ def verified(
         told = lambda done: progress(done * layer_bytes, own.num_layers * layer_bytes)  # noqa: E731
         agreement = _agreement(*largest_difference(routed, (own, found, {}), tokens[0], told), dtype, tokens, folder)
         for name, merged in foreign_weights(*view):
-            if not torch.equal(written[name], merged.to(dtype)):
+            if not _is_written(merged.to(dtype), written, name):
                 raise invalid("export", name, "the view's merged weights, bit by bit")
+            del merged  # before the next one is made
     return agreement
+
+
+def _is_written(tensor: torch.Tensor, written: DiskTensors, name: str) -> bool:
+    """Whether the file has the tensor, bit by bit; its rows are read a few at a time."""
+    parts = tensor.split(ROWS_AT_ONCE)
+    firsts = range(0, len(tensor), ROWS_AT_ONCE)
+    return all(torch.equal(part, written.rows(name, n, n + len(part))) for n, part in zip(firsts, parts, strict=True))
 
 
 def verified_by_transformers(store: Store, view: View, folder: Path, dtype: torch.dtype, tokens: Tokens) -> Agreement:

@@ -194,18 +194,25 @@ def test_other_files_are_never_overwritten(store, tmp_path):
         exported(store, view, out / RECORD)
 
 
-def test_a_checkpoint_that_is_not_the_view_is_not_left(store, tmp_path, monkeypatch):
-    """A writer that forgets a module's output bias is caught by the logits, and nothing stays."""
+@pytest.mark.parametrize(
+    ("dtype", "message"),
+    [
+        ("float32", r"the view's logits. Largest difference .*tolerance 0.0001"),
+        ("bfloat16", r"model.layers.1.mlp.c_proj.bias.*merged weights, bit by bit"),
+    ],
+)
+def test_a_checkpoint_that_is_not_the_view_is_not_left(dtype, message, store, tmp_path, monkeypatch):
+    """A writer that gets a bias of a module wrong is caught, by the logits or by the bits, and nothing stays."""
     view, out = View.of(complete(store, modular_run()), {"lisp": 1.0}), tmp_path / "out"
     right = exporting.foreign_weights
 
     def wrong(*view):
         for name, tensor in right(*view):
-            yield name, tensor * 0.9 if name == "model.layers.1.mlp.c_proj.bias" else tensor
+            yield name, tensor * 0.99 if name == "model.layers.1.mlp.c_proj.bias" else tensor
 
     monkeypatch.setattr(exporting, "foreign_weights", wrong)
-    with pytest.raises(ValueError, match=r"a checkpoint with the view's logits. Largest difference .*tolerance 0.0001"):
-        exported(store, view, out)
+    with pytest.raises(ValueError, match=message):
+        exported(store, view, out, dtype=dtype)
     assert [path.name for path in tmp_path.iterdir()] == ["storage"]
 
 

@@ -39,8 +39,8 @@ def test_an_export_holds_a_layer(dtype, tmp_path):
         peaks[num_layers] = memory.peak
     assert peaks[NUM_LAYERS] <= 1.01 * peaks[NUM_LAYERS // 4]  # depth does not matter
     layer, embedding = layer_and_embedding_bytes(config_of(NUM_LAYERS))
-    # a layer as it is read and in float64, or the embedding; and the activations of a few tokens
-    assert peaks[NUM_LAYERS] < max(4 * layer, embedding) + 2**19
+    # a layer in float64 and as it is read, or rows of two embeddings in float64; and the activations of a few tokens
+    assert peaks[NUM_LAYERS] < max(3 * layer, 4 * embedding) + 2**21
     assert peaks[NUM_LAYERS] < NUM_LAYERS * layer / 3
 
 
