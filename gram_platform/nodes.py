@@ -43,7 +43,7 @@ class Node:
 
 def view_runs(view: View | None) -> frozenset[str]:
     """The runs whose weights a view takes."""
-    return frozenset() if view is None else frozenset({view.run_id, *(run_id for _, run_id in view.sources)})
+    return frozenset() if view is None else view.run_ids
 
 
 def method_nodes(method: str, setting: Setting) -> list[Node]:

@@ -39,6 +39,7 @@ ROOMS = {
     "engine": ("ray", "optuna", "torch", "numpy", "psutil", "rich"),
     "local_cluster": ("psutil",),
     "study": ("ray", "numpy", "pandas", "tyro", "rich"),
+    "shipping": ("torch", "numpy", "pandas", "transformers"),
     "searches": ("ray", "optuna", "numpy", "pandas", "plotly", "sqlalchemy", "tyro"),
     "campaign": ("tyro",),
     "site": ("pandas", "plotly"),

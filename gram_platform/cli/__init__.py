@@ -5,6 +5,7 @@ import sys
 import tyro
 
 from gram_platform.cli.corpus import prepare_command
+from gram_platform.cli.shipping import export_command, import_command
 from gram_platform.cli.storage import compare_command, gc_command, status_command
 from gram_platform.cli.studies import report_command, search_command, sync_command
 from gram_platform.tracking import TrackingUnavailable
@@ -17,6 +18,8 @@ COMMANDS = {
     "report": report_command,
     "search": search_command,
     "gc": gc_command,
+    "export": export_command,
+    "import": import_command,
 }
 
 

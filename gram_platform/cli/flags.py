@@ -17,9 +17,14 @@ TrackingUri = Annotated[str, tyro.conf.arg(help="MLflow server or database; defa
 Positional = tyro.conf.Positional
 
 
+def storage_place(storage: str) -> str:
+    """The path or URL of the storage that is meant."""
+    return absolute_place("storage", storage or os.environ.get("GRAM_STORAGE") or DEFAULT_STORAGE)
+
+
 def stored(storage: str) -> Store:
     """A storage to read; ValueError when there is none at that place."""
-    place = absolute_place("storage", storage or os.environ.get("GRAM_STORAGE") or DEFAULT_STORAGE)
+    place = storage_place(storage)
     store = Store(place)
     if store.is_local and not Path(store.root).is_dir():
         raise invalid("storage", place, "a folder that exists")

@@ -16,7 +16,7 @@ from gram_platform.config.measures import (
     evaluation_from_plain,
 )
 from gram_platform.config.model import ModelConfig, ModuleSpec
-from gram_platform.config.run import RECIPE_VERSION, RunConfig, run_from_plain, view_from_plain
+from gram_platform.config.run import RECIPE_VERSION, RunConfig, model_from_plain, run_from_plain, view_from_plain
 from gram_platform.config.training import (
     DataConfig,
     DomainBudget,
@@ -26,11 +26,12 @@ from gram_platform.config.training import (
     RoutingConfig,
     Slice,
 )
-from gram_platform.config.view import EVAL_VERSION, Evaluation, View
+from gram_platform.config.view import EVAL_VERSION, IMPORTED, Evaluation, View
 
 __all__ = [
     "CORE",
     "EVAL_VERSION",
+    "IMPORTED",
     "LOSSES",
     "RECIPE_VERSION",
     "SAMPLES",
@@ -53,6 +54,7 @@ __all__ = [
     "View",
     "core_first",
     "evaluation_from_plain",
+    "model_from_plain",
     "run_from_plain",
     "view_from_plain",
 ]

@@ -102,12 +102,11 @@ class RunConfig:
 
 def run_from_plain(plain: Mapping) -> RunConfig:
     """The inverse of `to_plain` for a run, validated again."""
-    model = dict(plain["model"], modules=tuple(ModuleSpec(**m) for m in plain["model"]["modules"]))
     data = dict(plain["data"], domains=tuple(_budget(d) for d in plain["data"]["domains"]))
     objective = dict(plain["objective"], forget=tuple(plain["objective"]["forget"]))
     points = dict(plain["eval_points"], domains=tuple(plain["eval_points"]["domains"]))
     parts = {
-        "model": ModelConfig(**model),
+        "model": model_from_plain(plain["model"]),
         "data": DataConfig(**data),
         "routing": RoutingConfig(**plain["routing"]),
         "optimizer": OptimizerConfig(**plain["optimizer"]),
@@ -116,6 +115,10 @@ def run_from_plain(plain: Mapping) -> RunConfig:
         "start": None if plain["start"] is None else view_from_plain(plain["start"]),
     }
     return RunConfig(**{**plain, **parts})
+
+
+def model_from_plain(plain: Mapping) -> ModelConfig:
+    return ModelConfig(**{**plain, "modules": tuple(ModuleSpec(**module) for module in plain["modules"])})
 
 
 def _budget(plain: Mapping) -> DomainBudget:

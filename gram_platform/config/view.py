@@ -10,6 +10,7 @@ from gram_platform.identity import invalid, require_choice, require_int, require
 EVAL_VERSION = 1  # raised when the same evaluation would give another result; part of every eval_id
 VIEW_RULES = ("constant", "by_domain")
 PRECISIONS = ("float32", "bfloat16")
+IMPORTED = "imported-"  # begins what stands for a run_id where weights come from outside: see `store/imports.py`
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,12 @@ class View:
         if self.rule == "constant":
             return weights
         return {domain: weights[domain]} if domain in weights else {CORE: 1.0}
+
+    @property
+    def run_ids(self) -> frozenset[str]:
+        """The runs whose weights it takes; an imported model is none."""
+        origins = {self.run_id, *(run_id for _, run_id in self.sources)}
+        return frozenset(origin for origin in origins if not origin.startswith(IMPORTED))
 
     @property
     def view_id(self) -> str:

@@ -24,11 +24,12 @@ def merged_weights(config: ModelConfig, weights: Weights, active: Mapping[str, f
     """Float32 weights of `merged_config`'s model; the inputs are left as they are."""
     merged = {name: value for name, value in weights.items() if ".mlp." not in name and ".aux." not in name}
     for layer in range(config.num_layers):
-        merged |= _merged_mlp(config, weights, active, f"blocks.{layer}")
+        merged |= merged_mlp(config, weights, active, f"blocks.{layer}")
     return merged
 
 
-def _merged_mlp(config: ModelConfig, weights: Weights, active: Mapping[str, float], block: str) -> dict:
+def merged_mlp(config: ModelConfig, weights: Weights, active: Mapping[str, float], block: str) -> dict:
+    """Those of one MLP, `block` being `blocks.<layer>`: `weights` are asked for this layer's tensors alone."""
     parts = ("c_fc.weight", "c_fc.bias", "c_proj.weight", "c_proj.bias")
     stacks: dict[str, list[torch.Tensor]] = {part: [] for part in parts}
     if config.d_mlp:

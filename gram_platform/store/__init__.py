@@ -2,7 +2,8 @@
 
 from gram_platform.store.evaluations import EvaluationDirectory
 from gram_platform.store.files import CorruptFile, Folder
+from gram_platform.store.leases import LeaseHeld
 from gram_platform.store.root import Store
-from gram_platform.store.runs import LeaseHeld, RunDirectory
+from gram_platform.store.runs import RunDirectory
 
 __all__ = ["CorruptFile", "EvaluationDirectory", "Folder", "LeaseHeld", "RunDirectory", "Store"]

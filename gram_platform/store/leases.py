@@ -13,6 +13,17 @@ import time
 from gram_platform.store.files import CorruptFile, Folder
 
 
+class LeaseHeld(RuntimeError):
+    """Another attempt at the run is at work; `lease` says whose."""
+
+    def __init__(self, run_id: str, lease: dict) -> None:
+        super().__init__(f"run {run_id} is being trained by {lease['owner']} (pid {lease['pid']} on {lease['host']})")
+        self.run_id, self.lease = run_id, lease
+
+    def __reduce__(self):
+        return LeaseHeld, (self.run_id, self.lease)  # an exception that cannot travel is a crash to Ray
+
+
 def new_lease(owner: str, lease_seconds: float) -> dict:
     """The lease of this process, before its first step."""
     return {

@@ -5,10 +5,11 @@ import secrets
 import shutil
 from pathlib import Path
 
-from gram_platform.config import RECIPE_VERSION
+from gram_platform.config import IMPORTED, RECIPE_VERSION
 from gram_platform.identity import invalid, short_hash
 from gram_platform.store.evaluations import EvaluationDirectory
 from gram_platform.store.files import CorruptFile, Folder
+from gram_platform.store.imports import ImportDirectory
 from gram_platform.store.local import LocalFolder
 from gram_platform.store.remote import open_folder
 from gram_platform.store.runs import RunDirectory
@@ -61,6 +62,17 @@ class Store:
 
     def evaluation(self, eval_id: str) -> EvaluationDirectory:
         return EvaluationDirectory(self._folder, eval_id)
+
+    def origin(self, run_id: str) -> RunDirectory | ImportDirectory:
+        """What holds the weights that a view calls `run_id`: a run, or a model that was imported."""
+        return self.imported(run_id) if run_id.startswith(IMPORTED) else self.run(run_id)
+
+    def imported(self, import_id: str) -> ImportDirectory:
+        return ImportDirectory(self._folder, import_id)
+
+    def list_imports(self) -> list[str]:
+        """The ids of all imported models, sorted."""
+        return self._folder.child("imports").list()
 
     def list_runs(self) -> list[str]:
         """The run_ids of all run directories, sorted."""

@@ -1,10 +1,11 @@
 """A run's directory: config, tags, status, history, result and weights. Reading it imports no torch but for weights."""
 
+import contextlib
 import datetime
 import secrets
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from gram_platform.config import RunConfig
@@ -12,7 +13,7 @@ from gram_platform.identity import invalid
 from gram_platform.store.checkpoints import FINISHED, newest_manifest
 from gram_platform.store.directory import RESULT, NodeDirectory
 from gram_platform.store.files import CorruptFile, Folder, seal
-from gram_platform.store.leases import is_fresh, read_lease
+from gram_platform.store.leases import LeaseHeld, is_fresh, read_lease
 from gram_platform.store.segments import last_step, read_segment
 from gram_platform.store.weights import has_weights, remove_weights, set_weights_aside
 
@@ -20,17 +21,6 @@ if TYPE_CHECKING:
     import torch
 
     from gram_platform.store.attempts import Attempt
-
-
-class LeaseHeld(RuntimeError):
-    """Another attempt at the run is at work; `lease` says whose."""
-
-    def __init__(self, run_id: str, lease: dict) -> None:
-        super().__init__(f"run {run_id} is being trained by {lease['owner']} (pid {lease['pid']} on {lease['host']})")
-        self.run_id, self.lease = run_id, lease
-
-    def __reduce__(self):
-        return LeaseHeld, (self.run_id, self.lease)  # an exception that cannot travel is a crash to Ray
 
 
 class RunDirectory(NodeDirectory):
@@ -160,28 +150,62 @@ class RunDirectory(NodeDirectory):
 
         Corrupted weights are set aside, and the result with them, so that submitting again trains the run again.
         """
+        result = self.require_result()
+        for attempt_id in self._attempts_with_weights(result):
+            tensors = self._load_weights(attempt_id, result)
+            if tensors is not None:
+                return tensors
+        raise self._without_weights()
+
+    @contextlib.contextmanager
+    def open_weights(self) -> "Iterator[Mapping[str, torch.Tensor]]":
+        """`weights` that are read from disk one by one, each time one is asked for; verified before, errors alike."""
+        from gram_platform.checkpoint import hash_named
+        from gram_platform.store.tensors import open_weights
+
+        result = self.require_result()
+        with contextlib.ExitStack() as stack:
+            for attempt_id in self._attempts_with_weights(result):
+                try:
+                    tensors = stack.enter_context(open_weights(self.attempts.child(attempt_id)))
+                    found = hash_named((name, tensors[name]) for name in sorted(tensors))
+                except FileNotFoundError:  # a second attempt has just removed its own
+                    continue
+                except ValueError as error:
+                    self._set_weights_aside(attempt_id, error)
+                    continue
+                if found == result["weights_sha256"]:
+                    yield tensors
+                    return
+                self._set_weights_aside(attempt_id, "its hash is not the result's")
+        raise self._without_weights()
+
+    def require_result(self) -> dict:
+        """The result; ValueError when there is none yet."""
         result = self.result()
         if result is None:
             raise invalid("run_id", self.run_id, f"a complete run, this one is {self.status()}")
+        return result
+
+    def _attempts_with_weights(self, result: dict) -> list[str]:
+        """Those whose weights may be the result's, the likeliest first; ValueError when there are none."""
         attempt_ids = [attempt_id for attempt_id, _ in self.finished_attempts(result)]
         attempt_ids += [attempt_id for attempt_id in self.attempts.list() if attempt_id not in attempt_ids]
         present = [attempt_id for attempt_id in attempt_ids if has_weights(self.attempts.child(attempt_id))]
         if not present:
             raise invalid("run_id", self.run_id, "a run whose weights are kept, those of this one were removed")
-        for attempt_id in present:
-            tensors = self._load_weights(attempt_id, result)
-            if tensors is not None:
-                return tensors
+        return present
+
+    def _without_weights(self) -> ValueError:
         self.folder.set_aside(RESULT, "no attempt has the weights it names")
-        raise invalid("run_id", self.run_id, "a run with intact weights; submit again to train it again")
+        return invalid("run_id", self.run_id, "a run with intact weights; submit again to train it again")
 
     def drop_weights(self) -> int:
         """Remove the weights of a complete run; its losses and history stay. The number of bytes that became free.
 
         ValueError when the run is not complete: its weights would be made again.
         """
-        if self.result() is None:
-            raise invalid("run_id", self.run_id, f"a complete run, this one is {self.status()}")
+        self.require_result()
         return sum(remove_weights(self.attempts.child(attempt_id)) for attempt_id in self.attempts.list())
 
     def _load_weights(self, attempt_id: str, result: dict) -> dict[str, "torch.Tensor"] | None:
@@ -199,9 +223,13 @@ class RunDirectory(NodeDirectory):
             return None
         except ValueError as error:
             reason = error
+        self._set_weights_aside(attempt_id, reason)
+        return None
+
+    def _set_weights_aside(self, attempt_id: str, reason: object) -> None:
+        attempt = self.attempts.child(attempt_id)
         set_weights_aside(attempt, reason)
         attempt.set_aside(FINISHED, "its weights are corrupted")
-        return None
 
     def _head(self) -> dict | None:
         """What ends the run's history: the winner's finish, or the manifest of the newest checkpoint."""

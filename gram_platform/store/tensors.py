@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gram_platform.checkpoint import StoredRows, load_tensors, open_tensors, save_tensors
+from gram_platform.checkpoint import DiskTensors, StoredRows, load_tensors, open_tensors, save_tensors
 from gram_platform.identity import canonical_json, to_plain
 from gram_platform.store.checkpoints import LAYOUT, STATE, TENSORS, step_name
 from gram_platform.store.files import CorruptFile, Folder, hash_file
@@ -110,6 +110,29 @@ def read_weights(attempt: Folder) -> dict[str, torch.Tensor]:
     if manifest is None:
         raise FileNotFoundError(shards.file(MANIFEST))
     return {name: piece.rows for name, piece in _read_pieces(shards, manifest["files"], all_rows).items()}
+
+
+@contextlib.contextmanager
+def open_weights(attempt: Folder) -> Iterator[DiskTensors]:
+    """An attempt's final weights, read tensor by tensor while the block runs; errors as `read_weights`.
+
+    Not verified: `hash_named` over them says whether they are what was written.
+    """
+    with contextlib.ExitStack() as stack:
+        if attempt.exists(WEIGHTS):
+            file = stack.enter_context(open_tensors(stack.enter_context(attempt.local_copy(WEIGHTS))))
+            yield DiskTensors.of_files([file])
+            return
+        shards = attempt.child(SHARDS)
+        manifest = shards.read_sealed(MANIFEST)
+        if manifest is None:
+            raise FileNotFoundError(shards.file(MANIFEST))
+        parts: dict[str, list] = {}
+        for shard in [name for name in manifest["files"] if name.endswith(".safetensors")]:
+            file = stack.enter_context(open_tensors(stack.enter_context(shards.local_copy(shard))))
+            for name, rows in _layout(shards, shard, manifest["files"]).items():
+                parts.setdefault(name, []).append((file, rows))
+        yield DiskTensors(parts)
 
 
 def _read_pieces(folder: Folder, files: Mapping[str, str], rows_of: RowsOf) -> dict[str, Piece]:

@@ -1,0 +1,1 @@
+"""Views leave the platform as stock dense checkpoints, and come back as starting points."""
