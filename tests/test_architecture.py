@@ -42,6 +42,7 @@ ROOMS = {
     "searches": ("ray", "optuna", "numpy", "pandas", "plotly", "sqlalchemy", "tyro"),
     "campaign": ("tyro",),
     "site": ("pandas", "plotly"),
+    "serving": ("torch", "tokenizers", "starlette", "prometheus_client", "ray"),
     "benchmarks": ("torch", "numpy", "ray", "sqlalchemy"),
     "cli": ("pandas", "tyro", "rich"),
 }

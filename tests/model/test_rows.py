@@ -80,7 +80,7 @@ def test_all_at_once_is_one_after_the_other(widths):
 def test_a_poisoned_module_reaches_only_the_rows_that_have_it(kind, holders):
     """NaN times zero is NaN: a module that is weighted away would show here."""
     profiles = [
-        {"lisp": 1.0} if row in holders else {d: 1.0 for d in ("cyber", "nuclear")[row % 2 :]} for row in range(6)
+        {"lisp": 1.0} if row in holders else dict.fromkeys(("cyber", "nuclear")[row % 2 :], 1.0) for row in range(6)
     ]
     tokens, none, two = torch.arange(12).reshape(6, 2), torch.zeros(6, dtype=torch.int64), torch.full((6,), 2)
     clean = RowReader(random_model(kind), 6).read(tokens, none, two, activation(DOMAINS, profiles))
