@@ -59,7 +59,7 @@ class Api:
             Route("/metrics", self.scrape, methods=["GET"]),
             Route("/", self.page, methods=["GET"]),
         ]
-        handlers = {Refusal: self._refused, HTTPException: self._no_route}
+        handlers = {Refusal: self._refused, HTTPException: self._no_route, Exception: self._failed}
         app = Starlette(routes=routes, exception_handlers=handlers)
         app.router.redirect_slashes = False
         return app
@@ -152,6 +152,10 @@ class Api:
         refusal = Refusal(error.status_code, *NO_ROUTE.get(error.status_code, OTHER_ERROR))
         self._count(refusal, "nobody known")
         return JSONResponse(refusal.body(), refusal.status, NO_STORE | dict(error.headers or {}))
+
+    async def _failed(self, request: Request, _: Exception) -> Response:
+        refusal = Refusal(500, "internal", "the server made a mistake; its log has the cause")
+        return await self._refused(request, refusal)
 
     def _count(self, refusal: Refusal, holder: str) -> None:
         LOG.warning("refused: holder=%s status=%d code=%s", holder, refusal.status, refusal.code)

@@ -4,6 +4,8 @@ Every module pushes the logit of a token of its own: core answers 1, one module 
 pair. Greedy and drawn answers are the same, since the logits are hundreds apart.
 """
 
+import dataclasses
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from gram_platform.config import (
     RoutingConfig,
     RunConfig,
 )
+from gram_platform.corpora import prepare, resolve
 from gram_platform.model.transformer import Transformer, build, initial_weights
 from gram_platform.serving.policy import Policy, parse_policy, token_digest
 from gram_platform.store import Store
@@ -94,6 +97,20 @@ def planted_weights(config: ModelConfig) -> dict[str, torch.Tensor]:
 
 def planted_model(config: ModelConfig) -> Transformer:
     return build(config, planted_weights(config).items()).eval().requires_grad_(False)
+
+
+def write_storage(root: Path, plan: Planted) -> str:
+    """A storage with the run, its corpus and tokenizer; its run_id. The policy is `policy.toml` beside it."""
+    source = root / "source"
+    source.mkdir(parents=True)
+    sentence = "the quick brown fox jumps over the lazy dog, and the dog sleeps. "
+    records = [{"text": f"{sentence * 4} {i}", "label": d} for i in range(80) for d in ("core", *MODULES)]
+    (source / "texts.jsonl").write_text("\n".join(map(json.dumps, records)))
+    store = Store(root).open_for_writing(min_free_bytes=0)
+    recipe = resolve(str(source), core_label="core", seq_len=SEQ_LEN, vocab_size=plan.config.vocab_size)
+    corpus = prepare(recipe, store.data_root)
+    (root / "policy.toml").write_text(plan.policy_text)
+    return write_run(root, dataclasses.replace(plan.config, vocab_size=corpus.vocab_size), corpus.data_id)
 
 
 def write_run(root: Path, config: ModelConfig, data_id: str) -> str:
