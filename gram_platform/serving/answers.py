@@ -23,8 +23,11 @@ class ModelLost(Exception):
 class Completions(Protocol):
     """Where deliveries come from."""
 
-    def stream(self, digest: str, profile: str, order: Order) -> AsyncIterator[Delivery]:
-        """The first delivery says that the order is taken up; closing it abandons the order. ModelLost."""
+    def stream(self, digest: str, profile: str, order: Order, whole: bool) -> AsyncIterator[Delivery]:
+        """The first delivery says that the order is taken up; closing it abandons the order. ModelLost.
+
+        `whole`: nobody looks before the end.
+        """
 
     async def is_ready(self) -> bool:
         """Whether the model answers now."""
@@ -46,17 +49,18 @@ class Answer:
         self.id, self.created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
         self.grant, self.order, self.finish_reason, self.num_drawn = grant, order, "", 0
         self._completions, self._digest, self._metrics = completions, digest, metrics
-        self._text = TextStream(vocabulary, stops)
+        self._stops, self._text = stops, TextStream(vocabulary, stops)
 
     def usage(self) -> dict[str, int]:
         num_prompt = len(self.order.prompt)
         counts = {"prompt_tokens": num_prompt, "completion_tokens": self.num_drawn}
         return counts | {"total_tokens": num_prompt + self.num_drawn}
 
-    async def texts(self) -> AsyncIterator[str]:
+    async def texts(self, whole: bool = False) -> AsyncIterator[str]:
         """An empty text when the order is taken up, then text as it comes. Refusal when it cannot be finished."""
         timed = Timed(self._metrics, self.grant.profile, len(self.order.prompt))
-        stream = self._completions.stream(self._digest, self.grant.profile, self.order)
+        whole = whole and not self._stops  # a stop ends it early
+        stream = self._completions.stream(self._digest, self.grant.profile, self.order, whole)
         is_taken_up = False
         try:
             async with aclosing(stream):

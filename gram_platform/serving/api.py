@@ -111,7 +111,7 @@ class Api:
 
     async def _at_once(self, answer: Answer) -> Response:
         texts = []
-        async with aclosing(answer.texts()) as parts:
+        async with aclosing(answer.texts(whole=True)) as parts:
             async for part in parts:
                 texts.append(part)
         body = _body_of(answer, "".join(texts), answer.finish_reason) | {"usage": answer.usage()}

@@ -35,8 +35,8 @@ class Model:
     def __init__(self, source: ModelSource):
         self._server = ModelServer(source)
 
-    async def stream(self, digest: str, profile: str, order: Order) -> AsyncIterator[Delivery]:
-        async for delivery in self._server.stream(digest, profile, order):
+    async def stream(self, digest: str, profile: str, order: Order, whole: bool) -> AsyncIterator[Delivery]:
+        async for delivery in self._server.stream(digest, profile, order, whole):
             yield delivery
 
     async def is_ready(self) -> bool:
@@ -54,10 +54,10 @@ class RemoteCompletions:
         self._model, self._streams = model, model.options(stream=True)
         self._recovery: asyncio.Task | None = None
 
-    async def stream(self, digest: str, profile: str, order: Order) -> AsyncIterator[Delivery]:
+    async def stream(self, digest: str, profile: str, order: Order, whole: bool) -> AsyncIterator[Delivery]:
         if self._recovery is not None and not self._recovery.done():
             raise ModelLost("not there yet")
-        responses = self._streams.stream.remote(digest, profile, order)
+        responses = self._streams.stream.remote(digest, profile, order, whole)
         delivery = None
         try:
             delivery = await asyncio.wait_for(anext(responses, None), TAKEN_UP_S)

@@ -18,6 +18,8 @@ from gram_platform.serving.policy import NotGranted, Policy
 from gram_platform.store import Store
 from gram_platform.views import load_view
 
+PAUSE_S = 0.03  # in which a stream's tokens are gathered
+
 
 @dataclass(frozen=True)
 class ModelSource:
@@ -67,8 +69,10 @@ class ModelServer:
         self._vocab_size = source.vocab_size
         self.engine = Engine(batch, source.limits)
 
-    async def stream(self, digest: str, profile: str, order: Order) -> AsyncIterator[Delivery]:
+    async def stream(self, digest: str, profile: str, order: Order, whole: bool) -> AsyncIterator[Delivery]:
         """Deliveries of one order. The first is empty, or the last: busy or forbidden. ValueError for a bad order.
+
+        Then come its tokens, a few times a second; with `whole` all of them at the end.
 
         The grant is looked up here and not taken from whoever calls: without a token's digest nothing is answered, and
         no call names a module.
@@ -88,14 +92,21 @@ class ModelServer:
         try:
             while not delivery.end:
                 yield delivery
-                delivery = await received.get()
-                while not received.empty():  # what has come meanwhile goes out in one piece
-                    more = received.get_nowait()
-                    delivery = replace(more, tokens=delivery.tokens + more.tokens)
+                delivery = await self._next(received, whole)
             yield delivery
         finally:
             if not delivery.end:
                 self.engine.abandon(number)
+
+    async def _next(self, received: asyncio.Queue, whole: bool) -> Delivery:
+        """What has come within a pause as one delivery: passing one on costs more than drawing a token."""
+        delivery = await received.get()
+        if not whole and not delivery.end:
+            await asyncio.sleep(PAUSE_S)
+        while not delivery.end and (whole or not received.empty()):
+            more = await received.get()
+            delivery = replace(more, tokens=delivery.tokens + more.tokens)
+        return delivery
 
     async def is_ready(self) -> bool:
         try:
