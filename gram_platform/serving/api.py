@@ -7,7 +7,7 @@
     GET  /                 the samples page
 
 A token comes as `Authorization: Bearer ...` and in no other way. Refusals are logged with the token's name, the status
-and a code; prompts, tokens and whatever else a caller wrote never are.
+and a code; prompts, tokens and whatever else a caller wrote never are (Ray Serve itself notes a header X-Request-ID).
 """
 
 import json

@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from gram_platform.config import RunConfig, run_from_plain
 from gram_platform.identity import invalid, require_int
-from gram_platform.local_cluster.head import free_port, num_cpus
+from gram_platform.local_cluster.head import free_port
 from gram_platform.serving.engine import EngineLimits
 from gram_platform.serving.model_server import ModelSource, require_servable
 from gram_platform.serving.policy import load_policy
@@ -27,6 +27,7 @@ from gram_platform.store.data import open_corpus
 
 OBJECT_STORE_BYTES = 128 * 2**20  # tokens pass through it, and no weights
 LOOPBACK = "127.0.0.1"
+SLOW_CALLER_S = 30.0  # beside a request's own deadline, for sending it and taking the answer; then it ends with 408
 
 
 @dataclass(frozen=True)
@@ -113,14 +114,16 @@ def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopped.set())
     port = listening.port or free_port()
-    join_ray(listening.ray_address)
+    join_ray(listening.ray_address, listening.num_replicas * service.num_threads)
     import ray
     from ray import serve
 
     from gram_platform.serving.app import APP, application
 
     try:
-        serve.start(proxy_location="HeadOnly", http_options={"host": listening.host, "port": port})
+        within_s = service.limits.deadline_s + SLOW_CALLER_S
+        http = {"host": listening.host, "port": port, "request_timeout_s": within_s}
+        serve.start(proxy_location="HeadOnly", http_options=http)
         context = prepared.run.model.seq_len
         app = application(prepared.source, prepared.tokenizer_json, context, listening.num_replicas)
         serve.run(app, name=APP, route_prefix="/")
@@ -154,8 +157,8 @@ def with_own_token(address: str) -> dict[str, str]:
     return theirs | own
 
 
-def join_ray(address: str) -> None:
-    """Join the Ray at `address` or $RAY_ADDRESS; without either start one that nobody else can use.
+def join_ray(address: str, num_cpus: int) -> None:
+    """Join the Ray at `address` or $RAY_ADDRESS; without either start one of `num_cpus` that nobody else can use.
 
     Its ports are open, as those of any Ray, to whoever has its token (`with_own_token`); it has no dashboard.
     """
@@ -167,5 +170,5 @@ def join_ray(address: str) -> None:
         ray.init(address=given, **quiet)
         return
     assert os.environ.get("RAY_AUTH_TOKEN"), "a Ray of its own needs a token of its own"
-    own = {"num_cpus": max(2, num_cpus()), "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
+    own = {"num_cpus": num_cpus, "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
     ray.init(address="local", **own, **quiet)
