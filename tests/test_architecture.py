@@ -43,6 +43,7 @@ ROOMS = {
     "searches": ("ray", "optuna", "numpy", "pandas", "plotly", "sqlalchemy", "tyro"),
     "campaign": ("tyro",),
     "site": ("pandas", "plotly"),
+    "serving": ("torch", "tokenizers", "starlette", "prometheus_client", "ray"),
     "benchmarks": ("torch", "numpy", "ray", "sqlalchemy", "tokenizers", "transformers"),
     "cli": ("pandas", "tyro", "rich"),
 }

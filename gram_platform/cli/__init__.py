@@ -1,10 +1,11 @@
-"""The `gram` command: prepare a corpus, look at a storage, compare runs, catch MLflow up, rebuild a report."""
+"""The `gram` command: prepare a corpus, look at a storage, compare and serve runs, rebuild a report."""
 
 import sys
 
 import tyro
 
 from gram_platform.cli.corpus import prepare_command
+from gram_platform.cli.serving import serve_command, token_command
 from gram_platform.cli.shipping import export_command, import_command
 from gram_platform.cli.storage import compare_command, gc_command, status_command
 from gram_platform.cli.studies import report_command, search_command, sync_command
@@ -20,6 +21,8 @@ COMMANDS = {
     "gc": gc_command,
     "export": export_command,
     "import": import_command,
+    "serve": serve_command,
+    "token": token_command,
 }
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 FLAGS = ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--remote-debugging-pipe"]
-FLAGS += ["--host-resolver-rules=MAP * ~NOTFOUND", "--no-first-run", "--disable-extensions"]
+FLAGS += ["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "--no-first-run", "--disable-extensions"]
 WITHOUT_GRAPHICS = ("--disable-gpu",)
 IN_SPACE = ("--use-angle=swiftshader", "--enable-unsafe-swiftshader")  # WebGL without a GPU
 TIMEOUT_S = 60.0
@@ -39,10 +39,14 @@ class Browser:
 
     def open(self, path: Path) -> float:
         """Opens a file; the seconds until its load event has ended, as the page measures them."""
-        loader = self._call("Page.navigate", url=path.as_uri())["loaderId"]
+        return self.visit(path.as_uri())
+
+    def visit(self, address: str) -> float:
+        """As `open`, of a file or of a server on the loopback address."""
+        loader = self._call("Page.navigate", url=address)["loaderId"]
         deadline = time.monotonic() + TIMEOUT_S
         while self._loaded != loader:  # an event of the page before is not this one's
-            assert time.monotonic() < deadline, f"{path} does not load"
+            assert time.monotonic() < deadline, f"{address} does not load"
             self._receive(0.2)
         return self.evaluate("performance.getEntriesByType('navigation')[0].duration") / 1000
 

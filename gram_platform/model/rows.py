@@ -1,0 +1,109 @@
+"""Reading many sequences at once, each at its own position and with its own modules: what a server decodes with.
+
+Shapes: B rows read now, R rows of the memory, T tokens, S positions looked at, L layers, D d_model, H heads, K
+key-value heads, g = H / K, h head_dim, V vocabulary.
+"""
+
+import torch
+import torch.nn.functional as F
+
+from gram_platform.identity import invalid, require_int
+from gram_platform.model.kernels import rotated
+from gram_platform.model.modules import Lora
+from gram_platform.model.row_modules import Activation, RowLora, RowMlps
+from gram_platform.model.transformer import Block, Transformer
+
+
+class RowReader:
+    """A model with a memory of keys and values for `num_rows` sequences of up to its context each.
+
+    A row sees its own keys and values alone, and of these only positions that it has read. The auxiliary MLPs are
+    taken out of `model` and kept as stacks, so that the model is this reader's from now on.
+    """
+
+    def __init__(self, model: Transformer, num_rows: int):
+        require_int("num_rows", num_rows, 1)
+        kinds = {module.kind for module in model.config.modules}
+        if len(kinds) > 1:
+            raise invalid("model.modules", sorted(kinds), "modules of one kind")
+        config, weight = model.config, model.lm_head.weight
+        self.model, self.domains, self.num_rows = model, config.module_domains, num_rows
+        shape = (config.num_layers, num_rows, config.num_kv_heads, config.seq_len, config.head_dim)
+        self.keys_LRKSh = torch.zeros(shape, dtype=weight.dtype, device=weight.device)
+        self.values_LRKSh = torch.zeros_like(self.keys_LRKSh)
+        self.mlps: list[RowMlps | None] = []
+        for block in model.blocks:
+            modules = [block.aux[domain] for domain in self.domains]
+            has_mlps = bool(modules) and not isinstance(modules[0], Lora)
+            self.mlps.append(RowMlps(modules).requires_grad_(False) if has_mlps else None)
+            if has_mlps:
+                block.aux.clear()
+
+    @property
+    def device(self) -> torch.device:
+        return self.keys_LRKSh.device
+
+    @torch.no_grad()
+    def read(
+        self,
+        tokens_BT: torch.Tensor,
+        num_seen_B: torch.Tensor,
+        num_tokens_B: torch.Tensor,
+        active: Activation,
+        first_row: int = 0,
+    ) -> torch.Tensor:
+        """logits_BV after the last token of the rows first_row..first_row + B.
+
+        Row b has read `num_seen_B[b]` tokens before and now reads the first `num_tokens_B[b]` of its T; the others are
+        padding that no later call sees.
+        """
+        B, T = tokens_BT.shape
+        positions_BT = num_seen_B[:, None] + torch.arange(T, device=self.device)
+        num_positions = int(num_seen_B.max()) + T
+        assert num_positions <= self.model.config.seq_len, "a row does not fit the context"
+        visible_BTS = torch.arange(num_positions, device=self.device) <= positions_BT[..., None]
+        rotary = self.model.rotary
+        tables = rotary.cos_Th[positions_BT][:, None], rotary.sin_Th[positions_BT][:, None]
+        memory_rows = torch.arange(first_row, first_row + B, device=self.device)
+        x_BTD = self.model.wte(tokens_BT)
+        for layer, block in enumerate(self.model.blocks):
+            q_BHTh, k_BKTh, v_BKTh = block.attn.heads(block.ln_1(x_BTD), lambda x, _: rotated(x, *tables))
+            for memory, new in ((self.keys_LRKSh, k_BKTh), (self.values_LRKSh, v_BKTh)):
+                memory[layer][memory_rows[:, None], :, positions_BT] = new.transpose(1, 2)
+            x_BTD = x_BTD + self._looked_up(block, layer, first_row, q_BHTh, visible_BTS)
+            x_BTD = self._modules(block, layer, x_BTD, active)
+        last_BD = x_BTD[torch.arange(B, device=self.device), num_tokens_B - 1]
+        return self.model.lm_head(self.model.ln_f(last_BD))
+
+    def clear(self, first_row: int, num_rows: int) -> None:
+        """Forget all that these rows have read: a masked NaN would still be NaN to the row's next sequence."""
+        for memory in (self.keys_LRKSh, self.values_LRKSh):
+            memory[:, first_row : first_row + num_rows] = 0.0
+
+    def move(self, source: int, target: int, num_seen: int) -> None:
+        """What row `source` has read becomes row `target`'s."""
+        for memory in (self.keys_LRKSh, self.values_LRKSh):
+            memory[:, target, :, :num_seen] = memory[:, source, :, :num_seen]
+
+    def _looked_up(
+        self, block: Block, layer: int, first_row: int, q_BHTh: torch.Tensor, visible_BTS: torch.Tensor
+    ) -> torch.Tensor:
+        """The attention's output; a group's queries are so many queries of one head, so that no key is copied."""
+        B, H, T, h = q_BHTh.shape
+        group = H // self.keys_LRKSh.shape[2]
+        rows, num_positions = slice(first_row, first_row + B), visible_BTS.shape[-1]
+        k_BKSh = self.keys_LRKSh[layer, rows, :, :num_positions]
+        v_BKSh = self.values_LRKSh[layer, rows, :, :num_positions]
+        mask_B1XS = visible_BTS[:, None].repeat(1, 1, group, 1)
+        q_BKXh = q_BHTh.reshape(B, -1, group * T, h)
+        out_BKXh = F.scaled_dot_product_attention(q_BKXh, k_BKSh, v_BKSh, attn_mask=mask_B1XS)
+        return block.attn.o_proj(out_BKXh.reshape(B, H, T, h).transpose(1, 2).flatten(2))
+
+    def _modules(self, block: Block, layer: int, x_BTD: torch.Tensor, active: Activation) -> torch.Tensor:
+        normed_BTD = block.ln_2(x_BTD)
+        mlps = self.mlps[layer]
+        loras = [] if mlps is not None else active.groups
+        adapters = [(RowLora(block.aux[self.domains[g.module]], g, active.num_rows), 1.0) for g in loras]
+        if block.mlp is not None:
+            x_BTD = x_BTD + block.mlp(normed_BTD, adapters)
+        return x_BTD if mlps is None or not active.groups else x_BTD + mlps(normed_BTD, active)

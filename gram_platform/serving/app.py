@@ -1,0 +1,118 @@
+"""The deployments on Ray Serve: `Ingress` answers HTTP and holds connections, `Model` has the weights.
+
+They are two, so that a caller whose model process dies still has somebody who says so. The ingress hands on a token's
+digest and no grant: the model's process looks the grant up in its own copy of the policy.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+from ray.serve.schema import LoggingConfig
+
+from gram_platform.serving.answers import ModelLost
+from gram_platform.serving.api import Api
+from gram_platform.serving.batch import Order
+from gram_platform.serving.engine import Delivery
+from gram_platform.serving.model_server import ModelServer, ModelSource
+from gram_platform.serving.policy import Policy
+from gram_platform.serving.text import Vocabulary
+
+APP = "gram"
+TAKEN_UP_S = 10.0  # after which an order that no replica has taken up is given back
+READY_S = 2.0  # that a health check waits
+HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 30.0
+MAX_CONNECTIONS = 2000  # completions being answered; the engine's own limits are far lower
+SPARE_CALLS = 64  # to a replica beyond its engine's orders: those that it refuses, and health
+
+
+class Model:
+    """One replica: a model with the granted modules, and its engine."""
+
+    def __init__(self, source: ModelSource):
+        self._server = ModelServer(source)
+
+    async def stream(self, digest: str, profile: str, order: Order, whole: bool) -> AsyncIterator[Delivery]:
+        async for delivery in self._server.stream(digest, profile, order, whole):
+            yield delivery
+
+    async def is_ready(self) -> bool:
+        return await self._server.is_ready()
+
+    def check_health(self) -> None:
+        """Serve replaces a replica whose engine has died or stands still."""
+        self._server.engine.check()
+
+
+class RemoteCompletions:
+    """`Completions` of a deployment of `Model`. Once it was lost, nobody waits for it until it answers again."""
+
+    def __init__(self, model: DeploymentHandle):
+        self._model, self._streams = model, model.options(stream=True)
+        self._recovery: asyncio.Task | None = None
+
+    async def stream(self, digest: str, profile: str, order: Order, whole: bool) -> AsyncIterator[Delivery]:
+        if self._recovery is not None and not self._recovery.done():
+            raise ModelLost("not there yet")
+        responses = self._streams.stream.remote(digest, profile, order, whole)
+        delivery = None
+        try:
+            delivery = await asyncio.wait_for(anext(responses, None), TAKEN_UP_S)
+            while delivery is not None:
+                yield delivery
+                delivery = None if delivery.end else await anext(responses, None)
+        except (TimeoutError, RayError, RayServeException) as error:
+            self._recovery = asyncio.create_task(self._answering())
+            raise ModelLost(type(error).__name__) from error
+        finally:
+            if delivery is None or not delivery.end:
+                responses.cancel()
+
+    async def is_ready(self) -> bool:
+        try:
+            return await asyncio.wait_for(self._model.is_ready.remote(), READY_S)
+        except (TimeoutError, RayError, RayServeException):
+            return False
+
+    async def _answering(self) -> None:
+        while not await self.is_ready():
+            await asyncio.sleep(0.2)
+
+
+@serve.ingress()
+class Ingress:
+    """The HTTP interface; it is built in the replica, since a tokenizer and locks do not travel."""
+
+    def __init__(self, policy: Policy, tokenizer_json: str, context: int, model: DeploymentHandle):
+        self._api = Api(policy, Vocabulary.of(tokenizer_json, context), RemoteCompletions(model))
+
+    def __serve_build_asgi_app__(self):
+        return self._api.app()
+
+
+def application(source: ModelSource, tokenizer_json: str, context: int, num_replicas: int) -> serve.Application:
+    """What `serve.run` takes."""
+    quiet = LoggingConfig(enable_access_log=False)  # what is counted is in the metrics
+    resources = {"num_cpus": source.num_threads} | ({"num_gpus": 1} if source.device == "cuda" else {})
+    calls = source.limits.num_rows + source.limits.num_waiting + SPARE_CALLS
+    model = serve.deployment(
+        Model,
+        num_replicas=num_replicas,
+        max_ongoing_requests=calls,
+        ray_actor_options=resources,
+        health_check_period_s=HEALTH_PERIOD_S,
+        health_check_timeout_s=HEALTH_TIMEOUT_S,
+        logging_config=quiet,
+    ).bind(source)
+    ingress = serve.deployment(
+        Ingress,
+        max_ongoing_requests=MAX_CONNECTIONS,
+        max_queued_requests=MAX_CONNECTIONS,
+        ray_actor_options={"num_cpus": 0},
+        health_check_period_s=HEALTH_PERIOD_S,
+        logging_config=quiet,
+    )
+    return ingress.bind(source.policy, tokenizer_json, context, model)

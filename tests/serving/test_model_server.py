@@ -1,0 +1,77 @@
+"""What the process with the weights loads and answers, whoever calls it."""
+
+import asyncio
+import dataclasses
+
+import pytest
+
+from gram_platform.config import run_from_plain
+from gram_platform.serving.answers import FORBIDDEN
+from gram_platform.serving.batch import LENGTH, Order
+from gram_platform.serving.engine import Delivery
+from gram_platform.serving.model_server import ModelServer, ModelSource, load_granted, require_servable
+from gram_platform.serving.policy import token_digest
+from gram_platform.store import Store
+from tests.serving.planted import ANSWERS, END_OF_TEXT, planted, write_storage
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> ModelSource:
+    root, plan = tmp_path_factory.mktemp("model"), planted()
+    return ModelSource(str(root), write_storage(root, plan), plan.policy, 250, END_OF_TEXT)
+
+
+def answered(server: ModelServer, digest: str, profile: str, order: Order, whole: bool = False) -> list[Delivery]:
+    async def collect() -> list[Delivery]:
+        return [delivery async for delivery in server.stream(digest, profile, order, whole)]
+
+    return asyncio.run(collect())
+
+
+def test_only_granted_modules_are_in_memory(source):
+    model = load_granted(source)
+    assert model.config.module_domains == ("lisp", "virology")
+    assert not [name for name, _ in model.named_parameters() if "secret" in name]
+    narrower = dataclasses.replace(source.policy, tokens=source.policy.tokens[:1])  # that of `open`
+    assert load_granted(dataclasses.replace(source, policy=narrower)).config.module_domains == ()
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_digest_and_a_profile_of_its_own_are_answered(source, whole):
+    server = ModelServer(source)
+    for profile, token in ANSWERS.items():
+        digest = token_digest(planted().tokens[profile])
+        first, *rest = answered(server, digest, profile, Order((7,), 9), whole)
+        assert first == Delivery()
+        assert rest[-1].end == LENGTH
+        assert [t for delivery in rest for t in delivery.tokens] == [token] * 9
+        assert len(rest) == 1 or not whole
+    server.close()
+
+
+def test_the_process_with_the_weights_looks_the_grant_up_itself(source):
+    server, tokens = ModelServer(source), planted().tokens
+    forbidden = [Delivery(end=FORBIDDEN)]
+    for digest, profile in (
+        (token_digest(tokens["lisp"]), "both"),
+        (token_digest(tokens["lisp"]), "nobodys"),
+        (token_digest("nobody"), "open"),
+        (tokens["both"], "both"),
+        ("", "open"),
+    ):
+        assert answered(server, digest, profile, Order((7,), 3)) == forbidden
+    with pytest.raises(ValueError, match="max_tokens"):
+        answered(server, token_digest(tokens["open"]), "open", Order((7,), 10**6))
+    assert server.engine.load() == (0, 0)
+    server.close()
+
+
+def test_runs_that_cannot_be_served_are_refused(source):
+    run = run_from_plain(Store(source.storage).run(source.run_id).config())
+    require_servable(run, source.policy)
+    without_core = dataclasses.replace(run, model=dataclasses.replace(run.model, d_mlp=0))
+    with pytest.raises(ValueError, match=r"run_id=.*core MLP"):
+        require_servable(without_core, source.policy)
+    dense = dataclasses.replace(run, model=dataclasses.replace(run.model, modules=()))
+    with pytest.raises(ValueError, match=r"profiles\.lisp\.modules='lisp'.*it has none"):
+        require_servable(dense, source.policy)
