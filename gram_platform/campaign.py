@@ -1,5 +1,6 @@
 """All studies at once: the union of their graphs as one graph, then the searches, each node trained once."""
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated
@@ -17,7 +18,7 @@ from gram_platform.study.build import Graph, build_graph
 from gram_platform.study.dry_run import UTILISATION, described
 from gram_platform.study.flags import CommonFlags, Flags, checked, split_list
 from gram_platform.study.run import GraphsRun, provide_data
-from gram_platform.study.session import exit_with, open_tracker, reporter, say
+from gram_platform.study.session import exit_with, one_site, open_tracker, reporter, say
 
 NONE = "none"
 
@@ -56,10 +57,12 @@ def run_campaign(studies: Sequence[Study], searches: Sequence[Search], flags: Ca
     if flags.dry_run:
         say("\n\n".join([*map(described, graphs), "\n".join(sharing(graphs))]))
         return 0
-    codes = [_run_studies(graphs)] if graphs else []
-    for search, own in of_search:
-        say(f"\n{search.title}")
-        codes.append(run_search(search, own))
+    codes, parts = [], [own for _, own in (*of_study, *of_search)]
+    with one_site(parts[0], say) if parts else contextlib.nullcontext():
+        codes += [_run_studies(graphs)] if graphs else []
+        for search, own in of_search:
+            say(f"\n{search.title}")
+            codes.append(run_search(search, own))
     return max(codes, default=0)
 
 

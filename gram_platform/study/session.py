@@ -1,11 +1,12 @@
 """What every entrypoint does: exit codes, Ray, the tracking database, and progress of long preparations."""
 
+import contextlib
 import logging
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import ray
@@ -58,6 +59,20 @@ def execution_of(flags: CommonFlags, has_gpu: bool) -> tuple[Execution, Resource
 
 SITE_VARIABLE = "GRAM_SITE"  # 0: studies and searches leave the site alone
 SITE_TIMEOUT_S = 600.0
+
+
+@contextlib.contextmanager
+def one_site(flags: CommonFlags, say: Callable[[str], None]) -> Iterator[None]:
+    """What happens inside leaves the site alone; it is built once afterwards."""
+    before = os.environ.get(SITE_VARIABLE)
+    os.environ[SITE_VARIABLE] = "0"
+    try:
+        yield
+    finally:
+        os.environ.pop(SITE_VARIABLE)
+        if before is not None:
+            os.environ[SITE_VARIABLE] = before
+    refresh_site(flags, say)
 
 
 def refresh_site(flags: CommonFlags, say: Callable[[str], None]) -> None:
