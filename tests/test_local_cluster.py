@@ -122,6 +122,7 @@ def test_a_signal_ends_everything(job_folder, storage):
         assert not state_file().exists()
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_leftovers_of_a_killed_run_are_ended_and_keep_keeps(job_folder, storage):
     with sleeping_job(job_folder) as (process, killed):

@@ -80,7 +80,8 @@ def train_to_step(rank, num_ranks, run, execution, last):
         train_rank(run, execution)
 
 
-@pytest.mark.parametrize("told", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("told", [0, 1])
 def test_a_notice_to_one_rank_is_a_notice_to_all(execution, run, tmp_path, told):
     seldom = dataclasses.replace(execution, checkpoint_every_s=1e9)
     straight = elsewhere(seldom, tmp_path, "straight")

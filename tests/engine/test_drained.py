@@ -70,6 +70,7 @@ def wait_for_step(directory, task, step) -> None:
         assert not ready, "ended before it was drained"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_drained_machine_is_left_with_a_checkpoint(execution, run, undisturbed):
     straight, records = undisturbed

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.ray
 HEAD_AWAY_S = 40.0  # less than the minute after which Ray ends its processes
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_run_does_not_need_the_head(execution, run, undisturbed):
     straight, records = undisturbed

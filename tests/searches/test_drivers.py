@@ -80,6 +80,7 @@ def test_a_killed_worker_is_replaced_and_its_run_continued(tmp_path):
     assert len(written(storage)) == 4
 
 
+@pytest.mark.slow
 def test_limit_pause_and_cancel(ray_cluster, tmp_path, capsys):
     storage = tmp_path / "storage"
     flags = ["--storage", str(storage), "--max-concurrent", "1"]

@@ -118,7 +118,12 @@ def test_a_killed_model_is_said_and_replaced(running):
     assert "interrupted" in errors
     assert all(answer.headers["retry-after"] == "5" for answer in got if answer.status == 503)
     running.wait_until_ready()
-    assert site.complete("both").json["choices"][0]["text"] == expected
+    deadline = time.monotonic() + 60
+    while (answer := site.complete("both")).status != 200:  # the new model may not be known everywhere yet
+        assert (answer.status, answer.code) == (503, "unavailable")
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    assert answer.json["choices"][0]["text"] == expected
     assert [process.pid for process in running.replicas("Model")] != [model.pid]
 
 

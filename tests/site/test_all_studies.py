@@ -4,6 +4,7 @@ import csv
 import os
 import subprocess
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -21,15 +22,34 @@ STUDIES = (
     "accumulation",
     "aux_scaling",
 )
-STUDIES += ("token_localization", "samples", "lr_bs_grid", "hyperparams", "maxent_search")
-TIMEOUT_S = 1100.0  # on busy cores; on quiet ones it takes six minutes
+STUDIES += ("token_localization", "samples")
+SEARCHES = ("lr_bs_grid", "hyperparams", "maxent_search")
+TIMEOUT_S = 1100.0  # on busy cores; on quiet ones the whole takes seven minutes
 
 
-@pytest.fixture(scope="session")
-def all_studies(tmp_path_factory) -> Path:
-    """The storage of `experiments/all.py --preset smoke`, never to be written."""
+@dataclass(frozen=True)
+class Campaign:
+    """What `experiments/all.py --preset smoke` is asked for, and what it leaves."""
+
+    flags: tuple[str, ...] = ()
+    names: tuple[str, ...] = (*STUDIES, *SEARCHES)
+    num_runs: int = 600
+    storage: Path = Path()
+
+
+SOME = ("scaling", "titration", "accumulation", "samples")
+SHORT = Campaign(("--seeds", "1", "--searches", "none", "--studies", *SOME), SOME, 50)
+
+
+@pytest.fixture(
+    scope="session",
+    params=[pytest.param(SHORT, id="some"), pytest.param(Campaign(), id="whole", marks=pytest.mark.slow)],
+)
+def all_studies(request, tmp_path_factory) -> Campaign:
+    """Its storage is never to be written."""
     storage = tmp_path_factory.mktemp("all") / "storage"
     command = ["-m", "gram_platform.local_cluster", "run", "--", "python", "experiments/all.py", "--preset", "smoke"]
+    command += request.param.flags
     environment = os.environ | {"GRAM_STORAGE": str(storage), "GRAM_SITE": "1"}
     for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_MODE"):  # the cluster has its own
         environment.pop(name, None)
@@ -44,14 +64,14 @@ def all_studies(tmp_path_factory) -> Path:
     )
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-3000:]
     assert "saved by sharing" in done.stdout
-    return storage
+    return replace(request.param, storage=storage)
 
 
 @pytest.mark.ray
 @pytest.mark.timeout(TIMEOUT_S + 60)
 def test_every_study_leaves_its_table_and_report(all_studies):
-    for name in STUDIES:
-        folder = all_studies / "studies" / name
+    for name in all_studies.names:
+        folder = all_studies.storage / "studies" / name
         assert (folder / "report.html").stat().st_size > 10_000, name
         with (folder / "table.csv").open() as file:
             rows = list(csv.DictReader(file))
@@ -63,9 +83,9 @@ def test_every_study_leaves_its_table_and_report(all_studies):
 @pytest.mark.browser
 @pytest.mark.timeout(TIMEOUT_S + 300)
 def test_every_page_of_its_site_is_whole(all_studies, tmp_path):
-    site = all_studies / "site"
+    site = all_studies.storage / "site"
     pages = [site / "index.html", site / "claims.html", site / "runs.html"]
-    pages += [site / "studies" / f"{name}.html" for name in STUDIES]
+    pages += [site / "studies" / f"{name}.html" for name in all_studies.names]
     runs = sorted((site / "runs").glob("*.html"))
-    assert len(runs) > 500
+    assert len(runs) > all_studies.num_runs
     require_whole([*pages, *runs[::60]], tmp_path)

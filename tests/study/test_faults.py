@@ -74,6 +74,7 @@ def test_kill_the_driver_then_the_cluster_then_a_worker(finished_study, prepared
     assert_mirrored_once(storage)
 
 
+@pytest.mark.slow
 def test_two_drivers_at_once(finished_study, tmp_path):
     """Each with a Ray of its own, from an empty storage: both end complete, and leases keep them apart."""
     storage = tmp_path / "storage"
