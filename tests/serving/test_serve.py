@@ -89,6 +89,7 @@ def test_forty_clients_of_four_profiles(running, capsys):
     assert 'gram_open_completions{profile="lisp"} 0.0' in scraped
 
 
+@pytest.mark.slow
 def test_a_killed_model_is_said_and_replaced(running):
     """Open streams and requests end with an error, later ones are told when to come again, and then it works."""
     site, got = running.site, []
