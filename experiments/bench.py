@@ -28,6 +28,7 @@ from gram_platform.benchmarks.measurement import Measurement, Settings, table
 BENCHMARKS = (  # modules of gram_platform.benchmarks
     "training",
     "evaluation",
+    "serving",
     "study_overhead",
     "search_overhead",
     "corpus",

@@ -12,7 +12,17 @@ import numpy as np
 import pytest
 import torch
 
-from gram_platform.benchmarks import corpus, evaluation, peers, site, step_shares, study_overhead, training, two_ranks
+from gram_platform.benchmarks import (
+    corpus,
+    evaluation,
+    peers,
+    serving,
+    site,
+    step_shares,
+    study_overhead,
+    training,
+    two_ranks,
+)
 from gram_platform.benchmarks.contestants import DENSE, GRAM, GRAM_FROZEN, Scene, parts, random_tokens, runs
 from gram_platform.benchmarks.matmuls import MatmulRate, products
 from gram_platform.benchmarks.measurement import Aim, Measurement, Settings, table
@@ -117,6 +127,14 @@ def test_evaluation(tmp_path):
     size = dataclasses.replace(TINY, precision="float32")
     measured = evaluation.compare(size, Settings(str(tmp_path)), 4, 1)
     assert measured.ratio > 0
+
+
+def test_serving():
+    num_threads = torch.get_num_threads()
+    measured = serving.compare(STORIES_SMOKE_SIZES["tiny"], num_rounds=2, num_rows=8)
+    assert measured.name == "mixed profiles tiny"
+    assert 0.1 < measured.ratio < 10
+    assert torch.get_num_threads() == num_threads
 
 
 def test_corpus(tmp_path):
