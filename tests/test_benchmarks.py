@@ -32,6 +32,7 @@ from gram_platform.ladder import STORIES_SIZES, STORIES_SMOKE_SIZES
 from gram_platform.model.transformer import build, initial_weights
 from gram_platform.objectives import cross_entropy
 from gram_platform.routing import CORE_MLP, SHARED, module_set
+from gram_platform.shipping.starcoder2 import foreign_weights
 from tests.test_architecture import NOT_IN_CORE
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -95,7 +96,7 @@ def test_the_peer_is_our_model():
         n: w + 0.02 * torch.randn(w.shape, generator=torch.Generator().manual_seed(1)) for n, w in weights.items()
     }
     peer = peers.starcoder2(config).eval()
-    peers.load_weights(peer, config, weights)
+    peer.load_state_dict(dict(foreign_weights(config, weights, {})))
     tokens_BT = torch.from_numpy(random_tokens(runs(SCENE)[DENSE])["core"][:4].astype(np.int64))
     with torch.no_grad():
         ours = cross_entropy(build(config, weights.items())(tokens_BT[:, :-1]), tokens_BT[:, 1:])

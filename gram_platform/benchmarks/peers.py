@@ -1,7 +1,7 @@
 """What one would use instead: Hugging Face's StarCoder2 of a model's shape, in a plain loop of its users."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
 from torch import nn
@@ -10,10 +10,7 @@ from gram_platform.config import ModelConfig, RunConfig
 from gram_platform.routing import Plan
 from gram_platform.train.data import PlanReader
 
-AUTOCAST, COPY = (
-    "autocast",
-    "bfloat16 weights",
-)  # float32 weights computed with in bfloat16, or weights of 16 bits alone
+AUTOCAST, COPY = "autocast", "bfloat16 weights"  # float32 weights computed with in bfloat16, or 16 bits alone
 PRECISIONS = (AUTOCAST, COPY)
 
 
@@ -47,30 +44,6 @@ def starcoder2(config: ModelConfig) -> nn.Module:
             tie_word_embeddings=False,
         )
     )
-
-
-@torch.no_grad()
-def load_weights(peer: nn.Module, config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> None:
-    """Our dense weights in the peer; its attention biases become zero."""
-    widths = [config.num_heads * config.head_dim, *[config.num_kv_heads * config.head_dim] * 2]
-    theirs = {f"model.embed_tokens.{n}": weights[f"wte.{n}"] for n in ("weight",)}
-    theirs |= {f"model.norm.{n}": weights[f"ln_f.{n}"] for n in ("weight", "bias")}
-    theirs["lm_head.weight"] = weights["lm_head.weight"]
-    renamed = {"ln_1": "input_layernorm", "ln_2": "post_attention_layernorm", "mlp.c_fc": "mlp.c_fc"}
-    renamed |= {"mlp.c_proj": "mlp.c_proj", "attn.o_proj": "self_attn.o_proj"}
-    for layer in range(config.num_layers):
-        mine, target = f"blocks.{layer}", f"model.layers.{layer}"
-        for ours, name in renamed.items():
-            for kind in ("weight", "bias"):
-                if f"{mine}.{ours}.{kind}" in weights:
-                    theirs[f"{target}.{name}.{kind}"] = weights[f"{mine}.{ours}.{kind}"]
-        parts = weights[f"{mine}.attn.qkv_proj.weight"].split(widths)
-        theirs |= {f"{target}.self_attn.{n}_proj.weight": part for n, part in zip("qkv", parts, strict=True)}
-    absent = peer.load_state_dict(theirs, strict=False)
-    assert not absent.unexpected_keys, absent.unexpected_keys
-    for name in absent.missing_keys:
-        assert name.endswith("_proj.bias"), name
-        peer.get_parameter(name).zero_()
 
 
 def peer_loss(peer: nn.Module, tokens_BT: torch.Tensor) -> torch.Tensor:
