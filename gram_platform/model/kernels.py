@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 BLOCK = 128  # queries whose gradients are computed at once: what lies above the diagonal of a block is wasted
+ROTATED = 2**18  # numbers that are turned at once
 SCORES = 2**20  # of one matrix product: few enough to stay in a core's cache until they are used up
 
 
@@ -36,6 +37,18 @@ class _Rotation(torch.autograd.Function):
 
 
 def _turned(x_BnTh: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, direction: float) -> torch.Tensor:
+    """Some sequences at a time where all have the same angles: what they pass through in float32 stays in the cache."""
+    rows = max(1, ROTATED // x_BnTh[0].numel())
+    if rows >= len(x_BnTh) or cos.dim() > 2:
+        return _turned_at_once(x_BnTh, cos, sin, direction)
+    out = torch.empty_like(x_BnTh)
+    for first in range(0, len(x_BnTh), rows):
+        part = slice(first, first + rows)
+        out[part] = _turned_at_once(x_BnTh[part], cos, sin, direction)
+    return out
+
+
+def _turned_at_once(x_BnTh: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, direction: float) -> torch.Tensor:
     half = x_BnTh.shape[-1] // 2
     float_x = x_BnTh.float()
     out, crossed = float_x * cos, float_x * sin
@@ -74,8 +87,8 @@ class _CausalAttention(torch.autograd.Function):
         dot_BHT = (grad_BHTh.float() * out_BHTh).sum(-1)
         ones = k_BKTh.new_ones(1)
         # P = exp(Q K' - logsum) and dS = P (dO V' - dot): what is subtracted rides on the products as two columns
-        qa = _with_columns(q_BHTh * h**-0.5, logsum_BHT).view(B * K, H // K, T, h + 2)
-        da = _with_columns(grad_BHTh, dot_BHT).view(B * K, H // K, T, h + 2)
+        qa = _with_columns(q_BHTh, h**-0.5, logsum_BHT).view(B * K, H // K, T, h + 2)
+        da = _with_columns(grad_BHTh, 1.0, dot_BHT).view(B * K, H // K, T, h + 2)
         ka, va = (torch.cat([x, ones.expand(B, K, T, 2)], dim=-1).view(B * K, T, h + 2) for x in (k_BKTh, v_BKTh))
         dq = qa.new_empty(B * K, H // K, T, h)
         dk, dv = (torch.zeros(B * K, T, h) for _ in range(2))
@@ -98,11 +111,14 @@ class _CausalAttention(torch.autograd.Function):
         return (dq * h**-0.5).view(B, H, T, h), dk.view(shape).to(ka.dtype), dv.view(shape).to(va.dtype)
 
 
-def _with_columns(x_BHTh: torch.Tensor, subtracted_BHT: torch.Tensor) -> torch.Tensor:
-    """x with two more columns, whose sum is what is to be subtracted to twice the precision of one."""
+def _with_columns(x_BHTh: torch.Tensor, scale: float, subtracted_BHT: torch.Tensor) -> torch.Tensor:
+    """x times `scale`, with two more columns, whose sum is what is to be subtracted to twice the precision of one."""
+    *shape, h = x_BHTh.shape
+    out = x_BHTh.new_empty(*shape, h + 2)
+    torch.mul(x_BHTh, scale, out=out[..., :h])
     high = subtracted_BHT.to(x_BHTh.dtype)
-    low = (subtracted_BHT - high).to(x_BHTh.dtype)
-    return torch.cat([x_BHTh, -high.unsqueeze(-1), -low.unsqueeze(-1)], dim=-1)
+    out[..., h], out[..., h + 1] = -high, high - subtracted_BHT
+    return out
 
 
 def _block(qa, ka, va, da, future, dk, dv) -> torch.Tensor:
