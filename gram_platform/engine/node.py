@@ -26,6 +26,7 @@ from gram_platform.store import Store
 from gram_platform.store.attempts import Attempt
 from gram_platform.store.segments import NORM
 from gram_platform.store.tensors import Resumed
+from gram_platform.train.allocation import freed_memory_kept
 from gram_platform.train.data import PlanReader
 from gram_platform.train.learner import Learner
 from gram_platform.train.loop import StepRecord, TrainingDiverged, training_steps
@@ -47,7 +48,8 @@ def execute_run(run: RunConfig, tags: Mapping[str, str], execution: Execution) -
     if (result := directory.result()) is not None:
         return result
     corpus = execution.corpus(run.data.data_id)
-    with termination_notice() as notice, directory.start_attempt(owner(), execution.lease_s) as attempt:
+    attempts = directory.start_attempt(owner(), execution.lease_s)
+    with termination_notice() as notice, attempts as attempt, freed_memory_kept():
         if (result := directory.result()) is not None:  # another driver's attempt has ended in the meantime
             return result
         try:

@@ -20,6 +20,7 @@ from gram_platform.store import CorruptFile, Folder, LeaseHeld
 from gram_platform.store.attempts import Attempt
 from gram_platform.store.tensors import Resumed, checkpoint_folder, read_checkpoint, write_shard
 from gram_platform.store.weights import SHARDS
+from gram_platform.train.allocation import freed_memory_kept
 from gram_platform.train.loop import TrainingDiverged
 from gram_platform.train.pieces import Piece
 from gram_platform.train.sharding import ShardedLearner
@@ -52,7 +53,7 @@ def train_rank(run: RunConfig, execution: Execution) -> Ended | None:
     patient = dist.new_group(timeout=timedelta(seconds=PATIENCE_S), backend="gloo")
     attempt = _start_attempt(run, execution) if dist.get_rank() == 0 else None
     try:
-        with termination_notice() as notice:
+        with termination_notice() as notice, freed_memory_kept():
             is_superseded = _told_by_rank_0(attempt and attempt.superseded, patient)
             ended = None if is_superseded else _train(run, execution, attempt, notice, patient)
     except Exception as error:
