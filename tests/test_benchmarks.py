@@ -152,8 +152,10 @@ def test_site(tmp_path):
 
 
 def test_two_ranks():
-    measured = two_ranks.compare(dataclasses.replace(SCENE, num_rounds=1))
-    assert measured.ratio > 0
+    against_one, against_apart = two_ranks.compare(dataclasses.replace(SCENE, num_rounds=1))
+    assert against_one.values == against_apart.values
+    assert against_one.ratio > 0
+    assert against_apart.ratio > 0
 
 
 @pytest.mark.ray

@@ -4,15 +4,14 @@ Needs torch and numpy alone; the peer needs transformers, and is left out with a
 """
 
 import functools
-import multiprocessing
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from multiprocessing.connection import Connection
 
 import torch
 
 from gram_platform.benchmarks.contestants import DENSE, Scene, parts, runs
+from gram_platform.benchmarks.elsewhere import Elsewhere, together
 from gram_platform.benchmarks.matmuls import MatmulRate
 from gram_platform.benchmarks.measurement import Aim, Measurement
 from gram_platform.benchmarks.peers import AUTOCAST, COPY, peer_steps, why_absent
@@ -85,10 +84,10 @@ def _peer(scene: Scene, rates: dict[str, tuple[float, ...]]) -> Measurement:
 
 def sharing(scene: Scene) -> Measurement:
     """Steps a second of small runs in processes of their own that share a device, against one after another."""
-    workers = [Worker(scene) for _ in range(NUM_SHARING)]
+    workers = [Elsewhere(_batches_of_steps, scene) for _ in range(NUM_SHARING)]
     try:
         seconds = interleaved(
-            {"together": functools.partial(_together, workers), "in turn": functools.partial(_in_turn, workers)},
+            {"together": functools.partial(together, workers), "in turn": functools.partial(_in_turn, workers)},
             scene.num_rounds,
         )
     finally:
@@ -105,44 +104,16 @@ def sharing(scene: Scene) -> Measurement:
     )
 
 
-def _together(workers: Sequence["Worker"]) -> None:
+def _in_turn(workers: Sequence[Elsewhere]) -> None:
     for worker in workers:
-        worker.begin()
-    for worker in workers:
-        worker.wait()
+        next(worker)
 
 
-def _in_turn(workers: Sequence["Worker"]) -> None:
-    for worker in workers:
-        worker.begin()
-        worker.wait()
-
-
-class Worker:
-    """A process that trains a run, `STEPS_SHARING` steps at a time."""
-
-    def __init__(self, scene: Scene):
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(scene, theirs), daemon=True)
-        self._process.start()
-        theirs.close()
-
-    def begin(self) -> None:
-        self._pipe.send("steps")
-
-    def wait(self) -> None:
-        self._pipe.recv()
-
-    def end(self) -> None:
-        self._process.kill()
-        self._process.join()
-
-
-def _serve(scene: Scene, pipe: Connection) -> None:
+def _batches_of_steps(scene: Scene) -> Iterator[float]:
+    """Trains a run, `STEPS_SHARING` steps at a time."""
     torch.set_num_threads(1)
     steps, clock = training_steps(*parts(runs(scene)[DENSE], scene)), clock_of(scene.device)
-    for _ in iter(functools.partial(pipe.recv), None):
+    while True:
         records: list[StepRecord] = [next(steps) for _ in range(STEPS_SHARING)]
         clock()  # all the work on the device is done
-        pipe.send(records[-1].losses[0])
+        yield records[-1].losses[0]

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from gram_platform.benchmarks.contestants import DENSE, GRAM, GRAM_FROZEN, Scene, parts, runs
+from gram_platform.benchmarks.elsewhere import Elsewhere
 from gram_platform.benchmarks.matmuls import MatmulRate
 from gram_platform.benchmarks.measurement import Aim, Measurement, Settings
 from gram_platform.benchmarks.peers import PRECISIONS, peer_steps, why_absent
@@ -16,6 +17,7 @@ from gram_platform.benchmarks.step_shares import OVERHEADS, Stopwatch, watched_s
 from gram_platform.benchmarks.timing import clock_of, interleaved
 from gram_platform.flops import hardware_flops
 from gram_platform.ladder import STORIES_SIZES
+from gram_platform.train.allocation import freed_memory_kept
 from gram_platform.train.loop import StepRecord, training_steps
 
 MATMULS = "matmuls"
@@ -29,7 +31,7 @@ def measure(settings: Settings) -> list[Measurement]:
     reason = why_absent()
     if reason:
         print(reason, file=sys.stderr)
-    with logging(scene, settings.storage) as log:
+    with logging(scene, settings.storage) as log, freed_memory_kept():
         return compare(scene, log, with_peer=not reason)
 
 
@@ -52,21 +54,32 @@ def logging(scene: Scene, storage: str) -> Iterator[Callable[[StepRecord], objec
 
 
 def compare(scene: Scene, log: Callable[[StepRecord], object], with_peer: bool) -> list[Measurement]:
-    """Steps of every contestant, interleaved; `log` gets the records of the dense model's."""
+    """Steps of every contestant, interleaved; `log` gets the records of the dense model's.
+
+    Peers are in processes of their own, which have nothing of ours, such as where freed memory goes.
+    """
     stopwatch, configs = Stopwatch(), runs(scene)
     matmuls = MatmulRate(scene.size.dense(), scene.size.micro_batch, scene.device)
     steps: dict[str, Iterator] = {DENSE: watched_steps(*parts(configs[DENSE], scene), log, stopwatch)}
     steps |= {name: training_steps(*parts(configs[name], scene)) for name in (GRAM, GRAM_FROZEN)}
-    for precision in PRECISIONS if with_peer else ():
-        _, plan, reader = parts(configs[DENSE], replace(scene, compiled=False))
-        steps[precision] = peer_steps(configs[DENSE], plan, reader, precision, scene.device, scene.compiled)
-    actions = {name: functools.partial(next, each) for name, each in steps.items()} | {MATMULS: matmuls}
-    seconds = interleaved(actions, scene.num_rounds, clock_of(scene.device))
+    peers = {precision: Elsewhere(_peer_steps, scene, precision) for precision in PRECISIONS if with_peer}
+    actions = {name: functools.partial(next, each) for name, each in (steps | peers).items()} | {MATMULS: matmuls}
+    try:
+        seconds = interleaved(actions, scene.num_rounds, clock_of(scene.device))
+    finally:
+        for peer in peers.values():
+            peer.end()
     measured = [_against_matmuls(scene, seconds[DENSE], matmuls)]
     if with_peer:
         measured.insert(0, _against_peer(scene, seconds))
     measured += [_against_dense(scene, seconds, GRAM, 0.97), _against_dense(scene, seconds, GRAM_FROZEN, 1.0)]
     return [*measured, _step_overheads(scene, seconds[DENSE], stopwatch)]
+
+
+def _peer_steps(scene: Scene, precision: str) -> Iterator[float]:
+    run = runs(scene)[DENSE]
+    _, plan, reader = parts(run, replace(scene, compiled=False))
+    return peer_steps(run, plan, reader, precision, scene.device, scene.compiled)
 
 
 def _rates(scene: Scene, seconds: tuple[float, ...]) -> tuple[float, ...]:

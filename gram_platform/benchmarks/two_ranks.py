@@ -1,19 +1,18 @@
 """Two ranks of FSDP2 on CPU cores of their own, against one process on one core."""
 
-import functools
-import multiprocessing
 import socket
-from collections.abc import Iterator
-from multiprocessing.connection import Connection
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
 
 from gram_platform.benchmarks.contestants import DENSE, Scene, random_tokens, runs
+from gram_platform.benchmarks.elsewhere import Elsewhere, together
 from gram_platform.benchmarks.measurement import Aim, Measurement, Settings
 from gram_platform.benchmarks.timing import interleaved
 from gram_platform.ladder import STORIES_SIZES
 from gram_platform.routing import Plan
+from gram_platform.train.allocation import freed_memory_kept
 from gram_platform.train.data import PlanReader
 from gram_platform.train.learner import Learner
 from gram_platform.train.loop import StepRecord, training_steps
@@ -26,61 +25,72 @@ def measure(settings: Settings) -> list[Measurement]:
     """The 26M stories model; the quick form has two of a step's eight micro-batches, so it reduces more often."""
     size = STORIES_SIZES["26M"]
     full = size.batch_size // size.micro_batch
-    return [compare(Scene(size, full if settings.full else 2, 3))]
+    return compare(Scene(size, full if settings.full else 2, 3))
 
 
-def compare(scene: Scene) -> Measurement:
-    """`values`: tokens a second of the ranks; `references`: of as many processes of one core that need not talk."""
-    one, many = Group(1, scene), Group(NUM_RANKS, scene)
+def compare(scene: Scene) -> list[Measurement]:
+    """Tokens a second of the ranks, against one process on one core times their number, and against as many processes
+    that work at the same time and need not talk: what the machine leaves of two cores, and what talking costs.
+    """
+    one, many, apart = Group(1, scene), Group(NUM_RANKS, scene), [Group(1, scene) for _ in range(NUM_RANKS)]
+    steps = {"one": one.step, "many": many.step, "apart": lambda: together(apart)}
     try:
-        seconds = interleaved({"one": one.step, "many": many.step}, scene.num_rounds)
+        seconds = interleaved(steps, scene.num_rounds)
     finally:
-        one.end()
-        many.end()
-    return Measurement(
-        name=f"two ranks {scene.size.name}",
-        unit="tokens/s",
-        values=tuple(scene.tokens_per_step / spent for spent in seconds["many"]),
-        references=tuple(NUM_RANKS * scene.tokens_per_step / spent for spent in seconds["one"]),
-        against="twice one process on one core",
-        aim=Aim("at least", 0.8),
-        details={"tokens a step": scene.tokens_per_step},
-    )
+        for group in (one, many, *apart):
+            group.end()
+    ranks = _rates(scene, seconds["many"])
+    whole = _rates(scene, seconds["one"], NUM_RANKS)
+    name, unit, details = f"two ranks {scene.size.name}", "tokens/s", {"tokens a step": scene.tokens_per_step}
+    aim = Aim("at least", 0.8)
+    return [
+        Measurement(name, unit, ranks, whole, "twice one process on one core", aim, details),
+        Measurement(
+            f"{name}, talking",
+            unit,
+            ranks,
+            _rates(scene, seconds["apart"], NUM_RANKS),
+            "two processes at the same time that do not talk",
+            details=details,
+        ),
+    ]
+
+
+def _rates(scene: Scene, seconds: Sequence[float], times: int = 1) -> tuple[float, ...]:
+    return tuple(times * scene.tokens_per_step / spent for spent in seconds)
 
 
 class Group:
-    """Processes of one thread each that train together, one step at a time; those that wait use no processor."""
+    """Processes of one thread each that train together, one step at a time."""
 
     def __init__(self, num_ranks: int, scene: Scene):
-        context, port = multiprocessing.get_context("spawn"), _free_port()
-        self._pipes: list[Connection] = []
-        self._processes = []
-        for rank in range(num_ranks):
-            ours, theirs = context.Pipe()
-            arguments = (rank, num_ranks, port, scene, theirs)
-            self._processes.append(context.Process(target=_serve, args=arguments, daemon=True))
-            self._processes[-1].start()
-            theirs.close()
-            self._pipes.append(ours)
+        port = _free_port()
+        self._ranks = [Elsewhere(_losses, scene, rank, num_ranks, port) for rank in range(num_ranks)]
 
     def step(self) -> list[float]:
         """One optimizer step; the first loss as every rank has it."""
-        for pipe in self._pipes:
-            pipe.send("step")
-        return [pipe.recv() for pipe in self._pipes]
+        self.begin()
+        return self.finish()
+
+    def begin(self) -> None:
+        for rank in self._ranks:
+            rank.begin()
+
+    def finish(self) -> list[float]:
+        return [rank.finish() for rank in self._ranks]
 
     def end(self) -> None:
-        for process in self._processes:
-            process.kill()
-            process.join()
+        for rank in self._ranks:
+            rank.end()
 
 
-def _serve(rank: int, num_ranks: int, port: int, scene: Scene, pipe: Connection) -> None:
+def _losses(scene: Scene, rank: int, num_ranks: int, port: int) -> Iterator[float]:
+    """The first loss of every step of one rank."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=num_ranks)
-    steps = _steps(scene, rank, num_ranks)
-    for _ in iter(functools.partial(pipe.recv), None):
-        pipe.send(next(steps).losses[0])
+    with freed_memory_kept():
+        for record in _steps(scene, rank, num_ranks):
+            yield record.losses[0]
 
 
 def _steps(scene: Scene, rank: int, num_ranks: int) -> Iterator[StepRecord]:
