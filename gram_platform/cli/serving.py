@@ -5,7 +5,7 @@ from pathlib import Path
 from gram_platform.cli.flags import Positional, Storage, stored
 from gram_platform.config.view import PRECISIONS
 from gram_platform.identity import invalid, require_choice, require_int
-from gram_platform.serving.policy import load_policy, new_token, parse_policy, token_entry
+from gram_platform.serving.policy import load_policy, new_token, parse_policy, token_entry, write_policy
 
 
 def serve_command(
@@ -76,5 +76,5 @@ def token_command(
     if len(profiles) > 1 and not default:
         raise invalid("default", default, "one of " + ", ".join(profiles))
     parse_policy(text)
-    path.write_text(text, encoding="utf-8")
+    write_policy(path, text)
     print(token)

@@ -5,7 +5,7 @@ digest and no grant: the model's process looks the grant up in its own copy of t
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 from ray import serve
 from ray.exceptions import RayError
@@ -18,10 +18,12 @@ from gram_platform.serving.api import Api
 from gram_platform.serving.batch import Order
 from gram_platform.serving.engine import Delivery
 from gram_platform.serving.model_server import ModelServer, ModelSource
-from gram_platform.serving.policy import Policy
+from gram_platform.serving.policy import Policy, parse_policy
 from gram_platform.serving.text import Vocabulary
 
-APP = "gram"
+APP, POLICY = "gram", "policy"
+# by default every `serve.run` starts all replicas again, as if their code were new; a change of the policy must not
+SAME_CODE = {"version": "1", "_internal": True}
 TAKEN_UP_S = 10.0  # after which an order that no replica has taken up is given back
 READY_S = 2.0  # that a health check waits
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 30.0
@@ -34,6 +36,10 @@ class Model:
 
     def __init__(self, source: ModelSource):
         self._server = ModelServer(source)
+
+    def reconfigure(self, user_config: Mapping) -> None:
+        """Takes a policy's text; Serve calls it at the start of every replica, and at every change."""
+        self._server.change_policy(parse_policy(user_config[POLICY]))
 
     async def stream(self, digest: str, profile: str, order: Order, whole: bool) -> AsyncIterator[Delivery]:
         async for delivery in self._server.stream(digest, profile, order, whole):
@@ -89,12 +95,20 @@ class Ingress:
     def __init__(self, policy: Policy, tokenizer_json: str, context: int, model: DeploymentHandle):
         self._api = Api(policy, Vocabulary.of(tokenizer_json, context), RemoteCompletions(model))
 
+    def reconfigure(self, user_config: Mapping) -> None:
+        self._api.policy = parse_policy(user_config[POLICY])
+
     def __serve_build_asgi_app__(self):
         return self._api.app()
 
 
-def application(source: ModelSource, tokenizer_json: str, context: int, num_replicas: int) -> serve.Application:
-    """What `serve.run` takes."""
+def application(
+    source: ModelSource, tokenizer_json: str, context: int, num_replicas: int, policy_text: str
+) -> serve.Application:
+    """What `serve.run` takes. Run again with another policy, it changes that in the replicas that are there.
+
+    The policy's profiles can have no module that the source's policy does not grant: it would not be in memory.
+    """
     quiet = LoggingConfig(enable_access_log=False)  # what is counted is in the metrics
     resources = {"num_cpus": source.num_threads} | ({"num_gpus": 1} if source.device == "cuda" else {})
     calls = source.limits.num_rows + source.limits.num_waiting + SPARE_CALLS
@@ -106,7 +120,8 @@ def application(source: ModelSource, tokenizer_json: str, context: int, num_repl
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,
         logging_config=quiet,
-    ).bind(source)
+        user_config={POLICY: policy_text},
+    ).options(**SAME_CODE)
     ingress = serve.deployment(
         Ingress,
         max_ongoing_requests=MAX_CONNECTIONS,
@@ -114,5 +129,6 @@ def application(source: ModelSource, tokenizer_json: str, context: int, num_repl
         ray_actor_options={"num_cpus": 0},
         health_check_period_s=HEALTH_PERIOD_S,
         logging_config=quiet,
-    )
-    return ingress.bind(source.policy, tokenizer_json, context, model)
+        user_config={POLICY: policy_text},
+    ).options(**SAME_CODE)
+    return ingress.bind(source.policy, tokenizer_json, context, model.bind(source))

@@ -20,13 +20,14 @@ from gram_platform.identity import invalid, require_int
 from gram_platform.local_cluster.head import free_port
 from gram_platform.serving.engine import EngineLimits
 from gram_platform.serving.model_server import ModelSource, require_servable
-from gram_platform.serving.policy import load_policy
+from gram_platform.serving.policy import PolicyFile, parse_policy, policy_text
 from gram_platform.serving.text import Vocabulary
 from gram_platform.store import Store
 from gram_platform.store.data import open_corpus
 
 OBJECT_STORE_BYTES = 128 * 2**20  # tokens pass through it, and no weights
 LOOPBACK = "127.0.0.1"
+POLICY_LOOK_S = 2.0  # between two looks at the policy's file
 SLOW_CALLER_S = 30.0  # beside a request's own deadline, for sending it and taking the answer; then it ends with 408
 
 
@@ -79,6 +80,7 @@ class Prepared:
     run: RunConfig
     source: ModelSource
     tokenizer_json: str
+    policy_text: str
 
     def lines(self) -> list[str]:
         """What is served to whom, for the terminal."""
@@ -92,7 +94,8 @@ class Prepared:
 def prepare(service: Service) -> Prepared:
     """ValueError when the run is not complete or cannot be served, or the policy does not fit it; loads no weights."""
     store, run_id, policy_path = Store(service.storage), service.run_id, service.policy
-    policy = load_policy(policy_path)
+    text = policy_text(policy_path)
+    policy = parse_policy(text)
     if not policy.tokens:
         raise invalid("policy", policy_path, "one with at least one token: `gram token NAME --policy FILE` adds one")
     directory = store.run(run_id)
@@ -105,7 +108,7 @@ def prepare(service: Service) -> Prepared:
     vocab_size = min(words.num_tokens, run.model.vocab_size)
     how = (service.limits, service.precision, service.device, service.num_threads)
     source = ModelSource(store.root, run_id, policy, vocab_size, words.end_of_text, *how)
-    return Prepared(run, source, tokenizer_json)
+    return Prepared(run, source, tokenizer_json, text)
 
 
 def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
@@ -124,17 +127,43 @@ def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
         within_s = service.limits.deadline_s + SLOW_CALLER_S
         http = {"host": listening.host, "port": port, "request_timeout_s": within_s}
         serve.start(proxy_location="HeadOnly", http_options=http)
-        context = prepared.run.model.seq_len
-        app = application(prepared.source, prepared.tokenizer_json, context, listening.num_replicas)
-        serve.run(app, name=APP, route_prefix="/")
+
+        def deploy(policy: str) -> None:
+            context = prepared.run.model.seq_len
+            app = application(prepared.source, prepared.tokenizer_json, context, listening.num_replicas, policy)
+            serve.run(app, name=APP, route_prefix="/")
+
+        deploy(prepared.policy_text)
         for line in prepared.lines():
             say(line)
         say(f"ready: http://{listening.host}:{port}")
-        stopped.wait()
+        follow_policy(service.policy, prepared, stopped, deploy, say)
         say("stopping")
     finally:
         serve.shutdown()
         ray.shutdown()
+
+
+def follow_policy(
+    path: str, prepared: Prepared, stopped: threading.Event, deploy: Callable[[str], None], say: Callable[[str], None]
+) -> None:
+    """Deploys the policy whenever its file changes, until stopped. One that cannot be taken is said, and left.
+
+    Modules are loaded at the start alone: a policy that grants others has to wait for a new one.
+    """
+    file = PolicyFile(path, prepared.policy_text)
+    while not stopped.wait(POLICY_LOOK_S):
+        try:
+            text = file.changed()
+            if text is None:
+                continue
+            policy = parse_policy(text)
+            policy.require_loaded(prepared.source.policy.granted_modules)
+        except ValueError as error:
+            say(f"the policy stays as it was: {error}")
+            continue
+        deploy(text)
+        say(f"the policy has changed: {len(policy.tokens)} tokens")
 
 
 def require_free(listening: Listening) -> None:

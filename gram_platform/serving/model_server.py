@@ -69,6 +69,11 @@ class ModelServer:
         self._vocab_size = source.vocab_size
         self.engine = Engine(batch, source.limits)
 
+    def change_policy(self, policy: Policy) -> None:
+        """Orders from now on; those at work are finished. ValueError for a module that is not in memory."""
+        policy.require_loaded(self.model.config.module_domains)
+        self.policy = policy
+
     async def stream(self, digest: str, profile: str, order: Order, whole: bool) -> AsyncIterator[Delivery]:
         """Deliveries of one order. The first is empty, or the last: busy or forbidden. ValueError for a bad order.
 

@@ -24,6 +24,7 @@ import hmac
 import json
 import re
 import secrets
+import shutil
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -99,6 +100,12 @@ class Policy:
                     allowed = "one of the run's modules: " + (", ".join(available) or "it has none")
                     raise invalid(f"profiles.{name}.modules", module, allowed)
 
+    def require_loaded(self, loaded: tuple[str, ...]) -> None:
+        """ValueError for a granted module that a running server has not loaded."""
+        if missing := [module for module in self.granted_modules if module not in loaded]:
+            allowed = "what the server has in memory" + f" ({', '.join(loaded)})" * bool(loaded) + ": start it again"
+            raise invalid("policy", ", ".join(missing), allowed)
+
 
 def token_digest(token: str) -> str:
     """What the policy keeps of a token, 64 hexadecimal digits."""
@@ -114,11 +121,41 @@ def new_token() -> str:
 
 def load_policy(path: str) -> Policy:
     """Read and validate a policy file; ValueError names the field, its value and what is allowed."""
+    return parse_policy(policy_text(path))
+
+
+def policy_text(path: str) -> str:
+    """The content of a policy file; ValueError when it cannot be read."""
     try:
-        text = Path(path).expanduser().read_text(encoding="utf-8")
+        return Path(path).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise invalid("policy", path, f"a file that can be read ({error})") from None
-    return parse_policy(text)
+
+
+def write_policy(path: Path, text: str) -> None:
+    """All of it at once: a server may be reading. The file keeps its mode."""
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    partial.write_text(text, encoding="utf-8")
+    shutil.copymode(path, partial)
+    partial.replace(path)
+
+
+@dataclass
+class PolicyFile:
+    """A policy file that is looked at again and again."""
+
+    path: str
+    last: str  # its content at the last look; "" when it could not be read
+
+    def changed(self) -> str | None:
+        """Its content, if that is another one than at the last look; ValueError, once, when it cannot be read."""
+        before, self.last = self.last, ""
+        try:
+            self.last = policy_text(self.path)
+        except ValueError:
+            if before:
+                raise
+        return self.last if self.last not in ("", before) else None
 
 
 def parse_policy(text: str) -> Policy:

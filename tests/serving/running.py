@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,13 +38,15 @@ class Running:
                     found.append(process)
         return found
 
-    def wait_until_ready(self, timeout_s: float = 60.0) -> float:
-        """Seconds until its health says so."""
-        started = time.monotonic()
-        while self.site.ask("GET", "/healthz").status != 200:
-            assert time.monotonic() - started < timeout_s, self.log.read_text()
+    def wait_until_ready(self) -> None:
+        """Until its health says so: a new model is loaded in a process of its own."""
+        self.wait_until(lambda: self.site.ask("GET", "/healthz").status == 200, START_TIMEOUT_S)
+
+    def wait_until(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, self.log.read_text()
             time.sleep(0.2)
-        return time.monotonic() - started
 
 
 def environment() -> dict[str, str]:

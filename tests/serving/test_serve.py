@@ -89,6 +89,27 @@ def test_forty_clients_of_four_profiles(running, capsys):
     assert 'gram_open_completions{profile="lisp"} 0.0' in scraped
 
 
+def test_the_policy_is_followed_while_it_serves(running, capsys):
+    """Tokens come and go without a restart; what cannot be taken changes nothing."""
+    site, path = running.site, running.log.parent / "storage" / "policy.toml"
+    before, processes = path.read_text(), [process.pid for process in running.replicas("Model")]
+    main(["token", "zoe", "--policy", str(path), "--profiles", "lisp"])
+    site.plan.tokens["zoe"] = capsys.readouterr().out.strip()
+    running.wait_until(lambda: site.complete("zoe").status == 200)
+    assert site.complete("zoe").json["choices"][0]["text"] == site.complete("lisp").json["choices"][0]["text"]
+    with_zoe = path.read_text()
+    path.write_text(with_zoe + "[[tokens]")
+    running.wait_until(lambda: "stays as it was: policy is not TOML" in running.log.read_text())
+    path.write_text(before + with_zoe.removeprefix(before).replace("lisp", "nobodys"))
+    running.wait_until(lambda: "policy='secret' is not allowed" in running.log.read_text())
+    assert site.complete("zoe").status == 200
+    path.write_text(before)
+    running.wait_until(lambda: site.complete("zoe").status == 401)
+    assert site.complete("lisp").status == 200
+    assert [process.pid for process in running.replicas("Model")] == processes
+    del site.plan.tokens["zoe"]
+
+
 @pytest.mark.slow
 def test_a_killed_model_is_said_and_replaced(running):
     """Open streams and requests end with an error, later ones are told when to come again, and then it works."""
