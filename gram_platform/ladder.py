@@ -36,11 +36,15 @@ class Size:
     seq_len: int
     vocab_size: int
     precision: str = "bfloat16"
+    rope_theta: float = ModelConfig.rope_theta
+    norm_eps: float = ModelConfig.norm_eps
+    start: str = ""  # id of an imported model of the dense shape that training begins with; "": at the seed's weights
 
     def model(self, d_mlp: int, modules: tuple[ModuleSpec, ...] = (), vocab_size: int | None = None) -> ModelConfig:
         """A model of this size's shape with a core MLP of `d_mlp` and the given modules."""
         shape = (self.num_layers, self.d_model, self.num_heads, self.num_kv_heads)
-        return ModelConfig(*shape, d_mlp, vocab_size or self.vocab_size, self.seq_len, modules)
+        rest = (vocab_size or self.vocab_size, self.seq_len, modules, self.rope_theta, self.norm_eps)
+        return ModelConfig(*shape, d_mlp, *rest)
 
     def dense(self) -> ModelConfig:
         return self.model(self.d_dense)
@@ -49,6 +53,19 @@ class Size:
         """The core width and one module of `kind` for each auxiliary domain; a LoRA has an MLP module's parameters."""
         width = self.d_aux if kind == "mlp" else lora_rank(self.d_model, self.d_core, self.d_aux)
         return self.model(self.d_core, tuple(ModuleSpec(d, kind, width) for d in domains if d != CORE))
+
+
+def imported_size(size: Size, model: ModelConfig, num_parameters: int, import_id: str) -> Size:
+    """An imported model as a size, named by its parameters; modules' width, batch, data and rate are `size`'s."""
+    shape = ("num_layers", "d_model", "num_heads", "num_kv_heads", "vocab_size", "seq_len", "rope_theta", "norm_eps")
+    return dataclasses.replace(
+        size,
+        name=f"imported-{num_parameters / 1e6:.3g}M",
+        d_dense=model.d_mlp,
+        d_core=model.d_mlp,
+        start=import_id,
+        **{name: getattr(model, name) for name in shape},
+    )
 
 
 def lora_rank(d_model: int, d_mlp: int, d_aux: int) -> int:

@@ -86,4 +86,4 @@ def import_command(checkpoint: Positional[str], storage: Storage = "", seq_len: 
     shape += f" ({model.num_kv_heads} key-value), vocabulary {model.vocab_size:,}, sequences of {model.seq_len}"
     print(f"{total_parameters(model):,} parameters: {shape}")
     state = "imported" if imported.is_new else "was there"
-    print(f"{imported.import_id}: {state}; a run starts from it with start=View.of({imported.import_id!r})")
+    print(f"{imported.import_id}: {state}; studies begin with it: --start {imported.import_id}")

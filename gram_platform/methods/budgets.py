@@ -13,6 +13,7 @@ from gram_platform.config import (
     RoutingConfig,
     RunConfig,
     Slice,
+    View,
 )
 from gram_platform.flops import active_parameters, compute_units, core_parameters, equal_compute_factor
 from gram_platform.identity import invalid
@@ -99,7 +100,10 @@ def training_run(
     lr_factor: float = 1.0,
     **parts,
 ) -> RunConfig:
-    """A run of this setting: its size's batch and learning rate, its schedule and seed."""
+    """A run of this setting: its size's batch and learning rate, its schedule and seed, and where the size starts.
+
+    ValueError for a run that begins with an imported model and has a core of another width.
+    """
     rate = setting.size.peak_lr * lr_factor
     optimizer = OptimizerConfig(rate, setting.warmup_fraction, setting.decay_fraction)
     num_steps = data.num_draws // setting.size.batch_size
@@ -111,7 +115,11 @@ def training_run(
         "eval_points": points,
         "seed": setting.seed,
         "precision": setting.size.precision,
+        "start": View.of(setting.size.start) if setting.size.start else None,
     }
+    if setting.size.start and "start" not in parts and model.d_mlp != setting.size.d_dense:
+        allowed = f"a start of methods whose core is the imported MLP of {setting.size.d_dense}; one has {model.d_mlp}"
+        raise invalid("start", setting.size.start, allowed)
     return RunConfig(model=model, data=data, routing=routing, **{**defaults, **parts})
 
 

@@ -1,9 +1,8 @@
 """A StarCoder2 checkpoint as a starting point of runs: its tensors under our names, in float32, in the storage.
 
-    RunConfig(model=<its shape, with modules>, start=View.of(import_id), ...)
-
-trains modules on it: the run's core is the checkpoint, its modules begin at the run's seed. Weights are read from
-safetensors files, never from pickles. They pass through memory one tensor at a time.
+Studies begin with it by `--start import_id`, a run by RunConfig(model=<its shape, with modules>,
+start=View.of(import_id), ...): the run's core is the checkpoint, its modules begin at the run's seed. Weights are read
+from safetensors files, never from pickles. They pass through memory one tensor at a time.
 """
 
 import json
@@ -15,13 +14,14 @@ import torch
 
 from gram_platform.checkpoint import hash_named, write_stream
 from gram_platform.config import ModelConfig
+from gram_platform.corpora.tokenizer import load_tokenizer, require_vocab
 from gram_platform.flops import total_parameters
 from gram_platform.identity import invalid
 from gram_platform.shipping.files import file_names, open_checkpoint
 from gram_platform.shipping.starcoder2 import DEFAULTS, OwnWeights, dense_shapes, own_config
 from gram_platform.store import Store
 from gram_platform.store.files import hash_file
-from gram_platform.store.imports import import_id
+from gram_platform.store.imports import TOKENIZER, ImportDirectory, import_id
 
 CONFIG = "config.json"
 DROPOUTS = ("attention_dropout", "residual_dropout", "embedding_dropout")
@@ -65,8 +65,9 @@ def import_checkpoint(
                 tensors = ((name, weights[name]) for name in names)
                 write_stream(path, shapes, torch.float32, tensors, _Counter(progress, total).add)
 
-            directory.complete(model, {"weights_sha256": weights_sha256, "source": _source(folder, plain)}, write)
-    return Imported(directory.node_id, model, is_new, _notes(plain))
+            fields = {"weights_sha256": weights_sha256, "source": _source(folder, plain)}
+            directory.complete(model, fields, write, _tokenizer(folder, model))
+    return Imported(directory.node_id, model, is_new, (*_notes(plain), *_notes_on_tokenizer(directory)))
 
 
 class _Counter:
@@ -101,6 +102,21 @@ def _source(folder: Path, plain: dict) -> dict:
     """Where the weights come from: the name of the folder and the hashes of its files, not its place."""
     files = {name: hash_file(str(folder / name)) for name in (CONFIG, *file_names(folder))}
     return {"name": folder.name, "files": files, "dtype": plain.get("dtype") or plain.get("torch_dtype") or "unknown"}
+
+
+def _tokenizer(folder: Path, model: ModelConfig) -> bytes | None:
+    """The bytes of the checkpoint's tokenizer.json; None without one. ValueError for one that the model cannot read."""
+    path = folder / TOKENIZER
+    if not path.is_file():
+        return None
+    require_vocab(load_tokenizer(path), model.vocab_size)
+    return path.read_bytes()
+
+
+def _notes_on_tokenizer(directory: ImportDirectory) -> tuple[str, ...]:
+    if directory.require_result().get("tokenizer_sha256"):
+        return ()
+    return (f"the checkpoint has no {TOKENIZER}: studies cannot start from it (--start)",)
 
 
 def _notes(plain: dict) -> tuple[str, ...]:

@@ -1,23 +1,28 @@
 """An imported model: weights that no run of this storage has made, and where they came from.
 
-    imports/<import_id>/{config.json, weights.safetensors, result.json}
+    imports/<import_id>/{config.json, weights.safetensors, tokenizer.json, result.json}
 
 The id is a hash of shape and weights, so that a model imported twice is one, and a run that starts from it is the same
 run everywhere. Immutable: `result.json` is written last.
 """
 
 import contextlib
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gram_platform.config import IMPORTED, ModelConfig
 from gram_platform.identity import invalid, short_hash, to_plain
 from gram_platform.store.directory import NodeDirectory
-from gram_platform.store.files import CorruptFile, Folder, seal
+from gram_platform.store.files import CorruptFile, Folder, hash_file, seal
+from gram_platform.store.local import LocalFolder
 from gram_platform.store.weights import WEIGHTS
 
 if TYPE_CHECKING:
     import torch
+
+TOKENIZER = "tokenizer.json"
 
 
 def import_id(model: ModelConfig, weights_sha256: str) -> str:
@@ -34,16 +39,21 @@ class ImportDirectory(NodeDirectory):
     def __init__(self, root: Folder, node_id: str) -> None:
         super().__init__(root.child("imports", node_id), node_id)
 
-    def complete(self, model: ModelConfig, fields: Mapping, write: Callable[[str], None]) -> dict:
+    def complete(
+        self, model: ModelConfig, fields: Mapping, write: Callable[[str], None], tokenizer: bytes | None = None
+    ) -> dict:
         """Let `write` fill a local path with the weights, then publish; returns the result in force.
 
-        `fields`: `weights_sha256`, and the provenance.
+        `fields`: `weights_sha256`, and the provenance. `tokenizer`: the checkpoint's tokenizer.json.
         """
         if self.node_id != import_id(model, fields["weights_sha256"]):
             raise invalid("import_id", import_id(model, fields["weights_sha256"]), f"{self.node_id}, the directory's")
         self._ensure_config({"model": to_plain(model)})
         if self.result() is None:
             self.folder.write_with(WEIGHTS, write)
+            if tokenizer is not None:
+                self.folder.write(TOKENIZER, tokenizer)
+                fields = {**fields, "tokenizer_sha256": hashlib.sha256(tokenizer).hexdigest()}
         return self.publish(seal({**fields, "import_id": self.node_id}))
 
     def require_result(self) -> dict:
@@ -52,6 +62,20 @@ class ImportDirectory(NodeDirectory):
         if result is None:
             raise invalid("import_id", self.node_id, f"an import of this storage ({self.folder.path})")
         return result
+
+    def tokenizer(self, local: Path) -> Path | None:
+        """Its tokenizer.json, None without one; from an object store a copy under the folder `local`."""
+        expected = self.require_result().get("tokenizer_sha256")
+        if expected is None:
+            return None
+        path = Path(self.folder.file(TOKENIZER))
+        if not isinstance(self.folder, LocalFolder):
+            copies = LocalFolder(str(local / "tokenizers"), writable=True)
+            copies.write(f"{expected}.json", self.folder.read(TOKENIZER))
+            path = Path(copies.file(f"{expected}.json"))
+        if hash_file(str(path)) != expected:
+            raise CorruptFile(f"{self.folder.path}/{TOKENIZER} is not what was imported: import the model again")
+        return path
 
     @contextlib.contextmanager
     def open_weights(self) -> "Iterator[Mapping[str, torch.Tensor]]":

@@ -3,10 +3,11 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from gram_platform.config import CORE
+from gram_platform.config import CORE, IMPORTED, model_from_plain
 from gram_platform.corpora import CorpusRecipe, PackedCorpus, resolve
+from gram_platform.flops import total_parameters
 from gram_platform.identity import invalid
-from gram_platform.ladder import load_law
+from gram_platform.ladder import imported_size, load_law
 from gram_platform.methods import Profile, Setting
 from gram_platform.methods.setting import profile_name
 from gram_platform.nodes import Node, require_closed, unique
@@ -63,6 +64,9 @@ class Cell:
 def build_graph(study: Study, flags: Flags, progress=None) -> Graph:
     """Every node of the study, before any data is packed. ValueError for what the corpus cannot serve."""
     preset = study.presets[flags.preset]
+    if flags.start:
+        preset = from_import(preset, flags.sizes[0], Store(flags.storage), flags.start)
+        flags = replace(flags, sizes=tuple(preset.sizes))
     recipe = resolve_corpus(preset, flags, progress)
     if flags.law:
         preset = by_law(preset, load_law(flags.law))
@@ -77,6 +81,19 @@ def build_graph(study: Study, flags: Flags, progress=None) -> Graph:
     require_closed(entries)
     distinct = tuple({own.data_id: own for own in recipes.values()}.values())
     return Graph(study, preset, flags, distinct, tuple(cell.setting for cell in cells), entries)
+
+
+def from_import(preset: Preset, size: str, store: Store, import_id: str) -> Preset:
+    """The preset at the one size of an imported model; ValueError when it, or its tokenizer, is not in the storage."""
+    if not import_id.startswith(IMPORTED):
+        raise invalid("start", import_id, f"an id that `gram import` has printed: {IMPORTED}...")
+    directory = store.imported(import_id)
+    directory.require_result()
+    model, tokenizer = model_from_plain(directory.config()["model"]), directory.tokenizer(store.data_root)
+    if tokenizer is None:
+        raise invalid("start", import_id, "an import whose checkpoint had a tokenizer.json, which text is packed with")
+    own = imported_size(preset.sizes[size], model, total_parameters(model), import_id)
+    return preset.with_size(size, own, str(tokenizer))
 
 
 def recipes_of(preset: Preset, flags: CommonFlags, recipe: CorpusRecipe, progress=None) -> dict[Variant, CorpusRecipe]:
@@ -136,6 +153,7 @@ def resolve_corpus(
         seq_len=preset.seq_len,
         vocab_size=preset.vocab_size,
         validation_sequences=preset.most_eval_sequences,
+        tokenizer=preset.tokenizer or None,
         sample_bytes=preset.sample_bytes,
         cache_dir=Store(flags.storage).data_root,
         progress=progress,

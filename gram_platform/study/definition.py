@@ -1,7 +1,7 @@
 """A study as a value, and its presets."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gram_platform.config import CORE, RoutingConfig
 from gram_platform.identity import invalid, require_int, require_real
@@ -58,6 +58,7 @@ class Preset:
     eval_sequences_of_size: tuple[tuple[str, int], ...] = ()  # where a size's runs allow others
     machine: str = "cpu"  # what --dry-run plans for
     sample_bytes: int = 4_000_000  # of text that a trained tokenizer sees
+    tokenizer: str = ""  # a tokenizer.json; "": the corpus's own, or one that is trained on it
     variants: tuple[Variant, ...] = PLAIN
     measurement: Measurement = LOSSES_OF_DOMAINS
 
@@ -82,6 +83,20 @@ class Preset:
     @property
     def vocab_size(self) -> int:
         return next(iter(self.sizes.values())).vocab_size
+
+    def with_size(self, name: str, own: Size, tokenizer: str) -> "Preset":
+        """This preset with one size of another name and shape in the place of all, and its tokenizer."""
+
+        def renamed(values: tuple[tuple[str, object], ...]) -> tuple:
+            return tuple((own.name, value) for size, value in values if size == name)
+
+        return replace(
+            self,
+            sizes={own.name: own},
+            tokenizer=tokenizer,
+            accumulation_of_size=renamed(self.accumulation_of_size),
+            eval_sequences_of_size=renamed(self.eval_sequences_of_size),
+        )
 
     def setting(
         self, size: Size, seed: int, data_id: str, domains: tuple[str, ...], profiles: tuple[Profile, ...]

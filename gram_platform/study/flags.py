@@ -75,6 +75,9 @@ class Flags(CommonFlags):
     """names of methods (default: all of the study); the baseline is always there, it is the unit"""
     law: str = ""
     """learning rates and batches by a law: its name (paper) or a law.json of lr_bs_grid; default: each size's own"""
+    start: str = ""
+    """id of an imported model (gram import) that training begins with: its shape and tokenizer, the batch, data, rate
+    and module width of the one size in --sizes"""
     maxent: str = ""
     """id of a maxent_search whose best trials set MaxEnt's rate and weight of every profile; default: the preset's"""
 
@@ -99,6 +102,10 @@ def checked(study: Study, flags: Flags) -> Flags:
     methods = split_list(flags.methods) or study.methods
     for method in methods:
         require_choice("methods", method, tuple(METHODS))
+    if flags.start and len(flags.sizes) > 1:
+        raise invalid("sizes", ", ".join(flags.sizes), "one size beside --start, whose batch, data and rate are taken")
+    if flags.start and ranks_of(flags).of_size:
+        raise invalid("num_workers", ", ".join(flags.num_workers), "one number of ranks, or auto, beside --start")
     if flags.law:
         require_ranks(by_law(study.presets[flags.preset], load_law(flags.law)), flags.sizes, ranks_of(flags))
     return replace(flags, methods=("baseline", *(m for m in METHODS if m in methods and m != "baseline")))

@@ -67,7 +67,10 @@ def record_of(graph: Graph) -> StudyRecord:
         facts += (f"Learning rates and batches by the law {flags.law}.",)
     if flags.maxent:
         facts += (f"MaxEnt's rate and weight of every profile from the search {flags.maxent}.",)
-    params |= {name: value for name, value in (("law", flags.law), ("maxent", flags.maxent)) if value}
+    if flags.start:
+        facts += (f"Training begins with the imported model {flags.start}.",)
+    given = {"law": flags.law, "maxent": flags.maxent, "start": flags.start}
+    params |= {name: value for name, value in given.items() if value}
     return StudyRecord(
         name=graph.study.name,
         title=graph.study.title,

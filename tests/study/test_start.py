@@ -1,0 +1,86 @@
+"""`--start`: a study of a model that was trained elsewhere, to which modules are added."""
+
+import json
+import math
+import shutil
+
+import pytest
+
+from experiments.stories import STUDY as STORIES
+from gram_platform.cli import main as gram
+from gram_platform.config import View
+from gram_platform.store import Store
+from gram_platform.study.build import build_graph
+from gram_platform.study.flags import parse
+from tests.study.processes import SMALL, submit
+
+SMOKE = ("--preset", "smoke", "--seeds", "1")
+CORE_METHODS = ("baseline", "filtering", "gram", "ft_lora", "maxent")
+
+
+@pytest.fixture(scope="module")
+def imported(finished_study, tmp_path_factory):
+    """(storage, import id): the core of a finished GRAM run, which left as a checkpoint and came back."""
+    storage = tmp_path_factory.mktemp("start") / "storage"
+    shutil.copytree(finished_study, storage)
+    store, out = Store(storage), storage.parent / "checkpoint"
+    run_id = next(r for r in store.list_runs() if store.run(r).config()["model"]["modules"])
+    gram(["export", run_id, "--modules", "", "--storage", str(storage), "--out", str(out)])
+    gram(["import", str(out), "--storage", str(storage)])
+    (import_id,) = store.list_imports()
+    return storage, import_id
+
+
+def graph_of(storage, import_id, *arguments):
+    flags = parse(STORIES, [*SMOKE, "--storage", str(storage), "--start", import_id, *arguments])
+    return build_graph(STORIES, flags)
+
+
+def test_what_has_no_origin_begins_with_the_import(imported):
+    storage, import_id = imported
+    graph = graph_of(storage, import_id, "--methods", *CORE_METHODS)
+    model = Store(storage).imported(import_id).config()["model"]
+    begins = {n.config.start: n.config for n in graph.nodes if n.kind == "run" and not n.needs}
+    assert set(begins) == {View.of(import_id)}
+    assert {run.model.d_mlp for run in begins.values()} == {model["d_mlp"]}
+    assert all(node.needs for node in graph.nodes if node.config not in begins.values() and node.kind == "evaluation")
+    (size,) = {dict(node.tags)["size"] for node in graph.nodes}
+    assert size.startswith("imported-")
+    assert graph.flags.sizes == (size,)
+    tokenizer = Store(storage).imported(import_id).result()["tokenizer_sha256"]
+    assert graph.recipe.tokenizer.source == tokenizer  # not one that is trained on the corpus
+
+
+def test_what_cannot_begin_with_it(imported, tmp_path):
+    storage, import_id = imported
+    with pytest.raises(ValueError, match=r"start='imported-.*core is the imported MLP of 128; one has 0"):
+        graph_of(storage, import_id, "--methods", "demix")
+    with pytest.raises(ValueError, match=r"start='abc' .*gram import"):
+        graph_of(storage, "abc")
+    with pytest.raises(ValueError, match="import_id='imported-000000000000' "):
+        graph_of(storage, "imported-000000000000")
+    with pytest.raises(ValueError, match=r"num_workers='tiny=2' .*beside --start"):
+        graph_of(storage, import_id, "--num-workers", "tiny=2")
+    bare = shutil.copytree(storage.parent / "checkpoint", tmp_path / "bare")
+    (bare / "tokenizer.json").unlink()
+    gram(["import", str(bare), "--storage", str(tmp_path / "storage")])
+    with pytest.raises(ValueError, match=rf"start='{import_id}' .*had a tokenizer\.json"):
+        graph_of(tmp_path / "storage", import_id)
+
+
+def test_a_study_of_an_import(imported):
+    """Its first losses are those of a model that has learned, and its table is complete."""
+    storage, import_id = imported
+    earlier = set(Store(storage).list_runs())
+    submit(storage, (*SMALL, "--start", import_id))
+    store = Store(storage)
+    record = json.loads((storage / "studies/scaling/study.json").read_bytes())
+    assert record["params"]["start"] == import_id
+    (size,) = record["sizes"]
+    assert (storage / "studies/scaling/table.csv").read_text().count(size) > 3
+    new = [store.run(run_id) for run_id in store.list_runs() if run_id not in earlier]
+    begun = [run for run in new if (run.config().get("start") or {}).get("run_id") == import_id]
+    assert len(begun) == 2  # the baseline and GRAM
+    for run in begun:
+        loss = run.records()[0]["metrics"]["train/loss"]
+        assert loss < math.log(1024) - 1.0  # that of random weights
