@@ -108,7 +108,7 @@ def test_the_peer_is_our_model():
 def test_training(tmp_path):
     with training.logging(SCENE, str(tmp_path)) as log:
         measured = {m.name: m for m in training.compare(SCENE, log, with_peer=not peers.why_absent())}
-    assert len(measured) == 4 + (not peers.why_absent())
+    assert len(measured) == 4 + 2 * (not peers.why_absent())
     overheads = measured["step overheads tiny"]
     assert {"optimizer", "clipping", "routing", "data loading", "logging"} <= overheads.details.keys()
     shares = [overheads.details[part] for part in (*step_shares.OVERHEADS, "forward", "backward and accumulation")]
