@@ -4,7 +4,7 @@ A ladder of sizes, each trained as a baseline, as one GRAM run, as a base with a
 dense model on core and one domain only (filtering); every forgotten domain is attacked by finetuning. Compute ratios of
 core, retained, forgotten and attacked domains against model size.
 
-    python experiments/scaling.py                                       # demo: 2 CPU cores, about 10 minutes
+    python experiments/scaling.py                                       # demo: 2 CPU cores, about 15 minutes
     python experiments/scaling.py --preset smoke                        # 2 CPU cores, under 2 minutes
     python experiments/scaling.py --preset paper --dry-run              # 50M to 5B: what it would cost
     ray job submit --working-dir . -- python experiments/scaling.py --storage /absolute/path
