@@ -152,7 +152,7 @@ def test_site(tmp_path):
 
 
 def test_two_ranks():
-    against_one, against_apart = two_ranks.compare(dataclasses.replace(SCENE, num_rounds=1))
+    against_one, against_apart = two_ranks.compare(dataclasses.replace(SCENE, num_rounds=1), with_apart=True)
     assert against_one.values == against_apart.values
     assert against_one.ratio > 0
     assert against_apart.ratio > 0

@@ -19,7 +19,7 @@ from gram_platform.model.merge import Weights, merged_config, merged_weights
 from gram_platform.model.transformer import initial_weights
 from gram_platform.store import Store
 
-NUM_SEQUENCES, NUM_ROUNDS = 8, 2  # of each domain; full: 64
+NUM_SEQUENCES, NUM_ROUNDS = 6, 2  # of each domain; full: 64
 
 
 def measure(settings: Settings) -> list[Measurement]:
