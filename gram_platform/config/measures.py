@@ -6,6 +6,7 @@ Siblings of `Evaluation`: nodes with an `eval_id`, stored in the same place. `me
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from gram_platform.config.domains import core_first
 from gram_platform.config.run import view_from_plain
@@ -32,7 +33,7 @@ class TokenLosses:
         require_choice("token_losses.precision", self.precision, PRECISIONS)
         require_choice("token_losses.measure", self.measure, (TOKENS,))
 
-    @property
+    @cached_property
     def eval_id(self) -> str:
         return short_hash({"eval_version": EVAL_VERSION, "token_losses": self})
 
@@ -75,7 +76,7 @@ class Continuations:
         """Of each domain: what a continuation costs is at most a forward pass over one sequence."""
         return len(self.documents)
 
-    @property
+    @cached_property
     def eval_id(self) -> str:
         return short_hash({"eval_version": EVAL_VERSION, "continuations": self})
 

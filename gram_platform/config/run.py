@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from gram_platform.config.domains import CORE
 from gram_platform.config.model import ModelConfig, ModuleSpec
@@ -95,7 +96,7 @@ class RunConfig:
     def num_tokens(self) -> int:
         return self.data.num_draws * self.model.seq_len
 
-    @property
+    @cached_property
     def run_id(self) -> str:
         return short_hash({"recipe_version": RECIPE_VERSION, "run": self})
 

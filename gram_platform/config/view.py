@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 from gram_platform.config.domains import CORE, core_first
@@ -73,6 +74,6 @@ class Evaluation:
         require_choice("evaluation.split", self.split, ("validation", "train"))
         require_choice("evaluation.precision", self.precision, PRECISIONS)
 
-    @property
+    @cached_property
     def eval_id(self) -> str:
         return short_hash({"eval_version": EVAL_VERSION, "evaluation": self})

@@ -109,9 +109,8 @@ class _Graph:
         ready.sort(key=lambda node: (node.kind, -self.ranks[node.id]))
         for task in self._fitting(self._tasks(ready)):
             self.in_flight[self._submit(task)] = task
-            for node in task:
-                self.waiting.remove(node)
-                self.progress.running[node.id] = time.time()
+            self.progress.running |= {node.id: time.time() for node in task}
+        self.waiting = [node for node in self.waiting if node.id not in self.progress.running]
         return bool(self.in_flight or self.waiting)
 
     def _tasks(self, ready: Sequence[Node]) -> list[Task]:
