@@ -9,26 +9,27 @@ import pytest
 from experiments.stories import STUDY as STORIES
 from gram_platform.cli import main as gram
 from gram_platform.config import View
+from gram_platform.methods import plan
+from gram_platform.shipping.importing import import_checkpoint
 from gram_platform.store import Store
 from gram_platform.study.build import build_graph
 from gram_platform.study.flags import parse
+from tests.engine import conftest as cells
+from tests.shipping.planted import complete, exported
 from tests.study.processes import SMALL, submit
+
+packed_root, execution, setting = cells.packed_root, cells.execution, cells.setting
 
 SMOKE = ("--preset", "smoke", "--seeds", "1")
 CORE_METHODS = ("baseline", "filtering", "gram", "ft_lora", "maxent")
 
 
-@pytest.fixture(scope="module")
-def imported(finished_study, tmp_path_factory):
-    """(storage, import id): the core of a finished GRAM run, which left as a checkpoint and came back."""
-    storage = tmp_path_factory.mktemp("start") / "storage"
-    shutil.copytree(finished_study, storage)
-    store, out = Store(storage), storage.parent / "checkpoint"
-    run_id = next(r for r in store.list_runs() if store.run(r).config()["model"]["modules"])
-    gram(["export", run_id, "--modules", "", "--storage", str(storage), "--out", str(out)])
-    gram(["import", str(out), "--storage", str(storage)])
-    (import_id,) = store.list_imports()
-    return storage, import_id
+@pytest.fixture
+def imported(setting, execution, tmp_path):
+    """(storage, import id): a dense model that left as a checkpoint and came back."""
+    store = execution.store()
+    exported(store, View(complete(store, plan("baseline", setting).runs["all"])), tmp_path / "checkpoint")
+    return store.root, import_checkpoint(tmp_path / "checkpoint", store).import_id
 
 
 def graph_of(storage, import_id, *arguments):
@@ -61,23 +62,27 @@ def test_what_cannot_begin_with_it(imported, tmp_path):
         graph_of(storage, "imported-000000000000")
     with pytest.raises(ValueError, match=r"num_workers='tiny=2' .*beside --start"):
         graph_of(storage, import_id, "--num-workers", "tiny=2")
-    bare = shutil.copytree(storage.parent / "checkpoint", tmp_path / "bare")
+    bare = shutil.copytree(tmp_path / "checkpoint", tmp_path / "bare")
     (bare / "tokenizer.json").unlink()
-    gram(["import", str(bare), "--storage", str(tmp_path / "storage")])
+    gram(["import", str(bare), "--storage", str(tmp_path / "other")])
     with pytest.raises(ValueError, match=rf"start='{import_id}' .*had a tokenizer\.json"):
-        graph_of(tmp_path / "storage", import_id)
+        graph_of(tmp_path / "other", import_id)
 
 
-def test_a_study_of_an_import(imported):
-    """Its first losses are those of a model that has learned, and its table is complete."""
-    storage, import_id = imported
-    earlier = set(Store(storage).list_runs())
-    submit(storage, (*SMALL, "--start", import_id))
-    store = Store(storage)
-    record = json.loads((storage / "studies/scaling/study.json").read_bytes())
+@pytest.mark.slow
+def test_a_study_of_an_import(finished_copy, tmp_path):
+    """The core of a finished GRAM run leaves and comes back; a study that begins with it has learned already."""
+    store, out = Store(finished_copy), tmp_path / "checkpoint"
+    earlier = store.list_runs()
+    run_id = next(run_id for run_id in earlier if store.run(run_id).config()["model"]["modules"])
+    gram(["export", run_id, "--modules", "", "--storage", str(finished_copy), "--out", str(out)])
+    gram(["import", str(out), "--storage", str(finished_copy)])
+    (import_id,) = store.list_imports()
+    submit(finished_copy, (*SMALL, "--start", import_id))
+    record = json.loads((finished_copy / "studies/scaling/study.json").read_bytes())
     assert record["params"]["start"] == import_id
     (size,) = record["sizes"]
-    assert (storage / "studies/scaling/table.csv").read_text().count(size) > 3
+    assert (finished_copy / "studies/scaling/table.csv").read_text().count(size) > 3
     new = [store.run(run_id) for run_id in store.list_runs() if run_id not in earlier]
     begun = [run for run in new if (run.config().get("start") or {}).get("run_id") == import_id]
     assert len(begun) == 2  # the baseline and GRAM
