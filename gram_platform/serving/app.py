@@ -24,7 +24,7 @@ from gram_platform.serving.text import Vocabulary
 APP, POLICY = "gram", "policy"
 # by default every `serve.run` starts all replicas again, as if their code were new; a change of the policy must not
 SAME_CODE = {"version": "1", "_internal": True}
-TAKEN_UP_S = 10.0  # after which an order that no replica has taken up is given back
+SILENCE_S = 10.0  # after which an order counts as not taken up, or as lost: a replica says something every 2 s
 READY_S = 2.0  # that a health check waits
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 30.0
 MAX_CONNECTIONS = 2000  # completions being answered; the engine's own limits are far lower
@@ -66,10 +66,11 @@ class RemoteCompletions:
         responses = self._streams.stream.remote(digest, profile, order, whole)
         delivery = None
         try:
-            delivery = await asyncio.wait_for(anext(responses, None), TAKEN_UP_S)
+            # a stream of a replica that dies at the wrong moment neither ends nor raises
+            delivery = await asyncio.wait_for(anext(responses, None), SILENCE_S)
             while delivery is not None:
                 yield delivery
-                delivery = None if delivery.end else await anext(responses, None)
+                delivery = None if delivery.end else await asyncio.wait_for(anext(responses, None), SILENCE_S)
         except (TimeoutError, RayError, RayServeException) as error:
             self._recovery = asyncio.create_task(self._answering())
             raise ModelLost(type(error).__name__) from error

@@ -1,7 +1,9 @@
 """The process that has the weights: it looks up every grant itself, and runs the engine."""
 
 import asyncio
+import contextlib
 import gc
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 
@@ -19,6 +21,7 @@ from gram_platform.store import Store
 from gram_platform.views import load_view
 
 PAUSE_S = 0.03  # in which a stream's tokens are gathered
+BEAT_S = 2.0  # after which a delivery is made, if only an empty one
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,8 @@ class ModelServer:
     async def stream(self, digest: str, profile: str, order: Order, whole: bool) -> AsyncIterator[Delivery]:
         """Deliveries of one order. The first is empty, or the last: busy or forbidden. ValueError for a bad order.
 
-        Then come its tokens, a few times a second; with `whole` all of them at the end.
+        Then come its tokens, a few times a second; with `whole` less often. Without any an empty delivery comes every
+        `BEAT_S`, so that silence means that this process is lost.
 
         The grant is looked up here and not taken from whoever calls: without a token's digest nothing is answered, and
         no call names a module.
@@ -105,12 +109,14 @@ class ModelServer:
 
     async def _next(self, received: asyncio.Queue, whole: bool) -> Delivery:
         """What has come within a pause as one delivery: passing one on costs more than drawing a token."""
-        delivery = await received.get()
-        if not whole and not delivery.end:
-            await asyncio.sleep(PAUSE_S)
-        while not delivery.end and (whole or not received.empty()):
-            more = await received.get()
-            delivery = replace(more, tokens=delivery.tokens + more.tokens)
+        delivery, started = Delivery(), time.monotonic()
+        with contextlib.suppress(TimeoutError):
+            delivery = await asyncio.wait_for(received.get(), BEAT_S)
+            if not whole and not delivery.end:
+                await asyncio.sleep(PAUSE_S)
+            while not delivery.end and (time.monotonic() < started + BEAT_S if whole else not received.empty()):
+                more = await asyncio.wait_for(received.get(), BEAT_S)
+                delivery = replace(more, tokens=delivery.tokens + more.tokens)
         return delivery
 
     async def is_ready(self) -> bool:
