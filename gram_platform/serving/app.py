@@ -66,7 +66,7 @@ class RemoteCompletions:
         responses = self._streams.stream.remote(digest, profile, order, whole)
         delivery = None
         try:
-            # a stream of a replica that dies at the wrong moment neither ends nor raises
+            # nothing promises that the stream of a replica that dies ends or raises
             delivery = await asyncio.wait_for(anext(responses, None), SILENCE_S)
             while delivery is not None:
                 yield delivery
