@@ -55,20 +55,22 @@ class Served:
     plan: Planted
     server: ModelServer | None = None
 
-    def ask(self, method: str, path: str, body=None, headers=None, timeout_s: float = 60.0) -> Answered:
+    def ask(self, method: str, path: str, body=None, headers=None, timeout_s=60.0, opened=lambda: None) -> Answered:
+        """The answer; `opened` is called after its head, which a stream has when it is taken up, before its body."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
         with contextlib.closing(connection):
             connection.request(method, path, body, headers or {})
             response = connection.getresponse()
+            opened()
             return Answered(response.status, dict(response.getheaders()), response.read())
 
     def bearer(self, holder: str) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.plan.tokens[holder]}"}
 
-    def complete(self, holder: str, **fields) -> Answered:
+    def complete(self, holder: str, opened=lambda: None, **fields) -> Answered:
         body = json.dumps({"prompt": "the fox", "max_tokens": 5, **fields})
         headers = {**self.bearer(holder), "Content-Type": "application/json"}
-        return self.ask("POST", "/v1/completions", body, headers)
+        return self.ask("POST", "/v1/completions", body, headers, opened=opened)
 
     def raw(self, text: bytes, num_bytes: int = 2**20, timeout_s: float = 10.0) -> bytes:
         """The answer to bytes sent as they are, as far as it goes; with enough of it the connection is closed."""

@@ -113,12 +113,13 @@ def test_the_policy_is_followed_while_it_serves(running, capsys):
 @pytest.mark.slow
 def test_a_killed_model_is_said_and_replaced(running):
     """Open streams and requests end with an error, later ones are told when to come again, and then it works."""
-    site, got = running.site, []
+    site, got, is_open, is_back = running.site, [], threading.Event(), threading.Event()
     expected = site.complete("both").json["choices"][0]["text"]
 
     def ask(stream: bool) -> None:
-        while True:
-            answer = site.complete("both", prompt="x", max_tokens=60, stream=stream)
+        while not is_back.is_set():  # one that was not yet given to the old model may wait for the new one
+            opened = is_open.set if stream else lambda: None
+            answer = site.complete("both", opened, prompt="x", max_tokens=60, stream=stream)
             got.append(answer)
             if answer.status != 200 or is_broken(answer):
                 return
@@ -126,9 +127,14 @@ def test_a_killed_model_is_said_and_replaced(running):
     threads = [threading.Thread(target=ask, args=(number % 2 == 0,)) for number in range(16)]
     for thread in threads:
         thread.start()
-    time.sleep(1.0)
     (model,) = running.replicas("Model")
+    running.wait_until(lambda: len(got) >= 2 * len(threads))
+    is_open.clear()
+    assert is_open.wait(60)  # a moment at which streams are open: they all start and end nearly together
     model.kill()
+    running.wait_until(lambda: any(answer.status != 200 or is_broken(answer) for answer in got))
+    running.wait_until_ready()
+    is_back.set()
     for thread in threads:
         thread.join(60)
         assert not thread.is_alive(), "a request hangs"
@@ -139,7 +145,6 @@ def test_a_killed_model_is_said_and_replaced(running):
     assert set(errors) <= {"interrupted", "unavailable"}
     assert "interrupted" in errors
     assert all(answer.headers["retry-after"] == "5" for answer in got if answer.status == 503)
-    running.wait_until_ready()
     deadline = time.monotonic() + 60
     while (answer := site.complete("both")).status != 200:  # the new model may not be known everywhere yet
         assert (answer.status, answer.code) == (503, "unavailable")
