@@ -15,19 +15,19 @@ NUM_STEPS, NUM_ROUNDS, QUICK_ROUNDS = 20, 15, 7
 
 
 def measure(settings: Settings) -> list[Measurement]:
-    """Rows of the demo's largest model, and of the 26M stories model."""
-    num_rounds = NUM_ROUNDS if settings.full else QUICK_ROUNDS
-    return [compare(size, num_rounds) for size in (DEMO_SIZES["0.6M"], STORIES_SIZES["26M"])]
+    """Rows of the demo's largest model, and of the 26M stories model, with either kind of module."""
+    num_rounds, sizes = NUM_ROUNDS if settings.full else QUICK_ROUNDS, (DEMO_SIZES["0.6M"], STORIES_SIZES["26M"])
+    return [compare(size, num_rounds, kind=kind) for kind in ("mlp", "lora") for size in sizes]
 
 
-def compare(size: Size, num_rounds: int, num_rows: int = NUM_ROWS) -> Measurement:
+def compare(size: Size, num_rounds: int, num_rows: int = NUM_ROWS, kind: str = "mlp") -> Measurement:
     """Milliseconds of a decoding step of rows with four profiles in turn, against one profile of all rows.
 
     A profile is core and one module, so both batches have as many pairs of row and module. One thread.
     """
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    config = size.modular(DOMAINS)
+    config = size.modular(DOMAINS, kind)
     reader = RowReader(build(config, initial_weights(config, seed=0)).eval().requires_grad_(False), num_rows)
     one = activation(reader.domains, [{DOMAINS[1]: 1.0}] * num_rows)
     mixed = activation(reader.domains, [{DOMAINS[1 + row % 4]: 1.0} for row in range(num_rows)])
@@ -35,7 +35,7 @@ def compare(size: Size, num_rounds: int, num_rows: int = NUM_ROWS) -> Measuremen
     seconds = interleaved(actions, num_rounds)
     torch.set_num_threads(num_threads)
     return Measurement(
-        name=f"mixed profiles {size.name}",
+        name=f"mixed {'profiles' if kind == 'mlp' else 'LoRAs'} {size.name}",
         unit="ms",
         values=tuple(1000 * spent / NUM_STEPS for spent in seconds["mixed"]),
         references=tuple(1000 * spent / NUM_STEPS for spent in seconds["one"]),

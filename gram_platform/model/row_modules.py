@@ -1,10 +1,11 @@
 """Auxiliary modules of a batch whose rows differ: a module reads and writes only the rows that have it.
 
 Its output is never computed for another row and thrown away by a weight of zero: what a row may not have cannot reach
-it, not even as NaN. Shapes: B rows, T tokens, D d_model, F the widest module's width, M modules, n rows of a module.
+it, not even as NaN. Shapes: B rows, T tokens, D d_model, F hidden units and r rank of the widest module, M modules, P
+pairs of a row and a module, n pairs of one module times T; a layer is X -> Y, any of D -> F, F -> D and D -> D.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,48 +15,48 @@ from torch import nn
 from gram_platform.identity import invalid
 from gram_platform.model.modules import Lora, Mlp
 
-MAX_PADDING = 1.5  # padded over real rows up to which all modules are computed at once; above, one after the other
+MAX_PADDING = 1.5  # padded over real pairs up to which all modules are computed at once; above, one after the other
 
 
 @dataclass(frozen=True)
-class Group:
-    """The rows of one module: all of them in order, or `rows_n`; `weights_n11` is None where all weights are 1."""
+class Pairs:
+    """Pairs of a row and a module, those of one module after those of another.
 
-    module: int
+    Row `sources` is read and row `targets` written; both are None where one module has all rows in order. Weights are
+    None where all are 1. Padding is written to row B, which nobody reads.
+    """
+
     num_rows: int
-    rows_n: torch.Tensor | None
-    weights_n11: torch.Tensor | None
+    parts: tuple[tuple[int, int], ...]  # modules with how many pairs each has
+    sources_P: torch.Tensor | None = None
+    targets_P: torch.Tensor | None = None
+    weights_P11: torch.Tensor | None = None
 
-    def take(self, x_BTD: torch.Tensor) -> torch.Tensor:
-        return x_BTD if self.rows_n is None else x_BTD.index_select(0, self.rows_n)
+    def take(self, x_BTX: torch.Tensor) -> torch.Tensor:
+        """x_PTX"""
+        return x_BTX if self.sources_P is None else x_BTX.index_select(0, self.sources_P)
 
-    def weighted(self, out_nTD: torch.Tensor) -> torch.Tensor:
-        return out_nTD if self.weights_n11 is None else out_nTD * self.weights_n11
-
-    def spread(self, out_nTD: torch.Tensor, num_rows: int) -> torch.Tensor:
-        """The weighted output in its rows of [num_rows, T, D], zeros elsewhere."""
-        if self.rows_n is None:
-            return self.weighted(out_nTD)
-        wide = out_nTD.new_zeros(num_rows, *out_nTD.shape[1:])
-        return wide.index_copy_(0, self.rows_n, self.weighted(out_nTD))
-
-
-@dataclass(frozen=True)
-class Padded:
-    """All modules with equally many rows each: row `sources` is read, `targets` written; padding goes to row B."""
-
-    sources: torch.Tensor  # [M n]
-    targets: torch.Tensor  # [M n]
-    weights_Mn11: torch.Tensor | None
+    def sums(self, out_PTX: torch.Tensor) -> torch.Tensor:
+        """total_BTX, every row's weighted outputs together; zeros for a row without any."""
+        if self.weights_P11 is not None:
+            out_PTX = out_PTX * self.weights_P11
+        if self.targets_P is None:
+            return out_PTX
+        total = out_PTX.new_zeros(self.num_rows + 1, *out_PTX.shape[1:])
+        return total.index_add_(0, self.targets_P, out_PTX)[: self.num_rows]
 
 
 @dataclass(frozen=True)
 class Activation:
-    """Which rows of a batch have which modules; `padded` is None where it would compute too much for nothing."""
+    """Which rows of a batch have which modules.
+
+    `even` has padding, so that all modules have equally many pairs; it is None where that would compute too much for
+    nothing, or there are no two modules.
+    """
 
     num_rows: int
-    groups: tuple[Group, ...]
-    padded: Padded | None
+    pairs: Pairs
+    even: Pairs | None
 
 
 def activation(domains: Sequence[str], rows: Sequence[Mapping[str, float]], device: str = "cpu") -> Activation:
@@ -67,26 +68,23 @@ def activation(domains: Sequence[str], rows: Sequence[Mapping[str, float]], devi
             if domain not in place:
                 raise invalid("rows.weights", domain, "one of the model's modules: " + ", ".join(domains))
             members[place[domain]].append((row, weight))
-    groups = tuple(_group(m, found, len(rows), device) for m, found in enumerate(members) if found)
-    num_pairs = sum(len(found) for found in members)
-    is_even = len(groups) > 1 and len(domains) * max(map(len, members)) <= MAX_PADDING * num_pairs
-    return Activation(len(rows), groups, _padded(members, len(rows), device) if is_even else None)
+    longest, num_pairs = max(map(len, members), default=0), sum(map(len, members))
+    even = None
+    if num_pairs > longest and len(domains) * longest <= MAX_PADDING * num_pairs:
+        even = _pairs([found + [(len(rows), 1.0)] * (longest - len(found)) for found in members], len(rows), device)
+    return Activation(len(rows), _pairs(members, len(rows), device), even)
 
 
-def _group(module: int, found: list[tuple[int, float]], num_rows: int, device: str) -> Group:
-    everywhere, plain = len(found) == num_rows, all(weight == 1.0 for _, weight in found)
-    rows_n = None if everywhere else torch.tensor([row for row, _ in found], device=device)
-    weights_n = None if plain else torch.tensor([weight for _, weight in found], device=device)[:, None, None]
-    return Group(module, len(found), rows_n, weights_n)
-
-
-def _padded(members: list[list[tuple[int, float]]], num_rows: int, device: str) -> Padded:
-    longest = max(map(len, members))
-    filled = [found + [(num_rows, 1.0)] * (longest - len(found)) for found in members]
-    targets = torch.tensor([row for found in filled for row, _ in found], device=device)
-    weights = torch.tensor([[weight for _, weight in found] for found in filled], device=device)
+def _pairs(members: list[list[tuple[int, float]]], num_rows: int, device: str) -> Pairs:
+    parts = tuple((module, len(found)) for module, found in enumerate(members) if found)
+    targets = [row for found in members for row, _ in found]
+    weights = torch.tensor([weight for found in members for _, weight in found], device=device)
+    weights_P11 = None if (weights == 1).all() else weights[:, None, None]
+    if targets == list(range(num_rows)) and len(parts) == 1:
+        return Pairs(num_rows, parts, weights_P11=weights_P11)
+    targets_P = torch.tensor(targets, dtype=torch.int64, device=device)
     # padding may read any row: what comes of it is dropped
-    return Padded(targets.clamp(max=num_rows - 1), targets, None if (weights == 1).all() else weights[..., None, None])
+    return Pairs(num_rows, parts, targets_P.clamp(max=num_rows - 1), targets_P, weights_P11)
 
 
 class RowMlps(nn.Module):
@@ -102,47 +100,57 @@ class RowMlps(nn.Module):
         self.register_buffer("proj_MFD", torch.stack([F.pad(m.c_proj.weight, (0, gap)).T for m, gap in pairs]))
         self.register_buffer("proj_bias_M1D", torch.stack([m.c_proj.bias[None] for m in mlps]))
 
-    def forward(self, x_BTD: torch.Tensor, active: Activation) -> torch.Tensor:
-        """The sum of every row's modules; zeros for a row without any."""
-        if active.padded is not None:
-            return self._at_once(x_BTD, active.padded)
-        total_BTD = torch.zeros_like(x_BTD)
-        for group in active.groups:
-            out_nTD = group.weighted(self._one(group.take(x_BTD), group.module))
-            total_BTD = total_BTD + out_nTD if group.rows_n is None else total_BTD.index_add_(0, group.rows_n, out_nTD)
-        return total_BTD
+    def forward(self, mlp: Mlp | None, x_BTD: torch.Tensor, active: Activation) -> torch.Tensor:
+        """The core MLP, where there is one, with every row's modules."""
+        aux_BTD = _of_modules(x_BTD, active, self._one, self._all)
+        return aux_BTD if mlp is None else mlp(x_BTD) + aux_BTD
 
-    def _one(self, x_nTD: torch.Tensor, module: int) -> torch.Tensor:
-        hidden = torch.addmm(self.fc_bias_M1F[module], x_nTD.flatten(0, 1), self.fc_MDF[module])
-        out = torch.addmm(self.proj_bias_M1D[module], F.gelu(hidden, approximate="tanh"), self.proj_MFD[module])
-        return out.view_as(x_nTD)
+    def _one(self, x_XD: torch.Tensor, module: int) -> torch.Tensor:
+        hidden = torch.addmm(self.fc_bias_M1F[module], x_XD, self.fc_MDF[module])
+        return torch.addmm(self.proj_bias_M1D[module], F.gelu(hidden, approximate="tanh"), self.proj_MFD[module])
 
-    def _at_once(self, x_BTD: torch.Tensor, padded: Padded) -> torch.Tensor:
-        num_rows, T, D = x_BTD.shape
-        num_modules = self.fc_MDF.shape[0]
-        taken_MXD = x_BTD.index_select(0, padded.sources).view(num_modules, -1, D)
-        hidden_MXF = F.gelu(torch.baddbmm(self.fc_bias_M1F, taken_MXD, self.fc_MDF), approximate="tanh")
-        out_MnTD = torch.baddbmm(self.proj_bias_M1D, hidden_MXF, self.proj_MFD).view(num_modules, -1, T, D)
-        if padded.weights_Mn11 is not None:
-            out_MnTD = out_MnTD * padded.weights_Mn11
-        total = x_BTD.new_zeros(num_rows + 1, T, D)
-        return total.index_add_(0, padded.targets, out_MnTD.flatten(0, 1))[:num_rows]
+    def _all(self, x_MXD: torch.Tensor) -> torch.Tensor:
+        hidden_MXF = F.gelu(torch.baddbmm(self.fc_bias_M1F, x_MXD, self.fc_MDF), approximate="tanh")
+        return torch.baddbmm(self.proj_bias_M1D, hidden_MXF, self.proj_MFD)
 
 
-class RowLora:
-    """A LoRA for `Mlp.forward` that changes only the rows of its group."""
+class RowLoras(nn.Module):
+    """The LoRAs of one layer as stacks; one of a lower rank is filled up with zeros, which adds nothing."""
 
-    def __init__(self, lora: Lora, group: Group, num_rows: int):
-        self.lora, self.group, self.num_rows = lora, group, num_rows
+    def __init__(self, loras: Sequence[Lora]):
+        super().__init__()
+        rank = max(lora.fc_a.out_features for lora in loras)
+        for name in ("fc", "proj"):
+            a = [getattr(lora, f"{name}_a").weight for lora in loras]
+            b = [getattr(lora, f"{name}_b").weight for lora in loras]
+            self.register_buffer(f"{name}_a", torch.stack([F.pad(w, (0, 0, 0, rank - w.shape[0])).T for w in a]))
+            self.register_buffer(f"{name}_b", torch.stack([F.pad(w, (0, rank - w.shape[1])).T for w in b]))
 
-    def fc_a(self, x_BTD: torch.Tensor) -> torch.Tensor:
-        return self.lora.fc_a(self.group.take(x_BTD))
+    def forward(self, mlp: Mlp, x_BTD: torch.Tensor, active: Activation) -> torch.Tensor:
+        """The core MLP with every row's LoRAs."""
+        hidden_BTF = mlp.c_fc(x_BTD) + _low_rank(x_BTD, self.fc_a, self.fc_b, active)
+        hidden_BTF = F.gelu(hidden_BTF, approximate="tanh")
+        return mlp.c_proj(hidden_BTF) + _low_rank(hidden_BTF, self.proj_a, self.proj_b, active)
 
-    def fc_b(self, low_nTr: torch.Tensor) -> torch.Tensor:
-        return self.group.spread(self.lora.fc_b(low_nTr), self.num_rows)
 
-    def proj_a(self, hidden_BTF: torch.Tensor) -> torch.Tensor:
-        return self.lora.proj_a(self.group.take(hidden_BTF))
+def _low_rank(x_BTX: torch.Tensor, a_MXr: torch.Tensor, b_MrY: torch.Tensor, active: Activation) -> torch.Tensor:
+    return _of_modules(x_BTX, active, lambda x, module: x @ a_MXr[module] @ b_MrY[module], lambda x: x @ a_MXr @ b_MrY)
 
-    def proj_b(self, low_nTr: torch.Tensor) -> torch.Tensor:
-        return self.group.spread(self.lora.proj_b(low_nTr), self.num_rows)
+
+def _of_modules(
+    x_BTX: torch.Tensor,
+    active: Activation,
+    one: Callable[[torch.Tensor, int], torch.Tensor],
+    every: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """total_BTY of every row's modules: `one` of x_nX and a module, `every` of x_MnX and all of them."""
+    pairs = active.pairs if active.even is None else active.even
+    taken_PTX = pairs.take(x_BTX)
+    P, T, X = taken_PTX.shape
+    if active.even is not None:
+        out_PY = every(taken_PTX.view(len(pairs.parts), -1, X)).flatten(0, 1)
+    else:
+        split = taken_PTX.view(-1, X).split([num_pairs * T for _, num_pairs in pairs.parts])
+        outs = [one(x_nX, module) for x_nX, (module, _) in zip(split, pairs.parts, strict=True)]
+        out_PY = outs[0] if len(outs) == 1 else torch.cat(outs)
+    return pairs.sums(out_PY.view(P, T, -1))

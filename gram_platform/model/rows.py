@@ -9,15 +9,14 @@ import torch.nn.functional as F
 
 from gram_platform.identity import invalid, require_int
 from gram_platform.model.kernels import rotated
-from gram_platform.model.modules import Lora
-from gram_platform.model.row_modules import Activation, RowLora, RowMlps
+from gram_platform.model.row_modules import Activation, RowLoras, RowMlps
 from gram_platform.model.transformer import Block, Transformer
 
 
 class RowReader:
     """A model with a memory of keys and values for `num_rows` sequences of up to its context each.
 
-    A row sees its own keys and values alone, and of these only positions that it has read. The auxiliary MLPs are
+    A row sees its own keys and values alone, and of these only positions that it has read. The auxiliary modules are
     taken out of `model` and kept as stacks, so that the model is this reader's from now on.
     """
 
@@ -31,13 +30,11 @@ class RowReader:
         shape = (config.num_layers, num_rows, config.num_kv_heads, config.seq_len, config.head_dim)
         self.keys_LRKSh = torch.zeros(shape, dtype=weight.dtype, device=weight.device)
         self.values_LRKSh = torch.zeros_like(self.keys_LRKSh)
-        self.mlps: list[RowMlps | None] = []
+        stack = RowLoras if kinds == {"lora"} else RowMlps
+        self.stacks: list[RowMlps | RowLoras | None] = []
         for block in model.blocks:
-            modules = [block.aux[domain] for domain in self.domains]
-            has_mlps = bool(modules) and not isinstance(modules[0], Lora)
-            self.mlps.append(RowMlps(modules).requires_grad_(False) if has_mlps else None)
-            if has_mlps:
-                block.aux.clear()
+            self.stacks.append(stack([block.aux[domain] for domain in self.domains]) if self.domains else None)
+            block.aux.clear()
 
     @property
     def device(self) -> torch.device:
@@ -100,10 +97,7 @@ class RowReader:
         return block.attn.o_proj(out_BKXh.reshape(B, H, T, h).transpose(1, 2).flatten(2))
 
     def _modules(self, block: Block, layer: int, x_BTD: torch.Tensor, active: Activation) -> torch.Tensor:
-        normed_BTD = block.ln_2(x_BTD)
-        mlps = self.mlps[layer]
-        loras = [] if mlps is not None else active.groups
-        adapters = [(RowLora(block.aux[self.domains[g.module]], g, active.num_rows), 1.0) for g in loras]
-        if block.mlp is not None:
-            x_BTD = x_BTD + block.mlp(normed_BTD, adapters)
-        return x_BTD if mlps is None or not active.groups else x_BTD + mlps(normed_BTD, active)
+        normed_BTD, stack = block.ln_2(x_BTD), self.stacks[layer]
+        if stack is not None and active.pairs.parts:
+            return x_BTD + stack(block.mlp, normed_BTD, active)
+        return x_BTD if block.mlp is None else x_BTD + block.mlp(normed_BTD)
