@@ -44,6 +44,7 @@ from gram_platform.study.build import build_graph
 from gram_platform.study.dry_run import describe, describe_on, planned_ranks
 from gram_platform.study.flags import parse
 from gram_platform.study.session import execution_of
+from gram_platform.train import gathering
 from gram_platform.train.learner import Learner
 from gram_platform.train.loop import _micro_step
 from gram_platform.train.sharding import ShardedLearner
@@ -270,10 +271,12 @@ SLOW = (("dense", 2), ("gram", 5), ("demix", 2))
 SHARDED = [("gram", 2), ("lora", 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
 
 
+@pytest.mark.parametrize("kept_bytes", [0, gathering.KEPT_BYTES])
 @pytest.mark.parametrize("precision", BYTES)
 @pytest.mark.parametrize("passes", [1, 3])
 @pytest.mark.parametrize(("name", "num_ranks"), SHARDED)
-def test_the_peak_of_a_rank(name, num_ranks, passes, precision, as_rank):
+def test_the_peak_of_a_rank(name, num_ranks, passes, precision, kept_bytes, as_rank, monkeypatch):
+    monkeypatch.setattr(gathering, "KEPT_BYTES", kept_bytes)
     as_rank(0, num_ranks)
     run = run_of(name, micro_batch=4 * num_ranks, passes=passes, precision=precision)
     memory = dataclasses.replace(rank_memory(run, num_ranks), evaluation=0)
@@ -282,7 +285,8 @@ def test_the_peak_of_a_rank(name, num_ranks, passes, precision, as_rank):
 
 def gradient_bytes(learner) -> int:
     """Of the sharded gradients, and of the whole ones that wait for the window's last micro-batch."""
-    sharded = sum(p.grad._local_tensor.nbytes for p in learner.model.parameters() if p.grad is not None)
+    masters = [p for named in learner.master_sets.values() for p in named.values()]
+    sharded = sum(p.grad._local_tensor.nbytes for p in masters if p.grad is not None)
     states = [m._get_fsdp_state()._fsdp_param_group for m in learner.model.modules() if hasattr(m, "_get_fsdp_state")]
     waiting = 0
     for parameter in (p for group in states if group is not None for p in group.fsdp_params):

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from gram_platform.config import CORE, UNLABELLED, ModelConfig, RunConfig
 from gram_platform.planner.activations import evaluation_logits_bytes, logits_bytes, saved_bytes
 from gram_platform.planner.weights import CORE_MLP, SHARED, Weight, model_weights, module_set
+from gram_platform.train.gathering import BYTES, keeps_gathered
 
-BYTES = {"float32": 4, "bfloat16": 2}
 FLOAT_BYTES = 4
 EVALUATION_LOGITS_BYTES = 64 * 2**20  # `evaluate.LOGITS_BYTES`: what one batch of an evaluation may have in float32
 
@@ -18,7 +18,8 @@ class Memory:
 
     A backward begins at the loss, with everything in `activations` and `logits`; goes through the layers, which are
     gathered (and, with activation checkpointing, computed again) one by one while `kept_logits` stay; and ends with
-    `reduction`, gradients on their way to where they are accumulated. Gradients of a window stay until its step.
+    `reduction`, gradients on their way to where they are accumulated. Gradients of a window stay until its step. With
+    `keeps_gathered` (`train/gathering.py`) all layers are gathered from the first forward on.
     """
 
     weights: int  # float32 masters
@@ -30,13 +31,15 @@ class Memory:
     kept_logits: int
     recomputed: int
     gathered: int  # of several ranks
+    keeps_gathered: bool
     reduction: int
     evaluation: int
 
     @property
     def total(self) -> int:
+        loss = self.logits + (self.gathered if self.keeps_gathered else 0)
         layers = self.kept_logits + self.recomputed + self.gathered
-        backward = max(self.activations + max(self.logits, layers), self.gathered + self.reduction)
+        backward = max(self.activations + max(loss, layers), self.gathered + self.reduction)
         return self.weights + self.copies + self.optimizer + max(self.gradients + backward, self.evaluation)
 
 
@@ -81,6 +84,7 @@ def rank_memory(run: RunConfig, num_ranks: int, checkpointing: bool = False) -> 
     is_each_reduced = num_ranks > 1 and has_loras and run.precision != "float32"
     gradients, reduction = _gradients(window, num_ranks, width, run.micro_batches_per_step > 1, is_each_reduced)
     activations, recomputed = _activations(run.model, routes, width, tokens, checkpointing)
+    keeps = num_ranks > 1 and keeps_gathered(run.model, run.precision)
     return Memory(
         weights=FLOAT_BYTES * sum(w.padded_shard(num_ranks) for w in weights),
         copies=width * _num_values(weights) if num_ranks == 1 and run.precision != "float32" else 0,
@@ -90,7 +94,8 @@ def rank_memory(run: RunConfig, num_ranks: int, checkpointing: bool = False) -> 
         logits=logits_bytes(run.model, width, run.objective.kind, tokens),
         kept_logits=2 * tokens * width * run.model.vocab_size,
         recomputed=recomputed,
-        gathered=width * _num_gathered(weights, routes, num_ranks) if num_ranks > 1 else 0,
+        gathered=width * _num_gathered(weights, routes, num_ranks, keeps) if num_ranks > 1 else 0,
+        keeps_gathered=keeps,
         reduction=reduction,
         evaluation=evaluation_logits_bytes(run.model, width, _evaluation_tokens(run)),
     )
@@ -117,13 +122,15 @@ def _most_trained(run: RunConfig, weights: Collection[Weight], routes: list[Poss
     return chosen
 
 
-def _num_gathered(weights: Iterable[Weight], routes: list[PossibleRoute], num_ranks: int) -> int:
-    """Values of the root's group, of a block with its active modules, and of the next block's buffer."""
+def _num_gathered(weights: Iterable[Weight], routes: list[PossibleRoute], num_ranks: int, keeps: bool) -> int:
+    """Values of the root's group, of a block with its active modules, and of the next block's buffer; or of all."""
     groups: dict[str, int] = {}
     for weight in weights:
         groups[weight.group] = groups.get(weight.group, 0) + num_ranks * weight.padded_shard(num_ranks)
+    num_layers = sum(group.count(".") == 1 for group in groups)
     modules = max(sum(groups.get(f"blocks.0.aux.{d}", 0) for d in route.active) for route in routes)
-    return groups[""] + 2 * groups["blocks.0"] + modules
+    layers = num_layers * (groups["blocks.0"] + modules) if keeps else groups["blocks.0"] + modules
+    return groups[""] + layers + groups["blocks.0"]
 
 
 def _gradients(

@@ -1,8 +1,9 @@
 """A learner on several ranks: FSDP2 with gradient routing.
 
 Auxiliary modules, blocks and the root are sharded separately, so an inactive module is never gathered. Routes are the
-same on all ranks; ranks split a micro-batch's sequences. Gradients are reduced in float32, once a window. The order of
-calls here is what was found to work; a comment says where another order trains wrongly without an error.
+same on all ranks; ranks split a micro-batch's sequences. Gradients are reduced in float32, once a window; weights are
+gathered as `gathering.py` decides. The order of calls here is what was found to work; a comment says where another
+order trains wrongly without an error.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -11,11 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from gram_platform.model.modules import Lora
 from gram_platform.model.transformer import Transformer, parameters_by_set
+from gram_platform.train.gathering import keeps_gathered
 from gram_platform.train.learner import DTYPES, Learner
 from gram_platform.train.optimizers import Sets
 from gram_platform.train.pieces import Piece, all_rows, rank_rows
@@ -29,13 +31,14 @@ class ShardedLearner(Learner):
         with torch.device("meta"):
             model = Transformer(self.config.model)
         policy = MixedPrecisionPolicy(DTYPES[self.config.precision], torch.float32, cast_forward_inputs=False)
+        self._keeps_gathered = keeps_gathered(self.config.model, self.config.precision)
+        how = {"mesh": self.mesh, "mp_policy": policy, "reshard_after_forward": not self._keeps_gathered}
         for block in model.blocks:
             for module in block.aux.values():
                 if not isinstance(module, Lora):  # called in pieces, and small: it stays in its block's group
-                    fully_shard(module, mesh=self.mesh, mp_policy=policy)
-            fully_shard(block, mesh=self.mesh, mp_policy=policy)
-        # resharding the root too: an evaluation would otherwise leave it gathered, with stale requires_grad flags
-        fully_shard(model, mesh=self.mesh, mp_policy=policy, reshard_after_forward=True)
+                    fully_shard(module, **how)
+            fully_shard(block, **how)
+        fully_shard(model, **how)
         model.to_empty(device=self.device)
         model.rotary.reset_tables()
         assert all(isinstance(p, DTensor) for p in model.parameters())
@@ -60,21 +63,31 @@ class ShardedLearner(Learner):
     def forward(self, tokens_BT: torch.Tensor, active: Mapping[str, float]) -> torch.Tensor:
         logits_BTV = self.model(tokens_BT, active)
         if not torch.is_grad_enabled():
-            self.model.reshard()
+            self._let_go()
         return logits_BTV
 
+    def train_only(self, trained: frozenset[str]) -> None:
+        """What is gathered has the requires_grad flags of when it was: kept beyond them it would train wrongly."""
+        if trained != self._trained:
+            self._let_go()
+        super().train_only(trained)
+
+    def _let_go(self) -> None:
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
     def backward(self, loss: torch.Tensor, trained: Collection[str], is_last: bool) -> None:
-        """Gradients are reduced once a window; every group that is active is gathered twice in each micro-batch.
+        """Gradients are reduced once a window; the last micro-batch lets go of all weights, which a step then changes.
 
         Sets that took no part in the last micro-batch are reduced all the same, by the root's final callback; until
-        then each rank holds the full gradients of what is trained. Keeping weights gathered between a forward and the
-        next (`set_reshard_after_backward(False)`) would save gathers, and trains wrongly here without an error: what
-        is kept still has the requires_grad flags of the route before.
+        then each rank holds the full gradients of what is trained.
 
         LoRAs share their block's group, and a group's gradients must have one dtype: what a window has accumulated is
         float32 and what is new is not. With LoRAs in a lower precision every micro-batch is therefore reduced.
         """
         self.model.set_requires_gradient_sync(is_last or self._reduces_each)
+        self.model.set_reshard_after_backward(is_last or not self._keeps_gathered)
         loss.backward()
 
     def mean_over_ranks(self, values: torch.Tensor) -> torch.Tensor:

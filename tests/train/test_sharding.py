@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gram_platform.config import ModuleSpec, Objective, RoutingConfig
 from gram_platform.routing import Plan
+from gram_platform.train import gathering
 from gram_platform.train.data import PlanReader
 from gram_platform.train.learner import Learner
 from gram_platform.train.loop import training_steps
@@ -71,9 +72,13 @@ def train_every_method(rank, num_ranks, folder):
         learner = ShardedLearner(config)
         losses = train(learner, config, rank=rank, num_ranks=num_ranks)
         out[name] = {"losses": losses, "state": learner.state(), "norms": learner.norms}
-        again = ShardedLearner(config, activation_checkpointing=True)
-        out[name]["same"] = train(again, config, rank=rank, num_ranks=num_ranks) == losses
-        out[name]["same"] &= equal(again.state(), out[name]["state"])
+        out[name]["same"] = True
+        for kept_bytes, checkpointing in ((gathering.KEPT_BYTES, True), (0, False)):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(gathering, "KEPT_BYTES", kept_bytes)
+                again = ShardedLearner(config, activation_checkpointing=checkpointing)
+            out[name]["same"] &= train(again, config, rank=rank, num_ranks=num_ranks) == losses
+            out[name]["same"] &= equal(again.state(), out[name]["state"])
     if rank == 0:
         torch.save(out, folder / "out.pt")
 
@@ -84,7 +89,7 @@ def equal(one, two) -> bool:
 
 @pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_train_every_method_like_one_process(tmp_path, num_ranks):
-    """And bit for bit the same with activation checkpointing."""
+    """And bit for bit the same with activation checkpointing, and with weights gathered anew in every pass."""
     run_ranks(num_ranks, train_every_method, tmp_path)
     out = torch.load(tmp_path / "out.pt")
     for name, config in method_configs().items():
@@ -166,8 +171,9 @@ class Collectives(TorchDispatchMode):
         return sum(kind in name for name in self.names)
 
 
-def count_collectives(rank, num_ranks, config, folder):
+def count_collectives(rank, num_ranks, config, kept_bytes, folder):
     """[(all-gathers, reduce-scatters)] of every step."""
+    gathering.KEPT_BYTES = kept_bytes
     learner, plan = ShardedLearner(config), Plan(config)
     steps = training_steps(learner, plan, PlanReader(config, plan, tiny.arrays()), 0, rank, num_ranks)
     counts = []
@@ -179,16 +185,32 @@ def count_collectives(rank, num_ranks, config, folder):
         torch.save(counts, folder / "counts.pt")
 
 
-def test_a_window_communicates_no_more_than_it_must(tmp_path):
-    """Every group that is active is gathered for a forward and for a backward pass, and reduced once a window."""
+def num_gathered_once_a_route(window, num_layers: int) -> int:
+    """Groups that a window gathers if it lets go of them only where what is trained changes."""
+    total, kept, trained = 0, set(), None
+    for micro_batch in window:
+        if micro_batch.route.trained != trained:
+            kept, trained = set(), micro_batch.route.trained
+        layers = [(layer, part) for layer in range(num_layers) for part in ("block", *micro_batch.route.active)]
+        total += len({"root", *layers} - kept)
+        kept |= {"root", *layers}
+    return total
+
+
+@pytest.mark.parametrize("kept_bytes", [0, gathering.KEPT_BYTES])
+def test_a_window_communicates_no_more_than_it_must(tmp_path, kept_bytes):
+    """Active groups are gathered for a forward and for a backward pass, or once a route; and reduced once a window."""
     config = method_configs()["gram"]
-    run_ranks(2, count_collectives, config, tmp_path)
-    plan, num_layers = Plan(config), config.model.num_layers
+    run_ranks(2, count_collectives, config, kept_bytes, tmp_path)
+    plan, num_layers, totals = Plan(config), config.model.num_layers, [0, 0]
     for step, (gathers, scatters) in enumerate(torch.load(tmp_path / "counts.pt")):
         window = plan.window(step)
         groups = [1 + num_layers * (1 + len(m.route.active)) for m in window]  # the root, blocks, active modules
+        expected = num_gathered_once_a_route(window, num_layers) if kept_bytes else 2 * sum(groups)
         trained = frozenset().union(*(m.route.trained for m in window))
         modules = trained - {"shared", "core_mlp"}
         core = bool(trained & {"shared", "core_mlp"})
-        assert gathers == 2 * sum(groups), (step, gathers)
+        assert gathers == expected, (step, gathers)
         assert scatters == core * (1 + num_layers) + len(modules) * num_layers, (step, scatters)
+        totals = [totals[0] + gathers, totals[1] + sum(groups)]
+    assert totals[0] < totals[1] if kept_bytes else totals[0] == 2 * totals[1]
