@@ -1,0 +1,237 @@
+"""The planner's memory against the bytes that training really allocates."""
+
+import dataclasses
+import functools
+import gc
+from collections import Counter
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from gram_platform import objectives
+from gram_platform.config import RoutingConfig
+from gram_platform.evaluate import LOGITS_BYTES, evaluation_batch
+from gram_platform.objectives import cross_entropy, maxent_entropy, maxent_kl
+from gram_platform.planner import checkpoint_bytes
+from gram_platform.planner.activations import LOGITS_AT_ONCE, logits_bytes, saved_bytes
+from gram_platform.planner.memory import BYTES, EVALUATION_LOGITS_BYTES, rank_memory
+from gram_platform.planner.weights import model_weights, module_set
+from gram_platform.routing import Plan
+from gram_platform.train import gathering
+from gram_platform.train.learner import Learner
+from gram_platform.train.loop import _micro_step
+from gram_platform.train.sharding import ShardedLearner
+from tests.allocations import Allocations
+from tests.planner.scene import CORE_SETS, MODELS, model, run_of
+
+# --------------------------------------------------------------------------------------------- activations
+
+SAVED = {
+    "baseline": ("dense", (), CORE_SETS),
+    "companion": ("gram", ("lisp",), CORE_SETS | {module_set("lisp")}),
+    "core not trained": ("gram", ("lisp",), {module_set("lisp")}),
+    "all modules": ("gram", ("lisp", "virology"), CORE_SETS | {module_set("lisp"), module_set("virology")}),
+    "expert": ("demix", ("core",), CORE_SETS | {module_set("core")}),
+    "lora": ("lora", ("lisp",), CORE_SETS | {module_set("lisp")}),
+    "lora on a frozen base": ("lora", ("lisp",), {module_set("lisp")}),
+    "keys not shared": ("one key head a head", ("lisp",), CORE_SETS | {module_set("lisp")}),
+}
+
+
+def saved_by_autograd(run, active, trained) -> int:
+    """Bytes of the distinct storages that a forward pass saves, weights and buffers left out."""
+    learner, kept = Learner(run), {}
+    own = {t.untyped_storage().data_ptr() for t in [*learner.model.parameters(), *learner.model.buffers()]}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    tokens_BT = torch.randint(0, run.model.vocab_size, (run.micro_batch, run.model.seq_len + 1))
+    learner.train_only(frozenset(trained))
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        cross_entropy(learner.forward(tokens_BT[:, :-1], dict.fromkeys(active, 1.0)), tokens_BT[:, 1:])
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+@pytest.mark.parametrize("precision", BYTES)
+@pytest.mark.parametrize("case", SAVED)
+def test_activations_are_what_autograd_saves(case, precision):
+    name, active, trained = SAVED[case]
+    run = run_of(name, precision=precision)
+    saved = saved_bytes(run.model, BYTES[precision], active, trained)
+    expected = run.micro_batch * run.model.seq_len * (sum(saved.layers) + saved.outside)
+    assert expected == pytest.approx(saved_by_autograd(run, active, trained), rel=0.02)
+
+
+def test_the_logits_in_float32_together_are_those_of_the_objective():
+    assert objectives.LOGITS_AT_ONCE["cuda"] == LOGITS_AT_ONCE
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("objective", ["cross_entropy", "maxent_kl", "maxent_entropy"])
+def test_logits_at_their_peak(objective, dtype):
+    config, num_tokens = model(), 64
+    hidden_BTD = torch.randn(1, num_tokens, 1, dtype=dtype, requires_grad=True)
+    head = torch.nn.Linear(1, config.vocab_size, bias=False, dtype=dtype)
+    targets_BT = torch.zeros(1, num_tokens, dtype=torch.long)
+    with Allocations() as bytes_of:
+        logits_BTV = head(hidden_BTD)
+        loss = cross_entropy(logits_BTV, targets_BT)
+        other = {"maxent_kl": maxent_kl, "maxent_entropy": maxent_entropy}.get(objective)
+        (loss if other is None else other(logits_BTV)).backward()
+    expected = logits_bytes(config, dtype.itemsize, objective, num_tokens)
+    assert expected == pytest.approx(bytes_of.peak, rel=0.02)
+
+
+# ------------------------------------------------------------------------------------------ a rank's memory
+
+
+def micro_steps(learner, run, plan, step, num_ranks=1):
+    for index, micro_batch in enumerate(plan.window(step)):
+        shape = (run.micro_batch // num_ranks, run.model.seq_len + 1)
+        tokens_BT = torch.randint(0, run.model.vocab_size, shape)
+        is_last = index == run.micro_batches_per_step - 1
+        _micro_step(learner, micro_batch, tokens_BT, run.micro_batches_per_step, is_last)
+        yield index
+
+
+def measured_peak(learner_class, run, num_ranks=1, num_steps=6) -> int:
+    """Peak bytes of training steps, tables of the rotary embedding left out."""
+    plan, peak = Plan(run), 0
+    gc.collect()
+    gc.freeze()  # so that collecting after every step looks at this test's objects alone
+    with Allocations() as bytes_of:
+        learner = learner_class(run)
+        gc.collect()
+        for step in range(num_steps):
+            bytes_of.peak = bytes_of.live
+            Counter(micro_steps(learner, run, plan, step, num_ranks))
+            learner.clip()
+            learner.step(1e-3)
+            gc.collect()
+            peak = max(peak, bytes_of.peak)
+    gc.unfreeze()
+    return peak - sum(b.nbytes for b in learner.model.buffers())
+
+
+@pytest.mark.parametrize("precision", BYTES)
+@pytest.mark.parametrize("passes", [1, 3])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_peak_of_one_process(name, passes, precision):
+    run = run_of(name, passes=passes, precision=precision)
+    memory = dataclasses.replace(rank_memory(run, 1), evaluation=0)
+    assert memory.total == pytest.approx(measured_peak(Learner, run), rel=0.06)
+
+
+SLOW = (("dense", 2), ("gram", 5), ("demix", 2))
+SHARDED = [("gram", 2), ("lora", 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
+
+
+@pytest.mark.parametrize("kept_bytes", [0, gathering.KEPT_BYTES])
+@pytest.mark.parametrize("precision", BYTES)
+@pytest.mark.parametrize("passes", [1, 3])
+@pytest.mark.parametrize(("name", "num_ranks"), SHARDED)
+def test_the_peak_of_a_rank(name, num_ranks, passes, precision, kept_bytes, as_rank, monkeypatch):
+    monkeypatch.setattr(gathering, "KEPT_BYTES", kept_bytes)
+    as_rank(0, num_ranks)
+    run = run_of(name, micro_batch=4 * num_ranks, passes=passes, precision=precision)
+    memory = dataclasses.replace(rank_memory(run, num_ranks), evaluation=0)
+    assert memory.total == pytest.approx(measured_peak(ShardedLearner, run, num_ranks), rel=0.10)
+
+
+def gradient_bytes(learner) -> int:
+    """Of the sharded gradients, and of the whole ones that wait for the window's last micro-batch."""
+    masters = [p for named in learner.master_sets.values() for p in named.values()]
+    sharded = sum(p.grad._local_tensor.nbytes for p in masters if p.grad is not None)
+    states = [m._get_fsdp_state()._fsdp_param_group for m in learner.model.modules() if hasattr(m, "_get_fsdp_state")]
+    waiting = 0
+    for parameter in (p for group in states if group is not None for p in group.fsdp_params):
+        whole = parameter.unsharded_accumulated_grad
+        if whole is None and hasattr(parameter, "_unsharded_param"):
+            whole = parameter._unsharded_param.grad
+        waiting += whole.nbytes if whole is not None else 0
+    return sharded + waiting
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+@pytest.mark.parametrize("precision", BYTES)
+def test_what_a_rank_keeps_is_exact(rank, precision, as_rank):
+    """Weights, optimizer states and gradients of uneven shards: d_model 32 and widths of 16 on 5 ranks."""
+    num_ranks = 5
+    as_rank(rank, num_ranks)
+    run = run_of("gram", micro_batch=num_ranks, precision=precision, routing=RoutingConfig(1.0, 1.0, "uniform"))
+    memory, weights, plan, learner = rank_memory(run, num_ranks), model_weights(run.model), Plan(run), None
+    learner, kept = ShardedLearner(run), []
+    for step in range(10):
+        kept += [gradient_bytes(learner) for _ in micro_steps(learner, run, plan, step, num_ranks)]
+        learner.step(1e-3)
+    assert sum(p._local_tensor.untyped_storage().nbytes() for p in learner.model.parameters()) == memory.weights
+    states = [state for optimizer in learner.optimizers.values() for state in optimizer.state.values()]
+    slots = [getattr(slot, "_local_tensor", slot) for state in states for slot in state.values()]
+    assert sum(slot.nbytes for slot in slots) == sum(8 * w.shard(rank, num_ranks) + 4 for w in weights)
+    assert memory.optimizer == sum(8 * w.shard(0, num_ranks) + 4 for w in weights)
+    trained = [w for w in weights if w.set in CORE_SETS | {module_set("lisp")}]
+    assert max(kept) == memory.gradients == sum(4 * w.num_values for w in trained)  # whole, on every rank
+    assert min(kept) == sum(4 * w.shard(rank, num_ranks) for w in trained)  # once they are reduced
+
+
+def test_a_rank_keeps_its_rows_of_gradients_with_loras_in_bfloat16(as_rank):
+    """They are reduced in every micro-batch; in float32 whole gradients wait for the last one of a window."""
+    for precision in BYTES:
+        as_rank(0, 2)
+        run = run_of("lora", micro_batch=2, precision=precision, routing=RoutingConfig(1.0, 1.0, "uniform"))
+        learner, plan, kept = ShardedLearner(run), Plan(run), []
+        for step in range(6):
+            kept += [gradient_bytes(learner) for _ in micro_steps(learner, run, plan, step, 2)]
+            learner.step(1e-3)
+        trained = [w for w in model_weights(run.model) if w.set in CORE_SETS | {module_set("lisp")}]
+        of_rank = {
+            "float32": sum(4 * w.num_values for w in trained),
+            "bfloat16": sum(4 * w.shard(0, 2) for w in trained),
+        }
+        assert max(kept) == rank_memory(run, 2).gradients == of_rank[precision]
+
+
+def test_a_frozen_base_has_no_optimizer_states_and_no_gradients():
+    run = run_of("lora", routing=RoutingConfig(1.0, 0.0, freeze_core=True))
+    memory = rank_memory(run, 1)
+    loras = [w for w in model_weights(run.model) if w.set not in CORE_SETS]
+    assert memory.optimizer == sum(8 * w.num_values + 4 for w in loras)
+    assert memory.gradients == sum(4 * w.num_values for w in loras)
+    assert checkpoint_bytes(run) == memory.weights + memory.optimizer
+
+
+@pytest.mark.parametrize("precision", BYTES)
+def test_activation_checkpointing_keeps_inputs_and_one_layer(precision):
+    run = run_of("gram", passes=1, precision=precision, routing=RoutingConfig(1.0, 1.0))
+    learner = Learner(run)
+    for block in learner.model.blocks:
+        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+    tokens_BT = torch.randint(0, run.model.vocab_size, (run.micro_batch, run.model.seq_len + 1))
+    with Allocations() as bytes_of:
+        loss = cross_entropy(learner.forward(tokens_BT[:, :-1], {"lisp": 1.0}), tokens_BT[:, 1:])
+        gc.collect()
+        num_logits = run.micro_batch * run.model.seq_len * run.model.vocab_size
+        kept = bytes_of.live - BYTES[precision] * num_logits  # their gradient
+        loss.backward()
+    plain, checkpointed = rank_memory(run, 1), rank_memory(run, 1, checkpointing=True)
+    assert checkpointed.activations == pytest.approx(kept, rel=0.05)
+    assert plain.activations - checkpointed.activations > 3 * checkpointed.recomputed - checkpointed.activations
+    # the loss's tensors and the inputs, or the weights' gradients beside one layer: both are in `total`'s terms
+    fixed = checkpointed.weights + checkpointed.copies + checkpointed.optimizer
+    assert bytes_of.peak <= 1.05 * (checkpointed.total - fixed)
+    assert checkpointed.total < plain.total
+
+
+def test_an_evaluation_may_need_more_than_a_small_models_training():
+    run = run_of("dense", passes=1)
+    points = dataclasses.replace(run.eval_points, num_points=1, num_sequences=100_000)
+    run = dataclasses.replace(run, eval_points=points)
+    memory = rank_memory(run, 1)
+    assert EVALUATION_LOGITS_BYTES == LOGITS_BYTES
+    assert memory.evaluation == evaluation_batch(run.model) * run.model.seq_len * run.model.vocab_size * 8
+    assert memory.total == memory.weights + memory.optimizer + memory.evaluation

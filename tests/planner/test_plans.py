@@ -1,0 +1,201 @@
+"""Ranks, compute and hours of whole runs and studies, and what a dry run says of them."""
+
+import pytest
+
+from experiments.scaling import STUDY
+from gram_platform.flops import hardware_flops, total_parameters
+from gram_platform.ladder import PAPER_SIZES
+from gram_platform.methods.budgets import dense_run
+from gram_platform.planner import (
+    AUTO,
+    GIB,
+    MACHINES,
+    Machine,
+    Ranks,
+    fewest_ranks,
+    fits,
+    needs,
+    placement,
+    ranks_at_once,
+    run_evaluation_flops,
+    run_flops,
+)
+from gram_platform.planner.memory import rank_memory
+from gram_platform.simulate import SimulatedCluster, planned
+from gram_platform.study.build import build_graph
+from gram_platform.study.dry_run import describe, describe_on, planned_ranks
+from gram_platform.study.flags import parse
+from gram_platform.study.session import execution_of
+from tests.planner.scene import DOMAINS, run_of
+
+# --------------------------------------------------------------------------------- ranks, compute and hours
+
+
+def paper_run(name: str):
+    preset = STUDY.presets["paper"]
+    setting = preset.setting(preset.sizes[name], 0, "data", DOMAINS, (("virology",),))
+    return dense_run(setting, DOMAINS, preset.num_eval_points, "heterogeneous")
+
+
+def test_compute_of_the_papers_800m_baseline():
+    """6 N D but for what the textbook leaves out: the embedding's look-up costs nothing, attention costs 12 L d T."""
+    run = paper_run("800M")
+    shape, num_tokens = run.model, run.num_tokens
+    assert num_tokens == pytest.approx(16.1e9 * 1.01, rel=1e-3)
+    in_products = total_parameters(shape) - shape.vocab_size * shape.d_model
+    per_token = 6 * in_products + 12 * shape.num_layers * shape.d_model * shape.seq_len
+    assert run_flops(run) == pytest.approx(num_tokens * per_token, rel=2e-3)  # the rest: biases and norms
+    assert run_flops(run) == pytest.approx(6 * total_parameters(shape) * num_tokens, rel=0.02)
+
+
+@pytest.mark.parametrize("machine", ["h100", "h200"])
+def test_hours_of_the_papers_baselines(machine):
+    """Seven baselines are 3.7e21 FLOPs: sum of 6 N D with the printed sizes and tokens."""
+    printed = {"50M": 0.96, "100M": 2.1, "200M": 4.0, "400M": 8.0, "800M": 16.1, "2B": 40.3, "5B": 99.4}
+    textbook = sum(6 * total_parameters(paper_run(n).model) * 1.01e9 * tokens for n, tokens in printed.items())
+    assert textbook == pytest.approx(3.6e21, rel=0.02)
+    wanted = [needs(paper_run(name), 1, MACHINES[machine], 0.4) for name in printed]
+    assert sum(need.flops for need in wanted) == pytest.approx(textbook, rel=0.03)
+    evaluations = sum(need.evaluation_flops for need in wanted)
+    hours = (sum(need.flops for need in wanted) + evaluations) / (989e12 * 0.4) / 3600
+    assert sum(need.gpu_hours for need in wanted) == pytest.approx(hours)
+
+
+def test_recomputing_costs_the_blocks_forward():
+    run = paper_run("800M")
+    need = needs(run, 8, MACHINES["h100"], checkpointing=True)
+    per_sequence = hardware_flops(run.model, 1, backward=False)
+    per_sequence -= 2 * run.model.seq_len * run.model.vocab_size * run.model.d_model  # the unembedding is not repeated
+    assert need.recomputed_flops == pytest.approx(per_sequence * run.data.num_draws)
+    assert 0.25 < need.recomputed_flops / need.flops < 1 / 3
+    assert need.gpu_hours > needs(run, 8, MACHINES["h100"]).gpu_hours
+
+
+@pytest.mark.parametrize("name", PAPER_SIZES)
+def test_every_size_of_the_paper_fits(name):
+    run = paper_run(name)
+    for machine in (MACHINES["h100"], MACHINES["h200"]):
+        plain, chosen = fewest_ranks(run, machine), placement(run, machine)
+        assert run.micro_batch % plain == 0
+        assert fits(run, plain, machine)
+        assert not any(fits(run, r, machine) for r in range(1, plain) if run.micro_batch % r == 0)
+        assert chosen.num_ranks <= plain
+        assert fits(run, chosen.num_ranks, machine, chosen.checkpointing)
+    assert fewest_ranks(run, Machine("toy", 1e12, 1e6, 0.0)) is None
+    assert placement(run, Machine("toy", 1e12, 1e6, 0.0)) is None
+
+
+def test_the_papers_own_800m_runs_fit_their_gpus():
+    """12 sequences on each of 8 GPUs, as the paper's."""
+    assert fits(paper_run("800M"), 8, MACHINES["h100"])
+
+
+def test_ranks_of_a_studys_runs():
+    run, machine = paper_run("5B"), MACHINES["h100"]
+    auto = Ranks(AUTO, (("2B", 4),), machine)
+    assert auto.of(run, "5B") == fewest_ranks(run, machine)
+    assert Ranks(AUTO, (), machine, checkpointing=True).of(run, "5B") == fewest_ranks(run, machine, True)
+    assert auto.of(paper_run("2B"), "2B") == 4
+    size, attack = run_of("dense", micro_batch=12), run_of("dense", micro_batch=8)
+    assert [Ranks(6).of(run, "a size") for run in (size, attack)] == [6, 2]  # no sequence is left out
+    with pytest.raises(ValueError, match="machine='toy'"):
+        Ranks(AUTO, (), Machine("toy", 1e12, 1e6, 0.0)).of(run, "5B")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_a_run_of_several_ranks_waits_for_no_more_than_there_may_be(ranks):
+    for present, most in ((0, 0), (5, 5), (16, 16), (16, 64)):
+        handed = ranks_at_once(present, most, ranks)
+        assert handed >= ranks
+        assert handed <= (2 * max(present, 1) if ranks == 1 else max(present, most, ranks))
+
+
+def test_memory_falls_with_ranks():
+    run = paper_run("5B")
+    totals = [rank_memory(run, ranks).total for ranks in (2, 4, 8, 16, 32, 64)]
+    assert totals == sorted(totals, reverse=True)
+
+
+# ------------------------------------------------------------------------------------------- the dry run's text
+
+
+def graph_of(storage, *arguments):
+    return build_graph(STUDY, parse(STUDY, ["--storage", str(storage), *arguments]))
+
+
+def test_the_dry_run_says_what_sharing_saves(storage):
+    """ft_lora and ft_mlp train their branches on one base, and every method has the baseline."""
+    graph = graph_of(storage, "--preset", "smoke", "--methods", "ft_lora", "ft_mlp", "--seeds", "1", "--sizes", "tiny")
+    asked = [node for node in graph.entries if node.kind == "run"]
+    unique_runs = {node.id: node for node in asked}
+    saved_s = 3600 * sum(needs(node.config, 1, MACHINES["cpu"]).gpu_hours for node in asked)
+    saved_s -= 3600 * sum(needs(node.config, 1, MACHINES["cpu"]).gpu_hours for node in unique_runs.values())
+    num_shared = len(asked) - len(unique_runs)
+    assert num_shared == 1
+    assert saved_s > 0
+    text = describe(graph)
+    assert f"runs shared between methods: {num_shared}, which saves {saved_s / 3600:,.2f} cpu hours" in text
+    assert f"{len(unique_runs)} runs, 0 done" in text
+
+
+def test_the_dry_runs_memory_is_the_planners(storage):
+    graph = graph_of(storage, "--preset", "paper", "--sizes", "800M", "--num-workers", "8", "--seeds", "1")
+    text = describe(graph)
+    baseline = next(n.config for n in graph.nodes if n.kind == "run" and dict(n.tags)["method"] == "baseline")
+    memory = rank_memory(baseline, 8)
+    line = next(line for line in text[text.index("memory of one") :].splitlines() if line.startswith("baseline"))
+    ranks, sequences, passes, *parts = line.split()[2:]
+    assert (ranks, sequences, passes) == ("8", "12", "7")
+    shown = [memory.weights, memory.copies, memory.gathered, memory.gradients + memory.reduction, memory.optimizer]
+    shown += [memory.activations, memory.logits, memory.total]
+    assert parts[:8] == [f"{value / GIB:.2f}" for value in shown]
+
+
+def rows_of(text, method) -> dict[str, list[str]]:
+    """size -> the cells of a method's lines in the dry run's first table, without name and size."""
+    table = text[: text.index("memory of one")].splitlines()
+    rows = [line.split() for line in table if line.startswith(f"{method} ")]
+    return {size: cells for _, size, *cells in rows}
+
+
+@pytest.mark.parametrize("machine", ["h100", "h200"])
+def test_the_papers_dry_run_adds_up(storage, machine):
+    """6 N D of the printed tokens and our parameter counts; hours and dollars at 40% of the dense rate."""
+    text = describe(graph_of(storage, "--preset", "paper", "--machine", machine, "--seeds", "1"))
+    printed = {"50M": 0.96, "100M": 2.1, "200M": 4.0, "400M": 8.0, "800M": 16.1, "2B": 40.3, "5B": 99.4}
+    rows, rate = rows_of(text, "baseline"), MACHINES[machine].flops_per_second * 0.4
+    assert rows.keys() == printed.keys()
+    for size, (num_runs, _, parameters, tokens, _, flops, hours, dollars) in rows.items():
+        numbers = [float(cell.replace(",", "")) for cell in (parameters, tokens, flops, hours, dollars)]
+        parameters, tokens, flops, hours, dollars = numbers
+        run = paper_run(size)
+        assert num_runs == "1"
+        assert tokens == pytest.approx(printed[size] * 1.01e9, rel=5e-3)  # core, and 1% auxiliary
+        in_products = parameters - run.model.vocab_size * run.model.d_model  # an embedding's look-up costs nothing
+        attention = 12 * run.model.num_layers * run.model.d_model * run.model.seq_len
+        assert flops == pytest.approx((6 * in_products + attention) * tokens, rel=0.01)
+        assert hours == pytest.approx((flops + run_evaluation_flops(run)) / rate / 3600, rel=0.01, abs=0.01)
+        assert dollars == pytest.approx(hours * MACHINES[machine].dollars_per_hour, rel=0.01, abs=0.03)
+
+
+def test_the_dry_run_and_the_simulation_have_the_studys_ranks(storage):
+    words = ("--preset", "paper", "--sizes", "800M", "5B", "--seeds", "1", "--methods", "gram")
+    graph = graph_of(storage, *words, "--num-workers", "800M=4", "5B=auto", "--machine", "h200")
+    lines = describe(graph).partition("memory of one")[2].splitlines()
+    shown = {tuple(line.split()[:2]): line.split()[2] for line in lines if line.startswith(("baseline  ", "gram  "))}
+    trained = [n for n in graph.nodes if n.kind == "run" and "elicited" not in dict(n.tags)]
+    runs = {(dict(n.tags)["method"], dict(n.tags)["size"]): n for n in trained}
+    fewest = {key: str(fewest_ranks(runs[key].config, MACHINES["h200"])) for key in shown}
+    assert shown == {key: "4" if key[1] == "800M" else fewest[key] for key in runs}
+    tasks = {t.id: t for t in planned(graph.nodes, MACHINES["h200"], 0.4, planned_ranks(graph.flags))}
+    assert {key: str(tasks[node.id].ranks) for key, node in runs.items()} == shown
+    execution, _ = execution_of(graph.flags, has_gpu=True)
+    ranks = {key: str(execution.of_node(n.config, dict(n.tags)).num_ranks) for key, n in runs.items()}
+    assert ranks == shown
+
+
+def test_a_study_is_simulated_on_a_cluster(storage):
+    graph = graph_of(storage, "--preset", "paper", "--sizes", "50M", "--seeds", "1")
+    text = describe_on(graph, SimulatedCluster(num_machines=1, slots_per_machine=8, interruptions_per_hour=0.0))
+    assert "1 machines at most of 8 x h100" in text
+    assert not (storage / "runs").exists()
