@@ -18,6 +18,7 @@ ROOMS = {
     "config": (),
     "ladder": (),
     "flops": (),
+    "gathering": (),
     "planner": (),
     "corpora": ("datasets", "tokenizers", "numpy", "pyarrow", "zstandard", "fsspec"),
     "routing": ("numpy",),
@@ -48,8 +49,8 @@ ROOMS = {
     "cli": ("pandas", "tyro", "rich"),
 }
 FORBIDDEN = {"engine": {"analysis", "figures", "report"}}  # above the engine, yet not for it: it must not need them
-TRAINING_CORE = ("identity", "config", "ladder", "flops", "routing", "model", "objectives", "train", "evaluate")
-TRAINING_CORE += ("sampling", "corpora.packed")
+TRAINING_CORE = ("identity", "config", "ladder", "flops", "gathering", "routing", "model", "objectives", "train")
+TRAINING_CORE += ("evaluate", "sampling", "corpora.packed")
 NOT_IN_CORE = {library for libraries in ROOMS.values() for library in libraries} - {"torch", "numpy"}
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 300, 60  # hard; about 250 and 40 is what we aim at, and what is reported
 AIM_FILE_LINES, AIM_FUNCTION_LINES = 250, 40

@@ -4,9 +4,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from gram_platform.config import CORE, UNLABELLED, ModelConfig, RunConfig
+from gram_platform.gathering import BYTES, keeps_gathered
 from gram_platform.planner.activations import evaluation_logits_bytes, logits_bytes, saved_bytes
 from gram_platform.planner.weights import CORE_MLP, SHARED, Weight, model_weights, module_set
-from gram_platform.train.gathering import BYTES, keeps_gathered
 
 FLOAT_BYTES = 4
 EVALUATION_LOGITS_BYTES = 64 * 2**20  # `evaluate.LOGITS_BYTES`: what one batch of an evaluation may have in float32
@@ -19,7 +19,7 @@ class Memory:
     A backward begins at the loss, with everything in `activations` and `logits`; goes through the layers, which are
     gathered (and, with activation checkpointing, computed again) one by one while `kept_logits` stay; and ends with
     `reduction`, gradients on their way to where they are accumulated. Gradients of a window stay until its step. With
-    `keeps_gathered` (`train/gathering.py`) all layers are gathered from the first forward on.
+    `keeps_gathered` (`gathering.py`) all layers are gathered from the first forward on.
     """
 
     weights: int  # float32 masters

@@ -15,9 +15,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from gram_platform.gathering import keeps_gathered
 from gram_platform.model.modules import Lora
 from gram_platform.model.transformer import Transformer, parameters_by_set
-from gram_platform.train.gathering import keeps_gathered
 from gram_platform.train.learner import DTYPES, Learner
 from gram_platform.train.optimizers import Sets
 from gram_platform.train.pieces import Piece, all_rows, rank_rows
