@@ -1,6 +1,7 @@
 """Several models behind one interface, one of them killed while many ask; and a Ray that was there before."""
 
 import asyncio
+import signal
 import threading
 
 import pytest
@@ -37,6 +38,6 @@ def test_on_a_ray_that_is_there_it_leaves_it_as_it_was(tmp_path, ray_cluster):
         texts = {p: running.site.complete(p).json["choices"][0]["text"] for p in ANSWERS}
         assert len(set(texts.values())) == len(ANSWERS)
         assert ray_cluster.available_resources().get("CPU", 0.0) == before - 1
-        running.process.send_signal(2)
+        running.process.send_signal(signal.SIGINT)
         assert running.process.wait(60) == 0
     running.wait_until(lambda: ray_cluster.available_resources()["CPU"] == before)
