@@ -90,10 +90,24 @@ class Submission:
         """A run that it trains, after its first commit."""
         return self.wait_for(lambda: next(iter(self.in_training()), None), "a checkpoint")
 
-    def in_training(self, num_checkpoints: int = 1) -> list["Training"]:
-        """The runs at work in attempts that it started, once each has committed so often."""
+    def stopped(self) -> "Training":
+        """A run that it trains, after its first commit, its process stopped: it cannot end before it is killed."""
+
+        def stop() -> Training | None:
+            for training in self.in_training():
+                worker = psutil.Process(training.pid)
+                worker.suspend()
+                if training.run_id in {still.run_id for still in self.in_training()}:
+                    return training
+                worker.resume()
+            return None
+
+        return self.wait_for(stop, "a checkpoint")
+
+    def in_training(self) -> list["Training"]:
+        """The runs at work in attempts that it started, once each has committed."""
         found = [training for training in in_training(self.storage) if training.attempt_id not in self.earlier]
-        return [training for training in found if len(training.checkpoints(self.storage)) >= num_checkpoints]
+        return [training for training in found if training.checkpoints(self.storage)]
 
 
 SLACK_S = 2.0  # one step and one commit, on a machine that does other things too
