@@ -10,7 +10,7 @@ import pytest
 from gram_platform.analysis.claims import paper_claims
 from gram_platform.analysis.paper_claims import STORIES_CLAIMS
 from gram_platform.analysis.tables import Analysis, analyse
-from gram_platform.report import build_report, shared_profile, study_figures
+from gram_platform.report import StudyReport, build_report, shared_profile, study_figures
 from gram_platform.report.tables import readable_runs
 from tests import stories_frames
 from tests.site.browser import running_browser
@@ -33,7 +33,7 @@ def runs_frame() -> pd.DataFrame:
 
 
 def report_of(analysis: Analysis) -> str:
-    return build_report("A <study>", "First.\n\nSecond.", analysis, curves(), runs_frame(), SIZES)
+    return build_report("A <study>", "First.\n\nSecond.", StudyReport(analysis, curves(), runs_frame(), SIZES))
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def test_a_study_of_which_nothing_is_finished_has_a_page():
 def test_claims_are_shown():
     analysis = analyse(evaluations(), curves(), tuple(SIZES))
     claims = pd.DataFrame({"claim": ["retain > forget"], "verdict": ["agree"]})
-    page = build_report("T", "", analysis, curves(), runs_frame(), SIZES, claims=claims)
+    page = build_report("T", "", StudyReport(analysis, curves(), runs_frame(), SIZES, claims=claims))
     assert "<h2>Claims</h2>" in page
     assert "retain &gt; forget" in page
 
@@ -109,7 +109,7 @@ def test_the_same_study_is_the_same_page(page):
 def test_names_of_figures_and_the_shared_profile():
     analysis = analyse(evaluations(), curves(), tuple(SIZES))
     assert shared_profile(analysis.table) == "core+biology"
-    names = set(study_figures(analysis, curves(), SIZES))
+    names = set(study_figures(StudyReport(analysis, curves(), runs_frame(), SIZES)))
     assert {"scaling-core", "scaling-retain", "scaling-forget", "profiles-gram-tiny", "curves-small"} <= names
     assert "scaling-elicited" not in names
     assert all(re.fullmatch(r"[\w-]+", name) for name in names)
@@ -128,8 +128,8 @@ def stories_page() -> str:
     frames = stories_frames
     analysis = analyse(frames.evaluations(), frames.curves(), attacks=frames.attacks())
     claims, runs = paper_claims(analysis.per_seed, "stories"), frames.runs()
-    parts = (analysis, frames.curves(), runs, frames.PARAMETERS, None, claims, frames.COSTS, "stories")
-    return build_report("Stories", "", *parts)
+    parts = (analysis, frames.curves(), runs, frames.PARAMETERS, "", claims, frames.COSTS, "stories")
+    return build_report("Stories", "", StudyReport(*parts))
 
 
 def test_a_study_of_every_method_beside_the_paper(stories_page):

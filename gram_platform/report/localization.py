@@ -33,7 +33,7 @@ def build_localization_report(
     claims: pd.DataFrame,
     runs: pd.DataFrame,
 ) -> str:
-    """The page as HTML text; `runs` as in `report.build_report`."""
+    """The page as HTML text; `runs` as in `StudyReport`."""
     return page_html(title, intro, localization_sections(found, texts, claims, runs), FOOTER)
 
 

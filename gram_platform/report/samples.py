@@ -21,7 +21,7 @@ alone; for DEMix the core expert. The paper chose its two prompts; read these fo
 def build_samples_report(
     title: str, intro: str, samples: pd.DataFrame, missing: Sequence[tuple[str, str]], runs: pd.DataFrame
 ) -> str:
-    """The page as HTML text. `samples`: COLUMNS, a row a continuation; `runs` as in `report.build_report`."""
+    """The page as HTML text. `samples`: COLUMNS, a row a continuation; `runs` as in `StudyReport`."""
     return page_html(title, intro, samples_sections(samples, missing, runs), FOOTER)
 
 

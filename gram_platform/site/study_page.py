@@ -17,7 +17,7 @@ from gram_platform.site.studies import StudyFacts, Totals
 from gram_platform.site.words import dollars, fact_table, hours, moment, name_of
 from gram_platform.study.localization import TokenResults, read_tokens
 from gram_platform.study.record import StudyRecord
-from gram_platform.study.results import Results, read_results
+from gram_platform.study.results import Results, read_results, study_report
 from gram_platform.study.samples import SampleResults, read_samples
 
 RUN_PAGES = "../runs/"
@@ -25,9 +25,7 @@ RUN_PAGES = "../runs/"
 
 def study_sections(record: StudyRecord, results: Results) -> list[Section]:
     """The report's sections: the paper's figure from our runs, beside the paper's own values where it prints them."""
-    profile = record.profile if (results.analysis.table["profile"] == record.profile).any() else None
-    frames = (results.analysis, results.curves, results.runs, record.parameters, profile, results.claims)
-    return report_sections(*frames, record.costs, record.compare_with, record.varies)
+    return report_sections(study_report(record, results, results.runs))
 
 
 @dataclass(frozen=True)

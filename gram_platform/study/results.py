@@ -13,8 +13,8 @@ from gram_platform.analysis.paper_claims import CLAIMS
 from gram_platform.analysis.ratios import BASELINE, VARIANT, VIEW
 from gram_platform.analysis.tables import Analysis, aligned, analyse, format_table, table_csv
 from gram_platform.analysis.variants import analyse_variants
-from gram_platform.report import build_report, study_figures
-from gram_platform.report.variants import renamed
+from gram_platform.report import StudyReport, build_report, study_figures
+from gram_platform.report.sections import renamed
 from gram_platform.store import Store
 from gram_platform.study.publishing import intro_text, publish, with_links
 from gram_platform.study.record import StudyRecord
@@ -181,25 +181,23 @@ def write_results(
     record: StudyRecord, store: Store, results: Results, failures: Mapping[str, str], tracker: Tracker | None
 ) -> dict[str, str]:
     """Writes table.csv, report.html and study.json and logs them to MLflow if there is one; the paths by name."""
-    analysis = results.analysis
-    runs = with_links(results.runs, failures, tracker)
-    has_profile = (analysis.table["profile"] == record.profile).any()
-    report = build_report(
-        record.title,
-        intro_text(record, results.source, tracker),
-        analysis,
-        results.curves,
-        runs,
-        record.parameters,
-        record.profile if has_profile else None,
-        results.claims,
-        record.costs,
-        record.compare_with,
-        record.varies,
-    )
-    figures = {}
-    if tracker is not None:
-        frames = (analysis, results.curves, record.parameters, record.profile if has_profile else None)
-        figures = study_figures(*frames, record.compare_with, record.varies)
-    table = table_csv(renamed(analysis.table, record.varies))
+    study = study_report(record, results, with_links(results.runs, failures, tracker))
+    report = build_report(record.title, intro_text(record, results.source, tracker), study)
+    figures = study_figures(study) if tracker is not None else {}
+    table = table_csv(renamed(results.analysis.table, record.varies))
     return publish(record, store, table, report, figures, tracker)
+
+
+def study_report(record: StudyRecord, results: Results, runs: pd.DataFrame) -> StudyReport:
+    """What the study's page shows; `runs` are the results' with the links that suit the page."""
+    return StudyReport(
+        analysis=results.analysis,
+        curves=results.curves,
+        runs=runs,
+        parameters=record.parameters,
+        profile=record.profile if (results.analysis.table["profile"] == record.profile).any() else "",
+        claims=results.claims,
+        costs=record.costs,
+        compare_with=record.compare_with,
+        varies=record.varies,
+    )

@@ -1,0 +1,178 @@
+"""The sections and figures of a study whose rows are named by method, size and profile, and those of any study."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from gram_platform.analysis.paper import PAPER, beside_paper
+from gram_platform.analysis.ratios import VARIANT
+from gram_platform.analysis.tables import CLASSES, MEAN, averaged_profiles, domain_table
+from gram_platform.figures.aggregate import aggregate_figure
+from gram_platform.figures.curves import learning_curve_figure
+from gram_platform.figures.profiles import profile_bars_figure
+from gram_platform.figures.scaling import HIDDEN, scaling_figure
+from gram_platform.report.page import Section
+from gram_platform.report.study import StudyReport
+from gram_platform.report.tables import is_attack, readable_attacks, readable_claims, readable_costs, readable_table
+
+
+def plain_sections(study: StudyReport) -> list[Section]:
+    """What such a study shows between what is missing and its runs."""
+    return [
+        capabilities_section(study),
+        *_aggregate_sections(study),
+        *claim_sections(study),
+        *_scaling_sections(study),
+        *_profile_sections(study),
+        *cost_sections(study),
+        _learning_curves_section(study),
+    ]
+
+
+def plain_figures(study: StudyReport) -> dict[str, go.Figure]:
+    """Every figure of these sections by a name fit for a file."""
+    table, domains, fits = study.table, domain_table(study.analysis.ratios), study.analysis.fits
+    figures = {f"scaling-{n}": scaling_figure(table, study.parameters, study.shown_profile, n) for n in CLASSES}
+    for size in _aggregated_sizes(table):
+        panels = zip(CLASSES, _panels(table, size, study.compare_with), strict=True)
+        figures |= {f"aggregate-{name}-{size}": panel for name, panel in panels}
+    figures = {name: figure for name, figure in figures.items() if is_drawn(figure)}
+    for method, size in _method_sizes(domains):
+        figures[f"profiles-{method}-{size}"] = profile_bars_figure(domains, method, size)
+    for size in _in_order(fits["size"]):
+        figures[f"curves-{size}"] = learning_curve_figure(study.curves, fits, size)
+    return figures
+
+
+# ------------------------------------------------------------------------------------------------- of any study
+
+
+def missing_sections(study: StudyReport) -> list[Section]:
+    missing, text = study.analysis.missing, "These are not in the tables and figures below."
+    return [Section("Missing", text, table=missing, table_is_open=True, is_warning=True)] if len(missing) else []
+
+
+def capabilities_section(study: StudyReport) -> Section:
+    table = readable_table(study.table)
+    return Section("Capabilities", _progress(study.runs), table=renamed(table, study.varies), table_is_open=True)
+
+
+def claim_sections(study: StudyReport) -> list[Section]:
+    text = "Each claim is a difference between runs of the same seed: agreed or disagreed when its 90% interval lies "
+    text += "wholly on one side. Detectable: the true difference that this many seeds would show four times in five."
+    if study.claims is None or study.claims.empty:
+        return []
+    if "paper" in study.claims:
+        text += " A claim that two things match is agreed when the interval lies within the margin. Paper: the "
+        text += "difference in its table, at its scale."
+    return [Section("Claims", text, table=readable_claims(study.claims), table_is_open=True)]
+
+
+def cost_sections(study: StudyReport) -> list[Section]:
+    text = "Of all models that serve the profiles, over the baseline's, computed from the configs. Train FLOPs: tokens "
+    text += "x active parameters by the paper's formula; by its plan: core batches with a companion module counted at "
+    text += "what they cost. The paper's are those of its dual-use models."
+    return [Section("Cost", text, table=readable_costs(study.costs), table_is_open=True)] if study.costs else []
+
+
+def attack_sections(study: StudyReport) -> list[Section]:
+    """Folded away: there are hundreds."""
+    attacks = readable_attacks(study.runs)
+    text = "Every view finetuned on a sample of each domain that it forgets, the same sample for all. The best loss on "
+    text += "validation data is the result: choosing it there follows the paper and favours the attacker. "
+    text += _progress(study.runs[is_attack(study.runs)])
+    return [Section("Attacks", text, table=attacks)] if len(attacks) else []
+
+
+def renamed(frame: pd.DataFrame, varies: str) -> pd.DataFrame:
+    """The frame with the variants' column, if it has one, under its own name."""
+    return frame.rename(columns={VARIANT: varies})
+
+
+def is_drawn(figure: go.Figure) -> bool:
+    return len(figure.data) > 0
+
+
+def _progress(runs: pd.DataFrame) -> str:
+    if "status" not in runs or runs.empty:
+        return ""
+    counts = runs["status"].value_counts()
+    return f"{len(runs)} nodes: " + ", ".join(f"{count} {status}" for status, count in counts.items()) + "."
+
+
+# ---------------------------------------------------------------------------------------------- of a plain study
+
+
+def _aggregate_sections(study: StudyReport) -> list[Section]:
+    """The methods' means over profiles, beside the paper's where the study declares it."""
+    table, compare_with = study.table, study.compare_with
+    sizes = _aggregated_sizes(table)
+    if not sizes:
+        return []
+    panels = {size: [f for f in _panels(table, size, compare_with) if is_drawn(f)] for size in sizes}
+    text = "Compute ratios averaged over the profiles; error bars are 90% intervals over seeds."
+    title, means = "Methods", readable_table(table[table["profile"] == MEAN])
+    if compare_with in PAPER:
+        title, means = "Methods, ours beside the paper's", beside_paper(table, compare_with)
+        text += " The diamonds and the rows marked paper are those of the paper: ours are set beside them for reading, "
+        text += "and are compared only at the paper's scale."
+    folded = [figure for size in sizes[:-1] for figure in panels[size]]
+    return [Section(title, text, panels[sizes[-1]], folded, "The other sizes", means, compare_with in PAPER)]
+
+
+def _scaling_sections(study: StudyReport) -> list[Section]:
+    """Left out where the bars of a single size have said it all."""
+    table, profile = study.table, study.shown_profile
+    if len(set(table["size"])) == 1 and _aggregated_sizes(table):
+        return []
+    figures = [scaling_figure(table, study.parameters, profile, name) for name in CLASSES]
+    text = f"Compute ratio against model size for the profile {profile}; bands are 90% intervals over seeds."
+    rows = readable_table(table[table["profile"] == profile])
+    return [Section("Scaling", text, [f for f in figures if is_drawn(f)], table=rows)]
+
+
+def _profile_sections(study: StudyReport) -> list[Section]:
+    domains = domain_table(study.analysis.ratios)
+    pairs = _method_sizes(domains)
+    sizes = _in_order(size for _, size in pairs)
+    figures = {pair: profile_bars_figure(domains, *pair) for pair in pairs}
+    shown = [figure for (_, size), figure in figures.items() if size == sizes[-1]]
+    folded = [figure for (_, size), figure in figures.items() if size != sizes[-1]]
+    text = "Compute ratio on every domain: solid bars are core and retained domains, hatched bars forgotten ones."
+    if "elicited" in set(domains["class"]):
+        text += " The outline around a hatched bar: after the attack."
+    table = domains.drop(columns="runs")
+    return [Section("Profiles", text, shown, folded, "The other sizes", table)]
+
+
+def _learning_curves_section(study: StudyReport) -> Section:
+    fits = study.analysis.fits
+    figures = [learning_curve_figure(study.curves, fits, size) for size in _in_order(fits["size"])]
+    text = "Validation losses of the baselines, all seeds, and the fitted curves that turn a loss into steps."
+    return Section("Learning curves and their fits", text, figures, table=fits)
+
+
+def _aggregated_sizes(table: pd.DataFrame) -> list[str]:
+    """Sizes at which all methods have the same profiles, so that their means are of the same things."""
+    rows = table[~table["method"].isin(HIDDEN)]
+    sizes = {
+        size: {averaged_profiles(own) for _, own in group.groupby("method")} for size, group in rows.groupby("size")
+    }
+    with_means = set(rows[rows["profile"] == MEAN]["size"])
+    return [size for size in _in_order(rows["size"]) if size in with_means and len(sizes[size]) == 1]
+
+
+def _panels(table: pd.DataFrame, size: str, compare_with: str) -> list[go.Figure]:
+    paper = PAPER.get(compare_with, {}).get("")
+    return [aggregate_figure(table, size, name, paper) for name in CLASSES]
+
+
+def _in_order(values) -> Sequence[str]:
+    return tuple(dict.fromkeys(values))
+
+
+def _method_sizes(domains: pd.DataFrame) -> list[tuple[str, str]]:
+    """(method, size) of the bars, in the tables' order; the baseline is 1 by construction and has none."""
+    pairs = dict.fromkeys(zip(domains["method"], domains["size"], strict=True))
+    return [pair for pair in pairs if pair[0] not in HIDDEN]
