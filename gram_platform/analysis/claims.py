@@ -13,9 +13,10 @@ import pandas as pd
 
 from gram_platform.analysis.elicited import ELICITED
 from gram_platform.analysis.intervals import CONFIDENCE, is_equivalent, paired_contrast, smallest_detectable
+from gram_platform.analysis.order import MEAN
 from gram_platform.analysis.paper_claims import CLAIMS, FIRST, LAST, Claim, Side, paper_difference
 from gram_platform.analysis.ratios import BASELINE, VARIANT
-from gram_platform.analysis.tables import MEAN, averaged_profiles
+from gram_platform.analysis.tables import averaged_profiles
 from gram_platform.identity import invalid
 
 AGREE, DISAGREE, CANNOT_TELL = "agree", "disagree", "cannot tell"

@@ -15,9 +15,9 @@ import pandas as pd
 
 from gram_platform.analysis.claims import claims_frame, judge_greater, seed_values
 from gram_platform.analysis.intervals import t_interval
+from gram_platform.analysis.order import MEAN, METHODS, profile_key
 from gram_platform.analysis.provenance import run_names
 from gram_platform.analysis.ratios import ALL, BASELINE
-from gram_platform.analysis.tables import MEAN, METHODS, profile_key
 from gram_platform.identity import invalid
 
 TOP = 0.1  # of the tokens

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from gram_platform.analysis.paper import STORIES_SIZE
-from gram_platform.analysis.tables import interval_text
+from gram_platform.analysis.text import interval_text
 
 Point = tuple[float, float, float]  # (mean, low, high)
 

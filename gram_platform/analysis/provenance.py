@@ -2,8 +2,9 @@
 
 import pandas as pd
 
+from gram_platform.analysis.order import MEAN
 from gram_platform.analysis.ratios import ALL, VARIANT
-from gram_platform.analysis.tables import MEAN, ROW
+from gram_platform.analysis.tables import ROW
 
 MOST = 6  # run ids that are named; a mean over profiles of many runs names the first and says how many more
 

@@ -13,9 +13,10 @@ import numpy as np
 import pandas as pd
 
 from gram_platform.analysis.intervals import t_interval
+from gram_platform.analysis.order import MEAN
 from gram_platform.analysis.paper_sweeps import PAPER_SWEEPS, SWEEP_CLASSES
 from gram_platform.analysis.ratios import BASELINE
-from gram_platform.analysis.tables import MEAN, TABLE_COLUMNS, Analysis, analyse
+from gram_platform.analysis.tables import TABLE_COLUMNS, Analysis, analyse
 from gram_platform.identity import invalid
 
 POINT = ["knob", "value", "method", "size"]

@@ -1,21 +1,19 @@
-"""The tables of a study: averages of compute ratios within seeds and over them, `table.csv`, and text for a terminal.
+"""The tables of a study: averages of compute ratios within seeds and over them.
 
 Source of the averages: the paper's appendix "Compute Ratio Methodology". First within a seed (over the domains of a
 class, over profiles), then over seeds, with a 90% t-interval over the seed means. What does not exist is absent and
 named in `missing`.
 """
 
-import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from gram_platform.analysis.elicited import checked_attacks, elicited_ratios
 from gram_platform.analysis.intervals import t_interval
+from gram_platform.analysis.order import MEAN, ordered
 from gram_platform.analysis.ratios import (
     ALL,
     VARIANT,
@@ -27,14 +25,10 @@ from gram_platform.analysis.ratios import (
     compute_ratio_frame,
     fits_frame,
 )
-from gram_platform.config import CORE
 
-METHODS = ("baseline", "filtering", "gram", "gram_lora", "ft_full", "ft_lora", "ft_mlp", "maxent", "demix")
-MEAN = "mean"  # the profile of the rows that average over profiles
 CLASSES = ("core", "retain", "forget", "elicited")
 ROW = ["method", "size", "profile"]
 TABLE_COLUMNS = [*ROW, *(name + end for name in CLASSES for end in ("", "_low", "_high")), "num_seeds"]
-UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
 @dataclass(frozen=True)
@@ -77,13 +71,13 @@ def analyse(
     parts = [_compared(*frames)]
     if own_baseline and len(unit):
         parts = [_compared(*(f[f["seed"] == seed] for f in frames), seed) for seed in dict.fromkeys(unit["seed"])]
-    ratios = _ordered(pd.concat([part.ratios for part in parts if len(part.ratios)] or [parts[0].ratios]), sizes)
+    ratios = ordered(pd.concat([part.ratios for part in parts if len(part.ratios)] or [parts[0].ratios]), sizes)
     per_seed, incomplete = per_seed_frame(ratios, declared)
-    per_seed = _ordered(per_seed, sizes)
+    per_seed = ordered(per_seed, sizes)
     absent = _absent_views(declared, evaluations, {size for part in parts for size in part.fits["size"]})
     notes = {*(note for part in parts for note in part.notes), *incomplete, *absent}
     missing = pd.DataFrame(sorted(notes), columns=["what", "why"])
-    table, fits = _ordered(_summary(per_seed), sizes), _ordered(pd.concat([part.fits for part in parts]), sizes)
+    table, fits = ordered(_summary(per_seed), sizes), ordered(pd.concat([part.fits for part in parts]), sizes)
     return Analysis(table, per_seed, ratios, fits, missing)
 
 
@@ -184,84 +178,3 @@ def domain_table(ratios: pd.DataFrame) -> pd.DataFrame:
         runs = ", ".join(dict.fromkeys(group["run_id"].astype(str))) if "run_id" in group else ""
         rows.append((*key, mean, low, high, len(group), runs))
     return pd.DataFrame(rows, columns=[*keys, "compute_ratio", "low", "high", "num_seeds", "runs"])
-
-
-# ------------------------------------------------------------------------------------------------------- order
-
-
-def size_key(size: str) -> tuple:
-    """Sorts 50M before 800M before 2B, and other names after these."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmbt])", str(size).lower())
-    return (0, float(found[1]) * UNITS[found[2]], "") if found else (1, 0.0, str(size))
-
-
-def profile_key(profile: str) -> tuple:
-    """Sorts core, then core+..., then all, then mean."""
-    last = {ALL: 1, MEAN: 2}.get(profile, 0)
-    return last, str(profile).count("+"), str(profile)
-
-
-def _ordered(frame: pd.DataFrame, sizes: Sequence[str]) -> pd.DataFrame:
-    """The rows in the one order of every table: method, size, profile, seed, domain, as far as these are there."""
-    keys = {
-        "method": lambda m: (METHODS.index(m) if m in METHODS else len(METHODS), str(m)),
-        "size": lambda s: (list(sizes).index(s) if s in sizes else len(sizes), size_key(s)),
-        "profile": profile_key,
-        "seed": lambda s: (0, int(s), "") if str(s).isdigit() else (1, 0, str(s)),
-        "domain": lambda d: (d != CORE, d),
-    }
-    columns = [[key(value) for value in frame[name]] for name, key in keys.items() if name in frame]
-    ranks = list(zip(*columns, strict=True))
-    return frame.iloc[sorted(range(len(frame)), key=ranks.__getitem__)].reset_index(drop=True)
-
-
-# ----------------------------------------------------------------------------------------------------- writing
-
-
-def table_csv(frame: pd.DataFrame) -> str:
-    """The frame as CSV, the same text for the same values: six decimals, empty where there is no value."""
-    return frame.to_csv(index=False, float_format="%.6f", lineterminator="\n", na_rep="")
-
-
-def write_table(frame: pd.DataFrame, path: str | os.PathLike) -> None:
-    """Write `table_csv` to a local path atomically: readers see the old file or the new one."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        temporary.write_text(table_csv(frame), encoding="utf-8", newline="")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def format_table(table: pd.DataFrame) -> str:
-    """`table` for a terminal: aligned columns, `mean [low, high]` of each class that has a value, - for none."""
-    classes, names = [name for name in CLASSES if table[name].notna().any()], naming_columns(table)
-    rows = [
-        [*(str(r[c]) for c in names), *(_cell(r, c) for c in classes), str(r["num_seeds"])]
-        for r in table.to_dict("records")
-    ]
-    return aligned([[*names, *classes, "seeds"], *rows])
-
-
-def naming_columns(table: pd.DataFrame) -> list[str]:
-    """The columns that name a row: what a study varies, if anything, and method, size, profile."""
-    return list(table.columns[: table.columns.get_loc(CLASSES[0])])
-
-
-def aligned(lines: Sequence[Sequence[str]]) -> str:
-    """Lines of cells as text, every column as wide as its widest cell."""
-    widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
-    padded = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)) for line in lines]
-    return "\n".join(line.rstrip() for line in padded)
-
-
-def _cell(row: dict, name: str) -> str:
-    return interval_text(row[name], row[f"{name}_low"], row[f"{name}_high"]) or "-"
-
-
-def interval_text(mean: float, low: float, high: float) -> str:
-    """`mean [low, high]`, the mean alone where there is no interval, nothing where there is no mean."""
-    if np.isnan(mean):
-        return ""
-    return f"{mean:.3f}" + ("" if np.isnan(low) else f" [{low:.3f}, {high:.3f}]")

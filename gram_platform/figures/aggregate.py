@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from gram_platform.analysis.tables import CLASSES, MEAN
+from gram_platform.analysis.order import MEAN
+from gram_platform.analysis.tables import CLASSES
 from gram_platform.figures.scaling import CLASS_TITLES, HIDDEN
 from gram_platform.figures.style import GREY, behind, method_style, reference_line, styled
 from gram_platform.identity import invalid

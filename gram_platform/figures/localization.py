@@ -5,7 +5,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from gram_platform.analysis.localization import CONTROL, FORGET, RETAIN
-from gram_platform.analysis.tables import MEAN
+from gram_platform.analysis.order import MEAN
 from gram_platform.figures.style import GREY, behind, method_style, styled
 
 TITLES = {"gini": "Gini coefficient of increases", "increase": "increase of the loss (nats)"}

@@ -47,14 +47,6 @@ class Needs:
     gpu_hours: float
 
 
-@dataclass(frozen=True)
-class Placement:
-    """The fewest ranks on which a run fits, and whether its blocks keep their inputs alone."""
-
-    num_ranks: int
-    checkpointing: bool
-
-
 def run_flops(run: RunConfig) -> float:
     """hardware_flops of a run's plan in expectation over its routing draws."""
     total, modules = 0.0, run.model.module_domains
@@ -152,17 +144,6 @@ def fewest_ranks(run: RunConfig, machine: Machine, checkpointing: bool = False) 
         if fits(run, ranks, machine, checkpointing):
             return ranks
     return None
-
-
-def placement(run: RunConfig, machine: Machine) -> Placement | None:
-    """The fewest ranks, with activation checkpointing only where it takes fewer; None if no number of them fits.
-
-    Checkpointing computes a third more, so the same number of ranks without it is the better choice.
-    """
-    plain, checkpointed = fewest_ranks(run, machine), fewest_ranks(run, machine, checkpointing=True)
-    if checkpointed is None:  # it never needs more
-        return None
-    return Placement(checkpointed, plain != checkpointed)
 
 
 # ----------------------------------------------------------------------------------------- the ranks of a study's runs

@@ -6,8 +6,9 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from gram_platform.analysis.localization import MEASURES, ROW, Localization
+from gram_platform.analysis.order import MEAN
 from gram_platform.analysis.shading import ShadedText
-from gram_platform.analysis.tables import MEAN, interval_text
+from gram_platform.analysis.text import interval_text
 from gram_platform.figures.localization import TITLES, concentration_figure, localization_bars
 from gram_platform.report.page import Section, page_html
 from gram_platform.report.shading import increases_frame, shaded_html

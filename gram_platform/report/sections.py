@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import pandas as pd
 import plotly.graph_objects as go
 
+from gram_platform.analysis.order import MEAN
 from gram_platform.analysis.paper import PAPER, beside_paper
 from gram_platform.analysis.ratios import VARIANT
-from gram_platform.analysis.tables import CLASSES, MEAN, averaged_profiles, domain_table
+from gram_platform.analysis.tables import CLASSES, averaged_profiles, domain_table
 from gram_platform.figures.aggregate import aggregate_figure
 from gram_platform.figures.curves import learning_curve_figure
 from gram_platform.figures.profiles import profile_bars_figure

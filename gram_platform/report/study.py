@@ -6,9 +6,10 @@ from functools import cached_property
 
 import pandas as pd
 
+from gram_platform.analysis.order import MEAN
 from gram_platform.analysis.provenance import with_runs
 from gram_platform.analysis.ratios import ALL
-from gram_platform.analysis.tables import MEAN, Analysis
+from gram_platform.analysis.tables import Analysis
 from gram_platform.figures.scaling import HIDDEN
 
 

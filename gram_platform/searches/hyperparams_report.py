@@ -11,7 +11,7 @@ from gram_platform.analysis.paper_sweeps import PAPER_SWEEPS, SWEEP_CLASSES, bes
 from gram_platform.analysis.ratios import BASELINE
 from gram_platform.analysis.sweep_claims import sweep_claims
 from gram_platform.analysis.sweeps import SweepAnalysis, analyse_sweeps
-from gram_platform.analysis.tables import aligned, interval_text, table_csv
+from gram_platform.analysis.text import aligned, interval_text, table_csv
 from gram_platform.analysis.trials import COMPLETE
 from gram_platform.engine.trials import Point
 from gram_platform.figures.curves import learning_curve_figure

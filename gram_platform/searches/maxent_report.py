@@ -9,7 +9,7 @@ import optuna
 import pandas as pd
 
 from gram_platform.analysis.maxent_objective import HIGHEST_RATIO, MaxEntObjective
-from gram_platform.analysis.tables import aligned
+from gram_platform.analysis.text import aligned
 from gram_platform.analysis.trials import COMPLETE, DIVERGED, FAILED, RUNS, STATE, TRIAL, best_trial, linked
 from gram_platform.figures.searches import history_figure, importance_figure, slice_figure
 from gram_platform.identity import to_plain

@@ -7,7 +7,8 @@ import pandas as pd
 
 from gram_platform.analysis.frame import Frames
 from gram_platform.analysis.ratios import VARIANT
-from gram_platform.analysis.tables import CLASSES, domain_table, interval_text
+from gram_platform.analysis.tables import CLASSES, domain_table
+from gram_platform.analysis.text import interval_text
 from gram_platform.config import LOSSES, View, evaluation_from_plain
 from gram_platform.store import Store
 from gram_platform.study.record import StudyRecord, load_record

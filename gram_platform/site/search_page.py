@@ -1,6 +1,5 @@
 """The page of a search: the report that it wrote, with the site's navigation and one plotly.js for all pages."""
 
-import html
 import re
 from collections.abc import Callable
 
@@ -17,7 +16,6 @@ _PLOTLY = re.compile(r"<script>(?=[^<]{0,300}plotly\.js v).*?</script>", re.S)
 _SCRIPT = re.compile(r'<script>\s*"use strict";.*?</script>', re.S)
 _SKIP = re.compile(r'<a class="skip".*?</a>', re.S)
 _MAIN = re.compile(r"<main[^>]*>")
-_TITLE = re.compile(r"<title>(.*?)</title>", re.S)
 
 
 def embedded(report: str, shell: Shell, before: str, after: str) -> str:
@@ -33,11 +31,6 @@ def embedded(report: str, shell: Shell, before: str, after: str) -> str:
     page = page.replace("<body>", f"{body_html(shell)}{navigation(shell)}", 1)
     page = _MAIN.sub(lambda _: f'<main id="main" tabindex="-1">{before}', page, count=1)
     return page.replace("</main>", f"{after}</main>", 1)
-
-
-def title_of(report: str, name: str) -> str:
-    found = _TITLE.search(report)
-    return html.unescape(found[1]) if found else name
 
 
 def state_section(search: StudyFacts, totals: Totals) -> Section:

@@ -14,9 +14,10 @@ from gram_platform.analysis.localization import (
     localize,
     tables,
 )
+from gram_platform.analysis.order import MEAN
 from gram_platform.analysis.ratios import ALL, BASELINE
 from gram_platform.analysis.shading import ShadedText, ShadedView, shading_scale
-from gram_platform.analysis.tables import MEAN, aligned, table_csv
+from gram_platform.analysis.text import aligned, table_csv
 from gram_platform.config import CORE
 from gram_platform.corpora.tokenizer import load_tokenizer, token_texts
 from gram_platform.figures.style import method_style

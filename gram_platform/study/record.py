@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from gram_platform.analysis.elicited import ELICITED
-from gram_platform.analysis.tables import MEAN
+from gram_platform.analysis.order import MEAN
 from gram_platform.config import CORE, LOSSES
 from gram_platform.flops import total_parameters
 from gram_platform.identity import invalid

@@ -11,7 +11,8 @@ from gram_platform.analysis.frame import Frames, load_curves, load_store_curves
 from gram_platform.analysis.paper import PAPER, beside_paper
 from gram_platform.analysis.paper_claims import CLAIMS
 from gram_platform.analysis.ratios import BASELINE, VARIANT, VIEW
-from gram_platform.analysis.tables import Analysis, aligned, analyse, format_table, table_csv
+from gram_platform.analysis.tables import Analysis, analyse
+from gram_platform.analysis.text import aligned, format_table, table_csv
 from gram_platform.analysis.variants import analyse_variants
 from gram_platform.report import StudyReport, build_report, study_figures
 from gram_platform.report.sections import renamed

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from gram_platform.analysis.tables import table_csv
+from gram_platform.analysis.text import table_csv
 from gram_platform.corpora.tokenizer import decoded, load_tokenizer
 from gram_platform.report.samples import COLUMNS, KEPT, REMOVED, build_samples_report
 from gram_platform.store import Store

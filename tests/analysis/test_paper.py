@@ -3,9 +3,10 @@
 import pytest
 
 from gram_platform.analysis.claims import COLUMNS, paper_claims
+from gram_platform.analysis.order import METHODS
 from gram_platform.analysis.paper import STORIES_TABLE, beside_paper
 from gram_platform.analysis.paper_claims import STORIES_CLAIMS, paper_difference
-from gram_platform.analysis.tables import METHODS, analyse
+from gram_platform.analysis.tables import analyse
 from tests.stories_frames import AUXILIARY, PLANTED, attacks, curves, evaluations
 
 

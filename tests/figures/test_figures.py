@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pytest
 
+from gram_platform.analysis.order import METHODS
 from gram_platform.analysis.paper import STORIES_TABLE
-from gram_platform.analysis.tables import CLASSES, METHODS, analyse, domain_table
+from gram_platform.analysis.tables import CLASSES, analyse, domain_table
 from gram_platform.figures.aggregate import aggregate_figure
 from gram_platform.figures.curves import learning_curve_figure
 from gram_platform.figures.profiles import profile_bars_figure

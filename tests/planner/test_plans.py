@@ -15,7 +15,6 @@ from gram_platform.planner import (
     fewest_ranks,
     fits,
     needs,
-    placement,
     ranks_at_once,
     run_evaluation_flops,
     run_flops,
@@ -75,14 +74,13 @@ def test_recomputing_costs_the_blocks_forward():
 def test_every_size_of_the_paper_fits(name):
     run = paper_run(name)
     for machine in (MACHINES["h100"], MACHINES["h200"]):
-        plain, chosen = fewest_ranks(run, machine), placement(run, machine)
+        plain, fewer = fewest_ranks(run, machine), fewest_ranks(run, machine, checkpointing=True)
         assert run.micro_batch % plain == 0
         assert fits(run, plain, machine)
         assert not any(fits(run, r, machine) for r in range(1, plain) if run.micro_batch % r == 0)
-        assert chosen.num_ranks <= plain
-        assert fits(run, chosen.num_ranks, machine, chosen.checkpointing)
+        assert fewer <= plain
+        assert fits(run, fewer, machine, checkpointing=True)
     assert fewest_ranks(run, Machine("toy", 1e12, 1e6, 0.0)) is None
-    assert placement(run, Machine("toy", 1e12, 1e6, 0.0)) is None
 
 
 def test_the_papers_own_800m_runs_fit_their_gpus():

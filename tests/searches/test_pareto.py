@@ -11,7 +11,8 @@ import pytest
 
 from experiments.pareto import SEARCH
 from gram_platform.analysis.maxent_objective import HIGHEST_RATIO, references_of
-from gram_platform.analysis.tables import MEAN, analyse
+from gram_platform.analysis.order import MEAN
+from gram_platform.analysis.tables import analyse
 from gram_platform.analysis.trials import hypervolume_history, linked
 from gram_platform.config import CORE
 from gram_platform.engine.proposals import Group, OptunaSource

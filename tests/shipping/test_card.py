@@ -5,7 +5,7 @@ import re
 import pytest
 
 from gram_platform.analysis.intervals import t_interval
-from gram_platform.analysis.tables import interval_text
+from gram_platform.analysis.text import interval_text
 from gram_platform.config import View
 from gram_platform.shipping.card import card_text, describe
 from gram_platform.shipping.numbers import numbers_of
