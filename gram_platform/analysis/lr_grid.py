@@ -34,7 +34,8 @@ def checked_trials(trials: pd.DataFrame) -> pd.DataFrame:
     unknown = sorted(set(trials["state"]) - set(STATES))
     if unknown:
         raise invalid("trials.state", unknown[0], "one of " + ", ".join(STATES))
-    frame = trials.assign(run_id=trials.get("run_id", ""), seed=trials["seed"].astype(str))
+    names = {name: trials[name].astype(str) for name in ("size", "seed")}
+    frame = trials.assign(run_id=trials.get("run_id", ""), **names)
     complete = frame[frame["state"] == "complete"]
     bad = complete[~(np.isfinite(complete["loss"].astype(float)) & (complete["loss"] > 0))]
     if len(bad):
