@@ -11,6 +11,7 @@ from gram_platform.analysis.claims import paper_claims
 from gram_platform.analysis.paper_claims import STORIES_CLAIMS
 from gram_platform.analysis.tables import Analysis, analyse
 from gram_platform.report import StudyReport, build_report, shared_profile, study_figures
+from gram_platform.report.page import Section, sections_html
 from gram_platform.report.tables import readable_runs
 from tests import stories_frames
 from tests.site.browser import running_browser
@@ -92,6 +93,13 @@ def test_a_study_of_which_nothing_is_finished_has_a_page():
     page = without_plotly(report_of(nothing))
     assert "<h2>Capabilities</h2>" in page
     assert page.count('class="plot"') == 0
+
+
+def test_every_section_has_an_address_of_its_own():
+    titles = ("Tokens of 医学", "Tokens of 法律", "Runs", "Runs", "!", 'a "b" <c>')
+    markup = sections_html([Section(title) for title in titles])
+    ids = re.findall(r'<section id="([^"<> ]+)"', markup)
+    assert ids == ["tokens-of-医学", "tokens-of-法律", "runs", "runs--2", "section", "a-b-c"]
 
 
 def test_claims_are_shown():

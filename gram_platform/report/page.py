@@ -8,7 +8,8 @@ import html
 import json
 import numbers
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from itertools import zip_longest
@@ -76,8 +77,18 @@ def page_html(title: str, intro: str, sections: Sequence[Section], footer: str =
 
 def sections_html(sections: Sequence[Section]) -> str:
     """The sections as a page has them, one after the other; each can be reached by its title in small letters."""
-    numbering = iter(range(1_000_000))
-    return "".join(_section(section, numbering) for section in sections)
+    numbering, anchors = iter(range(1_000_000)), _anchors(section.title for section in sections)
+    return "".join(_section(*pair, numbering) for pair in zip(sections, anchors, strict=True))
+
+
+def _anchors(titles: Iterable[str]) -> list[str]:
+    """An id for each title, no two alike: its words in small letters, with a number from the second time on."""
+    anchors, seen = [], Counter()
+    for title in titles:
+        anchor = "-".join(re.findall(r"\w+", title.lower())) or "section"
+        seen[anchor] += 1
+        anchors.append(anchor if seen[anchor] == 1 else f"{anchor}--{seen[anchor]}")
+    return anchors
 
 
 def body_html(shell: Shell | None) -> str:
@@ -162,7 +173,7 @@ def _class(texts: Sequence[str]) -> str:
     return ' class="long"' if max(map(len, texts), default=0) > LONG else ""
 
 
-def _section(section: Section, numbering) -> str:
+def _section(section: Section, anchor: str, numbering) -> str:
     parts = [f"<h2>{html.escape(section.title)}</h2>", _paragraphs(section.text)]
     if section.figures:
         parts.append(_figures(section.figures, numbering))
@@ -176,7 +187,6 @@ def _section(section: Section, numbering) -> str:
         table = table_html(section.table, section.title)
         parts.append(f"<details><summary>The numbers ({num_rows(section.table)} rows)</summary>{table}</details>")
     kind = ' class="warn"' if section.is_warning else ""
-    anchor = "-".join(re.findall(r"[a-z0-9]+", section.title.lower()))
     return f'<section id="{anchor}"{kind}>{"".join(parts)}</section>'
 
 

@@ -75,6 +75,19 @@ def test_images_are_made_of_what_is_here_and_pinned():
     assert content.count("USER gram") == 2, "an image runs as root"
 
 
+def test_the_autoscaler_beside_the_head_logs_where_the_head_looks():
+    """KubeRay mounts a volume `ray-logs` there in both, unless the pod has one of this name."""
+    containers = [c for o in all_objects() for pod in rules.pods(o) for c in pod["containers"]]
+    mounts = [mount for c in containers for mount in c.get("volumeMounts", ())]
+    assert {mount["name"] for mount in mounts if mount["mountPath"] == "/tmp/ray"} == {"ray-logs"}
+
+
+def test_the_folder_of_artifacts_is_the_servers():
+    """A new volume takes over the owner of the folder that it is mounted on."""
+    (destination,) = [v for v in compose()["services"]["mlflow"]["volumes"] if v.startswith("artifacts:")]
+    assert f"install -d -o gram -g gram {destination.split(':')[1]}" in text("Containerfile")
+
+
 def test_machines_are_called_the_same_everywhere():
     groups = {group["groupName"] for group in ray_cluster_spec()["workerGroupSpecs"]}
     for name in LAUNCHER_FILES:
