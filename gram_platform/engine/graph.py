@@ -79,29 +79,33 @@ def run_graph(
 class _Graph:
     def __init__(self, progress: Progress, execution: Execution, resources: Resources, retry_diverged: bool):
         self.progress, self.execution, self.resources = progress, execution, resources
-        store = execution.store()
+        self.store, self.retry_diverged = execution.store(), retry_diverged
         self.ranks = {node.id: execution.of_node(node.config, dict(node.tags)).num_ranks for node in progress.nodes}
         self.waiting: list[Node] = []
         self.in_flight: dict[ray.ObjectRef, Task] = {}
         self.alone: set[str] = set()  # of evaluations whose common task failed: each is tried by itself
+        self.held: set[str] = set()  # nodes that another driver was found at work on
+        self.ended: list[Node] = []  # of these, those that it ended, not told of yet
         self.crashes: dict[str, Crashes] = {}
         self.not_before: dict[str, float] = {}
-        for node in progress.nodes:
-            self._place(node, store, retry_diverged)
+        self.waiting = [node for node in progress.nodes if not self._is_settled(node)]
         progress.reused = len(progress.done)
 
-    def _place(self, node: Node, store: Store, retry_diverged: bool) -> None:
-        directory = store.run(node.id) if node.kind == "run" else store.evaluation(node.id)
+    def _is_settled(self, node: Node) -> bool:
+        """Books a node that the storage has the end of, whoever brought it about."""
+        directory = self.store.run(node.id) if node.kind == "run" else self.store.evaluation(node.id)
         if directory.result() is not None:
             directory.add_tags(dict(node.tags))
             self.progress.done.add(node.id)
-        elif node.kind == "run" and not retry_diverged and is_divergence(directory.failure()):
+        elif node.kind == "run" and not self.retry_diverged and is_divergence(directory.failure()):
             self.progress.failed[node.id] = directory.failure()["message"]  # training it again would end the same
         else:
-            self.waiting.append(node)
+            return False
+        return True
 
     def advance(self) -> bool:
         """Starts what can start; False when nothing is left to do."""
+        self._look_again()
         blocked = self.progress.blocked
         self.waiting = [node for node in self.waiting if node.id not in blocked]
         ready = [node for node in self.waiting if node.needs <= self.progress.done and self._is_due(node)]
@@ -111,7 +115,15 @@ class _Graph:
             self.in_flight[self._submit(task)] = task
             self.progress.running |= {node.id: time.time() for node in task}
         self.waiting = [node for node in self.waiting if node.id not in self.progress.running]
-        return bool(self.in_flight or self.waiting)
+        return bool(self.in_flight or self.waiting or self.ended)
+
+    def _look_again(self) -> None:
+        """Nodes that another driver was at work on may have ended with it."""
+        due = [node for node in self.waiting if node.id in self.held and self._is_due(node)]
+        self.held -= {node.id for node in due}
+        found = [node for node in due if self._is_settled(node)]
+        self.ended += found
+        self.waiting = [node for node in self.waiting if node not in found]
 
     def _tasks(self, ready: Sequence[Node]) -> list[Task]:
         """One for each node, and one for all evaluations with common work."""
@@ -149,6 +161,9 @@ class _Graph:
 
     def wait(self, timeout_s: float) -> list[Node]:
         """The nodes of the next task that ended, as far as they ended with it; none after `timeout_s`."""
+        if self.ended:
+            ended, self.ended = self.ended, []
+            return ended
         if not self.in_flight:
             time.sleep(timeout_s)
             return []
@@ -158,16 +173,17 @@ class _Graph:
         task = self.in_flight.pop(finished[0])
         for node in task:
             self.progress.running.pop(node.id, None)
-        return [node for node in task if self._settle(node, finished[0], is_alone=len(task) == 1)]
+        return [node for node in task if self._settle(node, finished[0], task)]
 
-    def _settle(self, node: Node, reference: ray.ObjectRef, is_alone: bool) -> bool:
-        """Books a node's end; False when it goes back to the queue."""
+    def _settle(self, node: Node, reference: ray.ObjectRef, task: Task) -> bool:
+        """Books a node's end; False when it goes back to the queue. The task's warnings are its first node's."""
         try:
-            self.progress.warnings[node.id] = ray.get(reference)
+            self.progress.warnings[node.id] = ray.get(reference) if node is task[0] else []
         except RayTaskError as error:
             if isinstance(error.cause, LeaseHeld):
+                self.held.add(node.id)
                 return self._queue_again(node)
-            if not is_alone:
+            if len(task) > 1:
                 self.alone.add(node.id)
                 return self._queue_again(node, 0.0)
             self.progress.failed[node.id] = _message(error.cause)

@@ -134,6 +134,7 @@ class RunExecution:
         self.learner.load_state(resumed.pieces)
         self.final, self.num_stale = dict(resumed.state["final"]), resumed.state["num_stale"]
         self.summary.load_state(resumed.state.get("summary", {}))  # absent where one ended
+        self.evaluation_s = resumed.state.get("evaluation_s", 0.0)
         self.step = resumed.step
         return resumed.step
 
@@ -202,7 +203,7 @@ class RunExecution:
     def commit(self, step: int) -> None:
         """Copies what a checkpoint holds, and leaves its writing to the background: it exists when that has ended."""
         state = {**self.identity, "final": dict(self.final), "num_stale": self.num_stale}
-        state["summary"] = self.summary.state()
+        state |= {"summary": self.summary.state(), "evaluation_s": self.evaluation_s}
         pieces = {**self.learner.pieces(), "random.torch": whole(torch.get_rng_state())}
         records, self.records = self.records, []
         self.background.start(lambda: self._write_checkpoint(step, pieces, state, records))

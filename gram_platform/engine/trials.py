@@ -104,8 +104,7 @@ class _Work:
             directory.add_tags(dict(node.tags))
             self.num_reused += 1
             return result
-        if node.kind == "run" and not self.retry_diverged and is_divergence(failure := directory.failure()):
-            raise TrainingDiverged(failure["message"])
+        self._require_hope(node)
         started = time.monotonic()
         result = self._when_free(node)
         elapsed_s = time.monotonic() - started
@@ -121,3 +120,10 @@ class _Work:
                 return execute_node(node.config, dict(node.tags), self.execution, self.resources)
             except LeaseHeld:
                 time.sleep(HELD_POLL_S)
+                self._require_hope(node)  # it may have diverged there
+
+    def _require_hope(self, node: Node) -> None:
+        """TrainingDiverged for a run that has: trained again it would end the same."""
+        failure = self.store.run(node.id).failure() if node.kind == "run" else None
+        if is_divergence(failure) and not self.retry_diverged:
+            raise TrainingDiverged(failure["message"])

@@ -1,5 +1,6 @@
 """One driver for each search, and what it is told from outside: pause, resume, cancel. Limits on hours and cost."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -52,7 +53,8 @@ class Driver:
 
     def _beat(self) -> None:
         while not self._ended.wait(LEASE_S / 4):
-            self.folder.write_json("lease.json", {**self._lease, "time": time.time()}, durable=False)
+            with contextlib.suppress(OSError):  # the next beat may come through
+                self.folder.write_json("lease.json", {**self._lease, "time": time.time()}, durable=False)
 
 
 def order(folder: Folder, state: str) -> None:
@@ -91,6 +93,12 @@ class Control:
         was = ordered(self.folder)
         order(self.folder, RUNNING)
         return was
+
+    def may_go_on(self) -> bool:
+        """Whether more trials may start; asks again for as long as the search is paused."""
+        while (decision := self.decide()) == WAIT:
+            time.sleep(LOOK_EVERY_S)
+        return decision == GO
 
     def decide(self) -> str:
         """go, wait, stop or cancel; the file is looked at about once a second."""

@@ -141,7 +141,7 @@ class _SearchRun:
                 if text not in said:
                     say(text)
             said |= set(announcements)
-            if not new or self.control.decide() != "go":
+            if not new or not self.control.may_go_on():
                 return
             seen |= {name for name, _ in new}
             missing = [(name, point) for name, point in new if not self._is_done(point)]

@@ -7,6 +7,7 @@ once share nothing that either changes, except checkpoints that a newer commit h
 
 import threading
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -15,7 +16,7 @@ from gram_platform.checkpoint import hash_tensors, save_tensors
 from gram_platform.identity import invalid
 from gram_platform.store.checkpoints import FINISHED, clear_debris, list_checkpoints, prune, step_name
 from gram_platform.store.files import CorruptFile, Folder, seal
-from gram_platform.store.leases import new_lease
+from gram_platform.store.leases import LONGEST_STEP_S, new_lease
 from gram_platform.store.segments import last_step, write_segment
 from gram_platform.store.tensors import Resumed, checkpoint_folder, read_checkpoint, write_manifest, write_shard
 from gram_platform.store.weights import MANIFEST, SHARDS, WEIGHTS, remove_weights
@@ -24,13 +25,13 @@ from gram_platform.train.pieces import Piece
 NUM_CHECKPOINTS_KEPT = 2
 HEARTBEAT_INTERVAL_S = 1.0
 RENEWALS_A_LEASE = 3
-LONGEST_STEP_S = 3600.0  # an attempt that is silent for longer hangs, and its lease is left to expire
 
 
 class Attempt:
     """Made by `RunDirectory.start_attempt`. A context manager: leaving the block releases the lease.
 
-    A thread renews the lease: loading, a step or an evaluation may take longer than it lasts.
+    A thread writes the heartbeats and renews the lease: loading, a step or an evaluation may take longer than it lasts,
+    and no step waits for the storage, nor ends with it, because of a lease.
     """
 
     def __init__(self, run, attempt_id: str, owner: str, lease_seconds: float) -> None:
@@ -44,7 +45,9 @@ class Attempt:
         self._earlier_s = 0.0  # seconds of the attempts this one continues, up to their commit
         self._started = time.time()
         self._clock = time.monotonic()
-        self._next_beat, self._last_step = 0.0, self._clock
+        self._last_step = self._clock
+        self._news: dict = {}  # of the last heartbeat, not written yet
+        self._warned = False
         self._writing, self._released = threading.Lock(), threading.Event()
         self._write_lease()
         threading.Thread(target=self._renew, name="lease", daemon=True).start()
@@ -113,12 +116,9 @@ class Attempt:
         prune(self._attempts, NUM_CHECKPOINTS_KEPT, self.attempt_id)
 
     def heartbeat(self, step: int, num_steps: int, tokens_per_second: float) -> None:
-        """Say where the attempt is; at most once a second reaches the storage. Correctness never needs it."""
+        """Say where the attempt is; the storage hears of it within a second. Correctness never needs it."""
         self._last_step = time.monotonic()
-        if self._last_step >= self._next_beat:
-            self._next_beat = self._last_step + HEARTBEAT_INTERVAL_S
-            self._lease |= {"step": step, "num_steps": num_steps, "tokens_per_second": float(tokens_per_second)}
-            self._write_lease()
+        self._news = {"step": step, "num_steps": num_steps, "tokens_per_second": float(tokens_per_second)}
 
     def complete(
         self,
@@ -130,8 +130,8 @@ class Attempt:
         """Save the final weights and write `result.json` unless another attempt has; returns the result in force.
 
         `final` holds the deterministic fields alone; `run_id`, `weights_sha256` and `sha256` are added here. `records`
-        are those since the last commit; `measured` (seconds by what took them, and what the machine gave) goes into
-        `timing.json`. Checkpoints go away, for the result and its weights replace them.
+        are those since the last commit; `measured` (seconds by what took them, and what the machine gave) becomes part
+        of the run's `timing()`. Checkpoints go away, for the result and its weights replace them.
         """
 
         def save() -> None:
@@ -163,7 +163,6 @@ class Attempt:
         if self.run.result() is None:
             save()
             timing = self._timing(final) | dict(measured or {})
-            self._folder.write_json("timing.json", timing, durable=False)
             finished = {"result": fields, "segments": chain, "elapsed_s": timing["elapsed_s"], "timing": timing}
             self._folder.write_sealed(FINISHED, finished)
         result = self.run.publish(seal(fields))
@@ -181,7 +180,7 @@ class Attempt:
         if not self._released.is_set():
             self._released.set()
             self._lease["released"] = True
-            self._write_lease()
+            self._tell()
 
     def _require_above_last(self, step: int) -> None:
         if step <= self._step:
@@ -208,11 +207,28 @@ class Attempt:
             remove_weights(self._folder)
 
     def _renew(self) -> None:
-        while not self._released.wait(max(self._lease["lease_seconds"], HEARTBEAT_INTERVAL_S) / RENEWALS_A_LEASE):
-            if time.monotonic() - self._last_step < LONGEST_STEP_S:
-                self._write_lease()
+        """Writes what heartbeats said, and renews the lease while they say nothing, until the work must hang."""
+        renewal_s = max(self._lease["lease_seconds"], HEARTBEAT_INTERVAL_S) / RENEWALS_A_LEASE
+        written = time.monotonic()
+        while not self._released.wait(min(HEARTBEAT_INTERVAL_S, renewal_s)):
+            now = time.monotonic()
+            is_due = now - written >= renewal_s and now - self._last_step < LONGEST_STEP_S
+            if self._news or is_due:
+                self._tell()
+                written = now
+
+    def _tell(self) -> None:
+        """Writes the lease; a storage that refuses is warned about once, for the lease only saves work."""
+        try:
+            self._write_lease()
+        except OSError as error:
+            if not self._warned:
+                self._warned = True
+                text = f"run {self.run.run_id}: its lease cannot be written, so others may train it too: {error}"
+                warnings.warn(text, RuntimeWarning, stacklevel=2)
 
     def _write_lease(self) -> None:
         with self._writing:
-            self._lease["time"] = time.time()
+            news, self._news = self._news, {}
+            self._lease |= {**news, "time": time.time()}
             self._folder.write_json("lease.json", self._lease, durable=False)

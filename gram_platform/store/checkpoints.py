@@ -7,7 +7,7 @@ it needs nothing else. `tensors.py` writes and loads them.
 """
 
 from gram_platform.store.files import CorruptFile, Folder
-from gram_platform.store.leases import process_is_gone, read_lease
+from gram_platform.store.leases import has_ended, read_lease
 from gram_platform.store.weights import MANIFEST, remove_weights
 
 TENSORS, LAYOUT, STATE = "tensors.safetensors", "layout", "state.json"
@@ -51,20 +51,16 @@ def prune(attempts: Folder, keep: int, own_id: str | None = None) -> None:
             folder.remove(step_name(step))
 
 
-def clear_debris(attempts: Folder, own_id: str) -> None:
-    """Remove half-written checkpoints and weights of attempts that certainly ended."""
+def clear_debris(attempts: Folder, own_id: str | None = None) -> None:
+    """Remove half-written checkpoints, weights and files of attempts other than `own_id` that certainly ended."""
     for attempt_id in attempts.list():
         attempt = attempts.child(attempt_id)
-        if attempt_id == own_id or not _has_ended(attempt):
+        if attempt_id == own_id or not has_ended(read_lease(attempt)):
             continue
+        attempt.remove_temporaries()
         folder = attempt.child("checkpoints")
         for name in folder.list():
             if name.isdigit() and not folder.child(name).exists(MANIFEST):
                 folder.remove(name)
         if not attempt.exists(FINISHED):
             remove_weights(attempt)
-
-
-def _has_ended(attempt: Folder) -> bool:
-    lease = read_lease(attempt)
-    return lease is not None and (lease["released"] or process_is_gone(lease))

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 from gram_platform.config import AnyEvaluation
 from gram_platform.identity import invalid
 from gram_platform.store.directory import RESULT, NodeDirectory
-from gram_platform.store.files import Folder, seal
+from gram_platform.store.files import CorruptFile, Folder, seal
 
 if TYPE_CHECKING:
     import torch
 
+TIMING = "timing.json"
 TENSORS_HASH = "tensors_sha256"  # in the result: of the tensors that lie beside it
 
 
@@ -41,7 +42,11 @@ class EvaluationDirectory(NodeDirectory):
 
     def timing(self) -> dict:
         """When and where the evaluation ended and how long it took, if that is known; {} before the end."""
-        return self.folder.read_json("timing.json") or {}
+        try:
+            return self.folder.read_json(TIMING) or {}
+        except CorruptFile as error:
+            self.folder.set_aside(TIMING, error)
+            return {}
 
     def complete(
         self, result: Mapping, timing: Mapping | None = None, tensors: Mapping[str, "torch.Tensor"] | None = None
@@ -52,9 +57,8 @@ class EvaluationDirectory(NodeDirectory):
         the result says their hash.
         """
         if self.result() is None:
-            self.folder.write_json(
-                "timing.json", {**(timing or {}), "ended": time.time(), "host": socket.gethostname()}
-            )
+            facts = {**(timing or {}), "ended": time.time(), "host": socket.gethostname()}
+            self.folder.write_json(TIMING, facts)
         if tensors:
             result = {**result, TENSORS_HASH: self._write_tensors(tensors)}
         return self.publish(seal({**result, "eval_id": self.eval_id}))

@@ -100,6 +100,9 @@ class Folder:
                 self.rename(name, f"{name}.corrupt-{number}")
         warnings.warn(f"{self.path}/{name} is corrupted and set aside: {reason}", RuntimeWarning, stacklevel=2)
 
+    def remove_temporaries(self, older_than_s: float = 0.0) -> None:
+        """Remove what writers that were killed left half-written here. Object stores have nothing of the kind."""
+
     def _check_writable(self) -> None:
         if not self.writable:
             raise invalid("storage", self.path, "opened with Store.open_for_writing() before anything is written")

@@ -12,6 +12,9 @@ import time
 
 from gram_platform.store.files import CorruptFile, Folder
 
+LONGEST_STEP_S = 3600.0  # an attempt that is silent for longer hangs, and its lease is left to expire
+GONE_AFTER_S = 2 * LONGEST_STEP_S  # a lease of another machine that is this old: nobody works on the attempt any more
+
 
 class LeaseHeld(RuntimeError):
     """Another attempt at the run is at work; `lease` says whose."""
@@ -54,6 +57,13 @@ def is_fresh(lease: dict | None) -> bool:
     if not lease or lease["released"] or process_is_gone(lease):
         return False
     return abs(time.time() - lease["time"]) <= lease["lease_seconds"]
+
+
+def has_ended(lease: dict | None) -> bool:
+    """Whether the lease's owner has certainly ended, so that what it left half-written can go."""
+    if not lease:
+        return False
+    return lease["released"] or process_is_gone(lease) or time.time() - lease["time"] > GONE_AFTER_S
 
 
 def process_is_gone(lease: dict) -> bool:

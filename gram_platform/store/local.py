@@ -5,7 +5,9 @@ import fcntl
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import IO
 
 from gram_platform.store.files import Folder, hash_file, is_safe_name, safe_name
@@ -98,6 +100,14 @@ class LocalFolder(Folder):
         else:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
+
+    @persistent
+    def remove_temporaries(self, older_than_s: float = 0.0) -> None:
+        self._check_writable()
+        for path in Path(self.path).glob(".*.tmp"):
+            with contextlib.suppress(FileNotFoundError):  # its writer has just published it
+                if time.time() - path.stat().st_mtime >= older_than_s:
+                    path.unlink()
 
     @persistent
     def rename(self, old: str, new: str) -> None:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from gram_platform.config import RunConfig
 from gram_platform.identity import invalid
-from gram_platform.store.checkpoints import FINISHED, newest_manifest
+from gram_platform.store.checkpoints import FINISHED, clear_debris, list_checkpoints, newest_manifest, prune
 from gram_platform.store.directory import RESULT, NodeDirectory
 from gram_platform.store.files import CorruptFile, Folder, seal
-from gram_platform.store.leases import LeaseHeld, is_fresh, read_lease
+from gram_platform.store.leases import GONE_AFTER_S, LeaseHeld, is_fresh, read_lease
 from gram_platform.store.segments import last_step, read_segment
 from gram_platform.store.weights import has_weights, remove_weights, set_weights_aside
 
@@ -207,6 +207,16 @@ class RunDirectory(NodeDirectory):
         """
         self.require_result()
         return sum(remove_weights(self.attempts.child(attempt_id)) for attempt_id in self.attempts.list())
+
+    def remove_remains(self) -> int:
+        """Remove what killed attempts left, and the checkpoints of a complete run; the number of these."""
+        is_complete = self.result() is not None
+        found = list_checkpoints(self.attempts) if is_complete else []
+        if is_complete:
+            prune(self.attempts, keep=0)
+        clear_debris(self.attempts)
+        self.folder.remove_temporaries(GONE_AFTER_S)
+        return len(found)
 
     def _load_weights(self, attempt_id: str, result: dict) -> dict[str, "torch.Tensor"] | None:
         """The attempt's weights if they are the result's; None when they are gone, or set aside as corrupted."""

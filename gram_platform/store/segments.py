@@ -39,11 +39,6 @@ def read_segment(attempts: Folder, entry: dict) -> list[dict]:
     return [json.loads(line) for line in data.splitlines()]
 
 
-def read_chain(attempts: Folder, chain: Sequence[dict]) -> list[dict]:
-    """All records of a chain in order."""
-    return [record for entry in chain for record in read_segment(attempts, entry)]
-
-
 def last_step(chain: Sequence[dict]) -> int:
     """The last step a chain has records of; -1 for an empty chain."""
     return chain[-1]["last_step"] if chain else -1

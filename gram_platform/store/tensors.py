@@ -19,7 +19,6 @@ from gram_platform.checkpoint import DiskTensors, StoredRows, load_tensors, open
 from gram_platform.identity import canonical_json, to_plain
 from gram_platform.store.checkpoints import LAYOUT, STATE, TENSORS, step_name
 from gram_platform.store.files import CorruptFile, Folder, hash_file
-from gram_platform.store.segments import read_chain
 from gram_platform.store.weights import MANIFEST, SHARDS, WEIGHTS
 from gram_platform.train.pieces import Piece, all_rows, as_piece
 
@@ -30,12 +29,11 @@ Layout = Mapping[str, StoredRows]  # what a shard holds, by the tensor's name
 
 @dataclass(frozen=True)
 class Resumed:
-    """Where a run continues: the step that was committed last, its tensors and state, and its history up to there."""
+    """Where a run continues: the step that was committed last, its tensors and state; the manifest has its history."""
 
     step: int
     pieces: dict[str, Piece]  # the rows that were asked for
     state: dict
-    records_chain: list[dict]
     manifest: dict
 
     @property
@@ -97,7 +95,7 @@ def read_checkpoint(attempts: Folder, step: int, attempt_id: str, rows_of: RowsO
     pieces = _read_pieces(folder, files, rows_of)
     with _verified(folder, STATE, files[STATE]) as path, open(path) as file:
         state = json.load(file)
-    return Resumed(manifest["step"], pieces, state, read_chain(attempts, manifest["segments"]), manifest)
+    return Resumed(manifest["step"], pieces, state, manifest)
 
 
 def read_weights(attempt: Folder) -> dict[str, torch.Tensor]:

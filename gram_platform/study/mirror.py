@@ -36,6 +36,7 @@ class Mirror:
         self._thread.join()
         try:
             self.tracker.sync(self.store, ids)
+            self.is_away = False
         except TrackingUnavailable as error:
             self._report(error)
         return not self.is_away

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -49,7 +50,7 @@ def clip_gradients(sets: Sets, stepped: Collection[str], config: OptimizerConfig
     if config.clip_scope == "global":
         gradients = {"all": [p for parameters in gradients.values() for p in parameters]}
     norms = [nn.utils.clip_grad_norm_(group, config.clip_norm) for group in gradients.values()]
-    return max(_scalar(norm) for norm in norms)
+    return float(np.max([_scalar(norm) for norm in norms]))  # NaN, if any is: Python's `max` may pass over it
 
 
 def _scalar(norm: torch.Tensor) -> float:

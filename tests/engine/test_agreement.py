@@ -106,7 +106,7 @@ def test_a_notice_to_one_rank_is_a_notice_to_all(execution, run, tmp_path, told)
 
 
 def train_until_told(rank, num_ranks, run, execution, folder):
-    attempts.HEARTBEAT_INTERVAL_S = 0.0
+    attempts.HEARTBEAT_INTERVAL_S = 0.001
     ended = train_rank(run, execution)
     with open(f"{folder}/{rank}.json", "w") as file:
         json.dump([ended.reason, ended.message], file)

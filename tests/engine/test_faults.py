@@ -31,7 +31,7 @@ def in_fork(target, *args) -> multiprocessing.Process:
 def test_a_notice_leaves_a_checkpoint_and_the_run_continues(run, execution, undisturbed, monkeypatch):
     """SIGTERM commits the step at work, wherever it lies in the interval of a record; the result is the same."""
     straight, records = undisturbed
-    monkeypatch.setattr(attempts, "HEARTBEAT_INTERVAL_S", 0.0)  # every step can be seen
+    monkeypatch.setattr(attempts, "HEARTBEAT_INTERVAL_S", 0.001)  # every step can be seen
     seldom = dataclasses.replace(execution, checkpoint_every_s=1e9)  # nothing but the notice commits
     directory = Store(execution.storage).run(run.run_id)
     steps = [0]

@@ -31,7 +31,7 @@ STEPS_A_KILL = 60
 
 def worker_that_tells(config) -> str | None:
     """A rank under Ray Train that says where it is: its process in a file, and every step in the lease."""
-    attempts.HEARTBEAT_INTERVAL_S = 0.0
+    attempts.HEARTBEAT_INTERVAL_S = 0.001
     Path(f"{config['execution'].storage}-rank-{dist.get_rank()}").write_text(str(os.getpid()))
     return train_rank(sharded.run_from_plain(config["run"]), config["execution"])
 

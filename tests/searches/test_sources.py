@@ -2,6 +2,8 @@
 
 import math
 import statistics
+import threading
+import time
 
 import pytest
 
@@ -215,6 +217,19 @@ def test_orders_reach_the_driver_and_limits_stop_it(store, monkeypatch):
     assert control.limit_reached() == "$3.00 are used, max_cost is 3"
     hours[0] = 2.0
     assert control.limit_reached() == "2.00 machine hours are used, max_hours is 2"
+
+
+def test_a_pause_between_rounds_waits_for_the_next_order(store, monkeypatch):
+    monkeypatch.setattr("gram_platform.searches.control.LOOK_EVERY_S", 0.01)
+    folder = store.search_dir("s1")
+    for state, goes_on in ((RUNNING, True), (CANCELLED, False)):
+        order(folder, PAUSED)
+        control = Control(folder, lambda: 0.0, max_hours=0, max_cost=0, dollars_per_hour=1.0)
+        timer = threading.Timer(0.3, order, (folder, state))
+        started = time.monotonic()
+        timer.start()
+        assert control.may_go_on() is goes_on
+        assert time.monotonic() - started >= 0.25
 
 
 def test_one_driver_at_a_time(store, monkeypatch):

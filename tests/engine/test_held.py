@@ -1,0 +1,84 @@
+"""Two drivers of one run: what ends under one has ended for the other, also when it ended badly."""
+
+import threading
+import time
+
+import pytest
+from ray.exceptions import RayTaskError
+
+from gram_platform.engine import capacity, graph, trials
+from gram_platform.engine.execution import Resources
+from gram_platform.engine.graph import Progress
+from gram_platform.nodes import Node
+from gram_platform.store import LeaseHeld, Store
+from gram_platform.train.loop import TrainingDiverged
+
+DIVERGED = ("loss nan at step 7", {"kind": "diverged"})
+
+
+@pytest.fixture
+def node(run) -> Node:
+    return Node(run, (("method", "gram"), ("size", "tiny"), ("seed", "0"), ("profile", "all")))
+
+
+@pytest.fixture
+def other(execution, node):
+    """The attempt of the other driver, at work."""
+    directory = Store(execution.storage).open_for_writing().run(node.id)
+    directory.ensure_config(node.config)
+    with directory.start_attempt("the other driver") as attempt:
+        yield attempt
+
+
+def held_graph(node, execution, monkeypatch, retry_diverged=False):
+    """A study whose only node has come back from Ray because another driver is at work on it."""
+
+    def get(reference):
+        lease = {"owner": "other", "pid": 1, "host": "here"}
+        error = LeaseHeld(node.id, lease)
+        raise RayTaskError("execute", "", error)
+
+    study = graph._Graph(Progress([node]), execution, Resources(), retry_diverged)
+    monkeypatch.setattr(graph.ray, "get", get)
+    monkeypatch.setattr(capacity.ray, "cluster_resources", lambda: {"CPU": 2.0})
+    monkeypatch.setattr(capacity, "largest_cluster", dict)
+    monkeypatch.setattr(study, "_submit", lambda task: f"again {len(study.in_flight)}")
+    study.waiting.clear()
+    assert not study._settle(node, "first", (node,))
+    study.not_before.clear()  # the wait is over
+    return study
+
+
+def test_a_study_takes_over_the_end_that_another_driver_brought_about(node, execution, other, monkeypatch):
+    study = held_graph(node, execution, monkeypatch)
+    other.fail(*DIVERGED)
+    assert study.advance()
+    assert study.wait(0.0) == [node]  # is told of, as what ends here is
+    assert study.progress.failed == {node.id: "loss nan at step 7"}
+    assert not study.advance()
+
+
+def test_another_end_than_a_divergence_is_tried_again(node, execution, other, monkeypatch):
+    study = held_graph(node, execution, monkeypatch)
+    other.fail("OSError: the disk went away", {"kind": "error"})
+    assert study.advance()
+    assert list(study.in_flight.values()) == [(node,)]
+
+
+def test_a_divergence_is_tried_again_when_that_is_asked_for(node, execution, other, monkeypatch):
+    study = held_graph(node, execution, monkeypatch, retry_diverged=True)
+    other.fail(*DIVERGED)
+    assert study.advance()
+    assert list(study.in_flight.values()) == [(node,)]
+
+
+def test_a_trial_diverges_with_the_run_that_it_waits_for(node, execution, other, monkeypatch):
+    """The trial meets the lease itself: nothing stands in for the store here."""
+    monkeypatch.setattr(trials, "HELD_POLL_S", 0.05)
+    waited = threading.Timer(0.5, lambda: other.fail(*DIVERGED))
+    waited.start()
+    started = time.monotonic()
+    with pytest.raises(TrainingDiverged, match="loss nan at step 7"):
+        trials._Work(execution, Resources(), retry_diverged=False).result(node)
+    assert time.monotonic() - started >= 0.4
+    assert len(Store(execution.storage).run(node.id).attempts.list()) == 1

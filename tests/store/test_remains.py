@@ -1,0 +1,138 @@
+"""What kills, damage and lost machines leave behind: nothing of it ends a run, and all of it goes away in the end."""
+
+import json
+import time
+import warnings
+
+import pytest
+import torch
+
+from gram_platform.config import Evaluation, View
+from gram_platform.store import Store
+from gram_platform.store.leases import GONE_AFTER_S
+from gram_platform.store.local import LocalFolder
+from gram_platform.store.runs import RunDirectory
+from tests.store.training import final_fields, record, run_config
+
+RUN = run_config(8)
+WEIGHTS = {"weights": torch.ones(2)}
+
+
+@pytest.fixture
+def directory(tmp_path) -> RunDirectory:
+    directory = Store(tmp_path).open_for_writing().run(RUN.run_id)
+    directory.ensure_config(RUN)
+    return directory
+
+
+def committed(directory: RunDirectory, *steps: int):
+    """An attempt that committed these steps and was then killed: its lease is not released."""
+    attempt = directory.start_attempt("killed", lease_seconds=0.0)
+    last = 0
+    for step in steps:
+        attempt.commit(step, WEIGHTS, {}, [record(s) for s in range(last + 1, step + 1)])
+        last = step
+    attempt._released.set()  # its thread ends as with its process
+    return attempt
+
+
+def of_another_machine(directory: RunDirectory, attempt_id: str, age_s: float) -> None:
+    path = directory.folder.path + f"/attempts/{attempt_id}/lease.json"
+    with open(path) as file:
+        lease = json.load(file)
+    with open(path, "w") as file:
+        json.dump(lease | {"place": "elsewhere", "released": False, "time": time.time() - age_s}, file)
+
+
+def files(tmp_path, pattern: str) -> list[str]:
+    return sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob(pattern))
+
+
+def test_a_damaged_segment_costs_its_records_and_no_training(directory, tmp_path):
+    committed(directory, 3, 6)
+    first = sorted(tmp_path.rglob("segments/*.jsonl"))[0]
+    first.write_bytes(first.read_bytes().replace(b"1", b"2", 1))
+    with directory.start_attempt("next", lease_seconds=0.0) as attempt:
+        assert attempt.resume().step == 6
+        attempt.complete(final_fields(RUN), WEIGHTS, [record(7), record(8)])
+    with pytest.warns(RuntimeWarning, match="does not match"):
+        assert [r["step"] for r in directory.records()] == [4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"elapsed_s"'])
+def test_a_damaged_timing_of_an_evaluation_is_set_aside(tmp_path, content):
+    evaluation = Evaluation(View.of("0" * 12), "d" * 12, ("core",), 4)
+    place = Store(tmp_path).open_for_writing().evaluation(evaluation.eval_id)
+    place.ensure_config(evaluation)
+    place.complete({"losses": {"core": 2.5}}, {"elapsed_s": 0.5})
+    (timing,) = tmp_path.rglob("timing.json")
+    timing.write_text(content)
+    with pytest.warns(RuntimeWarning, match="set aside"):
+        assert place.timing() == {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert place.timing() == {}
+    assert place.status() == "complete"
+
+
+@pytest.mark.parametrize(
+    ("age_s", "is_cleared"), [(60.0, False), (GONE_AFTER_S - 60, False), (GONE_AFTER_S + 60, True)]
+)
+def test_what_a_lost_machine_left_half_written_goes_when_it_cannot_come_back(directory, tmp_path, age_s, is_cleared):
+    attempt = committed(directory, 2)
+    folder = tmp_path / "runs" / RUN.run_id / "attempts" / attempt.attempt_id
+    (folder / "checkpoints/000000005").mkdir()
+    half_written = [folder / "checkpoints/000000005/tensors.safetensors", folder / "weights.safetensors"]
+    half_written.append(folder / ".weights.safetensors.1-ab.tmp")
+    for path in half_written:
+        path.write_bytes(b"half")
+    of_another_machine(directory, attempt.attempt_id, age_s)
+    with directory.start_attempt("next", lease_seconds=0.0) as following:
+        assert following.resume().step == 2
+    assert [path.exists() for path in half_written] == [not is_cleared] * 3
+
+
+def test_a_kill_after_the_result_leaves_checkpoints_that_can_be_removed(directory, tmp_path, monkeypatch):
+    """The attempt is killed between its result and the removal of what the result replaces."""
+    attempt = committed(directory, 3, 6)
+    monkeypatch.setattr(attempt, "_remove_superfluous", lambda result: None)
+    attempt.complete(final_fields(RUN), WEIGHTS, [record(7), record(8)])
+    assert files(tmp_path, "manifest.json")
+    assert directory.remove_remains() == 2
+    assert not files(tmp_path, "manifest.json")
+    assert not files(tmp_path, "tensors.safetensors")
+    assert directory.remove_remains() == 0
+    assert directory.weights().keys() == WEIGHTS.keys()
+
+
+def test_what_can_be_continued_stays(directory, tmp_path):
+    committed(directory, 3, 6)
+    assert directory.remove_remains() == 0
+    assert directory.committed_step() == 6
+
+
+def test_a_storage_that_refuses_leases_ends_nothing(directory, monkeypatch):
+    """The work goes on with one warning, and ends with its result."""
+    attempt = directory.start_attempt("worker", lease_seconds=0.0)
+    write = LocalFolder.write
+
+    def refuse(folder, name, data, durable=True):
+        if name == "lease.json":
+            raise OSError(28, "No space left on device")
+        write(folder, name, data, durable)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalFolder, "write", refuse)
+            attempt.heartbeat(1, 8, 10.0)
+            deadline = time.monotonic() + 10
+            while not caught and time.monotonic() < deadline:
+                time.sleep(0.01)
+            attempt.heartbeat(2, 8, 10.0)
+            attempt.commit(2, WEIGHTS, {}, [record(1), record(2)])
+            attempt.complete(final_fields(RUN), WEIGHTS, [record(s) for s in range(3, 9)])
+    assert directory.status() == "complete"
+    (text,) = (str(warning.message) for warning in caught)
+    assert "lease cannot be written" in text
+    assert "No space left" in text
