@@ -1,6 +1,7 @@
 """The model card of an export: what it is, what was removed, what was measured, and what that does not promise."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -33,7 +34,7 @@ class Exporting:
     view: View
     model: ModelConfig  # of the view, with its modules alone
     origin: ModelConfig  # of the run, with all its modules
-    facts: Mapping[str, str]  # of the run: data, seed, tags
+    facts: Mapping[str, str]  # of the run: data, seed, tags; in Markdown
     numbers: tuple[ProfileNumbers, ...]
     dtype: str
 
@@ -57,17 +58,17 @@ def describe(store: Store, view: View, dtype: str, numbers: tuple[ProfileNumbers
 def _facts(store: Store, view: View) -> dict[str, str]:
     if view.run_id.startswith(IMPORTED):
         source = store.origin(view.run_id).require_result()["source"]
-        return {"imported model": f"`{view.run_id}`", "from": f"`{source['name']}`"}
+        return {"imported model": code(view.run_id), "from": code(source["name"])}
     directory = store.run(view.run_id)
     config, tags = directory.config(), directory.tags()
     named = {name: tags[name] for name in ("method", "size", "elicited") if tags.get(name)}
-    facts = {"run": f"`{view.run_id}`", "data": f"`{config['data']['data_id']}`", "seed": str(config["seed"])}
-    facts |= {"attacked for" if name == "elicited" else name: value for name, value in named.items()}
+    facts = {"run": code(view.run_id), "data": code(config["data"]["data_id"]), "seed": str(config["seed"])}
+    facts |= {"attacked for" if name == "elicited" else name: plain(value) for name, value in named.items()}
     if view.sources:
-        facts["modules from"] = ", ".join(f"{domain}: `{run_id}`" for domain, run_id in view.sources)
+        facts["modules from"] = ", ".join(f"{plain(domain)}: {code(run_id)}" for domain, run_id in view.sources)
     weighted = {domain: weight for domain, weight in view.weights if weight != 1.0}
     if weighted:
-        facts["weights of modules"] = ", ".join(f"{domain} {weight:g}" for domain, weight in weighted.items())
+        facts["weights of modules"] = ", ".join(f"{plain(domain)} {weight:g}" for domain, weight in weighted.items())
     return facts
 
 
@@ -88,8 +89,8 @@ def _head(about: Exporting, part: str) -> str:
     lines = ["---", "library_name: transformers", "pipeline_tag: text-generation", "tags:", "- gram", "- starcoder2"]
     modules = (f"{d}={weight:g}" if weight != 1.0 else d for d, weight in about.view.weights if d != CORE)
     name = about.numbers[0].names["profile"] if about.numbers else "+".join((CORE, *modules))
-    title = f"# {name}" + (f": the expert of {part}" if part else "")
-    return "\n".join([*lines, "---", "", title])
+    title = plain(name + (f": the expert of {part}" if part else ""))
+    return "\n".join([*lines, "---", "", f"# {title}"])
 
 
 def _what(about: Exporting, part: str) -> str:
@@ -98,9 +99,8 @@ def _what(about: Exporting, part: str) -> str:
     text = "A StarCoder2 checkpoint of one capability profile: the core and the modules that the profile keeps, merged "
     text += "into one dense model. `AutoModelForCausalLM` and `AutoTokenizer` load it."
     if about.view.rule == "by_domain":
-        experts = ", ".join(f"`{domain}`" for domain in about.present)
-        text = f"The profile is a dense StarCoder2 checkpoint for each expert: {experts}. Text of a domain without one "
-        text += f"goes to `{CORE}`."
+        text = f"The profile is a dense StarCoder2 checkpoint for each expert: {codes(about.present)}. Text of a "
+        text += f"domain without one goes to {code(CORE)}."
     return f"{text}\n\n{table}"
 
 
@@ -116,11 +116,10 @@ def _shape_rows(about: Exporting, part: str) -> list[str]:
 def _removed(about: Exporting) -> str:
     lines = []
     if about.absent:
-        names = ", ".join(f"`{domain}`" for domain in about.absent)
-        lines.append(f"Modules of the run that are absent from these files: {names}.")
+        lines.append(f"Modules of the run that are absent from these files: {codes(about.absent)}.")
     forgotten = tuple(dict.fromkeys(domain for numbers in about.numbers for domain in numbers.removed))
     if forgotten:
-        lines.append(f"Domains that the profile does not keep: {', '.join(f'`{domain}`' for domain in forgotten)}.")
+        lines.append(f"Domains that the profile does not keep: {codes(forgotten)}.")
     return "## What was removed\n\n" + ("\n".join(lines) or "Nothing that this storage knows of.")
 
 
@@ -148,8 +147,8 @@ def _is_within(part: pd.DataFrame, whole: pd.DataFrame) -> bool:
 
 
 def _study(numbers: ProfileNumbers, others: Sequence[str]) -> str:
-    names = ", ".join(f"{name} {value}" for name, value in numbers.names.items() if value and name != "kind")
-    lines = [f"### {numbers.title}", f"Study `{numbers.study}` ({names}). {' '.join(numbers.facts)}"]
+    names = ", ".join(f"{name} {plain(value)}" for name, value in numbers.names.items() if value and name != "kind")
+    lines = [f"### {numbers.title}", f"Study {code(numbers.study)} ({names}). {' '.join(numbers.facts)}"]
     lines.append(
         "A compute ratio is the share of the baseline's training that reaches the same loss: 1 is the baseline at its "
         "end. *elicited* is after an attack on what was removed; its loss is the attacker's best."
@@ -159,9 +158,9 @@ def _study(numbers: ProfileNumbers, others: Sequence[str]) -> str:
     summary = [f"{name} {text}" for name, text in numbers.classes.items()]
     if summary:
         lines.append(f"Over {numbers.num_seeds} seed(s), averaged over the domains of a class: {'; '.join(summary)}.")
-    lines += [f"Missing: {text}." for text in _missing(numbers)]
+    lines += [f"Missing: {plain(text)}." for text in _missing(numbers)]
     if others:
-        lines.append(f"The same evaluations are in: {', '.join(f'`{study}`' for study in dict.fromkeys(others))}.")
+        lines.append(f"The same evaluations are in: {codes(dict.fromkeys(others))}.")
     if numbers.num_seeds == 1:
         lines.append("There is one seed, and one seed has no interval.")
     return "\n\n".join(lines)
@@ -177,4 +176,23 @@ def _missing(numbers: ProfileNumbers) -> list[str]:
 
 def _markdown(frame: pd.DataFrame) -> str:
     rows = [list(frame.columns), ["---"] * len(frame.columns), *frame.astype(str).to_numpy().tolist()]
-    return "\n".join("| " + " | ".join(cell or ANY_TEXT for cell in row) + " |" for row in rows)
+    return "\n".join("| " + " | ".join(plain(cell) or ANY_TEXT for cell in row) + " |" for row in rows)
+
+
+# ------------------------------------------------------------------------------- labels and names, as they were given
+
+
+def plain(text: str) -> str:
+    """Text that stays in its cell and shows as it is: no table, code, tag or line begins or ends in it."""
+    return re.sub(r"([\\|<&`])", r"\\\1", " ".join(text.splitlines()))
+
+
+def code(text: str) -> str:
+    """A name as code, where Markdown can: a code span knows no escapes."""
+    escaped = plain(text)
+    return f"`{text}`" if escaped == text else escaped
+
+
+def codes(names: Iterable[str]) -> str:
+    """Names as code, separated by commas."""
+    return ", ".join(code(name) for name in names)

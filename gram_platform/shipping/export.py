@@ -1,14 +1,9 @@
 """A view as stock Hugging Face checkpoints: written beside the target, verified, then moved there as a whole."""
 
-import contextlib
-import errno
-import fcntl
 import hashlib
 import importlib.util
 import json
-import os
-import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +12,7 @@ from gram_platform.config import IMPORTED, ModelConfig, View
 from gram_platform.identity import canonical_json, invalid, require_choice, require_int, to_plain
 from gram_platform.model.merge import merged_config
 from gram_platform.shipping.files import MAX_FILE_BYTES, shards, write_tensors
+from gram_platform.shipping.place import beside, followed, require_no_mount, require_room
 from gram_platform.shipping.selection import dense_parts
 from gram_platform.shipping.starcoder2 import foreign_config, foreign_shapes, foreign_weights
 from gram_platform.shipping.tokenizers import write_tokenizer
@@ -70,19 +66,20 @@ def export_view(
 ) -> Exported:
     """Writes the view's checkpoints to the folder `out`, each verified, with a card each.
 
-    ValueError before any work when `out` holds anything but this very export, or the disk has no room; when a
-    checkpoint is not the view, nothing is left. An export that is there is verified by its hashes and its card written
-    again.
+    ValueError before any work when `out` (behind symbolic links, if it is one) holds anything but this very export or
+    is a mount point, or the disk has no room; when a checkpoint is not the view, nothing is left. An export that is
+    there is verified by its hashes and its card written again.
     """
     parts = dense_parts(export.view)
     _require_check(export.check)
-    identity = _identity(store, export)
+    identity, out = _identity(store, export), followed(out)
     if _is_there(out, identity):
         return _again(out, write_card)
+    require_no_mount(out)
     with open_view(store, export.view) as (config, weights):
         total = sum(_num_bytes(merged_config(config, dict(part.weights)), export) for part in parts.values())
-        _require_room(out, total)
-        with _beside(out) as partial:
+        require_room(out, total)
+        with beside(out) as partial:
             done, agreements = _counting(progress, total), {}
             for name, part in parts.items():
                 (partial / name).mkdir(exist_ok=True)
@@ -200,48 +197,3 @@ def _hashes(folder: Path) -> dict[str, str]:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _require_room(out: Path, num_bytes: int) -> None:
-    existing = next(parent for parent in out.absolute().parents if parent.exists())
-    free = shutil.disk_usage(existing).free
-    if free < num_bytes:
-        raise invalid("out", str(out), f"a place with {num_bytes / 1e9:,.2f} GB free, it has {free / 1e9:,.2f} GB")
-
-
-@contextlib.contextmanager
-def _beside(out: Path) -> Iterator[Path]:
-    """A folder beside `out` that becomes `out` when the block ends, and goes away when it fails.
-
-    What a process that was killed has left is removed by the next export to `out`.
-    """
-    partial = out.parent / f".{out.name}.{os.getpid()}.part"
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        for stale in out.parent.glob(f".{out.name}.*.part"):
-            with contextlib.suppress(OSError), _held(stale):
-                shutil.rmtree(stale)
-        partial.mkdir()
-    except OSError as error:
-        raise invalid("out", str(out), f"a place where files can be written ({error})") from error
-    try:
-        with _held(partial):
-            yield partial
-            os.rename(partial, out)  # onto an empty folder too; anything that came meanwhile is kept
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.ENOTEMPTY):
-            raise
-        raise invalid("out", str(out), f"a place where the export can be written ({error.strerror})") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """BlockingIOError (an OSError) while another process holds the folder."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(descriptor)

@@ -14,11 +14,12 @@ import torch
 
 from gram_platform.checkpoint import hash_named, write_stream
 from gram_platform.config import ModelConfig
-from gram_platform.corpora.tokenizer import load_tokenizer, require_vocab
+from gram_platform.corpora.tokenizer import KNOWN_ENDS, load_tokenizer, require_vocab
 from gram_platform.flops import total_parameters
 from gram_platform.identity import invalid
 from gram_platform.shipping.files import file_names, open_checkpoint
-from gram_platform.shipping.starcoder2 import DEFAULTS, OwnWeights, dense_shapes, own_config
+from gram_platform.shipping.own_weights import OwnWeights
+from gram_platform.shipping.starcoder2 import checked_fields, dense_shapes, own_config
 from gram_platform.store import Store
 from gram_platform.store.files import hash_file
 from gram_platform.store.imports import TOKENIZER, ImportDirectory, import_id
@@ -44,19 +45,20 @@ def import_checkpoint(
     """Reads a StarCoder2 checkpoint into a storage that is open for writing.
 
     `seq_len`: of the sequences that runs shall have, by default all the model's positions. ValueError for what is not
-    our model: another architecture, attention biases other than zero, pickled weights, tensors that are missing or
-    too many.
+    our model: another architecture, attention biases other than zero, pickled weights, tensors that are missing, too
+    many, or not finite; and for a tokenizer that cannot be read or has more tokens than the model.
     """
     plain = read_config(folder)
-    model = own_config(plain, seq_len)
+    model, fields = own_config(plain, seq_len), checked_fields(plain)
+    tokenizer, trouble = _tokenizer(folder, model)
     total = 4 * total_parameters(model)
     with open_checkpoint(folder) as foreign:
-        weights = OwnWeights(model, foreign, plain.get("tie_word_embeddings", DEFAULTS["tie_word_embeddings"]))
+        weights = OwnWeights(model, foreign, fields["tie_word_embeddings"], fields["use_bias"])
         weights.require_no_others()
         weights.require_zero_biases()
         names, done = sorted(weights), _Counter(progress, total)
         weights_sha256 = hash_named((name, done.seen(weights[name])) for name in names)
-        directory = store.imported(import_id(model, weights_sha256))
+        directory = store.imported(import_id(model, weights_sha256, tokenizer))
         is_new = directory.result() is None
         if is_new:
             shapes = dict(sorted(dense_shapes(model).items()))
@@ -65,9 +67,9 @@ def import_checkpoint(
                 tensors = ((name, weights[name]) for name in names)
                 write_stream(path, shapes, torch.float32, tensors, _Counter(progress, total).add)
 
-            fields = {"weights_sha256": weights_sha256, "source": _source(folder, plain)}
-            directory.complete(model, fields, write, _tokenizer(folder, model))
-    return Imported(directory.node_id, model, is_new, (*_notes(plain), *_notes_on_tokenizer(directory)))
+            found = {"weights_sha256": weights_sha256, "source": _source(folder, plain)}
+            directory.complete(model, found, write, tokenizer)
+    return Imported(directory.node_id, model, is_new, (*_notes(plain), *_notes_on_tokenizer(trouble, directory)))
 
 
 class _Counter:
@@ -104,19 +106,27 @@ def _source(folder: Path, plain: dict) -> dict:
     return {"name": folder.name, "files": files, "dtype": plain.get("dtype") or plain.get("torch_dtype") or "unknown"}
 
 
-def _tokenizer(folder: Path, model: ModelConfig) -> bytes | None:
-    """The bytes of the checkpoint's tokenizer.json; None without one. ValueError for one that the model cannot read."""
+def _tokenizer(folder: Path, model: ModelConfig) -> tuple[bytes | None, str]:
+    """(the bytes of the checkpoint's tokenizer.json, ""), or (None, why text cannot be packed with it).
+
+    ValueError for one that cannot be read or has tokens that the model does not have.
+    """
     path = folder / TOKENIZER
     if not path.is_file():
-        return None
-    require_vocab(load_tokenizer(path), model.vocab_size)
-    return path.read_bytes()
+        return None, f"the checkpoint has no {TOKENIZER}"
+    tokenizer = load_tokenizer(path)
+    require_vocab(tokenizer, model.vocab_size)
+    if all(tokenizer.token_to_id(name) is None for name in KNOWN_ENDS):
+        return None, f"the checkpoint's {TOKENIZER} has no end of text ({', '.join(KNOWN_ENDS)}) and is not imported"
+    return path.read_bytes(), ""
 
 
-def _notes_on_tokenizer(directory: ImportDirectory) -> tuple[str, ...]:
-    if directory.require_result().get("tokenizer_sha256"):
+def _notes_on_tokenizer(trouble: str, directory: ImportDirectory) -> tuple[str, ...]:
+    if not trouble:
         return ()
-    return (f"the checkpoint has no {TOKENIZER}: studies cannot start from it (--start)",)
+    if directory.require_result().get("tokenizer_sha256"):  # from before ids had the tokenizer in them
+        return (f"{trouble}: studies that start from it (--start) use that of an earlier import of these weights",)
+    return (f"{trouble}: studies cannot start from it (--start)",)
 
 
 def _notes(plain: dict) -> tuple[str, ...]:

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from gram_platform.checkpoint import DiskTensors
 from gram_platform.config import ModelConfig
-from gram_platform.identity import invalid
+from gram_platform.identity import invalid, require_int, require_real
 from gram_platform.model.merge import merged_config, merged_mlp
 from gram_platform.model.transformer import Transformer
 
@@ -36,9 +35,13 @@ DEFAULTS = {
     "max_position_embeddings": 4096,
     "norm_epsilon": 1e-5,
     "sliding_window": None,
+    "use_bias": True,
     "tie_word_embeddings": True,
 }
 DEFAULT_THETA = 10_000.0
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+SIZES += ("num_key_value_heads", "max_position_embeddings")
+SIZES_OR_NULL = ("head_dim", "sliding_window")
 
 # ------------------------------------------------------------------------------------------------------- out
 
@@ -78,7 +81,7 @@ def foreign_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     assert not model.modules, "a merged model has no modules"
     own = dense_shapes(model)
     shapes = {f"{OF_MODEL['wte']}.weight": own["wte.weight"]}
-    rows = dict(zip(PROJECTIONS, _projection_rows(model), strict=True))
+    rows = dict(zip(PROJECTIONS, projection_rows(model), strict=True))
     for layer in range(model.num_layers):
         ours, theirs = f"blocks.{layer}", f"model.layers.{layer}"
         for name, count in rows.items():
@@ -115,7 +118,7 @@ def foreign_weights(
 def _foreign_layer(config: ModelConfig, weights: Weights, active: Mapping[str, float], layer: int) -> dict:
     ours, theirs = f"blocks.{layer}", f"model.layers.{layer}"
     merged = merged_mlp(config, weights, active, ours)
-    split = weights[f"{ours}.attn.qkv_proj.weight"].split(_projection_rows(config))
+    split = weights[f"{ours}.attn.qkv_proj.weight"].split(projection_rows(config))
     tensors = {f"{theirs}.self_attn.o_proj.bias": torch.zeros(config.d_model)}
     for name, rows in zip(PROJECTIONS, split, strict=True):
         tensors[f"{theirs}.self_attn.{name}.weight"] = rows
@@ -127,7 +130,7 @@ def _foreign_layer(config: ModelConfig, weights: Weights, active: Mapping[str, f
     return tensors
 
 
-def _projection_rows(model: ModelConfig) -> list[int]:
+def projection_rows(model: ModelConfig) -> list[int]:
     """Rows of the three projections in our qkv_proj."""
     return [n * model.head_dim for n in (model.num_heads, model.num_kv_heads, model.num_kv_heads)]
 
@@ -146,16 +149,13 @@ def own_config(plain: Mapping, seq_len: int | None = None) -> ModelConfig:
 
     `seq_len`: of the sequences that it shall be trained on, by default all its positions.
     """
-    if plain.get("model_type") != "starcoder2":
-        raise invalid("config.json: model_type", plain.get("model_type"), "starcoder2")
-    fields = {**DEFAULTS, **plain}
-    if fields["hidden_act"] != ACTIVATION:
-        raise invalid("config.json: hidden_act", fields["hidden_act"], ACTIVATION)
+    fields = checked_fields(plain)
     head_dim = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
     if head_dim * fields["num_attention_heads"] != fields["hidden_size"]:
         raise invalid("config.json: head_dim", head_dim, "hidden_size / num_attention_heads")
     longest = min(fields["max_position_embeddings"], fields["sliding_window"] or fields["max_position_embeddings"])
-    if not 1 <= (seq_len or longest) <= longest:
+    wanted = longest if seq_len is None else seq_len
+    if not 1 <= wanted <= longest:
         raise invalid("seq_len", seq_len, f"1 to {longest}, what every token of the model sees")
     return ModelConfig(
         num_layers=fields["num_hidden_layers"],
@@ -164,86 +164,37 @@ def own_config(plain: Mapping, seq_len: int | None = None) -> ModelConfig:
         num_kv_heads=fields["num_key_value_heads"],
         d_mlp=fields["intermediate_size"],
         vocab_size=fields["vocab_size"],
-        seq_len=seq_len or longest,
+        seq_len=wanted,
         rope_theta=_theta(fields),
         norm_eps=fields["norm_epsilon"],
-        init_std=fields.get("initializer_range", ModelConfig.init_std),
+        init_std=fields["initializer_range"],
     )
 
 
+def checked_fields(plain: Mapping) -> dict:
+    """A config.json with what its absent fields mean. ValueError for a field of another type, such as 64.0 for 64."""
+    fields = {**DEFAULTS, "initializer_range": ModelConfig.init_std, **plain}
+    for name, allowed in (("model_type", "starcoder2"), ("hidden_act", ACTIVATION)):
+        if fields.get(name) != allowed:
+            raise invalid(f"config.json: {name}", fields.get(name), allowed)
+    for name in (*SIZES, *(name for name in SIZES_OR_NULL if fields.get(name) is not None)):
+        require_int(f"config.json: {name}", fields[name], 1)
+    for name in ("norm_epsilon", "initializer_range"):
+        require_real(f"config.json: {name}", fields[name], 0.0, open_low=True)
+    for name in ("use_bias", "tie_word_embeddings"):
+        if not isinstance(fields[name], bool):
+            raise invalid(f"config.json: {name}", fields[name], "true or false")
+    return fields
+
+
 def _theta(fields: Mapping) -> float:
+    for name in ("rope_parameters", "rope_scaling"):
+        if not isinstance(fields.get(name), Mapping | None):
+            raise invalid(f"config.json: {name}", fields[name], "a JSON object or null")
     rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default":
         raise invalid("config.json: rope_type", kind, "default: positions that are not scaled")
-    return float(rope.get("rope_theta", fields.get("rope_theta", DEFAULT_THETA)))
-
-
-class OwnWeights(Mapping):
-    """A StarCoder2 checkpoint's tensors as float32 under our names, each made when it is asked for.
-
-    A tied unembedding is the embedding; biases that the checkpoint lacks are zero. ValueError for a tensor that is
-    missing, has another shape, or is an attention bias other than zero.
-    """
-
-    def __init__(self, model: ModelConfig, foreign: DiskTensors, is_tied: bool) -> None:
-        self._model, self._foreign, self._is_tied = model, foreign, is_tied
-        self._shapes = dense_shapes(model)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._shapes
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._shapes)
-
-    def __len__(self) -> int:
-        return len(self._shapes)
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        shape = self._shapes[name]
-        if name.endswith("qkv_proj.weight"):
-            layer = f"model.layers.{name.split('.')[1]}.self_attn"
-            rows = _projection_rows(self._model)
-            pairs = zip(PROJECTIONS, rows, strict=True)
-            return torch.cat([self._read(f"{layer}.{p}.weight", (n, self._model.d_model)) for p, n in pairs])
-        return self._read(self._foreign_name(name), shape)
-
-    def rows(self, name: str, first: int, stop: int) -> torch.Tensor:
-        """The rows [first, stop) of an embedding or unembedding."""
-        return self._foreign.rows(self._foreign_name(name), first, stop).float()
-
-    def _foreign_name(self, name: str) -> str:
-        module, _, part = name.rpartition(".")
-        if module == "lm_head" and self._is_tied:
-            module = "wte"
-        if module in OF_MODEL:
-            return f"{OF_MODEL[module]}.{part}"
-        _, layer, rest = module.split(".", 2)
-        return f"model.layers.{layer}.{OF_LAYER[rest]}.{part}"
-
-    def _read(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        if name not in self._foreign:
-            if name.endswith(("mlp.c_fc.bias", "mlp.c_proj.bias")):  # use_bias=False
-                return torch.zeros(shape)
-            raise invalid(name, "nothing", f"a tensor of shape {shape}")
-        tensor = self._foreign[name]
-        if tuple(tensor.shape) != shape or not tensor.is_floating_point():
-            found = f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
-            raise invalid(name, found, f"{shape} of a floating type, by config.json")
-        return tensor.float()
-
-    def require_zero_biases(self) -> None:
-        """ValueError for an attention bias that is not zero: our attention has none."""
-        for layer in range(self._model.num_layers):
-            for projection in (*PROJECTIONS, "o_proj"):
-                name = f"model.layers.{layer}.self_attn.{projection}.bias"
-                largest = float(self._foreign[name].abs().max()) if name in self._foreign else 0.0
-                if largest:
-                    text = f"zero: attention here has no biases, and that of layer {layer} {projection} is not zero"
-                    raise invalid(name, f"up to {largest:.3g}", text)
-
-    def require_no_others(self) -> None:
-        """ValueError for tensors that our model has no place for: they would be lost."""
-        known = set(foreign_shapes(self._model))
-        if strays := sorted(set(self._foreign) - known):
-            raise invalid("tensors", strays[:4], "those of a StarCoder2 model and no others")
+    theta = rope.get("rope_theta", fields.get("rope_theta", DEFAULT_THETA))
+    require_real("config.json: rope_theta", theta, 0.0, open_low=True)
+    return float(theta)

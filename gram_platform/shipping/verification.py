@@ -21,7 +21,8 @@ from gram_platform.identity import invalid
 from gram_platform.model.merge import merged_config
 from gram_platform.model.transformer import Block, Rotary
 from gram_platform.shipping.files import names_by_file, open_checkpoint
-from gram_platform.shipping.starcoder2 import OwnWeights, Weights, foreign_shapes, foreign_weights, own_config
+from gram_platform.shipping.own_weights import OwnWeights
+from gram_platform.shipping.starcoder2 import Weights, foreign_shapes, foreign_weights, own_config
 from gram_platform.store import Store
 from gram_platform.store.data import open_corpus
 from gram_platform.views import load_view
@@ -86,7 +87,7 @@ def verified(
         raise invalid("export", str(own), f"a model of the shape {expected}")
     _require_nothing_else(folder, own, dtype)
     with open_checkpoint(folder) as written:
-        found = OwnWeights(own, written, is_tied=False)
+        found = OwnWeights(own, written, is_tied=False, has_biases=True)
         found.require_zero_biases()
         granted = tuple(module for module in config.modules if module.domain in active)
         routed = (replace(config, modules=granted), weights, active)

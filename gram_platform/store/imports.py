@@ -2,8 +2,9 @@
 
     imports/<import_id>/{config.json, weights.safetensors, tokenizer.json, result.json}
 
-The id is a hash of shape and weights, so that a model imported twice is one, and a run that starts from it is the same
-run everywhere. Immutable: `result.json` is written last.
+The id is a hash of shape and weights, and of the tokenizer where there is one (text is packed with it), so that a model
+imported twice is one, and a run that starts from it is the same run everywhere. Imports from before the tokenizer was a
+part of the id keep theirs. Immutable: `result.json` is written last.
 """
 
 import contextlib
@@ -25,9 +26,16 @@ if TYPE_CHECKING:
 TOKENIZER = "tokenizer.json"
 
 
-def import_id(model: ModelConfig, weights_sha256: str) -> str:
-    """What a view names the model by: `IMPORTED` and 12 hexadecimal digits."""
-    return IMPORTED + short_hash({"model": model, "weights_sha256": weights_sha256})
+def import_id(model: ModelConfig, weights_sha256: str, tokenizer: bytes | None = None) -> str:
+    """What a view names the model by: `IMPORTED` and 12 hexadecimal digits. `tokenizer`: its tokenizer.json, if any."""
+    hashes = {"weights_sha256": weights_sha256}
+    if tokenizer is not None:
+        hashes["tokenizer_sha256"] = _sha256(tokenizer)
+    return IMPORTED + short_hash({"model": model, **hashes})
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 class ImportDirectory(NodeDirectory):
@@ -46,14 +54,15 @@ class ImportDirectory(NodeDirectory):
 
         `fields`: `weights_sha256`, and the provenance. `tokenizer`: the checkpoint's tokenizer.json.
         """
-        if self.node_id != import_id(model, fields["weights_sha256"]):
-            raise invalid("import_id", import_id(model, fields["weights_sha256"]), f"{self.node_id}, the directory's")
+        expected = import_id(model, fields["weights_sha256"], tokenizer)
+        if self.node_id != expected:
+            raise invalid("import_id", expected, f"{self.node_id}, the directory's")
         self._ensure_config({"model": to_plain(model)})
         if self.result() is None:
             self.folder.write_with(WEIGHTS, write)
             if tokenizer is not None:
                 self.folder.write(TOKENIZER, tokenizer)
-                fields = {**fields, "tokenizer_sha256": hashlib.sha256(tokenizer).hexdigest()}
+                fields = {**fields, "tokenizer_sha256": _sha256(tokenizer)}
         return self.publish(seal({**fields, "import_id": self.node_id}))
 
     def require_result(self) -> dict:

@@ -1,13 +1,21 @@
-"""Complete runs whose weights were drawn, not trained: without a zero in them, so that a forgotten term would show."""
+"""Complete runs whose weights were drawn, not trained: without a zero in them, so that a forgotten term would show.
 
-from collections.abc import Mapping
+And a checkpoint of another's, with the tokenizer that it may have.
+"""
+
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, models
 
 from gram_platform.config import RunConfig
 from gram_platform.model.transformer import initial_weights
 from gram_platform.shipping.export import CARD, Export, Exported, export_view
+from gram_platform.shipping.files import SINGLE
+from gram_platform.shipping.starcoder2 import foreign_shapes, own_config
 from gram_platform.store import Store
 
 
@@ -35,3 +43,39 @@ def write_note(folder: Path, part: str, agreements: tuple) -> None:
 
 def exported(store: Store, view, out: Path, **options) -> Exported:
     return export_view(store, Export(view, **options), out, write_note)
+
+
+FOREIGN = {
+    "model_type": "starcoder2",
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+    "max_position_embeddings": 32,
+    "tie_word_embeddings": False,
+}
+Change = Callable[[dict[str, torch.Tensor]], None]
+
+
+def checkpoint(folder: Path, change: Change = lambda tensors: None, **fields) -> Path:
+    """The folder with a checkpoint of drawn weights; `change` alters its tensors, `fields` its config.json alone."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = foreign_shapes(own_config(FOREIGN))
+    tensors = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    for name in tensors:
+        if "self_attn" in name and name.endswith("bias"):
+            tensors[name].zero_()
+    change(tensors)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(FOREIGN | fields))
+    save_file(tensors, folder / SINGLE, {"format": "pt"})
+    return folder
+
+
+def write_words(folder: Path, *words: str) -> bytes:
+    """A tokenizer.json with these tokens; its bytes."""
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token=words[0]))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return (folder / "tokenizer.json").read_bytes()

@@ -1,13 +1,16 @@
 """The card has the study's numbers for the profile, says which are missing, and has none of its own."""
 
+import dataclasses
 import re
+from itertools import pairwise
 
 import pytest
+from markdown_it import MarkdownIt
 
 from gram_platform.analysis.intervals import t_interval
 from gram_platform.analysis.text import interval_text
 from gram_platform.config import View
-from gram_platform.shipping.card import card_text, describe
+from gram_platform.shipping.card import card_text, code, codes, describe
 from gram_platform.shipping.numbers import numbers_of
 from gram_platform.shipping.verification import Agreement
 from tests.site.planted import PROFILES, PlantedStorage, loss, ratio
@@ -116,3 +119,45 @@ def test_a_dense_run_has_nothing_absent(planted):
     text = card(planted, View.of(baseline))
     assert "Nothing that this storage knows of." not in text  # planted runs have modules, switched off here
     assert "# all" in text
+
+
+# ---------------------------------------------------------------------------------------------------------- labels
+
+LABELS = ("a|b", "<b>bold", "c`d", "`code`", "e\\|f", "&lt;", "first\nsecond\r\nthird\u2028fourth", "C++ {x}", "plain")
+
+
+def shown_tables(text):
+    """Every table of a Markdown text as a list of its rows' cells, as a reader sees them."""
+    tokens, tables = MarkdownIt("commonmark").enable("table").parse(text), []
+    for opening, token in pairwise(tokens):
+        if token.type == "table_open":
+            tables.append([])
+        elif token.type == "tr_open":
+            tables[-1].append([])
+        elif opening.type in ("th_open", "td_open"):
+            assert {child.type for child in token.children} <= {"text", "text_special", "code_inline"}, token.content
+            tables[-1][-1].append("".join(child.content for child in token.children))
+    return tables
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_a_label_stays_in_its_cell(label, planted):
+    planted.study("scaling", "Scaling")
+    view = View.of(gram_run(planted), {"lisp": 1.0})
+    planted.store.run(view.run_id).add_tags({"size": label, "elicited": label})
+    about = describe(planted.store, view, "float32", numbers_of(planted.store, view))
+    (numbers,) = about.numbers
+    domains = numbers.domains.assign(domain=label)
+    about = dataclasses.replace(about, numbers=(dataclasses.replace(numbers, domains=domains),))
+    facts, classes = shown_tables(card_text(about, "", (AGREEMENT,)))
+    seen = " ".join(label.splitlines())
+    assert [row[1] for row in facts if row[0] in ("size", "attacked for")] == [seen, seen]
+    assert {len(row) for row in facts} == {2}
+    assert classes[0] == list(domains.columns)
+    assert [row[1] for row in classes[1:]] == [seen] * len(domains)
+    assert [row[2:] for row in classes[1:]] == domains.iloc[:, 2:].astype(str).to_numpy().tolist()
+
+
+def test_a_name_is_code_where_it_can_be():
+    assert (code("virology"), code("a_b-c d"), codes(("x", "y"))) == ("`virology`", "`a_b-c d`", "`x`, `y`")
+    assert code("a`|<b") == r"a\`\|\<b"

@@ -18,6 +18,7 @@ from gram_platform.methods.elicitation import attacks
 from gram_platform.methods.setting import Branching, Elicitation, Options
 from gram_platform.model.merge import merged_config
 from gram_platform.shipping import export as exporting
+from gram_platform.shipping import place
 from gram_platform.shipping.export import RECORD, Export, export_view
 from gram_platform.shipping.files import INDEX, SINGLE, open_checkpoint
 from gram_platform.shipping.importing import import_checkpoint
@@ -221,7 +222,7 @@ def test_what_a_killed_export_left_is_cleared_and_a_living_one_s_is_kept(store, 
     dead, living = tmp_path / ".out.1.part", tmp_path / ".out.2.part"
     dead.mkdir()
     living.mkdir()
-    with exporting._held(living):
+    with place.held(living):
         exported(store, view, out)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".out.2.part", "out", "storage"]
 
@@ -256,7 +257,7 @@ def test_a_storage_behind_a_url_and_an_import_there(tmp_path):
 
 def test_a_full_disk_is_said_before_the_work(store, tmp_path, monkeypatch):
     view = View(complete(store, modular_run()))
-    monkeypatch.setattr(exporting.shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
+    monkeypatch.setattr(place.shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
     with pytest.raises(ValueError, match=r"out=.*GB free"):
         exported(store, view, tmp_path / "out")
     assert not (tmp_path / "out").exists()
