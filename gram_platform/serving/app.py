@@ -25,6 +25,7 @@ APP, POLICY = "gram", "policy"
 # by default every `serve.run` starts all replicas again, as if their code were new; a change of the policy must not
 SAME_CODE = {"version": "1", "_internal": True}
 SILENCE_S = 10.0  # after which an order counts as not taken up, or as lost: a replica says something every 2 s
+LOST = (TimeoutError, RayError, RayServeException, asyncio.CancelledError)  # the last unless the caller was cancelled
 READY_S = 2.0  # that a health check waits
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 30.0
 MAX_CONNECTIONS = 2000  # completions being answered; the engine's own limits are far lower
@@ -71,7 +72,9 @@ class RemoteCompletions:
             while delivery is not None:
                 yield delivery
                 delivery = None if delivery.end else await asyncio.wait_for(anext(responses, None), SILENCE_S)
-        except (TimeoutError, RayError, RayServeException) as error:
+        except LOST as error:
+            if is_cancelled(error):
+                raise
             self._recovery = asyncio.create_task(self._answering())
             raise ModelLost(type(error).__name__) from error
         finally:
@@ -81,12 +84,19 @@ class RemoteCompletions:
     async def is_ready(self) -> bool:
         try:
             return await asyncio.wait_for(self._model.is_ready.remote(), READY_S)
-        except (TimeoutError, RayError, RayServeException):
+        except LOST as error:
+            if is_cancelled(error):
+                raise
             return False
 
     async def _answering(self) -> None:
         while not await self.is_ready():
             await asyncio.sleep(0.2)
+
+
+def is_cancelled(error: BaseException) -> bool:
+    """Whether the error is the running task's own cancellation, and none that came out of what it waited for."""
+    return isinstance(error, asyncio.CancelledError) and asyncio.current_task().cancelling() > 0
 
 
 @serve.ingress()

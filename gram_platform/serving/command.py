@@ -10,8 +10,9 @@ import secrets
 import signal
 import socket
 import sys
-import threading
+import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import NoReturn
 
@@ -111,48 +112,83 @@ def prepare(service: Service) -> Prepared:
     return Prepared(run, source, tokenizer_json, text)
 
 
+class Interruption:
+    """SIGINT and SIGTERM: a KeyboardInterrupt, the one exception that waiting inside Ray lets through; none at the end.
+
+    A second signal must not cut the ending short: on a given Ray, what is left would stay.
+    """
+
+    is_ending = False
+
+    def listen(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._interrupt)
+
+    def _interrupt(self, *_) -> None:
+        if not self.is_ending:
+            raise KeyboardInterrupt
+
+
 def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
-    """Returns after SIGINT or SIGTERM, with everything that it started ended. RuntimeError when it does not start."""
-    prepared, listening, stopped = prepare(service), service.listening, threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopped.set())
-    port = listening.port or free_port()
-    join_ray(listening.ray_address, listening.num_replicas * service.num_threads)
+    """Returns after SIGINT or SIGTERM, ready or not, with everything that it started ended.
+
+    ValueError as `prepare` and `require_gpu`; RuntimeError when it does not start.
+    """
+    prepared, listening, interruption = prepare(service), service.listening, Interruption()
     import ray
+
+    with ExitStack() as ending:
+        ending.callback(ray.shutdown)
+        interruption.listen()
+        try:
+            join_ray(listening.ray_address, listening.num_replicas * service.num_threads)
+            interruption.listen()  # Ray has put handlers of its own in their place
+            require_gpu(service.device)
+            from ray import serve
+
+            ending.callback(serve.shutdown)
+            follow_policy(service.policy, prepared, start(service, prepared, say), say)
+        except (KeyboardInterrupt, SystemExit):  # the latter is Ray's answer to SIGTERM while it starts
+            interruption.is_ending = True
+            say("stopping")
+        finally:
+            interruption.is_ending = True
+
+
+def start(service: Service, prepared: Prepared, say: Callable[[str], None]) -> Callable[[str], None]:
+    """Waits until the models answer; returns what gives them another policy, without waiting for any of them."""
     from ray import serve
 
     from gram_platform.serving.app import APP, application
 
-    try:
-        within_s = service.limits.deadline_s + SLOW_CALLER_S
-        http = {"host": listening.host, "port": port, "request_timeout_s": within_s}
-        serve.start(proxy_location="HeadOnly", http_options=http)
+    listening, context = service.listening, prepared.run.model.seq_len
+    port, within_s = listening.port or free_port(), service.limits.deadline_s + SLOW_CALLER_S
 
-        def deploy(policy: str) -> None:
-            context = prepared.run.model.seq_len
-            app = application(prepared.source, prepared.tokenizer_json, context, listening.num_replicas, policy)
-            serve.run(app, name=APP, route_prefix="/")
+    def with_policy(policy: str) -> serve.Application:
+        return application(prepared.source, prepared.tokenizer_json, context, listening.num_replicas, policy)
 
-        deploy(prepared.policy_text)
-        for line in prepared.lines():
-            say(line)
-        say(f"ready: http://{listening.host}:{port}")
-        follow_policy(service.policy, prepared, stopped, deploy, say)
-        say("stopping")
-    finally:
-        serve.shutdown()
-        ray.shutdown()
+    def change(policy: str) -> None:
+        # a replica that is being replaced, or has no place, must not keep the others from a token's end
+        target = serve.RunTarget(with_policy(policy), name=APP, route_prefix="/")
+        serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+
+    http = {"host": listening.host, "port": port, "request_timeout_s": within_s}
+    serve.start(proxy_location="HeadOnly", http_options=http)
+    serve.run(with_policy(prepared.policy_text), name=APP, route_prefix="/")
+    for line in prepared.lines():
+        say(line)
+    say(f"ready: http://{listening.host}:{port}")
+    return change
 
 
-def follow_policy(
-    path: str, prepared: Prepared, stopped: threading.Event, deploy: Callable[[str], None], say: Callable[[str], None]
-) -> None:
-    """Deploys the policy whenever its file changes, until stopped. One that cannot be taken is said, and left.
+def follow_policy(path: str, prepared: Prepared, change: Callable[[str], None], say: Callable[[str], None]) -> NoReturn:
+    """Calls `change` with the policy whenever its file changes. One that cannot be taken is said, and left.
 
     Modules are loaded at the start alone: a policy that grants others has to wait for a new one.
     """
     file = PolicyFile(path, prepared.policy_text)
-    while not stopped.wait(POLICY_LOOK_S):
+    while True:
+        time.sleep(POLICY_LOOK_S)
         try:
             text = file.changed()
             if text is None:
@@ -162,8 +198,16 @@ def follow_policy(
         except ValueError as error:
             say(f"the policy stays as it was: {error}")
             continue
-        deploy(text)
+        change(text)
         say(f"the policy has changed: {len(policy.tokens)} tokens")
+
+
+def require_gpu(device: str) -> None:
+    """ValueError for "cuda" on a Ray that was joined and has no GPU: its models would wait for a place without end."""
+    import ray
+
+    if device == "cuda" and not ray.cluster_resources().get("GPU"):
+        raise invalid("device", device, "cpu: this Ray has no GPU")
 
 
 def require_free(listening: Listening) -> None:

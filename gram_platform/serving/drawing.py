@@ -7,17 +7,19 @@ import torch
 
 from gram_platform.sampling import draw
 
+COLDEST = 1e-6  # temperatures below it take the likeliest: logits divided by them need not be finite
+
 
 def next_tokens(
     logits_BV: torch.Tensor, temperatures_B: torch.Tensor, top_ps_B: torch.Tensor, uniforms_B: torch.Tensor
 ) -> torch.Tensor:
-    """tokens_B, int64 on the CPU; temperature 0 takes the likeliest (the lowest id among equals).
+    """tokens_B, int64 on the CPU; a temperature below COLDEST takes the likeliest (the lowest id among equals).
 
     A row's token depends on its own logits and numbers alone. A nucleus of `top_p` has the likeliest tokens until
     their probabilities reach it, at least one.
     """
     tokens_B = logits_BV.argmax(dim=-1).cpu()
-    warm = (temperatures_B > 0).nonzero()[:, 0]
+    warm = (temperatures_B >= COLDEST).nonzero()[:, 0]
     if len(warm):
         scaled = logits_BV[warm.to(logits_BV.device)].cpu().double() / temperatures_B[warm, None]
         if (top_ps_B[warm] < 1).any():

@@ -1,6 +1,7 @@
-"""The thread that continues sequences: orders come in, tokens go out as they are drawn, and nobody waits for another.
+"""The thread that continues sequences: orders come in, tokens go out as they are drawn, nobody waits for another's end.
 
-Between two steps new orders take up free rows and ended, abandoned or late ones leave theirs.
+Between two steps ended, abandoned and late orders leave their rows, and one group of new ones takes up free rows: the
+rows at work wait while its prompts are read, at most MAX_PROMPT_TOKENS of them or a single longer one.
 """
 
 import logging
@@ -17,7 +18,7 @@ from gram_platform.serving.policy import Grant
 
 LOG = logging.getLogger("ray.serve.gram.engine")  # below the logger that Ray Serve writes to its files
 BUSY, LATE, FAILED = "busy", "late", "failed"  # ends that are no completion's
-MAX_PROMPT_TOKENS = 8192  # read at once, padding included: rows at work wait for them
+MAX_PROMPT_TOKENS = 8192  # read between two steps, padding included: rows at work wait for them
 IDLE_S = 1.0  # between two looks at the clock without work
 LOOK_S = 0.1  # between two looks for late orders
 
@@ -37,7 +38,7 @@ class EngineLimits:
     num_rows: int = 64
     num_waiting: int = 512
     deadline_s: float = 60.0  # from an order's arrival to its end
-    stall_s: float = 120.0  # without a step, though there is work, after which the engine counts as dead
+    stall_s: float = 120.0  # without a step or prompts read, though there is work: then the engine counts as dead
 
     def __post_init__(self) -> None:
         require_int("num_rows", self.num_rows, 1)
@@ -115,7 +116,6 @@ class Engine:
                 self._drop_late()
                 self._admit()
                 self._deliver(self._batch.step())
-                self._last_step = time.monotonic()
         except BaseException as error:
             self.failure = error
             LOG.exception("the engine has stopped")
@@ -154,18 +154,19 @@ class Engine:
         self._waiting = deque(job for job in self._waiting if not job.sequence.end)
 
     def _admit(self) -> None:
-        """As many as there are rows for, the oldest first."""
-        while self._waiting and self._batch.num_free:
-            jobs, longest = [], 0
-            while self._waiting and len(jobs) < self._batch.num_free:
-                longest = max(longest, len(self._waiting[0].sequence.order.prompt))
-                if jobs and longest * (len(jobs) + 1) > MAX_PROMPT_TOKENS:
-                    break
-                jobs.append(self._waiting.popleft())
+        """One group: as many as there are rows for and may be read at once, the oldest first."""
+        jobs, longest = [], 0
+        while self._waiting and len(jobs) < self._batch.num_free:
+            longest = max(longest, len(self._waiting[0].sequence.order.prompt))
+            if jobs and longest * (len(jobs) + 1) > MAX_PROMPT_TOKENS:
+                break
+            jobs.append(self._waiting.popleft())
+        if jobs:
             self._at_work |= {job.sequence.number: job for job in jobs}
             self._deliver(self._batch.admit([job.sequence for job in jobs]))
 
     def _deliver(self, sequences: list[Sequence]) -> None:
+        self._last_step = time.monotonic()
         for sequence in sequences:
             job = self._at_work[sequence.number]
             delivery = Delivery(tuple(sequence.drawn[job.num_sent :]), sequence.end)

@@ -145,17 +145,17 @@ class PolicyFile:
     """A policy file that is looked at again and again."""
 
     path: str
-    last: str  # its content at the last look; "" when it could not be read
+    last: str | None  # its content at the last look; None when it could not be read
 
     def changed(self) -> str | None:
         """Its content, if that is another one than at the last look; ValueError, once, when it cannot be read."""
-        before, self.last = self.last, ""
+        before, self.last = self.last, None
         try:
             self.last = policy_text(self.path)
         except ValueError:
-            if before:
+            if before is not None:
                 raise
-        return self.last if self.last not in ("", before) else None
+        return self.last if self.last != before else None
 
 
 def parse_policy(text: str) -> Policy:

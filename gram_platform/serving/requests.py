@@ -142,7 +142,9 @@ def _stream(fields: Mapping) -> bool:
 
 def _stops(fields: Mapping) -> tuple[str, ...]:
     stop = fields.get("stop")
-    stops = [stop] if isinstance(stop, str) else stop or []
+    if stop is None:
+        return ()
+    stops = [stop] if isinstance(stop, str) else stop
     is_list = isinstance(stops, list) and len(stops) <= MAX_STOPS
     if not is_list or not all(isinstance(text, str) and 0 < len(text) <= MAX_STOP_LENGTH for text in stops):
         raise bad_request("stop", f"at most {MAX_STOPS} texts of 1 to {MAX_STOP_LENGTH} characters")

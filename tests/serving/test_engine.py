@@ -94,6 +94,14 @@ def test_drawn_tokens_follow_temperature_and_nucleus():
     assert tokens.tolist() == [0, draw(logits[:1], torch.tensor([0.99]).double())[0].item()]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 5e-324, 1e-308, 1e-30, 9e-7, 1e-6])
+@pytest.mark.parametrize("top_p", [1.0, 0.5])
+def test_the_coldest_take_the_likeliest(temperature, top_p):
+    logits = torch.tensor([[1.0, 30.0, 29.0, 0.0]])
+    numbers = (torch.tensor([number], dtype=torch.float64) for number in (temperature, top_p, 0.99))
+    assert next_tokens(logits, *numbers).tolist() == [1]
+
+
 @pytest.mark.parametrize(
     ("field", "order"),
     [

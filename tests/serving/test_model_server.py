@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -90,49 +91,86 @@ def test_an_order_is_never_silent_for_long(source, monkeypatch):
     assert [delivery.end for delivery in beats] == [""] * (len(beats) - 1) + [LENGTH]
 
 
+class Handle:
+    """A handle of a replica that takes an order up; what comes of its further calls is `then`'s."""
+
+    heard = cancelled = False
+
+    def __init__(self, then: Callable[[], Awaitable]):
+        self.stream = self.is_ready = self
+        self.then = then
+
+    def options(self, **_):
+        return self
+
+    def remote(self, *_):
+        return self
+
+    def __await__(self):
+        return self.then().__await__()
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        if self.heard:
+            await self.then()
+        self.heard = True
+        return Delivery()
+
+    def cancel(self):
+        self.cancelled = True
+
+
+async def asked(completions: app.RemoteCompletions) -> list[Delivery]:
+    return [delivery async for delivery in completions.stream("digest", "lisp", Order((1,), 4), True)]
+
+
 def test_a_replica_that_falls_silent_is_lost(monkeypatch):
     """Its stream neither ends nor raises, as after a kill at the wrong moment; the next caller does not wait for it."""
 
-    class Silent:
-        """A handle of a replica that takes an order up and is never heard of again."""
-
-        def __init__(self):
-            self.stream = self.is_ready = self
-
-        def options(self, **_):
-            return self
-
-        def remote(self, *_):
-            return self
-
-        def __await__(self):
-            yield from asyncio.sleep(60).__await__()
-
-        def __aiter__(self):
-            return self
-
-        async def __anext__(self):
-            if self.heard:
-                await asyncio.sleep(60)
-            self.heard = True
-            return Delivery()
-
-        heard = False
-
-        def cancel(self):
-            self.cancelled = True
-
-    async def ask(completions):
-        return [delivery async for delivery in completions.stream("digest", "lisp", Order((1,), 4), True)]
-
     async def both():
-        model = Silent()
+        model = Handle(lambda: asyncio.sleep(60))
         completions = app.RemoteCompletions(model)
         with pytest.raises(ModelLost, match="TimeoutError"):
-            await ask(completions)
+            await asked(completions)
         with pytest.raises(ModelLost, match="not there yet"):
-            await ask(completions)
+            await asked(completions)
         return model
 
     monkeypatch.setattr(app, "SILENCE_S", 0.1)
     assert asyncio.run(both()).cancelled
+
+
+async def cancelled_by_ray() -> None:
+    raise asyncio.CancelledError
+
+
+def test_a_cancellation_that_is_not_the_callers_is_a_loss():
+    """It comes out of Ray: passed on, it would end a stream without an error."""
+
+    async def ask():
+        model = Handle(cancelled_by_ray)
+        completions = app.RemoteCompletions(model)
+        assert not await completions.is_ready()
+        with pytest.raises(ModelLost, match="CancelledError"):
+            await asked(completions)
+        return model
+
+    assert asyncio.run(ask()).cancelled
+
+
+def test_a_caller_who_is_cancelled_is():
+    async def leave():
+        model = Handle(lambda: asyncio.sleep(60))
+        completions = app.RemoteCompletions(model)
+        for call in (asked(completions), completions.is_ready()):
+            caller = asyncio.create_task(call)
+            await asyncio.sleep(0.05)
+            caller.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await caller
+            assert caller.cancelled()
+        return model
+
+    assert asyncio.run(leave()).cancelled

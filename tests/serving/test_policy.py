@@ -5,6 +5,7 @@ import pytest
 from gram_platform.serving.policy import (
     Grant,
     NotGranted,
+    PolicyFile,
     load_policy,
     new_token,
     parse_policy,
@@ -65,6 +66,25 @@ def test_a_written_entry_is_read_again(tmp_path):
     assert token not in path.read_text()
     assert len(token) > 40
     assert token != new_token()
+
+
+def test_a_file_is_told_of_when_it_changes_also_when_it_is_empty(tmp_path):
+    path = tmp_path / "policy.toml"
+    path.write_text(POLICY)
+    file = PolicyFile(str(path), POLICY)
+    assert file.changed() is None
+    path.write_text("")
+    assert (file.changed(), file.changed()) == ("", None)
+    with pytest.raises(ValueError, match="at least one"):
+        parse_policy("")  # so what was there stays
+    path.unlink()
+    with pytest.raises(ValueError, match="can be read"):
+        file.changed()
+    assert file.changed() is None
+    path.write_text("")
+    assert (file.changed(), file.changed()) == ("", None)
+    path.write_text(POLICY)
+    assert (file.changed(), file.changed()) == (POLICY, None)
 
 
 @pytest.mark.parametrize(

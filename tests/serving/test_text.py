@@ -84,6 +84,15 @@ def test_a_request_with_defaults():
     assert made.seed != parse_request(b'{"prompt": "x"}').seed
 
 
+def test_stops_are_texts_and_none_is_absent_or_null():
+    assert (request(stop=None).stop, request(stop=[]).stop) == ((), ())
+    assert (request(stop="a").stop, request(stop=["a", "b"]).stop) == (("a",), ("a", "b"))
+    for stop in (False, True, 0, 0.0, 7, {}, {"a": 1}, "", [""], [None], [["a"]], ["a"] * 5):
+        with pytest.raises(Refusal, match="stop is not allowed") as refusal:
+            request(stop=stop)
+        assert (refusal.value.status, refusal.value.param) == (400, "stop")
+
+
 @pytest.mark.parametrize(
     "body",
     [
