@@ -4,7 +4,11 @@ import dataclasses
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping
+
+MAX_NAME_BYTES = 200  # file systems take 255, and names get suffixes
+NOT_IN_NAMES = re.compile(r"[./,+=\\\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # controls and halves of surrogate pairs too
 
 # ------------------------------------------------------------------------------------------------ validation
 
@@ -34,10 +38,13 @@ def require_choice(field: str, value: object, choices: tuple[str, ...]) -> None:
 
 
 def require_name(field: str, value: object) -> None:
-    """Domain names become parameter, metric and column names."""
-    ok = isinstance(value, str) and value and value == value.strip() and not set(value) & set("./,+=\\\n\t")
+    """Domain names become parameter, metric, column and file names."""
+    ok = isinstance(value, str) and value and value == value.strip() and not NOT_IN_NAMES.search(value)
     if not ok:
-        raise invalid(field, value, "a non-empty name without any of . / , + = \\ or surrounding blanks")
+        allowed = "a non-empty name without any of . / , + = \\, control characters or surrounding blanks"
+        raise invalid(field, value, allowed)
+    if len(value.encode()) > MAX_NAME_BYTES:
+        raise invalid(field, value, f"a name of at most {MAX_NAME_BYTES} bytes in UTF-8")
 
 
 # -------------------------------------------------------------------------------------------------- identity

@@ -5,7 +5,8 @@
 import errno
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -20,7 +21,7 @@ from gram_platform.corpora.packed import (
     sha256_file,
     token_dtype,
 )
-from gram_platform.corpora.recipe import BYTES_PER_TOKEN, CorpusRecipe, HubSource
+from gram_platform.corpora.recipe import BYTES_PER_TOKEN, MIN_SAMPLED, CorpusRecipe, HubSource
 from gram_platform.corpora.sequences import SequenceFile, write_sequences
 from gram_platform.corpora.sources import Progress
 from gram_platform.corpora.splits import KEY_RANGE, Splitter
@@ -28,12 +29,14 @@ from gram_platform.corpora.staging import complete, new_staging, publish
 from gram_platform.corpora.tokenizer import (
     hub_tokenizer,
     load_tokenizer,
-    require_vocab,
+    require_usable,
     train_tokenizer,
 )
 from gram_platform.identity import invalid
 
 REPORT_CHARS = 1 << 20  # of text between two reports of progress
+PASSAGE_CHARS = 4096  # of long documents in a tokenizer's sample; fewer where they would be much of the sample
+GOLDEN = 0x9E3779B97F4A7C15  # KEY_RANGE over the golden ratio: its multiples spread evenly over the range
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -69,7 +72,7 @@ def _disk_full(recipe: CorpusRecipe, root: Path, error: OSError) -> ValueError:
 
 def _fill(recipe: CorpusRecipe, root: Path, staging: Path, progress: Progress) -> None:
     """Writes all files of the packed corpus into `staging`, the manifest last."""
-    units = recipe.units
+    tokenizer, units = _given_tokenizer(recipe), recipe.units
     if isinstance(recipe.source, HubSource):
         from gram_platform.corpora.hub import fetch
 
@@ -79,7 +82,8 @@ def _fill(recipe: CorpusRecipe, root: Path, staging: Path, progress: Progress) -
         return _reported(documents(recipe, units), what, sum(d.num_bytes for d in recipe.domains_from), progress)
 
     splitter = Splitter(recipe, lambda: read("splitting"))
-    tokenizer = _tokenizer(recipe, splitter, read)
+    if tokenizer is None:
+        tokenizer = _trained_tokenizer(recipe, splitter, read("training the tokenizer"))
     (staging / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     writers, duplicates = write_sequences(recipe, staging, tokenizer, splitter, read("packing"))
     _write_manifest(recipe, staging, writers, duplicates)
@@ -98,29 +102,48 @@ def _reported(
     progress(what, total, total)
 
 
-def _tokenizer(recipe: CorpusRecipe, splitter: Splitter, read: Callable) -> Tokenizer:
-    """The recipe's tokenizer, checked against its vocabulary; a BPE is trained on a sample of training documents."""
+def _given_tokenizer(recipe: CorpusRecipe) -> Tokenizer | None:
+    """The recipe's tokenizer, checked, before anything long begins; None if it has to be trained."""
     given = recipe.tokenizer
+    if given.is_trained:
+        return None
     if given.kind == "hub":
         tokenizer = hub_tokenizer(given.source)
-    elif given.kind == "file":
+    else:
         if sha256_file(recipe.tokenizer_path) != given.source:
             raise invalid("tokenizer", str(recipe.tokenizer_path), "the file the recipe was made with: it has changed")
         tokenizer = load_tokenizer(recipe.tokenizer_path)
-    else:
-        share = min(1.0, given.sample_bytes / sum(d.num_bytes for d in recipe.domains_from))
-        tokenizer = train_tokenizer(_sample(read("training the tokenizer"), splitter, share), recipe.vocab_size)
-    require_vocab(tokenizer, recipe.vocab_size)
+    require_usable(tokenizer, recipe.vocab_size)
     return tokenizer
 
 
-def _sample(stream: Iterator[tuple[str, str]], splitter: Splitter, share: float) -> Iterator[str]:
-    """About `share` of the training documents, by their hash (turned, so that it is independent of the split)."""
+def _trained_tokenizer(recipe: CorpusRecipe, splitter: Splitter, stream: Iterator[tuple[str, str]]) -> Tokenizer:
+    """A BPE of a sample of the training documents; raises ValueError when nothing is in it."""
+    sample = _sample(recipe, splitter, stream)
+    first = next(sample, None)
+    if first is None:
+        raise invalid("sample_bytes", recipe.tokenizer.sample_bytes, "so many that some text is in the sample")
+    return train_tokenizer(chain((first,), sample), recipe.vocab_size)
+
+
+def _sample(recipe: CorpusRecipe, splitter: Splitter, stream: Iterator[tuple[str, str]]) -> Iterator[str]:
+    """About `sample_bytes` of the training documents, by their hash (turned, so that it is independent of the split).
+
+    `bpe` takes whole documents. `bpe-passages` decides for each passage: the numbers of a document's passages go round
+    the range of keys in steps of the golden ratio, so of every long document there is the same share.
+    """
+    trained = recipe.tokenizer
+    limit = min(1.0, trained.sample_bytes / sum(d.num_bytes for d in recipe.domains_from)) * KEY_RANGE
+    size = max(1, min(PASSAGE_CHARS, trained.sample_bytes // MIN_SAMPLED))
     for domain, text in stream:
         key = splitter.key(text)
+        if splitter.split(domain, key) != "train":
+            continue
         turned = (key << 32 | key >> 32) % KEY_RANGE
-        if turned < share * KEY_RANGE and splitter.split(domain, key) == "train":
-            yield text
+        step = len(text) if trained.kind == "bpe" else size
+        for number, start in enumerate(range(0, len(text), step)):
+            if (turned + number * GOLDEN) % KEY_RANGE < limit:
+                yield text[start : start + step]
 
 
 def _write_manifest(

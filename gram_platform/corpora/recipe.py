@@ -2,7 +2,7 @@
 
 A recipe holds contents, never places: the hash of the records of local files (so moving, renaming or compressing them
 changes nothing), the parameters of generated stories, or the rows of the hub's table with their revisions. It exists
-before any data does, except that local files are read once to know their labels.
+before any data does, except that local files are read once to know their labels and lengths.
 """
 
 import dataclasses
@@ -22,8 +22,10 @@ from gram_platform.identity import (
 )
 
 PACK_VERSION = 1  # raised when the same recipe would pack to other tokens; part of every data_id
-TOKENIZER_KINDS = ("bpe", "file", "hub")
+TRAINED = ("bpe", "bpe-passages")
+TOKENIZER_KINDS = (*TRAINED, "file", "hub")
 MIN_BPE_VOCAB = 257  # 256 bytes and the end of text
+MIN_SAMPLED = 64  # documents, or passages of them, that a tokenizer's sample has room for
 BYTES_PER_TOKEN = 4.0  # what sizes are estimated with before there is a tokenizer
 FLOOR_BYTES_PER_TOKEN = 6.0  # the floor on validation sequences is met by text of up to as many
 FLOOR_DOCUMENTS = 8  # held out of a domain on average at least, so that none has no validation at all
@@ -34,8 +36,9 @@ MAX_VALIDATION = 0.5  # of a domain's documents, however small it is
 class TokenizerRecipe:
     """Where the tokenizer comes from.
 
-    `bpe`: byte-level BPE trained on about `sample_bytes` of the corpus' training documents; `file`: a `tokenizer.json`
-    whose SHA-256 is `source`; `hub`: `source` is `name@revision`.
+    `bpe`: byte-level BPE trained on about `sample_bytes` of the corpus' training documents, taken whole;
+    `bpe-passages`: taken in passages, for documents so long that few of them would be the sample; `file`: a
+    `tokenizer.json` whose SHA-256 is `source`; `hub`: `source` is `name@revision`.
     """
 
     kind: str
@@ -44,9 +47,13 @@ class TokenizerRecipe:
 
     def __post_init__(self) -> None:
         require_choice("tokenizer.kind", self.kind, TOKENIZER_KINDS)
-        if (self.kind == "bpe") != (self.source == ""):
+        if self.is_trained != (self.source == ""):
             raise invalid("tokenizer.source", self.source, "empty for a trained tokenizer, given for any other")
-        require_int("tokenizer.sample_bytes", self.sample_bytes, 1 if self.kind == "bpe" else 0)
+        require_int("tokenizer.sample_bytes", self.sample_bytes, 1 if self.is_trained else 0)
+
+    @property
+    def is_trained(self) -> bool:
+        return self.kind in TRAINED
 
 
 @dataclass(frozen=True)
@@ -165,7 +172,7 @@ class CorpusRecipe:
 
     def __post_init__(self) -> None:
         require_int("corpus.seq_len", self.seq_len, 1)
-        require_int("corpus.vocab_size", self.vocab_size, MIN_BPE_VOCAB if self.tokenizer.kind == "bpe" else 2, 2**31)
+        require_int("corpus.vocab_size", self.vocab_size, MIN_BPE_VOCAB if self.tokenizer.is_trained else 2, 2**31)
         require_int("corpus.split_seed", self.split_seed, 0, 2**63 - 1)
         require_real("corpus.validation_fraction", self.validation_fraction, 0.0, MAX_VALIDATION, open_low=True)
         require_int("corpus.validation_sequences", self.validation_sequences, 0)

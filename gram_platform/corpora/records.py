@@ -15,7 +15,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-FORMATS = tuple(base + packed for base in (".jsonl", ".parquet") for packed in ("", ".gz", ".zst"))
+PACKED = ("", ".gz", ".zst")
+PARQUET = tuple(".parquet" + packed for packed in PACKED)
+FORMATS = tuple(".jsonl" + packed for packed in PACKED) + PARQUET
+MAX_ZSTD_WINDOW = 1 << 31  # bytes, what `zstd --long=31` writes; the library alone takes 128 MB and no more
 PARQUET_BATCH_ROWS = 1024
 
 
@@ -60,7 +63,7 @@ def read_unit(unit: Unit) -> Iterator[tuple[str, str]]:
         yield from _read_documents(unit)
         return
     for path in unit.paths:
-        yield from _read_parquet(path) if ".parquet" in path.name.lower() else _read_jsonl(path)
+        yield from _read_parquet(path) if path.name.lower().endswith(PARQUET) else _read_jsonl(path)
 
 
 def _read_documents(unit: Unit) -> Iterator[tuple[str, str]]:
@@ -77,7 +80,7 @@ def _read_documents(unit: Unit) -> Iterator[tuple[str, str]]:
 
 
 class _ZstdFile(io.RawIOBase):
-    """The decompressed bytes of a .zst file of one or more frames.
+    """The decompressed bytes of a .zst file of one or more frames, in as much memory as its writer's window.
 
     The library's own reader takes a truncated file for a shorter one; this one raises EOFError.
     """
@@ -85,7 +88,7 @@ class _ZstdFile(io.RawIOBase):
     def __init__(self, path: Path) -> None:
         import zstandard
 
-        self._decompressor = zstandard.ZstdDecompressor()
+        self._decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_ZSTD_WINDOW)
         self._file = path.open("rb")
         self._frame, self._ready = None, b""
 
@@ -146,8 +149,8 @@ def _read_jsonl(path: Path) -> Iterator[tuple[str, str]]:
             record = json.loads(raw.decode("utf-8-sig" if number == 1 else "utf-8"))
         except UnicodeDecodeError as error:
             raise ValueError(f"{where}: is not UTF-8 (byte {error.start}: {error.reason})") from None
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise ValueError(f"{where}: is not one JSON object ({error})") from None
+        except (ValueError, RecursionError) as error:  # ValueError: no JSON, or an integer of thousands of digits
+            raise ValueError(f"{where}: is not one JSON object that can be read ({error})") from None
         if not isinstance(record, dict):
             raise ValueError(f"{where}: is a {type(record).__name__}, not a JSON object with text and label")
         yield _checked(where, record.get("label"), "label"), _checked(where, record.get("text"), "text")
@@ -156,6 +159,7 @@ def _read_jsonl(path: Path) -> Iterator[tuple[str, str]]:
 def _read_parquet(path: Path) -> Iterator[tuple[str, str]]:
     import pyarrow
     import pyarrow.parquet
+    import zstandard
 
     row = 0
     try:
@@ -172,7 +176,7 @@ def _read_parquet(path: Path) -> Iterator[tuple[str, str]]:
                     row += 1
                     where = f"{path}:{row}"
                     yield _checked(where, label, "label"), _checked(where, text, "text")
-    except (pyarrow.ArrowInvalid, OSError, EOFError, zlib.error) as error:
+    except (pyarrow.ArrowException, OSError, EOFError, zlib.error, zstandard.ZstdError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: cannot be read as parquet after row {row} ({error})") from None
 
 
@@ -192,7 +196,7 @@ def _checked(where: str, value: object, name: str) -> str:
     if not isinstance(value, str):
         state = "is missing" if value is None else f"is {value!r:.60}, not a string"
         raise ValueError(f"{where}: {name} {state}")
-    if not value.strip():
+    if not value or value.isspace():
         raise ValueError(f"{where}: {name} is empty")
     try:
         value.encode()

@@ -1,10 +1,19 @@
 """From what a user names (`--corpus`, `--core-label`) to a recipe."""
 
+from dataclasses import replace
 from pathlib import Path
 
-from gram_platform.config import CORE
+from gram_platform.config import CORE, UNLABELLED
 from gram_platform.corpora import catalog, lexicon
-from gram_platform.corpora.recipe import CorpusRecipe, DomainRecipe, FilesSource, HubSource, StoriesSource
+from gram_platform.corpora.recipe import (
+    MIN_SAMPLED,
+    CorpusRecipe,
+    DomainRecipe,
+    FilesSource,
+    HubSource,
+    StoriesSource,
+    TokenizerRecipe,
+)
 from gram_platform.corpora.sources import Progress, Scan, content_of, find_units, scan_units
 from gram_platform.corpora.stories import mean_story_bytes, stories_source
 from gram_platform.corpora.tokenizer import DEFAULT_SAMPLE_BYTES, tokenizer_recipe
@@ -35,11 +44,12 @@ def resolve(
     `corpus`: a catalog name; a folder or file of .jsonl or .parquet (plain, .gz, .zst) with `text` and `label`; or a
     .json file of labelled globs. `core_label`: the label, or comma-separated labels, pooled in core; every other label
     is an auxiliary domain. `seq_len` in tokens, `validation_*`: see `CorpusRecipe.validation_share`.
-    Raises ValueError for an unknown corpus or core label, and for bad records (file and line).
+    Raises ValueError for an unknown corpus or core label, for bad records (file and line), for labels that cannot be
+    domains, for local domains of a single document, and for a tokenizer's file that does not fit.
     """
     hub = catalog.HUB.get(str(corpus))
     given = tokenizer or (hub.tokenizer if hub and hub.tokenizer else None)
-    tokenizer_from, tokenizer_path = tokenizer_recipe(given, sample_bytes)
+    tokenizer_from, tokenizer_path = tokenizer_recipe(given, vocab_size, sample_bytes)
     common = {
         "tokenizer": tokenizer_from,
         "tokenizer_path": tokenizer_path,
@@ -116,6 +126,9 @@ def _require_aux_names(labels: set[str], core: tuple[str, ...]) -> None:
         if label == CORE:
             allowed = f"another name than {CORE!r}, which is the domain of core_label {', '.join(core)}"
             raise invalid("label", label, allowed)
+        if label == UNLABELLED:
+            reserved = "which the platform gives to text whose label is missing on purpose (partial labels)"
+            raise invalid("label", label, f"another name than {UNLABELLED!r}, {reserved}, or one of core_label")
         require_name("label", label)
 
 
@@ -124,7 +137,8 @@ def _files(
 ) -> CorpusRecipe:
     scanned = scan_units(find_units(path), cache_dir, progress)
     units = tuple(unit for unit, _ in scanned)
-    counts = _counts([scan for _, scan in scanned])
+    scans = [scan for _, scan in scanned]
+    counts = _counts(scans)
     if not counts:
         raise invalid("corpus", str(path), "a corpus with at least one record")
     if pooled is None and CORE not in counts:
@@ -134,8 +148,28 @@ def _files(
     aux = set(counts) - set(core)
     _require_aux_names(aux, core)
     domains = [_domain(CORE, core, counts), *(_domain(label, (label,), counts) for label in sorted(aux))]
+    _require_two_documents(domains)
     source = FilesSource(content_of(units), len(units))
+    common = {**common, "tokenizer": _sampled(common["tokenizer"], domains, max(scan.largest for scan in scans))}
     return CorpusRecipe(source=source, domains_from=tuple(domains), units=units, **common)
+
+
+def _require_two_documents(domains: list[DomainRecipe]) -> None:
+    for domain in domains:
+        if domain.num_documents < 2:
+            needed = "at least two documents: one for training, one for validation"
+            raise invalid(f"label {', '.join(map(repr, domain.labels))}", f"{domain.num_documents} document", needed)
+
+
+def _sampled(tokenizer: TokenizerRecipe, domains: list[DomainRecipe], largest: int) -> TokenizerRecipe:
+    """How a BPE's sample is taken: whole documents, or passages where it is a part and some document much of it.
+
+    The kind is part of the `data_id`, because the two rules train other tokenizers on the same documents.
+    """
+    is_part = tokenizer.sample_bytes < sum(domain.num_bytes for domain in domains)
+    if tokenizer.kind == "bpe" and is_part and largest * MIN_SAMPLED > tokenizer.sample_bytes:
+        return replace(tokenizer, kind="bpe-passages")
+    return tokenizer
 
 
 def _counts(scans: list[Scan]) -> dict[str, tuple[int, int]]:

@@ -71,7 +71,9 @@ def write_sequences(
     for keyed, encodings in _encoded(tokenizer, splitter, stream):
         for (domain, split, key), encoding in zip(keyed, encodings, strict=True):
             duplicates.add(domain, split, key)
-            writers[split, domain].add(np.array([*encoding.ids, end], dtype))
+            ids = encoding.ids  # a new list each time
+            ids.append(end)
+            writers[split, domain].add(np.array(ids, dtype))
     return writers, duplicates.count()
 
 

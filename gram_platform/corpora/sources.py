@@ -4,14 +4,14 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from gram_platform.corpora.records import FORMATS, Digest, Unit, is_data_file, read_unit
 from gram_platform.identity import invalid
 
 Progress = Callable[[str, int, int | None], None]  # (what, done, total or None)
-SCAN_VERSION = 1
+SCAN_VERSION = 2  # raised when a scan would find other things
 REPORT_EVERY_RECORDS = 2000
 
 
@@ -21,6 +21,7 @@ class Scan:
 
     digest: str
     labels: dict[str, tuple[int, int]]  # label -> documents, bytes of text
+    largest: int  # bytes of text of the longest document
 
 
 def find_units(corpus: Path) -> tuple[Unit, ...]:
@@ -103,15 +104,16 @@ def content_of(units: list[Unit]) -> str:
 
 
 def _scan(unit: Unit, report: Callable[[int], object]) -> Scan:
-    digest, labels, total = Digest(), {}, 0
+    digest, labels, total, largest = Digest(), {}, 0, 0
     for number, (label, text) in enumerate(read_unit(unit), start=1):
         num_bytes = digest.add(label, text)
         documents, so_far = labels.get(label, (0, 0))
         labels[label] = (documents + 1, so_far + num_bytes)
         total += num_bytes
+        largest = max(largest, num_bytes)
         if number % REPORT_EVERY_RECORDS == 0:
             report(total)
-    return Scan(digest.hexdigest(), labels)
+    return Scan(digest.hexdigest(), labels, largest)
 
 
 def _cache_path(unit: Unit, cache_dir: Path) -> Path:
@@ -125,7 +127,8 @@ def _cached(unit: Unit, cache_dir: Path | None) -> Scan | None:
         return None
     try:
         plain = json.loads(_cache_path(unit, cache_dir).read_text())
-        return Scan(plain["digest"], {label: tuple(counts) for label, counts in plain["labels"].items()})
+        labels = {label: tuple(counts) for label, counts in plain["labels"].items()}
+        return Scan(plain["digest"], labels, plain["largest"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # nothing kept, or not readable: the file is scanned again
 
@@ -136,5 +139,5 @@ def _keep(unit: Unit, cache_dir: Path | None, scan: Scan) -> None:
     target = _cache_path(unit, cache_dir)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(json.dumps({"digest": scan.digest, "labels": scan.labels}))
+    temporary.write_text(json.dumps(asdict(scan)))
     temporary.replace(target)

@@ -16,14 +16,24 @@ from gram_platform.corpora.recipe import CorpusRecipe
 KEY_RANGE = 2**64
 COUNTS = ("documents", "repeated_documents", "texts_in_several_domains", "texts_in_both_splits")
 TAG_BITS = 16  # of a logged key, replaced by domain and split; the other 48 identify the text
+ASCII_FOLD = bytes(ord(" " if chr(byte).isspace() else chr(byte).lower()) for byte in range(128)) + bytes(128)
 COUNT_AT_ONCE = 1 << 18  # logged keys looked at together, and as many more as the last text of them has
 
 
 def text_key(text: str, split_seed: int) -> int:
     """A 64-bit hash of the text, the same for texts that differ in case and white space only."""
-    folded = " ".join(text.split()).casefold().encode()
-    digest = hashlib.blake2b(folded, digest_size=8, key=split_seed.to_bytes(8, "little")).digest()
+    digest = hashlib.blake2b(folded(text), digest_size=8, key=split_seed.to_bytes(8, "little")).digest()
     return int.from_bytes(digest, "little")
+
+
+def folded(text: str) -> bytes:
+    """The text without differences in case and white space: `" ".join(text.split()).casefold()`, in UTF-8."""
+    if not text.isascii():
+        return " ".join(text.split()).casefold().encode()
+    raw = text.encode().translate(ASCII_FOLD).strip(b" ")  # the same, several times faster
+    while b"  " in raw:
+        raw = raw.replace(b"  ", b" ")
+    return raw
 
 
 class Splitter:

@@ -16,19 +16,20 @@ DEFAULT_SAMPLE_BYTES = 16_000_000
 
 
 def tokenizer_recipe(
-    given: str | None, sample_bytes: int = DEFAULT_SAMPLE_BYTES
+    given: str | None, vocab_size: int, sample_bytes: int = DEFAULT_SAMPLE_BYTES
 ) -> tuple[TokenizerRecipe, Path | None]:
     """The recipe of a tokenizer named by a user, and the file it lies in if it is one.
 
     None trains a BPE; a path to a `tokenizer.json` (or the folder that holds it) is known by its contents;
-    `owner/name@revision` is taken from the hub, where the revision fixes the contents.
+    `owner/name@revision` is taken from the hub, where the revision fixes the contents. Raises ValueError for an unknown
+    tokenizer, and for a file that `require_usable` refuses.
     """
     if given is None:
         return TokenizerRecipe("bpe", "", sample_bytes), None
     path = Path(given).expanduser().absolute()
     path = path / "tokenizer.json" if path.is_dir() else path
     if path.is_file():
-        load_tokenizer(path)
+        require_usable(load_tokenizer(path), vocab_size)
         return TokenizerRecipe("file", hashlib.sha256(path.read_bytes()).hexdigest()), path
     if given.count("@") == 1 and given.count("/") == 1 and not given.endswith(("/", "@")):
         return TokenizerRecipe("hub", given), None
@@ -113,3 +114,9 @@ def require_vocab(tokenizer: Tokenizer, vocab_size: int) -> None:
     needed = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
     if needed > vocab_size:
         raise invalid("vocab_size", vocab_size, f"at least the tokenizer's {needed}")
+
+
+def require_usable(tokenizer: Tokenizer, vocab_size: int) -> None:
+    """What packing asks of a tokenizer: a token that ends texts, and ids below the model's `vocab_size`."""
+    end_of_text_id(tokenizer)
+    require_vocab(tokenizer, vocab_size)

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from gram_platform.corpora import CorruptCorpus, PackedCorpus, prepare, resolve
+from gram_platform.corpora import CorruptCorpus, PackedCorpus, pack, prepare, resolve
 from gram_platform.corpora.packed import sha256_file
-from gram_platform.corpora.tokenizer import end_of_text_id
+from gram_platform.corpora.tokenizer import END_OF_TEXT, end_of_text_id, load_tokenizer
 
 
 def texts(packed: PackedCorpus, split: str, domain: str) -> list[str]:
@@ -80,9 +80,21 @@ def test_the_tokenizer_is_saved_and_given_ones_are_used(tmp_path, corpus, settin
     assert other.train("core").dtype == np.dtype("<u4")
     np.testing.assert_array_equal(other.train("core"), packed.train("core"))
     with pytest.raises(ValueError, match=r"vocab_size=260.*tokenizer's 300"):
-        prepare(resolve(corpus, **{**settings, "vocab_size": 260}, tokenizer=str(packed.tokenizer_path)), tmp_path)
+        resolve(corpus, **{**settings, "vocab_size": 260}, tokenizer=str(packed.tokenizer_path))
     with pytest.raises(ValueError, match="tokenizer='nowhere'"):
         resolve(corpus, **settings, tokenizer="nowhere")
+    endless = json.loads(packed.tokenizer_path.read_text().replace(END_OF_TEXT, "<|other|>"))
+    (tmp_path / "endless.json").write_text(json.dumps(endless))
+    with pytest.raises(ValueError, match=r"tokenizer='no end of text'.*<\|endoftext\|>"):
+        resolve(corpus, **settings, tokenizer=str(tmp_path / "endless.json"))
+
+
+def test_a_tokenizer_of_the_hub_is_checked_before_anything_is_read(tmp_path, corpus, settings, monkeypatch):
+    packed = prepare(resolve(corpus, **settings), tmp_path / "data")
+    monkeypatch.setattr(pack, "hub_tokenizer", lambda source: load_tokenizer(packed.tokenizer_path))
+    recipe = resolve(corpus, **{**settings, "vocab_size": 260}, tokenizer="owner/name@main")
+    with pytest.raises(ValueError, match=r"vocab_size=260.*tokenizer's 300"):
+        prepare(recipe, tmp_path / "data", progress=lambda *a: pytest.fail("it read something"))
 
 
 def test_text_cannot_spell_the_end_of_text(tmp_path, records, settings, jsonl):
@@ -111,7 +123,8 @@ def test_duplicates_land_on_one_side_and_are_counted(tmp_path, records, settings
 
 
 def test_a_domain_needs_sequences_in_both_splits(tmp_path, records, settings, jsonl):
-    path = jsonl(tmp_path / "a.jsonl", [*records, {"text": "too short", "label": "tiny"}])
+    short = [{"text": f"too short {index}", "label": "tiny"} for index in range(2)]
+    path = jsonl(tmp_path / "a.jsonl", [*records, *short])
     with pytest.raises(ValueError, match=r"label 'tiny'.*a sequence of 17 tokens"):
         prepare(resolve(path, **settings), tmp_path / "data")
     assert list((tmp_path / "data").iterdir()) == []

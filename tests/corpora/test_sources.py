@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from gram_platform.corpora import resolve
+from gram_platform.corpora import prepare, resolve
 from gram_platform.corpora.records import read_unit
 from gram_platform.corpora.sources import find_units
 
@@ -88,6 +88,7 @@ def test_a_scan_is_kept_by_path_size_and_time(tmp_path, settings, corpus):
     [
         (b'{"text": "a", "label"', r":3: is not one JSON object"),
         (b"[1]", r":3: is a list"),
+        (b'{"id": ' + b"1" * 5000 + b', "text": "a", "label": "core"}', r":3: is not one JSON object.*5000 digits"),
         (b'{"text": "a\xff", "label": "core"}', r":3: is not UTF-8"),
         (b'{"text": "a"}', r":3: label is missing"),
         (b'{"text": "a", "label": "  "}', r":3: label is empty"),
@@ -113,13 +114,26 @@ def test_zstd_of_several_frames(tmp_path):
     assert [t[10_000:] for _, t in read_unit(find_units(tmp_path)[0])] == [str(n) for n in range(60)]
 
 
-def test_broken_compression_and_parquet_are_named(tmp_path, records, settings):
-    for kind in ("jsonl.gz", "jsonl.zst", "parquet"):
-        folder = write(tmp_path / kind, records, kind)
-        file = folder / f"a.{kind}"
-        file.write_bytes(file.read_bytes()[:-30])
+def test_zstd_with_a_large_window(tmp_path):
+    """What `zstd --long=30` writes: a window of 1 GB (2**(10 + 20)) in the header; here one plain block follows."""
+    line = b'{"text": "t", "label": "core"}\n'
+    frame = (0xFD2FB528).to_bytes(4, "little") + bytes([0, 20 << 3]) + (len(line) << 3 | 1).to_bytes(3, "little") + line
+    (tmp_path / "a.jsonl.zst").write_bytes(frame)
+    assert list(read_unit(find_units(tmp_path)[0])) == [("core", "t")]
+
+
+@pytest.mark.parametrize("kind", ["jsonl.gz", "jsonl.zst", "parquet", "parquet.gz", "parquet.zst"])
+def test_broken_compression_and_parquet_are_named(tmp_path, records, settings, kind):
+    file = write(tmp_path / kind, records, kind) / f"a.{kind}"
+    raw = file.read_bytes()
+    for broken in (raw[:-30], b"junk" + raw[4:-30]):
+        file.write_bytes(broken)
         with pytest.raises(ValueError, match=rf"a\.{kind}"):
-            resolve(folder, **settings)
+            resolve(file.parent, **settings)
+
+
+def test_the_ending_says_the_format(tmp_path, records, settings, corpus, jsonl):
+    assert resolve(jsonl(tmp_path / "train.parquet.jsonl", records), **settings) == resolve(corpus, **settings)
 
 
 def test_parquet_names_missing_columns_and_rows(tmp_path, settings):
@@ -149,10 +163,34 @@ def test_labels_are_pooled_into_core(tmp_path, records, settings, jsonl):
     assert recipe.domain_of == {"papers": "core", "prose": "core", "nuclear": "nuclear"}
 
 
-def test_label_names_that_cannot_be_columns(tmp_path, settings, jsonl):
-    jsonl(tmp_path / "a.jsonl", [{"text": "a", "label": "core"}, {"text": "b", "label": "cs.CR"}])
-    with pytest.raises(ValueError, match=r"label='cs\.CR'"):
-        resolve(tmp_path, **settings)
+@pytest.mark.parametrize(
+    ("label", "named"),
+    [
+        ("cs.CR", r"label='cs\.CR'"),
+        ("a\x00b", r"label='a\\x00b'.*control characters"),
+        ("a\rb", r"label='a\\rb'.*control characters"),
+        ("b" * 201, "at most 200 bytes"),
+        ("病" * 67, "at most 200 bytes"),
+        ("unlabelled", "label='unlabelled'.*partial labels"),
+    ],
+)
+def test_label_names_that_cannot_be_domains(tmp_path, records, settings, jsonl, label, named):
+    renamed = [{**record, "label": label} if record["label"] == "virology" else record for record in records]
+    with pytest.raises(ValueError, match=named):
+        resolve(jsonl(tmp_path / "a.jsonl", renamed), **settings)
+
+
+@pytest.mark.parametrize("label", ["b" * 200, "病" * 66, "a b", "c#"])
+def test_label_names_that_can(tmp_path, records, settings, jsonl, label):
+    renamed = [{**record, "label": label} if record["label"] == "virology" else record for record in records]
+    packed = prepare(resolve(jsonl(tmp_path / "a.jsonl", renamed), **settings), tmp_path / "data")
+    assert packed.domains == ("core", label)
+
+
+def test_a_domain_of_one_document(tmp_path, records, settings, jsonl):
+    path = jsonl(tmp_path / "a.jsonl", [*records, {"text": "long enough " * 500, "label": "one"}])
+    with pytest.raises(ValueError, match=r"label 'one'='1 document'.*at least two documents"):
+        resolve(path, **settings)
 
 
 def test_globs(tmp_path, settings):
@@ -163,11 +201,12 @@ def test_globs(tmp_path, settings):
     (src / "deep" / "__init__.py").write_text("")
     (src / ".hidden.py").write_text("secret = 1\n")
     (tmp_path / "project" / "notes.txt").write_text("plain words\n" * 40)
+    (tmp_path / "project" / "more.txt").write_text("other words\n" * 40)
     spec = tmp_path / "project" / "corpus.json"
     spec.write_text(json.dumps({"globs": {"internal_code": ["src/**/*.py"], "core": ["*.txt"]}}))
     recipe = resolve(spec, **settings)
     assert recipe.domains == ("core", "internal_code")
-    assert {d.name: d.num_documents for d in recipe.domains_from} == {"core": 1, "internal_code": 2}
+    assert {d.name: d.num_documents for d in recipe.domains_from} == {"core": 2, "internal_code": 2}
 
     spec.write_text(json.dumps({"globs": {"code": ["src/*.py"], "core": ["*.txt", "src/a.py"]}}))
     with pytest.raises(ValueError, match=r"a\.py.*one label only"):
