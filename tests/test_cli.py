@@ -1,6 +1,7 @@
 """The `gram` command on a real finished cell."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -91,6 +92,56 @@ def test_gc_drops_the_weights_of_attacks_and_keeps_their_losses(finished, execut
     assert store.run(nodes[0].id).weights()
 
 
+def test_folders_without_a_config_are_left_out(finished, capsys):
+    """What a kill leaves while the first file of a run or evaluation is made, and what is not ours."""
+    storage, _ = finished
+    for folder in ("runs/abcdefabcdef", "runs/somebody's", "evaluations/abcdefabcdef"):
+        Path(storage, folder).mkdir()
+    gram("status", "--storage", storage)
+    out = capsys.readouterr().out
+    assert "abcdefabcdef" not in out
+    assert ": 4 complete; " in out
+    gram("gc", "--storage", storage)
+    assert "3 attacks" in capsys.readouterr().out
+
+
+def test_gc_removes_what_kills_have_left(finished, capsys):
+    """The checkpoint of a complete run, and half of a file."""
+    storage, nodes = finished
+    run = Store(storage).run(nodes[0].id)
+    attempt = Path(run.folder.path, "attempts", run.attempts.list()[-1])
+    left = attempt / "checkpoints/000000002"
+    left.mkdir(parents=True)
+    (left / "manifest.json").write_text("{}")
+    half = attempt / ".weights.safetensors.1-ab.tmp"
+    half.write_text("half")
+    gram("gc", "--storage", storage, "--dry-run")
+    assert "1 checkpoints that kills had left" in capsys.readouterr().out
+    assert left.exists()
+    gram("gc", "--storage", storage)
+    assert "1 checkpoints that kills had left" in capsys.readouterr().out
+    assert not left.exists()
+    assert not half.exists()
+    assert run.result() is not None
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[1]", '{"data": 1}'])
+def test_configs_that_cannot_be_read(finished, text, capsys):
+    """`status` shows the run; `gc` removes nothing, since it cannot know what the run needs."""
+    storage, nodes = finished
+    folder = Path(storage, "runs", "abcdefabcdef")
+    folder.mkdir()
+    (folder / "config.json").write_text(text)
+    gram("status", "--storage", storage)
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert "config.json cannot be read" in lines["abcdefabcdef"]
+    with pytest.raises(SystemExit) as ended:
+        gram("gc", "--storage", storage)
+    assert ended.value.code == 2
+    assert f"config='{folder}/config.json'" in capsys.readouterr().err
+    assert all(Store(storage).run(node.id).weights() for node in nodes if node.kind == "run")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -98,6 +149,9 @@ def test_gc_drops_the_weights_of_attacks_and_keeps_their_losses(finished, execut
         (["status", "--machine", "abacus"], "machine='abacus'"),
         (["compare", "a", "b"], "run_id='a'"),
         (["report", "nothing"], "study='nothing'"),
+        (["status", "--storage", "~nobody-of-this-name/x"], "storage='~nobody-of-this-name/x'"),
+        (["sync", "--tracking-uri", "http://host:abc"], "tracking_uri='http://host:abc'"),
+        (["report", "--tracking-uri", "foo://x"], "tracking_uri='foo://x'"),
         (["prepare", "stories-smoke"], "out=''"),
         (["prepare", "nowhere", "--check"], "corpus='nowhere'"),
     ],

@@ -166,6 +166,17 @@ def test_stop_with_nothing_running(storage, job_folder):
         assert (done.returncode, done.stdout.strip()) == (0, "[local cluster] nothing is running"), done.stderr
 
 
+@pytest.mark.parametrize("place", ["a file", "~nobody-of-this-name/x"])
+def test_a_storage_that_is_no_folder(place, tmp_path, monkeypatch):
+    (tmp_path / "a file").write_text("x")
+    monkeypatch.setenv("GRAM_STORAGE", place if place.startswith("~") else str(tmp_path / place))
+    for arguments in (("stop",), ("run", "--", "true")):
+        done = subprocess.run(command(*arguments), capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        assert done.stderr.startswith("error: storage=")
+        assert place in done.stderr
+
+
 def test_marked_descendants_are_found(storage):
     """A process that left its session and whose parent died is still found by the mark."""
     cluster = Cluster("f" * 32, os.getpid(), 0.0, str(storage / "folder"), "")

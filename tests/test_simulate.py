@@ -20,7 +20,8 @@ from gram_platform.simulate import (
     planned,
     simulate,
 )
-from gram_platform.simulate.cluster import Timeline
+from gram_platform.simulate.cluster import DoesNotFinish, Timeline
+from gram_platform.simulate.events import MAX_TRIES
 from gram_platform.store import Store
 from gram_platform.study.build import build_graph
 from gram_platform.study.flags import parse
@@ -169,6 +170,42 @@ def test_the_best_interval_is_youngs(storage_s):
     assert min(costs[grid[0]], costs[grid[-1]]) > 1.02 * costs[best_s]
 
 
+@pytest.mark.parametrize("interval_s", [600.0, 1800.0])
+def test_one_try_in_e_to_the_rate_times_the_time_saves_something(interval_s):
+    """Machines live exponentially: of a task of one interval on m of them, e^(rate m t) - 1 tries are interrupted."""
+    cluster = dataclasses.replace(CALM, num_machines=4, slots_per_machine=2, interruptions_per_hour=0.8)
+    outcomes = simulate([task("a", hours=interval_s / HOUR_S, ranks=8)], cluster, num_replications=400)
+    expected = math.exp(0.8 * 4 * interval_s / HOUR_S) - 1
+    assert statistics.fmean(outcome.num_interruptions for outcome in outcomes) == pytest.approx(expected, rel=0.2)
+
+
+SHORT_LIVED = dataclasses.replace(STORMY, num_machines=8, slots_per_machine=8, interruptions_per_hour=0.5)
+WIDE = task("wide", hours=200.0, ranks=64, checkpoint_bytes=60e9, result_bytes=20e9, grain_s=10.0)
+
+
+@pytest.mark.parametrize("interval_s", [7200.0, 14400.0])
+def test_an_interval_that_machines_do_not_live_to_see(interval_s):
+    """64 ranks on 8 machines that live 2 hours each: one interval of 2 hours in 3,000 is whole."""
+    cluster = dataclasses.replace(SHORT_LIVED, storage_bytes_per_s=1e9, checkpoint_every_s=interval_s)
+    with pytest.raises(DoesNotFinish, match=f"{MAX_TRIES} times in a row"):
+        simulate([WIDE], cluster)
+    best_s, costs = best_interval([WIDE], cluster, intervals_s=[300.0, interval_s], num_replications=1)
+    assert best_s == 300.0
+    assert math.isfinite(costs[300.0])
+    assert math.isinf(costs[interval_s])
+    with pytest.raises(DoesNotFinish, match="any of these intervals"):
+        best_interval([WIDE], cluster, intervals_s=[interval_s], num_replications=1)
+
+
+def test_machines_that_are_gone_before_the_others_have_come():
+    """A try needs all 8 at once; each is there a quarter of the time."""
+    cluster = dataclasses.replace(
+        CALM, num_machines=8, interruptions_per_hour=36.0, machine_start_s=300.0, checkpoint_every_s=1.0
+    )
+    with pytest.raises(DoesNotFinish):
+        only([dataclasses.replace(WIDE, checkpoint_bytes=1.0, grain_s=1.0)], cluster)
+
+
 WRONG = {
     r"cluster\.num_machines=0": {"num_machines": 0},
     r"cluster\.slots_per_machine=1\.5": {"slots_per_machine": 1.5},
@@ -231,6 +268,13 @@ def test_the_description_of_a_simulated_study():
     makespan = float(re.search(r"makespan\s+([\d.,]+)", text)[1])
     longest = max(t.work_s for t in planned(nodes, MACHINES["h100"], 0.4)) / HOUR_S
     assert makespan >= round(longest, 2)
+    rare = dataclasses.replace(cluster, interruptions_per_hour=20.0, group_start_s=0.0, checkpoint_every_s=3600.0)
+    text = describe_simulation(nodes, (), rare, MACHINES["h100"], num_replications=1)
+    assert f"does not finish: a node was interrupted {MAX_TRIES} times" in text
+    assert re.search(r"checkpoints every 60 s cost least: 60 s \$.*14400 s does not finish", text)
+    never = dataclasses.replace(cluster, interruptions_per_hour=1e4)
+    text = describe_simulation(nodes, (), never, MACHINES["h100"], num_replications=1)
+    assert "does not finish with checkpoints at any other interval" in text
     done = {node.id for node in nodes}
     assert "nothing is left" in describe_simulation(nodes, done, cluster, MACHINES["h100"])
 

@@ -1,21 +1,29 @@
 """`gram status`, `compare` and `gc`: what lies in a storage."""
 
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gram_platform.cli.flags import Positional, Storage, stored
-from gram_platform.config import evaluation_from_plain, run_from_plain
+from gram_platform.config import AnyEvaluation, RunConfig, evaluation_from_plain, run_from_plain
 from gram_platform.flops import total_parameters
-from gram_platform.identity import flatten, require_choice
+from gram_platform.identity import flatten, invalid, require_choice
 from gram_platform.nodes import view_runs
 from gram_platform.planner import GIB, MACHINES, Machine, needs
-from gram_platform.store import RunDirectory, Store
+from gram_platform.store import EvaluationDirectory, RunDirectory, Store
+from gram_platform.store.directory import CONFIG
+from gram_platform.store.leases import GONE_AFTER_S
 from gram_platform.study.dry_run import UTILISATION, disk_bytes
 from gram_platform.study.record import load_record
+
+BAD_CONFIG = (ValueError, TypeError, KeyError)  # of JSON that is damaged, gone or no config of ours
+UNREADABLE = "its config.json cannot be read: submit again"
 
 
 def status_command(storage: Storage = "", study: str = "", machine: str = "cpu") -> None:
     """Every run of a storage: its state, step and speed, and what the planner expects of those that are not complete.
+
+    Folders of which there is no config and no attempt are left out.
 
     Args:
         storage: folder or URL of the storage
@@ -31,12 +39,15 @@ def status_command(storage: Storage = "", study: str = "", machine: str = "cpu")
             continue
         run = store.run(run_id)
         state, tags = run.status(), run.tags()
+        if state == "absent" and not run.folder.exists(CONFIG):
+            continue  # its first file was not made whole, or it is not ours
         states[state] += 1
         names = " ".join(tags[key] for key in ("method", "size", "profile") if key in tags)
         facts = [_where(run, state)]
         if state != "complete":
-            left.append(_left(run, MACHINES[machine]))
-            facts.append(str(left[-1]))
+            found = _left(run, MACHINES[machine])
+            left += [found] if found else []
+            facts.append(str(found or UNREADABLE))
         lines.append(f"{run_id}  {state:11} {names} s{tags.get('seed', '?')}  {'; '.join(filter(None, facts))}")
     evaluations = [i for i in store.list_evaluations() if chosen is None or i in chosen]
     done = sum(store.evaluation(i).status() == "complete" for i in evaluations)
@@ -66,8 +77,12 @@ class _Left:
         return f"{self.parameters:,} parameters, {self.share_done:.0%} of the steps saved, {hours}, {disk}"
 
 
-def _left(run: RunDirectory, machine: Machine) -> _Left:
-    config = run_from_plain(run.config())
+def _left(run: RunDirectory, machine: Machine) -> _Left | None:
+    """None where the config is gone or cannot be read."""
+    try:
+        config = run_from_plain(run.config())
+    except BAD_CONFIG:
+        return None
     need, share_done = needs(config, 1, machine, UTILISATION), run.committed_step() / config.num_steps
     hours = (1 - share_done) * need.gpu_hours
     return _Left(total_parameters(config.model), share_done, hours, machine.name, disk_bytes(need))
@@ -104,7 +119,9 @@ def compare_command(first: Positional[str], second: Positional[str], storage: St
 
 
 def gc_command(storage: Storage = "", dry_run: bool = False) -> None:
-    """Remove the weights of finished attacks that nothing starts from: their losses are kept, and are all that counts.
+    """Remove the weights of finished attacks that nothing starts from, and what killed processes have left.
+
+    The attacks' losses are kept, and are all that counts.
 
     Args:
         storage: folder or URL of the storage
@@ -114,20 +131,42 @@ def gc_command(storage: Storage = "", dry_run: bool = False) -> None:
     if not dry_run:
         store.open_for_writing()
     needed = _needed_weights(store)
-    num_runs, num_bytes = 0, 0
-    for run_id in store.list_runs():
-        run = store.run(run_id)
-        if "elicited" not in run.tags() or run_id in needed or run.result() is None:
-            continue
-        num_runs += 1
-        num_bytes += 0 if dry_run else run.drop_weights()
+    num_runs, num_bytes, num_checkpoints = 0, 0, 0
+    for run in map(store.run, store.list_runs()):
+        num_checkpoints += run.num_superfluous()
+        if not dry_run:
+            run.remove_remains()
+        if "elicited" in run.tags() and run.run_id not in needed and run.result() is not None:
+            num_runs += 1
+            num_bytes += 0 if dry_run else run.drop_weights()
+    if not dry_run:
+        for eval_id in store.list_evaluations():
+            store.evaluation(eval_id).folder.remove_temporaries(GONE_AFTER_S)
     what = "would lose their weights" if dry_run else f"attacks without weights, {num_bytes / 1e6:,.1f} MB freed now"
-    print(f"{store.root}: {num_runs} {what}")
+    left = f"; {num_checkpoints} checkpoints that kills had left" if num_checkpoints else ""
+    print(f"{store.root}: {num_runs} {what}{left}")
 
 
 def _needed_weights(store: Store) -> set[str]:
-    """Runs that an unfinished run starts from or an unfinished evaluation looks at."""
+    """Runs that an unfinished run starts from or an unfinished evaluation looks at; ValueError as `_unfinished`."""
     runs, evaluations = map(store.run, store.list_runs()), map(store.evaluation, store.list_evaluations())
-    starts = [run_from_plain(run.config()).start for run in runs if run.result() is None]
-    views = [evaluation_from_plain(e.config()).view for e in evaluations if e.result() is None]
+    starts = [config.start for run in runs if (config := _unfinished(run, run_from_plain))]
+    views = [config.view for one in evaluations if (config := _unfinished(one, evaluation_from_plain))]
     return {run_id for view in (*starts, *views) for run_id in view_runs(view)}
+
+
+def _unfinished(
+    node: RunDirectory | EvaluationDirectory, from_plain: Callable[[Mapping], RunConfig | AnyEvaluation]
+) -> RunConfig | AnyEvaluation | None:
+    """The config of a node without a result; None for one that has no config yet, and so needs nothing.
+
+    ValueError for a config that cannot be read: what it needs is unknown.
+    """
+    if node.result() is not None or not node.folder.exists(CONFIG):
+        return None
+    try:
+        return from_plain(node.config())
+    except BAD_CONFIG as error:
+        why = f"while it is unknown what the {node.kind} needs, nothing is removed ({error})"
+        allowed = f"a readable one, {why}: submit again, or remove its folder"
+        raise invalid("config", node.folder.file(CONFIG), allowed) from error

@@ -141,6 +141,7 @@ def stop_all() -> int:
 
 
 def main() -> int:
+    """The job's exit code; 2 for bad input, and nothing done."""
     parser = argparse.ArgumentParser(prog="python -m gram_platform.local_cluster", description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     run_parser = commands.add_parser("run", help="run a command as a job on a private local Ray cluster")
@@ -148,7 +149,11 @@ def main() -> int:
     run_parser.add_argument("job", nargs="+", help="the command, after --")
     commands.add_parser("stop", help="end what a run left running, and nothing else")
     arguments = parser.parse_args()
-    return run(arguments.job, arguments.keep) if arguments.command == "run" else stop_all()
+    try:
+        return run(arguments.job, arguments.keep) if arguments.command == "run" else stop_all()
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

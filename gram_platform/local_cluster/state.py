@@ -13,6 +13,8 @@ from pathlib import Path
 
 import psutil
 
+from gram_platform.identity import invalid
+
 MARK = "GRAM_LOCAL_CLUSTER"  # the environment variable that every process of a cluster inherits
 
 
@@ -50,9 +52,15 @@ class Cluster:
 
 
 def default_storage() -> str:
-    """`$GRAM_STORAGE`, else `~/.gram`; absolute, unless it is the URL of an object store."""
+    """`$GRAM_STORAGE`, else `~/.gram`; absolute, unless it is the URL of an object store.
+
+    ValueError for the home of a user that does not exist.
+    """
     storage = os.environ.get("GRAM_STORAGE") or "~/.gram"
-    return storage if "://" in storage else str(Path(storage).expanduser().resolve())
+    try:
+        return storage if "://" in storage else str(Path(storage).expanduser().resolve())
+    except RuntimeError as error:
+        raise invalid("storage", storage, f"a path or a URL: {error}") from error
 
 
 def local_folder() -> Path:
@@ -66,10 +74,13 @@ def state_file() -> Path:
 
 
 def read_state() -> Cluster | None:
+    """The cluster that is written down; ValueError for a storage that is no folder, or that we may not read."""
     try:
         return Cluster(**json.loads(state_file().read_text()))
     except FileNotFoundError:
         return None
+    except (NotADirectoryError, PermissionError) as error:
+        raise invalid("storage", default_storage(), f"a folder that we may read ({error})") from error
     except (ValueError, TypeError):  # half written by a machine that died: nothing of it can still run
         state_file().unlink(missing_ok=True)
         return None

@@ -133,7 +133,8 @@ def dense_run(setting: Setting, domains: tuple[str, ...], num_eval_points: int, 
 def routed_scale(setting: Setting, model: ModelConfig) -> float:
     """lambda: F_base / F_routed with F_routed = L_core P_core + L_aux (P_core + P_aux), or 1 without equal compute.
 
-    A core batch with a companion module counts as P_core here, as in the paper; `plan_compute_units` counts the plan.
+    A core batch with a companion module counts as P_core here, as in the paper; `plan_compute_units` has companions in
+    expectation over p_cr.
     """
     if not setting.equal_compute:
         return 1.0
@@ -144,7 +145,10 @@ def routed_scale(setting: Setting, model: ModelConfig) -> float:
 
 
 def plan_compute_units(run: RunConfig) -> int:
-    """compute_units of a run as its plan is expected to draw it, companions of core batches (p_cr) included."""
+    """compute_units of a run in expectation over p_cr, with which a core batch has a companion, each equally often.
+
+    The plan that is drawn differs a little. p_as changes nothing here: parameters that it freezes are active.
+    """
     modules, total = run.model.module_domains, 0
     for budget in run.data.domains:
         tokens = budget.num_draws * run.model.seq_len

@@ -61,12 +61,10 @@ def run_flops(run: RunConfig) -> float:
             frozen = hardware_flops(run.model, 1, own, False, False, own)
             per_sequence = spread * full + (1 - spread) * frozen
         else:
-            per_sequence = (1 - robust) * hardware_flops(run.model, 1, (), core, core)
+            per_sequence = hardware_flops(run.model, 1, (), core, core)
             if budget.name == CORE and modules:
                 companions = [hardware_flops(run.model, 1, (d,), core, core, (d,)) for d in modules]
-                per_sequence += robust * sum(companions) / len(modules)
-            else:
-                per_sequence = hardware_flops(run.model, 1, (), core, core)
+                per_sequence = (1 - robust) * per_sequence + robust * sum(companions) / len(modules)
         total += budget.num_draws * per_sequence
     return total
 

@@ -18,11 +18,12 @@ from gram_platform.tracking import Tracker
 
 OBJECTIVE = "0.5 x core + 0.5 x the mean of the auxiliary domains, validation cross entropy at the end of the run"
 TABLES = {
-    "optima": "The minimum of each size's fitted surface, all seeds pooled and for each seed; low and high hold a "
-    "predicted loss within 0.1% of it. best_ is the best cell. A curvature_t below 2 can be noise alone.",
+    "optima": "The minimum of each size's fitted surface, all seeds pooled (each with a level of its own, the "
+    "predicted loss at their mean) and for each seed; low and high hold a predicted loss within 0.1% of it. best_ is "
+    "the best cell. A curvature_t below 2 can be noise alone.",
     "laws": "value = coefficient x parameters ^ exponent, batches in sequences. t: 90% t-interval of the exponent over "
-    "sizes; bootstrap: over seeds redrawn within each size. Optima at the edge of their grid are left out while two "
-    "others remain.",
+    "sizes; bootstrap: 90% interval over seeds redrawn within each size, widened by what few seeds hide; one seed has "
+    "none. Optima at the edge of their grid are left out while two others remain.",
     "windows": "The same laws from the cells within a fraction of each size's lowest loss (first row: all cells). As "
     "far as the exponents move down this table, so little are they to be trusted.",
     "predictions": "Peak learning rate and batch, in sequences of each size's own length, by our law, by the paper's "

@@ -8,6 +8,10 @@ from gram_platform.identity import require_int, require_real
 HOUR_S = 3600.0
 
 
+class DoesNotFinish(RuntimeError):
+    """A task gets nowhere: its machines are interrupted, time after time, before it has saved anything more."""
+
+
 @dataclass(frozen=True)
 class SimulatedCluster:
     """A cluster's parameters; the defaults are round figures for 8-GPU spot machines [ours]."""

@@ -7,7 +7,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from gram_platform.planner import ranks_at_once
-from gram_platform.simulate.cluster import HOUR_S, Outcome, Progress, SimulatedCluster, Task, Timeline
+from gram_platform.simulate.cluster import HOUR_S, DoesNotFinish, Outcome, Progress, SimulatedCluster, Task, Timeline
+
+# Tries of a task in a row that save nothing, after which it gets nowhere [ours]. One in e^(interruptions an hour x
+# machines x hours to the next checkpoint) saves something: one in ten never meets the limit, one in a hundred soon
+# does, and nearly all of its hours are lost.
+MAX_TRIES = 200
 
 
 @dataclass
@@ -50,6 +55,7 @@ class Simulation:
         self.left_s = {task.id: task.work_s for task in self.waiting}
         self.has_checkpoint: set[str] = set()
         self.not_before: dict[str, float] = {}
+        self.tries: dict[str, float] = {}  # of a task since it last saved something
         self.queued: list[Task] = []  # handed to the cluster, without slots yet
         self.attempts: dict[str, _Attempt] = {}
         self.machines: dict[int, _Machine] = {}
@@ -58,6 +64,7 @@ class Simulation:
         self.ledger = _Ledger()
 
     def run(self) -> Outcome:
+        """Plays the whole; DoesNotFinish when a task needs more than MAX_TRIES for anything, as decided by the seed."""
         self._advance()
         while self.waiting or self.queued or self.attempts:
             assert self.events, "work is left that nothing will ever start"
@@ -91,6 +98,8 @@ class Simulation:
         self.ledger.num_interruptions += bool(lost)
         for attempt in lost:
             self._cut_off(attempt)
+        if self.queued and not lost:  # the next in the queue may have waited for it
+            self._count_try(self.queued[0], 1 / self._num_machines(self.queued[0]))
         self._give_back(machine)
         return True
 
@@ -118,10 +127,22 @@ class Simulation:
         self.left_s[task.id] -= progress.saved_s
         if progress.saved_s:
             self.has_checkpoint.add(task.id)
+            self.tries.pop(task.id, None)
+        self._count_try(task)
         self.ledger.interruptions[task.id] = self.ledger.interruptions.get(task.id, 0) + 1
         self.waiting.insert(0, task)
         self.not_before[task.id] = self.now_s + self.cluster.recovery_s
         self._at(self.not_before[task.id], "retry", None)
+
+    def _count_try(self, task: Task, share: float = 1.0) -> None:
+        """A machine that is lost while its task still gathers them is a share of a try."""
+        self.tries[task.id] = self.tries.get(task.id, 0.0) + share
+        if self.tries[task.id] > MAX_TRIES:
+            raise DoesNotFinish(f"a node was interrupted {MAX_TRIES} times in a row before it had saved anything more")
+
+    def _num_machines(self, task: Task) -> int:
+        """The fewest that hold its ranks."""
+        return math.ceil(task.ranks / self.cluster.slots_per_machine)
 
     def _book(self, attempt: _Attempt, progress: Progress) -> None:
         """Ends an attempt: its slots are free, its time is accounted for."""
@@ -179,7 +200,7 @@ class Simulation:
         self._ask_for_machines()
 
     def _find(self, ranks: int) -> dict[int, int] | None:
-        """Slots for all ranks at once: on as few machines as there are, the fullest first."""
+        """Slots for all ranks at once: of the fullest machine that has them all, else of several, emptiest first."""
         up = sorted((m for m in self.machines.values() if m.is_up and m.free), key=lambda m: (m.free, m.number))
         whole = next((m for m in up if m.free >= ranks), None)
         if whole is not None:

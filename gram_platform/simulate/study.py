@@ -1,5 +1,6 @@
 """A study's nodes as tasks, replications with their intervals, the best checkpoint interval, and a text for people."""
 
+import math
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,7 +9,7 @@ from gram_platform.config import RunConfig
 from gram_platform.identity import invalid, require_int
 from gram_platform.nodes import Node
 from gram_platform.planner import AUTO, Machine, Ranks, evaluation_flops, needs
-from gram_platform.simulate.cluster import Outcome, SimulatedCluster, Task
+from gram_platform.simulate.cluster import DoesNotFinish, Outcome, SimulatedCluster, Task
 from gram_platform.simulate.events import Simulation
 
 INTERVALS_S = (60.0, 120.0, 300.0, 600.0, 900.0, 1200.0, 1800.0, 3600.0, 7200.0, 14400.0)
@@ -41,7 +42,10 @@ def simulate(
     done: Collection[str] = (),
     num_replications: int = NUM_REPLICATIONS,
 ) -> list[Outcome]:
-    """Independent replications; ValueError for a task that asks for more ranks than the cluster can have."""
+    """Independent replications; ValueError for a task that asks for more ranks than the cluster can have.
+
+    DoesNotFinish where machines live too short for a task to save anything, as `Simulation.run`.
+    """
     require_int("num_replications", num_replications, 1)
     most = cluster.num_machines * cluster.slots_per_machine
     for task in tasks:
@@ -60,11 +64,20 @@ def best_interval(
     intervals_s: Iterable[float] = INTERVALS_S,
     num_replications: int = NUM_REPLICATIONS,
 ) -> tuple[float, dict[float, float]]:
-    """(seconds between checkpoints with the lowest mean cost, mean cost of each), on equal lives of machines."""
+    """(seconds between checkpoints with the lowest mean cost, mean cost of each), on equal lives of machines.
+
+    An interval with which the study does not finish costs infinity; DoesNotFinish when that is every one.
+    """
     costs = {}
     for interval_s in intervals_s:
-        outcomes = simulate(tasks, replace(cluster, checkpoint_every_s=interval_s), done, num_replications)
-        costs[interval_s] = statistics.fmean(outcome.cost for outcome in outcomes)
+        try:
+            outcomes = simulate(tasks, replace(cluster, checkpoint_every_s=interval_s), done, num_replications)
+        except DoesNotFinish as error:
+            costs[interval_s], why = math.inf, error
+        else:
+            costs[interval_s] = statistics.fmean(outcome.cost for outcome in outcomes)
+    if all(math.isinf(cost) for cost in costs.values()):
+        raise DoesNotFinish(f"with any of these intervals, {why}")
     return min(costs, key=costs.__getitem__), costs
 
 
@@ -137,28 +150,45 @@ def describe_simulation(
     ranks: Ranks | None = None,
     num_replications: int = NUM_REPLICATIONS,
 ) -> str:
-    """What is left of a study on a cluster: hours, cost, where the time goes, and the best checkpoint interval."""
+    """What is left of a study on a cluster: hours, cost, where the time goes, and the best checkpoint interval.
+
+    Where machines live too short for it, that it does not finish.
+    """
     tasks = planned(nodes, machine, utilisation, ranks)
     if all(task.id in done for task in tasks):
         return "simulation: nothing is left to do"
-    outcomes = simulate(tasks, cluster, done, num_replications)
-    best_s, costs = best_interval(tasks, cluster, done, num_replications=num_replications)
+    machines = f"{cluster.num_machines} machines at most of {cluster.slots_per_machine} x {machine.name}"
+    rate = f"{cluster.interruptions_per_hour:g} interruptions a machine and hour"
+    try:
+        lines = _outcome_lines(simulate(tasks, cluster, done, num_replications))
+    except DoesNotFinish as error:
+        lines = [f"does not finish: {error}"]
+    try:
+        lines.append(_interval_line(*best_interval(tasks, cluster, done, num_replications=num_replications)))
+    except DoesNotFinish:
+        lines.append("it does not finish with checkpoints at any other interval either")
+    return "\n".join([f"simulated on {machines}, {rate}, checkpoints every {cluster.checkpoint_every_s:g} s;", *lines])
+
+
+def _outcome_lines(outcomes: Sequence[Outcome]) -> list[str]:
     total = lambda name: estimate([getattr(outcome, name) for outcome in outcomes])  # noqa: E731
     shares = {
         part: 100 * total(f"{part}_hours").mean / total("paid_hours").mean
         for part in ("useful", "retrained", "overhead", "idle")
     }
-    machines = f"{cluster.num_machines} machines at most of {cluster.slots_per_machine} x {machine.name}"
     waste = ", ".join(f"{part} {share:.1f}%" for part, share in shares.items())
-    intervals = ", ".join(f"{interval:g} s ${cost:,.0f}" for interval, cost in costs.items())
-    rate = f"{cluster.interruptions_per_hour:g} interruptions a machine and hour"
-    lines = [
-        f"simulated on {machines}, {rate}, checkpoints every {cluster.checkpoint_every_s:g} s;",
+    return [
         f"{len(outcomes)} replications: mean [90% of them]",
         f"makespan       {total('makespan_hours')} hours",
         f"cost           ${total('cost')}",
         f"slot-hours     {total('paid_hours')}: {waste}",
         f"interruptions  {total('num_interruptions')} of machines at work, {total('most_interruptions')} of one node",
-        f"checkpoints every {best_s:g} s cost least: {intervals}",
     ]
-    return "\n".join(lines)
+
+
+def _interval_line(best_s: float, costs: Mapping[float, float]) -> str:
+    intervals = [
+        f"{interval_s:g} s " + ("does not finish" if math.isinf(cost) else f"${cost:,.0f}")
+        for interval_s, cost in costs.items()
+    ]
+    return f"checkpoints every {best_s:g} s cost least: {', '.join(intervals)}"

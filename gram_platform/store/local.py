@@ -22,8 +22,11 @@ class LocalFolder(Folder):
 
     @persistent
     def read(self, name: str) -> bytes:
-        with open(self.file(name), "rb") as file:
-            return file.read()
+        try:
+            with open(self.file(name), "rb") as file:
+                return file.read()
+        except NotADirectoryError as error:  # a strange file has the folder's name
+            raise FileNotFoundError(self.file(name)) from error
 
     @persistent
     def write(self, name: str, data: bytes, durable: bool = True) -> None:
@@ -87,7 +90,7 @@ class LocalFolder(Folder):
         """Sorted names of files and folders that can be ours; empty when the folder does not exist."""
         try:
             return sorted(filter(is_safe_name, os.listdir(self.path)))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
 
     @persistent

@@ -208,15 +208,16 @@ class RunDirectory(NodeDirectory):
         self.require_result()
         return sum(remove_weights(self.attempts.child(attempt_id)) for attempt_id in self.attempts.list())
 
-    def remove_remains(self) -> int:
-        """Remove what killed attempts left, and the checkpoints of a complete run; the number of these."""
-        is_complete = self.result() is not None
-        found = list_checkpoints(self.attempts) if is_complete else []
-        if is_complete:
+    def num_superfluous(self) -> int:
+        """The checkpoints of a complete run: a kill after the result can leave some."""
+        return 0 if self.result() is None else len(list_checkpoints(self.attempts))
+
+    def remove_remains(self) -> None:
+        """Remove what killed attempts left, and the checkpoints of a complete run."""
+        if self.num_superfluous():
             prune(self.attempts, keep=0)
         clear_debris(self.attempts)
         self.folder.remove_temporaries(GONE_AFTER_S)
-        return len(found)
 
     def _load_weights(self, attempt_id: str, result: dict) -> dict[str, "torch.Tensor"] | None:
         """The attempt's weights if they are the result's; None when they are gone, or set aside as corrupted."""

@@ -24,7 +24,7 @@ from gram_platform.simulate import SimulatedCluster, describe_simulation
 from gram_platform.store import Store
 from gram_platform.store.attempts import NUM_CHECKPOINTS_KEPT
 from gram_platform.study.build import Graph
-from gram_platform.study.flags import CommonFlags, ranks_of, simulated_cluster
+from gram_platform.study.flags import CommonFlags, ranks_of, simulated_cluster, split_list
 
 UTILISATION = 0.4  # of the machine's dense rate [ours]
 RUN_HEADER = ("method", "size", "runs", "done", "params", "tokens", "compute", "FLOPs")
@@ -86,7 +86,7 @@ def describe_on(graph: Graph, cluster: SimulatedCluster) -> str:
 def planned_ranks(flags: CommonFlags) -> Ranks:
     """--num-workers as the dry run takes it: where it is not given, the planner chooses."""
     ranks = ranks_of(flags)
-    return replace(ranks, number=AUTO) if ranks.number == 1 else ranks
+    return ranks if split_list(flags.num_workers) else replace(ranks, number=AUTO)
 
 
 def _run_rows(groups: dict[tuple[str, str], list[RunConfig]], done: set[str], machine: Machine) -> Iterable[tuple]:

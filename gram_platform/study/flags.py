@@ -9,14 +9,16 @@ from typing import Annotated, TypeVar
 import tyro
 
 from gram_platform.flops import total_parameters
-from gram_platform.identity import invalid, require_choice, require_int
+from gram_platform.identity import invalid, require_choice, require_int, require_real
 from gram_platform.ladder import Law, load_law, sized_by
 from gram_platform.methods import METHODS
 from gram_platform.planner import AUTO, MACHINES, Ranks
 from gram_platform.simulate import SimulatedCluster
 from gram_platform.study.definition import Preset, Study
 from gram_platform.tracking import default_tracking_uri
+from gram_platform.tracking.connection import require_tracking_uri
 
+MAX_TIMEOUT_S = 1e6  # of ranks for one another: eleven days, which clocks in nanoseconds and torch can hold
 RAY_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray in the entrypoint of a submitted job
 
 
@@ -40,9 +42,9 @@ class CommonFlags:
     """number of seeds, from 0 up (default: the preset's)"""
     sizes: tuple[str, ...] = ()
     """names of sizes (default: all of the preset)"""
-    num_workers: tuple[str, ...] = ("1",)
+    num_workers: tuple[str, ...] = ()
     """ranks of each run: a number, size=number for single sizes, or auto for the fewest whose memory suffices on
-    --machine; 1 trains in the Ray task itself"""
+    --machine; 1 trains in the Ray task itself (default: 1; --dry-run without it plans for auto)"""
     device: str = ""
     """cpu or cuda (default: cuda if Ray has a GPU at the start; say cuda where an autoscaler starts them on demand)"""
     dry_run: bool = False
@@ -122,10 +124,8 @@ def checked_common(presets: Mapping[str, Preset], default_preset: str, flags: An
         require_choice("sizes", size, tuple(preset.sizes))
     require_int("seeds", flags.seeds, 0, 1000)
     require_int("threads", flags.threads, 1)
-    if not flags.checkpoint_every > 0:
-        raise invalid("checkpoint_every", flags.checkpoint_every, "a positive number of seconds")
-    if not flags.collective_timeout > 0:
-        raise invalid("collective_timeout", flags.collective_timeout, "a positive number of seconds")
+    require_real("checkpoint_every", flags.checkpoint_every, 0.0, open_low=True)
+    require_real("collective_timeout", flags.collective_timeout, 0.0, MAX_TIMEOUT_S, open_low=True)
     require_choice("device", flags.device or "cpu", ("cpu", "cuda"))
     require_choice("machine", flags.machine or preset.machine, tuple(MACHINES))
     machine = flags.machine or preset.machine
@@ -166,13 +166,17 @@ def split_list(values: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def absolute_place(field: str, place: str) -> str:
-    """A URL as it is, a path made absolute; inside a Ray job a relative path is refused by name.
+    """A URL as it is, a path made absolute; ValueError for the home of a user that does not exist.
 
-    A job's working directory is an upload that changes with every edit: what lies in it is lost.
+    Inside a Ray job a relative path is refused by name. A job's working directory is an upload that changes with every
+    edit: what lies in it is lost.
     """
     if "://" in place:
         return place
-    path = Path(place).expanduser()
+    try:
+        path = Path(place).expanduser()
+    except RuntimeError as error:  # it knows no such home
+        raise invalid(field, place, f"a path or a URL: {error}") from error
     if not path.is_absolute() and RAY_JOB_VARIABLE in os.environ:
         raise invalid(field, place, "an absolute path or a URL: inside a Ray job the working directory is an upload")
     return str(path.absolute())
@@ -183,8 +187,7 @@ def _tracking_uri(uri: str, storage: str) -> str:
         return default_tracking_uri(storage)
     if uri.startswith("sqlite:///") and not uri.startswith("sqlite:////"):
         return "sqlite:///" + absolute_place("tracking_uri", uri.removeprefix("sqlite:///"))
-    if "://" not in uri:
-        raise invalid("tracking_uri", uri, "a URI such as http://host:5000 or sqlite:////path/mlflow.db")
+    require_tracking_uri(uri)
     return uri
 
 
@@ -203,10 +206,13 @@ def by_law(preset: Preset, law: Law) -> Preset:
 
 
 def ranks_of(flags: CommonFlags) -> Ranks:
-    """--num-workers as a value; ValueError for what it does not understand. Needs the machine filled in."""
-    number, of_size = 1, {}
+    """--num-workers as a value, without it 1; ValueError for what it cannot mean. Needs the machine filled in."""
+    number, of_size, seen = 1, {}, set()
     for text in split_list(flags.num_workers):
         size, separator, value = text.rpartition("=")
+        if size in seen:
+            raise invalid("num_workers", " ".join(flags.num_workers), f"one number for {size or 'all sizes'}")
+        seen.add(size)
         if value != "auto" and not (value.isascii() and value.isdigit() and int(value)):
             raise invalid("num_workers", text, "a number of ranks from 1 up or auto, for one size as size=number")
         ranks = AUTO if value == "auto" else int(value)

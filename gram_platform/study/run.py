@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 import ray
 
+from gram_platform.engine.capacity import require_room
+from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.graph import Progress, run_graph
 from gram_platform.nodes import Node, unique
 from gram_platform.store import Store
@@ -66,12 +68,9 @@ class GraphsRun:
         }
 
     def run(self) -> int:
-        """Executes what is missing and writes every study; returns the exit code."""
-        started, has_gpu = time.monotonic(), False
-        if not self._is_done():  # finished studies need no Ray
-            connect()
-            has_gpu = bool(ray.cluster_resources().get("GPU"))
-        execution, resources = execution_of(self.flags, has_gpu)
+        """Executes what is missing and writes every study; returns the exit code. ValueError as `require_room`."""
+        started = time.monotonic()
+        execution, resources = self._placed()
         for record in self.records:
             self.store.study_dir(record.name).write("study.json", record.to_json())
         self.mirror = Mirror(self.tracker, self.store, self.view.say)
@@ -87,10 +86,24 @@ class GraphsRun:
         self.view.say(f"{'MLflow':12} {self._mlflow_command()}")
         return 1 if progress.failed else 0
 
-    def _is_done(self) -> bool:
-        """Whether every node has its result."""
-        directory = {"run": self.store.run, "evaluation": self.store.evaluation}
-        return all(directory[node.kind](node.id).result() is not None for node in self.nodes)
+    def _placed(self) -> tuple[Execution, Resources]:
+        """How nodes are executed, on a Ray that has room for them; finished studies need no Ray."""
+        if all(map(self._is_done, self.nodes)):
+            return execution_of(self.flags, has_gpu=False)
+        connect()
+        execution, resources = execution_of(self.flags, bool(ray.cluster_resources().get("GPU")))
+        require_room(self._widest(execution), resources, self.view.say)
+        return execution, resources
+
+    def _is_done(self, node: Node) -> bool:
+        directory = self.store.run(node.id) if node.kind == "run" else self.store.evaluation(node.id)
+        return directory.result() is not None
+
+    def _widest(self, execution: Execution) -> int:
+        """Ranks of the widest node without a result."""
+        ranks = {node.id: execution.of_node(node.config, dict(node.tags)).num_ranks for node in self.nodes}
+        widest_first = sorted(self.nodes, key=lambda node: -ranks[node.id])
+        return next((ranks[node.id] for node in widest_first if not self._is_done(node)), 1)
 
     def _on_change(self, progress: Progress, ended: Node | None) -> None:
         self.view.update(progress, ended)

@@ -17,6 +17,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException, RestException
 
+from gram_platform.identity import invalid
 from gram_platform.store.local import LocalFolder
 
 QUIET_S = 60.0  # after a failure
@@ -27,6 +28,8 @@ SETTINGS = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 PAGE = 1000
+SERVERS = ("http", "https")
+DATABASES = ("sqlite", "postgresql", "mysql", "mssql")  # MLflow's; `analysis` reads histories from them directly
 
 
 class TrackingUnavailable(RuntimeError):
@@ -34,9 +37,13 @@ class TrackingUnavailable(RuntimeError):
 
 
 class Connection:
-    """One experiment of one MLflow. `client` and `experiment_id` connect at their first use within `reaching`."""
+    """One experiment of one MLflow. `client` and `experiment_id` connect at their first use within `reaching`.
+
+    ValueError as `require_tracking_uri`.
+    """
 
     def __init__(self, tracking_uri: str, experiment: str) -> None:
+        require_tracking_uri(tracking_uri)
         self.tracking_uri = tracking_uri
         self._experiment = experiment
         self._client: MlflowClient | None = None
@@ -111,6 +118,20 @@ class Connection:
         except Exception as error:  # the database driver's own exceptions, of a library that is not ours to import
             raise ConnectionError(f"{type(error).__name__}: {error}") from error
         self._client = client
+
+
+def require_tracking_uri(uri: str) -> None:
+    """ValueError unless it is the address of an MLflow server, or of a database that MLflow can keep its runs in."""
+    scheme, separator, _ = uri.partition("://")
+    if not separator or (scheme not in SERVERS and scheme.partition("+")[0] not in DATABASES):
+        schemes = f"{', '.join(SERVERS + DATABASES)}; a database also with its driver, as postgresql+psycopg"
+        raise invalid("tracking_uri", uri, f"a URI such as http://host:5000 or sqlite:////path/mlflow.db, of {schemes}")
+    try:
+        host, _ = urlsplit(uri).hostname, urlsplit(uri).port
+    except ValueError as error:
+        raise invalid("tracking_uri", uri, f"a URI with a port from 0 to 65535 ({error})") from error
+    if scheme in SERVERS and not host:
+        raise invalid("tracking_uri", uri, "a URI with a host, such as http://host:5000")
 
 
 def _create_database(database: Path) -> None:

@@ -1,6 +1,7 @@
 """How much of a study or a search is handed to Ray at once when its runs have different numbers of ranks."""
 
 import dataclasses
+import json
 from collections import Counter
 
 import pytest
@@ -54,6 +55,78 @@ def test_nodes_of_one_rank_alone_are_queued_twice_over(nodes, execution, monkeyp
     monkeypatch.setattr(capacity, "largest_cluster", dict)
     study = graph._Graph(Progress(nodes[:12]), execution, Resources(), retry_diverged=False)
     assert len(study._fitting([(node,) for node in nodes[:12]])) == 6
+
+
+# --------------------------------------------------------------------------------- what can never be placed
+
+BIG, GPU_BOX = {"CPU": 4.0}, {"CPU": 8.0, "GPU": 1.0}
+TOO_MUCH = [  # machines, CPUs and GPUs of a rank, ranks -> what is said
+    ([BIG], 8.0, 0.0, 1, r"threads=8 .*at most 4,"),
+    ([BIG, BIG], 8.0, 0.0, 1, r"threads=8 .*at most 4,"),  # a rank is on one machine
+    ([BIG], 1.0, 1.0, 1, r"device='cuda' .*GPU"),
+    ([{"CPU": 64.0}, GPU_BOX], 16.0, 1.0, 1, r"threads=16 .*at most 8,"),  # of the machine with the GPU
+    ([BIG], 1.0, 0.0, 8, r"num_workers=8 .*at most 4,"),
+    ([BIG, BIG], 3.0, 0.0, 4, r"num_workers=4 .*at most 2,"),
+]
+
+
+@pytest.fixture
+def machines(monkeypatch):
+    """Sets the machines that Ray has, and the types that its monitor calls them; None: the cluster's own names."""
+    monkeypatch.setattr(capacity, "MONITOR_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(capacity, "largest_cluster", dict)
+
+    def set_machines(resources, types=None, report=True):
+        nodes = [{"NodeID": f"{k}", "Alive": True, "Resources": one} for k, one in enumerate(resources)]
+        nodes.append({"NodeID": "dead", "Alive": False, "Resources": {"CPU": 99.0, "GPU": 9.0}})
+        active = types or {f"node_{k}": 1 for k in range(len(resources))}
+        status = json.dumps({"autoscaler_report": {"active_nodes": active}}).encode() if report else None
+        monkeypatch.setattr(capacity.ray, "nodes", lambda: nodes)
+        monkeypatch.setattr(capacity, "_internal_kv_get", lambda key: status)
+
+    return set_machines
+
+
+@pytest.mark.parametrize(("present", "cpus", "gpus", "ranks", "message"), TOO_MUCH)
+def test_what_a_cluster_of_fixed_size_can_never_place_is_refused(machines, present, cpus, gpus, ranks, message):
+    machines(present)
+    said = []
+    with pytest.raises(ValueError, match=f"^{message}"):
+        capacity.require_room(ranks, Resources(cpus, gpus), said.append)
+    capacity.require_room(1, Resources(4.0), said.append)
+    assert not said
+
+
+@pytest.mark.parametrize("unknown", [{"types": {"gpu-8": 1}}, {"report": False}])
+def test_a_cluster_that_may_grow_is_waited_for(machines, unknown):
+    """Its autoscaler has types of its own, or (version 2) reports elsewhere: GPUs may come from zero."""
+    machines([BIG], **unknown)
+    said = []
+    capacity.require_room(1, Resources(1.0, 1.0), said.append)
+    assert len(said) == 1
+    assert "waiting for machines" in said[0]
+    assert "device='cuda'" in said[0]
+
+
+def test_what_an_autoscaler_says_it_can_place_is_not_spoken_of(machines, monkeypatch):
+    machines([BIG], types={"big": 1})
+    monkeypatch.setattr(capacity, "largest_cluster", lambda: {"CPU": 64.0, "GPU": 8.0})
+    said = []
+    capacity.require_room(8, Resources(8.0, 1.0), said.append)
+    assert not said
+    capacity.require_room(9, Resources(8.0, 1.0), said.append)
+    assert "num_workers=9" in said[0]
+
+
+@pytest.mark.ray
+def test_a_local_cluster_has_a_fixed_size(ray_cluster):
+    """As Ray's own monitor reports it: its key and its words are not documented."""
+    assert capacity.has_fixed_size()
+    with pytest.raises(ValueError, match=r"^threads=3 .*at most 2,"):
+        capacity.require_room(1, Resources(3.0), print)
+
+
+# ------------------------------------------------------------------------------------------------------ trials
 
 
 def test_trials_leave_room_for_the_widest_so_far(nodes, execution):

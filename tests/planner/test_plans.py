@@ -23,7 +23,7 @@ from gram_platform.planner.memory import rank_memory
 from gram_platform.simulate import SimulatedCluster, planned
 from gram_platform.study.build import build_graph
 from gram_platform.study.dry_run import describe, describe_on, planned_ranks
-from gram_platform.study.flags import parse
+from gram_platform.study.flags import parse, ranks_of
 from gram_platform.study.session import execution_of
 from tests.planner.scene import DOMAINS, run_of
 
@@ -190,6 +190,16 @@ def test_the_dry_run_and_the_simulation_have_the_studys_ranks(storage):
     execution, _ = execution_of(graph.flags, has_gpu=True)
     ranks = {key: str(execution.of_node(n.config, dict(n.tags)).num_ranks) for key, n in runs.items()}
     assert ranks == shown
+
+
+@pytest.mark.parametrize(("words", "ranks"), [((), AUTO), (("1",), 1), (("50M=2",), 1), (("auto", "50M=2"), AUTO)])
+def test_the_dry_run_has_the_ranks_that_are_asked_for(storage, words, ranks):
+    """Only where nothing is asked for it plans, and the study has one rank a run."""
+    flags = parse(
+        STUDY, ["--storage", str(storage), "--preset", "paper", *(("--num-workers", *words) if words else ())]
+    )
+    assert planned_ranks(flags).wanted("5B") == ranks
+    assert ranks_of(flags).wanted("5B") == (ranks if words else 1)
 
 
 def test_a_study_is_simulated_on_a_cluster(storage):

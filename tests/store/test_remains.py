@@ -98,16 +98,18 @@ def test_a_kill_after_the_result_leaves_checkpoints_that_can_be_removed(director
     monkeypatch.setattr(attempt, "_remove_superfluous", lambda result: None)
     attempt.complete(final_fields(RUN), WEIGHTS, [record(7), record(8)])
     assert files(tmp_path, "manifest.json")
-    assert directory.remove_remains() == 2
+    assert directory.num_superfluous() == 2
+    directory.remove_remains()
     assert not files(tmp_path, "manifest.json")
     assert not files(tmp_path, "tensors.safetensors")
-    assert directory.remove_remains() == 0
+    assert directory.num_superfluous() == 0
     assert directory.weights().keys() == WEIGHTS.keys()
 
 
 def test_what_can_be_continued_stays(directory, tmp_path):
     committed(directory, 3, 6)
-    assert directory.remove_remains() == 0
+    assert directory.num_superfluous() == 0
+    directory.remove_remains()
     assert directory.committed_step() == 6
 
 
@@ -136,3 +138,12 @@ def test_a_storage_that_refuses_leases_ends_nothing(directory, monkeypatch):
     (text,) = (str(warning.message) for warning in caught)
     assert "lease cannot be written" in text
     assert "No space left" in text
+
+
+def test_a_strange_file_among_the_runs_is_no_run(tmp_path, directory):
+    (tmp_path / "runs" / "notes.txt").write_text("mine")
+    store = Store(tmp_path)
+    assert [store.run(run_id).status() for run_id in store.list_runs()] == ["absent", "absent"]
+    assert store.run("notes.txt").failure() is None
+    with pytest.raises(ValueError, match="one of the runs in this storage"):
+        store.run("notes.txt").config()

@@ -49,16 +49,40 @@ WRONG = {
     r"num_workers='5B=' ": ["--preset", "paper", "--num-workers", "5B="],
     r"num_workers='9B' .*50M, 100M": ["--preset", "paper", "--num-workers", "9B=4"],
     r"num_workers=7 .*of 5B, 64": ["--preset", "paper", "--num-workers", "5B=7"],
+    r"num_workers='tiny=2 tiny=4' .*one number for tiny": ["--preset", "smoke", "--num-workers", "tiny=2", "tiny=4"],
     r"machine='abacus' .*h200": ["--machine", "abacus"],
     r"tracking_uri='server' .*http": ["--tracking-uri", "server"],
+    r"tracking_uri='foo://x' .*mssql": ["--tracking-uri", "foo://x"],
+    r"tracking_uri='file:///x' .*sqlite": ["--tracking-uri", "file:///x"],
+    r"tracking_uri='http://host:abc' .*port": ["--tracking-uri", "http://host:abc"],
+    r"tracking_uri='https://host:99999' .*port": ["--tracking-uri", "https://host:99999"],
+    r"tracking_uri='mysql://host:99999/x' .*port": ["--tracking-uri", "mysql://host:99999/x"],
+    r"tracking_uri='http://' .*host": ["--tracking-uri", "http://"],
+    r"storage='~nobody-of-this-name/x' .*home": ["--storage", "~nobody-of-this-name/x"],
     r"checkpoint_every=0": ["--checkpoint-every", "0"],
+    r"checkpoint_every=inf": ["--checkpoint-every", "inf"],
+    r"collective_timeout=nan": ["--collective-timeout", "nan"],
+    r"collective_timeout=inf": ["--collective-timeout", "inf"],
+    r"collective_timeout=1e\+300 .*1000000": ["--collective-timeout", "1e300"],
 }
+SERVERS = ["http://host:5000", "https://host/path", "sqlite:////path/mlflow.db", "sqlite+pysqlite:////path/mlflow.db"]
+SERVERS += [
+    "postgresql://user:word@host:5432/mlflow",
+    "postgresql+psycopg://host/mlflow",
+    "mysql+pymysql://host/mlflow",
+]
+SERVERS += ["mssql+pyodbc:///?odbc_connect=DRIVER", "http://[::1]:5000"]
 
 
 @pytest.mark.parametrize("message", WRONG)
 def test_wrong_flags(message, storage):
     with pytest.raises(ValueError, match=message):
         flags(*WRONG[message])
+
+
+@pytest.mark.parametrize("uri", SERVERS)
+def test_servers_and_databases_that_mlflow_has(uri, storage):
+    assert flags("--tracking-uri", uri).tracking_uri == uri
 
 
 def test_numbers_of_ranks(storage):
