@@ -115,7 +115,10 @@ class GraphsRun:
         for part in full:
             del self.unwritten[part]
         for place in dict.fromkeys(place for place, _ in full if self.unwritten):  # else the end is near
-            self._write_partial(self.records[place], progress)
+            try:
+                self._write_partial(self.records[place], progress)
+            except Exception as error:  # what trains must not end with a table; the end tries again, and says so
+                self.view.say(f"no table so far: {type(error).__name__}: {error}")
 
     def _write_partial(self, record: StudyRecord, progress: Progress) -> None:
         """The table and report so far, from the run directories: the mirror may be behind."""
