@@ -13,7 +13,8 @@ and batch is the baseline of `experiments/scaling.py` and shared with it.
 
 Expect (paper, 50M to 400M): LR 0.311 N^-0.308 (R2 .991), batch 4.93e-5 N^0.799 (R2 .957). Expect in the demo (0.1M to
 0.3M, 2 seeds): LR N^-0.61, 90% t-interval [-0.99, -0.23]; the best batch stays at 6 sequences of 64 tokens at all three
-sizes, N^-0.004 [-1.29, 1.28]; no minimum at an edge, every surface's curvature within the noise. See FINDINGS.md.
+sizes, N^-0.004 [-1.29, 1.28]; no minimum at an edge; every surface's curvature passed for noise before each seed had
+its own level in the fit (not yet run again since). See FINDINGS.md.
 """
 
 import dataclasses

@@ -200,13 +200,25 @@ def sized_by(size: Size, law: Law, num_parameters: int) -> Size:
     multiple of the micro-batch. A batch below half a micro-batch becomes the divisor of the micro-batch that is nearest
     in ratio, and is its own micro-batch: ranks that divide it also divided the old one.
     """
-    sequences = law.batch(num_parameters, size.seq_len)
-    peak_lr, num_micro = law.lr(num_parameters), round(sequences / size.micro_batch)
+    peak_lr, sequences = _usable(law, num_parameters, size.seq_len)
+    num_micro = round(sequences / size.micro_batch)
     if num_micro:
         return dataclasses.replace(size, peak_lr=peak_lr, batch_size=num_micro * size.micro_batch)
     divisors = [d for d in range(1, size.micro_batch + 1) if size.micro_batch % d == 0]
     batch = min(divisors, key=lambda d: abs(math.log(d / sequences)))
     return dataclasses.replace(size, peak_lr=peak_lr, batch_size=batch, micro_batch=batch)
+
+
+def _usable(law: Law, num_parameters: int, seq_len: int) -> tuple[float, float]:
+    """The law's rate and batch; ValueError where one of them is zero or too large for a float."""
+    try:
+        values = law.lr(num_parameters), law.batch(num_parameters, seq_len)
+    except OverflowError:
+        values = math.inf, math.inf
+    if not all(0.0 < value < math.inf for value in values):
+        allowed = f"a law with a positive, finite rate and batch at {num_parameters:,} parameters, not {values}"
+        raise invalid("law", law.name, allowed)
+    return values
 
 
 # ----------------------------------------------------------------------------------------------------- choosing

@@ -127,10 +127,11 @@ def _sides(per_seed: pd.DataFrame, claim: Claim, size: str, variant: str) -> tup
     """`{seed: value}` of both sides of a claim, over the same profiles unless a side names one; the baseline's are its
     own.
     """
-    parts = [_where(per_seed, side, size, variant) for side in (claim.left, claim.right)]
-    found = [averaged_profiles(rows) for rows in parts]
+    sides = (claim.left, claim.right)
+    parts = [_where(per_seed, side, size, variant) for side in sides]
+    found = [averaged_profiles(rows) for rows, s in zip(parts, sides, strict=True) if s.method != BASELINE]
     shared = frozenset.intersection(*(p for p in found if p)) if any(found) else frozenset()
-    left, right = (_side(rows, s, shared) for rows, s in zip(parts, (claim.left, claim.right), strict=True))
+    left, right = (_side(rows, s, shared) for rows, s in zip(parts, sides, strict=True))
     return left, right
 
 

@@ -15,12 +15,14 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import minimize_scalar
 
+from gram_platform.analysis.checks import floats
 from gram_platform.identity import invalid
 
 MIN_POINTS = 3  # distinct steps: the curve has three parameters
-BOUND_FRACTION = 0.05  # s0 + min(s) below this share of min(s) counts as being at the bound
+BOUND_FRACTION = 0.05  # s0 + min(s) below this share of `_scale` (see there) counts as being at the bound
 POOR_RMS = 0.02  # a root mean square of the log residuals above this is a poor fit
 GRID_POINTS = 400
+CHUNK = 2**20  # numbers of an array of offsets and points that are held at once: 8 MB
 LOWEST, HIGHEST = 1e-6, 1e6  # the range of s0 + min(s), in units of the first step and of the last
 
 
@@ -34,7 +36,7 @@ class LearningCurve:
     last_step: float  # the largest measured step
     log_loss_first: float  # fitted log loss at first_step
     rms: float  # root mean square of the residuals of the log loss
-    at_bound: bool  # s0 is at (or within 5% of) an end of its range: read the curve with care
+    at_bound: bool  # s0 is at (or close to, see BOUND_FRACTION) an end of its range: read the curve with care
     num_points: int
 
     @property
@@ -60,7 +62,7 @@ class LearningCurve:
 
     def loss(self, step):
         """The fitted loss (nats a token) at `step`, a number or an array; steps must be above -s0 (ValueError)."""
-        shifted = (np.asarray(step, float) - self.first_step) / self.offset
+        shifted = (floats("step", step) - self.first_step) / self.offset
         if not np.all(shifted > -1.0):
             raise invalid("step", step, f"steps above -s0 = {-self.s0:g}")
         return _like(step, np.exp(self.log_loss_first - self.alpha * np.log1p(shifted)))
@@ -81,7 +83,7 @@ def fit_learning_curve(steps: Sequence[float], losses: Sequence[float]) -> Learn
     """Fit L(s) = A (s + s0)^-alpha to pooled points [N] of one or more seeds (repeated steps are welcome).
 
     `steps` are optimizer steps >= 0, `losses` nats a token > 0. ValueError when they are not finite, differ in length,
-    hold fewer than three distinct steps, or when the losses do not fall (no alpha > 0 fits them).
+    hold fewer than three distinct steps, are no numbers, or when the losses do not fall (no alpha > 0 fits them).
     """
     s, y = _points(steps, losses)
     offsets = _offset_grid(s)
@@ -146,7 +148,13 @@ def _slope(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
 
 def _profile(offsets: np.ndarray, s: np.ndarray, y: np.ndarray) -> np.ndarray:
     """The residual sum of squares [G] at each offset with A and alpha solved for; infinite where alpha <= 0."""
-    x = np.log1p((s - s.min()) / np.asarray(offsets)[:, None])
+    rows = max(1, CHUNK // len(s))
+    parts = [_profile_chunk(offsets[i : i + rows], s, y) for i in range(0, len(offsets), rows)]
+    return np.concatenate(parts)
+
+
+def _profile_chunk(offsets: np.ndarray, s: np.ndarray, y: np.ndarray) -> np.ndarray:
+    x = np.log1p((s - s.min()) / offsets[:, None])
     x -= x.mean(axis=1, keepdims=True)
     centred = y - y.mean()
     slope = (x @ centred) / np.einsum("gn,gn->g", x, x)
@@ -190,7 +198,7 @@ def _like(reference, values: np.ndarray):
 
 
 def _positive(field: str, values) -> np.ndarray:
-    array = np.asarray(values, float)
+    array = floats(field, values)
     if not np.all(np.isfinite(array) & (array > 0.0)):
         raise invalid(field, values, "finite positive losses")
     return array
@@ -198,7 +206,7 @@ def _positive(field: str, values) -> np.ndarray:
 
 def _points(steps: Sequence[float], losses: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
     """Steps and log losses [N], ordered by step."""
-    s, values = np.asarray(steps, float), np.asarray(losses, float)
+    s, values = floats("steps", steps), floats("losses", losses)
     if s.ndim != 1 or values.shape != s.shape:
         raise invalid("losses", f"shape {values.shape}", f"one loss for each step, shape {s.shape} of one dimension")
     bad_steps, bad_losses = ~(np.isfinite(s) & (s >= 0.0)), ~(np.isfinite(values) & (values > 0.0))

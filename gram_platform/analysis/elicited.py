@@ -33,7 +33,8 @@ def checked_attacks(attacks: pd.DataFrame | None) -> pd.DataFrame:
 def elicited_ratios(attacks: pd.DataFrame, ratios: pd.DataFrame, references: dict) -> tuple[pd.DataFrame, Notes]:
     """Rows of class `elicited` in the columns of `ratios`, one a forget row of every attacked profile.
 
-    Where an attack has no result its ratio is NaN, and the notes name it: a class is known only as a whole.
+    Where an attack has no result its ratio is NaN, where the curve is too flat to convert its loss infinite, and the
+    notes name it: a class is known only as a whole.
     """
     columns = list(ratios.columns)
     attacked = set(attacks[PROFILE].itertuples(index=False, name=None))
@@ -45,15 +46,17 @@ def elicited_ratios(attacks: pd.DataFrame, ratios: pd.DataFrame, references: dic
     rows = targets.merge(values, on=[*VIEW, "domain"], how="left")
     found = [references.get(key) for key in zip(rows["size"], rows["domain"], strict=True)]
     losses = rows["loss"].astype(float)
-    known = [r.ratio(loss) if r else np.nan for r, loss in zip(found, losses, strict=True)]
-    rows = rows.assign(**{"loss": losses, "class": ELICITED, "compute_ratio": np.array(known, float)})
-    return rows.reindex(columns=columns), _unknown(rows[losses.isna()])
+    known = np.array([r.ratio(loss) if r else np.nan for r, loss in zip(found, losses, strict=True)], float)
+    rows = rows.assign(**{"loss": losses, "class": ELICITED, "compute_ratio": known})
+    flat = "the baseline's curve is too flat to convert the loss after the attack on"
+    notes = [*_unknown(rows[losses.isna()], "no result of the attack on"), *_unknown(rows[np.isinf(known)], flat)]
+    return rows.reindex(columns=columns), notes
 
 
-def _unknown(rows: pd.DataFrame) -> Notes:
+def _unknown(rows: pd.DataFrame, why: str) -> Notes:
     """One note a view of all seeds, so that a study that has just begun does not list hundreds."""
     notes = []
     for (method, size, profile), group in rows.groupby(PROFILE, sort=False):
         seeds = (f"seed {seed}: {', '.join(own)}" for seed, own in group.groupby("seed")["domain"])
-        notes.append((f"{method} {size} {profile}, elicited", f"no result of the attack on {'; '.join(seeds)}"))
+        notes.append((f"{method} {size} {profile}, elicited", f"{why} {'; '.join(seeds)}"))
     return notes

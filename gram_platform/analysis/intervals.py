@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import optimize, stats
 
+from gram_platform.analysis.checks import floats, require_confidence
 from gram_platform.identity import invalid
 
 CONFIDENCE = 0.90  # of every interval in the paper
@@ -34,7 +35,7 @@ def t_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Inter
     ValueError when there is no value or one is not finite: leave out what does not exist before asking.
     """
     array = _finite("values", values)
-    _require_confidence(confidence)
+    require_confidence(confidence)
     mean, num = float(array.mean()), len(array)
     if num < 2:
         return Interval(mean, math.nan, math.nan)
@@ -67,7 +68,7 @@ def smallest_detectable(differences: Sequence[float], confidence: float = CONFID
     one difference.
     """
     array = _finite("differences", differences)
-    _require_confidence(confidence)
+    require_confidence(confidence)
     if not 0.0 < power < 1.0:
         raise invalid("power", power, "a probability strictly between 0 and 1")
     num = len(array)
@@ -105,7 +106,7 @@ def bootstrap(
 
 def percentile_interval(samples: Sequence[float], centre: float, confidence: float = CONFIDENCE) -> Interval:
     """(centre, low, high): the middle `confidence` of the finite samples [R]; NaN ends with fewer than two of them."""
-    _require_confidence(confidence)
+    require_confidence(confidence)
     array = np.asarray(samples, float)
     array = array[np.isfinite(array)]
     if len(array) < 2:
@@ -123,12 +124,7 @@ def _attempt(statistic: Callable[[list[list]], Sequence[float]], sample: list[li
 
 
 def _finite(field: str, values: Sequence[float]) -> np.ndarray:
-    array = np.asarray(list(values), float)
+    array = floats(field, list(values))
     if array.ndim != 1 or len(array) == 0 or not np.isfinite(array).all():
         raise invalid(field, array.tolist(), "one or more finite numbers")
     return array
-
-
-def _require_confidence(confidence: float) -> None:
-    if not 0.0 < confidence < 1.0:
-        raise invalid("confidence", confidence, "a probability strictly between 0 and 1")

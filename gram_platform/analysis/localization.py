@@ -17,7 +17,7 @@ from gram_platform.analysis.claims import claims_frame, judge_greater, seed_valu
 from gram_platform.analysis.intervals import t_interval
 from gram_platform.analysis.order import MEAN, METHODS, profile_key
 from gram_platform.analysis.provenance import run_names
-from gram_platform.analysis.ratios import ALL, BASELINE
+from gram_platform.analysis.ratios import BASELINE
 from gram_platform.identity import invalid
 
 TOP = 0.1  # of the tokens
@@ -134,7 +134,7 @@ def tables(rows: pd.DataFrame, missing: Sequence[View] = ()) -> Localization:
     at most one auxiliary domain, before seeds are averaged; a seed that lacks one of its method's views (`missing`) has
     none.
     """
-    is_few = ~rows["retained"].str.contains(",") & (rows["profile"] != ALL) | (rows["class"] == CONTROL)
+    is_few = ~rows["retained"].str.contains(",") | (rows["class"] == CONTROL)
     lacking = {view[:3] for view in missing}
     is_whole = [key not in lacking for key in rows[["method", "size", "seed"]].itertuples(index=False, name=None)]
     few = rows[is_few & np.array(is_whole, bool)]

@@ -3,7 +3,8 @@
 Input everywhere: `trials`, one row a run with `size, parameters, seed, lr, batch` (sequences), `loss`, `state`
 (complete, diverged or failed; the loss counts only when complete) and, if there, `run_id`. Source of the fit: see
 `surface`. Ours: a cell of which any seed diverged is left out of every fit, because the seeds that survived would make
-it look better than it is; it is counted. A size whose fit is refused keeps its row, with the reason.
+it look better than it is; it is counted. In fits of all seeds each seed has its own level (see `seed_levels`), so that
+one that is missing from a cell does not bend the surface. A size whose fit is refused keeps its row, with the reason.
 """
 
 import math
@@ -11,7 +12,15 @@ import math
 import numpy as np
 import pandas as pd
 
-from gram_platform.analysis.surface import EDGE_FRACTION, Optimum, fit_quadratic, fit_surface, require_window
+from gram_platform.analysis.checks import floats
+from gram_platform.analysis.surface import (
+    EDGE_FRACTION,
+    Optimum,
+    fit_quadratic,
+    fit_surface,
+    levelled_losses,
+    require_window,
+)
 from gram_platform.identity import invalid
 
 STATES = ("complete", "diverged", "failed")
@@ -31,17 +40,22 @@ def checked_trials(trials: pd.DataFrame) -> pd.DataFrame:
     absent = [name for name in REQUIRED if name not in trials]
     if absent:
         raise invalid("trials", list(trials.columns), f"a frame with the columns {', '.join(absent)} too")
-    unknown = sorted(set(trials["state"]) - set(STATES))
+    for name in ("size", "seed"):
+        if trials[name].isna().any():
+            raise invalid(f"trials.{name}", None, "a name for every run")
+    unknown = sorted(set(trials["state"]) - set(STATES), key=str)
     if unknown:
         raise invalid("trials.state", unknown[0], "one of " + ", ".join(STATES))
     names = {name: trials[name].astype(str) for name in ("size", "seed")}
-    frame = trials.assign(run_id=trials.get("run_id", ""), **names)
+    runs = trials["run_id"].fillna("") if "run_id" in trials else ""
+    frame = trials.assign(run_id=runs, loss=floats("trials.loss", trials["loss"]), **names)
     complete = frame[frame["state"] == "complete"]
-    bad = complete[~(np.isfinite(complete["loss"].astype(float)) & (complete["loss"] > 0))]
+    bad = complete[~(np.isfinite(complete["loss"]) & (complete["loss"] > 0))]
     if len(bad):
         raise invalid("trials.loss", bad["loss"].iloc[0], "a finite positive loss of a complete run")
     for name in ("parameters", "lr", "batch"):
-        if not (np.isfinite(frame[name].astype(float)) & (frame[name] > 0)).all():
+        values = floats(f"trials.{name}", frame[name])
+        if not (np.isfinite(values) & (values > 0)).all():
             raise invalid(f"trials.{name}", frame[name].tolist()[:20], "finite positive numbers")
     pairs = frame[["size", "parameters"]].drop_duplicates()
     if pairs.apply(pd.Series.duplicated).to_numpy().any():
@@ -59,7 +73,7 @@ def cells(trials: pd.DataFrame) -> pd.DataFrame:
     Also `loss_low, loss_high` over the seeds, `used` (whether fits take it: a complete seed and none diverged), `runs`.
     """
     frame = checked_trials(trials)
-    frame["measured"] = frame["loss"].astype(float).where(frame["state"] == "complete")
+    frame["measured"] = frame["loss"].where(frame["state"] == "complete")
     for name, state in zip(("num_seeds", "num_diverged", "num_failed"), STATES, strict=True):
         frame[name] = (frame["state"] == state).astype(int)
     counts = {name: (name, "sum") for name in ("num_seeds", "num_diverged", "num_failed")}
@@ -84,9 +98,10 @@ def used_trials(trials: pd.DataFrame) -> pd.DataFrame:
 def optima_table(trials: pd.DataFrame, window: float | None = None) -> pd.DataFrame:
     """OPTIMA_COLUMNS: the pooled optimum of every size, then each seed's; sizes by parameters.
 
-    `best_*` is the used cell with the lowest mean loss; `edges` where the minimum (without one: the best cell) lies at
-    or beyond the grid's border, such as `lr high, batch low`; `notes` says in words what to mind. A refused fit has no
-    optimum but a `reason`. `num_diverged` counts cells.
+    `best_*` is the used cell with the lowest mean loss (where cells lack a seed: less the levels of the seeds, so that
+    it need not be a mean of `cells`); `edges` where the minimum (without one: the best cell) lies at or beyond the
+    grid's border, such as `lr high, batch low`; `notes` says in words what to mind, cells that lack a seed too. A
+    refused fit has no optimum but a `reason`. `num_diverged` counts cells.
     """
     require_window(window)
     table, used = cells(trials), used_trials(trials)
@@ -110,7 +125,7 @@ def surface_table(trials: pd.DataFrame, window: float | None = None, num_points:
     parts = []
     for (_, size), group in used_trials(trials).groupby(["parameters", "size"], sort=True):
         try:
-            surface = fit_surface(group["lr"], group["batch"], group["loss"], window)
+            surface = fit_surface(group["lr"], group["batch"], group["loss"], window, group["seed"])
         except ValueError:
             continue
         axes = [np.geomspace(group[name].min(), group[name].max(), num_points) for name in ("lr", "batch")]
@@ -123,21 +138,37 @@ def surface_table(trials: pd.DataFrame, window: float | None = None, num_points:
 
 
 def _optimum_row(group: pd.DataFrame, window: float | None) -> dict:
-    means = group.groupby(["lr", "batch"], sort=True)["loss"].mean().reset_index()
-    best = means.iloc[int(means["loss"].argmin())] if len(means) else dict.fromkeys(("lr", "batch", "loss"), math.nan)
-    row = {f"best_{name}": float(best[name]) for name in ("lr", "batch", "loss")}
+    axes, lacking = ["lr", "batch"], _num_lacking(group)
+    level = levelled_losses(group["lr"], group["batch"], group["loss"], group["seed"]) if lacking else group["loss"]
+    means = group.assign(loss=level).groupby(axes, sort=True)["loss"].mean().reset_index()
+    best = means.iloc[int(means["loss"].argmin())] if len(means) else dict.fromkeys([*axes, "loss"], math.nan)
+    row = {f"best_{name}": float(best[name]) for name in (*axes, "loss")}
+    about = f"{lacking} of {len(means)} cells lack a seed" if lacking else ""
     try:
-        optimum = fit_quadratic(group["lr"], group["batch"], group["loss"], window)
+        optimum = fit_quadratic(group["lr"], group["batch"], group["loss"], window, group["seed"])
     except ValueError as error:
         empty = dict.fromkeys(OPTIMUM, math.nan)
         counts = {"convex": False, "on_edge": False, "num_cells": len(means), "num_points": len(group)}
         edges = edge_names(row["best_lr"], row["best_batch"], means)
-        return {**row, **empty, **counts, "edges": edges, "notes": "no fit: best cell shown", "reason": str(error)}
+        notes = _joined_notes("no fit: best cell shown", about)
+        return {**row, **empty, **counts, "edges": edges, "notes": notes, "reason": str(error)}
     place = (optimum.lr, optimum.batch) if optimum.convex else (row["best_lr"], row["best_batch"])
     edges = edge_names(*place, means)
     fields = {name: value for name, value in vars(optimum).items() if not name.endswith("_span")}
     spans = dict(zip(SPANS, (*optimum.lr_span, *optimum.batch_span), strict=True))
-    return {**row, **fields, **spans, "edges": edges, "notes": _flags(optimum, edges), "reason": ""}
+    return {
+        **row,
+        **fields,
+        **spans,
+        "edges": edges,
+        "notes": _joined_notes(_flags(optimum, edges), about),
+        "reason": "",
+    }
+
+
+def _num_lacking(group: pd.DataFrame) -> int:
+    """How many cells lack one of the seeds of `group`."""
+    return int((group.groupby(["lr", "batch"])["seed"].nunique() < group["seed"].nunique()).sum())
 
 
 def edge_names(lr: float, batch: float, grid: pd.DataFrame) -> str:
@@ -162,7 +193,11 @@ def _flags(optimum: Optimum, edges: str) -> str:
         flags.append("as many losses as coefficients: an exact fit tells nothing of its error")
     elif optimum.curvature_t < NOISE_T:
         flags.append("curvature within the noise")
-    return "; ".join(flags)
+    return _joined_notes(*flags)
+
+
+def _joined_notes(*notes: str) -> str:
+    return "; ".join(note for note in notes if note)
 
 
 def _seed_key(seed: str) -> tuple:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from gram_platform.analysis.intervals import CONFIDENCE, percentile_interval
 from gram_platform.analysis.lr_grid import POOLED, cells, optima_table, surface_table, used_trials
 from gram_platform.analysis.power_law import LawBootstrap, bootstrap_laws
 from gram_platform.flops import total_parameters
@@ -65,6 +64,7 @@ def laws_table(
 ) -> pd.DataFrame:
     """LAW_COLUMNS, a row for `lr` and one for `batch`: t-interval and bootstrap interval (over seeds) of the exponent.
 
+    The bootstrap's is widened for few seeds and needs two of them; `power_law.LawBootstrap` has its measured coverage.
     `sizes` are those whose optimum entered, `left_out` the others with why. Without two sizes to fit, the numbers are
     NaN and `reason` says why.
     """
@@ -193,13 +193,10 @@ def _line_rows(optima: pd.DataFrame, found: tuple[LawBootstrap | None, str], seq
     parameters = optima["parameters"].astype(float)
     along = np.geomspace(parameters.min(), parameters.max(), LINE_POINTS) if len(optima) else []
     laws, rows = found[0], []
-    for column, quantity in enumerate(QUANTITIES):
+    for quantity in QUANTITIES:
         for n in along:
-            value = low = high = math.nan
-            if laws is not None:
-                value = float(getattr(laws, quantity).predict(n))
-                resampled = laws.samples[:, 2 * column] * n ** laws.samples[:, 2 * column + 1]
-                _, low, high = percentile_interval(resampled, value, CONFIDENCE)
+            unknown = (math.nan,) * 3
+            value, low, high = unknown if laws is None else laws.predict(quantity, n)
             paper = PAPER_LAW.lr(n) if quantity == "lr" else PAPER_LAW.batch(n, seq_len)
             rows.append((quantity, float(n), value, low, high, float(paper)))
     return pd.DataFrame(rows, columns=["quantity", "parameters", "value", "low", "high", "paper"])

@@ -3,6 +3,7 @@
 Tidy frames in, tidy frames out. What cannot be computed comes back as a note (what, why), never as a made-up number.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,7 @@ VARIANT = "variant"  # the column of what a study varies beside these, where it 
 PREFIX = "loss/"
 CURVE_FIELDS = ["A", "alpha", "s0", "rms", "at_bound", "poor", "first_step", "first_loss", "last_step", "num_points"]
 FIT_COLUMNS = ["size", "domain", *CURVE_FIELDS, "num_seeds", "reference_steps"]
+LARGEST = 1e100  # a ratio beyond it counts as infinite: its square no longer fits a float
 
 Notes = list[tuple[str, str]]  # (what is missing, why)
 
@@ -30,9 +32,20 @@ class Reference:
     baseline_losses: tuple[float, ...]  # final losses (nats a token), one for each baseline seed
 
     def ratio(self, loss: float) -> float:
-        """The compute ratio of a loss; NaN where the loss is not a finite positive number."""
-        usable = np.isfinite(loss) and loss > 0.0
-        return compute_ratio(self.curve, loss, self.baseline_losses) if usable else np.nan
+        """The compute ratio of a loss; NaN where the loss is not a finite positive number.
+
+        Infinite where the curve is too flat to convert it: searches clip that, tables have no number there.
+        """
+        if not (np.isfinite(loss) and loss > 0.0):
+            return math.nan
+        ratio = compute_ratio(self.curve, loss, self.baseline_losses)
+        return ratio if abs(ratio) < LARGEST else math.copysign(math.inf, ratio)
+
+    def why_unknown(self, loss: float) -> str:
+        """Why tables have no ratio of a loss; empty where they have one."""
+        if math.isinf(self.ratio(loss)):
+            return f"the baseline's curve (alpha {self.curve.alpha:.3g}) is too flat to convert its loss, {loss:.6g}"
+        return f"its loss is {loss}" if math.isnan(self.ratio(loss)) else ""
 
 
 def checked_evaluations(evaluations: pd.DataFrame) -> pd.DataFrame:
@@ -98,7 +111,7 @@ def compute_ratio_frame(evaluations: pd.DataFrame, references: dict) -> tuple[pd
     """One row a view and domain: the view's columns, `domain, class, loss, compute_ratio`; and notes.
 
     The class is core for the core domain, retain for the view's own auxiliary domains, forget for the others. Sizes
-    without any reference have no rows; a ratio that cannot be computed is NaN.
+    without any reference have no rows; a ratio that cannot be computed is NaN, or infinite (see `Reference.ratio`).
     """
     losses = [c for c in evaluations.columns if c.startswith(PREFIX)]
     carried = [c for c in evaluations.columns if c not in losses]
@@ -112,9 +125,9 @@ def compute_ratio_frame(evaluations: pd.DataFrame, references: dict) -> tuple[pd
         for domain in domains[view["size"]]:
             reference, loss = references.get((view["size"], domain)), float(view[PREFIX + domain])
             ratio = reference.ratio(loss) if reference else np.nan
-            if reference and np.isnan(ratio):
+            if reference and not math.isfinite(ratio):
                 name = f"{view['method']} {view['size']} {view['profile']} seed {view['seed']}"
-                notes.append((f"{name}, domain {domain}", f"its loss is {loss}"))
+                notes.append((f"{name}, domain {domain}", reference.why_unknown(loss)))
             row = {"domain": domain, "class": _class(domain, view["retained"]), "loss": loss, "compute_ratio": ratio}
             rows.append({**own, **row})
     return pd.DataFrame(rows, columns=[*carried, "domain", "class", "loss", "compute_ratio"]), notes

@@ -2,7 +2,8 @@
 
 Source: the paper's appendix "Learning Rate and Batch Size Scaling". Ours: a surface that is not convex has no minimum,
 a minimum at or beyond the edge of the grid is flagged, the fit can be restricted to cells near the best, and the
-smallest curvature comes with its t-statistic: where that is small, noise alone could have bent the surface.
+smallest curvature comes with its t-statistic: where that is small, noise alone could have bent the surface. Seeds that
+are told apart have a constant each (see `seed_levels`): the surface is at their mean level.
 """
 
 import math
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.spatial import ConvexHull
 
+from gram_platform.analysis.checks import positive
+from gram_platform.analysis.seed_levels import level_columns, levelled
 from gram_platform.identity import invalid
 
 NUM_COEFFICIENTS = 6  # 1, x, y, x^2, x y, y^2
@@ -34,7 +37,7 @@ class Optimum:
     on_edge: bool  # at or beyond the border of the grid, or outside the hull of the cells used: an extrapolation
     num_cells: int  # distinct (lr, batch) used
     num_points: int  # losses used
-    rms: float  # of the residuals, in the unit of the loss
+    rms: float  # of the residuals, in the unit of the loss; the seeds' levels are not among them
     lr_span: tuple[float, float]  # where the predicted loss is within 0.1% of the minimum
     batch_span: tuple[float, float]
     curvature_t: float  # smallest curvature over its standard error; NaN without residual degrees of freedom
@@ -89,56 +92,55 @@ class Surface:
 
 
 def fit_quadratic(
-    lr: Sequence[float], batch: Sequence[float], loss: Sequence[float], window: float | None = None
+    lr: Sequence[float],
+    batch: Sequence[float],
+    loss: Sequence[float],
+    window: float | None = None,
+    seeds: Sequence | None = None,
 ) -> Optimum:
     """Fit loss [n] by a quadratic in (log lr, log batch) and find its minimum; seeds are pooled by repeating cells.
 
-    `window` 0.05 keeps only the cells whose loss (the mean over its seeds) is within 5% of the lowest. A surface that
-    is not convex comes back with `convex=False` and NaN for the minimum. ValueError when values are not finite and
-    positive (leave diverged cells out), or the cells kept are fewer than six or cannot determine a quadratic (two
-    rates, or all on a line).
+    `seeds` [n] names each loss's seed: each gets a level of its own, and the predicted loss is at their mean. Where
+    every cell has every seed the minimum is that without `seeds`; where one is missing it is the only one to trust.
+    `window` 0.05 keeps only the cells whose loss (the mean over its seeds, less their levels) is within 5% of the
+    lowest. A surface that is not convex comes back with `convex=False` and NaN for the minimum. ValueError when values
+    are not finite and positive (leave diverged cells out), or the cells kept are fewer than six or cannot determine a
+    quadratic and the levels (two rates, all on a line, or fewer losses than coefficients).
     """
-    return fit_surface(lr, batch, loss, window).optimum()
+    return fit_surface(lr, batch, loss, window, seeds).optimum()
 
 
 def fit_surface(
-    lr: Sequence[float], batch: Sequence[float], loss: Sequence[float], window: float | None = None
+    lr: Sequence[float],
+    batch: Sequence[float],
+    loss: Sequence[float],
+    window: float | None = None,
+    seeds: Sequence | None = None,
 ) -> Surface:
     """The surface whose minimum `fit_quadratic` returns; inputs and errors are the same."""
     x, y, z = (positive(name, values) for name, values in (("lr", lr), ("batch", batch), ("loss", loss)))
     if not len(x) == len(y) == len(z):
         raise invalid("loss", f"{len(z)} values", f"one loss for each cell: {len(x)} of lr, {len(y)} of batch")
     points = np.log(np.stack([x, y], axis=1))
-    kept = _within(points, z, window)
+    level_columns(seeds, len(z))  # refuses what does not fit, before the window
+    kept = _within(points, z, window, seeds)
     used, losses = points[kept], z[kept]
+    levels = level_columns(None if seeds is None else np.asarray(seeds)[kept], len(losses))
     field, value = ("window", window) if window is not None else ("lr, batch", f"{len(losses)} losses")
     num_cells = _num_cells(used)
     if num_cells < NUM_COEFFICIENTS:
         raise invalid(field, value, f"at least {NUM_COEFFICIENTS} distinct cells; there are {num_cells}")
     centre, whitening = _whitened(used)
-    fitted = None if whitening is None else _least_squares((used - centre) @ whitening, losses)
+    fitted = None if whitening is None else _least_squares((used - centre) @ whitening, losses, levels)
     if fitted is None:
-        raise invalid(field, value, "cells that determine a quadratic: three values of each, not all on one line")
+        allowed = "cells that determine a quadratic: three values of each, not all on one line"
+        extra = f", with {levels.shape[1]} losses more for the levels of {levels.shape[1] + 1} seeds"
+        raise invalid(field, value, allowed + (extra if levels.shape[1] else ""))
     coefficients, covariance, rms = fitted
     eigenvalues, vectors = np.linalg.eigh(_hessian(coefficients))
     is_convex = bool(eigenvalues[0] > max(1e-9 * abs(eigenvalues[1]), FLAT_FRACTION * losses.max()))
     curvature_t = _curvature_t(eigenvalues[0], vectors[:, 0], covariance)
     return Surface(coefficients, centre, whitening, points, used, rms, curvature_t, is_convex)
-
-
-def positive(field: str, values: Sequence[float]) -> np.ndarray:
-    """The values [n] as floats; ValueError naming the field and the first entry that is not finite and positive."""
-    try:
-        array = np.asarray(values, float)
-    except (TypeError, ValueError) as error:
-        raise invalid(field, f"values of {type(values).__name__}", f"finite positive numbers ({error})") from error
-    if array.ndim != 1:
-        raise invalid(field, f"values of shape {array.shape}", "one dimension: one value for each run or size")
-    bad = np.flatnonzero(~(np.isfinite(array) & (array > 0.0)))
-    if len(bad):
-        place = f"entry {bad[0]} of {len(array)}" + (f", and {len(bad) - 1} more" if len(bad) > 1 else "")
-        raise invalid(field, float(array[bad[0]]), f"finite positive numbers; this is {place}")
-    return array
 
 
 def require_window(window: float | None) -> None:
@@ -150,16 +152,27 @@ def require_window(window: float | None) -> None:
 # ------------------------------------------------------------------------------------------------ least squares
 
 
-def _within(points: np.ndarray, loss: np.ndarray, window: float | None) -> np.ndarray:
+def levelled_losses(lr: Sequence[float], batch: Sequence[float], loss: Sequence[float], seeds: Sequence) -> np.ndarray:
+    """The losses [n] less the levels of their seeds (see `seed_levels.levelled`), so that cells can be compared."""
+    x, y, z = (np.asarray(values, float) for values in (lr, batch, loss))
+    return levelled(_cells(np.log(np.stack([x, y], axis=1))), z, seeds)
+
+
+def _within(points: np.ndarray, loss: np.ndarray, window: float | None, seeds: Sequence | None) -> np.ndarray:
     """Which points [n] belong to cells whose mean loss is within `window` of the lowest cell's."""
     require_window(window)
     if window is None:
         return np.ones(len(loss), bool)
     if not len(loss):
         return np.zeros(0, bool)
-    _, cell = np.unique(points.round(SAME_CELL), axis=0, return_inverse=True)
-    means = np.bincount(cell.ravel(), loss) / np.bincount(cell.ravel())
-    return (means <= (1.0 + window) * means.min() * (1.0 + 1e-12))[cell.ravel()]
+    cell = _cells(points)
+    means = np.bincount(cell, levelled(cell, loss, seeds)) / np.bincount(cell)
+    return (means <= (1.0 + window) * means.min() * (1.0 + 1e-12))[cell]
+
+
+def _cells(points: np.ndarray) -> np.ndarray:
+    """The number of each point's cell, [n]."""
+    return np.unique(points.round(SAME_CELL), axis=0, return_inverse=True)[1].ravel()
 
 
 def _num_cells(points: np.ndarray) -> int:
@@ -182,19 +195,23 @@ def _design(w: np.ndarray) -> np.ndarray:
     return np.stack([np.ones_like(x), x, y, x * x, x * y, y * y], axis=-1)
 
 
-def _least_squares(w: np.ndarray, loss: np.ndarray) -> tuple[np.ndarray, np.ndarray, float] | None:
-    """Coefficients [6], their covariance (NaN without degrees of freedom), rms; None if they are not determined."""
-    design = _design(w)
+def _least_squares(w: np.ndarray, loss: np.ndarray, levels: np.ndarray) -> tuple[np.ndarray, np.ndarray, float] | None:
+    """Coefficients [6], their covariance (NaN without degrees of freedom), rms; None if they are not determined.
+
+    `levels` [n, K - 1] are the columns of the seeds, fitted beside the quadratic.
+    """
+    design = np.concatenate([_design(w), levels], axis=1)
     norms = np.sqrt(np.mean(design**2, axis=0))
     left, singular, right = np.linalg.svd(design / norms, full_matrices=False)
-    if not singular[-1] > RANK_FRACTION * singular[0]:
+    if len(singular) < design.shape[1] or not singular[-1] > RANK_FRACTION * singular[0]:
         return None
     inverse = (right.T / singular) / norms[:, None]
-    coefficients = inverse @ (left.T @ loss)
-    residual = loss - design @ coefficients
-    freedom = len(loss) - NUM_COEFFICIENTS
+    fitted = inverse @ (left.T @ loss)
+    residual = loss - design @ fitted
+    freedom = len(loss) - design.shape[1]
     variance = residual @ residual / freedom if freedom > 0 else math.nan
-    return coefficients, variance * (inverse @ inverse.T), float(np.sqrt(np.mean(residual**2)))
+    covariance = variance * (inverse @ inverse.T)[:NUM_COEFFICIENTS, :NUM_COEFFICIENTS]
+    return fitted[:NUM_COEFFICIENTS], covariance, float(np.sqrt(np.mean(residual**2)))
 
 
 def _hessian(c: np.ndarray) -> np.ndarray:

@@ -60,7 +60,7 @@ def analyse_sweeps(
     for knob, value in points:
         frames = [None if frame is None else _at(frame, knob, value) for frame in (evaluations, attacks, declared)]
         analysis = analyse(frames[0], curves, sizes, frames[1], frames[2])
-        parts.append(_seed_rows(analysis, frames[2]).assign(knob=knob, value=value))
+        parts.append(_seed_rows(analysis).assign(knob=knob, value=value))
         own = analysis.table[analysis.table["method"] != BASELINE]
         tables.append(own.assign(knob=knob, value=value))
         for note in analysis.missing.itertuples(index=False, name=None):
@@ -101,14 +101,14 @@ def _at(frame: pd.DataFrame, knob: str, value: float) -> pd.DataFrame:
     return frame[is_here | (frame["method"] == BASELINE)].drop(columns=["knob", "value"])
 
 
-def _seed_rows(analysis: Analysis, declared: pd.DataFrame) -> pd.DataFrame:
+def _seed_rows(analysis: Analysis) -> pd.DataFrame:
     """`method, size, seed` and the classes: of the mean over profiles, and the core with one module and with none."""
-    rows, view, seed = analysis.per_seed, ["method", "size", "profile"], ["method", "size", "seed"]
+    rows, seed = analysis.per_seed, ["method", "size", "seed"]
     rows = rows[rows["method"] != BASELINE]
     means = rows[rows["profile"] == MEAN]
     if means.empty:
         return pd.DataFrame(columns=[*seed, *SWEEP_CLASSES])
-    views = rows.merge(declared[[*view, "retained"]].drop_duplicates(view), on=view)
+    views = rows[rows["profile"] != MEAN]
     is_single = (views["retained"] != "") & ~views["retained"].str.contains(",")
     full = views[views["retained"] == ""].set_index(seed)["core"].rename("core_full")
     partial = views[is_single].groupby(seed)["core"].agg(lambda v: v.mean(skipna=False)).rename("core_partial")

@@ -36,7 +36,7 @@ class Analysis:
     """Every table of a study."""
 
     table: pd.DataFrame  # TABLE_COLUMNS: table.csv
-    per_seed: pd.DataFrame  # method, size, profile, seed, core, retain, forget, elicited: what `table` averages
+    per_seed: pd.DataFrame  # method, size, profile, seed, CLASSES (what `table` averages), retained
     ratios: pd.DataFrame  # one row a view and domain: see compute_ratio_frame
     fits: pd.DataFrame  # one row a size and domain: see fits_frame
     missing: pd.DataFrame  # what, why
@@ -101,6 +101,7 @@ def _compared(
     ratios, unknown = compute_ratio_frame(evaluations, references)
     elicited, unattacked = elicited_ratios(attacks, ratios, references)
     joined = pd.concat([ratios, elicited]) if len(elicited) else ratios
+    joined = joined.assign(compute_ratio=joined["compute_ratio"].astype(float).where(np.isfinite))
     fits = fits_frame(references)
     return _Compared(joined, fits.assign(seed=seed) if seed else fits, [*notes, *unknown, *unattacked])
 
@@ -113,7 +114,8 @@ def capability_table(evaluations: pd.DataFrame, curves: pd.DataFrame, sizes: Seq
 def per_seed_frame(ratios: pd.DataFrame, declared: pd.DataFrame) -> tuple[pd.DataFrame, Notes]:
     """One row a method, size, profile and seed with the mean compute ratio of each class, and the `mean` profile's.
 
-    A class of which one domain is unknown is unknown (NaN). `mean` averages over the paper's profiles, core with at
+    A class of which one domain is unknown is unknown (NaN). `retained` is the view's (empty for `mean`), by which
+    `averaged_profiles` tells which profiles the mean is of. `mean` averages over the paper's profiles, core with at
     most one auxiliary domain, or over what there is for a method without these (the baseline's all); a seed that lacks
     a profile which is `declared` for its method is left out of it and noted.
     """
@@ -131,9 +133,10 @@ def per_seed_frame(ratios: pd.DataFrame, declared: pd.DataFrame) -> tuple[pd.Dat
                 notes.append((f"{method} {size} {MEAN} seed {seed}", f"{', '.join(absent)} is not there"))
                 continue
             means = views.groupby("class")["compute_ratio"].agg(lambda v: v.mean(skipna=False)).reset_index()
-            parts.append(means.assign(method=method, size=size, seed=seed, profile=MEAN))
-    wide = pd.concat(parts).pivot(index=[*ROW, "seed"], columns="class", values="compute_ratio")
-    return wide.reindex(columns=list(CLASSES)).reset_index().rename_axis(columns=None), notes
+            parts.append(means.assign(method=method, size=size, seed=seed, profile=MEAN, retained=""))
+    wide = pd.concat(parts).pivot(index=[*ROW, "seed", "retained"], columns="class", values="compute_ratio")
+    wide = wide.reindex(columns=list(CLASSES)).reset_index().rename_axis(columns=None)
+    return wide[[*ROW, "seed", *CLASSES, "retained"]], notes
 
 
 def _absent_views(declared: pd.DataFrame, evaluations: pd.DataFrame, sizes: set[str]) -> Notes:
@@ -161,8 +164,15 @@ def _summary(per_seed: pd.DataFrame) -> pd.DataFrame:
 
 
 def averaged_profiles(rows: pd.DataFrame) -> frozenset[str]:
-    """The profiles of core with at most one auxiliary domain in rows of a table or `per_seed` frame."""
-    return frozenset(p for p in rows["profile"] if p not in (ALL, MEAN) and p.count("+") < 2)
+    """The profiles of core with at most one auxiliary domain in rows of a table or `per_seed` frame.
+
+    With one auxiliary domain `all` is one of them: `per_seed` frames tell by `retained`. A table has names alone, and
+    there it is left out.
+    """
+    all_domains = rows[rows["profile"] == ALL]
+    is_one = "retained" in rows and len(all_domains) > 0 and not all_domains["retained"].str.contains(",").any()
+    few = frozenset(p for p in rows["profile"] if p not in (ALL, MEAN) and p.count("+") < 2)
+    return few | {ALL} if is_one else few
 
 
 def domain_table(ratios: pd.DataFrame) -> pd.DataFrame:

@@ -9,10 +9,13 @@ from gram_platform.analysis.claims import (
     claims_frame,
     judge_greater,
     judge_matches,
+    paper_claims,
     seed_values,
     separation_claims,
 )
 from gram_platform.analysis.tables import analyse
+from tests import stories_frames
+from tests.stories_frames import AUXILIARY
 from tests.study_frames import SIZES, curves, evaluations
 
 SEEDS = ("0", "1", "2")
@@ -85,3 +88,25 @@ def test_seed_values_name_one_view():
     assert seed_values(per_seed, "retain", method="gram", size="tiny", profile="core") == {}
     with pytest.raises(ValueError, match=r"^where="):
         seed_values(per_seed, "core", method="gram")
+
+
+def test_with_one_auxiliary_domain_retain_is_claimed_from_all():
+    aux, profiles = AUXILIARY[0], {"core": "", "all": AUXILIARY[0]}
+    methods = ("gram", "filtering", "maxent")
+    whole, attacked = stories_frames.evaluations(methods), stories_frames.attacks()
+    attacked = attacked[attacked["method"].isin(methods)]
+    whole = whole.drop(columns=[f"loss/{domain}" for domain in AUXILIARY[1:]])
+    named = {"core": "core", f"core+{aux}": "all"}
+    rows = whole[whole["profile"].isin([*named, "all"])]
+    rows = rows.assign(profile=rows["profile"].replace(named))
+    rows = rows.assign(retained=rows["profile"].map(profiles))
+    points = stories_frames.curves()
+    attacks_on_one = attacked[(attacked["profile"] == "core") & (attacked["elicited"] == aux)]
+    analysis = analyse(rows, points[points["domain"].isin(["core", aux])], attacks=attacks_on_one)
+    found = paper_claims(analysis.per_seed, "stories")
+    several = paper_claims(analyse(whole, points, attacks=attacked).per_seed, "stories")
+    assert found["claim"].tolist() == several["claim"].tolist()
+    verdicts = found.set_index("claim")["verdict"]
+    assert verdicts["GRAM: retain is above forget"] == "agree"
+    differences = found.set_index("claim")["difference"]
+    assert differences["GRAM: retain is above forget"] == pytest.approx(0.952 - 0.766, rel=1e-5)

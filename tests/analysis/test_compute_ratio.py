@@ -1,6 +1,7 @@
 """The curve fit against planted curves with known answers, its errors, and real public curves."""
 
 import json
+import tracemalloc
 from collections import defaultdict
 
 import numpy as np
@@ -138,3 +139,31 @@ def test_real_curves_are_bounded_flagged_and_reported(shared_data):
         rms = np.sqrt(np.mean((np.log(losses) - np.polyval(unshifted, np.log(steps))) ** 2))
         assert 0.016 < rms < 0.027
         assert curves[name].rms < 0.45 * rms
+
+
+@pytest.mark.parametrize(
+    ("steps", "losses", "field"), [(["a", 2, 3], [3, 2, 1], "steps"), ([1, 2, 3], ["x"] * 3, "losses")]
+)
+def test_text_names_the_field(steps, losses, field):
+    with pytest.raises(ValueError, match=rf"^{field}='values of list'"):
+        fit_learning_curve(steps, losses)
+    curve = fit_learning_curve(STEPS, planted(STEPS, 7.0, 0.3, 20.0))
+    with pytest.raises(ValueError, match=r"^loss="):
+        compute_ratio(curve, "low", [1.0])
+    with pytest.raises(ValueError, match=r"^baseline_losses="):
+        compute_ratio(curve, 3.0, ["low"])
+    with pytest.raises(ValueError, match=r"^step="):
+        curve.loss("late")
+
+
+def test_many_points_fit_in_pieces(monkeypatch):
+    steps = np.tile(STEPS, 20)
+    losses = planted(steps, 6.0, 0.2, 50.0) * np.exp(0.01 * np.random.default_rng(0).standard_normal(len(steps)))
+    whole = fit_learning_curve(steps, losses)
+    monkeypatch.setattr("gram_platform.analysis.compute_ratio.CHUNK", 7 * len(steps))
+    assert fit_learning_curve(steps, losses) == whole
+    many = np.linspace(1.0, 1e5, 20_000)
+    tracemalloc.start()
+    fit_learning_curve(many, planted(many, 6.0, 0.2, 50.0))
+    assert tracemalloc.get_traced_memory()[1] < 40e6  # 192 MB in one piece
+    tracemalloc.stop()

@@ -92,3 +92,19 @@ def test_the_order_of_the_rows_changes_nothing(analysis):
     again = analyse(evaluated, points, attacks=attacked)
     pd.testing.assert_frame_equal(again.table, analysis.table, check_exact=True)
     pd.testing.assert_frame_equal(again.ratios, analysis.ratios, check_exact=True)
+
+
+def test_an_attack_whose_loss_a_flat_curve_cannot_convert_is_named():
+    domain, points, known, attacked = "Bygone Eras", curves(), evaluations(), attacks()
+    hit = points["domain"] == domain
+    points.loc[hit, "loss"] = 4.0 * points.loc[hit, "step"] ** -1e-4
+    last = 4.0 * float(points["step"].max()) ** -1e-4
+    known[f"loss/{domain}"] = last
+    attacked.loc[attacked["elicited"] == domain, "loss"] = 3.5
+    analysis = analyse(known, points, attacks=attacked)
+    notes = analysis.missing.set_index("what")["why"]
+    why = "the baseline's curve is too flat to convert the loss after the attack on "
+    assert notes[f"gram {SIZE} core, elicited"] == why + "; ".join(f"seed {seed}: {domain}" for seed in SEEDS)
+    assert np.isnan(row(analysis.table, "gram", "core")["elicited"])
+    assert row(analysis.table, "gram", f"core+{domain}")["elicited"] == pytest.approx(0.855, rel=1e-6)
+    assert row(analysis.table, "gram", "core")["core"] == pytest.approx(0.938, rel=1e-6)

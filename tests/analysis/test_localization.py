@@ -1,5 +1,7 @@
 """Concentration of loss increases: coefficients that are known, planted views, and the control."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -135,3 +137,19 @@ def test_a_view_without_its_baseline_has_no_row_and_other_tokens_are_refused():
     nothing = tables(localize([], {}))
     assert nothing.table.empty
     assert localization_claims(nothing.per_seed).empty
+
+
+def test_with_one_auxiliary_domain_all_is_in_the_means():
+    views, references = planted_views()
+    one = [
+        dataclasses.replace(view, retained=view.retained[:1], losses={"lisp": view.losses["lisp"]})
+        for view in views
+        if view.profile != "core+lisp"
+    ]
+    known = {k: dataclasses.replace(v, losses={"lisp": v.losses["lisp"]}) for k, v in references.items()}
+    found = tables(localize(one, known))
+    means = found.per_seed[found.per_seed["profile"] == "mean"].set_index(["method", "class", "seed"])
+    assert means.loc[("gram", "retain", "0"), "increase"] == pytest.approx(0.01)
+    assert means.loc[("gram", "forget", "0"), "increase"] == pytest.approx(0.4)
+    claims = localization_claims(found.per_seed)
+    assert claims["claim"].str.contains("forgotten domains lose more").any()

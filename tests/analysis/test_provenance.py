@@ -36,3 +36,13 @@ def test_hovers_name_the_runs():
     (line,) = (trace for trace in figure.data if trace.name == "GRAM")
     assert "run-gram-tiny-0<br>run-gram-tiny-1" in line.customdata[0][4]
     assert "%{customdata[4]}" in line.hovertemplate
+
+
+def test_with_one_auxiliary_domain_the_mean_rests_on_all_too():
+    one = evaluations().drop(columns="loss/chemistry")
+    one = one[one["profile"].isin(["core", "all"])]
+    one = one.assign(retained=one["profile"].map({"core": "", "all": "biology"}), run_id=one["run_id"] + one["profile"])
+    points = curves()
+    analysis = analyse(one, points[points["domain"] != "chemistry"])
+    rows = with_runs(analysis.table, analysis.ratios).set_index(["method", "size", "profile"])["runs"]
+    assert rows["gram", "tiny", "mean"].count("core") == rows["gram", "tiny", "mean"].count("all") == 3

@@ -8,7 +8,13 @@ import pytest
 
 from gram_platform.analysis.intervals import t_interval
 from gram_platform.analysis.order import size_key
-from gram_platform.analysis.tables import TABLE_COLUMNS, analyse, capability_table
+from gram_platform.analysis.tables import (
+    TABLE_COLUMNS,
+    analyse,
+    averaged_profiles,
+    capability_table,
+    domain_table,
+)
 from gram_platform.analysis.text import format_table, table_csv
 from tests.study_frames import DOMAINS, PROFILES, SEEDS, SIZES, curves, evaluations, planted_ratio
 
@@ -201,3 +207,40 @@ def test_sizes_sort_by_what_they_mean():
 def test_every_profile_is_there(analysis):
     gram = analysis.table[analysis.table["method"] == "gram"]
     assert set(gram["profile"]) == {*PROFILES, "mean"}
+
+
+def test_a_curve_too_flat_to_convert_a_loss_costs_its_own_domain_alone():
+    known, points = evaluations(), curves()
+    hit = (points["size"] == "tiny") & (points["domain"] == "biology")
+    points.loc[hit, "loss"] = 4.0 * points.loc[hit, "step"] ** -1e-4
+    tiny = known["size"] == "tiny"
+    known.loc[tiny, "loss/biology"] = np.where(known.loc[tiny, "method"] == "baseline", 4.0 * 500.0**-1e-4, 3.5)
+    analysis = analyse(known, points)
+    core = row(analysis.table, "gram", "tiny", "core")
+    assert core["core"] == pytest.approx(0.94)
+    assert np.isnan(core["forget"])  # biology is one of its two domains
+    assert np.isfinite(analysis.ratios["compute_ratio"].dropna()).all()
+    assert np.isfinite(domain_table(analysis.ratios)["compute_ratio"]).all()
+    notes = analysis.missing.set_index("what")["why"]
+    assert len(notes) == len(SEEDS) * (len(PROFILES) + 1)
+    why = "the baseline's curve (alpha 0.0001) is too flat to convert its loss, 3.5"
+    assert notes["gram tiny core seed 0, domain biology"] == why
+    rest = [frame[frame["size"] != "tiny"].reset_index(drop=True) for frame in (analysis.table, capability())]
+    pd.testing.assert_frame_equal(*rest)
+
+
+def capability() -> pd.DataFrame:
+    return capability_table(evaluations(), curves())
+
+
+def test_profiles_of_the_mean_by_what_they_retain():
+    per_seed = analyse(evaluations(), curves()).per_seed
+    gram = per_seed[per_seed["method"] == "gram"]
+    assert averaged_profiles(gram) == {"core", "core+biology", "core+chemistry"}
+    one = gram[gram["profile"].isin(["core", "all"])]
+    assert averaged_profiles(one) == {"core"}
+    assert averaged_profiles(one.assign(retained=one["retained"].replace("biology,chemistry", "biology"))) == {
+        "core",
+        "all",
+    }
+    assert averaged_profiles(gram.iloc[:0]) == set()
