@@ -1,6 +1,6 @@
 """Submitting is resuming: a finished study does nothing, an interrupted one ends as if nothing had happened."""
 
-import time
+import resource
 
 import pytest
 
@@ -18,11 +18,17 @@ def test_the_mirror_has_every_node_once(finished_study):
 def test_submitting_again_trains_nothing_and_writes_the_same_table(finished_copy):
     table = finished_copy / "studies/scaling/table.csv"
     before = (written(finished_copy), attempts(finished_copy), table.read_bytes())
-    started = time.monotonic()
+    started_s = children_s()
     output = submit(finished_copy)
-    elapsed_s = time.monotonic() - started
+    used_s = children_s() - started_s
     assert (written(finished_copy), attempts(finished_copy), table.read_bytes()) == before
     assert "12 of 12 nodes done: 0 now" in output
-    assert elapsed_s < 30
+    assert used_s < 30
     uri = f"sqlite:///{finished_copy}/mlflow.db"
     assert_mirrored_once(finished_copy, uri)
+
+
+def children_s() -> float:
+    """Processor time of all children that have ended: it does not grow with what else the machine does."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
