@@ -190,7 +190,7 @@ def test_server_that_is_down_fails_fast_and_sync_catches_up(store, tracker):
         started = time.monotonic()
         with pytest.raises(TrackingUnavailable):  # at once: training goes on undisturbed
             absent.sync(store)
-        assert time.monotonic() - started < 0.1
+        assert time.monotonic() - started < 1.0
     assert tracker.sync(store)["sent"] == 1
 
 

@@ -273,14 +273,14 @@ def test_too_many_are_told_to_come_again_and_late_ones_that_it_is_over():
 
 def test_who_leaves_gives_up_the_row():
     with served(EngineLimits(num_rows=1, num_waiting=4)) as site:
-        slowed(site, 0.05)
+        slowed(site, 0.2)
         body = json.dumps({"prompt": "x", "max_tokens": 50, "stream": True}).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: {site.bearer('open')['Authorization']}\r\n"
         head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         started = time.monotonic()
         assert site.raw(head.encode() + body, num_bytes=300).startswith(b"HTTP/1.1 200")
         assert site.complete("lisp", max_tokens=1).status == 200
-        assert time.monotonic() - started < 2.0  # and not the 2.5 s of fifty steps
+        assert time.monotonic() - started < 8.0  # and not the 10 s of fifty steps
 
 
 def test_a_dead_engine_is_said_and_not_waited_for():
