@@ -178,7 +178,8 @@ class _Graph:
     def _settle(self, node: Node, reference: ray.ObjectRef, task: Task) -> bool:
         """Books a node's end; False when it goes back to the queue. The task's warnings are its first node's."""
         try:
-            self.progress.warnings[node.id] = ray.get(reference) if node is task[0] else []
+            caught = ray.get(reference)
+            self.progress.warnings[node.id] = caught if node is task[0] else []
         except RayTaskError as error:
             if isinstance(error.cause, LeaseHeld):
                 self.held.add(node.id)

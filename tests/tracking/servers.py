@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 PATIENCE_S = 60.0
+ENDING_S = 15.0  # of a server, which waits for open connections
 
 
 def postgres_programs() -> Path | None:
@@ -131,11 +132,16 @@ class MlflowServer:
             time.sleep(0.1)
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
-        """The server and its workers; SIGKILL ends them in the middle of a request."""
-        if self._process is not None:
+        """The server and its workers; SIGKILL ends them in the middle of a request, and when they do not end."""
+        if self._process is None:
+            return
+        for signal_number, patience_s in ((how, ENDING_S), (signal.SIGKILL, PATIENCE_S)):
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, how)
-            self._process.wait(PATIENCE_S)
+                os.killpg(self._process.pid, signal_number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(patience_s)
+                return
+        raise AssertionError(f"the server does not end:\n{self._log.read_text()}")
 
     def _listens(self) -> bool:
         with socket.socket() as probe:
