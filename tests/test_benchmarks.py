@@ -16,6 +16,7 @@ from gram_platform.benchmarks import (
     corpus,
     evaluation,
     peers,
+    precision,
     serving,
     site,
     step_shares,
@@ -179,3 +180,23 @@ def test_the_gpu_form_needs_torch_and_numpy_alone(tmp_path):
     lines = [json.loads(line) for line in itertools.takewhile(str.strip, done.stdout.splitlines())]
     assert [line["name"] for line in lines] == ["FLOPs tiny on cpu", "4 small runs on one cpu"]
     assert all(line["value"] > 0 and line["reference"] > 0 for line in lines)
+
+
+def test_a_cpu_without_units_for_bfloat16_is_measured_in_float32(monkeypatch, capsys):
+    """There nobody trains in bfloat16, and the bench would take hours."""
+    assert 0.0 < precision.bfloat16_share() < 100.0
+    monkeypatch.setattr(precision, "bfloat16_share", lambda: 1.5)
+    assert precision.stories_26m() == STORIES_SIZES["26M"]
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(precision, "bfloat16_share", lambda: 0.004)
+    assert precision.stories_26m() == dataclasses.replace(STORIES_SIZES["26M"], precision="float32")
+    assert "0.004 of float32's rate" in capsys.readouterr().err
+
+
+def test_in_float32_there_is_one_peer():
+    scene = dataclasses.replace(SCENE, size=dataclasses.replace(TINY, precision="float32"))
+    measured = {m.name: m for m in training.compare(scene, lambda record: None, with_peer=True)}
+    assert [name for name in measured if name.startswith("training")] == ["training tiny"]
+    assert measured["training tiny"].against.endswith("float32")
+    assert measured["training tiny"].aim is not None
+    assert measured["FLOPs tiny"].against.endswith("float32")

@@ -9,12 +9,13 @@ import torch
 
 from gram_platform.benchmarks.contestants import Scene, training_run
 from gram_platform.benchmarks.measurement import Aim, Measurement, Settings
+from gram_platform.benchmarks.precision import stories_26m
 from gram_platform.benchmarks.timing import interleaved
 from gram_platform.config import CORE, Evaluation, ModelConfig, RoutingConfig, RunConfig, View
 from gram_platform.corpora import PackedCorpus, prepare, resolve
 from gram_platform.engine.evaluation import common_work, execute_evaluation, execute_profiles
 from gram_platform.engine.execution import Execution
-from gram_platform.ladder import STORIES_SIZES, Size
+from gram_platform.ladder import Size
 from gram_platform.model.merge import Weights, merged_config, merged_weights
 from gram_platform.model.transformer import initial_weights
 from gram_platform.store import Store
@@ -24,7 +25,7 @@ NUM_SEQUENCES, NUM_ROUNDS = 6, 2  # of each domain; full: 64
 
 def measure(settings: Settings) -> list[Measurement]:
     """Core, and core with each of four modules, on five domains: the 26M stories model, untrained."""
-    return [compare(STORIES_SIZES["26M"], settings, 64 if settings.full else NUM_SEQUENCES, NUM_ROUNDS)]
+    return [compare(stories_26m(), settings, 64 if settings.full else NUM_SEQUENCES, NUM_ROUNDS)]
 
 
 def compare(size: Size, settings: Settings, num_sequences: int, num_rounds: int) -> Measurement:

@@ -11,7 +11,8 @@ from gram_platform.routing import Plan
 from gram_platform.train.data import PlanReader
 
 AUTOCAST, COPY = "autocast", "bfloat16 weights"  # float32 weights computed with in bfloat16, or 16 bits alone
-PRECISIONS = (AUTOCAST, COPY)
+FULL = "float32"
+PEERS = {"bfloat16": (AUTOCAST, COPY), "float32": (FULL,)}  # of a run's precision; the first is what its peer has too
 
 
 def why_absent() -> str:

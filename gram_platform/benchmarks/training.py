@@ -10,12 +10,13 @@ from gram_platform.benchmarks.contestants import DENSE, GRAM, GRAM_FROZEN, Scene
 from gram_platform.benchmarks.elsewhere import Elsewhere
 from gram_platform.benchmarks.matmuls import MatmulRate
 from gram_platform.benchmarks.measurement import Aim, Measurement, Settings
-from gram_platform.benchmarks.peers import AUTOCAST, PRECISIONS, peer_steps, why_absent
+from gram_platform.benchmarks.peers import PEERS, peer_steps, why_absent
+from gram_platform.benchmarks.precision import stories_26m
 from gram_platform.benchmarks.step_shares import OVERHEADS, Stopwatch, watched_steps
 from gram_platform.benchmarks.timing import clock_of, interleaved
 from gram_platform.flops import hardware_flops
-from gram_platform.ladder import STORIES_SIZES
 from gram_platform.train.allocation import freed_memory_kept
+from gram_platform.train.learner import DTYPES
 from gram_platform.train.loop import StepRecord, training_steps
 
 MATMULS = "matmuls"
@@ -23,7 +24,7 @@ MATMULS = "matmuls"
 
 def measure(settings: Settings) -> list[Measurement]:
     """The 26M stories model on all cores; the quick form has one of a step's eight micro-batches."""
-    size = STORIES_SIZES["26M"]
+    size = stories_26m()
     num_micro_batches, num_rounds = (size.batch_size // size.micro_batch, 5) if settings.full else (1, 3)
     scene = Scene(size, num_micro_batches, num_rounds)
     reason = why_absent()
@@ -57,10 +58,12 @@ def compare(scene: Scene, log: Callable[[StepRecord], object], with_peer: bool) 
     Peers are in processes of their own, which have nothing of ours, such as where freed memory goes.
     """
     stopwatch, configs = Stopwatch(), runs(scene)
-    matmuls = MatmulRate(scene.size.dense(), scene.size.micro_batch, scene.device)
+    matmuls = MatmulRate(scene.size.dense(), scene.size.micro_batch, scene.device, DTYPES[scene.size.precision])
     steps: dict[str, Iterator] = {DENSE: watched_steps(*parts(configs[DENSE], scene), log, stopwatch)}
     steps |= {name: training_steps(*parts(configs[name], scene)) for name in (GRAM, GRAM_FROZEN)}
-    peers = {precision: Elsewhere(_peer_steps, scene, precision) for precision in PRECISIONS if with_peer}
+    peers = {
+        precision: Elsewhere(_peer_steps, scene, precision) for precision in PEERS[scene.size.precision] if with_peer
+    }
     actions = {name: functools.partial(next, each) for name, each in (steps | peers).items()} | {MATMULS: matmuls}
     try:
         seconds = interleaved(actions, scene.num_rounds, clock_of(scene.device))
@@ -85,20 +88,21 @@ def _rates(scene: Scene, seconds: tuple[float, ...]) -> tuple[float, ...]:
 
 
 def _against_peers(scene: Scene, seconds: Mapping[str, tuple[float, ...]]) -> list[Measurement]:
-    """The aim is against the peer of the same precision, float32 masters that bfloat16 computes with.
+    """The aim is against the peer of the same precision: with bfloat16, float32 masters that it computes with.
 
     Weights of 16 bits alone, which lose small updates, are beside it.
     """
+    same, *_ = peers = PEERS[scene.size.precision]
     return [
         Measurement(
-            name=f"training {scene.size.name}" + ("" if precision == AUTOCAST else f", against {precision}"),
+            name=f"training {scene.size.name}" + ("" if precision == same else f", against {precision}"),
             unit="tokens/s",
             values=_rates(scene, seconds[DENSE]),
             references=_rates(scene, seconds[precision]),
             against=f"Hugging Face StarCoder2, {precision}",
-            aim=Aim("at least", 1.25) if precision == AUTOCAST else None,
+            aim=Aim("at least", 1.25) if precision == same else None,
         )
-        for precision in PRECISIONS
+        for precision in peers
     ]
 
 
@@ -110,7 +114,7 @@ def _against_matmuls(scene: Scene, seconds: tuple[float, ...], matmuls: MatmulRa
         unit="GFLOP/s",
         values=tuple(flops / spent / 1e9 for spent in seconds),
         references=tuple(rate / 1e9 for rate in matmuls.rates[1:]),  # the first is the warm-up's
-        against="the model's own matrix products in bfloat16",
+        against=f"the model's own matrix products in {scene.size.precision}",
         aim=Aim("at least", 0.6),
         details={**by_product, **matmuls.attention()},
     )

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from gram_platform.benchmarks.contestants import DENSE, Scene, random_tokens, runs
 from gram_platform.benchmarks.elsewhere import Elsewhere, together
 from gram_platform.benchmarks.measurement import Aim, Measurement, Settings
+from gram_platform.benchmarks.precision import stories_26m
 from gram_platform.benchmarks.timing import interleaved
-from gram_platform.ladder import STORIES_SIZES
 from gram_platform.routing import Plan
 from gram_platform.train.allocation import freed_memory_kept
 from gram_platform.train.data import PlanReader
@@ -23,7 +23,7 @@ NUM_RANKS = 2
 
 def measure(settings: Settings) -> list[Measurement]:
     """The 26M stories model; the quick form has two of a step's eight micro-batches, so it reduces more often."""
-    size = STORIES_SIZES["26M"]
+    size = stories_26m()
     full = size.batch_size // size.micro_batch
     return compare(Scene(size, full, 3) if settings.full else Scene(size, 2, 2), with_apart=settings.full)
 
