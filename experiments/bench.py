@@ -7,6 +7,8 @@
     python experiments/bench.py --gpu           # training and sharing on one GPU; torch and numpy suffice
     python experiments/bench.py --gpu --device cpu --sizes tiny --rounds 1 --eager
 
+On a CPU that emulates products in bfloat16 (no AVX512-BF16, no AMX) the 26M model is measured in float32.
+
 Prints JSON objects, one a line (name, value, unit, reference, ratio, spread of the ratio over rounds, aim, and whether
 it holds), and a table. The numbers to expect, with machine and date, are in FINDINGS.md.
 """
