@@ -3,14 +3,15 @@
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import ray
 from ray.experimental.internal_kv import _internal_kv_get
 
-from gram_platform.engine.execution import Resources
+from gram_platform.engine.execution import Execution, Resources
 from gram_platform.identity import invalid
+from gram_platform.nodes import Node
 from gram_platform.planner import ranks_at_once
 
 MONITOR_KEY = "__autoscaling_status"  # of what the monitor on Ray's head reports, and `ray status` shows
@@ -70,6 +71,17 @@ def has_fixed_size() -> bool:
 def _machine_types() -> set[str]:
     report = json.loads(_internal_kv_get(MONITOR_KEY) or "{}").get("autoscaler_report") or {}
     return set(report.get("active_nodes") or ())
+
+
+def widest_missing(nodes: Iterable[Node], execution: Execution) -> int:
+    """Ranks of the widest node without a result; 0 when every node has its own."""
+    store, widest = execution.store(), 0
+    for node in nodes:
+        ranks = execution.of_node(node.config, dict(node.tags)).num_ranks
+        if ranks > widest:
+            directory = store.run(node.id) if node.kind == "run" else store.evaluation(node.id)
+            widest = widest if directory.result() else ranks
+    return widest
 
 
 def require_room(widest: int, resources: Resources, say: Callable[[str], None]) -> None:

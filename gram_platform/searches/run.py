@@ -7,7 +7,7 @@ from itertools import pairwise
 import optuna
 import ray
 
-from gram_platform.engine.capacity import require_room
+from gram_platform.engine.capacity import require_room, widest_missing
 from gram_platform.engine.graph import run_graph
 from gram_platform.engine.proposals import Group, OptunaSource, PointList, Source, open_study
 from gram_platform.engine.search import Tuning, run_trials
@@ -99,7 +99,7 @@ class _SearchRun:
         connect()
         self.execution, self.resources = execution_of(self.scene.flags, bool(ray.cluster_resources().get("GPU")))
         nodes = (*self.search.prerequisites(self.scene), *self.search.example(self.scene))
-        require_room(max(self.execution.of_node(n.config, dict(n.tags)).num_ranks for n in nodes), self.resources, say)
+        require_room(widest_missing(nodes, self.execution), self.resources, say)
         if not self._prepared():
             return 1
         self.problem = self.search.problem(self.scene, self.store)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import ray
 
-from gram_platform.engine.capacity import require_room
+from gram_platform.engine.capacity import require_room, widest_missing
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.graph import Progress, run_graph
 from gram_platform.nodes import Node, unique
@@ -92,18 +92,12 @@ class GraphsRun:
             return execution_of(self.flags, has_gpu=False)
         connect()
         execution, resources = execution_of(self.flags, bool(ray.cluster_resources().get("GPU")))
-        require_room(self._widest(execution), resources, self.view.say)
+        require_room(widest_missing(self.nodes, execution), resources, self.view.say)
         return execution, resources
 
     def _is_done(self, node: Node) -> bool:
         directory = self.store.run(node.id) if node.kind == "run" else self.store.evaluation(node.id)
         return directory.result() is not None
-
-    def _widest(self, execution: Execution) -> int:
-        """Ranks of the widest node without a result."""
-        ranks = {node.id: execution.of_node(node.config, dict(node.tags)).num_ranks for node in self.nodes}
-        widest_first = sorted(self.nodes, key=lambda node: -ranks[node.id])
-        return next((ranks[node.id] for node in widest_first if not self._is_done(node)), 1)
 
     def _on_change(self, progress: Progress, ended: Node | None) -> None:
         self.view.update(progress, ended)

@@ -13,6 +13,7 @@ from gram_platform.engine.proposals import PointList
 from gram_platform.engine.search import Tuning, _Searcher, trial_ranks
 from gram_platform.nodes import method_nodes
 from gram_platform.planner import Ranks
+from gram_platform.store.files import seal
 from tests.engine.conftest import TINY
 
 
@@ -48,6 +49,16 @@ def test_room_is_counted_in_ranks(nodes, execution, monkeypatch, now, most, in_f
     study.advance()
     started = [dict(task[0].tags)["size"] for node_id, task in study.in_flight.items() if node_id not in before]
     assert Counter(started) == handed
+
+
+def test_room_is_asked_for_what_is_missing(nodes, execution):
+    own = dataclasses.replace(execution, ranks=Ranks(1, (("wide", 4),)))
+    assert capacity.widest_missing(nodes, own) == 4
+    assert capacity.widest_missing(nodes[:12], own) == 1
+    directory = own.store().run(nodes[12].id)
+    directory.publish(seal({"run_id": nodes[12].id}))
+    assert capacity.widest_missing(nodes[:13], own) == 1
+    assert capacity.widest_missing(nodes[12:13], own) == 0
 
 
 def test_nodes_of_one_rank_alone_are_queued_twice_over(nodes, execution, monkeypatch):
