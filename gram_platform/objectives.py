@@ -22,23 +22,45 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(ctx, logits_NV: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:
         num_tokens, vocab_size = logits_NV.shape
         ctx.grad_NV = torch.empty_like(logits_NV) if ctx.needs_input_grad[0] else None
+        fill = _fill_in_place if logits_NV.dtype == torch.float32 else _fill
         rows = rows_at_once(logits_NV.device, vocab_size)
         total = torch.zeros((), device=logits_NV.device)
         for first in range(0, num_tokens, rows):
             part = slice(first, first + rows)
-            targets = targets_N[part].unsqueeze(1)
-            log_p = F.log_softmax(logits_NV[part], dim=-1, dtype=torch.float32)
-            total -= log_p.gather(1, targets).sum()
-            if ctx.grad_NV is not None:
-                p = log_p.exp_()
-                p.scatter_add_(1, targets, p.new_full((), -1.0).expand(targets.shape))
-                ctx.grad_NV[part] = p.div_(num_tokens)
+            logits, targets = logits_NV[part], targets_N[part].unsqueeze(1)
+            if ctx.grad_NV is None:
+                total -= F.log_softmax(logits, dim=-1, dtype=torch.float32).gather(1, targets).sum()
+            else:
+                total += fill(ctx.grad_NV[part], logits, targets, num_tokens)
         return total / num_tokens
 
     @staticmethod
     def backward(ctx, grad: torch.Tensor):
         grad_NV, ctx.grad_NV = ctx.grad_NV, None  # it is scaled in place, so it serves once
         return grad_NV.mul_(grad), None
+
+
+def _fill(grad_NV: torch.Tensor, logits_NV: torch.Tensor, targets_N1: torch.Tensor, divisor: int) -> torch.Tensor:
+    """Fills `grad` with (p - 1[target]) / divisor; returns the sum of the losses."""
+    log_p_NV = F.log_softmax(logits_NV, dim=-1, dtype=torch.float32)
+    total = -log_p_NV.gather(1, targets_N1).sum()
+    grad_NV.copy_(_subtract_targets(log_p_NV.exp_(), targets_N1, 1.0).div_(divisor))
+    return total
+
+
+def _fill_in_place(
+    grad_NV: torch.Tensor, logits_NV: torch.Tensor, targets_N1: torch.Tensor, divisor: int
+) -> torch.Tensor:
+    """The same for float32, with one exponential instead of two, and all of it where the gradient will be."""
+    torch.sub(logits_NV, logits_NV.amax(dim=-1, keepdim=True), out=grad_NV)
+    target_logits_N1 = grad_NV.gather(1, targets_N1)
+    sums_N1 = grad_NV.exp_().sum(dim=-1, keepdim=True)
+    _subtract_targets(grad_NV.mul_((divisor * sums_N1).reciprocal_()), targets_N1, 1.0 / divisor)
+    return (sums_N1.log_() - target_logits_N1).sum()
+
+
+def _subtract_targets(p_NV: torch.Tensor, targets_N1: torch.Tensor, amount: float) -> torch.Tensor:
+    return p_NV.scatter_add_(1, targets_N1, p_NV.new_full((), -amount).expand(targets_N1.shape))
 
 
 def rows_at_once(device: torch.device, vocab_size: int) -> int:

@@ -1,8 +1,10 @@
-"""Attention and rotary embedding in the forms that are fastest on a CPU; elsewhere torch's own.
+"""GELU, attention and rotary embedding in the forms that are fastest on a CPU; elsewhere torch's own.
 
 Each is the same function as torch's, rounded alike; FINDINGS.md has what they gain. Shapes as in `transformer.py`;
 G = H / K query heads share a key-value head.
 """
+
+import math
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +12,50 @@ import torch.nn.functional as F
 BLOCK = 128  # queries whose gradients are computed at once: what lies above the diagonal of a block is wasted
 ROTATED = 2**18  # numbers that are turned at once
 SCORES = 2**20  # of one matrix product: few enough to stay in a core's cache until they are used up
+FEW = 2**15  # numbers for whose GELU torch's one pass is as fast as several
+AT_ONCE = 2**18  # numbers whose GELU is computed at once
+GELU_1 = 2 * (2 / math.pi) ** 0.5  # GELU(x) = x sigmoid(GELU_1 x + GELU_3 x^3)
+GELU_3 = 0.044715 * GELU_1
+
+
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    """GELU in its tanh form. In float32 a sigmoid is a third of torch's tanh, and leaves the gradient on its way."""
+    is_slow = x.device.type == "cpu" and x.dtype == torch.float32 and not torch.compiler.is_compiling()
+    if not is_slow or x.numel() <= FEW:
+        return F.gelu(x, approximate="tanh")
+    return _Gelu.apply(x)
+
+
+class _Gelu(torch.autograd.Function):
+    """Keeps the derivative, in place of the input that torch's keeps."""
+
+    @staticmethod
+    def forward(ctx, x: torch.Tensor) -> torch.Tensor:
+        flat, out = x.reshape(-1), torch.empty_like(x, memory_format=torch.contiguous_format)
+        slope = torch.empty_like(out) if ctx.needs_input_grad[0] else None
+        for first in range(0, len(flat), AT_ONCE):
+            part = slice(first, first + AT_ONCE)
+            _gelu_of(flat[part], out.view(-1)[part], None if slope is None else slope.view(-1)[part])
+        if slope is not None:
+            ctx.save_for_backward(slope)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad: torch.Tensor) -> torch.Tensor:
+        (slope,) = ctx.saved_tensors
+        return slope.mul_(grad)  # in place, so that it serves once
+
+
+def _gelu_of(x: torch.Tensor, out: torch.Tensor, slope: torch.Tensor | None) -> None:
+    """Fills `out` with x s and `slope` with s + x u' s (1 - s), where u = GELU_1 x + GELU_3 x^3 and s = sigmoid(u)."""
+    u = torch.addcmul(x.new_full((), GELU_1), x, x, value=GELU_3).mul_(x)
+    if slope is None:
+        torch.mul(x, u.sigmoid_(), out=out)
+        return
+    s = torch.sigmoid(u)
+    torch.mul(x, s, out=out)
+    third = u.sub_(x, alpha=GELU_1 * 2 / 3)  # of x u' = 3 u - 2 GELU_1 x
+    torch.add(s, torch.ops.aten.sigmoid_backward(third, s), alpha=3, out=slope)
 
 
 def rotated(x_BnTh: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

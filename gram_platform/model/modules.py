@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+
+from gram_platform.model.kernels import gelu
 
 
 class Lora(nn.Module):
@@ -31,7 +32,7 @@ class Mlp(nn.Module):
         hidden_BTF = self.c_fc(x_BTD)
         for lora, weight in loras:
             hidden_BTF = hidden_BTF + weight * lora.fc_b(lora.fc_a(x_BTD))
-        hidden_BTF = F.gelu(hidden_BTF, approximate="tanh")
+        hidden_BTF = gelu(hidden_BTF)
         out_BTD = self.c_proj(hidden_BTF)
         for lora, weight in loras:
             out_BTD = out_BTD + weight * lora.proj_b(lora.proj_a(hidden_BTF))

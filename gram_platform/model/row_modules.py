@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from gram_platform.identity import invalid
+from gram_platform.model.kernels import gelu
 from gram_platform.model.modules import Lora, Mlp
 
 MAX_PADDING = 1.5  # padded over real pairs up to which all modules are computed at once; above, one after the other
@@ -107,10 +108,10 @@ class RowMlps(nn.Module):
 
     def _one(self, x_XD: torch.Tensor, module: int) -> torch.Tensor:
         hidden = torch.addmm(self.fc_bias_M1F[module], x_XD, self.fc_MDF[module])
-        return torch.addmm(self.proj_bias_M1D[module], F.gelu(hidden, approximate="tanh"), self.proj_MFD[module])
+        return torch.addmm(self.proj_bias_M1D[module], gelu(hidden), self.proj_MFD[module])
 
     def _all(self, x_MXD: torch.Tensor) -> torch.Tensor:
-        hidden_MXF = F.gelu(torch.baddbmm(self.fc_bias_M1F, x_MXD, self.fc_MDF), approximate="tanh")
+        hidden_MXF = gelu(torch.baddbmm(self.fc_bias_M1F, x_MXD, self.fc_MDF))
         return torch.baddbmm(self.proj_bias_M1D, hidden_MXF, self.proj_MFD)
 
 
@@ -129,7 +130,7 @@ class RowLoras(nn.Module):
     def forward(self, mlp: Mlp, x_BTD: torch.Tensor, active: Activation) -> torch.Tensor:
         """The core MLP with every row's LoRAs."""
         hidden_BTF = mlp.c_fc(x_BTD) + _low_rank(x_BTD, self.fc_a, self.fc_b, active)
-        hidden_BTF = F.gelu(hidden_BTF, approximate="tanh")
+        hidden_BTF = gelu(hidden_BTF)
         return mlp.c_proj(hidden_BTF) + _low_rank(hidden_BTF, self.proj_a, self.proj_b, active)
 
 

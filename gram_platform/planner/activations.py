@@ -86,10 +86,12 @@ def _mlps(config: ModelConfig, width: int, flowing: bool, active: Collection[str
 def logits_bytes(config: ModelConfig, width: int, objective: str, num_tokens: int) -> int:
     """Bytes at the peak of the loss: the logits, the gradient of their cross entropy, and float32 forms.
 
-    Cross entropy has those of a part of the tokens at a time; MaxEnt comes on top of it, with all.
+    Cross entropy has those of a part of the tokens at a time, and none where all is float32; MaxEnt comes on top of
+    it, with all.
     """
     values = num_tokens * config.vocab_size
-    floats = values * FLOAT_LOGITS[objective] if objective in FLOAT_LOGITS else _float_values(values, width)
+    part = _float_values(values, width) if width != FLOAT_BYTES else 0
+    floats = values * FLOAT_LOGITS[objective] if objective in FLOAT_LOGITS else part
     return 2 * width * values + FLOAT_BYTES * floats
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gram_platform.model.kernels import BLOCK, attention, rotated
+from gram_platform.model.kernels import AT_ONCE, BLOCK, FEW, attention, gelu, rotated
 from gram_platform.objectives import LOGITS_AT_ONCE, cross_entropy
 
 SHAPES = [(2, BLOCK + 41, 8, 2, 16), (3, 2 * BLOCK, 4, 4, 8), (1, 1, 2, 1, 8), (5, 24, 4, 1, 16)]
@@ -88,3 +88,23 @@ def test_cross_entropy_of_parts_is_that_of_the_whole(dtype, monkeypatch):
     torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)
     rtol = 0.01 if dtype == torch.bfloat16 else 1e-5
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=rtol, atol=1e-7)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 5), (2, FEW // 2 + 1), (3, AT_ONCE // 2 + 7)])  # torch's own, one part, two
+def test_gelu_and_its_gradient(shape):
+    generator = torch.Generator().manual_seed(3)
+    x = 4 * torch.randn(*shape, generator=generator).transpose(0, 1)  # strided, as no projection gives it
+    grad = torch.randn(x.shape, generator=generator)
+    exact = gradients(lambda x: F.gelu(x, approximate="tanh"), [x], grad, torch.float64)
+    ours = gradients(gelu, [x], grad, torch.float32)
+    for mine, value in zip(ours, exact, strict=True):
+        torch.testing.assert_close(mine.double(), value, rtol=2e-6, atol=2e-6)
+    with torch.no_grad():
+        assert torch.equal(gelu(x), ours[0])
+
+
+@pytest.mark.parametrize("far", [1e2, 1e4, 1e8])
+def test_gelu_far_from_zero_is_a_line_and_nothing(far):
+    x = torch.tensor([far, -far]).repeat(FEW)
+    out, slope = gradients(gelu, [x], torch.ones_like(x), torch.float32)
+    assert torch.equal(out, x.clamp(min=0)) and torch.equal(slope, (x > 0).float())
