@@ -36,14 +36,14 @@ def compare(size: Size, settings: Settings, num_sequences: int, num_rounds: int)
     )
     corpus = prepare(recipe, store.data_root)
     views, dense = stored_views(size, corpus, store)
-    common = (corpus.data_id, corpus.domains, num_sequences)
-    ours = [Evaluation(view, *common, precision=size.precision) for view in views]
-    theirs = [Evaluation(view, *common, precision=size.precision) for view in dense]
-    actions = {
-        "ours": functools.partial(evaluate, ours, settings),
-        "theirs": functools.partial(evaluate, theirs, settings),
-    }
-    seconds = interleaved(actions, num_rounds)
+    seconds = {}
+    for count, rounds in ((1, 1), (num_sequences, num_rounds)):  # one sequence warms up
+        common = (corpus.data_id, corpus.domains, count)
+        ours, theirs = (
+            functools.partial(evaluate, [Evaluation(v, *common, precision=size.precision) for v in each], settings)
+            for each in (views, dense)
+        )
+        seconds = interleaved({"ours": ours, "theirs": theirs}, rounds, is_warm=True)
     return Measurement(
         name=f"evaluation {size.name}",
         unit="s",

@@ -11,7 +11,7 @@ from gram_platform.model.transformer import build, initial_weights
 
 DOMAINS = ("core", "cyber", "lisp", "nuclear", "virology")
 NUM_ROWS, NUM_SEEN = 64, 32
-NUM_STEPS, NUM_ROUNDS, QUICK_ROUNDS = 20, 15, 7
+NUM_STEPS, NUM_ROUNDS, QUICK_ROUNDS = 10, 15, 7
 
 
 def measure(settings: Settings) -> list[Measurement]:

@@ -21,13 +21,16 @@ def clock_of(device: torch.device | str) -> Clock:
 
 
 def interleaved(
-    actions: Mapping[str, Callable[[], object]], num_rounds: int, clock: Clock = time.perf_counter
+    actions: Mapping[str, Callable[[], object]],
+    num_rounds: int,
+    clock: Clock = time.perf_counter,
+    is_warm: bool = False,
 ) -> dict[str, tuple[float, ...]]:
-    """Seconds of every action in every round, after an untimed call of each.
+    """Seconds of every action in every round, after an untimed call of each unless they are warm.
 
     Every second round goes through the actions backwards, so that a machine that becomes slower or faster favours none.
     """
-    for action in actions.values():
+    for action in () if is_warm else actions.values():
         action()
     seconds: dict[str, list[float]] = {name: [] for name in actions}
     for number in range(num_rounds):

@@ -2,7 +2,8 @@
 
 Ray Tune places trials, reuses their processes and starts them again when these die; what to try next, pausing and
 limits are a searcher of ours, because Tune's own state dies with the driver and ours does not (Optuna's database, the
-run directories).
+run directories). Tune gives a free process to a trial whose own has not started yet, and cancels that start: processes
+that start one by one would never be more than one where trials are shorter than a start.
 """
 
 import json
@@ -29,7 +30,8 @@ MAX_CRASHES = 4  # of the processes of one trial before it counts as failed
 PROCESS_BYTES = GIB  # of a worker before it holds a model: Python, torch, Ray, the page cache's mapping
 MEMORY_STEP = GIB // 4  # requests are rounded up to it, so that trials of like sizes share processes
 ASK_CLUSTER_EVERY_S = 5.0  # how large it is
-QUIET = {
+TUNE = {
+    "TUNE_MAX_PENDING_TRIALS_PG": "64",  # processes started at once; Ray Tune's default for a searcher is 1
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # the run directories have it all
     "TUNE_GLOBAL_CHECKPOINT_S": "600",  # nothing is restored from Tune's own state
     "RAY_AIR_NEW_OUTPUT": "0",  # the driver says what happens
@@ -56,7 +58,7 @@ def run_trials(
     on_end: Callable[[Outcome], None] = lambda outcome: None,
 ) -> None:
     """Runs the source's trials to the end. Needs an initialised Ray; `on_start` and `on_end` are called here."""
-    for name, value in QUIET.items():
+    for name, value in TUNE.items():
         os.environ.setdefault(name, value)
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     ranks_of = partial(trial_ranks, problem, execution)

@@ -36,9 +36,12 @@ def test_trials_end_in_every_way_and_none_stops_the_others(ray_cluster, tmp_path
     scene = build_scene(SEARCH, parse(SEARCH, ["--storage", str(tmp_path / "storage")]))
     prepare(scene.recipe, Store(scene.flags.storage).data_root)
     points = [(f"{lr:g}", {"lr": lr}) for lr in (1e30, 4e-3, 1.0, 2e-3)]
-    outcomes, problem = [], Baselines(scene.settings[0])
+    asked, outcomes, problem = [], [], Baselines(scene.settings[0])
     arguments = (problem, *execution_of(scene.flags, has_gpu=False))
-    run_trials(PointList(points), *arguments, Tuning("planted"), on_end=outcomes.append)
+    note = lambda proposal: asked.append(time.time())
+    run_trials(PointList(points), *arguments, Tuning("planted"), on_start=note, on_end=outcomes.append)
+    until_first = min(outcome.started for outcome in outcomes) - asked[0]
+    assert asked[1] - asked[0] < until_first / 2 < asked[2] - asked[0]  # both slots' processes start at once
     states = {outcome.name: outcome.state for outcome in outcomes}
     assert states == {"1e+30": "diverged", "0.004": "complete", "1": "failed", "0.002": "complete"}
     messages = {outcome.name: outcome.message for outcome in outcomes}
