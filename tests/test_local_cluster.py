@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from gram_platform.local_cluster.state import MARK, Cluster, processes_of, state_file, stop
+from tests.ending import STACKS, exit_code
 
 ROOT = Path(__file__).resolve().parents[1]
 DEFAULT_PORTS = (6379, 8265, 10001, 52365)  # GCS, dashboard, client server, dashboard agent
@@ -47,16 +48,22 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "gram_platform.local_cluster", *arguments]
 
 
+def errors_of(folder: Path) -> Path:
+    return folder.with_name("errors.txt")
+
+
 @contextlib.contextmanager
 def sleeping_job(folder: Path):
     """(process, its cluster) of a run whose job has started and sleeps."""
-    process = subprocess.Popen(
-        command("run", "--", "python", "sleep.py"),
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
+    with errors_of(folder).open("w") as errors:
+        process = subprocess.Popen(
+            command("run", "--", "python", "sleep.py"),
+            cwd=folder,
+            env=os.environ | STACKS,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
     try:
         assert any("SLEEPING" in line for line in process.stdout), "the job never started"
         yield process, Cluster(**json.loads(state_file().read_text()))
@@ -116,7 +123,7 @@ def test_a_signal_ends_everything(job_folder, storage):
         assert "another demo" in second.stdout
         assert processes_of(cluster)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=30) == 128 + signal.SIGTERM
+        assert exit_code(process, errors_of(job_folder)) == 128 + signal.SIGTERM
         assert not processes_of(cluster)
         assert not Path(cluster.folder).exists()
         assert not state_file().exists()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.ending import STACKS, exit_code
 from tests.serving.http import Served
 from tests.serving.planted import planted, write_storage
 
@@ -50,7 +51,7 @@ class Running:
 
 
 def environment() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    return os.environ | STACKS | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
 
 
 @contextlib.contextmanager
@@ -69,7 +70,7 @@ def gram_serve(folder: Path, *arguments: str) -> Iterator[Running]:
     try:
         yield Running(Served(wait_for_port(process, log), plan), process, log)
     finally:
-        stop(process)
+        stop(process, log)
 
 
 def wait_for_port(process: subprocess.Popen, log: Path) -> int:
@@ -81,12 +82,12 @@ def wait_for_port(process: subprocess.Popen, log: Path) -> int:
     raise AssertionError(f"it did not start: {log.read_text()[-3000:]}")
 
 
-def stop(process: subprocess.Popen) -> None:
+def stop(process: subprocess.Popen, log: Path) -> None:
     if process.poll() is None:
         below = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGINT)
         try:
-            assert process.wait(timeout=60) == 0
+            assert exit_code(process, log) == 0
         finally:
             process.kill()
             _, alive = psutil.wait_procs(below, timeout=10)

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from tests.ending import exit_code
 from tests.serving.load import hammer
 from tests.serving.planted import ANSWERS
 from tests.serving.running import gram_serve
@@ -39,5 +40,5 @@ def test_on_a_ray_that_is_there_it_leaves_it_as_it_was(tmp_path, ray_cluster):
         assert len(set(texts.values())) == len(ANSWERS)
         assert ray_cluster.available_resources().get("CPU", 0.0) == before - 1
         running.process.send_signal(signal.SIGINT)
-        assert running.process.wait(60) == 0
+        assert exit_code(running.process, running.log) == 0
     running.wait_until(lambda: ray_cluster.available_resources()["CPU"] == before)
