@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-END_TIMEOUT_S = 180.0  # a disk that stalls holds up processes that have been killed, too
+END_TIMEOUT_S = 60.0
 STACKS = {"PYTHONFAULTHANDLER": "1"}  # in a process's environment: it writes its threads' stacks when it is aborted
 
 
@@ -26,8 +26,10 @@ def exit_code(process: subprocess.Popen, output: Path, timeout_s: float = END_TI
 
 
 def state(process: psutil.Process) -> str:
-    """Its number, state, the kernel's function that it waits in, and its command."""
+    """Its number, state, the kernel's function that it waits in, its signals, and its command."""
     with contextlib.suppress(psutil.Error, OSError):
-        waits_in = Path(f"/proc/{process.pid}/wchan").read_text()
-        return f"{process.pid} {process.status()} in {waits_in}: {' '.join(process.cmdline())[:100]}"
+        folder = Path(f"/proc/{process.pid}")
+        signals = [line for line in (folder / "status").read_text().splitlines() if line.startswith(("Sig", "Shd"))]
+        how = f"{process.status()} in {(folder / 'wchan').read_text()}, {' '.join(signals)}"
+        return f"{process.pid} {how}: {' '.join(process.cmdline())[:100]}"
     return f"{process.pid} has ended"

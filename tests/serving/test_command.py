@@ -1,7 +1,6 @@
 """`gram serve` ends when it is told to, ready or not, and refuses what it could only wait for."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -23,11 +22,16 @@ SIGNALS = {"SIGINT": [signal.SIGINT], "SIGTERM": [signal.SIGTERM], "both": [sign
 
 
 def send(numbers: list[int]) -> None:
-    """To this process, all before one of them is heard."""
+    """To the main thread; from there, all before one of them is heard.
+
+    Another thread may not take one instead, and nothing stays blocked: every process started later would inherit it.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
-    for number in numbers:
-        os.kill(os.getpid(), number)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+    try:
+        for number in numbers:
+            signal.pthread_kill(threading.main_thread().ident, number)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
 
 def wait_for_ever(*_, **__) -> None:
@@ -57,6 +61,7 @@ def planted_ray(monkeypatch, tmp_path):
     yield happened
     for number, handler in handlers.items():
         signal.signal(number, handler)
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
 def service(tmp_path, device: str = "cpu") -> Service:
