@@ -1,6 +1,6 @@
 """How fast is it, against what one would use instead, in the same run?
 
-    python experiments/bench.py                 # 2 CPU cores, 4 to 9 minutes
+    python experiments/bench.py                 # 2 CPU cores, 4 to 5 minutes
     python experiments/bench.py --full          # the same at full length
     python experiments/bench.py --only training frame
     python experiments/bench.py --only frame --tracking-uri postgresql+psycopg://user@host/empty_database
