@@ -10,6 +10,7 @@ from gram_platform.identity import invalid
 from gram_platform.model.sharing import first_trunk_once
 from gram_platform.model.transformer import Transformer
 from gram_platform.objectives import cross_entropy, token_cross_entropy
+from gram_platform.train.data import on_device
 
 Forward = Callable[[torch.Tensor, Mapping[str, float]], torch.Tensor]
 Active = Callable[[str], Mapping[str, float]]
@@ -46,13 +47,13 @@ def domain_losses(
     `forward(tokens_BT, active)` gives logits_BTV; `active(domain)` the module weights on a domain's batches.
     """
     require_sequences(arrays, domains, num_sequences)
-    losses = {}
+    means = {}
     for domain in domains:
-        total = 0.0
+        mean = _Mean()
         for tokens in _batches(config, arrays[domain], num_sequences, device):
-            total += float(cross_entropy(forward(tokens[:, :-1], active(domain)), tokens[:, 1:])) * len(tokens)
-        losses[domain] = total / num_sequences
-    return losses
+            mean.add(cross_entropy(forward(tokens[:, :-1], active(domain)), tokens[:, 1:]), len(tokens))
+        means[domain] = mean
+    return {domain: mean.value() for domain, mean in means.items()}
 
 
 @torch.no_grad()
@@ -66,15 +67,15 @@ def profile_losses(
 ) -> list[dict[str, float]]:
     """`domain_losses` of every profile of a model, bit for bit: what profiles have in common is computed once."""
     require_sequences(arrays, domains, num_sequences)
-    totals = [dict.fromkeys(domains, 0.0) for _ in profiles]
+    means = [{domain: _Mean() for domain in domains} for _ in profiles]
     with first_trunk_once(model) as forget:
         for domain in domains:
             for tokens in _batches(model.config, arrays[domain], num_sequences, device):
-                for total, active in zip(totals, profiles, strict=True):
+                for of_profile, active in zip(means, profiles, strict=True):
                     loss = cross_entropy(model(tokens[:, :-1], active(domain)), tokens[:, 1:])
-                    total[domain] += float(loss) * len(tokens)
+                    of_profile[domain].add(loss, len(tokens))
                 forget()
-    return [{domain: value / num_sequences for domain, value in total.items()} for total in totals]
+    return [{domain: mean.value() for domain, mean in of_profile.items()} for of_profile in means]
 
 
 @torch.no_grad()
@@ -100,6 +101,24 @@ def token_losses(
     return losses
 
 
+class _Mean:
+    """The mean of batches' losses, weighted by their sequences; reads none before all are under way on the device."""
+
+    def __init__(self) -> None:
+        self._losses: list[torch.Tensor] = []
+        self._sizes: list[int] = []
+
+    def add(self, loss: torch.Tensor, num_sequences: int) -> None:
+        self._losses.append(loss)
+        self._sizes.append(num_sequences)
+
+    def value(self) -> float:
+        total = 0.0  # one by one: `sum` rounds differently from Python 3.12 on
+        for loss, size in zip(torch.stack(self._losses).tolist(), self._sizes, strict=True):
+            total += loss * size
+        return total / sum(self._sizes)
+
+
 def _batches(
     config: ModelConfig, rows: np.ndarray, num_sequences: int, device: torch.device | str
 ) -> Iterator[torch.Tensor]:
@@ -107,4 +126,4 @@ def _batches(
     batch = evaluation_batch(config)
     for first in range(0, num_sequences, batch):
         part = rows[first : min(first + batch, num_sequences)]
-        yield torch.from_numpy(part.astype(np.int64)).to(device)
+        yield on_device(torch.from_numpy(part.astype(np.int64)), device)

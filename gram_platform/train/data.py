@@ -58,6 +58,13 @@ class PlanReader:
         return torch.from_numpy(sequences)
 
 
+def on_device(tokens: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+    """The tokens on `device`. A GPU takes them from pinned memory: a copy from any other waits for all its work."""
+    if torch.device(device).type == "cuda":
+        tokens = tokens.pin_memory()
+    return tokens.to(device, non_blocking=True)
+
+
 def require_pool(budget: DomainBudget, arrays: Mapping[str, np.ndarray]) -> None:
     """ValueError unless the corpus has every slice of a budget's pool."""
     for part in budget.pool:

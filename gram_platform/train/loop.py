@@ -1,14 +1,14 @@
 """The training loop: a generator of step records. Evaluating, logging and saving are the caller's business."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from gram_platform.objectives import cross_entropy, training_loss
 from gram_platform.routing import MicroBatch, Plan
-from gram_platform.train.data import PlanReader
+from gram_platform.train.data import PlanReader, on_device
 from gram_platform.train.learner import Learner
 from gram_platform.train.norms import gradient_norms, weight_norms
 from gram_platform.train.optimizers import learning_rate
@@ -49,12 +49,12 @@ def training_steps(
     config = learner.config
     for step in range(first_step, config.num_steps):
         window = plan.window(step)
-        losses = torch.empty(len(window))
+        losses = torch.empty(len(window), device=learner.device)  # read after the window: reading waits for the device
         for index, micro_batch in enumerate(window):
-            tokens = reader.tokens(micro_batch, rank, num_ranks).to(learner.device, non_blocking=True)
+            tokens = on_device(reader.tokens(micro_batch, rank, num_ranks), learner.device)
             is_last = index == len(window) - 1
             losses[index] = _micro_step(learner, micro_batch, tokens, len(window), is_last)
-        losses = learner.mean_over_ranks(losses)
+        losses = learner.mean_over_ranks(losses).tolist()
         rate = learning_rate(config.optimizer, step, config.num_steps)
         _check_finite(losses, window, step, rate)
         is_measured = norms_every > 0 and ((step + 1) % norms_every == 0 or step + 1 == config.num_steps)
@@ -69,7 +69,7 @@ def training_steps(
         norms = {f"gradient/{name}": value for name, value in gradients.items()}
         norms |= {f"weights/{name}": value for name, value in weights.items()}
         domains = tuple(m.domain for m in window)
-        yield StepRecord(step + 1, rate, norm, domains, tuple(losses.tolist()), norms)
+        yield StepRecord(step + 1, rate, norm, domains, tuple(losses), norms)
 
 
 def _micro_step(
@@ -85,8 +85,8 @@ def _micro_step(
     return loss.detach()
 
 
-def _check_finite(losses: torch.Tensor, window: list[MicroBatch], step: int, rate: float) -> None:
-    for loss, micro_batch in zip(losses.tolist(), window, strict=True):
+def _check_finite(losses: Sequence[float], window: list[MicroBatch], step: int, rate: float) -> None:
+    for loss, micro_batch in zip(losses, window, strict=True):
         if not math.isfinite(loss):
             where = f"step {step + 1}, domain {micro_batch.domain!r}, learning rate {rate:.3g}"
             raise TrainingDiverged(f"loss {loss} at {where}")

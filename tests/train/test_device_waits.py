@@ -1,0 +1,68 @@
+"""Nothing reads a number from the device while there is work to give it: reading waits for all that was given.
+
+Tensors of the meta device have no values, so the first reading is an error.
+"""
+
+import dataclasses
+
+import pytest
+
+from gram_platform.config import ModuleSpec, Objective, RoutingConfig
+from gram_platform.evaluate import domain_losses, profile_losses
+from gram_platform.routing import Plan
+from gram_platform.train.data import PlanReader
+from gram_platform.train.learner import Learner
+from gram_platform.train.loop import training_steps
+from tests import tiny
+
+ALL = dict.fromkeys(tiny.DOMAINS[1:], 1.0)
+LORAS = dataclasses.replace(tiny.model_config(), modules=tuple(ModuleSpec(d, "lora", 2) for d in tiny.DOMAINS[1:]))
+RUNS = {
+    "dense": {"modular": False, "routing": RoutingConfig()},
+    "GRAM": {},
+    "GRAM in bfloat16": {"precision": "bfloat16"},
+    "LoRAs": {"model": LORAS},
+    "MaxEnt": {
+        "modular": False,
+        "draws": (32, 48, 16),
+        "routing": RoutingConfig(),
+        "objective": Objective("maxent_kl", ("lisp",)),
+    },
+}
+
+
+class WindowIsUnderWay(Exception):
+    """All micro-batches of a window have been given to the device."""
+
+
+@pytest.mark.parametrize("parts", RUNS.values(), ids=RUNS)
+def test_a_window_is_given_to_the_device_as_a_whole(monkeypatch, parts):
+    config = tiny.run_config(**parts)
+    plan, learner = Plan(config), Learner(config, "meta")
+
+    def losses_are_wanted(losses):
+        assert losses.device.type == "meta"
+        assert len(losses) == config.batch_size // config.micro_batch > 1
+        raise WindowIsUnderWay
+
+    monkeypatch.setattr(learner, "mean_over_ranks", losses_are_wanted)
+    with pytest.raises(WindowIsUnderWay):
+        next(training_steps(learner, plan, PlanReader(config, plan, tiny.arrays())))
+
+
+def of_one(model, *asked):
+    return domain_losses(model, model.config, *asked, lambda _: ALL, "meta")
+
+
+def of_three(model, *asked):
+    return profile_losses(model, *asked, [lambda _: ALL] * 3, "meta")
+
+
+@pytest.mark.parametrize(("evaluate", "num_profiles"), [(of_one, 1), (of_three, 3)])
+def test_an_evaluation_is_given_to_the_device_as_a_whole(monkeypatch, evaluate, num_profiles):
+    monkeypatch.setattr("gram_platform.evaluate.evaluation_batch", lambda _: 4)
+    model, num_passes = Learner(tiny.run_config(), "meta").model, []
+    model.register_forward_hook(lambda *_: num_passes.append(1))
+    with pytest.raises(NotImplementedError, match="meta"):
+        evaluate(model, tiny.arrays(), tiny.DOMAINS, 10)
+    assert len(num_passes) == 3 * len(tiny.DOMAINS) * num_profiles
