@@ -78,9 +78,10 @@ class RowReader:
             memory[:, first_row : first_row + num_rows] = 0.0
 
     def move(self, source: int, target: int, num_seen: int) -> None:
-        """What row `source` has read becomes row `target`'s."""
+        """The tokens that row `source` has read become row `target`'s, which forgets its own (see `clear`)."""
         for memory in (self.keys_LRKSh, self.values_LRKSh):
             memory[:, target, :, :num_seen] = memory[:, source, :, :num_seen]
+            memory[:, target, :, num_seen:] = 0.0
 
     def _looked_up(
         self, block: Block, layer: int, first_row: int, q_BHTh: torch.Tensor, visible_BTS: torch.Tensor

@@ -117,6 +117,19 @@ def test_a_moved_row_goes_on_where_it_was():
     assert torch.allclose(logits[0], expected, atol=TOLERANCE)
 
 
+def test_a_moved_row_does_not_see_what_was_there_before_it():
+    model, none = random_model(), torch.zeros(3, dtype=torch.int64)
+    active = activation(DOMAINS, [{}, {}])
+    reader, expected = RowReader(model, 3), separate_logits(model, [5, 6, 7], {})
+    prompts = torch.tensor([[9] * 6, [1, 2, 3, 4, 8, 8], [5, 6, 0, 0, 0, 0]])
+    reader.read(prompts, none, torch.tensor([6, 6, 2]), activation(DOMAINS, [{}] * 3))
+    for memory in (reader.keys_LRKSh, reader.values_LRKSh):
+        memory[:, 0] = float("nan")  # what a broken module may leave
+    reader.move(2, 0, num_seen=2)
+    logits = reader.read(torch.tensor([[7], [4]]), torch.tensor([2, 6]), torch.ones(2, dtype=torch.int64), active)
+    assert torch.allclose(logits[0], expected, atol=TOLERANCE)
+
+
 def test_unknown_modules_are_refused():
     with pytest.raises(ValueError, match=r"rows\.weights='magic'.*cyber"):
         activation(DOMAINS, [{}, {"magic": 1.0}])
