@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from gram_platform.config import Objective
+from gram_platform.model.kernels import require_first_order
 
 LOGITS_AT_ONCE = {"cpu": 2**21, "cuda": 2**26}  # whose float32 forms exist together: what a cache, or a GPU, likes
 
@@ -36,6 +37,7 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: torch.Tensor):
+        require_first_order()
         grad_NV, ctx.grad_NV = ctx.grad_NV, None  # it is scaled in place, so it serves once
         return grad_NV.mul_(grad), None
 

@@ -18,6 +18,12 @@ GELU_1 = 2 * (2 / math.pi) ** 0.5  # GELU(x) = x sigmoid(GELU_1 x + GELU_3 x^3)
 GELU_3 = 0.044715 * GELU_1
 
 
+def require_first_order() -> None:
+    """RuntimeError in a backward pass that is to be differentiated again: what was kept for it counts as constant."""
+    if torch.is_grad_enabled():
+        raise RuntimeError("create_graph=True is not allowed: these kernels have no second derivative")
+
+
 def gelu(x: torch.Tensor) -> torch.Tensor:
     """GELU in its tanh form. In float32 a sigmoid is a third of torch's tanh, and leaves the gradient on its way."""
     is_slow = x.device.type == "cpu" and x.dtype == torch.float32 and not torch.compiler.is_compiling()
@@ -42,6 +48,7 @@ class _Gelu(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: torch.Tensor) -> torch.Tensor:
+        require_first_order()
         (slope,) = ctx.saved_tensors
         return slope.mul_(grad)  # in place, so that it serves once
 
@@ -127,6 +134,7 @@ class _CausalAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_BHTh: torch.Tensor):
+        require_first_order()
         q_BHTh, k_BKTh, v_BKTh, out_BHTh, logsum_BHT = ctx.saved_tensors
         B, H, T, h = q_BHTh.shape
         K = k_BKTh.shape[1]

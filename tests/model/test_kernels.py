@@ -109,3 +109,25 @@ def test_gelu_far_from_zero_is_a_line_and_nothing(far):
     out, slope = gradients(gelu, [x], torch.ones_like(x), torch.float32)
     assert torch.equal(out, x.clamp(min=0))
     assert torch.equal(slope, (x > 0).float())
+
+
+def attended(x_BHTh):
+    return attention(x_BHTh, x_BHTh, x_BHTh, True)
+
+
+KEPT = {  # a function that keeps something for its gradient, and its input's shape and type
+    "gelu": (gelu, (1, FEW + 1), torch.float32),
+    "attention": (attended, (1, 2, 3, 8), torch.bfloat16),
+    "cross entropy": (lambda x: cross_entropy(x, torch.tensor([[1, 2]])), (1, 2, 5), torch.float32),
+}
+
+
+@pytest.mark.parametrize("case", KEPT)
+def test_a_second_derivative_is_refused(case):
+    """What is kept for the first one is a constant to autograd: the second would lack a term without an error."""
+    function, shape, dtype = KEPT[case]
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(4)).to(dtype).requires_grad_()
+    out = function(x)
+    weight = torch.ones_like(out, requires_grad=True)
+    with pytest.raises(RuntimeError, match="create_graph=True is not allowed"):
+        torch.autograd.grad((out * weight).sum(), x, create_graph=True)
