@@ -80,5 +80,4 @@ def _run(settings: Settings, nodes: list[Node]) -> None:
 
 
 def _elapsed_s(store: Store, node: Node) -> float:
-    directory = store.run(node.id) if node.kind == "run" else store.evaluation(node.id)
-    return directory.timing()["elapsed_s"]
+    return store.node(node.kind, node.id).timing()["elapsed_s"]

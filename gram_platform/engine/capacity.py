@@ -79,8 +79,7 @@ def widest_missing(nodes: Iterable[Node], execution: Execution) -> int:
     for node in nodes:
         ranks = execution.of_node(node.config, dict(node.tags)).num_ranks
         if ranks > widest:
-            directory = store.run(node.id) if node.kind == "run" else store.evaluation(node.id)
-            widest = widest if directory.result() else ranks
+            widest = widest if store.node(node.kind, node.id).result() else ranks
     return widest
 
 

@@ -93,7 +93,7 @@ class _Graph:
 
     def _is_settled(self, node: Node) -> bool:
         """Books a node that the storage has the end of, whoever brought it about."""
-        directory = self.store.run(node.id) if node.kind == "run" else self.store.evaluation(node.id)
+        directory = self.store.node(node.kind, node.id)
         if directory.result() is not None:
             directory.add_tags(dict(node.tags))
             self.progress.done.add(node.id)

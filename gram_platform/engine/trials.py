@@ -99,7 +99,7 @@ class _Work:
         self.seconds = self.rank_seconds = 0.0
 
     def result(self, node: Node) -> dict:
-        directory = self.store.run(node.id) if node.kind == "run" else self.store.evaluation(node.id)
+        directory = self.store.node(node.kind, node.id)
         if (result := directory.result()) is not None:
             directory.add_tags(dict(node.tags))
             self.num_reused += 1

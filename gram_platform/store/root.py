@@ -63,6 +63,10 @@ class Store:
     def evaluation(self, eval_id: str) -> EvaluationDirectory:
         return EvaluationDirectory(self._folder, eval_id)
 
+    def node(self, kind: str, node_id: str) -> RunDirectory | EvaluationDirectory:
+        """Of a study's node: `kind` is run or evaluation."""
+        return self.run(node_id) if kind == "run" else self.evaluation(node_id)
+
     def origin(self, run_id: str) -> RunDirectory | ImportDirectory:
         """What holds the weights that a view calls `run_id`: a run, or a model that was imported."""
         return self.imported(run_id) if run_id.startswith(IMPORTED) else self.run(run_id)

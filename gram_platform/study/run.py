@@ -96,8 +96,7 @@ class GraphsRun:
         return execution, resources
 
     def _is_done(self, node: Node) -> bool:
-        directory = self.store.run(node.id) if node.kind == "run" else self.store.evaluation(node.id)
-        return directory.result() is not None
+        return self.store.node(node.kind, node.id).result() is not None
 
     def _on_change(self, progress: Progress, ended: Node | None) -> None:
         self.view.update(progress, ended)
