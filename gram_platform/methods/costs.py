@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from gram_platform.config import UNLABELLED
 from gram_platform.flops import compute_units, mlp_parameters, module_parameters
 from gram_platform.methods import plan
 from gram_platform.methods.budgets import plan_compute_units
@@ -40,10 +41,13 @@ def _cost(setting: Setting, method: str, base, unit: int) -> dict:
 
 
 def _paper_units(run) -> int:
-    """Tokens x active parameters with core batches at P_core; rehearsal in a branch passes through its module."""
+    """Tokens x active parameters with core batches at P_core.
+
+    Rehearsal in a branch passes through its module, and an unlabelled batch through all.
+    """
     modules, total = run.model.module_domains, 0
     for budget in run.data.domains:
-        rehearsal = modules if run.routing.freeze_core else ()
-        active = (budget.name,) if budget.name in modules else rehearsal
+        has_all = run.routing.freeze_core or budget.name == UNLABELLED
+        active = (budget.name,) if budget.name in modules else modules if has_all else ()
         total += compute_units(run.model, budget.num_draws * run.model.seq_len, active)
     return total

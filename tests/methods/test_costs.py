@@ -67,6 +67,14 @@ def test_branches_have_their_own_schedule_and_rate(dual_use):
     assert runs["core+virology"].optimizer.warmup_fraction == runs["core"].optimizer.warmup_fraction
 
 
+def test_an_unlabelled_batch_costs_all_modules(dual_use):
+    """Without companions of core batches a plan costs what the paper's formula says."""
+    options = Options(unlabelled_share=0.5, routed_widths=(0.95, 0.0125))
+    partly = dataclasses.replace(dual_use, options=options, routing=RoutingConfig(0.0, 0.5))
+    (row,) = method_costs(partly, ("gram",))
+    assert row["train"] == row["plan"] > 1.0
+
+
 def test_the_papers_cost_table(dual_use):
     """method.md: filtering 5x, 1x, 5x; GRAM and FT-LoRA 1x, 1-1.1x, 1.4x; FT-Full and MaxEnt 1x, 1x, 5x."""
     rows = {row["method"]: row for row in method_costs(dual_use, ("filtering", "gram", "ft_lora", "ft_full", "maxent"))}
