@@ -74,7 +74,8 @@ def cost_sections(study: StudyReport) -> list[Section]:
     text = "Of all models that serve the profiles, over the baseline's, computed from the configs. Train FLOPs: tokens "
     text += "x active parameters by the paper's formula; by its plan: core batches with a companion module counted at "
     text += "what they cost. The paper's are those of its dual-use models."
-    return [Section("Cost", text, table=readable_costs(study.costs), table_is_open=True)] if study.costs else []
+    table = renamed(readable_costs(study.costs), study.varies)
+    return [Section("Cost", text, table=table, table_is_open=True)] if study.costs else []
 
 
 def attack_sections(study: StudyReport) -> list[Section]:

@@ -70,10 +70,11 @@ def readable_attacks(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def readable_costs(costs: Sequence[Mapping]) -> pd.DataFrame:
-    """One row a method and size: our four numbers over the baseline's, and the paper's three beside them."""
+    """One row a method, size and cost: our four numbers over the baseline's, and the paper's three beside them."""
     rows = []
     for cost in costs:
         row = {"method": cost["method"], "size": cost.get("size", "")}
+        row |= {VARIANT: cost[VARIANT]} if VARIANT in cost else {}
         paper = dict(zip(IN_PAPER, COST_TABLE.get(cost["method"], ("",) * len(IN_PAPER)), strict=True))
         for name, title in COSTS.items():
             row[title] = _times(cost.get(name))

@@ -30,6 +30,7 @@ class Graph:
     recipes: tuple[CorpusRecipe, ...]  # one, or one for every way to divide the labels into core and others
     settings: tuple[Setting, ...]
     entries: tuple[Node, ...]
+    variants: tuple[Variant, ...] = ()  # of every setting; searches have none
 
     @property
     def recipe(self) -> CorpusRecipe:
@@ -80,7 +81,8 @@ def build_graph(study: Study, flags: Flags, progress=None) -> Graph:
     entries = tuple(node for cell in cells for method in flags.methods for node in cell.nodes(method))
     require_closed(entries)
     distinct = tuple({own.data_id: own for own in recipes.values()}.values())
-    return Graph(study, preset, flags, distinct, tuple(cell.setting for cell in cells), entries)
+    settings, variants = tuple(cell.setting for cell in cells), tuple(cell.variant for cell in cells)
+    return Graph(study, preset, flags, distinct, settings, entries, variants)
 
 
 def from_import(preset: Preset, size: str, store: Store, import_id: str) -> Preset:

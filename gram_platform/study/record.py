@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 
 from gram_platform.analysis.elicited import ELICITED
 from gram_platform.analysis.order import MEAN
+from gram_platform.analysis.ratios import VARIANT
 from gram_platform.config import CORE, LOSSES
 from gram_platform.flops import total_parameters
 from gram_platform.identity import invalid
@@ -108,10 +109,20 @@ def _entry(node: Node) -> dict:
 
 
 def _costs(graph: Graph) -> tuple[dict, ...]:
-    """The cost of every method at every size; seeds cost the same."""
-    settings = {s.size.name: s for s in reversed(graph.settings)}
-    rows = [(name, cost) for name in graph.flags.sizes for cost in method_costs(settings[name], graph.flags.methods)]
-    return tuple({"size": name, **cost} for name, cost in rows)
+    """The cost of every method at every size, and of every variant that has it; seeds cost the same.
+
+    A row of several variants names them all.
+    """
+    pairs = zip(graph.settings, graph.variants, strict=True)
+    cells = {(setting.size.name, variant.name): (setting, variant) for setting, variant in pairs}
+    variants_of: dict[tuple, list[str]] = {}  # by size and cost
+    for (size, name), (setting, variant) in cells.items():
+        for cost in method_costs(setting, [m for m in graph.flags.methods if variant.serves(m)]):
+            variants_of.setdefault((("size", size), *cost.items()), []).append(name)
+    named = [(dict(row), ", ".join(names)) for row, names in variants_of.items()]
+    sizes, methods = graph.flags.sizes, graph.flags.methods
+    named.sort(key=lambda pair: (sizes.index(pair[0]["size"]), methods.index(pair[0]["method"])))
+    return tuple({**row, VARIANT: names} if names else row for row, names in named)
 
 
 def load_record(store: Store, name: str) -> StudyRecord:

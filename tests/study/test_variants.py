@@ -7,9 +7,12 @@ import pytest
 from experiments import accumulation, architecture, aux_scaling, dual_use, partial_labels, scaling, titration
 from gram_platform.campaign import CampaignFlags, run_campaign, sharing
 from gram_platform.config import CORE
+from gram_platform.methods.costs import method_costs
 from gram_platform.study.build import Graph, build_graph
 from gram_platform.study.definition import Preset, Study, Variant
+from gram_platform.study.dual_use import partly_labelled
 from gram_platform.study.flags import Flags, checked
+from gram_platform.study.record import record_of
 
 
 def graph_of(study: Study, storage, **flags) -> Graph:
@@ -54,6 +57,19 @@ def test_partial_labels_hide_half_of_every_domain(tmp_path):
     assert {module.width for module in routed.model.modules} == {round(0.0125 * dense.model.d_mlp)}
     pools = {d.name: {part.domain for part in d.pool} for d in dense.data.domains}
     assert pools == {CORE: {CORE, "airport", "attic", "bakery", "beach"}}  # filtering takes what is unlabelled as core
+
+
+def test_the_cost_table_is_of_the_variants_that_a_method_has(tmp_path):
+    graph = graph_of(partial_labels.STUDY, tmp_path, seeds=1)
+    costs = {(row["method"], row["variant"]): row for row in record_of(graph).costs}
+    assert set(costs) == {("baseline", "1, 0.5"), ("filtering", "1"), *((m, "0.5") for m in graph.flags.methods[1:])}
+    (routed,) = runs_of(graph, method="gram", variant="0.5")
+    expected = method_costs(partly_labelled(graph.settings[0]), ("gram",))[0]
+    assert costs["gram", "0.5"]["total_mlp"] == expected["total_mlp"] < 1.1
+    assert len(routed.model.modules) == 4
+    turned = record_of(graph_of(titration.STUDY, tmp_path, seeds=1)).costs
+    assert len(turned) == 3  # a weight costs nothing
+    assert all("variant" not in row for row in record_of(graph_of(dual_use.STUDY, tmp_path, seeds=1)).costs)
 
 
 def test_domains_are_nested_by_name_and_hold_a_fifth_of_the_tokens(tmp_path):
