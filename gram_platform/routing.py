@@ -16,7 +16,6 @@ from gram_platform.identity import canonical_json
 
 SHARED = "shared"
 CORE_MLP = "core_mlp"
-NO_MODULE = -1
 _U64 = np.uint64
 
 

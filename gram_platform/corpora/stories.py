@@ -26,8 +26,6 @@ CUSTOMS_PER_STORY = 2
 FACTS_UNIT = 16  # three quarters of the facts are of people, four each; a quarter are customs
 POWER = 0.8  # the r-th most frequent person or custom of a topic is told with weight r^-POWER
 
-Fact = dict[str, str]
-
 
 def stories_source(
     num_documents: dict[str, int], num_facts: int, shared_fact_share: float, seed: int = 0
