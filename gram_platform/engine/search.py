@@ -33,6 +33,7 @@ ASK_CLUSTER_EVERY_S = 5.0  # how large it is
 TUNE = {
     "TUNE_MAX_PENDING_TRIALS_PG": "64",  # processes started at once; Ray Tune's default for a searcher is 1
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # the run directories have it all
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # it would make an interrupted search look like one that has ended
     "TUNE_GLOBAL_CHECKPOINT_S": "600",  # nothing is restored from Tune's own state
     "RAY_AIR_NEW_OUTPUT": "0",  # the driver says what happens
 }

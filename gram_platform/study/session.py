@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,13 +13,16 @@ from pathlib import Path
 import ray
 
 from gram_platform.engine.execution import Execution, Resources
-from gram_platform.engine.graph import ClusterLost
+from gram_platform.engine.graph import SUBMIT_AGAIN, ClusterLost
 from gram_platform.study.flags import CommonFlags, ranks_of
 from gram_platform.tracking import Tracker, TrackingUnavailable
 
 
 def exit_with(work: Callable[[], int]) -> None:
-    """Ends the process. Exit code 0: complete; 1: some nodes failed or Ray is gone; 2: bad input, nothing done."""
+    """Ends the process.
+
+    Exit code 0: complete; 1: some nodes failed or Ray is gone; 2: bad input, nothing done; 130: interrupted by SIGINT.
+    """
     try:
         outcome = work()
     except ClusterLost as error:
@@ -27,6 +31,9 @@ def exit_with(work: Callable[[], int]) -> None:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from error
+    except KeyboardInterrupt as error:
+        print(f"interrupted. {SUBMIT_AGAIN}", file=sys.stderr)
+        raise SystemExit(128 + signal.SIGINT) from error
     raise SystemExit(outcome)
 
 

@@ -1,5 +1,6 @@
 """Searches on a real Ray Tune: trials of every kind of end, killed drivers and workers, orders, limits."""
 
+import signal
 import sys
 import threading
 import time
@@ -52,6 +53,20 @@ def test_trials_end_in_every_way_and_none_stops_the_others(ray_cluster, tmp_path
     run_trials(PointList(points), *arguments, Tuning("planted"), on_end=again.append)
     assert Counter(o.num_executed for o in again) == {0: 4}  # the diverged one is not trained again either
     assert {o.name: o.metrics for o in again} == {o.name: o.metrics for o in outcomes}
+
+
+@pytest.mark.slow
+def test_an_interrupted_search_says_so(tmp_path):
+    """Ctrl-C is not an end: exit code 0 would let a campaign go on with the next search."""
+    storage = tmp_path / "storage"
+    with Submission(storage, (), GRID_COMMAND) as search:
+        search.wait_for(lambda: written(storage), "a finished run")
+        search.process.send_signal(signal.SIGINT)
+        assert search.finish() == 128 + signal.SIGINT
+        assert "interrupted. Submit again" in search.output
+        assert "trials now" not in search.output
+    assert "0 of them were done before" not in submit(storage, (), GRID_COMMAND)
+    assert len(written(storage)) == 4
 
 
 def test_a_killed_driver_loses_no_trial(tmp_path):
