@@ -1,10 +1,12 @@
 """Where a search's next trial comes from: a list of points, or Optuna studies that survive their driver."""
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import optuna
+from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import TrialState
 
 from gram_platform.engine.trials import COMPLETE, FAILED, Outcome, Point
@@ -102,16 +104,21 @@ class OptunaSource:
         return Proposal(f"{group.name} {trial.number}", {**group.fixed, **point}, (group, trial))
 
     def tell(self, proposal: Proposal, outcome: Outcome) -> None:
-        group, trial = proposal.key
+        """A trial that has ended already was adopted by another driver, which told the same."""
+        with contextlib.suppress(UpdateFinishedTrialError):
+            self._tell(*proposal.key, outcome)
+
+    def _tell(self, group: Group, trial: optuna.Trial, outcome: Outcome) -> None:
         facts = {"state": outcome.state, "message": outcome.message, "metrics": dict(outcome.metrics)}
         facts |= {"nodes": list(outcome.nodes), "runs": list(outcome.runs)}
         facts |= {"elapsed_s": outcome.elapsed_s, "trained_s": outcome.trained_s, "rank_s": outcome.rank_s}
         for key, value in facts.items():
             trial.set_user_attr(key, value)
         if outcome.state == FAILED:
-            group.study.tell(trial, state=TrialState.FAIL)
+            group.study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
             return
-        group.study.tell(trial, [self._value(objective, outcome) for objective in self.objectives])
+        values = [self._value(objective, outcome) for objective in self.objectives]
+        group.study.tell(trial, values, skip_if_finished=True)
 
     def _value(self, objective: Objective, outcome: Outcome) -> float:
         return outcome.metrics[objective.metric] if outcome.state == COMPLETE else objective.worst

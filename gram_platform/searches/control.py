@@ -13,7 +13,8 @@ from gram_platform.store.leases import is_fresh, new_lease, read_lease
 
 RUNNING, PAUSED, CANCELLED = "running", "paused", "cancelled"
 STATES = (RUNNING, PAUSED, CANCELLED)
-DECISIONS = {RUNNING: GO, PAUSED: WAIT, CANCELLED: CANCEL}
+LOST = "lost"  # no order: another driver leads the search
+DECISIONS = {RUNNING: GO, PAUSED: WAIT, CANCELLED: CANCEL, LOST: CANCEL}
 LEASE_S = 30.0
 LOOK_EVERY_S = 1.0
 
@@ -22,7 +23,7 @@ class Driver:
     """The right to lead a search, for as long as the block lasts; ValueError while another driver has it.
 
     The right of a driver whose machine is gone ends after `LEASE_S`, which is waited for; that of a process of this
-    machine ends with the process.
+    machine ends with the process. One that was suspended for as long may find that another driver leads: it is `lost`.
     """
 
     def __init__(self, folder: Folder, name: str):
@@ -41,7 +42,13 @@ class Driver:
 
     def __exit__(self, *_) -> None:
         self._ended.set()
-        self.folder.write_json("lease.json", {**self._lease, "released": True}, durable=False)
+        if not self.is_lost():
+            self.folder.write_json("lease.json", {**self._lease, "released": True}, durable=False)
+
+    def is_lost(self) -> bool:
+        """Whether another driver has taken the right."""
+        lease = read_lease(self.folder)
+        return lease is not None and any(lease[key] != self._lease[key] for key in ("place", "pid", "process_start"))
 
     def _take(self) -> bool:
         with self.folder.lock("driver"):
@@ -54,6 +61,8 @@ class Driver:
     def _beat(self) -> None:
         while not self._ended.wait(LEASE_S / 4):
             with contextlib.suppress(OSError):  # the next beat may come through
+                if self.is_lost():
+                    return
                 self.folder.write_json("lease.json", {**self._lease, "time": time.time()}, durable=False)
 
 
@@ -85,6 +94,7 @@ class Control:
     ):
         self.folder, self.spent_hours = folder, spent_hours
         self.max_hours, self.max_cost, self.dollars_per_hour = max_hours, max_cost, dollars_per_hour
+        self.is_lost: Callable[[], bool] = lambda: False  # its driver's
         self.state = RUNNING
         self._next_look = 0.0
 
@@ -101,10 +111,10 @@ class Control:
         return decision == GO
 
     def decide(self) -> str:
-        """go, wait, stop or cancel; the file is looked at about once a second."""
-        if time.monotonic() >= self._next_look:
+        """go, wait, stop or cancel; the files are looked at about once a second."""
+        if self.state != LOST and time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + LOOK_EVERY_S
-            self.state = ordered(self.folder)
+            self.state = LOST if self.is_lost() else ordered(self.folder)
         decision = DECISIONS[self.state]
         return STOP if decision == GO and self.limit_reached() else decision
 

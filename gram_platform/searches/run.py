@@ -15,7 +15,7 @@ from gram_platform.engine.trials import FAILED, Outcome
 from gram_platform.identity import short_hash, to_plain
 from gram_platform.nodes import Node, unique
 from gram_platform.planner import MACHINES
-from gram_platform.searches.control import CANCELLED, RUNNING, Control, Driver
+from gram_platform.searches.control import CANCELLED, LOST, RUNNING, Control, Driver
 from gram_platform.searches.databases import open_storage
 from gram_platform.searches.definition import SEARCH_VERSION, GridSearch, OptunaSearch, Scene, Search
 from gram_platform.searches.flags import SearchFlags, checked_search_flags, parse_flags
@@ -74,7 +74,8 @@ def run_search(search: Search, flags: SearchFlags) -> int:
     run = _SearchRun(search, scene, store, open_tracker(flags), identity)
     if flags.report_only:
         return run.finish(0)
-    with Driver(store.search_dir(identity), search.name):
+    with Driver(store.search_dir(identity), search.name) as driver:
+        run.control.is_lost = driver.is_lost
         return run.run()
 
 
@@ -107,6 +108,9 @@ class _SearchRun:
             self._run_grid(self.search)
         else:
             self._run_optuna(self.search)
+        if self.control.state == LOST:
+            say("another driver leads this search since this one was suspended, which ends; nothing is lost")
+            return 1
         self.mirror.finish({i for outcome in self.outcomes.values() for i in outcome.nodes})
         return self.finish(self._count())
 

@@ -88,6 +88,23 @@ def test_a_killed_driver_loses_no_trial(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # two starts of Ray side by side, and the lease of a search between them
+def test_a_driver_that_wakes_up_after_another_has_taken_its_search_ends(tmp_path):
+    storage = tmp_path / "storage"
+    with Submission(storage, (), OPTUNA_COMMAND) as first:
+        first.wait_for(lambda: len(written(storage)) >= 2, "two finished runs")
+        first.process.send_signal(signal.SIGSTOP)
+        with Submission(storage, (), OPTUNA_COMMAND) as second:
+            second.wait_for(lambda: "are taken up again" in second.output, "a new driver")
+            first.process.send_signal(signal.SIGCONT)
+            assert (first.finish(), second.finish()) == (1, 0), first.output + second.output
+    assert "another driver leads this search" in first.output
+    trials = history(storage)
+    assert Counter(trial.state.name for trial in trials) == {"COMPLETE": 8}
+    assert {run_id for trial in trials for run_id in trial.user_attrs["runs"]} == set(attempts(storage))
+
+
+@pytest.mark.slow
 def test_a_killed_worker_is_replaced_and_its_run_continued(tmp_path):
     storage = tmp_path / "storage"
     with Submission(storage, ("--checkpoint-every", "0.01"), GRID_COMMAND) as search:

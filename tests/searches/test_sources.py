@@ -10,12 +10,13 @@ import pytest
 from gram_platform.engine.proposals import Group, Objective, OptunaSource, PointList, open_study
 from gram_platform.engine.trials import COMPLETE, DIVERGED, FAILED, Outcome
 from gram_platform.searches.command import give_order, search_lines
-from gram_platform.searches.control import CANCELLED, PAUSED, RUNNING, Control, Driver, order
+from gram_platform.searches.control import CANCELLED, LOST, PAUSED, RUNNING, Control, Driver, order
 from gram_platform.searches.databases import open_storage
 from gram_platform.searches.flags import GridFlags, OptunaFlags, checked_search_flags
 from gram_platform.searches.run import trial_overheads
 from gram_platform.space import Parameter, Space
 from gram_platform.store import Store
+from gram_platform.store.leases import read_lease
 
 OBJECTIVE = Objective("loss", "minimize", worst=9.0)
 SPACE = Space((Parameter("lr", 1e-4, 1e-2, log=True), Parameter("width", 8, 64, is_integer=True)))
@@ -140,6 +141,17 @@ def test_what_a_dead_driver_left_running_is_the_same_trial_again(database, tmp_p
     assert len({t.params["lr"] for t in trials}) == 3
 
 
+def test_a_trial_that_two_drivers_tell_of_ends_once(database):
+    """The first was suspended, and wakes up when the second has adopted what it left."""
+    first = source_of(database)
+    proposal = first.next()
+    second = source_of(database)
+    adopted = second.next()
+    for source, own in ((first, proposal), (second, adopted)):
+        source.tell(own, ended(own))
+    assert [(t.state.name, t.value) for t in first.groups[0].study.get_trials()] == [("COMPLETE", 1.0)]
+
+
 def test_a_trial_that_died_before_its_parameters_were_chosen_gets_them(database):
     open_study(database, "a", [OBJECTIVE]).ask()
     proposal = source_of(database).next()
@@ -247,6 +259,21 @@ def test_one_driver_at_a_time(store, monkeypatch):
         give_order(store, "pause", "pareto")
     with pytest.raises(ValueError, match=r"^action='stop'"):
         give_order(store, "stop", "pareto")
+
+
+def test_a_driver_that_was_suspended_for_too_long_has_lost_its_search(store, monkeypatch):
+    monkeypatch.setattr("gram_platform.searches.control.LEASE_S", 0.2)
+    folder = store.search_dir("s1")
+    with Driver(folder, "pareto") as driver:
+        control = Control(folder, lambda: 0.0, max_hours=0, max_cost=0, dollars_per_hour=1.0)
+        control.is_lost = driver.is_lost
+        assert control.decide() == "go"
+        taken = {**read_lease(folder), "pid": 1}  # by another process
+        folder.write_json("lease.json", taken)
+        time.sleep(0.3)  # several heartbeats
+        monkeypatch.setattr(control, "_next_look", 0.0)
+        assert (control.decide(), control.state) == ("cancel", LOST)
+    assert read_lease(folder) == taken
 
 
 def test_overhead_is_what_is_neither_training_nor_another_processes():
