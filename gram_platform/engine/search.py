@@ -20,7 +20,7 @@ from functools import partial
 from ray import tune
 from ray.tune.search import Searcher
 
-from gram_platform.engine.capacity import capacity
+from gram_platform.engine.capacity import capacity, has_fixed_size
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.proposals import Proposal, Source, told
 from gram_platform.engine.trials import CANCEL, FAILED, GO, STOP, WAIT, Outcome, Point, Problem, execute_trial
@@ -44,7 +44,7 @@ class Tuning:
     """How many trials run at once, and who may hold them up."""
 
     name: str  # of the folder of Ray Tune's own files
-    max_concurrent: int = 0  # 0: what the cluster can hold
+    max_concurrent: int = 0  # 0: what the cluster can hold; more only waits for one that may grow
     decide: Callable[[], str] = lambda: GO  # before a trial starts: go, wait (paused), stop (limit) or cancel
     retry_diverged: bool = False  # train runs again whose loss is known to become non-finite
 
@@ -63,7 +63,7 @@ def run_trials(
         os.environ.setdefault(name, value)
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     ranks_of = partial(trial_ranks, problem, execution)
-    searcher = _Searcher(source, tuning, ranks_of, lambda: capacity(resources).most, on_start, on_end)
+    searcher = _Searcher(source, tuning, ranks_of, _most_ranks(tuning, resources), on_start, on_end)
     shared = {"problem": problem, "execution": execution, "resources": resources}
     trainable = tune.with_parameters(_trial, **shared, retry_diverged=tuning.retry_diverged)
     placed = tune.with_resources(trainable, lambda config: _placement(problem, config["point"], execution, resources))
@@ -110,6 +110,17 @@ def _placement(problem: Problem, point: Point, execution: Execution, resources: 
     if resources.gpus_per_rank:
         bundle = {"CPU": resources.cpus_per_rank, "GPU": resources.gpus_per_rank}
     return tune.PlacementGroupFactory([bundle])
+
+
+def _most_ranks(tuning: Tuning, resources: Resources) -> Callable[[], float]:
+    """Asks how many ranks there may be at once.
+
+    A trial that waits for room is drawn without the results of those before it, and no pause or limit holds it up: so
+    none waits but for machines that the cluster may yet start, as many as `max_concurrent` wants of them.
+    """
+    if tuning.max_concurrent and not has_fixed_size():
+        return lambda: math.inf
+    return lambda: capacity(resources).most
 
 
 def trial_ranks(problem: Problem, execution: Execution, point: Point) -> int:
@@ -159,7 +170,7 @@ class _Searcher(_Unsaved, Searcher):
         source: Source,
         tuning: Tuning,
         ranks_of: Callable[[Point], int],
-        most_ranks: Callable[[], int],
+        most_ranks: Callable[[], float],
         on_start,
         on_end,
     ):
@@ -190,8 +201,8 @@ class _Searcher(_Unsaved, Searcher):
         """The cluster is asked now and then, because Ray Tune asks for the next trial many times a second."""
         if not self._running:
             return True
-        if self._tuning.max_concurrent:
-            return len(self._running) < self._tuning.max_concurrent
+        if 0 < self._tuning.max_concurrent <= len(self._running):
+            return False
         if time.monotonic() >= self._ask_again:
             self._most, self._ask_again = self._most_ranks(), time.monotonic() + ASK_CLUSTER_EVERY_S
         return sum(self._ranks.values()) + self._widest <= self._most

@@ -21,7 +21,7 @@ class SearchFlags(CommonFlags):
     max_cost: float = 0.0
     """the same in dollars, at the price of --machine"""
     max_concurrent: int = 0
-    """trials at once (default: what the cluster can hold at its largest)"""
+    """at most so many trials at once (default: what the cluster can hold at its largest, as far as it says)"""
     report_only: bool = False
     """build tables and report again from what is stored; start no trial"""
 

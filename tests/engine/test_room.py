@@ -10,7 +10,7 @@ from gram_platform.engine import capacity, graph
 from gram_platform.engine.execution import Resources
 from gram_platform.engine.graph import Progress
 from gram_platform.engine.proposals import PointList
-from gram_platform.engine.search import Tuning, _Searcher, trial_ranks
+from gram_platform.engine.search import Tuning, _most_ranks, _Searcher, trial_ranks
 from gram_platform.nodes import method_nodes
 from gram_platform.planner import Ranks
 from gram_platform.store.files import seal
@@ -157,3 +157,14 @@ def test_trials_leave_room_for_the_widest_so_far(nodes, execution):
     assert searcher.suggest("d") is None
     searcher.on_trial_complete("b")
     assert searcher.suggest("d")["point"] == {"index": 1}
+
+
+@pytest.mark.parametrize(("types", "at_once"), [(None, 4), ({"cpu-4": 1}, 6)])
+def test_trials_wait_only_for_machines_that_may_yet_come(machines, monkeypatch, types, at_once):
+    """A pause or a limit does not hold up what was handed to Ray."""
+    machines([BIG], types)
+    monkeypatch.setattr(capacity.ray, "cluster_resources", lambda: BIG)
+    tuning, points, told = Tuning("a", max_concurrent=6), [(name, {}) for name in "abcdefgh"], []
+    most_ranks = _most_ranks(tuning, Resources())
+    searcher = _Searcher(PointList(points), tuning, lambda point: 1, most_ranks, told.append, told.append)
+    assert sum(searcher.suggest(name) is not None for name, _ in points) == at_once == len(told)
