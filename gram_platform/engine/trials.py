@@ -65,6 +65,7 @@ def execute_trial(
     work = _Work(execution, resources, retry_diverged)
     metrics, state, message, nodes = {}, COMPLETE, "", []
     try:
+        work.store.open_for_writing()
         nodes = problem.nodes(point)
         metrics = problem.score(point, {node.id: work.result(node) for node in nodes})
     except TrainingDiverged as error:
@@ -94,7 +95,7 @@ class _Work:
 
     def __init__(self, execution: Execution, resources: Resources, retry_diverged: bool):
         self.execution, self.resources, self.retry_diverged = execution, resources, retry_diverged
-        self.store = Store(execution.storage).open_for_writing()
+        self.store = Store(execution.storage)
         self.num_executed = self.num_reused = 0
         self.seconds = self.rank_seconds = 0.0
 

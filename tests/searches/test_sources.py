@@ -7,8 +7,9 @@ import time
 
 import pytest
 
+from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.proposals import Group, Objective, OptunaSource, PointList, open_study
-from gram_platform.engine.trials import COMPLETE, DIVERGED, FAILED, Outcome
+from gram_platform.engine.trials import COMPLETE, DIVERGED, FAILED, Outcome, execute_trial
 from gram_platform.searches.command import give_order, search_lines
 from gram_platform.searches.control import CANCELLED, LOST, PAUSED, RUNNING, Control, Driver, order
 from gram_platform.searches.databases import open_storage
@@ -274,6 +275,14 @@ def test_a_driver_that_was_suspended_for_too_long_has_lost_its_search(store, mon
         monkeypatch.setattr(control, "_next_look", 0.0)
         assert (control.decide(), control.state) == ("cancel", LOST)
     assert read_lease(folder) == taken
+
+
+def test_a_storage_that_cannot_be_opened_is_what_a_trial_says(tmp_path):
+    """Raised beyond the outcome it counted as a death of the trial's process, and it was tried four times."""
+    (tmp_path / "file").touch()
+    outcome = execute_trial("a", {}, None, Execution(str(tmp_path / "file")), Resources())
+    assert outcome.state == FAILED
+    assert outcome.message.startswith(f"storage='{tmp_path}/file' is not allowed")
 
 
 def test_overhead_is_what_is_neither_training_nor_another_processes():
