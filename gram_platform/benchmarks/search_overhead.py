@@ -17,7 +17,8 @@ from gram_platform.nodes import Node, method_nodes
 from gram_platform.searches.databases import open_storage
 from gram_platform.searches.definition import OptunaSearch, Scene
 from gram_platform.searches.flags import OptunaFlags
-from gram_platform.searches.run import build_scene, open_groups, parse, trial_overheads
+from gram_platform.searches.run import build_scene, open_groups, parse
+from gram_platform.searches.view import trial_overheads
 from gram_platform.space import Parameter, Space
 from gram_platform.store import Store
 from gram_platform.study.scaling import SMOKE

@@ -58,7 +58,10 @@ def run_trials(
     on_start: Callable[[Proposal], None] = lambda proposal: None,
     on_end: Callable[[Outcome], None] = lambda outcome: None,
 ) -> None:
-    """Runs the source's trials to the end. Needs an initialised Ray; `on_start` and `on_end` are called here."""
+    """Runs the source's trials to the end. Needs an initialised Ray; `on_start` and `on_end` are called here.
+
+    An error of `source`, `on_start` or `on_end` ends the trials, and is raised.
+    """
     for name, value in TUNE.items():
         os.environ.setdefault(name, value)
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
@@ -69,6 +72,8 @@ def run_trials(
     placed = tune.with_resources(trainable, lambda config: _placement(problem, config["point"], execution, resources))
     with tempfile.TemporaryDirectory(prefix="gram-tune-") as own_files:  # nothing in them outlives the driver
         _tuner(placed, searcher, tuning, own_files).fit()
+    if searcher.error is not None:
+        raise searcher.error
 
 
 def _tuner(trainable, searcher: "_Searcher", tuning: Tuning, own_files: str) -> tune.Tuner:
@@ -84,7 +89,7 @@ def _tuner(trainable, searcher: "_Searcher", tuning: Tuning, own_files: str) -> 
             name=tuning.name,
             storage_path=own_files,
             failure_config=tune.FailureConfig(max_failures=MAX_CRASHES - 1),
-            stop=_Cancelled(tuning),
+            stop=_Cancelled(tuning, searcher),
             verbose=0,
         ),
     )
@@ -152,14 +157,14 @@ class _Unsaved:
 class _Cancelled(_Unsaved, tune.Stopper):
     """Ends running trials too; their checkpoints stay."""
 
-    def __init__(self, tuning: Tuning):
-        self._decide = tuning.decide
+    def __init__(self, tuning: Tuning, searcher: "_Searcher"):
+        self._decide, self._searcher = tuning.decide, searcher
 
     def __call__(self, trial_id: str, result: dict) -> bool:
         return False
 
     def stop_all(self) -> bool:
-        return self._decide() == CANCEL
+        return self._searcher.error is not None or self._decide() == CANCEL
 
 
 class _Searcher(_Unsaved, Searcher):
@@ -181,10 +186,11 @@ class _Searcher(_Unsaved, Searcher):
         self._widest = 1  # of the trials so far: the next one's is known only when it is drawn
         self._running: dict[str, tuple[Proposal, float]] = {}
         self._most, self._ask_again = 0, 0.0
+        self.error: Exception | None = None  # of the end of a trial; Ray Tune would make it text, and the trial's own
 
     def suggest(self, trial_id: str) -> dict | str | None:
         decision = self._tuning.decide()
-        if decision in (STOP, CANCEL):
+        if decision in (STOP, CANCEL) or self.error is not None:
             return Searcher.FINISHED
         if decision == WAIT or not self._has_room():
             return None
@@ -221,8 +227,11 @@ class _Searcher(_Unsaved, Searcher):
             outcome = Outcome(**facts, started=started, elapsed_s=time.time() - started)
         else:
             return  # cancelled: the next driver adopts it
-        self._source.tell(proposal, outcome)
-        self._on_end(outcome)
+        try:
+            self._source.tell(proposal, outcome)
+            self._on_end(outcome)
+        except Exception as error:
+            self.error = error  # raised when Ray Tune has ended
 
     def save(self, checkpoint_path: str) -> None:
         """Nothing: the source's state is elsewhere."""

@@ -42,8 +42,9 @@ class Driver:
 
     def __exit__(self, *_) -> None:
         self._ended.set()
-        if not self.is_lost():
-            self.folder.write_json("lease.json", {**self._lease, "released": True}, durable=False)
+        with contextlib.suppress(OSError):  # the right of a process that is gone ends by itself
+            if not self.is_lost():
+                self.folder.write_json("lease.json", {**self._lease, "released": True}, durable=False)
 
     def is_lost(self) -> bool:
         """Whether another driver has taken the right."""

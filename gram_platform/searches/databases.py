@@ -28,7 +28,7 @@ def open_storage(uri: str) -> optuna.storages.RDBStorage:
         # a driver and readers share the file: wait for each other's locks
         return optuna.storages.RDBStorage(uri, engine_kwargs={"connect_args": {"timeout": 60}})
     except (SQLAlchemyError, RuntimeError, OSError) as error:
-        raise invalid("optuna_uri", uri, f"a database that Optuna can open ({_first_line(error)})") from error
+        raise invalid("optuna_uri", uri, f"a database that Optuna can open ({first_line(error)})") from error
 
 
 def _create(path: Path) -> None:
@@ -41,6 +41,6 @@ def _create(path: Path) -> None:
     os.replace(unfinished, path)
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return lines[0][:300] if lines else type(error).__name__

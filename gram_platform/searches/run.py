@@ -1,14 +1,13 @@
 """Running a search: flags -> what all trials need -> trials on Ray Tune -> tables and report."""
 
 import statistics
-from collections.abc import Callable
-from itertools import pairwise
 
 import optuna
 import ray
+from optuna.exceptions import StorageInternalError
 
 from gram_platform.engine.capacity import require_room, widest_missing
-from gram_platform.engine.graph import run_graph
+from gram_platform.engine.graph import SUBMIT_AGAIN, run_graph
 from gram_platform.engine.proposals import Group, OptunaSource, PointList, Source, open_study
 from gram_platform.engine.search import Tuning, run_trials
 from gram_platform.engine.trials import FAILED, Outcome
@@ -16,10 +15,10 @@ from gram_platform.identity import short_hash, to_plain
 from gram_platform.nodes import Node, unique
 from gram_platform.planner import MACHINES
 from gram_platform.searches.control import CANCELLED, LOST, RUNNING, Control, Driver
-from gram_platform.searches.databases import open_storage
+from gram_platform.searches.databases import first_line, open_storage
 from gram_platform.searches.definition import SEARCH_VERSION, GridSearch, OptunaSearch, Scene, Search
 from gram_platform.searches.flags import SearchFlags, checked_search_flags, parse_flags
-from gram_platform.searches.view import SearchView
+from gram_platform.searches.view import SearchView, trial_overheads
 from gram_platform.store import Store
 from gram_platform.store.data import provide_corpus
 from gram_platform.study.build import Graph, require_enough_data, resolve_corpus, settings_of
@@ -76,7 +75,11 @@ def run_search(search: Search, flags: SearchFlags) -> int:
         return run.finish(0)
     with Driver(store.search_dir(identity), search.name) as driver:
         run.control.is_lost = driver.is_lost
-        return run.run()
+        try:
+            return run.run()
+        except StorageInternalError as error:
+            say(f"error: Optuna's database failed: {first_line(error.__cause__ or error)}. {SUBMIT_AGAIN}")
+            return 1
 
 
 class _SearchRun:
@@ -241,16 +244,3 @@ def open_groups(search: OptunaSearch, scene: Scene, storage: optuna.storages.Bas
         Group(name, fixed, open_study(storage, f"{search.name}-{identity}-{name}", search.objectives), target)
         for name, fixed in groups.items()
     ]
-
-
-def trial_overheads(outcomes: list[Outcome]) -> list[float]:
-    """Seconds of each trial that were not its training: inside it, and since its process ended the one before."""
-    by_process: dict[str, list[Outcome]] = {}
-    for outcome in outcomes:
-        by_process.setdefault(outcome.process, []).append(outcome)
-    overheads = []
-    for trials in by_process.values():
-        trials.sort(key=lambda outcome: outcome.started)
-        gap: Callable[[Outcome, Outcome], float] = lambda a, b: b.started - a.started - a.elapsed_s  # noqa: E731
-        overheads += [gap(a, b) + b.elapsed_s - b.trained_s for a, b in pairwise(trials)]
-    return overheads

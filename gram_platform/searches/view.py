@@ -2,6 +2,8 @@
 
 import threading
 import time
+from collections.abc import Callable
+from itertools import pairwise
 
 from gram_platform.engine.proposals import Proposal
 from gram_platform.engine.trials import COMPLETE, Outcome, Problem
@@ -72,3 +74,16 @@ def trial_line(outcome: Outcome) -> str:
     metrics = ", ".join(f"{name} {value:.4g}" for name, value in outcome.metrics.items())
     work = f"{outcome.trained_s:.0f} s" if outcome.num_executed else "reused"
     return f"{outcome.name}: {metrics} ({work})"
+
+
+def trial_overheads(outcomes: list[Outcome]) -> list[float]:
+    """Seconds of each trial that were not its training: inside it, and since its process ended the one before."""
+    by_process: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        by_process.setdefault(outcome.process, []).append(outcome)
+    overheads = []
+    for trials in by_process.values():
+        trials.sort(key=lambda outcome: outcome.started)
+        gap: Callable[[Outcome, Outcome], float] = lambda a, b: b.started - a.started - a.elapsed_s  # noqa: E731
+        overheads += [gap(a, b) + b.elapsed_s - b.trained_s for a, b in pairwise(trials)]
+    return overheads

@@ -1,6 +1,7 @@
 """What every entrypoint does: exit codes, Ray, the tracking database, and progress of long preparations."""
 
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -17,11 +18,14 @@ from gram_platform.engine.graph import SUBMIT_AGAIN, ClusterLost
 from gram_platform.study.flags import CommonFlags, ranks_of
 from gram_platform.tracking import Tracker, TrackingUnavailable
 
+DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
 
 def exit_with(work: Callable[[], int]) -> None:
     """Ends the process.
 
-    Exit code 0: complete; 1: some nodes failed or Ray is gone; 2: bad input, nothing done; 130: interrupted by SIGINT.
+    Exit code 0: complete; 1: some nodes failed, Ray is gone, or a disk takes no more; 2: bad input, nothing done;
+    130: interrupted by SIGINT.
     """
     try:
         outcome = work()
@@ -31,6 +35,11 @@ def exit_with(work: Callable[[], int]) -> None:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from error
+    except OSError as error:
+        if error.errno not in DISK_REFUSES:
+            raise
+        print(f"error: a disk takes no more: {error}. {SUBMIT_AGAIN}", file=sys.stderr)
+        raise SystemExit(1) from error
     except KeyboardInterrupt as error:
         print(f"interrupted. {SUBMIT_AGAIN}", file=sys.stderr)
         raise SystemExit(128 + signal.SIGINT) from error

@@ -1,5 +1,6 @@
 """Searches on a real Ray Tune: trials of every kind of end, killed drivers and workers, orders, limits."""
 
+import errno
 import signal
 import sys
 import threading
@@ -53,6 +54,19 @@ def test_trials_end_in_every_way_and_none_stops_the_others(ray_cluster, tmp_path
     run_trials(PointList(points), *arguments, Tuning("planted"), on_end=again.append)
     assert Counter(o.num_executed for o in again) == {0: 4}  # the diverged one is not trained again either
     assert {o.name: o.metrics for o in again} == {o.name: o.metrics for o in outcomes}
+
+
+def test_what_fails_when_a_trial_is_told_is_raised_as_it_is(ray_cluster, tmp_path):
+    """A full disk under Optuna's database: Ray Tune made it a KeyError of ours within a text of its own."""
+    scene = build_scene(SEARCH, parse(SEARCH, ["--storage", str(tmp_path / "storage")]))
+    prepare(scene.recipe, Store(scene.flags.storage).data_root)
+
+    def on_end(outcome):
+        raise OSError(errno.ENOSPC, "no room")
+
+    arguments = (Baselines(scene.settings[0]), *execution_of(scene.flags, has_gpu=False))
+    with pytest.raises(OSError, match="no room"):
+        run_trials(PointList([("1", {"lr": 1e30})] * 5), *arguments, Tuning("planted"), on_end=on_end)
 
 
 @pytest.mark.slow

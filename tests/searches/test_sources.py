@@ -14,7 +14,7 @@ from gram_platform.searches.command import give_order, search_lines
 from gram_platform.searches.control import CANCELLED, LOST, PAUSED, RUNNING, Control, Driver, order
 from gram_platform.searches.databases import open_storage
 from gram_platform.searches.flags import GridFlags, OptunaFlags, checked_search_flags
-from gram_platform.searches.run import trial_overheads
+from gram_platform.searches.view import trial_overheads
 from gram_platform.space import Parameter, Space
 from gram_platform.store import Store
 from gram_platform.store.leases import read_lease

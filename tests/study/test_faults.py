@@ -1,5 +1,6 @@
 """Whatever is killed, whenever: submitting again ends with the very bytes of a study that nobody disturbed."""
 
+import errno
 import os
 import pickle
 import shutil
@@ -12,6 +13,7 @@ import pytest
 from gram_platform.local_cluster.head import free_port
 from gram_platform.local_cluster.state import processes_of, read_state
 from gram_platform.store import LeaseHeld, Store
+from gram_platform.study.session import exit_with
 from gram_platform.tracking import Tracker
 from tests.study.mirrored import assert_mirrored_once
 from tests.study.processes import (
@@ -136,6 +138,25 @@ def test_a_storage_that_is_full_or_read_only(options, tmp_path):
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"error: storage='{tmp_path}' is not allowed: a place ")
     assert ("MiB free" if "8m" in options else "Read-only file system") in line
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), 1, "error: a disk takes no more: "),
+        (KeyboardInterrupt(), 130, "interrupted. Submit again"),
+        (ValueError("seeds=0"), 2, "error: seeds=0"),
+    ],
+)
+def test_ends_that_a_user_can_mend_have_a_line_and_no_traceback(capsys, error, code, text):
+    def work():
+        raise error
+
+    with pytest.raises(SystemExit) as ended:
+        exit_with(work)
+    assert ended.value.code == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(text)
 
 
 def flip_byte(path: Path) -> None:
