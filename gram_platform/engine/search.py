@@ -8,7 +8,6 @@ that start one by one would never be more than one where trials are shorter than
 
 import json
 import logging
-import math
 import os
 import sys
 import tempfile
@@ -20,15 +19,22 @@ from functools import partial
 from ray import tune
 from ray.tune.search import Searcher
 
-from gram_platform.engine.capacity import capacity, has_fixed_size
-from gram_platform.engine.execution import Execution, Resources
+from gram_platform.engine.execution import MAX_CRASHES, Execution, Resources
+from gram_platform.engine.placement import most_ranks, placement, trial_ranks
 from gram_platform.engine.proposals import Proposal, Source, told
-from gram_platform.engine.trials import CANCEL, FAILED, GO, STOP, WAIT, Outcome, Point, Problem, execute_trial
-from gram_platform.planner import GIB, MACHINES, needs
+from gram_platform.engine.trials import (
+    CANCEL,
+    FAILED,
+    GO,
+    STOP,
+    WAIT,
+    Outcome,
+    Point,
+    Problem,
+    committed,
+    execute_trial,
+)
 
-MAX_CRASHES = 4  # of the processes of one trial before it counts as failed
-PROCESS_BYTES = GIB  # of a worker before it holds a model: Python, torch, Ray, the page cache's mapping
-MEMORY_STEP = GIB // 4  # requests are rounded up to it, so that trials of like sizes share processes
 ASK_CLUSTER_EVERY_S = 5.0  # how large it is
 TUNE = {
     "TUNE_MAX_PENDING_TRIALS_PG": "64",  # processes started at once; Ray Tune's default for a searcher is 1
@@ -66,17 +72,18 @@ def run_trials(
         os.environ.setdefault(name, value)
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     ranks_of = partial(trial_ranks, problem, execution)
-    searcher = _Searcher(source, tuning, ranks_of, _most_ranks(tuning, resources), on_start, on_end)
+    searcher = _Searcher(source, tuning, ranks_of, most_ranks(tuning.max_concurrent, resources), on_start, on_end)
+    patience = _Patience(lambda point: committed(problem, point, execution.store()))
     shared = {"problem": problem, "execution": execution, "resources": resources}
     trainable = tune.with_parameters(_trial, **shared, retry_diverged=tuning.retry_diverged)
-    placed = tune.with_resources(trainable, lambda config: _placement(problem, config["point"], execution, resources))
+    placed = tune.with_resources(trainable, lambda config: placement(problem, config["point"], execution, resources))
     with tempfile.TemporaryDirectory(prefix="gram-tune-") as own_files:  # nothing in them outlives the driver
-        _tuner(placed, searcher, tuning, own_files).fit()
+        _tuner(placed, searcher, patience, tuning, own_files).fit()
     if searcher.error is not None:
         raise searcher.error
 
 
-def _tuner(trainable, searcher: "_Searcher", tuning: Tuning, own_files: str) -> tune.Tuner:
+def _tuner(trainable, searcher: "_Searcher", patience: "_Patience", tuning: Tuning, own_files: str) -> tune.Tuner:
     return tune.Tuner(
         trainable,
         tune_config=tune.TuneConfig(
@@ -89,6 +96,7 @@ def _tuner(trainable, searcher: "_Searcher", tuning: Tuning, own_files: str) -> 
             name=tuning.name,
             storage_path=own_files,
             failure_config=tune.FailureConfig(max_failures=MAX_CRASHES - 1),
+            callbacks=[patience],
             stop=_Cancelled(tuning, searcher),
             verbose=0,
         ),
@@ -99,46 +107,6 @@ def _trial(config: dict, **shared) -> None:
     """The function that Ray Tune calls; text, because Tune flattens nested results."""
     outcome = execute_trial(config["name"], config["point"], **shared)
     tune.report({"outcome": json.dumps(asdict(outcome))})
-
-
-# ---------------------------------------------------------------------------------------------------- resources
-
-
-def _placement(problem: Problem, point: Point, execution: Execution, resources: Resources):
-    """What Ray reserves for a trial: a rank's CPUs, GPUs and the memory that its largest run needs.
-
-    A sharded trial only waits for Ray Train's workers, which have reservations of their own.
-    """
-    if trial_ranks(problem, execution, point) > 1:
-        return tune.PlacementGroupFactory([{"memory": MEMORY_STEP}])
-    bundle = {"CPU": resources.cpus_per_rank, "memory": trial_memory(problem, point)}
-    if resources.gpus_per_rank:
-        bundle = {"CPU": resources.cpus_per_rank, "GPU": resources.gpus_per_rank}
-    return tune.PlacementGroupFactory([bundle])
-
-
-def _most_ranks(tuning: Tuning, resources: Resources) -> Callable[[], float]:
-    """Asks how many ranks there may be at once.
-
-    A trial that waits for room is drawn without the results of those before it, and no pause or limit holds it up: so
-    none waits but for machines that the cluster may yet start, as many as `max_concurrent` wants of them.
-    """
-    if tuning.max_concurrent and not has_fixed_size():
-        return lambda: math.inf
-    return lambda: capacity(resources).most
-
-
-def trial_ranks(problem: Problem, execution: Execution, point: Point) -> int:
-    """Of the widest of a trial's nodes, which run one after another."""
-    ranks = (execution.of_node(node.config, dict(node.tags)).num_ranks for node in problem.nodes(point))
-    return max(ranks, default=1)
-
-
-def trial_memory(problem: Problem, point: Point) -> int:
-    """Bytes of a one-process trial on a CPU: the largest of its runs and the process itself."""
-    runs = [node.config for node in problem.nodes(point) if node.kind == "run"]
-    largest = max((needs(run, 1, MACHINES["cpu"]).memory.total for run in runs), default=0)
-    return math.ceil((largest + PROCESS_BYTES) / MEMORY_STEP) * MEMORY_STEP
 
 
 # ----------------------------------------------------------------------------------------------------- searcher
@@ -165,6 +133,19 @@ class _Cancelled(_Unsaved, tune.Stopper):
 
     def stop_all(self) -> bool:
         return self._searcher.error is not None or self._decide() == CANCEL
+
+
+class _Patience(_Unsaved, tune.Callback):
+    """Counts the deaths of a trial's process since its last checkpoint: machines that come and go do not fail it."""
+
+    def __init__(self, committed_of: Callable[[Point], int]):
+        self._committed_of, self._committed = committed_of, {}
+
+    def on_trial_recover(self, iteration: int, trials: list, trial, **info) -> None:
+        committed_now = self._committed_of(trial.config["point"])
+        if committed_now > self._committed.get(trial.trial_id, 0):
+            trial.max_failures = trial.num_failures - 1 + MAX_CRASHES - 1  # as if this death were the first
+        self._committed[trial.trial_id] = committed_now
 
 
 class _Searcher(_Unsaved, Searcher):
@@ -222,7 +203,7 @@ class _Searcher(_Unsaved, Searcher):
         if result and "outcome" in result:
             outcome = told(json.loads(result["outcome"]))
         elif error:
-            message = f"its process died {MAX_CRASHES} times"
+            message = f"its process died {MAX_CRASHES} times without a checkpoint in between"
             facts = {"name": proposal.name, "point": proposal.point, "state": FAILED, "message": message}
             outcome = Outcome(**facts, started=started, elapsed_s=time.time() - started)
         else:

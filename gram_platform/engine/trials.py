@@ -90,6 +90,12 @@ def execute_trial(
     )
 
 
+def committed(problem: Problem, point: Point, store: Store) -> int:
+    """Steps of a trial's runs that need not be trained again."""
+    runs = [(node.config, store.run(node.id)) for node in problem.nodes(point) if node.kind == "run"]
+    return sum(config.num_steps if run.result() else run.committed_step() for config, run in runs)
+
+
 class _Work:
     """Executes nodes one after another and counts."""
 

@@ -3,14 +3,16 @@
 import dataclasses
 import json
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
 from gram_platform.engine import capacity, graph
-from gram_platform.engine.execution import Resources
+from gram_platform.engine.execution import MAX_CRASHES, Resources
 from gram_platform.engine.graph import Progress
+from gram_platform.engine.placement import most_ranks, trial_ranks
 from gram_platform.engine.proposals import PointList
-from gram_platform.engine.search import Tuning, _most_ranks, _Searcher, trial_ranks
+from gram_platform.engine.search import Tuning, _Patience, _Searcher
 from gram_platform.nodes import method_nodes
 from gram_platform.planner import Ranks
 from gram_platform.store.files import seal
@@ -165,6 +167,25 @@ def test_trials_wait_only_for_machines_that_may_yet_come(machines, monkeypatch, 
     machines([BIG], types)
     monkeypatch.setattr(capacity.ray, "cluster_resources", lambda: BIG)
     tuning, points, told = Tuning("a", max_concurrent=6), [(name, {}) for name in "abcdefgh"], []
-    most_ranks = _most_ranks(tuning, Resources())
-    searcher = _Searcher(PointList(points), tuning, lambda point: 1, most_ranks, told.append, told.append)
+    most = most_ranks(tuning.max_concurrent, Resources())
+    searcher = _Searcher(PointList(points), tuning, lambda point: 1, most, told.append, told.append)
     assert sum(searcher.suggest(name) is not None for name, _ in points) == at_once == len(told)
+
+
+def test_deaths_of_a_trials_process_count_since_its_last_checkpoint():
+    """As those of a study's node: a long trial on machines that come and go is not failed by their number."""
+    step = [0]
+    patience = _Patience(lambda point: step[0])
+    trial = SimpleNamespace(trial_id="a", config={"point": {}}, num_failures=0, max_failures=MAX_CRASHES - 1)
+
+    def recovers() -> bool:
+        trial.num_failures += 1
+        if trial.num_failures > trial.max_failures:  # as Ray Tune decides
+            return False
+        patience.on_trial_recover(0, [trial], trial)
+        return True
+
+    for _ in range(3 * MAX_CRASHES):
+        step[0] += 1
+        assert recovers()
+    assert [recovers() for _ in range(MAX_CRASHES)] == [True] * (MAX_CRASHES - 2) + [False] * 2
