@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from gram_platform.engine.execution import owner
 from gram_platform.engine.trials import CANCEL, GO, STOP, WAIT
@@ -80,6 +80,11 @@ def ordered(folder: Folder) -> str:
     except CorruptFile:
         return RUNNING
     return state if state in STATES else RUNNING
+
+
+def machine_hours(timing: Mapping) -> float:
+    """Of a node that has ended, all its ranks together."""
+    return timing.get("elapsed_s", 0.0) * timing.get("num_ranks", 1) / 3600
 
 
 class Control:

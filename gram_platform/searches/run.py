@@ -14,7 +14,7 @@ from gram_platform.engine.trials import FAILED, Outcome
 from gram_platform.identity import short_hash, to_plain
 from gram_platform.nodes import Node, unique
 from gram_platform.planner import MACHINES
-from gram_platform.searches.control import CANCELLED, LOST, RUNNING, Control, Driver
+from gram_platform.searches.control import CANCELLED, LOST, RUNNING, Control, Driver, machine_hours
 from gram_platform.searches.databases import first_line, open_storage
 from gram_platform.searches.definition import SEARCH_VERSION, GridSearch, OptunaSearch, Scene, Search
 from gram_platform.searches.flags import SearchFlags, checked_search_flags, parse_flags
@@ -166,7 +166,7 @@ class _SearchRun:
             return False
         for node in nodes:
             directory[node.kind](node.id).add_tags(dict(node.tags))
-        self.before_hours += sum(directory[n.kind](n.id).timing().get("elapsed_s", 0.0) for n in nodes) / 3600
+        self.before_hours += sum(machine_hours(directory[n.kind](n.id).timing()) for n in nodes)
         return True
 
     def _run_optuna(self, search: OptunaSearch) -> None:

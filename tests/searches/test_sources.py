@@ -1,23 +1,17 @@
-"""Spaces, proposals, orders and limits, without Ray."""
+"""Spaces, proposals and ends of trials, without Ray."""
 
 import math
 import statistics
-import threading
-import time
 
 import pytest
 
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.proposals import Group, Objective, OptunaSource, PointList, open_study
 from gram_platform.engine.trials import COMPLETE, DIVERGED, FAILED, Outcome, execute_trial
-from gram_platform.searches.command import give_order, search_lines
-from gram_platform.searches.control import CANCELLED, LOST, PAUSED, RUNNING, Control, Driver, order
 from gram_platform.searches.databases import open_storage
 from gram_platform.searches.flags import GridFlags, OptunaFlags, checked_search_flags
 from gram_platform.searches.view import trial_overheads
 from gram_platform.space import Parameter, Space
-from gram_platform.store import Store
-from gram_platform.store.leases import read_lease
 
 OBJECTIVE = Objective("loss", "minimize", worst=9.0)
 SPACE = Space((Parameter("lr", 1e-4, 1e-2, log=True), Parameter("width", 8, 64, is_integer=True)))
@@ -209,72 +203,7 @@ def test_a_database_that_cannot_be_opened_is_named(tmp_path):
         open_storage(f"sqlite:///{tmp_path}/optuna.db")
 
 
-# ---------------------------------------------------------------------------------------------------- control
-
-
-@pytest.fixture
-def store(tmp_path):
-    return Store(tmp_path / "storage").open_for_writing()
-
-
-def test_orders_reach_the_driver_and_limits_stop_it(store, monkeypatch):
-    monkeypatch.setattr("gram_platform.searches.control.LOOK_EVERY_S", 0.0)
-    folder, hours = store.search_dir("s1"), [0.0]
-    control = Control(folder, lambda: hours[0], max_hours=2.0, max_cost=3.0, dollars_per_hour=2.0)
-    assert control.decide() == "go"
-    for state, decision in ((PAUSED, "wait"), (CANCELLED, "cancel"), (RUNNING, "go")):
-        order(folder, state)
-        assert control.decide() == decision
-    hours[0] = 1.5
-    assert control.decide() == "stop"
-    assert control.limit_reached() == "$3.00 are used, max_cost is 3"
-    hours[0] = 2.0
-    assert control.limit_reached() == "2.00 machine hours are used, max_hours is 2"
-
-
-def test_a_pause_between_rounds_waits_for_the_next_order(store, monkeypatch):
-    monkeypatch.setattr("gram_platform.searches.control.LOOK_EVERY_S", 0.01)
-    folder = store.search_dir("s1")
-    for state, goes_on in ((RUNNING, True), (CANCELLED, False)):
-        order(folder, PAUSED)
-        control = Control(folder, lambda: 0.0, max_hours=0, max_cost=0, dollars_per_hour=1.0)
-        timer = threading.Timer(0.3, order, (folder, state))
-        started = time.monotonic()
-        timer.start()
-        assert control.may_go_on() is goes_on
-        assert time.monotonic() - started >= 0.25
-
-
-def test_one_driver_at_a_time(store, monkeypatch):
-    monkeypatch.setattr("gram_platform.searches.control.LEASE_S", 0.5)
-    folder = store.search_dir("s1")
-    folder.write_json("search.json", {"name": "pareto", "preset": "demo"})
-    with Driver(folder, "pareto"):
-        with pytest.raises(ValueError, match=r"^search='pareto' is not allowed: one driver at a time"):
-            Driver(folder, "pareto").__enter__()
-        assert give_order(store, "pause", "pareto") == "s1"
-        assert "paused, led by" in search_lines(store)[0]
-    with Driver(folder, "pareto"):
-        pass
-    with pytest.raises(ValueError, match=r"^search='pareto'"):
-        give_order(store, "pause", "pareto")
-    with pytest.raises(ValueError, match=r"^action='stop'"):
-        give_order(store, "stop", "pareto")
-
-
-def test_a_driver_that_was_suspended_for_too_long_has_lost_its_search(store, monkeypatch):
-    monkeypatch.setattr("gram_platform.searches.control.LEASE_S", 0.2)
-    folder = store.search_dir("s1")
-    with Driver(folder, "pareto") as driver:
-        control = Control(folder, lambda: 0.0, max_hours=0, max_cost=0, dollars_per_hour=1.0)
-        control.is_lost = driver.is_lost
-        assert control.decide() == "go"
-        taken = {**read_lease(folder), "pid": 1}  # by another process
-        folder.write_json("lease.json", taken)
-        time.sleep(0.3)  # several heartbeats
-        monkeypatch.setattr(control, "_next_look", 0.0)
-        assert (control.decide(), control.state) == ("cancel", LOST)
-    assert read_lease(folder) == taken
+# ------------------------------------------------------------------------------------------------------ trials
 
 
 def test_a_storage_that_cannot_be_opened_is_what_a_trial_says(tmp_path):
