@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from gram_platform.analysis.elicited import ELICITED
 from gram_platform.analysis.intervals import CONFIDENCE, is_equivalent, paired_contrast, smallest_detectable
 from gram_platform.analysis.order import MEAN
 from gram_platform.analysis.paper_claims import CLAIMS, FIRST, LAST, Claim, Side, paper_difference
@@ -125,14 +124,23 @@ def _values(per_seed: pd.DataFrame, column: str) -> tuple[str, ...]:
 
 def _sides(per_seed: pd.DataFrame, claim: Claim, size: str, variant: str) -> tuple[dict, dict]:
     """`{seed: value}` of both sides of a claim, over the same profiles unless a side names one; the baseline's are its
-    own.
+    own. Of two classes each is taken over those of these profiles that have it.
     """
     sides = (claim.left, claim.right)
     parts = [_where(per_seed, side, size, variant) for side in sides]
-    found = [averaged_profiles(rows) for rows, s in zip(parts, sides, strict=True) if s.method != BASELINE]
+    averaged = [(rows, s.name) for rows, s in zip(parts, sides, strict=True) if not s.profile and s.method != BASELINE]
+    found = [averaged_profiles(rows) for rows, _ in averaged]
     shared = frozenset.intersection(*(p for p in found if p)) if any(found) else frozenset()
-    left, right = (_side(rows, s, shared) for rows, s in zip(parts, sides, strict=True))
+    of_class = {name: shared for _, name in averaged}
+    for rows, name in averaged:
+        of_class[name] &= _having(rows, name)
+    left, right = (_side(rows, s, of_class.get(s.name, shared)) for rows, s in zip(parts, sides, strict=True))
     return left, right
+
+
+def _having(rows: pd.DataFrame, name: str) -> frozenset[str]:
+    """The profiles of rows of a `per_seed` frame that have a class, known or not."""
+    return frozenset(p for p, own in zip(rows["profile"], rows["classes"], strict=True) if name in own.split(","))
 
 
 def _where(per_seed: pd.DataFrame, side: Side, size: str, variant: str) -> pd.DataFrame:
@@ -146,13 +154,10 @@ def _where(per_seed: pd.DataFrame, side: Side, size: str, variant: str) -> pd.Da
 
 
 def _side(rows: pd.DataFrame, side: Side, profiles: frozenset[str]) -> dict[str, float]:
-    """`{seed: mean of the class over the profiles that define it}`; a seed that lacks one of these is left out."""
+    """`{seed: mean of the class over the profiles}`; a seed of which one of these is unknown is left out."""
     if side.profile or side.method == BASELINE:
         return seed_values(rows, side.name, profile=side.profile or MEAN)
-    rows = rows[rows["profile"].isin(profiles)]
-    defining = "forget" if side.name == ELICITED else side.name  # every view that forgets is attacked
-    rows = rows[rows["profile"].isin(set(rows["profile"][rows[defining].notna()]))]
-    wide = rows.pivot(index="seed", columns="profile", values=side.name)
+    wide = rows[rows["profile"].isin(profiles)].pivot(index="seed", columns="profile", values=side.name)
     return wide.dropna().mean(axis="columns").to_dict() if len(wide.columns) else {}
 
 

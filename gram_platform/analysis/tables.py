@@ -36,7 +36,7 @@ class Analysis:
     """Every table of a study."""
 
     table: pd.DataFrame  # TABLE_COLUMNS: table.csv
-    per_seed: pd.DataFrame  # method, size, profile, seed, CLASSES (what `table` averages), retained
+    per_seed: pd.DataFrame  # method, size, profile, seed, CLASSES (what `table` averages), retained, classes
     ratios: pd.DataFrame  # one row a view and domain: see compute_ratio_frame
     fits: pd.DataFrame  # one row a size and domain: see fits_frame
     missing: pd.DataFrame  # what, why
@@ -114,8 +114,9 @@ def capability_table(evaluations: pd.DataFrame, curves: pd.DataFrame, sizes: Seq
 def per_seed_frame(ratios: pd.DataFrame, declared: pd.DataFrame) -> tuple[pd.DataFrame, Notes]:
     """One row a method, size, profile and seed with the mean compute ratio of each class, and the `mean` profile's.
 
-    A class of which one domain is unknown is unknown (NaN). `retained` is the view's (empty for `mean`), by which
-    `averaged_profiles` tells which profiles the mean is of. `mean` averages over the paper's profiles, core with at
+    A class of which one domain is unknown is unknown (NaN); `classes` joins by commas those that the row has, known or
+    not. `retained` is the view's (empty for `mean`), by which `averaged_profiles` tells which profiles the mean is of.
+    `mean` averages over the paper's profiles, core with at
     most one auxiliary domain, or over what there is for a method without these (the baseline's all); a seed that lacks
     a profile which is `declared` for its method is left out of it and noted.
     """
@@ -134,9 +135,11 @@ def per_seed_frame(ratios: pd.DataFrame, declared: pd.DataFrame) -> tuple[pd.Dat
                 continue
             means = views.groupby("class")["compute_ratio"].agg(lambda v: v.mean(skipna=False)).reset_index()
             parts.append(means.assign(method=method, size=size, seed=seed, profile=MEAN, retained=""))
-    wide = pd.concat(parts).pivot(index=[*ROW, "seed", "retained"], columns="class", values="compute_ratio")
+    tall = pd.concat(parts)
+    tall["classes"] = tall.groupby(VIEW)["class"].transform(",".join)
+    wide = tall.pivot(index=[*ROW, "seed", "retained", "classes"], columns="class", values="compute_ratio")
     wide = wide.reindex(columns=list(CLASSES)).reset_index().rename_axis(columns=None)
-    return wide[[*ROW, "seed", *CLASSES, "retained"]], notes
+    return wide[[*ROW, "seed", *CLASSES, "retained", "classes"]], notes
 
 
 def _absent_views(declared: pd.DataFrame, evaluations: pd.DataFrame, sizes: set[str]) -> Notes:

@@ -63,6 +63,29 @@ def test_methods_are_compared_on_the_profiles_that_both_have():
     assert claims.loc["FT-LoRA has a lower core than GRAM", "difference"] < 0.0  # over all five
 
 
+def test_a_class_that_one_method_does_not_know_on_a_profile_is_not_compared_with_anothers_mean_over_all():
+    unknown, aux = evaluations(), AUXILIARY[0]
+    here = unknown["profile"] == f"core+{aux}"
+    unknown.loc[here & (unknown["method"] == "gram"), f"loss/{aux}"] = float("nan")
+    unknown.loc[here & (unknown["method"] == "filtering"), f"loss/{aux}"] *= 1.5
+    claims = paper_claims(analyse(unknown, curves(), attacks=attacks()).per_seed, "stories")["claim"].tolist()
+    assert "GRAM matches filtering on retain within 0.05" not in claims  # 0.18 apart over three and over four profiles
+    assert "GRAM matches filtering on forget within 0.05" in claims
+    assert "Filtering: retain is above forget" in claims
+
+
+def test_elicited_is_judged_over_the_profiles_that_are_attacked():
+    on_core = attacks()[attacks()["profile"] == "core"]
+    on_core.loc[on_core["method"] == "ft_lora", "loss"] = float("nan")  # these attacks have not ended
+    analysis = analyse(evaluations(), curves(), attacks=on_core)
+    claims = paper_claims(analysis.per_seed, "stories").set_index("claim")
+    resists = claims.loc["GRAM resists the attack: retain is above elicited"]
+    assert resists["difference"] == pytest.approx(0.952 - 0.855, rel=1e-4)
+    assert claims.loc["GRAM matches filtering on elicited forget within 0.05", "verdict"] == "agree"
+    scaled = paper_claims(analysis.per_seed, "scaling")["claim"].tolist()
+    assert "FT-LoRA matches filtering on elicited forget within 0.05" not in scaled
+
+
 def test_ours_beside_the_papers(analysis):
     beside = beside_paper(analysis.table)
     ours, paper = (beside[beside["from"] == name].set_index("method") for name in ("ours", "paper"))
