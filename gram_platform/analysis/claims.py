@@ -13,7 +13,7 @@ import pandas as pd
 
 from gram_platform.analysis.intervals import CONFIDENCE, is_equivalent, paired_contrast, smallest_detectable
 from gram_platform.analysis.order import MEAN
-from gram_platform.analysis.paper_claims import CLAIMS, FIRST, LAST, Claim, Side, paper_difference
+from gram_platform.analysis.paper_claims import CLAIMS, Claim, Side, chosen, paper_difference
 from gram_platform.analysis.ratios import BASELINE, VARIANT
 from gram_platform.analysis.tables import averaged_profiles
 from gram_platform.identity import invalid
@@ -98,14 +98,14 @@ def paper_claims(per_seed: pd.DataFrame, study: str) -> pd.DataFrame:
             if set(left) & set(right):
                 judge = judge_matches if claim.matches else judge_greater
                 text = claim.text + (f" within {MARGIN}" if claim.matches else "")
-                own = {"paper": _paper_difference(study, claim, variant), "source": claim.source}
+                own = {"paper": _paper_difference(per_seed, study, claim, variant), "source": claim.source}
                 rows.append({**vars(judge(text, left, right)), **own, "size": size, VARIANT: variant})
     return pd.DataFrame(rows, columns=[*COLUMNS, "paper", "source", "size", VARIANT])
 
 
-def _paper_difference(study: str, claim: Claim, variant: str) -> float:
+def _paper_difference(per_seed: pd.DataFrame, study: str, claim: Claim, variant: str) -> float:
     """Claims about sizes are not in the paper's tables of one size."""
-    return math.nan if claim.left.size else paper_difference(study, claim, variant)
+    return math.nan if claim.left.size else paper_difference(study, claim, variant, _values(per_seed, VARIANT))
 
 
 def _places(per_seed: pd.DataFrame, claim: Claim) -> list[tuple[str, str]]:
@@ -148,8 +148,7 @@ def _where(per_seed: pd.DataFrame, side: Side, size: str, variant: str) -> pd.Da
     rows = per_seed[per_seed["method"] == side.method]
     for column, value in (("size", side.size or size), (VARIANT, side.variant or variant)):
         if column in rows and value:
-            values = _values(per_seed, column)
-            rows = rows[rows[column] == {FIRST: values[:1], LAST: values[-1:]}.get(value, (value,))[0]]
+            rows = rows[rows[column] == chosen(value, _values(per_seed, column))]
     return rows
 
 

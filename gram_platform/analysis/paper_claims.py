@@ -4,6 +4,7 @@ A claim compares two sides. Of what a side leaves open (size, variant) the claim
 has; FIRST and LAST stand for a study's first and last one.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gram_platform.analysis.paper import (
@@ -278,7 +279,16 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
 }
 
 
-def paper_difference(study: str, claim: Claim, variant: str = "") -> float:
-    """left - right in the paper's own table of the study at a variant; NaN where it does not print both."""
-    left, right = (paper_value(study, s.variant or variant, s.method, s.name)[0] for s in (claim.left, claim.right))
+def chosen(name: str, values: Sequence[str]) -> str:
+    """What a side's size or variant names among a study's: FIRST and LAST are the first and the last of them."""
+    return {FIRST: values[:1], LAST: values[-1:]}.get(name, (name,))[0]
+
+
+def paper_difference(study: str, claim: Claim, variant: str = "", variants: Sequence[str] = ("",)) -> float:
+    """left - right in the paper's own table of the study at a variant; NaN where it does not print both.
+
+    `variants` are our study's, of which sides may name the first and the last.
+    """
+    sides = ((side, chosen(side.variant or variant, variants)) for side in (claim.left, claim.right))
+    left, right = (paper_value(study, at, side.method, side.name)[0] for side, at in sides)
     return left - right
