@@ -19,6 +19,7 @@ VARIANT = "variant"  # the column of what a study varies beside these, where it 
 PREFIX = "loss/"
 CURVE_FIELDS = ["A", "alpha", "s0", "rms", "at_bound", "poor", "first_step", "first_loss", "last_step", "num_points"]
 FIT_COLUMNS = ["size", "domain", *CURVE_FIELDS, "num_seeds", "reference_steps"]
+NO_BASELINE = "no baseline of this size is complete"
 LARGEST = 1e100  # a ratio beyond it counts as infinite: its square no longer fits a float
 
 Notes = list[tuple[str, str]]  # (what is missing, why)
@@ -86,7 +87,7 @@ def baseline_references(evaluations: pd.DataFrame, curves: pd.DataFrame) -> tupl
             notes.append((f"{BASELINE} {size} seed {seed}", f"{why}, so it is not part of the reference"))
         finals = finals[finals.index.isin(points["seed"])]
         if finals.empty:
-            notes.append((f"all rows of size {size}", "no baseline of this size is complete"))
+            notes.append((f"all rows of size {size}", NO_BASELINE))
             continue
         for domain in domains_of(evaluations[evaluations["size"] == size]):
             try:

@@ -16,6 +16,7 @@ from gram_platform.analysis.intervals import t_interval
 from gram_platform.analysis.order import MEAN, ordered
 from gram_platform.analysis.ratios import (
     ALL,
+    NO_BASELINE,
     VARIANT,
     VIEW,
     Notes,
@@ -70,7 +71,8 @@ def analyse(
     frames = (evaluations, curves, attacks, unit)
     parts = [_compared(*frames)]
     if own_baseline and len(unit):
-        parts = [_compared(*(f[f["seed"] == seed] for f in frames), seed) for seed in dict.fromkeys(unit["seed"])]
+        seeds = dict.fromkeys([*unit["seed"], *evaluations["seed"]])
+        parts = [_compared(*(f[f["seed"] == seed] for f in frames), seed) for seed in seeds]
     ratios = ordered(pd.concat([part.ratios for part in parts if len(part.ratios)] or [parts[0].ratios]), sizes)
     per_seed, incomplete = per_seed_frame(ratios, declared)
     per_seed = ordered(per_seed, sizes)
@@ -98,12 +100,19 @@ def _compared(
     `seed` names the only seed that is there, where each is measured against its own baseline.
     """
     references, notes = baseline_references(unit, curves)
+    notes = _of_seed(notes, seed, set(evaluations["size"]) - {size for size, _ in references}) if seed else notes
     ratios, unknown = compute_ratio_frame(evaluations, references)
     elicited, unattacked = elicited_ratios(attacks, ratios, references)
     joined = pd.concat([ratios, elicited]) if len(elicited) else ratios
     joined = joined.assign(compute_ratio=joined["compute_ratio"].astype(float).where(np.isfinite))
     fits = fits_frame(references)
     return _Compared(joined, fits.assign(seed=seed) if seed else fits, [*notes, *unknown, *unattacked])
+
+
+def _of_seed(notes: Notes, seed: str, lacking: set[str]) -> Notes:
+    """Notes on references that are of one seed alone, and on the sizes at which it has none."""
+    own = [*notes, *((f"all rows of size {size}", NO_BASELINE) for size in lacking)]
+    return [(what if what.endswith(f" seed {seed}") else f"{what}, seed {seed}", why) for what, why in own]
 
 
 def capability_table(evaluations: pd.DataFrame, curves: pd.DataFrame, sizes: Sequence[str] = ()) -> pd.DataFrame:
@@ -144,7 +153,7 @@ def per_seed_frame(ratios: pd.DataFrame, declared: pd.DataFrame) -> tuple[pd.Dat
 
 def _absent_views(declared: pd.DataFrame, evaluations: pd.DataFrame, sizes: set[str]) -> Notes:
     """One note a size without a reference, and one a declared view that some seeds lack."""
-    notes = [(f"all rows of size {s}", "no baseline of this size is complete") for s in set(declared["size"]) - sizes]
+    notes = [(f"all rows of size {s}", NO_BASELINE) for s in set(declared["size"]) - sizes]
     present = set(evaluations[VIEW].itertuples(index=False, name=None))
     is_lacking = [view not in present for view in declared[VIEW].itertuples(index=False, name=None)]
     lacking = declared[np.array(is_lacking, bool) & declared["size"].isin(sizes)]

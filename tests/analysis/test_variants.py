@@ -66,6 +66,22 @@ def test_each_seed_against_its_own_baseline():
     assert sorted(set(own.fits["seed"])) == sorted(SEEDS)
 
 
+def test_a_seed_without_its_own_baseline_is_named():
+    views, points = evaluations(("tiny",)), curves(("tiny",))
+    rows, why = ("all rows of size tiny, seed 2", "no baseline of this size is complete"), "it has no learning curve"
+    found = analyse(views, points[points["seed"] != "2"], own_baseline=True)
+    assert set(found.per_seed["seed"]) == {"0", "1"}
+    unit_lacks = ("baseline tiny seed 2", f"{why}, so it is not part of the reference")
+    assert [tuple(note) for note in found.missing.to_numpy()] == [rows, unit_lacks]
+    is_lost = (views["method"] == "baseline") & (views["seed"] == "2")
+    unit = views[(views["method"] == "baseline") & ~is_lost]
+    found = analyse(views[~is_lost], points[points["seed"] != "2"], unit=unit, own_baseline=True)
+    assert [tuple(note) for note in found.missing.to_numpy()] == [rows]
+    flat = points.assign(loss=points["loss"].where((points["seed"] != "2") | (points["domain"] != "biology"), 3.0))
+    whats = analyse(views, flat, own_baseline=True).missing["what"]
+    assert whats.str.startswith("size tiny, domain biology, seed 2").any()
+
+
 def test_what_is_missing_names_its_variant(frames):
     views, points = frames
     declared = views[["variant", "method", "size", "seed", "profile", "retained"]]
