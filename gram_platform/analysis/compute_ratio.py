@@ -20,7 +20,8 @@ from gram_platform.identity import invalid
 
 MIN_POINTS = 3  # distinct steps: the curve has three parameters
 BOUND_FRACTION = 0.05  # s0 + min(s) below this share of `_scale` (see there) counts as being at the bound
-POOR_RMS = 0.02  # a root mean square of the log residuals above this is a poor fit
+POOR_RMS = 0.02  # a root mean square of the log residuals above this is a poor fit,
+POOR_STEP_RMS = 0.05  # and one that is above this as steps: what claims call equal ratios
 GRID_POINTS = 400
 CHUNK = 2**20  # numbers of an array of offsets and points that are held at once: 8 MB
 LOWEST, HIGHEST = 1e-6, 1e6  # the range of s0 + min(s), in units of the first step and of the last
@@ -56,9 +57,17 @@ class LearningCurve:
         return math.exp(self.log_loss_first)
 
     @property
+    def step_rms(self) -> float:
+        """The residual as a share of the steps, to first order: alpha turns it into log (s + s0).
+
+        On a flat curve it is large where `rms` is small: a half per cent of the loss is 8% of the steps at alpha 0.06.
+        """
+        return self.rms / self.alpha
+
+    @property
     def poor(self) -> bool:
-        """Whether the residual is large: above 2% rms."""
-        return self.rms > POOR_RMS
+        """Whether the residual is large: above 2% rms of the loss, or above 5% of the steps."""
+        return self.rms > POOR_RMS or self.step_rms > POOR_STEP_RMS
 
     def loss(self, step):
         """The fitted loss (nats a token) at `step`, a number or an array; steps must be above -s0 (ValueError)."""

@@ -50,7 +50,8 @@ def _add_fit(figure: go.Figure, fit: pd.Series, style: Style) -> None:
     steps = np.geomspace(max(fit["first_step"], 1.0), fit["last_step"], LINE_POINTS)
     shifted = (steps + fit["s0"]) / (fit["first_step"] + fit["s0"])
     warning = " at its bound" * bool(fit["at_bound"]) + " poor" * bool(fit["poor"])
-    law = f"A {fit['A']:.4g}, alpha {fit['alpha']:.4g}, s0 {fit['s0']:.4g}, residual {fit['rms']:.2%}"
+    law = f"A {fit['A']:.4g}, alpha {fit['alpha']:.4g}, s0 {fit['s0']:.4g}"
+    law += f", residual {fit['rms']:.2%} of the loss, {fit['step_rms']:.1%} of the steps"
     figure.add_scatter(
         x=steps,
         y=fit["first_loss"] * shifted ** -fit["alpha"],

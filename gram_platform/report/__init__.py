@@ -18,7 +18,7 @@ with at most one auxiliary domain.
 
 Intervals are 90% t-intervals over training seeds; with one seed there is none. They do not include the uncertainty of
 the baseline's curve. A fit is at its bound when the shift s0 is at an end of its range, and poor when its residual is
-above 2%: read compute ratios on such a domain with care."""
+above 2% of the loss or 5% of the steps: read compute ratios on such a domain with care."""
 
 ATTACK = """Elicited: forget after an attack, which finetunes the profile's model on a small sample of the forgotten
 domain; lower is better. Its loss is that of the attack's best checkpoint on validation data: choosing it there follows

@@ -82,6 +82,19 @@ def test_bounds_are_reported():
     assert curve.s0 > -STEPS[0]
 
 
+@pytest.mark.parametrize("num_parameters", [5e7, 4e8, 5e9])
+def test_a_fit_that_is_close_in_loss_and_far_in_steps_is_poor(num_parameters):
+    """Hoffmann and others' law at 20 tokens a parameter: its floor makes the curve no power law."""
+    share = np.arange(1, 101) / 100.0
+    loss = lambda s: 1.69 + 406.4 / num_parameters**0.34 + 410.7 / (20.0 * num_parameters * s) ** 0.28
+    curve = fit_learning_curve(share, loss(share))
+    assert curve.rms < 0.007
+    assert compute_ratio(curve, loss(0.25), [loss(1.0)]) > 0.28  # 0.25 if the fit were right
+    assert curve.step_rms == pytest.approx(np.std((np.log(loss(share)) - np.log(curve.loss(share))) / curve.alpha))
+    assert curve.poor
+    assert not curve.at_bound
+
+
 def test_compute_ratio_of_the_baseline_is_one_and_nothing_is_clipped():
     curve = fit_learning_curve(STEPS, planted(STEPS, 7.0, 0.3, 20.0))
     finals = planted(np.array([950.0, 1000.0, 1050.0]), 7.0, 0.3, 20.0)
