@@ -15,6 +15,7 @@ import pandas as pd
 from gram_platform.analysis.checks import floats
 from gram_platform.analysis.surface import (
     EDGE_FRACTION,
+    SAME_CELL,
     Optimum,
     fit_quadratic,
     fit_surface,
@@ -57,6 +58,8 @@ def checked_trials(trials: pd.DataFrame) -> pd.DataFrame:
         values = floats(f"trials.{name}", frame[name])
         if not (np.isfinite(values) & (values > 0)).all():
             raise invalid(f"trials.{name}", frame[name].tolist()[:20], "finite positive numbers")
+        if name != "parameters":  # one number for those that differ in their last bits alone: they are one cell
+            frame[name] = frame[name].groupby(np.log(values).round(SAME_CELL)).transform("min")
     pairs = frame[["size", "parameters"]].drop_duplicates()
     if pairs.apply(pd.Series.duplicated).to_numpy().any():
         raise invalid("trials.parameters", sorted(set(frame["parameters"])), "one count for each size, no two alike")

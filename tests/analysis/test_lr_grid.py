@@ -67,6 +67,18 @@ def test_cells_average_seeds_and_count_what_is_not_complete():
     assert whole["runs"].split() == [f"4M-{seed}-{LRS[1]:g}-32" for seed in "012"]
 
 
+def test_rates_that_differ_in_their_last_bits_are_one_cell():
+    trials = planted("4M", noise=0.01)
+    moved = trials.assign(lr=trials["lr"].where(trials["seed"] != "1", trials["lr"] * (1.0 + 3e-16)))
+    assert (moved["lr"] != trials["lr"]).any()
+    pd.testing.assert_frame_equal(cells(moved), cells(trials))
+    is_hot = (trials["lr"] == LRS[-1]) & (trials["seed"] == "1")
+    assert pooled(diverge(moved, is_hot))["num_cells"] == 9
+    assert pooled(moved)["notes"] == ""
+    with pytest.raises(ValueError, match=r"^trials=.*one row for each size"):
+        cells(pd.concat([trials, moved[is_hot]]))
+
+
 def test_optima_pooled_and_per_seed():
     optima = optima_table(laddered(noise=0.001))
     assert optima["size"].tolist() == [size for size in SIZES for _ in range(4)]
