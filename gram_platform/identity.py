@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 MAX_NAME_BYTES = 200  # file systems take 255, and names get suffixes
 NOT_IN_NAMES = re.compile(r"[./,+=\\\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # controls and halves of surrogate pairs too
@@ -45,6 +46,14 @@ def require_name(field: str, value: object) -> None:
         raise invalid(field, value, allowed)
     if len(value.encode()) > MAX_NAME_BYTES:
         raise invalid(field, value, f"a name of at most {MAX_NAME_BYTES} bytes in UTF-8")
+
+
+def local_path(field: str, place: str | Path) -> Path:
+    """The absolute path of what a user names; ValueError for the home of a user that does not exist."""
+    try:
+        return Path(place).expanduser().absolute()
+    except RuntimeError as error:  # it knows no such home
+        raise invalid(field, str(place), f"a path: {error}") from error
 
 
 # -------------------------------------------------------------------------------------------------- identity

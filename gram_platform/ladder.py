@@ -8,10 +8,9 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from gram_platform.config import CORE, ModelConfig, ModuleSpec
-from gram_platform.identity import invalid, require_choice, require_int, require_real
+from gram_platform.identity import invalid, local_path, require_choice, require_int, require_real
 
 PAPER_VOCAB = 50_304  # the GPT-Neo tokenizer's 50,257 padded
 PAPER_CONTEXT = 1024
@@ -179,7 +178,7 @@ def load_law(name_or_path: str) -> Law:
     """A law of `LAWS`, or of a JSON file with the fields of `Law` (others are ignored); ValueError names `law`."""
     if name_or_path in LAWS:
         return LAWS[name_or_path]
-    path = Path(name_or_path).expanduser()
+    path = local_path("law", name_or_path)
     if not path.is_file():
         raise invalid("law", name_or_path, f"one of {', '.join(LAWS)}, or the path of a law's JSON file")
     try:

@@ -154,6 +154,11 @@ def test_configs_that_cannot_be_read(finished, text, capsys):
         (["report", "--tracking-uri", "foo://x"], "tracking_uri='foo://x'"),
         (["prepare", "stories-smoke"], "out=''"),
         (["prepare", "nowhere", "--check"], "corpus='nowhere'"),
+        (["prepare", "~nobody-of-this-name/x", "--check"], "corpus='~nobody-of-this-name/x'"),
+        (["prepare", "stories-smoke", "--out", "~nobody-of-this-name"], "out='~nobody-of-this-name'"),
+        (["export", "a", "--out", "~nobody-of-this-name"], "out='~nobody-of-this-name'"),
+        (["import", "~nobody-of-this-name"], "checkpoint='~nobody-of-this-name'"),
+        (["token", "alice", "--profiles", "core", "--policy", "~nobody-of-this-name"], "policy='~nobody-of-this-name'"),
     ],
 )
 def test_bad_input(arguments, message, storage, capsys):

@@ -1,13 +1,12 @@
 """`gram prepare`."""
 
-from pathlib import Path
 from typing import Annotated
 
 import tyro
 
 from gram_platform.cli.flags import Positional, report_progress
 from gram_platform.corpora import check, prepare, resolve
-from gram_platform.identity import invalid
+from gram_platform.identity import invalid, local_path
 
 
 def prepare_command(
@@ -35,7 +34,7 @@ def prepare_command(
         return
     if not out:
         raise invalid("out", out, "a folder for the packed corpus")
-    root = Path(out).expanduser()
+    root = local_path("out", out)
     recipe = resolve(
         corpus,
         core_label=core_label or None,

@@ -1,10 +1,8 @@
 """`gram serve` and `token`."""
 
-from pathlib import Path
-
 from gram_platform.cli.flags import Positional, Storage, stored
 from gram_platform.config.view import PRECISIONS
-from gram_platform.identity import invalid, require_choice, require_int
+from gram_platform.identity import invalid, local_path, require_choice, require_int
 from gram_platform.serving.policy import load_policy, new_token, parse_policy, token_entry, write_policy
 
 
@@ -48,7 +46,7 @@ def serve_command(
     require_int("threads", threads, 1)
     listening = Listening(host, port, replicas, ray_address)
     limits = EngineLimits(rows, waiting, deadline)
-    place = str(Path(policy).expanduser().absolute())
+    place = str(local_path("policy", policy))
     Service(stored(storage).root, run_id, place, listening, limits, precision, device, threads).run()
 
 
@@ -71,7 +69,7 @@ def token_command(
     if not profiles:
         raise invalid("profiles", profiles, "at least one profile of the policy")
     load_policy(policy)
-    token, path = new_token(), Path(policy).expanduser()
+    token, path = new_token(), local_path("policy", policy)
     text = path.read_text(encoding="utf-8") + token_entry(name, token, profiles, default or profiles[0], metrics)
     if len(profiles) > 1 and not default:
         raise invalid("default", default, "one of " + ", ".join(profiles))

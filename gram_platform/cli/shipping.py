@@ -5,7 +5,7 @@ from typing import Literal
 
 from gram_platform.cli.flags import Positional, Storage, report_progress, storage_place, stored
 from gram_platform.flops import total_parameters
-from gram_platform.identity import invalid, require_real
+from gram_platform.identity import invalid, local_path, require_real
 from gram_platform.shipping.card import card_text, describe
 from gram_platform.shipping.export import CARD, Export, Exported, export_view
 from gram_platform.shipping.files import MAX_FILE_BYTES
@@ -41,6 +41,7 @@ def export_command(
     """
     if not out:
         raise invalid("out", out, "a folder for the checkpoint")
+    place = local_path("out", out)
     require_real("max_file_gb", max_file_gb, 0.0, open_low=True)
     store = stored(storage)
     found = selectable(store, find_run(store, run_id))
@@ -56,7 +57,7 @@ def export_command(
     def write_card(folder: Path, part: str, agreements: tuple) -> None:
         (folder / CARD).write_text(card_text(about, part, agreements), encoding="utf-8")
 
-    print_export(export_view(store, export, Path(out).expanduser().absolute(), write_card, report_progress))
+    print_export(export_view(store, export, place, write_card, report_progress))
 
 
 def print_export(exported: Exported) -> None:
@@ -75,7 +76,7 @@ def import_command(checkpoint: Positional[str], storage: Storage = "", seq_len: 
         storage: folder or URL of the storage; a new one is made
         seq_len: of the sequences that runs shall have; default: all the model's positions
     """
-    folder = Path(checkpoint).expanduser().absolute()
+    folder = local_path("checkpoint", checkpoint)
     read_config(folder)
     store = Store(storage_place(storage)).open_for_writing()
     imported = import_checkpoint(folder, store, seq_len, report_progress)

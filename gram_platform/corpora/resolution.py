@@ -17,7 +17,7 @@ from gram_platform.corpora.recipe import (
 from gram_platform.corpora.sources import Progress, Scan, content_of, find_units, scan_units
 from gram_platform.corpora.stories import mean_story_bytes, stories_source
 from gram_platform.corpora.tokenizer import DEFAULT_SAMPLE_BYTES, tokenizer_recipe
-from gram_platform.identity import invalid, require_name
+from gram_platform.identity import invalid, local_path, require_name
 
 
 def catalog_names() -> tuple[str, ...]:
@@ -69,7 +69,7 @@ def resolve(
 
 def existing(corpus: str | Path) -> Path:
     """The absolute path of a corpus that is not in the catalog; ValueError when there is none."""
-    path = Path(corpus).expanduser().absolute()
+    path = local_path("corpus", corpus)
     if not path.exists():
         names = ", ".join(catalog_names())
         raise invalid("corpus", str(corpus), f"one of {names}, or a folder or file that exists")

@@ -7,7 +7,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from gram_platform.corpora.recipe import TokenizerRecipe
-from gram_platform.identity import invalid
+from gram_platform.identity import invalid, local_path
 
 END_OF_TEXT = "<|endoftext|>"
 KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "[SEP]")
@@ -26,7 +26,7 @@ def tokenizer_recipe(
     """
     if given is None:
         return TokenizerRecipe("bpe", "", sample_bytes), None
-    path = Path(given).expanduser().absolute()
+    path = local_path("tokenizer", given)
     path = path / "tokenizer.json" if path.is_dir() else path
     if path.is_file():
         require_usable(load_tokenizer(path), vocab_size)

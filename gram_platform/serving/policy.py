@@ -30,7 +30,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gram_platform.identity import invalid, require_name, require_real
+from gram_platform.identity import invalid, local_path, require_name, require_real
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+-]{0,63}")  # what a caller writes: no look-alikes from other alphabets
 DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -127,7 +127,7 @@ def load_policy(path: str) -> Policy:
 def policy_text(path: str) -> str:
     """The content of a policy file; ValueError when it cannot be read."""
     try:
-        return Path(path).expanduser().read_text(encoding="utf-8")
+        return local_path("policy", path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise invalid("policy", path, f"a file that can be read ({error})") from None
 

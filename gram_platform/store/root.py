@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from gram_platform.config import IMPORTED, RECIPE_VERSION
-from gram_platform.identity import invalid, short_hash
+from gram_platform.identity import invalid, local_path, short_hash
 from gram_platform.store.evaluations import EvaluationDirectory
 from gram_platform.store.files import CorruptFile, Folder
 from gram_platform.store.imports import ImportDirectory
@@ -111,7 +111,7 @@ class Store:
         if self.is_local:
             return Path(self.root) / "data"
         cache = os.environ.get("GRAM_CACHE", "~/.cache/gram")
-        return Path(cache).expanduser() / short_hash(self.root) / "data"
+        return local_path("GRAM_CACHE", cache) / short_hash(self.root) / "data"
 
     def data_dir(self, data_id: str) -> Folder:
         """The folder of a packed corpus in the storage, `<storage>/data/<data_id>`; see `data.py`."""

@@ -9,7 +9,7 @@ from typing import Annotated, TypeVar
 import tyro
 
 from gram_platform.flops import total_parameters
-from gram_platform.identity import invalid, require_choice, require_int, require_real
+from gram_platform.identity import invalid, local_path, require_choice, require_int, require_real
 from gram_platform.ladder import Law, load_law, sized_by
 from gram_platform.methods import METHODS
 from gram_platform.planner import AUTO, MACHINES, Ranks
@@ -173,13 +173,10 @@ def absolute_place(field: str, place: str) -> str:
     """
     if "://" in place:
         return place
-    try:
-        path = Path(place).expanduser()
-    except RuntimeError as error:  # it knows no such home
-        raise invalid(field, place, f"a path or a URL: {error}") from error
-    if not path.is_absolute() and RAY_JOB_VARIABLE in os.environ:
+    path = local_path(field, place)
+    if not place.startswith(("~", os.sep)) and RAY_JOB_VARIABLE in os.environ:
         raise invalid(field, place, "an absolute path or a URL: inside a Ray job the working directory is an upload")
-    return str(path.absolute())
+    return str(path)
 
 
 def _tracking_uri(uri: str, storage: str) -> str:
