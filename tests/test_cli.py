@@ -156,6 +156,7 @@ def test_configs_that_cannot_be_read(finished, text, capsys):
         (["prepare", "nowhere", "--check"], "corpus='nowhere'"),
         (["prepare", "~nobody-of-this-name/x", "--check"], "corpus='~nobody-of-this-name/x'"),
         (["prepare", "stories-smoke", "--out", "~nobody-of-this-name"], "out='~nobody-of-this-name'"),
+        (["prepare", "stories-smoke", "--out", "/dev/null/packed"], "out='/dev/null/packed'"),
         (["export", "a", "--out", "~nobody-of-this-name"], "out='~nobody-of-this-name'"),
         (["import", "~nobody-of-this-name"], "checkpoint='~nobody-of-this-name'"),
         (["token", "alice", "--profiles", "core", "--policy", "~nobody-of-this-name"], "policy='~nobody-of-this-name'"),

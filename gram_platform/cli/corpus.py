@@ -35,6 +35,10 @@ def prepare_command(
     if not out:
         raise invalid("out", out, "a folder for the packed corpus")
     root = local_path("out", out)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise invalid("out", out, f"a folder that can be written ({error.strerror})") from None
     recipe = resolve(
         corpus,
         core_label=core_label or None,

@@ -13,6 +13,7 @@ from gram_platform.identity import invalid
 Progress = Callable[[str, int, int | None], None]  # (what, done, total or None)
 SCAN_VERSION = 2  # raised when a scan would find other things
 REPORT_EVERY_RECORDS = 2000
+SCANS = "scans"  # their folder in the cache
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,10 @@ def scan_units(units: tuple[Unit, ...], cache_dir: Path | None, progress: Progre
     """Reads every unit that is not in the cache; returns units with their digests, in the order of those.
 
     The order is the contents' and not the names', so that moving files changes nothing. Raises ValueError (file and
-    line) for the first bad record.
+    line) for the first bad record, and for a cache that cannot be written, before anything is read.
     """
+    if cache_dir is not None:
+        _make_cache(cache_dir)
     sizes = [sum(path.stat().st_size for path in unit.paths) for unit in units]
     done, total, scanned = 0, sum(sizes), []
     for unit, size in zip(units, sizes, strict=True):
@@ -116,10 +119,17 @@ def _scan(unit: Unit, report: Callable[[int], object]) -> Scan:
     return Scan(digest.hexdigest(), labels, largest)
 
 
+def _make_cache(cache_dir: Path) -> None:
+    try:
+        (cache_dir / SCANS).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise invalid("storage", str(cache_dir), f"a folder that can be written ({error.strerror})") from None
+
+
 def _cache_path(unit: Unit, cache_dir: Path) -> Path:
     stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in unit.paths]
     key = json.dumps([SCAN_VERSION, unit.label, stats])
-    return cache_dir / "scans" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
+    return cache_dir / SCANS / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
 
 
 def _cached(unit: Unit, cache_dir: Path | None) -> Scan | None:
@@ -137,7 +147,6 @@ def _keep(unit: Unit, cache_dir: Path | None, scan: Scan) -> None:
     if cache_dir is None:
         return
     target = _cache_path(unit, cache_dir)
-    target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_suffix(f".{os.getpid()}.tmp")
     temporary.write_text(json.dumps(asdict(scan)))
     temporary.replace(target)

@@ -68,6 +68,13 @@ def test_identity_follows_contents_and_settings(tmp_path, records, settings, cor
         assert resolve(corpus, **{**settings, field: value}).data_id != before, field
 
 
+def test_a_cache_that_cannot_be_written(tmp_path, settings, corpus):
+    """A dry run too keeps what it has read of local files in the storage."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"storage='.*/file/data' is not allowed: a folder that can be written"):
+        resolve(corpus, **settings, cache_dir=tmp_path / "file" / "data")
+
+
 def test_a_scan_is_kept_by_path_size_and_time(tmp_path, settings, corpus):
     calls = []
     cached = {**settings, "cache_dir": tmp_path / "cache"}
