@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 MAX_NAME_BYTES = 200  # file systems take 255, and names get suffixes
+MAX_METRIC_NAME = 250 - len("final/validation/loss/")  # of a domain's in MLflow, which takes 250 characters
+NOT_IN_METRICS = re.compile(r"[^\w\-. /]", re.ASCII)
 NOT_IN_NAMES = re.compile(r"[./,+=\\\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # controls and halves of surrogate pairs too
 
 # ------------------------------------------------------------------------------------------------ validation
@@ -46,6 +48,19 @@ def require_name(field: str, value: object) -> None:
         raise invalid(field, value, allowed)
     if len(value.encode()) > MAX_NAME_BYTES:
         raise invalid(field, value, f"a name of at most {MAX_NAME_BYTES} bytes in UTF-8")
+
+
+def metric_name(name: str) -> str:
+    """The name of a metric or tag as MLflow takes it: what it refuses is written as `:hexadecimal number:`."""
+    return NOT_IN_METRICS.sub(lambda match: f":{ord(match[0]):x}:", name)
+
+
+def require_metric_name(field: str, value: str) -> None:
+    """A domain of a new corpus must have room in MLflow too; stored configs may be older than this rule."""
+    length = len(metric_name(value))
+    if length > MAX_METRIC_NAME:
+        allowed = f"a shorter name: MLflow spells it in {length} characters and takes {MAX_METRIC_NAME} "
+        raise invalid(field, value, allowed + "(a letter that is not ASCII counts as 4 to 7)")
 
 
 def local_path(field: str, place: str | Path) -> Path:

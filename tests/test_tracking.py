@@ -10,10 +10,11 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
 from gram_platform.config import Evaluation, View
+from gram_platform.identity import metric_name
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, TrackingUnavailable, default_tracking_uri
 from gram_platform.tracking.connection import Connection
-from gram_platform.tracking.entry import curve_metrics, escape, unescape
+from gram_platform.tracking.entry import curve_metrics, unescape
 from tests.store.training import final_fields, in_process, record, run_config, train
 
 RUN = run_config(8)
@@ -213,12 +214,15 @@ def test_long_curves_are_thinned_the_same_way_every_time():
     assert [(m.key, m.step) for m in parts] == [(m.key, m.step) for m in whole]
 
 
-@pytest.mark.parametrize("name", ["validation/loss/R&D", "a:b", "café", "x+y (z)", "plain/name-1.5 x_"])
+LONGEST = "final/validation/loss/" + "病" * 38  # that a domain may have
+
+
+@pytest.mark.parametrize("name", ["validation/loss/R&D", "a:b", "café", "x+y (z)", "plain/name-1.5 x_", LONGEST])
 def test_metric_names_survive_mlflow(tracker, store, name):
-    assert unescape(escape(name)) == name
+    assert unescape(metric_name(name)) == name
     with Connection(tracker.tracking_uri, "gram").reaching() as client:
         run = client.create_run(client.get_experiment_by_name("gram").experiment_id)
-        client.log_metric(run.info.run_id, escape(name), 1.0)
+        client.log_metric(run.info.run_id, metric_name(name), 1.0)
         with pytest.raises(MlflowException):
             client.log_metric(run.info.run_id, "R&D", 1.0)
 

@@ -17,7 +17,7 @@ from gram_platform.corpora.recipe import (
 from gram_platform.corpora.sources import Progress, Scan, content_of, find_units, scan_units
 from gram_platform.corpora.stories import mean_story_bytes, stories_source
 from gram_platform.corpora.tokenizer import DEFAULT_SAMPLE_BYTES, tokenizer_recipe
-from gram_platform.identity import invalid, local_path, require_name
+from gram_platform.identity import invalid, local_path, require_metric_name, require_name
 
 
 def catalog_names() -> tuple[str, ...]:
@@ -130,6 +130,7 @@ def _require_aux_names(labels: set[str], core: tuple[str, ...]) -> None:
             reserved = "which the platform gives to text whose label is missing on purpose (partial labels)"
             raise invalid("label", label, f"another name than {UNLABELLED!r}, {reserved}, or one of core_label")
         require_name("label", label)
+        require_metric_name("label", label)
 
 
 def _files(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from mlflow.entities import Metric
 
 from gram_platform.config import view_from_plain
-from gram_platform.identity import canonical_json
+from gram_platform.identity import canonical_json, metric_name
 from gram_platform.store import CorruptFile, EvaluationDirectory, RunDirectory
 from gram_platform.store.segments import NORM
 
@@ -32,7 +32,6 @@ EVALUATION_PARAMS = ("data_id", "num_sequences", "split", "precision")
 EVALUATION_PARAMS += ("num_prompt_tokens", "num_tokens", "temperature", "seed")  # of continuations
 NUM_CURVE_POINTS = 100
 
-_REFUSED = re.compile(r"[^\w\-. /]", re.ASCII)
 _ESCAPE = re.compile(r":([0-9a-f]+):")
 
 
@@ -52,12 +51,8 @@ class Entry:
     ended_ms: int = 0
 
 
-def escape(name: str) -> str:
-    """The name of a metric or tag as MLflow takes it; `unescape` is the inverse."""
-    return _REFUSED.sub(lambda match: f":{ord(match[0]):x}:", name)
-
-
 def unescape(key: str) -> str:
+    """The name of which `metric_name` is the form that MLflow takes."""
     return _ESCAPE.sub(lambda match: chr(int(match[1], 16)), key)
 
 
@@ -192,14 +187,14 @@ def curve_metrics(records: Iterable[Mapping], num_steps: int, after_step: int) -
             kept = record["step"] % stride == 0 or record["step"] == num_steps
             names = [n for n in record["metrics"] if n.startswith(VALIDATION_LOSS) or (kept and not n.startswith(NORM))]
             time_ms = round(record["time"] * 1000)
-            metrics += [Metric(escape(n), float(record["metrics"][n]), time_ms, record["step"]) for n in names]
+            metrics += [Metric(metric_name(n), float(record["metrics"][n]), time_ms, record["step"]) for n in names]
     return metrics
 
 
 def result_metrics(entry: Entry) -> list[Metric]:
     """The result's metrics at the run's last step and its time of ending."""
     values = entry.result_metrics.items()
-    return [Metric(escape(name), value, entry.ended_ms, entry.num_steps) for name, value in values]
+    return [Metric(metric_name(name), value, entry.ended_ms, entry.num_steps) for name, value in values]
 
 
 def start_ms(records: Sequence[Mapping], entry: Entry, now_s: float) -> int:
@@ -211,7 +206,7 @@ def start_ms(records: Sequence[Mapping], entry: Entry, now_s: float) -> int:
 
 
 def _tags(kind: str, node: RunDirectory | EvaluationDirectory, status: str, result: Mapping, own: Mapping) -> dict:
-    study = {escape(name): value for name, value in node.tags().items()}
+    study = {metric_name(name): value for name, value in node.tags().items()}
     common = {KIND: kind, STATUS: status, TAG_NAMES: ",".join(sorted(study)), RESULT: result.get("sha256", "")}
     return {**study, **common, **own}
 
