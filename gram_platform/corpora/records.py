@@ -165,10 +165,12 @@ def _read_parquet(path: Path) -> Iterator[tuple[str, str]]:
     try:
         with _seekable(path) as handle:
             table = pyarrow.parquet.ParquetFile(handle)
-            missing = [name for name in ("text", "label") if name not in table.schema_arrow.names]
-            if missing:
-                found = ", ".join(table.schema_arrow.names)
-                raise ValueError(f"{path}: has no column {' and '.join(missing)}; its columns are {found}")
+            names = table.schema_arrow.names
+            for number, state in ((0, "no column"), (2, "two columns")):
+                wrong = [name for name in ("text", "label") if min(names.count(name), 2) == number]
+                if wrong:
+                    found = ", ".join(names)
+                    raise ValueError(f"{path}: has {state} {' and '.join(wrong)}; its columns are {found}")
             for batch in table.iter_batches(PARQUET_BATCH_ROWS, columns=["text", "label"]):
                 for text, label in zip(
                     batch.column("text").to_pylist(), batch.column("label").to_pylist(), strict=True

@@ -143,9 +143,13 @@ def test_the_ending_says_the_format(tmp_path, records, settings, corpus, jsonl):
     assert resolve(jsonl(tmp_path / "train.parquet.jsonl", records), **settings) == resolve(corpus, **settings)
 
 
-def test_parquet_names_missing_columns_and_rows(tmp_path, settings):
+def test_parquet_names_wrong_columns_and_rows(tmp_path, settings):
     pyarrow.parquet.write_table(pyarrow.table({"text": ["a"], "topic": ["b"]}), tmp_path / "a.parquet")
     with pytest.raises(ValueError, match="no column label; its columns are text, topic"):
+        resolve(tmp_path, **settings)
+    twice = pyarrow.table([["a"], ["b"], ["core"]], names=["text", "text", "label"])
+    pyarrow.parquet.write_table(twice, tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match="two columns text; its columns are text, text, label"):
         resolve(tmp_path, **settings)
     pyarrow.parquet.write_table(pyarrow.table({"text": ["a", "b"], "label": ["core", None]}), tmp_path / "a.parquet")
     with pytest.raises(ValueError, match=r"a\.parquet:2: label is missing"):
