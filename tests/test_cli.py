@@ -149,6 +149,8 @@ def test_configs_that_cannot_be_read(finished, text, capsys):
         (["status", "--machine", "abacus"], "machine='abacus'"),
         (["compare", "a", "b"], "run_id='a'"),
         (["report", "nothing"], "study='nothing'"),
+        (["report", "--out", "/dev/null"], "out='/dev/null'"),
+        (["report", "--out", "/dev/null/site"], "out='/dev/null/site'"),
         (["status", "--storage", "~nobody-of-this-name/x"], "storage='~nobody-of-this-name/x'"),
         (["sync", "--tracking-uri", "http://host:abc"], "tracking_uri='http://host:abc'"),
         (["report", "--tracking-uri", "foo://x"], "tracking_uri='foo://x'"),

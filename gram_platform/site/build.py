@@ -42,7 +42,7 @@ def build_site(
         write_runs(site, snapshot)
         write_overview(site, snapshot, left)
         site.finish()
-    except PermissionError as error:
+    except (PermissionError, FileExistsError, NotADirectoryError) as error:
         raise invalid("out", folder.path, f"a folder where files can be written ({error})") from error
     problems = tuple(leaves["problem"] for leaves in left.values() if leaves["problem"])
     return Built(folder.file("index.html"), len(snapshot.facts.runs), site.num_written, problems)
