@@ -13,7 +13,7 @@ import pandas as pd
 
 from gram_platform.analysis.intervals import CONFIDENCE, is_equivalent, paired_contrast, smallest_detectable
 from gram_platform.analysis.order import MEAN
-from gram_platform.analysis.paper_claims import CLAIMS, Claim, Side, chosen, paper_difference
+from gram_platform.analysis.paper_claims import CLAIMS, FIRST, Claim, Side, chosen, paper_difference
 from gram_platform.analysis.ratios import BASELINE, VARIANT
 from gram_platform.analysis.tables import averaged_profiles
 from gram_platform.identity import invalid
@@ -124,10 +124,14 @@ def _values(per_seed: pd.DataFrame, column: str) -> tuple[str, ...]:
 
 def _sides(per_seed: pd.DataFrame, claim: Claim, size: str, variant: str) -> tuple[dict, dict]:
     """`{seed: value}` of both sides of a claim, over the same profiles unless a side names one; the baseline's are its
-    own. Of two classes each is taken over those of these profiles that have it.
+    own. Of two classes each is taken over those of these profiles that have it. Empty where the first size, or
+    variant, is also the last.
     """
     sides = (claim.left, claim.right)
     parts = [_where(per_seed, side, size, variant) for side in sides]
+    names_ends = any(FIRST in (side.size, side.variant) for side in sides)
+    if names_ends and parts[0].index.equals(parts[1].index):
+        return {}, {}
     averaged = [(rows, s.name) for rows, s in zip(parts, sides, strict=True) if not s.profile and s.method != BASELINE]
     found = [averaged_profiles(rows) for rows, _ in averaged]
     shared = frozenset.intersection(*(p for p in found if p)) if any(found) else frozenset()

@@ -81,6 +81,15 @@ def test_claims_of_a_study():
     assert claims_frame([]).columns.tolist() == frame.columns.tolist()
 
 
+def test_one_size_is_not_compared_with_itself():
+    whole, per_seed = evaluations(), analyse(evaluations(), curves()).per_seed
+    assert "GRAM's forget falls with size" in set(paper_claims(per_seed, "scaling")["claim"])
+    first = analyse(whole[whole["size"] == whole["size"].iloc[0]], curves()).per_seed
+    claims = set(paper_claims(first, "scaling")["claim"])
+    assert "GRAM: retain is above forget" in claims
+    assert not any("falls with size" in claim for claim in claims)
+
+
 def test_seed_values_name_one_view():
     per_seed = analyse(evaluations(), curves()).per_seed
     found = seed_values(per_seed, "core", method="gram", size="tiny", profile="core")
