@@ -1,5 +1,6 @@
 """From what a user names (`--corpus`, `--core-label`) to a recipe."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from gram_platform.corpora.stories import mean_story_bytes, stories_source
 from gram_platform.corpora.tokenizer import DEFAULT_SAMPLE_BYTES, tokenizer_recipe
 from gram_platform.identity import invalid, local_path, require_metric_name, require_name
 
+CoreLabel = str | tuple[str, ...] | None  # the label, or labels, of core
+
 
 def catalog_names() -> tuple[str, ...]:
     """Names that `resolve` knows without looking at the disk."""
@@ -28,7 +31,7 @@ def catalog_names() -> tuple[str, ...]:
 def resolve(
     corpus: str | Path,
     *,
-    core_label: str | None = None,
+    core_label: CoreLabel = None,
     seq_len: int,
     vocab_size: int,
     tokenizer: str | None = None,
@@ -42,8 +45,8 @@ def resolve(
     """The recipe of a corpus; for local files this reads each once (cached in `cache_dir` by path, size and time).
 
     `corpus`: a catalog name; a folder or file of .jsonl or .parquet (plain, .gz, .zst) with `text` and `label`; or a
-    .json file of labelled globs. `core_label`: the label, or comma-separated labels, pooled in core; every other label
-    is an auxiliary domain. `seq_len` in tokens, `validation_*`: see `CorpusRecipe.validation_share`.
+    .json file of labelled globs. `core_label`: the label, or labels (a tuple, or separated by commas), pooled in core;
+    every other label is an auxiliary domain. `seq_len` in tokens, `validation_*`: see `CorpusRecipe.validation_share`.
     Raises ValueError for an unknown corpus or core label, for bad records (file and line), for labels that cannot be
     domains, for local domains of a single document, and for a tokenizer's file that does not fit.
     """
@@ -59,12 +62,11 @@ def resolve(
         "validation_fraction": validation_fraction,
         "validation_sequences": validation_sequences,
     }
-    pooled = None if core_label is None else tuple(sorted({part.strip() for part in core_label.split(",")}))
     if str(corpus) in catalog.STORIES:
-        return _stories(catalog.STORIES[str(corpus)], pooled, common)
+        return _stories(catalog.STORIES[str(corpus)], core_label, common)
     if hub:
-        return _hub(hub, pooled, common)
-    return _files(existing(corpus), pooled, common, cache_dir, progress)
+        return _hub(hub, core_label, common)
+    return _files(existing(corpus), core_label, common, cache_dir, progress)
 
 
 def existing(corpus: str | Path) -> Path:
@@ -74,6 +76,13 @@ def existing(corpus: str | Path) -> Path:
         names = ", ".join(catalog_names())
         raise invalid("corpus", str(corpus), f"one of {names}, or a folder or file that exists")
     return path
+
+
+def _named(core_label: CoreLabel, labels: Collection[str]) -> tuple[str, ...] | None:
+    """The labels that a user names, of which one may have commas itself; None for none."""
+    if core_label is None or isinstance(core_label, tuple):
+        return core_label
+    return (core_label,) if core_label in labels else tuple(sorted({part.strip() for part in core_label.split(",")}))
 
 
 def _require_core(pooled: tuple[str, ...], labels: list[str]) -> None:
@@ -100,7 +109,8 @@ def _pooled(pooled: tuple[str, ...] | None, labels: tuple[str, ...]) -> tuple[st
     return core
 
 
-def _stories(entry: catalog.StoriesEntry, pooled: tuple[str, ...] | None, common: dict) -> CorpusRecipe:
+def _stories(entry: catalog.StoriesEntry, core_label: CoreLabel, common: dict) -> CorpusRecipe:
+    pooled = _named(core_label, lexicon.TOPICS)
     source = stories_of(entry, pooled)
     core, mean = _pooled(pooled, lexicon.TOPICS), mean_story_bytes(source)
     aux = [DomainRecipe(t, (t,), n, round(n * mean)) for t, n in source.num_documents if t not in core]
@@ -108,13 +118,13 @@ def _stories(entry: catalog.StoriesEntry, pooled: tuple[str, ...] | None, common
     return CorpusRecipe(source=source, domains_from=(pool, *aux), **common)
 
 
-def _hub(entry: catalog.HubEntry, pooled: tuple[str, ...] | None, common: dict) -> CorpusRecipe:
+def _hub(entry: catalog.HubEntry, core_label: CoreLabel, common: dict) -> CorpusRecipe:
     num_bytes = tuple(round(entry.num_bytes * row.share) for row in entry.rows)
     of_label: dict[str, int] = {}
     for row, row_bytes in zip(entry.rows, num_bytes, strict=True):
         for label in row.all_labels:
             of_label[label] = of_label.get(label, 0) + row_bytes // len(row.all_labels)
-    core = _pooled(pooled or entry.core_labels or None, tuple(of_label))
+    core = _pooled(_named(core_label, of_label) or entry.core_labels or None, tuple(of_label))
     _require_aux_names(set(of_label) - set(core), core)
     aux = [DomainRecipe(label, (label,), 0, n) for label, n in of_label.items() if label not in core]
     pool = DomainRecipe(CORE, core, 0, sum(of_label[label] for label in core))
@@ -134,7 +144,7 @@ def _require_aux_names(labels: set[str], core: tuple[str, ...]) -> None:
 
 
 def _files(
-    path: Path, pooled: tuple[str, ...] | None, common: dict, cache_dir: Path | None, progress: Progress | None
+    path: Path, core_label: CoreLabel, common: dict, cache_dir: Path | None, progress: Progress | None
 ) -> CorpusRecipe:
     scanned = scan_units(find_units(path), cache_dir, progress)
     units = tuple(unit for unit, _ in scanned)
@@ -142,6 +152,7 @@ def _files(
     counts = _counts(scans)
     if not counts:
         raise invalid("corpus", str(path), "a corpus with at least one record")
+    pooled = _named(core_label, counts)
     if pooled is None and CORE not in counts:
         raise invalid("core_label", None, "one or more labels of this corpus, which are " + ", ".join(sorted(counts)))
     core = pooled or (CORE,)

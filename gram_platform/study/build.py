@@ -151,7 +151,7 @@ def resolve_corpus(
     """
     recipe = resolve(
         flags.corpus,
-        core_label=",".join(core_labels) or flags.core_label or None,
+        core_label=core_labels or flags.core_label or None,
         seq_len=preset.seq_len,
         vocab_size=preset.vocab_size,
         validation_sequences=preset.most_eval_sequences,

@@ -163,6 +163,16 @@ def test_core_label_must_be_there(settings, corpus):
         resolve(corpus, **{**settings, "core_label": "core,virology"})
 
 
+def test_a_core_label_with_commas(tmp_path, records, settings, jsonl):
+    for record in records:
+        record["label"] = {"core": "code, any"}.get(record["label"], record["label"])
+    jsonl(tmp_path / "a.jsonl", records)
+    named = [resolve(tmp_path, **{**settings, "core_label": label}) for label in ("code, any", ("code, any",))]
+    assert [recipe.domain_of for recipe in named] == [{"code, any": "core", "virology": "virology"}] * 2
+    with pytest.raises(ValueError, match=r"core_label='any, code' is not allowed: labels of this corpus"):
+        resolve(tmp_path, **{**settings, "core_label": "code, any, virology"})
+
+
 def test_labels_are_pooled_into_core(tmp_path, records, settings, jsonl):
     for number, record in enumerate(records):
         record["label"] = ("prose", "papers", "nuclear")[number % 3]
