@@ -41,6 +41,8 @@ def test_status_compare_and_sync(finished, capsys):
     out = capsys.readouterr().out
     assert all(node.id in out for node in nodes if node.kind == "run")
     assert "4 complete" in out
+    names = [line.split("complete")[1].strip().split("  ")[0] for line in out.splitlines() if "tokens/s" in line]
+    assert len(set(names)) == 4, "an attack looks like what it attacks"
     assert "1 of 1 evaluations complete" in out
     gram("compare", nodes[0].id, nodes[2].id, "--storage", storage)
     out = capsys.readouterr().out

@@ -15,6 +15,7 @@ from gram_platform.store.directory import CONFIG
 from gram_platform.store.leases import GONE_AFTER_S
 from gram_platform.study.dry_run import UTILISATION, disk_bytes
 from gram_platform.study.record import load_record
+from gram_platform.tracking.entry import node_name
 
 BAD_CONFIG = (ValueError, TypeError, KeyError)  # of JSON that is damaged, gone or no config of ours
 UNREADABLE = "its config.json cannot be read: submit again"
@@ -42,13 +43,12 @@ def status_command(storage: Storage = "", study: str = "", machine: str = "cpu")
         if state == "absent" and not run.folder.exists(CONFIG):
             continue  # its first file was not made whole, or it is not ours
         states[state] += 1
-        names = " ".join(tags[key] for key in ("method", "size", "profile") if key in tags)
         facts = [_where(run, state)]
         if state != "complete":
             found = _left(run, MACHINES[machine])
             left += [found] if found else []
             facts.append(str(found or UNREADABLE))
-        lines.append(f"{run_id}  {state:11} {names} s{tags.get('seed', '?')}  {'; '.join(filter(None, facts))}")
+        lines.append(f"{run_id}  {state:11} {node_name('run', run_id, tags)}  {'; '.join(filter(None, facts))}")
     evaluations = [i for i in store.list_evaluations() if chosen is None or i in chosen]
     done = sum(store.evaluation(i).status() == "complete" for i in evaluations)
     print("\n".join(lines))
