@@ -28,6 +28,7 @@ from gram_platform.store import Store
 from gram_platform.tracking import Tracker
 from gram_platform.tracking import entry as content
 from gram_platform.tracking.collector import collector_paused
+from gram_platform.tracking.connection import require_database
 
 TAGS = ("method", "size", "seed", "profile", "retained")
 TEXT_COLUMNS = ("kind", "id", "run_id", "view_id", "status")
@@ -38,7 +39,7 @@ CURVE_COLUMNS = ("run_id", "step", "domain", "loss")
 
 def load_runs(tracking_uri: str, *, experiment: str = "gram", **tags: str | Iterable[str]) -> pd.DataFrame:
     """The frame from MLflow, rows restricted to the given tag values; TrackingUnavailable when it cannot be read."""
-    return _mlflow_frame(Tracker(tracking_uri, experiment).runs(), tags)
+    return _mlflow_frame(_mlflow_runs(Tracker(tracking_uri, experiment)), tags)
 
 
 def load_store(storage: str | Store, **tags: str | Iterable[str]) -> pd.DataFrame:
@@ -53,13 +54,17 @@ def load_links(tracking_uri: str, *, experiment: str = "gram", ui_url: str | Non
     """kind, id, mlflow_run_id and url (None without a server or `ui_url`) of everything in MLflow."""
     tracker = Tracker(tracking_uri, experiment)
     columns = ("kind", "id", "mlflow_run_id", "url")
-    rows = [(*node, run.info.run_id, tracker.run_url(run.info.run_id, ui_url)) for node, run in tracker.runs().items()]
+    rows = [
+        (*node, run.info.run_id, tracker.run_url(run.info.run_id, ui_url))
+        for node, run in _mlflow_runs(tracker).items()
+    ]
     return pd.DataFrame(sorted(rows), columns=columns)
 
 
 @collector_paused()
 def load_curves(tracking_uri: str, run_ids: Iterable[str] | None = None, *, experiment: str = "gram") -> pd.DataFrame:
     """Validation curves from MLflow: run_id, step, domain, loss, sorted so; all runs by default."""
+    require_database(tracking_uri)
     wanted = None if run_ids is None else set(run_ids)
     return _curves(read_histories(tracking_uri, experiment, content.VALIDATION_LOSS, wanted))
 
@@ -91,7 +96,7 @@ class Frames:
     def mlflow_runs(self) -> dict[tuple[str, str], Run]:
         """{(kind, node id): MLflow's run} of everything."""
         assert self.tracking_uri is not None, "there is no MLflow"
-        return Tracker(self.tracking_uri).runs()
+        return _mlflow_runs(Tracker(self.tracking_uri))
 
     @cached_property
     def mirrored(self) -> pd.DataFrame:
@@ -100,6 +105,11 @@ class Frames:
 
 
 # ------------------------------------------------------------------------------------------------------- rows
+
+
+def _mlflow_runs(tracker: Tracker) -> dict[tuple[str, str], Run]:
+    require_database(tracker.tracking_uri)
+    return tracker.runs()
 
 
 def _mlflow_frame(runs: Mapping[tuple[str, str], Run], tags: Mapping[str, str | Iterable[str]]) -> pd.DataFrame:

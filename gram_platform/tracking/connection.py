@@ -134,6 +134,13 @@ def require_tracking_uri(uri: str) -> None:
         raise invalid("tracking_uri", uri, "a URI with a host, such as http://host:5000")
 
 
+def require_database(uri: str) -> None:
+    """TrackingUnavailable where the file of a database to be read is not there: MLflow would make an empty one."""
+    database = _sqlite_path(uri)
+    if database is not None and not database.exists():
+        raise TrackingUnavailable(f"MLflow at {uri} is not available: there is no {database}")
+
+
 def _create_database(database: Path) -> None:
     """Under another name until it is whole: MLflow never opens a database whose making was killed half-way."""
     unfinished = database.with_name(f".{database.name}.unfinished")

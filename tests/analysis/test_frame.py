@@ -132,6 +132,13 @@ def test_server_that_is_down_is_an_error_of_its_own():
             load("http://127.0.0.1:9")
 
 
+def test_a_database_that_is_not_there_is_not_made(tmp_path):
+    for load in (load_runs, load_curves, load_links):
+        with pytest.raises(TrackingUnavailable, match=r"there is no .*/typo/mlflow\.db"):
+            load(f"sqlite:///{tmp_path}/typo/mlflow.db")
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_same_through_a_server(study, tmp_path, monkeypatch):
     """A real MLflow server over HTTP, in an experiment of its own: the mirror, the frames and the bulk endpoint."""
     store, _, run_ids = study
