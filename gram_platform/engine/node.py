@@ -152,6 +152,7 @@ class RunExecution:
             metrics = self.summary.add(record)
             if record.step in eval_steps:
                 losses = self.evaluate()
+                _require_finite(losses, record)
                 metrics |= {f"validation/loss/{domain}": loss for domain, loss in losses.items()}
                 self._keep_best(losses)
             if metrics:
@@ -229,3 +230,11 @@ class RunExecution:
 
     def _write_result(self, fields: dict, measured: dict) -> dict:
         return self.attempt.complete(fields, self.learner.weights(), self.records, measured)
+
+
+def _require_finite(losses: Mapping[str, float], record: StepRecord) -> None:
+    """TrainingDiverged after a step that left weights without finite losses: no later step may tell."""
+    for domain, loss in losses.items():
+        if not math.isfinite(loss):
+            where = f"step {record.step}, domain {domain!r}, learning rate {record.learning_rate:.3g}"
+            raise TrainingDiverged(f"validation loss {loss} after {where}")

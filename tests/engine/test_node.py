@@ -103,9 +103,15 @@ def test_views_differ_where_their_modules_act(execution, setting):
         load_view(store, View.of(run.run_id, {"nope": 1.0}))
 
 
-def test_a_diverged_run_is_recorded_with_step_domain_and_rate(execution, setting):
+@pytest.mark.parametrize("num_steps", [1, 4])
+def test_a_diverged_run_is_recorded_with_step_domain_and_rate(execution, setting, num_steps):
+    """Also one whose last step left weights without finite losses: it is not an error of the platform."""
     run = plan("baseline", setting).runs["all"]
-    wild = dataclasses.replace(run, optimizer=dataclasses.replace(run.optimizer, peak_lr=1e30))
+    batch_size = run.num_steps * run.batch_size // num_steps
+    optimizer = dataclasses.replace(run.optimizer, peak_lr=1e30)
+    points = dataclasses.replace(run.eval_points, num_points=num_steps)
+    wild = dataclasses.replace(run, optimizer=optimizer, batch_size=batch_size, eval_points=points)
+    assert wild.num_steps == num_steps
     with pytest.raises(TrainingDiverged):
         execute_run(wild, {}, execution)
     directory = Store(execution.storage).run(wild.run_id)
