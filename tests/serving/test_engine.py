@@ -199,12 +199,12 @@ def test_late_orders_end_and_free_their_rows():
 
 
 def test_a_dead_thread_ends_every_order_and_is_unhealthy():
-    batch = planted_batch(2)
+    batch, all_there = planted_batch(2), threading.Event()
     engine = Engine(batch, EngineLimits(num_rows=2, num_waiting=10))
     engine.check()
-    batch.step = lambda: 1 / 0
-    engine._thread.join(0.0)
+    batch.step = lambda: all_there.wait() and 1 / 0
     received = [submitted(engine, Order((1,), 60), "open")[1] for _ in range(3)]
+    all_there.set()
     assert [all_tokens(r)[1] for r in received] == [FAILED] * 3
     engine._thread.join(10)
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
