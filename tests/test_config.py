@@ -158,6 +158,8 @@ WRONG = {
     r"precision='int8' .*float32, bfloat16": lambda: dataclasses.replace(RUN, precision="int8"),
     r"view.weights\[lisp\]=1.1": lambda: View.of("run", {"lisp": 1.1}),
     r"view.sources=\['lisp'\]": lambda: View("run", sources=(("lisp", "other"),)),
+    r"view.weights=\(\('lisp', 0.5\), \('lisp', 1.0\)\)": lambda: View("run", (("lisp", 1.0), ("lisp", 0.5))),
+    r"view.sources=.*each domain once": lambda: View("run", (("lisp", 1.0),), (("lisp", "a"), ("lisp", "b"))),
     r"data.domains=\['a', 'a'\]": lambda: DataConfig("x", (DomainBudget("a", 1, 1), DomainBudget("a", 1, 1))),
     r"evaluation.split='test'": lambda: Evaluation(View("run"), "x", ("core",), 1, split="test"),
 }

@@ -29,6 +29,9 @@ class View:
             require_real(f"view.weights[{domain}]", weight, 0.0, 1.0)
         object.__setattr__(self, "weights", tuple(sorted((d, float(w)) for d, w in self.weights if w)))
         object.__setattr__(self, "sources", tuple(sorted(self.sources)))
+        for field, pairs in (("weights", self.weights), ("sources", self.sources)):
+            if len(dict(pairs)) < len(pairs):
+                raise invalid(f"view.{field}", pairs, "each domain once")
         require_choice("view.rule", self.rule, VIEW_RULES)
         stray = sorted(set(dict(self.sources)) - set(dict(self.weights)))
         if stray:
