@@ -1,6 +1,8 @@
 """The `gram` command on a real finished cell."""
 
 import dataclasses
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from gram_platform.methods.setting import Elicitation, Options
 from gram_platform.nodes import method_nodes
 from gram_platform.planner import GIB, MACHINES, needs
 from gram_platform.store import Store
+from gram_platform.store.leases import GONE_AFTER_S
 from gram_platform.study.dry_run import UTILISATION
 from tests.engine import conftest as cells
 
@@ -125,6 +128,22 @@ def test_gc_removes_what_kills_have_left(finished, capsys):
     assert not left.exists()
     assert not half.exists()
     assert run.result() is not None
+
+
+def test_gc_removes_half_written_files_wherever_they_are(finished):
+    """Of an import's weights half is as much as a model; what is young may still be written."""
+    storage, _ = finished
+    places = ("imports/imported-0123456789ab", "studies/scaling", "searches/0123456789ab")
+    halves = [Path(storage, place, ".weights.safetensors.1-ab.tmp") for place in places]
+    for half in halves:
+        half.parent.mkdir(parents=True)
+        half.write_text("half")
+    gram("gc", "--storage", storage)
+    assert all(half.exists() for half in halves)
+    for half in halves:
+        os.utime(half, (time.time() - GONE_AFTER_S - 60,) * 2)
+    gram("gc", "--storage", storage)
+    assert not any(half.exists() for half in halves)
 
 
 @pytest.mark.parametrize("text", ["{", "{}", "[1]", '{"data": 1}'])

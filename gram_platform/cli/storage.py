@@ -140,8 +140,12 @@ def gc_command(storage: Storage = "", dry_run: bool = False) -> None:
             num_runs += 1
             num_bytes += 0 if dry_run else run.drop_weights()
     if not dry_run:
-        for eval_id in store.list_evaluations():
-            store.evaluation(eval_id).folder.remove_temporaries(GONE_AFTER_S)
+        folders = [store.evaluation(eval_id).folder for eval_id in store.list_evaluations()]
+        folders += [store.imported(import_id).folder for import_id in store.list_imports()]
+        folders += [store.study_dir(name) for name in store.list_studies()]
+        folders += [store.search_dir(search_id) for search_id in store.list_searches()]
+        for folder in folders:
+            folder.remove_temporaries(GONE_AFTER_S)
     what = "would lose their weights" if dry_run else f"attacks without weights, {num_bytes / 1e6:,.1f} MB freed now"
     left = f"; {num_checkpoints} checkpoints that kills had left" if num_checkpoints else ""
     print(f"{store.root}: {num_runs} {what}{left}")
