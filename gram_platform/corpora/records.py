@@ -4,6 +4,7 @@ A *unit* is what is read in one go: one such file, or all files that a glob gave
 `(label, text)` and holds one line (or one parquet batch) in memory.
 """
 
+import codecs
 import gzip
 import hashlib
 import io
@@ -67,9 +68,9 @@ def read_unit(unit: Unit) -> Iterator[tuple[str, str]]:
 
 
 def _read_documents(unit: Unit) -> Iterator[tuple[str, str]]:
-    """Whole files as documents; files without any text (an empty `__init__.py`) are no documents."""
+    """Whole files as documents, without a byte order mark; files without any text are no documents."""
     for path in unit.paths:
-        raw = path.read_bytes()
+        raw = path.read_bytes().removeprefix(codecs.BOM_UTF8)
         try:
             text = raw.decode("utf-8")
         except UnicodeDecodeError as error:

@@ -11,7 +11,7 @@ from gram_platform.corpora.records import FORMATS, Digest, Unit, is_data_file, r
 from gram_platform.identity import invalid
 
 Progress = Callable[[str, int, int | None], None]  # (what, done, total or None)
-SCAN_VERSION = 2  # raised when a scan would find other things
+SCAN_VERSION = 3  # raised when a scan would find other things
 REPORT_EVERY_RECORDS = 2000
 SCANS = "scans"  # their folder in the cache
 
@@ -52,7 +52,7 @@ def _hidden(path: Path, below: Path) -> bool:
 def _glob_units(path: Path) -> tuple[Unit, ...]:
     """{"globs": {"label": ["src/**/*.py", ...], ...}}, relative to the JSON file's own folder (or to its "root")."""
     try:
-        plain = json.loads(path.read_text(encoding="utf-8"))
+        plain = json.loads(path.read_text(encoding="utf-8-sig"))
         globs, root = plain["globs"], path.parent / plain.get("root", ".")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise invalid("corpus", str(path), f'a JSON object {{"globs": {{label: [patterns]}}}} ({error!r})') from None

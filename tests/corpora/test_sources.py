@@ -1,5 +1,6 @@
 """Local files: formats, identity, globs, and errors that name file and line."""
 
+import codecs
 import gzip
 import json
 import os
@@ -227,6 +228,9 @@ def test_globs(tmp_path, settings):
     spec = tmp_path / "project" / "corpus.json"
     spec.write_text(json.dumps({"globs": {"internal_code": ["src/**/*.py"], "core": ["*.txt"]}}))
     recipe = resolve(spec, **settings)
+    for path in (spec, src / "a.py", tmp_path / "project" / "notes.txt", src / "deep" / "__init__.py"):
+        path.write_bytes(codecs.BOM_UTF8 + path.read_bytes())
+    assert resolve(spec, **settings) == recipe  # a byte order mark is no text
     assert recipe.domains == ("core", "internal_code")
     assert {d.name: d.num_documents for d in recipe.domains_from} == {"core": 2, "internal_code": 2}
 
