@@ -153,7 +153,8 @@ def _write_manifest(
     for (split, domain), writer in writers.items():
         if writer.num_sequences == 0:
             found = f"{writer.num_documents} documents, {writer.num_tokens} tokens in {split}"
-            raise invalid(f"label {domain!r}", found, f"enough text for a sequence of {recipe.seq_len + 1} tokens")
+            allowed = f"enough text for a sequence of {recipe.seq_len + 1} tokens there (equal documents share a split)"
+            raise invalid(f"label {domain!r}", found, allowed)
     files["tokenizer.json"] = sha256_file(staging / "tokenizer.json")
     counts = ("num_sequences", "num_documents", "num_tokens")
     domains = {d: {s: {c: getattr(writers[s, d], c) for c in counts} for s in SPLITS} for d in recipe.domains}

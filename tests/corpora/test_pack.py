@@ -130,6 +130,12 @@ def test_a_domain_needs_sequences_in_both_splits(tmp_path, records, settings, js
     assert list((tmp_path / "data").iterdir()) == []
 
 
+def test_a_domain_of_equal_documents(tmp_path, records, settings, jsonl):
+    path = jsonl(tmp_path / "a.jsonl", [*records, *[{"text": "the same words " * 40, "label": "one"}] * 30])
+    with pytest.raises(ValueError, match=r"'one'='0 documents, .* \(equal documents share a split\)"):
+        prepare(resolve(path, **settings), tmp_path / "data")
+
+
 def test_files_that_changed_since_the_recipe(tmp_path, corpus, settings):
     recipe = resolve(corpus, **settings)
     with (corpus / "part.jsonl").open("a") as handle:
