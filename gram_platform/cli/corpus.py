@@ -23,7 +23,7 @@ def prepare_command(
     Args:
         corpus: what to pack
         out: folder of the packed corpus, in a subfolder named by its data_id
-        core_label: the label (or labels) that are core
+        core_label: the label (or labels, with commas between) that is core; default: core, or the catalog's own
         seq_len: tokens of a sequence
         vocab_size: of a tokenizer trained on the corpus, or an upper bound of a given one
         tokenizer: a tokenizer.json or a name on the hub; default: train one on the corpus

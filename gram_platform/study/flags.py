@@ -33,9 +33,10 @@ class CommonFlags:
     tracking_uri: str = ""
     """MLflow server or database; default SQLite in the storage"""
     corpus: str = ""
-    """a catalog name, or a folder of .jsonl/.parquet with `text` and `label`"""
+    """a catalog name, a folder of .jsonl/.parquet with `text` and `label`, or a .json of labelled globs"""
     core_label: str = ""
-    """the label (or labels) of the corpus that is core; every other label is an auxiliary domain"""
+    """the label (or labels, with commas between) that is core, default core or the catalog's own; every other
+    label is an auxiliary domain"""
     retain: tuple[str, ...] = ()
     """auxiliary domains: each is compared in the profile core + that domain"""
     seeds: int = 0
