@@ -3,7 +3,7 @@
 Half of every domain's sequences lose their label. Filtering and FT-LoRA treat them as core; GRAM activates and trains
 everything on them. Compared on the profile of core alone, beside filtering that has all labels.
 
-    python experiments/partial_labels.py                          # demo: 2 CPU cores, under 10 minutes
+    python experiments/partial_labels.py                          # demo: 2 CPU cores, about 11 minutes
     python experiments/partial_labels.py --preset smoke           # 2 CPU cores, under a minute
     python experiments/partial_labels.py --preset paper --dry-run
 
