@@ -160,13 +160,13 @@ class _SearchRun:
                 self._run_trials(PointList(missing), len(missing))
 
     def _is_done(self, point) -> bool:
-        directory = {"run": self.store.run, "evaluation": self.store.evaluation}
         nodes = self.problem.nodes(point)
-        if any(directory[node.kind](node.id).result() is None for node in nodes):
+        directories = [self.store.node(node.kind, node.id) for node in nodes]
+        if any(directory.result() is None for directory in directories):
             return False
-        for node in nodes:
-            directory[node.kind](node.id).add_tags(dict(node.tags))
-        self.before_hours += sum(machine_hours(directory[n.kind](n.id).timing()) for n in nodes)
+        for node, directory in zip(nodes, directories, strict=True):
+            directory.add_tags(dict(node.tags))
+        self.before_hours += sum(machine_hours(directory.timing()) for directory in directories)
         return True
 
     def _run_optuna(self, search: OptunaSearch) -> None:
