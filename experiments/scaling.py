@@ -17,6 +17,7 @@ smallest to the largest size; GRAM retain .79, .76, .69, forget .72, .62, .47, c
 
 from gram_platform.study import Study, main
 from gram_platform.study.scaling import AS_RUN, DEMO, PAPER, PAPER_HET, SMOKE
+from gram_platform.study.scaling import STUDY as LONG
 
 STUDY = Study(
     name="scaling",
@@ -24,7 +25,7 @@ STUDY = Study(
     question="Does one GRAM run stay close to separately filtered models as models grow, on the capability that is "
     "kept and on those that are removed?",
     methods=("baseline", "filtering", "gram", "ft_lora"),
-    presets={"smoke": SMOKE, "demo": DEMO, "paper": PAPER, "as_run": AS_RUN, "paper_het": PAPER_HET},
+    presets={"smoke": SMOKE, "demo": DEMO, "study": LONG, "paper": PAPER, "as_run": AS_RUN, "paper_het": PAPER_HET},
     compare_with="scaling",
 )
 

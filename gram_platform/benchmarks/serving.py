@@ -1,5 +1,7 @@
 """What it costs that the rows of a decoding step have different profiles."""
 
+import dataclasses
+
 import torch
 
 from gram_platform.benchmarks.measurement import Aim, Measurement, Settings
@@ -15,8 +17,9 @@ NUM_STEPS, NUM_ROUNDS, QUICK_ROUNDS = 10, 15, 7
 
 
 def measure(settings: Settings) -> list[Measurement]:
-    """Rows of the demo's largest model, and of the 26M stories model, with either kind of module."""
-    num_rounds, sizes = NUM_ROUNDS if settings.full else QUICK_ROUNDS, (DEMO_SIZES["0.6M"], STORIES_SIZES["26M"])
+    """Rows of a 0.6M model with modules of an eighth, and of the 26M stories model, with either kind of module."""
+    sizes = dataclasses.replace(DEMO_SIZES["0.6M"], d_aux=48), STORIES_SIZES["26M"]
+    num_rounds = NUM_ROUNDS if settings.full else QUICK_ROUNDS
     return [compare(size, num_rounds, kind=kind) for kind in ("mlp", "lora") for size in sizes]
 
 

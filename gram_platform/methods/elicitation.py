@@ -45,7 +45,9 @@ def dense_model(view: View, by_id: dict[str, RunConfig]) -> ModelConfig:
 
 
 def _attack(setting: Setting, domain: str, view: View, by_id: dict[str, RunConfig]) -> RunConfig:
-    options, size = setting.options.elicitation, setting.size
+    size, options = setting.size, setting.options.elicitation
+    if options.domain_share:
+        options = options.on_domain(setting.num_sequences[domain])
     start = attacked_view(view, domain)
     num_draws = options.num_steps * options.batch_size
     num_epochs = max(1, min(options.num_steps, round(num_draws / options.num_sequences)))

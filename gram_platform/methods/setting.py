@@ -1,7 +1,7 @@
 """What a method is given, and what it returns."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gram_platform.config import CORE, OptimizerConfig, RoutingConfig, RunConfig, View
 from gram_platform.identity import invalid, require_choice, require_int, require_real
@@ -87,7 +87,7 @@ class Demix:
 class Elicitation:
     """The attack: all parameters of a view's dense model finetuned on a fixed sample of a forgotten domain."""
 
-    num_sequences: int  # of the domain's training split: the first of its permutation
+    num_sequences: int  # of the domain's training split: the first of its permutation; with `domain_share` at least
     num_steps: int  # at most
     patience: int = 5  # evaluations without improvement; 0: all steps
     batch_size: int = 32
@@ -96,8 +96,10 @@ class Elicitation:
     compared_only: bool = False  # attack the compared profiles alone, not every one that a method has
     beta2: float = OptimizerConfig.beta2
     clip_norm: float = OptimizerConfig.clip_norm  # 0: no clipping
+    domain_share: float = 0.0  # of the sequences that the baseline trains on; 0: `num_sequences` at every size
 
     def __post_init__(self) -> None:
+        require_real("elicitation.domain_share", self.domain_share, 0.0, 1.0)
         require_int("elicitation.num_sequences", self.num_sequences, 1)
         require_int("elicitation.num_steps", self.num_steps, 1)
         require_int("elicitation.patience", self.patience, 0)
@@ -105,6 +107,11 @@ class Elicitation:
         require_real("elicitation.lr_factor", self.lr_factor, 0.0, open_low=True)
         require_real("elicitation.beta2", self.beta2, 0.0, 1.0)
         require_real("elicitation.clip_norm", self.clip_norm, 0.0)
+
+    def on_domain(self, num_sequences: int) -> "Elicitation":
+        """The attack on a domain whose training set has so many sequences."""
+        sample = max(self.num_sequences, round(self.domain_share * num_sequences))
+        return replace(self, num_sequences=sample, batch_size=min(self.batch_size, sample))
 
     @property
     def is_full_batch(self) -> bool:

@@ -74,6 +74,7 @@ class Preset:
     retain: str = ""  # the domain of the compared profile, if the corpus has it; else its first
     every_single: bool = False  # compare core and core with each domain instead
     core_only: bool = False  # compare core alone instead
+    methods: tuple[str, ...] = ()  # where a scale has no time for all of the study's; (): all
     options: Options = DEFAULT_OPTIONS  # of single methods, and the attack
     # sizes whose routed methods accumulate otherwise, as the paper's did
     accumulation_of_size: tuple[tuple[str, str], ...] = ()

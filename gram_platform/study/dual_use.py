@@ -3,10 +3,10 @@
 import dataclasses
 
 from gram_platform.config import RoutingConfig
-from gram_platform.ladder import DEMO_SIZES, SMOKE_SIZES
+from gram_platform.ladder import SMOKE_SIZES
 from gram_platform.methods.setting import Branching, Elicitation, MaxEnt, Options
 from gram_platform.study import scaling
-from gram_platform.study.definition import OURS, MaxEntRanges, Preset, Variant
+from gram_platform.study.definition import MaxEntRanges, Preset, Variant
 from gram_platform.study.stories import AS_RUN_MAXENT, SMOKE_ATTACK, SMOKE_MAXENT
 
 # FT-Full: p_ca 4, p_lr 0.2 (app:realistic); the attack: up to 200 epochs of batches of 32
@@ -36,39 +36,31 @@ AS_RUN = every_profile(
         OPTIONS, maxent=dataclasses.replace(AS_RUN_MAXENT, batch_size=48), elicitation=scaling.AS_RUN_ATTACK
     ),
 )
-# On a corpus of a few million tokens the domains need a larger share than 1% to be learnt at all [ours]; the routing is
-# the paper's stories', tuned for such shares, with heterogeneous accumulation and p_af 1 as it recommends. With these
-# shares FT-Full's p_ca of 4 would leave its base a sixth of the compute: it gets 1, and half the rate [ours].
+# The scaling demo's set-up at its largest size, every method and profile. FT-Full's p_ca of 4 would leave its base too
+# little of so short a run: it gets 1, and half the rate [ours].
 DEMO = dataclasses.replace(
-    PAPER,
-    family=OURS,
-    seeds_of_size=(),
-    accumulation_of_size=(),
-    sizes={"0.6M": dataclasses.replace(DEMO_SIZES["0.6M"], batch_size=16, micro_batch=4, core_tokens=1_000_000)},
-    corpus="stories",
-    aux_share=0.2,
-    routing=RoutingConfig(p_core_robust=0.5, p_aux_spread=0.3),
-    warmup_fraction=0.1,
-    num_eval_points=25,
-    num_eval_sequences=40,
-    aux_factor=1.0,
-    aux_factor_of=(),
-    machine="cpu",
+    scaling.DEMO,
+    sizes={"0.28M": scaling.DEMO.sizes["0.28M"]},
+    methods=(),
+    every_single=True,
     options=dataclasses.replace(
         PAPER.options,
         branch_full=Branching(core_ratio=1.0, lr_factor=0.5),
         branch_module=Branching(core_ratio=1.0, lr_factor=1.0),
-        maxent=MaxEnt(num_steps=120, peak_lr=1.5e-3, retain_weight=50.0),
-        # 1.6% of a domain's training sequences, up to 40 epochs (the paper: 1.3%, up to 200)
-        elicitation=Elicitation(num_sequences=16, num_steps=80, patience=5, batch_size=8),
+        maxent=MaxEnt(num_steps=500, peak_lr=1.1e-3, retain_weight=50.0),
+        elicitation=dataclasses.replace(scaling.DEMO_ATTACK, compared_only=False),
     ),
-    maxent_search=None,
 )
 SMOKE = dataclasses.replace(
     DEMO,
     sizes={"tiny": SMOKE_SIZES["tiny"]},
     num_seeds=2,
+    first_seed=0,
     corpus="stories-smoke",
+    aux_share=0.2,
+    aux_factor=1.0,
+    routing=RoutingConfig(p_core_robust=0.5, p_aux_spread=0.3),
+    warmup_fraction=0.1,
     num_eval_points=8,
     num_eval_sequences=8,
     sample_bytes=1_000_000,

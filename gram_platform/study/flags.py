@@ -80,7 +80,7 @@ class Flags(CommonFlags):
     """The flags of a study."""
 
     methods: tuple[str, ...] = ()
-    """names of methods (default: all of the study); the baseline is always there, it is the unit"""
+    """names of methods (default: those of the preset, else all of the study); the baseline is always there, it is the unit"""
     law: str = ""
     """learning rates and batches by a law: its name (paper) or a law.json of lr_bs_grid; default: each size's own"""
     start: str = ""
@@ -108,7 +108,7 @@ def parse(study: Study, arguments: list[str] | None = None) -> Flags:
 def checked(study: Study, flags: Flags) -> Flags:
     """The flags with defaults and lists filled in; ValueError naming the flag, the value and what is allowed."""
     flags = checked_common(study.presets, study.default_preset, flags)
-    methods = split_list(flags.methods) or study.methods
+    methods = split_list(flags.methods) or study.presets[flags.preset].methods or study.methods
     for method in methods:
         require_choice("methods", method, tuple(METHODS))
     if flags.start and len(flags.sizes) > 1:

@@ -6,11 +6,11 @@ from gram_platform.config import RoutingConfig
 from gram_platform.ladder import (
     STORIES_AS_RUN_SIZES,
     STORIES_AUX_SHARE,
-    STORIES_DEMO_SIZES,
     STORIES_SIZES,
     STORIES_SMOKE_SIZES,
 )
 from gram_platform.methods.setting import Branching, Demix, Elicitation, MaxEnt, Options
+from gram_platform.study import scaling
 from gram_platform.study.definition import AS_RUN as AS_RUN_FAMILY
 from gram_platform.study.definition import OURS, MaxEntRanges, Preset, Variant
 from gram_platform.study.definition import PAPER as PAPER_FAMILY
@@ -71,39 +71,32 @@ AS_RUN = dataclasses.replace(
         elicitation=AS_RUN_ATTACK,
     ),
 )
+# the scaling demo's set-up at one of its sizes, whose baselines are the same runs
 DEMO = dataclasses.replace(
-    PAPER,
-    family=OURS,
-    sizes=STORIES_DEMO_SIZES,
-    corpus="stories",
-    aux_share=0.25,
-    num_eval_points=25,
-    num_eval_sequences=32,
-    machine="cpu",
-    sample_bytes=4_000_000,
+    scaling.DEMO,
+    sizes={"0.15M": scaling.DEMO.sizes["0.15M"]},
+    methods=(),
+    every_single=True,
     options=dataclasses.replace(
         PAPER.options,
-        # a quarter of the baseline's steps at half its rate; of four trials on one seed the one that raised the
-        # forgotten losses most without harming core (FINDINGS.md), no substitute for the search of every profile
-        maxent=MaxEnt(num_steps=75, peak_lr=2e-3, retain_weight=50.0),
-        # 8 of a topic's 488 training sequences, 1.6% (the paper's dual-use attack: 1.3%), for the paper's 19 epochs
-        elicitation=Elicitation(num_sequences=8, num_steps=19, patience=0, batch_size=8),
+        # a quarter of the baseline's steps at half its rate; no substitute for the search of every profile
+        maxent=MaxEnt(num_steps=500, peak_lr=1.6e-3, retain_weight=50.0),
+        elicitation=dataclasses.replace(scaling.DEMO_ATTACK, compared_only=False),
     ),
-    maxent_search=None,
 )
 SMOKE = dataclasses.replace(
-    DEMO,
+    PAPER,
+    family=OURS,
     sizes=STORIES_SMOKE_SIZES,
     num_seeds=2,
     corpus="stories-smoke",
+    aux_share=0.25,
     num_eval_points=8,
     num_eval_sequences=8,
+    machine="cpu",
     sample_bytes=1_000_000,
-    options=dataclasses.replace(
-        DEMO.options,
-        maxent=SMOKE_MAXENT,
-        elicitation=SMOKE_ATTACK,
-    ),
+    options=dataclasses.replace(PAPER.options, maxent=SMOKE_MAXENT, elicitation=SMOKE_ATTACK),
+    maxent_search=None,
 )
 
 
