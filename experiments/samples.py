@@ -1,10 +1,13 @@
-"""How does every method go on with a story whose topic it has kept or removed? (the paper's "Sample Outputs ...")
+"""How does every method go on with a text whose topic it has kept or removed? (the paper's "Sample Outputs ...")
 
 The beginnings of validation documents of each topic, continued at temperature 1 by every method with the topic kept and
-with it removed, all with the same random numbers. Trains nothing that `stories.py` has not trained.
+with it removed, all with the same random numbers. On stories it trains nothing that `stories.py` has not trained. The
+preset `installed` learns Python and C++ headers from the packages on this disk, without a network, and continues both
+with the C++ module on and off: a capability that anyone can judge by eye.
 
     python experiments/samples.py                            # demo: a part of stories.py's runs
     python experiments/samples.py --preset smoke             # 2 CPU cores, under a minute
+    python experiments/samples.py --preset installed         # 2 CPU cores, about 20 minutes; --methods gram: 5
     python experiments/samples.py --preset paper --dry-run   # 26M parameters on the hub's Simple Stories
 
 Expect (paper, `app:qualitative`): with the topic kept, the story's own subject (a spaceship, a deadline); without it,
@@ -14,7 +17,10 @@ fluent text about something else. The smoke preset's models of 0.1M parameters w
 import dataclasses
 
 from gram_platform.campaign import study_main
-from gram_platform.study import Preset, Study, stories
+from gram_platform.config import RoutingConfig
+from gram_platform.ladder import DEMO_SIZES
+from gram_platform.methods.setting import MaxEnt, Options
+from gram_platform.study import Preset, Study, scaling, stories
 from gram_platform.study.measurements import Samples
 
 
@@ -22,6 +28,28 @@ def measured(preset: Preset, num_prompt_tokens: int, num_tokens: int) -> Preset:
     """One seed of the preset, whose runs are those of its studies."""
     return dataclasses.replace(preset, num_seeds=1, measurement=Samples(num_prompt_tokens, num_tokens))
 
+
+# A token of code is about 2.5 characters: sequences of 128 have room for a prompt of two lines and eight more [ours].
+INSTALLED = dataclasses.replace(
+    scaling.DEMO,
+    sizes={
+        "0.3M": dataclasses.replace(
+            DEMO_SIZES["0.3M"], seq_len=128, batch_size=4, micro_batch=4, core_tokens=3_000_000, peak_lr=3e-3
+        )
+    },
+    num_seeds=1,
+    corpus="installed",
+    aux_share=0.1,
+    routing=RoutingConfig(p_core_robust=0.5, p_aux_spread=0.25),
+    aux_factor=2.0,
+    warmup_fraction=0.05,
+    eval_sequences_of_size=(),
+    retain="cpp",
+    every_single=True,
+    # a quarter of the baseline's steps at half its rate, as in the stories' demo
+    options=Options(stories.BRANCHING, stories.BRANCHING, MaxEnt(num_steps=1600, peak_lr=1.5e-3, retain_weight=50.0)),
+    measurement=Samples(32, 96, documents=(0, 1, 2, 3), compared_only=True),
+)
 
 STUDY = Study(
     name="samples",
@@ -31,6 +59,7 @@ STUDY = Study(
     presets={
         "smoke": measured(stories.SMOKE, 20, 44),
         "demo": measured(stories.DEMO, 20, 44),
+        "installed": INSTALLED,
         "paper": measured(stories.PAPER, 32, 80),
     },
 )
