@@ -1,4 +1,4 @@
-"""The corpora that have names. Literal values, meant to be read and edited.
+"""The corpora that have names, but for `installed` (`installed.py`). Literal values, meant to be read and edited.
 
 A hub row is `verified` once a person, or `gram prepare --check`, has opened a record of that revision and seen its
 fields. The rows below were written from the datasets' cards and from code that reads them, on a machine without a

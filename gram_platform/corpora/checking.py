@@ -5,6 +5,7 @@ from pathlib import Path
 
 from gram_platform.corpora import catalog
 from gram_platform.corpora.hub_records import first_record
+from gram_platform.corpora.installed import INSTALLED, first_units
 from gram_platform.corpora.recipe import CorpusRecipe, StoriesSource
 from gram_platform.corpora.records import Unit, read_unit
 from gram_platform.corpora.resolution import existing, stories_of
@@ -45,7 +46,7 @@ def _sources(corpus: CorpusRecipe | str | Path) -> list[HubRow | Unit | StoriesS
         return list(catalog.HUB[name].rows)
     if name in catalog.STORIES:
         return [stories_of(catalog.STORIES[name], None)]
-    return list(find_units(existing(corpus)))
+    return first_units() if name == INSTALLED else list(find_units(existing(corpus)))
 
 
 def _check(source: HubRow | Unit | StoriesSource) -> CheckResult:

@@ -7,6 +7,7 @@ from pathlib import Path
 from gram_platform.config import CORE, UNLABELLED, is_unlabelled
 from gram_platform.corpora import catalog, lexicon
 from gram_platform.corpora.amounts import Need, hub_amounts
+from gram_platform.corpora.installed import INSTALLED, installed_text
 from gram_platform.corpora.recipe import (
     MIN_SAMPLED,
     CorpusRecipe,
@@ -25,7 +26,7 @@ CoreLabel = str | tuple[str, ...] | None  # the label, or labels, of core
 
 def catalog_names() -> tuple[str, ...]:
     """Names that `resolve` knows without looking at the disk."""
-    return tuple(sorted({**catalog.STORIES, **catalog.HUB}))
+    return tuple(sorted((*catalog.STORIES, *catalog.HUB, INSTALLED)))
 
 
 def resolve(
@@ -51,6 +52,7 @@ def resolve(
     every other label is an auxiliary domain. `seq_len` in tokens, `validation_*`: see `CorpusRecipe.validation_share`.
     `core_tokens`, `aux_share`: of the hub, so much text as training on this many core tokens and on auxiliary ones of
     that share of them needs (0: what the catalog says); other corpora are taken whole.
+    `installed` is written as one local file into `cache_dir`, from this Python's packages, and read like any other.
     Raises ValueError for an unknown corpus or core label, for bad records (file and line), for labels that cannot be
     domains, for local domains of a single document, and for a tokenizer's file that does not fit.
     """
@@ -71,12 +73,19 @@ def resolve(
     if hub:
         own = replace(hub, core_tokens=core_tokens or hub.core_tokens, aux_share=aux_share or hub.aux_share)
         return _hub(own, core_label, common)
-    return _files(existing(corpus), core_label, common, cache_dir, progress)
+    path = _installed(cache_dir, progress) if str(corpus) == INSTALLED else existing(corpus)
+    return _files(path, core_label, common, cache_dir, progress)
 
 
 def grows_with_size(corpus: str | Path) -> bool:
     """Whether a corpus is of the hub, where so much is fetched as a size needs; others are what they are."""
     return str(corpus) in catalog.HUB
+
+
+def _installed(cache_dir: Path | None, progress: Progress | None) -> Path:
+    if cache_dir is None:
+        raise invalid("cache_dir", None, f"a folder: the text of the corpus {INSTALLED!r} is written there")
+    return installed_text(cache_dir, progress=progress)
 
 
 def existing(corpus: str | Path) -> Path:

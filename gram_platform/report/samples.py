@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from gram_platform.config import CORE
 from gram_platform.figures.style import method_style
 from gram_platform.report.page import Section, page_html
 from gram_platform.report.tables import readable_runs
@@ -14,7 +15,8 @@ COLUMNS = ["method", "size", "seed", "profile", "domain", "topic", "document", "
 FOOTER = """Continuations are drawn at the temperature named above, with the same random numbers for every model, from
 the first documents of each domain's validation split that are longer than the prompt: they are not chosen. Topic kept:
 the profile of core and this domain (the baseline has all of them); for DEMix the domain's expert. Topic removed: core
-alone; for DEMix the core expert. The paper chose its two prompts; read these for how a model goes on, not as a measure.
+alone; for DEMix the core expert. Core is in every profile: its documents have a row for each. The paper chose its two
+prompts; read these for how a model goes on, not as a measure.
 \u00b6 is the end of a text."""
 
 
@@ -37,15 +39,20 @@ def samples_sections(samples: pd.DataFrame, missing: Sequence[tuple[str, str]], 
 
 
 def _prompt(domain: str, document: int, rows: pd.DataFrame) -> Section:
-    """A document's prompt and truth, and a row for each method (and size and seed, where there are several)."""
+    """A document's prompt and truth, and a row for each method (and size and seed, where there are several); for core,
+    which no profile removes, a row for each profile too.
+    """
     first = rows.iloc[0]
     markup = _quoted("Prompt, the same for all", first["prompt"]) + _quoted("The true text", first["truth"])
     names = ["method", *(name for name in ("size", "seed") if rows[name].nunique() > 1)]
+    names += ["profile"] if domain == CORE else []
     table = []
     for key, group in rows.groupby(names, sort=False):
         own = dict(zip(names, key, strict=True))
         texts = {topic: part["continuation"].iloc[0] for topic, part in group.groupby("topic")}
         cells = {"topic kept": texts.get(KEPT, ""), "topic removed": texts.get(REMOVED, "")}
+        if domain == CORE:
+            cells = {"continuation": texts[KEPT]}
         table.append({**own, "method": method_style(own["method"]).label, **cells})
     frame = pd.DataFrame(table)
     return Section(f"{domain}, document {document}", markup=markup, table=frame, table_is_open=True)

@@ -227,18 +227,18 @@ def settings_of(preset: Preset, flags: CommonFlags, recipes: Mapping[str, Corpus
 
 
 def _profiles(retain: tuple[str, ...], preset: Preset, auxiliary: tuple[str, ...]) -> tuple[Profile, ...]:
-    """The compared profiles: core + each retained domain, with core alone where the preset compares every single one;
-    or core alone.
+    """The compared profiles: core + each retained domain (where none is named, one or all of them, as the preset
+    says), with core alone where the preset compares every single one; or core alone.
     """
     for domain in retain:
         if domain not in auxiliary:
             raise invalid("retain", domain, "one of the auxiliary domains: " + ", ".join(auxiliary))
     if preset.core_only:
         return ((),)
-    if preset.every_single:
-        return ((), *((domain,) for domain in sorted(set(retain or auxiliary))))
-    chosen = retain or ((preset.retain,) if preset.retain in auxiliary else auxiliary[:1])
-    return tuple((domain,) for domain in sorted(set(chosen)))
+    named = retain or ((preset.retain,) if preset.retain in auxiliary else ())
+    chosen = named or (auxiliary if preset.every_single else auxiliary[:1])
+    alone = ((),) if preset.every_single else ()
+    return (*alone, *((domain,) for domain in sorted(set(chosen))))
 
 
 def require_memory(nodes: Iterable[Node], flags: CommonFlags) -> None:

@@ -71,8 +71,8 @@ class Preset:
     aux_factor: float = 1.0  # p_af
     aux_factor_of: Factors = ()  # of single domains, where the corpus has them
     equal_compute: bool = True
-    retain: str = ""  # the domain of the compared profile, if the corpus has it; else its first
-    every_single: bool = False  # compare core and core with each domain instead
+    retain: str = ""  # the domain of the compared profile, if the corpus has it; else its first, or each
+    every_single: bool = False  # compare core alone too, and core with each domain where none is named
     core_only: bool = False  # compare core alone instead
     methods: tuple[str, ...] = ()  # where a scale has no time for all of the study's; (): all
     options: Options = DEFAULT_OPTIONS  # of single methods, and the attack

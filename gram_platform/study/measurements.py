@@ -40,44 +40,45 @@ class TokenIncreases(Measurement):
 
 @dataclass(frozen=True)
 class Samples(Measurement):
-    """Continuations of documents of each auxiliary domain, by the views that keep it alone and by those without it."""
+    """Continuations of documents of each auxiliary domain, by the views that keep it alone and by those without it;
+    or of core and of the compared profiles' domains, by the same views.
+    """
 
     num_prompt_tokens: int
     num_tokens: int
     documents: tuple[int, ...] = (0, 1)
     temperature: float = 1.0
     seed: int = 0
+    compared_only: bool = False  # core's documents too, and no domains but those of the compared profiles
 
     name = SAMPLES
 
     def nodes(self, method: str, setting: Setting) -> list[Node]:
+        chosen = sorted({domain for profile in setting.profiles for domain in profile})
+        domains = (CORE, *chosen) if self.compared_only else setting.auxiliary
+
         def asked(node: Node) -> Continuations:
             sizes = (self.documents, self.num_prompt_tokens, self.num_tokens, self.temperature, self.seed)
-            domains = continued_domains(dict(node.tags), setting.auxiliary)
-            return Continuations(node.config.view, setting.data_id, domains, *sizes, setting.size.precision)
+            own = continued_domains(dict(node.tags), domains)
+            return Continuations(node.config.view, setting.data_id, own, *sizes, setting.size.precision)
 
+        nodes = method_nodes(method, setting)
         return _measured(
-            [n for n in method_nodes(method, setting) if n.kind == "run" or is_continued(dict(n.tags))],
-            self.name,
-            asked,
+            [n for n in nodes if n.kind == "run" or continued_domains(dict(n.tags), domains)], self.name, asked
         )
 
 
 LOSSES_OF_DOMAINS = Measurement()
 
 
-def is_continued(tags: dict[str, str]) -> bool:
-    """Whether a view is among the samples: the baseline, core alone, and core with one domain."""
-    return tags["profile"] == CORE or tags["profile"].count("+") == 1 or _is_baseline(tags)
-
-
-def continued_domains(tags: dict[str, str], auxiliary: tuple[str, ...]) -> tuple[str, ...]:
-    """The domains whose documents a view continues: the one that it keeps, or all."""
-    return auxiliary if tags["profile"] == CORE or _is_baseline(tags) else (tags["retained"],)
-
-
-def _is_baseline(tags: dict[str, str]) -> bool:
-    return (tags["method"], tags["profile"]) == (BASELINE, ALL)
+def continued_domains(tags: dict[str, str], domains: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of the domains whose documents a view continues: all for the baseline and core alone, what it keeps for
+    core and one domain; none for other views.
+    """
+    if tags["profile"] == CORE or (tags["method"], tags["profile"]) == (BASELINE, ALL):
+        return domains
+    kept = tags["retained"] if tags["profile"].count("+") == 1 else ""
+    return tuple(d for d in domains if d in (CORE, kept)) if kept in domains else ()
 
 
 def _measured(nodes: list[Node], measure: str, asked: Callable[[Node], AnyEvaluation]) -> list[Node]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from gram_platform.analysis.text import table_csv
+from gram_platform.config import CORE
 from gram_platform.corpora.tokenizer import decoded, load_tokenizer
 from gram_platform.report.samples import COLUMNS, KEPT, REMOVED, build_samples_report
 from gram_platform.store import Store
@@ -57,7 +58,7 @@ def read_samples(
 
 def samples_text(record: StudyRecord, results: SampleResults) -> str:
     """The first prompt and its continuations for a terminal."""
-    first = results.samples.iloc[0]
+    first = results.samples.sort_values("domain", key=lambda domain: domain == CORE, kind="stable").iloc[0]
     shown = results.samples[(results.samples[["domain", "document"]] == first[["domain", "document"]]).all(axis=1)]
     head = [f"{first['domain']}, document {first['document']}: {first['prompt'].strip()} ..."]
     lines = [f"{r['method']}, topic {r['topic']}: ...{r['continuation']}" for r in shown.to_dict("records")]
@@ -79,7 +80,7 @@ def _continuations(tags: Mapping[str, str], result: Mapping, documents: list[int
     retained = tags["retained"].split(",")
     for domain, drawn in result["continuations"].items():
         names = {key: tags[key] for key in ("method", "size", "seed", "profile")}
-        names |= {"domain": domain, "topic": KEPT if domain in retained else REMOVED}
+        names |= {"domain": domain, "topic": KEPT if domain in (CORE, *retained) else REMOVED}
         for place, document in enumerate(documents):
             texts = {"prompt": result["prompts"][domain][place], "truth": result["truths"][domain][place]}
             yield {**names, "document": document}, {**texts, "continuation": drawn[place]}

@@ -120,7 +120,7 @@ def at_size(preset: Preset, name: str, **changes) -> Preset:
     """
     elicitation = dataclasses.replace(preset.options.elicitation, compared_only=False)
     options = Options(elicitation=elicitation)  # p_ca, p_lr and p_af 1
-    parts = {"sizes": {name: preset.sizes[name]}, "every_single": True, "options": options}
+    parts = {"sizes": {name: preset.sizes[name]}, "every_single": True, "retain": "", "options": options}
     parts |= {"aux_factor": 1.0, "aux_factor_of": (), "accumulation_of_size": ()}
     return dataclasses.replace(preset, **{**parts, **changes})
 

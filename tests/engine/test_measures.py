@@ -13,7 +13,11 @@ from gram_platform.engine.evaluation import execute_evaluation
 from gram_platform.engine.node import execute_run
 from gram_platform.methods import plan
 from gram_platform.planner import Ranks
+from gram_platform.report.samples import samples_sections
 from gram_platform.store import Store
+from gram_platform.study.measurements import Samples
+from gram_platform.study.record import StudyRecord
+from gram_platform.study.samples import read_samples, samples_text
 
 NUM_SEQUENCES = 5
 
@@ -78,6 +82,29 @@ def test_continuations_of_documents(view, setting, execution):
     assert alone == result["continuations"][asked.domains[1]][1:]  # whatever else is asked for
     another_seed = execute_evaluation(dataclasses.replace(asked, seed=1), {}, execution)
     assert another_seed["continuations"] != result["continuations"]
+
+
+def test_a_page_of_continuations_has_a_row_of_core_for_every_profile(setting, execution):
+    """From trained views to the table and the page: core is kept by both, the domain by one."""
+    kept = setting.auxiliary[0]
+    nodes = Samples(6, 20, (0,), compared_only=True).nodes("gram", dataclasses.replace(setting, profiles=((kept,),)))
+    for node in nodes:
+        execute = execute_run if node.kind == "run" else execute_evaluation
+        execute(node.config, dict(node.tags), execution)
+    entries = tuple({"id": node.id, "kind": node.kind, "tags": dict(node.tags)} for node in nodes)
+    record = StudyRecord("samples", "Samples", "?", (), {}, ("tiny",), {"tiny": 1}, "mean", entries)
+    results = read_samples(record, execution.store(), None)
+    found = results.samples[["domain", "profile", "topic"]].itertuples(index=False, name=None)
+    profiles = ("core", f"core+{kept}")
+    expected = [(kept, profiles[0], "removed"), (kept, profiles[1], "kept")]
+    assert sorted(found) == sorted([*expected, *((CORE, profile, "kept") for profile in profiles)])
+    sections = {section.title: section for section in samples_sections(results.samples, (), results.runs)}
+    of_core = sections[f"{CORE}, document 0"].table
+    assert list(of_core.columns) == ["method", "profile", "continuation"]
+    assert sorted(of_core["profile"]) == sorted(profiles)
+    assert of_core["continuation"].str.len().min() > 0
+    assert list(sections[f"{kept}, document 0"].table.columns) == ["method", "topic kept", "topic removed"]
+    assert samples_text(record, results).startswith(f"{kept}, document 0: ")
 
 
 def test_documents_of_packed_rows():

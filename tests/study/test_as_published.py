@@ -247,6 +247,14 @@ def test_sweeps_and_numbers_of_domains_are_the_printed_ones():
         assert own.routing.p_aux_spread == spread
 
 
+@pytest.mark.parametrize("name", ["architecture", "accumulation", "dual_use"])
+def test_studies_of_one_size_compare_every_profile(tmp_path, name):
+    """Though the ladder that they are taken from compares core + virology alone."""
+    for kind in ("paper", "as_run"):
+        graph = build_graph(study(name), checked(study(name), Flags(preset=kind, storage=str(tmp_path))))
+        assert graph.settings[0].profiles == SINGLES
+
+
 def test_a_report_says_its_family_and_what_is_not_reproduced(tmp_path):
     for kind, words in (("paper", "as the paper's text prints it"), ("as_run", "as the authors' published settings")):
         flags = checked(study("accumulation"), Flags(preset=kind, storage=str(tmp_path)))

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from experiments import samples
 from gram_platform.analysis.localization import TABLE_COLUMNS
 from gram_platform.analysis.shading import ShadedText, ShadedView, shading_scale
 from gram_platform.config import CORE, Continuations, RoutingConfig, TokenLosses
@@ -19,9 +20,13 @@ from gram_platform.methods.setting import Elicitation, Options
 from gram_platform.nodes import method_nodes, require_closed
 from gram_platform.report.shading import increases_frame, shaded_html
 from gram_platform.store import Store
+from gram_platform.study.build import build_graph
+from gram_platform.study.dry_run import describe
+from gram_platform.study.flags import parse
 from gram_platform.study.measurements import Samples, TokenIncreases
 from gram_platform.study.outcomes import outcome_of
 from gram_platform.study.record import load_record
+from gram_platform.study.supply import shortages
 from gram_platform.tracking import default_tracking_uri
 from tests.study.processes import submit
 
@@ -72,6 +77,33 @@ def test_what_is_asked_of_a_view():
     )
     baseline = [n.config for n in Samples(8, 16).nodes("baseline", SETTING) if n.kind == "evaluation"]
     assert [config.domains for config in baseline] == [AUXILIARY]
+
+
+def test_the_compared_views_continue_core_too():
+    compared = dataclasses.replace(SETTING, profiles=((), ("beach",)))
+    for method, expected in {
+        "baseline": {"all": (CORE, "beach")},
+        "gram": {"core": (CORE, "beach"), "core+beach": (CORE, "beach")},
+        "filtering": {"core": (CORE, "beach"), "core+beach": (CORE, "beach")},
+    }.items():
+        nodes = Samples(8, 16, compared_only=True).nodes(method, compared)
+        assert {dict(n.tags)["profile"]: n.config.domains for n in nodes if n.kind == "evaluation"} == expected
+
+
+def test_python_and_cpp_from_the_packages_on_this_disk(storage):
+    """Every method is trained with C++ and without it, and asked to continue both; there is text enough."""
+    graph = build_graph(samples.STUDY, parse(samples.STUDY, ["--preset", "installed"]))
+    evaluations = [node for node in graph.nodes if node.kind == "evaluation"]
+    assert {node.config.domains for node in evaluations} == {(CORE, "cpp")}
+    profiles = [dict(node.tags)["profile"] for node in evaluations if dict(node.tags)["method"] == "filtering"]
+    assert sorted(profiles) == ["core", "core+cpp"]
+    assert not shortages(graph.nodes, graph.preset, graph.recipes)
+    other = build_graph(samples.STUDY, parse(samples.STUDY, ["--preset", "installed", "--retain", "stubs"]))
+    assert {node.config.domains for node in other.nodes if node.kind == "evaluation"} == {(CORE, "stubs")}
+    assert graph.data_ids == other.data_ids
+    text = describe(graph)
+    assert f"corpus installed (data {graph.recipe.data_id})" in text
+    assert sorted(path.name for path in (storage / "data").iterdir()) == ["installed", "scans"]  # nothing is packed
 
 
 def test_tokens_join_to_the_text_also_where_one_is_half_a_character():
