@@ -26,7 +26,7 @@ STUDY = Study(
     methods=("baseline", "gram", "ft_lora"),
     presets={
         "smoke": accumulated(at_size(SMOKE, "tiny")),
-        "demo": accumulated(at_size(DEMO, "0.3M")),
+        "demo": accumulated(at_size(DEMO, "0.15M", methods=())),
         "paper": accumulated(at_size(PAPER, "200M", num_seeds=1)),
         "as_run": accumulated(at_size(AS_RUN, "200M", num_seeds=1, sizes={"200M": AS_RUN_WINDOWS})),
     },

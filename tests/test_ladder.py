@@ -6,7 +6,7 @@ import json
 import pytest
 
 from gram_platform.flops import total_parameters
-from gram_platform.ladder import DEMO_SIZES, LAWS, PAPER_LAW, PAPER_SIZES, Law, load_law, sized_by
+from gram_platform.ladder import DEMO_SIZES, GRID_DEMO_SIZES, LAWS, PAPER_LAW, PAPER_SIZES, Law, load_law, sized_by
 
 LAW = Law("ours", 0.5, -0.4, 2e-3, 0.5, 64, "a test")
 
@@ -42,7 +42,7 @@ def test_the_batch_is_converted_by_tokens():
 )
 def test_batches_at_and_below_the_micro_batch(sequences, batch, micro_batch):
     law = dataclasses.replace(LAW, batch_coefficient=sequences, batch_exponent=0.0)
-    sized = sized_by(DEMO_SIZES["0.2M"], law, 200_000)
+    sized = sized_by(GRID_DEMO_SIZES["0.2M"], law, 200_000)
     assert (sized.batch_size, sized.micro_batch) == (batch, micro_batch)
     assert sized.peak_lr == law.lr(200_000)
 

@@ -254,5 +254,5 @@ def test_predictions_beside_the_paper():
     assert (at_800m["paper_lr"], at_800m["paper_batch"]) == pytest.approx((5.62e-4, 644), rel=2e-3)
     assert (at_800m["ladder_lr"], at_800m["ladder_batch"]) == (5.7e-4, 672)
     assert at_800m["batch"] == pytest.approx(law.batch(806_441_600) * 64 / 1024)
-    assert table.loc["0.2M", "lr"] == pytest.approx(law.lr(table.loc["0.2M", "parameters"]))
+    assert table.loc["0.15M", "lr"] == pytest.approx(law.lr(table.loc["0.15M", "parameters"]))
     assert predictions(None, list(DEMO_SIZES.values()))["lr"].isna().all()

@@ -17,7 +17,7 @@ import pytest
 from experiments.lr_bs_grid import SEARCH
 from gram_platform.analysis.lr_grid import POOLED
 from gram_platform.flops import total_parameters
-from gram_platform.ladder import DEMO_SIZES, GRID_DEMO_SIZES, PAPER_SIZES, load_law
+from gram_platform.ladder import GRID_DEMO_SIZES, PAPER_SIZES, load_law
 from gram_platform.nodes import method_nodes
 from gram_platform.searches.lr_batch import GridShape, at, objective, why_not
 from gram_platform.searches.run import build_scene, parse, search_id
@@ -146,7 +146,7 @@ def test_presets_have_their_cells():
     assert numbers == {"50M": 12, "100M": 12, "200M": 16, "400M": 12}
     assert SEARCH.presets["demo"].sizes == GRID_DEMO_SIZES
     with pytest.raises(ValueError, match=r"^batches="):
-        GridShape((0.5, 1.0, 2.0), (0.3, 1.0, 2.0), 0).of(DEMO_SIZES["0.2M"])
+        GridShape((0.5, 1.0, 2.0), (0.3, 1.0, 2.0), 0).of(GRID_DEMO_SIZES["0.2M"])
 
 
 def test_the_identity_is_the_question_not_how_it_is_read(tmp_path):
