@@ -55,6 +55,8 @@ def routing_of(setting: Setting) -> RoutingConfig:
 
 
 def every_profile(setting: Setting) -> tuple[Profile, ...]:
-    """Core alone, core with each domain, all, and the compared ones: a view costs one evaluation, no training."""
+    """Core alone, core with each domain, all, the compared ones, and subsets where they are asked for: a view costs one
+    evaluation, no training.
+    """
     singles = tuple((domain,) for domain in setting.auxiliary)
-    return tuple(dict.fromkeys(((), *singles, setting.auxiliary, *setting.profiles)))
+    return tuple(dict.fromkeys(((), *singles, setting.auxiliary, *setting.profiles, *setting.subsets)))

@@ -74,6 +74,7 @@ class Preset:
     retain: str = ""  # the domain of the compared profile, if the corpus has it; else its first
     every_single: bool = False  # compare core and core with each domain instead
     core_only: bool = False  # compare core alone instead
+    every_subset: bool = False  # beside these, evaluate every subset of modules where that costs no training
     options: Options = DEFAULT_OPTIONS  # of single methods, and the attack
     # sizes whose routed methods accumulate otherwise, as the paper's did
     accumulation_of_size: tuple[tuple[str, str], ...] = ()
@@ -169,6 +170,7 @@ class Preset:
             equal_compute=self.equal_compute,
             options=self.options,
             conventions=replace(self.conventions, document_end=document_end if self.masks_documents else -1),
+            every_subset=self.every_subset,
         )
 
 

@@ -76,7 +76,7 @@ SMOKE = dataclasses.replace(
 )
 
 
-# ------------------------------------------------------------------------------------------------- titration
+# ----------------------------------------------------------------------------------- titration and composing
 
 
 def at_weight(weight: float) -> Variant:
@@ -92,6 +92,11 @@ def titrated(preset: Preset, weights: tuple[float, ...]) -> Preset:
     """The preset at each weight, without attacks."""
     options = dataclasses.replace(preset.options, elicitation=None)
     return dataclasses.replace(preset, options=options, variants=tuple(map(at_weight, weights)))
+
+
+def composed(preset: Preset) -> Preset:
+    """The preset with every subset of modules on, without attacks."""
+    return dataclasses.replace(preset, options=dataclasses.replace(preset.options, elicitation=None), every_subset=True)
 
 
 # -------------------------------------------------------------------------------------------- partial labels

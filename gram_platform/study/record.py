@@ -38,6 +38,7 @@ class StudyRecord:
     unit: str = ""  # see Study
     own_baseline: bool = False
     measurement: str = LOSSES  # what is measured of every view: see `outcomes.py`
+    by_modules: bool = False  # its page leads with compute ratios against the number of modules that are on
 
     @property
     def ids(self) -> set[str]:
@@ -96,6 +97,7 @@ def record_of(graph: Graph) -> StudyRecord:
         unit=graph.study.unit,
         own_baseline=graph.study.own_baseline,
         measurement=graph.preset.measurement.name,
+        by_modules=graph.preset.every_subset,
     )
 
 

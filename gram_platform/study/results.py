@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from gram_platform.analysis.claims import paper_claims, separation_claims
+from gram_platform.analysis.composing import by_number, drop_table
 from gram_platform.analysis.elicited import ATTACK_COLUMNS, ELICITED
 from gram_platform.analysis.frame import Frames, load_curves, load_store_curves
 from gram_platform.analysis.paper import PAPER, beside_paper
@@ -17,6 +18,7 @@ from gram_platform.analysis.text import aligned, format_table, table_csv
 from gram_platform.analysis.variants import analyse_variants
 from gram_platform.analysis.verdicts import claims_frame
 from gram_platform.report import StudyReport, build_report, study_figures
+from gram_platform.report.composing import readable_drops
 from gram_platform.report.sections import renamed
 from gram_platform.report.tables import shown_columns
 from gram_platform.store import Store
@@ -84,6 +86,8 @@ def summary_text(record: StudyRecord, results: Results) -> str:
     """The table for a terminal; beside the paper's, with the claims, where the study declares it."""
     table = results.analysis.table
     parts = [format_table(renamed(table, record.varies))]
+    if (numbers := _by_number(record, results.analysis)) is not None:
+        parts += ["from one module to all", frame_text(readable_drops(drop_table(numbers, results.analysis.per_seed)))]
     if record.compare_with in PAPER:
         beside = renamed(beside_paper(table, record.compare_with, record.profile), record.varies)
         parts += ["beside the paper's (for reading: another scale)", frame_text(beside)]
@@ -219,4 +223,11 @@ def study_report(
         compare_with=record.compare_with,
         varies=record.varies,
         published=published,
+        by_number=_by_number(record, results.analysis),
     )
+
+
+def _by_number(record: StudyRecord, analysis: Analysis) -> pd.DataFrame | None:
+    """The values by the number of modules that are on, of a study that is about this."""
+    declared = _tags(record, _entries(record, "evaluation")) if record.entries else None
+    return by_number(analysis.per_seed, declared) if record.by_modules else None
