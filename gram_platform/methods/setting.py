@@ -149,6 +149,7 @@ class Options:
     maxent_profiles: tuple[tuple[Profile, MaxEnt], ...] = ()  # of single profiles, in place of `maxent`
     # of GRAM: the widths of the core MLP and of a module as shares of the dense MLP's; None: the size's own
     routed_widths: tuple[float, float] | None = None
+    probes: bool = False  # of GRAM with partial labels: measured at as many steps as the baseline's curve has points
     module_weight: float = 1.0  # t: of every module that is switched on, in evaluated views (titration)
 
     def __post_init__(self) -> None:

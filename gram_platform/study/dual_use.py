@@ -103,8 +103,10 @@ def composed(preset: Preset) -> Preset:
 
 
 def partly_labelled(setting):
-    """Half of every domain's sequences without a label; GRAM with a core of 95% and modules of 1.25% of the width."""
-    options = dataclasses.replace(setting.options, unlabelled_share=0.5, routed_widths=(0.95, 0.0125))
+    """Half of every domain's sequences without a label; GRAM with a core of 95% and modules of 1.25% of the width, and
+    with probes of which module learns what is not labelled.
+    """
+    options = dataclasses.replace(setting.options, unlabelled_share=0.5, routed_widths=(0.95, 0.0125), probes=True)
     return dataclasses.replace(setting, options=options)
 
 
