@@ -100,6 +100,8 @@ def test_partial_labels_hide_half_of_every_domain(tmp_path):
     (dense,) = runs_of(graph, method="filtering", variant="0.5")
     assert routed.model.d_mlp == round(0.95 * dense.model.d_mlp)
     assert {module.width for module in routed.model.modules} == {round(0.0125 * dense.model.d_mlp)}
+    assert routed.eval_points.num_probes == graph.preset.num_eval_points
+    assert record_of(graph).probed == (routed.run_id,)
     pools = {d.name: {part.domain for part in d.pool} for d in dense.data.domains}
     assert pools == {CORE: {CORE, "airport", "attic", "bakery", "beach"}}  # filtering takes what is unlabelled as core
 
