@@ -17,9 +17,10 @@ from gram_platform.report.study import StudyReport
 
 TEXT = """Text of each domain passes through the model as an unlabelled batch does, with every module on. Each panel
 shows the share of the modules' squared gradient that falls on every module; the thick line is the domain's own. It is
-measured on validation text between steps, and trains nothing. Bands are 90% intervals over seeds. AdamW rescales the
-gradients of every module, so a share says where a batch pulls, not how far weights move. The table has the shares after
-the last step; its mean is that of the domains' own modules. Read from the run directories."""
+measured on validation text between steps, and trains nothing. Biases do not count: that of the output has the same
+gradient in every module. Bands are 90% intervals over seeds. AdamW rescales the gradients of every module, so a share
+says where a batch pulls, not how far weights move. The table has the shares after the last step; its mean is that of
+the domains' own modules. Read from the run directories."""
 
 
 def absorption_sections(study: StudyReport) -> list[Section]:
