@@ -59,7 +59,8 @@ def _panels(table: pd.DataFrame, size: str) -> Mapping[str, go.Figure]:
     """The numbers of modules drawn as the values of what a study varies."""
     drawn = table.rename(columns={MODULES: VARIANT}).sort_values(VARIANT, kind="stable").assign(profile="")
     drawn[VARIANT] = drawn[VARIANT].astype(str)
-    panels = {name: variant_figure(drawn, AXIS, size, "", name) for name in COMPOSED}
+    figures = {name: variant_figure(drawn, AXIS, size, "", name) for name in COMPOSED}
+    panels = {name: figure for name, figure in figures.items() if len(figure.data)}
     for panel in panels.values():
         panel.update_xaxes(range=[-MARGIN, table[MODULES].max() + MARGIN])
     return panels

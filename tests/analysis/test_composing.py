@@ -1,5 +1,6 @@
 """Values by the number of modules that are on, from planted ratios: means over subsets, then over seeds; the drops."""
 
+import dataclasses
 from itertools import combinations
 
 import numpy as np
@@ -144,6 +145,13 @@ def test_the_page_leads_with_both_classes_against_the_number():
     assert "from one module to all" in text
     assert set(study.table["profile"]) == {*map(name_of, SUBSETS), "mean"}
     assert set(CLASSES) < set(study.table)
+
+
+def test_while_only_core_alone_is_there_it_has_no_panel_of_what_is_kept(per_seed):
+    alone = per_seed[(per_seed["retained"] == "") | (per_seed["method"] == "baseline")]
+    study = dataclasses.replace(page_of(by_modules=True)[0], by_number=by_number(alone))
+    assert [name for name in study_figures(study) if name.startswith("modules-")] == ["modules-core-tiny"]
+    assert "<h2>From one module to all</h2>" not in build_report("", "", study)
 
 
 def test_other_studies_say_nothing_of_it():
