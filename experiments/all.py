@@ -16,6 +16,7 @@ it all works, since models of 0.1M parameters and 40,000 tokens show little.
 import accumulation
 import architecture
 import aux_scaling
+import composing
 import dual_use
 import hyperparams
 import lr_bs_grid
@@ -29,7 +30,7 @@ import token_localization
 
 from gram_platform.campaign import main
 
-MODULES = (scaling, stories, dual_use, titration, partial_labels, architecture, accumulation, aux_scaling)
+MODULES = (scaling, stories, dual_use, titration, composing, partial_labels, architecture, accumulation, aux_scaling)
 MODULES += (token_localization, samples)
 STUDIES = tuple(module.STUDY for module in MODULES)
 SEARCHES = (lr_bs_grid.SEARCH, hyperparams.SEARCH, maxent_search.SEARCH)

@@ -1,7 +1,8 @@
 """What if half of the labels are missing? (the paper's "Partial Labeling Details")
 
 Half of every domain's sequences lose their label. Filtering and FT-LoRA treat them as core; GRAM activates and trains
-everything on them. Compared on the profile of core alone, beside filtering that has all labels.
+everything on them. Compared on the profile of core alone, beside filtering that has all labels. Probes between GRAM's
+steps say which module a domain's unlabelled batches pull at (absorption).
 
     python experiments/partial_labels.py                          # demo: 2 CPU cores, about 11 minutes
     python experiments/partial_labels.py --preset smoke           # 2 CPU cores, under a minute

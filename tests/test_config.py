@@ -56,7 +56,7 @@ OTHERS = {
     "batch_size": 16, "micro_batch": 4, "num_points": 1, "domains": None, "seed": 1, "precision": "bfloat16",
     "objective": None, "start": View("abc"), "freeze_core": None, "patience": None, "first": 1, "forget": None,
     "retain_weight": 2.0, "document_end": 0, "decay_vectors": True, "stop_below": None,
-    "companions": "subset", "p_aux_companion": 0.5,
+    "companions": "subset", "p_aux_companion": 0.5, "num_probes": None,
 }  # fmt: skip
 
 
@@ -90,6 +90,15 @@ def test_integers_in_real_fields_are_the_same_number():
     same = OptimizerConfig(1.0, 0.0, 0.0)
     assert one == same
     assert canonical_json(one) == canonical_json(same)
+
+
+def test_probes_are_part_of_a_run_and_none_leave_ids_as_they_were():
+    run = tiny.run_config(data=tiny.HALF_LABELLED)
+    assert "num_probes" not in canonical_json(run)
+    probed = dataclasses.replace(run, eval_points=EvalPoints(0, 4, tiny.DOMAINS, num_probes=3))
+    assert probed.run_id != run.run_id
+    assert run_from_plain(json.loads(canonical_json(probed))) == probed
+    assert probed.num_probed == 2  # of four validation sequences, a micro-batch of two at a time
 
 
 def test_canonical_json_refuses_what_it_does_not_know():
@@ -136,7 +145,11 @@ def test_views_drop_zeros_and_answer_by_their_rule():
     assert View.of("run", {"lisp": 1.0}).active("virology") == {"lisp": 1.0}
 
 
-RUN = tiny.run_config()
+def probes(number: int, num_sequences: int = 4) -> EvalPoints:
+    return EvalPoints(0, num_sequences, ("core",), num_probes=number)
+
+
+RUN, HALF = tiny.run_config(), tiny.run_config(data=tiny.HALF_LABELLED)
 WRONG = {
     r"token_losses.num_sequences=0 ": lambda: TokenLosses(View("abc"), "data", ("core",), 0),
     r"continuations.documents=\(1, 1\).*once": lambda: Continuations(View("abc"), "data", ("core",), (1, 1), 4, 8),
@@ -155,6 +168,9 @@ WRONG = {
     r"num_draws=15 .*multiple of 2": lambda: tiny.run_config(draws=(64, 15, 16)),
     r"data.domains=98 .*whole steps of 8": lambda: tiny.run_config(draws=(66, 16, 16)),
     r"num_points=100 .*12 steps": lambda: dataclasses.replace(RUN, eval_points=EvalPoints(100, 4, ("core",))),
+    r"num_probes=2 .*0 in a run without modules or unlabelled": lambda: dataclasses.replace(RUN, eval_points=probes(2)),
+    r"num_probes=13 .*12 steps": lambda: dataclasses.replace(HALF, eval_points=probes(13)),
+    r"num_sequences=1 .*micro-batch of 2": lambda: dataclasses.replace(HALF, eval_points=probes(1, 1)),
     r"seed=-1": lambda: dataclasses.replace(RUN, seed=-1),
     r"precision='int8' .*float32, bfloat16": lambda: dataclasses.replace(RUN, precision="int8"),
     r"view.weights\[lisp\]=1.1": lambda: View.of("run", {"lisp": 1.1}),

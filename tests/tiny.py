@@ -11,11 +11,15 @@ from gram_platform.config import (
     OptimizerConfig,
     RoutingConfig,
     RunConfig,
+    Slice,
 )
 
 DOMAINS = ("core", "lisp", "virology")
 SEQ_LEN = 16
 VOCAB = 64
+HIDDEN = (Slice("core", 24, 12), Slice("lisp", 24, 6), Slice("virology", 24, 6))
+LABELLED = tuple(DomainBudget(d, 24, n) for d, n in zip(DOMAINS, (32, 16, 16), strict=True))
+HALF_LABELLED = DataConfig("tiny", (*LABELLED, DomainBudget("unlabelled", 24, 32, HIDDEN)))
 
 
 def model_config(modular: bool = True, d_mlp: int = 32, num_layers: int = 2) -> ModelConfig:

@@ -176,17 +176,20 @@ def _absent_views(declared: pd.DataFrame, evaluations: pd.DataFrame, sizes: set[
     return notes
 
 
-def over_seeds(per_seed: pd.DataFrame) -> pd.DataFrame:
-    """TABLE_COLUMNS from a `per_seed` frame: means over seeds with their t-intervals, in its order of rows."""
+def over_seeds(per_seed: pd.DataFrame, names: Sequence[str] = ROW) -> pd.DataFrame:
+    """TABLE_COLUMNS from a `per_seed` frame: means over seeds with their t-intervals, in its order of rows.
+
+    `names`: the columns that name a row, in place of ROW. A class that the frame lacks is NaN.
+    """
     rows = []
-    for key, group in per_seed.groupby(ROW, sort=False):
-        row = dict(zip(ROW, key, strict=True))
+    for key, group in per_seed.reindex(columns=[*names, *CLASSES]).groupby(list(names), sort=False):
+        row = dict(zip(names, key, strict=True))
         for name in CLASSES:
             values = group[name].dropna()
             ends = t_interval(values) if len(values) else (np.nan,) * 3
             row |= dict(zip((name, f"{name}_low", f"{name}_high"), ends, strict=True))
         rows.append({**row, "num_seeds": len(group)})
-    return pd.DataFrame(rows, columns=TABLE_COLUMNS)
+    return pd.DataFrame(rows, columns=[*names, *TABLE_COLUMNS[len(ROW) :]])
 
 
 def averaged_profiles(rows: pd.DataFrame) -> frozenset[str]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from gram_platform.config.domains import CORE
+from gram_platform.config.domains import CORE, is_unlabelled
 from gram_platform.config.model import ModelConfig, ModuleSpec
 from gram_platform.config.training import (
     DataConfig,
@@ -21,6 +21,7 @@ from gram_platform.identity import invalid, require_choice, require_int, short_h
 RECIPE_VERSION = 1  # raised when the same config would train to another result; part of every run_id
 CROSS_ENTROPY = Objective()
 MAX_MODULES = 60  # a route's modules are bits of one integer
+MOST_PROBED = 4  # micro-batches of a domain whose gradients are measured at a time
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,8 @@ class RunConfig:
             self._check_frozen_core()
         if self.eval_points.patience and not self.eval_points.num_points:
             raise invalid("eval_points.patience", self.eval_points.patience, "0 without evaluations while training")
+        if self.eval_points.num_probes:
+            self._check_probes()
 
     def _check_maxent(self) -> None:
         """Equal numbers of forget and other micro-batches in every window."""
@@ -85,6 +88,23 @@ class RunConfig:
         if without and not (without == [CORE] and self.model.modules and self.routing.p_core_robust == 1.0):
             allowed = "false when batches of these domains train no module: " + ", ".join(without)
             raise invalid("routing.freeze_core", True, allowed)
+
+    def _check_probes(self) -> None:
+        """A probe is what an unlabelled batch does to the modules."""
+        points = self.eval_points
+        if points.num_probes > self.num_steps:
+            raise invalid("eval_points.num_probes", points.num_probes, f"at most the {self.num_steps} steps")
+        if not self.model.modules or not any(is_unlabelled(d.name) for d in self.data.domains):
+            allowed = "0 in a run without modules or unlabelled batches"
+            raise invalid("eval_points.num_probes", points.num_probes, allowed)
+        if points.num_sequences < self.micro_batch:
+            allowed = f"a micro-batch of {self.micro_batch} or more in a run with probes"
+            raise invalid("eval_points.num_sequences", points.num_sequences, allowed)
+
+    @property
+    def num_probed(self) -> int:
+        """Micro-batches of each domain's validation split that a probe passes through the model, one by one."""
+        return min(MOST_PROBED, self.eval_points.num_sequences // self.micro_batch)
 
     @property
     def route_unit(self) -> int:

@@ -148,8 +148,11 @@ class EvalPoints:
     num_sequences: int  # of each domain, the first ones of its validation split
     domains: tuple[str, ...]
     patience: int = 0  # evaluations without a better loss (mean over domains) that end the run early; 0: never
+    # equally spaced steps after which every module's gradients on each domain are measured, see `train/probe.py`
+    num_probes: int = added(0)
 
     def __post_init__(self) -> None:
+        require_int("eval_points.num_probes", self.num_probes, 0)
         require_int("eval_points.patience", self.patience, 0)
         require_int("eval_points.num_points", self.num_points, 0)
         require_int("eval_points.num_sequences", self.num_sequences, 1)

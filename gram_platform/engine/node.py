@@ -14,7 +14,7 @@ from gram_platform.engine.background import Background
 from gram_platform.engine.execution import Execution, owner
 from gram_platform.engine.memory import OutOfMemory, is_out_of_memory, memory_advice
 from gram_platform.engine.notice import Notice, termination_notice
-from gram_platform.engine.summary import Summary, evaluation_steps
+from gram_platform.engine.summary import Summary, evaluation_steps, probe_steps
 from gram_platform.engine.usage import Usage
 from gram_platform.evaluate import domain_losses, require_sequences
 from gram_platform.flops import total_parameters
@@ -24,13 +24,14 @@ from gram_platform.planner import run_flops
 from gram_platform.routing import Plan
 from gram_platform.store import Store
 from gram_platform.store.attempts import Attempt
-from gram_platform.store.segments import NORM
+from gram_platform.store.segments import NORM, PROBE
 from gram_platform.store.tensors import Resumed
 from gram_platform.train.allocation import freed_memory_kept
 from gram_platform.train.data import PlanReader
 from gram_platform.train.learner import Learner
 from gram_platform.train.loop import StepRecord, TrainingDiverged, training_steps
 from gram_platform.train.pieces import Piece, whole
+from gram_platform.train.probe import probed_norms
 from gram_platform.views import materialised
 
 
@@ -88,7 +89,7 @@ class RunExecution:
         self.reader = PlanReader(run, self.plan, {domain: corpus.train(domain) for domain in drawn})
         points = run.eval_points
         self.validation = {d: corpus.validation(d) for d in points.domains}
-        if points.num_points:
+        if points.num_points or points.num_probes:
             require_sequences(self.validation, points.domains, points.num_sequences)
         self.learner = parts.get("learner") or new_learner(Learner, run, execution, starting_point(run, execution))
         self.rank, self.num_ranks = parts.get("rank", 0), parts.get("num_ranks", 1)
@@ -146,7 +147,7 @@ class RunExecution:
         """Trains and records; yields after each step's metrics are in `records`."""
         self.summary.start(first_step)
         self._last_commit = time.monotonic()
-        eval_steps = evaluation_steps(self.run)
+        eval_steps, steps_probed = evaluation_steps(self.run), probe_steps(self.run)
         ranks = (self.rank, self.num_ranks)
         steps = training_steps(self.learner, self.plan, self.reader, first_step, *ranks, self.summary.interval)
         for record in steps:
@@ -156,6 +157,8 @@ class RunExecution:
                 _require_finite(losses, record)
                 metrics |= {f"validation/loss/{domain}": loss for domain, loss in losses.items()}
                 self._keep_best(losses)
+            if record.step in steps_probed:
+                metrics |= self.probe()
             if metrics:
                 self.records.append({"step": record.step, "time": time.time(), "metrics": metrics})
                 self.usage.look()
@@ -180,6 +183,13 @@ class RunExecution:
         )
         self.evaluation_s += time.monotonic() - started
         return losses
+
+    def probe(self) -> dict[str, float]:
+        """`norm/probe/<domain>/<module>`: how hard the domain's batches pull at every module when all are on."""
+        started, ranks = time.monotonic(), (self.rank, self.num_ranks)
+        found = {domain: probed_norms(self.learner, rows, *ranks) for domain, rows in self.validation.items()}
+        self.evaluation_s += time.monotonic() - started
+        return {f"{PROBE}{domain}/{module}": n for domain, norms in found.items() for module, n in norms.items()}
 
     def _keep_best(self, losses: dict[str, float]) -> None:
         """The losses of the evaluation whose mean over domains is lowest, as best/loss/<domain>."""

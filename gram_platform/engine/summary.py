@@ -20,9 +20,18 @@ def record_interval(run: RunConfig) -> int:
 
 
 def evaluation_steps(run: RunConfig) -> frozenset[int]:
-    """`num_points` equally spaced steps; the last is the run's last."""
-    points = run.eval_points.num_points
-    return frozenset(math.ceil(run.num_steps * k / points) for k in range(1, points + 1))
+    """The steps after which a run is evaluated."""
+    return _spaced(run.num_steps, run.eval_points.num_points)
+
+
+def probe_steps(run: RunConfig) -> frozenset[int]:
+    """The steps after which its modules' gradients are measured."""
+    return _spaced(run.num_steps, run.eval_points.num_probes)
+
+
+def _spaced(num_steps: int, num_points: int) -> frozenset[int]:
+    """Equally spaced steps; the last is the run's last."""
+    return frozenset(math.ceil(num_steps * k / num_points) for k in range(1, num_points + 1))
 
 
 class Summary:

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from gram_platform.figures.style import Style, behind, method_style, reference_line, styled, translucent
+from gram_platform.figures.style import Style, add_band, behind, method_style, reference_line, styled
 from gram_platform.figures.trends import add_trends
 from gram_platform.identity import invalid
 
@@ -84,17 +84,7 @@ def _add_method(figure: go.Figure, line: pd.DataFrame, value: str, style: Style)
     sure = line[line[low].notna() & line[high].notna()]
     has_band = len(sure) > 1
     if has_band:
-        figure.add_scatter(
-            x=[*sure["parameters"], *sure["parameters"][::-1]],
-            y=[*sure[high], *sure[low][::-1]],
-            fill="toself",
-            fillcolor=translucent(style.colour),
-            line={"width": 0},
-            mode="lines",
-            hoverinfo="skip",
-            legendgroup=style.label,
-            showlegend=False,
-        )
+        add_band(figure, sure["parameters"], sure[low], sure[high], style)
     bars = {} if has_band else {"array": line[high] - line[value], "arrayminus": line[value] - line[low]}
     figure.add_scatter(
         x=line["parameters"],

@@ -95,6 +95,21 @@ def styled_layout(title: str, x: str, y: str) -> dict:
     }
 
 
+def add_band(figure: go.Figure, x, low, high, style: Style, opacity: float = 0.18, group: str = "") -> None:
+    """The area between `low` and `high`; the legend hides it with the series of its style and group."""
+    figure.add_scatter(
+        x=[*x, *x[::-1]],
+        y=[*high, *low[::-1]],
+        fill="toself",
+        fillcolor=translucent(style.colour, opacity),
+        line={"width": 0},
+        mode="lines",
+        hoverinfo="skip",
+        legendgroup=style.label + group,
+        showlegend=False,
+    )
+
+
 def reference_line(figure: go.Figure, label: str = "baseline") -> None:
     """A dotted line at a compute ratio of 1, which is the baseline's by construction."""
     figure.add_hline(

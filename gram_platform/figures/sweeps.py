@@ -13,9 +13,9 @@ from gram_platform.figures.style import (
     PURPLE,
     VERMILION,
     Style,
+    add_band,
     reference_line,
     styled,
-    translucent,
 )
 from gram_platform.identity import invalid
 
@@ -80,7 +80,7 @@ def _add_ours(figure: go.Figure, line: pd.DataFrame, knob: str, name: str) -> No
     sure = line[line[low].notna() & line[high].notna()]
     has_band = len(sure) > 1
     if has_band:
-        _add_band(figure, sure["value"], sure[low], sure[high], style, 0.18)
+        add_band(figure, sure["value"], sure[low], sure[high], style)
     bars = {} if has_band else {"array": line[high] - line[name], "arrayminus": line[name] - line[low]}
     runs = line["runs"].str.replace(" ", "<br>")
     figure.add_scatter(
@@ -101,7 +101,7 @@ def _add_ours(figure: go.Figure, line: pd.DataFrame, knob: str, name: str) -> No
 def _add_paper(figure: go.Figure, curve: pd.DataFrame, style: Style) -> None:
     if curve.empty:
         return
-    _add_band(figure, curve["value"], curve["low"], curve["high"], style, 0.07, IN_PAPER)
+    add_band(figure, curve["value"], curve["low"], curve["high"], style, 0.07, IN_PAPER)
     figure.add_scatter(
         x=curve["value"],
         y=curve["mean"],
@@ -112,20 +112,6 @@ def _add_paper(figure: go.Figure, curve: pd.DataFrame, style: Style) -> None:
         marker={"symbol": f"{style.symbol}-open", "size": 6, "color": style.colour},
         customdata=curve[["low", "high"]].to_numpy(),
         hovertemplate="%{fullData.name}: %{y:.3f} [%{customdata[0]:.3f}, %{customdata[1]:.3f}]<extra></extra>",
-    )
-
-
-def _add_band(figure: go.Figure, x, low, high, style: Style, opacity: float, group: str = "") -> None:
-    figure.add_scatter(
-        x=[*x, *x[::-1]],
-        y=[*high, *low[::-1]],
-        fill="toself",
-        fillcolor=translucent(style.colour, opacity),
-        line={"width": 0},
-        mode="lines",
-        hoverinfo="skip",
-        legendgroup=style.label + group,
-        showlegend=False,
     )
 
 

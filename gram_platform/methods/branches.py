@@ -53,7 +53,7 @@ def _module_branches(setting: Setting, kind: str, width: int) -> Plans:
     base = _base(setting, budget)
     specs = {d: ModuleSpec(d, kind, width) for d in _branched(setting)}
     branches = {d: _branch(setting, budget, base, d, spec) for d, spec in specs.items()}
-    profiles = [(), *((d,) for d in branches), *setting.profiles]
+    profiles = [(), *((d,) for d in branches), *setting.profiles, *setting.subsets]
     if set(branches) == set(setting.auxiliary):
         profiles.append(setting.auxiliary)
     views = {

@@ -115,6 +115,7 @@ def training_run(
     routing: RoutingConfig,
     num_eval_points: int = 0,
     lr_factor: float = 1.0,
+    num_probes: int = 0,
     **parts,
 ) -> RunConfig:
     """A run of this setting: its size's batch and learning rate, its schedule and seed, and where the size starts.
@@ -124,7 +125,8 @@ def training_run(
     rate = setting.size.peak_lr * lr_factor
     optimizer = optimizer_of(setting, rate, setting.warmup_fraction, setting.decay_fraction)
     num_steps = data.num_draws // setting.size.batch_size
-    points = EvalPoints(min(num_eval_points, num_steps), setting.num_eval_sequences, setting.domains)
+    num_points, num_probes = (min(number, num_steps) for number in (num_eval_points, num_probes))
+    points = EvalPoints(num_points, setting.num_eval_sequences, setting.domains, num_probes=num_probes)
     defaults = {
         "optimizer": optimizer,
         "batch_size": setting.size.batch_size,

@@ -38,7 +38,8 @@ def routed(setting: Setting, model: ModelConfig) -> Plans:
     scale = routed_scale(setting, model)
     unit = setting.route_unit(setting.routing.accumulation)
     data = data_budget(setting, setting.domains, unit, setting.factor, scale, unlabelled_is_core=False)
-    run = training_run(setting, model, data, routing_of(setting))
+    num_probes = setting.num_eval_points if setting.options.probes else 0
+    run = training_run(setting, model, data, routing_of(setting), num_probes=num_probes)
     return Plans({"all": run}, {p: View.of(run.run_id, setting.modules_on(p)) for p in every_profile(setting)})
 
 
@@ -55,6 +56,8 @@ def routing_of(setting: Setting) -> RoutingConfig:
 
 
 def every_profile(setting: Setting) -> tuple[Profile, ...]:
-    """Core alone, core with each domain, all, and the compared ones: a view costs one evaluation, no training."""
+    """Core alone, core with each domain, all, the compared ones, and subsets where they are asked for: a view costs one
+    evaluation, no training.
+    """
     singles = tuple((domain,) for domain in setting.auxiliary)
-    return tuple(dict.fromkeys(((), *singles, setting.auxiliary, *setting.profiles)))
+    return tuple(dict.fromkeys(((), *singles, setting.auxiliary, *setting.profiles, *setting.subsets)))

@@ -2,13 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import combinations, count
+from math import comb
 
 from gram_platform.config import CORE, OptimizerConfig, RoutingConfig, RunConfig, View
 from gram_platform.identity import invalid, require_choice, require_int, require_real
 from gram_platform.ladder import Size
+from gram_platform.routing import hash_key
 
 Factors = tuple[tuple[str, float], ...]  # (domain, p_af)
 Profile = tuple[str, ...]  # the auxiliary domains that are retained, sorted; () is core alone
+MOST_SUBSETS = 10  # of each number of domains: all of them up to five domains
 
 
 def profile_name(retained: Profile, auxiliary: tuple[str, ...]) -> str:
@@ -16,6 +20,26 @@ def profile_name(retained: Profile, auxiliary: tuple[str, ...]) -> str:
     if retained and set(retained) == set(auxiliary):
         return "all"
     return "+".join((CORE, *retained))
+
+
+def subsets_of(domains: Profile) -> tuple[Profile, ...]:
+    """Every subset, fewest domains first; of a number that has more than MOST_SUBSETS so many of them, drawn at random
+    but always the same.
+    """
+    found: list[Profile] = []
+    for number in range(len(domains) + 1):
+        is_few = comb(len(domains), number) <= MOST_SUBSETS
+        chosen, draws = set(combinations(domains, number)) if is_few else set(), count()
+        while not is_few and len(chosen) < MOST_SUBSETS:
+            chosen.add(_drawn(domains, number, next(draws)))
+        found += sorted(chosen)
+    return tuple(found)
+
+
+def _drawn(domains: Profile, number: int, draw: int) -> Profile:
+    """So many of the domains, in their order: the first ones of the draw's own order."""
+    by_draw = sorted(domains, key=lambda domain: hash_key("subset", number, draw, domain))
+    return tuple(domain for domain in domains if domain in by_draw[:number])
 
 
 def require_factors(field: str, factor: float, factor_of: Factors) -> None:
@@ -132,6 +156,7 @@ class Options:
     maxent_profiles: tuple[tuple[Profile, MaxEnt], ...] = ()  # of single profiles, in place of `maxent`
     # of GRAM: the widths of the core MLP and of a module as shares of the dense MLP's; None: the size's own
     routed_widths: tuple[float, float] | None = None
+    probes: bool = False  # of GRAM with partial labels: measured at as many steps as the baseline's curve has points
     module_weight: float = 1.0  # t: of every module that is switched on, in evaluated views (titration)
 
     def __post_init__(self) -> None:
@@ -186,6 +211,7 @@ class Setting:
     options: Options = field(default_factory=Options)
     conventions: Conventions = Conventions()
     available: Mapping[str, int] = field(default_factory=dict)  # sequences of domains that repeat rather than run out
+    every_subset: bool = False  # evaluate `subsets` too, of methods in which a profile costs no training
 
     def __post_init__(self) -> None:
         require_factors("setting", self.aux_factor, self.aux_factor_of)
@@ -209,6 +235,12 @@ class Setting:
     @property
     def domains(self) -> tuple[str, ...]:
         return tuple(self.num_sequences)
+
+    @property
+    def subsets(self) -> tuple[Profile, ...]:
+        """Every subset of the domains that compared profiles retain (`subsets_of`), where it is asked for."""
+        retained = {domain for profile in self.profiles for domain in profile}
+        return subsets_of(tuple(d for d in self.auxiliary if d in retained)) if self.every_subset else ()
 
     def route_unit(self, accumulation: str) -> int:
         """Sequences that share one route."""

@@ -59,10 +59,12 @@ def run_flops(run: RunConfig, num_steps: int | None = None) -> int:
 
 
 def run_evaluation_flops(run: RunConfig) -> float:
-    """FLOPs of all evaluations while training, every module active; patience may end a run earlier."""
-    points = run.eval_points
+    """FLOPs of all evaluations and probes while training, every module active; patience may end a run earlier."""
+    points, modules = run.eval_points, run.model.module_domains
     num_sequences = points.num_points * len(points.domains) * points.num_sequences
-    return float(hardware_flops(run.model, num_sequences, run.model.module_domains, backward=False))
+    num_probed = points.num_probes * len(points.domains) * run.num_probed * run.micro_batch
+    probes = hardware_flops(run.model, num_probed, modules, False, False, modules)
+    return float(hardware_flops(run.model, num_sequences, modules, backward=False) + probes)
 
 
 def evaluation_flops(evaluation: AnyEvaluation, model: ModelConfig) -> float:

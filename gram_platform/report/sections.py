@@ -8,13 +8,14 @@ import plotly.graph_objects as go
 from gram_platform.analysis.beside import beside_published, published_means
 from gram_platform.analysis.order import MEAN
 from gram_platform.analysis.paper import PAPER, beside_paper
-from gram_platform.analysis.ratios import VARIANT
+from gram_platform.analysis.ratios import ALL, VARIANT
 from gram_platform.analysis.tables import CLASSES, averaged_profiles, domain_table
 from gram_platform.analysis.verdicts import ABOVE, AGREE, BELOW, CANNOT_TELL, DISAGREE, NO_INTERVAL
 from gram_platform.figures.aggregate import aggregate_figure
 from gram_platform.figures.curves import learning_curve_figure
 from gram_platform.figures.profiles import profile_bars_figure
 from gram_platform.figures.scaling import HIDDEN, scaling_figure
+from gram_platform.report.composing import composing_figures, composing_sections
 from gram_platform.report.page import Section
 from gram_platform.report.study import StudyReport
 from gram_platform.report.tables import is_attack, readable_attacks, readable_claims, readable_costs, readable_table
@@ -32,6 +33,7 @@ elicited no more than {ABOVE:.2f} above, in compute ratio."""
 def plain_sections(study: StudyReport) -> list[Section]:
     """What such a study shows between what is missing and its runs."""
     return [
+        *composing_sections(study),
         *_scaling_sections(study),
         *_aggregate_sections(study),
         *claim_sections(study),
@@ -46,14 +48,13 @@ def plain_sections(study: StudyReport) -> list[Section]:
 
 def plain_figures(study: StudyReport) -> dict[str, go.Figure]:
     """Every figure of these sections by a name fit for a file."""
-    table, domains = study.table, domain_table(study.analysis.ratios)
-    figures = {f"scaling-{name}": figure for name, figure in zip(CLASSES, _scaling_panels(study), strict=True)}
+    table, figures = study.table, composing_figures(study)
+    figures |= {f"scaling-{name}": figure for name, figure in zip(CLASSES, _scaling_panels(study), strict=True)}
     for size in _aggregated_sizes(table):
         panels = zip(CLASSES, _panels(study, size), strict=True)
         figures |= {f"aggregate-{name}-{size}": panel for name, panel in panels}
     figures = {name: figure for name, figure in figures.items() if is_drawn(figure)}
-    for method, size in _method_sizes(domains):
-        figures[f"profiles-{method}-{size}"] = profile_bars_figure(domains, method, size)
+    figures |= {f"profiles-{method}-{size}": figure for (method, size), figure in _profile_bars(study).items()}
     return figures | {f"curves-{name}": figure for name, figure in _curve_figures(study).items()}
 
 
@@ -164,12 +165,10 @@ def _scaling_panels(study: StudyReport) -> list[go.Figure]:
 
 
 def _profile_sections(study: StudyReport) -> list[Section]:
-    domains = domain_table(study.analysis.ratios)
-    pairs = _method_sizes(domains)
-    if not pairs:
+    domains, figures = domain_table(study.analysis.ratios), _profile_bars(study)
+    if not figures:
         return []
-    sizes = _in_order(size for _, size in pairs)
-    figures = {pair: profile_bars_figure(domains, *pair) for pair in pairs}
+    sizes = _in_order(size for _, size in figures)
     shown = [figure for (_, size), figure in figures.items() if size == sizes[-1]]
     folded = [figure for (_, size), figure in figures.items() if size != sizes[-1]]
     text = "Compute ratio on every domain: solid bars are core and retained domains, hatched bars forgotten ones."
@@ -177,6 +176,18 @@ def _profile_sections(study: StudyReport) -> list[Section]:
         text += " The outline around a hatched bar: after the attack."
     table = domains.drop(columns="runs")
     return [Section("Profiles", text, shown, folded, "The other sizes", table)]
+
+
+def _profile_bars(study: StudyReport) -> dict[tuple[str, str], go.Figure]:
+    """By method and size, in the tables' order; the baseline is 1 by construction and has none.
+
+    Of a study with every subset of modules the profiles with at most one and those with all.
+    """
+    domains = domain_table(study.analysis.ratios)
+    if study.by_number is not None:
+        domains = domains[domains["profile"].isin({*averaged_profiles(domains), ALL})]
+    pairs = dict.fromkeys(zip(domains["method"], domains["size"], strict=True))
+    return {pair: profile_bars_figure(domains, *pair) for pair in pairs if pair[0] not in HIDDEN}
 
 
 def _learning_curves_sections(study: StudyReport) -> list[Section]:
@@ -220,9 +231,3 @@ def _panels(study: StudyReport, size: str) -> list[go.Figure]:
 
 def _in_order(values) -> Sequence[str]:
     return tuple(dict.fromkeys(values))
-
-
-def _method_sizes(domains: pd.DataFrame) -> list[tuple[str, str]]:
-    """(method, size) of the bars, in the tables' order; the baseline is 1 by construction and has none."""
-    pairs = dict.fromkeys(zip(domains["method"], domains["size"], strict=True))
-    return [pair for pair in pairs if pair[0] not in HIDDEN]

@@ -32,6 +32,8 @@ class StudyReport:
     compare_with: str = ""  # the study beside whose numbers in the paper ours stand
     varies: str = ""  # the name of what the frames' column `variant` holds
     published: pd.DataFrame | None = None  # the published table of the same methods, in the columns of table.csv
+    absorption: pd.DataFrame | None = None  # of `absorption.load_shares`, of a study whose runs have probes
+    by_number: pd.DataFrame | None = None  # of `composing.by_number`, of a study about how many modules are on
 
     @cached_property
     def table(self) -> pd.DataFrame:

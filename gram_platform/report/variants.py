@@ -11,6 +11,7 @@ from gram_platform.analysis.tables import CLASSES, domain_table
 from gram_platform.figures.curves import learning_curve_figure
 from gram_platform.figures.scaling import HIDDEN
 from gram_platform.figures.variants import domain_variant_figure, variant_figure
+from gram_platform.report.absorption import absorption_figures, absorption_sections
 from gram_platform.report.page import Section
 from gram_platform.report.sections import capabilities_section, claim_sections, cost_sections, is_drawn, renamed
 from gram_platform.report.study import StudyReport
@@ -21,6 +22,7 @@ def varied_sections(study: StudyReport) -> list[Section]:
     """What such a study shows between what is missing and its runs."""
     return [
         *_variant_sections(study),
+        *absorption_sections(study),
         *claim_sections(study),
         capabilities_section(study),
         *_domain_sections(study),
@@ -34,6 +36,7 @@ def varied_figures(study: StudyReport) -> dict[str, go.Figure]:
     figures = {}
     for size in dict.fromkeys(study.table["size"]):
         figures |= {f"{study.varies}-{name}-{size}": figure for name, figure in _panels(study, size).items()}
+    figures |= absorption_figures(study)
     figures |= {f"domains-{name}": figure for name, figure in _domain_figures(study).items()}
     return figures | {f"curves-{name}": figure for name, figure in _curve_figures(study).items()}
 

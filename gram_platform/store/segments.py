@@ -12,6 +12,7 @@ from gram_platform.identity import invalid
 from gram_platform.store.files import CorruptFile, Folder
 
 NORM = "norm/"  # + gradient/<set> or weights/<set>: metrics that stay in the storage, they would crowd MLflow's table
+PROBE = NORM + "probe/"  # + <domain>/<module>: see `train/probe.py`
 
 
 def write_segment(attempt: Folder, attempt_id: str, records: Sequence[dict], after_step: int) -> dict:

@@ -26,6 +26,7 @@ class Declaration:
     baseline_from: str = ""  # the study whose baselines it takes where it has none; "": the only one that has some
     compare_with: str = ""  # of the paper's studies: whose claims are judged
     profile: str = ""  # that figures show
+    by_modules: bool = False  # its page leads with compute ratios against the number of modules that are on
 
 
 KNOWN = {
@@ -38,6 +39,7 @@ KNOWN = {
         "Does the model keep its compute ratios as more modules are switched on?",
         baseline_from="scaling",
         compare_with="dual_use",
+        by_modules=True,
     ),
     "stories": Declaration("Simple Stories", "How do all methods compare on topics of short stories?", profile=MEAN),
     "titration": Declaration(
@@ -85,7 +87,7 @@ def declaration(name: str, given: Mapping, studies: list[str]) -> Declaration:
     place = f"{STUDIES_FILE}, {name}"
     for key, value in given.items():
         require_choice(place, key, tuple(field.name for field in fields(Declaration)))
-        kind = bool if key == "own_baseline" else str
+        kind = type(getattr(Declaration(name), key))
         if not isinstance(value, kind):
             raise invalid(f"{place}, {key}", value, "true or false" if kind is bool else "a text")
     if given.get("varies") in NOT_NAMES:

@@ -75,6 +75,7 @@ class Preset:
     every_single: bool = False  # compare core alone too, and core with each domain where none is named
     core_only: bool = False  # compare core alone instead
     methods: tuple[str, ...] = ()  # where a scale has no time for all of the study's; (): all
+    every_subset: bool = False  # beside these, evaluate every subset of modules where that costs no training
     options: Options = DEFAULT_OPTIONS  # of single methods, and the attack
     # sizes whose routed methods accumulate otherwise, as the paper's did
     accumulation_of_size: tuple[tuple[str, str], ...] = ()
@@ -170,6 +171,7 @@ class Preset:
             equal_compute=self.equal_compute,
             options=self.options,
             conventions=replace(self.conventions, document_end=document_end if self.masks_documents else -1),
+            every_subset=self.every_subset,
         )
 
 

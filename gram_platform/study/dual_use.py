@@ -4,7 +4,7 @@ import dataclasses
 
 from gram_platform.config import RoutingConfig
 from gram_platform.ladder import SMOKE_SIZES
-from gram_platform.methods.setting import Branching, Elicitation, MaxEnt, Options
+from gram_platform.methods.setting import Branching, MaxEnt, Options
 from gram_platform.study import scaling
 from gram_platform.study.definition import MaxEntRanges, Preset, Variant
 from gram_platform.study.stories import AS_RUN_MAXENT, SMOKE_ATTACK, SMOKE_MAXENT
@@ -68,7 +68,7 @@ SMOKE = dataclasses.replace(
 )
 
 
-# ------------------------------------------------------------------------------------------------- titration
+# ----------------------------------------------------------------------------------- titration and composing
 
 
 def at_weight(weight: float) -> Variant:
@@ -86,12 +86,19 @@ def titrated(preset: Preset, weights: tuple[float, ...]) -> Preset:
     return dataclasses.replace(preset, options=options, variants=tuple(map(at_weight, weights)))
 
 
+def composed(preset: Preset) -> Preset:
+    """The preset with every subset of modules on, without attacks."""
+    return dataclasses.replace(preset, options=dataclasses.replace(preset.options, elicitation=None), every_subset=True)
+
+
 # -------------------------------------------------------------------------------------------- partial labels
 
 
 def partly_labelled(setting):
-    """Half of every domain's sequences without a label; GRAM with a core of 95% and modules of 1.25% of the width."""
-    options = dataclasses.replace(setting.options, unlabelled_share=0.5, routed_widths=(0.95, 0.0125))
+    """Half of every domain's sequences without a label; GRAM with a core of 95% and modules of 1.25% of the width, and
+    with probes of which module learns what is not labelled.
+    """
+    options = dataclasses.replace(setting.options, unlabelled_share=0.5, routed_widths=(0.95, 0.0125), probes=True)
     return dataclasses.replace(setting, options=options)
 
 

@@ -38,6 +38,8 @@ class StudyRecord:
     unit: str = ""  # see Study
     own_baseline: bool = False
     measurement: str = LOSSES  # what is measured of every view: see `outcomes.py`
+    probed: tuple[str, ...] = ()  # the ids of runs with probes: see `analysis/absorption.py`
+    by_modules: bool = False  # its page leads with compute ratios against the number of modules that are on
 
     @property
     def ids(self) -> set[str]:
@@ -96,6 +98,8 @@ def record_of(graph: Graph) -> StudyRecord:
         unit=graph.study.unit,
         own_baseline=graph.study.own_baseline,
         measurement=graph.preset.measurement.name,
+        probed=tuple(n.id for n in graph.nodes if n.kind == "run" and n.config.eval_points.num_probes),
+        by_modules=graph.preset.every_subset,
     )
 
 
@@ -145,5 +149,5 @@ def load_record(store: Store, name: str) -> StudyRecord:
     plain = store.study_dir(name).read_json("study.json")
     if plain is None:
         raise invalid("study", name, f"a study that was submitted to {store.root}")
-    tuples = {key: tuple(plain.get(key, ())) for key in ("facts", "sizes", "entries", "costs", "variants")}
+    tuples = {key: tuple(plain.get(key, ())) for key in ("facts", "sizes", "entries", "costs", "variants", "probed")}
     return StudyRecord(**{**plain, **tuples})

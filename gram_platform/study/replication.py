@@ -241,4 +241,5 @@ def _record(
         variants=variants,
         unit=unit,
         own_baseline=own.own_baseline,
+        by_modules=own.by_modules,
     )

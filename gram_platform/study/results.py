@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from gram_platform.analysis.absorption import final_shares, load_shares
 from gram_platform.analysis.claims import paper_claims, separation_claims
+from gram_platform.analysis.composing import by_number, drop_table
 from gram_platform.analysis.elicited import ATTACK_COLUMNS, ELICITED
 from gram_platform.analysis.frame import Frames, load_curves, load_store_curves
 from gram_platform.analysis.paper import PAPER, beside_paper
@@ -17,6 +19,8 @@ from gram_platform.analysis.text import aligned, format_table, table_csv
 from gram_platform.analysis.variants import analyse_variants
 from gram_platform.analysis.verdicts import claims_frame
 from gram_platform.report import StudyReport, build_report, study_figures
+from gram_platform.report.absorption import readable_shares
+from gram_platform.report.composing import readable_drops
 from gram_platform.report.sections import renamed
 from gram_platform.report.tables import shown_columns
 from gram_platform.store import Store
@@ -36,6 +40,7 @@ class Results:
     runs: pd.DataFrame  # runs, evaluations and attacks under the study's names and in its order, each id once
     claims: pd.DataFrame
     source: str  # "MLflow", or the run directories and why
+    absorption: pd.DataFrame | None = None  # of `load_shares`, in a study whose runs have probes
 
 
 def read_results(
@@ -56,7 +61,9 @@ def read_results(
     curves = curves.merge(baselines[baselines["method"] == BASELINE][own].drop_duplicates(), on="run_id")
     declared = _tags(record, _entries(record, "evaluation"))
     analysis = analysed(record, evaluations, curves, _attacks(record, complete), declared)
-    return Results(analysis, curves, nodes_frame(record, frame), judged(record, analysis), source)
+    probed = _named(record, [e for e in _entries(record, "run") if e["id"] in set(record.probed)], complete)
+    absorption = load_shares(store, probed) if record.probed else None
+    return Results(analysis, curves, nodes_frame(record, frame), judged(record, analysis), source, absorption)
 
 
 def analysed(
@@ -84,6 +91,11 @@ def summary_text(record: StudyRecord, results: Results) -> str:
     """The table for a terminal; beside the paper's, with the claims, where the study declares it."""
     table = results.analysis.table
     parts = [format_table(renamed(table, record.varies))]
+    if (numbers := _by_number(record, results.analysis)) is not None:
+        parts += ["from one module to all", frame_text(readable_drops(drop_table(numbers, results.analysis.per_seed)))]
+    if results.absorption is not None and len(results.absorption):
+        shares = readable_shares(final_shares(results.absorption))
+        parts += ["shares of the modules' squared gradient", frame_text(renamed(shares, record.varies))]
     if record.compare_with in PAPER:
         beside = renamed(beside_paper(table, record.compare_with, record.profile), record.varies)
         parts += ["beside the paper's (for reading: another scale)", frame_text(beside)]
@@ -219,4 +231,12 @@ def study_report(
         compare_with=record.compare_with,
         varies=record.varies,
         published=published,
+        absorption=results.absorption,
+        by_number=_by_number(record, results.analysis),
     )
+
+
+def _by_number(record: StudyRecord, analysis: Analysis) -> pd.DataFrame | None:
+    """The values by the number of modules that are on, of a study that is about this."""
+    declared = _tags(record, _entries(record, "evaluation")) if record.entries else None
+    return by_number(analysis.per_seed, declared) if record.by_modules else None

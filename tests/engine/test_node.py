@@ -9,13 +9,14 @@ import torch
 from gram_platform.config import Evaluation, View
 from gram_platform.engine.evaluation import execute_evaluation
 from gram_platform.engine.node import RunExecution, execute_run, new_learner, starting_point
-from gram_platform.engine.summary import evaluation_steps, record_interval
+from gram_platform.engine.summary import evaluation_steps, probe_steps, record_interval
 from gram_platform.methods import plan
 from gram_platform.methods.budgets import plan_compute_units
-from gram_platform.methods.setting import MaxEnt
+from gram_platform.methods.setting import MaxEnt, Options
 from gram_platform.nodes import method_nodes
 from gram_platform.routing import Plan
 from gram_platform.store import Store
+from gram_platform.store.segments import PROBE
 from gram_platform.train.data import PlanReader
 from gram_platform.train.learner import Learner
 from gram_platform.train.loop import TrainingDiverged, training_steps
@@ -191,3 +192,26 @@ def test_maxent_stops_once_it_has_unlearnt_enough(execution, setting, tmp_path, 
     assert result["num_steps"] == expected < 30
     assert result["compute_units"] == plan_compute_units(stopping, expected)
     assert result["num_tokens"] == expected * stopping.batch_size * stopping.model.seq_len
+
+
+def test_probes_add_their_own_records_and_change_nothing_else(execution, setting, monkeypatch):
+    """Interrupted and continued, with the losses, weights and final numbers of the run without probes."""
+    half = dataclasses.replace(setting, options=Options(unlabelled_share=0.5, probes=True))
+    run = plan("gram", half).runs["all"]
+    assert run.eval_points.num_probes == setting.num_eval_points
+    plain = dataclasses.replace(run, eval_points=dataclasses.replace(run.eval_points, num_probes=0))
+    with monkeypatch.context() as patch:
+        stop_after(patch, 4)
+        with pytest.raises(Stopped):
+            execute_run(run, {}, execution)
+    result, expected = execute_run(run, {}, execution), execute_run(plain, {}, execution)
+    differ = {name for name in expected if result[name] != expected[name]}
+    assert differ == {"run_id", "sha256"}
+    found, plain_records = (Store(execution.storage).run(each.run_id).records() for each in (run, plain))
+    others = [{**r, "metrics": {n: v for n, v in r["metrics"].items() if not n.startswith(PROBE)}} for r in found]
+    assert strip_clock(others) == strip_clock(plain_records)
+    probes = {r["step"]: {n: v for n, v in r["metrics"].items() if n.startswith(PROBE)} for r in found}
+    names = {f"{PROBE}{domain}/{module}" for domain in half.domains for module in half.auxiliary}
+    assert {step for step, metrics in probes.items() if metrics} == probe_steps(run)
+    assert all(set(metrics) in (set(), names) for metrics in probes.values())
+    assert all(value > 0.0 for metrics in probes.values() for value in metrics.values())

@@ -11,8 +11,10 @@ from gram_platform.engine.execution import Resources
 from gram_platform.engine.memory import OutOfMemory
 from gram_platform.engine.node import execute_run
 from gram_platform.methods import plan
+from gram_platform.methods.setting import Options
 from gram_platform.store import LeaseHeld, Store
 from gram_platform.store.leases import new_lease
+from gram_platform.store.segments import PROBE
 
 pytestmark = pytest.mark.ray
 
@@ -21,7 +23,8 @@ def test_two_ranks_under_ray_train(ray_cluster, execution, setting, tmp_path):
     """Sums in another order: losses agree to 1e-4 after ten steps, plans and data exactly."""
     from gram_platform.engine.sharded import execute_sharded_run
 
-    run = plan("gram", setting).runs["all"]
+    half = dataclasses.replace(setting, options=Options(unlabelled_share=0.5, probes=True))
+    run = plan("gram", half).runs["all"]
     run = dataclasses.replace(run, eval_points=dataclasses.replace(run.eval_points, num_points=2))
     alone = dataclasses.replace(execution, storage=str(tmp_path / "alone"), checkpoint_every_s=1e9)
     Store(alone.storage).open_for_writing().data_root.symlink_to(Store(execution.storage).data_root.resolve())
@@ -33,6 +36,16 @@ def test_two_ranks_under_ray_train(ray_cluster, execution, setting, tmp_path):
     directory = Store(execution.storage).run(run.run_id)
     assert [record["step"] for record in directory.records()] == list(range(1, run.num_steps + 1))
     assert directory.status() == "complete"
+    there, here = (_probes(Store(each.storage).run(run.run_id)) for each in (execution, alone))
+    assert len(there) == run.eval_points.num_probes
+    assert there.keys() == here.keys()
+    assert all(there[step] == pytest.approx(here[step], rel=1e-2) for step in there)
+
+
+def _probes(directory) -> dict[int, dict[str, float]]:
+    """The norms of every probe by its step."""
+    found = {r["step"]: {n: v for n, v in r["metrics"].items() if n.startswith(PROBE)} for r in directory.records()}
+    return {step: norms for step, norms in found.items() if norms}
 
 
 @pytest.mark.slow

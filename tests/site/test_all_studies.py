@@ -17,6 +17,7 @@ STUDIES = (
     "stories",
     "dual_use",
     "titration",
+    "composing",
     "partial_labels",
     "architecture",
     "accumulation",

@@ -1,13 +1,15 @@
 """The graphs of studies that vary something: what each variant trains, and what they share."""
 
 import dataclasses
+from collections import Counter
 
 import pytest
 
-from experiments import accumulation, architecture, aux_scaling, dual_use, partial_labels, scaling, titration
+from experiments import accumulation, architecture, aux_scaling, composing, dual_use, partial_labels, scaling, titration
 from gram_platform.campaign import CampaignFlags, run_campaign, sharing
 from gram_platform.config import CORE
 from gram_platform.methods.costs import method_costs
+from gram_platform.methods.setting import subsets_of
 from gram_platform.study.build import Graph, build_graph
 from gram_platform.study.definition import Preset, Study, Variant
 from gram_platform.study.dual_use import partly_labelled
@@ -39,6 +41,49 @@ def test_titration_evaluates_the_dual_use_runs_and_trains_nothing_else(tmp_path)
     assert all(set(dict(n.config.view.sources)) == set(dict(n.config.view.weights)) for n in adapters)
 
 
+def test_composing_evaluates_every_subset_of_the_modules_and_trains_one_run_a_method(tmp_path):
+    graph, whole = graph_of(composing.STUDY, tmp_path, seeds=1), graph_of(dual_use.STUDY, tmp_path, seeds=1)
+    trained = {n.id for n in graph.nodes if n.kind == "run" and dict(n.tags)["method"] != "gram_subsets"}
+    assert trained < {node.id for node in whole.nodes}
+    assert len(runs_of(graph, method="gram")) == len(runs_of(graph, method="gram_subsets")) == 1
+    assert len(runs_of(graph, method="ft_lora")) == 5  # a base and a branch a domain
+    views = {method: views_of(graph, method) for method in graph.flags.methods[1:]}
+    for method, own in views.items():
+        assert len(own) == len(set(own.values())) == 16
+        assert dict(own["core+airport+beach"].weights) == {"airport": 1.0, "beach": 1.0}, method
+        assert len(own["all"].weights) == 4
+    assert set(dict(views["ft_lora"]["core+airport+beach"].sources)) == {"airport", "beach"}
+    assert views["gram"].items() >= views_of(whole, "gram").items()
+    assert record_of(graph).by_modules
+    assert not record_of(whole).by_modules
+
+
+def test_methods_that_retrain_do_not_follow_every_subset(tmp_path):
+    graph = graph_of(composing.STUDY, tmp_path, seeds=1, methods=("filtering", "ft_full", "maxent", "demix"))
+    singles = {"core", *(f"core+{d}" for d in ("airport", "attic", "bakery", "beach"))}
+    assert set(views_of(graph, "filtering")) == set(views_of(graph, "maxent")) == singles
+    assert len(runs_of(graph, method="filtering")) == 5
+    assert set(views_of(graph, "ft_full")) == singles
+    assert len(views_of(graph, "demix")) == 16
+
+
+def test_of_many_modules_ten_subsets_of_each_number_are_drawn():
+    domains = tuple("abcdefghijkl")
+    found = subsets_of(domains)
+    assert found == subsets_of(domains)
+    counts = Counter(map(len, found))
+    assert counts == {0: 1, **dict.fromkeys(range(1, 12), 10), 12: 1}
+    assert len(set(found)) == len(found)
+    assert all(tuple(sorted(subset)) == subset and set(subset) <= set(domains) for subset in found)
+    assert set.union(*(set(subset) for subset in found if len(subset) == 3)) == set(domains)
+    assert len(subsets_of(domains[:5])) == 32
+
+
+def views_of(graph: Graph, method: str) -> dict:
+    own = [n for n in graph.entries if n.kind == "evaluation" and dict(n.tags)["method"] == method]
+    return {dict(n.tags)["profile"]: n.config.view for n in own}
+
+
 def test_accumulation_varies_the_baseline_too(tmp_path):
     graph = graph_of(accumulation.STUDY, tmp_path, seeds=1)
     for method in ("baseline", "gram", "ft_lora"):
@@ -55,6 +100,8 @@ def test_partial_labels_hide_half_of_every_domain(tmp_path):
     (dense,) = runs_of(graph, method="filtering", variant="0.5")
     assert routed.model.d_mlp == round(0.95 * dense.model.d_mlp)
     assert {module.width for module in routed.model.modules} == {round(0.0125 * dense.model.d_mlp)}
+    assert routed.eval_points.num_probes == graph.preset.num_eval_points
+    assert record_of(graph).probed == (routed.run_id,)
     pools = {d.name: {part.domain for part in d.pool} for d in dense.data.domains}
     assert pools == {CORE: {CORE, "airport", "attic", "bakery", "beach"}}  # filtering takes what is unlabelled as core
 

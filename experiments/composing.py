@@ -1,0 +1,31 @@
+"""Do modules still work when several of them are on? (the paper's "Arbitrary subsets of capabilities", and ours)
+
+Every subset of the modules is switched on: of one run of GRAM, of one of GRAM with random subsets of companions (ours),
+and of FT-LoRA's adapters, summed. Core, and the domains that are kept, against the number of modules that are on. With
+more than five auxiliary domains ten subsets of each number are drawn. A profile costs one evaluation and no training:
+everything but the runs of `gram_subsets` is trained by `dual_use.py` too.
+
+    python experiments/composing.py                          # demo: 2 CPU cores, not timed yet
+    python experiments/composing.py --preset smoke           # 2 CPU cores, 1 to 2 minutes
+    python experiments/composing.py --preset paper --dry-run
+
+Expect (paper): GRAM keeps its compute ratios with all modules on, summed LoRAs lose core and retain. Not measured
+at the demo's size yet; with one companion at a time no batch ever sees two modules, so GRAM may lose core too.
+"""
+
+from gram_platform.campaign import study_main
+from gram_platform.study import Study
+from gram_platform.study.dual_use import AS_RUN, DEMO, PAPER, SMOKE, composed
+
+STUDY = Study(
+    name="composing",
+    title="Several modules on at once",
+    question="What do core and the domains that are kept lose as more modules are on: routed with one companion at a "
+    "time, routed with random subsets, and as summed LoRAs?",
+    methods=("baseline", "gram", "gram_subsets", "ft_lora"),
+    presets={"smoke": composed(SMOKE), "demo": composed(DEMO), "paper": composed(PAPER), "as_run": composed(AS_RUN)},
+    compare_with="dual_use",
+)
+
+if __name__ == "__main__":
+    study_main(STUDY)

@@ -1,0 +1,162 @@
+"""Values by the number of modules that are on, from planted ratios: means over subsets, then over seeds; the drops."""
+
+import dataclasses
+from itertools import combinations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from gram_platform.analysis.composing import by_number, drop_table, number_table
+from gram_platform.analysis.intervals import t_interval
+from gram_platform.analysis.tables import CLASSES, analyse
+from gram_platform.report import StudyReport, build_report, study_figures
+from gram_platform.study.record import StudyRecord
+from gram_platform.study.results import Results, study_report, summary_text
+from tests.study_frames import NUM_STEPS, loss_at
+
+SIZE, SEEDS = "tiny", ("0", "1", "2")
+MODULES = ("biology", "chemistry", "law")
+SUBSETS = tuple(subset for number in range(4) for subset in combinations(MODULES, number))
+LOSS = {"gram": 0.02, "gram_subsets": 0.0, "ft_lora": 0.1}  # of core and retain by every module beyond the first
+CURVE = {"core": "core", "biology": "biology", "chemistry": "chemistry", "law": "biology"}  # of study_frames
+
+
+def name_of(subset) -> str:
+    return "all" if subset == MODULES else "+".join(("core", *subset))
+
+
+def ratio(method: str, seed: str, subset, domain: str) -> float:
+    """A module's own domain costs a little more in `chemistry` than elsewhere, so that subsets differ."""
+    if method == "baseline":
+        return 1.0
+    level = 0.9 - LOSS[method] * max(len(subset) - 1, 0) * (1 + 0.1 * int(seed)) + 0.01 * int(seed)
+    level -= 0.03 * ("chemistry" in subset)
+    return level if domain == "core" or domain in subset else 0.5
+
+
+def view(method: str, seed: str, subset) -> dict:
+    losses = {f"loss/{d}": float(loss_at(SIZE, CURVE[d], NUM_STEPS * ratio(method, seed, subset, d))) for d in CURVE}
+    names = {"method": method, "size": SIZE, "seed": seed, "profile": name_of(subset), "retained": ",".join(subset)}
+    return {**names, "run_id": f"{method}-{seed}", **losses}
+
+
+def evaluations() -> pd.DataFrame:
+    rows = [view("baseline", seed, MODULES) for seed in SEEDS]
+    rows += [view(method, seed, subset) for method in LOSS for seed in SEEDS for subset in SUBSETS]
+    return pd.DataFrame(rows)
+
+
+def curves() -> pd.DataFrame:
+    steps = np.linspace(NUM_STEPS / 25, NUM_STEPS, 25)
+    own = {"method": "baseline", "size": SIZE, "step": steps}
+    parts = [
+        pd.DataFrame({**own, "run_id": f"baseline-{seed}", "seed": seed, "domain": d, "loss": loss_at(SIZE, c, steps)})
+        for seed in SEEDS
+        for d, c in CURVE.items()
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
+@pytest.fixture(scope="module")
+def per_seed() -> pd.DataFrame:
+    return analyse(evaluations(), curves()).per_seed
+
+
+def test_means_over_subsets_of_a_number_then_over_seeds(per_seed):
+    numbers = by_number(per_seed)
+    assert "baseline" not in set(numbers["method"])
+    table = number_table(numbers).set_index(["method", "modules"])
+    assert list(table.loc["gram"].index) == [0, 1, 2, 3]
+    assert list(table.loc["gram", "num_profiles"]) == [1, 3, 3, 1]
+    for method, number in ((m, n) for m in LOSS for n in range(4)):
+        subsets = [subset for subset in SUBSETS if len(subset) == number]
+        seeds = [np.mean([ratio(method, seed, subset, "core") for subset in subsets]) for seed in SEEDS]
+        row = table.loc[(method, number)]
+        assert [row[f"core{end}"] for end in ("", "_low", "_high")] == pytest.approx(t_interval(seeds), abs=1e-4)
+        retain = t_interval(seeds) if number else (np.nan,) * 3  # every kept domain is planted at core's level
+        found = [row[f"retain{end}"] for end in ("", "_low", "_high")]
+        assert found == pytest.approx(retain, abs=1e-4, nan_ok=True)
+
+
+def test_drops_from_one_to_all_are_paired_over_seeds(per_seed):
+    drops = drop_table(by_number(per_seed), per_seed).set_index(["method", "class"])
+    for method, loss in LOSS.items():
+        # two more modules, and chemistry in all of one subset instead of in one of three
+        planted = [2 * loss * (1 + 0.1 * int(seed)) + 0.02 for seed in SEEDS]
+        gram = [2 * LOSS["gram"] * (1 + 0.1 * int(seed)) + 0.02 for seed in SEEDS]
+        row = drops.loc[(method, "core")]
+        assert [row["drop"], row["drop_low"], row["drop_high"]] == pytest.approx(t_interval(planted), abs=1e-4)
+        assert row["one"] - row["all"] == pytest.approx(row["drop"])
+        less = [row[f"less_than_gram{end}"] for end in ("", "_low", "_high")]
+        saved = t_interval(np.subtract(gram, planted))
+        assert less == pytest.approx((np.nan,) * 3 if method == "gram" else saved, abs=1e-4, nan_ok=True)
+        assert row["num_seeds"] == 3
+
+
+def test_a_seed_that_lacks_a_subset_counts_for_the_other_numbers_alone():
+    views = evaluations()
+    is_lost = (views["method"] == "gram") & (views["seed"] == "1") & (views["profile"] == "core+biology+law")
+    kept = analyse(views[~is_lost], curves()).per_seed
+    numbers = by_number(kept, views)
+    of_gram = numbers[(numbers["method"] == "gram") & (numbers["modules"] == 2)]
+    assert set(of_gram["seed"]) == {"0", "2"}
+    assert len(numbers[(numbers["method"] == "gram") & (numbers["modules"] == 3)]) == 3
+    everywhere = (views["method"] == "gram") & (views["profile"] == "core+biology+law")
+    none = by_number(analyse(views[~everywhere], curves()).per_seed, views)
+    assert none[(none["method"] == "gram") & (none["modules"] == 2)].empty  # declared, so its absence is no choice
+
+
+def test_methods_are_compared_on_the_profiles_that_they_share(per_seed):
+    """FT-LoRA with the branches of --retain biology chemistry, and filtering, which has nothing with two modules."""
+    few = per_seed[(per_seed["method"] != "ft_lora") | ~per_seed["retained"].str.contains("law")]
+    dense = per_seed[(per_seed["method"] == "gram") & per_seed["profile"].isin(["core", "core+biology"])]
+    numbers = by_number(pd.concat([few, dense.assign(method="filtering")]))
+    shared = numbers.groupby("modules")["num_profiles"].agg(["min", "max"])
+    assert shared.loc[[1, 2]].to_numpy().tolist() == [[1, 1], [1, 1]]
+    drops = drop_table(numbers, per_seed)
+    assert set(drops["method"]) == {"gram", "gram_subsets"}  # the others never have all on
+
+
+def record(**parts) -> StudyRecord:
+    own = {"name": "composing", "title": "", "question": "", "facts": (), "params": {}, "sizes": (SIZE,)}
+    return StudyRecord(**own, parameters={SIZE: 1e6}, profile="mean", entries=(), **parts)
+
+
+def page_of(by_modules: bool) -> tuple[StudyReport, str, str]:
+    analysis = analyse(evaluations(), curves())
+    runs, claims = pd.DataFrame({"id": []}), pd.DataFrame({"claim": [], "verdict": []})
+    results, own = Results(analysis, curves(), runs, claims, ""), record(by_modules=by_modules)
+    study = study_report(own, results, runs)
+    return study, build_report("Composing", "", study), summary_text(own, results)
+
+
+def test_the_page_leads_with_both_classes_against_the_number():
+    study, page, text = page_of(by_modules=True)
+    assert page.index("<h2>By the number of modules on</h2>") < page.index("<h2>From one module to all</h2>")
+    assert page.index("<h2>From one module to all</h2>") < page.index("<h2>Methods</h2>")
+    figures = study_figures(study)
+    assert [name for name in figures if name.startswith("modules-")] == ["modules-core-tiny", "modules-retain-tiny"]
+    assert [list(line.x) for line in figures["modules-core-tiny"].data] == [[0.0, 1.0, 2.0, 3.0]] * 3
+    assert all(len(line.x) == 3 for line in figures["modules-retain-tiny"].data)
+    assert figures["modules-core-tiny"].layout.yaxis.range == figures["modules-retain-tiny"].layout.yaxis.range
+    bars = set(figures["profiles-gram-tiny"].data[0].x)
+    assert bars == {"core", *(f"core+{name}" for name in MODULES), "all"}
+    assert "from one module to all" in text
+    assert set(study.table["profile"]) == {*map(name_of, SUBSETS), "mean"}
+    assert set(CLASSES) < set(study.table)
+
+
+def test_while_only_core_alone_is_there_it_has_no_panel_of_what_is_kept(per_seed):
+    alone = per_seed[(per_seed["retained"] == "") | (per_seed["method"] == "baseline")]
+    study = dataclasses.replace(page_of(by_modules=True)[0], by_number=by_number(alone))
+    assert [name for name in study_figures(study) if name.startswith("modules-")] == ["modules-core-tiny"]
+    assert "<h2>From one module to all</h2>" not in build_report("", "", study)
+
+
+def test_other_studies_say_nothing_of_it():
+    study, page, text = page_of(by_modules=False)
+    assert study.by_number is None
+    assert "<h2>By the number" not in page
+    assert "from one module" not in text
+    assert not [name for name in study_figures(study) if name.startswith("modules-")]
