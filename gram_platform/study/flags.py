@@ -80,7 +80,7 @@ class Flags(CommonFlags):
     """The flags of a study."""
 
     methods: tuple[str, ...] = ()
-    """names of methods (default: those of the preset, else all of the study); the baseline is always there, it is the unit"""
+    """names of methods (default: the preset's, else all of the study); the baseline is always there, it is the unit"""
     law: str = ""
     """learning rates and batches by a law: its name (paper) or a law.json of lr_bs_grid; default: each size's own"""
     start: str = ""
