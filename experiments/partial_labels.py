@@ -14,7 +14,16 @@ Expect (paper, half the labels): forget GRAM .60, filtering .85, FT-LoRA .85, fi
 
 from gram_platform.ladder import AS_RUN_SIZES, PAPER_SIZES
 from gram_platform.study import Study, main
-from gram_platform.study.dual_use import AS_RUN, AS_RUN_PARTIAL, DEMO, PAPER, SMOKE, core_alone
+from gram_platform.study.dual_use import (
+    AS_RUN,
+    AS_RUN_PARTIAL,
+    DEMO,
+    DEMO_PARTIAL,
+    DEMO_WIDTHS,
+    PAPER,
+    SMOKE,
+    core_alone,
+)
 
 STUDY = Study(
     name="partial_labels",
@@ -23,7 +32,7 @@ STUDY = Study(
     methods=("baseline", "filtering", "gram", "ft_lora"),
     presets={
         "smoke": core_alone(SMOKE),
-        "demo": core_alone(DEMO),
+        "demo": core_alone(DEMO, DEMO_WIDTHS, **DEMO_PARTIAL),
         "paper": core_alone(PAPER, sizes={"400M": PAPER_SIZES["400M"]}),
         "as_run": core_alone(AS_RUN, sizes={"400M": AS_RUN_SIZES["400M"]}, **AS_RUN_PARTIAL),
     },

@@ -12,7 +12,7 @@ from gram_platform.methods.costs import method_costs
 from gram_platform.methods.setting import subsets_of
 from gram_platform.study.build import Graph, build_graph
 from gram_platform.study.definition import Preset, Study, Variant
-from gram_platform.study.dual_use import partly_labelled
+from gram_platform.study.dual_use import PAPER_WIDTHS, partly_labelled
 from gram_platform.study.flags import Flags, checked
 from gram_platform.study.record import record_of
 
@@ -111,7 +111,7 @@ def test_the_cost_table_is_of_the_variants_that_a_method_has(tmp_path):
     costs = {(row["method"], row["variant"]): row for row in record_of(graph).costs}
     assert set(costs) == {("baseline", "1, 0.5"), ("filtering", "1"), *((m, "0.5") for m in graph.flags.methods[1:])}
     (routed,) = runs_of(graph, method="gram", variant="0.5")
-    expected = method_costs(partly_labelled(graph.settings[0]), ("gram",))[0]
+    expected = method_costs(partly_labelled(PAPER_WIDTHS).changed(graph.settings[0]), ("gram",))[0]
     assert costs["gram", "0.5"]["total_mlp"] == expected["total_mlp"] < 1.1
     assert len(routed.model.modules) == 4
     turned = record_of(graph_of(titration.STUDY, tmp_path, seeds=1)).costs
