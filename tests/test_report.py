@@ -8,12 +8,13 @@ import pandas as pd
 import pytest
 
 from gram_platform.analysis.claims import paper_claims
-from gram_platform.analysis.paper_claims import STORIES_CLAIMS
+from gram_platform.analysis.explanations import EXPLANATIONS, Explanation, explained
+from gram_platform.analysis.paper_claims import CLAIMS, STORIES_CLAIMS
 from gram_platform.analysis.published import with_published
 from gram_platform.analysis.tables import Analysis, analyse
 from gram_platform.report import StudyReport, build_report, shared_profile, study_figures
 from gram_platform.report.page import Section, sections_html
-from gram_platform.report.tables import readable_runs
+from gram_platform.report.tables import readable_claims, readable_runs
 from tests import stories_frames
 from tests.site.browser import running_browser
 from tests.site.pages import DRAWN
@@ -64,8 +65,9 @@ def test_it_is_one_page_that_loads_nothing(page):
 def test_every_section_is_there_with_its_table(page):
     markup = without_plotly(page)
     titles = re.findall(r"<h2>(.*?)</h2>", markup)
-    assert titles == ["Scaling", "Capabilities", TREND, "Profiles", "Learning curves and their fits", "Runs"]
-    assert markup.count("<details>") == markup.count("<summary>") == 4  # three tables, and the other sizes' bars
+    expected = ["At a glance", "Scaling", "Capabilities", TREND, "Profiles", "Learning curves and their fits", "Runs"]
+    assert titles == expected
+    assert markup.count("<details>") == markup.count("<summary>") == 5  # four tables, and the other sizes' bars
     assert markup.count('class="plot"') == 3 + 2 * len(SIZES) + len(SIZES)
     assert "0.940 [0.906, 0.974]" in markup
     assert "9 nodes" not in markup
@@ -82,11 +84,48 @@ def test_text_from_data_is_escaped_and_only_web_addresses_are_links(page):
     assert HOSTILE not in page
 
 
-def test_what_is_missing_comes_first():
+def tiles_of(page: str) -> dict[str, str]:
+    """{label: number and interval} of the tiles, as they read without styles."""
+    found = re.findall(r"<dt>(.*?)</dt> <dd>(.*?) <small>(.*?)</small></dd>", page)
+    return {label: f"{number} {interval}" for label, number, interval in found}
+
+
+def test_six_numbers_stand_above_the_main_figure_and_are_the_tables(page):
+    markup = without_plotly(page)
+    assert markup.index('class="tiles"') < markup.index('class="plot"') < markup.index("<h2>Capabilities</h2>")
+    assert "GRAM (3 seeds) and filtering (3 seeds) at medium, profile core+biology:" in markup
+    assert "see Missing" not in markup
+    table = re.findall(r"<tr>(.*?)</tr>", markup.split("<h2>Capabilities</h2>")[1].split("</section>")[0])
+    cells = {tuple(row[:3]): row[3:6] for row in (re.findall(r"<td.*?>(.*?)</td>", row) for row in table)}
+    expected = {
+        f"{label} {name}": value
+        for method, label in (("gram", "GRAM"), ("filtering", "filtering"))
+        for name, value in zip(("core", "retain", "forget"), cells[method, "medium", "core+biology"], strict=True)
+    }
+    assert list(tiles_of(markup).items()) == list(expected.items())
+    assert len(expected) == 6
+
+
+def test_six_numbers_are_of_a_size_that_both_methods_have_with_intervals():
+    known = evaluations()
+    one_seed = known[(known["size"] != "medium") | (known["seed"] == "0")]
+    markup = without_plotly(report_of(analyse(one_seed, curves(), tuple(SIZES))))
+    assert "at small, profile core+biology:" in markup
+    no_filtering = known[(known["size"] == "tiny") | (known["method"] != "filtering")]
+    markup = without_plotly(report_of(analyse(no_filtering, curves(), tuple(SIZES))))
+    assert "GRAM (3 seeds) and filtering (3 seeds) at tiny" in markup
+    one = evaluations(seeds=("0",))
+    markup = without_plotly(report_of(analyse(one[one["method"] != "filtering"], curves(), tuple(SIZES))))
+    assert "GRAM (1 seed) at medium" in markup
+    assert set(re.findall("no interval", " ".join(tiles_of(markup).values()))) == {"no interval"}
+    assert len(tiles_of(markup)) == 3
+
+
+def test_what_is_missing_comes_before_the_tables_and_is_named_above():
     known = evaluations()
     unfinished = known[~((known["size"] == "medium") & (known["method"] == "baseline"))]
     page = without_plotly(report_of(analyse(unfinished, curves(), tuple(SIZES))))
-    assert page.index("<h2>Missing</h2>") < page.index("<h2>Capabilities</h2>")
+    assert page.index("see Missing") < page.index("<h2>Missing</h2>") < page.index("<h2>Capabilities</h2>")
     assert "no baseline of this size is complete" in page
 
 
@@ -94,7 +133,7 @@ def test_a_study_of_which_nothing_is_finished_has_a_page():
     nothing = analyse(evaluations().iloc[:0], curves(), tuple(SIZES))
     page = without_plotly(report_of(nothing))
     assert "<h2>Capabilities</h2>" in page
-    assert page.count('class="plot"') == 0
+    assert page.count('class="plot"') == page.count('class="tiles"') == page.count("Claims:") == 0
 
 
 def test_every_section_has_an_address_of_its_own():
@@ -108,8 +147,29 @@ def test_claims_are_shown():
     analysis = analyse(evaluations(), curves(), tuple(SIZES))
     claims = pd.DataFrame({"claim": ["retain > forget"], "verdict": ["agree"]})
     page = build_report("T", "", StudyReport(analysis, curves(), runs_frame(), SIZES, claims=claims))
-    assert "<h2>Claims</h2>" in page
     assert "retain &gt; forget" in page
+    places = [page.index(f"<h2>{title}</h2>") for title in ("At a glance", "Scaling", "Claims", "Capabilities")]
+    assert places == sorted(places)
+    assert "</h1><p>Claims: 1 agree, 0 disagree, 0 cannot tell.</p>" in page
+
+
+def test_a_disagreement_is_explained_in_the_last_column():
+    numbers = dict.fromkeys(("difference", "low", "high", "detectable"), 0.1) | {"source": "fig:scaling"}
+    claims = pd.DataFrame([{"claim": c, "verdict": v, **numbers} for c, v in (("a", "agree"), ("b", "disagree"))])
+    why = {("scaling", "demo", name): Explanation(f"It <is> {name}.", "run 0123456789ab") for name in "ab"}
+    shown = readable_claims(explained(claims, "scaling", "demo", why))
+    assert list(shown.columns)[-1] == "explanation"
+    assert shown["explanation"].tolist() == ["", "It <is> b. Shown by run 0123456789ab."]
+    assert "explanation" not in readable_claims(explained(claims, "scaling", "smoke", why))
+    analysis = analyse(evaluations(), curves(), tuple(SIZES))
+    study = StudyReport(analysis, curves(), runs_frame(), SIZES, claims=explained(claims, "scaling", "demo", why))
+    assert '<td class="long">It &lt;is&gt; b. Shown by run 0123456789ab.</td></tr>' in build_report("T", "", study)
+
+
+def test_every_explanation_is_of_a_claim_that_exists():
+    for study, _, claim in EXPLANATIONS:
+        assert study not in CLAIMS or claim in {one.text for one in CLAIMS[study]}, (study, claim)
+    assert all(found.sentence.endswith(".") and found.shown_by for found in EXPLANATIONS.values())
 
 
 def test_the_same_study_is_the_same_page(page):
@@ -145,8 +205,9 @@ def stories_page() -> str:
 def test_a_study_of_every_method_beside_the_paper(stories_page):
     markup = html.unescape(without_plotly(stories_page))
     titles = re.findall(r"<h2>(.*?)</h2>", markup)
-    common = ["Claims", "Capabilities", "Profiles", "Cost", "Learning curves and their fits", "Runs", "Attacks"]
-    assert titles == ["Methods, ours beside the paper's", *common]
+    common = ["Claims", "Capabilities", "Beside the paper", "Profiles", "Cost", "Learning curves and their fits"]
+    assert titles == ["At a glance", "Methods, ours beside the paper's", *common, "Runs", "Attacks"]
+    assert f"Claims: {len(STORIES_CLAIMS)} agree, 0 disagree, 0 cannot tell." in markup
     assert "compared only at the paper's scale" in markup
     assert markup.count("favours the attacker") == 2
     assert "0.91x or 1.00x" in markup
@@ -154,10 +215,10 @@ def test_a_study_of_every_method_beside_the_paper(stories_page):
     assert "0.983 [0.932, 1.034]" in markup
     assert markup.count("<td>agree</td>") == len(STORIES_CLAIMS)
     shown = markup.split("<h2>Claims</h2>")[1].split("<h2>")[0]
-    assert shown.count("<td>agree, ") == len(STORIES_CLAIMS)
+    assert shown.count('<td class="long">agree, ') == len(STORIES_CLAIMS)
     assert ">published</th>" in shown
     assert ">paper</th>" not in shown  # of every claim there is what its seeds say
-    assert "<td>agree, -0.024 [-0.039, -0.008]</td>" in shown
+    assert '<td class="long">agree, -0.024 [-0.039, -0.008]</td>' in shown
     runs, attacks = markup.split("<h2>Runs</h2>")[1].split("<h2>Attacks</h2>")
     assert "attack-" not in runs
     kinds = re.findall(r"<td>(run|evaluation)</td>", runs)

@@ -8,7 +8,8 @@ has none. Beside each verdict stands the smallest true difference that so many s
 """
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -89,6 +90,12 @@ def _verdict(contrast: Contrast, within: Range) -> str:
     if within.low < low and high < within.high:
         return AGREE + ending
     return DISAGREE + ending if high < within.low or low > within.high else CANNOT_TELL
+
+
+def verdict_counts(verdicts: Iterable[str]) -> str:
+    """ "9 agree, 1 disagree, 0 cannot tell", and how many of one seed there are, if any."""
+    counts = Counter(verdicts)
+    return ", ".join(f"{counts[v]} {v}" for v in VERDICTS if counts[v] or not v.endswith(NO_INTERVAL))
 
 
 def claims_frame(judgements: Sequence[Judgement]) -> pd.DataFrame:

@@ -67,7 +67,7 @@ def space_figure(trials: pd.DataFrame, objectives: Objectives, references: pd.Da
     axes = {f"{a}axis": {**plain, "title": {"text": name}} for a, name in zip("xyz", objectives, strict=True)}
     camera = {"eye": {"x": 1.45, "y": 1.45, "z": 1.0}, "center": {"x": 0.0, "y": 0.0, "z": -0.15}}
     scene = {**axes, "camera": camera, "bgcolor": "rgba(0,0,0,0)"}
-    figure.update_layout(scene=scene, height=SPACE_HEIGHT, legend_y=-0.05)
+    figure.update_layout(scene=scene, height=SPACE_HEIGHT)
     return figure
 
 

@@ -51,7 +51,7 @@ def profile_bars_figure(domains: pd.DataFrame, method: str, size: str) -> go.Fig
     figure.update_xaxes(categoryorder="array", categoryarray=profiles, tickvals=profiles, ticktext=text, tickangle=0)
     num_lines = max((label.count("<br>") + 1 for label in text), default=1)
     figure.update_xaxes(title_text="", tickfont_size=10)
-    figure.update_layout(height=HEIGHT + LINE_HEIGHT * num_lines, legend_y=-0.05 - 0.06 * num_lines)
+    figure.update_layout(height=HEIGHT + LINE_HEIGHT * num_lines)
     figure.update_yaxes(rangemode="tozero")
     return figure
 

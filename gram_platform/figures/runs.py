@@ -110,7 +110,7 @@ def _bars(name: str, shares: Mapping[str, float], marker: dict) -> dict:
 def _bar_layout(title: str, names: Sequence[str], num_bars: int = 0) -> dict:
     height = max(HEIGHT, FRAME_HEIGHT + BAR_HEIGHT * (num_bars or len(names)))
     layout = styled_layout(title, "share of micro-batches", "")
-    layout |= {"height": height, "bargap": 0.4, "legend": {**layout["legend"], "y": -70 / max(height - 100, 70)}}
+    layout |= {"height": height, "bargap": 0.4}
     layout["xaxis"] |= {"tickformat": ".0%", "rangemode": "tozero"}
     layout["yaxis"] |= {"autorange": "reversed", "categoryorder": "array", "categoryarray": list(names)}
     return layout

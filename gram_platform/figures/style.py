@@ -68,7 +68,7 @@ def translucent(colour: str, opacity: float = 0.18) -> str:
 
 
 def styled(figure: go.Figure, title: str, x: str, y: str) -> go.Figure:
-    """The figure with the common layout: transparent, as wide as its place, a legend below for narrow screens."""
+    """The figure with the common layout: transparent, as wide as its place, its legend at the bottom."""
     layout = styled_layout(title, x, y)
     axes = {name: layout.pop(name) for name in ("xaxis", "yaxis")}
     figure.update_layout(template="none", **layout)
@@ -88,7 +88,7 @@ def styled_layout(title: str, x: str, y: str) -> dict:
         "autosize": True,
         "height": HEIGHT,
         "margin": {"l": 56, "r": 16, "t": 44, "b": 52},
-        "legend": {"orientation": "h", "yanchor": "top", "y": -0.22, "x": 0.0, "xanchor": "left"},
+        "legend": {"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0, "xanchor": "left"},
         "hoverlabel": {"align": "left"},
         "xaxis": {"title": {"text": x, "standoff": 8}, **axis},
         "yaxis": {"title": {"text": y, "standoff": 8}, **axis},

@@ -3,8 +3,9 @@
 import pandas as pd
 import plotly.graph_objects as go
 
+from gram_platform.report.headline import headline_sections, with_verdicts
 from gram_platform.report.page import Section, page_html
-from gram_platform.report.sections import attack_sections, missing_sections, plain_figures, plain_sections
+from gram_platform.report.sections import attack_sections, plain_figures, plain_sections
 from gram_platform.report.study import StudyReport, shared_profile
 from gram_platform.report.tables import is_attack, readable_runs
 from gram_platform.report.variants import varied_figures, varied_sections
@@ -27,15 +28,18 @@ the paper and favours the attacker. No attack trains on validation data."""
 
 def build_report(title: str, intro: str, study: StudyReport) -> str:
     """The page of a study as HTML text; partial studies give partial pages that name what is missing."""
-    return page_html(title, intro, report_sections(study), report_footer(study.runs))
+    return page_html(title, with_verdicts(intro, study.claims), report_sections(study), report_footer(study.runs))
 
 
 def report_sections(study: StudyReport) -> list[Section]:
-    """The sections of that page, as a site's page of the study has them too."""
+    """The sections of that page, as a site's page of the study has them too.
+
+    Six numbers, the main figure, the claims, what is missing, the tables, the other figures, the runs.
+    """
     return [
-        *missing_sections(study),
+        *headline_sections(study),
         *(varied_sections(study) if study.varies else plain_sections(study)),
-        *([Section("Runs", table=readable_runs(study.runs), table_is_open=True)] if len(study.runs) else []),
+        *([Section("Runs", table=readable_runs(study.runs))] if len(study.runs) else []),
         *attack_sections(study),
     ]
 

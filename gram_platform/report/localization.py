@@ -10,10 +10,11 @@ from gram_platform.analysis.order import MEAN
 from gram_platform.analysis.shading import ShadedText
 from gram_platform.analysis.text import interval_text
 from gram_platform.figures.localization import TITLES, concentration_figure, localization_bars
+from gram_platform.report.headline import with_verdicts
 from gram_platform.report.page import Section, page_html
-from gram_platform.report.sections import JUDGED
+from gram_platform.report.sections import JUDGED, judged_sections, missing_sections
 from gram_platform.report.shading import increases_frame, shaded_html
-from gram_platform.report.tables import readable_claims, readable_runs
+from gram_platform.report.tables import readable_runs
 
 FOOTER = """Increase: a token's loss under a view less its loss under the baseline of the same size and seed. Gini: of
 the positive increases, over the tokens that have one; 0 is an even spread, 1 a single token, 0.41 and 0.5 are normal
@@ -36,16 +37,14 @@ def build_localization_report(
     runs: pd.DataFrame,
 ) -> str:
     """The page as HTML text; `runs` as in `StudyReport`."""
-    return page_html(title, intro, localization_sections(found, texts, claims, runs), FOOTER)
+    return page_html(title, with_verdicts(intro, claims), localization_sections(found, texts, claims, runs), FOOTER)
 
 
 def localization_sections(
     found: Localization, texts: Sequence[ShadedText], claims: pd.DataFrame, runs: pd.DataFrame
 ) -> list[Section]:
     """The sections of that page."""
-    sections = [*_missing(found), _concentration(found)]
-    if len(claims):
-        sections.append(Section("Claims", CLAIMS, table=readable_claims(claims), table_is_open=True))
+    sections = [_concentration(found), *judged_sections(claims, CLAIMS), *missing_sections(found.missing)]
     sections += [_shaded(text) for text in texts]
     table = readable_localization(found.table)
     sections.append(Section("Every profile and domain", "", table=table, table_is_open=False))
@@ -71,12 +70,6 @@ def readable_localization(table: pd.DataFrame) -> pd.DataFrame:
         triples = zip(table[name], table[f"{name}_low"], table[f"{name}_high"], strict=True)
         readable[name] = [interval_text(*triple) for triple in triples]
     return readable.assign(num_tokens=table["num_tokens"], num_seeds=table["num_seeds"])
-
-
-def _missing(found: Localization) -> list[Section]:
-    text = "These are not in the tables and figures below."
-    table = found.missing
-    return [Section("Missing", text, table=table, table_is_open=True, is_warning=True)] if len(table) else []
 
 
 def _concentration(found: Localization) -> Section:

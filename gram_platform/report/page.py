@@ -18,7 +18,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-LONG = 40  # letters of a cell that may be broken
+LONG = 26  # letters of a cell that may be broken: an interval has 23
 PLOTLY = "plotly.min.js"
 ASSETS = ("page.css", "page.js", PLOTLY)  # what pages of a site share
 _ADDRESS = re.compile(r"https?://\S+|(\.\./)*\w[\w+.=@/-]*\.(html|csv)(#[\w-]+)?", re.ASCII)
@@ -185,7 +185,7 @@ def _section(section: Section, anchor: str, numbering) -> str:
         parts.append(table_html(section.table, section.title))
     elif section.table is not None:
         table = table_html(section.table, section.title)
-        parts.append(f"<details><summary>The numbers ({num_rows(section.table)} rows)</summary>{table}</details>")
+        parts.append(f"<details><summary>The table ({num_rows(section.table)} rows)</summary>{table}</details>")
     kind = ' class="warn"' if section.is_warning else ""
     return f'<section id="{anchor}"{kind}>{"".join(parts)}</section>'
 

@@ -1,5 +1,6 @@
 """The sections and figures of a study whose rows are named by method, size and profile, and those of any study."""
 
+import html
 from collections.abc import Sequence
 
 import pandas as pd
@@ -26,19 +27,23 @@ claim names no margin. "{AGREE}": the 90% t-interval of the mean difference over
 "{DISAGREE}": wholly on the other; "{CANNOT_TELL}": it crosses. One seed has no interval: "{AGREE}{NO_INTERVAL}" and
 "{DISAGREE}{NO_INTERVAL}" say on which side its difference lies, no more. Detectable: the smallest true difference that
 so many seeds with this spread would show four times in five."""
+AT_ITS_SCALE = "Ours are set beside them for reading, and are compared only at the paper's scale."
+FEW = 10  # rows of a table that stands open above what it warns of
 MARGINS_TEXT = f"""The margins are those of every study: core and retain no more than {BELOW:.2f} below, forget and
 elicited no more than {ABOVE:.2f} above, in compute ratio."""
 
 
 def plain_sections(study: StudyReport) -> list[Section]:
-    """What such a study shows between what is missing and its runs."""
+    """What such a study shows between its six numbers and its runs."""
+    figures = [*composing_sections(study), *_scaling_sections(study), *_aggregate_sections(study)]
     return [
-        *composing_sections(study),
-        *_scaling_sections(study),
-        *_aggregate_sections(study),
+        *figures[:1],
         *claim_sections(study),
+        *missing_sections(study.analysis.missing),
         capabilities_section(study),
+        *_paper_sections(study),
         *published_sections(study),
+        *figures[1:],
         *trend_sections(study),
         *_profile_sections(study),
         *cost_sections(study),
@@ -70,9 +75,11 @@ def published_sections(study: StudyReport) -> list[Section]:
 # ------------------------------------------------------------------------------------------------- of any study
 
 
-def missing_sections(study: StudyReport) -> list[Section]:
-    missing, text = study.analysis.missing, "These are not in the tables and figures below."
-    return [Section("Missing", text, table=missing, table_is_open=True, is_warning=True)] if len(missing) else []
+def missing_sections(missing: pd.DataFrame) -> list[Section]:
+    """What is missing and why, folded where it is long; [] where nothing is."""
+    text = "These are not in the tables and figures of this page."
+    is_short = len(missing) <= FEW
+    return [Section("Missing", text, table=missing, table_is_open=is_short, is_warning=True)] if len(missing) else []
 
 
 def capabilities_section(study: StudyReport) -> Section:
@@ -81,15 +88,18 @@ def capabilities_section(study: StudyReport) -> Section:
 
 
 def claim_sections(study: StudyReport) -> list[Section]:
-    if study.claims is None or study.claims.empty:
-        return []
-    text = JUDGED
-    if "paper" in study.claims:
-        text += (
-            f" {MARGINS_TEXT} Published: the same on the authors' published per-seed numbers, at their size or sizes. "
-        )
-        text += "Paper: where these are not public, the difference in its table, at its scale."
-    return [Section("Claims", text, table=readable_claims(study.claims), table_is_open=True)]
+    claims, text = study.claims, JUDGED
+    if claims is not None and "paper" in claims:
+        text += f" {MARGINS_TEXT} Published: the same on the authors' published per-seed numbers, at their size or "
+        text += "sizes. Paper: where these are not public, the difference in its table, at its scale."
+    return [] if claims is None else judged_sections(claims, text)
+
+
+def judged_sections(claims: pd.DataFrame, rule: str) -> list[Section]:
+    """The verdicts, under the folded rule by which they were found; [] without claims."""
+    rule = f"<details><summary>How a claim is judged</summary><p>{html.escape(rule)}</p></details>"
+    table = readable_claims(claims)
+    return [Section("Claims", table=table, table_is_open=True, markup=rule)] if len(claims) else []
 
 
 def cost_sections(study: StudyReport) -> list[Section]:
@@ -130,21 +140,27 @@ def _progress(runs: pd.DataFrame) -> str:
 
 def _aggregate_sections(study: StudyReport) -> list[Section]:
     """The methods' means over profiles, beside the paper's where the study declares it."""
-    table, compare_with = study.table, study.compare_with
-    sizes = _aggregated_sizes(table)
+    table, sizes = study.table, _aggregated_sizes(study.table)
     if not sizes:
         return []
     panels = {size: [f for f in _panels(study, size) if is_drawn(f)] for size in sizes}
     text = "Compute ratios averaged over the profiles; error bars are 90% intervals over seeds."
     title, means = "Methods", readable_table(table[table["profile"] == MEAN])
-    if compare_with in PAPER:
-        title, means = "Methods, ours beside the paper's", beside_paper(table, compare_with)
-        text += " The diamonds and the rows marked paper are those of the paper: ours are set beside them for reading, "
-        text += "and are compared only at the paper's scale."
+    if study.compare_with in PAPER:
+        title, text = "Methods, ours beside the paper's", f"{text} The diamonds are the paper's. {AT_ITS_SCALE}"
     elif study.published is not None and set(sizes) & set(study.published["size"]):
         text += " The diamonds are the published means at the same size."
     folded = [figure for size in sizes[:-1] for figure in panels[size]]
-    return [Section(title, text, panels[sizes[-1]], folded, "The other sizes", means, compare_with in PAPER)]
+    return [Section(title, text, panels[sizes[-1]], folded, "The other sizes", means)]
+
+
+def _paper_sections(study: StudyReport) -> list[Section]:
+    """The rows of these means, each followed by the paper's."""
+    if study.compare_with not in PAPER or not _aggregated_sizes(study.table):
+        return []
+    text = f"Means over the profiles. The rows marked paper are the paper's. {AT_ITS_SCALE}"
+    beside = beside_paper(study.table, study.compare_with)
+    return [Section("Beside the paper", text, table=beside, table_is_open=True)]
 
 
 def _scaling_sections(study: StudyReport) -> list[Section]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from gram_platform.analysis.elicited import ELICITED
+from gram_platform.analysis.explanations import EXPLANATION
 from gram_platform.analysis.paper import COST_TABLE
 from gram_platform.analysis.ratios import VARIANT
 from gram_platform.analysis.tables import CLASSES
@@ -16,7 +17,7 @@ RUN_COLUMNS += ("elapsed", "tokens_per_second", "error", "mlflow", "mlflow_url")
 ATTACK_COLUMNS = ("run_id", "run_id_url", "method", "size", "seed", "profile", "attacked_for", "best_loss", "status")
 ATTACK_COLUMNS += ("elapsed", "error", "mlflow", "mlflow_url")
 COSTS = {"train": "train FLOPs", "plan": "by its plan", "active_mlp": "active MLP", "total_mlp": "total MLP"}
-PARTIAL = (VARIANT, "published", "paper")  # columns of claims that only some studies have
+PARTIAL = (VARIANT, "published", "paper", EXPLANATION)  # columns of claims that only some studies have
 IN_PAPER = ("train", "active_mlp", "total_mlp")  # in the order of COST_TABLE
 
 
@@ -50,6 +51,8 @@ def readable_claims(claims: pd.DataFrame) -> pd.DataFrame:
         "published",
         "paper",
         "source",
+        "judged_at",
+        EXPLANATION,
     ]
     return shown_columns(readable, order)
 

@@ -13,18 +13,30 @@ from gram_platform.figures.scaling import HIDDEN
 from gram_platform.figures.variants import domain_variant_figure, variant_figure
 from gram_platform.report.absorption import absorption_figures, absorption_sections
 from gram_platform.report.page import Section
-from gram_platform.report.sections import capabilities_section, claim_sections, cost_sections, is_drawn, renamed
+from gram_platform.report.sections import (
+    AT_ITS_SCALE,
+    capabilities_section,
+    claim_sections,
+    cost_sections,
+    is_drawn,
+    missing_sections,
+    renamed,
+)
 from gram_platform.report.study import StudyReport
 from gram_platform.report.tables import readable_table
 
 
 def varied_sections(study: StudyReport) -> list[Section]:
-    """What such a study shows between what is missing and its runs."""
+    """What such a study shows between its six numbers and its runs; its largest size first."""
+    figures = _variant_sections(study)
     return [
-        *_variant_sections(study),
+        *figures[:1],
         *absorption_sections(study),
         *claim_sections(study),
+        *missing_sections(study.analysis.missing),
         capabilities_section(study),
+        *_paper_sections(study),
+        *figures[1:],
         *_domain_sections(study),
         *cost_sections(study),
         *_curve_sections(study),
@@ -42,21 +54,26 @@ def varied_figures(study: StudyReport) -> dict[str, go.Figure]:
 
 
 def _variant_sections(study: StudyReport) -> list[Section]:
-    """A section a size: the four classes against the variants, beside the paper's values where it prints them."""
+    """A section a size, the largest first: the four classes against the variants, beside the paper's points."""
     table, profile, words = study.table, study.shown_profile, study.varies.replace("_", " ")
     text = f"Compute ratio against {words} for the profile {profile}; error bars are 90% intervals over seeds."
-    has_paper = study.compare_with in PAPER
-    if has_paper:
-        text += " Hollow diamonds and the rows marked paper are the paper's: ours are set beside them for reading, and "
-        text += "are compared only at the paper's scale."
+    text += f" Hollow diamonds are the paper's. {AT_ITS_SCALE}" if study.compare_with in PAPER else ""
     sections = []
-    for size in dict.fromkeys(table["size"]):
+    for size in reversed(dict.fromkeys(table["size"])):
         rows = table[(table["size"] == size) & (table["profile"] == profile)]
-        shown = beside_paper(rows, study.compare_with, profile) if has_paper else readable_table(rows)
         if figures := list(_panels(study, size).values()):
-            shown = renamed(shown, study.varies)
-            sections.append(Section(f"Against {words}, {size}", text, figures, table=shown, table_is_open=has_paper))
+            shown = renamed(readable_table(rows), study.varies)
+            sections.append(Section(f"Against {words}, {size}", text, figures, table=shown))
     return sections
+
+
+def _paper_sections(study: StudyReport) -> list[Section]:
+    """The rows of these figures, each followed by the paper's where it prints one."""
+    if study.compare_with not in PAPER:
+        return []
+    text = f"Profile {study.shown_profile}. The rows marked paper are the paper's. {AT_ITS_SCALE}"
+    beside = renamed(beside_paper(study.table, study.compare_with, study.shown_profile), study.varies)
+    return [Section("Beside the paper", text, table=beside, table_is_open=True)] if len(beside) else []
 
 
 def _domain_sections(study: StudyReport) -> list[Section]:

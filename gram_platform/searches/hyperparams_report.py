@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from gram_platform.analysis.explanations import explained
 from gram_platform.analysis.paper_sweeps import PAPER_SWEEPS, SWEEP_CLASSES, beside_paper_sweeps
 from gram_platform.analysis.ratios import BASELINE
 from gram_platform.analysis.sweep_claims import sweep_claims
@@ -18,8 +19,9 @@ from gram_platform.figures.curves import learning_curve_figure
 from gram_platform.figures.sweeps import sweep_figures
 from gram_platform.nodes import Node
 from gram_platform.report import ATTACK, FOOTER
+from gram_platform.report.headline import with_verdicts
 from gram_platform.report.page import Section, page_html
-from gram_platform.report.sections import JUDGED, MARGINS_TEXT
+from gram_platform.report.sections import JUDGED, MARGINS_TEXT, judged_sections, missing_sections
 from gram_platform.report.tables import readable_claims
 from gram_platform.searches.definition import Scene, Written
 from gram_platform.searches.frames import (
@@ -34,6 +36,8 @@ from gram_platform.searches.hyperparams_problem import KNOBS, SweepProblem, seed
 from gram_platform.searches.links import run_links
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker
+
+RULE = f"{JUDGED} {MARGINS_TEXT} Paper: the difference in its figure, at its scale."
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,8 @@ def written(
     sweep = _analysed(stored, scene.flags.sizes)
     if sweep is None:
         return None
-    claims, links = sweep_claims(sweep.per_seed), run_links(tracker)
+    claims = explained(sweep_claims(sweep.per_seed), about.name, scene.flags.preset)
+    links = run_links(tracker)
     trials = _trials(stored, sweep, store, f"{about.name}-{about.search_id}")
     facts = {"name": about.name, "id": about.search_id, "preset": scene.flags.preset, "data_id": scene.data_id}
     facts |= {"knobs": about.values, "sizes": scene.flags.sizes, "seeds": scene.num_seeds}
@@ -162,19 +167,14 @@ def _page(
         f"Read from {stored.source}. {links[1]}",
     )
     sections = [
-        *_missing(sweep),
         *_knob_sections(sweep),
-        *_claims(claims),
+        *judged_sections(claims, RULE),
+        *missing_sections(sweep.missing),
         _learning_curves(stored, sweep, scene.flags.sizes),
-        Section("Trials", table=_readable_trials(trials, links[0]), table_is_open=True),
+        Section("Trials", table=_readable_trials(trials, links[0])),
     ]
-    return page_html(about.title, about.question + "\n\n" + " ".join(facts), sections, f"{ATTACK}\n\n{FOOTER}")
-
-
-def _missing(sweep: SweepAnalysis) -> list[Section]:
-    text = "These are not in the tables and figures below."
-    has_any = len(sweep.missing) > 0
-    return [Section("Missing", text, table=sweep.missing, table_is_open=True, is_warning=True)] if has_any else []
+    intro = with_verdicts(f"{about.question}\n\n{' '.join(facts)}", claims)
+    return page_html(about.title, intro, sections, f"{ATTACK}\n\n{FOOTER}")
 
 
 def _knob_sections(sweep: SweepAnalysis) -> list[Section]:
@@ -188,11 +188,6 @@ def _knob_sections(sweep: SweepAnalysis) -> list[Section]:
         figures = list(sweep_figures(rows).values())
         sections.append(Section(title, text, figures, table=beside_paper_sweeps(rows), table_is_open=True))
     return sections
-
-
-def _claims(claims: pd.DataFrame) -> list[Section]:
-    text = f"{JUDGED} {MARGINS_TEXT} Paper: the difference in its figure, at its scale."
-    return [Section("Claims", text, table=readable_claims(claims), table_is_open=True)] if len(claims) else []
 
 
 def _learning_curves(stored: Stored, sweep: SweepAnalysis, sizes: Sequence[str]) -> Section:

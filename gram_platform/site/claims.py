@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
+from gram_platform.analysis.explanations import EXPLANATION
 from gram_platform.analysis.verdicts import CANNOT_TELL, VERDICTS
 from gram_platform.report.page import Section
 from gram_platform.report.sections import JUDGED, MARGINS_TEXT
@@ -32,7 +33,7 @@ def claim_rows(claims: pd.DataFrame | None, scale: str) -> list[dict]:
         where = [str(record.pop(name)) for name in ("size", "variant") if record.get(name)]
         numbers = {name: _number(record[name]) for name in NUMBERS if name in record}
         seeds = {"num_seeds": int(record["num_seeds"])} if "num_seeds" in record else {}
-        texts = {name: str(record.get(name) or "") for name in ("claim", "verdict", "published", "source")}
+        texts = {name: str(record.get(name) or "") for name in ("claim", "verdict", "published", "source", EXPLANATION)}
         rows.append({**texts, **numbers, **seeds, "judged_at": ", ".join([*where, scale])})
     return rows
 
@@ -69,7 +70,6 @@ def claim_sections(rows: Mapping[str, Sequence[Mapping]], titles: Mapping[str, t
         frame = pd.DataFrame(found)
         numbers = [column for column in NUMBERS if column in frame]
         table = readable_claims(frame.astype(dict.fromkeys(numbers, float)))  # None, of JSON, is NaN here
-        table = table.assign(judged_at=[row["judged_at"] for row in found])
         sections.append(Section(titles[name][0], table=table, table_is_open=True))
     return sections
 

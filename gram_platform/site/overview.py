@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from gram_platform.report.page import Section
+from gram_platform.report.sections import FEW
 from gram_platform.report.tables import clock, whole
+from gram_platform.site.cards import Card, cards_html
 from gram_platform.site.facts import COMPLETE, FAILED, INTERRUPTED, MISSING, RUNNING, Facts, NodeFacts
 from gram_platform.site.run_page import steps_done
 from gram_platform.site.studies import StudyFacts, Totals
@@ -24,22 +26,22 @@ def index_sections(
     uses: Mapping[str, Sequence[str]],
     facts: Facts,
     claims: Mapping[str, int],
+    cards: Sequence[Card],
 ) -> list[Section]:
-    """`claims`: how many there are with each verdict."""
+    """`claims`: how many there are with each verdict; `cards`: one for each study."""
     real = [study for study in studies if study.record is not None]
     searches = [study for study in studies if study.record is None]
     rows = [_study_row(study, totals[study.name], uses, facts) for study in real]
-    sections = [*_failures(facts)]
+    text = "" if cards else "No study has been submitted to this storage."
+    sections = [Section("Studies", text, markup=cards_html(cards)), *_failures(facts)]
     if rows:
-        sections.append(Section("Studies", _sharing(uses, facts), table=pd.DataFrame(rows), table_is_open=True))
-    else:
-        sections.append(Section("Studies", "No study has been submitted to this storage."))
+        sections.append(Section("State", _sharing(uses, facts), table=pd.DataFrame(rows), table_is_open=True))
     if searches:
         table = pd.DataFrame([_search_row(search, totals[search.name]) for search in searches])
         text = "Trials by state, and the runs behind them."
         sections.append(Section("Searches", text, table=table, table_is_open=True))
     if claims:
-        verdicts = pd.DataFrame([{"verdict": verdict, "claims": count} for verdict, count in claims.items()])
+        verdicts = pd.DataFrame([claims])
         text = "What our runs say about the paper's claims, at the scale they were run at: see the page of claims."
         sections.append(Section("Claims", text, table=verdicts, table_is_open=True))
     return sections
@@ -98,7 +100,7 @@ def _failures(facts: Facts) -> list[Section]:
         return []
     errors = {node.node_id: (node.failure or {}).get("message", "") for node in failed}
     rows = [{"run_id": i, "run_id_url": f"runs/{i}.html", "error": error} for i, error in errors.items()]
-    return [Section("Failed runs", table=pd.DataFrame(rows), table_is_open=True, is_warning=True)]
+    return [Section("Failed runs", table=pd.DataFrame(rows), table_is_open=len(rows) <= FEW, is_warning=True)]
 
 
 def runs_sections(facts: Facts, uses: Mapping[str, Sequence[str]]) -> list[Section]:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from gram_platform.report.page import Section, Shell, page_html, sections_html
+from gram_platform.site.cards import Card, picture_of
 from gram_platform.site.claims import RULE, VERDICTS, claim_rows, claim_sections, scale_of, written_claims
 from gram_platform.site.facts import NodeFacts
 from gram_platform.site.folder import SiteFolder
@@ -98,8 +99,8 @@ def _study_page(snapshot: Snapshot, study: StudyFacts) -> tuple[str, dict]:
             problem = f"{study.name}: its results cannot be read: {error}"
     files = f"../../studies/{study.name}/" if snapshot.is_beside else ""
     shared = snapshot.num_shared(study)
-    sections = frame_sections(study, snapshot.totals[study.name], snapshot.facts, shared, files)
-    sections += [Section("Results", problem, is_warning=True)] if problem else []
+    totals = snapshot.totals[study.name]
+    sections = [Section("Results", problem, is_warning=True)] if problem else []
     source = mirror.said
     if results is None:
         sections += nothing_yet(study)
@@ -107,8 +108,11 @@ def _study_page(snapshot: Snapshot, study: StudyFacts) -> tuple[str, dict]:
         results = with_pages(results, snapshot.facts, mirror.links)
         sections += page.sections(record, results)
         source = f"Read from {results.source}. {source}"
-    text = page_html(study.title, study_intro(study, source), sections, result_footer(record, results), shell(STUDIES))
-    return text, {"claims": claim_rows(getattr(results, "claims", None), scale_of(record)), "problem": problem}
+    claims = getattr(results, "claims", None)
+    intro, picture = study_intro(study, totals, source, claims), picture_of(sections)
+    sections += frame_sections(study, totals, snapshot.facts, shared, files)
+    text = page_html(study.title, intro, sections, result_footer(record, results), shell(STUDIES))
+    return text, {"claims": claim_rows(claims, scale_of(record)), "problem": problem, "picture": picture}
 
 
 def _search_page(snapshot: Snapshot, search: StudyFacts) -> tuple[str, dict]:
@@ -142,7 +146,12 @@ def write_overview(site: SiteFolder, snapshot: Snapshot, left: Mapping[str, Mapp
     site.page("claims.html", claims, lambda: (claims, None))
     counts = Counter(row["verdict"] for found in rows.values() for row in found)
     ordered = {verdict: counts[verdict] for verdict in VERDICTS if counts}
-    sections = index_sections(snapshot.studies, snapshot.totals, snapshot.uses, snapshot.facts, ordered)
+    cards = [
+        Card(*titles[study.name], [row["verdict"] for row in rows[study.name]], left[study.name]["picture"])
+        for study in snapshot.studies
+        if study.record is not None
+    ]
+    sections = index_sections(snapshot.studies, snapshot.totals, snapshot.uses, snapshot.facts, ordered, cards)
     intro = f"Storage {snapshot.store.root}. {snapshot.mirror.said}"
     index = page_html("Studies", intro, sections, TERMS, shell(STUDIES, ""))
     site.page("index.html", index, lambda: (index, None))

@@ -1,15 +1,17 @@
 """The pages of studies whose losses were measured elsewhere: an index, a page a study, all claims, and their tables."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
 from gram_platform.analysis.text import table_csv
 from gram_platform.identity import invalid
 from gram_platform.report import ATTACK, FOOTER, report_sections
+from gram_platform.report.headline import with_verdicts
 from gram_platform.report.page import ASSETS, Section, Shell, asset, page_html
 from gram_platform.report.sections import renamed
+from gram_platform.site.cards import Card, cards_html, picture_of
 from gram_platform.site.claims import RULE, VERDICTS, claim_rows, claim_sections
 from gram_platform.store.remote import open_folder
 from gram_platform.study.replication import Replicated
@@ -24,14 +26,14 @@ def write_replication(studies: Sequence[Replicated], out: str, facts: str) -> di
 
     `<study>/` holds report.html, table.csv, per_seed.csv and claims.csv. `facts` says where the numbers are from.
     """
-    folder = open_folder(out, writable=True)
+    folder, sections = open_folder(out, writable=True), {s.record.name: report_sections(s.report) for s in studies}
     try:
         files = {name: asset(name) for name in ASSETS}
-        files |= {"claims.html": _claims_page(studies), "index.html": _index(studies, facts)}
+        files |= {"claims.html": _claims_page(studies), "index.html": _index(studies, sections, facts)}
         for name, text in files.items():
             folder.write(name, text.encode(), durable=False)
         for study in studies:
-            for name, text in _files(study).items():
+            for name, text in _files(study, sections[study.record.name]).items():
                 folder.child(study.record.name).write(name, text.encode(), durable=False)
     except (PermissionError, FileExistsError, NotADirectoryError) as error:
         raise invalid("out", folder.path, f"a folder where files can be written ({error})") from error
@@ -39,13 +41,12 @@ def write_replication(studies: Sequence[Replicated], out: str, facts: str) -> di
     return {**paths, "all": folder.file("index.html")}
 
 
-def _files(study: Replicated) -> dict[str, str]:
+def _files(study: Replicated, sections: Sequence[Section]) -> dict[str, str]:
     """What a study leaves: its page, its tables."""
     record, results = study.record, study.results
-    intro = f"{record.question}\n\n{' '.join(record.facts)}".strip()
-    report = study.report
-    footer = f"{ATTACK}\n\n{FOOTER}" if report.table["elicited"].notna().any() else FOOTER
-    page = page_html(record.title, intro, report_sections(report), footer, Shell("../", LINKS, "Studies"))
+    intro = with_verdicts(f"{record.question}\n\n{' '.join(record.facts)}".strip(), results.claims)
+    footer = f"{ATTACK}\n\n{FOOTER}" if results.analysis.table["elicited"].notna().any() else FOOTER
+    page = page_html(record.title, intro, sections, footer, Shell("../", LINKS, "Studies"))
     tables = {
         "table.csv": results.analysis.table,
         "per_seed.csv": results.analysis.per_seed,
@@ -54,15 +55,17 @@ def _files(study: Replicated) -> dict[str, str]:
     return {"report.html": page} | {name: table_csv(renamed(t, record.varies)) for name, t in tables.items()}
 
 
-def _index(studies: Sequence[Replicated], facts: str) -> str:
-    rows = []
+def _index(studies: Sequence[Replicated], sections: Mapping[str, Sequence[Section]], facts: str) -> str:
+    rows, cards = [], []
     for study in studies:
         record, analysis = study.record, study.results.analysis
-        verdicts = Counter(study.results.claims["verdict"])
+        verdicts, address = Counter(study.results.claims["verdict"]), f"{record.name}/report.html"
+        picture = picture_of(sections[record.name])
+        cards.append(Card(record.title, address, study.results.claims["verdict"].tolist(), picture))
         rows.append(
             {
                 "study": record.title,
-                "study_url": f"{record.name}/report.html",
+                "study_url": address,
                 "sizes": ", ".join(record.sizes),
                 "seeds": analysis.table["num_seeds"].max(),
                 "variants": ", ".join(record.variants),
@@ -75,8 +78,8 @@ def _index(studies: Sequence[Replicated], facts: str) -> str:
     table = pd.DataFrame(rows)
     table = table if table["variants"].any() else table.drop(columns="variants")
     text = "The columns agree, disagree and cannot tell count the claims of the paper that a study can judge."
-    sections = [Section("Studies", text, table=table, table_is_open=True)]
-    return page_html("Replication", f"{INTRO}\n\n{facts}", sections, "", Shell("", LINKS, "Studies"))
+    shown = [Section("Studies", markup=cards_html(cards)), Section("Tables", text, table=table, table_is_open=True)]
+    return page_html("Replication", f"{INTRO}\n\n{facts}", shown, "", Shell("", LINKS, "Studies"))
 
 
 def _claims_page(studies: Sequence[Replicated]) -> str:

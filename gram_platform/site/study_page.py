@@ -8,9 +8,11 @@ import pandas as pd
 
 from gram_platform.config import LOSSES, SAMPLES, TOKENS
 from gram_platform.report import localization, report_footer, report_sections, samples
+from gram_platform.report.headline import with_verdicts
 from gram_platform.report.localization import localization_sections
 from gram_platform.report.page import Section
 from gram_platform.report.samples import samples_sections
+from gram_platform.report.sections import FEW
 from gram_platform.report.tables import clock
 from gram_platform.site.facts import COMPLETE, MISSING, Facts
 from gram_platform.site.studies import StudyFacts, Totals
@@ -80,13 +82,15 @@ def with_pages(results: Any, facts: Facts, links: Mapping[str, str]) -> Any:
     return replace(results, runs=linked if any(mlflow) else linked.drop(columns=["mlflow", "mlflow_url"]))
 
 
-def study_intro(study: StudyFacts, source: str) -> str:
-    record = study.record
-    return f"{record.question}\n\n{' '.join(record.facts)} {source}".strip()
+def study_intro(study: StudyFacts, totals: Totals, source: str, claims: pd.DataFrame | None) -> str:
+    """How its claims came out, whether it is complete, the question, and how it was run."""
+    record, num_left = study.record, totals.num_nodes - totals.counts[COMPLETE]
+    state = f"{num_left} of {totals.num_nodes} nodes are not complete: see Not complete.\n\n" if num_left else ""
+    return with_verdicts(f"{state}{record.question}\n\n{' '.join(record.facts)} {source}".strip(), claims)
 
 
 def frame_sections(study: StudyFacts, totals: Totals, facts: Facts, shared: int, files: str) -> list[Section]:
-    """What stands above the report's sections: the study's state, and what is not done.
+    """What stands below the report's sections: what is not done, and the study's state.
 
     `files` is the way to the study's own folder, "" where the site does not lie beside it.
     """
@@ -101,7 +105,7 @@ def frame_sections(study: StudyFacts, totals: Totals, facts: Facts, shared: int,
         *([(f"its {name}", name, f"{files}{name}") for name in ("report.html", "table.csv")] if files else []),
     ]
     kept = [row for row in rows if not row[2] or row[1] in (study.files or {})]
-    return [Section("State", table=fact_table(kept), table_is_open=True), *_unfinished(study, facts)]
+    return [*_unfinished(study, facts), Section("State", table=fact_table(kept), table_is_open=True)]
 
 
 def counts_text(totals: Totals) -> str:
@@ -124,8 +128,8 @@ def _unfinished(study: StudyFacts, facts: Facts) -> list[Section]:
         rows.append({"status": status, "node": name, "id": node_id, "id_url": url, "error": error})
     if not rows:
         return []
-    text = f"{len(rows)} of {len(study.node_ids)} nodes are not complete: whatever needs them is missing below."
-    return [Section("Not complete", text, table=pd.DataFrame(rows), table_is_open=True, is_warning=True)]
+    text = f"{len(rows)} of {len(study.node_ids)} nodes are not complete: whatever needs them is missing on this page."
+    return [Section("Not complete", text, table=pd.DataFrame(rows), table_is_open=len(rows) <= FEW, is_warning=True)]
 
 
 def result_footer(record: StudyRecord, results: Any) -> str:

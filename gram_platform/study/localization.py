@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from gram_platform.analysis.explanations import EXPLANATION, explained
 from gram_platform.analysis.localization import (
     TABLE_COLUMNS,
     Localization,
@@ -65,7 +66,8 @@ def read_tokens(record: StudyRecord, store: Store, tracking_uri: str | None, why
     lacking = [_named(e) for e in views if e["id"] not in done]
     found = tables(pd.concat(rows, ignore_index=True), lacking)
     frame, _, source = load_frames(record.ids, (), store, tracking_uri, why_not)
-    claims, runs = localization_claims(found.per_seed), nodes_frame(record, frame)
+    claims = explained(localization_claims(found.per_seed), record.name, record.preset)
+    runs = nodes_frame(record, frame)
     return TokenResults(found, texts[list(texts)[-1]] if texts else (), claims, runs, source)
 
 
@@ -73,7 +75,7 @@ def tokens_text(record: StudyRecord, results: TokenResults) -> str:
     """The means over domains and profiles, and the claims, for a terminal."""
     means = readable_localization(results.found.table[results.found.table["profile"] == MEAN])
     rows = [[str(value) or "-" for value in row] for row in means.itertuples(index=False)]
-    judged = [f"{c['verdict']}: {c['claim']}" for c in results.claims.to_dict("records")]
+    judged = [f"{c['verdict']}: {c['claim']} {c[EXPLANATION]}".rstrip() for c in results.claims.to_dict("records")]
     return "\n".join([aligned([list(means.columns), *rows]), "", *judged]).rstrip()
 
 

@@ -50,6 +50,11 @@ class StudyRecord:
         runs = [e for e in self.entries if e["kind"] == "run" and ELICITED not in e["tags"]]
         return [e["id"] for e in runs if e["tags"]["method"] == "baseline"]
 
+    @property
+    def preset(self) -> str:
+        """ "" for a study whose losses were measured elsewhere."""
+        return self.params.get("preset", "")
+
     def to_json(self) -> bytes:
         """The same bytes for the same study."""
         return (json.dumps(asdict(self), indent=1, sort_keys=True) + "\n").encode()

@@ -9,6 +9,7 @@ from gram_platform.analysis.absorption import final_shares, load_shares
 from gram_platform.analysis.claims import paper_claims, separation_claims
 from gram_platform.analysis.composing import by_number, drop_table
 from gram_platform.analysis.elicited import ATTACK_COLUMNS, ELICITED
+from gram_platform.analysis.explanations import EXPLANATION, explained
 from gram_platform.analysis.frame import Frames, load_curves, load_store_curves
 from gram_platform.analysis.paper import PAPER, beside_paper
 from gram_platform.analysis.paper_claims import CLAIMS
@@ -81,10 +82,15 @@ def analysed(
 
 
 def judged(record: StudyRecord, analysis: Analysis) -> pd.DataFrame:
-    """The paper's about the study beside the verdicts on its published numbers, or that retain is above forget."""
+    """The paper's about the study beside the verdicts on its published numbers, or that retain is above forget.
+
+    Each with what explains a "disagree", where that is known.
+    """
     if record.compare_with in CLAIMS:
-        return with_published(paper_claims(analysis.per_seed, record.compare_with), record.compare_with)
-    return claims_frame([] if record.variants else separation_claims(analysis.per_seed))
+        claims = with_published(paper_claims(analysis.per_seed, record.compare_with), record.compare_with)
+    else:
+        claims = claims_frame([] if record.variants else separation_claims(analysis.per_seed))
+    return explained(claims, record.name, record.preset)
 
 
 def summary_text(record: StudyRecord, results: Results) -> str:
@@ -101,7 +107,7 @@ def summary_text(record: StudyRecord, results: Results) -> str:
         parts += ["beside the paper's (for reading: another scale)", frame_text(beside)]
     if record.compare_with in CLAIMS:
         names = ["verdict", "difference", "low", "high", "detectable", "paper", "size", VARIANT, "claim", "published"]
-        found = shown_columns(results.claims, names)
+        found = shown_columns(results.claims, [*names, EXPLANATION])
         found = found[[n for n in found if n not in ("size", VARIANT) or found[n].nunique() > 1]]
         parts += ["the paper's claims", frame_text(renamed(found, record.varies))]
     return "\n\n".join(parts)

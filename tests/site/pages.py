@@ -6,7 +6,12 @@ from pathlib import Path
 from tests.site.browser import running_browser
 
 PHONE, DESK = (390, 20_000), (1280, 20_000)
-DRAWN = "[...document.querySelectorAll('.plot')].every((plot) => plot.dataset.drawn === 'yes')"
+# figures are drawn when they come near the window: the first that is not is brought there
+DRAWN = """(() => {
+  const waiting = [...document.querySelectorAll(".plot")].filter((plot) => plot.dataset.drawn !== "yes");
+  waiting[0]?.scrollIntoView();
+  return !waiting.length;
+})()"""
 FAULTS = """(() => {
   const faults = [];
   const say = (text, place) => faults.push(text + ": " + (place ? place.outerHTML.slice(0, 120) : ""));
@@ -21,6 +26,7 @@ FAULTS = """(() => {
   }
   for (const box of document.querySelectorAll(".scroll")) {
     const table = box.querySelector("table");
+    if (box.scrollHeight > box.clientHeight + 1) say("a scroll inside the page's scroll", box);
     if (!named(box) || box.tabIndex !== 0) say("a table that cannot be reached by keyboard", box);
     if (!table.caption || !table.caption.textContent.trim()) say("a table without a caption", table);
     if (![...table.tHead.rows[0].cells].every((cell) => cell.scope === "col" && cell.textContent.trim())) {

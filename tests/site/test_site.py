@@ -5,12 +5,16 @@ import json
 import re
 import shutil
 import threading
+from collections import Counter
 from pathlib import Path
+from xml.etree import ElementTree
 
 import plotly.graph_objects as go
 import pytest
 
+from gram_platform.analysis.explanations import EXPLANATIONS, Explanation
 from gram_platform.cli import main
+from gram_platform.figures.style import METHOD_STYLES
 from gram_platform.report.page import asset
 from gram_platform.site import build_site, watch_site
 from gram_platform.site.build import tracking_of
@@ -61,7 +65,7 @@ def run_pages(site: Path, status: str) -> list[Path]:
 
 
 def test_the_index_has_the_state_of_every_study_and_search(site):
-    rows = {row[0]: row[1:] for row in rows_of(site / "index.html", "Studies")}
+    rows = {row[0]: row[1:] for row in rows_of(site / "index.html", "State")}
     assert set(rows) == {"Scaling <of> sizes", "Stories with holes", "A study that has not begun"}
     assert rows["Scaling <of> sizes"][:5] == ["36 of 36", "0", "0", "0", "12 of 12"]
     assert rows["Stories with holes"][:5] == ["36 of 39", "0", "1", "2", "12 of 14"]
@@ -73,6 +77,60 @@ def test_the_index_has_the_state_of_every_study_and_search(site):
     assert search[:3] == ["maxent_search", "no driver", "3 complete"]
     assert "12 of 14 runs belong to more than one study or search" in text(site / "index.html")
     assert rows_of(site / "index.html", "Failed runs")[0][1] == HOSTILE
+
+
+def test_the_index_shows_main_figures_and_verdicts_with_links(site):
+    page = (site / "index.html").read_text()
+    cards = {}
+    for card in re.findall(r"<li>(.*?)</li>", page.split("<h2>Studies</h2>")[1].split("</section>")[0]):
+        address, title = re.search(r'<a href="(.*?)">(.*?)</a>', card).groups()
+        cards[html.unescape(title)] = (address, card)
+    assert list(cards) == ["A study that has not begun", "Scaling <of> sizes", "Stories with holes"]
+    address, card = cards["Scaling <of> sizes"]
+    assert address == "studies/scaling.html"
+    svg = ElementTree.fromstring(re.search(r"<svg.*</svg>", card)[0])
+    assert [place.text for place in svg.iter("text")] == ["Core", "Retain", "Forget"]
+    lines = [line.get("stroke") for line in svg.iter("polyline")]
+    assert lines == 3 * [METHOD_STYLES["filtering"].colour, METHOD_STYLES["gram"].colour]
+    verdicts = Counter(row[0] for row in rows_of(site / address, "Claims"))
+    assert f"{verdicts['agree']} agree, {verdicts['disagree']} disagree, {verdicts['cannot tell']} cannot tell" in card
+    assert f"Claims: {verdicts['agree']} agree, " in text(site / address)
+    assert "no figure" in cards["A study that has not begun"][1]
+    assert "no claims judged" in cards["A study that has not begun"][1]
+    assert "plotly" not in page
+
+
+def test_a_study_leads_with_its_numbers_and_figure_and_ends_with_its_state(site):
+    page = site / "studies" / "stories.html"
+    titles = re.findall(r"<h2>(.*?)</h2>", page.read_text())
+    assert titles[:3] == ["At a glance", "Scaling", "Claims"]
+    assert titles[-2:] == ["Not complete", "State"]
+    assert text(page).index("see Not complete") < text(page).index("At a glance")
+    assert "see Not complete" not in text(site / "studies" / "scaling.html")
+    assert re.findall(r"<h2>(.*?)</h2>", (site / "studies" / "empty.html").read_text())[0] == "Results"
+    shown = page.read_text().split("<h2>Runs</h2>")[1]
+    assert shown.index("<details>") < shown.index("<table>")
+
+
+def test_explanations_are_on_the_page_of_a_study_and_on_that_of_all_claims(storage_copy, monkeypatch):
+    claims = rows_of(storage_copy / "site" / "claims.html", "Scaling <of> sizes")
+    assert {row[0] for row in claims} == {"agree"}
+    path = storage_copy / "studies" / "scaling" / "study.json"
+    swapped = {"core+lisp": "core+virology", "core+virology": "core+lisp"}
+    record = json.loads(path.read_text())
+    for entry in record["entries"]:
+        if entry["kind"] == "evaluation" and entry["tags"]["method"] == "gram":
+            tags = entry["tags"]
+            tags["profile"] = swapped.get(tags["profile"], tags["profile"])
+            tags["retained"] = {"lisp": "virology", "virology": "lisp"}.get(tags["retained"], tags["retained"])
+    path.write_text(json.dumps(record))
+    key = ("scaling", "tiny", "gram, tiny: retain is above forget")
+    monkeypatch.setitem(EXPLANATIONS, key, Explanation("Its profiles are swapped.", "this test"))
+    build_site(Store(storage_copy), None, out=str(storage_copy / "again"), why_not="it is a test")
+    for page, title in (("studies/scaling.html", "Claims"), ("claims.html", "Scaling <of> sizes")):
+        rows = {row[1]: (row[0], row[-1]) for row in rows_of(storage_copy / "again" / page, title)}
+        assert rows[key[2]] == ("disagree", "Its profiles are swapped. Shown by this test.")
+        assert all(last == "" for verdict, last in rows.values() if verdict == "agree")
 
 
 def test_a_study_with_holes_builds_and_says_what_is_missing(site):
@@ -88,7 +146,7 @@ def test_a_study_with_holes_builds_and_says_what_is_missing(site):
 
 
 def test_a_run_has_its_curves_routes_evaluations_attempts_and_config(site):
-    page = next(page for page in run_pages(site, "complete") if "<td>gram</td>" in page.read_text())
+    page = next(page for page in run_pages(site, "complete") if ">gram</td>" in page.read_text())
     titles = re.findall(r"<h2>(.*?)</h2>", page.read_text())
     expected = ["Summary", "Losses", "Norms", "Throughput", "Routes", "Evaluations", "Attempts and resources", "Config"]
     assert titles == expected

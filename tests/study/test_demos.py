@@ -40,7 +40,8 @@ def test_the_scaling_demo_reports_what_it_was_not_chosen_on():
     assert list(preset.seeds("0.1M")) == [100, 101, 102]
     assert list(study("scaling").presets["study"].seeds("0.1M")) == [100, 101, 102, 103, 104]
     after_warmup = preset.num_eval_points - int(preset.warmup_fraction * preset.num_eval_points)
-    assert after_warmup >= 40 and preset.num_eval_sequences >= 256
+    assert after_warmup >= 40
+    assert preset.num_eval_sequences >= 256
 
 
 def test_a_preset_may_have_fewer_methods_and_the_flag_adds_them():
