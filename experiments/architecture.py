@@ -20,7 +20,7 @@ STUDY = Study(
     methods=("baseline", "gram", "gram_lora", "ft_lora", "ft_mlp"),
     presets={
         "smoke": at_size(SMOKE, "tiny"),
-        "demo": at_size(DEMO, "0.15M", methods=()),
+        "demo": at_size(DEMO, "0.15M", methods=(), aux_factor=DEMO.aux_factor),
         "paper": at_size(PAPER, "100M"),
         "as_run": at_size(AS_RUN, "100M", num_eval_points=200),
     },

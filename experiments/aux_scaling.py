@@ -14,6 +14,9 @@ from gram_platform.config import RoutingConfig
 from gram_platform.study import Study, main
 from gram_platform.study.stories import AS_RUN, DEMO, PAPER, SMOKE, divided
 
+# a fifth of all tokens are the domains': nothing is left to draw them more often
+A_FIFTH = {"aux_factor": 1.0, "routing": RoutingConfig(p_core_robust=0.5, p_aux_spread=0.3), "methods": ()}
+
 STUDY = Study(
     name="aux_scaling",
     title="The number of auxiliary domains",
@@ -21,7 +24,7 @@ STUDY = Study(
     methods=("baseline", "gram"),
     presets={
         "smoke": divided(SMOKE, (2, 4)),
-        "demo": divided(DEMO, (4, 8, 12, 16, 20), num_eval_sequences=16),
+        "demo": divided(DEMO, (4, 8, 12, 16, 20), num_eval_sequences=64, **A_FIFTH),
         "paper": divided(PAPER, (4, 8, 12, 16, 20)),
         # their p_as is .2 where the text has .3, and every profile is attacked
         "as_run": divided(AS_RUN, (4, 8, 12, 16, 20), attacks_core_alone=False, routing=RoutingConfig(0.5, 0.2)),

@@ -41,7 +41,7 @@ SEARCH = HyperparameterSweep(
     values={
         "smoke": {"p_cr": (0.0, 0.5), "p_as": (0.3, 1.0), "p_ca": (0.5, 2.0)},
         # at p_ca 4 the rehearsal of four branches would leave the demo's base nothing to train on
-        "demo": {"p_cr": (0.0, 0.25, 0.5, 0.75, 1.0), "p_as": (0.0, 0.3, 0.5, 1.0), "p_ca": (0.25, 0.5, 1.0, 2.0)},
+        "demo": {"p_cr": (0.0, 0.25, 0.5, 0.75, 1.0), "p_as": (0.0, 0.1, 0.3, 1.0), "p_ca": (0.25, 0.5, 1.0, 2.0)},
         "paper": PAPER_VALUES,
         "as_run": PAPER_VALUES,
     },

@@ -5,8 +5,8 @@ batches in powers of two at each size, a quadratic surface through their losses,
 parameter count through the minima. `paper` has the cells that the authors ran (agencyenterprise/modular-pretraining,
 results/optimize: 12, 12, 16 and 12, three seeds), whatever law is expected. Its batches are those that they ran: 264,
 528 and 1,056 where 256, 512 and 1,024 were asked for. Two trials of 200M were run twice there, here once. `demo` and
-`smoke` are powers of two around each size's own rate and batch, whose cell is the baseline of `experiments/scaling.py`
-and shared with it.
+`smoke` are powers of two around each size's own rate and batch; `smoke` shares that cell's run with the baseline of
+`experiments/scaling.py`.
 
 A grid whose minimum lies at its border grows there, which is ours: the paper's are fixed, so `paper` grows only with
 `--max-extensions 1`. A batch that the size's micro-batch does not divide is trained in the largest parts that do.
@@ -33,6 +33,7 @@ passed for noise before each seed had its own level in the fit (not yet run agai
 import dataclasses
 
 from gram_platform.analysis.lr_extension import Grid
+from gram_platform.config import RoutingConfig
 from gram_platform.ladder import GRID_DEMO_SIZES
 from gram_platform.searches.lr_batch import GridShape, LiteralGrids, LrBatchGrid
 from gram_platform.searches.run import main
@@ -47,6 +48,22 @@ PUBLISHED_GRIDS = {
     "400M": Grid(lrs=(2e-4, 4e-4, 8e-4), batches=(128, 256, 528, 1056)),
 }
 
+# as the law `demo` was measured; its grids begin at windows of 32 sequences
+OF_THE_DEMO_LAW = {
+    "sizes": GRID_DEMO_SIZES,
+    "num_seeds": 2,
+    "first_seed": 0,
+    "methods": (),
+    "corpus": "stories-96",
+    "aux_share": 0.25,
+    "aux_factor": 1.0,
+    "routing": RoutingConfig(p_core_robust=0.5, p_aux_spread=0.3),
+    "warmup_fraction": 0.1,
+    "num_eval_points": 25,
+    "num_eval_sequences": 32,
+    "eval_sequences_of_size": (("0.2M", 24),),
+}
+
 SEARCH = LrBatchGrid(
     name="lr_bs_grid",
     title="Learning rate and batch against size",
@@ -54,7 +71,7 @@ SEARCH = LrBatchGrid(
     "are these to be trusted?",
     presets={
         "smoke": dataclasses.replace(SMOKE, num_seeds=1),
-        "demo": dataclasses.replace(DEMO, sizes=GRID_DEMO_SIZES, num_seeds=2),
+        "demo": dataclasses.replace(DEMO, **OF_THE_DEMO_LAW),
         "paper": PAPER,
     },
     grids={

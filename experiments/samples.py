@@ -21,7 +21,7 @@ import dataclasses
 
 from gram_platform.campaign import study_main
 from gram_platform.config import RoutingConfig
-from gram_platform.ladder import DEMO_SIZES
+from gram_platform.ladder import GRID_DEMO_SIZES
 from gram_platform.methods.setting import MaxEnt, Options
 from gram_platform.study import Preset, Study, scaling, stories
 from gram_platform.study.measurements import Samples
@@ -38,15 +38,19 @@ INSTALLED = dataclasses.replace(
     scaling.DEMO,
     sizes={
         "0.3M": dataclasses.replace(
-            DEMO_SIZES["0.3M"], seq_len=128, batch_size=4, micro_batch=4, core_tokens=3_000_000, peak_lr=3e-3
+            GRID_DEMO_SIZES["0.3M"], seq_len=128, batch_size=4, micro_batch=4, core_tokens=3_000_000, peak_lr=3e-3
         )
     },
     num_seeds=1,
+    first_seed=0,
+    methods=(),
     corpus="installed",
+    aux_share=0.25,
     routing=RoutingConfig(p_core_robust=0.5, p_aux_spread=0.25),
     aux_factor=2.0,
     warmup_fraction=0.05,
-    eval_sequences_of_size=(),
+    num_eval_points=25,
+    num_eval_sequences=32,
     retain="cpp",
     every_single=True,
     # a quarter of the baseline's steps at half its rate, as in the stories' demo

@@ -39,10 +39,12 @@ class HubEntry:
 
 
 # A story has about 160 tokens at vocabulary 1,024: "stories" has 3M tokens of core, 0.2M of each topic to train on,
-# "stories-long" 30M. A topic has many facts, told by a power law, as real text has: with few, a model that sees a part
-# of a topic's text learns all of them. A tenth is the topic's own, which is what removing it takes away.
+# "stories-long" 30M; "stories-96" is what the law `demo` was measured on. A topic has many facts,
+# told by a power law, as real text has: with few, a model that sees a part of a topic's text learns all of them. A
+# tenth is the topic's own, which is what removing it takes away.
 STORIES = {
     "stories": StoriesEntry(core_documents=20_000, aux_documents=1_350, num_facts=384, shared_fact_share=0.9),
+    "stories-96": StoriesEntry(core_documents=16_500, aux_documents=1_350, num_facts=96, shared_fact_share=0.3),
     "stories-long": StoriesEntry(core_documents=200_000, aux_documents=3_000, num_facts=384, shared_fact_share=0.9),
     "stories-smoke": StoriesEntry(core_documents=2_000, aux_documents=200, num_facts=96, shared_fact_share=0.3),
 }
