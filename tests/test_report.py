@@ -233,13 +233,13 @@ def test_without_attacks_costs_or_the_paper_nothing_speaks_of_them(page):
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("window", [(1280, 9000), (500, 16000)])
+@pytest.mark.parametrize("window", [(1280, 900), (500, 900)])
 def test_a_browser_draws_the_stories(stories_page, tmp_path, window):
     require_drawn(stories_page, tmp_path, window)
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("window", [(1280, 5000), (500, 9000)])
+@pytest.mark.parametrize("window", [(1280, 900), (500, 900)])
 def test_a_browser_draws_every_figure_without_a_word_on_its_console(page, tmp_path, window):
     require_drawn(page, tmp_path, window)
 

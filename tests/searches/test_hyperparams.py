@@ -234,7 +234,9 @@ def test_tables_figures_and_report(scene, store):
     assert ("p_ca", 2.0) not in means.index
     assert "sweep-p_cr-gram-tiny-core" in result.figures
     page = result.files["report.html"].decode()
-    for text in ("GRAM: core robustness p_cr", "Missing", "p_ca 2: ft_lora tiny", "loss is not finite", "Claims"):
+    assert pd.read_csv(io.BytesIO(result.files["claims.csv"])).columns[-1] == "explanation"
+    assert page.index("<p>Claims: ") < page.index("<h2>Claims</h2>")
+    for text in ("GRAM: core robustness p_cr", "Missing", "p_ca 2: ft_lora tiny", "loss is not finite"):
         assert text in page
     assert json.loads(result.files["search.json"])["knobs"]["p_ca"] == [0.5, 2.0]
     assert "cannot tell" in result.text

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tests.site.browser import running_browser
 
-PHONE, DESK = (390, 20_000), (1280, 20_000)
+PHONE, DESK = (390, 900), (1280, 900)
 # figures are drawn when they come near the window: the first that is not is brought there
 DRAWN = """(() => {
   const waiting = [...document.querySelectorAll(".plot")].filter((plot) => plot.dataset.drawn !== "yes");

@@ -168,5 +168,6 @@ def test_both_studies_from_end_to_end(tmp_path):
     outcome = outcome_of(record)
     results = outcome.read(record, store, default_tracking_uri(store.root))
     assert results.source == "MLflow"
+    assert results.claims["explanation"].tolist() == [""] * len(results.claims)
     outcome.write(record, store.open_for_writing(), results, {}, None)
     assert (tokens / "table.csv").read_bytes() == before

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from pandas.testing import assert_frame_equal
 
+from gram_platform.analysis.explanations import EXPLANATIONS, Explanation
 from gram_platform.analysis.frame import load_runs, load_store
 from gram_platform.config import Evaluation, View
 from gram_platform.store import Store
@@ -143,6 +144,21 @@ def test_what_is_declared_and_not_done_is_named(study):
     results = read_results(StudyRecord(**{**vars(record), "entries": tuple(lost)}), store, None)
     assert results.analysis.table["elicited"].notna().sum() == 2  # the profile that retains the domain
     assert results.analysis.missing["why"].str.contains(f"attack on seed 0: {AUXILIARY[0]}").all()
+
+
+def test_the_terminal_explains_a_disagreement(study, monkeypatch):
+    store, record, _ = study
+    other = dict(zip(METHODS, reversed(METHODS), strict=True))  # under each other's name they disagree
+    tags = [entry["tags"] | {"method": other.get(m := entry["tags"]["method"], m)} for entry in record.entries]
+    entries = tuple(entry | {"tags": own} for entry, own in zip(record.entries, tags, strict=True))
+    swapped = StudyRecord(**{**vars(record), "entries": entries})
+    key = (record.name, record.preset, "MaxEnt is less robust than GRAM: its elicited is above")
+    monkeypatch.setitem(EXPLANATIONS, key, Explanation("The names are swapped.", "this test"))
+    lines = summary_text(swapped, read_results(swapped, store, None)).splitlines()
+    (line,) = [line for line in lines if "The names are swapped." in line]
+    assert line.startswith("disagree")
+    assert line.endswith("Shown by this test.")
+    assert "swapped" not in summary_text(record, read_results(record, store, None))
 
 
 def test_report_and_record(study):
