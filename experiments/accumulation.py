@@ -3,7 +3,7 @@
 Baseline, GRAM and FT-LoRA with uniform and with heterogeneous gradient accumulation over equal windows. Every compute
 ratio is against the heterogeneous baseline.
 
-    python experiments/accumulation.py                          # demo: 2 CPU cores, under 5 minutes
+    python experiments/accumulation.py                          # demo: 2 CPU cores, not timed since 2026-11-23
     python experiments/accumulation.py --preset smoke           # 2 CPU cores, under a minute
     python experiments/accumulation.py --preset paper --dry-run # 200M parameters
 

@@ -2,7 +2,7 @@
 
 GRAM's routing with MLPs and with LoRAs, finetuned branches with LoRAs and with MLPs, all of one module size.
 
-    python experiments/architecture.py                          # demo: 2 CPU cores, under 5 minutes
+    python experiments/architecture.py                          # demo: 2 CPU cores, not timed since 2026-11-23
     python experiments/architecture.py --preset smoke           # 2 CPU cores, under 2 minutes
     python experiments/architecture.py --preset paper --dry-run # 100M parameters
 

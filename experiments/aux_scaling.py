@@ -3,7 +3,7 @@
 GRAM with 4 to 20 auxiliary topics, the first by name, so that the sets are nested; the others are core. The auxiliary
 topics together always have a fifth of the tokens. Each number has its own baseline; attacks are on the core profile.
 
-    python experiments/aux_scaling.py                          # demo: 2 CPU cores, under 10 minutes
+    python experiments/aux_scaling.py                          # demo: 2 CPU cores, not timed since 2026-11-23
     python experiments/aux_scaling.py --preset smoke           # 2 CPU cores, under 2 minutes
     python experiments/aux_scaling.py --preset paper --dry-run
 

@@ -12,8 +12,7 @@ seeds, every forgotten topic attacked. The preset's own values are runs of `expe
 Expect (paper, from the first to the last value): p_as 0 to 1 raises core .90 to .97, retain .88 to 1.04, forget .69 to
 .89, elicited .78 to .97; at p_cr 0 the core without a module is .98 and with one .87, they meet in the middle, and at 1
 they are .79 and .93; p_ca 0.25 to 4 raises core .82 to .90 and lowers retain 1.06 to .90, forget stays at .68 to .74.
-The demo has three times the paper's share of auxiliary data, so rehearsal costs its base more: of all steps 75% are the
-base's at p_ca 0.25 and 40% at 2 (26M: 90% at 0.25, 58% at 4), and core can fall where the paper's rises.
+The demo's set-up is the scaling demo's since 2026-11-23; these sweeps have not been run with it.
 """
 
 import dataclasses

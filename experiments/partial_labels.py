@@ -4,7 +4,7 @@ Half of every domain's sequences lose their label. Filtering and FT-LoRA treat t
 everything on them. Compared on the profile of core alone, beside filtering that has all labels. Probes between GRAM's
 steps say which module a domain's unlabelled batches pull at (absorption).
 
-    python experiments/partial_labels.py                          # demo: 2 CPU cores, about 11 minutes
+    python experiments/partial_labels.py                          # demo: 2 CPU cores, not timed since 2026-11-23
     python experiments/partial_labels.py --preset smoke           # 2 CPU cores, under a minute
     python experiments/partial_labels.py --preset paper --dry-run
 

@@ -1,18 +1,20 @@
 """Does capability isolation improve with scale? (the paper's figure "Capability Isolation Improves with Scale")
 
-A ladder of sizes, each trained as a baseline, as one GRAM run, as a base with a finetuned adapter (FT-LoRA), and as a
-dense model on core and one domain only (filtering); every forgotten domain is attacked by finetuning. Compute ratios of
-core, retained, forgotten and attacked domains against model size.
+A ladder of sizes, each trained as a baseline, as one GRAM run, as a base with a finetuned adapter (FT-LoRA; not in the
+demo), and as a dense model on core and one domain only (filtering); every forgotten domain is attacked by finetuning.
+Compute ratios of core, retained, forgotten and attacked domains against model size.
 
-    python experiments/scaling.py                                       # demo: 2 CPU cores, about 15 minutes
+    python experiments/scaling.py                                       # demo: 2 CPU cores, about 12 minutes
     python experiments/scaling.py --preset smoke                        # 2 CPU cores, under 2 minutes
+    python experiments/scaling.py --preset study --corpus installed     # 0.1M to 3M, 5 seeds: a night, or a GPU's hour
     python experiments/scaling.py --preset paper --dry-run              # 50M to 5B: what it would cost
     python experiments/scaling.py --preset as_run --dry-run             # as the authors ran it: docs/studies.md
     ray job submit --working-dir . -- python experiments/scaling.py --storage /absolute/path
 
 Expect (paper): retain stays near 1 and forget falls with size, for GRAM as for filtering. Expect in the demo (generated
-stories, 0.2M to 0.6M parameters), profile core+airport: filtering retain .93 to .97 and forget .51, .44, .31 from the
-smallest to the largest size; GRAM retain .79, .76, .69, forget .72, .62, .47, core .97, .91, .94. See FINDINGS.md.
+stories, 0.1M to 0.28M parameters), profile core+airport, from the smallest to the largest size: filtering core 1.01, 1.02,
+1.00, retain .90, .99, .98, forget .57, .50, .38; GRAM core .85, .97, .91, retain .65, 1.01, 1.04, forget .63, .52, .39, all
+with wide intervals. See FINDINGS.md.
 """
 
 from gram_platform.study import Study, main

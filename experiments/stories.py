@@ -4,7 +4,7 @@ The paper's Simple Stories comparison (`sec:claim-approximation`, `app:stories`)
 profiles (core, and core with each of four auxiliary topics), three seeds, and every forgotten topic attacked by
 finetuning. All methods train for the same number of steps.
 
-    python experiments/stories.py                                   # demo: 2 CPU cores, under 20 minutes
+    python experiments/stories.py                                   # demo: 2 CPU cores, not timed since 2026-11-23
     python experiments/stories.py --methods gram filtering maxent   # cuts it
     python experiments/stories.py --preset smoke                    # 2 CPU cores, about 1 minute
     python experiments/stories.py --preset paper --dry-run          # 26M parameters on the hub; searches MaxEnt first

@@ -31,7 +31,7 @@ SEARCH = MaxEntSearch(
     question="Which learning rate and retain weight let MaxEnt forget most without losing more than 5% of core's and "
     "the retained domains' compute, for each profile?",
     presets={
-        # the demo's 75 steps stand for 2,000: rates up to the baseline's 4e-3, not the paper's 1 to 4% of it [ours]
+        # the demo's 500 steps stand for 2,000: rates up to the baseline's, not the paper's 1 to 4% of it [ours]
         "smoke": _searched(stories.SMOKE, MaxEntRanges((5e-4, 4e-3), (2.0, 200.0), num_trials=2)),
         "demo": _searched(stories.DEMO, MaxEntRanges((5e-4, 4e-3), (2.0, 200.0), num_trials=16)),
         "paper": _searched(stories.PAPER),
