@@ -11,9 +11,10 @@ preset `paper` of `stories.py` and `dual_use.py` begins with these very searches
     python experiments/maxent_search.py --preset paper --dry-run       # 26M parameters on the hub's Simple Stories
     python experiments/maxent_search.py --preset dual_use --dry-run    # 800M parameters
 
-Expect (paper, Simple Stories, tuned so): core .961, retain .934, forget .840, and .983 after the attack. Expect in the
-demo as it was before 2026-11-23 (one seed, 0.3M parameters): best objectives of .34 (core) and .51 to .53 (core and one topic) at weights of 10 to
-50 and rates of 1.5e-3 to 3.9e-3, hardly any penalty left; below a weight of 7 core falls under .79 at every rate.
+Expect (paper, Simple Stories, tuned so): core .961, retain .934, forget .840, and .983 after the attack. Expect in
+the demo as it was before 2026-11-23 (one seed, 0.3M parameters): best objectives of .34 (core) and .51 to .53 (core
+and one topic) at weights of 10 to 50 and rates of 1.5e-3 to 3.9e-3, hardly any penalty left; below a weight of 7 core
+falls under .79 at every rate.
 """
 
 from gram_platform.searches.maxent_presets import SEARCH

@@ -10,10 +10,11 @@ core, high retain and low elicited compute ratios; what no trial beats in all th
     python experiments/pareto.py --preset smoke
     python experiments/pareto.py --preset paper --dry-run             # 26M parameters on the hub's Simple Stories
 
-Expect that what raises retain raises elicited with it. In the demo as it was before 2026-11-23 (0.3M parameters, generated
-stories, one seed; 13 of its 24 trials) the preset's own point has core 1.05, retain .86, elicited .85; p_as .15 gives 1.01, .70, .70, and p_as
-.48 at a higher rate 1.10, .99, .92. Retain, forget and elicited follow p_as (three quarters of their variance), core
-the learning rate; d_aux and p_cr matter little. The first ten trials are random points. See FINDINGS.md.
+Expect that what raises retain raises elicited with it. In the demo as it was before 2026-11-23 (0.3M parameters,
+generated stories, one seed; 13 of its 24 trials) the preset's own point has core 1.05, retain .86, elicited .85; p_as
+.15 gives 1.01, .70, .70, and p_as .48 at a higher rate 1.10, .99, .92. Retain, forget and elicited follow p_as (three
+quarters of their variance), core the learning rate; d_aux and p_cr matter little. The first ten trials are random
+points. See FINDINGS.md.
 """
 
 import dataclasses
