@@ -256,6 +256,6 @@ def test_nothing_to_read(tmp_path, settings):
         resolve(tmp_path, **settings)
     with pytest.raises(
         ValueError,
-        match=r"corpus='missing'.*dual-use, .*, simple-stories, stories, stories-smoke",
+        match=r"corpus='missing'.*dual-use, .*, simple-stories, stories, .*, stories-smoke",
     ):
         resolve("missing", **settings)

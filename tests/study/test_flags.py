@@ -28,7 +28,7 @@ def test_defaults(storage):
     got = flags()
     assert (got.preset, got.storage, got.corpus) == ("demo", str(storage), "stories")
     assert got.tracking_uri == f"sqlite:///{storage}/mlflow.db"
-    assert got.methods == ("baseline", "filtering", "gram", "ft_lora")
+    assert got.methods == ("baseline", "filtering", "gram")  # the preset's
     assert got.seeds == 0  # the preset's, size by size
     assert got.sizes == tuple(STUDY.presets["demo"].sizes)
 
@@ -41,7 +41,7 @@ def test_lists_take_blanks_and_commas(storage):
 
 
 WRONG = {
-    r"preset='huge' .*smoke, demo, paper": ["--preset", "huge"],
+    r"preset='huge' .*smoke, demo, study, paper": ["--preset", "huge"],
     r"methods='magic' .*baseline, filtering, gram": ["--methods", "magic"],
     r"sizes='9B' .*50M, 100M": ["--preset", "paper", "--sizes", "9B"],
     r"seeds=-1": ["--seeds", "-1"],
