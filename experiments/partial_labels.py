@@ -5,11 +5,13 @@ everything on them. Compared on the profile of core alone, beside filtering that
 steps say which module a domain's unlabelled batches pull at (absorption).
 
     python experiments/partial_labels.py                          # demo: 2 CPU cores, not timed since 2026-11-23
+    python experiments/partial_labels.py --corpus installed --methods filtering gram  # 11 minutes
     python experiments/partial_labels.py --preset smoke           # 2 CPU cores, under a minute
     python experiments/partial_labels.py --preset paper --dry-run
 
 Expect (paper, half the labels): forget GRAM .60, filtering .85, FT-LoRA .85, filtering with all labels .54; core .96,
-.99, .99, .92.
+.99, .99, .92. In the demo on installed code (three seeds): forget GRAM .35, filtering .71, filtering with all labels
+.16; GRAM's core .94. See FINDINGS.md.
 """
 
 from gram_platform.ladder import AS_RUN_SIZES, PAPER_SIZES
