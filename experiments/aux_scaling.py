@@ -12,10 +12,11 @@ Expect (paper, 4 to 20): core about .88 throughout, retain .89 to .91, forget .6
 
 from gram_platform.config import RoutingConfig
 from gram_platform.study import Study, main
+from gram_platform.study.scaling import STORIES_ROUTING
 from gram_platform.study.stories import AS_RUN, DEMO, PAPER, SMOKE, divided
 
-# a fifth of all tokens are the domains': nothing is left to draw them more often
-A_FIFTH = {"aux_factor": 1.0, "routing": RoutingConfig(p_core_robust=0.5, p_aux_spread=0.3), "methods": ()}
+# with a fifth of all tokens for the domains, drawing them twice would take too much from core
+A_FIFTH = {"aux_factor": 1.0, "routing": STORIES_ROUTING}
 
 STUDY = Study(
     name="aux_scaling",

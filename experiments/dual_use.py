@@ -3,14 +3,15 @@
 Virology, cybersecurity, nuclear physics and Lisp beside general text: five profiles, every method, every forgotten
 domain attacked by finetuning, and all modules on at once (arbitrary subsets of capabilities).
 
-    python experiments/dual_use.py --corpus FOLDER --core-label core    # demo on your text: 2 cores, about 45 minutes
+    python experiments/dual_use.py --corpus FOLDER --core-label core    # demo on your text: not timed since 2026-11-23
     python experiments/dual_use.py                                      # the same on generated stories
     python experiments/dual_use.py --preset smoke                       # 2 CPU cores, 1 to 2 minutes
     python experiments/dual_use.py --maxent SEARCH_ID                   # MaxEnt with a search's best trials
     python experiments/dual_use.py --preset paper --dry-run             # 800M, 16B tokens; searches MaxEnt first
 
 Expect (paper): GRAM and FT-LoRA close to filtering on core, retain and forget; the attack undoes MaxEnt; with all
-modules on GRAM keeps its compute ratios and summed LoRAs lose. What the demo shows on real abstracts is in FINDINGS.md.
+modules on GRAM keeps its compute ratios and summed LoRAs lose. What the demo
+showed on real abstracts before 2026-11-23, with another set-up, is in FINDINGS.md.
 """
 
 from gram_platform.campaign import study_main

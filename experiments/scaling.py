@@ -19,8 +19,7 @@ forget .63, .52, .39, all with wide intervals. See FINDINGS.md. The preset `stud
 """
 
 from gram_platform.study import Study, main
-from gram_platform.study.scaling import AS_RUN, DEMO, PAPER, PAPER_HET, SMOKE
-from gram_platform.study.scaling import STUDY as LONG
+from gram_platform.study.scaling import AS_RUN, DEMO, LONG, PAPER, PAPER_HET, SMOKE
 
 STUDY = Study(
     name="scaling",

@@ -2,7 +2,8 @@
 
 The paper's Simple Stories comparison (`sec:claim-approximation`, `app:stories`): every method on one size, five
 profiles (core, and core with each of four auxiliary topics), three seeds, and every forgotten topic attacked by
-finetuning. All methods train for the same number of steps.
+finetuning. All methods train for the same number of steps; in the demo, which shares the scaling demo's runs, for the
+same compute.
 
     python experiments/stories.py                                   # demo: 2 CPU cores, not timed since 2026-11-23
     python experiments/stories.py --methods gram filtering maxent   # cuts it
@@ -11,7 +12,7 @@ finetuning. All methods train for the same number of steps.
 
 Expect (paper, mean over profiles: core, retain, forget, elicited): GRAM .938 .952 .766 .855; filtering .961 .962 .780
 .870; FT-LoRA .841 .928 .692 .774; FT-Full .874 1.029 .722 .806; MaxEnt .961 .934 .840 .983; DEMix .248 .183 .257 .302.
-The demo's numbers, at a hundredth of the size, are in FINDINGS.md beside what they agree and disagree on.
+FINDINGS.md has the demo's numbers before 2026-11-23, with another set-up.
 """
 
 from gram_platform.campaign import study_main

@@ -122,7 +122,7 @@ AS_RUN_SIZES = {
 }
 
 # Two CPU cores: minutes to a night. 9 core tokens for each parameter that a token passes (all but the embedding),
-# modules of half the MLP, one route a step, 0.6 of the demo law's rate: chosen on seeds 0 to 9, see FINDINGS.md.
+# modules of half the MLP, one route a step, 0.6 of the demo law's rate: chosen on seeds 0 to 3, see FINDINGS.md.
 DEMO_SIZES = {
     size.name: size
     for size in (

@@ -59,7 +59,7 @@ SMOKE = dataclasses.replace(
     corpus="stories-smoke",
     aux_share=0.2,
     aux_factor=1.0,
-    routing=RoutingConfig(p_core_robust=0.5, p_aux_spread=0.3),
+    routing=scaling.STORIES_ROUTING,
     warmup_fraction=0.1,
     num_eval_points=8,
     num_eval_sequences=8,
@@ -115,9 +115,7 @@ AS_RUN_PARTIAL = {
     "num_eval_points": 200,
     "options": dataclasses.replace(AS_RUN.options, branch_module=Branching()),
 }
-
-
-# p_as 0 and p_af 1 as the authors had it; of domains so small a half would be too few batches
+# p_as 0 and p_af 1 as the authors had it; the domains have a fifth of core's tokens, since a module sees half of them
 DEMO_PARTIAL = {
     "routing": RoutingConfig(p_core_robust=0.2, p_aux_spread=0.0),
     "aux_factor": 1.0,
