@@ -7,7 +7,7 @@ on and off: a capability that anyone can judge by eye.
 
     python experiments/samples.py                            # demo: a part of stories.py's runs
     python experiments/samples.py --preset smoke             # 2 CPU cores, under a minute
-    python experiments/samples.py --preset installed         # 2 CPU cores, by estimate half an hour; --methods gram: 10 minutes
+    python experiments/samples.py --preset installed         # 2 CPU cores, by estimate half an hour (GRAM alone: 10)
     python experiments/samples.py --preset paper --dry-run   # 26M parameters on the hub's Simple Stories
 
 Expect (paper, `app:qualitative`): with the topic kept, the story's own subject (a spaceship, a deadline); without it,
