@@ -24,10 +24,10 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: setup ## the scaling study on generated stories, on a private local Ray; KEEP=1 leaves Ray and MLflow running
-	$(BIN)/python -m gram_platform.local_cluster run $(if $(KEEP),--keep) -- python experiments/scaling.py --preset demo $(ARGS)
+	$(BIN)/python -m gram_platform.engine.local_cluster run $(if $(KEEP),--keep) -- python experiments/scaling.py --preset demo $(ARGS)
 
 lr-bs-demo: setup ## the learning-rate and batch grid at three sizes, the same way
-	$(BIN)/python -m gram_platform.local_cluster run $(if $(KEEP),--keep) -- python experiments/lr_bs_grid.py --preset demo $(ARGS)
+	$(BIN)/python -m gram_platform.engine.local_cluster run $(if $(KEEP),--keep) -- python experiments/lr_bs_grid.py --preset demo $(ARGS)
 
 test: lint ## style, format and all tests but the slow ones, two files at a time
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
@@ -36,7 +36,7 @@ test-all: lint ## every test
 	$(BIN)/python -m pytest $(ARGS)
 
 stop: ## stop what a demo left running, and nothing else
-	@if test -x $(BIN)/python; then $(BIN)/python -m gram_platform.local_cluster stop; else echo "nothing is running"; fi
+	@if test -x $(BIN)/python; then $(BIN)/python -m gram_platform.engine.local_cluster stop; else echo "nothing is running"; fi
 
 lint: setup ## check style and format
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

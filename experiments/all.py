@@ -13,22 +13,23 @@ Expect a table, a report and the paper's claims judged for each study, as their 
 it all works, since models of 0.1M parameters and 40,000 tokens show little.
 """
 
-import accumulation
-import architecture
-import aux_scaling
-import composing
-import dual_use
-import hyperparams
-import lr_bs_grid
-import maxent_search
-import partial_labels
-import samples
-import scaling
-import stories
-import titration
-import token_localization
-
-from gram_platform.campaign import main
+from gram_platform.studies.campaign import main
+from gram_platform.studies.library import (
+    accumulation,
+    architecture,
+    aux_scaling,
+    composing,
+    dual_use,
+    hyperparams,
+    lr_bs_grid,
+    maxent_search,
+    partial_labels,
+    samples,
+    scaling,
+    stories,
+    titration,
+    token_localization,
+)
 
 MODULES = (scaling, stories, dual_use, titration, composing, partial_labels, architecture, accumulation, aux_scaling)
 MODULES += (token_localization, samples)

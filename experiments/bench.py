@@ -20,14 +20,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
-from gram_platform.benchmarks import gpu
-from gram_platform.benchmarks.gpu import DEFAULT_SIZES, SIZES
-from gram_platform.benchmarks.measurement import Measurement, Settings, table
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ is beside experiments/, in no package
 
-BENCHMARKS = (  # modules of gram_platform.benchmarks
+from benchmarks import gpu
+from benchmarks.gpu import DEFAULT_SIZES, SIZES
+from benchmarks.measurement import Measurement, Settings, table
+
+BENCHMARKS = (  # modules of benchmarks
     "training",
     "evaluation",
     "serving",
@@ -65,7 +68,7 @@ def on_gpu(flags: argparse.Namespace) -> Iterator[Measurement]:
 def on_cpu(flags: argparse.Namespace) -> Iterator[Measurement]:
     """Every benchmark in an empty storage of its own."""
     for name in flags.only:
-        benchmark = importlib.import_module(f"gram_platform.benchmarks.{name}")  # each needs libraries of its own
+        benchmark = importlib.import_module(f"benchmarks.{name}")  # each needs libraries of its own
         torch.set_num_threads(os.cpu_count() or 1)
         started = time.perf_counter()
         with tempfile.TemporaryDirectory(prefix="gram-bench-") as storage:

@@ -13,19 +13,8 @@ Expect (paper): GRAM keeps its compute ratios with all modules on, summed LoRAs 
 at the demo's size yet; with one companion at a time no batch ever sees two modules, so GRAM may lose core too.
 """
 
-from gram_platform.campaign import study_main
-from gram_platform.study import Study
-from gram_platform.study.dual_use import AS_RUN, DEMO, PAPER, SMOKE, composed
-
-STUDY = Study(
-    name="composing",
-    title="Several modules on at once",
-    question="What do core and the domains that are kept lose as more modules are on: routed with one companion at a "
-    "time, routed with random subsets, and as summed LoRAs?",
-    methods=("baseline", "gram", "gram_subsets", "ft_lora"),
-    presets={"smoke": composed(SMOKE), "demo": composed(DEMO), "paper": composed(PAPER), "as_run": composed(AS_RUN)},
-    compare_with="dual_use",
-)
+from gram_platform.studies.campaign import study_main
+from gram_platform.studies.library.composing import STUDY
 
 if __name__ == "__main__":
     study_main(STUDY)

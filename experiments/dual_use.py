@@ -14,19 +14,8 @@ modules on GRAM keeps its compute ratios and summed LoRAs lose. What the demo
 showed on real abstracts before 2026-11-23, with another set-up, is in FINDINGS.md.
 """
 
-from gram_platform.campaign import study_main
-from gram_platform.study import Study
-from gram_platform.study.dual_use import AS_RUN, DEMO, PAPER, SMOKE
-
-STUDY = Study(
-    name="dual_use",
-    title="Dual-use capabilities",
-    question="Does one GRAM run isolate dual-use capabilities as well as a filtered model for each profile does, what "
-    "does an attacker get back, and does it still work when several modules are on?",
-    methods=("baseline", "filtering", "gram", "ft_full", "ft_lora", "maxent"),
-    presets={"smoke": SMOKE, "demo": DEMO, "paper": PAPER, "as_run": AS_RUN},
-    compare_with="dual_use",
-)
+from gram_platform.studies.campaign import study_main
+from gram_platform.studies.library.dual_use import STUDY
 
 if __name__ == "__main__":
     study_main(STUDY)

@@ -30,55 +30,8 @@ sequences of 64 tokens at all three sizes, N^-0.004 [-1.29, 1.28]; no minimum at
 passed for noise before each seed had its own level in the fit (not yet run again since). See FINDINGS.md.
 """
 
-import dataclasses
-
-from gram_platform.analysis.lr_extension import Grid
-from gram_platform.ladder import GRID_DEMO_SIZES
-from gram_platform.searches.lr_batch import GridShape, LiteralGrids, LrBatchGrid
-from gram_platform.searches.run import main
-from gram_platform.study.scaling import DEMO, PAPER_HET, SMOKE, STORIES_ROUTING
-
-FITTED = ("50M", "100M", "200M", "400M")  # the paper's law rests on these
-PAPER = dataclasses.replace(PAPER_HET, sizes={name: PAPER_HET.sizes[name] for name in FITTED})
-PUBLISHED_GRIDS = {
-    "50M": Grid(lrs=(4e-4, 8e-4, 1.6e-3), batches=(32, 64, 128, 264)),
-    "100M": Grid(lrs=(4e-4, 8e-4, 1.6e-3), batches=(32, 64, 128, 264)),
-    "200M": Grid(lrs=(2e-4, 4e-4, 8e-4, 1.6e-3), batches=(64, 128, 264, 528)),
-    "400M": Grid(lrs=(2e-4, 4e-4, 8e-4), batches=(128, 256, 528, 1056)),
-}
-
-# the set-up with which the law `demo` was measured: the same runs; the validation split was made for 40 sequences
-OF_THE_DEMO_LAW = {
-    "sizes": GRID_DEMO_SIZES,
-    "num_seeds": 2,
-    "first_seed": 0,
-    "methods": (),
-    "corpus": "stories-96",
-    "aux_share": 0.25,
-    "aux_factor": 1.0,
-    "routing": STORIES_ROUTING,
-    "warmup_fraction": 0.1,
-    "num_eval_points": 25,
-    "num_eval_sequences": 32,
-    "eval_sequences_of_size": (("0.2M", 24), ("0.6M", 40)),
-}
-
-SEARCH = LrBatchGrid(
-    name="lr_bs_grid",
-    title="Learning rate and batch against size",
-    question="Which peak learning rate and batch are best at each size, what power laws run through them, and how far "
-    "are these to be trusted?",
-    presets={
-        "smoke": dataclasses.replace(SMOKE, num_seeds=1),
-        "demo": dataclasses.replace(DEMO, **OF_THE_DEMO_LAW),
-        "paper": PAPER,
-    },
-    grids={
-        "smoke": GridShape(lr_factors=(0.5, 1.0, 2.0), batch_factors=(0.25, 0.5, 1.0), max_extensions=0),
-        "demo": GridShape(lr_factors=(0.5, 1.0, 2.0), batch_factors=(0.125, 0.25, 0.5, 1.0), max_extensions=2),
-        "paper": LiteralGrids(PUBLISHED_GRIDS, max_extensions=0),
-    },
-)
+from gram_platform.studies.library.lr_bs_grid import SEARCH
+from gram_platform.studies.searches.run import main
 
 if __name__ == "__main__":
     main(SEARCH)

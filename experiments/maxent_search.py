@@ -17,8 +17,8 @@ and one topic) at weights of 10 to 50 and rates of 1.5e-3 to 3.9e-3, hardly any 
 falls under .79 at every rate.
 """
 
-from gram_platform.searches.maxent_presets import SEARCH
-from gram_platform.searches.run import main
+from gram_platform.studies.library.maxent_search import SEARCH
+from gram_platform.studies.searches.run import main
 
 if __name__ == "__main__":
     main(SEARCH)

@@ -14,34 +14,8 @@ Expect (paper, half the labels): forget GRAM .60, filtering .85, FT-LoRA .85, fi
 .16; GRAM's core .94. See FINDINGS.md.
 """
 
-from gram_platform.ladder import AS_RUN_SIZES, PAPER_SIZES
-from gram_platform.study import Study, main
-from gram_platform.study.dual_use import (
-    AS_RUN,
-    AS_RUN_PARTIAL,
-    DEMO,
-    DEMO_PARTIAL,
-    DEMO_WIDTHS,
-    PAPER,
-    SMOKE,
-    core_alone,
-)
-
-STUDY = Study(
-    name="partial_labels",
-    title="Half of the labels",
-    question="How much does each method forget when half of the training data carries no label?",
-    methods=("baseline", "filtering", "gram", "ft_lora"),
-    presets={
-        "smoke": core_alone(SMOKE),
-        "demo": core_alone(DEMO, DEMO_WIDTHS, **DEMO_PARTIAL),
-        "paper": core_alone(PAPER, sizes={"400M": PAPER_SIZES["400M"]}),
-        "as_run": core_alone(AS_RUN, sizes={"400M": AS_RUN_SIZES["400M"]}, **AS_RUN_PARTIAL),
-    },
-    compare_with="partial_labels",
-    varies="labelled",
-    profile="core",
-)
+from gram_platform.studies import main
+from gram_platform.studies.library.partial_labels import STUDY
 
 if __name__ == "__main__":
     main(STUDY)

@@ -18,18 +18,8 @@ forget .63, .52, .39, all with wide intervals. See FINDINGS.md. The preset `stud
 `--dry-run` 5 core hours up to 0.6M, 14 more for 1.2M (a night of two cores), 83 for 3M.
 """
 
-from gram_platform.study import Study, main
-from gram_platform.study.scaling import AS_RUN, DEMO, LONG, PAPER, PAPER_HET, SMOKE
-
-STUDY = Study(
-    name="scaling",
-    title="Capability isolation against model size",
-    question="Does one GRAM run stay close to separately filtered models as models grow, on the capability that is "
-    "kept and on those that are removed?",
-    methods=("baseline", "filtering", "gram", "ft_lora"),
-    presets={"smoke": SMOKE, "demo": DEMO, "study": LONG, "paper": PAPER, "as_run": AS_RUN, "paper_het": PAPER_HET},
-    compare_with="scaling",
-)
+from gram_platform.studies import main
+from gram_platform.studies.library.scaling import STUDY
 
 if __name__ == "__main__":
     main(STUDY)

@@ -15,19 +15,8 @@ Expect (paper, mean over profiles: core, retain, forget, elicited): GRAM .938 .9
 FINDINGS.md has the demo's numbers before 2026-11-23, with another set-up.
 """
 
-from gram_platform.campaign import study_main
-from gram_platform.study import Study
-from gram_platform.study.stories import AS_RUN, DEMO, PAPER, SMOKE
-
-STUDY = Study(
-    name="stories",
-    title="Every method on stories",
-    question="How close does one GRAM run come to separately filtered models on what is kept and removed, and on what "
-    "an attacker gets back - and how do finetuned branches, unlearning and expert models do?",
-    methods=("baseline", "filtering", "gram", "ft_full", "ft_lora", "maxent", "demix"),
-    presets={"smoke": SMOKE, "demo": DEMO, "paper": PAPER, "as_run": AS_RUN},
-    compare_with="stories",
-)
+from gram_platform.studies.campaign import study_main
+from gram_platform.studies.library.stories import STUDY
 
 if __name__ == "__main__":
     study_main(STUDY)

@@ -13,30 +13,8 @@ and MaxEnt; with it kept the increase on those words is near zero. The paper giv
 preset expect only that it works.
 """
 
-import dataclasses
-
-from gram_platform.campaign import study_main
-from gram_platform.study import Preset, Study, dual_use, stories
-from gram_platform.study.measurements import TokenIncreases
-
-
-def measured(preset: Preset) -> Preset:
-    return dataclasses.replace(preset, measurement=TokenIncreases())
-
-
-STUDY = Study(
-    name="token_localization",
-    title="Where the loss of removed capabilities sits",
-    question="On how few tokens does a forgotten domain's loss rise over the baseline's, and is the rise gone where "
-    "the domain is kept?",
-    methods=("baseline", "filtering", "gram", "ft_lora", "maxent"),
-    presets={
-        "smoke": measured(stories.SMOKE),
-        "demo": measured(stories.DEMO),
-        "stories": measured(stories.PAPER),
-        "paper": measured(dual_use.PAPER),
-    },
-)
+from gram_platform.studies.campaign import study_main
+from gram_platform.studies.library.token_localization import STUDY
 
 if __name__ == "__main__":
     study_main(STUDY)

@@ -1,7 +1,6 @@
-"""Language models whose dual-use capabilities can be switched off, compared with the alternatives.
+"""Pretrains language models whose dual-use capabilities can be switched off, and compares them with alternatives.
 
-The functions that people call from a notebook are here too; each is imported when it is first asked for, so that
-importing the package costs nothing.
+Functions for notebooks can be imported from here. Each loads its module on first use, so importing the package is fast.
 """
 
 from importlib import import_module
@@ -9,16 +8,17 @@ from importlib import import_module
 __version__ = "0.1.0"
 
 PUBLIC = {
-    "analyse_grid": "lr_laws",
-    "compute_ratio": "compute_ratio",
-    "fit_learning_curve": "compute_ratio",
-    "fit_power_law": "power_law",
-    "fit_quadratic": "power_law",
-    "load_curves": "frame",
-    "load_runs": "frame",
-    "load_store": "frame",
-    "load_trials": "lr_trials",
-}  # function: its file in analysis/
+    "analyse_grid": "analysis.lr_laws",
+    "compute_ratio": "analysis.compute_ratio",
+    "fit_learning_curve": "analysis.compute_ratio",
+    "fit_power_law": "analysis.power_law",
+    "fit_quadratic": "analysis.surface",
+    "load_curves": "tracking.frame",
+    "load_runs": "tracking.frame",
+    "load_store": "tracking.frame",
+    "load_store_curves": "tracking.frame",
+    "load_trials": "analysis.lr_trials",
+}  # function: its module
 
 __all__ = ["__version__", *PUBLIC]
 
@@ -26,7 +26,7 @@ __all__ = ["__version__", *PUBLIC]
 def __getattr__(name: str):
     if name not in PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.analysis.{PUBLIC[name]}"), name)
+    value = getattr(import_module(f"{__name__}.{PUBLIC[name]}"), name)
     globals()[name] = value
     return value
 

@@ -15,8 +15,8 @@ import pandas as pd
 import pytest
 
 from gram_platform.analysis.order import ordered
-from gram_platform.analysis.published import COLUMNS, PUBLISHED_FILE, SOURCE
 from gram_platform.analysis.tables import CLASSES, Analysis, analyse, per_seed_frame
+from gram_platform.paper.published import COLUMNS, PUBLISHED_FILE, SOURCE
 
 FOLDER = Path(__file__).resolve().parents[1].parent / "shared" / "data" / "published"
 METHODS = {"base": "baseline", "grmoe": "gram", "lora": "ft_lora", "coreftaux": "ft_full"}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from gram_platform.benchmarks import (
+from benchmarks import (
     corpus,
     evaluation,
     peers,
@@ -24,16 +24,16 @@ from gram_platform.benchmarks import (
     training,
     two_ranks,
 )
-from gram_platform.benchmarks.contestants import DENSE, GRAM, GRAM_FROZEN, Scene, parts, random_tokens, runs
-from gram_platform.benchmarks.matmuls import MatmulRate, products
-from gram_platform.benchmarks.measurement import Aim, Measurement, Settings, table
-from gram_platform.benchmarks.timing import interleaved
-from gram_platform.flops import hardware_flops, total_parameters
-from gram_platform.ladder import STORIES_SIZES, STORIES_SMOKE_SIZES
+from benchmarks.contestants import DENSE, GRAM, GRAM_FROZEN, Scene, parts, random_tokens, runs
+from benchmarks.matmuls import MatmulRate, products
+from benchmarks.measurement import Aim, Measurement, Settings, table
+from benchmarks.timing import interleaved
+from gram_platform.config.flops import hardware_flops, total_parameters
+from gram_platform.config.ladder import STORIES_SIZES, STORIES_SMOKE_SIZES
+from gram_platform.config.routing import CORE_MLP, SHARED, module_set
 from gram_platform.model.transformer import build, initial_weights
-from gram_platform.objectives import cross_entropy
-from gram_platform.routing import CORE_MLP, SHARED, module_set
-from gram_platform.shipping.starcoder2 import foreign_weights
+from gram_platform.release.starcoder2 import foreign_weights
+from gram_platform.train.objectives import cross_entropy
 from tests.test_architecture import NOT_IN_CORE
 
 ROOT = Path(__file__).resolve().parents[1]

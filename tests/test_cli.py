@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from gram_platform.cli import main
+from gram_platform.config.flops import total_parameters
+from gram_platform.config.identity import flatten
 from gram_platform.engine.evaluation import execute_evaluation
 from gram_platform.engine.node import execute_run
-from gram_platform.flops import total_parameters
-from gram_platform.identity import flatten
+from gram_platform.methods.nodes import method_nodes
 from gram_platform.methods.setting import Elicitation, Options
-from gram_platform.nodes import method_nodes
 from gram_platform.planner import GIB, MACHINES, needs
 from gram_platform.store import Store
 from gram_platform.store.leases import GONE_AFTER_S
-from gram_platform.study.dry_run import UTILISATION
+from gram_platform.studies.dry_run import UTILISATION
 from tests.engine import conftest as cells
 
 packed_root, execution, setting = cells.packed_root, cells.execution, cells.setting

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gram_platform.local_cluster.state import MARK, Cluster, processes_of, state_file, stop
+from gram_platform.engine.local_cluster.state import MARK, Cluster, processes_of, state_file, stop
 from tests.ending import STACKS, exit_code
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -45,7 +45,7 @@ def job_folder(tmp_path, monkeypatch):
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "gram_platform.local_cluster", *arguments]
+    return [sys.executable, "-m", "gram_platform.engine.local_cluster", *arguments]
 
 
 def errors_of(folder: Path) -> Path:

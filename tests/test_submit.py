@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gram_platform.local_cluster import head, state
+from gram_platform.engine.local_cluster import head, state
 
 ROOT = Path(__file__).resolve().parents[1]
 MAX_UPLOAD_BYTES = 5_000_000

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gram_platform.identity import invalid
+from gram_platform.config.identity import invalid
 
 
 def floats(field: str, values: object) -> np.ndarray:

@@ -16,7 +16,7 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 
 from gram_platform.analysis.checks import floats
-from gram_platform.identity import invalid
+from gram_platform.config.identity import invalid
 
 MIN_POINTS = 3  # distinct steps: the curve has three parameters
 BOUND_FRACTION = 0.05  # s0 + min(s) below this share of `_scale` (see there) counts as being at the bound

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from gram_platform.analysis.ratios import VIEW, Notes
-from gram_platform.identity import invalid
+from gram_platform.config.identity import invalid
 
 ELICITED = "elicited"
 PROFILE = ["method", "size", "profile"]

@@ -8,7 +8,7 @@ import numpy as np
 from scipy import optimize, stats
 
 from gram_platform.analysis.checks import floats, require_confidence
-from gram_platform.identity import invalid
+from gram_platform.config.identity import invalid
 
 CONFIDENCE = 0.90  # of every interval in the paper
 

@@ -13,13 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from gram_platform.analysis.claims import seed_values
 from gram_platform.analysis.intervals import t_interval
 from gram_platform.analysis.order import MEAN, METHODS, profile_key
 from gram_platform.analysis.provenance import run_names
 from gram_platform.analysis.ratios import BASELINE
-from gram_platform.analysis.verdicts import claims_frame, judge
-from gram_platform.identity import invalid
+from gram_platform.config.identity import invalid
 
 TOP = 0.1  # of the tokens
 CONTROL, FORGET, RETAIN = "control", "forget", "retain"
@@ -187,28 +185,3 @@ def _ordered(frame: pd.DataFrame) -> pd.DataFrame:
         for m, s, p, k, d in frame[[*ROW[:3], "class", "domain"]].itertuples(index=False, name=None)
     ]
     return frame.iloc[sorted(range(len(frame)), key=ranks.__getitem__)].reset_index(drop=True)
-
-
-# ------------------------------------------------------------------------------------------------------- claims
-
-
-def localization_claims(per_seed: pd.DataFrame) -> pd.DataFrame:
-    """What the paper observes, for every method: the ablated capability's loss rises and sits on few tokens, and with
-    the capability active the rise is gone. One row a claim, as `claims_frame`.
-    """
-    judgements, means = [], per_seed[per_seed["profile"] == MEAN]
-    for method, size in dict.fromkeys(zip(means["method"], means["size"], strict=True)):
-        of = lambda name, kind, who=method, size=size: seed_values(  # noqa: E731
-            means, name, method=who, size=size, **{"class": kind}
-        )
-        sides = {
-            "forgotten domains lose more than retained ones": (of("increase", FORGET), of("increase", RETAIN)),
-            "increases on forgotten domains are less even than between two seeds of the baseline": (
-                of("gini", FORGET),
-                of("gini", CONTROL, BASELINE),
-            ),
-        }
-        for text, (left, right) in sides.items():
-            if set(left) & set(right):
-                judgements.append(judge(f"{method}, {size}: {text}", left, right))
-    return claims_frame(judgements)

@@ -12,7 +12,7 @@ from itertools import pairwise
 import pandas as pd
 
 from gram_platform.analysis.lr_grid import POOLED, cells, optima_table
-from gram_platform.identity import invalid
+from gram_platform.config.identity import invalid
 
 SIDES = ("lr low", "lr high", "batch low", "batch high")
 EDGE_WORDS = {"low": "lower", "high": "upper"}

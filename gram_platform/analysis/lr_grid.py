@@ -23,7 +23,7 @@ from gram_platform.analysis.surface import (
     levelled_losses,
     require_window,
 )
-from gram_platform.identity import invalid
+from gram_platform.config.identity import invalid
 
 STATES = ("complete", "diverged", "failed")
 REQUIRED = ["size", "parameters", "seed", "lr", "batch", "loss", "state"]

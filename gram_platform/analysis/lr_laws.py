@@ -14,8 +14,8 @@ import pandas as pd
 
 from gram_platform.analysis.lr_grid import POOLED, cells, optima_table, surface_table, used_trials
 from gram_platform.analysis.power_law import LawBootstrap, bootstrap_laws
-from gram_platform.flops import total_parameters
-from gram_platform.ladder import PAPER_LAW, Law, Size
+from gram_platform.config.flops import total_parameters
+from gram_platform.config.ladder import PAPER_LAW, Law, Size
 
 QUANTITIES = ("lr", "batch")
 WINDOWS = (None, 0.2, 0.1, 0.05, 0.02, 0.01)

@@ -8,7 +8,7 @@ import pandas as pd
 
 from gram_platform.analysis.lr_grid import STATES
 from gram_platform.analysis.trials import COMPLETE, RUNNING, STATE, WAITING
-from gram_platform.identity import invalid
+from gram_platform.config.identity import invalid
 
 CORE_LOSS, DOMAIN_LOSS = "loss_core", "loss_"
 NUMBERS = ("lr", "batch", "loss")

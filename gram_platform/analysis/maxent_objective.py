@@ -19,7 +19,7 @@ import pandas as pd
 
 from gram_platform.analysis.ratios import Reference, baseline_references, checked_curves, checked_evaluations
 from gram_platform.config import CORE
-from gram_platform.identity import invalid, require_real
+from gram_platform.config.identity import invalid, require_real
 
 HIGHEST_RATIO = 4.0  # a loss that the baseline would need four times its steps for, or more
 

@@ -19,7 +19,7 @@ from scipy import stats
 from gram_platform.analysis.checks import positive, require_confidence
 from gram_platform.analysis.intervals import CONFIDENCE, Interval, bootstrap, percentile_interval
 from gram_platform.analysis.surface import Optimum, fit_quadratic
-from gram_platform.identity import invalid
+from gram_platform.config.identity import invalid
 
 __all__ = ["LawBootstrap", "Optimum", "PowerLaw", "bootstrap_laws", "fit_power_law", "fit_quadratic", "optima_frame"]
 

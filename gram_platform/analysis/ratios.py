@@ -11,7 +11,7 @@ import pandas as pd
 
 from gram_platform.analysis.compute_ratio import LearningCurve, compute_ratio, fit_learning_curve
 from gram_platform.config import CORE, core_first
-from gram_platform.identity import invalid
+from gram_platform.config.identity import invalid
 
 BASELINE, ALL = "baseline", "all"  # the method and the profile that are the reference
 VIEW = ["method", "size", "seed", "profile"]

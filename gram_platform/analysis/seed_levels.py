@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gram_platform.identity import invalid
+from gram_platform.config.identity import invalid
 
 
 def level_columns(seeds: Sequence | None, num: int) -> np.ndarray:

@@ -15,7 +15,7 @@ from scipy.spatial import ConvexHull
 
 from gram_platform.analysis.checks import positive
 from gram_platform.analysis.seed_levels import level_columns, levelled
-from gram_platform.identity import invalid
+from gram_platform.config.identity import invalid
 
 NUM_COEFFICIENTS = 6  # 1, x, y, x^2, x y, y^2
 EDGE_FRACTION = 0.01  # of the grid's span in log units: closer to its border than this is at the edge

@@ -14,12 +14,13 @@ import pandas as pd
 
 from gram_platform.analysis.intervals import t_interval
 from gram_platform.analysis.order import MEAN
-from gram_platform.analysis.paper_sweeps import PAPER_SWEEPS, SWEEP_CLASSES
 from gram_platform.analysis.ratios import BASELINE
 from gram_platform.analysis.tables import TABLE_COLUMNS, Analysis, analyse, pair_means
-from gram_platform.identity import invalid
+from gram_platform.config.identity import invalid
 
 POINT = ["knob", "value", "method", "size"]
+SWEEP_CLASSES = ("core", "core_partial", "core_full", "retain", "forget", "elicited")
+KNOBS = ("p_cr", "p_as", "p_ca")  # in the order of tables
 ENDS = ("", "_low", "_high")
 CORES = ("core_partial", "core_full")  # what studies' tables do not have
 SWEEP_COLUMNS = [*POINT, *(name + end for name in SWEEP_CLASSES for end in ENDS), "num_seeds", "runs"]
@@ -90,9 +91,8 @@ def _checked(field: str, frame: pd.DataFrame) -> pd.DataFrame:
 def _points(*frames: pd.DataFrame) -> list[tuple[str, float]]:
     """Every knob and value: the paper's knobs first, values ascending."""
     views = pd.concat([frame.loc[frame["method"] != BASELINE, ["knob", "value"]] for frame in frames])
-    known = list(PAPER_SWEEPS)
     found = {(str(knob), float(value)) for knob, value in views.itertuples(index=False, name=None)}
-    return sorted(found, key=lambda p: (known.index(p[0]) if p[0] in known else len(known), p))
+    return sorted(found, key=lambda p: (KNOBS.index(p[0]) if p[0] in KNOBS else len(KNOBS), p))
 
 
 def _at(frame: pd.DataFrame, knob: str, value: float) -> pd.DataFrame:

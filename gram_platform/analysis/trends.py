@@ -17,7 +17,7 @@ from scipy import stats
 from gram_platform.analysis.checks import positive, require_confidence
 from gram_platform.analysis.intervals import CONFIDENCE
 from gram_platform.analysis.power_law import PowerLaw, fit_power_law
-from gram_platform.identity import invalid
+from gram_platform.config.identity import invalid
 
 TREND_CLASSES = ("core", "forget")
 MIN_SIZES = 3

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from gram_platform.identity import invalid, require_choice
+from gram_platform.config.identity import invalid, require_choice
 
 SEARCH, TRIAL, STATE, RUNS, ELAPSED, STARTED, URL = "search", "trial", "state", "runs", "elapsed_s", "started", "url"
 COMPLETE, DIVERGED, FAILED, RUNNING, WAITING = "complete", "diverged", "failed", "running", "waiting"

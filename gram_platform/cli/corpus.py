@@ -5,8 +5,8 @@ from typing import Annotated
 import tyro
 
 from gram_platform.cli.flags import Positional, report_progress
+from gram_platform.config.identity import invalid, local_path
 from gram_platform.corpora import check, prepare, resolve
-from gram_platform.identity import invalid, local_path
 
 
 def prepare_command(

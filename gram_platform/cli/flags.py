@@ -7,9 +7,9 @@ from typing import Annotated
 
 import tyro
 
-from gram_platform.identity import invalid
+from gram_platform.config.identity import invalid
 from gram_platform.store import Store
-from gram_platform.study.flags import absolute_place
+from gram_platform.studies.flags import absolute_place
 
 DEFAULT_STORAGE = "~/.gram"
 Storage = Annotated[str, tyro.conf.arg(help="folder or URL of the storage; default $GRAM_STORAGE, else ~/.gram")]

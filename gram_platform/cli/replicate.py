@@ -3,14 +3,14 @@
 import time
 from pathlib import Path
 
-from gram_platform.analysis import beside
-from gram_platform.analysis.published import SOURCE
 from gram_platform.cli.flags import Positional
-from gram_platform.identity import invalid, local_path
-from gram_platform.site.replication import write_replication
-from gram_platform.study.external import read_external
-from gram_platform.study.replication import Replicated, prepare, published_studies, replicate
-from gram_platform.study.results import frame_text, summary_text
+from gram_platform.config.identity import invalid, local_path
+from gram_platform.pages.results.external import read_external
+from gram_platform.pages.results.replication import Replicated, prepare, published_studies, replicate
+from gram_platform.pages.results.results import frame_text, summary_text
+from gram_platform.pages.site.replication import write_replication
+from gram_platform.paper import beside
+from gram_platform.paper.published import SOURCE
 
 
 def replicate_command(folder: Positional[str] = "", out: str = "replication", beside_published: bool = True) -> None:
@@ -25,7 +25,7 @@ def replicate_command(folder: Positional[str] = "", out: str = "replication", be
     started = time.monotonic()
     place = local_path("out", out)
     if place.exists() and not place.is_dir():
-        raise invalid("out", str(place), "a folder, or a name that is free")
+        raise invalid("out", str(place), "a folder, or a new name")
     studies = list(_studies(folder, beside_published))
     facts = f"From {local_path('folder', folder).resolve()}." if folder else f"{SOURCE}."
     paths = write_replication(studies, str(place), facts)

@@ -1,9 +1,9 @@
 """`gram serve` and `token`."""
 
 from gram_platform.cli.flags import Positional, Storage, stored
+from gram_platform.config.identity import invalid, local_path, require_choice, require_int
 from gram_platform.config.view import PRECISIONS
-from gram_platform.identity import invalid, local_path, require_choice, require_int
-from gram_platform.serving.policy import load_policy, new_token, parse_policy, token_entry, write_policy
+from gram_platform.release.serving.policy import load_policy, new_token, parse_policy, token_entry, write_policy
 
 
 def serve_command(
@@ -38,8 +38,8 @@ def serve_command(
         threads: CPU threads of a replica
         ray_address: a Ray cluster to join; default $RAY_ADDRESS, else a private one on this machine
     """
-    from gram_platform.serving.command import Listening, Service
-    from gram_platform.serving.engine import EngineLimits
+    from gram_platform.release.serving.command import Listening, Service
+    from gram_platform.release.serving.engine import EngineLimits
 
     require_choice("precision", precision, PRECISIONS)
     require_choice("device", device, ("cpu", "cuda"))

@@ -4,14 +4,14 @@ from pathlib import Path
 from typing import Literal
 
 from gram_platform.cli.flags import Positional, Storage, report_progress, storage_place, stored
-from gram_platform.flops import total_parameters
-from gram_platform.identity import invalid, local_path, require_real
-from gram_platform.shipping.card import card_text, describe
-from gram_platform.shipping.export import CARD, Export, Exported, export_view
-from gram_platform.shipping.files import MAX_FILE_BYTES
-from gram_platform.shipping.importing import import_checkpoint, read_config
-from gram_platform.shipping.numbers import numbers_of
-from gram_platform.shipping.selection import find_run, parse_modules, parse_sources, selectable
+from gram_platform.config.flops import total_parameters
+from gram_platform.config.identity import invalid, local_path, require_real
+from gram_platform.release.card import card_text, describe
+from gram_platform.release.export import CARD, Export, Exported, export_view
+from gram_platform.release.files import MAX_FILE_BYTES
+from gram_platform.release.importing import import_checkpoint, read_config
+from gram_platform.release.numbers import numbers_of
+from gram_platform.release.selection import find_run, parse_modules, parse_sources, selectable
 from gram_platform.store import Store
 
 
@@ -48,7 +48,7 @@ def export_command(
     if modules is None and not all_modules and found.modules:
         raise invalid("modules", modules, f'names of {", ".join(found.modules)}, "" for core alone, or --all-modules')
     if modules is not None and all_modules:
-        raise invalid("modules", modules, "not given beside --all-modules")
+        raise invalid("modules", modules, "no value beside --all-modules")
     wanted = dict.fromkeys(found.modules, 1.0) if all_modules else parse_modules(modules or "")
     origins = {domain: find_run(store, beginning) for domain, beginning in parse_sources(sources).items()}
     export = Export(found.view(wanted, origins), dtype, round(max_file_gb * 1e9), check)

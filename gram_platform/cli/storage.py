@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 from gram_platform.cli.flags import Positional, Storage, stored
 from gram_platform.config import AnyEvaluation, RunConfig, evaluation_from_plain, run_from_plain
-from gram_platform.flops import total_parameters
-from gram_platform.identity import flatten, invalid, require_choice
-from gram_platform.nodes import view_runs
+from gram_platform.config.flops import total_parameters
+from gram_platform.config.identity import flatten, invalid, require_choice
+from gram_platform.methods.nodes import view_runs
+from gram_platform.pages.results.record import load_record
 from gram_platform.planner import GIB, MACHINES, Machine, needs
 from gram_platform.store import EvaluationDirectory, RunDirectory, Store
 from gram_platform.store.directory import CONFIG
 from gram_platform.store.leases import GONE_AFTER_S
-from gram_platform.study.dry_run import UTILISATION, disk_bytes
-from gram_platform.study.record import load_record
+from gram_platform.studies.dry_run import UTILISATION, disk_bytes
 from gram_platform.tracking.entry import node_name
 
 BAD_CONFIG = (ValueError, TypeError, KeyError)  # of JSON that is damaged, gone or no config of ours

@@ -2,10 +2,10 @@
 
 from gram_platform.cli.flags import Positional, Storage, TrackingUri, stored
 from gram_platform.cli.site import site_command
-from gram_platform.identity import invalid, require_choice
-from gram_platform.searches.command import ACTIONS, give_order, search_lines
-from gram_platform.study.outcomes import outcome_of
-from gram_platform.study.record import load_record
+from gram_platform.config.identity import invalid, require_choice
+from gram_platform.pages.results.outcomes import outcome_of
+from gram_platform.pages.results.record import load_record
+from gram_platform.studies.searches.command import ACTIONS, give_order, search_lines
 from gram_platform.tracking import Tracker, default_tracking_uri
 
 
@@ -43,7 +43,7 @@ def report_command(
         site_command(storage, tracking_uri, out, watch)
         return
     if out or watch:
-        raise invalid("study", study, "empty with --out or --watch: these are of the whole site")
+        raise invalid("study", study, "no value with --out or --watch, which build the whole site")
     _report_study(study, storage, tracking_uri)
 
 
@@ -54,7 +54,7 @@ def _report_study(study: str, storage: str, tracking_uri: str) -> None:
     outcome = outcome_of(record)
     results = outcome.read(record, store, uri)
     if results is None:
-        raise invalid("study", study, "one with a complete baseline and its evaluation")
+        raise invalid("study", study, "a study with a complete baseline and its evaluation")
     failures = {i: failure["message"] for i in record.ids if (failure := store.run(i).failure())}
     paths = outcome.write(record, store, results, failures, Tracker(uri) if results.source == "MLflow" else None)
     print(outcome.text(record, results))

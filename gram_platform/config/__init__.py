@@ -1,8 +1,8 @@
-"""A run is a value: the frozen dataclasses that determine one training stage, and their ids.
+"""Defines a run as a value: the frozen dataclasses that determine one training stage, and their ids.
 
-`RunConfig` holds everything that can change a result and nothing else: no paths, names, hardware or tracking.
-Two equal configs are the same run wherever they are executed; `run_id` is the hash of the config's canonical JSON.
-A variant of a run is `dataclasses.replace(run, ...)`. Nothing but the standard library is needed.
+`RunConfig` holds everything that can change a result and nothing else: no paths, names, hardware or tracking. Equal
+configs are the same run on every machine; `run_id` hashes the config's canonical JSON. `dataclasses.replace(run, ...)`
+makes a variant. The dataclasses need only the standard library.
 """
 
 from gram_platform.config.domains import CORE, UNLABELLED, UNLABELLED_OF, core_first, is_unlabelled

@@ -1,15 +1,15 @@
-"""Domain names: the core domain, and the one order of domains."""
+"""Names the core and unlabelled domains, and fixes the order of domains."""
 
-CORE = "core"  # the name of the domain D1 in every config, whatever the corpus calls it
-UNLABELLED = "unlabelled"  # the pooled unlabelled half of all domains, under partial labels
-UNLABELLED_OF = "unlabelled:"  # + domain: that domain's unlabelled half, where batches are not pooled
+CORE = "core"  # the domain D1 in every config, whatever the corpus calls it
+UNLABELLED = "unlabelled"  # the pool of all domains' unlabelled text, under partial labels
+UNLABELLED_OF = "unlabelled:"  # + domain: the domain's unlabelled text, if not pooled
 
 
 def is_unlabelled(name: str) -> bool:
-    """Whether a budget's sequences are trained without their label."""
+    """Tells whether a budget of this name draws sequences without their labels."""
     return name == UNLABELLED or name.startswith(UNLABELLED_OF)
 
 
 def core_first(domains: tuple, name=lambda domain: domain) -> tuple:
-    """The one order of domains: core, then the others by name, so that equal mixtures are equal configs."""
+    """Sorts domains (`name(item)`): core, then the others by name, so that equal mixtures are equal configs."""
     return tuple(sorted(domains, key=lambda d: (name(d) != CORE, name(d))))

@@ -1,7 +1,7 @@
-"""What else of a view is measured, beside its losses: the loss of every single token, and how it continues a text.
+"""Configures two measurements of a view beside its mean losses: the loss of each token, and continuations of texts.
 
-Siblings of `Evaluation`: nodes with an `eval_id`, stored in the same place. `measure` says which one a config is; an
-`Evaluation`, which is older than its siblings, has none in its JSON.
+Like `Evaluation`, both have an `eval_id` and are stored as evaluations. `measure` names the kind of a config; the JSON
+of an `Evaluation` lacks it, because `Evaluation` came first.
 """
 
 from collections.abc import Mapping
@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from gram_platform.config.domains import core_first
+from gram_platform.config.identity import invalid, require_choice, require_int, require_real, short_hash
 from gram_platform.config.run import view_from_plain
 from gram_platform.config.view import EVAL_VERSION, PRECISIONS, Evaluation, View
-from gram_platform.identity import invalid, require_choice, require_int, require_real, short_hash
 
 LOSSES, TOKENS, SAMPLES = Evaluation.measure, "tokens", "samples"
 
 
 @dataclass(frozen=True)
 class TokenLosses:
-    """The loss of every token of the first validation sequences of each domain, under one view."""
+    """A view's loss on every token of the first `num_sequences` validation sequences of each domain."""
 
     view: View
     data_id: str
@@ -40,10 +40,10 @@ class TokenLosses:
 
 @dataclass(frozen=True)
 class Continuations:
-    """How a view continues the beginnings of validation documents, drawn token by token.
+    """Continuations of the beginnings of validation documents, sampled from a view token by token.
 
-    `documents` counts the documents of a domain's validation split that are longer than the prompt, from 0. Equal
-    seeds draw the same random numbers for a document under every view, so that views differ by their weights alone.
+    `documents` are indices, from 0, into those documents of a domain's validation split that are longer than the
+    prompt. With equal seeds every view gets the same random numbers for a document, so only its weights matter.
     """
 
     view: View
@@ -51,7 +51,7 @@ class Continuations:
     domains: tuple[str, ...]
     documents: tuple[int, ...]
     num_prompt_tokens: int
-    num_tokens: int  # drawn at most: a document may end before
+    num_tokens: int  # sampled at most: the document may end earlier
     temperature: float = 1.0
     seed: int = 0
     precision: str = "bfloat16"
@@ -73,7 +73,7 @@ class Continuations:
 
     @property
     def num_sequences(self) -> int:
-        """Of each domain: what a continuation costs is at most a forward pass over one sequence."""
+        """Documents of each domain; a continuation costs at most the forward pass of one sequence."""
         return len(self.documents)
 
     @cached_property
@@ -85,7 +85,7 @@ AnyEvaluation = Evaluation | TokenLosses | Continuations
 
 
 def evaluation_from_plain(plain: Mapping) -> AnyEvaluation:
-    """The inverse of `to_plain` for an evaluation of any kind, validated again; ValueError for an unknown measure."""
+    """Reads an evaluation of any kind from its JSON and validates it; ValueError for an unknown measure."""
     kinds = {LOSSES: Evaluation, TOKENS: TokenLosses, SAMPLES: Continuations}
     measure = plain.get("measure", LOSSES)
     require_choice("evaluation.measure", measure, tuple(kinds))

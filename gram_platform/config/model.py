@@ -1,20 +1,21 @@
-"""The model's shape and its auxiliary modules."""
+"""Configures a model: its shape and its auxiliary modules."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from gram_platform.config.domains import core_first
-from gram_platform.identity import added, invalid, require_choice, require_int, require_name, require_real
+from gram_platform.config.identity import added, invalid, require_choice, require_int, require_name, require_real
 
 MODULE_KINDS = ("mlp", "lora")
 
 
 @dataclass(frozen=True)
 class ModuleSpec:
-    """One auxiliary module of every layer: an MLP added to the core MLP's output, or a LoRA on its two projections."""
+    """A domain's module in every layer: an MLP that adds to the core MLP's output, or a LoRA on its two projections."""
 
     domain: str
     kind: str
-    width: int  # hidden units of an mlp, the rank of a lora
+    width: int  # hidden units of an mlp, rank of a lora
 
     def __post_init__(self) -> None:
         require_name("module.domain", self.domain)
@@ -37,7 +38,7 @@ class ModelConfig:
     rope_theta: float = 10_000.0
     norm_eps: float = 1e-5
     init_std: float = 0.02
-    document_end: int = added(-1)  # the token that ends a document, which attention then never crosses; -1: it does
+    document_end: int = added(-1)  # token that ends a document, which attention never crosses; -1: no such token
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "d_model", "num_heads", "num_kv_heads", "vocab_size", "seq_len"):
@@ -53,11 +54,11 @@ class ModelConfig:
         object.__setattr__(self, "modules", core_first(self.modules, lambda m: m.domain))
         domains = [m.domain for m in self.modules]
         if len(set(domains)) != len(domains):
-            raise invalid("model.modules", domains, "one module for each domain at most")
+            raise invalid("model.modules", domains, "at most one module for each domain")
         if self.d_mlp == 0 and not domains:
             raise invalid("model.d_mlp", self.d_mlp, "at least 1 in a model without modules")
         if self.d_mlp == 0 and any(m.kind == "lora" for m in self.modules):
-            raise invalid("model.modules", "lora", "on a model that has a core MLP")
+            raise invalid("model.modules", "lora", "only mlp modules in a model without a core MLP")
 
     @property
     def head_dim(self) -> int:
@@ -66,3 +67,9 @@ class ModelConfig:
     @property
     def module_domains(self) -> tuple[str, ...]:
         return tuple(m.domain for m in self.modules)
+
+
+def merged_config(config: ModelConfig, active: Mapping[str, float]) -> ModelConfig:
+    """Returns a view's dense shape: its MLP is as wide as the core MLP and all active MLP modules together."""
+    extra = sum(m.width for m in config.modules if m.domain in active and m.kind == "mlp")
+    return replace(config, d_mlp=config.d_mlp + extra, modules=())

@@ -1,10 +1,11 @@
-"""A training stage as a value, its id, and reading it back."""
+"""Defines `RunConfig`, one training stage with its id, and reads it from JSON."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from gram_platform.config.domains import CORE, is_unlabelled
+from gram_platform.config.identity import invalid, require_choice, require_int, short_hash
 from gram_platform.config.model import ModelConfig, ModuleSpec
 from gram_platform.config.training import (
     DataConfig,
@@ -16,27 +17,26 @@ from gram_platform.config.training import (
     Slice,
 )
 from gram_platform.config.view import PRECISIONS, View
-from gram_platform.identity import invalid, require_choice, require_int, short_hash
 
-RECIPE_VERSION = 1  # raised when the same config would train to another result; part of every run_id
+RECIPE_VERSION = 1  # raise it when an equal config would train to another result; part of every run_id
 CROSS_ENTROPY = Objective()
 MAX_MODULES = 60  # a route's modules are bits of one integer
-MOST_PROBED = 4  # micro-batches of a domain whose gradients are measured at a time
+MOST_PROBED = 4  # micro-batches of each domain in one probe, at most
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """One training stage, completely. Equal configs are the same run."""
+    """One complete training stage. Equal configs are the same run."""
 
     model: ModelConfig
     data: DataConfig
     routing: RoutingConfig
     optimizer: OptimizerConfig
-    batch_size: int  # sequences an optimizer step (a window)
-    micro_batch: int  # global sequences of one route: it shapes the science, ranks split it
+    batch_size: int  # sequences in an optimizer step (a window)
+    micro_batch: int  # sequences in a forward pass, split over ranks; routes depend on it, so results do too
     eval_points: EvalPoints
     seed: int
-    precision: str = "bfloat16"  # of the forward and backward pass; master weights and optimizer are float32
+    precision: str = "bfloat16"  # of forward and backward passes; master weights and optimizer are float32
     objective: Objective = CROSS_ENTROPY
     start: View | None = None
 
@@ -49,20 +49,20 @@ class RunConfig:
             raise invalid("micro_batch", self.micro_batch, f"a divisor of batch_size = {self.batch_size}")
         for domain in self.data.domains:
             if domain.num_draws % self.route_unit:
-                allowed = f"a multiple of {self.route_unit} sequences, what one route consumes"
+                allowed = f"a multiple of {self.route_unit}, the sequences that share a route"
                 raise invalid(f"data.domains[{domain.name}].num_draws", domain.num_draws, allowed)
         if self.data.num_draws % self.batch_size:
             allowed = f"draws that add up to whole steps of {self.batch_size} sequences"
             raise invalid("data.domains", self.data.num_draws, allowed)
         if self.eval_points.num_points > self.num_steps:
-            raise invalid("eval_points.num_points", self.eval_points.num_points, f"at most the {self.num_steps} steps")
+            raise invalid("eval_points.num_points", self.eval_points.num_points, f"at most {self.num_steps} steps")
 
         if len(self.model.modules) > MAX_MODULES:
             raise invalid("model.modules", len(self.model.modules), f"at most {MAX_MODULES} modules")
         weights = dict(self.routing.companion_weights)
         unweighted = [d for d in self.model.module_domains if weights and d not in weights]
         if unweighted:
-            raise invalid("routing.companion_weights", weights, f"a weight for each module, also {unweighted[0]}")
+            raise invalid("routing.companion_weights", weights, f"a weight for each module; {unweighted[0]} has none")
         if self.objective.forget:
             self._check_maxent()
         if self.routing.freeze_core:
@@ -73,42 +73,41 @@ class RunConfig:
             self._check_probes()
 
     def _check_maxent(self) -> None:
-        """Equal numbers of forget and other micro-batches in every window."""
+        """ValueError unless every window can have as many forget as other micro-batches."""
         forget = sum(d.num_draws for d in self.data.domains if d.name in self.objective.forget)
         if 2 * forget != self.data.num_draws:
             raise invalid("objective.forget", forget, f"half of the run's {self.data.num_draws} draws")
         if self.micro_batches_per_step % 2 or self.routing.accumulation != "heterogeneous":
-            raise invalid(
-                "objective.kind", self.objective.kind, "heterogeneous windows of an even number of micro-batches"
-            )
+            allowed = "cross_entropy unless windows are heterogeneous, with an even number of micro-batches"
+            raise invalid("objective.kind", self.objective.kind, allowed)
 
     def _check_frozen_core(self) -> None:
-        """Every batch must have a module to train."""
+        """ValueError unless every batch trains a module."""
         without = [d.name for d in self.data.domains if d.name not in self.model.module_domains]
         if without and not (without == [CORE] and self.model.modules and self.routing.p_core_robust == 1.0):
-            allowed = "false when batches of these domains train no module: " + ", ".join(without)
+            allowed = "false, since batches of these domains train no module: " + ", ".join(without)
             raise invalid("routing.freeze_core", True, allowed)
 
     def _check_probes(self) -> None:
-        """A probe is what an unlabelled batch does to the modules."""
+        """ValueError unless the run can have probes, which measure unlabelled batches' gradients in the modules."""
         points = self.eval_points
         if points.num_probes > self.num_steps:
-            raise invalid("eval_points.num_probes", points.num_probes, f"at most the {self.num_steps} steps")
+            raise invalid("eval_points.num_probes", points.num_probes, f"at most {self.num_steps} steps")
         if not self.model.modules or not any(is_unlabelled(d.name) for d in self.data.domains):
             allowed = "0 in a run without modules or unlabelled batches"
             raise invalid("eval_points.num_probes", points.num_probes, allowed)
         if points.num_sequences < self.micro_batch:
-            allowed = f"a micro-batch of {self.micro_batch} or more in a run with probes"
+            allowed = f"at least a micro-batch of {self.micro_batch} in a run with probes"
             raise invalid("eval_points.num_sequences", points.num_sequences, allowed)
 
     @property
     def num_probed(self) -> int:
-        """Micro-batches of each domain's validation split that a probe passes through the model, one by one."""
+        """Number of micro-batches of each domain's validation split in one probe."""
         return min(MOST_PROBED, self.eval_points.num_sequences // self.micro_batch)
 
     @property
     def route_unit(self) -> int:
-        """Sequences that share one route: a micro-batch, or a whole window under uniform accumulation."""
+        """Number of sequences that share one route: a micro-batch, or a window under uniform accumulation."""
         return self.micro_batch if self.routing.accumulation == "heterogeneous" else self.batch_size
 
     @property
@@ -129,7 +128,7 @@ class RunConfig:
 
 
 def run_from_plain(plain: Mapping) -> RunConfig:
-    """The inverse of `to_plain` for a run, validated again."""
+    """Reads a run from the JSON that `to_plain` gives, and validates it."""
     data = dict(plain["data"], domains=tuple(_budget(d) for d in plain["data"]["domains"]))
     objective = dict(plain["objective"], forget=tuple(plain["objective"]["forget"]))
     points = dict(plain["eval_points"], domains=tuple(plain["eval_points"]["domains"]))
@@ -158,5 +157,5 @@ def view_from_plain(plain: Mapping) -> View:
 
 
 def _with_pairs(plain: Mapping, *names: str) -> dict:
-    """The fields of a config in JSON, those named as tuples of pairs where they are there."""
+    """Copies a config's JSON fields, with the named ones, if present, as tuples of pairs."""
     return {**plain, **{name: tuple(map(tuple, plain[name])) for name in names if name in plain}}

@@ -1,9 +1,9 @@
-"""The parts of a training stage: mixture, routing, optimizer, evaluation points."""
+"""Configures the parts of a training stage: mixture, routing, optimizer, evaluation points, objective."""
 
 from dataclasses import dataclass
 
 from gram_platform.config.domains import CORE, core_first
-from gram_platform.identity import added, invalid, require_choice, require_int, require_name, require_real
+from gram_platform.config.identity import added, invalid, require_choice, require_int, require_name, require_real
 
 ACCUMULATIONS = ("heterogeneous", "uniform")
 COMPANIONS = ("one", "subset")
@@ -13,7 +13,7 @@ OBJECTIVES = ("cross_entropy", "maxent_kl", "maxent_entropy")
 
 @dataclass(frozen=True)
 class Slice:
-    """`num_sequences` of a domain's permutation, from position `first`."""
+    """`num_sequences` consecutive sequences of a domain's permutation, from position `first`."""
 
     domain: str
     first: int
@@ -27,17 +27,16 @@ class Slice:
 
 @dataclass(frozen=True)
 class DomainBudget:
-    """What a run draws under one label: `num_draws` sequences out of a pool of `num_sequences`.
+    """The data that a run draws under one label: `num_draws` sequences from a pool of `num_sequences`.
 
-    The pool is the first `num_sequences` of the domain's own permutation, or the given slices of any domains (what is
-    trained under another label, as unlabelled text is). Nothing repeats while num_draws <= num_sequences; beyond that
-    every full pass is a fresh order of the same pool.
+    The pool is the first `num_sequences` of the domain's permutation, or `slices` of any domains (unlabelled text).
+    Sequences repeat only if num_draws > num_sequences: then each pass over the pool has a new order.
     """
 
     name: str
     num_sequences: int
     num_draws: int
-    slices: tuple[Slice, ...] = ()  # none: the first num_sequences of its own permutation
+    slices: tuple[Slice, ...] = ()  # (): the domain's first num_sequences
 
     def __post_init__(self) -> None:
         require_name("data.domains.name", self.name)
@@ -47,17 +46,17 @@ class DomainBudget:
         object.__setattr__(self, "slices", ordered)
         pooled = sum(part.num_sequences for part in self.pool)
         if pooled != self.num_sequences:
-            raise invalid(f"data.domains[{self.name}].num_sequences", self.num_sequences, f"its slices' {pooled}")
+            raise invalid(f"data.domains[{self.name}].num_sequences", self.num_sequences, f"its slices' sum, {pooled}")
 
     @property
     def pool(self) -> tuple[Slice, ...]:
-        """What is drawn from."""
+        """The slices that the draws come from."""
         return self.slices or (Slice(self.name, 0, self.num_sequences),)
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """The training mixture. `data_id` names the packed corpus by the hash of its recipe."""
+    """The training mixture. `data_id` is the hash of the packed corpus's recipe."""
 
     data_id: str
     domains: tuple[DomainBudget, ...]
@@ -79,14 +78,14 @@ class DataConfig:
 class RoutingConfig:
     """The paper's routing probabilities; a model without modules ignores them."""
 
-    p_core_robust: float = 0.0  # p_cr: a core batch also activates one random module
+    p_core_robust: float = 0.0  # p_cr: a core batch also activates and trains a random module
     p_aux_spread: float = 1.0  # p_as: an auxiliary batch also trains the core
-    accumulation: str = "heterogeneous"  # each micro-batch its own route, or one route a window
-    freeze_core: bool = False  # the branches of FT-LoRA and FT-MLP: only modules are trained
-    p_aux_spread_of: tuple[tuple[str, float], ...] = added(())  # of single domains, in place of `p_aux_spread`
-    companion_weights: tuple[tuple[str, float], ...] = added(())  # how often each is a companion; (): equally often
-    companions: str = added("one")  # or subset: each module with probability 1/2, one at random where that is none
-    p_aux_companion: float = added(0.0)  # a domain's batch has a random subset of the other modules on, not trained
+    accumulation: str = "heterogeneous"  # a route for each micro-batch; or uniform: for each window
+    freeze_core: bool = False  # train only modules: the branches of FT-LoRA and FT-MLP
+    p_aux_spread_of: tuple[tuple[str, float], ...] = added(())  # overrides `p_aux_spread` for single domains
+    companion_weights: tuple[tuple[str, float], ...] = added(())  # relative frequency as companion; (): all equal
+    companions: str = added("one")  # or subset: each module with probability 1/2, a random one if none is drawn
+    p_aux_companion: float = added(0.0)  # an auxiliary batch activates a random subset of other modules, untrained
 
     def __post_init__(self) -> None:
         require_real("routing.p_core_robust", self.p_core_robust, 0.0, 1.0)
@@ -97,9 +96,9 @@ class RoutingConfig:
         require_choice("routing.companions", self.companions, COMPANIONS)
         require_real("routing.p_aux_companion", self.p_aux_companion, 0.0, 1.0)
         if self.companions == "subset" and self.companion_weights:
-            raise invalid("routing.companion_weights", self.companion_weights, "none where companions are subsets")
-        for domain, own in self.p_aux_spread_of:
-            require_real(f"routing.p_aux_spread_of[{domain}]", own, 0.0, 1.0)
+            raise invalid("routing.companion_weights", self.companion_weights, "() with companions='subset'")
+        for domain, spread in self.p_aux_spread_of:
+            require_real(f"routing.p_aux_spread_of[{domain}]", spread, 0.0, 1.0)
         for domain, weight in self.companion_weights:
             require_real(f"routing.companion_weights[{domain}]", weight, 0.0, open_low=True)
         for name in ("p_aux_spread_of", "companion_weights"):
@@ -109,13 +108,13 @@ class RoutingConfig:
                 raise invalid(f"routing.{name}", pairs, "each domain once")
 
     def spread(self, domain: str) -> float:
-        """p_as of a domain's batches."""
+        """Returns p_as of a domain's batches."""
         return dict(self.p_aux_spread_of).get(domain, self.p_aux_spread)
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW (one for each parameter set) with a warm-up, stable, decay schedule over the run's steps."""
+    """AdamW, one for each parameter set, with a warm-up-stable-decay schedule over the run's steps."""
 
     peak_lr: float
     warmup_fraction: float
@@ -124,9 +123,9 @@ class OptimizerConfig:
     beta2: float = 0.95
     eps: float = 1e-8
     weight_decay: float = 0.1  # on matrices only, unless `decay_vectors`
-    clip_norm: float = 1.0  # 0: gradients are not clipped
+    clip_norm: float = 1.0  # 0: no clipping
     clip_scope: str = "global"
-    decay_vectors: bool = added(False)  # biases and norms decay too
+    decay_vectors: bool = added(False)  # decay biases and norms too
 
     def __post_init__(self) -> None:
         require_real("optimizer.peak_lr", self.peak_lr, 0.0, open_low=True)
@@ -142,13 +141,13 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class EvalPoints:
-    """Equally spaced evaluations on the validation split, with every module active (the last is at the end)."""
+    """Equally spaced evaluations on the validation split, with every module active; the last is after training."""
 
-    num_points: int  # 0: none while training
-    num_sequences: int  # of each domain, the first ones of its validation split
+    num_points: int  # 0: no evaluation while training
+    num_sequences: int  # the first ones of each domain's validation split
     domains: tuple[str, ...]
-    patience: int = 0  # evaluations without a better loss (mean over domains) that end the run early; 0: never
-    # equally spaced steps after which every module's gradients on each domain are measured, see `train/probe.py`
+    patience: int = 0  # stop after so many evaluations without a better mean loss over domains; 0: never
+    # number of equally spaced steps after which `train/probe.py` measures each module's gradients on each domain
     num_probes: int = added(0)
 
     def __post_init__(self) -> None:
@@ -163,16 +162,16 @@ class EvalPoints:
 
 @dataclass(frozen=True)
 class Objective:
-    """What is minimised: cross entropy, or MaxEnt: ME on the `forget` domains + `retain_weight` x CE on the others.
+    """The loss to minimise: cross entropy (CE), or MaxEnt: ME on `forget` domains + `retain_weight` x CE on the others.
 
-    Under MaxEnt every window holds as many forget as other micro-batches. `maxent_kl` is KL(uniform || p), the cited
-    method's code; `maxent_entropy` is -H(p), the paper's words.
+    Under MaxEnt half of each window's micro-batches are of forget domains. ME is KL(uniform || p) with `maxent_kl` (the
+    cited method's code) and -H(p) with `maxent_entropy` (the paper's words).
     """
 
     kind: str = "cross_entropy"
     forget: tuple[str, ...] = ()
     retain_weight: float = 1.0
-    stop_below: float = added(0.0)  # the run ends after the first step whose mean ME is at most this; 0: never
+    stop_below: float = added(0.0)  # stop after the first step whose mean ME is at most this; 0: never
 
     def __post_init__(self) -> None:
         require_real("objective.stop_below", self.stop_below, 0.0)
@@ -182,4 +181,4 @@ class Objective:
         require_real("objective.retain_weight", self.retain_weight, 0.0)
         object.__setattr__(self, "forget", core_first(self.forget))
         if (self.kind == "cross_entropy") == bool(self.forget):
-            raise invalid("objective.forget", self.forget, "domains exactly when the objective is MaxEnt's")
+            raise invalid("objective.forget", self.forget, "domains with a MaxEnt objective, () with cross_entropy")

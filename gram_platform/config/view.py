@@ -1,4 +1,4 @@
-"""What is evaluated: a view of a run, and the evaluation of a view."""
+"""Defines a view, a run with some of its modules active, and the evaluation of a view."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,22 +6,22 @@ from functools import cached_property
 from typing import ClassVar
 
 from gram_platform.config.domains import CORE, core_first
-from gram_platform.identity import invalid, require_choice, require_int, require_name, require_real, short_hash
+from gram_platform.config.identity import invalid, require_choice, require_int, require_name, require_real, short_hash
 
-EVAL_VERSION = 1  # raised when the same evaluation would give another result; part of every eval_id
+EVAL_VERSION = 1  # raise it when an equal evaluation would give another result; part of every eval_id
 VIEW_RULES = ("constant", "by_domain")
 PRECISIONS = ("float32", "bfloat16")
-IMPORTED = "imported-"  # begins what stands for a run_id where weights come from outside: see `store/imports.py`
+IMPORTED = "imported-"  # prefix of the id that stands for a run_id if weights are imported: see `store/imports.py`
 
 
 @dataclass(frozen=True)
 class View:
-    """What is evaluated: a run, the weights of its active modules, and where modules come from if not from that run."""
+    """A model to evaluate: a run, the weights of its active modules, and the other runs that modules come from."""
 
     run_id: str
     weights: tuple[tuple[str, float], ...] = ()  # (domain, weight), sorted, zeros dropped
     sources: tuple[tuple[str, str], ...] = ()  # (domain, run_id) for modules of other runs
-    rule: str = "constant"  # by_domain: DEMix, the domain's expert if granted, else the core's
+    rule: str = "constant"  # by_domain, for DEMix: the domain's expert if it has a weight, else the core's
 
     def __post_init__(self) -> None:
         for domain, weight in self.weights:
@@ -42,7 +42,7 @@ class View:
         return cls(run_id, tuple((weights or {}).items()), **parts)
 
     def active(self, domain: str) -> dict[str, float]:
-        """The modules of the forward pass on a batch of `domain`, with their weights."""
+        """Returns the active modules on a batch of `domain`, with their weights."""
         weights = dict(self.weights)
         if self.rule == "constant":
             return weights
@@ -50,7 +50,7 @@ class View:
 
     @property
     def run_ids(self) -> frozenset[str]:
-        """The runs whose weights it takes; an imported model is none."""
+        """Ids of the runs whose weights the view takes; an imported model is not a run."""
         origins = {self.run_id, *(run_id for _, run_id in self.sources)}
         return frozenset(origin for origin in origins if not origin.startswith(IMPORTED))
 
@@ -61,9 +61,9 @@ class View:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The losses of one view on fixed validation sequences; a node of a study like a run is."""
+    """A view's mean losses on fixed sequences of a split; a node of a study, as a run is."""
 
-    measure: ClassVar[str] = "losses"  # what sets it apart from its siblings; not part of its JSON
+    measure: ClassVar[str] = "losses"  # the kind of evaluation, see `measures.py`; not part of the JSON
     view: View
     data_id: str
     domains: tuple[str, ...]

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gram_platform.config import CORE
+from gram_platform.config.identity import require_int, require_real
 from gram_platform.corpora.recipe import MAX_VALIDATION, DomainRecipe, validation_bytes
 from gram_platform.corpora.rows import HubRow, HubSource, whole_parts
-from gram_platform.identity import require_int, require_real
 
 # What is fetched beyond one epoch: a wrong estimate of bytes per token, and with partial labels 6% of core and 10% of
 # an auxiliary domain, where rounding to whole windows weighs more (measured on the paper presets' plans).

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from gram_platform.config.identity import invalid
 from gram_platform.corpora import catalog
 from gram_platform.corpora.hub_records import first_record
 from gram_platform.corpora.installed import INSTALLED, first_units
@@ -12,7 +13,6 @@ from gram_platform.corpora.resolution import existing, stories_of
 from gram_platform.corpora.rows import HubRow, HubSource
 from gram_platform.corpora.sources import find_units
 from gram_platform.corpora.stories import story_documents
-from gram_platform.identity import invalid
 
 SHOWN_CHARS = 80
 

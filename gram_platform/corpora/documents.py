@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
+from gram_platform.config.identity import invalid
 from gram_platform.corpora.recipe import CorpusRecipe, StoriesSource
 from gram_platform.corpora.records import Digest, Unit, read_unit
 from gram_platform.corpora.stories import story_documents
-from gram_platform.identity import invalid
 
 
 def documents(recipe: CorpusRecipe, units: tuple[Unit, ...]) -> Iterator[tuple[str, str]]:

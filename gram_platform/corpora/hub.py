@@ -13,12 +13,12 @@ from pathlib import Path
 
 import zstandard
 
+from gram_platform.config.identity import short_hash
 from gram_platform.corpora import rows
 from gram_platform.corpora.hub_records import Lacking, Record, open_row, records
 from gram_platform.corpora.records import Digest, Unit
 from gram_platform.corpora.rows import HubRow, HubSource, part_bytes
 from gram_platform.corpora.sources import Progress
-from gram_platform.identity import short_hash
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+from gram_platform.config.identity import invalid
 from gram_platform.corpora.rows import HubRow
-from gram_platform.identity import invalid
 
 FIRST_RECORDS = 2_000  # of which one must have each field, and whose labels a check compares with the table
 CONNECT_TIMEOUT_S = 10
@@ -99,7 +99,7 @@ def _require_listed(row: HubRow, stream) -> None:
     found = {_field(record, name).strip() for record in _streamed(row, stream) if _has(record, name)}
     stray = sorted(found - set(row.labels))
     if stray:
-        raise invalid(f"{row.dataset}: {name}", stray, "the labels of its row in the catalog: add these there")
+        raise invalid(f"{row.dataset}: {name}", stray, "labels that its row in the catalog lists: add new ones there")
 
 
 def _row_error(row: HubRow, error: Exception) -> ValueError:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gram_platform.identity import invalid
+from gram_platform.config.identity import invalid
 
 
 def packed_documents(rows: np.ndarray, end_of_text: int) -> list[np.ndarray]:
@@ -27,7 +27,7 @@ def openings(
     """
     long_enough = [d for d in packed_documents(rows, end_of_text) if len(d) > num_prompt_tokens]
     if max(wanted) >= len(long_enough):
-        allowed = f"below the {len(long_enough)} documents of more than {num_prompt_tokens} tokens"
+        allowed = f"numbers below the {len(long_enough)} documents of more than {num_prompt_tokens} tokens"
         raise invalid("continuations.documents", tuple(wanted), allowed)
     stop = num_prompt_tokens + num_tokens
     chosen = [long_enough[index].tolist() for index in wanted]

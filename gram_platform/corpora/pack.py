@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from gram_platform.config.identity import invalid
 from gram_platform.corpora.documents import documents
 from gram_platform.corpora.packed import (
     LAYOUT_VERSION,
@@ -33,7 +34,6 @@ from gram_platform.corpora.tokenizer import (
     require_usable,
     train_tokenizer,
 )
-from gram_platform.identity import invalid
 
 REPORT_CHARS = 1 << 20  # of text between two reports of progress
 PASSAGE_CHARS = 4096  # of long documents in a tokenizer's sample; fewer where they would be much of the sample
@@ -114,7 +114,11 @@ def _given_tokenizer(recipe: CorpusRecipe) -> Tokenizer | None:
         tokenizer = hub_tokenizer(given.source)
     else:
         if sha256_file(recipe.tokenizer_path) != given.source:
-            raise invalid("tokenizer", str(recipe.tokenizer_path), "the file the recipe was made with: it has changed")
+            raise invalid(
+                "tokenizer",
+                str(recipe.tokenizer_path),
+                "the unchanged file that the recipe was made with",
+            )
         tokenizer = load_tokenizer(recipe.tokenizer_path)
     require_usable(tokenizer, recipe.vocab_size)
     return tokenizer
@@ -125,7 +129,7 @@ def _trained_tokenizer(recipe: CorpusRecipe, splitter: Splitter, stream: Iterato
     sample = _sample(recipe, splitter, stream)
     first = next(sample, None)
     if first is None:
-        raise invalid("sample_bytes", recipe.tokenizer.sample_bytes, "so many that some text is in the sample")
+        raise invalid("sample_bytes", recipe.tokenizer.sample_bytes, "enough bytes to hold some text")
     return train_tokenizer(chain((first,), sample), recipe.vocab_size)
 
 

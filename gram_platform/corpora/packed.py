@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gram_platform.identity import invalid, require_choice
+from gram_platform.config.identity import invalid, require_choice
 
 SPLITS = ("train", "validation")
 LAYOUT_VERSION = 1  # of the files on disk

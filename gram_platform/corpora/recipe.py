@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gram_platform.config import CORE, core_first
-from gram_platform.corpora.rows import HubSource
-from gram_platform.identity import (
+from gram_platform.config.identity import (
     added,
     identity_fields,
     invalid,
@@ -21,6 +20,7 @@ from gram_platform.identity import (
     short_hash,
     to_plain,
 )
+from gram_platform.corpora.rows import HubSource
 
 PACK_VERSION = 1  # raised when the same recipe would pack to other tokens; part of every data_id
 TRAINED = ("bpe", "bpe-passages")

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gram_platform.config import CORE, UNLABELLED, is_unlabelled
+from gram_platform.config.identity import invalid, local_path, require_metric_name, require_name
 from gram_platform.corpora import catalog, lexicon
 from gram_platform.corpora.amounts import Need, hub_amounts
 from gram_platform.corpora.installed import INSTALLED, installed_text
@@ -19,7 +20,6 @@ from gram_platform.corpora.recipe import (
 from gram_platform.corpora.sources import Progress, Scan, content_of, find_units, scan_units
 from gram_platform.corpora.stories import mean_story_bytes, stories_source
 from gram_platform.corpora.tokenizer import DEFAULT_SAMPLE_BYTES, tokenizer_recipe
-from gram_platform.identity import invalid, local_path, require_metric_name, require_name
 
 CoreLabel = str | tuple[str, ...] | None  # the label, or labels, of core
 
@@ -109,7 +109,7 @@ def _require_core(pooled: tuple[str, ...], labels: list[str]) -> None:
     if missing:
         raise invalid("core_label", ", ".join(missing), "labels of this corpus, which are " + ", ".join(labels))
     if len(pooled) == len(labels):
-        raise invalid("core_label", ", ".join(pooled), "not every label: at least one must stay an auxiliary domain")
+        raise invalid("core_label", ", ".join(pooled), "fewer than all labels: at least one stays an auxiliary domain")
 
 
 def stories_of(entry: catalog.StoriesEntry, pooled: tuple[str, ...] | None) -> StoriesSource:

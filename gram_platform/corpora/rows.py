@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, field
 
-from gram_platform.identity import added, identity_fields, invalid, require_int, require_real
+from gram_platform.config.identity import added, identity_fields, invalid, require_int, require_real
 
 FIRST_PART_BYTES = 1 << 22  # of text in the first parts
 PART_BYTES = 1 << 26  # in the largest
@@ -44,7 +44,7 @@ class HubRow:
     def __post_init__(self) -> None:
         where = f"hub row {self.dataset}"
         if bool(self.label) == bool(self.label_field):
-            raise invalid(f"{where}: label", self.label, "given exactly when label_field is not")
+            raise invalid(f"{where}: label", self.label, "either label or label_field")
         if self.label_field and not self.labels:
             raise invalid(f"{where}: labels", self.labels, "the values that label_field is known to hold")
         if not (self.dataset and self.revision and self.text_fields):

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from gram_platform.config.identity import invalid
 from gram_platform.corpora.records import FORMATS, Digest, Unit, is_data_file, read_unit
-from gram_platform.identity import invalid
 
 Progress = Callable[[str, int, int | None], None]  # (what, done, total or None)
 SCAN_VERSION = 3  # raised when a scan would find other things

@@ -12,8 +12,8 @@ import time
 import uuid
 from pathlib import Path
 
+from gram_platform.config.identity import invalid
 from gram_platform.corpora.packed import CorruptCorpus, PackedCorpus
-from gram_platform.identity import invalid
 
 STALE_S = 86_400  # when another machine's unfinished folder counts as abandoned
 

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import accumulate
 
+from gram_platform.config.identity import invalid, require_int, require_real
 from gram_platform.corpora import lexicon
 from gram_platform.corpora.recipe import StoriesSource
-from gram_platform.identity import invalid, require_int, require_real
 
 STORIES_VERSION = 1  # raised when the same parameters would give other texts
 FACTS_PER_PERSON = 4

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from gram_platform.config.identity import invalid, local_path
 from gram_platform.corpora.recipe import TokenizerRecipe
-from gram_platform.identity import invalid, local_path
 
 END_OF_TEXT = "<|endoftext|>"
 KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "[SEP]")

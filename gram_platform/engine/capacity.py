@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import ray
 from ray.experimental.internal_kv import _internal_kv_get
 
+from gram_platform.config.identity import invalid
 from gram_platform.engine.execution import Execution, Resources
-from gram_platform.identity import invalid
-from gram_platform.nodes import Node
+from gram_platform.methods.nodes import Node
 from gram_platform.planner import ranks_at_once
 
 MONITOR_KEY = "__autoscaling_status"  # of what the monitor on Ray's head reports, and `ray status` shows
@@ -105,6 +105,6 @@ def _lack(widest: int, resources: Resources, machines: Sequence[Mapping[str, flo
         return invalid("num_workers", widest, f"at most {room}, the ranks of {threads} CPUs that this cluster holds")
     of_device = [machine for machine in machines if machine.get("GPU", 0) >= resources.gpus_per_rank]
     if not of_device:
-        return invalid("device", "cuda", "cpu, no machine of this cluster has a GPU")
+        return invalid("device", "cuda", "cpu: no machine of this cluster has a GPU")
     most = max(math.floor(machine.get("CPU", 0)) for machine in of_device)
     return invalid("threads", threads, f"at most {most}, the CPUs of the largest machine of this cluster")

@@ -1,4 +1,4 @@
-"""What studies and searches do alike with a node: execute it where it belongs, and know a run that diverges."""
+"""Executes one node: in this process, or on Ray Train workers."""
 
 from collections.abc import Mapping
 
@@ -24,8 +24,3 @@ def execute_node(
     from gram_platform.engine.sharded import execute_sharded_run  # Ray Train is slow to import
 
     return execute_sharded_run(config, tags, execution, resources)
-
-
-def is_divergence(failure: Mapping | None) -> bool:
-    """Whether a run's failure is a non-finite loss: trained again it would end the same."""
-    return failure is not None and failure.get("details", {}).get("kind") == "diverged"

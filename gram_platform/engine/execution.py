@@ -11,8 +11,6 @@ from gram_platform.planner import Ranks
 from gram_platform.store import Store
 from gram_platform.store.data import open_corpus
 
-MAX_CRASHES = 4  # of a node's processes in a row, without a checkpoint in between, before it counts as failed
-
 
 @dataclass(frozen=True)
 class Execution:
@@ -51,17 +49,6 @@ class Resources:
 
     cpus_per_rank: float = 1.0
     gpus_per_rank: float = 0.0
-
-
-@dataclass(frozen=True)
-class Crashes:
-    """Of one node's processes, since its last checkpoint."""
-
-    number: int = 0
-    step: int = 0  # committed
-
-    def another(self, committed_step: int) -> "Crashes":
-        return Crashes(1 if committed_step > self.step else self.number + 1, committed_step)
 
 
 def owner() -> str:

@@ -14,18 +14,18 @@ from ray.exceptions import LocalRayletDiedError, OutOfMemoryError, RayError, Ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from gram_platform.config import evaluation_from_plain, run_from_plain
+from gram_platform.config.identity import to_plain
 from gram_platform.engine.capacity import capacity
-from gram_platform.engine.dispatch import execute_node, is_divergence
+from gram_platform.engine.dispatch import execute_node
 from gram_platform.engine.evaluation import common_work, execute_profiles
-from gram_platform.engine.execution import MAX_CRASHES, Crashes, Execution, Resources
+from gram_platform.engine.execution import Execution, Resources
+from gram_platform.engine.life import HELD_RETRY_S, MAX_CRASHES, Lives
 from gram_platform.engine.memory import OutOfMemory, memory_advice
-from gram_platform.identity import to_plain
-from gram_platform.nodes import Node
-from gram_platform.store import LeaseHeld, Store
+from gram_platform.methods.nodes import Node
+from gram_platform.store import LeaseHeld
 from gram_platform.train.loop import TrainingDiverged
 
 Task = tuple[Node, ...]  # what one Ray task executes: a node, or evaluations with common work
-HELD_RETRY_S = 5.0
 SUBMIT_AGAIN = "Submit again: finished runs are kept, and the others continue from their last checkpoints."
 
 
@@ -79,26 +79,23 @@ def run_graph(
 class _Graph:
     def __init__(self, progress: Progress, execution: Execution, resources: Resources, retry_diverged: bool):
         self.progress, self.execution, self.resources = progress, execution, resources
-        self.store, self.retry_diverged = execution.store(), retry_diverged
+        self.lives = Lives(execution.store(), retry_diverged)
         self.ranks = {node.id: execution.of_node(node.config, dict(node.tags)).num_ranks for node in progress.nodes}
         self.waiting: list[Node] = []
         self.in_flight: dict[ray.ObjectRef, Task] = {}
         self.alone: set[str] = set()  # of evaluations whose common task failed: each is tried by itself
         self.held: set[str] = set()  # nodes that another driver was found at work on
         self.ended: list[Node] = []  # of these, those that it ended, not told of yet
-        self.crashes: dict[str, Crashes] = {}
         self.not_before: dict[str, float] = {}
         self.waiting = [node for node in progress.nodes if not self._is_settled(node)]
         progress.reused = len(progress.done)
 
     def _is_settled(self, node: Node) -> bool:
         """Books a node that the storage has the end of, whoever brought it about."""
-        directory = self.store.node(node.kind, node.id)
-        if directory.result() is not None:
-            directory.add_tags(dict(node.tags))
+        if self.lives.result(node) is not None:
             self.progress.done.add(node.id)
-        elif node.kind == "run" and not self.retry_diverged and is_divergence(directory.failure()):
-            self.progress.failed[node.id] = directory.failure()["message"]  # training it again would end the same
+        elif message := self.lives.divergence(node):
+            self.progress.failed[node.id] = message
         else:
             return False
         return True
@@ -198,19 +195,14 @@ class _Graph:
         return True
 
     def _book_crash(self, node: Node, error: RayError) -> bool:
-        """Counts crashes without progress: machines that come and go do not fail a run that gets on."""
-        crashes = self.crashes.get(node.id, Crashes()).another(self._committed_step(node))
-        self.crashes[node.id] = crashes
-        if crashes.number < MAX_CRASHES:
+        """False when the node goes back to the queue."""
+        if self.lives.starts_again(node):
             return self._queue_again(node)
         message = f"{type(error).__name__} {MAX_CRASHES} times without a checkpoint in between: {error}"
         if isinstance(error, OutOfMemoryError) and node.kind == "run":
             message = memory_advice(error, node.config, self.execution.of_node(node.config, dict(node.tags)))
         self.progress.failed[node.id] = message
         return True
-
-    def _committed_step(self, node: Node) -> int:
-        return Store(self.execution.storage).run(node.id).committed_step() if node.kind == "run" else 0
 
     def _queue_again(self, node: Node, after_s: float = HELD_RETRY_S) -> bool:
         self.not_before[node.id] = time.monotonic() + after_s

@@ -9,6 +9,9 @@ import numpy as np
 import torch
 
 from gram_platform.config import RunConfig
+from gram_platform.config.flops import total_parameters
+from gram_platform.config.identity import invalid
+from gram_platform.config.routing import Plan
 from gram_platform.corpora import PackedCorpus
 from gram_platform.engine.background import Background
 from gram_platform.engine.execution import Execution, owner
@@ -16,23 +19,20 @@ from gram_platform.engine.memory import OutOfMemory, is_out_of_memory, memory_ad
 from gram_platform.engine.notice import Notice, termination_notice
 from gram_platform.engine.summary import Summary, evaluation_steps, probe_steps
 from gram_platform.engine.usage import Usage
-from gram_platform.evaluate import domain_losses, require_sequences
-from gram_platform.flops import total_parameters
-from gram_platform.identity import invalid
 from gram_platform.methods.budgets import plan_compute_units
+from gram_platform.model.pieces import Piece, whole
 from gram_platform.planner import run_flops
-from gram_platform.routing import Plan
 from gram_platform.store import Store
 from gram_platform.store.attempts import Attempt
 from gram_platform.store.segments import NORM, PROBE
 from gram_platform.store.tensors import Resumed
+from gram_platform.store.views import materialised
 from gram_platform.train.allocation import freed_memory_kept
 from gram_platform.train.data import PlanReader
+from gram_platform.train.evaluate import domain_losses, require_sequences
 from gram_platform.train.learner import Learner
 from gram_platform.train.loop import StepRecord, TrainingDiverged, training_steps
-from gram_platform.train.pieces import Piece, whole
 from gram_platform.train.probe import probed_norms
-from gram_platform.views import materialised
 
 
 def execute_run(run: RunConfig, tags: Mapping[str, str], execution: Execution) -> dict:

@@ -9,9 +9,9 @@ import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import TrialState
 
+from gram_platform.config.identity import short_hash
+from gram_platform.config.space import Space
 from gram_platform.engine.trials import COMPLETE, FAILED, Outcome, Point
-from gram_platform.identity import short_hash
-from gram_platform.space import Space
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from functools import partial
 from ray import tune
 from ray.tune.search import Searcher
 
-from gram_platform.engine.execution import MAX_CRASHES, Execution, Resources
+from gram_platform.engine.execution import Execution, Resources
+from gram_platform.engine.life import MAX_CRASHES, Crashes
 from gram_platform.engine.placement import most_ranks, placement, trial_ranks
 from gram_platform.engine.proposals import Proposal, Source, told
 from gram_platform.engine.trials import (
@@ -136,16 +137,15 @@ class _Cancelled(_Unsaved, tune.Stopper):
 
 
 class _Patience(_Unsaved, tune.Callback):
-    """Counts the deaths of a trial's process since its last checkpoint: machines that come and go do not fail it."""
+    """Counts the crashes of a trial's process since its last checkpoint, in the place of Ray Tune's own count."""
 
     def __init__(self, committed_of: Callable[[Point], int]):
-        self._committed_of, self._committed = committed_of, {}
+        self._committed_of, self._crashes = committed_of, {}
 
     def on_trial_recover(self, iteration: int, trials: list, trial, **info) -> None:
-        committed_now = self._committed_of(trial.config["point"])
-        if committed_now > self._committed.get(trial.trial_id, 0):
-            trial.max_failures = trial.num_failures - 1 + MAX_CRASHES - 1  # as if this death were the first
-        self._committed[trial.trial_id] = committed_now
+        crashes = self._crashes.get(trial.trial_id, Crashes()).another(self._committed_of(trial.config["point"]))
+        self._crashes[trial.trial_id] = crashes
+        trial.max_failures = trial.num_failures + MAX_CRASHES - 1 - crashes.number
 
 
 class _Searcher(_Unsaved, Searcher):

@@ -10,11 +10,12 @@ from ray.exceptions import OutOfMemoryError
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from gram_platform.config import RunConfig, run_from_plain
-from gram_platform.engine.execution import MAX_CRASHES, Crashes, Execution, Resources
+from gram_platform.config.identity import to_plain
+from gram_platform.engine.execution import Execution, Resources
+from gram_platform.engine.life import MAX_CRASHES, Crashes
 from gram_platform.engine.memory import OutOfMemory, memory_advice
 from gram_platform.engine.notice import listen
 from gram_platform.engine.ranks import DIVERGED, Ended, train_rank
-from gram_platform.identity import to_plain
 from gram_platform.store import LeaseHeld, RunDirectory
 from gram_platform.train.loop import TrainingDiverged
 

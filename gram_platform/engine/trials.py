@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gram_platform.engine.dispatch import execute_node, is_divergence
+from gram_platform.engine.dispatch import execute_node
 from gram_platform.engine.execution import Execution, Resources, owner
-from gram_platform.nodes import Node
+from gram_platform.engine.life import HELD_RETRY_S, Lives
+from gram_platform.methods.nodes import Node
 from gram_platform.store import LeaseHeld, Store
 from gram_platform.train.loop import TrainingDiverged
 
@@ -19,7 +20,6 @@ Point = Mapping[str, float | int | str]
 
 COMPLETE, DIVERGED, FAILED = "complete", "diverged", "failed"  # how a trial ends
 GO, WAIT, STOP, CANCEL = "go", "wait", "stop", "cancel"  # what a driver decides before it starts the next
-HELD_POLL_S = 2.0
 
 
 class Problem(Protocol):
@@ -100,18 +100,17 @@ class _Work:
     """Executes nodes one after another and counts."""
 
     def __init__(self, execution: Execution, resources: Resources, retry_diverged: bool):
-        self.execution, self.resources, self.retry_diverged = execution, resources, retry_diverged
+        self.execution, self.resources = execution, resources
         self.store = Store(execution.storage)
+        self.lives = Lives(self.store, retry_diverged)
         self.num_executed = self.num_reused = 0
         self.seconds = self.rank_seconds = 0.0
 
     def result(self, node: Node) -> dict:
-        directory = self.store.node(node.kind, node.id)
-        if (result := directory.result()) is not None:
-            directory.add_tags(dict(node.tags))
+        if (result := self.lives.result(node)) is not None:
             self.num_reused += 1
             return result
-        self._require_hope(node)
+        self.lives.require_not_diverged(node)
         started = time.monotonic()
         result = self._when_free(node)
         elapsed_s = time.monotonic() - started
@@ -126,11 +125,5 @@ class _Work:
             try:
                 return execute_node(node.config, dict(node.tags), self.execution, self.resources)
             except LeaseHeld:
-                time.sleep(HELD_POLL_S)
-                self._require_hope(node)  # it may have diverged there
-
-    def _require_hope(self, node: Node) -> None:
-        """TrainingDiverged for a run that has: trained again it would end the same."""
-        failure = self.store.run(node.id).failure() if node.kind == "run" else None
-        if is_divergence(failure) and not self.retry_diverged:
-            raise TrainingDiverged(failure["message"])
+                time.sleep(HELD_RETRY_S)
+                self.lives.require_not_diverged(node)  # it may have diverged there

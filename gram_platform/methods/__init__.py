@@ -1,6 +1,6 @@
-"""The methods: each a function from a setting to runs and views, and the one table of them."""
+"""Lists the methods. Each is a function from a setting to the runs to train and the views to compare."""
 
-from gram_platform.identity import require_choice
+from gram_platform.config.identity import require_choice
 from gram_platform.methods import baseline, branches, demix, filtering, gram, maxent
 from gram_platform.methods.setting import Plans, Profile, Setting
 
@@ -19,7 +19,7 @@ METHODS = {
 
 
 def plan(method: str, setting: Setting) -> Plans:
-    """The runs and views of a method in a setting; ValueError for an unknown method."""
+    """Returns the runs and views of a method in a setting; ValueError for an unknown method."""
     require_choice("methods", method, tuple(METHODS))
     return METHODS[method](setting)
 

@@ -1,4 +1,4 @@
-"""Baseline: a dense model on all data. Its learning curve is the unit of compute ratios."""
+"""Baseline: trains a dense model on all data. Compute ratios refer to its learning curve."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ from gram_platform.methods.setting import Options, Plans, Setting
 
 
 def run_of(setting: Setting) -> RunConfig:
-    """The baseline's run; labels, hence missing ones, mean nothing to it."""
+    """Plans the baseline's run, which does not depend on labels."""
     labelled = dataclasses.replace(setting, options=Options())
     return dense_run(labelled, setting.domains, setting.num_eval_points, setting.baseline_accumulation)
 

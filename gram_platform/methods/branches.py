@@ -1,7 +1,7 @@
-"""FT-Full, FT-LoRA, FT-MLP: a base on core, then a branch for each domain that starts from it.
+"""FT-Full, FT-LoRA, FT-MLP: trains a base on core, then finetunes a branch from the base for each domain.
 
-Rehearsal batches come out of the base's budget, so that base and all branches cost what the baseline costs; the base
-gives up all branches' batches even when fewer are run.
+Rehearsal (core batches in a branch) is taken from the base's budget, so that the base and all branches cost as much
+as the baseline. The base gives up the batches of all branches even if fewer are run.
 """
 
 from dataclasses import dataclass
@@ -17,15 +17,15 @@ from gram_platform.config import (
     Slice,
     View,
 )
-from gram_platform.flops import core_parameters, equal_compute_factor, mlp_parameters
-from gram_platform.identity import invalid
-from gram_platform.ladder import lora_rank
+from gram_platform.config.flops import core_parameters, equal_compute_factor, mlp_parameters
+from gram_platform.config.identity import invalid
+from gram_platform.config.ladder import lora_rank
 from gram_platform.methods.budgets import core_budget, training_run, unlabelled_slices
 from gram_platform.methods.setting import Branching, Plans, Profile, Setting, profile_name
 
 
 def plan_full(setting: Setting) -> Plans:
-    """FT-Full: every parameter of the base is finetuned; a branch serves core and its one domain."""
+    """FT-Full: finetunes all parameters of the base; a branch serves core and one domain."""
     budget = branch_budget(setting, setting.options.branch_full, module_parameters=0)
     base = _base(setting, budget)
     branches = {d: _branch(setting, budget, base, d, None) for d in _branched(setting)}
@@ -35,18 +35,18 @@ def plan_full(setting: Setting) -> Plans:
 
 
 def plan_lora(setting: Setting) -> Plans:
-    """FT-LoRA: an adapter a domain on the frozen base, with the parameters of an auxiliary MLP."""
+    """FT-LoRA: trains a LoRA for each domain on the frozen base, with as many parameters as an auxiliary MLP."""
     size = setting.size
     return _module_branches(setting, "lora", lora_rank(size.d_model, size.d_dense, size.d_aux))
 
 
 def plan_mlp(setting: Setting) -> Plans:
-    """FT-MLP: an auxiliary MLP a domain on the frozen base."""
+    """FT-MLP: trains an auxiliary MLP for each domain on the frozen base."""
     return _module_branches(setting, "mlp", setting.size.d_aux)
 
 
 def _module_branches(setting: Setting, kind: str, width: int) -> Plans:
-    """Both kinds are budgeted by the MLP's size, so they share a base."""
+    """Plans a module for each branch. Both kinds have the MLP's budget, so they share a base."""
     size = setting.size
     parameters = size.num_layers * mlp_parameters(size.d_model, size.d_aux)
     budget = branch_budget(setting, setting.options.branch_module, parameters)
@@ -68,7 +68,7 @@ def _module_branches(setting: Setting, kind: str, width: int) -> Plans:
 
 
 def _branched(setting: Setting) -> tuple[str, ...]:
-    """The domains of the compared profiles."""
+    """Returns the auxiliary domains of the compared profiles."""
     wanted = {d for profile in setting.profiles for d in profile}
     return tuple(d for d in setting.auxiliary if d in wanted)
 
@@ -78,22 +78,20 @@ def _plans(setting: Setting, base: RunConfig, branches: dict[str, RunConfig], vi
     return Plans({"core": base, **named}, views)
 
 
-# ------------------------------------------------------------------------------------------------------ budgets
-
-
 @dataclass(frozen=True)
 class BranchBudget:
-    """Sequences of the base and of every branch; all of them, whether run or not."""
+    """The sequences of the base and of every branch, including branches that are not run."""
 
     branching: Branching
-    base: DomainBudget  # core, with whatever is unlabelled
-    core: dict[str, Slice]  # of each branch: the rehearsal's part of core's permutation
+    base: DomainBudget  # core, with all unlabelled sequences
+    core: dict[str, Slice]  # by branch: the slice of core that it rehearses
     aux: dict[str, DomainBudget]
 
 
 def branch_budget(setting: Setting, branching: Branching, module_parameters: int) -> BranchBudget:
-    """Lengths in whole micro-batches (base: whole steps); lambda as in `app:equal-compute`, the auxiliary mode holding
-    auxiliary and rehearsal batches alike.
+    """Plans lengths in whole route units (base: whole steps); ValueError if the base gets no step.
+
+    lambda is as in `app:equal-compute`; rehearsal batches count as auxiliary batches.
     """
     unit, batch = setting.route_unit(setting.routing.accumulation), setting.size.batch_size
     labelled = 1.0 - setting.options.unlabelled_share
@@ -105,7 +103,7 @@ def branch_budget(setting: Setting, branching: Branching, module_parameters: int
         scale = equal_compute_factor(total * parameters, total * parameters + aux_mode * module_parameters)
     base_core = round(scale * (total - aux_mode) / batch) * batch
     if base_core < batch:
-        raise invalid("branching.core_ratio", branching.core_ratio, "small enough to leave the base a step on core")
+        raise invalid("branching.core_ratio", branching.core_ratio, "a ratio that leaves a step to the base")
     base = core_budget(base_core, unlabelled_slices(setting, scale))
     first, core, aux = base.pool[0].num_sequences, {}, {}
     for domain in setting.auxiliary:
@@ -116,7 +114,7 @@ def branch_budget(setting: Setting, branching: Branching, module_parameters: int
         if steps * batch > draws:
             num_rehearsed = steps * batch - draws
             if setting.pool(CORE, first + num_rehearsed) < first + num_rehearsed:
-                first = 0  # there is no more core that the base has not seen
+                first = 0  # the base has seen the rest of core
             core[domain] = Slice(CORE, first, num_rehearsed)
             first += num_rehearsed
     return BranchBudget(branching, base, core, aux)
@@ -130,7 +128,7 @@ def _base(setting: Setting, budget: BranchBudget) -> RunConfig:
 def _branch(
     setting: Setting, budget: BranchBudget, base: RunConfig, domain: str, module: ModuleSpec | None
 ) -> RunConfig:
-    """`module`: the only thing trained, on every batch; None: everything is."""
+    """Plans a branch that trains only `module`, on every batch; None: all parameters."""
     domains = [budget.aux[domain]]
     if domain in budget.core:
         rehearsal = budget.core[domain]

@@ -1,4 +1,4 @@
-"""Mixtures, equal compute and the runs that several methods have in common."""
+"""Builds mixtures, equal-compute factors and runs for several methods."""
 
 import dataclasses
 from collections.abc import Callable
@@ -17,16 +17,16 @@ from gram_platform.config import (
     Slice,
     View,
 )
-from gram_platform.flops import (
+from gram_platform.config.flops import (
     companion_shares,
     compute_units,
     core_parameters,
     equal_compute_factor,
     module_parameters,
 )
-from gram_platform.identity import invalid
+from gram_platform.config.identity import invalid
+from gram_platform.config.routing import route_counts
 from gram_platform.methods.setting import Setting
-from gram_platform.routing import route_counts
 
 
 def data_budget(
@@ -37,12 +37,12 @@ def data_budget(
     scale: float = 1.0,
     unlabelled_is_core: bool = True,
 ) -> DataConfig:
-    """One epoch of `domains` scaled by `scale` (lambda), auxiliary domains drawn `factor(domain)` (p_af) times.
+    """Mixes one epoch of `domains`, scaled by `scale` (lambda); auxiliary domains are drawn `factor` (p_af) times.
 
-    Every auxiliary domain is rounded to whole route units, at least one; core takes the rest of the rounded number of
-    steps, so that the total does not depend on `factor`. An auxiliary pool repeats through `factor` above 1, and like
-    core where the setting says that there is too little of it. With partial labels the unlabelled share of all domains
-    is one pool: core's, or of its own.
+    Rounds each auxiliary domain to whole route units, at least one. Core fills up the rounded number of steps, so the
+    total does not depend on `factor`; ValueError if nothing is left for core. Auxiliary sequences repeat if `factor` is
+    above 1; so does any domain with too few sequences. With partial labels the unlabelled share of all domains joins
+    core or, without `unlabelled_is_core`, is budgeted apart.
     """
     labelled = 1.0 - setting.options.unlabelled_share
     lengths = {d: scale * setting.num_sequences[d] * labelled for d in domains}
@@ -60,17 +60,13 @@ def data_budget(
         budgets += _unlabelled_budgets(pools, route_unit, setting.conventions.unlabelled_by_domain)
     core_draws = num_steps * setting.size.batch_size - sum(b.num_draws for b in budgets)
     if core_draws < route_unit:
-        raise invalid(
-            "aux_factor",
-            max(map(factor, domains)),
-            "small enough to leave core a share of the run's sequences",
-        )
+        raise invalid("aux_factor", max(map(factor, domains)), "a factor small enough to leave core some sequences")
     core = core_budget(core_draws, pools if unlabelled_is_core else (), setting.pool(CORE, core_draws))
     return DataConfig(setting.data_id, (core, *budgets))
 
 
 def _unlabelled_budgets(pools: tuple[Slice, ...], route_unit: int, by_domain: bool) -> list[DomainBudget]:
-    """One budget of all domains' unlabelled sequences, or one for each domain; whole route units of each."""
+    """Budgets unlabelled sequences in whole route units, all domains together or each separately."""
     if by_domain:
         draws = {part: max(1, part.num_sequences // route_unit) * route_unit for part in pools}
         return [DomainBudget(UNLABELLED_OF + p.domain, p.num_sequences, n, (p,)) for p, n in draws.items()]
@@ -79,22 +75,22 @@ def _unlabelled_budgets(pools: tuple[Slice, ...], route_unit: int, by_domain: bo
 
 
 def core_budget(num_draws: int, pools: tuple[Slice, ...], num_sequences: int | None = None) -> DomainBudget:
-    """Core's budget: its own first sequences, and what is unlabelled as far as it counts as core.
+    """Budgets core: its first sequences and the unlabelled `pools`; ValueError if no labelled sequence is left.
 
-    Every draw is of another sequence unless there are only `num_sequences`.
+    No sequence repeats unless core has only `num_sequences`.
     """
-    own = num_draws - sum(part.num_sequences for part in pools)
-    if own < 1:
-        raise invalid("unlabelled_share", num_draws, "small enough to leave labelled core sequences")
+    num_labelled = num_draws - sum(part.num_sequences for part in pools)
+    if num_labelled < 1:
+        raise invalid("unlabelled_share", num_draws, "a share small enough to leave labelled core sequences")
     if pools:
-        return DomainBudget(CORE, num_draws, num_draws, (Slice(CORE, 0, own), *pools))
+        return DomainBudget(CORE, num_draws, num_draws, (Slice(CORE, 0, num_labelled), *pools))
     return DomainBudget(CORE, num_draws if num_sequences is None else num_sequences, num_draws)
 
 
 def unlabelled_slices(setting: Setting, scale: float) -> tuple[Slice, ...]:
-    """The unlabelled share of every domain: the same sequences for every method, but for lambda's part of their length.
+    """Returns each domain's unlabelled sequences: the same for every method, except that lambda scales their number.
 
-    They begin behind the unscaled labelled share and what rounding and lambda can add to it, a tenth and two windows.
+    They start after the unscaled labelled share and a margin of 10% and two windows for rounding and lambda.
     """
     share, slices = setting.options.unlabelled_share, []
     for domain, length in setting.num_sequences.items():
@@ -118,9 +114,9 @@ def training_run(
     num_probes: int = 0,
     **parts,
 ) -> RunConfig:
-    """A run of this setting: its size's batch and learning rate, its schedule and seed, and where the size starts.
+    """Plans a run with the setting's batch, learning rate, schedule, seed and start; `parts` override them.
 
-    ValueError for a run that begins with an imported model and has a core of another width.
+    ValueError if the run starts from an imported model and its core has another width.
     """
     rate = setting.size.peak_lr * lr_factor
     optimizer = optimizer_of(setting, rate, setting.warmup_fraction, setting.decay_fraction)
@@ -137,55 +133,52 @@ def training_run(
         "start": View.of(setting.size.start) if setting.size.start else None,
     }
     if setting.size.start and "start" not in parts and model.d_mlp != setting.size.d_dense:
-        allowed = f"a start of methods whose core is the imported MLP of {setting.size.d_dense}; one has {model.d_mlp}"
+        allowed = f"methods with a core as wide as the imported MLP, {setting.size.d_dense}; one has {model.d_mlp}"
         raise invalid("start", setting.size.start, allowed)
     model = dataclasses.replace(model, document_end=setting.conventions.document_end)
     return RunConfig(model=model, data=data, routing=routing, **{**defaults, **parts})
 
 
 def optimizer_of(setting: Setting, rate: float, warmup: float, decay: float, **parts) -> OptimizerConfig:
-    """AdamW with the setting's weight decay."""
-    own = {"weight_decay": setting.conventions.weight_decay, "decay_vectors": setting.conventions.decay_vectors}
-    return OptimizerConfig(rate, warmup, decay, **own, **parts)
+    """Configures AdamW with the setting's weight decay."""
+    decays = {"weight_decay": setting.conventions.weight_decay, "decay_vectors": setting.conventions.decay_vectors}
+    return OptimizerConfig(rate, warmup, decay, **decays, **parts)
 
 
 def dense_run(setting: Setting, domains: tuple[str, ...], num_eval_points: int, accumulation: str) -> RunConfig:
-    """A dense model on one epoch of `domains` (and of whatever is unlabelled)."""
+    """Plans a dense model's run on one epoch of `domains` (and of all unlabelled sequences)."""
     data = data_budget(setting, domains, setting.route_unit(accumulation))
     routing = RoutingConfig(accumulation=accumulation)
     return training_run(setting, setting.size.dense(), data, routing, num_eval_points)
 
 
 def routed_scale(setting: Setting, model: ModelConfig) -> float:
-    """lambda: F_base / F_routed with F_routed = L_core P_core + L_aux (P_core + P_aux), or 1 without equal compute.
+    """Returns lambda = F_base / F_routed, F_routed = L_core P_core + L_aux (P_core + P_aux); 1 without equal compute.
 
     Counts as the paper's text does (`app:equal-compute`): one epoch of every domain, core batches at P_core, unlabelled
-    ones under their label. With `lambda_counts_plan` it counts what the routed run is expected to do, as the authors'
-    code did: auxiliary batches p_af times in place of core's, companions, and every module on unlabelled batches.
+    batches under their label. With `lambda_counts_plan` it counts the expected routed run, as the authors' code did:
+    p_af times the auxiliary batches in place of core batches, companions, and every module on unlabelled batches.
     """
     if not setting.equal_compute:
         return 1.0
     lengths, core = dict(setting.num_sequences), core_parameters(model)
     base = sum(lengths.values()) * core_parameters(setting.size.dense())
-    own = {d: module_parameters(model, d) for d in setting.auxiliary}
+    aux = {d: module_parameters(model, d) for d in setting.auxiliary}
     if not setting.conventions.lambda_counts_plan:
-        return equal_compute_factor(base, sum(lengths.values()) * core + sum(lengths[d] * own[d] for d in own))
+        return equal_compute_factor(base, sum(lengths.values()) * core + sum(lengths[d] * aux[d] for d in aux))
     hidden = setting.options.unlabelled_share
-    drawn = {d: (1.0 - hidden) * setting.factor(d) * lengths[d] for d in own}
+    drawn = {d: (1.0 - hidden) * setting.factor(d) * lengths[d] for d in aux}
     num_unlabelled = hidden * sum(lengths.values())
     num_core = sum(lengths.values()) - num_unlabelled - sum(drawn.values())
     shares = companion_shares(setting.routing, setting.auxiliary)
-    companions = num_core * setting.routing.p_core_robust * sum(shares[d] * own[d] for d in own)
-    others = {d: 0.5 * (sum(own.values()) - own[d]) for d in own}  # half of them beside a domain's batch that has some
-    companions += setting.routing.p_aux_companion * sum(drawn[d] * others[d] for d in own)
-    modules = sum(drawn[d] * own[d] for d in own) + num_unlabelled * sum(own.values()) + companions
+    companions = num_core * setting.routing.p_core_robust * sum(shares[d] * aux[d] for d in aux)
+    others = {d: 0.5 * (sum(aux.values()) - aux[d]) for d in aux}  # companions of an auxiliary batch: half of the rest
+    companions += setting.routing.p_aux_companion * sum(drawn[d] * others[d] for d in aux)
+    modules = sum(drawn[d] * aux[d] for d in aux) + num_unlabelled * sum(aux.values()) + companions
     return equal_compute_factor(base, sum(lengths.values()) * core + modules)
 
 
 def plan_compute_units(run: RunConfig, num_steps: int | None = None) -> int:
-    """compute_units of a run's drawn plan, companions included, or of its first `num_steps` steps.
-
-    p_as changes nothing here: parameters that it freezes are active.
-    """
+    """Counts compute_units of a run's plan, or its first `num_steps` steps, with companions and frozen parameters."""
     tokens, counts = run.micro_batch * run.model.seq_len, route_counts(run, num_steps)
     return sum(compute_units(run.model, n * tokens, dict(route.active)) for (_, route), n in counts.items())

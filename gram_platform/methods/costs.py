@@ -1,20 +1,20 @@
-"""What the methods cost against the baseline: the paper's cost table, computed from the configs."""
+"""Computes the paper's cost table from configs: what each method costs relative to the baseline."""
 
 from collections.abc import Sequence
 
 from gram_platform.config import is_unlabelled
-from gram_platform.flops import compute_units, mlp_parameters, module_parameters
+from gram_platform.config.flops import compute_units, mlp_parameters, module_parameters
 from gram_platform.methods import plan
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.setting import Setting
 
 
 def method_costs(setting: Setting, methods: Sequence[str]) -> list[dict]:
-    """One row a method, each number as a multiple of the baseline's.
+    """Returns one row for each method, with numbers as multiples of the baseline's.
 
-    `train`: compute_units of all its runs as the paper counts them (a core batch is P_core); `plan`: the same with the
-    companions that p_cr adds; `active_mlp`: MLP parameters of a forward pass with at most one module on, the least and
-    the most; `total_mlp`: MLP parameters of everything that serves the compared profiles.
+    `train`: compute_units of all runs as the paper counts them (core batches at P_core); `plan`: the same with p_cr's
+    companions; `active_mlp`: (least, most) MLP parameters of a forward pass with at most one active module;
+    `total_mlp`: MLP parameters of all weights that serve the compared profiles.
     """
     base = next(iter(plan("baseline", setting).runs.values()))
     unit = base.model.num_layers * mlp_parameters(base.model.d_model, base.model.d_mlp)
@@ -41,9 +41,8 @@ def _cost(setting: Setting, method: str, base, unit: int) -> dict:
 
 
 def _paper_units(run) -> int:
-    """Tokens x active parameters with core batches at P_core.
-
-    Rehearsal in a branch passes through its module, and an unlabelled batch through all.
+    """Counts tokens x active parameters, core batches at P_core. Rehearsal batches also pass their branch's module,
+    unlabelled batches all modules.
     """
     modules, total = run.model.module_domains, 0
     for budget in run.data.domains:

@@ -1,6 +1,6 @@
-"""DEMix: an expert of equal width for every domain in place of the core MLP, the rest shared and trained by all data.
+"""DEMix: trains equally wide experts, one for each domain, in place of the core MLP; all data train the shared rest.
 
-A batch is routed to its label's expert; a domain that a profile removes is scored through the core's expert.
+A batch goes to its label's expert. Evaluation sends a domain that a profile removes to core's expert.
 """
 
 from gram_platform.config import CORE, DataConfig, DomainBudget, ModuleSpec, RoutingConfig, View
@@ -25,7 +25,7 @@ def plan(setting: Setting) -> Plans:
 
 
 def _views(setting: Setting, run_id: str) -> dict[Profile, View]:
-    """Each domain through its granted expert, else core's; or every domain, core too, through the profile's one."""
+    """Evaluates each domain with its expert if retained, else with core's; or all domains with the profile's expert."""
     if setting.options.demix.views == "by_domain":
         granted = {p: dict.fromkeys((CORE, *p), 1.0) for p in every_profile(setting)}
         return {p: View.of(run_id, weights, rule="by_domain") for p, weights in granted.items()}

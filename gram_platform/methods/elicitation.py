@@ -1,7 +1,7 @@
-"""The attack on a view: finetuning its dense model on a fixed sample of a domain that it should not know.
+"""Attacks a view: finetunes its dense model on a fixed sample of a removed domain.
 
-All parameters, a fresh optimizer, the same sample for every method, size and seed. The best validation loss is the
-result; choosing the checkpoint on validation data follows the paper and favours the attacker.
+The attack trains all parameters with a fresh optimizer, on the same sample for every method, size and seed. Its result
+is the best validation loss; choosing the checkpoint on validation data follows the paper and favours the attacker.
 """
 
 from collections.abc import Iterable
@@ -15,13 +15,13 @@ from gram_platform.config import (
     RunConfig,
     View,
 )
+from gram_platform.config.model import merged_config
 from gram_platform.methods.budgets import optimizer_of
 from gram_platform.methods.setting import Profile, Setting
-from gram_platform.model.merge import merged_config
 
 
 def attacks(setting: Setting, profile: Profile, view: View, runs: Iterable[RunConfig]) -> dict[str, RunConfig]:
-    """The attack of every domain outside the profile: {domain: run}; {} for a profile that the setting leaves out."""
+    """Plans an attack for each domain outside the profile: {domain: run}; {} if the setting leaves the profile out."""
     options = setting.options.elicitation
     if options is None or (options.compared_only and profile not in setting.profiles):
         return {}
@@ -30,17 +30,17 @@ def attacks(setting: Setting, profile: Profile, view: View, runs: Iterable[RunCo
 
 
 def attacked_view(view: View, domain: str) -> View:
-    """What is attacked: the view, or for DEMix the expert that scores the domain."""
+    """Returns the view to attack; for DEMix, the expert that evaluates the domain."""
     return view if view.rule == "constant" else View.of(view.run_id, view.active(domain))
 
 
 def dense_model(view: View, by_id: dict[str, RunConfig]) -> ModelConfig:
-    """The shape of a view as one dense model."""
+    """Returns the shape of a view merged into one dense model; `by_id`: runs by id."""
     sources = {domain: view.run_id for domain, _ in view.weights} | dict(view.sources)
     specs = [m for d, run_id in sources.items() for m in by_id[run_id].model.modules if m.domain == d]
     model = by_id[view.run_id].model
-    widths = {m.domain: m for m in (*model.modules, *specs)}
-    with_modules = ModelConfig(**{**vars(model), "modules": tuple(widths.values())})
+    modules = {m.domain: m for m in (*model.modules, *specs)}
+    with_modules = ModelConfig(**{**vars(model), "modules": tuple(modules.values())})
     return merged_config(with_modules, dict(view.weights))
 
 
@@ -74,9 +74,8 @@ def _attack(setting: Setting, domain: str, view: View, by_id: dict[str, RunConfi
 
 
 def _micro_batch(batch_size: int, micro_batch: int, is_full_batch: bool) -> int:
-    """The size's where it divides the batch, else the batch; a whole sample is passed in parts of at most the size's.
-
-    An attack has one route, so its micro-batch changes memory and rounding alone.
+    """Returns the size's micro-batch if it divides the batch; else the whole batch or, of a full batch, the largest
+    divisor up to the size's micro-batch. An attack has one route, so only memory and rounding depend on it.
     """
     if batch_size % micro_batch == 0:
         return micro_batch

@@ -1,4 +1,4 @@
-"""Filtering: for every profile a dense model on core and the profile's data alone, one epoch of what is left."""
+"""Filtering: trains a dense model for each profile on one epoch of core and the profile's domains alone."""
 
 from gram_platform.config import CORE, View
 from gram_platform.methods.budgets import dense_run

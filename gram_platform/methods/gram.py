@@ -1,33 +1,34 @@
-"""GRAM: one run with an auxiliary module for each domain; every subset of modules is a view of it."""
+"""GRAM: trains an auxiliary module for each domain in one run; every subset of modules is a view of the run."""
 
 from dataclasses import replace
 
 from gram_platform.config import ModelConfig, RoutingConfig, View
-from gram_platform.ladder import Size
+from gram_platform.config.ladder import Size
 from gram_platform.methods.budgets import data_budget, routed_scale, training_run
 from gram_platform.methods.setting import Plans, Profile, Setting
 
 
 def plan(setting: Setting) -> Plans:
-    """MLP modules: the paper's GRAM."""
+    """Plans the paper's GRAM, with MLP modules."""
     return routed(setting, modular_size(setting).modular(setting.domains, "mlp"))
 
 
 def plan_lora(setting: Setting) -> Plans:
-    """The same routing with LoRA modules of the same size."""
+    """Plans GRAM with LoRA modules of the same size."""
     return routed(setting, modular_size(setting).modular(setting.domains, "lora"))
 
 
 def plan_subsets(setting: Setting) -> Plans:
-    """GRAM with random subsets of companions, and of other modules beside half of a domain's batches [ours]: so every
-    module has worked beside the others, whatever is on when it is served.
+    """Plans GRAM with random subsets as companions, also beside half of the auxiliary batches [ours].
+
+    So every module has been trained beside others, whichever are active when it is served.
     """
     subsets = replace(setting.routing, companions="subset", p_aux_companion=0.5)
     return plan(replace(setting, routing=subsets))
 
 
 def modular_size(setting: Setting) -> Size:
-    """The size with the widths that the options ask for."""
+    """Returns the size with the widths in the options."""
     if setting.options.routed_widths is None:
         return setting.size
     core, aux = (max(1, round(share * setting.size.d_dense)) for share in setting.options.routed_widths)
@@ -44,7 +45,7 @@ def routed(setting: Setting, model: ModelConfig) -> Plans:
 
 
 def routing_of(setting: Setting) -> RoutingConfig:
-    """The setting's routing with what its conventions derive from p_af and the domains' sizes."""
+    """Returns the setting's routing, adapted to p_af and the domains' sizes as the conventions say."""
     routing, conventions = setting.routing, setting.conventions
     if conventions.spread_over_factor:
         spreads = tuple((d, min(1.0, routing.p_aux_spread / setting.factor(d))) for d in setting.auxiliary)
@@ -56,8 +57,6 @@ def routing_of(setting: Setting) -> RoutingConfig:
 
 
 def every_profile(setting: Setting) -> tuple[Profile, ...]:
-    """Core alone, core with each domain, all, the compared ones, and subsets where they are asked for: a view costs one
-    evaluation, no training.
-    """
+    """Returns core, core with each domain, all, the compared profiles and `subsets`: views cost no training."""
     singles = tuple((domain,) for domain in setting.auxiliary)
     return tuple(dict.fromkeys(((), *singles, setting.auxiliary, *setting.profiles, *setting.subsets)))

@@ -1,4 +1,4 @@
-"""MaxEnt: unlearning from the baseline, a run for each profile."""
+"""MaxEnt: unlearns domains from the baseline, in a run for each profile."""
 
 import math
 
@@ -11,20 +11,20 @@ from gram_platform.config import (
     RunConfig,
     View,
 )
-from gram_platform.identity import invalid
+from gram_platform.config.identity import invalid
 from gram_platform.methods import baseline
 from gram_platform.methods.budgets import optimizer_of, training_run
 from gram_platform.methods.setting import Plans, Profile, Setting, profile_name
 
 
 def plan(setting: Setting) -> Plans:
-    """A run for each profile that forgets something, with the profile's own parameters where the options have them.
+    """Plans a run for each profile that removes a domain, with options from `maxent_profiles` if the profile is there.
 
-    ValueError for own parameters of a profile that holds a domain which the corpus does not have.
+    ValueError if a profile in `maxent_profiles` has a domain that the corpus lacks.
     """
     for profile, _ in setting.options.maxent_profiles:
         if not set(profile) <= set(setting.auxiliary):
-            allowed = "profiles of the auxiliary domains " + ", ".join(setting.auxiliary)
+            allowed = "a profile of the auxiliary domains " + ", ".join(setting.auxiliary)
             raise invalid("maxent_profiles", profile, allowed)
     start = baseline.run_of(setting)
     profiles = [p for p in setting.profiles if set(p) != set(setting.auxiliary)]  # something must be forgotten
@@ -34,10 +34,10 @@ def plan(setting: Setting) -> Plans:
 
 
 def _unlearning(setting: Setting, start: RunConfig, profile: Profile) -> RunConfig:
-    """Windows of `batch_size` forgotten and as many retained sequences, by default the size's batch of each [ours].
+    """Plans windows of `batch_size` forget and as many retain sequences; default: the size's batch of each [ours].
 
-    Forget domains are drawn evenly; core and the profile's domains as in the baseline's mixture [ours], or with
-    `core_share` for core.
+    Forget domains are drawn equally often. Core and the profile's domains are drawn as in the baseline's mixture [ours]
+    or, with `core_share`, core at this share and the others equally.
     """
     options, size = setting.options.maxent_of(profile), setting.size
     forget = tuple(d for d in setting.auxiliary if d not in profile)
@@ -65,7 +65,7 @@ def _unlearning(setting: Setting, start: RunConfig, profile: Profile) -> RunConf
 
 
 def apportion(total: int, weights: dict[str, float], unit: int) -> dict[str, int]:
-    """`total` in multiples of `unit` in proportion to the weights, at least one unit each: largest remainders first."""
+    """Splits `total` by weight into multiples of `unit`, at least one each; largest remainders are rounded up first."""
     num_units, whole = total // unit, sum(weights.values())
     exact = {name: num_units * weight / whole for name, weight in weights.items()}
     units = {name: max(1, int(share)) for name, share in exact.items()}

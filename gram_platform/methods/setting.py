@@ -1,4 +1,4 @@
-"""What a method is given, and what it returns."""
+"""Defines a method's input, `Setting`, and its output, `Plans`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -6,13 +6,13 @@ from itertools import combinations, count
 from math import comb
 
 from gram_platform.config import CORE, OptimizerConfig, RoutingConfig, RunConfig, View
-from gram_platform.identity import invalid, require_choice, require_int, require_real
-from gram_platform.ladder import Size
-from gram_platform.routing import hash_key
+from gram_platform.config.identity import invalid, require_choice, require_int, require_real
+from gram_platform.config.ladder import Size
+from gram_platform.config.routing import hash_key
 
 Factors = tuple[tuple[str, float], ...]  # (domain, p_af)
 Profile = tuple[str, ...]  # the auxiliary domains that are retained, sorted; () is core alone
-MOST_SUBSETS = 10  # of each number of domains: all of them up to five domains
+MOST_SUBSETS = 10  # of each number of domains; enough for all subsets of five domains
 
 
 def profile_name(retained: Profile, auxiliary: tuple[str, ...]) -> str:
@@ -23,9 +23,7 @@ def profile_name(retained: Profile, auxiliary: tuple[str, ...]) -> str:
 
 
 def subsets_of(domains: Profile) -> tuple[Profile, ...]:
-    """Every subset, fewest domains first; of a number that has more than MOST_SUBSETS so many of them, drawn at random
-    but always the same.
-    """
+    """Returns subsets, smallest first; of each number of domains at most MOST_SUBSETS, a fixed random choice."""
     found: list[Profile] = []
     for number in range(len(domains) + 1):
         is_few = comb(len(domains), number) <= MOST_SUBSETS
@@ -37,26 +35,26 @@ def subsets_of(domains: Profile) -> tuple[Profile, ...]:
 
 
 def _drawn(domains: Profile, number: int, draw: int) -> Profile:
-    """So many of the domains, in their order: the first ones of the draw's own order."""
+    """Draws `number` of the domains, kept in their order, by hashes of the draw's number."""
     by_draw = sorted(domains, key=lambda domain: hash_key("subset", number, draw, domain))
     return tuple(domain for domain in domains if domain in by_draw[:number])
 
 
 def require_factors(field: str, factor: float, factor_of: Factors) -> None:
-    """ValueError for a p_af that is not a positive number."""
+    """ValueError unless every p_af is a positive number."""
     require_real(f"{field}.aux_factor", factor, 0.0, open_low=True)
-    for domain, own in factor_of:
-        require_real(f"{field}.aux_factor_of[{domain}]", own, 0.0, open_low=True)
+    for domain, value in factor_of:
+        require_real(f"{field}.aux_factor_of[{domain}]", value, 0.0, open_low=True)
 
 
 @dataclass(frozen=True)
 class Branching:
-    """FT methods: how a branch is trained on top of its base."""
+    """Options of FT methods: how to train a branch from its base."""
 
     core_ratio: float = 1.0  # p_ca: core batches (rehearsal) for each auxiliary batch
-    lr_factor: float = 1.0  # p_lr: of the size's peak learning rate
+    lr_factor: float = 1.0  # p_lr: multiplies the size's peak learning rate
     aux_factor: float = 1.0  # p_af: how often the auxiliary domain is drawn
-    aux_factor_of: Factors = ()  # of single domains, in place of `aux_factor`
+    aux_factor_of: Factors = ()  # overrides `aux_factor` for single domains
 
     def __post_init__(self) -> None:
         require_real("branching.core_ratio", self.core_ratio, 0.0)
@@ -64,22 +62,22 @@ class Branching:
         require_factors("branching", self.aux_factor, self.aux_factor_of)
 
     def factor(self, domain: str) -> float:
-        """p_af of a domain."""
+        """Returns p_af of a domain."""
         return dict(self.aux_factor_of).get(domain, self.aux_factor)
 
 
 @dataclass(frozen=True)
 class MaxEnt:
-    """Unlearning from the baseline: ME(forget) + retain_weight x CE(retain)."""
+    """Options of unlearning from the baseline by minimising ME(forget) + retain_weight x CE(retain)."""
 
     num_steps: int = 2000
     peak_lr: float = 1e-4
     retain_weight: float = 200.0
     kind: str = "maxent_kl"
     warmup_fraction: float = 0.02  # then constant [ours]
-    batch_size: int = 0  # forgotten sequences of a step, and as many retained ones; 0: the size's batch of each [ours]
-    core_share: float = 0.0  # of the retained sequences where a domain is retained too; 0: as in the mixture [ours]
-    stop_below: float = 0.0  # ends after a step whose ME is at most this; 0: never
+    batch_size: int = 0  # forget sequences in a step, and as many retain sequences; 0: the size's batch of each [ours]
+    core_share: float = 0.0  # of retain sequences if the profile has a domain; 0: as in the mixture [ours]
+    stop_below: float = 0.0  # stop after a step whose ME is at most this; 0: never
     clip_norm: float = OptimizerConfig.clip_norm  # 0: no clipping
 
     def __post_init__(self) -> None:
@@ -95,11 +93,11 @@ class MaxEnt:
 
 @dataclass(frozen=True)
 class Demix:
-    """DEMix: an expert a domain in place of the core MLP."""
+    """Options of DEMix: one expert for each domain in place of the core MLP."""
 
     expert_width: int = 0  # 0: the dense width
-    sampling: str = "natural"  # or balanced: every domain drawn equally often
-    views: str = "by_domain"  # each domain by its own granted expert; or single_expert: one expert for every domain
+    sampling: str = "natural"  # or balanced: draw every domain equally often
+    views: str = "by_domain"  # evaluate each domain with its retained expert; or single_expert: all with one
 
     def __post_init__(self) -> None:
         require_int("demix.expert_width", self.expert_width, 0)
@@ -109,18 +107,18 @@ class Demix:
 
 @dataclass(frozen=True)
 class Elicitation:
-    """The attack: all parameters of a view's dense model finetuned on a fixed sample of a forgotten domain."""
+    """The attack: finetune all parameters of a view's dense model on a fixed sample of a removed domain."""
 
-    num_sequences: int  # of the domain's training split: the first of its permutation; with `domain_share` at least
+    num_sequences: int  # the first ones of the domain's training permutation; a minimum with `domain_share`
     num_steps: int  # at most
-    patience: int = 5  # evaluations without improvement; 0: all steps
+    patience: int = 5  # stop after so many evaluations without improvement; 0: train all steps
     batch_size: int = 32
-    lr_factor: float = 0.25  # of the size's peak learning rate
+    lr_factor: float = 0.25  # multiplies the size's peak learning rate
     warmup_fraction: float = 0.05  # then constant [ours]
-    compared_only: bool = False  # attack the compared profiles alone, not every one that a method has
+    compared_only: bool = False  # attack only the compared profiles, not all of a method's
     beta2: float = OptimizerConfig.beta2
     clip_norm: float = OptimizerConfig.clip_norm  # 0: no clipping
-    domain_share: float = 0.0  # of the sequences that the baseline trains on; 0: `num_sequences` at every size
+    domain_share: float = 0.0  # share of the baseline's sequences of the domain; 0: `num_sequences` at every size
 
     def __post_init__(self) -> None:
         require_real("elicitation.domain_share", self.domain_share, 0.0, 1.0)
@@ -133,99 +131,99 @@ class Elicitation:
         require_real("elicitation.clip_norm", self.clip_norm, 0.0)
 
     def on_domain(self, num_sequences: int) -> "Elicitation":
-        """The attack on a domain whose training set has so many sequences."""
+        """Returns the attack on a domain of which the baseline trains on `num_sequences`."""
         sample = max(self.num_sequences, round(self.domain_share * num_sequences))
         return replace(self, num_sequences=sample, batch_size=min(self.batch_size, sample))
 
     @property
     def is_full_batch(self) -> bool:
-        """Whether every step sees the whole sample."""
+        """Tells whether every step trains on the whole sample."""
         return self.batch_size >= self.num_sequences
 
 
 @dataclass(frozen=True)
 class Options:
-    """What single methods need to know."""
+    """Options of single methods."""
 
     branch_full: Branching = Branching(core_ratio=4.0, lr_factor=0.2)  # the paper's dual-use values
     branch_module: Branching = Branching()
     maxent: MaxEnt = MaxEnt()
     demix: Demix = Demix()
     elicitation: Elicitation | None = None
-    unlabelled_share: float = 0.0  # partial labels: of every domain's sequences
-    maxent_profiles: tuple[tuple[Profile, MaxEnt], ...] = ()  # of single profiles, in place of `maxent`
-    # of GRAM: the widths of the core MLP and of a module as shares of the dense MLP's; None: the size's own
+    unlabelled_share: float = 0.0  # partial labels: share of every domain's sequences
+    maxent_profiles: tuple[tuple[Profile, MaxEnt], ...] = ()  # overrides `maxent` for single profiles
+    # GRAM: widths of the core MLP and of a module as shares of the dense MLP's; None: the size's widths
     routed_widths: tuple[float, float] | None = None
-    probes: bool = False  # of GRAM with partial labels: measured at as many steps as the baseline's curve has points
-    module_weight: float = 1.0  # t: of every module that is switched on, in evaluated views (titration)
+    probes: bool = False  # GRAM with partial labels: probe at as many steps as the baseline's curve has points
+    module_weight: float = 1.0  # t: weight of every active module in evaluated views (titration)
 
     def __post_init__(self) -> None:
         require_real("module_weight", self.module_weight, 0.0, 1.0)
         for width in self.routed_widths or ():
             require_real("routed_widths", width, 0.0, 1.0, open_low=True)
         require_real("unlabelled_share", self.unlabelled_share, 0.0, 0.99)
-        pairs = sorted(((tuple(sorted(p)), own) for p, own in self.maxent_profiles), key=lambda pair: pair[0])
+        pairs = sorted(((tuple(sorted(p)), options) for p, options in self.maxent_profiles), key=lambda pair: pair[0])
         object.__setattr__(self, "maxent_profiles", tuple(pairs))
         profiles = [profile for profile, _ in pairs]
         doubled = [p for p in profiles if profiles.count(p) > 1 or len(set(p)) < len(p)]
         if doubled:
-            raise invalid("maxent_profiles", doubled[0], "each profile once, and each domain once in a profile")
+            raise invalid("maxent_profiles", doubled[0], "each profile once, with each domain once")
 
     def maxent_of(self, profile: Profile) -> MaxEnt:
-        """MaxEnt's parameters for a profile: its own, else those of all."""
+        """Returns MaxEnt's options for a profile: its override, else `maxent`."""
         return dict(self.maxent_profiles).get(tuple(sorted(profile)), self.maxent)
 
 
 @dataclass(frozen=True)
 class Conventions:
-    """Choices on which the paper's text and its published settings differ; the defaults are the text's, or ours."""
+    """Choices in which the paper's text and its published settings differ; defaults are the text's, or ours."""
 
     spread_over_factor: bool = False  # a domain's batches train the core with p_as / p_af, not p_as
-    companions_by_size: bool = False  # modules are companions in proportion to p_af x the domain's sequences
-    unlabelled_by_domain: bool = False  # unlabelled micro-batches are of one domain each, not of all
+    companions_by_size: bool = False  # draw companions in proportion to p_af x their domain's sequences
+    unlabelled_by_domain: bool = False  # an unlabelled micro-batch is of one domain, not of all
     lambda_counts_plan: bool = False  # equal compute counts p_af, companions and unlabelled batches
-    constant_branches: bool = False  # a sweep of p_ca reallocates a fixed length between core and a branch's domain
-    document_end: int = -1  # the token that attention does not cross; -1: it does
+    constant_branches: bool = False  # a sweep of p_ca divides a fixed length between core and a branch's domain
+    document_end: int = -1  # token that attention never crosses; -1: no such token
     weight_decay: float = OptimizerConfig.weight_decay
-    decay_vectors: bool = False  # weight decay on biases and norms too
+    decay_vectors: bool = False  # decay biases and norms too
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One cell of a study: a size, a seed, the data, and the choices that its methods share."""
+    """One cell of a study: a size, a seed, the data, and choices that all methods share."""
 
     size: Size
     seed: int
     data_id: str
-    num_sequences: Mapping[str, int]  # of each domain, core included: the baseline's one epoch
-    profiles: tuple[Profile, ...]  # what retraining methods train for, and every method is compared on
-    routing: RoutingConfig  # of routed methods; its accumulation also the others'
+    num_sequences: Mapping[str, int]  # by domain, with core: the baseline's one epoch
+    profiles: tuple[Profile, ...]  # retraining methods train them, all methods are compared on them
+    routing: RoutingConfig  # of routed methods; other methods use its accumulation
     warmup_fraction: float
     decay_fraction: float
     num_eval_points: int  # on the baseline's learning curve
     num_eval_sequences: int  # of each domain's validation split
     aux_factor: float = 1.0  # p_af of routed methods
-    aux_factor_of: Factors = ()  # of single domains, in place of `aux_factor`
+    aux_factor_of: Factors = ()  # overrides `aux_factor` for single domains
     equal_compute: bool = True  # lambda of `app:equal-compute`
     baseline_accumulation: str = "heterogeneous"
     options: Options = field(default_factory=Options)
     conventions: Conventions = Conventions()
     available: Mapping[str, int] = field(default_factory=dict)  # sequences of domains that repeat rather than run out
-    every_subset: bool = False  # evaluate `subsets` too, of methods in which a profile costs no training
+    every_subset: bool = False  # evaluate `subsets` too if a method's profiles cost no training
 
     def __post_init__(self) -> None:
         require_factors("setting", self.aux_factor, self.aux_factor_of)
 
     def factor(self, domain: str) -> float:
-        """p_af of a domain."""
+        """Returns p_af of a domain."""
         return dict(self.aux_factor_of).get(domain, self.aux_factor)
 
     def pool(self, domain: str, num_draws: int) -> int:
-        """Distinct sequences behind so many draws."""
+        """Returns the number of distinct sequences in `num_draws` draws."""
         return min(num_draws, self.available.get(domain, num_draws))
 
     def modules_on(self, profile: Profile) -> dict[str, float]:
-        """The weights of a profile's modules in evaluated views."""
+        """Returns the weights of a profile's modules in evaluated views."""
         return dict.fromkeys(profile, self.options.module_weight)
 
     @property
@@ -238,18 +236,18 @@ class Setting:
 
     @property
     def subsets(self) -> tuple[Profile, ...]:
-        """Every subset of the domains that compared profiles retain (`subsets_of`), where it is asked for."""
+        """`subsets_of` the domains that compared profiles retain; () unless `every_subset`."""
         retained = {domain for profile in self.profiles for domain in profile}
         return subsets_of(tuple(d for d in self.auxiliary if d in retained)) if self.every_subset else ()
 
     def route_unit(self, accumulation: str) -> int:
-        """Sequences that share one route."""
+        """Returns the number of sequences that share one route."""
         return self.size.batch_size if accumulation == "uniform" else self.size.micro_batch
 
 
 @dataclass(frozen=True)
 class Plans:
-    """The runs of a method in a setting, and its views by what they retain."""
+    """The runs of a method in a setting, and its views by profile."""
 
     runs: dict[str, RunConfig]  # a label within the method -> run
     views: dict[Profile, View] = field(default_factory=dict)

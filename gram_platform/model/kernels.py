@@ -21,7 +21,7 @@ GELU_3 = 0.044715 * GELU_1
 def require_first_order() -> None:
     """RuntimeError in a backward pass that is to be differentiated again: what was kept for it counts as constant."""
     if torch.is_grad_enabled():
-        raise RuntimeError("create_graph=True is not allowed: these kernels have no second derivative")
+        raise RuntimeError("create_graph=True: expected False, because these kernels have no second derivative")
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:

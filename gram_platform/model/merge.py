@@ -4,7 +4,6 @@ A sum of MLPs is one wider MLP, and W + t B A is one matrix; a module's weight t
 change of both projections. So the merged model has the view's logits up to rounding.
 """
 
-import dataclasses
 from collections.abc import Mapping
 
 import torch
@@ -12,12 +11,6 @@ import torch
 from gram_platform.config import ModelConfig
 
 Weights = Mapping[str, torch.Tensor]
-
-
-def merged_config(config: ModelConfig, active: Mapping[str, float]) -> ModelConfig:
-    """The dense shape of a view: the core's width and that of every active MLP."""
-    extra = sum(m.width for m in config.modules if m.domain in active and m.kind == "mlp")
-    return dataclasses.replace(config, d_mlp=config.d_mlp + extra, modules=())
 
 
 def merged_weights(config: ModelConfig, weights: Weights, active: Mapping[str, float]) -> dict[str, torch.Tensor]:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gram_platform.identity import invalid
+from gram_platform.config.identity import invalid
 from gram_platform.model.kernels import gelu
 from gram_platform.model.modules import Lora, Mlp
 

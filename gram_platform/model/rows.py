@@ -7,7 +7,7 @@ key-value heads, g = H / K, h head_dim, V vocabulary.
 import torch
 import torch.nn.functional as F
 
-from gram_platform.identity import invalid, require_int
+from gram_platform.config.identity import invalid, require_int
 from gram_platform.model.kernels import rotated
 from gram_platform.model.row_modules import Activation, RowLoras, RowMlps
 from gram_platform.model.transformer import Block, Transformer

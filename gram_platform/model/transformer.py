@@ -14,9 +14,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from gram_platform.config import ModelConfig, ModuleSpec
+from gram_platform.config.routing import CORE_MLP, SHARED, module_set
 from gram_platform.model.kernels import attention, rotated
 from gram_platform.model.modules import Lora, Mlp
-from gram_platform.routing import CORE_MLP, SHARED, module_set
 
 NO_MODULES: Mapping[str, float] = {}
 
@@ -145,7 +145,7 @@ class Transformer(nn.Module):
         x_BTD = self.wte(tokens_BT)
         ordered = {d: active[d] for d in self.config.module_domains if d in active}
         if len(ordered) != len(active):
-            raise ValueError(f"active={dict(active)!r} is not allowed: this model has {self.config.module_domains}")
+            raise ValueError(f"active={dict(active)!r} : expected modules of this model, {self.config.module_domains}")
         apply = Block.__call__ if self.keeps_activations or not torch.is_grad_enabled() else _apply_forgetful
         documents_BTT = document_mask(tokens_BT, self.config.document_end, x_BTD.dtype)
         for block in self.blocks:

@@ -1,29 +1,29 @@
-"""What autograd keeps of one micro-batch between forward and backward, and what the loss adds.
+"""Counts the bytes that autograd saves of one micro-batch for the backward pass, and those that the loss adds.
 
-Counted from the operations in `model/` and `objectives.py`, tensor by tensor. Tests compare with the storages that
-autograd really saves. Kernels that save the scores of attention (torch's math kernel) are not counted: the others
-keep queries, keys, values, the output, and a float32 log-sum a head and token.
+Counts tensor by tensor from the operations in `model/` and `train/objectives.py`; tests compare with the storages that
+autograd saves. Assumes attention kernels that save queries, keys, values, the output, and a float32 log-sum for each
+head and token, but not the scores (torch's math kernel saves them).
 """
 
 from collections.abc import Collection
 from dataclasses import dataclass
 
 from gram_platform.config import ModelConfig
-from gram_platform.routing import CORE_MLP, SHARED, module_set
+from gram_platform.config.routing import CORE_MLP, SHARED, module_set
 
-LOGITS_AT_ONCE = 2**26  # whose float32 forms a GPU has together (`objectives.py`)
+LOGITS_AT_ONCE = 2**26  # logits that a GPU has in float32 at a time (`train/objectives.py`)
 INDEX_BYTES = 8  # token ids are int64
 FLOAT_BYTES = 4
-NORM_STATISTICS = 2 * FLOAT_BYTES  # mean and reciprocal deviation of one LayerNorm and token
+NORM_STATISTICS = 2 * FLOAT_BYTES  # mean and reciprocal deviation of a LayerNorm, for each token
 
-# Float32 tensors of the logits' size alive at once when MaxEnt's backward peaks: its own log-softmax, its gradient, and
-# the gradient of its input; as -H(p), the probabilities and a product too.
+# Float32 tensors of the logits' size at the peak of MaxEnt's backward pass: the log-softmax, its gradient, and the
+# gradient of its input; for -H(p) also the probabilities and a product.
 FLOAT_LOGITS = {"maxent_kl": 3, "maxent_entropy": 5}
 
 
 @dataclass(frozen=True)
 class Saved:
-    """Bytes a token: of each layer's input, of everything that each layer saves, and outside the layers."""
+    """Bytes saved for each token: each layer's input, all that each layer saves, and all outside the layers."""
 
     layer_inputs: tuple[int, ...]
     layers: tuple[int, ...]
@@ -31,10 +31,10 @@ class Saved:
 
 
 def saved_bytes(config: ModelConfig, width: int, active: Collection[str], trained: Collection[str]) -> Saved:
-    """`width`: bytes of a value in the forward pass. `trained`: parameter sets, as a route names them."""
+    """Counts saved bytes. `width`: bytes of a value in the forward pass; `trained`: a route's parameter sets."""
     shared, core = SHARED in trained, CORE_MLP in trained and config.d_mlp > 0
     modules_trained = any(module_set(d) in trained for d in active)
-    flowing = shared  # whether the gradient of a layer's input is needed
+    flowing = shared  # the layer's input needs a gradient
     inputs, layers = [], []
     for _ in range(config.num_layers):
         inputs.append(width * config.d_model)
@@ -45,10 +45,9 @@ def saved_bytes(config: ModelConfig, width: int, active: Collection[str], traine
 
 
 def _attention(config: ModelConfig, width: int, flowing: bool, shared: bool) -> int:
-    """The first norm and attention; rotated queries and keys are one tensor.
+    """Counts the first norm and attention; rotated queries and keys are one tensor.
 
-    Values are a view of what the projection gave, which is kept whole; kernels of float32 repeat keys and values for
-    every head instead.
+    Values are a view of the projection's output, kept whole; float32 kernels repeat keys and values for every head.
     """
     if not (flowing or shared):
         return 0
@@ -61,7 +60,7 @@ def _attention(config: ModelConfig, width: int, flowing: bool, shared: bool) -> 
 
 
 def _mlps(config: ModelConfig, width: int, flowing: bool, active: Collection[str], trained: Collection[str]) -> int:
-    """The second norm, the core MLP with the active LoRAs, and the active modules beside it."""
+    """Counts the second norm, the core MLP with the active LoRAs, and the active MLP modules."""
     core = CORE_MLP in trained and config.d_mlp > 0
     specs = [(m, module_set(m.domain) in trained) for m in config.modules if m.domain in active]
     loras = [(m.width, is_trained) for m, is_trained in specs if m.kind == "lora"]
@@ -75,7 +74,7 @@ def _mlps(config: ModelConfig, width: int, flowing: bool, active: Collection[str
     if is_input_needed or core or lora_trained:
         values += config.d_mlp  # before the activation
     if core or lora_trained:
-        values += config.d_mlp  # behind it
+        values += config.d_mlp  # after the activation
     values += sum(2 * rank for rank, is_trained in loras if is_trained)
     for module, is_trained in specs:
         if module.kind == "mlp":
@@ -84,10 +83,9 @@ def _mlps(config: ModelConfig, width: int, flowing: bool, active: Collection[str
 
 
 def logits_bytes(config: ModelConfig, width: int, objective: str, num_tokens: int) -> int:
-    """Bytes at the peak of the loss: the logits, the gradient of their cross entropy, and float32 forms.
+    """Counts bytes at the loss's peak: the logits, the gradient of their cross entropy, and float32 tensors.
 
-    Cross entropy has those of a part of the tokens at a time, and none where all is float32; MaxEnt comes on top of
-    it, with all.
+    Cross entropy has float32 tensors of some tokens at a time, none of float32 logits; MaxEnt has FLOAT_LOGITS of all.
     """
     values = num_tokens * config.vocab_size
     part = _float_values(values, width) if width != FLOAT_BYTES else 0
@@ -96,11 +94,11 @@ def logits_bytes(config: ModelConfig, width: int, objective: str, num_tokens: in
 
 
 def evaluation_logits_bytes(config: ModelConfig, width: int, num_tokens: int) -> int:
-    """Bytes without gradients: the logits, and float32 forms of a part."""
+    """Counts bytes of a loss without gradients: the logits, and float32 tensors of some tokens at a time."""
     values = num_tokens * config.vocab_size
     return width * values + FLOAT_BYTES * _float_values(values, width)
 
 
 def _float_values(num_values: int, width: int) -> int:
-    """Of the log-softmax of a part, and of the float32 logits that it comes from unless they are float32 anyhow."""
+    """Counts float32 values at a time: the log-softmax, and the logits unless they are float32 already."""
     return min(num_values, LOGITS_AT_ONCE) * (1 + (width != FLOAT_BYTES))

@@ -1,37 +1,37 @@
-"""The memory of one rank at its peak, by part, as `train/learner.py` and `train/sharding.py` hold it."""
+"""Estimates one rank's peak memory by part, as `train/learner.py` and `train/sharding.py` use it."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from gram_platform.config import ModelConfig, RunConfig
-from gram_platform.gathering import BYTES, keeps_gathered
+from gram_platform.config.gathering import BYTES, keeps_gathered
+from gram_platform.config.routing import Route, route_counts
 from gram_platform.planner.activations import evaluation_logits_bytes, logits_bytes, saved_bytes
 from gram_platform.planner.weights import Weight, model_weights
-from gram_platform.routing import Route, route_counts
 
 FLOAT_BYTES = 4
-EVALUATION_LOGITS_BYTES = 64 * 2**20  # `evaluate.LOGITS_BYTES`: what one batch of an evaluation may have in float32
+EVALUATION_LOGITS_BYTES = 64 * 2**20  # equals `train.evaluate.LOGITS_BYTES`: float32 logits of one evaluation batch
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on the fullest rank, from the second step on. Not everything is alive at once: `total` is the peak.
+    """Bytes on the fullest rank, from the second step on. Not all parts are alive at once: `total` is the peak.
 
-    A backward begins at the loss, with everything in `activations` and `logits`; goes through the layers, which are
-    gathered (and, with activation checkpointing, computed again) one by one while `kept_logits` stay; and ends with
-    `reduction`, gradients on their way to where they are accumulated. Gradients of a window stay until its step. With
-    `keeps_gathered` (`gathering.py`) all layers are gathered from the first forward on.
+    A backward pass begins at the loss, with all `activations` and `logits`. It gathers (and, with activation
+    checkpointing, recomputes) the layers one by one while `kept_logits` stay. It ends with `reduction`: gradients that
+    are being added to the accumulated ones, which stay until the window's step. With `keeps_gathered`
+    (`config/gathering.py`) all layers are gathered from the first forward pass on.
     """
 
     weights: int  # float32 masters
-    copies: int  # of one process that computes in a lower precision
+    copies: int  # of the weights in a lower precision, on a single process
     optimizer: int
     gradients: int  # accumulated over a window of several micro-batches
     activations: int
     logits: int
     kept_logits: int
     recomputed: int
-    gathered: int  # of several ranks
+    gathered: int  # 0 on a single process
     keeps_gathered: bool
     reduction: int
     evaluation: int
@@ -45,14 +45,14 @@ class Memory:
 
 
 def drawn_routes(run: RunConfig) -> list[Route]:
-    """Every route of the run's plan, once."""
+    """Returns every route of the run's plan once."""
     return list(dict.fromkeys(route for _, route in route_counts(run)))
 
 
 def rank_memory(run: RunConfig, num_ranks: int, checkpointing: bool = False) -> Memory:
-    """Memory of the first of `num_ranks` ranks, which has the most rows of every parameter.
+    """Estimates the memory of the first of `num_ranks` ranks, which has the most rows of every parameter.
 
-    `checkpointing`: every block keeps its input alone and is computed again in the backward pass.
+    `checkpointing`: every block saves only its input and is recomputed in the backward pass.
     """
     weights, routes = model_weights(run.model), drawn_routes(run)
     stepped = _of_sets(weights, frozenset().union(*(route.trained for route in routes)))
@@ -89,7 +89,7 @@ def _num_values(weights: Iterable[Weight]) -> int:
 
 
 def _most_trained(run: RunConfig, weights: Collection[Weight], routes: list[Route]) -> frozenset[str]:
-    """The sets of the window that trains most: gradients stay until its step."""
+    """Returns the sets of a window with the most gradients, which stay until its step; chooses routes greedily."""
     num_routes = 1 if run.routing.accumulation == "uniform" else run.micro_batches_per_step
     sizes: dict[str, int] = {}
     for weight in weights:
@@ -102,7 +102,7 @@ def _most_trained(run: RunConfig, weights: Collection[Weight], routes: list[Rout
 
 
 def _num_gathered(weights: Iterable[Weight], routes: list[Route], num_ranks: int, keeps: bool) -> int:
-    """Values of the root's group, of a block with its active modules, and of the next block's buffer; or of all."""
+    """Counts values of the root's group, of one block (`keeps`: all) with active modules, and of the next block."""
     groups: dict[str, int] = {}
     for weight in weights:
         groups[weight.group] = groups.get(weight.group, 0) + num_ranks * weight.padded_shard(num_ranks)
@@ -115,15 +115,14 @@ def _num_gathered(weights: Iterable[Weight], routes: list[Route], num_ranks: int
 def _gradients(
     trained: list[Weight], num_ranks: int, width: int, is_accumulated: bool, is_each_reduced: bool
 ) -> tuple[int, int]:
-    """(accumulated over a window, what the end of a backward adds to it).
+    """Returns bytes of gradients: (accumulated over a window, added to these at the end of a backward pass).
 
-    One process: a backward leaves gradients in the computing precision, which are added to float32 ones. Ranks: whole
-    float32 gradients wait for the window's last micro-batch, whatever the number of ranks; its backward reduces group
-    by group, the root's at the very end (its new gradient, and a float32 copy that is scattered). Where every
-    micro-batch is reduced, it is the rows of each rank that wait.
+    One process: a backward pass makes gradients in the computing precision, then adds them to float32 ones. Ranks: each
+    holds whole float32 gradients until the window's last micro-batch, whose backward pass reduces group by group, the
+    root last (its new gradient, and a float32 copy to scatter). If every micro-batch is reduced, a rank holds its rows.
     """
     whole, root = FLOAT_BYTES * _num_values(trained), _num_values(w for w in trained if not w.group)
-    fresh = 0 if width == FLOAT_BYTES and is_accumulated else width  # a float32 gradient is added where it is made
+    fresh = 0 if width == FLOAT_BYTES and is_accumulated else width  # a float32 gradient is added in place
     if num_ranks == 1:
         return (whole, fresh * _num_values(trained)) if is_accumulated else (0, whole)
     shards = FLOAT_BYTES * sum(w.shard(0, num_ranks) for w in trained)
@@ -137,7 +136,7 @@ def _gradients(
 def _activations(
     model: ModelConfig, routes: list[Route], width: int, tokens: int, checkpointing: bool
 ) -> tuple[int, int]:
-    """(bytes that are kept of a micro-batch, bytes of the layer that is computed again), of the hungriest route."""
+    """Returns (bytes saved of a micro-batch, bytes of the layer that is recomputed), each of the largest route."""
     saved = [saved_bytes(model, width, dict(route.active), route.trained) for route in routes]
     if checkpointing:
         return max(tokens * (sum(s.layer_inputs) + s.outside) for s in saved), max(
@@ -147,7 +146,7 @@ def _activations(
 
 
 def _evaluation_tokens(run: RunConfig) -> int:
-    """Tokens of one batch of an evaluation while training (`evaluate.evaluation_batch`)."""
+    """Counts the tokens of an evaluation batch while training (`train.evaluate.evaluation_batch`)."""
     if not run.eval_points.num_points:
         return 0
     per_sequence = FLOAT_BYTES * run.model.seq_len * run.model.vocab_size

@@ -1,16 +1,16 @@
-"""Every parameter of a model by name, set, sharding group and shape, and what of it one rank holds."""
+"""Lists a model's parameters by name, set, sharding group and shape, and counts the values on each rank."""
 
 import math
 from dataclasses import dataclass
 from functools import lru_cache
 
 from gram_platform.config import ModelConfig
-from gram_platform.routing import CORE_MLP, SHARED, module_set
+from gram_platform.config.routing import CORE_MLP, SHARED, module_set
 
 
 @dataclass(frozen=True)
 class Weight:
-    """One parameter. What has one `group` is sharded, gathered and reduced together ("": the root's)."""
+    """One parameter. A `group` is sharded, gathered and reduced together ("": the root's group)."""
 
     name: str
     set: str
@@ -22,18 +22,18 @@ class Weight:
         return math.prod(self.shape)
 
     def shard(self, rank: int, num_ranks: int) -> int:
-        """Values of this rank's rows: dimension 0 in chunks of ceil(rows / ranks), as torch.chunk cuts it."""
+        """Counts values of this rank's rows: dimension 0 in chunks of ceil(rows / ranks), as torch.chunk cuts it."""
         rows, chunk = self.shape[0], -(-self.shape[0] // num_ranks)
         return (min(rows, (rank + 1) * chunk) - min(rows, rank * chunk)) * (self.num_values // rows)
 
     def padded_shard(self, num_ranks: int) -> int:
-        """Values of every rank's storage, ranks of few or no rows included: FSDP2 pads each to the first one's size."""
+        """Counts values that every rank stores: FSDP2 pads ranks of few or no rows to the first rank's size."""
         return self.shard(0, num_ranks)
 
 
 @lru_cache(maxsize=256)
 def model_weights(config: ModelConfig) -> tuple[Weight, ...]:
-    """The parameters of `model.transformer.Transformer`, grouped as `train.sharding` shards them."""
+    """Lists the parameters of `model.transformer.Transformer`, grouped as `train.sharding` shards them."""
     d_model, vocab = config.d_model, config.vocab_size
     weights = [
         Weight("wte.weight", SHARED, "", (vocab, d_model)),

@@ -16,11 +16,11 @@ import shutil
 import socket
 from pathlib import Path
 
+from gram_platform.config.identity import invalid
 from gram_platform.corpora.packed import CorruptCorpus, PackedCorpus
 from gram_platform.corpora.recipe import CorpusRecipe
 from gram_platform.corpora.sources import Progress
 from gram_platform.corpora.staging import complete, publish
-from gram_platform.identity import invalid
 from gram_platform.store.local import LocalFolder
 from gram_platform.store.remote import RemoteFolder
 from gram_platform.store.root import Store

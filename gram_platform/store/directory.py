@@ -4,7 +4,7 @@ import json
 import warnings
 from collections.abc import Mapping
 
-from gram_platform.identity import canonical_json, invalid
+from gram_platform.config.identity import canonical_json, invalid
 from gram_platform.store.files import CorruptFile, Folder, unseal
 
 CONFIG, TAGS, RESULT = "config.json", "tags.json", "result.json"
@@ -80,5 +80,5 @@ class NodeDirectory:
             return
         if existing != json.loads(text):
             raise invalid(
-                "config", self.folder.file(CONFIG), f"the config of {self.kind} {self.node_id}, which it is not"
+                "config", self.folder.file(CONFIG), f"the config of {self.kind} {self.node_id}, found another one"
             )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from gram_platform.config import AnyEvaluation
-from gram_platform.identity import invalid
+from gram_platform.config.identity import invalid
 from gram_platform.store.directory import RESULT, NodeDirectory
 from gram_platform.store.files import CorruptFile, Folder, seal
 
@@ -68,7 +68,7 @@ class EvaluationDirectory(NodeDirectory):
 
         Corrupted ones are set aside, and the result with them, so that submitting again makes them again.
         """
-        from gram_platform.checkpoint import hash_tensors, load_tensors  # here, because it imports torch
+        from gram_platform.store.checkpoint import hash_tensors, load_tensors  # here, because it imports torch
 
         digest = (self.result() or {}).get(TENSORS_HASH)
         if digest is None:
@@ -90,7 +90,7 @@ class EvaluationDirectory(NodeDirectory):
         raise invalid("eval_id", self.eval_id, "an evaluation with intact tensors; submit again to make them again")
 
     def _write_tensors(self, tensors: Mapping[str, "torch.Tensor"]) -> str:
-        from gram_platform.checkpoint import hash_tensors, save_tensors
+        from gram_platform.store.checkpoint import hash_tensors, save_tensors
 
         digest = hash_tensors(tensors)
         self.folder.write_with(_tensors_name(digest), lambda path: save_tensors(path, tensors))

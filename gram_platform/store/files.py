@@ -11,7 +11,7 @@ import re
 import warnings
 from collections.abc import Mapping
 
-from gram_platform.identity import canonical_json, invalid
+from gram_platform.config.identity import canonical_json, invalid
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_+.=@-]{0,199}")
 
@@ -105,4 +105,4 @@ class Folder:
 
     def _check_writable(self) -> None:
         if not self.writable:
-            raise invalid("storage", self.path, "opened with Store.open_for_writing() before anything is written")
+            raise invalid("storage", self.path, "a store opened with Store.open_for_writing()")

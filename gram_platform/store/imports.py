@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gram_platform.config import IMPORTED, ModelConfig
-from gram_platform.identity import invalid, short_hash, to_plain
+from gram_platform.config.identity import invalid, short_hash, to_plain
 from gram_platform.store.directory import NodeDirectory
 from gram_platform.store.files import CorruptFile, Folder, hash_file, seal
 from gram_platform.store.local import LocalFolder
@@ -89,7 +89,7 @@ class ImportDirectory(NodeDirectory):
     @contextlib.contextmanager
     def open_weights(self) -> "Iterator[Mapping[str, torch.Tensor]]":
         """The weights, read from disk one by one; verified before. ValueError when they are not what was imported."""
-        from gram_platform.checkpoint import hash_named  # here, because they import torch
+        from gram_platform.store.checkpoint import hash_named  # here, because they import torch
         from gram_platform.store.tensors import open_weights
 
         result = self.require_result()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import fsspec
 
-from gram_platform.identity import invalid
+from gram_platform.config.identity import invalid
 from gram_platform.store.files import Folder, hash_file, is_safe_name, safe_name
 from gram_platform.store.local import LocalFolder
 from gram_platform.store.retries import persistent

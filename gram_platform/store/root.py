@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from gram_platform.config import IMPORTED, RECIPE_VERSION
-from gram_platform.identity import invalid, local_path, short_hash
+from gram_platform.config.identity import invalid, local_path, short_hash
 from gram_platform.store.evaluations import EvaluationDirectory
 from gram_platform.store.files import CorruptFile, Folder
 from gram_platform.store.imports import ImportDirectory
@@ -51,7 +51,7 @@ class Store:
         except OSError as error:
             raise invalid("storage", self.root, f"a place where files can be written ({error})") from error
         if free_bytes < min_free_bytes:
-            allowed = f"a place with {min_free_bytes / 2**20:,.0f} MiB free, it has {free_bytes / 2**20:,.0f} MiB"
+            allowed = f"a place with {min_free_bytes / 2**20:,.0f} MiB free, found {free_bytes / 2**20:,.0f} MiB"
             raise invalid("storage", self.root, allowed)
         self._check_version()  # another process may have created it since
         self._folder = folder
@@ -121,13 +121,13 @@ class Store:
         try:
             stored = self._folder.read_json("store.json")
         except NotADirectoryError as error:
-            raise invalid("storage", self.root, "a folder, not a file") from error
+            raise invalid("storage", self.root, "a folder, found a file") from error
         except CorruptFile as error:
             raise invalid("storage", self.root, f"a storage whose store.json is intact ({error})") from error
         if stored is None:
             return
         found = (stored.get("layout"), stored.get("recipe_version"))
         if found != (LAYOUT, RECIPE_VERSION):
-            allowed = f"written by recipe version {RECIPE_VERSION}; version {found[1]} (layout {found[0]}) "
+            allowed = f"a storage written by recipe version {RECIPE_VERSION}; version {found[1]} (layout {found[0]}) "
             allowed += "is readable, not written"
             raise invalid("storage", self.root, allowed)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from gram_platform.config import RunConfig
-from gram_platform.identity import invalid
+from gram_platform.config.identity import invalid
 from gram_platform.store.checkpoints import FINISHED, clear_debris, list_checkpoints, newest_manifest, prune
 from gram_platform.store.directory import RESULT, NodeDirectory
 from gram_platform.store.files import CorruptFile, Folder, seal
@@ -160,7 +160,7 @@ class RunDirectory(NodeDirectory):
     @contextlib.contextmanager
     def open_weights(self) -> "Iterator[Mapping[str, torch.Tensor]]":
         """`weights` that are read from disk one by one, each time one is asked for; verified before, errors alike."""
-        from gram_platform.checkpoint import hash_named
+        from gram_platform.store.checkpoint import hash_named
         from gram_platform.store.tensors import open_weights
 
         result = self.require_result()
@@ -221,7 +221,7 @@ class RunDirectory(NodeDirectory):
 
     def _load_weights(self, attempt_id: str, result: dict) -> dict[str, "torch.Tensor"] | None:
         """The attempt's weights if they are the result's; None when they are gone, or set aside as corrupted."""
-        from gram_platform.checkpoint import hash_tensors  # here, because they import torch
+        from gram_platform.store.checkpoint import hash_tensors  # here, because they import torch
         from gram_platform.store.tensors import read_weights
 
         attempt = self.attempts.child(attempt_id)

@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 
-from gram_platform.identity import invalid
+from gram_platform.config.identity import invalid
 from gram_platform.store.files import CorruptFile, Folder
 
 NORM = "norm/"  # + gradient/<set> or weights/<set>: metrics that stay in the storage, they would crowd MLflow's table

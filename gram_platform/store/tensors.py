@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 import torch
 
-from gram_platform.checkpoint import DiskTensors, StoredRows, load_tensors, open_tensors, save_tensors
-from gram_platform.identity import canonical_json, to_plain
+from gram_platform.config.identity import canonical_json, to_plain
+from gram_platform.model.pieces import Piece, all_rows, as_piece
+from gram_platform.store.checkpoint import DiskTensors, StoredRows, load_tensors, open_tensors, save_tensors
 from gram_platform.store.checkpoints import LAYOUT, STATE, TENSORS, step_name
 from gram_platform.store.files import CorruptFile, Folder, hash_file
 from gram_platform.store.weights import MANIFEST, SHARDS, WEIGHTS
-from gram_platform.train.pieces import Piece, all_rows, as_piece
 
 Range = tuple[int, int]  # rows [first, stop)
 RowsOf = Callable[[str, tuple[int, ...]], Range]  # name, full shape -> the rows wanted

@@ -17,7 +17,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException, RestException
 
-from gram_platform.identity import invalid
+from gram_platform.config.identity import invalid
 from gram_platform.store.local import LocalFolder
 
 QUIET_S = 60.0  # after a failure

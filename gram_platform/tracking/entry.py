@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from mlflow.entities import Metric
 
 from gram_platform.config import view_from_plain
-from gram_platform.identity import canonical_json, metric_name
+from gram_platform.config.identity import canonical_json, metric_name
 from gram_platform.store import CorruptFile, EvaluationDirectory, RunDirectory
 from gram_platform.store.segments import NORM
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from mlflow.entities import Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 
-from gram_platform.identity import invalid, short_hash
+from gram_platform.config.identity import invalid, short_hash
 from gram_platform.store import EvaluationDirectory, RunDirectory, Store
 from gram_platform.tracking import entry as content
 from gram_platform.tracking.collector import collector_paused

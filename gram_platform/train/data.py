@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from gram_platform.config import DomainBudget, RunConfig
-from gram_platform.identity import invalid
-from gram_platform.routing import MicroBatch, Plan, domain_permutation, draw_positions
+from gram_platform.config.identity import invalid
+from gram_platform.config.routing import MicroBatch, Plan, domain_permutation, draw_positions
 
 CHUNK = 4096  # draws whose rows are computed at once, so that permutations cost nothing per micro-batch
 

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from gram_platform.config import RunConfig
-from gram_platform.identity import invalid
+from gram_platform.config.identity import invalid
+from gram_platform.model.pieces import Piece, all_rows, as_piece
 from gram_platform.model.transformer import Transformer, build, initial_weights, is_module, parameters_by_set
 from gram_platform.train.compilation import compile_blocks
 from gram_platform.train.optimizers import Sets, clip_gradients, make_optimizers, set_learning_rate
-from gram_platform.train.pieces import Piece, all_rows, as_piece
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -147,7 +147,7 @@ class Learner:
         names = {n for named in self.master_sets.values() for n in named}
         if names != set(weights):
             difference = sorted(names ^ set(weights))
-            raise ValueError(f"weights={difference[:4]!r} is not allowed: names must be exactly the model's")
+            raise ValueError(f"weights={difference[:4]!r} : expected exactly the model's names")
         for named in self.master_sets.values():
             for name, parameter in named.items():
                 self._fill(parameter, f"model.{name}", weights[name])
@@ -195,7 +195,7 @@ class Learner:
         piece = as_piece(value)
         if piece.shape != tuple(target.shape) or piece.rows.dtype != target.dtype:
             expected = f"{tuple(target.shape)} {target.dtype}"
-            raise ValueError(f"{name}={piece.shape} {piece.rows.dtype} is not allowed: expected {expected}")
+            raise ValueError(f"{name}={piece.shape} {piece.rows.dtype}: expected {expected}")
         self._local(target).copy_(piece.between(*self.rows_of(name, piece.shape)))
 
     def _local(self, value: torch.Tensor) -> torch.Tensor:

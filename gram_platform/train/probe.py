@@ -5,11 +5,11 @@ import math
 import numpy as np
 import torch
 
-from gram_platform.objectives import cross_entropy
-from gram_platform.routing import module_set
+from gram_platform.config.routing import module_set
 from gram_platform.train.data import on_device
 from gram_platform.train.learner import Learner
 from gram_platform.train.norms import gradient_norms
+from gram_platform.train.objectives import cross_entropy
 
 
 def probed_norms(learner: Learner, sequences: np.ndarray, rank: int = 0, num_ranks: int = 1) -> dict[str, float]:

@@ -2,8 +2,8 @@
 
 Auxiliary modules, blocks and the root are sharded separately, so an inactive module is never gathered. Routes are the
 same on all ranks; ranks split a micro-batch's sequences. Gradients are reduced in float32, once a window; weights are
-gathered as `gathering.py` decides. The order of calls here is what was found to work; a comment says where another
-order trains wrongly without an error.
+gathered as `config/gathering.py` decides. The order of calls here is what was found to work; a comment says where
+another order trains wrongly without an error.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -15,12 +15,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from gram_platform.gathering import keeps_gathered
+from gram_platform.config.gathering import keeps_gathered
 from gram_platform.model.modules import Lora
+from gram_platform.model.pieces import Piece, all_rows, rank_rows
 from gram_platform.model.transformer import Transformer, parameters_by_set
 from gram_platform.train.learner import DTYPES, Learner
 from gram_platform.train.optimizers import Sets
-from gram_platform.train.pieces import Piece, all_rows, rank_rows
 
 
 class ShardedLearner(Learner):

@@ -10,12 +10,12 @@ from gram_platform.analysis.localization import (
     Measured,
     concentration_curve,
     gini,
-    localization_claims,
     localize,
     tables,
     top_share,
 )
 from gram_platform.analysis.shading import shades, shading_scale
+from gram_platform.paper.claims import localization_claims
 
 DOMAINS = ("lisp", "virology")
 SHAPE = (20, 10)  # sequences, tokens

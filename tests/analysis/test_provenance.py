@@ -2,7 +2,7 @@
 
 from gram_platform.analysis.provenance import with_runs
 from gram_platform.analysis.tables import analyse
-from gram_platform.figures.scaling import scaling_figure
+from gram_platform.pages.figures.scaling import scaling_figure
 from tests.study_frames import SIZES, curves, evaluations
 
 

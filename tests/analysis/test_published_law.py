@@ -12,12 +12,12 @@ import pandas as pd
 import pytest
 
 import gram_platform
-from experiments.lr_bs_grid import SEARCH
 from gram_platform.analysis.lr_grid import POOLED, cells, optima_table
 from gram_platform.analysis.lr_laws import analyse_grid, laws_table
 from gram_platform.analysis.lr_trials import load_trials
 from gram_platform.analysis.power_law import fit_quadratic
 from gram_platform.analysis.surface import fit_surface
+from gram_platform.studies.library.lr_bs_grid import SEARCH
 from tests.analysis.test_lr_grid import laddered, planted
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -197,7 +197,8 @@ def test_absent_columns_and_unreadable_sizes_are_named(tmp_path):
 
 
 def test_public_names_are_the_functions_of_the_analysis():
-    from gram_platform.analysis import compute_ratio, frame, lr_laws, power_law
+    from gram_platform.analysis import compute_ratio, lr_laws, power_law
+    from gram_platform.tracking import frame
 
     assert gram_platform.analyse_grid is lr_laws.analyse_grid
     assert gram_platform.load_trials is load_trials

@@ -122,15 +122,15 @@ def test_a_minimum_below_zero_has_no_span():
 @pytest.mark.parametrize(
     ("lr", "batch", "loss", "window", "message"),
     [
-        (LR, BATCH, np.where(LR[7] == LR, np.nan, losses()), None, r"^loss=nan .* entry 7 of 150, and 14 more"),
-        (LR, BATCH, np.where(LR[7] == LR, np.inf, losses()), None, r"^loss=inf "),
+        (LR, BATCH, np.where(LR[7] == LR, np.nan, losses()), None, r"^loss=nan.* entry 7 of 150, and 14 more"),
+        (LR, BATCH, np.where(LR[7] == LR, np.inf, losses()), None, r"^loss=inf: "),
         (LR.reshape(15, 10), BATCH, losses(), None, r"^lr=.*\(15, 10\).* one dimension"),
         (LR, BATCH, ["diverged"] * 150, None, r"^loss="),
         (LR, np.where(BATCH > 0, None, 1), losses(), None, r"^batch=nan"),
         (LR[:10], BATCH[:10], losses()[:10], None, r"^lr, batch='10 losses'.* three values of each"),
         (LR, BATCH, losses(), "5%", r"^window="),
-        (LR, BATCH, losses(), 1e-6, r"^window=1e-06 .* there are 1"),
-        ([], [], [], 0.05, r"^window=0.05 .* there are 0"),
+        (LR, BATCH, losses(), 1e-6, r"^window=1e-06.* there are 1"),
+        ([], [], [], 0.05, r"^window=0.05.* there are 0"),
     ],
 )
 def test_errors_name_the_field_and_the_first_bad_entry(lr, batch, loss, window, message):

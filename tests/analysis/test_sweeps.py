@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 
 from gram_platform.analysis.intervals import t_interval
-from gram_platform.analysis.paper_sweeps import (
+from gram_platform.analysis.sweeps import PROFILE_COLUMNS, SWEEP_COLUMNS, analyse_sweeps
+from gram_platform.paper.paper_sweeps import (
     PAPER_SWEEPS,
     SWEEP_CLASSES,
     SWEEP_SEEDS,
@@ -16,8 +17,7 @@ from gram_platform.analysis.paper_sweeps import (
     paper_curve,
     paper_means,
 )
-from gram_platform.analysis.sweep_claims import CLAIM_COLUMNS, SWEEP_CLAIMS, sweep_claims
-from gram_platform.analysis.sweeps import PROFILE_COLUMNS, SWEEP_COLUMNS, analyse_sweeps
+from gram_platform.paper.sweep_claims import CLAIM_COLUMNS, SWEEP_CLAIMS, sweep_claims
 from tests.stories_frames import AUXILIARY, SEEDS, curves
 from tests.sweep_frames import POINTS, attacks, evaluations, planted
 

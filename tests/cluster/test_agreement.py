@@ -7,7 +7,7 @@ import tomllib
 
 import pytest
 
-from gram_platform.study.flags import Flags
+from gram_platform.studies.flags import Flags
 from tests.cluster import rules
 from tests.cluster.files import (
     CLUSTER,

@@ -12,7 +12,7 @@ import time
 import pytest
 from ray.util import get_node_ip_address
 
-from gram_platform.local_cluster import head, state
+from gram_platform.engine.local_cluster import head, state
 from tests.cluster.files import launcher
 
 HEAD_ID = "f" * 51 + "00000"  # what Ray's test provider calls its head

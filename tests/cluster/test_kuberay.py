@@ -6,8 +6,8 @@ import importlib.util
 import pytest
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 
-from gram_platform.study.flags import parse
-from gram_platform.study.session import execution_of
+from gram_platform.studies.flags import parse
+from gram_platform.studies.session import execution_of
 from tests.cluster import rules
 from tests.cluster.files import KUBERNETES_FILES, ROOT, all_objects, objects, ray_cluster_spec, the, walk
 

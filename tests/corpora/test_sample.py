@@ -80,7 +80,7 @@ def test_passages_are_for_samples_that_are_a_part_of_long_documents(tmp_path, se
 
 def test_no_tokenizer_is_trained_on_nothing(tmp_path, corpus, settings):
     recipe = replace(resolve(corpus, **settings), tokenizer=TokenizerRecipe("bpe", "", 1))
-    with pytest.raises(ValueError, match=r"sample_bytes=1 .*some text is in the sample"):
+    with pytest.raises(ValueError, match=r"sample_bytes=1.*some text"):
         prepare(recipe, tmp_path / "data")
 
 

@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 
 from gram_platform.config import CORE, RoutingConfig
+from gram_platform.config.ladder import SMOKE_SIZES
 from gram_platform.corpora import prepare, resolve
 from gram_platform.engine import summary
 from gram_platform.engine.execution import Execution
 from gram_platform.engine.node import execute_run
-from gram_platform.ladder import SMOKE_SIZES
 from gram_platform.methods import Setting, plan
 from gram_platform.store import Store
 

@@ -5,8 +5,8 @@ from gram_platform.engine.evaluation import execute_evaluation
 from gram_platform.engine.node import execute_run
 from gram_platform.methods import METHODS
 from gram_platform.methods.budgets import dense_run
+from gram_platform.methods.nodes import method_nodes, require_closed
 from gram_platform.methods.setting import Plans, Setting
-from gram_platform.nodes import method_nodes, require_closed
 
 
 def core_only(setting: Setting) -> Plans:

@@ -10,10 +10,10 @@ from gram_platform.engine.evaluation import execute_evaluation
 from gram_platform.engine.node import execute_run
 from gram_platform.methods import METHODS, plan
 from gram_platform.methods.elicitation import attacked_view, attacks
+from gram_platform.methods.nodes import method_nodes, require_closed, unique
 from gram_platform.methods.setting import Branching, Demix, Elicitation, MaxEnt, Options
-from gram_platform.nodes import method_nodes, require_closed, unique
 from gram_platform.store import Store
-from gram_platform.views import load_view, materialised, model_of
+from gram_platform.store.views import load_view, materialised, model_of
 
 OPTIONS = Options(
     branch_full=Branching(1.0, 0.5),

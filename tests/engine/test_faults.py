@@ -12,12 +12,13 @@ from ray.exceptions import OutOfMemoryError, WorkerCrashedError
 
 from gram_platform.engine import capacity, graph
 from gram_platform.engine.dispatch import execute_node
-from gram_platform.engine.execution import MAX_CRASHES, Execution, Resources
+from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.graph import Progress
+from gram_platform.engine.life import MAX_CRASHES
 from gram_platform.engine.memory import is_out_of_memory
 from gram_platform.engine.node import RunExecution, execute_run
 from gram_platform.methods import plan
-from gram_platform.nodes import method_nodes
+from gram_platform.methods.nodes import method_nodes
 from gram_platform.store import LeaseHeld, Store, attempts
 from tests.engine.test_node import result_bytes, strip_clock
 
@@ -160,7 +161,7 @@ def test_only_crashes_without_progress_count(setting, execution, monkeypatch):
     """A run that commits between its crashes may lose any number of machines."""
     found = method_nodes("baseline", setting)[0]
     study, committed = empty_graph(execution, [found]), 0
-    monkeypatch.setattr(graph.Store(execution.storage).run(found.id).__class__, "committed_step", lambda _: committed)
+    monkeypatch.setattr(execution.store().run(found.id).__class__, "committed_step", lambda _: committed)
     for committed in range(3 * MAX_CRASHES):  # noqa: B007
         assert not study._book_crash(found, WorkerCrashedError())
     for _ in range(MAX_CRASHES - 2):

@@ -9,7 +9,7 @@ from ray.exceptions import RayTaskError
 from gram_platform.engine import capacity, graph, trials
 from gram_platform.engine.execution import Resources
 from gram_platform.engine.graph import Progress
-from gram_platform.nodes import Node
+from gram_platform.methods.nodes import Node
 from gram_platform.store import LeaseHeld, Store
 from gram_platform.train.loop import TrainingDiverged
 
@@ -74,7 +74,7 @@ def test_a_divergence_is_tried_again_when_that_is_asked_for(node, execution, oth
 
 def test_a_trial_diverges_with_the_run_that_it_waits_for(node, execution, other, monkeypatch):
     """The trial meets the lease itself: nothing stands in for the store here."""
-    monkeypatch.setattr(trials, "HELD_POLL_S", 0.05)
+    monkeypatch.setattr(trials, "HELD_RETRY_S", 0.05)
     waited = threading.Timer(0.5, lambda: other.fail(*DIVERGED))
     waited.start()
     started = time.monotonic()

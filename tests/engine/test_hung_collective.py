@@ -9,9 +9,9 @@ import time
 import psutil
 import pytest
 
+from gram_platform.config.identity import to_plain
 from gram_platform.engine import graph
 from gram_platform.engine.execution import Resources
-from gram_platform.identity import to_plain
 from gram_platform.methods import plan
 from gram_platform.store import Store
 

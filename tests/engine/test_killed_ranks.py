@@ -20,7 +20,7 @@ from gram_platform.store.checkpoints import newest_manifest
 from tests.engine.test_node import result_bytes, strip_clock
 from tests.engine.test_ranks import create, elsewhere, train
 from tests.ranks import run_ranks
-from tests.study.processes import lost_steps
+from tests.studies.processes import lost_steps
 
 pytestmark = pytest.mark.ray
 

@@ -7,20 +7,20 @@ import pytest
 import torch
 
 from gram_platform.config import Evaluation, View
+from gram_platform.config.routing import Plan
 from gram_platform.engine.evaluation import execute_evaluation
 from gram_platform.engine.node import RunExecution, execute_run, new_learner, starting_point
 from gram_platform.engine.summary import evaluation_steps, probe_steps, record_interval
 from gram_platform.methods import plan
 from gram_platform.methods.budgets import plan_compute_units
+from gram_platform.methods.nodes import method_nodes
 from gram_platform.methods.setting import MaxEnt, Options
-from gram_platform.nodes import method_nodes
-from gram_platform.routing import Plan
 from gram_platform.store import Store
 from gram_platform.store.segments import PROBE
+from gram_platform.store.views import load_view
 from gram_platform.train.data import PlanReader
 from gram_platform.train.learner import Learner
 from gram_platform.train.loop import TrainingDiverged, training_steps
-from gram_platform.views import load_view
 
 
 def result_bytes(execution, run_id):
@@ -105,7 +105,7 @@ def test_views_differ_where_their_modules_act(execution, setting):
         assert torch.equal(half(tokens, {domain: 1.0}), present)
         assert not torch.equal(present, without)
         assert not torch.equal(half(tokens, {domain: 0.5}), present)
-    with pytest.raises(ValueError, match=r"view.weights='nope' .*one of run"):
+    with pytest.raises(ValueError, match=r"view.weights='nope'.*one of run"):
         load_view(store, View.of(run.run_id, {"nope": 1.0}))
 
 
@@ -143,7 +143,7 @@ def test_other_data_under_the_same_id_is_refused(execution, setting, monkeypatch
 
 def test_too_few_validation_sequences(execution, setting):
     run = plan("baseline", dataclasses.replace(setting, num_eval_sequences=10**6)).runs["all"]
-    with pytest.raises(ValueError, match=r"num_sequences=1000000 .*validation sequences of 'core'"):
+    with pytest.raises(ValueError, match=r"num_sequences=1000000.*validation sequences of 'core'"):
         execute_run(run, {}, execution)
 
 

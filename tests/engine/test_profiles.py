@@ -11,8 +11,8 @@ from gram_platform.engine.execution import Resources
 from gram_platform.engine.graph import Progress, run_graph
 from gram_platform.engine.node import execute_run
 from gram_platform.methods import plan
+from gram_platform.methods.nodes import method_nodes
 from gram_platform.model.transformer import Attention
-from gram_platform.nodes import method_nodes
 from gram_platform.store import Store
 
 

@@ -5,12 +5,12 @@ import dataclasses
 import pytest
 
 from gram_platform.config import CORE, RoutingConfig, View
-from gram_platform.flops import total_parameters
+from gram_platform.config.flops import total_parameters
+from gram_platform.config.routing import Plan
 from gram_platform.methods import plan
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.elicitation import attacks
 from gram_platform.methods.setting import Conventions, Demix, Elicitation, MaxEnt, Options
-from gram_platform.routing import Plan
 from tests.methods.test_plans import AUXILIARY, setting
 
 HALF = Options(unlabelled_share=0.5)

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from gram_platform.config import CORE, RoutingConfig
-from gram_platform.ladder import PAPER_SIZES
+from gram_platform.config.ladder import PAPER_SIZES
 from gram_platform.methods import plan
 from gram_platform.methods.branches import branch_budget
 from gram_platform.methods.budgets import plan_compute_units

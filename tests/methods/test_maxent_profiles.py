@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from gram_platform.methods import METHODS, plan
+from gram_platform.methods.nodes import method_nodes
 from gram_platform.methods.setting import MaxEnt, Options
-from gram_platform.nodes import method_nodes
 from tests.methods.test_plans import AUXILIARY, setting
 
 PROFILES = ((), ("lisp",), ("virology",))

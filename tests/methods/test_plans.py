@@ -6,13 +6,13 @@ import itertools
 import pytest
 
 from gram_platform.config import CORE, RoutingConfig
-from gram_platform.flops import core_parameters
-from gram_platform.ladder import PAPER_SIZES, SMOKE_SIZES
+from gram_platform.config.flops import core_parameters
+from gram_platform.config.ladder import PAPER_SIZES, SMOKE_SIZES
+from gram_platform.config.routing import Plan
 from gram_platform.methods import METHODS, Setting, plan
 from gram_platform.methods.budgets import plan_compute_units, routed_scale
+from gram_platform.methods.nodes import method_nodes, require_closed, unique
 from gram_platform.methods.setting import Branching, Elicitation, MaxEnt, Options, profile_name
-from gram_platform.nodes import method_nodes, require_closed, unique
-from gram_platform.routing import Plan
 from gram_platform.train.optimizers import learning_rate
 
 AUXILIARY = ("cyber", "lisp", "nuclear", "virology")
@@ -120,7 +120,7 @@ def test_nodes_are_closed_and_unique():
 
 
 def test_unknown_method():
-    with pytest.raises(ValueError, match=r"methods='magic' .*baseline, filtering, gram"):
+    with pytest.raises(ValueError, match=r"methods='magic'.*baseline, filtering, gram"):
         plan("magic", setting())
 
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from gram_platform.model.kernels import BLOCK, attention
 from gram_platform.model.transformer import build, document_mask, initial_weights
-from gram_platform.objectives import token_cross_entropy
+from gram_platform.train.objectives import token_cross_entropy
 from tests import tiny
 from tests.model.test_kernels import gradients, heads
 

@@ -1,7 +1,7 @@
 """Models and runs that the planner is compared on."""
 
 from gram_platform.config import ModelConfig, ModuleSpec, RoutingConfig
-from gram_platform.ladder import PAPER_SIZES
+from gram_platform.config.ladder import PAPER_SIZES
 from gram_platform.planner.weights import CORE_MLP, SHARED
 from tests import tiny
 

@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from gram_platform import gathering, objectives
-from gram_platform.config import RoutingConfig
-from gram_platform.evaluate import LOGITS_BYTES, evaluation_batch
-from gram_platform.objectives import cross_entropy, maxent_entropy, maxent_kl
+from gram_platform.config import RoutingConfig, gathering
+from gram_platform.config.routing import Plan
 from gram_platform.planner import checkpoint_bytes
 from gram_platform.planner.activations import LOGITS_AT_ONCE, logits_bytes, saved_bytes
 from gram_platform.planner.memory import BYTES, EVALUATION_LOGITS_BYTES, rank_memory
 from gram_platform.planner.weights import model_weights, module_set
-from gram_platform.routing import Plan
+from gram_platform.train import objectives
+from gram_platform.train.evaluate import LOGITS_BYTES, evaluation_batch
 from gram_platform.train.learner import Learner
 from gram_platform.train.loop import _micro_step
+from gram_platform.train.objectives import cross_entropy, maxent_entropy, maxent_kl
 from gram_platform.train.sharding import ShardedLearner
 from tests.allocations import Allocations
 from tests.planner.scene import CORE_SETS, MODELS, model, run_of

@@ -2,9 +2,8 @@
 
 import pytest
 
-from experiments.scaling import STUDY
-from gram_platform.flops import hardware_flops, total_parameters
-from gram_platform.ladder import PAPER_SIZES
+from gram_platform.config.flops import hardware_flops, total_parameters
+from gram_platform.config.ladder import PAPER_SIZES
 from gram_platform.methods.budgets import dense_run
 from gram_platform.planner import (
     AUTO,
@@ -20,11 +19,12 @@ from gram_platform.planner import (
     run_flops,
 )
 from gram_platform.planner.memory import rank_memory
-from gram_platform.simulate import SimulatedCluster, planned
-from gram_platform.study.build import build_graph
-from gram_platform.study.dry_run import describe, describe_on, planned_ranks
-from gram_platform.study.flags import parse, ranks_of
-from gram_platform.study.session import execution_of
+from gram_platform.planner.simulation import SimulatedCluster, planned
+from gram_platform.studies.build import build_graph
+from gram_platform.studies.dry_run import describe, describe_on, planned_ranks
+from gram_platform.studies.flags import parse, ranks_of
+from gram_platform.studies.library.scaling import STUDY
+from gram_platform.studies.session import execution_of
 from tests.planner.scene import DOMAINS, run_of
 
 # --------------------------------------------------------------------------------- ranks, compute and hours
@@ -205,5 +205,5 @@ def test_the_dry_run_has_the_ranks_that_are_asked_for(storage, words, ranks):
 def test_a_study_is_simulated_on_a_cluster(storage):
     graph = graph_of(storage, "--preset", "paper", "--sizes", "50M", "--seeds", "1")
     text = describe_on(graph, SimulatedCluster(num_machines=1, slots_per_machine=8, interruptions_per_hour=0.0))
-    assert "1 machines at most of 8 x h100" in text
+    assert "expected on at most 1 machines of 8 x h100" in text
     assert not (storage / "runs").exists()

@@ -2,10 +2,10 @@
 
 import pytest
 
-from gram_platform.analysis.frame import load_curves, load_runs
-from gram_platform.benchmarks import frame
-from gram_platform.benchmarks.many_runs import DOMAINS
-from gram_platform.benchmarks.measurement import Settings
+from benchmarks import frame
+from benchmarks.many_runs import DOMAINS
+from benchmarks.measurement import Settings
+from gram_platform.tracking.frame import load_curves, load_runs
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 import pytest
 from pandas.testing import assert_frame_equal
 
-from gram_platform.analysis.frame import load_curves, load_runs, load_store, load_store_curves
-from gram_platform.benchmarks.many_runs import write_study
+from benchmarks.many_runs import write_study
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, TrackingUnavailable
 from gram_platform.tracking.entry import curve_metrics, evaluation_entry, run_entry
+from gram_platform.tracking.frame import load_curves, load_runs, load_store, load_store_curves
 from tests.store.training import in_process
 from tests.tracking.servers import Postgres, running_mlflow
 

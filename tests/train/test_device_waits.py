@@ -8,9 +8,9 @@ import dataclasses
 import pytest
 
 from gram_platform.config import ModuleSpec, Objective, RoutingConfig
-from gram_platform.evaluate import domain_losses, profile_losses
-from gram_platform.routing import Plan
+from gram_platform.config.routing import Plan
 from gram_platform.train.data import PlanReader
+from gram_platform.train.evaluate import domain_losses, profile_losses
 from gram_platform.train.learner import Learner
 from gram_platform.train.loop import training_steps
 from tests import tiny
@@ -60,7 +60,7 @@ def of_three(model, *asked):
 
 @pytest.mark.parametrize(("evaluate", "num_profiles"), [(of_one, 1), (of_three, 3)])
 def test_an_evaluation_is_given_to_the_device_as_a_whole(monkeypatch, evaluate, num_profiles):
-    monkeypatch.setattr("gram_platform.evaluate.evaluation_batch", lambda _: 4)
+    monkeypatch.setattr("gram_platform.train.evaluate.evaluation_batch", lambda _: 4)
     model, num_passes = Learner(tiny.run_config(), "meta").model, []
     model.register_forward_hook(lambda *_: num_passes.append(1))
     with pytest.raises(NotImplementedError, match="meta"):

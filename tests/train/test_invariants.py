@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from gram_platform.config import DataConfig, DomainBudget, RoutingConfig
+from gram_platform.config.routing import CORE_MLP, SHARED, Plan, module_set
 from gram_platform.model.transformer import parameter_set
-from gram_platform.objectives import cross_entropy
-from gram_platform.routing import CORE_MLP, SHARED, Plan, module_set
 from gram_platform.train.data import PlanReader
 from gram_platform.train.learner import Learner
 from gram_platform.train.loop import TrainingDiverged, training_steps
+from gram_platform.train.objectives import cross_entropy
 from tests import tiny
 
 
@@ -161,7 +161,7 @@ def test_too_large_a_pool_is_refused_by_name():
     config = tiny.run_config(draws=(64, 0, 0))
     data = DataConfig("tiny", (DomainBudget("core", 1000, 64),))
     config = dataclasses.replace(config, data=data)
-    with pytest.raises(ValueError, match=r"core.*num_sequences=1000 .*at most the corpus's 40"):
+    with pytest.raises(ValueError, match=r"core.*num_sequences=1000.*at most the corpus's 40"):
         PlanReader(config, Plan(config), tiny.arrays())
 
 

@@ -14,8 +14,8 @@ from gram_platform.config import (
     RoutingConfig,
     Slice,
 )
+from gram_platform.config.routing import CORE_MLP, SHARED, Plan, module_set
 from gram_platform.model.transformer import parameter_set
-from gram_platform.routing import CORE_MLP, SHARED, Plan, module_set
 from gram_platform.train.data import PlanReader
 from gram_platform.train.learner import Learner
 from gram_platform.train.loop import training_steps
@@ -44,7 +44,7 @@ def test_a_branch_leaves_its_frozen_base_bit_identical(kind, width):
 
 
 def test_freezing_what_nothing_replaces_is_refused():
-    with pytest.raises(ValueError, match=r"routing.freeze_core=True .*core"):
+    with pytest.raises(ValueError, match=r"routing.freeze_core=True.*core"):
         tiny.run_config(routing=RoutingConfig(0.5, 0.3, freeze_core=True))
 
 
@@ -103,7 +103,7 @@ def test_maxent_windows_are_half_forget_half_retain():
         domains = [m.domain in objective.forget for m in plan.window(step)]
         assert sum(domains) == 2
         assert len(domains) == 4
-    with pytest.raises(ValueError, match=r"objective.forget=40 .*half of the run's 96"):
+    with pytest.raises(ValueError, match=r"objective.forget=40.*half of the run's 96"):
         tiny.run_config(False, draws=(56, 24, 16), objective=objective)
 
 

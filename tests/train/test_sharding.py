@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gram_platform import gathering
-from gram_platform.config import ModuleSpec, Objective, RoutingConfig
-from gram_platform.routing import Plan
+from gram_platform.config import ModuleSpec, Objective, RoutingConfig, gathering
+from gram_platform.config.routing import Plan
 from gram_platform.train.data import PlanReader
 from gram_platform.train.learner import Learner
 from gram_platform.train.loop import training_steps

@@ -1,0 +1,82 @@
+"""How long it takes to read a thousand runs from MLflow: their frame and their learning curves."""
+
+import time
+
+import sqlalchemy as sql
+
+from benchmarks.many_runs import DOMAINS, run_config, write_run
+from benchmarks.measurement import Aim, Measurement, Settings
+from gram_platform.store import Store
+from gram_platform.tracking import Tracker, default_tracking_uri
+from gram_platform.tracking.entry import RUN_ID, VALIDATION_LOSS
+from gram_platform.tracking.frame import load_curves, load_runs
+
+NUM_RUNS, NUM_POINTS = 1000, 100  # of each of the domains
+NUM_MIRRORED = 10  # the others are copies of these in the database: mirroring a thousand takes minutes
+NUM_TIMES = 3
+TABLES = ("runs", "tags", "params", "metrics", "latest_metrics")
+
+
+def measure(settings: Settings, num_runs: int = NUM_RUNS) -> list[Measurement]:
+    """Three times, each beside the query."""
+    uri = settings.tracking_uri or default_tracking_uri(settings.storage)
+    fill(settings.storage, uri, num_runs)
+    timed, reference = [], []
+    for _ in range(NUM_TIMES):
+        started = time.perf_counter()
+        num_rows, num_curve_points = len(load_runs(uri)), len(load_curves(uri))
+        timed.append(time.perf_counter() - started)
+        assert (num_rows, num_curve_points) == (num_runs, num_runs * NUM_POINTS * len(DOMAINS))
+        started = time.perf_counter()
+        assert len(_raw_points(uri)) == num_curve_points
+        reference.append(time.perf_counter() - started)
+    frame = Measurement(
+        name="frame",
+        unit="s",
+        values=tuple(timed),
+        references=tuple(reference),
+        against="one SQL query for the points of the same curves",
+        aim=Aim("at most", 5.0, "value"),
+    )
+    return [frame]
+
+
+def fill(storage: str, tracking_uri: str, num_runs: int) -> None:
+    """Mirror a few complete runs, and copy them within the database until there are `num_runs` (tens)."""
+    store = Store(storage).open_for_writing()
+    for seed in range(NUM_MIRRORED):
+        write_run(store, run_config(seed, NUM_POINTS), ends="complete")
+    Tracker(tracking_uri).sync(store)
+    engine = sql.create_engine(tracking_uri)
+    tables = sql.MetaData()
+    tables.reflect(engine, only=TABLES)
+    originals = [run.info.run_id for run in Tracker(tracking_uri).runs().values()]
+    with engine.begin() as connection:
+        for number in range(1, num_runs // NUM_MIRRORED):
+            for name in TABLES:
+                connection.execute(_copy(tables.tables[name], originals, number))
+    engine.dispose()
+
+
+def _copy(table: sql.Table, originals: list[str], number: int) -> sql.Insert:
+    """The rows of some MLflow runs again, under ids of their own."""
+    columns = {column.name: column for column in table.columns}
+    columns["run_uuid"] = _renamed(table.c.run_uuid, 28, number)
+    if table.name == "tags":
+        columns["value"] = sql.case((table.c.key == RUN_ID, _renamed(table.c.value, 8, number)), else_=table.c.value)
+    rows = sql.select(*columns.values()).where(table.c.run_uuid.in_(originals))
+    return table.insert().from_select(list(columns), rows)
+
+
+def _renamed(column: sql.Column, num_kept: int, number: int) -> sql.ColumnElement[str]:
+    """The first characters of an id, and the copy's number."""
+    return sql.func.substr(column, 1, num_kept, type_=sql.String).concat(f"x{number:03d}")  # no hash has an x
+
+
+def _raw_points(tracking_uri: str) -> list:
+    query = f"SELECT run_uuid, step, key, value FROM metrics WHERE key LIKE '{VALIDATION_LOSS}%'"
+    engine = sql.create_engine(tracking_uri)
+    with engine.connect() as connection:
+        rows = connection.execute(sql.text(query)).all()
+    engine.dispose()
+    return rows

@@ -1,0 +1,107 @@
+"""What a benchmark returns, as a line of JSON and as a row for people."""
+
+import json
+import operator
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gram_platform.config.identity import require_choice
+
+COMPARISONS = {"at least": operator.ge, "at most": operator.le}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What every benchmark is told. `full`: the long form."""
+
+    storage: str  # an empty folder of its own
+    full: bool = False
+    tracking_uri: str = ""  # an empty database; by default SQLite in the storage
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Aim:
+    """What a measurement's ratio, or its value in its own unit, should be."""
+
+    comparison: str  # of COMPARISONS
+    bound: float
+    of: str = "ratio"  # or value
+
+    def __post_init__(self) -> None:
+        require_choice("aim.comparison", self.comparison, tuple(COMPARISONS))
+        require_choice("aim.of", self.of, ("ratio", "value"))
+
+    def words(self, unit: str) -> str:
+        return f"{self.of} {self.comparison} {self.bound:g}" + (f" {unit}" if self.of == "value" else "")
+
+    def holds(self, number: float) -> bool:
+        return COMPARISONS[self.comparison](number, self.bound)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A value, and what it is compared with in the same unit, each in one or more rounds of the same process.
+
+    `value` and `reference` are medians; `ratio` is the median of the rounds' value / reference, because the speed of
+    the machine changes between rounds, and `spread` is the lowest and the highest of them.
+    """
+
+    name: str
+    unit: str
+    values: tuple[float, ...]
+    references: tuple[float, ...]  # () where there is nothing to compare with
+    against: str  # what the reference is, in words
+    aim: Aim | None = None
+    details: Mapping[str, object] = field(default_factory=dict)  # more numbers, for the line of JSON alone
+
+    @property
+    def value(self) -> float:
+        return statistics.median(self.values)
+
+    @property
+    def reference(self) -> float | None:
+        return statistics.median(self.references) if self.references else None
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        return tuple(v / r for v, r in zip(self.values, self.references, strict=True)) if self.references else ()
+
+    @property
+    def ratio(self) -> float | None:
+        return statistics.median(self.ratios) if self.ratios else None
+
+    @property
+    def spread(self) -> tuple[float, float] | None:
+        """Of the ratios, or of the values where there are none; None for a single round."""
+        numbers = self.ratios or self.values
+        return (min(numbers), max(numbers)) if len(numbers) > 1 else None
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether the aim is met; None where there is none."""
+        if self.aim is None:
+            return None
+        return self.aim.holds(self.ratio if self.aim.of == "ratio" else self.value)
+
+    def line(self) -> str:
+        """One JSON object: name, value, unit, reference, ratio, and what explains them."""
+        numbers = {"value": self.value, "unit": self.unit, "reference": self.reference, "ratio": self.ratio}
+        aim = self.aim.words(self.unit) if self.aim else None
+        explained = {"spread": self.spread, "against": self.against, "aim": aim, "holds": self.holds}
+        return json.dumps({"name": self.name, **numbers, **explained, **self.details})
+
+
+def table(measurements: Sequence[Measurement]) -> str:
+    """Aligned columns for a terminal."""
+    rows = [("benchmark", "value", "against", "ratio", "spread", "aim", "")]
+    verdicts = {None: "", True: "holds", False: "missed"}
+    for m in measurements:
+        against = m.against if m.reference is None else f"{m.reference:.4g} {m.unit} ({m.against})"
+        ratio = "" if m.ratio is None else f"{m.ratio:.3g}"
+        spread = f"{m.spread[0]:.3g} to {m.spread[1]:.3g}" if m.spread else ""
+        aim = m.aim.words(m.unit) if m.aim else ""
+        rows.append((m.name, f"{m.value:.4g} {m.unit}", against, ratio, spread, aim, verdicts[m.holds]))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)

@@ -1,0 +1,95 @@
+"""What a search adds to a trial beyond its training: Ray Tune, Optuna's database, the scoring, the wait for a slot."""
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import ray
+
+from benchmarks.measurement import Aim, Measurement, Settings
+from gram_platform.config import CORE
+from gram_platform.config.space import Parameter, Space
+from gram_platform.corpora import prepare
+from gram_platform.engine.proposals import Objective, OptunaSource
+from gram_platform.engine.search import Tuning, run_trials
+from gram_platform.engine.trials import Outcome, Point
+from gram_platform.methods import Setting
+from gram_platform.methods.nodes import Node, method_nodes
+from gram_platform.store import Store
+from gram_platform.studies.library.scaling import SMOKE
+from gram_platform.studies.searches.databases import open_storage
+from gram_platform.studies.searches.definition import OptunaSearch, Scene
+from gram_platform.studies.searches.flags import OptunaFlags
+from gram_platform.studies.searches.run import build_scene, open_groups, parse
+from gram_platform.studies.searches.view import trial_overheads
+from gram_platform.studies.session import connect, execution_of
+
+NUM_TRIALS = 16
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """A point is the peak learning rate of a baseline."""
+
+    setting: Setting
+
+    def nodes(self, point: Point) -> list[Node]:
+        size = replace(self.setting.size, peak_lr=point["lr"])
+        return [n for n in method_nodes("baseline", replace(self.setting, size=size)) if n.kind == "run"]
+
+    def score(self, point: Point, results: Mapping[str, Mapping]) -> dict[str, float]:
+        (result,) = results.values()
+        return {"loss": result["final"][f"validation/loss/{CORE}"]}
+
+
+@dataclass(frozen=True)
+class _Search(OptunaSearch):
+    flags_type = OptunaFlags
+
+    def space(self, scene: Scene) -> Space:
+        return Space((Parameter("lr", 1e-3, 2e-2, log=True),))
+
+    def groups(self, scene: Scene) -> Mapping[str, Point]:
+        return {"lr": {}}
+
+
+def measure(settings: Settings) -> list[Measurement]:
+    """One-worker trials of the smallest size, which are shorter than the start of a process."""
+    preset = replace(SMOKE, sizes={"tiny": SMOKE.sizes["tiny"]})
+    objectives = (Objective("loss", "minimize", worst=20.0),)
+    trials = {"bench": NUM_TRIALS}
+    search = _Search("bench", "", "", {"bench": preset}, "bench", objectives=objectives, num_trials=trials)
+    scene = build_scene(search, parse(search, ["--storage", settings.storage, "--seeds", "1"]))
+    prepare(scene.recipe, Store(settings.storage).open_for_writing().data_root)
+    connect()
+    groups = open_groups(search, scene, open_storage(scene.flags.optuna_uri), "bench")
+    source = OptunaSource(groups, search.space(scene), objectives)
+    outcomes: list[Outcome] = []
+    problem, places = Baselines(scene.settings[0]), execution_of(scene.flags, has_gpu=False)
+    run_trials(source, problem, *places, Tuning("bench"), on_end=outcomes.append)
+    return [_overhead(outcomes), _whole(outcomes, num_slots=int(ray.cluster_resources()["CPU"]))]
+
+
+def _overhead(outcomes: list[Outcome]) -> Measurement:
+    """Of a trial beyond its training, the first of each process left out."""
+    return Measurement(
+        name="search trial overhead",
+        unit="s",
+        values=(statistics.median(trial_overheads(outcomes)),),
+        references=(statistics.median(outcome.trained_s for outcome in outcomes),),
+        against="training of the same trials",
+        aim=Aim("at most", 1.0, "value"),
+    )
+
+
+def _whole(outcomes: list[Outcome], num_slots: int) -> Measurement:
+    """Of all trials but the first of every slot, which wait for processes to start."""
+    trials = sorted(outcomes, key=lambda outcome: outcome.started)[num_slots:]
+    elapsed_s = max(t.started + t.elapsed_s for t in trials) - trials[0].started
+    return Measurement(
+        name="search of short trials",
+        unit="s",
+        values=(elapsed_s,),
+        references=(sum(t.trained_s for t in trials) / num_slots,),
+        against=f"training of its {len(trials)} trials over {num_slots} slots",
+    )

@@ -1,0 +1,54 @@
+"""How long the static site of many runs takes to build from nothing."""
+
+import time
+from pathlib import Path
+
+from benchmarks.many_runs import DOMAINS, write_study
+from benchmarks.measurement import Aim, Measurement, Settings
+from gram_platform.pages.results.record import StudyRecord
+from gram_platform.pages.site.build import build_site
+from gram_platform.store import Store
+
+NUM_RUNS, NUM_POINTS = 500, 100
+
+
+def measure(settings: Settings, num_runs: int = NUM_RUNS, num_points: int = NUM_POINTS) -> list[Measurement]:
+    """Read from the run directories; the second building, when nothing has changed, is in the details."""
+    run_ids, eval_ids = write_study(settings.storage, num_runs, num_points)
+    store = Store(settings.storage).open_for_writing()
+    store.study_dir("benchmark").write("study.json", _record(store, run_ids, eval_ids).to_json())
+    seconds = []
+    for _ in range(2):
+        started = time.perf_counter()
+        built = build_site(store, None, why_not="the benchmark has none")
+        seconds.append(time.perf_counter() - started)
+    pages = len(list(Path(built.index).parent.rglob("*.html")))
+    assert pages >= num_runs, (pages, num_runs, built.problems)
+    site = Measurement(
+        name=f"site of {num_runs} runs",
+        unit="s",
+        values=(seconds[0],),
+        references=(),
+        against=f"{pages} pages",
+        aim=Aim("at most", 10.0, "value"),
+        details={"again, nothing changed, s": seconds[1]},
+    )
+    return [site]
+
+
+def _record(store: Store, run_ids: list[str], eval_ids: list[str]) -> StudyRecord:
+    runs = [{"id": i, "kind": "run", "tags": {**store.run(i).tags(), "kind": "run"}} for i in run_ids]
+    views = [
+        {"id": i, "kind": "evaluation", "tags": {**store.evaluation(i).tags(), "kind": "evaluation"}} for i in eval_ids
+    ]
+    return StudyRecord(
+        name="benchmark",
+        title="Many runs",
+        question="How long does the site take?",
+        facts=(f"{len(DOMAINS)} domains.",),
+        params={},
+        sizes=("tiny",),
+        parameters={"tiny": 1234},
+        profile="all",
+        entries=(*runs, *views),
+    )

@@ -1,0 +1,64 @@
+"""Where the time of a training step goes, watched from outside of the loop."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from gram_platform.config.routing import Plan
+from gram_platform.train.data import PlanReader
+from gram_platform.train.learner import Learner
+from gram_platform.train.loop import StepRecord, training_steps
+
+PER_STEP = ("optimizer", "clipping", "logging")  # once a step; the others once a micro-batch
+OVERHEADS = (*PER_STEP, "routing", "data loading")
+ROUTING = "routing"
+
+
+@dataclass
+class Stopwatch:
+    """Seconds by part."""
+
+    spent_s: dict[str, float] = field(default_factory=dict)
+
+    def watch(self, owner: object, method: str, part: str) -> None:
+        """From now on the calls of `owner.method` count for `part`."""
+        setattr(owner, method, self.timed(getattr(owner, method), part))
+
+    def timed(self, call: Callable, part: str) -> Callable:
+        def timed_call(*args, **kwargs):
+            started = time.perf_counter()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self.spent_s[part] = self.spent_s.get(part, 0.0) + time.perf_counter() - started
+
+        return timed_call
+
+    def shares(self, total_s: float, factor: float) -> dict[str, float]:
+        """Every part's share of a step with `factor` as many micro-batches as the steps that took `total_s`."""
+        weights = {part: 1.0 if part in PER_STEP else factor for part in self.spent_s}
+        once_s = sum(spent for part, spent in self.spent_s.items() if part in PER_STEP)
+        step_s = once_s + factor * (total_s - once_s)
+        return {part: weights[part] * spent / step_s for part, spent in self.spent_s.items()}
+
+
+def watched_steps(
+    learner: Learner, plan: Plan, reader: PlanReader, log: Callable[[StepRecord], object], stopwatch: Stopwatch
+) -> Iterator[StepRecord]:
+    """The product's loop under watch; `log` is what its caller does. The first step warms up and does not count."""
+    for owner, method, part in (
+        (learner, "step", "optimizer"),
+        (learner, "clip", "clipping"),
+        (learner, "train_only", ROUTING),
+        (plan, "window", ROUTING),
+        (reader, "tokens", "data loading"),
+        (learner, "forward", "forward"),
+        (learner, "backward", "backward and accumulation"),
+    ):
+        stopwatch.watch(owner, method, part)
+    log = stopwatch.timed(log, "logging")
+    for record in training_steps(learner, plan, reader):
+        log(record)
+        yield record
+        if record.step == 1:
+            stopwatch.spent_s.clear()

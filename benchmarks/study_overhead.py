@@ -1,0 +1,83 @@
+"""What a study of many small runs takes beyond their training: placing them, reading and writing."""
+
+import dataclasses
+import time
+
+from benchmarks.measurement import Aim, Measurement, Settings
+from gram_platform.config import CORE
+from gram_platform.corpora import PackedCorpus, prepare, resolve
+from gram_platform.engine.execution import Execution, Resources
+from gram_platform.engine.graph import run_graph
+from gram_platform.methods import Setting
+from gram_platform.methods.nodes import Node, method_nodes
+from gram_platform.store import Store
+from gram_platform.studies.library.scaling import SMOKE
+from gram_platform.studies.session import connect
+
+NUM_RUNS = 24  # full: 72
+NUM_TOKENS = 40_000  # of core, the smoke preset's
+
+
+def measure(settings: Settings, num_runs: int = NUM_RUNS, num_tokens: int = NUM_TOKENS) -> list[Measurement]:
+    """Baselines of the smallest size, each with its evaluation, on every CPU that Ray has.
+
+    Ray is there before, as it is in a job, and two runs have warmed its processes: what these took is in the details.
+    """
+    import ray
+
+    size = dataclasses.replace(SMOKE.sizes["tiny"], core_tokens=num_tokens)
+    recipe = resolve(SMOKE.corpus, seq_len=size.seq_len, vocab_size=size.vocab_size, sample_bytes=SMOKE.sample_bytes)
+    store = Store(settings.storage).open_for_writing()
+    corpus = prepare(recipe, store.data_root)
+    started = time.perf_counter()
+    connect()
+    connected_s, num_slots = time.perf_counter() - started, int(ray.cluster_resources()["CPU"])
+    started = time.perf_counter()
+    _run(settings, nodes_of(size, corpus, range(num_slots)))
+    first_s = time.perf_counter() - started
+    nodes = nodes_of(size, corpus, range(num_slots, num_slots + (3 if settings.full else 1) * num_runs))
+    started = time.perf_counter()
+    _run(settings, nodes)
+    elapsed_s = time.perf_counter() - started
+    work = {kind: sum(_elapsed_s(store, node) for node in nodes if node.kind == kind) for kind in ("run", "evaluation")}
+    overhead = Measurement(
+        name="study of small runs",
+        unit="s",
+        values=(elapsed_s,),
+        references=(work["run"] / num_slots,),
+        against=f"training time of its {len(nodes) // 2} runs over {num_slots} slots",
+        aim=Aim("at most", 1.05),
+        details={
+            "evaluations over slots, s": work["evaluation"] / num_slots,
+            "starting Ray, s": connected_s,
+            "the first run of every process, s": first_s,
+        },
+    )
+    return [overhead]
+
+
+def nodes_of(size, corpus: PackedCorpus, seeds: range) -> list[Node]:
+    """A baseline and its evaluation for each seed."""
+    num_core = size.core_tokens // size.seq_len
+    setting = Setting(
+        size=size,
+        seed=0,
+        data_id=corpus.data_id,
+        num_sequences={CORE: num_core},
+        profiles=((),),
+        routing=SMOKE.routing,
+        warmup_fraction=SMOKE.warmup_fraction,
+        decay_fraction=SMOKE.decay_fraction,
+        num_eval_points=SMOKE.num_eval_points,
+        num_eval_sequences=SMOKE.num_eval_sequences,
+    )
+    return [node for seed in seeds for node in method_nodes("baseline", dataclasses.replace(setting, seed=seed))]
+
+
+def _run(settings: Settings, nodes: list[Node]) -> None:
+    progress = run_graph(nodes, Execution(settings.storage), Resources())
+    assert len(progress.done) == len(nodes), progress.failed
+
+
+def _elapsed_s(store: Store, node: Node) -> float:
+    return store.node(node.kind, node.id).timing()["elapsed_s"]

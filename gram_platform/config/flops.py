@@ -1,0 +1,126 @@
+"""Counts a config's parameters and its compute, in two units.
+
+`compute_units`   tokens x active parameters, the paper's unit, for budgets and lambda (`app:equal-compute`).
+`hardware_flops`  2 x the multiply-adds that a step does, for utilisation. Includes attention; excludes weight gradients
+                  of untrained sets and unneeded input gradients. Equals torch's FlopCounterMode with attention's math
+                  kernel (the counter does not count the fused CPU kernel).
+"""
+
+from collections.abc import Collection
+
+from gram_platform.config import ModelConfig, RoutingConfig
+
+
+def mlp_parameters(d_model: int, width: int) -> int:
+    """Counts the weights and biases of c_fc and c_proj."""
+    return 2 * d_model * width + width + d_model
+
+
+def lora_parameters(d_model: int, d_mlp: int, rank: int) -> int:
+    """Counts the weights of the two low-rank factors of both MLP projections."""
+    return 2 * rank * (d_model + d_mlp)
+
+
+def module_parameters(config: ModelConfig, domain: str) -> int:
+    """Counts the parameters of one domain's module in all layers."""
+    module = next(m for m in config.modules if m.domain == domain)
+    if module.kind == "lora":
+        return config.num_layers * lora_parameters(config.d_model, config.d_mlp, module.width)
+    return config.num_layers * mlp_parameters(config.d_model, module.width)
+
+
+def core_parameters(config: ModelConfig) -> int:
+    """Counts parameters that are always active: embeddings, attention, norms, unembedding, core MLP."""
+    qkv_width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    attention = config.d_model * qkv_width + config.d_model**2
+    norms = 4 * config.d_model
+    core_mlp = mlp_parameters(config.d_model, config.d_mlp) if config.d_mlp else 0
+    embeddings = 2 * config.vocab_size * config.d_model
+    return embeddings + config.num_layers * (attention + norms + core_mlp) + 2 * config.d_model
+
+
+def active_parameters(config: ModelConfig, active: Collection[str] = ()) -> int:
+    """Counts the parameters of a forward pass with these domains' modules active."""
+    return core_parameters(config) + sum(module_parameters(config, d) for d in active)
+
+
+def companion_shares(routing: RoutingConfig, modules: Collection[str]) -> dict[str, float]:
+    """Returns the probability that each module is active on a core batch with companions."""
+    num_modules = len(modules)
+    if routing.companions == "subset":  # an empty subset becomes one random module
+        return dict.fromkeys(modules, 0.5 + 0.5**num_modules / num_modules)
+    weights = dict(routing.companion_weights) or dict.fromkeys(modules, 1.0)
+    return {domain: weights[domain] / sum(weights[d] for d in modules) for domain in modules}
+
+
+def total_parameters(config: ModelConfig) -> int:
+    return active_parameters(config, config.module_domains)
+
+
+def compute_units(config: ModelConfig, num_tokens: int, active: Collection[str] = ()) -> int:
+    """Returns the paper's FLOP proxy: tokens x active parameters, embeddings included."""
+    return num_tokens * active_parameters(config, active)
+
+
+def equal_compute_factor(base_units: int, routed_units: int) -> float:
+    """Returns lambda, which scales a routed run's numbers of sequences to the baseline's compute."""
+    return base_units / routed_units
+
+
+def _linear(num_tokens: int, fan_in: int, fan_out: int, input_grad: bool, weight_grad: bool) -> int:
+    return 2 * num_tokens * fan_in * fan_out * (1 + input_grad + weight_grad)
+
+
+def _mlp(
+    config: ModelConfig, num_tokens: int, width: int, input_grad: bool, trained: bool, hidden_grad: bool = False
+) -> int:
+    """Counts c_fc and c_proj; c_proj needs its input's gradient if any parameter before it is trained."""
+    up = _linear(num_tokens, config.d_model, width, input_grad, trained)
+    return up + _linear(num_tokens, width, config.d_model, input_grad or trained or hidden_grad, trained)
+
+
+def _lora(config: ModelConfig, num_tokens: int, rank: int, input_grad: bool, hidden_grad: bool, trained: bool) -> int:
+    """Counts B A of both projections; `hidden_grad`: the core's hidden units need a gradient."""
+    up = _linear(num_tokens, config.d_model, rank, input_grad, trained)
+    up += _linear(num_tokens, rank, config.d_mlp, input_grad or trained, trained)
+    down = _linear(num_tokens, config.d_mlp, rank, hidden_grad, trained)
+    return up + down + _linear(num_tokens, rank, config.d_model, hidden_grad or trained, trained)
+
+
+def hardware_flops(
+    config: ModelConfig,
+    num_sequences: int,
+    active: Collection[str] = (),
+    shared_trained: bool = True,
+    core_trained: bool = True,
+    modules_trained: Collection[str] = (),
+    backward: bool = True,
+) -> int:
+    """Counts the FLOPs of one forward (and backward) pass over `num_sequences` sequences of `config.seq_len` tokens.
+
+    Attention counts as two products over all T x T positions forward and four backward, whichever kernel runs (a fused
+    one skips the masked half, but recomputes scores). Embedding look-ups, norms and element-wise work count as 0.
+    """
+    tokens, d_model = num_sequences * config.seq_len, config.d_model
+    loras = [m for m in config.modules if m.kind == "lora" and m.domain in active]
+    mlps = [m for m in config.modules if m.kind == "mlp" and m.domain in active]
+    qkv_width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    scores = 4 * num_sequences * config.num_heads * config.seq_len**2 * config.head_dim  # QK^T and PV
+    shared, core = shared_trained and backward, core_trained and backward
+    trained = set(modules_trained) if backward else set()
+    flowing = shared  # the layer's input needs a gradient: a parameter before it is trained
+    total = 0
+    for _ in range(config.num_layers):
+        total += _linear(tokens, d_model, qkv_width, flowing, shared)
+        total += _linear(tokens, d_model, d_model, flowing or shared, shared)
+        total += scores * (3 if flowing or shared else 1)
+        after_attention = flowing or shared
+        hidden = after_attention or core or any(m.domain in trained for m in loras)
+        if config.d_mlp:
+            total += _mlp(config, tokens, config.d_mlp, after_attention, core, hidden)
+        for module in loras:
+            total += _lora(config, tokens, module.width, after_attention, hidden, module.domain in trained)
+        for module in mlps:
+            total += _mlp(config, tokens, module.width, after_attention, module.domain in trained)
+        flowing = after_attention or core or bool(trained & set(active))
+    return total + _linear(tokens, d_model, config.vocab_size, flowing or shared, shared)

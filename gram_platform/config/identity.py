@@ -1,0 +1,136 @@
+"""Validates fields, writes canonical JSON and hashes it: every id of the platform is made here."""
+
+import dataclasses
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+MAX_NAME_BYTES = 200  # file systems allow 255, and names get suffixes
+MAX_METRIC_NAME = 250 - len("final/validation/loss/")  # for a domain: MLflow allows 250 characters
+_ADDED = "added"  # metadata key of a field made by `added`
+NOT_IN_METRICS = re.compile(r"[^\w\-. /]", re.ASCII)
+NOT_IN_NAMES = re.compile(r"[./,+=\\\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters and lone surrogates too
+
+# ------------------------------------------------------------------------------------------------ validation
+
+
+def invalid(field: str, value: object, expected: str) -> ValueError:
+    """Makes every user-facing error, in one form: `storage='/x': expected a folder, found a file`."""
+    return ValueError(f"{field}={value!r}: expected {expected}")
+
+
+def require_int(field: str, value: object, low: int, high: int | None = None) -> None:
+    bound = f"an integer >= {low}" + ("" if high is None else f" and <= {high}")
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    if not is_int or value < low or (high is not None and value > high):
+        raise invalid(field, value, bound)
+
+
+def require_real(field: str, value: object, low: float, high: float = math.inf, open_low: bool = False) -> None:
+    bound = f"a finite number {'>' if open_low else '>='} {low}" + ("" if high == math.inf else f" and <= {high}")
+    is_real = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_real or value < low or value > high or (open_low and value == low):
+        raise invalid(field, value, bound)
+
+
+def require_choice(field: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise invalid(field, value, "one of " + ", ".join(choices))
+
+
+def require_name(field: str, value: object) -> None:
+    """ValueError unless a name, such as a domain's, can also name parameters, metrics, columns and files."""
+    ok = isinstance(value, str) and value and value == value.strip() and not NOT_IN_NAMES.search(value)
+    if not ok:
+        allowed = "a non-empty name without . / , + = \\, control characters or surrounding blanks"
+        raise invalid(field, value, allowed)
+    if len(value.encode()) > MAX_NAME_BYTES:
+        raise invalid(field, value, f"a name of at most {MAX_NAME_BYTES} bytes in UTF-8")
+
+
+def metric_name(name: str) -> str:
+    """Escapes the name of a metric or tag: a character that MLflow refuses becomes `:hexadecimal code:`."""
+    return NOT_IN_METRICS.sub(lambda match: f":{ord(match[0]):x}:", name)
+
+
+def require_metric_name(field: str, value: str) -> None:
+    """ValueError if a new corpus's domain name is too long for MLflow; stored configs may predate this rule."""
+    length = len(metric_name(value))
+    if length > MAX_METRIC_NAME:
+        allowed = f"a name that MLflow spells in at most {MAX_METRIC_NAME} characters, found {length} "
+        raise invalid(field, value, allowed + "(a letter that is not ASCII counts as 4 to 7)")
+
+
+def local_path(field: str, place: str | Path) -> Path:
+    """Returns the absolute path of a user's path, with `~` expanded; ValueError if `~` has no known home."""
+    try:
+        return Path(place).expanduser().absolute()
+    except RuntimeError as error:
+        raise invalid(field, str(place), f"a path in a known home ({error})") from error
+
+
+# -------------------------------------------------------------------------------------------------- identity
+
+
+def added(default: object) -> object:
+    """Declares a dataclass field that is newer than ids in use: canonical JSON leaves it out at its default.
+
+    So a new field changes the id only of runs that set it. Its default must keep the earlier behaviour.
+    """
+    return dataclasses.field(default=default, metadata={_ADDED: True})
+
+
+def identity_fields(value: object) -> dict[dataclasses.Field, object]:
+    """Returns the fields of a dataclass that enter its canonical JSON, with their values."""
+    fields = {field: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return {f: v for f, v in fields.items() if not (f.metadata.get(_ADDED) and v == f.default)}
+
+
+def to_plain(value: object) -> object:
+    """Converts dataclasses, lists, mappings, scalars to JSON values; TypeError for others, ValueError for inf, nan."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_plain(float(v) if f.type is float else v) for f, v in identity_fields(value).items()}
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{value!r} has no canonical JSON form: only finite numbers do")
+        return value
+    if isinstance(value, tuple | list):
+        return [to_plain(v) for v in value]
+    if isinstance(value, Mapping) and all(isinstance(k, str) for k in value):
+        return {k: to_plain(v) for k, v in value.items()}
+    raise TypeError(f"{type(value).__name__} has no canonical JSON form: {value!r}")
+
+
+def canonical_json(value: object) -> str:
+    """Writes equal values as equal text: sorted keys, no blanks, shortest floats; `float` fields always as floats."""
+    return json.dumps(to_plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def short_hash(value: object) -> str:
+    """The first 12 hexadecimal digits of the SHA-256 of the canonical JSON."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:12]
+
+
+def flatten(plain: object, prefix: str = "") -> dict[str, object]:
+    """Flattens nested JSON to {dotted path: scalar}; the key of a list item is its name or domain, else its index."""
+    if isinstance(plain, Mapping):
+        items = plain.items()
+    elif isinstance(plain, list):
+        items = [(_item_key(item, index), item) for index, item in enumerate(plain)]
+    else:
+        return {prefix: plain}
+    flat: dict[str, object] = {}
+    for key, value in items:
+        flat |= flatten(value, f"{prefix}.{key}" if prefix else str(key))
+    return flat
+
+
+def _item_key(item: object, index: int) -> str:
+    if isinstance(item, Mapping):
+        return str(item.get("name") or item.get("domain") or index)
+    return str(index)

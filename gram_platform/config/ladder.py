@@ -1,0 +1,260 @@
+"""Lists the model sizes (the paper's ladder from 50M to 5B, Simple Stories, demo) and laws for other sizes.
+
+Numbers of the paper are as printed (`tab:grmoe-scaling-training`); [ours] marks choices that the paper leaves open.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gram_platform.config import CORE, ModelConfig, ModuleSpec
+from gram_platform.config.identity import invalid, local_path, require_choice, require_int, require_real
+
+PAPER_VOCAB = 50_304  # the GPT-Neo tokenizer's 50,257 tokens, padded
+PAPER_CONTEXT = 1024
+
+
+@dataclass(frozen=True)
+class Size:
+    """One rung of the ladder: the models' shape, module width, batch, data and learning rate."""
+
+    name: str
+    num_layers: int
+    d_model: int
+    num_heads: int
+    num_kv_heads: int
+    d_dense: int  # MLP width of dense models
+    d_core: int  # MLP width of the core of modular models
+    d_aux: int  # width of each auxiliary module
+    batch_size: int  # sequences
+    micro_batch: int  # sequences in a forward pass, over all ranks
+    core_tokens: int
+    peak_lr: float
+    seq_len: int
+    vocab_size: int
+    precision: str = "bfloat16"
+    rope_theta: float = ModelConfig.rope_theta
+    norm_eps: float = ModelConfig.norm_eps
+    start: str = ""  # id of an imported dense model to start from; "": random weights of the seed
+
+    def model(self, d_mlp: int, modules: tuple[ModuleSpec, ...] = (), vocab_size: int | None = None) -> ModelConfig:
+        """Returns a model of this shape with a core MLP of width `d_mlp` and the given modules."""
+        shape = (self.num_layers, self.d_model, self.num_heads, self.num_kv_heads)
+        rest = (vocab_size or self.vocab_size, self.seq_len, modules, self.rope_theta, self.norm_eps)
+        return ModelConfig(*shape, d_mlp, *rest)
+
+    def dense(self) -> ModelConfig:
+        return self.model(self.d_dense)
+
+    def modular(self, domains: tuple[str, ...], kind: str = "mlp") -> ModelConfig:
+        """Returns the core with one module of `kind` per auxiliary domain; a LoRA has as many parameters as an MLP."""
+        width = self.d_aux if kind == "mlp" else lora_rank(self.d_model, self.d_core, self.d_aux)
+        return self.model(self.d_core, tuple(ModuleSpec(d, kind, width) for d in domains if d != CORE))
+
+
+def imported_size(size: Size, model: ModelConfig, num_parameters: int, import_id: str) -> Size:
+    """Makes a size of an imported model, named by its parameters; module width, batch, data and rate are `size`'s."""
+    shape = ("num_layers", "d_model", "num_heads", "num_kv_heads", "vocab_size", "seq_len", "rope_theta", "norm_eps")
+    return dataclasses.replace(
+        size,
+        name=f"imported-{num_parameters / 1e6:.3g}M",
+        d_dense=model.d_mlp,
+        d_core=model.d_mlp,
+        start=import_id,
+        **{name: getattr(model, name) for name in shape},
+    )
+
+
+def lora_rank(d_model: int, d_mlp: int, d_aux: int) -> int:
+    """Returns the rank of a LoRA with an auxiliary MLP's parameters: the paper's `app:equal-compute`, rounded."""
+    return round((2 * d_model * d_aux + d_aux + d_model) / (2 * (d_model + d_mlp)))
+
+
+def _paper(name, layers, d_mlp, d_aux, batch, micro_batch, core_tokens, peak_lr) -> Size:
+    d_model = d_mlp // 4
+    shape = (name, layers, d_model, 8, 2, d_mlp, d_mlp, d_aux)
+    return Size(*shape, batch, micro_batch, core_tokens, peak_lr, PAPER_CONTEXT, PAPER_VOCAB)
+
+
+def _small(name, layers, d_model, d_mlp, d_aux, batch, micro_batch, core_tokens, peak_lr) -> Size:
+    """Makes a size for minutes on a CPU core [ours]; float32, as bfloat16 is no faster at this width (FINDINGS.md)."""
+    shape = (name, layers, d_model, 4, 2, d_mlp, d_mlp, d_aux)
+    return Size(*shape, batch, micro_batch, core_tokens, peak_lr, 64, 1024, "float32")
+
+
+# Name, layers, core and dense d_mlp, auxiliary d_mlp, batch, micro-batch ([ours] except 800M), core tokens, peak rate.
+# 2B: batch 1,328 [ours], since the printed 1,329 is not a multiple of the micro-batch.
+PAPER_SIZES = {
+    size.name: size
+    for size in (
+        _paper("50M", 6, 1536, 128, 72, 24, 960_000_000, 1.3e-3),
+        _paper("100M", 9, 2560, 256, 128, 32, 2_100_000_000, 1.1e-3),
+        _paper("200M", 13, 3584, 384, 216, 72, 4_000_000_000, 8.7e-4),
+        _paper("400M", 18, 4864, 512, 368, 92, 8_000_000_000, 7.0e-4),
+        _paper("800M", 24, 6400, 640, 672, 96, 16_100_000_000, 5.7e-4),
+        _paper("2B", 32, 9216, 896, 1328, 16, 40_300_000_000, 4.3e-4),
+        _paper("5B", 47, 12288, 1216, 2752, 64, 99_400_000_000, 3.2e-4),
+    )
+}
+
+
+def _as_run(name, lr, batch, micro_batch, num_parameters) -> Size:
+    """Makes a size with 20 core tokens for each of the authors' parameters and their law's unrounded rate."""
+    size, tokens = PAPER_SIZES[name], 20 * num_parameters
+    return dataclasses.replace(size, batch_size=batch, micro_batch=micro_batch, core_tokens=tokens, peak_lr=lr)
+
+
+# The authors' settings (agencyenterprise/modular-pretraining): name, rate, batch, micro-batch of one GPU, parameters.
+# 2B and 5B: micro-batches of 24 (a divisor of 1,320) and 64 [ours], since theirs of 5 and 2 cannot be sharded.
+AS_RUN_SIZES = {
+    size.name: size
+    for size in (
+        _as_run("50M", 0.0013294663255016177, 72, 9, 47_995_776),
+        _as_run("100M", 0.0010740633599129793, 128, 16, 103_201_984),
+        _as_run("200M", 0.0008677257023958782, 216, 27, 199_891_008),
+        _as_run("400M", 0.0007010274465180751, 368, 23, 402_064_768),
+        _as_run("800M", 0.0005663534909876918, 672, 12, 806_509_504),
+        _as_run("2B", 0.0004271833607529287, 1320, 24, 2_016_181_632),
+        _as_run("5B", 0.00032221152797331777, 2752, 64, 4_967_743_104),
+    )
+}
+
+# For two CPU cores, minutes to a night. 9 core tokens for each parameter except the embedding, modules half as wide as
+# the MLP, one route a step, 0.6 x the demo law's rate: chosen on seeds 0 to 3, see FINDINGS.md.
+DEMO_SIZES = {
+    size.name: size
+    for size in (
+        _small("0.1M", 2, 32, 128, 64, 8, 8, 800_000, 3.9e-3),
+        _small("0.15M", 2, 40, 160, 80, 8, 8, 1_060_000, 3.2e-3),
+        _small("0.28M", 3, 56, 224, 112, 8, 8, 1_980_000, 2.2e-3),
+        _small("0.6M", 4, 96, 384, 192, 8, 8, 5_450_000, 1.2e-3),
+        _small("1.2M", 5, 128, 512, 256, 8, 8, 10_520_000, 8e-4),
+        _small("3M", 6, 192, 768, 384, 16, 16, 25_530_000, 7e-4),
+    )
+}
+# To fit laws: few steps, since a grid trains every size two dozen times.
+GRID_DEMO_SIZES = {
+    size.name: size
+    for size in (
+        _small("0.1M", 2, 32, 128, 16, 32, 8, 300_000, 6e-3),
+        _small("0.2M", 2, 48, 192, 24, 32, 8, 400_000, 5e-3),
+        _small("0.3M", 3, 64, 256, 32, 32, 8, 500_000, 4e-3),
+    )
+}
+SMOKE_SIZES = {
+    size.name: size
+    for size in (
+        _small("tiny", 2, 32, 128, 16, 16, 4, 40_000, 8e-3),
+        _small("small", 2, 48, 192, 24, 16, 4, 60_000, 6e-3),
+    )
+}
+
+# Simple Stories: core and one module are together as wide as the dense MLP, so a forward pass costs the same. One
+# epoch: the authors' logs have 16,544 steps of 128 x 256 tokens, 99% of 501,664,802 core + 46,188,871 auxiliary tokens.
+STORIES_STEPS, STORIES_CORE, STORIES_AUX = 16_544, 501_664_802, 46_188_871
+STORIES_AUX_SHARE = STORIES_AUX / STORIES_CORE
+_STORIES_TOKENS = round(STORIES_STEPS * 128 * 256 / (1 + STORIES_AUX_SHARE))
+STORIES_SIZES = {"26M": Size("26M", 8, 512, 8, 2, 2048, 1856, 192, 128, 16, _STORIES_TOKENS, 5e-3, 256, 4096)}
+# As the authors ran it: a full-width core beside the modules, one route a step.
+STORIES_AS_RUN_SIZES = {"26M": dataclasses.replace(STORIES_SIZES["26M"], d_core=2048, micro_batch=128)}
+STORIES_SMOKE_SIZES = {"tiny": dataclasses.replace(SMOKE_SIZES["tiny"], d_core=112)}
+
+
+@dataclass(frozen=True)
+class Law:
+    """Peak learning rate and batch of a dense model of N parameters, each coefficient x N ^ exponent."""
+
+    name: str
+    lr_coefficient: float
+    lr_exponent: float
+    batch_coefficient: float
+    batch_exponent: float
+    seq_len: int  # tokens in one sequence of the batch
+    source: str  # where it was measured
+
+    def __post_init__(self) -> None:
+        for field in ("name", "source"):
+            if not isinstance(getattr(self, field), str):
+                raise invalid(f"law.{field}", getattr(self, field), "a string")
+        for field in ("lr_coefficient", "batch_coefficient"):
+            require_real(f"law.{field}", getattr(self, field), 0.0, open_low=True)
+        for field in ("lr_exponent", "batch_exponent"):
+            require_real(f"law.{field}", getattr(self, field), -math.inf)
+        require_int("law.seq_len", self.seq_len, 1)
+
+    def lr(self, num_parameters: float) -> float:
+        return self.lr_coefficient * num_parameters**self.lr_exponent
+
+    def batch(self, num_parameters: float, seq_len: int | None = None) -> float:
+        """Returns the batch in sequences of `seq_len` tokens (default: the law's), with as many tokens as the law's."""
+        sequences = self.batch_coefficient * num_parameters**self.batch_exponent
+        return sequences * self.seq_len / (seq_len or self.seq_len)
+
+
+PAPER_LAW = Law("paper", 0.311, -0.308, 4.93e-5, 0.799, PAPER_CONTEXT, "the paper, `app:lr-bs-scaling`: 50M to 400M")
+# Fitted to small models on generated stories, where the best batch does not depend on size; not for large models.
+DEMO_LAW = Law(
+    name="demo",
+    lr_coefficient=6.607885487742214,
+    lr_exponent=-0.6087045250229418,
+    batch_coefficient=6.384464389673658,
+    batch_exponent=-0.004234183716755794,
+    seq_len=64,
+    source="experiments/lr_bs_grid.py, preset demo on stories: 0.1M to 0.3M, 2 seeds, 2026-11-21",
+)
+LAWS = {law.name: law for law in (PAPER_LAW, DEMO_LAW)}
+
+
+def load_law(name_or_path: str) -> Law:
+    """Returns a law of `LAWS`, or reads one from JSON with `Law`'s fields (ignoring others); ValueError names `law`."""
+    if name_or_path in LAWS:
+        return LAWS[name_or_path]
+    path = local_path("law", name_or_path)
+    if not path.is_file():
+        raise invalid("law", name_or_path, f"one of {', '.join(LAWS)}, or the path of a law's JSON file")
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise invalid("law", name_or_path, f"a JSON file ({error})") from error
+    names = [field.name for field in dataclasses.fields(Law)]
+    absent = [name for name in names if not isinstance(stored, Mapping) or name not in stored]
+    if absent:
+        raise invalid("law", name_or_path, f"a JSON object with {', '.join(names)}; it lacks {', '.join(absent)}")
+    return Law(**{name: stored[name] for name in names})
+
+
+def sized_by(size: Size, law: Law, num_parameters: int) -> Size:
+    """Returns the size with the law's peak learning rate and batch for `num_parameters`, its dense model's total.
+
+    The batch keeps the law's tokens if sequence lengths differ, and is rounded to a multiple of the micro-batch. If
+    that is 0, batch and micro-batch both become the micro-batch's divisor nearest in ratio: every number of ranks that
+    divides it also divided the old micro-batch. ValueError unless the law's values are positive and finite.
+    """
+    peak_lr, sequences = _usable(law, num_parameters, size.seq_len)
+    num_micro = round(sequences / size.micro_batch)
+    if num_micro:
+        return dataclasses.replace(size, peak_lr=peak_lr, batch_size=num_micro * size.micro_batch)
+    divisors = [d for d in range(1, size.micro_batch + 1) if size.micro_batch % d == 0]
+    batch = min(divisors, key=lambda d: abs(math.log(d / sequences)))
+    return dataclasses.replace(size, peak_lr=peak_lr, batch_size=batch, micro_batch=batch)
+
+
+def _usable(law: Law, num_parameters: int, seq_len: int) -> tuple[float, float]:
+    """Returns the law's rate and batch; ValueError if either is zero or too large for a float."""
+    try:
+        values = law.lr(num_parameters), law.batch(num_parameters, seq_len)
+    except OverflowError:
+        values = math.inf, math.inf
+    if not all(0.0 < value < math.inf for value in values):
+        allowed = f"a law with a positive, finite rate and batch at {num_parameters:,} parameters, found {values}"
+        raise invalid("law", law.name, allowed)
+    return values
+
+
+def choose(names: tuple[str, ...], sizes: dict[str, Size]) -> tuple[Size, ...]:
+    """Returns the named sizes in the ladder's order; ValueError for an unknown name."""
+    for name in names:
+        require_choice("sizes", name, tuple(sizes))
+    return tuple(size for size in sizes.values() if size.name in names)

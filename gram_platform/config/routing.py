@@ -1,0 +1,264 @@
+"""Plans a run: the domain, route and sequences of every micro-batch.
+
+The config alone determines the plan: counter-based hashes of the seed replace a random generator's state, so the plan
+is the same on every rank and after every interruption. Memory holds one small array, the domain of each route unit; a
+keyed permutation maps a micro-batch's cursor to its sequences, so no array grows with the data.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from gram_platform.config import CORE, DomainBudget, RunConfig, is_unlabelled
+from gram_platform.config.identity import canonical_json
+
+SHARED = "shared"
+CORE_MLP = "core_mlp"
+_U64 = np.uint64
+
+
+def module_set(domain: str) -> str:
+    """Names the parameter set of a domain's module."""
+    return f"module:{domain}"
+
+
+@dataclass(frozen=True)
+class Route:
+    """The active modules of a forward pass with their weights, and the parameter sets that are trained."""
+
+    active: tuple[tuple[str, float], ...]
+    trained: frozenset[str]
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """One micro-batch of the plan. `cursor`: number of the domain's sequences drawn before it."""
+
+    index: int
+    domain: str
+    route: Route
+    cursor: int
+
+
+# --------------------------------------------------------------------------------- counter-based randomness
+
+
+def hash_key(*parts: object) -> int:
+    """Hashes values that have canonical JSON to a 64-bit key."""
+    return int.from_bytes(hashlib.sha256(canonical_json(list(parts)).encode()).digest()[:8], "little")
+
+
+def hash_counters(key: int | np.ndarray, counters: np.ndarray) -> np.ndarray:
+    """Hashes counters by SplitMix64 of key + counter x golden ratio (Steele et al. 2014): uint64 of their shape.
+
+    `key`: one for all counters, or a uint64 array with one for each.
+    """
+    with np.errstate(over="ignore"):
+        z = (_U64(key) if isinstance(key, int) else key) + (counters.astype(_U64) + _U64(1)) * _U64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> _U64(27))) * _U64(0x94D049BB133111EB)
+        return z ^ (z >> _U64(31))
+
+
+def uniforms(key: int, counters: np.ndarray) -> np.ndarray:
+    """Returns uniform float64 numbers in [0, 1) of the counters' shape."""
+    return (hash_counters(key, counters) >> _U64(11)) * 2.0**-53
+
+
+@dataclass(frozen=True)
+class KeyedPermutation:
+    """A permutation of range(size) that computes single images and stores none."""
+
+    size: int
+    key: int
+
+    def __call__(self, indices: np.ndarray) -> np.ndarray:
+        """Returns int64 images of int64 indices in [0, size)."""
+        return permuted(self.size, np.full(indices.shape, self.key, dtype=_U64), indices)
+
+
+def permuted(size: int, keys: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    """Permutes indices in [0, size), each by its own uint64 key; returns int64 images.
+
+    Repeats a balanced Feistel network of six rounds over the next even power of two until the image is in range
+    (Black and Rogaway 2002, "Ciphers with arbitrary finite domains").
+    """
+    half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
+    values = _encrypted(indices.astype(_U64), keys, half_bits)
+    outside = values >= size
+    while outside.any():
+        values[outside] = _encrypted(values[outside], keys[outside], half_bits)
+        outside = values >= size
+    return values.astype(np.int64)
+
+
+def _encrypted(values: np.ndarray, keys: np.ndarray, half_bits: int) -> np.ndarray:
+    mask, shift = _U64((1 << half_bits) - 1), _U64(half_bits)
+    left, right = values >> shift, values & mask
+    for round_index in range(6):
+        with np.errstate(over="ignore"):
+            round_keys = keys + _U64(round_index * 0x632BE59BD9B4E019 & (2**64 - 1))
+        left, right = right, left ^ (hash_counters(round_keys, right) & mask)
+    return (left << shift) | right
+
+
+# --------------------------------------------------------------------------------------------------- the plan
+
+
+class Plan:
+    """The micro-batches of a run: `plan[t]` is micro-batch t, `len(plan)` their number.
+
+    A route unit has one route: it is a micro-batch (heterogeneous accumulation) or a window (uniform).
+    """
+
+    def __init__(self, config: RunConfig):
+        self.config = config
+        self.domains = tuple(d.name for d in config.data.domains)
+        self._modules = config.model.module_domains
+        self._per_unit = config.route_unit // config.micro_batch
+        self._domain_of_unit = self._order()
+        units = np.arange(len(self._domain_of_unit))
+        spread = np.array([config.routing.spread(domain) for domain in self.domains])
+        self._spreads = uniforms(hash_key(config.seed, "aux spread"), units) < spread[self._domain_of_unit]
+        self._beside = self._modules_beside(units)
+
+    def _modules_beside(self, units: np.ndarray) -> np.ndarray:
+        """Draws each unit's companions, the modules active beside its domain's, as bits of int64 [num_units].
+
+        A core batch has the paper's one companion, or a random subset [ours]. `_route` decides which are trained.
+        """
+        routing, seed, num_modules = self.config.routing, self.config.seed, len(self._modules)
+        beside = np.zeros(len(units), dtype=np.int64)
+        if not num_modules:
+            return beside
+        names = [self._modules.index(domain) if domain in self._modules else -1 for domain in self.domains]
+        own = np.array(names, dtype=np.int64)[self._domain_of_unit]
+        is_core = np.array([domain == CORE for domain in self.domains])[self._domain_of_unit] & (own < 0)
+        one = np.int64(1) << self._companions(units)
+        subset = (hash_counters(hash_key(seed, "subset"), units) >> _U64(1)).astype(np.int64) % (1 << num_modules)
+        has_companion = is_core & (uniforms(hash_key(seed, "core robust"), units) < routing.p_core_robust)
+        chosen = one if routing.companions == "one" else np.where(subset > 0, subset, one)
+        beside[has_companion] = chosen[has_companion]
+        if routing.p_aux_companion:
+            is_beside = (own >= 0) & (uniforms(hash_key(seed, "aux companion"), units) < routing.p_aux_companion)
+            beside[is_beside] = (subset & ~(np.int64(1) << own.clip(0)))[is_beside]
+        return beside
+
+    def _companions(self, units: np.ndarray) -> np.ndarray:
+        """Draws the index of one companion for each unit, should it have one: int64 [num_units]."""
+        draws = hash_counters(hash_key(self.config.seed, "robust module"), units)
+        weights = dict(self.config.routing.companion_weights)
+        if not weights:
+            return (draws % _U64(len(self._modules) or 1)).astype(np.int64)
+        edges = np.cumsum([weights[domain] for domain in self._modules])
+        return np.searchsorted(edges / edges[-1], (draws >> _U64(11)) * 2.0**-53, side="right")
+
+    def _order(self) -> np.ndarray:
+        """Shuffles the mixture's exact counts by the seed: the index of each route unit's domain, int16 [num_units].
+
+        Under MaxEnt, forget and retain units alternate, each kind in shuffled order.
+        """
+        counts = [d.num_draws // self.config.route_unit for d in self.config.data.domains]
+        in_order = np.repeat(np.arange(len(counts), dtype=np.int16), counts)
+        priority = hash_counters(hash_key(self.config.seed, "order"), np.arange(len(in_order)))
+        shuffled = in_order[np.argsort(priority, kind="stable")]
+        if not self.config.objective.forget:
+            return shuffled
+        forget = np.isin(shuffled, [self.domains.index(d) for d in self.config.objective.forget])
+        return np.stack([shuffled[forget], shuffled[~forget]], axis=1).ravel()
+
+    def __len__(self) -> int:
+        return len(self._domain_of_unit) * self._per_unit
+
+    def __getitem__(self, index: int) -> MicroBatch:
+        if not 0 <= index < len(self):
+            raise IndexError(f"micro-batch {index}: the plan has {len(self)}")
+        unit, within = divmod(index, self._per_unit)
+        domain = self.domains[self._domain_of_unit[unit]]
+        cursor = (int(self._unit_rank[unit]) * self._per_unit + within) * self.config.micro_batch
+        return MicroBatch(index, domain, self._route(unit, domain), cursor)
+
+    def window(self, step: int) -> list[MicroBatch]:
+        """The micro-batches of one optimizer step."""
+        size = self.config.micro_batches_per_step
+        return [self[t] for t in range(step * size, (step + 1) * size)]
+
+    def route_counts(self, num_micro_batches: int | None = None) -> dict[tuple[str, Route], int]:
+        """Counts the first `num_micro_batches` (default: all) by domain and route."""
+        count = len(self) if num_micro_batches is None else min(max(num_micro_batches, 0), len(self))
+        domains = self._domain_of_unit[: -(-count // self._per_unit)]
+        sizes = np.full(len(domains), self._per_unit)
+        sizes[-1:] -= len(domains) * self._per_unit - count
+        sets, beside = np.unique(self._beside[: len(domains)], return_inverse=True)
+        draws = (domains * np.int64(2) + self._spreads[: len(domains)]) * len(sets) + beside
+        _, units, kinds = np.unique(draws, return_index=True, return_inverse=True)
+        counts: dict[tuple[str, Route], int] = {}
+        for unit, number in zip(units.tolist(), np.bincount(kinds, sizes).tolist(), strict=True):
+            domain = self.domains[domains[unit]]
+            key = domain, self._route(unit, domain)
+            counts[key] = counts.get(key, 0) + round(number)
+        return counts
+
+    @cached_property
+    def _unit_rank(self) -> np.ndarray:
+        """Number of earlier units of the same domain, int64 [num_units]."""
+        rank = np.empty(len(self._domain_of_unit), dtype=np.int64)
+        for index in range(len(self.domains)):
+            mine = self._domain_of_unit == index
+            rank[mine] = np.arange(mine.sum())
+        return rank
+
+    def _route(self, unit: int, domain: str) -> Route:
+        """Routes a unit as in the paper (`sec:method`); a domain without a module always trains the core.
+
+        Companions of a core batch are trained, companions of another domain's batch are not [ours]. An unlabelled batch
+        activates and trains everything (`app:partial`). With `freeze_core` only modules are trained.
+        """
+        routing = self.config.routing
+        core_sets = set() if routing.freeze_core else {SHARED, CORE_MLP}
+        if is_unlabelled(domain):
+            trained = core_sets | {module_set(d) for d in self._modules}
+            return Route(tuple((d, 1.0) for d in self._modules), frozenset(trained))
+        beside = [d for index, d in enumerate(self._modules) if int(self._beside[unit]) >> index & 1]
+        if domain in self._modules:
+            trained = {module_set(domain)} | (core_sets if self._spreads[unit] else set())
+            active = [d for d in self._modules if d == domain or d in beside]
+            return Route(tuple((d, 1.0) for d in active), frozenset(trained))
+        if domain == CORE:
+            trained = core_sets | {module_set(d) for d in beside}
+            return Route(tuple((d, 1.0) for d in beside), frozenset(trained))
+        return Route((), frozenset(core_sets))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hashes every unit's domain and route, for results and for comparing ranks."""
+        digest = hashlib.sha256(self._domain_of_unit.astype("<i2").tobytes())
+        for unit, domain_index in enumerate(self._domain_of_unit):
+            route = self._route(unit, self.domains[domain_index])
+            digest.update(repr((route.active, sorted(route.trained))).encode())
+        return digest.hexdigest()[:16]
+
+
+@lru_cache(maxsize=4096)
+def route_counts(config: RunConfig, num_steps: int | None = None) -> Mapping[tuple[str, Route], int]:
+    """Counts the micro-batches of a run's plan, or of its first `num_steps` steps, by domain and route."""
+    num_micro_batches = None if num_steps is None else num_steps * config.micro_batches_per_step
+    return Plan(config).route_counts(num_micro_batches)
+
+
+def draw_positions(seed: int, budget: DomainBudget, cursor: int, count: int) -> np.ndarray:
+    """Returns the pool positions of a domain's draws `cursor` to `cursor + count` (excluded), int64 [count].
+
+    Each pass over the pool has another order, keyed by seed, domain and pass.
+    """
+    passes, within = np.divmod(np.arange(cursor, cursor + count), budget.num_sequences)
+    keys_of_passes = [hash_key(seed, "draw", budget.name, p) for p in range(int(passes[0]), int(passes[-1]) + 1)]
+    return permuted(budget.num_sequences, np.array(keys_of_passes, dtype=_U64)[passes - passes[0]], within)
+
+
+def domain_permutation(data_id: str, domain: str, num_available: int) -> KeyedPermutation:
+    """Returns the fixed permutation of a domain's training sequences; pools are prefixes or slices of it."""
+    return KeyedPermutation(num_available, hash_key(data_id, "domain", domain))

@@ -1,0 +1,78 @@
+"""Defines a search space: the ranges of a search's parameters, which a command line can replace."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from gram_platform.config.identity import invalid, require_choice, require_name, require_real
+
+FORM = "name=low:high, name=log:low:high, or name=value for a constant"
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One searched parameter: values from `low` to `high`, both included, uniform in the value or its logarithm."""
+
+    name: str
+    low: float
+    high: float
+    log: bool = False
+    is_integer: bool = False
+
+    def __post_init__(self) -> None:
+        require_name("space", self.name)
+        for end in (self.low, self.high):
+            require_real(f"space.{self.name}", end, float("-inf"))
+        if self.high < self.low:
+            raise invalid(f"space.{self.name}", (self.low, self.high), "low <= high")
+        if self.log and self.low <= 0:
+            raise invalid(f"space.{self.name}", (self.low, self.high), "positive ends of a logarithmic range")
+        if self.is_integer and (self.low != int(self.low) or self.high != int(self.high)):
+            raise invalid(f"space.{self.name}", (self.low, self.high), "whole numbers as ends")
+
+    def __contains__(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+
+@dataclass(frozen=True)
+class Space:
+    """The parameters of a search, and the limits outside which values make no sense."""
+
+    parameters: tuple[Parameter, ...]
+    limits: tuple[Parameter, ...] = ()  # the widest ranges allowed; a parameter without one has no limit
+
+    def __post_init__(self) -> None:
+        names = [p.name for p in self.parameters]
+        if not names or len(set(names)) != len(names):
+            raise invalid("space", names, "one or more parameters, each once")
+        widest = {limit.name: limit for limit in self.limits}
+        for parameter in self.parameters:
+            limit = widest.get(parameter.name, parameter)
+            if parameter.low not in limit or parameter.high not in limit:
+                ends = (parameter.low, parameter.high)
+                raise invalid(f"space.{parameter.name}", ends, f"a range within {limit.low:g} and {limit.high:g}")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(p.name for p in self.parameters)
+
+    def with_overrides(self, texts: Iterable[str]) -> "Space":
+        """Replaces ranges by texts of the form `FORM`; ValueError for another form or an unknown parameter."""
+        ranges = {p.name: p for p in self.parameters}
+        for text in texts:
+            name, separator, rest = text.partition("=")
+            if not separator:
+                raise invalid("space", text, FORM)
+            require_choice("space", name, self.names)
+            ranges[name] = _range(ranges[name], text, rest)
+        return Space(tuple(ranges.values()), self.limits)
+
+
+def _range(parameter: Parameter, text: str, rest: str) -> Parameter:
+    scale, separator, ends = rest.partition(":")
+    is_log = scale == "log"
+    parts = (ends if is_log else rest).split(":") if separator else [rest, rest]
+    try:
+        low, high = (float(part) for part in parts)
+    except ValueError as error:
+        raise invalid("space", text, FORM) from error
+    return replace(parameter, low=low, high=high, log=is_log or (parameter.log and low > 0 and not separator))

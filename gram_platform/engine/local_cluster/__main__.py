@@ -1,0 +1,169 @@
+"""What `make demo` and `make stop` run.
+
+python -m gram_platform.engine.local_cluster run [--keep] -- python experiments/scaling.py --preset demo
+python -m gram_platform.engine.local_cluster stop
+
+Whatever happens to the job or to this process, nothing is left running unless `--keep` asks for it: signals end the
+cluster first, and what a `kill -9` leaves behind is ended by the next `run` or `stop`, which read the state file.
+"""
+
+import argparse
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import psutil
+
+from gram_platform.engine.local_cluster.head import environment, free_port, start, submit
+from gram_platform.engine.local_cluster.state import (
+    Cluster,
+    default_storage,
+    kill_processes,
+    local_folder,
+    read_state,
+    stop,
+)
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+OWNER_STOP_TIMEOUT_S = 20.0
+MLFLOW_START_TIMEOUT_S = 60.0
+
+
+def say(text: str) -> None:
+    print(f"[local cluster] {text}", flush=True)
+
+
+def raise_exit(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
+def run(command: list[str], keep: bool) -> int:
+    """Runs the command as a job on a cluster of its own and returns the job's exit code."""
+    before = read_state()
+    if before and before.owner_is_alive():
+        say(f"another demo uses this storage (process {before.owner_pid}); wait for it, or end it with `make stop`")
+        return 1
+    if before:
+        say(f"ended {stop(before)} processes that an earlier demo had left running")
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, raise_exit)
+    code, started = 1, time.monotonic()
+    try:
+        cluster = start()
+        say(f"Ray is up after {time.monotonic() - started:.1f} s; storage {default_storage()}")
+        code = submit(cluster, command)
+        if code:
+            say(f"the job ended with exit code {code}; the same command again continues with what is unfinished")
+        if keep:
+            announce(cluster, serve_mlflow(cluster))
+    except SystemExit as interrupted:
+        code, keep = interrupted.code, False
+    finally:
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        if not keep:
+            take_down(failed=code != 0)
+    return code
+
+
+def take_down(failed: bool) -> None:
+    """Ends the recorded cluster; the Ray's logs of a failed job are kept in the storage."""
+    cluster = read_state()
+    if cluster is None:
+        return
+    kill_processes(cluster)
+    try:
+        if failed:
+            keep_logs(cluster)
+    finally:
+        stop(cluster)
+    if (database := local_folder() / "mlflow.db").exists():
+        say(f"nothing is left running; for MLflow's pages: {mlflow_command(database, 5000)}")
+
+
+def keep_logs(cluster: Cluster) -> None:
+    logs, target = cluster.ray_folder / "session_latest" / "logs", local_folder() / "ray_logs"
+    if logs.is_dir():
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(logs, target, symlinks=True)
+        say(f"Ray's logs are in {target}")
+
+
+def mlflow_command(database: Path, port: int) -> str:
+    binary = Path(sys.executable).parent / "mlflow"
+    return shlex.join([str(binary), "ui", "--backend-store-uri", f"sqlite:///{database}", "--port", str(port)])
+
+
+def serve_mlflow(cluster: Cluster) -> str:
+    """Starts MLflow's pages as a part of the cluster and waits for them; returns their address."""
+    port = free_port()
+    with (Path(cluster.folder) / "mlflow.log").open("w") as log:
+        server = subprocess.Popen(
+            [*shlex.split(mlflow_command(local_folder() / "mlflow.db", port)), "--host", "127.0.0.1", "--workers", "1"],
+            env=environment(cluster),
+            stdin=subprocess.DEVNULL,
+            cwd=cluster.folder,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    address, deadline = f"http://127.0.0.1:{port}", time.monotonic() + MLFLOW_START_TIMEOUT_S
+    while time.monotonic() < deadline and server.poll() is None:
+        try:
+            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(address + "/health", timeout=5):
+                return address
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.2)
+    return f"not up: see {log.name}"
+
+
+def announce(cluster: Cluster, mlflow_address: str) -> None:
+    say(f"MLflow: {mlflow_address}")
+    say(f"Ray:    {cluster.address} (its pages ask for the token in {cluster.token_file}); to submit another job:")
+    binary = Path(sys.executable).parent / "ray"
+    token = f"RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={cluster.token_file}"
+    say(f"  {token} {binary} job submit --address {cluster.address} --working-dir . -- python ...")
+    say("both keep running until `make stop`")
+
+
+def stop_all() -> int:
+    """Ends the recorded cluster, and the demo that it belongs to if that still runs."""
+    cluster = read_state()
+    if cluster is None:
+        say("nothing is running")
+        return 0
+    if cluster.owner_is_alive():
+        owner = psutil.Process(cluster.owner_pid)
+        owner.terminate()
+        psutil.wait_procs([owner], timeout=OWNER_STOP_TIMEOUT_S)
+    say(f"ended; {stop(cluster)} processes had been left running")
+    return 0
+
+
+def main() -> int:
+    """The job's exit code; 2 for bad input, and nothing done."""
+    parser = argparse.ArgumentParser(
+        prog="python -m gram_platform.engine.local_cluster", description=__doc__.split("\n")[0]
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    run_parser = commands.add_parser("run", help="run a command as a job on a private local Ray cluster")
+    run_parser.add_argument("--keep", action="store_true", help="leave Ray, and MLflow's pages, running afterwards")
+    run_parser.add_argument("job", nargs="+", help="the command, after --")
+    commands.add_parser("stop", help="end what a run left running, and nothing else")
+    arguments = parser.parse_args()
+    try:
+        return run(arguments.job, arguments.keep) if arguments.command == "run" else stop_all()
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

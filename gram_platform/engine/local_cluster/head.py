@@ -1,0 +1,152 @@
+"""A private Ray cluster on this machine: start its head, give it one job, return the job's exit code.
+
+Private means: token authentication with a token of its own, free ports, a folder of its own, and no look at anyone
+else's cluster.
+"""
+
+import contextlib
+import json
+import os
+import random
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import psutil
+
+from gram_platform.engine.local_cluster.state import MARK, Cluster, default_storage, stop, write_state
+
+OBJECT_STORE_BYTES = 256 * 2**20  # nodes pass small values; weights and data go through the storage
+START_TIMEOUT_S = 120.0
+START_ATTEMPTS = 3
+JOB_ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
+
+
+def free_port() -> int:
+    """A port that nobody listens on, below the range that the system and Ray's own components draw from."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return port
+
+
+def num_cpus() -> int:
+    """The cores this process may use: its affinity, cut to the quota of its control group (version 2) if it has one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        cores = min(cores, max(1, int(quota) // int(period)))
+    return cores
+
+
+def environment(cluster: Cluster) -> dict[str, str]:
+    """The environment of everything in the cluster: ours without other Rays' settings; mark, token, storage."""
+    mine = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    no_proxy = ",".join(filter(None, [os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), "127.0.0.1"]))
+    return mine | {
+        MARK: cluster.mark,
+        "GRAM_STORAGE": default_storage(),
+        "no_proxy": no_proxy,
+        "NO_PROXY": no_proxy,
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(cluster.token_file),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "SPT_NOENV": "1",  # setproctitle would overwrite the environment that the mark is read from
+    }
+
+
+def head_command(cluster: Cluster) -> list[str]:
+    """`ray start` of a head that binds no default port: 0 lets a component choose, the other two want a number."""
+    options = {
+        "port": 0,
+        "dashboard-host": "127.0.0.1",
+        "dashboard-port": cluster.address.rpartition(":")[2],
+        "dashboard-agent-listen-port": 0,
+        "ray-client-server-port": free_port(),
+        "min-worker-port": 0,
+        "max-worker-port": 0,
+        "include-dashboard": "true",
+        "num-cpus": num_cpus(),
+        "object-store-memory": OBJECT_STORE_BYTES,
+        "temp-dir": cluster.ray_folder,
+    }
+    return ["ray", "start", "--head", "--block", *(f"--{name}={value}" for name, value in options.items())]
+
+
+def ask(cluster: Cluster, path: str) -> dict | None:
+    """One answer of the cluster's job server; None while it cannot be reached."""
+    headers = {"Authorization": f"Bearer {cluster.token_file.read_text()}"}
+    request = urllib.request.Request(cluster.address + path, headers=headers)
+    try:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=10) as answer:
+            return json.load(answer)
+    except (urllib.error.URLError, OSError, ValueError):
+        return None
+
+
+def start() -> Cluster:
+    """Starts a head and waits until it takes jobs.
+
+    Raises RuntimeError with the end of the head's log when it does not come up in three attempts.
+    """
+    created = psutil.Process().create_time()
+    for _ in range(START_ATTEMPTS):
+        folder = tempfile.mkdtemp(prefix="gram-", dir="/tmp")  # short: the paths of sockets hold 107 bytes
+        cluster = Cluster(secrets.token_hex(16), os.getpid(), created, folder, f"http://127.0.0.1:{free_port()}")
+        write_state(cluster)
+        cluster.token_file.touch(mode=0o600)
+        cluster.token_file.write_text(secrets.token_hex(32))
+        with cluster.head_log.open("w") as log:
+            head = subprocess.Popen(
+                head_command(cluster),
+                env=environment(cluster),
+                cwd=cluster.folder,  # so that a job sees the upload, and nothing of the current directory
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        if comes_up(cluster, head):
+            return cluster
+        tail = cluster.head_log.read_text()[-2000:]
+        stop(cluster)
+    raise RuntimeError(f"Ray did not start in {START_ATTEMPTS} attempts; the last one said:\n{tail}")
+
+
+def comes_up(cluster: Cluster, head: subprocess.Popen) -> bool:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline and head.poll() is None:
+        if ask(cluster, "/api/version") is not None:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def submit(cluster: Cluster, command: list[str]) -> int:
+    """Runs the command as a Ray job that uploads the current directory, shows its log, and returns its exit code."""
+    job = "gram-" + secrets.token_hex(4)
+    ray = ["ray", "job", "submit", "--address", cluster.address, "--submission-id", job, "--working-dir", "."]
+    style = ["--log-style", "pretty", "--log-color", "auto" if sys.stdout.isatty() else "false"]
+    code = subprocess.run(
+        [*ray, *style, "--", *command], env=environment(cluster), stdin=subprocess.DEVNULL, check=False
+    ).returncode
+    # The client returns 1 for every failure, 0 for a job that was stopped, and early when it loses the connection.
+    info = ask(cluster, f"/api/jobs/{job}")
+    while info and info["status"] not in JOB_ENDED:
+        time.sleep(1)
+        info = ask(cluster, f"/api/jobs/{job}")
+    if info is None:
+        return code or 1
+    if info["status"] == "SUCCEEDED":
+        return 0
+    exit_code = info["driver_exit_code"] or 1
+    return 128 - exit_code if exit_code < 0 else exit_code

@@ -1,0 +1,109 @@
+"""Defines a study's nodes: runs and evaluations with their tags and the runs that they need."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gram_platform.config import AnyEvaluation, Evaluation, RunConfig, View
+from gram_platform.methods import plan
+from gram_platform.methods.elicitation import attacks
+from gram_platform.methods.setting import Profile, Setting, profile_name
+
+
+@dataclass(frozen=True)
+class Node:
+    """One run or evaluation. `tags` are names for people and tables; they are not part of the id."""
+
+    config: RunConfig | AnyEvaluation
+    tags: tuple[tuple[str, str], ...]
+
+    @property
+    def kind(self) -> str:
+        return "run" if isinstance(self.config, RunConfig) else "evaluation"
+
+    @property
+    def id(self) -> str:
+        return self.config.run_id if isinstance(self.config, RunConfig) else self.config.eval_id
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Ids of the runs that must be complete before this node starts."""
+        view = self.config.start if isinstance(self.config, RunConfig) else self.config.view
+        return view_runs(view)
+
+    @property
+    def is_run(self) -> bool:
+        return self.kind == "run"
+
+    @property
+    def is_attack(self) -> bool:
+        """Whether this is a run that finetunes a view on a domain that the view forgets."""
+        return self.is_run and "elicited" in self.names
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The tags by name."""
+        return dict(self.tags)
+
+    @property
+    def method(self) -> str:
+        return self.names["method"]
+
+    @property
+    def size(self) -> str:
+        return self.names["size"]
+
+    @property
+    def name(self) -> str:
+        tags = self.names
+        name = " ".join(tags[key] for key in ("method", "size", "profile", "variant") if key in tags)
+        return f"{name} s{tags['seed']}" + (f" attacked for {tags['elicited']}" if "elicited" in tags else "")
+
+    def tagged(self, **tags: str) -> "Node":
+        """Returns the node with tags added or replaced."""
+        return replace(self, tags=tuple(sorted((dict(self.tags) | tags).items())))
+
+
+def view_runs(view: View | None) -> frozenset[str]:
+    """Returns the ids of the runs whose weights a view takes."""
+    return frozenset() if view is None else view.run_ids
+
+
+def method_nodes(method: str, setting: Setting) -> list[Node]:
+    """Returns a method's runs in a setting, the evaluation of each view, and the attacks on the views."""
+    plans = plan(method, setting)
+    common = {"method": method, "size": setting.size.name, "seed": str(setting.seed)}
+    nodes = [_node(run, common | {"profile": label, "kind": "run"}) for label, run in plans.runs.items()]
+    for profile, view in plans.views.items():
+        nodes.append(_evaluation(setting, common, profile, view))
+        for domain, run in attacks(setting, profile, view, plans.runs.values()).items():
+            nodes.append(_node(run, {**common, **_names(setting, profile), "kind": "run", "elicited": domain}))
+    return nodes
+
+
+def _names(setting: Setting, profile: Profile) -> dict[str, str]:
+    return {"profile": profile_name(profile, setting.auxiliary), "retained": ",".join(profile)}
+
+
+def _evaluation(setting: Setting, common: Mapping[str, str], profile: Profile, view: View) -> Node:
+    domains = tuple(setting.num_sequences)
+    config = Evaluation(view, setting.data_id, domains, setting.num_eval_sequences, precision=setting.size.precision)
+    return _node(config, {**common, **_names(setting, profile), "kind": "evaluation"})
+
+
+def _node(config: RunConfig | AnyEvaluation, tags: Mapping[str, str]) -> Node:
+    return Node(config, tuple(sorted(tags.items())))
+
+
+def unique(nodes: Iterable[Node]) -> list[Node]:
+    """Drops all but the first node of each id: studies and methods share equal nodes."""
+    first: dict[str, Node] = {}
+    for node in nodes:
+        first.setdefault(node.id, node)
+    return list(first.values())
+
+
+def require_closed(nodes: Sequence[Node]) -> None:
+    """Asserts that the nodes include every run that they need."""
+    ids = {node.id for node in nodes}
+    dangling = {node.name: sorted(node.needs - ids) for node in nodes if node.needs - ids}
+    assert not dangling, dangling

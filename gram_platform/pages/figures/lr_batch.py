@@ -1,0 +1,221 @@
+"""The LR/batch grid of each size with its fitted surface and minima, and the laws through the minima."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from gram_platform.analysis.lr_grid import POOLED
+from gram_platform.pages.figures.style import BLUE, GREY, INK, ORANGE, VERMILION, log_ticks, styled, translucent
+
+TITLES = {"lr": "Peak learning rate", "batch": "Batch (sequences)"}
+NUM_CONTOURS = 14
+MAX_RUNS = 3  # run ids in a hover; the table of trials has them all
+FAR = 30.0  # an optimum of a law's figure farther than this factor from both laws is left outside the picture
+BEYOND = 4.0  # a minimum farther than this factor beyond the grid is left outside the picture; its notes say so
+
+
+def surface_figure(cells: pd.DataFrame, optima: pd.DataFrame, surfaces: pd.DataFrame, size: str) -> go.Figure:
+    """One size: its cells over the contours of the pooled fit, both axes logarithmic, with the minima.
+
+    The frames are `lr_grid`'s; `cells` may have a column `url` that a click opens. The pooled minimum is a star whose
+    bars hold a predicted loss within 0.1% of it, each seed's a small diamond; without a minimum the best cell is
+    ringed. Cells that a diverged seed takes out of the fit are crosses.
+    """
+    mine, minima = cells[cells["size"] == size], optima[optima["size"] == size]
+    figure = go.Figure()
+    _add_contours(figure, surfaces[surfaces["size"] == size])
+    _add_cells(figure, mine)
+    for row in minima[(minima["seed"] != POOLED) & minima["convex"]].to_dict("records"):
+        _add_minimum(figure, row, f"seed {row['seed']}", {"symbol": "diamond", "size": 7, "color": ORANGE}, False)
+    pooled = minima[minima["seed"] == POOLED].to_dict("records")
+    notes = "; ".join(row["notes"] for row in pooled if row["notes"])
+    for row in pooled:
+        if row["convex"]:
+            _add_minimum(figure, row, "minimum", {"symbol": "star", "size": 15, "color": VERMILION}, True)
+        elif not math.isnan(row["best_loss"]):
+            _add_best_cell(figure, row)
+    styled(figure, f"{size}: {notes}" if notes else size, TITLES["lr"], TITLES["batch"])
+    for axis, name in ((figure.update_xaxes, "lr"), (figure.update_yaxes, "batch")):
+        values = sorted(set(mine[name]))
+        axis(type="log", tickvals=values, ticktext=[f"{v:.3g}" for v in values], range=_range(values, pooled, name))
+    return figure
+
+
+def law_figure(lines: pd.DataFrame, optima: pd.DataFrame, laws: pd.DataFrame, quantity: str) -> go.Figure:
+    """The optima of `quantity` (lr or batch) against the parameter count with the law through them, both axes log.
+
+    Bars are where the predicted loss is within 0.1% of the minimum; hollow optima lie at the edge of their grid; the
+    band is the law's 90% interval over seeds, the dashed line the paper's law, for reading.
+    """
+    line = lines[lines["quantity"] == quantity]
+    law = laws[laws["quantity"] == quantity].iloc[0]
+    shown = optima[optima["convex"] & np.isfinite(optima[quantity].astype(float)) & (optima[quantity] > 0)]
+    figure = go.Figure()
+    sure = line[line["low"].notna()]
+    if len(sure):
+        figure.add_scatter(
+            x=[*sure["parameters"], *sure["parameters"][::-1]],
+            y=[*sure["high"], *sure["low"][::-1]],
+            fill="toself",
+            fillcolor=translucent(BLUE),
+            line={"width": 0},
+            mode="lines",
+            hoverinfo="skip",
+            name="90% over seeds",
+        )
+    _add_line(figure, line["parameters"], line["paper"], "the paper's law", {"color": GREY, "dash": "dash", "width": 2})
+    if line["value"].notna().any():
+        _add_line(figure, line["parameters"], line["value"], "our law", {"color": BLUE, "width": 2.5})
+    _add_optima(figure, shown[shown["seed"] != POOLED], quantity, "single seeds", 5)
+    _add_optima(figure, shown[shown["seed"] == POOLED], quantity, "optimum (hollow: at the edge)", 11)
+    styled(figure, f"{TITLES[quantity]}: {_law_text(law)}", "parameters", TITLES[quantity])
+    ticks = optima[["size", "parameters"]].drop_duplicates()
+    figure.update_xaxes(type="log", tickvals=ticks["parameters"].tolist(), ticktext=ticks["size"].tolist())
+    low, high = _extent(line, shown.loc[shown["seed"] == POOLED, quantity])
+    marks = log_ticks(low, high)
+    ends = [math.log10(low), math.log10(high)]
+    figure.update_yaxes(type="log", tickvals=marks, ticktext=[f"{mark:g}" for mark in marks], range=ends)
+    return figure
+
+
+# ------------------------------------------------------------------------------------------------------ surfaces
+
+
+def _add_contours(figure: go.Figure, surface: pd.DataFrame) -> None:
+    if surface.empty:
+        return
+    mesh = surface.pivot(index="batch", columns="lr", values="loss")
+    figure.add_contour(
+        x=mesh.columns.to_numpy(),
+        y=mesh.index.to_numpy(),
+        z=mesh.to_numpy(),
+        ncontours=NUM_CONTOURS,
+        colorscale="Cividis",
+        opacity=0.75,
+        line={"width": 0.5},
+        colorbar={"title": {"text": "loss (fit)", "side": "right"}, "thickness": 10},
+        hovertemplate="fit: loss %{z:.4f}<br>lr %{x:.3g}, batch %{y:.3g}<extra></extra>",
+        name="fit",
+    )
+
+
+def _add_cells(figure: go.Figure, cells: pd.DataFrame) -> None:
+    diverged = cells["num_diverged"] > 0
+    kinds = (
+        ("cell", cells["used"], "circle", "loss %{customdata[0]:.4f} [%{customdata[1]:.4f}, %{customdata[2]:.4f}]"),
+        ("diverged", diverged, "x", "%{customdata[4]} diverged, left out of the fit"),
+        ("no result", ~cells["used"] & ~diverged, "circle-open", "no complete run"),
+    )
+    for name, chosen, symbol, text in kinds:
+        rows = cells[chosen]
+        if rows.empty:
+            continue
+        urls = rows["url"].fillna("") if "url" in rows else pd.Series("", index=rows.index)
+        facts = [rows[c] for c in ("loss", "loss_low", "loss_high", "num_seeds", "num_diverged")]
+        runs = [_few(text) for text in rows["runs"]]
+        figure.add_scatter(
+            x=rows["lr"],
+            y=rows["batch"],
+            name=name,
+            mode="markers",
+            marker={"symbol": symbol, "size": 8, "color": INK, "line": {"width": 1, "color": "white"}},
+            customdata=np.stack([*(f.to_numpy(object) for f in facts), np.array(runs, object), urls], axis=1),
+            meta={"url": 6},
+            hovertemplate=f"<b>lr %{{x:.3g}}, batch %{{y}}</b><br>{text}<br>%{{customdata[3]}} complete seeds"
+            "<br>%{customdata[5]}<extra></extra>",
+        )
+
+
+def _add_minimum(figure: go.Figure, row: dict, name: str, marker: dict, has_span: bool) -> None:
+    bars = {}
+    if has_span:
+        for axis, quantity in (("error_x", "lr"), ("error_y", "batch")):
+            low, high, value = row[f"{quantity}_low"], row[f"{quantity}_high"], row[quantity]
+            style = {"color": VERMILION, "thickness": 1.5}
+            bars[axis] = {"type": "data", "array": [high - value], "arrayminus": [value - low], **style}
+    figure.add_scatter(
+        x=[row["lr"]],
+        y=[row["batch"]],
+        name=name,
+        legendgroup="minimum" if has_span else "seeds",
+        showlegend=has_span,
+        mode="markers",
+        marker={**marker, "line": {"width": 1, "color": "white"}},
+        hovertemplate=f"<b>{name}</b><br>lr %{{x:.3g}}, batch %{{y:.3g}}<br>loss {row['loss']:.4f}, "
+        f"residual {row['rms']:.2g}<br>{row['notes']}<extra></extra>",
+        **bars,
+    )
+
+
+def _add_best_cell(figure: go.Figure, row: dict) -> None:
+    figure.add_scatter(
+        x=[row["best_lr"]],
+        y=[row["best_batch"]],
+        name="best cell",
+        mode="markers",
+        marker={"symbol": "circle-open", "size": 18, "color": VERMILION, "line": {"width": 2.5}},
+        hovertemplate="<b>best cell</b><br>lr %{x:.3g}, batch %{y}<extra></extra>",
+    )
+
+
+def _range(values: list[float], pooled: list[dict], name: str) -> list[float]:
+    """Ends of a logarithmic axis: the grid and half a doubling, and a minimum that is not far beyond."""
+    low, high = values[0], values[-1]
+    for row in pooled:
+        if row["convex"] and low / BEYOND < row[name] < high * BEYOND:
+            low, high = min(low, row[name]), max(high, row[name])
+    margin = math.log10(2.0) / 2.0
+    return [math.log10(low) - margin, math.log10(high) + margin]
+
+
+def _few(runs: str) -> str:
+    names = runs.split()
+    return "<br>".join(names[:MAX_RUNS]) + (f"<br>and {len(names) - MAX_RUNS} more" if len(names) > MAX_RUNS else "")
+
+
+# ---------------------------------------------------------------------------------------------------------- laws
+
+
+def _add_line(figure: go.Figure, x: pd.Series, y: pd.Series, name: str, line: dict) -> None:
+    hover = f"<b>{name}</b><br>%{{x:.3s}} parameters: %{{y:.3g}}<extra></extra>"
+    figure.add_scatter(x=x, y=y, name=name, mode="lines", line=line, hovertemplate=hover)
+
+
+def _add_optima(figure: go.Figure, rows: pd.DataFrame, quantity: str, name: str, marker_size: int) -> None:
+    if rows.empty:
+        return
+    value, is_pooled = rows[quantity].astype(float), marker_size > 5
+    spans = {"array": rows[f"{quantity}_high"] - value, "arrayminus": value - rows[f"{quantity}_low"]}
+    figure.add_scatter(
+        x=rows["parameters"],
+        y=value,
+        name=name,
+        mode="markers",
+        marker={
+            "symbol": [f"{'star' if is_pooled else 'diamond'}{'-open' if edge else ''}" for edge in rows["on_edge"]],
+            "size": marker_size,
+            "color": VERMILION if is_pooled else ORANGE,
+        },
+        error_y={"type": "data", "color": VERMILION, "thickness": 1.5, **spans} if is_pooled else None,
+        customdata=rows[["size", "seed", "notes"]].to_numpy(object),
+        hovertemplate="<b>%{customdata[0]}</b>, %{customdata[1]}<br>%{y:.4g}<br>%{customdata[2]}<extra></extra>",
+    )
+
+
+def _extent(line: pd.DataFrame, pooled: pd.Series) -> tuple[float, float]:
+    """Ends of the axis: both laws and the optima, but those that are far from every law."""
+    laws = pd.concat([line["value"].dropna(), line["paper"]]).astype(float)
+    near = pooled[(pooled > laws.min() / FAR) & (pooled < laws.max() * FAR)].astype(float)
+    shown = pd.concat([laws, near])
+    return shown.min() / 2.0, shown.max() * 2.0
+
+
+def _law_text(law: pd.Series) -> str:
+    if law["reason"]:
+        return law["reason"]
+    text = f"{law['coefficient']:.3g} N^{law['exponent']:.3f}"
+    if not math.isnan(law["t_low"]):
+        text += f" [{law['t_low']:.2f}, {law['t_high']:.2f}]"
+    return text + (", rests on optima at the edge" if law["rests_on_edges"] else "")

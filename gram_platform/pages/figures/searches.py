@@ -1,0 +1,150 @@
+"""How a search went: its trials in order, each parameter against the objective, and which parameters mattered."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from gram_platform.analysis.trials import (
+    DIVERGED,
+    ELAPSED,
+    FAILED,
+    RUNS,
+    SEARCH,
+    STARTED,
+    STATE,
+    TRIAL,
+    URL,
+    best_trial,
+    finished,
+    running_best,
+)
+from gram_platform.config.space import Parameter
+from gram_platform.pages.figures.style import BLUE, GREEN, GREY, INK, VERMILION, log_ticks, styled
+
+FEW_TRIALS = 12
+MAX_RUNS = 3  # run ids in a hover; the table of trials has them all
+SAID_BETTER = {"max": "higher is better", "min": "lower is better"}
+# where trials without a value stand on an axis of their own, from the bottom at 0 to the top at 1
+UNMEASURED = {DIVERGED: ("diverged (penalty)", "x", 0.97), FAILED: ("failed", "x-open", 0.91)}
+
+
+def history_figure(trials: pd.DataFrame, objective: str, direction: str) -> go.Figure:
+    """The objective of every finished trial by its number, the best so far as a line.
+
+    Diverged trials are crosses at the top edge and failed ones open crosses below them: they have no value.
+    """
+    figure = go.Figure()
+    best = running_best(trials, objective, direction).dropna()
+    if len(best):
+        step = {"color": GREEN, "width": 2, "shape": "hv"}
+        hover = "best after trial %{x}: %{y:.4g}<extra></extra>"
+        figure.add_scatter(x=best.index, y=best, name="best so far", mode="lines", line=step, hovertemplate=hover)
+    _add_trials(figure, trials, TRIAL, objective, direction)
+    styled(figure, f"{objective} ({SAID_BETTER[direction]})", "trial", objective)
+    return _with_edge(trial_axis(figure, trials))
+
+
+def trial_axis(figure: go.Figure, trials: pd.DataFrame) -> go.Figure:
+    """Whole numbers below the axis of trials, each of them as long as there are few."""
+    return figure.update_xaxes(tickformat="d", dtick=1 if len(trials) <= FEW_TRIALS else None)
+
+
+def slice_figure(trials: pd.DataFrame, parameter: Parameter, objective: str, direction: str) -> go.Figure:
+    """The objective of every finished trial against one parameter, over its range, logarithmic where it is searched so.
+
+    A trial that has not got the parameter is left out.
+    """
+    figure = go.Figure()
+    _add_trials(figure, trials[trials[parameter.name].notna()], parameter.name, objective, direction)
+    styled(figure, parameter.name, parameter.name, objective)
+    if parameter.log:
+        ticks = log_ticks(parameter.low, parameter.high, (1,) if parameter.high > 100 * parameter.low else (1, 2, 5))
+        figure.update_xaxes(type="log", tickvals=ticks, ticktext=[f"{tick:g}" for tick in ticks])
+    figure.update_xaxes(range=_padded(parameter))
+    return _with_edge(figure)
+
+
+def importance_figure(importances: Mapping[str, float], objective: str, num_trials: int) -> go.Figure:
+    """A bar for each parameter, the most important on top; empty where there are no importances."""
+    figure = go.Figure()
+    if not importances:
+        return figure
+    names = sorted(importances, key=importances.get)
+    figure.add_bar(
+        x=[importances[name] for name in names],
+        y=names,
+        orientation="h",
+        marker={"color": BLUE},
+        hovertemplate="%{y}: %{x:.1%}<extra></extra>",
+        showlegend=False,
+    )
+    styled(figure, f"What {objective} depends on ({num_trials} trials)", "share of the variance explained alone", "")
+    figure.update_xaxes(range=[0, 1], tickformat=".0%")
+    return figure
+
+
+def trial_details(trials: pd.DataFrame, names: Sequence[str]) -> np.ndarray:
+    """customdata [N, 2]: what the hover says of a trial's `names` (parameters, metrics) and runs, and its page."""
+    rows = []
+    for trial in trials.to_dict("records"):
+        lines = [f"<b>trial {trial[TRIAL]}</b> of {trial[SEARCH]}, {trial[STATE]}"]
+        lines += [f"{name} {_short(trial[name])}" for name in names if not pd.isna(trial[name])]
+        rows.append(("<br>".join([*lines, *runs_text(trial[RUNS])]), trial.get(URL) or ""))
+    return np.array(rows, object).reshape(-1, 2)
+
+
+def runs_text(runs: str) -> list[str]:
+    """The line of a hover that names the first runs, none where there is no run."""
+    ids = str(runs).split()
+    more = f" and {len(ids) - MAX_RUNS} more" if len(ids) > MAX_RUNS else ""
+    return [f"runs {' '.join(ids[:MAX_RUNS])}{more}"] if ids else []
+
+
+def trial_markers(trials: pd.DataFrame) -> dict:
+    """Hover, and the page that a click opens (`meta.url` is the place of its address in customdata), of trials."""
+    skipped = {SEARCH, TRIAL, STATE, RUNS, URL, ELAPSED, STARTED}
+    names = [name for name in trials.columns if name not in skipped]
+    hover = "%{customdata[0]}<extra></extra>"
+    return {"customdata": trial_details(trials, names), "hovertemplate": hover, "meta": {"url": 1}}
+
+
+def _add_trials(figure: go.Figure, trials: pd.DataFrame, x: str, objective: str, direction: str) -> None:
+    """Finished trials at their objective, the best as a star; the others at the upper edge."""
+    done = finished(trials, (objective,))
+    best = best_trial(trials, objective, direction)
+    rest = done if best is None else done.drop(best.name)
+    if len(rest):
+        circle = {"symbol": "circle", "size": 7, "color": BLUE, "opacity": 0.75}
+        look = {"name": "trial", "mode": "markers", "marker": circle}
+        figure.add_scatter(x=rest[x], y=rest[objective], **look, **trial_markers(rest))
+    if best is not None:
+        row = done.loc[[best.name]]
+        star = {"symbol": "star", "size": 13, "color": VERMILION}
+        figure.add_scatter(x=row[x], y=row[objective], name="best", mode="markers", marker=star, **trial_markers(row))
+    for state, (label, symbol, height) in UNMEASURED.items():
+        rows = trials[trials[STATE] == state]
+        if len(rows):
+            place = {"x": rows[x], "y": [height] * len(rows), "yaxis": "y2"}
+            cross = {"symbol": symbol, "size": 9, "color": INK if state == FAILED else GREY}
+            figure.add_scatter(**place, name=label, mode="markers", marker=cross, **trial_markers(rows))
+
+
+def _with_edge(figure: go.Figure) -> go.Figure:
+    """The second, invisible axis, whose upper end stays where it is when the first is zoomed."""
+    edge = {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True}
+    figure.update_layout(yaxis2=edge)
+    return figure
+
+
+def _padded(parameter: Parameter) -> list[float]:
+    """The parameter's range and 4% on either side, in the axis's own unit."""
+    ends = np.array([parameter.low, parameter.high], float)
+    low, high = np.log10(ends) if parameter.log else ends
+    margin = 0.04 * (high - low) or 0.5
+    return [low - margin, high + margin]
+
+
+def _short(value: object) -> str:
+    return str(value) if isinstance(value, str) else f"{value:.4g}"

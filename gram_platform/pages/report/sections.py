@@ -1,0 +1,255 @@
+"""The sections and figures of a study whose rows are named by method, size and profile, and those of any study."""
+
+import html
+from collections.abc import Sequence
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from gram_platform.analysis.order import MEAN
+from gram_platform.analysis.ratios import ALL, VARIANT
+from gram_platform.analysis.tables import CLASSES, averaged_profiles, domain_table
+from gram_platform.pages.figures.aggregate import aggregate_figure
+from gram_platform.pages.figures.curves import learning_curve_figure
+from gram_platform.pages.figures.profiles import profile_bars_figure
+from gram_platform.pages.figures.scaling import HIDDEN, scaling_figure
+from gram_platform.pages.report.composing import composing_figures, composing_sections
+from gram_platform.pages.report.page import Section
+from gram_platform.pages.report.study import StudyReport
+from gram_platform.pages.report.tables import (
+    is_attack,
+    readable_attacks,
+    readable_claims,
+    readable_costs,
+    readable_table,
+)
+from gram_platform.pages.report.trends import trend_sections
+from gram_platform.paper.beside import beside_published, published_means
+from gram_platform.paper.paper import PAPER, beside_paper
+from gram_platform.paper.verdicts import ABOVE, AGREE, BELOW, CANNOT_TELL, DISAGREE, NO_INTERVAL
+
+JUDGED = f"""Each claim is a difference between runs of the same seed, left minus right, which lies above zero where the
+claim names no margin. "{AGREE}": the 90% t-interval of the mean difference over seeds lies wholly on the claim's side;
+"{DISAGREE}": wholly on the other; "{CANNOT_TELL}": it crosses. One seed has no interval: "{AGREE}{NO_INTERVAL}" and
+"{DISAGREE}{NO_INTERVAL}" say on which side its difference lies, no more. Detectable: the smallest true difference that
+so many seeds with this spread would show four times in five."""
+AT_ITS_SCALE = "Ours are set beside them for reading, and are compared only at the paper's scale."
+FEW = 10  # rows of a table that stands open above what it warns of
+MARGINS_TEXT = f"""The margins are those of every study: core and retain no more than {BELOW:.2f} below, forget and
+elicited no more than {ABOVE:.2f} above, in compute ratio."""
+
+
+def plain_sections(study: StudyReport) -> list[Section]:
+    """What such a study shows between its six numbers and its runs."""
+    figures = [*composing_sections(study), *_scaling_sections(study), *_aggregate_sections(study)]
+    return [
+        *figures[:1],
+        *claim_sections(study),
+        *missing_sections(study.analysis.missing),
+        capabilities_section(study),
+        *_paper_sections(study),
+        *published_sections(study),
+        *figures[1:],
+        *trend_sections(study),
+        *_profile_sections(study),
+        *cost_sections(study),
+        *_learning_curves_sections(study),
+    ]
+
+
+def plain_figures(study: StudyReport) -> dict[str, go.Figure]:
+    """Every figure of these sections by a name fit for a file."""
+    table, figures = study.table, composing_figures(study)
+    figures |= {f"scaling-{name}": figure for name, figure in zip(CLASSES, _scaling_panels(study), strict=True)}
+    for size in _aggregated_sizes(table):
+        panels = zip(CLASSES, _panels(study, size), strict=True)
+        figures |= {f"aggregate-{name}-{size}": panel for name, panel in panels}
+    figures = {name: figure for name, figure in figures.items() if is_drawn(figure)}
+    figures |= {f"profiles-{method}-{size}": figure for (method, size), figure in _profile_bars(study).items()}
+    return figures | {f"curves-{name}": figure for name, figure in _curve_figures(study).items()}
+
+
+def published_sections(study: StudyReport) -> list[Section]:
+    """Our rows, each followed by the published one of its method, size and profile."""
+    if study.published is None:
+        return []
+    beside = beside_published(study.table, study.published, study.shown_profile)
+    text = "Rows marked published are computed in the same way from the losses that the paper's authors published."
+    return [Section("Beside the published", text, table=beside, table_is_open=True)] if len(beside) else []
+
+
+# ------------------------------------------------------------------------------------------------- of any study
+
+
+def missing_sections(missing: pd.DataFrame) -> list[Section]:
+    """What is missing and why, folded where it is long; [] where nothing is."""
+    text = "These are not in the tables and figures of this page."
+    is_short = len(missing) <= FEW
+    return [Section("Missing", text, table=missing, table_is_open=is_short, is_warning=True)] if len(missing) else []
+
+
+def capabilities_section(study: StudyReport) -> Section:
+    table = readable_table(study.table)
+    return Section("Capabilities", _progress(study.runs), table=renamed(table, study.varies), table_is_open=True)
+
+
+def claim_sections(study: StudyReport) -> list[Section]:
+    claims, text = study.claims, JUDGED
+    if claims is not None and "paper" in claims:
+        text += f" {MARGINS_TEXT} Published: the same on the authors' published per-seed numbers, at their size or "
+        text += "sizes. Paper: where these are not public, the difference in its table, at its scale."
+    return [] if claims is None else judged_sections(claims, text)
+
+
+def judged_sections(claims: pd.DataFrame, rule: str) -> list[Section]:
+    """The verdicts, under the folded rule by which they were found; [] without claims."""
+    rule = f"<details><summary>How a claim is judged</summary><p>{html.escape(rule)}</p></details>"
+    table = readable_claims(claims)
+    return [Section("Claims", table=table, table_is_open=True, markup=rule)] if len(claims) else []
+
+
+def cost_sections(study: StudyReport) -> list[Section]:
+    text = "Of all models that serve the profiles, over the baseline's, computed from the configs. Train FLOPs: tokens "
+    text += "x active parameters by the paper's formula; by its plan: core batches with a companion module counted at "
+    text += "what they cost. The paper's are those of its dual-use models."
+    table = renamed(readable_costs(study.costs), study.varies)
+    return [Section("Cost", text, table=table, table_is_open=True)] if study.costs else []
+
+
+def attack_sections(study: StudyReport) -> list[Section]:
+    """Folded away: there are hundreds."""
+    attacks = readable_attacks(study.runs)
+    text = "Every view finetuned on a sample of each domain that it forgets, the same sample for all. The best loss on "
+    text += "validation data is the result: choosing it there follows the paper and favours the attacker. "
+    text += _progress(study.runs[is_attack(study.runs)])
+    return [Section("Attacks", text, table=attacks)] if len(attacks) else []
+
+
+def renamed(frame: pd.DataFrame, varies: str) -> pd.DataFrame:
+    """The frame with the variants' column, if it has one, under its own name."""
+    return frame.rename(columns={VARIANT: varies})
+
+
+def is_drawn(figure: go.Figure) -> bool:
+    return len(figure.data) > 0
+
+
+def _progress(runs: pd.DataFrame) -> str:
+    if "status" not in runs or runs.empty:
+        return ""
+    counts = runs["status"].value_counts()
+    return f"{len(runs)} nodes: " + ", ".join(f"{count} {status}" for status, count in counts.items()) + "."
+
+
+# ---------------------------------------------------------------------------------------------- of a plain study
+
+
+def _aggregate_sections(study: StudyReport) -> list[Section]:
+    """The methods' means over profiles, beside the paper's where the study declares it."""
+    table, sizes = study.table, _aggregated_sizes(study.table)
+    if not sizes:
+        return []
+    panels = {size: [f for f in _panels(study, size) if is_drawn(f)] for size in sizes}
+    text = "Compute ratios averaged over the profiles; error bars are 90% intervals over seeds."
+    title, means = "Methods", readable_table(table[table["profile"] == MEAN])
+    if study.compare_with in PAPER:
+        title, text = "Methods, ours beside the paper's", f"{text} The diamonds are the paper's. {AT_ITS_SCALE}"
+    elif study.published is not None and set(sizes) & set(study.published["size"]):
+        text += " The diamonds are the published means at the same size."
+    folded = [figure for size in sizes[:-1] for figure in panels[size]]
+    return [Section(title, text, panels[sizes[-1]], folded, "The other sizes", means)]
+
+
+def _paper_sections(study: StudyReport) -> list[Section]:
+    """The rows of these means, each followed by the paper's."""
+    if study.compare_with not in PAPER or not _aggregated_sizes(study.table):
+        return []
+    text = f"Means over the profiles. The rows marked paper are the paper's. {AT_ITS_SCALE}"
+    beside = beside_paper(study.table, study.compare_with)
+    return [Section("Beside the paper", text, table=beside, table_is_open=True)]
+
+
+def _scaling_sections(study: StudyReport) -> list[Section]:
+    """Left out where the bars of a single size have said it all."""
+    table, profile = study.table, study.shown_profile
+    if len(set(table["size"])) == 1 and _aggregated_sizes(table):
+        return []
+    text = f"Compute ratio against model size for the profile {profile}; bands are 90% intervals over seeds."
+    if study.published is not None:
+        text += " Hollow markers: the published points."
+    rows = readable_table(table[table["profile"] == profile])
+    return [Section("Scaling", text, [f for f in _scaling_panels(study) if is_drawn(f)], table=rows)]
+
+
+def _scaling_panels(study: StudyReport) -> list[go.Figure]:
+    shown = (study.table, study.parameters, study.shown_profile)
+    return [scaling_figure(*shown, name, study.published) for name in CLASSES]
+
+
+def _profile_sections(study: StudyReport) -> list[Section]:
+    domains, figures = domain_table(study.analysis.ratios), _profile_bars(study)
+    if not figures:
+        return []
+    sizes = _in_order(size for _, size in figures)
+    shown = [figure for (_, size), figure in figures.items() if size == sizes[-1]]
+    folded = [figure for (_, size), figure in figures.items() if size != sizes[-1]]
+    text = "Compute ratio on every domain: solid bars are core and retained domains, hatched bars forgotten ones."
+    if "elicited" in set(domains["class"]):
+        text += " The outline around a hatched bar: after the attack."
+    table = domains.drop(columns="runs")
+    return [Section("Profiles", text, shown, folded, "The other sizes", table)]
+
+
+def _profile_bars(study: StudyReport) -> dict[tuple[str, str], go.Figure]:
+    """By method and size, in the tables' order; the baseline is 1 by construction and has none.
+
+    Of a study with every subset of modules the profiles with at most one and those with all.
+    """
+    domains = domain_table(study.analysis.ratios)
+    if study.by_number is not None:
+        domains = domains[domains["profile"].isin({*averaged_profiles(domains), ALL})]
+    pairs = dict.fromkeys(zip(domains["method"], domains["size"], strict=True))
+    return {pair: profile_bars_figure(domains, *pair) for pair in pairs if pair[0] not in HIDDEN}
+
+
+def _learning_curves_sections(study: StudyReport) -> list[Section]:
+    figures = list(_curve_figures(study).values())
+    text = "Validation losses of the baselines, all seeds, and the fitted curves that turn a loss into steps."
+    fits = study.analysis.fits
+    return [Section("Learning curves and their fits", text, figures, table=fits)] if figures else []
+
+
+def _curve_figures(study: StudyReport) -> dict[str, go.Figure]:
+    """By size, and by seed where each seed has its own fits."""
+    figures, fits = {}, study.analysis.fits
+    for size in _in_order(fits["size"]):
+        own = fits[fits["size"] == size]
+        for seed in _in_order(own["seed"]) if "seed" in own else [""]:
+            curves = study.curves[study.curves["seed"] == seed] if seed else study.curves
+            figure = learning_curve_figure(curves, own[own["seed"] == seed] if seed else own, size)
+            figures[f"{size}-{seed}" if seed else size] = figure
+            if seed:
+                figure.update_layout(title_text=f"Baseline, {size}, seed {seed}")
+    return figures
+
+
+def _aggregated_sizes(table: pd.DataFrame) -> list[str]:
+    """Sizes at which all methods have the same profiles, so that their means are of the same things."""
+    rows = table[~table["method"].isin(HIDDEN)]
+    sizes = {
+        size: {averaged_profiles(own) for _, own in group.groupby("method")} for size, group in rows.groupby("size")
+    }
+    with_means = set(rows[rows["profile"] == MEAN]["size"])
+    return [size for size in _in_order(rows["size"]) if size in with_means and len(sizes[size]) == 1]
+
+
+def _panels(study: StudyReport, size: str) -> list[go.Figure]:
+    """Beside what the paper prints, else the published means at that size."""
+    paper = PAPER.get(study.compare_with, {}).get("")
+    if paper is None and study.published is not None:
+        paper = published_means(study.published, size)
+    return [aggregate_figure(study.table, size, name, paper) for name in CLASSES]
+
+
+def _in_order(values) -> Sequence[str]:
+    return tuple(dict.fromkeys(values))

@@ -1,0 +1,129 @@
+"""The sections and figures of a study that varies something beside method, size and profile."""
+
+from collections.abc import Iterator, Mapping
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from gram_platform.analysis.ratios import VARIANT
+from gram_platform.analysis.tables import CLASSES, domain_table
+from gram_platform.pages.figures.curves import learning_curve_figure
+from gram_platform.pages.figures.scaling import HIDDEN
+from gram_platform.pages.figures.variants import domain_variant_figure, variant_figure
+from gram_platform.pages.report.absorption import absorption_figures, absorption_sections
+from gram_platform.pages.report.page import Section
+from gram_platform.pages.report.sections import (
+    AT_ITS_SCALE,
+    capabilities_section,
+    claim_sections,
+    cost_sections,
+    is_drawn,
+    missing_sections,
+    renamed,
+)
+from gram_platform.pages.report.study import StudyReport
+from gram_platform.pages.report.tables import readable_table
+from gram_platform.paper.paper import PAPER, beside_paper
+
+
+def varied_sections(study: StudyReport) -> list[Section]:
+    """What such a study shows between its six numbers and its runs; its largest size first."""
+    figures = _variant_sections(study)
+    return [
+        *figures[:1],
+        *absorption_sections(study),
+        *claim_sections(study),
+        *missing_sections(study.analysis.missing),
+        capabilities_section(study),
+        *_paper_sections(study),
+        *figures[1:],
+        *_domain_sections(study),
+        *cost_sections(study),
+        *_curve_sections(study),
+    ]
+
+
+def varied_figures(study: StudyReport) -> dict[str, go.Figure]:
+    """Every figure of these sections by a name fit for a file."""
+    figures = {}
+    for size in dict.fromkeys(study.table["size"]):
+        figures |= {f"{study.varies}-{name}-{size}": figure for name, figure in _panels(study, size).items()}
+    figures |= absorption_figures(study)
+    figures |= {f"domains-{name}": figure for name, figure in _domain_figures(study).items()}
+    return figures | {f"curves-{name}": figure for name, figure in _curve_figures(study).items()}
+
+
+def _variant_sections(study: StudyReport) -> list[Section]:
+    """A section a size, the largest first: the four classes against the variants, beside the paper's points."""
+    table, profile, words = study.table, study.shown_profile, study.varies.replace("_", " ")
+    text = f"Compute ratio against {words} for the profile {profile}; error bars are 90% intervals over seeds."
+    text += f" Hollow diamonds are the paper's. {AT_ITS_SCALE}" if study.compare_with in PAPER else ""
+    sections = []
+    for size in reversed(dict.fromkeys(table["size"])):
+        rows = table[(table["size"] == size) & (table["profile"] == profile)]
+        if figures := list(_panels(study, size).values()):
+            shown = renamed(readable_table(rows), study.varies)
+            sections.append(Section(f"Against {words}, {size}", text, figures, table=shown))
+    return sections
+
+
+def _paper_sections(study: StudyReport) -> list[Section]:
+    """The rows of these figures, each followed by the paper's where it prints one."""
+    if study.compare_with not in PAPER:
+        return []
+    text = f"Profile {study.shown_profile}. The rows marked paper are the paper's. {AT_ITS_SCALE}"
+    beside = renamed(beside_paper(study.table, study.compare_with, study.shown_profile), study.varies)
+    return [Section("Beside the paper", text, table=beside, table_is_open=True)] if len(beside) else []
+
+
+def _domain_sections(study: StudyReport) -> list[Section]:
+    """Every method's domains against the variants."""
+    figures = list(_domain_figures(study).values())
+    text = "Core, and every other domain under the profile of core and it alone (under core alone where a study has no "
+    text += "such profile)."
+    table = renamed(domain_table(study.analysis.ratios).drop(columns="runs"), study.varies)
+    return [Section("By domain", text, figures, table=table)] if figures else []
+
+
+def _curve_sections(study: StudyReport) -> list[Section]:
+    """The learning curves of every variant's baselines, each set of runs once."""
+    figures = list(_curve_figures(study).values())
+    text = "Validation losses of the baselines and the fitted curves that turn a loss into steps."
+    title, fits = "Learning curves and their fits", study.analysis.fits.rename(columns={VARIANT: "for"})
+    return [Section(title, text, (), figures, "The curves", fits)] if figures else []
+
+
+def _panels(study: StudyReport, size: str) -> Mapping[str, go.Figure]:
+    shown = (study.table, study.varies, size, study.shown_profile)
+    panels = {name: variant_figure(*shown, name, study.compare_with) for name in CLASSES}
+    return {name: figure for name, figure in panels.items() if is_drawn(figure)}
+
+
+def _domain_figures(study: StudyReport) -> dict[str, go.Figure]:
+    domains = domain_table(study.analysis.ratios)
+    pairs = dict.fromkeys(zip(domains["method"], domains["size"], strict=True))
+    figures = {f"{m}-{s}": domain_variant_figure(domains, study.varies, m, s) for m, s in pairs if m not in HIDDEN}
+    return {name: figure for name, figure in figures.items() if is_drawn(figure)}
+
+
+def _curve_figures(study: StudyReport) -> dict[str, go.Figure]:
+    """By size, variant and, where each seed has its own fits, seed; fits that several variants share once."""
+    all_fits, curves, figures, seen = study.analysis.fits, study.curves, {}, set()
+    for name, fits in _groups(all_fits, [c for c in ("size", VARIANT, "seed") if c in all_fits]):
+        key = fits.drop(columns=VARIANT, errors="ignore").to_csv(index=False)
+        if key in seen:
+            continue
+        seen.add(key)
+        of_fits = {column: fits[column].iloc[0] for column in ("seed",) if column in fits}
+        variant = fits[VARIANT].iloc[0]
+        own = curves[curves[VARIANT] == variant] if (curves[VARIANT] == variant).any() else curves
+        own = own[(own[list(of_fits)] == pd.Series(of_fits)).all(axis="columns")] if of_fits else own
+        own = own.drop_duplicates(["run_id", "step", "domain"])
+        figure = learning_curve_figure(own, fits, fits["size"].iloc[0])
+        figures[name] = figure.update_layout(title_text=f"Baseline, {name.replace('-', ', ')}")
+    return figures
+
+
+def _groups(frame: pd.DataFrame, columns: list[str]) -> Iterator[tuple[str, pd.DataFrame]]:
+    for key, group in frame.groupby(columns, sort=False):
+        yield "-".join(str(part) for part in key), group

@@ -1,0 +1,256 @@
+"""Losses and curves that were measured elsewhere: a folder of two files is read and checked as a whole.
+
+`docs/results.md` defines the format. Every error names the file, its row (a table's header is row 1) and the field.
+"""
+
+import csv
+import io
+import itertools
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from gram_platform.analysis.elicited import ELICITED
+from gram_platform.analysis.order import METHODS, size_key
+from gram_platform.analysis.ratios import BASELINE, VARIANT
+from gram_platform.config import CORE
+from gram_platform.config.flops import total_parameters
+from gram_platform.config.identity import invalid, local_path, require_name
+from gram_platform.config.ladder import DEMO_SIZES, GRID_DEMO_SIZES, PAPER_SIZES, SMOKE_SIZES, STORIES_SIZES
+
+LOSSES_FILE, CURVES_FILE, STUDIES_FILE = "losses.csv", "curves.jsonl", "studies.json"
+REQUIRED = ("study", "method", "size", "seed", "retained", "domain", ELICITED, "loss")
+CURVE_KEYS = ("study", "size", "seed", "domain", "steps", "losses")
+LOSS_COLUMNS = ["row", "study", VARIANT, "method", "size", "seed", "retained", "domain", ELICITED, "loss"]
+VIEW_AND_DOMAIN = ["study", VARIANT, "method", "size", "seed", "retained", "domain", ELICITED]
+CURVE_COLUMNS = ["row", "study", VARIANT, "size", "seed", "domain", "step", "loss"]
+FLAGS = {"0": False, "1": True, "False": False, "True": True}
+MIN_POINTS = 3  # a power law of three parameters needs as many
+SIZES = {**SMOKE_SIZES, **GRID_DEMO_SIZES, **DEMO_SIZES, **STORIES_SIZES, **PAPER_SIZES}
+# the names in the authors' published settings (agencyenterprise/modular-pretraining), and what we call them
+METHOD_NAMES = {
+    "base": BASELINE,
+    "grmoe": "gram",
+    "grlora": "gram_lora",
+    "grmoe_lora": "gram_lora",
+    "gr_lora": "gram_lora",
+    "coreftaux": "ft_full",
+    "lora": "ft_lora",
+    "ftlora": "ft_lora",
+    "mlp": "ft_mlp",
+    "ftmlp": "ft_mlp",
+    "ftmoe": "ft_mlp",
+}
+STUDY_NAMES = {
+    "partial": "partial_labels",
+    "arch": "architecture",
+    "auxnum": "aux_scaling",
+    "arbsub": "composability",
+    "hetacc": "accumulation",
+    "realistic": "dual_use",
+    "synthetic": "stories",
+}
+
+
+@dataclass(frozen=True)
+class External:
+    """What a folder holds, under our names of methods and studies."""
+
+    folder: Path
+    losses: pd.DataFrame  # LOSS_COLUMNS, one row a view, domain and attack; `retained` joined by commas, without core
+    curves: pd.DataFrame  # CURVE_COLUMNS, one row a point of the baselines' validation curves
+    declared: Mapping[str, Mapping]  # studies.json, {} without one
+
+
+def read_external(folder: str | Path) -> External:
+    """The folder's files, checked; ValueError naming file, row and field for whatever is not as `docs/results.md` says.
+
+    What only the baselines can tell (is it one of their domains?) `replication.py` checks.
+    """
+    place = local_path("folder", folder).resolve()
+    for name in (LOSSES_FILE, CURVES_FILE):
+        if not (place / name).is_file():
+            raise invalid("folder", str(place), f"a folder with {LOSSES_FILE} and {CURVES_FILE}: there is no {name}")
+    losses = pd.DataFrame(_losses(place / LOSSES_FILE), columns=LOSS_COLUMNS)
+    if losses.empty:
+        raise invalid(LOSSES_FILE, "no rows", "a row for each view and domain")
+    _require_once(LOSSES_FILE, losses, VIEW_AND_DOMAIN)
+    studies = set(losses["study"])
+    curves = pd.DataFrame(_curves(place / CURVES_FILE, studies), columns=CURVE_COLUMNS)
+    heads = curves.drop_duplicates("row")
+    _require_once(CURVES_FILE, heads, ["study", VARIANT, "size", "seed", "domain"])
+    return External(place, losses, curves, _declared(place / STUDIES_FILE, studies))
+
+
+def parameters_of(size: str) -> float:
+    """The number of parameters of a size of ours, or that its name says; NaN where it says none."""
+    if size in SIZES:
+        return total_parameters(SIZES[size].dense())
+    is_other, number, _ = size_key(size)
+    return math.nan if is_other else number
+
+
+# ---------------------------------------------------------------------------------------------------- losses
+
+
+def _losses(path: Path) -> Iterable[tuple]:
+    reader = csv.DictReader(io.StringIO(_text(path), newline=""), restkey="")
+    header = reader.fieldnames or []
+    absent = [name for name in REQUIRED if name not in header]
+    if absent:
+        allowed = f"the columns {', '.join(REQUIRED)}: there is no {', '.join(absent)}"
+        raise invalid(f"{path.name}, row 1", ",".join(header), allowed)
+    try:
+        for cells in reader:
+            yield _loss(f"{path.name}, row {reader.line_num}", reader.line_num, cells)
+    except csv.Error as error:
+        raise invalid(f"{path.name}, row {reader.line_num}", str(error), "comma-separated values") from error
+
+
+def _loss(place: str, number: int, cells: Mapping) -> tuple:
+    if None in cells.values() or "" in cells:
+        raise invalid(place, ",".join(c for c in cells.values() if isinstance(c, str)), "a cell for each column")
+    cell = {name: (cells.get(name) or "").strip() for name in (*REQUIRED, VARIANT)}
+    method = _method(f"{place}, method", cell["method"])
+    for name in REQUIRED:
+        if not cell[name] and not (name == "retained" and method == BASELINE):
+            raise invalid(f"{place}, {name}", "", "a value: the cell is empty")
+    if cell[ELICITED] not in FLAGS:
+        raise invalid(f"{place}, {ELICITED}", cell[ELICITED], "1 for the best loss of an attack, else 0")
+    study, variant, size, seed, domain = _names(place, cell)
+    retained = _retained(f"{place}, retained", cell["retained"])
+    loss = _positive(f"{place}, loss", cell["loss"])
+    return number, study, variant, method, size, seed, retained, domain, FLAGS[cell[ELICITED]], loss
+
+
+def _method(field: str, name: str) -> str:
+    known = name.lower().replace("-", "_")
+    method = METHOD_NAMES.get(known, known)
+    if method not in METHODS:
+        raise invalid(field, name, f"one of {', '.join(METHODS)}; or the authors' {', '.join(METHOD_NAMES)}")
+    return method
+
+
+def _retained(field: str, text: str) -> str:
+    """`core+a+b` as `a,b`. DEMix's views of a single expert have no core; they stand under the profile with it."""
+    names = [name.strip() for name in text.split("+")] if text else []
+    if len(set(names)) < len(names) or "" in names:
+        raise invalid(field, text, "domains joined by +, each once, such as core+virology; core for core alone")
+    for name in names:
+        require_name(field, name)
+    return ",".join(sorted(set(names) - {CORE}))
+
+
+# ---------------------------------------------------------------------------------------------------- curves
+
+
+def _curves(path: Path, studies: set[str]) -> Iterable[tuple]:
+    for number, line in enumerate(_text(path).splitlines(), start=1):
+        if line.strip():
+            place = f"{path.name}, row {number}"
+            head, points = _curve(place, _object(place, line))
+            if head[0] not in studies:
+                allowed = f"a study of {LOSSES_FILE}: {', '.join(sorted(studies))}"
+                raise invalid(f"{place}, study", head[0], allowed)
+            yield from ((number, *head, step, loss) for step, loss in points)
+
+
+def _curve(place: str, curve: Mapping) -> tuple[tuple, list]:
+    """((study, variant, size, seed, domain), points)."""
+    for name in CURVE_KEYS:
+        if curve.get(name) in (None, ""):
+            raise invalid(f"{place}, {name}", curve.get(name), "a value: a curve has " + ", ".join(CURVE_KEYS))
+    cell = {name: str(curve.get(name) or "").strip() for name in ("study", VARIANT, "size", "seed", "domain")}
+    cell[VARIANT] = str(curve[VARIANT]).strip() if curve.get(VARIANT) is not None else ""  # 0 is a name too
+    steps, losses = (curve[name] for name in ("steps", "losses"))
+    for name, values in (("steps", steps), ("losses", losses)):
+        if not isinstance(values, list) or len(values) < MIN_POINTS:
+            found = f"{len(values)} points" if isinstance(values, list) else type(values).__name__
+            raise invalid(f"{place}, {name}", found, f"a list of at least {MIN_POINTS} points")
+    if len(steps) != len(losses):
+        raise invalid(f"{place}, losses", f"{len(losses)} points", f"as many as there are steps: {len(steps)}")
+    losses = [_positive(f"{place}, losses", loss) for loss in losses]
+    steps = [_number(f"{place}, steps", step, "a number of steps from 0 on", 0.0) for step in steps]
+    if any(later <= before for before, later in itertools.pairwise(steps)):
+        raise invalid(f"{place}, steps", "steps out of order", "each larger than the one before")
+    return _names(place, cell), list(zip(steps, losses, strict=True))
+
+
+def _object(place: str, line: str) -> dict:
+    try:
+        found = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise invalid(place, line[:40], f"a JSON object ({error})") from error
+    if not isinstance(found, dict):
+        raise invalid(place, line[:40], "a JSON object")
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ both files
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise invalid("folder", str(path), f"a file of UTF-8 text ({error})") from error
+
+
+def _names(place: str, cell: Mapping[str, str]) -> tuple[str, str, str, str, str]:
+    """(study, variant, size, seed, domain) as tables have them."""
+    study = STUDY_NAMES.get(cell["study"], cell["study"])
+    for name, value in (("study", study), ("seed", cell["seed"]), ("domain", cell["domain"])):
+        require_name(f"{place}, {name}", re.sub(r"\.0$", "", value) if name == "seed" else value)
+    if math.isnan(parameters_of(cell["size"])):
+        raise invalid(f"{place}, size", cell["size"], "a number of parameters such as 0.3M, 800M or 2B")
+    return study, _plain(cell[VARIANT]), cell["size"], _plain(cell["seed"]), cell["domain"]
+
+
+def _plain(name: str) -> str:
+    """Numbers in one spelling (0.50 as 0.5), so that a variant or seed has one name in both files."""
+    try:
+        number = float(name)
+    except ValueError:
+        return name
+    return f"{number:g}" if math.isfinite(number) and abs(number) < 1e6 else name
+
+
+def _positive(field: str, value: object) -> float:
+    return _number(field, value, "a positive finite number", math.ulp(0.0))
+
+
+def _number(field: str, value: object, allowed: str, low: float) -> float:
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not (math.isfinite(number) and number >= low):
+        raise invalid(field, value, allowed)
+    return number
+
+
+def _require_once(file: str, frame: pd.DataFrame, names: list[str]) -> None:
+    doubled = frame[frame.duplicated(names)]
+    if len(doubled):
+        second = doubled.iloc[0]
+        first = frame[(frame[names] == second[names]).all(axis="columns")].iloc[0]
+        what = ", ".join(f"{name} {second[name]}" for name in names if second[name] != "")
+        raise invalid(f"{file}, row {second['row']}", what, f"each once: row {first['row']} has it too")
+
+
+def _declared(path: Path, studies: set[str]) -> dict[str, dict]:
+    if not path.exists():
+        return {}
+    found = _object(path.name, _text(path))
+    declared = {STUDY_NAMES.get(name, name): own for name, own in found.items()}
+    for name, own in declared.items():
+        if name not in studies:
+            raise invalid(path.name, name, f"studies of {LOSSES_FILE}: {', '.join(sorted(studies))}")
+        if not isinstance(own, dict):
+            raise invalid(f"{path.name}, {name}", own, "an object such as {} or {'unit': 'heterogeneous'}")
+    return declared

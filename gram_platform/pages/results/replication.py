@@ -1,0 +1,245 @@
+"""Studies of losses that were measured elsewhere: each with its baselines, through the analysis of our own runs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from gram_platform.analysis.elicited import ATTACK_COLUMNS, ELICITED
+from gram_platform.analysis.order import size_key
+from gram_platform.analysis.ratios import BASELINE, FIT_COLUMNS, PREFIX, VARIANT, VIEW
+from gram_platform.analysis.tables import Analysis
+from gram_platform.config import CORE
+from gram_platform.config.identity import invalid
+from gram_platform.methods.setting import profile_name
+from gram_platform.pages.report import StudyReport
+from gram_platform.pages.results.baselines import Baseline, BaselineRules
+from gram_platform.pages.results.declarations import KNOWN, Declaration, declaration, declarations
+from gram_platform.pages.results.external import CURVES_FILE, LOSSES_FILE, External, parameters_of
+from gram_platform.pages.results.record import StudyRecord
+from gram_platform.pages.results.results import Results, analysed, judged, study_report
+from gram_platform.paper.beside import published_table
+from gram_platform.paper.published import SOURCE, published_per_seed
+
+NO_RUNS, NO_NOTES = pd.DataFrame({"id": []}), pd.DataFrame(columns=["what", "why"])
+NO_CURVES = pd.DataFrame(columns=["size", "seed", "step", "domain", "loss"])
+
+
+@dataclass(frozen=True)
+class ExternalStudy:
+    """A study of the folder as `analyse` takes it; nothing is fitted yet."""
+
+    record: StudyRecord
+    evaluations: pd.DataFrame
+    curves: pd.DataFrame
+    attacks: pd.DataFrame
+    declared: pd.DataFrame
+    notes: tuple[tuple[str, str], ...]  # (what is left out, why)
+
+
+def prepare(external: External) -> list[ExternalStudy]:
+    """Every study of the folder with its baselines; ValueError for a domain, size or variant that has none."""
+    declared = declarations(external)
+    baselines = BaselineRules(external, declared)
+    return [_prepare(name, external, own, baselines) for name, own in declared.items()]
+
+
+def _prepare(name: str, external: External, own: Declaration, baselines: BaselineRules) -> ExternalStudy:
+    losses = external.losses[external.losses["study"] == name]
+    variants = _variants_of(losses)
+    losses = _in_every_variant(losses, variants)
+    cells, parts, curves = {}, [], []
+    for size, variant in dict.fromkeys(zip(losses["size"], losses[VARIANT], strict=True)):
+        baseline = cells[size, variant] = baselines.of(name, size, variant)
+        here = losses[(losses["size"] == size) & (losses[VARIANT] == variant)]
+        _require_domains(here, baseline, size)
+        if not (here["method"] == BASELINE).any():
+            parts.append(baseline.losses.assign(study=name, **{VARIANT: variant}))
+        parts.append(here)
+        curves.append(baseline.curves.assign(**{VARIANT: variant}))
+    rows = _named(pd.concat(parts, ignore_index=True), cells)
+    unit = _unit_of(name, baselines, cells) if variants else ""
+    views = _evaluations(rows[~rows[ELICITED]])
+    attacks, notes = _attacks(rows[rows[ELICITED]], views)
+    dropped = [] if variants else [VARIANT]
+    record = _record(name, external, own, cells, variants, unit, rows)
+    frames = (views, _tidy(pd.concat(curves, ignore_index=True)), attacks, _declared_views(views))
+    return ExternalStudy(record, *(frame.drop(columns=dropped) for frame in frames), notes)
+
+
+@dataclass(frozen=True)
+class Replicated:
+    """A study with its tables and claims, and the published table that stands beside it."""
+
+    record: StudyRecord
+    results: Results
+    published: pd.DataFrame | None = None
+
+    @property
+    def report(self) -> StudyReport:
+        """What its page shows."""
+        return study_report(self.record, self.results, self.results.runs, self.published)
+
+
+def replicate(prepared: ExternalStudy, is_beside: bool = True) -> Replicated:
+    """The tables and claims of a prepared study, beside the published ones where there are some and `is_beside`."""
+    record, notes = prepared.record, pd.DataFrame(prepared.notes, columns=["what", "why"])
+    analysis = analysed(record, prepared.evaluations, prepared.curves, prepared.attacks, prepared.declared)
+    analysis = replace(analysis, missing=pd.concat([analysis.missing, notes], ignore_index=True))
+    results = Results(analysis, prepared.curves, NO_RUNS, judged(record, analysis), "the folder")
+    if record.varies or not is_beside:
+        return Replicated(record, results)
+    domains = set(analysis.ratios["domain"])
+    published = published_table(record.compare_with, domains)
+    if published is None or not set(published["method"]) & set(analysis.table["method"]):
+        return Replicated(record, results)
+    parameters = {size: parameters_of(size) for size in published["size"]} | record.parameters
+    return Replicated(replace(record, parameters=parameters), results, published)
+
+
+def published_studies() -> list[Replicated]:
+    """The studies whose per-seed compute ratios ship with the package, without losses and curves."""
+    return [_published(name) for name in KNOWN if published_table(name) is not None]
+
+
+def _published(name: str) -> Replicated:
+    own, per_seed = declaration(name, {}, []), published_per_seed(name).drop(columns=VARIANT)
+    table = published_table(name)
+    record = StudyRecord(
+        name=name,
+        title=own.title,
+        question=own.question,
+        facts=(f"{SOURCE}.",),
+        params={},
+        sizes=tuple(dict.fromkeys(table["size"])),
+        parameters={size: parameters_of(size) for size in table["size"]},
+        profile=own.profile,
+        entries=(),
+        compare_with=own.compare_with,
+    )
+    ratios = pd.DataFrame(columns=[*VIEW, "retained", "domain", "class", "compute_ratio"])
+    analysis = Analysis(table, per_seed, ratios, pd.DataFrame(columns=FIT_COLUMNS), NO_NOTES)
+    return Replicated(record, Results(analysis, NO_CURVES, NO_RUNS, judged(record, analysis), "the shipped file"))
+
+
+def _variants_of(losses: pd.DataFrame) -> tuple[str, ...]:
+    """The variants of a study, numbers in their order, names as they come; () where it has none."""
+    names = [name for name in dict.fromkeys(losses[VARIANT]) if name]
+    try:
+        return tuple(sorted(names, key=float))
+    except ValueError:
+        return tuple(names)
+
+
+def _in_every_variant(losses: pd.DataFrame, variants: tuple[str, ...]) -> pd.DataFrame:
+    """Rows without a variant, in a study that has some, hold for all: a method that the variants do not change.
+
+    A baseline is left where it is: `BaselineRules` says whom it serves.
+    """
+    plain = losses[losses[VARIANT] == ""]
+    if not variants or plain.empty:
+        return losses
+    shared = plain[plain["method"] != BASELINE]
+    return pd.concat([losses[losses[VARIANT] != ""], *(shared.assign(**{VARIANT: name}) for name in variants)])
+
+
+def _require_domains(rows: pd.DataFrame, baseline: Baseline, size: str) -> None:
+    known = baseline.domains | {CORE}
+    allowed = f"a domain of the baselines of {baseline.study} {size}: {', '.join(sorted(known))}"
+    for number, domain, retained in zip(rows["row"], rows["domain"], rows["retained"], strict=True):
+        if domain not in known:
+            raise invalid(f"{LOSSES_FILE}, row {number}, domain", domain, allowed)
+        for name in filter(None, retained.split(",")):
+            if name not in known:
+                raise invalid(f"{LOSSES_FILE}, row {number}, retained", name, allowed)
+    for number, domain in baseline.curves[["row", "domain"]].drop_duplicates().itertuples(index=False):
+        if domain not in known:
+            raise invalid(f"{CURVES_FILE}, row {number}, domain", domain, allowed)
+
+
+def _unit_of(name: str, baselines: BaselineRules, cells: Mapping[tuple[str, str], Baseline]) -> str:
+    """The variant whose baselines are every variant's reference, "" where each has its own."""
+    units = {baselines.unit(name, size) for size, _ in cells}
+    return units.pop() if len(units) == 1 else ""
+
+
+def _named(rows: pd.DataFrame, cells: Mapping[tuple[str, str], Baseline]) -> pd.DataFrame:
+    """The rows with their profiles; a baseline retains everything."""
+    auxiliary = {key: tuple(sorted(baseline.domains - {CORE})) for key, baseline in cells.items()}
+    own = [auxiliary[key] for key in zip(rows["size"], rows[VARIANT], strict=True)]
+    is_baseline = rows["method"] == BASELINE
+    retained = [",".join(a) if b else r for a, b, r in zip(own, is_baseline, rows["retained"], strict=True)]
+    profiles = [profile_name(tuple(filter(None, r.split(","))), a) for a, r in zip(own, retained, strict=True)]
+    return rows.assign(
+        retained=retained, profile=["all" if b else p for b, p in zip(is_baseline, profiles, strict=True)]
+    )
+
+
+def _evaluations(rows: pd.DataFrame) -> pd.DataFrame:
+    """One row a view, a column a domain."""
+    wide = rows.pivot(index=[VARIANT, *VIEW, "retained"], columns="domain", values="loss")
+    return wide.add_prefix(PREFIX).reset_index().rename_axis(columns=None)
+
+
+def _declared_views(views: pd.DataFrame) -> pd.DataFrame:
+    """Every profile of a method at a size, for every seed that it has there: what a seed lacks is then named."""
+    names = [VARIANT, "method", "size"]
+    profiles = views[[*names, "profile", "retained"]].drop_duplicates()
+    return profiles.merge(views[[*names, "seed"]].drop_duplicates(), on=names)
+
+
+def _attacks(rows: pd.DataFrame, views: pd.DataFrame) -> tuple[pd.DataFrame, tuple]:
+    """The attacks on what views forget; notes on those of which there is nothing to measure."""
+    keys, notes = [VARIANT, *VIEW], []
+    has_view = pd.Series(map(tuple, rows[keys].values)).isin(set(map(tuple, views[keys].values))).to_numpy(bool)
+    kept = [d == CORE or d in r.split(",") for d, r in zip(rows["domain"], rows["retained"], strict=True)]
+    for problem, why in ((~has_view, "the view has no losses without the attack"), (kept, "the view keeps the domain")):
+        for row in rows[np.array(problem, bool)].to_dict("records"):
+            name = " ".join(filter(None, (row[VARIANT], *(row[key] for key in VIEW[:2]), row["profile"])))
+            notes.append((f"{name} seed {row['seed']}, attack on {row['domain']}", why))
+    good = rows[has_view & ~np.array(kept, bool)].drop(columns=ELICITED).rename(columns={"domain": ELICITED})
+    return good[[VARIANT, *ATTACK_COLUMNS]], tuple(notes)
+
+
+def _tidy(curves: pd.DataFrame) -> pd.DataFrame:
+    """One row a point; `run_id` tells the baselines apart where several variants share them."""
+    run_id = curves["study"] + " " + curves["size"] + " seed " + curves["seed"]
+    return curves.assign(run_id=run_id)[["run_id", VARIANT, "size", "seed", "step", "domain", "loss"]]
+
+
+def _record(
+    name: str,
+    external: External,
+    own: Declaration,
+    cells: Mapping[tuple[str, str], Baseline],
+    variants: tuple[str, ...],
+    unit: str,
+    rows: pd.DataFrame,
+) -> StudyRecord:
+    sizes = tuple(sorted(dict.fromkeys(rows["size"]), key=size_key))
+    seeds = sorted(set(rows["seed"]), key=lambda seed: (len(seed), seed))
+    facts = [f"Losses measured elsewhere, from {external.folder}: seeds {', '.join(seeds)}."]
+    borrowed = dict.fromkeys((b.study, size) for (size, _), b in cells.items() if b.study != name)
+    facts += [f"The baseline of {size} is that of the study {study}." for study, size in borrowed]
+    copied = dict.fromkeys((b.curves_from, size) for (size, _), b in cells.items() if b.curves_from != b.study)
+    facts += [f"The curves of {size} are those of {study}, whose losses are the same." for study, size in copied]
+    facts += [f"Every ratio is against the baseline of {unit}."] if unit else []
+    facts += ["Each seed is measured against its own baseline."] if own.own_baseline else []
+    return StudyRecord(
+        name=name,
+        title=own.title,
+        question=own.question,
+        facts=tuple(facts),
+        params={},
+        sizes=sizes,
+        parameters={size: parameters_of(size) for size in sizes},
+        profile=own.profile,
+        entries=(),
+        compare_with=own.compare_with,
+        varies=own.varies if variants else "",
+        variants=variants,
+        unit=unit,
+        own_baseline=own.own_baseline,
+        by_modules=own.by_modules,
+    )

@@ -1,0 +1,248 @@
+"""From losses to the study's table and report: reads MLflow, or the run directories when it has to."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from gram_platform.analysis.absorption import final_shares, load_shares
+from gram_platform.analysis.composing import by_number, drop_table
+from gram_platform.analysis.elicited import ATTACK_COLUMNS, ELICITED
+from gram_platform.analysis.ratios import BASELINE, VARIANT, VIEW
+from gram_platform.analysis.tables import Analysis, analyse
+from gram_platform.analysis.text import aligned, format_table, table_csv
+from gram_platform.analysis.variants import analyse_variants
+from gram_platform.pages.report import StudyReport, build_report, study_figures
+from gram_platform.pages.report.absorption import readable_shares
+from gram_platform.pages.report.composing import readable_drops
+from gram_platform.pages.report.sections import renamed
+from gram_platform.pages.report.tables import shown_columns
+from gram_platform.pages.results.publishing import intro_text, publish, with_links
+from gram_platform.pages.results.record import StudyRecord
+from gram_platform.paper.claims import paper_claims, separation_claims
+from gram_platform.paper.explanations import EXPLANATION, explained
+from gram_platform.paper.paper import PAPER, beside_paper
+from gram_platform.paper.paper_claims import CLAIMS
+from gram_platform.paper.published import with_published
+from gram_platform.paper.verdicts import claims_frame
+from gram_platform.store import Store
+from gram_platform.tracking import Tracker, TrackingUnavailable
+from gram_platform.tracking.frame import Frames, load_curves, load_store_curves
+
+BEST_LOSS = "final/best/loss/"  # + domain, in the frames of runs
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a study has so far."""
+
+    analysis: Analysis
+    curves: pd.DataFrame
+    runs: pd.DataFrame  # runs, evaluations and attacks under the study's names and in its order, each id once
+    claims: pd.DataFrame
+    source: str  # "MLflow", or the run directories and why
+    absorption: pd.DataFrame | None = None  # of `load_shares`, in a study whose runs have probes
+
+
+def read_results(
+    record: StudyRecord, store: Store, tracking_uri: str | None, why_not: str = "", frames: Frames | None = None
+) -> Results | None:
+    """The analysis of every node that is done, None while there is no evaluation or no baseline's curve.
+
+    Reads MLflow at `tracking_uri`; without one, or where it is away or lacks nodes, the run directories. `frames` of
+    the same two, for one who reads several studies.
+    """
+    frame, curves, source = load_frames(record.ids, record.baseline_runs, store, tracking_uri, why_not, frames)
+    complete = frame[frame["status"] == "complete"]
+    evaluations = _named(record, _entries(record, "evaluation"), complete)
+    if evaluations.empty or curves.empty:
+        return None
+    baselines = _named(record, [e for e in _entries(record, "run") if e["id"] in set(record.baseline_runs)], complete)
+    own = ["run_id", "method", "size", "seed", *_variant(record)]
+    curves = curves.merge(baselines[baselines["method"] == BASELINE][own].drop_duplicates(), on="run_id")
+    declared = _tags(record, _entries(record, "evaluation"))
+    analysis = analysed(record, evaluations, curves, _attacks(record, complete), declared)
+    probed = _named(record, [e for e in _entries(record, "run") if e["id"] in set(record.probed)], complete)
+    absorption = load_shares(store, probed) if record.probed else None
+    return Results(analysis, curves, nodes_frame(record, frame), judged(record, analysis), source, absorption)
+
+
+def analysed(
+    record: StudyRecord,
+    evaluations: pd.DataFrame,
+    curves: pd.DataFrame,
+    attacks: pd.DataFrame,
+    declared: pd.DataFrame,
+) -> Analysis:
+    """The tables of a study of either kind; the frames are those of `analyse` and `analyse_variants`."""
+    if not record.variants:
+        return analyse(evaluations, curves, record.sizes, attacks, declared, own_baseline=record.own_baseline)
+    frames = (evaluations, curves, record.variants, record.sizes, attacks, declared)
+    return analyse_variants(*frames, record.unit, record.own_baseline)
+
+
+def judged(record: StudyRecord, analysis: Analysis) -> pd.DataFrame:
+    """The paper's about the study beside the verdicts on its published numbers, or that retain is above forget.
+
+    Each with what explains a "disagree", where that is known.
+    """
+    if record.compare_with in CLAIMS:
+        claims = with_published(paper_claims(analysis.per_seed, record.compare_with), record.compare_with)
+    else:
+        claims = claims_frame([] if record.variants else separation_claims(analysis.per_seed))
+    return explained(claims, record.name, record.preset)
+
+
+def summary_text(record: StudyRecord, results: Results) -> str:
+    """The table for a terminal; beside the paper's, with the claims, where the study declares it."""
+    table = results.analysis.table
+    parts = [format_table(renamed(table, record.varies))]
+    if (numbers := _by_number(record, results.analysis)) is not None:
+        parts += ["from one module to all", frame_text(readable_drops(drop_table(numbers, results.analysis.per_seed)))]
+    if results.absorption is not None and len(results.absorption):
+        shares = readable_shares(final_shares(results.absorption))
+        parts += ["shares of the modules' squared gradient", frame_text(renamed(shares, record.varies))]
+    if record.compare_with in PAPER:
+        beside = renamed(beside_paper(table, record.compare_with, record.profile), record.varies)
+        parts += ["beside the paper's (for reading: another scale)", frame_text(beside)]
+    if record.compare_with in CLAIMS:
+        names = ["verdict", "difference", "low", "high", "detectable", "paper", "size", VARIANT, "claim", "published"]
+        found = shown_columns(results.claims, [*names, EXPLANATION])
+        found = found[[n for n in found if n not in ("size", VARIANT) or found[n].nunique() > 1]]
+        parts += ["the paper's claims", frame_text(renamed(found, record.varies))]
+    return "\n\n".join(parts)
+
+
+def frame_text(frame: pd.DataFrame) -> str:
+    """A frame for a terminal: three decimals, - for what does not exist."""
+    rows = [[_cell(value) for value in row] for row in frame.itertuples(index=False)]
+    return aligned([list(frame.columns), *rows])
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return "-" if value != value else f"{value:.3f}"
+    return str(value) or "-"
+
+
+# ------------------------------------------------------------------------------------------------------ frames
+
+
+def load_frames(
+    ids: Collection[str],
+    baseline_runs: Sequence[str],
+    store: Store,
+    uri: str | None,
+    why_not: str = "",
+    frames: Frames | None = None,
+) -> tuple[pd.DataFrame, pd.DataFrame, str]:
+    """(frame of these nodes, baselines' curves, where they come from): MLflow where it has all that is complete."""
+    frames = frames or Frames(store.root, uri)
+    local = frames.stored[frames.stored["id"].isin(ids)]
+    if uri is not None:
+        try:
+            frame = frames.mirrored[frames.mirrored["id"].isin(ids)]
+            if _complete_ids(frame) == _complete_ids(local):
+                return frame, load_curves(uri, baseline_runs), "MLflow"
+            why_not = "MLflow lacks some of the study's nodes"
+        except TrackingUnavailable as error:
+            why_not = f"MLflow is away ({error})"
+    return local, load_store_curves(store.root, baseline_runs), f"the run directories: {why_not}"
+
+
+def _complete_ids(frame: pd.DataFrame) -> set[str]:
+    return set(frame.loc[frame["status"] == "complete", "id"])
+
+
+def _entries(record: StudyRecord, kind: str) -> list[Mapping]:
+    """The study's entries of a kind, "run" without the attacks, "attack" these alone."""
+    of_kind = {
+        "run": lambda e: e["kind"] == "run" and ELICITED not in e["tags"],
+        "attack": lambda e: e["kind"] == "run" and ELICITED in e["tags"],
+        "evaluation": lambda e: e["kind"] == "evaluation",
+    }
+    return [entry for entry in record.entries if of_kind[kind](entry)]
+
+
+def _variant(record: StudyRecord) -> list[str]:
+    return [VARIANT] if record.variants else []
+
+
+def _tags(record: StudyRecord, entries: Sequence[Mapping]) -> pd.DataFrame:
+    """`id` and the study's names of every entry, in order."""
+    columns = ["id", *_variant(record), *VIEW, "retained", ELICITED]
+    rows = [{"retained": "", ELICITED: "", **entry["tags"], "id": entry["id"]} for entry in entries]
+    return pd.DataFrame(rows, columns=columns).fillna("").drop_duplicates(ignore_index=True)
+
+
+def _named(record: StudyRecord, entries: Sequence[Mapping], frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame's rows once for every entry, with this study's names in place of the stored ones, in their order."""
+    tags = _tags(record, entries)
+    own = frame.drop(columns=[c for c in tags.columns if c != "id" and c in frame.columns])
+    return tags.merge(own, on="id")
+
+
+def _attacks(record: StudyRecord, complete: pd.DataFrame) -> pd.DataFrame:
+    """Every attack of the study as `analyse` takes it; the loss is NaN where there is no result yet."""
+    declared, view = _tags(record, _entries(record, "attack")), [*_variant(record), *VIEW]
+    done = _with_best_loss(_named(record, _entries(record, "attack"), complete))
+    losses = done[["id", *view, ELICITED, "best_loss"]].rename(columns={"best_loss": "loss"})
+    attacks = declared.merge(losses, on=["id", *view, ELICITED], how="left").rename(columns={"id": "run_id"})
+    return attacks[[*_variant(record), *ATTACK_COLUMNS, "run_id"]]
+
+
+def _with_best_loss(attacks: pd.DataFrame) -> pd.DataFrame:
+    """`best_loss`: the lowest validation loss on the attacked domain."""
+    rows = attacks.to_dict("records")
+    losses = [row.get(BEST_LOSS + row[ELICITED], float("nan")) for row in rows]
+    return attacks.assign(best_loss=pd.Series(losses, index=attacks.index, dtype="float64"))
+
+
+def nodes_frame(record: StudyRecord, frame: pd.DataFrame) -> pd.DataFrame:
+    """Every node that was begun: runs, then evaluations, then attacks, each in the order of the study's entries."""
+    parts = [_named(record, _entries(record, kind), frame) for kind in ("run", "evaluation", "attack")]
+    parts[-1] = _with_best_loss(parts[-1])
+    return pd.concat(parts, ignore_index=True).drop_duplicates("id", ignore_index=True)
+
+
+# ----------------------------------------------------------------------------------------------------- writing
+
+
+def write_results(
+    record: StudyRecord, store: Store, results: Results, failures: Mapping[str, str], tracker: Tracker | None
+) -> dict[str, str]:
+    """Writes table.csv, report.html and study.json and logs them to MLflow if there is one; the paths by name."""
+    study = study_report(record, results, with_links(results.runs, failures, tracker))
+    report = build_report(record.title, intro_text(record, results.source, tracker), study)
+    figures = study_figures(study) if tracker is not None else {}
+    table = table_csv(renamed(results.analysis.table, record.varies))
+    return publish(record, store, table, report, figures, tracker)
+
+
+def study_report(
+    record: StudyRecord, results: Results, runs: pd.DataFrame, published: pd.DataFrame | None = None
+) -> StudyReport:
+    """What the study's page shows; `runs` are the results' with the links that suit the page.
+
+    `published`: the published table to set beside it; the record then has the parameters of its sizes too.
+    """
+    return StudyReport(
+        analysis=results.analysis,
+        curves=results.curves,
+        runs=runs,
+        parameters=record.parameters,
+        profile=record.profile if (results.analysis.table["profile"] == record.profile).any() else "",
+        claims=results.claims,
+        costs=record.costs,
+        compare_with=record.compare_with,
+        varies=record.varies,
+        published=published,
+        absorption=results.absorption,
+        by_number=_by_number(record, results.analysis),
+    )
+
+
+def _by_number(record: StudyRecord, analysis: Analysis) -> pd.DataFrame | None:
+    """The values by the number of modules that are on, of a study that is about this."""
+    declared = _tags(record, _entries(record, "evaluation")) if record.entries else None
+    return by_number(analysis.per_seed, declared) if record.by_modules else None

@@ -1,0 +1,13 @@
+"""`python -m gram_platform.pages.site STORAGE TRACKING_URI` builds the site.
+
+Studies and searches start it at their end as a separate process, so that a failure here cannot harm them.
+"""
+
+import sys
+
+from gram_platform.pages.site.build import build_site
+from gram_platform.store import Store
+
+if __name__ == "__main__":
+    storage, tracking_uri = sys.argv[1:]
+    print(build_site(Store(storage), tracking_uri).index)

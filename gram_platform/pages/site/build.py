@@ -1,0 +1,77 @@
+"""Building the site of a storage, once or again and again: only pages whose facts have changed are written."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gram_platform.config.identity import invalid
+from gram_platform.pages.site.folder import SiteFolder
+from gram_platform.pages.site.pages import write_overview, write_runs, write_studies
+from gram_platform.pages.site.snapshot import Contents, read_contents, take_snapshot
+from gram_platform.store import Store
+from gram_platform.store.remote import open_folder
+
+SITE = "site"  # its folder in the storage
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a building of the site did."""
+
+    index: str  # the path or URL of the page to open
+    num_runs: int
+    num_written: int  # files
+    problems: tuple[str, ...]  # studies whose results could not be read
+
+
+def build_site(
+    store: Store, tracking_uri: str | None, out: str = "", why_not: str = "", contents: Contents | None = None
+) -> Built:
+    """Writes every page whose facts have changed into `out` (default: `site` in the storage).
+
+    Studies are read from MLflow at `tracking_uri`; without one (`why_not` says why), or where it is away or behind,
+    from the run directories. Pages of runs always read these: only they have attempts, hosts and norms. ValueError
+    naming `out` when it cannot be written.
+    """
+    folder = open_folder(out or f"{store.root}/{SITE}", writable=True)
+    try:
+        site = SiteFolder(folder)
+        snapshot = take_snapshot(store, contents or read_contents(store), tracking_uri, why_not, is_beside=not out)
+        left = write_studies(site, snapshot)
+        write_runs(site, snapshot)
+        write_overview(site, snapshot, left)
+        site.finish()
+    except (PermissionError, FileExistsError, NotADirectoryError) as error:
+        raise invalid("out", folder.path, f"a folder where files can be written ({error})") from error
+    problems = tuple(leaves["problem"] for leaves in left.values() if leaves["problem"])
+    return Built(folder.file("index.html"), len(snapshot.facts.runs), site.num_written, problems)
+
+
+def watch_site(
+    store: Store, tracking_uri: str | None, every_s: float, say: Callable[[str], None], out: str = "", why_not: str = ""
+) -> None:
+    """Builds the site, and again every `every_s` seconds if something has happened in the storage; never returns."""
+    if not every_s > 0:
+        raise invalid("watch", every_s, "a positive number of seconds")
+    key = ""
+    while True:
+        started = time.monotonic()
+        contents = read_contents(store)
+        if contents.key != key:
+            key = contents.key
+            built = build_site(store, tracking_uri, out, why_not, contents)
+            say(f"{time.strftime('%H:%M:%S')} {built.num_written} files written: {built.index}")
+        time.sleep(max(0.0, every_s - (time.monotonic() - started)))
+
+
+def tracking_of(store: Store, tracking_uri: str) -> tuple[str | None, str]:
+    """(the URI to read, "") or (None, why not): by default the storage's own database, if there is one yet."""
+    if tracking_uri:
+        return tracking_uri, ""
+    if not store.is_local:
+        return None, "no --tracking-uri was given"
+    database = Path(store.root) / "mlflow.db"
+    if not database.exists():
+        return None, f"there is no {database}"
+    return f"sqlite:///{database}", ""

@@ -1,0 +1,79 @@
+"""The claims of all studies: rows that can be kept, and their page."""
+
+import csv
+import io
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+
+from gram_platform.pages.report.page import Section
+from gram_platform.pages.report.sections import JUDGED, MARGINS_TEXT
+from gram_platform.pages.report.tables import readable_claims
+from gram_platform.pages.results.record import StudyRecord
+from gram_platform.paper.explanations import EXPLANATION
+from gram_platform.paper.verdicts import CANNOT_TELL, VERDICTS
+
+NUMBERS = ("difference", "low", "high", "detectable", "paper")
+RULE = f"""{JUDGED} {MARGINS_TEXT}
+
+Where the detectable difference is larger than what the paper reports, "{CANNOT_TELL}" is what one has to expect.
+Published: the verdict and the difference on the authors' published per-seed numbers, at their size or sizes; paper:
+where these are not public, the difference in the paper's table, at its scale; source: the label of its place in the
+paper. Judged at: where ours was measured. A verdict at a demo's scale says nothing about the paper's."""
+
+
+def claim_rows(claims: pd.DataFrame | None, scale: str) -> list[dict]:
+    """The rows of a study's claims as JSON values, with `judged_at`: the size and variant, and the study's scale."""
+    if claims is None:
+        return []
+    rows = []
+    for record in claims.to_dict("records"):
+        where = [str(record.pop(name)) for name in ("size", "variant") if record.get(name)]
+        numbers = {name: _number(record[name]) for name in NUMBERS if name in record}
+        seeds = {"num_seeds": int(record["num_seeds"])} if "num_seeds" in record else {}
+        texts = {name: str(record.get(name) or "") for name in ("claim", "verdict", "published", "source", EXPLANATION)}
+        rows.append({**texts, **numbers, **seeds, "judged_at": ", ".join([*where, scale])})
+    return rows
+
+
+def written_claims(text: str, scale: str) -> list[dict]:
+    """The same from a search's claims.csv."""
+    rows = list(csv.DictReader(io.StringIO(text)))
+    frame = pd.DataFrame(rows)
+    for name in (*NUMBERS, "num_seeds"):
+        if name in frame:
+            frame[name] = pd.to_numeric(frame[name])
+    return claim_rows(frame, scale)
+
+
+def scale_of(record: StudyRecord) -> str:
+    """Where a study's claims are judged, in words."""
+    sizes = ", ".join(record.sizes)
+    return f"preset {record.params.get('preset', '?')} ({sizes})"
+
+
+def claim_sections(rows: Mapping[str, Sequence[Mapping]], titles: Mapping[str, tuple[str, str]]) -> list[Section]:
+    """A section a study that has claims. `titles`: {study: (title, address of its page)}."""
+    judged = {name: found for name, found in rows.items() if found}
+    if not judged:
+        return [Section("All claims", "No study has what a claim needs yet: two sides on the same seed.")]
+    counts = {name: Counter(row["verdict"] for row in found) for name, found in judged.items()}
+    summary = [
+        {"study": titles[name][0], "study_url": titles[name][1], **{v: counts[name][v] for v in VERDICTS}}
+        for name in judged
+    ]
+    total = {"study": "all", "study_url": "", **{v: sum(count[v] for count in counts.values()) for v in VERDICTS}}
+    sections = [Section("All claims", table=pd.DataFrame([*summary, total]), table_is_open=True)]
+    for name, found in judged.items():
+        frame = pd.DataFrame(found)
+        numbers = [column for column in NUMBERS if column in frame]
+        table = readable_claims(frame.astype(dict.fromkeys(numbers, float)))  # None, of JSON, is NaN here
+        sections.append(Section(titles[name][0], table=table, table_is_open=True))
+    return sections
+
+
+def _number(value: object) -> float | None:
+    number = float(value) if value is not None else math.nan
+    return None if math.isnan(number) else number

@@ -1,0 +1,92 @@
+"""The pages of studies whose losses were measured elsewhere: an index, a page a study, all claims, and their tables."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+
+from gram_platform.analysis.text import table_csv
+from gram_platform.config.identity import invalid
+from gram_platform.pages.report import ATTACK, FOOTER, report_sections
+from gram_platform.pages.report.headline import with_verdicts
+from gram_platform.pages.report.page import ASSETS, Section, Shell, asset, page_html
+from gram_platform.pages.report.sections import renamed
+from gram_platform.pages.results.replication import Replicated
+from gram_platform.pages.site.cards import Card, cards_html, picture_of
+from gram_platform.pages.site.claims import RULE, VERDICTS, claim_rows, claim_sections
+from gram_platform.store.remote import open_folder
+
+LINKS = (("Studies", "index.html"), ("Claims", "claims.html"))
+INTRO = """Losses that were measured elsewhere, through the analysis of this platform's own runs: compute ratios, their
+90% intervals over seeds, and what they say about the paper's claims."""
+
+
+def write_replication(studies: Sequence[Replicated], out: str, facts: str) -> dict[str, str]:
+    """Writes the pages and tables into the folder `out`; {what: path}. ValueError naming `out` if that cannot be.
+
+    `<study>/` holds report.html, table.csv, per_seed.csv and claims.csv. `facts` says where the numbers are from.
+    """
+    folder, sections = open_folder(out, writable=True), {s.record.name: report_sections(s.report) for s in studies}
+    try:
+        files = {name: asset(name) for name in ASSETS}
+        files |= {"claims.html": _claims_page(studies), "index.html": _index(studies, sections, facts)}
+        for name, text in files.items():
+            folder.write(name, text.encode(), durable=False)
+        for study in studies:
+            for name, text in _files(study, sections[study.record.name]).items():
+                folder.child(study.record.name).write(name, text.encode(), durable=False)
+    except (PermissionError, FileExistsError, NotADirectoryError) as error:
+        raise invalid("out", folder.path, f"a folder where files can be written ({error})") from error
+    paths = {study.record.name: folder.child(study.record.name).file("report.html") for study in studies}
+    return {**paths, "all": folder.file("index.html")}
+
+
+def _files(study: Replicated, sections: Sequence[Section]) -> dict[str, str]:
+    """What a study leaves: its page, its tables."""
+    record, results = study.record, study.results
+    intro = with_verdicts(f"{record.question}\n\n{' '.join(record.facts)}".strip(), results.claims)
+    footer = f"{ATTACK}\n\n{FOOTER}" if results.analysis.table["elicited"].notna().any() else FOOTER
+    page = page_html(record.title, intro, sections, footer, Shell("../", LINKS, "Studies"))
+    tables = {
+        "table.csv": results.analysis.table,
+        "per_seed.csv": results.analysis.per_seed,
+        "claims.csv": results.claims,
+    }
+    return {"report.html": page} | {name: table_csv(renamed(t, record.varies)) for name, t in tables.items()}
+
+
+def _index(studies: Sequence[Replicated], sections: Mapping[str, Sequence[Section]], facts: str) -> str:
+    rows, cards = [], []
+    for study in studies:
+        record, analysis = study.record, study.results.analysis
+        verdicts, address = Counter(study.results.claims["verdict"]), f"{record.name}/report.html"
+        picture = picture_of(sections[record.name])
+        cards.append(Card(record.title, address, study.results.claims["verdict"].tolist(), picture))
+        rows.append(
+            {
+                "study": record.title,
+                "study_url": address,
+                "sizes": ", ".join(record.sizes),
+                "seeds": analysis.table["num_seeds"].max(),
+                "variants": ", ".join(record.variants),
+                **{verdict: verdicts[verdict] for verdict in VERDICTS},
+                "missing": f"{len(analysis.missing)} notes" if len(analysis.missing) else "",
+                "table": "table.csv",
+                "table_url": f"{record.name}/table.csv",
+            }
+        )
+    table = pd.DataFrame(rows)
+    table = table if table["variants"].any() else table.drop(columns="variants")
+    text = "The columns agree, disagree and cannot tell count the claims of the paper that a study can judge."
+    shown = [Section("Studies", markup=cards_html(cards)), Section("Tables", text, table=table, table_is_open=True)]
+    return page_html("Replication", f"{INTRO}\n\n{facts}", shown, "", Shell("", LINKS, "Studies"))
+
+
+def _claims_page(studies: Sequence[Replicated]) -> str:
+    rows = {s.record.name: claim_rows(s.results.claims, _judged_at(s)) for s in studies}
+    titles = {s.record.name: (s.record.title, f"{s.record.name}/report.html") for s in studies}
+    return page_html("Claims", RULE, claim_sections(rows, titles), "", Shell("", LINKS, "Claims"))
+
+
+def _judged_at(study: Replicated) -> str:
+    return f"{study.results.source} ({', '.join(study.record.sizes)})"

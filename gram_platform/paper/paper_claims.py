@@ -1,0 +1,261 @@
+"""The paper's claims, literally: what each says about a difference, and where it says so.
+
+No claim says more than the paper's own numbers show: "matches" is "no worse by more than a margin". That retain stays
+above elicited is claimed on Simple Stories alone: in the paper's scaling study it is so from 200M on, and at 50M and
+100M elicited is above retain. Of what a side leaves open (size, variant) the claim is judged at each value that a study
+has; FIRST and LAST stand for a study's first and last one.
+"""
+
+from collections.abc import Sequence
+
+from gram_platform.paper.claim import WORDS, Claim, Side, drop, follows, gain, same
+from gram_platform.paper.paper import (
+    ACCUMULATION,
+    ARCHITECTURE,
+    AUX_SCALING,
+    PARTIAL_LABELS,
+    STORIES,
+    paper_value,
+)
+from gram_platform.paper.verdicts import ABOVE, BELOW, MARGINS, alike, not_above, not_below
+
+FIRST, LAST = "first", "last"
+LABELS = (("gram", "GRAM"), ("filtering", "Filtering"), ("ft_lora", "FT-LoRA"))
+SCALING, DUAL_USE, TITRATION = "scaling", "dual_use", "titration"
+
+STORIES_CLAIMS = (  # of means over the profiles of core with at most one domain
+    Claim("GRAM: retain is above forget", Side("gram", "retain"), Side("gram", "forget"), "fig:grmoe_vs_filtering"),
+    Claim(
+        "Filtering: retain is above forget",
+        Side("filtering", "retain"),
+        Side("filtering", "forget"),
+        "fig:grmoe_vs_filtering",
+    ),
+    *follows("GRAM", "gram", "filtering", "filtering", "tab:synthetic"),
+    Claim(
+        "GRAM after the attack: retain is above elicited",
+        Side("gram", "retain"),
+        Side("gram", "elicited"),
+        "app:stories",
+    ),
+    Claim(
+        "The attack undoes MaxEnt: elicited is above forget",
+        Side("maxent", "elicited"),
+        Side("maxent", "forget"),
+        "app:stories",
+    ),
+    Claim(
+        f"MaxEnt recovers almost completely: elicited is no more than {ABOVE:.2f} below the baseline",
+        Side("maxent", "elicited"),
+        Side("baseline", "retain"),
+        "app:stories",
+        not_below("elicited"),
+    ),
+    Claim(
+        "MaxEnt is less robust than GRAM: its elicited is above",
+        Side("maxent", "elicited"),
+        Side("gram", "elicited"),
+        "app:stories",
+    ),
+    Claim(
+        "MaxEnt is less robust than filtering: its elicited is above",
+        Side("maxent", "elicited"),
+        Side("filtering", "elicited"),
+        "app:stories",
+    ),
+    Claim("FT-LoRA has a lower core than GRAM", Side("gram", "core"), Side("ft_lora", "core"), "app:stories"),
+    Claim("FT-Full has a lower core than GRAM", Side("gram", "core"), Side("ft_full", "core"), "app:stories"),
+    Claim("DEMix is poor on core: below GRAM", Side("gram", "core"), Side("demix", "core"), "app:stories"),
+    Claim("DEMix is poor on retain: below GRAM", Side("gram", "retain"), Side("demix", "retain"), "app:stories"),
+    Claim(
+        f"DEMix recovers little: elicited is no more than {ABOVE:.2f} above forget",
+        Side("demix", "elicited"),
+        Side("demix", "forget"),
+        "app:stories",
+        not_above("elicited"),
+    ),
+)
+SCALING_CLAIMS = (
+    Claim("GRAM: retain is above forget", Side("gram", "retain"), Side("gram", "forget"), "fig:scaling"),
+    Claim("Filtering: retain is above forget", Side("filtering", "retain"), Side("filtering", "forget"), "fig:scaling"),
+    *(
+        Claim(
+            f"{label}'s {WORDS.get(name, name)} falls with size",
+            Side(method, name, size=FIRST),
+            Side(method, name, size=LAST),
+            "fig:scaling",
+        )
+        for name in ("forget", "elicited")
+        for method, label in LABELS
+    ),
+    *follows("GRAM", "gram", "filtering", "filtering", "fig:scaling"),
+    *follows("FT-LoRA", "ft_lora", "filtering", "filtering", "fig:scaling"),
+)
+DUAL_USE_CLAIMS = (
+    Claim("GRAM: retain is above forget", Side("gram", "retain"), Side("gram", "forget"), "fig:realistic-results"),
+    *follows("GRAM", "gram", "filtering", "filtering", "fig:realistic-results"),
+    *follows("FT-LoRA", "ft_lora", "filtering", "filtering", "fig:realistic-results"),
+    Claim(
+        "The attack undoes MaxEnt: elicited is above forget",
+        Side("maxent", "elicited"),
+        Side("maxent", "forget"),
+        "sec:claim-realistic",
+    ),
+    Claim(
+        "MaxEnt is less robust than GRAM: its elicited is above",
+        Side("maxent", "elicited"),
+        Side("gram", "elicited"),
+        "sec:claim-realistic",
+    ),
+    *(
+        Claim(
+            f"GRAM composes: from at most one module to all its {name} drops less than summed LoRAs'",
+            drop("ft_lora", name),
+            drop("gram", name),
+            "fig:arbsub-forget",
+        )
+        for name in ("core", "retain")
+    ),
+    Claim(
+        "Summed LoRAs lose core",
+        Side("ft_lora", "core"),
+        Side("ft_lora", "core", profile="all"),
+        "fig:arbsub-forget",
+    ),
+    Claim(
+        "Summed LoRAs lose retain",
+        Side("ft_lora", "retain"),
+        Side("ft_lora", "retain", profile="all"),
+        "fig:arbsub-forget",
+    ),
+)
+AUX_SCALING_CLAIMS = (
+    Claim("Retain is above forget", Side("gram", "retain"), Side("gram", "forget"), "fig:aux-scaling-main"),
+    Claim("Retain is above elicited", Side("gram", "retain"), Side("gram", "elicited"), "fig:aux-scaling-main"),
+    *(
+        Claim(
+            f"{name.capitalize()} stays as domains are added: no more than {MARGINS[name]:.2f} below",
+            Side("gram", name, variant=LAST),
+            Side("gram", name, variant=FIRST),
+            "fig:aux-scaling-main",
+            not_below(name),
+        )
+        for name in ("core", "retain")
+    ),
+    Claim(
+        "Forget rises as domains are added",
+        Side("gram", "forget", variant=LAST),
+        Side("gram", "forget", variant=FIRST),
+        "fig:aux-scaling-main",
+    ),
+)
+PARTIAL_LABELS_CLAIMS = (
+    *(
+        Claim(
+            f"Half the labels: {label} has more {text} than GRAM",
+            Side(method, name, "core", "0.5"),
+            Side("gram", name, "core", "0.5"),
+            "fig:partial-labels",
+        )
+        for method, label in LABELS[1:]
+        for name, text in (("forget", "forget"), ("elicited", "elicited forget"))
+    ),
+    Claim(
+        f"Half the labels: GRAM's core is no more than {BELOW:.2f} below filtering's",
+        Side("gram", "core", "core", "0.5"),
+        Side("filtering", "core", "core", "0.5"),
+        "fig:partial-labels",
+        not_below("core"),
+    ),
+    Claim(
+        "Filtering forgets less with half the labels than with all",
+        Side("filtering", "forget", "core", "0.5"),
+        Side("filtering", "forget", "core", "1"),
+        "fig:partial-full",
+    ),
+)
+ARCHITECTURE_CLAIMS = (
+    *same("GRAM with MLPs", "gram", "GRAM with LoRAs", "gram_lora", "fig:expert-arch"),
+    *same("Finetuning with MLPs", "ft_mlp", "finetuning with LoRAs", "ft_lora", "fig:expert-arch"),
+)
+ACCUMULATION_CLAIMS = (
+    *(
+        Claim(
+            f"GRAM: heterogeneous accumulation raises {name}",
+            Side("gram", name, variant="heterogeneous"),
+            Side("gram", name, variant="uniform"),
+            "tab:hetacc-200m",
+        )
+        for name in ("core", "retain")
+    ),
+    Claim(
+        f"GRAM: heterogeneous accumulation leaves forget within {ABOVE:.2f}",
+        Side("gram", "forget", variant="heterogeneous"),
+        Side("gram", "forget", variant="uniform"),
+        "tab:hetacc-200m",
+        alike("forget"),
+    ),
+    Claim(
+        "GRAM gains more retain by it than FT-LoRA",
+        gain("gram", "retain"),
+        gain("ft_lora", "retain"),
+        "tab:hetacc-200m",
+    ),
+    Claim(
+        "Baseline: uniform accumulation lowers auxiliary domains",
+        Side("baseline", "retain", "all", "heterogeneous"),
+        Side("baseline", "retain", "all", "uniform"),
+        "tab:hetacc-200m",
+    ),
+)
+TITRATION_CLAIMS = tuple(
+    claim
+    for method, label in (("gram", "GRAM"), ("ft_lora", "FT-LoRA"))
+    for claim in (
+        Claim(
+            f"{label}: half a module is above none on its domain",
+            Side(method, "retain", variant="0.5"),
+            Side(method, "retain", variant="0"),
+            "fig:titration",
+        ),
+        Claim(
+            f"{label}: a whole module is above half of one on its domain",
+            Side(method, "retain", variant="1"),
+            Side(method, "retain", variant="0.5"),
+            "fig:titration",
+        ),
+        Claim(
+            f"{label}: core stays as a module is turned up: no more than {BELOW:.2f} below",
+            Side(method, "core", variant="1"),
+            Side(method, "core", variant="0"),
+            "fig:titration",
+            not_below("core"),
+        ),
+    )
+)
+CLAIMS: dict[str, tuple[Claim, ...]] = {
+    STORIES: STORIES_CLAIMS,
+    SCALING: SCALING_CLAIMS,
+    DUAL_USE: DUAL_USE_CLAIMS,
+    AUX_SCALING: AUX_SCALING_CLAIMS,
+    PARTIAL_LABELS: PARTIAL_LABELS_CLAIMS,
+    ARCHITECTURE: ARCHITECTURE_CLAIMS,
+    ACCUMULATION: ACCUMULATION_CLAIMS,
+    TITRATION: TITRATION_CLAIMS,
+}
+
+
+def chosen(name: str, values: Sequence[str]) -> str:
+    """What a side's size or variant names among a study's: FIRST and LAST are the first and the last of them."""
+    return {FIRST: values[:1], LAST: values[-1:]}.get(name, (name,))[0]
+
+
+def paper_difference(study: str, claim: Claim, variant: str = "", variants: Sequence[str] = ("",)) -> float:
+    """left - right in the paper's own table of the study at a variant; NaN where it does not print both.
+
+    `variants` are our study's, of which sides may name the first and the last.
+    """
+    at = {side: chosen(side.variant or variant, variants) for side in claim.terms}
+    values = {side: paper_value(study, at[side], side.method, side.name)[0] for side in claim.terms}
+    left, right = (values[s] - (values[s.less] if s.less else 0.0) for s in (claim.left, claim.right))
+    return left - right

@@ -1,0 +1,201 @@
+"""The paper's three hyperparameter sweeps on Simple Stories, literally: the coordinates of its figures.
+
+Source: the paper's "Hyperparameter Appendix" (`app:hyperparams`). Every number is a compute ratio, averaged within each
+of three seeds and then over them, with the ends of its 90% interval. Core-partial averages the core over the four
+profiles of core and one module, core-full is the core without any; the p_cr figure has these two, the others the
+core over all five profiles.
+
+At p_ca 2 the FT-LoRA of its main table (`tab:synthetic`: .841 .928 .692 .774) lies below this sweep's (.899 .969 .739
+.826); the paper does not say why.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pandas as pd
+
+from gram_platform.analysis.sweeps import SWEEP_CLASSES
+from gram_platform.analysis.text import interval_text
+from gram_platform.paper.paper import STORIES_SIZE
+
+Point = tuple[float, float, float]  # (mean, low, high)
+
+SWEEP_SEEDS = 3
+
+
+@dataclass(frozen=True)
+class PaperSweep:
+    """One knob of one method, and what the paper's figure has at each of its values."""
+
+    method: str
+    title: str
+    fixed: Mapping[str, float]  # the other knobs
+    source: str  # label in the paper
+    values: tuple[float, ...]
+    is_log: bool  # equal factors are equal distances on the figure's axis
+    classes: Mapping[str, tuple[Point, ...]]  # those that the figure has, in the order of SWEEP_CLASSES
+
+
+PAPER_SWEEPS = {
+    "p_cr": PaperSweep(
+        method="gram",
+        title="GRAM: core robustness p_cr",
+        fixed={"p_as": 0.3},
+        source="fig:hyperparam_robust",
+        values=(0.0, 0.2, 0.4, 0.6, 0.8, 1.0),
+        is_log=False,
+        classes={
+            "core_partial": (
+                (0.865480380134408, 0.857844490080138, 0.873116270188678),
+                (0.948779694300747, 0.923073972398174, 0.97448541620332),
+                (0.926198436100937, 0.904555999072229, 0.947840873129645),
+                (0.93029584395641, 0.892874178134876, 0.967717509777944),
+                (0.924863776313856, 0.902143013099316, 0.947584539528395),
+                (0.925080041052258, 0.899379079207784, 0.950781002896733),
+            ),
+            "core_full": (
+                (0.978096359615534, 0.968871664092531, 0.987321055138536),
+                (0.961111800364375, 0.935760654508155, 0.986462946220595),
+                (0.930119589207962, 0.908293060920301, 0.951946117495623),
+                (0.932509430943718, 0.89544041549291, 0.969578446394525),
+                (0.924640343789207, 0.902273004735759, 0.947007682842655),
+                (0.785210696229158, 0.745112761850905, 0.825308630607411),
+            ),
+            "retain": (
+                (1.05332272014185, 1.04448377052018, 1.06216166976352),
+                (1.00549879377843, 0.978670459922949, 1.03232712763391),
+                (0.944215920047757, 0.920825404524627, 0.967606435570888),
+                (0.94290086691564, 0.901258112171169, 0.984543621660111),
+                (0.922548535661355, 0.899374260217656, 0.945722811105054),
+                (0.915443783171946, 0.888357656378789, 0.942529909965103),
+            ),
+            "forget": (
+                (0.771453379656345, 0.763707029548179, 0.779199729764511),
+                (0.790137317406239, 0.769547984305231, 0.810726650507246),
+                (0.7627826322992, 0.742011085214635, 0.783554179383765),
+                (0.757673435818259, 0.726277669640135, 0.789069201996383),
+                (0.745003989094107, 0.730514915526055, 0.759493062662159),
+                (0.705451989690399, 0.692047359257674, 0.718856620123125),
+            ),
+            "elicited": (
+                (0.904214460856164, 0.894921583751458, 0.91350733796087),
+                (0.881302304266502, 0.856464545063614, 0.906140063469389),
+                (0.849445905956412, 0.830626286409983, 0.868265525502841),
+                (0.848648197859944, 0.815748362760845, 0.881548032959044),
+                (0.837455468435842, 0.817440900546089, 0.857470036325594),
+                (0.831929017037227, 0.808735350199541, 0.855122683874913),
+            ),
+        },
+    ),
+    "p_as": PaperSweep(
+        method="gram",
+        title="GRAM: auxiliary spread p_as",
+        fixed={"p_cr": 0.5},
+        source="fig:hyperparam_auxroute",
+        values=(0.0, 0.25, 0.5, 0.75, 1.0),
+        is_log=False,
+        classes={
+            "core": (
+                (0.897227748307668, 0.878573235539218, 0.915882261076119),
+                (0.936201740826718, 0.916336878824608, 0.956066602828828),
+                (0.943782738928664, 0.927569800010048, 0.95999567784728),
+                (0.950144568604007, 0.943386936507252, 0.956902200700762),
+                (0.970255986782786, 0.944419841008663, 0.996092132556909),
+            ),
+            "retain": (
+                (0.878079379291118, 0.856083809171292, 0.900074949410945),
+                (0.945291482618651, 0.92180792258735, 0.968775042649953),
+                (0.974012076250811, 0.952378648619009, 0.995645503882613),
+                (0.999170057048658, 0.987560188924968, 1.01077992517235),
+                (1.03944719807588, 1.01369319507826, 1.06520120107349),
+            ),
+            "forget": (
+                (0.68613207457495, 0.667533866438095, 0.704730282711806),
+                (0.753557507534023, 0.73677581676676, 0.770339198301287),
+                (0.797077424895903, 0.781128884966609, 0.813025964825197),
+                (0.837430471267199, 0.828094772665725, 0.846766169868674),
+                (0.889691833716366, 0.86888679090552, 0.910496876527211),
+            ),
+            "elicited": (
+                (0.777984894683137, 0.760641498636672, 0.795328290729602),
+                (0.844922110049516, 0.826734151507826, 0.863110068591205),
+                (0.885081746827833, 0.870137853708036, 0.90002563994763),
+                (0.923529628303152, 0.914479856492001, 0.932579400114303),
+                (0.973308438726218, 0.953056889400817, 0.993559988051619),
+            ),
+        },
+    ),
+    "p_ca": PaperSweep(
+        method="ft_lora",
+        title="FT-LoRA: core to auxiliary batches p_ca",
+        fixed={},
+        source="fig:hyperparam_lora",
+        values=(0.25, 0.5, 1.0, 2.0, 4.0),
+        is_log=True,
+        classes={
+            "core": (
+                (0.815464626118325, 0.785482461893829, 0.845446790342822),
+                (0.860202405437941, 0.823111833677897, 0.897292977197986),
+                (0.892748533570466, 0.860380588403276, 0.925116478737656),
+                (0.898810014887881, 0.880845042291259, 0.916774987484503),
+                (0.89967833334219, 0.887809671507268, 0.911546995177113),
+            ),
+            "retain": (
+                (1.06243198823966, 1.02264382939665, 1.10222014708266),
+                (1.06596231100094, 1.01270906331275, 1.11921555868914),
+                (1.0356502554851, 0.999607950606987, 1.07169256036321),
+                (0.968972049889054, 0.947768330300142, 0.990175769477967),
+                (0.900883659308399, 0.893511725660989, 0.908255592955808),
+            ),
+            "forget": (
+                (0.684632298855674, 0.658968315776058, 0.710296281935289),
+                (0.716695552880022, 0.68624556206436, 0.747145543695684),
+                (0.736981122886743, 0.712004125402182, 0.761958120371304),
+                (0.738844740879258, 0.72020051131627, 0.757488970442246),
+                (0.736153448828106, 0.721535513619889, 0.750771384036322),
+            ),
+            "elicited": (
+                (0.784562321288928, 0.755252248640436, 0.81387239393742),
+                (0.812847553636631, 0.778570206925379, 0.847124900347882),
+                (0.830252370912197, 0.804545900626848, 0.855958841197546),
+                (0.825948324661514, 0.807392996336518, 0.84450365298651),
+                (0.820790434723775, 0.808706242483053, 0.832874626964497),
+            ),
+        },
+    ),
+}
+
+
+def paper_curve(knob: str, name: str) -> pd.DataFrame:
+    """The paper's curve of one class: `value, mean, low, high`; empty where it has none."""
+    sweep = PAPER_SWEEPS.get(knob)
+    points = sweep.classes.get(name, ()) if sweep else ()
+    rows = [(value, *point) for value, point in zip(sweep.values, points, strict=True)] if points else []
+    return pd.DataFrame(rows, columns=["value", "mean", "low", "high"])
+
+
+def paper_means(knob: str) -> pd.DataFrame:
+    """The paper's means of a knob: a column for each class that its figure has, indexed by the knob's value."""
+    sweep = PAPER_SWEEPS[knob]
+    means = {name: [mean for mean, _, _ in points] for name, points in sweep.classes.items()}
+    return pd.DataFrame(means, index=pd.Index(sweep.values, name="value"))
+
+
+def beside_paper_sweeps(table: pd.DataFrame) -> pd.DataFrame:
+    """Our rows of a sweep's table, each followed by the paper's where it has that value: `mean [low, high]` as text.
+
+    Columns `knob, value, method, size, from` ("ours" or "paper"), the classes that either has, `num_seeds, run_ids`.
+    """
+    rows, of_method = [], {(knob, sweep.method): sweep for knob, sweep in PAPER_SWEEPS.items()}
+    for record in table.to_dict("records"):
+        key = {name: record[name] for name in ("knob", "value", "method", "size")}
+        own = {name: interval_text(*(record[name + end] for end in ("", "_low", "_high"))) for name in SWEEP_CLASSES}
+        rows.append({**key, "from": "ours", **own, "num_seeds": record["num_seeds"], "run_ids": record["runs"]})
+        sweep = of_method.get((record["knob"], record["method"]))
+        if sweep and record["value"] in sweep.values:
+            at = sweep.values.index(record["value"])
+            theirs = {name: interval_text(*points[at]) for name, points in sweep.classes.items()}
+            rows.append({**key, "size": STORIES_SIZE, "from": "paper", **theirs, "num_seeds": SWEEP_SEEDS})
+    columns = ["knob", "value", "method", "size", "from", *SWEEP_CLASSES, "num_seeds", "run_ids"]
+    frame = pd.DataFrame(rows, columns=columns).fillna("")
+    return frame.drop(columns=[name for name in SWEEP_CLASSES if (frame[name] == "").all()])

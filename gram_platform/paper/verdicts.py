@@ -1,0 +1,103 @@
+"""What the runs say about a claim: agree, disagree, or cannot tell.
+
+A claim is that a seed-paired difference, left - right, lies in a range. It is agreed when the 90% t-interval of the
+mean difference lies wholly inside the range, disagreed when it lies wholly outside. Most ranges are "above zero". "No
+worse than" is one-sided, with a margin that is the same in every study: core and retain may be a little lower, forget
+and elicited a little higher. One seed has no interval: its verdict says on which side its difference lies, and that it
+has none. Beside each verdict stands the smallest true difference that so many seeds with this spread would show.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from gram_platform.analysis.intervals import CONFIDENCE, Contrast, paired_contrast, smallest_detectable
+from gram_platform.config.identity import invalid
+
+AGREE, DISAGREE, CANNOT_TELL = "agree", "disagree", "cannot tell"
+NO_INTERVAL = " (no interval)"  # ends the verdict of one seed
+VERDICTS = (AGREE, DISAGREE, CANNOT_TELL, AGREE + NO_INTERVAL, DISAGREE + NO_INTERVAL)
+BELOW, ABOVE = 0.06, 0.10  # the margins, in compute ratio: so much worse still counts as no worse
+MARGINS = {"core": BELOW, "retain": BELOW, "forget": ABOVE, "elicited": ABOVE}
+COLUMNS = ["claim", "verdict", "difference", "low", "high", "num_seeds", "detectable"]
+
+Values = Mapping[Hashable, float]  # {seed: value}
+
+
+@dataclass(frozen=True)
+class Range:
+    """Where a claim's difference lies, ends excluded."""
+
+    low: float = 0.0
+    high: float = math.inf
+
+    def __post_init__(self):
+        if not self.low < self.high:
+            raise invalid("range", (self.low, self.high), "a low end below the high one")
+
+
+POSITIVE = Range()
+
+
+def not_below(name: str) -> Range:
+    """A class, core or retain usually, is no more than its margin below the other."""
+    return Range(-MARGINS[name])
+
+
+def not_above(name: str) -> Range:
+    """A class, forget or elicited usually, is no more than its margin above the other."""
+    return Range(-math.inf, MARGINS[name])
+
+
+def alike(name: str) -> Range:
+    """A class differs by less than its margin, either way."""
+    return Range(-MARGINS[name], MARGINS[name])
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A claim, the verdict, and the numbers it rests on."""
+
+    claim: str
+    verdict: str  # one of VERDICTS
+    difference: float  # mean of left - right over the seeds that both have
+    low: float  # of its t-interval; NaN with one seed
+    high: float
+    num_seeds: int
+    detectable: float  # smallest true difference shown with power 0.8; NaN with one seed
+
+
+def judge(
+    claim: str, left: Values, right: Values, within: Range = POSITIVE, confidence: float = CONFIDENCE
+) -> Judgement:
+    """Judge that left - right lies in the range, both `{seed: value}`.
+
+    ValueError when they share no seed or a value is not finite.
+    """
+    contrast = paired_contrast(left, right, confidence)
+    is_one = len(contrast.seeds) == 1
+    detectable = math.nan if is_one else smallest_detectable(contrast.differences, confidence)
+    return Judgement(claim, _verdict(contrast, within), *contrast.interval, len(contrast.seeds), detectable)
+
+
+def _verdict(contrast: Contrast, within: Range) -> str:
+    mean, low, high = contrast.interval
+    is_one = len(contrast.seeds) == 1
+    low, high, ending = (mean, mean, NO_INTERVAL) if is_one else (low, high, "")
+    if within.low < low and high < within.high:
+        return AGREE + ending
+    return DISAGREE + ending if high < within.low or low > within.high else CANNOT_TELL
+
+
+def verdict_counts(verdicts: Iterable[str]) -> str:
+    """ "9 agree, 1 disagree, 0 cannot tell", and how many of one seed there are, if any."""
+    counts = Counter(verdicts)
+    return ", ".join(f"{counts[v]} {v}" for v in VERDICTS if counts[v] or not v.endswith(NO_INTERVAL))
+
+
+def claims_frame(judgements: Sequence[Judgement]) -> pd.DataFrame:
+    """One row a claim, in their order."""
+    return pd.DataFrame([vars(judgement) for judgement in judgements], columns=COLUMNS)

@@ -1,0 +1,198 @@
+"""The model card of an export: what it is, what was removed, what was measured, and what that does not promise."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from gram_platform.config import CORE, IMPORTED, ModelConfig, View
+from gram_platform.config.flops import total_parameters
+from gram_platform.config.model import merged_config
+from gram_platform.release.numbers import ProfileNumbers
+from gram_platform.release.verification import Agreement
+from gram_platform.store import Store
+from gram_platform.store.views import model_config, view_model
+
+ANY_TEXT = "-"  # an empty cell
+
+CAUTIONS = """\
+- **Removed is not unlearnable.** Whoever has these weights can finetune them: the rows *elicited* say how far an
+  attacker came with a small sample of the removed data, at the attacker's best checkpoint. Where they are missing,
+  nobody has tried.
+- **Only what was labelled was removed.** Text of a removed domain that carried another label, or none, trained the
+  core, and what other domains teach about it stays.
+- **Measured at this scale and on these domains.** A compute ratio is a share of training compute by validation loss,
+  not by tasks; it says nothing about larger models, other data or other attacks.
+- **No safety guarantee.** A low ratio does not show that the model cannot be of use for harm."""
+
+
+@dataclass(frozen=True)
+class Exporting:
+    """What a card is about: a view, with what the studies say about it."""
+
+    view: View
+    model: ModelConfig  # of the view, with its modules alone
+    origin: ModelConfig  # of the run, with all its modules
+    facts: Mapping[str, str]  # of the run: data, seed, tags; in Markdown
+    numbers: tuple[ProfileNumbers, ...]
+    dtype: str
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """Modules that the run has and the view has not."""
+        return tuple(domain for domain in self.origin.module_domains if domain not in self.present)
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        return self.model.module_domains
+
+
+def describe(store: Store, view: View, dtype: str, numbers: tuple[ProfileNumbers, ...]) -> Exporting:
+    """What a card says about a view of this storage."""
+    return Exporting(
+        view, view_model(store, view), model_config(store, view.run_id), _facts(store, view), numbers, dtype
+    )
+
+
+def _facts(store: Store, view: View) -> dict[str, str]:
+    if view.run_id.startswith(IMPORTED):
+        source = store.origin(view.run_id).require_result()["source"]
+        return {"imported model": code(view.run_id), "from": code(source["name"])}
+    directory = store.run(view.run_id)
+    config, tags = directory.config(), directory.tags()
+    named = {name: tags[name] for name in ("method", "size", "elicited") if tags.get(name)}
+    facts = {"run": code(view.run_id), "data": code(config["data"]["data_id"]), "seed": str(config["seed"])}
+    facts |= {"attacked for" if name == "elicited" else name: plain(value) for name, value in named.items()}
+    if view.sources:
+        facts["modules from"] = ", ".join(f"{plain(domain)}: {code(run_id)}" for domain, run_id in view.sources)
+    weighted = {domain: weight for domain, weight in view.weights if weight != 1.0}
+    if weighted:
+        facts["weights of modules"] = ", ".join(f"{plain(domain)} {weight:g}" for domain, weight in weighted.items())
+    return facts
+
+
+def card_text(about: Exporting, part: str, agreements: Sequence[Agreement]) -> str:
+    """README.md of the checkpoint in the subfolder `part` ("": the only one, or what leads to several)."""
+    sections = [
+        _head(about, part),
+        _what(about, part),
+        _removed(about),
+        "## What was measured\n\n" + _measured(about),
+        "## What this does not promise\n\n" + CAUTIONS,
+        "## Verified\n\n" + "\n".join(f"- {agreement}." for agreement in agreements),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _head(about: Exporting, part: str) -> str:
+    lines = ["---", "library_name: transformers", "pipeline_tag: text-generation", "tags:", "- gram", "- starcoder2"]
+    modules = (f"{d}={weight:g}" if weight != 1.0 else d for d, weight in about.view.weights if d != CORE)
+    name = about.numbers[0].names["profile"] if about.numbers else "+".join((CORE, *modules))
+    title = plain(name + (f": the expert of {part}" if part else ""))
+    return "\n".join([*lines, "---", "", f"# {title}"])
+
+
+def _what(about: Exporting, part: str) -> str:
+    lines = [f"| {name} | {value} |" for name, value in about.facts.items()]
+    table = "\n".join(["| | |", "|---|---|", *lines, *_shape_rows(about, part)])
+    text = "A StarCoder2 checkpoint of one capability profile: the core and the modules that the profile keeps, merged "
+    text += "into one dense model. `AutoModelForCausalLM` and `AutoTokenizer` load it."
+    if about.view.rule == "by_domain":
+        text = f"The profile is a dense StarCoder2 checkpoint for each expert: {codes(about.present)}. Text of a "
+        text += f"domain without one goes to {code(CORE)}."
+    return f"{text}\n\n{table}"
+
+
+def _shape_rows(about: Exporting, part: str) -> list[str]:
+    if about.view.rule == "by_domain" and not part:
+        return []
+    active = about.view.active(part) if part else dict(about.view.weights)
+    dense = merged_config(about.model, active)
+    shape = f"{dense.num_layers} layers, width {dense.d_model}, MLP {dense.d_mlp}, context {dense.seq_len}"
+    return [f"| shape | {shape} |", f"| parameters | {total_parameters(dense):,} in {about.dtype} |"]
+
+
+def _removed(about: Exporting) -> str:
+    lines = []
+    if about.absent:
+        lines.append(f"Modules of the run that are absent from these files: {codes(about.absent)}.")
+    forgotten = tuple(dict.fromkeys(domain for numbers in about.numbers for domain in numbers.removed))
+    if forgotten:
+        lines.append(f"Domains that the profile does not keep: {codes(forgotten)}.")
+    return "## What was removed\n\n" + ("\n".join(lines) or "Nothing that this storage knows of.")
+
+
+def _measured(about: Exporting) -> str:
+    if not about.numbers:
+        return (
+            "No study of this storage has evaluated this profile (or its baseline is not complete), so there are no "
+            "compute ratios here: forget and elicited numbers are unknown."
+        )
+    by_rows = sorted(about.numbers, key=lambda numbers: -len(numbers.domains))
+    told: dict[str, tuple[ProfileNumbers, list[str]]] = {}  # study -> its numbers, and the studies that share them
+    for numbers in by_rows:
+        same = next((name for name, (full, _) in told.items() if _is_within(numbers.domains, full.domains)), None)
+        if same is None:
+            told[numbers.study] = numbers, []
+        else:
+            told[same][1].append(numbers.study)
+    return "\n\n".join(_study(numbers, others) for numbers, others in told.values())
+
+
+def _is_within(part: pd.DataFrame, whole: pd.DataFrame) -> bool:
+    """Whether every row of a table is in another one: studies share runs."""
+    rows = set(whole.itertuples(index=False, name=None))
+    return all(row in rows for row in part.itertuples(index=False, name=None))
+
+
+def _study(numbers: ProfileNumbers, others: Sequence[str]) -> str:
+    names = ", ".join(f"{name} {plain(value)}" for name, value in numbers.names.items() if value and name != "kind")
+    lines = [f"### {numbers.title}", f"Study {code(numbers.study)} ({names}). {' '.join(numbers.facts)}"]
+    lines.append(
+        "A compute ratio is the share of the baseline's training that reaches the same loss: 1 is the baseline at its "
+        "end. *elicited* is after an attack on what was removed; its loss is the attacker's best."
+    )
+    if len(numbers.domains):
+        lines.append(_markdown(numbers.domains))
+    summary = [f"{name} {text}" for name, text in numbers.classes.items()]
+    if summary:
+        lines.append(f"Over {numbers.num_seeds} seed(s), averaged over the domains of a class: {'; '.join(summary)}.")
+    lines += [f"Missing: {plain(text)}." for text in _missing(numbers)]
+    if others:
+        lines.append(f"The same evaluations are in: {codes(dict.fromkeys(others))}.")
+    if numbers.num_seeds == 1:
+        lines.append("There is one seed, and one seed has no interval.")
+    return "\n\n".join(lines)
+
+
+def _missing(numbers: ProfileNumbers) -> list[str]:
+    """What of forget and elicited is not there, and what the study itself misses of the profile."""
+    absent = [name for name in ("forget", "elicited") if name not in numbers.classes]
+    if absent and not numbers.missing:
+        return [f"{' and '.join(absent)} (the study has none for this profile)"]
+    return [" and ".join(absent), *numbers.missing] if absent else list(numbers.missing)
+
+
+def _markdown(frame: pd.DataFrame) -> str:
+    rows = [list(frame.columns), ["---"] * len(frame.columns), *frame.astype(str).to_numpy().tolist()]
+    return "\n".join("| " + " | ".join(plain(cell) or ANY_TEXT for cell in row) + " |" for row in rows)
+
+
+# ------------------------------------------------------------------------------- labels and names, as they were given
+
+
+def plain(text: str) -> str:
+    """Text that stays in its cell and shows as it is: no table, code, tag or line begins or ends in it."""
+    return re.sub(r"([\\|<&`])", r"\\\1", " ".join(text.splitlines()))
+
+
+def code(text: str) -> str:
+    """A name as code, where Markdown can: a code span knows no escapes."""
+    escaped = plain(text)
+    return f"`{text}`" if escaped == text else escaped
+
+
+def codes(names: Iterable[str]) -> str:
+    """Names as code, separated by commas."""
+    return ", ".join(code(name) for name in names)

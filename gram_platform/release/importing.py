@@ -1,0 +1,135 @@
+"""A StarCoder2 checkpoint as a starting point of runs: its tensors under our names, in float32, in the storage.
+
+Studies begin with it by `--start import_id`, a run by RunConfig(model=<its shape, with modules>,
+start=View.of(import_id), ...): the run's core is the checkpoint, its modules begin at the run's seed. Weights are read
+from safetensors files, never from pickles. They pass through memory one tensor at a time.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from gram_platform.config import ModelConfig
+from gram_platform.config.flops import total_parameters
+from gram_platform.config.identity import invalid
+from gram_platform.corpora.tokenizer import KNOWN_ENDS, load_tokenizer, require_vocab
+from gram_platform.release.files import file_names, open_checkpoint
+from gram_platform.release.own_weights import OwnWeights
+from gram_platform.release.starcoder2 import checked_fields, dense_shapes, own_config
+from gram_platform.store import Store
+from gram_platform.store.checkpoint import hash_named, write_stream
+from gram_platform.store.files import hash_file
+from gram_platform.store.imports import TOKENIZER, ImportDirectory, import_id
+
+CONFIG = "config.json"
+DROPOUTS = ("attention_dropout", "residual_dropout", "embedding_dropout")
+Progress = Callable[[str, int, int | None], None]  # what, bytes done, bytes in all
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What a checkpoint is called here; `notes` say what of it is not carried over."""
+
+    import_id: str
+    model: ModelConfig
+    is_new: bool
+    notes: tuple[str, ...] = ()
+
+
+def import_checkpoint(
+    folder: Path, store: Store, seq_len: int | None = None, progress: Progress = lambda *_: None
+) -> Imported:
+    """Reads a StarCoder2 checkpoint into a storage that is open for writing.
+
+    `seq_len`: of the sequences that runs shall have, by default all the model's positions. ValueError for what is not
+    our model: another architecture, attention biases other than zero, pickled weights, tensors that are missing, too
+    many, or not finite; and for a tokenizer that cannot be read or has more tokens than the model.
+    """
+    plain = read_config(folder)
+    model, fields = own_config(plain, seq_len), checked_fields(plain)
+    tokenizer, trouble = _tokenizer(folder, model)
+    total = 4 * total_parameters(model)
+    with open_checkpoint(folder) as foreign:
+        weights = OwnWeights(model, foreign, fields["tie_word_embeddings"], fields["use_bias"])
+        weights.require_no_others()
+        weights.require_zero_biases()
+        names, done = sorted(weights), _Counter(progress, total)
+        weights_sha256 = hash_named((name, done.seen(weights[name])) for name in names)
+        directory = store.imported(import_id(model, weights_sha256, tokenizer))
+        is_new = directory.result() is None
+        if is_new:
+            shapes = dict(sorted(dense_shapes(model).items()))
+
+            def write(path: str) -> None:
+                tensors = ((name, weights[name]) for name in names)
+                write_stream(path, shapes, torch.float32, tensors, _Counter(progress, total).add)
+
+            found = {"weights_sha256": weights_sha256, "source": _source(folder, plain)}
+            directory.complete(model, found, write, tokenizer)
+    return Imported(directory.node_id, model, is_new, (*_notes(plain), *_notes_on_tokenizer(trouble, directory)))
+
+
+class _Counter:
+    """Tells a progress of bytes."""
+
+    def __init__(self, progress: Progress, total: int) -> None:
+        self._progress, self._total, self._done = progress, total, 0
+
+    def add(self, num_bytes: int) -> None:
+        self._done += num_bytes
+        self._progress("importing", self._done, self._total)
+
+    def seen(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.add(tensor.nbytes)
+        return tensor
+
+
+def read_config(folder: Path) -> dict:
+    """config.json of a checkpoint. ValueError when there is none."""
+    if not folder.is_dir():
+        raise invalid("checkpoint", str(folder), "a folder that exists")
+    try:
+        plain = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise invalid("checkpoint", str(folder), f"a folder with a {CONFIG} that can be read ({error})") from None
+    if not isinstance(plain, dict):
+        raise invalid(CONFIG, plain, "a JSON object")
+    return plain
+
+
+def _source(folder: Path, plain: dict) -> dict:
+    """Where the weights come from: the name of the folder and the hashes of its files, not its place."""
+    files = {name: hash_file(str(folder / name)) for name in (CONFIG, *file_names(folder))}
+    return {"name": folder.name, "files": files, "dtype": plain.get("dtype") or plain.get("torch_dtype") or "unknown"}
+
+
+def _tokenizer(folder: Path, model: ModelConfig) -> tuple[bytes | None, str]:
+    """(the bytes of the checkpoint's tokenizer.json, ""), or (None, why text cannot be packed with it).
+
+    ValueError for one that cannot be read or has tokens that the model does not have.
+    """
+    path = folder / TOKENIZER
+    if not path.is_file():
+        return None, f"the checkpoint has no {TOKENIZER}"
+    tokenizer = load_tokenizer(path)
+    require_vocab(tokenizer, model.vocab_size)
+    if all(tokenizer.token_to_id(name) is None for name in KNOWN_ENDS):
+        return None, f"the checkpoint's {TOKENIZER} has no end of text ({', '.join(KNOWN_ENDS)}) and is not imported"
+    return path.read_bytes(), ""
+
+
+def _notes_on_tokenizer(trouble: str, directory: ImportDirectory) -> tuple[str, ...]:
+    if not trouble:
+        return ()
+    if directory.require_result().get("tokenizer_sha256"):  # from before ids had the tokenizer in them
+        return (f"{trouble}: studies that start from it (--start) use that of an earlier import of these weights",)
+    return (f"{trouble}: studies cannot start from it (--start)",)
+
+
+def _notes(plain: dict) -> tuple[str, ...]:
+    found = {name: plain[name] for name in DROPOUTS if plain.get(name)}
+    rates = ", ".join(f"{name} {rate}" for name, rate in found.items())
+    return (f"trained here without dropout (the checkpoint has {rates})",) if found else ()

@@ -1,0 +1,112 @@
+"""What the studies of a storage say about one view: its losses and compute ratios, with their intervals."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pandas as pd
+
+from gram_platform.analysis.ratios import VARIANT
+from gram_platform.analysis.tables import CLASSES, domain_table
+from gram_platform.analysis.text import interval_text
+from gram_platform.config import LOSSES, View, evaluation_from_plain
+from gram_platform.pages.results.record import StudyRecord, load_record
+from gram_platform.pages.results.results import Results, read_results
+from gram_platform.store import Store
+from gram_platform.tracking.frame import Frames
+
+ROW = ["method", "size", "profile"]
+CLASS_COLUMNS = ["class", "domain", "loss (nats a token)", "this run", "all seeds [90% interval]", "seeds"]
+
+
+@dataclass(frozen=True)
+class ProfileNumbers:
+    """One study's numbers of a profile, as text for people."""
+
+    study: str
+    title: str
+    names: Mapping[str, str]  # the study's tags of the view: method, size, seed, profile, retained, variant
+    facts: tuple[str, ...]  # how the study was run
+    domains: pd.DataFrame  # CLASS_COLUMNS: a row a domain and class
+    classes: Mapping[str, str]  # class -> `mean [low, high]` over seeds
+    num_seeds: int
+    missing: tuple[str, ...]  # what is not there, and why
+
+    @property
+    def removed(self) -> tuple[str, ...]:
+        """The domains that the profile forgets."""
+        return tuple(self.domains.loc[self.domains["class"] == "forget", "domain"])
+
+
+def numbers_of(store: Store, view: View) -> tuple[ProfileNumbers, ...]:
+    """Of every study that evaluated the view, as far as its baseline is done; () when there is none."""
+    records = [load_record(store, name) for name in store.list_studies() if _is_study(store, name)]
+    records = [record for record in records if record.measurement == LOSSES]
+    wanted = {record.name: _entries(store, record, view) for record in records}
+    frames = Frames(store)
+    found = []
+    for record in records:
+        if not wanted[record.name]:
+            continue
+        results = read_results(record, store, None, "an export reads the storage", frames)
+        if results is not None:
+            found += [_numbers(record, results, tags) for tags in wanted[record.name]]
+    return tuple(found)
+
+
+def _is_study(store: Store, name: str) -> bool:
+    """Searches write into folders of the same kind."""
+    return store.study_dir(name).exists("study.json")
+
+
+def _entries(store: Store, record: StudyRecord, view: View) -> list[Mapping[str, str]]:
+    """The names under which a study evaluated the view: one a variant that has it."""
+    entries = [entry for entry in record.entries if entry["kind"] == "evaluation"]
+    return [entry["tags"] for entry in entries if _view_of(store, entry["id"]) == view]
+
+
+def _view_of(store: Store, eval_id: str) -> View | None:
+    plain = store.evaluation(eval_id).folder.read_json("config.json")
+    return None if plain is None else evaluation_from_plain(plain).view
+
+
+def _numbers(record: StudyRecord, results: Results, tags: Mapping[str, str]) -> ProfileNumbers:
+    analysis = results.analysis
+    table, ratios = (_named(frame, tags, ROW) for frame in (analysis.table, analysis.ratios))
+    row = table.iloc[0].to_dict() if len(table) else {}
+    triples = {name: (row[name], row[f"{name}_low"], row[f"{name}_high"]) for name in CLASSES if row}
+    about = " ".join(tags[name] for name in ROW)
+    notes = analysis.missing[analysis.missing["what"].str.contains(about, regex=False)]
+    return ProfileNumbers(
+        study=record.name,
+        title=record.title,
+        names=tags,
+        facts=record.facts,
+        domains=_domains(ratios, tags["seed"]),
+        classes={name: text for name, triple in triples.items() if (text := interval_text(*triple))},
+        num_seeds=int(row.get("num_seeds", 0)),
+        missing=tuple(f"{what}: {why}" for what, why in notes.itertuples(index=False, name=None)),
+    )
+
+
+def _named(frame: pd.DataFrame, tags: Mapping[str, str], names: list[str]) -> pd.DataFrame:
+    """The rows that the study names so, with its variant where it has any."""
+    for key in (*names, *(name for name in (VARIANT,) if name in tags)):
+        frame = frame[frame[key] == tags[key]]
+    return frame
+
+
+def _domains(ratios: pd.DataFrame, seed: str) -> pd.DataFrame:
+    """One row a domain and class: this seed's loss and ratio, and the mean over seeds with its interval."""
+    if not len(ratios):
+        return pd.DataFrame(columns=CLASS_COLUMNS)
+    means = domain_table(ratios).set_index(["domain", "class"])
+    rows = []
+    for own in ratios[ratios["seed"] == seed].to_dict("records"):
+        key = (own["domain"], own["class"])
+        known = means.loc[[key]].iloc[0] if key in means.index else None
+        over_seeds = "" if known is None else interval_text(known["compute_ratio"], known["low"], known["high"])
+        numbers = [interval_text(own[name], float("nan"), float("nan")) for name in ("loss", "compute_ratio")]
+        count = 0 if known is None else int(known["num_seeds"])
+        rows.append((own["class"], own["domain"], *numbers, over_seeds, count))
+    frame = pd.DataFrame(rows, columns=CLASS_COLUMNS)
+    return frame.sort_values("class", key=lambda c: c.map(CLASSES.index), kind="stable", ignore_index=True)

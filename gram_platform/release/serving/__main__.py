@@ -1,0 +1,12 @@
+"""`python -m gram_platform.release.serving JSON`: what `gram serve` becomes, with its exit codes."""
+
+import sys
+
+from gram_platform.release.serving.command import Service, serve_until_stopped
+
+if __name__ == "__main__":
+    try:
+        serve_until_stopped(Service.from_json(sys.argv[1]), lambda text: print(text, flush=True))
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from error

@@ -1,0 +1,203 @@
+"""The HTTP interface: who asks, what for, and the answer as one body or as a stream. It has no weights.
+
+    POST /v1/completions   OpenAI's text completions: one prompt, one completion; `model` names a profile of the token
+    GET  /v1/models        the token's own profiles
+    GET  /healthz          200 while the model answers, else 503
+    GET  /metrics          Prometheus' text, for tokens whose policy says `metrics = true`
+    GET  /                 the samples page
+
+A token comes as `Authorization: Bearer ...` and in no other way. Refusals are logged with the token's name, the status
+and a code; prompts, tokens and whatever else a caller wrote never are (Ray Serve itself notes a header X-Request-ID).
+"""
+
+import json
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from gram_platform.release.serving import refusals
+from gram_platform.release.serving.answers import Answer, Completions
+from gram_platform.release.serving.batch import Order
+from gram_platform.release.serving.metrics import Metrics
+from gram_platform.release.serving.page import page_and_policy
+from gram_platform.release.serving.policy import NotGranted, Policy, TokenRule, token_digest
+from gram_platform.release.serving.refusals import Refusal
+from gram_platform.release.serving.requests import parse_request
+from gram_platform.release.serving.text import Vocabulary
+
+LOG = logging.getLogger("ray.serve.gram")  # below the logger that Ray Serve writes to its files
+MAX_BODY_BYTES = 256 * 1024
+MAX_TOKEN_LENGTH = 256
+NO_ROUTE = {
+    404: ("not_found", "there is nothing at this path"),
+    405: ("method_not_allowed", "this path has another method"),
+}
+OTHER_ERROR = ("http_error", "the request is not one that this server understands")
+NO_STORE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+
+
+class Api:
+    """The application for one policy; `completions` is where its answers come from."""
+
+    def __init__(self, policy: Policy, vocabulary: Vocabulary, completions: Completions):
+        self.policy, self.vocabulary, self.completions = policy, vocabulary, completions
+        self.metrics = Metrics()
+        self.started = int(time.time())
+
+    def app(self) -> Starlette:
+        routes = [
+            Route("/v1/completions", self.complete, methods=["POST"]),
+            Route("/v1/models", self.models, methods=["GET"]),
+            Route("/healthz", self.health, methods=["GET"]),
+            Route("/metrics", self.scrape, methods=["GET"]),
+            Route("/", self.page, methods=["GET"]),
+        ]
+        handlers = {Refusal: self._refused, HTTPException: self._no_route, Exception: self._failed}
+        app = Starlette(routes=routes, exception_handlers=handlers)
+        app.router.redirect_slashes = False
+        return app
+
+    # -------------------------------------------------------------------------------------------- the routes
+
+    async def complete(self, request: Request) -> Response:
+        digest, rule = self._caller(request)
+        _require_json(request)
+        wanted = parse_request(await _body(request))
+        try:
+            grant = self.policy.grant(digest, wanted.profile)
+        except NotGranted:
+            raise refusals.unknown_model() from None
+        prompt = self.vocabulary.prompt_ids(wanted)
+        order = Order(prompt, wanted.max_tokens, wanted.temperature, wanted.top_p, wanted.seed)
+        answer = Answer(self.completions, digest, grant, order, self.vocabulary, wanted.stop, self.metrics)
+        if not wanted.stream:
+            return await self._at_once(answer)
+        events = self._events(answer, rule)
+        first = await anext(events)  # whether it is taken up at all has a status of its own
+        headers = NO_STORE | {"X-Accel-Buffering": "no"}
+        return StreamingResponse(_chained(first, events), media_type="text/event-stream", headers=headers)
+
+    async def models(self, request: Request) -> Response:
+        _, rule = self._caller(request)
+        same = {"object": "model", "created": self.started, "owned_by": "gram"}
+        listed = [{"id": name, **same, "default": name == rule.default} for name in rule.profiles]
+        return JSONResponse({"object": "list", "data": listed}, headers=NO_STORE)
+
+    async def health(self, _: Request) -> Response:
+        if await self.completions.is_ready():
+            return PlainTextResponse("ok\n", headers=NO_STORE)
+        refusal = refusals.unavailable()
+        return JSONResponse(refusal.body(), refusal.status, NO_STORE | refusal.headers())
+
+    async def scrape(self, request: Request) -> Response:
+        _, rule = self._caller(request)
+        if not rule.metrics:
+            raise Refusal(403, "no_metrics", "this token may not read the metrics")
+        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4", headers=NO_STORE)
+
+    async def page(self, _: Request) -> Response:
+        html, policy = page_and_policy()
+        headers = NO_STORE | {"Content-Security-Policy": policy, "Referrer-Policy": "no-referrer"}
+        return HTMLResponse(html, headers=headers)
+
+    # ------------------------------------------------------------------------------------------- the answers
+
+    async def _at_once(self, answer: Answer) -> Response:
+        texts = []
+        async with aclosing(answer.texts(whole=True)) as parts:
+            async for part in parts:
+                texts.append(part)
+        body = _body_of(answer, "".join(texts), answer.finish_reason) | {"usage": answer.usage()}
+        return JSONResponse(body, headers=NO_STORE)
+
+    async def _events(self, answer: Answer, rule: TokenRule) -> AsyncIterator[str]:
+        """Server-sent events; the first is empty and comes when the order is taken up. An error is the last event."""
+        async with aclosing(answer.texts()) as parts:
+            yield await anext(parts)
+            try:
+                async for text in parts:
+                    if text:
+                        yield _event(_body_of(answer, text, None))
+                yield _event(_body_of(answer, "", answer.finish_reason)) + "data: [DONE]\n\n"
+            except Refusal as refusal:
+                self._count(refusal, rule.name)
+                yield _event(refusal.body())
+
+    # ------------------------------------------------------------------------------------------ who, and no
+
+    def _caller(self, request: Request) -> tuple[str, TokenRule]:
+        """(the token's digest, its line of the policy). Refusal 401 unless there is exactly one known token."""
+        given = request.headers.getlist("authorization")
+        scheme, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
+        is_token = scheme.lower() == "bearer" and token.isascii() and 0 < len(token) <= MAX_TOKEN_LENGTH
+        digest = token_digest(token if is_token else "")
+        rule = self.policy.holder(digest)
+        if rule is None or not is_token:
+            raise Refusal(401, "invalid_token", "a known token is needed: Authorization: Bearer TOKEN")
+        request.state.holder = rule.name
+        return digest, rule
+
+    async def _refused(self, request: Request, refusal: Refusal) -> Response:
+        self._count(refusal, getattr(request.state, "holder", "nobody known"))
+        return JSONResponse(refusal.body(), refusal.status, NO_STORE | refusal.headers())
+
+    async def _no_route(self, request: Request, error: HTTPException) -> Response:
+        refusal = Refusal(error.status_code, *NO_ROUTE.get(error.status_code, OTHER_ERROR))
+        self._count(refusal, "nobody known")
+        return JSONResponse(refusal.body(), refusal.status, NO_STORE | dict(error.headers or {}))
+
+    async def _failed(self, request: Request, _: Exception) -> Response:
+        refusal = Refusal(500, "internal", "the server made a mistake; its log has the cause")
+        return await self._refused(request, refusal)
+
+    def _count(self, refusal: Refusal, holder: str) -> None:
+        LOG.warning("refused: holder=%s status=%d code=%s", holder, refusal.status, refusal.code)
+        self.metrics.refused.labels(str(refusal.status), refusal.code).inc()
+
+
+def _require_json(request: Request) -> None:
+    kind, _, parameters = request.headers.get("content-type", "").partition(";")
+    charset = parameters.strip().lower().replace('"', "")
+    if kind.strip().lower() != "application/json" or charset not in ("", "charset=utf-8"):
+        raise Refusal(415, "unsupported_media_type", "the body must be application/json in UTF-8")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise Refusal(415, "unsupported_encoding", "the body must not be compressed")
+
+
+async def _body(request: Request) -> bytes:
+    """Refusal 413 as soon as it is known to be too large."""
+    too_large = Refusal(413, "body_too_large", f"a body has at most {MAX_BODY_BYTES} bytes")
+    declared = request.headers.get("content-length", "0")
+    if declared.isdigit() and int(declared[:20]) > MAX_BODY_BYTES:
+        raise too_large
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            raise too_large
+    return bytes(body)
+
+
+def _body_of(answer: Answer, text: str, finish_reason: str | None) -> dict:
+    choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": finish_reason}
+    head = {"id": answer.id, "object": "text_completion", "created": answer.created, "model": answer.grant.profile}
+    return head | {"choices": [choice]}
+
+
+def _event(body: dict) -> str:
+    return f"data: {json.dumps(body)}\n\n"
+
+
+async def _chained(first: str, rest: AsyncIterator[str]) -> AsyncIterator[str]:
+    async with aclosing(rest):
+        if first:
+            yield first
+        async for event in rest:
+            yield event

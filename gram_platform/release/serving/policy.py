@@ -1,0 +1,237 @@
+"""Who may use which modules: a file that maps tokens to profiles, and profiles to modules.
+
+    [profiles.open]
+    modules = []                                # core alone
+
+    [profiles.medicine]
+    modules = ["virology"]
+
+    [profiles.half]
+    modules = { virology = 0.5, lisp = 1.0 }    # weights, as in a view
+
+    [[tokens]]
+    name = "alice"                              # for people and logs
+    sha256 = "..."                              # of the token; the token itself is nowhere
+    profiles = ["open", "medicine"]
+    default = "medicine"                        # needed where there are several
+    metrics = true                              # may read /metrics; default false
+
+A token is 256 random bits, so its plain SHA-256 cannot be turned back by guessing and needs no salt.
+"""
+
+import hashlib
+import hmac
+import json
+import re
+import secrets
+import shutil
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gram_platform.config.identity import invalid, local_path, require_name, require_real
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+-]{0,63}")  # what a caller writes: no look-alikes from other alphabets
+DIGEST = re.compile(r"[0-9a-f]{64}")
+TOKEN_FIELDS = ("name", "sha256", "profiles", "default", "metrics")
+
+
+class NotGranted(Exception):
+    """The token is unknown, or does not have the profile; it does not say whether the profile exists."""
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What one request may use. Only `Policy.grant` makes one."""
+
+    holder: str  # the token's name
+    profile: str
+    weights: tuple[tuple[str, float], ...]  # (module, weight), sorted, zeros dropped
+
+
+@dataclass(frozen=True)
+class TokenRule:
+    """One token's line of the policy."""
+
+    name: str
+    sha256: str
+    profiles: tuple[str, ...]
+    default: str
+    metrics: bool = False
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The whole file, validated."""
+
+    profiles: tuple[tuple[str, tuple[tuple[str, float], ...]], ...]
+    tokens: tuple[TokenRule, ...]
+
+    def holder(self, digest: str) -> TokenRule | None:
+        """The token's line. Every line is compared, each in constant time."""
+        found = None
+        for rule in self.tokens:
+            if hmac.compare_digest(rule.sha256.encode(), digest.encode()):
+                found = rule
+        return found
+
+    def grant(self, digest: str, profile: str | None = None) -> Grant:
+        """Of the token's default profile, or of the one that is named. NotGranted when it is not the token's."""
+        rule = self.holder(digest)
+        if rule is None:
+            raise NotGranted("token")
+        name = rule.default if profile is None else profile
+        if name not in rule.profiles:
+            raise NotGranted("profile")
+        return Grant(rule.name, name, dict(self.profiles)[name])
+
+    @property
+    def granted_modules(self) -> tuple[str, ...]:
+        """The modules that some token can reach: no other one is loaded."""
+        reachable = {name for rule in self.tokens for name in rule.profiles}
+        return tuple(sorted({m for name, weights in self.profiles if name in reachable for m, _ in weights}))
+
+    def require_modules(self, available: tuple[str, ...]) -> None:
+        """ValueError for a profile with a module that the run does not have."""
+        for name, weights in self.profiles:
+            for module, _ in weights:
+                if module not in available:
+                    allowed = "one of the run's modules: " + (", ".join(available) or "it has none")
+                    raise invalid(f"profiles.{name}.modules", module, allowed)
+
+    def require_loaded(self, loaded: tuple[str, ...]) -> None:
+        """ValueError for a granted module that a running server has not loaded."""
+        if missing := [module for module in self.granted_modules if module not in loaded]:
+            allowed = f"modules in the server's memory ({', '.join(loaded) or 'none'}): start it again"
+            raise invalid("policy", ", ".join(missing), allowed)
+
+
+def token_digest(token: str) -> str:
+    """What the policy keeps of a token, 64 hexadecimal digits."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def new_token() -> str:
+    return "gram-" + secrets.token_urlsafe(32)
+
+
+# ------------------------------------------------------------------------------------------------- the file
+
+
+def load_policy(path: str) -> Policy:
+    """Read and validate a policy file; ValueError names the field, its value and what is allowed."""
+    return parse_policy(policy_text(path))
+
+
+def policy_text(path: str) -> str:
+    """The content of a policy file; ValueError when it cannot be read."""
+    try:
+        return local_path("policy", path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise invalid("policy", path, f"a file that can be read ({error})") from None
+
+
+def write_policy(path: Path, text: str) -> None:
+    """All of it at once: a server may be reading. The file keeps its mode."""
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    partial.write_text(text, encoding="utf-8")
+    shutil.copymode(path, partial)
+    partial.replace(path)
+
+
+@dataclass
+class PolicyFile:
+    """A policy file that is looked at again and again."""
+
+    path: str
+    last: str | None  # its content at the last look; None when it could not be read
+
+    def changed(self) -> str | None:
+        """Its content, if that is another one than at the last look; ValueError, once, when it cannot be read."""
+        before, self.last = self.last, None
+        try:
+            self.last = policy_text(self.path)
+        except ValueError:
+            if before is not None:
+                raise
+        return self.last if self.last != before else None
+
+
+def parse_policy(text: str) -> Policy:
+    """As `load_policy`, of the file's content."""
+    try:
+        plain = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"policy is not TOML: {error}") from None
+    _require_keys("policy", plain, ("profiles", "tokens"))
+    profiles = plain.get("profiles")
+    if not isinstance(profiles, Mapping) or not profiles:
+        raise invalid("profiles", profiles, "at least one [profiles.NAME]")
+    parsed = tuple((_name("profiles", name), _weights(name, fields)) for name, fields in profiles.items())
+    entries = plain.get("tokens", [])
+    if not isinstance(entries, list):
+        raise invalid("tokens", entries, "a list: [[tokens]]")
+    rules = tuple(_rule(index, entry, tuple(profiles)) for index, entry in enumerate(entries))
+    for field in ("name", "sha256"):
+        values = [getattr(rule, field) for rule in rules]
+        if repeated := sorted({value for value in values if values.count(value) > 1}):
+            raise invalid(f"tokens.{field}", repeated[0], "a value that no other token has")
+    return Policy(parsed, rules)
+
+
+def token_entry(name: str, token: str, profiles: tuple[str, ...], default: str, metrics: bool) -> str:
+    """The [[tokens]] entry to append to a policy file."""
+    fields = {"name": name, "sha256": token_digest(token), "profiles": list(profiles), "default": default}
+    fields |= {"metrics": True} if metrics else {}
+    return "\n[[tokens]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in fields.items())
+
+
+def _require_keys(field: str, plain: object, allowed: tuple[str, ...]) -> None:
+    if not isinstance(plain, Mapping):
+        raise invalid(field, plain, "a table")
+    if stray := sorted(set(plain) - set(allowed)):
+        raise invalid(field, stray[0], "only " + ", ".join(allowed))
+
+
+def _name(field: str, value: object) -> str:
+    if not isinstance(value, str) or not NAME.fullmatch(value):
+        raise invalid(field, value, "a name of up to 64 letters, digits, _ + -, beginning with a letter or digit")
+    return value
+
+
+def _weights(name: str, fields: object) -> tuple[tuple[str, float], ...]:
+    field = f"profiles.{name}.modules"
+    _require_keys(f"profiles.{name}", fields, ("modules",))
+    modules = fields.get("modules")
+    if isinstance(modules, list) and all(isinstance(module, str) for module in modules):
+        if len(set(modules)) != len(modules):
+            raise invalid(field, modules, "every module once")
+        modules = dict.fromkeys(modules, 1.0)
+    if not isinstance(modules, Mapping):
+        raise invalid(field, modules, "a list of modules, or a table of their weights")
+    for module, weight in modules.items():
+        require_name(field, module)
+        require_real(f"{field}.{module}", weight, 0.0, 1.0)
+    return tuple(sorted((module, float(weight)) for module, weight in modules.items() if weight))
+
+
+def _rule(index: int, entry: object, known: tuple[str, ...]) -> TokenRule:
+    field = f"tokens[{index}]"
+    _require_keys(field, entry, TOKEN_FIELDS)
+    name = _name(f"{field}.name", entry.get("name"))
+    sha256, profiles, metrics = entry.get("sha256"), entry.get("profiles"), entry.get("metrics", False)
+    if not isinstance(sha256, str) or not DIGEST.fullmatch(sha256):
+        # the value is not repeated: it may be the token itself
+        raise ValueError(f"{field}.sha256 of {name!r}: expected 64 lower-case hexadecimal digits")
+    if not isinstance(profiles, list) or not profiles or len(set(map(str, profiles))) != len(profiles):
+        raise invalid(f"{field}.profiles", profiles, "a list of at least one profile, each once")
+    for profile in profiles:
+        if profile not in known:
+            raise invalid(f"{field}.profiles", profile, "one of " + ", ".join(known))
+    default = entry.get("default", profiles[0] if len(profiles) == 1 else None)
+    if default not in profiles:
+        raise invalid(f"{field}.default", default, "one of the token's profiles: " + ", ".join(profiles))
+    if not isinstance(metrics, bool):
+        raise invalid(f"{field}.metrics", metrics, "true or false")
+    return TokenRule(name, sha256, tuple(profiles), default, metrics)

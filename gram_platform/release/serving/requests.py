@@ -1,0 +1,151 @@
+"""The body of a completion request, read strictly: what is not understood is refused, never ignored."""
+
+import json
+import math
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gram_platform.release.serving.refusals import Refusal, bad_request
+
+DEFAULT_MAX_TOKENS = 16
+MAX_STOPS, MAX_STOP_LENGTH = 4, 256
+FIELDS = ("model", "prompt", "max_tokens", "temperature", "top_p", "seed", "stop", "stream", "n", "user")
+NEUTRAL = {  # fields of OpenAI's API that may be sent with values that ask for nothing
+    "best_of": (1, None),
+    "echo": (False, None),
+    "frequency_penalty": (0, None),
+    "logit_bias": ({}, None),
+    "logprobs": (None,),
+    "presence_penalty": (0, None),
+    "stream_options": (None,),
+    "suffix": ("", None),
+}
+
+
+@dataclass(frozen=True)
+class CompletionRequest:
+    """A request as its sender wrote it, with defaults filled in."""
+
+    prompt: str | tuple[int, ...]
+    profile: str | None  # the field `model`
+    max_tokens: int
+    temperature: float
+    top_p: float
+    seed: int
+    stop: tuple[str, ...]
+    stream: bool
+
+
+def parse_request(body: bytes) -> CompletionRequest:
+    """Refusal with status 400 that names the field."""
+    fields = _object(body)
+    for name in fields:
+        if name in NEUTRAL:
+            if not any(fields[name] is value or _same(fields[name], value) for value in NEUTRAL[name]):
+                raise bad_request(name, "not supported here; leave it out", "unsupported")
+        elif name not in FIELDS:
+            # names of callers' own making are not repeated
+            known = ", ".join(FIELDS)
+            raise Refusal(400, "unknown_field", f"the body has a field that is not known here; known are {known}")
+    if fields.get("n", 1) not in (1, None) or isinstance(fields.get("n"), bool):
+        raise bad_request("n", "1: one completion a request", "unsupported")
+    seed = _integer(fields, "seed", None, -(2**63), 2**63 - 1)
+    return CompletionRequest(
+        prompt=_prompt(fields),
+        profile=_profile(fields),
+        max_tokens=_integer(fields, "max_tokens", DEFAULT_MAX_TOKENS, 1, 2**31),
+        temperature=_real(fields, "temperature", 1.0, 0.0, 100.0),
+        top_p=_top_p(fields),
+        seed=secrets.randbits(63) if seed is None else seed,
+        stop=_stops(fields),
+        stream=_stream(fields),
+    )
+
+
+def _object(body: bytes) -> Mapping:
+    """One JSON object without repeated names, NaN or infinities."""
+    try:
+        fields = json.loads(body.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        message = "the body is not valid JSON in UTF-8, or it repeats a name"
+        raise Refusal(400, "invalid_json", message) from None
+    if not isinstance(fields, Mapping):
+        raise Refusal(400, "invalid_json", "the body is not a JSON object")
+    return fields
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError("a name is repeated")
+    return fields
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _same(value: object, other: object) -> bool:
+    return type(value) in (int, float, str, dict) and not isinstance(other, bool) and value == other
+
+
+def _prompt(fields: Mapping) -> str | tuple[int, ...]:
+    prompt = fields.get("prompt")
+    if isinstance(prompt, str):
+        if any("\ud800" <= character <= "\udfff" for character in prompt):
+            raise bad_request("prompt", "text without halves of surrogate pairs")
+        return prompt
+    if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
+        return tuple(prompt)
+    raise bad_request("prompt", "a text, or a list of token ids; one prompt a request")
+
+
+def _profile(fields: Mapping) -> str | None:
+    profile = fields.get("model")
+    if profile is None or isinstance(profile, str):
+        return profile
+    raise bad_request("model", "a text")
+
+
+def _integer(fields: Mapping, name: str, default: int | None, low: int, high: int) -> int | None:
+    value = fields.get(name)
+    if value is None:
+        return default
+    if type(value) is not int or not low <= value <= high:
+        raise bad_request(name, f"an integer from {low} to {high}")
+    return value
+
+
+def _real(fields: Mapping, name: str, default: float, low: float, high: float) -> float:
+    value = fields.get(name)
+    if value is None:
+        return default
+    if type(value) not in (int, float) or not low <= value <= high or not math.isfinite(value):
+        raise bad_request(name, f"a number from {low:g} to {high:g}")
+    return float(value)
+
+
+def _top_p(fields: Mapping) -> float:
+    top_p = _real(fields, "top_p", 1.0, 0.0, 1.0)
+    if top_p == 0.0:
+        raise bad_request("top_p", "above 0; temperature 0 takes the likeliest token")
+    return top_p
+
+
+def _stream(fields: Mapping) -> bool:
+    stream = fields.get("stream")
+    if stream is None or isinstance(stream, bool):
+        return bool(stream)
+    raise bad_request("stream", "true or false")
+
+
+def _stops(fields: Mapping) -> tuple[str, ...]:
+    stop = fields.get("stop")
+    if stop is None:
+        return ()
+    stops = [stop] if isinstance(stop, str) else stop
+    is_list = isinstance(stops, list) and len(stops) <= MAX_STOPS
+    if not is_list or not all(isinstance(text, str) and 0 < len(text) <= MAX_STOP_LENGTH for text in stops):
+        raise bad_request("stop", f"at most {MAX_STOPS} texts of 1 to {MAX_STOP_LENGTH} characters")
+    return tuple(stops)

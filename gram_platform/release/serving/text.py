@@ -1,0 +1,96 @@
+"""Between text and tokens: a prompt's ids, and the text of tokens as they come, up to a stop."""
+
+from dataclasses import dataclass
+
+from tokenizers import Tokenizer
+
+from gram_platform.corpora.tokenizer import configured, end_of_text_id
+from gram_platform.release.serving.refusals import bad_request
+from gram_platform.release.serving.requests import CompletionRequest
+
+UNFINISHED = "\ufffd"  # what the bytes of half a character are shown as
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """A run's tokenizer and what its model can read."""
+
+    tokenizer: Tokenizer
+    num_tokens: int  # ids that have a text; a model's vocabulary may be padded above it
+    context: int
+    end_of_text: int
+    longest_piece: int  # characters, or bytes of a byte-level tokenizer
+
+    @classmethod
+    def of(cls, tokenizer_json: str, context: int) -> "Vocabulary":
+        tokenizer = configured(Tokenizer.from_str(tokenizer_json))
+        ids = tokenizer.get_vocab(with_added_tokens=True)
+        longest = max(map(len, ids))
+        return cls(tokenizer, max(ids.values()) + 1, context, end_of_text_id(tokenizer), longest)
+
+    def prompt_ids(self, request: CompletionRequest) -> tuple[int, ...]:
+        """The request's prompt; an empty text is the end of another. Refusal when it does not fit."""
+        room = self.context + 1 - request.max_tokens  # the last token drawn is never read
+        if room < 1:
+            raise bad_request("max_tokens", f"at most {self.context}: the model reads {self.context} tokens")
+        fits = f"at most {room} tokens beside max_tokens = {request.max_tokens}: the model reads {self.context}"
+        if isinstance(request.prompt, str):
+            if len(request.prompt) > room * self.longest_piece:  # not worth splitting
+                raise bad_request("prompt", fits, "context_length_exceeded")
+            ids = tuple(self.tokenizer.encode(request.prompt).ids) or (self.end_of_text,)
+        else:
+            ids = request.prompt
+        if len(ids) > room:
+            raise bad_request("prompt", fits, "context_length_exceeded")
+        if not all(0 <= token < self.num_tokens for token in ids):
+            raise bad_request("prompt", f"token ids from 0 to {self.num_tokens - 1}")
+        return ids
+
+
+class TextStream:
+    """The text of tokens that come bit by bit; what may be the beginning of a stop or half a character waits.
+
+    `stopped` is set once a stop was reached; the text ends before it.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, stops: tuple[str, ...]):
+        self.stopped = False
+        self._vocabulary, self._stops = vocabulary, stops
+        self._context: list[int] = []  # tokens whose text is out: some tokenizers join what follows to them
+        self._new: list[int] = []
+        self._held = ""
+
+    def add(self, tokens: tuple[int, ...], last: bool = False) -> str:
+        """What can be shown now; with `last` all that is left."""
+        self._new += [token for token in tokens if token != self._vocabulary.end_of_text]
+        text = self._decoded_new(last)
+        if not self._stops or self.stopped:
+            return "" if self.stopped else text
+        self._held += text
+        return self._released(last)
+
+    def _decoded_new(self, last: bool) -> str:
+        before = self._decode(self._context)
+        text = self._decode(self._context + self._new)
+        if not self._new or (text.endswith(UNFINISHED) and not last):
+            return ""
+        self._context, self._new = self._new, []
+        return text[len(before) :]
+
+    def _released(self, last: bool) -> str:
+        places = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
+        if places:
+            self.stopped = True
+            return self._held[: min(places)]
+        kept = 0 if last else max(_overlap(self._held, stop) for stop in self._stops)
+        shown, self._held = self._held[: len(self._held) - kept], self._held[len(self._held) - kept :]
+        return shown
+
+    def _decode(self, tokens: list[int]) -> str:
+        return self._vocabulary.tokenizer.decode(tokens, skip_special_tokens=False)
+
+
+def _overlap(text: str, stop: str) -> int:
+    """How many characters at the text's end are a beginning of the stop."""
+    longest = min(len(text), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

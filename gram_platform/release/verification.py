@@ -1,0 +1,201 @@
+"""An export proves itself: what was written is read back, and its logits are compared with the view's.
+
+Both models go through the same tokens layer by layer, so that no more than one layer of each is held. They compute in
+float64 (positions in float32, both alike): what differs is what the file says, not the order of sums. A checkpoint in
+bfloat16 has 8 bits of mantissa, which moves logits by some thousandths of the largest; so its tensors are also compared
+bit by bit with what rounding the merged weights gives.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from gram_platform.config import ModelConfig, View
+from gram_platform.config.flops import total_parameters
+from gram_platform.config.identity import invalid
+from gram_platform.config.model import merged_config
+from gram_platform.model.transformer import Block, Rotary
+from gram_platform.release.files import names_by_file, open_checkpoint
+from gram_platform.release.own_weights import OwnWeights
+from gram_platform.release.starcoder2 import Weights, foreign_shapes, foreign_weights, own_config
+from gram_platform.store import Store
+from gram_platform.store.checkpoint import DiskTensors, stream_bytes
+from gram_platform.store.data import open_corpus
+from gram_platform.store.views import load_view
+
+FLOAT32_TOLERANCE = 1e-4  # largest difference of a logit
+BFLOAT16_TOLERANCE = 0.05  # of the largest logit
+NUM_TOKENS = 256  # of each domain, at most
+ROWS_AT_ONCE = 1024  # of the vocabulary, in float64
+TEXTS = (".json", ".md")
+RANDOM_SEED = 0
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far the logits of a checkpoint are from the view's, and on what."""
+
+    largest_difference: float
+    largest_logit: float
+    tolerance: float
+    num_tokens: int
+    tokens: str  # where they come from
+
+    def __str__(self) -> str:
+        found = f"Largest difference of a logit {self.largest_difference:.2g} (tolerance {self.tolerance:.2g}, largest"
+        return f"{found} logit {self.largest_logit:.3g}) over {self.num_tokens:,} tokens of {self.tokens}"
+
+
+def verification_tokens(store: Store, data_id: str | None, model: ModelConfig) -> tuple[torch.Tensor, str]:
+    """(tokens_BT, their origin): the beginning of every domain's validation split, random ones where there is none."""
+    num_tokens = min(model.seq_len, NUM_TOKENS)
+    try:
+        if data_id is None:
+            raise invalid("data_id", data_id, "that of a corpus")
+        corpus = open_corpus(store, data_id)
+    except ValueError:
+        generator = torch.Generator().manual_seed(RANDOM_SEED)
+        tokens = torch.randint(model.vocab_size, (2, num_tokens), generator=generator)
+        return tokens, "random ids, for the run's corpus is not in this storage"
+    rows = [corpus.validation(domain)[0, :num_tokens].astype(np.int64) for domain in corpus.domains]
+    return torch.from_numpy(np.stack(rows)), f"the validation split of {', '.join(corpus.domains)}"
+
+
+Model = tuple[ModelConfig, Weights, Mapping[str, float]]  # shape, weights by name, active modules
+Tokens = tuple[torch.Tensor, str]  # of `verification_tokens`
+
+
+def verified(
+    view: Model,
+    folder: Path,
+    dtype: torch.dtype,
+    tokens: Tokens,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Agreement:
+    """Reads a checkpoint back. ValueError when it holds anything but the view, or its logits are not the view's.
+
+    `view`: as `open_view` gives it, of which the active modules are looked at; `dtype`: what the file was written in;
+    `progress` is told bytes of the checkpoint.
+    """
+    config, weights, active = view
+    own, expected = own_config(json.loads((folder / "config.json").read_text())), merged_config(config, active)
+    if own != expected:
+        raise invalid("export", str(own), f"a model of the shape {expected}")
+    _require_nothing_else(folder, own, dtype)
+    with open_checkpoint(folder) as written:
+        found = OwnWeights(own, written, is_tied=False, has_biases=True)
+        found.require_zero_biases()
+        granted = tuple(module for module in config.modules if module.domain in active)
+        routed = (replace(config, modules=granted), weights, active)
+        layer_bytes = dtype.itemsize * total_parameters(own) // own.num_layers
+        told = lambda done: progress(done * layer_bytes, own.num_layers * layer_bytes)  # noqa: E731
+        agreement = _agreement(*largest_difference(routed, (own, found, {}), tokens[0], told), dtype, tokens, folder)
+        for name, merged in foreign_weights(*view):
+            if not _is_written(merged.to(dtype), written, name):
+                raise invalid("export", name, "the view's merged weights, bit by bit")
+            del merged  # before the next one is made
+    return agreement
+
+
+def _is_written(tensor: torch.Tensor, written: DiskTensors, name: str) -> bool:
+    """Whether the file has the tensor, bit by bit; its rows are read a few at a time."""
+    parts = tensor.split(ROWS_AT_ONCE)
+    firsts = range(0, len(tensor), ROWS_AT_ONCE)
+    return all(torch.equal(part, written.rows(name, n, n + len(part))) for n, part in zip(firsts, parts, strict=True))
+
+
+def verified_by_transformers(store: Store, view: View, folder: Path, dtype: torch.dtype, tokens: Tokens) -> Agreement:
+    """The same by the library that others will load it with, in float32, and it continues a text; both models are held.
+
+    Its sums have another order than ours, which adds what float32 leaves to them. ImportError without the library.
+    """
+    from transformers import AutoModelForCausalLM
+
+    config, ours = load_view(store, view)
+    model = AutoModelForCausalLM.from_pretrained(folder).float().eval()
+    with torch.no_grad():
+        expected, found = ours(tokens[0], dict(view.weights)), model(tokens[0]).logits
+        start, length = tokens[0][:, :1], min(8, config.seq_len - 1)
+        lengths = {"min_new_tokens": length, "max_new_tokens": length, "do_sample": False, "pad_token_id": 0}
+        drawn = model.generate(start, attention_mask=torch.ones_like(start), **lengths)
+    assert drawn.shape[1] == 1 + length, drawn.shape
+    largest = float((expected - found).abs().max()), float(expected.abs().max())
+    return _agreement(*largest, dtype, (tokens[0], f"{tokens[1]}, by transformers"), folder)
+
+
+def _agreement(difference: float, logit: float, dtype: torch.dtype, tokens: Tokens, folder: Path) -> Agreement:
+    """ValueError when the difference is above the tolerance of the dtype."""
+    tolerance = FLOAT32_TOLERANCE if dtype == torch.float32 else BFLOAT16_TOLERANCE * logit
+    agreement = Agreement(difference, logit, tolerance, tokens[0].numel(), tokens[1])
+    if not difference <= tolerance:  # not: neither is NaN accepted
+        raise invalid("export", str(folder), f"a checkpoint with the view's logits. {agreement}")
+    return agreement
+
+
+def _require_nothing_else(folder: Path, model: ModelConfig, dtype: torch.dtype) -> None:
+    """Every byte of the tensor files is one of a dense model of this width: there is no room for anything removed."""
+    expected = foreign_shapes(model)
+    with open_checkpoint(folder) as written:
+        shapes = {name: written.shape(name) for name in written}
+    if shapes != expected:
+        odd = sorted(set(shapes.items()) ^ set(expected.items()))
+        raise invalid("export", odd[:4], "the tensors of a dense model of the view's width and no others")
+    found = {path.name: path.stat().st_size for path in folder.rglob("*") if path.suffix not in TEXTS}
+    files = {file: {n: s for n, s in expected.items() if n in held} for file, held in names_by_file(folder).items()}
+    sizes = {name: stream_bytes(held, dtype) for name, held in files.items()}
+    if found != sizes:
+        raise invalid(
+            "export", found, f"files of these sizes, what the tensors of the view take, and no others: {sizes}"
+        )
+
+
+# --------------------------------------------------------------------------------------------- layer by layer
+
+
+@torch.no_grad()
+def largest_difference(
+    left: Model, right: Model, tokens_BT: torch.Tensor, progress: Callable[[int], None] = lambda num_layers: None
+) -> tuple[float, float]:
+    """(the largest difference of a logit, the largest logit) of two models of equal d_model, depth and vocabulary.
+
+    Weights are asked for one layer at a time; `progress` is told the layers done.
+    """
+    states = [weights["wte.weight"][tokens_BT].double() for _, weights, _ in (left, right)]
+    for layer in range(left[0].num_layers):
+        states = [_layer(*model, layer, x_BTD) for model, x_BTD in zip((left, right), states, strict=True)]
+        progress(layer + 1)
+    states = [_final_norm(*model[:2], x_BTD) for model, x_BTD in zip((left, right), states, strict=True)]
+    differences, largest = [], []
+    for first in range(0, left[0].vocab_size, ROWS_AT_ONCE):
+        rows = first, min(first + ROWS_AT_ONCE, left[0].vocab_size)
+        heads = [weights.rows("lm_head.weight", *rows).double() for _, weights, _ in (left, right)]
+        expected, found = (x_BTD @ head.T for x_BTD, head in zip(states, heads, strict=True))
+        differences.append((expected - found).abs().max())  # a NaN stays one
+        largest.append(expected.abs().max())
+    return float(torch.stack(differences).max()), float(torch.stack(largest).max())
+
+
+def _layer(
+    config: ModelConfig, weights: Weights, active: Mapping[str, float], layer: int, x_BTD: torch.Tensor
+) -> torch.Tensor:
+    with torch.device("meta"):
+        block = Block(config)
+    prefix = f"blocks.{layer}."
+    block.load_state_dict({name: _double(weights, prefix + name) for name in block.state_dict()}, assign=True)
+    rotary = Rotary(config.head_dim, config.seq_len, config.rope_theta).double()
+    rotary.reset_tables()
+    ordered = {domain: active[domain] for domain in config.module_domains if domain in active}
+    return block(x_BTD, rotary, ordered)
+
+
+def _final_norm(config: ModelConfig, weights: Weights, x_BTD: torch.Tensor) -> torch.Tensor:
+    gain, bias = (_double(weights, f"ln_f.{part}") for part in ("weight", "bias"))
+    return torch.nn.functional.layer_norm(x_BTD, (config.d_model,), gain, bias, config.norm_eps)
+
+
+def _double(weights: Weights, name: str) -> torch.Tensor:
+    return weights[name].double()

@@ -1,0 +1,130 @@
+"""The weights of a view, taken from the store: as a routed model, or as the plain dense model it is."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from gram_platform.config import CORE, ModelConfig, ModuleSpec, View, model_from_plain
+from gram_platform.config.identity import invalid
+from gram_platform.config.model import merged_config
+from gram_platform.config.routing import module_set
+from gram_platform.model.merge import merged_weights
+from gram_platform.model.transformer import Transformer, is_module, parameter_set
+from gram_platform.store import Store
+from gram_platform.store.checkpoint import DiskTensors
+from gram_platform.train.learner import DTYPES
+
+
+def view_weights(store: Store, view: View) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
+    """(the model with only the view's modules, its float32 weights by name), modules from the runs they belong to.
+
+    Modules that the view does not have are absent, not switched off. ValueError when a run has no such module.
+    """
+    config, sources = _shape(store, view)
+    weights = {}
+    for run_id in dict.fromkeys((view.run_id, *sources.values())):  # each is read once, and one is held at a time
+        wanted = [domain for domain, source in sources.items() if source == run_id]
+        for name, weight in store.origin(run_id).weights().items():
+            is_shared = run_id == view.run_id and not is_module(name)
+            if is_shared or any(_is_of(domain, name) for domain in wanted):
+                weights[name] = weight
+    return config, weights
+
+
+@contextlib.contextmanager
+def open_view(store: Store, view: View) -> Iterator[tuple[ModelConfig, Mapping[str, torch.Tensor]]]:
+    """`view_weights` that are read from disk one by one, each time one is asked for: nothing is held.
+
+    `.rows(name, first, stop)` reads a part of a tensor.
+    """
+    config, sources = _shape(store, view)
+    with contextlib.ExitStack() as stack:
+        open_ids = dict.fromkeys((view.run_id, *sources.values()))
+        opened = {run_id: stack.enter_context(store.origin(run_id).open_weights()) for run_id in open_ids}
+        owners = {name: opened[view.run_id] for name in opened[view.run_id] if not is_module(name)}
+        for domain, run_id in sources.items():
+            owners |= {name: opened[run_id] for name in opened[run_id] if _is_of(domain, name)}
+        yield config, _Chosen(owners)
+
+
+class _Chosen(Mapping):
+    """Tensors by name, each from the file that has it."""
+
+    def __init__(self, owners: Mapping[str, DiskTensors]) -> None:
+        self._owners = owners
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._owners[name][name]
+
+    def rows(self, name: str, first: int, stop: int) -> torch.Tensor:
+        return self._owners[name].rows(name, first, stop)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._owners
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._owners)
+
+    def __len__(self) -> int:
+        return len(self._owners)
+
+
+def load_view(store: Store, view: View, precision: str = "float32") -> tuple[ModelConfig, Transformer]:
+    """(`view_weights`' shape, its routed model in `precision`), in evaluation mode."""
+    config, weights = view_weights(store, view)
+    return config, model_of(config, weights, precision)
+
+
+def materialised(store: Store, view: View) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
+    """The view as one dense model: its shape and float32 weights. ValueError for a view that depends on the domain."""
+    if view.rule != "constant":
+        raise invalid("view.rule", view.rule, "constant: any other view is a different model for each domain")
+    config, weights = view_weights(store, view)
+    active = dict(view.weights)
+    return merged_config(config, active), merged_weights(config, weights, active)
+
+
+def model_of(config: ModelConfig, weights: dict[str, torch.Tensor], precision: str = "float32") -> Transformer:
+    """A model of these weights, in evaluation mode."""
+    with torch.device("meta"):
+        model = Transformer(config)
+    converted = {name: weight.to(DTYPES[precision]) for name, weight in weights.items()}
+    model.load_state_dict(converted, assign=True)
+    model.rotary.to_empty(device="cpu")
+    model.rotary.reset_tables()
+    return model.eval().requires_grad_(False)
+
+
+def model_config(store: Store, run_id: str) -> ModelConfig:
+    """The shape of a run's model, or of an imported one. ValueError when the storage has neither."""
+    plain = store.origin(run_id).config()
+    return model_from_plain(plain["model"])
+
+
+def view_model(store: Store, view: View) -> ModelConfig:
+    """The model with only the view's modules. ValueError when a run has no such module."""
+    return _shape(store, view)[0]
+
+
+def _shape(store: Store, view: View) -> tuple[ModelConfig, dict[str, str]]:
+    """(the model with only the view's modules, the run that each of them comes from)."""
+    model = model_config(store, view.run_id)
+    sources = {domain: view.run_id for domain, _ in view.weights} | dict(view.sources)
+    if view.rule == "by_domain":
+        sources.setdefault(CORE, view.run_id)
+    specs = [_module_spec(model_config(store, run_id), run_id, domain) for domain, run_id in sources.items()]
+    return dataclasses.replace(model, modules=tuple(specs)), sources
+
+
+def _is_of(domain: str, name: str) -> bool:
+    """Whether a parameter is of the domain's module."""
+    return parameter_set(name) == module_set(domain)
+
+
+def _module_spec(source: ModelConfig, run_id: str, domain: str) -> ModuleSpec:
+    for module in source.modules:
+        if module.domain == domain:
+            return module
+    raise invalid("view.weights", domain, f"one of run {run_id}'s modules: {', '.join(source.module_domains)}")

@@ -1,0 +1,249 @@
+"""From flags to nodes: the corpus's recipe, the settings of every cell, the graph."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from gram_platform.config import CORE, IMPORTED, model_from_plain
+from gram_platform.config.flops import total_parameters
+from gram_platform.config.identity import invalid
+from gram_platform.config.ladder import imported_size, load_law
+from gram_platform.corpora import CorpusRecipe, resolve
+from gram_platform.corpora.resolution import grows_with_size
+from gram_platform.corpora.rows import HubSource
+from gram_platform.corpora.tokenizer import document_end
+from gram_platform.methods import Profile, Setting
+from gram_platform.methods.nodes import Node, require_closed, unique
+from gram_platform.methods.setting import profile_name
+from gram_platform.store import Store
+from gram_platform.studies.best_trials import load_best
+from gram_platform.studies.definition import Preset, Study, Variant
+from gram_platform.studies.flags import CommonFlags, Flags, by_law, ranks_of
+from gram_platform.studies.measurements import Measurement
+
+SAFE_SHARE = 0.9  # of the sequences that a recipe is expected to give: ids must exist before the text is packed
+# One epoch of all that the hub has: what is known of a label may be wrong by so much, and the rest repeats [ours]
+EPOCH_TOLERANCE = 0.05
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A study on a corpus: `entries` has every node as each method asks for it, `nodes` each id once."""
+
+    study: Study
+    preset: Preset
+    flags: Flags
+    recipes: Mapping[str, tuple[CorpusRecipe, ...]]  # of each size: one, or one for every way to divide the labels
+    settings: tuple[Setting, ...]
+    entries: tuple[Node, ...]
+    variants: tuple[Variant, ...] = ()  # of every setting; searches have none
+
+    @property
+    def corpora(self) -> tuple[CorpusRecipe, ...]:
+        """Every distinct recipe."""
+        return tuple({recipe.data_id: recipe for own in self.recipes.values() for recipe in own}.values())
+
+    @property
+    def recipe(self) -> CorpusRecipe:
+        return self.corpora[0]
+
+    @property
+    def data_ids(self) -> tuple[str, ...]:
+        return tuple(recipe.data_id for recipe in self.corpora)
+
+    @property
+    def nodes(self) -> list[Node]:
+        return unique(self.entries)
+
+    def of_size(self, size: str) -> list[Node]:
+        return [node for node in self.entries if dict(node.tags)["size"] == size]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A variant of the study at one size and seed."""
+
+    variant: Variant
+    setting: Setting
+    measurement: Measurement
+
+    def nodes(self, method: str) -> list[Node]:
+        """The method's nodes, named by the variant if that has a name."""
+        nodes = self.measurement.nodes(method, self.setting) if self.variant.serves(method) else []
+        return [node.tagged(variant=self.variant.name) for node in nodes] if self.variant.name else nodes
+
+
+def build_graph(study: Study, flags: Flags, progress=None) -> Graph:
+    """Every node of the study, before any data is packed. ValueError for what the corpus cannot serve."""
+    preset, flags = preset_of(study, flags)
+    named = resolve_corpora(preset, flags, progress)
+    if flags.maxent:
+        data_id = named[flags.sizes[0]].data_id
+        best = load_best(Store(flags.storage), flags.maxent, data_id, preset.options.maxent)
+        preset = replace(preset, options=replace(preset.options, maxent_profiles=best))
+    recipes = recipes_of(preset, flags, named, progress)
+    cells = [cell for variant in recipes for cell in _cells(variant, preset, flags, recipes[variant])]
+    if flags.maxent:
+        _require_searched(flags.maxent, cells[0].setting)
+    entries = tuple(node for cell in cells for method in flags.methods for node in cell.nodes(method))
+    require_closed(entries)
+    of_size = {size: tuple({own[size].data_id: own[size] for own in recipes.values()}.values()) for size in named}
+    settings, variants = tuple(cell.setting for cell in cells), tuple(cell.variant for cell in cells)
+    return Graph(study, preset, flags, of_size, settings, entries, variants)
+
+
+def preset_of(study: Study, flags: Flags) -> tuple[Preset, Flags]:
+    """The preset as --start and --law change it, and the flags with the size that --start names."""
+    preset = study.presets[flags.preset]
+    if flags.start:
+        preset = from_import(preset, flags.sizes[0], Store(flags.storage), flags.start)
+        flags = replace(flags, sizes=tuple(preset.sizes))
+    return (by_law(preset, load_law(flags.law)) if flags.law else preset), flags
+
+
+def from_import(preset: Preset, size: str, store: Store, import_id: str) -> Preset:
+    """The preset at the one size of an imported model; ValueError when it, or its tokenizer, is not in the storage."""
+    if not import_id.startswith(IMPORTED):
+        raise invalid("start", import_id, f"an id that `gram import` has printed: {IMPORTED}...")
+    directory = store.imported(import_id)
+    directory.require_result()
+    model, tokenizer = model_from_plain(directory.config()["model"]), directory.tokenizer(store.data_root)
+    if tokenizer is None:
+        raise invalid("start", import_id, "an import whose checkpoint had a tokenizer.json, which text is packed with")
+    own = imported_size(preset.sizes[size], model, total_parameters(model), import_id)
+    return preset.with_size(size, own, str(tokenizer))
+
+
+def recipes_of(
+    preset: Preset, flags: CommonFlags, named: dict[str, CorpusRecipe], progress=None
+) -> dict[Variant, dict[str, CorpusRecipe]]:
+    """The corpora by size of every variant that there are enough labels for; `named` are those of the corpus as named.
+
+    ValueError when there are too few for all of them.
+    """
+    recipe = next(iter(named.values()))
+    labels, found = _auxiliary_labels(recipe, flags), {}
+    for variant in preset.variants:
+        auxiliary = labels[: variant.num_auxiliary]
+        pooled = tuple(label for label in recipe.domain_of if label not in auxiliary)
+        if not variant.num_auxiliary or variant.num_auxiliary == len(recipe.domains) - 1 == len(labels):
+            found[variant] = named
+        elif variant.num_auxiliary <= len(labels) and pooled:
+            found[variant] = resolve_corpora(preset, flags, progress, pooled)
+    if not found:
+        fewest = min(variant.num_auxiliary for variant in preset.variants)
+        raise invalid("corpus", flags.corpus, f"a corpus with at least {fewest} auxiliary labels; it has {len(labels)}")
+    return found
+
+
+def _auxiliary_labels(recipe: CorpusRecipe, flags: CommonFlags) -> list[str]:
+    """Labels that may be auxiliary domains, by name: all of a corpus of equals, else those outside of what is core."""
+    named = [label for label, domain in recipe.domain_of.items() if domain != CORE]
+    is_given = bool(flags.core_label) or CORE in recipe.domain_of
+    return sorted(named if is_given else recipe.domain_of)
+
+
+def _cells(variant: Variant, preset: Preset, flags: CommonFlags, recipes: Mapping[str, CorpusRecipe]) -> list[Cell]:
+    settings = settings_of(preset, flags, recipes)
+    if variant.num_auxiliary:
+        settings = tuple(replace(s, available=_safe_sequences(recipes[s.size.name])) for s in settings)
+    return [Cell(variant, variant.changed(setting), preset.measurement) for setting in settings]
+
+
+def _safe_sequences(recipe: CorpusRecipe) -> dict[str, int]:
+    """Sequences of every domain where the number of domains varies: each side of the mixture repeats what it has too
+    little of.
+    """
+    return {domain: round(SAFE_SHARE * recipe.expected_sequences("train", domain)) for domain in recipe.domains}
+
+
+def _with_repeats(setting: Setting, recipe: CorpusRecipe) -> Setting:
+    """The setting in which a domain of the hub repeats rather than runs out where one epoch is about all there is: its
+    labels differ in length by more than is known.
+    """
+    if not isinstance(recipe.source, HubSource):
+        return setting
+    expected = {domain: recipe.expected_sequences("train", domain) for domain in recipe.domains}
+    low, high = 1 - EPOCH_TOLERANCE, 1 + EPOCH_TOLERANCE
+    scarce = {d: int(low * n) for d, n in expected.items() if low * n < setting.num_sequences[d] <= high * n}
+    return replace(setting, available=scarce)
+
+
+def _require_searched(search_id: str, setting: Setting) -> None:
+    """ValueError for a profile that MaxEnt serves and the search did not look at."""
+    searched = {profile for profile, _ in setting.options.maxent_profiles}
+    for profile in setting.profiles:
+        if profile not in searched and set(profile) != set(setting.auxiliary):
+            name = profile_name(profile, setting.auxiliary)
+            raise invalid("maxent", search_id, f"a search that covers every profile of the study; it lacks {name}")
+
+
+def resolve_corpora(
+    preset: Preset, flags: CommonFlags, progress=None, core_labels: tuple[str, ...] = ()
+) -> dict[str, CorpusRecipe]:
+    """The recipe of the named corpus in the preset's shape, for each size that is asked for.
+
+    From the hub a size takes what it needs, so its recipe depends on the size and the preset alone; any other corpus is
+    one recipe for all. `core_labels` takes the place of `--core-label`. ValueError unless it leaves a domain to route.
+    """
+    if grows_with_size(flags.corpus):
+        return {name: _resolved(preset, flags, progress, core_labels, name) for name in flags.sizes}
+    return dict.fromkeys(flags.sizes, _resolved(preset, flags, progress, core_labels))
+
+
+def _resolved(
+    preset: Preset, flags: CommonFlags, progress, core_labels: tuple[str, ...], size: str = ""
+) -> CorpusRecipe:
+    recipe = resolve(
+        flags.corpus,
+        core_label=core_labels or flags.core_label or None,
+        seq_len=preset.seq_len,
+        vocab_size=preset.vocab_size,
+        validation_sequences=preset.eval_sequences(size) if size else preset.most_eval_sequences,
+        core_tokens=preset.sizes[size].core_tokens if size else 0,
+        aux_share=preset.aux_share if size else 0.0,
+        tokenizer=preset.tokenizer or None,
+        sample_bytes=preset.sample_bytes,
+        cache_dir=Store(flags.storage).data_root,
+        progress=progress,
+    )
+    if not any(d != CORE for d in recipe.domains):
+        raise invalid("core_label", flags.core_label, "labels that leave at least one auxiliary domain in the corpus")
+    return recipe
+
+
+def settings_of(preset: Preset, flags: CommonFlags, recipes: Mapping[str, CorpusRecipe]) -> tuple[Setting, ...]:
+    """The cell of every size and seed, sizes first; ValueError for an unknown domain to retain."""
+    recipe = next(iter(recipes.values()))
+    profiles = _profiles(flags.retain, preset, tuple(d for d in recipe.domains if d != CORE))
+    end = document_end(recipe.tokenizer, recipe.tokenizer_path) if preset.masks_documents else -1
+    sizes = [preset.sizes[name] for name in flags.sizes]
+    return tuple(
+        _with_repeats(
+            preset.setting(size, seed, recipes[size.name].data_id, recipe.domains, profiles, end), recipes[size.name]
+        )
+        for size in sizes
+        for seed in preset.seeds(size.name, flags.seeds, flags.first_seed)
+    )
+
+
+def _profiles(retain: tuple[str, ...], preset: Preset, auxiliary: tuple[str, ...]) -> tuple[Profile, ...]:
+    """The compared profiles: core + each retained domain (where none is named, one or all of them, as the preset
+    says), with core alone where the preset compares every single one; or core alone.
+    """
+    for domain in retain:
+        if domain not in auxiliary:
+            raise invalid("retain", domain, "one of the auxiliary domains: " + ", ".join(auxiliary))
+    if preset.core_only:
+        return ((),)
+    named = retain or ((preset.retain,) if preset.retain in auxiliary else ())
+    chosen = named or (auxiliary if preset.every_single else auxiliary[:1])
+    alone = ((),) if preset.every_single else ()
+    return (*alone, *((domain,) for domain in sorted(set(chosen))))
+
+
+def require_memory(nodes: Iterable[Node], flags: CommonFlags) -> None:
+    """ValueError when --num-workers auto finds no number of ranks for a run; nothing has been packed yet."""
+    ranks = ranks_of(flags)
+    for node in nodes:
+        if node.kind == "run":
+            ranks.of(node.config, dict(node.tags)["size"])

@@ -1,0 +1,192 @@
+"""Studies with the searches that they begin with; all of them at once, as one graph, then the other searches.
+
+Each node is trained once: the trials of a search start from the baselines of the study that it is for, and the study's
+runs with the best parameters are those trials.
+"""
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Annotated
+
+import tyro
+
+from gram_platform.config.identity import invalid, require_choice
+from gram_platform.methods.nodes import unique
+from gram_platform.planner import MACHINES, needs
+from gram_platform.store import Store
+from gram_platform.studies import Study
+from gram_platform.studies.build import Graph, build_graph
+from gram_platform.studies.dry_run import UTILISATION, described
+from gram_platform.studies.flags import CommonFlags, Flags, checked, parse, split_list
+from gram_platform.studies.run import GraphsRun, provide_data, run_study
+from gram_platform.studies.searches.definition import Search
+from gram_platform.studies.searches.maxent_problem import METHOD
+from gram_platform.studies.searches.needed import NeededSearch, needed_search
+from gram_platform.studies.searches.run import build_scene, checked_flags, run_search, search_id
+from gram_platform.studies.session import exit_with, one_site, open_tracker, reporter, say
+
+NONE = "none"
+
+
+@dataclass(frozen=True)
+class CampaignFlags(CommonFlags):
+    """The flags of all studies together."""
+
+    studies: tuple[str, ...] = ()
+    """names of studies (default: all), or none"""
+    searches: tuple[str, ...] = ()
+    """names of searches that follow the studies (default: all), or none"""
+
+
+def study_main(study: Study, arguments: list[str] | None = None) -> None:
+    """The entrypoint of the file of one study whose presets may begin with a search."""
+    exit_with(lambda: run_searched(study, parse(study, arguments)))
+
+
+def run_searched(study: Study, flags: Flags) -> int:
+    """Runs the search that the preset begins with, if it does, then the study; returns the exit code.
+
+    ValueError for bad input, before anything trains.
+    """
+    if needed_search(study, flags) is None:
+        return run_study(study, flags)
+    if not flags.dry_run:  # what the study lacks must not come out after the search
+        provide_data((build_graph(study, flags, reporter()),), Store(flags.storage).open_for_writing())
+    with contextlib.nullcontext() if flags.dry_run else one_site(flags, say):
+        ready, _, code = after_searches([(study, flags)])
+        return max(code, *(run_study(*each) for each in ready), 0)
+
+
+def after_searches(submitted: Sequence[tuple[Study, Flags]]) -> tuple[list[tuple[Study, Flags]], set[str], int]:
+    """Runs the searches that presets begin with; the studies with the best trials, the searches' ids, the exit code.
+
+    A study whose search is not complete is left out: which runs it has depends on it. A dry run describes the search
+    instead and leaves the study the preset's own parameters.
+    """
+    ready, ids, code = [], set(), 0
+    for study, flags in submitted:
+        needed = needed_search(study, flags)
+        if needed is None:
+            ready.append((study, flags))
+            continue
+        named = f"{needed.search.name} {needed.search_id}"
+        if not needed.is_complete() and needed.search_id not in ids:
+            say(f"{study.name} begins with the search {named}: {num_trials(needed)}\n")
+            code = max(code, run_search(needed.search, needed.flags))
+        ids.add(needed.search_id)
+        if needed.is_complete():
+            say(f"MaxEnt's parameters in {study.name}: the best trials of {named}, which is complete\n")
+            ready.append((study, replace(flags, maxent=needed.search_id)))
+        elif flags.dry_run:
+            say(f"\n{what_follows(needed, build_graph(study, flags))}\n")
+            ready.append((study, flags))
+        else:
+            say(f"{study.name} waits for the search {named}: some profile lacks trials; submit again to go on")
+            code = max(code, 1)
+    return ready, ids, code
+
+
+def num_trials(needed: NeededSearch) -> str:
+    """The length of a search in words."""
+    own, profiles = needed.search.num_trials[needed.flags.preset], needed.search.groups(needed.scene)
+    seeds = ", ".join(str(setting.seed) for setting in needed.scene.settings)
+    return f"{own} trials of each of {len(profiles)} profiles on seed {seeds}"
+
+
+def what_follows(needed: NeededSearch, graph: Graph) -> str:
+    """How many MaxEnt runs a study has after its search, and what they cost."""
+    machine, seeds = MACHINES[graph.flags.machine], {str(setting.seed) for setting in needed.scene.settings}
+    tagged = [(node, dict(node.tags)) for node in graph.nodes if node.kind == "run" and node.needs]
+    unlearning = [(node, tags) for node, tags in tagged if tags["method"] == METHOD and "elicited" not in tags]
+    new = [node for node, tags in unlearning if tags["seed"] not in seeds]
+    hours = sum(needs(node.config, 1, machine, UTILISATION).gpu_hours for node in new)
+    own, num_best = needed.scene.settings[0].options.maxent, len(unlearning) - len(new)
+    return (
+        f"{len(unlearning)} MaxEnt runs of {graph.study.name} follow the search: {num_best} are its best trials, "
+        f"{len(new)} are trained with their parameters in {hours:,.2f} {machine.name} hours "
+        f"(${hours * machine.dollars_per_hour:,.2f})\n"
+        f"below, the preset's learning rate {own.peak_lr:g} and retain weight {own.retain_weight:g} stand in for what "
+        "the search will find; what both list, such as baselines, is trained once"
+    )
+
+
+def main(studies: Sequence[Study], searches: Sequence[Search], arguments: list[str] | None = None) -> None:
+    """The entrypoint of an experiment file."""
+    about = "The searches that studies begin with, every study as one graph, then the other searches: what any of them "
+    about += "has trained is not trained again."
+    exit_with(lambda: run_campaign(studies, searches, _parsed(about, arguments)))
+
+
+def _parsed(description: str, arguments: list[str] | None) -> CampaignFlags:
+    unnamed = Annotated[CampaignFlags, tyro.conf.arg(name="")]
+    return tyro.cli(unnamed, args=arguments, description=description, config=(tyro.conf.OmitArgPrefixes,))
+
+
+def run_campaign(studies: Sequence[Study], searches: Sequence[Search], flags: CampaignFlags) -> int:
+    """Runs what is not done yet; returns the exit code. ValueError for bad input, before anything trains."""
+    if split_list(flags.sizes):
+        raise invalid("sizes", flags.sizes, "no value: each study has its own sizes; give --sizes to one study")
+    chosen = _chosen("studies", flags.studies, studies)
+    common = {field.name: getattr(flags, field.name) for field in fields(CommonFlags)}
+    of_search = [(s, checked_flags(s, s.flags_type(**common))) for s in _chosen("searches", flags.searches, searches)]
+    of_study = [(study, checked(study, Flags(**common))) for study in chosen]
+    report = None if flags.dry_run else reporter()
+    graphs = [build_graph(study, own, report) for study, own in of_study]
+    if flags.dry_run:
+        ready, _, _ = after_searches(of_study)
+        graphs = graphs if ready == of_study else [build_graph(*each) for each in ready]
+        say("\n\n".join([*map(described, graphs), "\n".join(sharing(graphs))]))
+        return 0
+    codes, parts, ids = [], [own for _, own in (*of_study, *of_search)], set()
+    with one_site(parts[0], say) if parts else contextlib.nullcontext():
+        if of_study:
+            code, ids = _run_studies(of_study, graphs)
+            codes.append(code)
+        for search, own in of_search:
+            named = search.of_preset(own.preset)
+            if search_id(named, build_scene(named, own)) in ids:
+                continue  # some study began with it
+            say(f"\n{search.title}")
+            codes.append(run_search(search, own))
+    return max(codes, default=0)
+
+
+def _run_studies(of_study: list[tuple[Study, Flags]], graphs: list[Graph]) -> tuple[int, set[str]]:
+    """The searches that studies begin with, then one graph; `graphs` are those before. Exit code, ids of searches."""
+    store = Store(graphs[0].flags.storage).open_for_writing()
+    provide_data(graphs, store)
+    ready, ids, code = after_searches(of_study)
+    if ready != of_study:
+        graphs = [build_graph(*each) for each in ready]
+    say("\n".join(sharing(graphs)))
+    say(f"storage {store.root}")
+    if graphs:
+        code = max(code, GraphsRun(graphs, graphs[0].flags, store, open_tracker(graphs[0].flags)).run())
+    return code, ids
+
+
+def sharing(graphs: Sequence[Graph]) -> list[str]:
+    """What the studies need together, and what training every run once saves against one study after the other."""
+    if not graphs:
+        return []
+    runs = {graph.study.name: [n for n in graph.nodes if n.kind == "run"] for graph in graphs}
+    union = unique(node for own in runs.values() for node in own)
+    machine = MACHINES[graphs[0].flags.machine]
+    hours = {node.id: needs(node.config, 1, machine, UTILISATION).gpu_hours for node in union}
+    alone = sum(hours[node.id] for own in runs.values() for node in own)
+    num_alone = sum(map(len, runs.values()))
+    lines = [f"{name}: {len(own)} runs" for name, own in runs.items()]
+    saved = f"{num_alone - len(union)} saved by sharing ({alone - sum(hours.values()):,.2f} {machine.name} hours)"
+    return [*lines, f"all studies: {len(union)} runs, {saved}"]
+
+
+def _chosen(field: str, names: tuple[str, ...], known: Sequence) -> list:
+    """Those that are named, all by default; ValueError for an unknown name."""
+    names = split_list(names)
+    if names == (NONE,):
+        return []
+    by_name = {one.name: one for one in known}
+    for name in names:
+        require_choice(field, name, (*by_name, NONE))
+    return [by_name[name] for name in names or by_name]

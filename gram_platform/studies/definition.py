@@ -1,0 +1,192 @@
+"""A study as a value, and its presets."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from gram_platform.config import CORE, RoutingConfig
+from gram_platform.config.identity import invalid, require_choice, require_int, require_real
+from gram_platform.config.ladder import Size
+from gram_platform.methods import Profile, Setting
+from gram_platform.methods.setting import Conventions, Factors, Options
+from gram_platform.studies.measurements import LOSSES_OF_DOMAINS, Measurement
+
+DEFAULT_OPTIONS = Options()
+DEFAULT_CONVENTIONS = Conventions()
+OURS, PAPER, AS_RUN = "ours", "paper", "as_run"
+FAMILIES = {  # what a report says of where a preset's numbers are from
+    OURS: "a set-up of this platform, not the paper's",
+    PAPER: "as the paper's text prints it",
+    AS_RUN: "as the authors' published settings have it, where these differ from the paper's text",
+}
+NOT_REPRODUCED = (
+    "Not as the authors ran it: our block is StarCoder2's (LayerNorm, no biases of attention and unembedding, whole "
+    "rotary embeddings), so that profiles export; optimizer states are float32, the initialisation is ours, and a "
+    "micro-batch has one route on every rank."
+)
+
+
+def unchanged(setting: Setting) -> Setting:
+    return setting
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One value of what a study varies beside method, size and profile, and what it changes in every cell."""
+
+    name: str = ""  # as tables have it; "" in studies that vary nothing else
+    changed: Callable[[Setting], Setting] = unchanged
+    methods: tuple[str, ...] = ()  # of the study's; (): all. The baseline is always there
+    num_auxiliary: int = 0  # the first so many auxiliary domains by name, the others counting as core; 0: all
+
+    def serves(self, method: str) -> bool:
+        return method == "baseline" or not self.methods or method in self.methods
+
+
+PLAIN = (Variant(),)
+
+
+@dataclass(frozen=True)
+class MaxEntRanges:
+    """What a MaxEnt search looks through: both ranges on their logarithms, and how many trials each profile has."""
+
+    peak_lr: tuple[float, float]
+    retain_weight: tuple[float, float]
+    num_trials: int
+    search: str = "maxent_search"  # its name: searches of one storage on other data have other names
+
+
+@dataclass(frozen=True)
+class Preset:
+    """One scale of a study: sizes, data, routing and evaluation. Every number of a study that is not a flag is here."""
+
+    sizes: dict[str, Size]
+    num_seeds: int
+    corpus: str  # of the catalog
+    aux_share: float  # tokens of all auxiliary domains together over core's, spread evenly
+    routing: RoutingConfig
+    warmup_fraction: float
+    decay_fraction: float
+    num_eval_points: int
+    num_eval_sequences: int  # of each domain: no more than evaluations of 15% of a run's time allow
+    aux_factor: float = 1.0  # p_af
+    aux_factor_of: Factors = ()  # of single domains, where the corpus has them
+    equal_compute: bool = True
+    retain: str = ""  # the domain of the compared profile, if the corpus has it; else its first, or each
+    every_single: bool = False  # compare core alone too, and core with each domain where none is named
+    core_only: bool = False  # compare core alone instead
+    methods: tuple[str, ...] = ()  # where a scale has no time for all of the study's; (): all
+    every_subset: bool = False  # beside these, evaluate every subset of modules where that costs no training
+    options: Options = DEFAULT_OPTIONS  # of single methods, and the attack
+    # sizes whose routed methods accumulate otherwise, as the paper's did
+    accumulation_of_size: tuple[tuple[str, str], ...] = ()
+    eval_sequences_of_size: tuple[tuple[str, int], ...] = ()  # where a size's runs allow others
+    machine: str = "cpu"  # what --dry-run plans for
+    sample_bytes: int = 4_000_000  # of text that a trained tokenizer sees
+    tokenizer: str = ""  # a tokenizer.json; "": the corpus's own, or one that is trained on it
+    conventions: Conventions = DEFAULT_CONVENTIONS  # where the paper's text and its settings differ
+    masks_documents: bool = False  # attention does not cross documents
+    family: str = OURS
+    seeds_of_size: tuple[tuple[str, int], ...] = ()  # where a size has another number of seeds
+    first_seed: int = 0  # seeds that a set-up was chosen on are not those that it is reported on
+    variants: tuple[Variant, ...] = PLAIN
+    measurement: Measurement = LOSSES_OF_DOMAINS
+    # where MaxEnt's rate and weight of every profile are searched before the study runs; None: those of the options
+    maxent_search: MaxEntRanges | None = None
+
+    def __post_init__(self) -> None:
+        require_int("preset.num_seeds", self.num_seeds, 1)
+        require_choice("preset.family", self.family, tuple(FAMILIES))
+        require_int("preset.first_seed", self.first_seed, 0)
+        require_real("preset.aux_share", self.aux_share, 0.0, 1.0, open_low=True)
+        shapes = {(size.seq_len, size.vocab_size) for size in self.sizes.values()}
+        if len(shapes) != 1:
+            raise invalid("preset.sizes", sorted(shapes), "one sequence length and vocabulary for all")
+        names = [variant.name for variant in self.variants]
+        if not names or len(set(names)) < len(names):
+            raise invalid("preset.variants", names, "at least one variant, each name once")
+
+    def eval_sequences(self, size: str) -> int:
+        """Validation sequences of each domain at a size."""
+        return dict(self.eval_sequences_of_size).get(size, self.num_eval_sequences)
+
+    @property
+    def most_eval_sequences(self) -> int:
+        return max(self.num_eval_sequences, *(n for _, n in self.eval_sequences_of_size), 0)
+
+    def seeds(self, size: str, asked: int = 0, first: int = -1) -> range:
+        """The seeds of a size; `asked` is the user's number, `first` where they begin (0 and -1: as the preset has)."""
+        begin = self.first_seed if first < 0 else first
+        return range(begin, begin + (asked or dict(self.seeds_of_size).get(size, self.num_seeds)))
+
+    @property
+    def seq_len(self) -> int:
+        return next(iter(self.sizes.values())).seq_len
+
+    @property
+    def vocab_size(self) -> int:
+        return next(iter(self.sizes.values())).vocab_size
+
+    def with_size(self, name: str, own: Size, tokenizer: str) -> "Preset":
+        """This preset with one size of another name and shape in the place of all, and its tokenizer."""
+
+        def renamed(values: tuple[tuple[str, object], ...]) -> tuple:
+            return tuple((own.name, value) for size, value in values if size == name)
+
+        return replace(
+            self,
+            sizes={own.name: own},
+            tokenizer=tokenizer,
+            accumulation_of_size=renamed(self.accumulation_of_size),
+            seeds_of_size=renamed(self.seeds_of_size),
+            eval_sequences_of_size=renamed(self.eval_sequences_of_size),
+        )
+
+    def setting(
+        self,
+        size: Size,
+        seed: int,
+        data_id: str,
+        domains: tuple[str, ...],
+        profiles: tuple[Profile, ...],
+        document_end: int = -1,
+    ) -> Setting:
+        """The cell of one size and seed on a corpus with these domains; `document_end` ends its documents."""
+        auxiliary = [d for d in domains if d != CORE]
+        core_sequences = size.core_tokens // size.seq_len
+        aux_sequences = max(1, round(core_sequences * self.aux_share / len(auxiliary)))
+        accumulation = dict(self.accumulation_of_size).get(size.name, self.routing.accumulation)
+        return Setting(
+            size=size,
+            seed=seed,
+            data_id=data_id,
+            num_sequences={CORE: core_sequences, **dict.fromkeys(auxiliary, aux_sequences)},
+            profiles=profiles,
+            routing=replace(self.routing, accumulation=accumulation),
+            warmup_fraction=self.warmup_fraction,
+            decay_fraction=self.decay_fraction,
+            num_eval_points=self.num_eval_points,
+            num_eval_sequences=self.eval_sequences(size.name),
+            aux_factor=self.aux_factor,
+            aux_factor_of=tuple((d, factor) for d, factor in self.aux_factor_of if d in auxiliary),
+            equal_compute=self.equal_compute,
+            options=self.options,
+            conventions=replace(self.conventions, document_end=document_end if self.masks_documents else -1),
+            every_subset=self.every_subset,
+        )
+
+
+@dataclass(frozen=True)
+class Study:
+    """What an experiment file declares."""
+
+    name: str
+    title: str
+    question: str  # plain text of the report's head
+    methods: tuple[str, ...]
+    presets: dict[str, Preset]
+    default_preset: str = "demo"
+    compare_with: str = ""  # of the paper's tables and claims: those that are set beside ours
+    varies: str = ""  # the column of the variants, such as "accumulation"
+    unit: str = ""  # the variant whose baselines are the unit for all; "": each variant's own
+    profile: str = ""  # that figures against the variants show, such as "core" or "mean"; "": the compared one
+    own_baseline: bool = False  # compute ratios against the baseline of the same seed, not against all seeds' pooled

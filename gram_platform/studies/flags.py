@@ -1,0 +1,238 @@
+"""The flags of every study, checked before any work starts."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import tyro
+
+from gram_platform.config.flops import total_parameters
+from gram_platform.config.identity import invalid, local_path, require_choice, require_int, require_real
+from gram_platform.config.ladder import Law, load_law, sized_by
+from gram_platform.methods import METHODS
+from gram_platform.planner import AUTO, MACHINES, Ranks
+from gram_platform.planner.simulation import NO_LONGER, SimulatedCluster
+from gram_platform.studies.definition import Preset, Study
+from gram_platform.tracking import default_tracking_uri
+from gram_platform.tracking.connection import require_tracking_uri
+
+MAX_TIMEOUT_S = 1e6  # of ranks for one another: eleven days, which clocks in nanoseconds and torch can hold
+RAY_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray in the entrypoint of a submitted job
+
+
+@dataclass(frozen=True)
+class CommonFlags:
+    """What studies and searches have in common. Lists take values separated by blanks or commas."""
+
+    preset: str = ""
+    """smoke, demo, paper (as the text prints it) or as_run (as the authors' settings have it), where the study has it;
+    default: the study's"""
+    storage: str = ""
+    """folder or fsspec URL of runs and results; default $GRAM_STORAGE, else ~/.gram"""
+    tracking_uri: str = ""
+    """MLflow server or database; default SQLite in the storage"""
+    corpus: str = ""
+    """a catalog name, a folder of .jsonl/.parquet with `text` and `label`, or a .json of labelled globs"""
+    core_label: str = ""
+    """the label (or labels, with commas between) that is core, default core or the catalog's own; every other
+    label is an auxiliary domain"""
+    retain: tuple[str, ...] = ()
+    """auxiliary domains: each is compared in the profile core + that domain"""
+    seeds: int = 0
+    """number of seeds of every size (default: the preset's, which may have fewer at large sizes)"""
+    first_seed: int = -1
+    """the first seed, the others follow it (default, -1: the preset's)"""
+    sizes: tuple[str, ...] = ()
+    """names of sizes (default: all of the preset)"""
+    num_workers: tuple[str, ...] = ()
+    """ranks of each run: a number, size=number for single sizes, or auto for the fewest whose memory suffices on
+    --machine; 1 trains in the Ray task itself (default: 1; --dry-run without it plans for auto)"""
+    device: str = ""
+    """cpu or cuda (default: cuda if Ray has a GPU at the start; say cuda where an autoscaler starts them on demand)"""
+    dry_run: bool = False
+    """print what would run, what it costs and what is done already; start nothing"""
+    simulate: bool = False
+    """with --dry-run: what is left on a hypothetical cluster; expected makespan, cost and lost work"""
+    cluster: tuple[str, ...] = ()
+    """of --simulate, as name=value: num_machines, slots_per_machine, interruptions_per_hour (of one machine),
+    machine_start_s, group_start_s, recovery_s, storage_bytes_per_s, checkpoint_every_s, dollars_per_machine_hour"""
+    optuna_uri: str = ""
+    """Optuna's database of searches; default SQLite in the storage"""
+    machine: str = ""
+    """what --dry-run and --num-workers auto plan for: h200, h100, a100 or cpu (default: the preset's)"""
+    threads: int = 1
+    """CPU threads of a rank: part of what makes a run repeat bit for bit"""
+    checkpoint_every: float = 30.0
+    """seconds between checkpoints"""
+    activation_checkpointing: bool = False
+    """compute every block again in the backward pass: less memory, a third more time (--dry-run shows both)"""
+    collective_timeout: float = 600.0
+    """seconds after which ranks that wait for one another give up and start again from the last checkpoint"""
+    retry_failed: bool = False
+    """train runs again that ended with a non-finite loss"""
+
+
+@dataclass(frozen=True)
+class Flags(CommonFlags):
+    """The flags of a study."""
+
+    methods: tuple[str, ...] = ()
+    """names of methods (default: the preset's, else all of the study); the baseline is always there, it is the unit"""
+    law: str = ""
+    """learning rates and batches by a law: its name (paper) or a law.json of lr_bs_grid; default: each size's own"""
+    start: str = ""
+    """id of an imported model (gram import) that training begins with: its shape and tokenizer, the batch, data, rate
+    and module width of the one size in --sizes"""
+    maxent: str = ""
+    """id of a maxent_search whose best trials set MaxEnt's rate and weight of every profile; default: the preset's,
+    which may be those of a search that runs first"""
+
+
+AnyFlags = TypeVar("AnyFlags", bound=CommonFlags)
+
+
+def parse(study: Study, arguments: list[str] | None = None) -> Flags:
+    """The flags of a command line; ends the process with usage on `--help` and on unknown flags."""
+    flags = tyro.cli(
+        Annotated[Flags, tyro.conf.arg(name="")],
+        args=arguments,
+        description=f"{study.title}\n\n{study.question}",
+        config=(tyro.conf.OmitArgPrefixes,),
+    )
+    return checked(study, flags)
+
+
+def checked(study: Study, flags: Flags) -> Flags:
+    """The flags with defaults and lists filled in; ValueError naming the flag, the value and what is allowed."""
+    flags = checked_common(study.presets, study.default_preset, flags)
+    methods = split_list(flags.methods) or study.presets[flags.preset].methods or study.methods
+    for method in methods:
+        require_choice("methods", method, tuple(METHODS))
+    if flags.start and len(flags.sizes) > 1:
+        raise invalid("sizes", ", ".join(flags.sizes), "one size beside --start, whose batch, data and rate are taken")
+    if flags.start and ranks_of(flags).of_size:
+        raise invalid("num_workers", ", ".join(flags.num_workers), "one number of ranks, or auto, beside --start")
+    if flags.law:
+        require_ranks(by_law(study.presets[flags.preset], load_law(flags.law)), flags.sizes, ranks_of(flags))
+    return replace(flags, methods=("baseline", *(m for m in METHODS if m in methods and m != "baseline")))
+
+
+def checked_common(presets: Mapping[str, Preset], default_preset: str, flags: AnyFlags) -> AnyFlags:
+    """The common flags with defaults and lists filled in; ValueError as above."""
+    name = flags.preset or default_preset
+    require_choice("preset", name, tuple(presets))
+    preset = presets[name]
+    storage = absolute_place("storage", flags.storage or os.environ.get("GRAM_STORAGE") or "~/.gram")
+    sizes = split_list(flags.sizes) or tuple(preset.sizes)
+    for size in sizes:
+        require_choice("sizes", size, tuple(preset.sizes))
+    require_int("seeds", flags.seeds, 0, 1000)
+    require_int("first_seed", flags.first_seed, -1, 2**31)
+    require_int("threads", flags.threads, 1)
+    require_real("checkpoint_every", flags.checkpoint_every, 0.0, open_low=True)
+    require_real("collective_timeout", flags.collective_timeout, 0.0, MAX_TIMEOUT_S, open_low=True)
+    require_choice("device", flags.device or "cpu", ("cpu", "cuda"))
+    require_choice("machine", flags.machine or preset.machine, tuple(MACHINES))
+    machine = flags.machine or preset.machine
+    require_ranks(preset, sizes, ranks_of(replace(flags, machine=machine)))
+    if flags.simulate and not flags.dry_run:
+        raise invalid("simulate", True, "--dry-run beside it: a simulation starts nothing")
+    simulated_cluster(flags.cluster)
+    return replace(
+        flags,
+        preset=name,
+        storage=storage,
+        tracking_uri=_tracking_uri(flags.tracking_uri, storage),
+        corpus=_corpus(flags.corpus, preset),
+        retain=split_list(flags.retain),
+        sizes=tuple(size for size in preset.sizes if size in sizes),
+        machine=machine,
+    )
+
+
+def simulated_cluster(texts: tuple[str, ...]) -> SimulatedCluster:
+    """The cluster with the given fields in place of the defaults; ValueError naming `cluster` or the field."""
+    types = {field.name: field.type for field in fields(SimulatedCluster)}
+    values = {}
+    for text in split_list(texts):
+        name, separator, value = text.partition("=")
+        if name in NO_LONGER:
+            raise invalid(f"cluster.{name}", value, f"no value: {NO_LONGER[name]}")
+        if not separator or name not in types:
+            raise invalid("cluster", text, "name=value with a name of: " + ", ".join(types))
+        try:
+            values[name] = types[name](value)
+        except ValueError as error:
+            raise invalid(f"cluster.{name}", value, f"a number ({types[name].__name__})") from error
+    return SimulatedCluster(**values)
+
+
+def split_list(values: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(part.strip() for value in values for part in value.split(",") if part.strip())
+
+
+def absolute_place(field: str, place: str) -> str:
+    """A URL as it is, a path made absolute; ValueError for the home of a user that does not exist.
+
+    Inside a Ray job a relative path is refused by name. A job's working directory is an upload that changes with every
+    edit: what lies in it is lost.
+    """
+    if "://" in place:
+        return place
+    path = local_path(field, place)
+    if not place.startswith(("~", os.sep)) and RAY_JOB_VARIABLE in os.environ:
+        raise invalid(field, place, "an absolute path or a URL: inside a Ray job the working directory is an upload")
+    return str(path)
+
+
+def _tracking_uri(uri: str, storage: str) -> str:
+    if not uri:
+        return default_tracking_uri(storage)
+    if uri.startswith("sqlite:///") and not uri.startswith("sqlite:////"):
+        return "sqlite:///" + absolute_place("tracking_uri", uri.removeprefix("sqlite:///"))
+    require_tracking_uri(uri)
+    return uri
+
+
+def _corpus(corpus: str, preset: Preset) -> str:
+    """Names of the catalog stay; anything with a path separator, or that exists, is a place."""
+    if not corpus:
+        return preset.corpus
+    is_place = os.sep in corpus or corpus.startswith((".", "~")) or Path(corpus).exists()
+    return absolute_place("corpus", corpus) if is_place else corpus
+
+
+def by_law(preset: Preset, law: Law) -> Preset:
+    """The preset with every size's learning rate and batch as a law has them."""
+    sizes = {name: sized_by(size, law, total_parameters(size.dense())) for name, size in preset.sizes.items()}
+    return replace(preset, sizes=sizes)
+
+
+def ranks_of(flags: CommonFlags) -> Ranks:
+    """--num-workers as a value, without it 1; ValueError for what it cannot mean. Needs the machine filled in."""
+    number, of_size, seen = 1, {}, set()
+    for text in split_list(flags.num_workers):
+        size, separator, value = text.rpartition("=")
+        if size in seen:
+            raise invalid("num_workers", " ".join(flags.num_workers), f"one number for {size or 'all sizes'}")
+        seen.add(size)
+        if value != "auto" and not (value.isascii() and value.isdigit() and int(value)):
+            raise invalid("num_workers", text, "a number of ranks from 1 up or auto, for one size as size=number")
+        ranks = AUTO if value == "auto" else int(value)
+        if separator:
+            of_size[size] = ranks
+        else:
+            number = ranks
+    return Ranks(number, tuple(of_size.items()), MACHINES[flags.machine], flags.activation_checkpointing)
+
+
+def require_ranks(preset: Preset, sizes: tuple[str, ...], ranks: Ranks) -> None:
+    """ValueError unless the ranks are of sizes of the preset, and divide the micro-batch of every chosen one."""
+    for name, _ in ranks.of_size:
+        require_choice("num_workers", name, tuple(preset.sizes))
+    for name in sizes:
+        micro_batch, wanted = preset.sizes[name].micro_batch, ranks.wanted(name)
+        if wanted != AUTO and micro_batch % wanted:
+            raise invalid("num_workers", wanted, f"a divisor of the micro-batch of {name}, {micro_batch} sequences")

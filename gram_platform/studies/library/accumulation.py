@@ -1,0 +1,26 @@
+"""One route a window, or one a micro-batch? (the paper's "Heterogeneous Accumulation")"""
+
+import dataclasses
+
+from gram_platform.studies import Study
+from gram_platform.studies.library.scaling import AS_RUN, DEMO, PAPER, SMOKE, accumulated, at_size
+
+DEMO_WINDOWS = dataclasses.replace(DEMO.sizes["0.15M"], batch_size=16, micro_batch=4)
+# windows of 192 micro-batches, one for each of their 32 processes and 6 passes
+AS_RUN_WINDOWS = dataclasses.replace(AS_RUN.sizes["200M"], batch_size=384, micro_batch=2)
+
+STUDY = Study(
+    name="accumulation",
+    title="Uniform and heterogeneous accumulation",
+    question="What does it change whether all micro-batches of a window share one route or each has its own?",
+    methods=("baseline", "gram", "ft_lora"),
+    presets={
+        "smoke": accumulated(at_size(SMOKE, "tiny")),
+        "demo": accumulated(at_size(DEMO, "0.15M", methods=(), sizes={"0.15M": DEMO_WINDOWS})),
+        "paper": accumulated(at_size(PAPER, "200M", num_seeds=1)),
+        "as_run": accumulated(at_size(AS_RUN, "200M", num_seeds=1, sizes={"200M": AS_RUN_WINDOWS})),
+    },
+    compare_with="accumulation",
+    varies="accumulation",
+    unit="heterogeneous",
+)

@@ -1,0 +1,153 @@
+"""The scales of the dual-use setting: every method on real domains, and the studies that share its runs."""
+
+import dataclasses
+
+from gram_platform.config import RoutingConfig
+from gram_platform.config.ladder import SMOKE_SIZES
+from gram_platform.methods.setting import Branching, MaxEnt, Options
+from gram_platform.studies import Study
+from gram_platform.studies.definition import MaxEntRanges, Preset, Variant
+from gram_platform.studies.library import scaling
+from gram_platform.studies.library.stories import AS_RUN_MAXENT, SMOKE_ATTACK, SMOKE_MAXENT
+
+# FT-Full: p_ca 4, p_lr 0.2 (app:realistic); the attack: up to 200 epochs of batches of 32
+OPTIONS = dataclasses.replace(
+    scaling.PAPER_OPTIONS,
+    branch_full=Branching(core_ratio=4.0, lr_factor=0.2),
+    # 48 forgotten and 48 retained sequences a step, as published: whole batches of both would cost 1.85x, not 1x
+    maxent=MaxEnt(num_steps=2000, peak_lr=1e-4, retain_weight=200.0, batch_size=48),
+    elicitation=dataclasses.replace(scaling.PAPER_ATTACK, compared_only=False),
+)
+
+
+# the ranges of app:realistic, the trials of the authors' searches
+MAXENT_SEARCH = MaxEntRanges((5e-5, 2e-4), (50.0, 600.0), num_trials=30, search="maxent_search_dual_use")
+
+
+def every_profile(preset: Preset, options: Options) -> Preset:
+    """The 800M rung of the scaling study, its very runs, compared on core and on core with each domain."""
+    sizes, parts = {"800M": preset.sizes["800M"]}, {"every_single": True, "retain": "", "maxent_search": MAXENT_SEARCH}
+    return dataclasses.replace(preset, sizes=sizes, options=options, **parts)
+
+
+PAPER = every_profile(scaling.PAPER, OPTIONS)
+AS_RUN = every_profile(
+    scaling.AS_RUN,
+    dataclasses.replace(
+        OPTIONS, maxent=dataclasses.replace(AS_RUN_MAXENT, batch_size=48), elicitation=scaling.AS_RUN_ATTACK
+    ),
+)
+# The scaling demo's set-up at its largest size, every method and profile. FT-Full's p_ca of 4 would leave its base too
+# little of so short a run: it gets 1, and half the rate [ours].
+DEMO = dataclasses.replace(
+    scaling.DEMO,
+    sizes={"0.28M": scaling.DEMO.sizes["0.28M"]},
+    methods=(),
+    every_single=True,
+    options=dataclasses.replace(
+        PAPER.options,
+        branch_full=Branching(core_ratio=1.0, lr_factor=0.5),
+        branch_module=Branching(core_ratio=1.0, lr_factor=1.0),
+        maxent=MaxEnt(num_steps=500, peak_lr=1.1e-3, retain_weight=50.0),
+        elicitation=dataclasses.replace(scaling.DEMO_ATTACK, compared_only=False),
+    ),
+)
+SMOKE = dataclasses.replace(
+    DEMO,
+    sizes={"tiny": SMOKE_SIZES["tiny"]},
+    num_seeds=2,
+    first_seed=0,
+    corpus="stories-smoke",
+    aux_share=0.2,
+    aux_factor=1.0,
+    routing=scaling.STORIES_ROUTING,
+    warmup_fraction=0.1,
+    num_eval_points=8,
+    num_eval_sequences=8,
+    sample_bytes=1_000_000,
+    options=dataclasses.replace(DEMO.options, maxent=SMOKE_MAXENT, elicitation=SMOKE_ATTACK),
+)
+
+
+# ----------------------------------------------------------------------------------- titration and composing
+
+
+def at_weight(weight: float) -> Variant:
+    """The modules of every evaluated view at weight t; the runs do not change."""
+
+    def changed(setting):
+        return dataclasses.replace(setting, options=dataclasses.replace(setting.options, module_weight=weight))
+
+    return Variant(f"{weight:g}", changed)
+
+
+def titrated(preset: Preset, weights: tuple[float, ...]) -> Preset:
+    """The preset at each weight, without attacks."""
+    options = dataclasses.replace(preset.options, elicitation=None)
+    return dataclasses.replace(preset, options=options, variants=tuple(map(at_weight, weights)))
+
+
+def composed(preset: Preset) -> Preset:
+    """The preset with every subset of modules on, without attacks."""
+    return dataclasses.replace(preset, options=dataclasses.replace(preset.options, elicitation=None), every_subset=True)
+
+
+# -------------------------------------------------------------------------------------------- partial labels
+
+
+def partly_labelled(widths: tuple[float, float]) -> Variant:
+    """Half of every domain's sequences without a label; GRAM with core and module MLPs of these shares of the dense
+    width, and with probes of which module learns what is not labelled.
+    """
+
+    def changed(setting):
+        options = dataclasses.replace(setting.options, unlabelled_share=0.5, routed_widths=widths, probes=True)
+        return dataclasses.replace(setting, options=options)
+
+    return Variant("0.5", changed)
+
+
+PAPER_WIDTHS, DEMO_WIDTHS = (0.95, 0.0125), (0.9, 0.125)  # at the demo's widths 1.25% is two hidden units
+# the authors' partial runs have p_as 0 and p_af 1 for all, FT-LoRA's code too
+AS_RUN_PARTIAL = {
+    "routing": RoutingConfig(p_core_robust=0.2, p_aux_spread=0.0),
+    "aux_factor": 1.0,
+    "aux_factor_of": (),
+    "num_eval_points": 200,
+    "options": dataclasses.replace(AS_RUN.options, branch_module=Branching()),
+}
+# p_as 0 and p_af 1 as the authors had it; the domains have a fifth of core's tokens, since a module sees half of them
+DEMO_PARTIAL = {
+    "routing": RoutingConfig(p_core_robust=0.2, p_aux_spread=0.0),
+    "aux_factor": 1.0,
+    "aux_share": 0.2,
+    "options": dataclasses.replace(DEMO.options, branch_module=Branching()),
+}
+
+
+def core_alone(preset: Preset, widths: tuple[float, float] = PAPER_WIDTHS, **changes) -> Preset:
+    """The preset compared on core alone, fully and partly labelled; every method heterogeneous."""
+    preset = dataclasses.replace(preset, **changes)
+    return dataclasses.replace(
+        preset,
+        routing=dataclasses.replace(preset.routing, accumulation="heterogeneous"),
+        accumulation_of_size=(),
+        every_single=False,
+        core_only=True,
+        options=dataclasses.replace(
+            preset.options, elicitation=dataclasses.replace(preset.options.elicitation, compared_only=True)
+        ),
+        variants=(Variant("1", methods=("filtering",)), partly_labelled(widths)),
+        maxent_search=None,  # MaxEnt is not defined for partial labels
+    )
+
+
+STUDY = Study(
+    name="dual_use",
+    title="Dual-use capabilities",
+    question="Does one GRAM run isolate dual-use capabilities as well as a filtered model for each profile does, what "
+    "does an attacker get back, and does it still work when several modules are on?",
+    methods=("baseline", "filtering", "gram", "ft_full", "ft_lora", "maxent"),
+    presets={"smoke": SMOKE, "demo": DEMO, "paper": PAPER, "as_run": AS_RUN},
+    compare_with="dual_use",
+)

@@ -1,0 +1,30 @@
+"""What if half of the labels are missing? (the paper's "Partial Labeling Details")"""
+
+from gram_platform.config.ladder import AS_RUN_SIZES, PAPER_SIZES
+from gram_platform.studies import Study
+from gram_platform.studies.library.dual_use import (
+    AS_RUN,
+    AS_RUN_PARTIAL,
+    DEMO,
+    DEMO_PARTIAL,
+    DEMO_WIDTHS,
+    PAPER,
+    SMOKE,
+    core_alone,
+)
+
+STUDY = Study(
+    name="partial_labels",
+    title="Half of the labels",
+    question="How much does each method forget when half of the training data carries no label?",
+    methods=("baseline", "filtering", "gram", "ft_lora"),
+    presets={
+        "smoke": core_alone(SMOKE),
+        "demo": core_alone(DEMO, DEMO_WIDTHS, **DEMO_PARTIAL),
+        "paper": core_alone(PAPER, sizes={"400M": PAPER_SIZES["400M"]}),
+        "as_run": core_alone(AS_RUN, sizes={"400M": AS_RUN_SIZES["400M"]}, **AS_RUN_PARTIAL),
+    },
+    compare_with="partial_labels",
+    varies="labelled",
+    profile="core",
+)

@@ -1,0 +1,55 @@
+"""How does every method go on with a text whose topic it has kept or removed? (the paper's "Sample Outputs ...")"""
+
+import dataclasses
+
+from gram_platform.config import RoutingConfig
+from gram_platform.config.ladder import GRID_DEMO_SIZES
+from gram_platform.methods.setting import MaxEnt, Options
+from gram_platform.studies import Preset, Study
+from gram_platform.studies.library import scaling, stories
+from gram_platform.studies.measurements import Samples
+
+
+def measured(preset: Preset, num_prompt_tokens: int, num_tokens: int) -> Preset:
+    """One seed of the preset, whose runs are those of its studies."""
+    return dataclasses.replace(preset, num_seeds=1, measurement=Samples(num_prompt_tokens, num_tokens))
+
+
+# A token of code is about 2.5 characters: sequences of 128 have room for a prompt of three lines and six more, drawn at
+# a temperature at which small models keep to what they know [ours].
+INSTALLED = dataclasses.replace(
+    scaling.DEMO,
+    sizes={
+        "0.3M": dataclasses.replace(
+            GRID_DEMO_SIZES["0.3M"], seq_len=128, batch_size=4, micro_batch=4, core_tokens=3_000_000, peak_lr=3e-3
+        )
+    },
+    num_seeds=1,
+    first_seed=0,
+    methods=(),
+    corpus="installed",
+    aux_share=0.25,
+    routing=RoutingConfig(p_core_robust=0.5, p_aux_spread=0.25),
+    aux_factor=2.0,
+    warmup_fraction=0.05,
+    num_eval_points=25,
+    num_eval_sequences=32,
+    retain="cpp",
+    every_single=True,
+    # a quarter of the baseline's steps at half its rate, as in the stories' demo
+    options=Options(stories.BRANCHING, stories.BRANCHING, MaxEnt(num_steps=1600, peak_lr=1.5e-3, retain_weight=50.0)),
+    measurement=Samples(40, 88, documents=tuple(range(6)), temperature=0.6, compared_only=True),
+)
+
+STUDY = Study(
+    name="samples",
+    title="Samples with a topic kept and removed",
+    question="How does every method continue a story of a topic that it has kept, and of one that it has removed?",
+    methods=("baseline", "filtering", "maxent", "gram", "ft_lora", "ft_full", "demix"),
+    presets={
+        "smoke": measured(stories.SMOKE, 20, 44),
+        "demo": measured(stories.DEMO, 20, 44),
+        "installed": INSTALLED,
+        "paper": measured(stories.PAPER, 32, 80),
+    },
+)

@@ -1,0 +1,130 @@
+"""The scales of everything on stories: the comparison of methods, and the searches on top of it share their runs."""
+
+import dataclasses
+
+from gram_platform.config import RoutingConfig
+from gram_platform.config.ladder import (
+    STORIES_AS_RUN_SIZES,
+    STORIES_AUX_SHARE,
+    STORIES_SIZES,
+    STORIES_SMOKE_SIZES,
+)
+from gram_platform.methods.setting import Branching, Demix, Elicitation, MaxEnt, Options
+from gram_platform.studies import Study
+from gram_platform.studies.definition import AS_RUN as AS_RUN_FAMILY
+from gram_platform.studies.definition import OURS, MaxEntRanges, Preset, Variant
+from gram_platform.studies.definition import PAPER as PAPER_FAMILY
+from gram_platform.studies.library import scaling
+from gram_platform.studies.library.scaling import AS_RUN_ATTACK, AS_RUN_CONVENTIONS
+
+BRANCHING = Branching(core_ratio=2.0, lr_factor=1.0)  # p_ca 2; p_lr 1 [ours]
+
+SMOKE_MAXENT = MaxEnt(num_steps=10, peak_lr=2e-3, retain_weight=50.0)
+SMOKE_ATTACK = Elicitation(num_sequences=4, num_steps=6, patience=0, batch_size=4)
+
+PAPER = Preset(
+    sizes=STORIES_SIZES,
+    num_seeds=3,
+    corpus="simple-stories",
+    family=PAPER_FAMILY,
+    aux_share=STORIES_AUX_SHARE,
+    routing=RoutingConfig(p_core_robust=0.5, p_aux_spread=0.3),
+    warmup_fraction=0.1,
+    decay_fraction=0.1,
+    num_eval_points=100,
+    num_eval_sequences=440,  # what the test split has of every topic; the authors' limit of 10,000 is above it
+    equal_compute=False,
+    every_single=True,
+    machine="h100",
+    options=Options(
+        branch_full=BRANCHING,
+        branch_module=BRANCHING,
+        maxent=MaxEnt(num_steps=2000, peak_lr=1e-4, retain_weight=200.0, batch_size=64),
+        elicitation=Elicitation(num_sequences=128, num_steps=75, patience=0),
+    ),
+    # the paper prints no ranges for stories: those and the trials of the authors' published settings
+    maxent_search=MaxEntRanges((3e-4, 1e-2), (5.0, 300.0), num_trials=30),
+)
+# as the authors' settings and code have it; the search of `maxent_search.py` replaces rate and weight
+AS_RUN_MAXENT = MaxEnt(
+    num_steps=2000,
+    peak_lr=2e-3,
+    retain_weight=200.0,
+    warmup_fraction=0.0,
+    batch_size=64,
+    core_share=0.75,
+    stop_below=2.0,
+    clip_norm=0.0,
+)
+AS_RUN = dataclasses.replace(
+    PAPER,
+    family=AS_RUN_FAMILY,
+    sizes=STORIES_AS_RUN_SIZES,
+    num_eval_points=200,
+    equal_compute=True,
+    conventions=AS_RUN_CONVENTIONS,
+    masks_documents=True,
+    options=dataclasses.replace(
+        PAPER.options,
+        branch_full=Branching(core_ratio=2.0, lr_factor=0.25),
+        demix=Demix(views="single_expert"),
+        maxent=AS_RUN_MAXENT,
+        elicitation=AS_RUN_ATTACK,
+    ),
+)
+# the scaling demo's set-up at one of its sizes, whose baselines are the same runs
+DEMO = dataclasses.replace(
+    scaling.DEMO,
+    sizes={"0.15M": scaling.DEMO.sizes["0.15M"]},
+    methods=(),
+    every_single=True,
+    options=dataclasses.replace(
+        PAPER.options,
+        # a quarter of the baseline's steps at half its rate; no substitute for the search of every profile
+        maxent=MaxEnt(num_steps=500, peak_lr=1.6e-3, retain_weight=50.0),
+        elicitation=dataclasses.replace(scaling.DEMO_ATTACK, compared_only=False),
+    ),
+)
+SMOKE = dataclasses.replace(
+    PAPER,
+    family=OURS,
+    sizes=STORIES_SMOKE_SIZES,
+    num_seeds=2,
+    corpus="stories-smoke",
+    aux_share=0.25,
+    num_eval_points=8,
+    num_eval_sequences=8,
+    machine="cpu",
+    sample_bytes=1_000_000,
+    options=dataclasses.replace(PAPER.options, maxent=SMOKE_MAXENT, elicitation=SMOKE_ATTACK),
+    maxent_search=None,
+)
+
+
+# -------------------------------------------------------------------------------- the number of auxiliary domains
+
+
+def divided(preset: Preset, numbers: tuple[int, ...], attacks_core_alone: bool = True, **changes) -> Preset:
+    """The preset with so many auxiliary domains, a fifth of all tokens theirs."""
+    elicitation = dataclasses.replace(preset.options.elicitation, compared_only=attacks_core_alone)
+    return dataclasses.replace(
+        preset,
+        aux_share=0.25,
+        every_single=False,
+        core_only=True,
+        options=dataclasses.replace(preset.options, elicitation=elicitation),
+        variants=tuple(Variant(str(number), num_auxiliary=number) for number in numbers),
+        maxent_search=None,  # what is best with all domains is not with a few of them
+        **changes,
+    )
+
+
+STUDY = Study(
+    name="stories",
+    title="Every method on stories",
+    question="How close does one GRAM run come to separately filtered models on what is kept and removed, and on what "
+    "an attacker gets back - and how do finetuned branches, unlearning and expert models do?",
+    methods=("baseline", "filtering", "gram", "ft_full", "ft_lora", "maxent", "demix"),
+    presets={"smoke": SMOKE, "demo": DEMO, "paper": PAPER, "as_run": AS_RUN},
+    compare_with="stories",
+)

@@ -1,0 +1,23 @@
+"""Can a capability be turned up continuously? (the paper's "Continuous Control of Capability Profiles")"""
+
+from gram_platform.studies import Study
+from gram_platform.studies.library.dual_use import AS_RUN, DEMO, PAPER, SMOKE, titrated
+
+WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
+FINE = tuple(step / 10 for step in range(11))
+
+STUDY = Study(
+    name="titration",
+    title="Continuous control of capabilities",
+    question="Does the compute ratio on a module's domain rise steadily with the module's weight, while core stays?",
+    methods=("baseline", "gram", "ft_lora"),
+    presets={
+        "smoke": titrated(SMOKE, (0.0, 0.5, 1.0)),
+        "demo": titrated(DEMO, WEIGHTS),
+        "paper": titrated(PAPER, FINE),
+        "as_run": titrated(AS_RUN, WEIGHTS),
+    },
+    compare_with="titration",
+    varies="weight",
+    own_baseline=True,
+)

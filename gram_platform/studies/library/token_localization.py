@@ -1,0 +1,26 @@
+"""Where does the loss of a removed capability sit? (the paper's "Capability Removal Concentrates Loss ...")"""
+
+import dataclasses
+
+from gram_platform.studies import Preset, Study
+from gram_platform.studies.library import dual_use, stories
+from gram_platform.studies.measurements import TokenIncreases
+
+
+def measured(preset: Preset) -> Preset:
+    return dataclasses.replace(preset, measurement=TokenIncreases())
+
+
+STUDY = Study(
+    name="token_localization",
+    title="Where the loss of removed capabilities sits",
+    question="On how few tokens does a forgotten domain's loss rise over the baseline's, and is the rise gone where "
+    "the domain is kept?",
+    methods=("baseline", "filtering", "gram", "ft_lora", "maxent"),
+    presets={
+        "smoke": measured(stories.SMOKE),
+        "demo": measured(stories.DEMO),
+        "stories": measured(stories.PAPER),
+        "paper": measured(dual_use.PAPER),
+    },
+)

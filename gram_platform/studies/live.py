@@ -1,0 +1,145 @@
+"""The live view of a study: a panel on a terminal, plain lines in a job's log."""
+
+import sys
+import threading
+import time
+from collections import Counter
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from gram_platform.config import RunConfig
+from gram_platform.engine.graph import SUBMIT_AGAIN, Progress
+from gram_platform.methods.nodes import Node
+from gram_platform.planner import run_flops
+from gram_platform.store import Store
+
+PLAIN_EVERY_S = 15.0
+SILENCE_S = 30.0  # of Ray before the view says so
+
+
+class LiveView:
+    """Shows what runs, is done and waits, tokens per second, and the time left for each run and for the study."""
+
+    def __init__(self, nodes: list[Node], store: Store):
+        self.nodes = {node.id: node for node in nodes}
+        self.store = store
+        self.flops = {n.id: run_flops(n.config) for n in nodes if isinstance(n.config, RunConfig)}
+        self.started = time.time()
+        self.base_flops: float | None = None  # done when the view began
+        self._next_plain = 0.0
+        self._updated, self._ended = time.monotonic(), threading.Event()
+        self.console = Console(soft_wrap=True)
+        self.live = Live(console=self.console, transient=True, auto_refresh=False) if sys.stdout.isatty() else None
+
+    def __enter__(self) -> "LiveView":
+        if self.live:
+            self.live.start()
+        self._updated = time.monotonic()
+        threading.Thread(target=self._watch, name="silence of Ray", daemon=True).start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._ended.set()
+        if self.live:
+            self.live.stop()
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self.console.print(text, markup=False, highlight=False)
+
+    def update(self, progress: Progress, ended: Node | None) -> None:
+        """Called when a node ends and about once a second."""
+        self._updated = time.monotonic()
+        running = self._running(progress)
+        if self.base_flops is None:
+            self.base_flops = self._done_flops(progress, {})
+        if ended is not None and (self._is_training(ended) or ended.id in progress.failed):
+            self.say(self._ended_line(progress, ended))
+        if ended is not None:
+            for text in progress.warnings.pop(ended.id, ()):
+                self.say(f"warning: {self.nodes[ended.id].name}: {text}")
+        if self.live:
+            self.live.update(Group(self._table(running), Text(self._summary(progress, running))), refresh=True)
+        elif time.time() >= self._next_plain:
+            self._next_plain = time.time() + PLAIN_EVERY_S
+            parts = [f"{n.name} {p['step'] / max(p['num_steps'], 1):.0%}" for n, p in running]
+            self.say(self._summary(progress, running) + (" | " + ", ".join(parts) if parts else ""))
+
+    def _watch(self) -> None:
+        """Says it once when no update came for long: a driver whose cluster died hangs before Ray ends it."""
+        while not self._ended.wait(1.0):
+            if time.monotonic() - self._updated > SILENCE_S:
+                self.say(f"Ray has not answered for {SILENCE_S:.0f} s; without its cluster this ends. {SUBMIT_AGAIN}")
+                return
+
+    def _is_training(self, node: Node) -> bool:
+        """Evaluations and attacks are many and short: the summary counts them."""
+        return node.kind == "run" and "elicited" not in dict(node.tags)
+
+    def _running(self, progress: Progress) -> list[tuple[Node, dict]]:
+        """Running nodes with their last heartbeat; those that wait for a process are left out."""
+        nodes = [self.nodes[i] for i in progress.running if self.nodes[i].kind == "run"]
+        beats = [(node, self.store.run(node.id).progress()) for node in nodes]
+        started = progress.running
+        return [(n, b) for n, b in beats if b and b["time"] >= started[n.id] and not b.get("released")]
+
+    def _ended_line(self, progress: Progress, node: Node) -> str:
+        if node.id in progress.failed:
+            return f"{self._count(progress)} {node.name} FAILED: {progress.failed[node.id]}"
+        timing = self.store.run(node.id).timing()
+        rate = f"{timing['tokens_per_second']:,.0f} tokens/s"
+        return f"{self._count(progress)} {node.name} trained in {timing['elapsed_s']:.0f} s, {rate}"
+
+    def _count(self, progress: Progress) -> str:
+        return f"[{len(progress.done) + len(progress.failed):>3}/{len(self.nodes)}]"
+
+    def _summary(self, progress: Progress, running: list[tuple[Node, dict]]) -> str:
+        kinds = Counter(self.nodes[i].kind for i in progress.done)
+        runs = len(self.flops)
+        waiting = len(self.nodes) - len(progress.done) - len(progress.failed) - len(running) - len(progress.blocked)
+        rate = sum(beat["tokens_per_second"] for _, beat in running)
+        parts = [
+            f"runs {kinds['run']}/{runs}",
+            f"evaluations {kinds['evaluation']}/{len(self.nodes) - runs}",
+            f"{len(running)} training, {waiting} waiting",
+            f"{rate:,.0f} tokens/s",
+            f"about {_clock(self._seconds_left(progress, running))} left",
+        ]
+        parts += [f"{len(progress.failed)} failed, {len(progress.blocked)} blocked"] if progress.failed else []
+        return " | ".join(parts)
+
+    def _done_flops(self, progress: Progress, fractions: dict[str, float]) -> float:
+        done = sum(self.flops.get(i, 0.0) for i in progress.done)
+        return done + sum(self.flops[i] * share for i, share in fractions.items())
+
+    def _seconds_left(self, progress: Progress, running: list[tuple[Node, dict]]) -> float | None:
+        """From the FLOPs done since the view began; None before there is a rate."""
+        fractions = {n.id: beat["step"] / max(beat["num_steps"], 1) for n, beat in running}
+        done = self._done_flops(progress, fractions)
+        gained, elapsed_s = done - self.base_flops, time.time() - self.started
+        unreachable = {*progress.failed, *progress.blocked}
+        total = sum(f for i, f in self.flops.items() if i not in unreachable)
+        if total <= done:
+            return 0.0
+        return None if gained <= 0 or elapsed_s < 5 else (total - done) * elapsed_s / gained
+
+    def _table(self, running: list[tuple[Node, dict]]) -> Table:
+        table = Table("training", "step", "", "tokens/s", "left", box=None)
+        for node, beat in running:
+            rate, config = beat["tokens_per_second"], node.config
+            left = (config.num_steps - beat["step"]) * config.batch_size * config.model.seq_len / rate if rate else None
+            share = beat["step"] / config.num_steps
+            bar = "#" * round(20 * share)
+            table.add_row(node.name, f"{beat['step']}/{config.num_steps}", f"{bar:<20}", f"{rate:,.0f}", _clock(left))
+        return table
+
+
+def _clock(seconds: float | None) -> str:
+    if seconds is None:
+        return "?"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

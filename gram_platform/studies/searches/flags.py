@@ -1,0 +1,107 @@
+"""The flags of searches: those of studies, and what a search may be told beyond them."""
+
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import tyro
+
+from gram_platform.config.identity import invalid, require_int, require_real
+from gram_platform.store import Store
+from gram_platform.studies.flags import CommonFlags, absolute_place, split_list
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class SearchFlags(CommonFlags):
+    """The flags of every search."""
+
+    max_hours: float = 0.0
+    """machine hours (a slot's, or a GPU's) of the search's trials, over all submissions: then no more are started"""
+    max_cost: float = 0.0
+    """the same in dollars, at the price of --machine"""
+    max_concurrent: int = 0
+    """at most so many trials at once (default: what the cluster can hold at its largest, as far as it says)"""
+    report_only: bool = False
+    """build tables and report again from what is stored; start no trial"""
+
+
+@dataclass(frozen=True)
+class OptunaFlags(SearchFlags):
+    """Of searches that Optuna leads."""
+
+    trials: int = 0
+    """trials to be complete, in each Optuna study of the search (default: the preset's)"""
+    space: tuple[str, ...] = ()
+    """ranges in place of the preset's: name=low:high, name=log:low:high, or name=value to hold one"""
+
+
+@dataclass(frozen=True)
+class GridFlags(SearchFlags):
+    """Of the LR/batch grid."""
+
+    lrs: tuple[str, ...] = (AUTO,)
+    """peak learning rates for every size; auto: the preset's, around each size's own"""
+    batches: tuple[str, ...] = (AUTO,)
+    """batches in sequences for every size; auto: the preset's, around each size's own"""
+    window: float = 0.0
+    """the fit uses cells within this fraction of the lowest loss (0.05: 5%; default: all cells)"""
+    max_extensions: int = -1
+    """rows or columns that each side of a grid may grow by while its minimum lies there (default: the preset's)"""
+
+
+def parse_flags(kind: type[SearchFlags], description: str, arguments: list[str] | None = None) -> SearchFlags:
+    """The flags of a command line; ends the process with usage on `--help` and on unknown flags."""
+    unnamed = Annotated[kind, tyro.conf.arg(name="")]
+    return tyro.cli(unnamed, args=arguments, description=description, config=(tyro.conf.OmitArgPrefixes,))
+
+
+def checked_search_flags(flags: SearchFlags) -> SearchFlags:
+    """What is a search's own, after `checked_common`; ValueError naming the flag, the value and what is allowed."""
+    require_real("max_hours", flags.max_hours, 0.0)
+    require_real("max_cost", flags.max_cost, 0.0)
+    require_int("max_concurrent", flags.max_concurrent, 0)
+    if isinstance(flags, OptunaFlags):
+        require_int("trials", flags.trials, 0)
+        uri = _database("optuna_uri", flags.optuna_uri or _default_database(flags.storage))
+        return replace(flags, space=split_list(flags.space), optuna_uri=uri)
+    if isinstance(flags, GridFlags):
+        require_real("window", flags.window, 0.0)
+        require_int("max_extensions", flags.max_extensions, -1)
+        lists = {"lrs": _numbers("lrs", flags.lrs), "batches": _numbers("batches", flags.batches)}
+        return replace(flags, **lists)
+    return flags
+
+
+def _numbers(field: str, texts: tuple[str, ...]) -> tuple[str, ...]:
+    """The list split, every item a positive number; () for auto."""
+    if texts == (AUTO,):
+        return ()
+    items = split_list(texts)
+    if not items:
+        raise invalid(field, texts, f"positive numbers, at least one, or {AUTO}")
+    for item in items:
+        try:
+            require_real(field, float(item), 0.0, open_low=True)
+        except ValueError as error:
+            raise invalid(field, item, "positive numbers") from error
+    if len({float(item) for item in items}) != len(items):
+        raise invalid(field, items, "each value once")
+    return items
+
+
+def _default_database(storage: str) -> str:
+    """SQLite inside a local storage; ValueError for an object store, which needs a server."""
+    store = Store(storage)
+    if not store.is_local:
+        raise invalid("optuna_uri", None, f"the URL of a database for the search's trials: {storage} cannot hold one")
+    return f"sqlite:///{store.root}/optuna.db"
+
+
+def _database(field: str, uri: str) -> str:
+    """A database's URL; a SQLite path is made absolute."""
+    if uri.startswith("sqlite:///"):
+        return "sqlite:///" + absolute_place(field, uri.removeprefix("sqlite:///"))
+    if "://" not in uri:
+        raise invalid(field, uri, "a database's URL such as postgresql://host/optuna or sqlite:////path/optuna.db")
+    return uri

@@ -1,0 +1,117 @@
+"""Sweeps of single hyperparameters: one knob moves, the others stay where the preset has them.
+
+A trial is one value of one knob at one size and seed: the whole method with its evaluations and attacks. Knobs of one
+method share the run at the preset's own values, and that run is the studies' too.
+
+Source: the paper's "Hyperparameter Appendix" (`app:hyperparams`).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gram_platform.analysis.ratios import BASELINE
+from gram_platform.config.identity import invalid, require_choice, require_real, short_hash
+from gram_platform.engine.trials import Point
+from gram_platform.methods.nodes import Node, method_nodes, unique
+from gram_platform.store import Store
+from gram_platform.studies.flags import split_list
+from gram_platform.studies.searches.definition import GridSearch, Scene, Written
+from gram_platform.studies.searches.flags import SearchFlags
+from gram_platform.studies.searches.frames import baseline_frames
+from gram_platform.studies.searches.hyperparams_problem import KNOBS, SweepProblem, trial_name
+from gram_platform.studies.searches.hyperparams_report import About, written
+from gram_platform.tracking import Tracker
+
+Values = Mapping[str, tuple[float, ...]]  # of each knob, ascending
+
+KNOB_FORM = "p_cr, p_as or p_ca, or one with its values: p_cr=0:0.5:1"
+
+
+@dataclass(frozen=True)
+class SweepFlags(SearchFlags):
+    """Of sweeps."""
+
+    knobs: tuple[str, ...] = ()
+    """knobs to sweep (default: all of the preset): p_cr, p_as, p_ca, or one with its values as p_cr=0:0.5:1"""
+
+
+@dataclass(frozen=True)
+class HyperparameterSweep(GridSearch):
+    """Every value of every knob, at every size and seed."""
+
+    values: Mapping[str, Values] = field(default_factory=dict)  # of each preset
+
+    flags_type = SweepFlags
+
+    def checked(self, flags: SweepFlags) -> SweepFlags:
+        """ValueError for an unknown knob and for values outside its range."""
+        chosen_values(flags.knobs, self.values[flags.preset])
+        return flags
+
+    def prerequisites(self, scene: Scene) -> list[Node]:
+        """The baseline of every size and seed, and its evaluation."""
+        return unique(node for setting in scene.settings for node in method_nodes(BASELINE, setting))
+
+    def identity(self, scene: Scene) -> dict:
+        """The nodes stand for data, sizes, seeds and all that the preset fixes."""
+        ids = [node.id for node in (*self.prerequisites(scene), *self.example(scene))]
+        values = {knob: list(own) for knob, own in self.sweep_values(scene).items()}
+        return {"data_id": scene.data_id, "knobs": values, "nodes": short_hash(ids)}
+
+    def sweep_values(self, scene: Scene) -> Values:
+        return chosen_values(scene.flags.knobs, self.values[scene.flags.preset])
+
+    def all_points(self, scene: Scene) -> list[Point]:
+        """By knob, value, size and seed."""
+        return [
+            {"knob": knob, "value": value, "size": setting.size.name, "seed": setting.seed}
+            for knob, values in self.sweep_values(scene).items()
+            for value in values
+            for setting in scene.settings
+        ]
+
+    def points(self, scene: Scene, store: Store) -> tuple[list[tuple[str, Point]], list[str]]:
+        """Every point, those last whose runs another point has: they find them done."""
+        problem, seen, first, again = SweepProblem(scene.settings), set(), [], []
+        for point in self.all_points(scene):
+            run_id = problem.nodes(point)[0].id
+            (again if run_id in seen else first).append((trial_name(point), point))
+            seen.add(run_id)
+        return first + again, []
+
+    def problem(self, scene: Scene, store: Store) -> SweepProblem:
+        evaluations, curves = baseline_frames(store, self.prerequisites(scene))
+        return SweepProblem(scene.settings, evaluations.assign(knob=None, value=math.nan), curves)
+
+    def example(self, scene: Scene) -> list[Node]:
+        problem = SweepProblem(scene.settings)
+        return unique(node for point in self.all_points(scene) for node in problem.nodes(point))
+
+    def write(self, scene: Scene, store: Store, tracker: Tracker | None, search_id: str) -> Written | None:
+        about = About(self.name, search_id, self.title, self.question, self.sweep_values(scene))
+        return written(about, self.all_points(scene), self.prerequisites(scene), scene, store, tracker)
+
+
+def chosen_values(texts: Sequence[str], preset: Values) -> Values:
+    """The knobs of the flag with their values, by default the preset's; ValueError naming `knobs`."""
+    chosen = {}
+    for text in split_list(tuple(texts)) or tuple(preset):
+        knob, separator, rest = text.partition("=")
+        require_choice("knobs", knob, tuple(KNOBS))
+        if not separator and knob not in preset:
+            raise invalid("knobs", text, f"values, as {knob}=0.25:1, because the preset has none")
+        chosen[knob] = _checked_values(knob, text, rest.split(":")) if separator else preset[knob]
+    return {knob: chosen[knob] for knob in KNOBS if knob in chosen}
+
+
+def _checked_values(knob: str, text: str, parts: Sequence[str]) -> tuple[float, ...]:
+    try:
+        values = tuple(sorted(float(part) for part in parts))
+    except ValueError as error:
+        raise invalid("knobs", text, KNOB_FORM) from error
+    for value in values:
+        require_real(f"knobs.{knob}", value, 0.0, KNOBS[knob].high, KNOBS[knob].open_low)
+    if len(set(values)) != len(values):
+        raise invalid("knobs", text, "each value once")
+    return values

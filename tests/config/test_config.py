@@ -1,0 +1,195 @@
+"""Identity and validation."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pytest
+
+from gram_platform.config import (
+    Continuations,
+    DataConfig,
+    DomainBudget,
+    EvalPoints,
+    Evaluation,
+    ModuleSpec,
+    OptimizerConfig,
+    RoutingConfig,
+    RunConfig,
+    TokenLosses,
+    View,
+    evaluation_from_plain,
+    run_from_plain,
+)
+from gram_platform.config.identity import canonical_json, to_plain
+from tests import tiny
+
+
+def leaves(value, path=()):
+    """(path, value) of every scalar field of a config."""
+    if dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from leaves(getattr(value, field.name), (*path, field.name))
+    elif isinstance(value, tuple):
+        for index, item in enumerate(value):
+            yield from leaves(item, (*path, index))
+    else:
+        yield path, value
+
+
+def changed(value, path, new):
+    if not path:
+        return new
+    if isinstance(value, tuple):
+        return tuple(changed(v, path[1:], new) if i == path[0] else v for i, v in enumerate(value))
+    return dataclasses.replace(value, **{path[0]: changed(getattr(value, path[0]), path[1:], new)})
+
+
+# a valid other value for every field of the tiny run, so that none can be forgotten
+OTHERS = {
+    "num_layers": 3, "d_model": 32, "num_heads": 2, "num_kv_heads": 1, "d_mlp": 48, "vocab_size": 65, "seq_len": 17,
+    "width": 9, "kind": None, "domain": "nuclear", "rope_theta": 1e5, "norm_eps": 1e-6, "init_std": 0.03,
+    "data_id": "other", "name": "cyber", "num_sequences": 23, "num_draws": None, "p_core_robust": 0.4,
+    "p_aux_spread": 0.2, "accumulation": "uniform", "peak_lr": 1e-3, "warmup_fraction": 0.1, "decay_fraction": 0.1,
+    "beta1": 0.8, "beta2": 0.99, "eps": 1e-9, "weight_decay": 0.0, "clip_norm": 2.0, "clip_scope": "per_set",
+    "batch_size": 16, "micro_batch": 4, "num_points": 1, "domains": None, "seed": 1, "precision": "bfloat16",
+    "objective": None, "start": View("abc"), "freeze_core": None, "patience": None, "first": 1, "forget": None,
+    "retain_weight": 2.0, "document_end": 0, "decay_vectors": True, "stop_below": None,
+    "companions": "subset", "p_aux_companion": 0.5, "num_probes": None,
+}  # fmt: skip
+
+
+def test_every_field_that_changes_a_result_changes_the_id():
+    run, seen = tiny.run_config(), set()
+    for path, _ in leaves(run):
+        name = next(part for part in reversed(path) if isinstance(part, str))
+        if OTHERS[name] is None:  # the only value there is, or tied to another field
+            continue
+        other = changed(run, path, OTHERS[name])
+        assert other.run_id != run.run_id, path
+        seen.add(other.run_id)
+    assert len(seen) >= 40
+
+
+def test_ids_are_the_same_in_another_process_and_for_any_order():
+    run = tiny.run_config()
+    code = "from tests import tiny; print(tiny.run_config().run_id)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == run.run_id
+    data = dataclasses.replace(run.data, domains=run.data.domains[::-1])
+    model = dataclasses.replace(run.model, modules=run.model.modules[::-1])
+    points = dataclasses.replace(run.eval_points, domains=run.eval_points.domains[::-1])
+    assert dataclasses.replace(run, data=data, model=model, eval_points=points).run_id == run.run_id
+    shuffled = dict(reversed(to_plain(run).items()))
+    assert canonical_json(shuffled) == canonical_json(run)
+
+
+def test_integers_in_real_fields_are_the_same_number():
+    one = OptimizerConfig(1, 0, 0)
+    same = OptimizerConfig(1.0, 0.0, 0.0)
+    assert one == same
+    assert canonical_json(one) == canonical_json(same)
+
+
+def test_probes_are_part_of_a_run_and_none_leave_ids_as_they_were():
+    run = tiny.run_config(data=tiny.HALF_LABELLED)
+    assert "num_probes" not in canonical_json(run)
+    probed = dataclasses.replace(run, eval_points=EvalPoints(0, 4, tiny.DOMAINS, num_probes=3))
+    assert probed.run_id != run.run_id
+    assert run_from_plain(json.loads(canonical_json(probed))) == probed
+    assert probed.num_probed == 2  # of four validation sequences, a micro-batch of two at a time
+
+
+def test_canonical_json_refuses_what_it_does_not_know():
+    for value in ({1, 2}, object(), b"x", {1: 2}, 1j):
+        with pytest.raises(TypeError):
+            canonical_json({"x": value} if not isinstance(value, dict) else value)
+    with pytest.raises(ValueError, match="nan"):
+        canonical_json({"x": float("nan")})
+
+
+def test_configs_come_back_from_json():
+    run = dataclasses.replace(tiny.run_config(), start=View.of("abc", {"lisp": 0.5}, sources=(("lisp", "def"),)))
+    assert run_from_plain(json.loads(canonical_json(run))) == run
+    for evaluation in evaluations_of(run.start):
+        assert evaluation_from_plain(json.loads(canonical_json(evaluation))) == evaluation
+    with pytest.raises(ValueError, match=r"evaluation.measure='other'.*losses, tokens, samples"):
+        evaluation_from_plain({"measure": "other"})
+
+
+def evaluations_of(view):
+    """One of each kind, with the fields that they share equal."""
+    losses, tokens = Evaluation(view, "data", tiny.DOMAINS, 4), TokenLosses(view, "data", tiny.DOMAINS, 4)
+    return losses, tokens, Continuations(view, "data", tiny.DOMAINS, (1, 0), 4, 8)
+
+
+def test_evaluations_of_every_kind_have_ids_of_their_own():
+    evaluation = Evaluation(View.of("abc", {"lisp": 1.0}), "d" * 12, ("core", "lisp"), 4)
+    assert evaluation.eval_id == "2aa62899bf33"  # as it was before there were other kinds
+    losses, tokens, samples = evaluations_of(evaluation.view)
+    others = [dataclasses.replace(tokens, num_sequences=5), dataclasses.replace(tokens, precision="float32")]
+    others += [dataclasses.replace(samples, **{name: 3}) for name in ("num_prompt_tokens", "num_tokens", "seed")]
+    others += [dataclasses.replace(samples, documents=(0,)), dataclasses.replace(samples, temperature=0.5)]
+    assert len({e.eval_id for e in (losses, tokens, samples, *others)}) == 3 + len(others)
+    assert dataclasses.replace(samples, documents=(0, 1)).eval_id == samples.eval_id
+
+
+def test_views_drop_zeros_and_answer_by_their_rule():
+    assert View.of("run", {"lisp": 0.0}) == View("run")
+    assert View.of("run", {"b": 1, "a": 0.5}).weights == (("a", 0.5), ("b", 1.0))
+    assert View.of("run", {"lisp": 0.0}).view_id == View("run").view_id != View.of("run", {"lisp": 0.1}).view_id
+    granted = View.of("run", {"lisp": 1.0}, rule="by_domain")
+    assert granted.active("lisp") == {"lisp": 1.0}
+    assert granted.active("virology") == {"core": 1.0}
+    assert View.of("run", {"lisp": 1.0}).active("virology") == {"lisp": 1.0}
+
+
+def probes(number: int, num_sequences: int = 4) -> EvalPoints:
+    return EvalPoints(0, num_sequences, ("core",), num_probes=number)
+
+
+RUN, HALF = tiny.run_config(), tiny.run_config(data=tiny.HALF_LABELLED)
+WRONG = {
+    r"token_losses.num_sequences=0: ": lambda: TokenLosses(View("abc"), "data", ("core",), 0),
+    r"continuations.documents=\(1, 1\).*once": lambda: Continuations(View("abc"), "data", ("core",), (1, 1), 4, 8),
+    r"continuations.temperature=0.0.*> 0": lambda: Continuations(View("abc"), "data", ("core",), (0,), 4, 8, 0.0),
+    r"routing.p_core_robust=1.5.*<= 1": lambda: RoutingConfig(p_core_robust=1.5),
+    r"routing.p_aux_spread=-0.1.*>= 0": lambda: RoutingConfig(p_aux_spread=-0.1),
+    r"routing.p_aux_spread=nan": lambda: RoutingConfig(p_aux_spread=float("nan")),
+    r"routing.accumulation='mixed'.*heterogeneous, uniform": lambda: RoutingConfig(accumulation="mixed"),
+    r"optimizer.peak_lr=0.*> 0": lambda: OptimizerConfig(0, 0.1, 0.1),
+    r"optimizer.decay_fraction=0.9": lambda: OptimizerConfig(1e-3, 0.2, 0.9),
+    r"module.domain='a.b'": lambda: ModuleSpec("a.b", "mlp", 4),
+    r"module.kind='moe'.*mlp": lambda: ModuleSpec("a", "moe", 4),
+    r"model.num_kv_heads=3.*divisor of num_heads = 4": lambda: dataclasses.replace(RUN.model, num_kv_heads=3),
+    r"model.d_mlp=0": lambda: dataclasses.replace(RUN.model, d_mlp=0, modules=()),
+    r"micro_batch=3.*divisor of batch_size = 8": lambda: dataclasses.replace(RUN, micro_batch=3),
+    r"num_draws=15.*multiple of 2": lambda: tiny.run_config(draws=(64, 15, 16)),
+    r"data.domains=98.*whole steps of 8": lambda: tiny.run_config(draws=(66, 16, 16)),
+    r"num_points=100.*12 steps": lambda: dataclasses.replace(RUN, eval_points=EvalPoints(100, 4, ("core",))),
+    r"num_probes=2.*0 in a run without modules or unlabelled": lambda: dataclasses.replace(RUN, eval_points=probes(2)),
+    r"num_probes=13.*12 steps": lambda: dataclasses.replace(HALF, eval_points=probes(13)),
+    r"num_sequences=1.*micro-batch of 2": lambda: dataclasses.replace(HALF, eval_points=probes(1, 1)),
+    r"seed=-1": lambda: dataclasses.replace(RUN, seed=-1),
+    r"precision='int8'.*float32, bfloat16": lambda: dataclasses.replace(RUN, precision="int8"),
+    r"view.weights\[lisp\]=1.1": lambda: View.of("run", {"lisp": 1.1}),
+    r"view.sources=\['lisp'\]": lambda: View("run", sources=(("lisp", "other"),)),
+    r"view.weights=\(\('lisp', 0.5\), \('lisp', 1.0\)\)": lambda: View("run", (("lisp", 1.0), ("lisp", 0.5))),
+    r"view.sources=.*each domain once": lambda: View("run", (("lisp", 1.0),), (("lisp", "a"), ("lisp", "b"))),
+    r"data.domains=\['a', 'a'\]": lambda: DataConfig("x", (DomainBudget("a", 1, 1), DomainBudget("a", 1, 1))),
+    r"evaluation.split='test'": lambda: Evaluation(View("run"), "x", ("core",), 1, split="test"),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_errors_name_field_value_and_what_is_allowed(message):
+    with pytest.raises(ValueError, match=message):
+        WRONG[message]()
+
+
+def test_a_run_is_hashable_and_frozen():
+    assert len({RUN, tiny.run_config()}) == 1
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        RUN.seed = 1
+    assert isinstance(RUN, RunConfig)

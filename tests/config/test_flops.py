@@ -1,0 +1,86 @@
+"""Counts against the paper's integers, the model itself and torch's counter."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from gram_platform.config.flops import (
+    active_parameters,
+    compute_units,
+    hardware_flops,
+    module_parameters,
+    total_parameters,
+)
+from gram_platform.config.ladder import PAPER_SIZES
+from gram_platform.config.routing import CORE_MLP, SHARED, module_set
+from gram_platform.model.transformer import Transformer, build, initial_weights, parameter_set
+from gram_platform.train.objectives import cross_entropy
+from tests import tiny
+
+PARAMETERS = {  # method.md, "Model sizes"
+    "50M": 47_944_704,
+    "100M": 103_149_440,
+    "200M": 199_835_776,
+    "400M": 402_004_736,
+    "800M": 806_441_600,
+    "2B": 2_016_096_768,
+    "5B": 4_967_623_680,
+}
+MODULE_MILLIONS = {"800M": 49.21, "2B": 132.22, "5B": 351.34}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameter_counts_of_the_ladder(name):
+    size = PAPER_SIZES[name]
+    with torch.device("meta"):
+        dense = Transformer(size.dense())
+        modular = Transformer(size.modular(("core", "virology")))
+    assert sum(p.numel() for p in dense.parameters()) == total_parameters(size.dense()) == PARAMETERS[name]
+    extra = sum(p.numel() for p in modular.parameters()) - PARAMETERS[name]
+    assert extra == module_parameters(size.modular(("core", "virology")), "virology")
+    if name in MODULE_MILLIONS:
+        assert round(extra / 1e6, 2) == MODULE_MILLIONS[name]
+
+
+CORE_SETS = {SHARED, CORE_MLP}
+CASES = {
+    "baseline": ((), CORE_SETS),
+    "core batch with a companion": (("lisp",), CORE_SETS | {module_set("lisp")}),
+    "core not trained": (("lisp",), {module_set("lisp")}),
+    "two modules, one trained": (("lisp", "virology"), {module_set("lisp")}),
+    "core MLP alone": ((), {CORE_MLP}),
+    "shared alone": (("lisp",), {SHARED}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("kind", ["mlp", "lora"])
+@pytest.mark.parametrize("backward", [True, False])
+def test_hardware_flops_equal_torchs_counter(case, kind, backward):
+    active, trained = CASES[case]
+    config = tiny.model_config(num_layers=3)
+    modules = tuple(dataclasses.replace(m, kind=kind, width=6) for m in config.modules)
+    config = dataclasses.replace(config, modules=modules)
+    model = build(config, initial_weights(config, 0))
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(parameter_set(name) in trained)
+    tokens = torch.zeros(2, tiny.SEQ_LEN, dtype=torch.long)
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        loss = cross_entropy(model(tokens, dict.fromkeys(active, 1.0)), tokens)
+        if backward:
+            loss.backward()
+    modules = [d for d in tiny.DOMAINS if module_set(d) in trained]
+    counted = hardware_flops(config, 2, active, SHARED in trained, CORE_MLP in trained, modules, backward)
+    assert counted == counter.get_total_flops()
+
+
+def test_compute_units_are_tokens_times_active_parameters():
+    config = tiny.model_config()
+    model = build(config, initial_weights(config, 0))
+    in_module = sum(p.numel() for n, p in model.named_parameters() if ".aux.lisp." in n)
+    whole = sum(p.numel() for p in model.parameters())
+    assert active_parameters(config) == whole - 2 * in_module
+    assert compute_units(config, 10, ["lisp"]) == 10 * (whole - in_module)

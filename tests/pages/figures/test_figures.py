@@ -1,0 +1,229 @@
+"""Figures draw exactly the numbers of their tables, and every series can be told apart without colour."""
+
+import json
+import re
+from collections import Counter
+from xml.etree import ElementTree
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+import pytest
+
+from gram_platform.analysis.order import METHODS
+from gram_platform.analysis.tables import CLASSES, analyse, domain_table
+from gram_platform.analysis.trends import trends
+from gram_platform.pages.figures.aggregate import aggregate_figure
+from gram_platform.pages.figures.curves import learning_curve_figure
+from gram_platform.pages.figures.profiles import profile_bars_figure
+from gram_platform.pages.figures.scaling import scaling_figure
+from gram_platform.pages.figures.style import METHOD_STYLES, domain_styles, log_ticks, method_style
+from gram_platform.pages.figures.thumbnail import thumbnail_svg
+from gram_platform.pages.figures.trends import add_trends
+from gram_platform.paper.paper import STORIES_TABLE
+from tests import stories_frames
+from tests.study_frames import DOMAINS, SIZES, curves, evaluations
+
+
+@pytest.fixture(scope="module")
+def analysis():
+    return analyse(evaluations(), curves(), tuple(SIZES))
+
+
+def named(figure, name):
+    found = [trace for trace in figure.data if trace.name == name]
+    assert found, [trace.name for trace in figure.data]
+    return found
+
+
+def test_scaling_lines_are_the_table(analysis):
+    figure = scaling_figure(analysis.table, SIZES, "core+biology", "forget")
+    table = analysis.table
+    rows = table[(table["method"] == "gram") & (table["profile"] == "core+biology")]
+    (line,) = named(figure, "GRAM")
+    assert list(line.x) == [1e6, 4e6, 16e6]
+    assert list(line.y) == list(rows["forget"])
+    bands = [trace for trace in figure.data if trace.fill == "toself"]
+    assert len(bands) == 2
+    gram = next(band for band in bands if band.legendgroup == "GRAM")
+    assert list(gram.y) == [*rows["forget_high"], *rows["forget_low"][::-1]]
+    assert not [trace for trace in figure.data if trace.name == "baseline"]
+    assert figure.layout.xaxis.type == "log"
+
+
+def test_scaling_with_one_size_has_error_bars_and_with_one_seed_has_neither():
+    one_size = analyse(evaluations(("tiny",)), curves(("tiny",))).table
+    (line,) = named(scaling_figure(one_size, SIZES, "core+biology", "core"), "GRAM")
+    assert line.error_y.array[0] > 0
+    one_seed = analyse(evaluations(seeds=("0",)), curves(seeds=("0",))).table
+    figure = scaling_figure(one_seed, SIZES, "core+biology", "core")
+    assert len(figure.data) == 4  # two lines and their trends, no bands
+    assert np.isnan(np.asarray(figure.data[0].error_y.array, float)).all()
+
+
+def test_dashed_lines_are_the_trends_of_core_and_forget(analysis):
+    table = analysis.table[analysis.table["profile"] == "core+biology"]
+    for value in CLASSES:
+        figure = scaling_figure(analysis.table, SIZES, "core+biology", value)
+        dashed = {trace.name: trace for trace in figure.data if trace.name and trace.name.endswith(", predicted")}
+        assert set(dashed) == ({"GRAM, predicted", "filtering, predicted"} if value in ("core", "forget") else set())
+        if dashed:
+            trend, line = trends(table, SIZES, value)["gram"], dashed["GRAM, predicted"]
+            assert (line.x[0], line.x[-1], line.line.dash) == (1e6, pytest.approx(16e6), "dash")
+            assert line.y[-1] == pytest.approx(trend.predicted)
+            fitted = table[(table["method"] == "gram") & (table["size"] == "tiny")][value].item()
+            assert line.y[0] == pytest.approx(fitted)  # two sizes fitted: exactly
+
+
+def test_an_interval_stands_at_the_size_left_out():
+    table = pd.DataFrame({"size": list("abcd"), "forget": [0.8, 0.7, 0.6, 0.5]}).assign(method="gram")
+    sizes = {"a": 1e6, "b": 1e7, "c": 1e8, "d": 1e9}
+    figure = go.Figure()
+    add_trends(figure, table, sizes, "forget")
+    (line,), trend = figure.data, trends(table, sizes, "forget")["gram"]
+    assert np.isnan(np.asarray(line.error_y.array[:-1], float)).all()
+    assert line.y[-1] + line.error_y.array[-1] == pytest.approx(trend.high)
+    assert line.y[-1] - line.error_y.arrayminus[-1] == pytest.approx(trend.low)
+
+
+def test_scaling_refuses_what_it_cannot_draw(analysis):
+    with pytest.raises(ValueError, match="medium"):
+        scaling_figure(analysis.table, {"tiny": 1.0, "small": 2.0}, "core", "core")
+    with pytest.raises(ValueError, match=r"^value="):
+        scaling_figure(analysis.table, SIZES, "core", "sideways")
+    assert len(scaling_figure(analysis.table.iloc[:0], SIZES, "core", "core").data) == 0
+    assert len(scaling_figure(analysis.table, SIZES, "core", "elicited").data) == 0
+
+
+def test_learning_curves_show_points_and_fits(analysis):
+    figure = learning_curve_figure(curves(), analysis.fits, "small")
+    for domain in DOMAINS:
+        (points,) = named(figure, domain)
+        assert len(points.x) == 25 * 3
+        (fit,) = named(figure, f"{domain} fit")
+        on_points = dict(zip(np.round(points.x, 6), points.y, strict=False))
+        assert fit.y[0] == pytest.approx(on_points[np.round(fit.x[0], 6)], rel=1e-8)
+        assert fit.y[-1] == pytest.approx(on_points[np.round(fit.x[-1], 6)], rel=1e-8)
+
+
+def test_a_fit_at_its_bound_says_so(analysis):
+    fits = analysis.fits.assign(at_bound=True)
+    figure = learning_curve_figure(curves(), fits, "small")
+    assert named(figure, "core fit (at its bound)")[0].showlegend
+    without = learning_curve_figure(curves(), fits[fits["domain"] != "core"], "small")
+    assert [trace.name for trace in without.data if trace.name.startswith("core")] == ["core"]
+
+
+def test_bars_are_the_domain_table(analysis):
+    domains = domain_table(analysis.ratios)
+    figure = profile_bars_figure(domains, "gram", "tiny")
+    rows = domains[(domains["method"] == "gram") & (domains["size"] == "tiny") & (domains["domain"] == "biology")]
+    drawn = {x: y for trace in named(figure, "biology") for x, y in zip(trace.x, trace.y, strict=True)}
+    assert drawn == dict(zip(rows["profile"], rows["compute_ratio"], strict=True))
+    hatched = [x for trace in figure.data if trace.marker.pattern.shape == "/" for x in trace.x]
+    assert sorted(hatched) == ["core", "core", "core+biology", "core+chemistry"]
+    assert sum(bool(trace.showlegend is not False) for trace in figure.data) == len(DOMAINS)
+    assert "run-gram-tiny-0" in figure.data[0].customdata[0][4]
+    assert len(profile_bars_figure(domains, "gram", "no such size").data) == 0
+
+
+@pytest.fixture(scope="module")
+def stories():
+    frames = stories_frames.evaluations(), stories_frames.curves()
+    return analyse(*frames, attacks=stories_frames.attacks())
+
+
+def test_aggregate_bars_are_the_means_with_the_papers_beside(stories):
+    figure = aggregate_figure(stories.table, "26M", "elicited", STORIES_TABLE)
+    bars, diamonds = figure.data
+    assert list(bars.y) == pytest.approx([planted[3] for planted in stories_frames.PLANTED.values()])
+    assert [point[0] for point in bars.customdata][:3] == ["filtering", "GRAM", "GRAM (LoRA)"]
+    assert list(bars.error_y.array) == pytest.approx(list(bars.error_y.arrayminus))
+    assert list(diamonds.y) == [0.870, 0.855, 0.806, 0.774, 0.983, 0.302]
+    assert list(diamonds.error_y.array)[:2] == [0.012, 0.024]
+    assert len(figure.layout.xaxis.ticktext) == len(bars.x) == 8
+    scales = {tuple(aggregate_figure(stories.table, "26M", c, STORIES_TABLE).layout.yaxis.range) for c in CLASSES}
+    assert len(scales) == 1
+
+
+def test_aggregate_bars_without_the_paper_or_without_values(stories):
+    (bars,) = aggregate_figure(stories.table, "26M", "core").data
+    assert list(bars.x) == list(range(8))
+    assert len(aggregate_figure(stories.table, "5B", "core").data) == 0
+    unattacked = stories.table.assign(elicited=np.nan, elicited_low=np.nan, elicited_high=np.nan)
+    assert len(aggregate_figure(unattacked, "26M", "elicited", STORIES_TABLE).data) == 0
+    with pytest.raises(ValueError, match=r"^value="):
+        aggregate_figure(stories.table, "26M", "sideways")
+
+
+def test_scaling_has_an_elicited_panel(stories):
+    figure = scaling_figure(stories.table, stories_frames.PARAMETERS, "mean", "elicited")
+    assert named(figure, "MaxEnt")[0].y[0] == pytest.approx(0.983)
+
+
+def test_the_attack_is_an_outline_around_the_forgotten_bar(stories):
+    figure = profile_bars_figure(domain_table(stories.ratios), "maxent", "26M")
+    outlines = [trace for trace in figure.data if trace.marker.color == "rgba(0,0,0,0)"]
+    assert len(outlines) == 4
+    assert {round(y, 6) for trace in outlines for y in trace.y} == {0.983}
+    assert all(trace.error_y.array is None for trace in outlines)
+    assert "core<br>+ Cultural<br>Traditions" in figure.layout.xaxis.ticktext
+
+
+def test_methods_and_domains_differ_in_more_than_colour():
+    assert set(METHOD_STYLES) == set(METHODS)
+    assert len({(s.symbol, s.dash) for s in METHOD_STYLES.values()}) == len(METHODS)
+    styles = domain_styles(["core", *(f"topic{i:02d}" for i in range(20))])
+    assert next(iter(styles)) == "core"
+    assert len({(s.colour, s.symbol, s.dash) for s in styles.values()}) == 21
+    assert method_style("new_method").label == "new_method"
+
+
+def test_log_ticks():
+    assert log_ticks(15, 600) == [20, 50, 100, 200, 500]
+    assert log_ticks(1, 10) == [1, 2, 5, 10]
+
+
+def test_figures_are_json(analysis):
+    figure = scaling_figure(analysis.table, SIZES, "core+biology", "core")
+    assert json.loads(figure.to_json())["layout"]["autosize"] is True
+
+
+def panels_of(*figures) -> list[dict]:
+    """Of each panel of a thumbnail: its title, the points of its lines, and how many of each mark it has."""
+    svg = ElementTree.fromstring(thumbnail_svg(figures))
+    ways = [[line.get("points").split() for line in panel.iter("polyline")] for panel in svg.iter("g")]
+    return [
+        {"title": panel.find("text").text, "lines": way, "marks": Counter(mark.tag for mark in panel)}
+        for panel, way in zip(svg.iter("g"), ways, strict=True)
+    ]
+
+
+def test_a_thumbnail_draws_the_series_of_its_figures(analysis):
+    figures = [scaling_figure(analysis.table, SIZES, "core+biology", name) for name in ("core", "forget")]
+    core, forget = panels_of(*figures)
+    assert (core["title"], forget["title"]) == ("Core", "Forget")
+    for figure, panel in zip(figures, (core, forget), strict=True):
+        lines = [trace for trace in figure.data if trace.fill is None]
+        assert [len(way) for way in panel["lines"]] == [len(trace.x) for trace in lines]
+        assert panel["marks"]["polygon"] == len(figure.data) - len(lines)
+        assert panel["marks"]["circle"] == sum(len(t.x) for t in lines if "markers" in t.mode)
+    last = {panel["title"]: float(panel["lines"][-1][0].split(",")[1]) for panel in (core, forget)}
+    assert last["Forget"] > last["Core"]  # it lies below, and down is more
+
+
+def test_a_thumbnail_of_bars_and_of_names(analysis):
+    table = analyse(stories_frames.evaluations(), stories_frames.curves()).table
+    (bars,) = panels_of(aggregate_figure(table, stories_frames.SIZE, "core"))
+    num_methods = table[table["profile"] == "mean"]["method"].nunique() - 1  # without the baseline
+    assert bars["marks"]["path"] == num_methods + 1  # and the line at 1
+    from_zero = ElementTree.fromstring(thumbnail_svg([go.Figure(go.Bar(x=["a", "b"], y=[0.5, 1.0]))]))
+    ends = [re.findall(r"M\S+ (\S+)V(\S+)", bar.get("d"))[0] for bar in from_zero.iter("path")]
+    first, second = (float(start) - float(end) for start, end in ends)
+    assert second == pytest.approx(2 * first, abs=0.2)
+    named = go.Figure(go.Scatter(x=["b", "a"], y=[1.0, float("nan")], mode="markers"))
+    assert panels_of(named)[0]["marks"]["circle"] == 1
+
+
+def test_without_anything_drawn_there_is_no_thumbnail():
+    assert thumbnail_svg([]) == thumbnail_svg([go.Figure()]) == ""

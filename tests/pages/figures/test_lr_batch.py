@@ -1,0 +1,117 @@
+"""Figures of LR/batch grids draw the numbers of their frames, and say what is wrong with a surface."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from gram_platform.analysis.lr_grid import POOLED
+from gram_platform.analysis.lr_laws import analyse_grid
+from gram_platform.pages.figures.lr_batch import law_figure, surface_figure
+from tests.analysis.test_lr_grid import LRS, diverge, laddered, planted
+
+
+def named(figure, name):
+    return next(trace for trace in figure.data if trace.name == name)
+
+
+@pytest.fixture(scope="module")
+def analysis():
+    trials = laddered(noise=0.001, s16M={"lr": 9e-3}, s1M={"bend": -0.1})
+    hot = (trials["size"] == "4M") & (trials["lr"] == LRS[-1]) & (trials["batch"] == 16) & (trials["seed"] == "0")
+    return analyse_grid(diverge(trials, hot), seq_len=64, num_resamples=10)
+
+
+def surface(analysis, size, cells=None):
+    return surface_figure(analysis.cells if cells is None else cells, analysis.optima, analysis.surfaces, size)
+
+
+def test_cells_contours_and_minima_are_those_of_the_frames(analysis):
+    figure = surface(analysis, "4M")
+    cells = analysis.cells[(analysis.cells["size"] == "4M") & analysis.cells["used"]]
+    dots = named(figure, "cell")
+    assert sorted(zip(dots.x, dots.y, strict=True)) == sorted(zip(cells["lr"], cells["batch"], strict=True))
+    assert [facts[0] for facts in dots.customdata] == cells["loss"].tolist()
+    assert "4M-0-" in dots.customdata[0][5]
+    crosses = named(figure, "diverged")
+    assert (list(crosses.x), list(crosses.y), crosses.marker.symbol) == ([LRS[-1]], [16], "x")
+    optima = analysis.optima[analysis.optima["size"] == "4M"].set_index("seed")
+    star = named(figure, "minimum")
+    assert (star.x[0], star.y[0]) == tuple(optima.loc[POOLED, ["lr", "batch"]])
+    assert star.x[0] + star.error_x.array[0] == pytest.approx(optima.loc[POOLED, "lr_high"])
+    assert star.y[0] - star.error_y.arrayminus[0] == pytest.approx(optima.loc[POOLED, "batch_low"])
+    assert [named(figure, f"seed {seed}").x[0] for seed in "012"] == optima.loc[list("012"), "lr"].tolist()
+    mesh = analysis.surfaces[analysis.surfaces["size"] == "4M"]
+    contour = named(figure, "fit")
+    assert np.sort(np.asarray(contour.z).ravel()) == pytest.approx(np.sort(mesh["loss"]))
+    at = mesh[(mesh["lr"] == contour.x[3]) & (mesh["batch"] == contour.y[7])]["loss"].iloc[0]
+    assert contour.z[7][3] == at
+    assert figure.layout.xaxis.type == figure.layout.yaxis.type == "log"
+    assert list(figure.layout.xaxis.tickvals) == list(LRS)
+
+
+def test_titles_say_what_is_wrong(analysis):
+    assert surface(analysis, "16M").layout.title.text == "16M: at the edge: lr high"
+    flat = surface(analysis, "1M")
+    assert flat.layout.title.text == "1M: not convex: best cell shown"
+    assert not [trace for trace in flat.data if trace.name == "minimum"]
+    row = analysis.optima[(analysis.optima["size"] == "1M") & (analysis.optima["seed"] == POOLED)].iloc[0]
+    ring = named(flat, "best cell")
+    assert (ring.x[0], ring.y[0]) == (row["best_lr"], row["best_batch"])
+    assert named(surface(analysis, "4M"), "minimum").marker.symbol == "star"
+
+
+def test_a_size_without_a_fit_shows_its_cells():
+    trials = planted("4M", lrs=LRS[:2])
+    trials = trials.assign(state=np.where(trials["batch"] == 64, "failed", "complete"))
+    few = analyse_grid(trials, seq_len=64)
+    figure = surface(few, "4M")
+    assert {trace.name for trace in figure.data} == {"cell", "no result", "best cell"}
+    assert json.loads(figure.to_json())
+
+
+def test_clicks_open_the_cells_page(analysis):
+    cells = analysis.cells.assign(url=[f"http://mlflow/{i}" for i in range(len(analysis.cells))])
+    dots = named(surface(analysis, "4M", cells), "cell")
+    expected = cells[(cells["size"] == "4M") & cells["used"]]["url"].tolist()
+    assert [facts[dots.meta["url"]] for facts in dots.customdata] == expected
+
+
+@pytest.mark.parametrize("quantity", ["lr", "batch"])
+def test_laws_with_their_band_the_papers_law_and_hollow_edges(quantity):
+    analysis = analyse_grid(laddered(noise=0.001, s16M={"lr": 9e-3, "batch": 200.0}), seq_len=64, num_resamples=10)
+    figure = law_figure(analysis.lines, analysis.optima, analysis.laws, quantity)
+    lines = analysis.lines[analysis.lines["quantity"] == quantity]
+    assert list(named(figure, "our law").y) == lines["value"].tolist()
+    assert list(named(figure, "the paper's law").y) == lines["paper"].tolist()
+    assert named(figure, "the paper's law").line.dash == "dash"
+    band = named(figure, "90% over seeds")
+    assert list(band.y) == [*lines["high"], *lines["low"][::-1]]
+    pooled = analysis.optima[analysis.optima["seed"] == POOLED]
+    points = named(figure, "optimum (hollow: at the edge)")
+    assert list(points.y) == pooled[quantity].tolist()
+    assert list(points.marker.symbol) == ["star", "star", "star-open"]
+    assert list(points.error_y.array) == pytest.approx((pooled[f"{quantity}_high"] - pooled[quantity]).tolist())
+    assert len(named(figure, "single seeds").y) == 9
+    law = analysis.laws.set_index("quantity").loc[quantity]
+    assert f"{law['coefficient']:.3g} N^{law['exponent']:.3f}" in figure.layout.title.text
+
+
+def test_a_law_that_cannot_be_fitted_says_so(analysis):
+    trials = laddered(s1M={"bend": -0.1}, s4M={"bend": -0.1})
+    none = analyse_grid(trials, seq_len=64)
+    figure = law_figure(none.lines, none.optima, none.laws, "lr")
+    assert "cannot be fitted" in figure.layout.title.text
+    assert {trace.name for trace in figure.data} >= {"the paper's law", "optimum (hollow: at the edge)"}
+    assert "our law" not in {trace.name for trace in figure.data}
+    edges = law_figure(analysis.lines, analysis.optima, analysis.laws, "lr").layout.title.text
+    assert edges.endswith("rests on optima at the edge")
+
+
+def test_an_optimum_far_away_does_not_hide_the_others():
+    far = analyse_grid(laddered(s16M={"lr": 1e4}), seq_len=64, num_resamples=2)
+    low, high = law_figure(far.lines, far.optima, far.laws, "lr").layout.yaxis.range
+    assert high - low < 3
+    assert math.isfinite(low)
+    assert surface(far, "16M").layout.xaxis.range[1] < math.log10(1e-2)

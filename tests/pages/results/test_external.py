@@ -1,0 +1,181 @@
+"""A folder of losses measured elsewhere: every bad file is refused by its row and field, before any fit."""
+
+import json
+import math
+import re
+
+import pytest
+
+from gram_platform.pages.results.external import read_external
+from gram_platform.pages.results.replication import prepare
+from tests.external_folder import baseline_rows, curve_lines, scaling_rows, view_rows, write_folder
+
+ROWS, CURVES = scaling_rows(), curve_lines()
+
+
+def changed(place: int, **cells) -> list[dict]:
+    """The good rows with cells of one changed."""
+    return [row | cells if i == place else row for i, row in enumerate(ROWS)]
+
+
+def refusal(folder) -> str:
+    with pytest.raises(ValueError, match="is not allowed") as error:
+        prepare(read_external(folder))
+    return str(error.value)
+
+
+def test_names_of_the_authors_are_ours_and_numbers_have_one_spelling(tmp_path):
+    rows = [
+        *baseline_rows(study="auxnum", variant="4.0"),
+        *view_rows("grmoe", "core", {"core": 0.9}, study="auxnum", variant="4"),
+    ]
+    curves = [line | {"seed": int(line["seed"])} for line in curve_lines(study="aux_scaling", variant=4)]
+    external = read_external(write_folder(tmp_path, rows, curves))
+    assert set(external.losses["study"]) == set(external.curves["study"]) == {"aux_scaling"}
+    assert set(external.losses["variant"]) == set(external.curves["variant"]) == {"4"}
+    assert set(external.losses["seed"]) == set(external.curves["seed"]) == {"1", "2", "3"}
+    assert list(dict.fromkeys(external.losses["method"])) == ["baseline", "gram"]
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ({"seed": ""}, "row 14, seed='': expected a value: the cell is empty"),
+        ({"loss": ""}, "row 14, loss='': expected a value: the cell is empty"),
+        ({"retained": " "}, "row 14, retained='': expected a value: the cell is empty"),
+        ({"loss": "nan"}, "row 14, loss='nan': expected a positive finite number"),
+        ({"loss": "inf"}, "row 14, loss='inf': expected a positive finite number"),
+        ({"loss": "-2.5"}, "row 14, loss='-2.5': expected a positive finite number"),
+        ({"loss": "0"}, "row 14, loss='0': expected a positive finite number"),
+        ({"loss": "2,5"}, "row 14, loss='2,5': expected a positive finite number"),
+        ({"elicited": "2"}, "row 14, elicited='2': expected 1 for the best loss of an attack, else 0"),
+        ({"method": "grmo"}, "row 14, method='grmo': expected one of baseline, filtering, gram,"),
+        ({"size": "big"}, "row 14, size='big': expected a number of parameters such as 0.3M"),
+        ({"study": "a/b"}, "row 14, study='a/b': expected a non-empty name"),
+        (
+            {"domain": "virolgy"},
+            "row 14, domain='virolgy': expected a domain of the baselines of scaling 50M: core, l",
+        ),
+        (
+            {"retained": "core+virolgy"},
+            "row 14, retained='virolgy': expected a domain of the baselines of scaling",
+        ),
+        ({"retained": "core++lisp"}, "row 14, retained='core++lisp': expected domains joined by +"),
+    ],
+)
+def test_a_bad_loss_names_row_and_field(tmp_path, cells, said):
+    assert said in refusal(write_folder(tmp_path, changed(12, **cells), CURVES))
+
+
+def test_a_doubled_row_names_both(tmp_path):
+    said = refusal(write_folder(tmp_path, [*ROWS, ROWS[10]], CURVES))
+    assert f"losses.csv, row {len(ROWS) + 2}=" in said
+    assert "method gram, size 50M, seed 1" in said
+    assert "row 12 has it too" in said
+
+
+def test_a_view_without_core_and_one_with_it_are_one_profile_and_may_not_both_be_there(tmp_path):
+    both = view_rows("demix", "virology", {"core": 0.2}) + view_rows("demix", "core+virology", {"core": 0.9})
+    assert "each once: row 32 has it too" in refusal(write_folder(tmp_path, [*ROWS, *both], CURVES))
+
+
+def line_with(**cells) -> list[dict]:
+    return [line | cells if i == 4 else line for i, line in enumerate(CURVES)]
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ({"steps": [1, 2], "losses": [3, 2]}, "row 5, steps='2 points': expected a list of at least 3 points"),
+        ({"steps": [1, 2, 3, 4], "losses": [5, 4, 3]}, "row 5, losses='3 points': expected as many as there are"),
+        (
+            {"steps": [1, 2, 3], "losses": [5, math.nan, 3]},
+            "row 5, losses=nan: expected a positive finite number",
+        ),
+        ({"steps": [1, 3, 2], "losses": [5, 4, 3]}, "row 5, steps='steps out of order': expected"),
+        ({"steps": [1, True, 2], "losses": [5, 4, 3]}, "row 5, steps=True: expected"),
+        ({"losses": "5 4 3"}, "row 5, losses='str': expected a list"),
+        ({"study": "scalng"}, "row 5, study='scalng': expected a study of losses.csv: scaling"),
+        ({"domain": "virolgy"}, "row 5, domain='virolgy': expected a domain of the baselines"),
+        ({"seed": ""}, "row 5, seed='': expected a value"),
+        ({"seed": None}, "row 5, seed=None: expected a value"),
+        ({"seed": "1"}, "row 5='study scaling, size 50M, seed 1, domain lisp': expected each once: row 2"),
+    ],
+)
+def test_a_bad_curve_names_row_and_field(tmp_path, cells, said):
+    assert f"curves.jsonl, {said}" in refusal(write_folder(tmp_path, ROWS, line_with(**cells)))
+
+
+def test_a_line_that_is_no_json_is_named(tmp_path):
+    folder = write_folder(tmp_path, ROWS, CURVES)
+    path = folder / "curves.jsonl"
+    path.write_text(path.read_text() + "{'study'\n")
+    assert f"curves.jsonl, row {len(CURVES) + 1}=" in refusal(folder)
+    path.write_text("[1, 2]\n")
+    assert "curves.jsonl, row 1='[1, 2]': expected a JSON object" in refusal(folder)
+
+
+def test_missing_files_columns_and_cells_are_named(tmp_path):
+    folder = write_folder(tmp_path, ROWS, CURVES)
+    (folder / "curves.jsonl").unlink()
+    assert "there is no curves.jsonl" in refusal(folder)
+    (folder / "losses.csv").write_text("study,method,size,retained,domain,elicited,loss\n")
+    (folder / "curves.jsonl").write_text("")
+    assert re.search(r"losses.csv, row 1=.*there is no seed", refusal(folder))
+    header = "study,method,size,seed,retained,domain,elicited,loss\n"
+    (folder / "losses.csv").write_text(header)
+    assert "losses.csv='no rows'" in refusal(folder)
+    (folder / "losses.csv").write_text(header + "scaling,base,50M,1,core,core,0\n")
+    assert "losses.csv, row 2=" in refusal(folder)
+    assert "there is no losses.csv" in refusal(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("studies", "said"),
+    [
+        ({"scalng": {}}, "studies.json='scalng': expected studies of losses.csv: scaling"),
+        (
+            {"scaling": {"units": "a"}},
+            "studies.json, scaling='units': expected one of title, question, varies",
+        ),
+        (
+            {"scaling": {"own_baseline": "yes"}},
+            "studies.json, scaling, own_baseline='yes': expected true or",
+        ),
+        ({"scaling": {"varies": "method"}}, "studies.json, scaling, varies='method': expected"),
+        ({"scaling": {"baseline_from": "x"}}, "studies.json, scaling, baseline_from='x': expected a study of"),
+        ({"scaling": {"compare_with": "x"}}, "studies.json, scaling, compare_with='x': expected one of stories"),
+        ({"scaling": 3}, "studies.json, scaling=3: expected an object"),
+    ],
+)
+def test_a_bad_declaration_is_named(tmp_path, studies, said):
+    assert said in refusal(write_folder(tmp_path, ROWS, CURVES, studies))
+
+
+def test_an_absent_or_ambiguous_baseline_names_study_and_size(tmp_path):
+    own = view_rows("gram", "core", {"core": 0.9}, study="mine", size="100M")
+    assert "study mine, size 100M': expected rows of method baseline" in refusal(
+        write_folder(tmp_path, [*ROWS, *own], CURVES)
+    )
+    lenders = [*baseline_rows(study="stories", size="100M"), *baseline_rows(study="scaling", size="100M")]
+    curves = [*curve_lines(study="stories", size="100M"), *curve_lines(size="100M")]
+    said = refusal(write_folder(tmp_path, [*own, *lenders], curves))
+    assert "study mine, size 100M" in said
+    assert "choose with baseline_from in studies.json from stories, scaling" in said
+    prepare(read_external(write_folder(tmp_path, [*own, *lenders], curves, {"mine": {"baseline_from": "stories"}})))
+
+
+def test_a_variant_with_several_baselines_to_choose_from_is_named(tmp_path):
+    rows = [row for v in ("a", "b") for row in baseline_rows(study="mine", variant=v)]
+    rows += view_rows("gram", "core", {"core": 0.9}, study="mine", variant="c")
+    curves = [line for v in ("a", "b") for line in curve_lines(study="mine", variant=v)]
+    said = refusal(write_folder(tmp_path, rows, curves))
+    assert "study mine, size 50M, variant c" in said
+    assert "mine has baselines of a, b" in said
+    prepare(read_external(write_folder(tmp_path, rows, curves, {"mine": {"unit": "a"}})))
+
+
+def test_the_declarations_are_json_with_a_text_that_stays_as_it_is(tmp_path):
+    folder = write_folder(tmp_path, ROWS, CURVES, {"scaling": {"title": "Two  blanks"}})
+    assert json.loads((folder / "studies.json").read_text())["scaling"]["title"] == "Two  blanks"
+    assert prepare(read_external(folder))[0].record.title == "Two  blanks"

@@ -1,0 +1,271 @@
+"""Losses measured elsewhere come out as the compute ratios that were planted, each against the baseline it should."""
+
+import json
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from gram_platform.analysis.intervals import t_interval
+from gram_platform.analysis.tables import CLASSES
+from gram_platform.cli import main
+from gram_platform.pages.results.declarations import KNOWN
+from gram_platform.pages.results.external import read_external
+from gram_platform.pages.results.replication import Replicated, prepare, published_studies, replicate
+from gram_platform.paper.paper import STORIES_TABLE
+from gram_platform.paper.published import published_per_seed
+from tests.external_folder import (
+    SEEDS,
+    baseline_rows,
+    curve_lines,
+    jitter,
+    scaling_rows,
+    view_rows,
+    write_folder,
+)
+from tests.pages.site.pages import require_whole
+from tests.published import FOLDER, NEEDS_FOLDER
+
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "results.md"
+HALF = t_interval([jitter(seed) for seed in SEEDS]).high  # of every planted interval
+
+
+def replicated(folder: Path, **how) -> dict[str, Replicated]:
+    return {p.record.name: replicate(p, **how) for p in prepare(read_external(folder))}
+
+
+def row_of(study: Replicated, **where: str) -> pd.Series:
+    table = study.results.analysis.table
+    for name, value in where.items():
+        table = table[table[name] == value]
+    assert len(table) == 1, (where, table)
+    return table.iloc[0]
+
+
+def require_values(row: pd.Series, **values: float) -> None:
+    """Each class at its planted ratio, with the interval of the planted seeds."""
+    for name, value in values.items():
+        found = [row[name], row[f"{name}_low"], row[f"{name}_high"]]
+        assert found == pytest.approx([value, value - HALF, value + HALF], abs=2e-4), name
+
+
+def test_planted_ratios_come_back_with_their_intervals(tmp_path):
+    study = replicated(write_folder(tmp_path, scaling_rows(), curve_lines()))["scaling"]
+    require_values(row_of(study, profile="core+virology"), core=0.9, retain=0.95, forget=0.6, elicited=0.8)
+    require_values(row_of(study, profile="core", method="gram"), core=0.9, forget=0.7)
+    require_values(row_of(study, profile="mean", method="gram"), core=0.9, retain=0.95, forget=2.0 / 3.0)
+    assert study.results.analysis.missing.empty
+    claims = study.results.claims.set_index("claim")
+    assert claims.loc["GRAM: retain is above forget", "verdict"] == "agree"
+
+
+def test_a_view_that_a_seed_lacks_is_missing_and_not_an_error(tmp_path):
+    rows = [r for r in scaling_rows() if not (r["retained"] == "core" and r["seed"] == "3")]
+    study = replicated(write_folder(tmp_path, rows, curve_lines()))["scaling"]
+    missing = dict(study.results.analysis.missing.itertuples(index=False))
+    assert missing["gram 50M core"] == "no evaluation of seed 3"
+    assert missing["gram 50M mean seed 3"] == "core is not there"
+    assert row_of(study, profile="mean", method="gram")["num_seeds"] == 2
+
+
+def test_a_size_without_curves_and_an_attack_without_a_view_are_missing(tmp_path):
+    rows = [*scaling_rows(), *baseline_rows(size="2B"), *view_rows("gram", "core", {"core": 0.9}, size="2B")]
+    rows += view_rows("lora", "core", {"lisp": 0.8}, elicited=1, seeds="1")
+    rows += view_rows("grmoe", "core+virology", {"virology": 0.8}, elicited=1, seeds="1")
+    study = replicated(write_folder(tmp_path, rows, curve_lines()))["scaling"]
+    missing = dict(study.results.analysis.missing.itertuples(index=False))
+    assert missing["all rows of size 2B"] == "no baseline of this size is complete"
+    assert missing["ft_lora 50M core seed 1, attack on lisp"] == "the view has no losses without the attack"
+    assert missing["gram 50M core+virology seed 1, attack on virology"] == "the view keeps the domain"
+    assert set(study.results.analysis.table["size"]) == {"50M"}
+
+
+def test_titration_borrows_the_baselines_and_measures_each_seed_against_its_own(tmp_path):
+    rows = scaling_rows()
+    for weight, retain in (("0", 0.5), ("0.5", 0.8), ("1", 1.0)):
+        where = {"study": "titration", "variant": weight}
+        rows += view_rows("grmoe", "core+lisp", {"core": 0.9, "lisp": retain, "virology": 0.6}, **where)
+    study = replicated(write_folder(tmp_path, rows, curve_lines()))["titration"]
+    assert "The baseline of 50M is that of the study scaling." in study.record.facts
+    assert study.record.variants == ("0", "0.5", "1")
+    per_seed = study.results.analysis.per_seed
+    own = per_seed[
+        (per_seed["method"] == "gram") & (per_seed["profile"] == "core+lisp") & (per_seed["variant"] == "0.5")
+    ]
+    expected = [(0.8 + jitter(seed)) / (1.0 + jitter(seed)) for seed in own["seed"]]
+    assert own["retain"].tolist() == pytest.approx(expected, abs=2e-4)
+    baseline = per_seed[per_seed["method"] == "baseline"]
+    assert baseline["core"].tolist() == pytest.approx([1.0] * len(baseline), abs=1e-9)
+    claims = study.results.claims.set_index("claim")["verdict"]
+    assert claims["GRAM: half a module is above none on its domain"] == "agree"
+
+
+def test_accumulation_has_one_unit_even_where_both_have_baselines(tmp_path):
+    rows, curves = [], []
+    for kind, scale in (("uniform", 6.5), ("heterogeneous", 6.0)):
+        where = {"study": "accumulation", "variant": kind, "size": "200M", "seeds": ["5"]}
+        rows += baseline_rows(scale=scale, **where)
+        rows += view_rows("grmoe", "core+lisp", {"core": 0.9, "lisp": 1.1, "virology": 0.7}, **where)
+        curves += curve_lines(scale=scale, **where)
+    study = replicated(write_folder(tmp_path, rows, curves))["accumulation"]
+    for kind in ("uniform", "heterogeneous"):  # planted against the heterogeneous one in both
+        row = row_of(study, variant=kind, method="gram", profile="mean")
+        shifted = 1.0 + jitter("5")
+        assert [row["core"], row["retain"]] == pytest.approx(
+            [(r + jitter("5")) / shifted for r in (0.9, 1.1)], abs=2e-4
+        )
+        assert pd.isna(row["core_low"])
+    assert row_of(study, variant="uniform", method="baseline", profile="all")["core"] < 0.9
+    assert "Every ratio is against the baseline of heterogeneous." in study.record.facts
+
+
+def test_every_number_of_domains_has_its_own_baseline(tmp_path):
+    rows, curves = [], []
+    for number, domains, scale in (("2", ("core", "lisp", "virology"), 6.0), ("10", ("core", "a", "b", "lisp"), 6.6)):
+        where = {"study": "aux_scaling", "variant": number, "size": "26M"}
+        rows += baseline_rows(domains, scale=scale, **where)
+        ratios = {"core": 0.9, **dict.fromkeys(domains[1:], 0.7)}
+        rows += view_rows("gram", f"core+{domains[1]}", ratios | {domains[1]: 0.9}, scale=scale, **where)
+        curves += curve_lines(domains, scale=scale, **where)
+    study = replicated(write_folder(tmp_path, rows, curves))["aux_scaling"]
+    assert study.record.variants == ("2", "10")
+    for number in ("2", "10"):
+        require_values(row_of(study, variant=number, method="gram", profile="mean"), core=0.9, retain=0.9, forget=0.7)
+    assert set(study.results.analysis.fits["variant"]) == {"2", "10"}
+
+
+@pytest.mark.parametrize("variant", ["", "1"])
+def test_partial_labels_measure_all_against_the_only_baseline(tmp_path, variant):
+    rows = baseline_rows(study="partial", variant=variant, size="400M")
+    for share, method, forget in (("1", "filtering", 0.54), ("0.5", "filtering", 0.85), ("0.5", "gram", 0.6)):
+        ratios = {"core": 0.95, "lisp": forget, "virology": forget}
+        rows += view_rows(method, "core", ratios, study="partial", variant=share, size="400M")
+    study = replicated(write_folder(tmp_path, rows, curve_lines(study="partial", size="400M")))["partial_labels"]
+    require_values(row_of(study, variant="1", method="filtering", profile="core"), core=0.95, forget=0.54)
+    require_values(row_of(study, variant="0.5", method="gram", profile="core"), core=0.95, forget=0.6)
+    verdicts = study.results.claims.set_index("claim")["verdict"]
+    assert verdicts["Filtering forgets less with half the labels than with all"] == "agree"
+
+
+def test_composability_has_every_subset(tmp_path):
+    rows = [*baseline_rows(("core", "a", "b", "c"))]
+    for retained in ("core", "core+a", "core+b", "core+c", "core+a+b", "a+c+core", "core+b+c", "a+b+c+core"):
+        ratios = {d: 0.9 if d in retained.split("+") else 0.5 for d in ("core", "a", "b", "c")}
+        rows += view_rows("grmoe", retained, ratios, study="arbsub")
+    study = replicated(write_folder(tmp_path, rows, curve_lines(("core", "a", "b", "c"))))["composability"]
+    profiles = list(study.results.analysis.table.query("method == 'gram'")["profile"])
+    assert profiles == ["core", "core+a", "core+b", "core+c", "core+a+b", "core+a+c", "core+b+c", "all", "mean"]
+    require_values(row_of(study, profile="core+a+b"), core=0.9, retain=0.9, forget=0.5)
+    require_values(row_of(study, method="gram", profile="all"), core=0.9, retain=0.9)
+
+
+def test_a_baseline_without_curves_takes_those_of_the_same_models(tmp_path):
+    rows = [*scaling_rows(), *baseline_rows(study="mine"), *view_rows("gram", "core", {"core": 0.8}, study="mine")]
+    studies = replicated(write_folder(tmp_path, rows, curve_lines()))
+    require_values(row_of(studies["mine"], method="gram", profile="core"), core=0.8)
+    assert "The curves of 50M are those of scaling, whose losses are the same." in studies["mine"].record.facts
+    rows = [
+        *scaling_rows(),
+        *baseline_rows(study="mine", scale=7.0),
+        *view_rows("gram", "core", {"core": 0.8}, study="mine"),
+    ]
+    missing = replicated(write_folder(tmp_path, rows, curve_lines()))["mine"].results.analysis.missing
+    assert "all rows of size 50M" in set(missing["what"])
+
+
+def test_published_points_stand_beside_under_our_names_of_domains(tmp_path):
+    folder = write_folder(tmp_path, scaling_rows(), curve_lines())
+    study = replicated(folder)["scaling"]
+    theirs = study.published.set_index(["method", "size", "profile"])["retain"]
+    rows = published_per_seed("scaling").query("method == 'gram' and size == '5B' and profile == 'core+papers-biology'")
+    assert theirs["gram", "5B", "core+virology"] == pytest.approx(rows["retain"].mean())
+    assert study.record.parameters["5B"] > 4e9
+    assert replicated(folder, is_beside=False)["scaling"].published is None
+
+
+# ------------------------------------------------------------------------------------------- the published losses
+
+
+@NEEDS_FOLDER
+def test_the_published_losses_give_the_printed_table_and_what_ships(tmp_path):
+    studies = replicated(FOLDER)
+    means = studies["stories"].results.analysis.table.query("profile == 'mean'").set_index("method")
+    for method, printed in STORIES_TABLE.items():
+        for name, (value, half) in zip(CLASSES, printed, strict=True):
+            row = means.loc[method]
+            assert row[name] == pytest.approx(value, abs=6e-4), (method, name)
+            assert (row[f"{name}_high"] - row[f"{name}_low"]) / 2.0 == pytest.approx(half, abs=6e-4), (method, name)
+    for shipped in published_studies():
+        ours = studies[shipped.record.name].results.analysis.table
+        both = shipped.results.analysis.table.merge(ours, on=["method", "size", "profile"], suffixes=("", "_ours"))
+        assert set(both["size"]) == set(ours["size"])
+        for name in (name + end for name in CLASSES for end in ("", "_low", "_high")):
+            assert both[name].to_numpy() == pytest.approx(both[f"{name}_ours"].to_numpy(), abs=1e-4, nan_ok=True)
+    assert "The baseline of 800M is that of the study scaling." in studies["dual_use"].record.facts
+    notes = set(studies["scaling"].results.analysis.missing["what"])
+    assert {"all rows of size 2B", "all rows of size 5B"} <= notes
+
+
+# ----------------------------------------------------------------------------------------------------- command
+
+
+def blocks(kind: str) -> list[str]:
+    return re.findall(rf"```{kind}\n(.*?)```", DOCS.read_text(), flags=re.S)
+
+
+def test_the_documented_commands_write_what_the_page_says(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_folder(tmp_path / "my_results", scaling_rows(), curve_lines())
+    commands = re.findall(r"^    gram (replicate.*?)(?: +#.*)?$", DOCS.read_text(), flags=re.M)
+    assert len(commands) == 4
+    for command in commands:
+        main(command.split())
+    out = capsys.readouterr().out
+    assert "0.950 [0.916, 0.984]" in out
+    assert "published" in out
+    for place, name in (("replication", "scaling"), ("pages", "scaling"), ("replication", "stories")):
+        folder = tmp_path / place
+        assert {"index.html", "claims.html"} <= {path.name for path in folder.iterdir()}
+        files = {path.name for path in (folder / name).iterdir()}
+        assert files == {"report.html", "table.csv", "per_seed.csv", "claims.csv"}
+    table = pd.read_csv(tmp_path / "pages" / "scaling" / "table.csv")
+    gram = table.query("method == 'gram' and profile == 'core+virology'").iloc[0]
+    assert gram[["core", "retain", "forget", "elicited"]].tolist() == pytest.approx([0.9, 0.95, 0.6, 0.8], abs=2e-4)
+
+
+def test_the_documented_files_are_read(tmp_path):
+    (losses,), (curve, studies) = blocks("csv"), blocks("json")
+    (tmp_path / "losses.csv").write_text(losses + losses.splitlines()[4].replace("scaling", "widths") + "\n")
+    (tmp_path / "curves.jsonl").write_text(curve)
+    (tmp_path / "studies.json").write_text(studies)
+    external = read_external(tmp_path)
+    assert len(external.losses) == 8
+    assert external.declared == json.loads(studies)
+    assert [p.record.name for p in prepare(external)] == ["scaling", "widths"]
+    assert all(f"`{name}`" in DOCS.read_text() or name in DOCS.read_text() for name in KNOWN)
+    assert len(DOCS.read_text().splitlines()) <= 150
+
+
+def test_a_bad_folder_is_an_error_that_writes_nothing(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["replicate", str(tmp_path / "none"), "--out", str(tmp_path / "out")])
+    assert stop.value.code == 2
+    assert "there is no losses.csv" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.browser
+@pytest.mark.timeout(300)
+def test_its_pages_are_whole(tmp_path):
+    rows = scaling_rows()
+    for weight in ("0", "0.5", "1"):
+        where = {"study": "titration", "variant": weight}
+        rows += view_rows("grmoe", "core+lisp", {"core": 0.9, "lisp": 0.5, "virology": 0.6}, **where)
+    folder, out = write_folder(tmp_path / "in", rows, curve_lines()), tmp_path / "out"
+    main(["replicate", str(folder), "--out", str(out)])
+    main(["replicate", "--out", str(tmp_path / "shipped")])
+    pages = [out / "index.html", out / "claims.html"]
+    pages += [*out.glob("*/report.html"), *(tmp_path / "shipped").glob("*/report.html")]
+    assert len(pages) == 7
+    require_whole(pages, tmp_path)

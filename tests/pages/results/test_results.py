@@ -1,0 +1,182 @@
+"""A study's table from stored runs, evaluations and attacks: from MLflow and the storage alike, under its own names."""
+
+import json
+from pathlib import Path
+
+import pytest
+from pandas.testing import assert_frame_equal
+
+from gram_platform.config import Evaluation, View
+from gram_platform.pages.results.record import StudyRecord, load_record
+from gram_platform.pages.results.results import read_results, summary_text, write_results
+from gram_platform.paper.explanations import EXPLANATIONS, Explanation
+from gram_platform.store import Store
+from gram_platform.tracking import Tracker, default_tracking_uri
+from gram_platform.tracking.frame import load_runs, load_store
+from tests.stories_frames import AUXILIARY, COSTS, DOMAINS, PARAMETERS, PLANTED, PROFILES, SIZE, evaluations, loss_at
+from tests.study_frames import NUM_STEPS
+from tests.tiny import run_config
+
+METHODS = ("gram", "maxent")
+NUM_POINTS = 12  # the steps of a tiny run
+
+
+class Planted:
+    """Writes nodes with planted losses into a storage, and their entries in the study's order."""
+
+    def __init__(self, root: str):
+        self.store = Store(root).open_for_writing(min_free_bytes=0)
+        self.entries: list[dict] = []
+
+    def name(self, kind: str, node_id: str, method: str, profile: str, **tags: str) -> dict[str, str]:
+        names = {"method": method, "size": SIZE, "seed": "0", "profile": profile, "kind": kind, **tags}
+        self.entries.append({"id": node_id, "kind": kind, "tags": names})
+        return names
+
+    def run(self, method: str, profile: str, final: dict, has_curve: bool = False, **tags: str) -> str:
+        run = run_config(seed=len(self.entries))
+        directory = self.store.run(run.run_id)
+        directory.ensure_config(run)
+        directory.add_tags({**self.name("run", run.run_id, method, profile, **tags), "profile": "of another study"})
+        records = [self.record(step) for step in range(1, NUM_POINTS + 1)] if has_curve else []
+        sizes = {"num_steps": run.num_steps, "num_tokens": run.num_tokens, "parameters": 9}
+        with directory.start_attempt("test") as attempt:
+            attempt.complete(
+                {**sizes, "data_fingerprint": "f" * 64, "plan_sha256": "a" * 64, "final": final}, {}, records
+            )
+        return run.run_id
+
+    def record(self, step: int) -> dict:
+        losses = {f"validation/loss/{d}": float(loss_at(d, NUM_STEPS * step / NUM_POINTS)) for d in DOMAINS}
+        return {"step": step, "time": 1.5e9 + step, "metrics": losses}
+
+    def evaluation(self, run_id: str, row: dict) -> None:
+        config = Evaluation(View.of(run_id, {"lisp": 0.01 * (1 + len(self.entries))}), "d" * 12, DOMAINS, 4)
+        names = self.name("evaluation", config.eval_id, row["method"], row["profile"], retained=row["retained"])
+        directory = self.store.evaluation(config.eval_id)
+        directory.ensure_config(config)
+        directory.add_tags(names)
+        directory.complete({"losses": {d: row[f"loss/{d}"] for d in DOMAINS}}, {"elapsed_s": 0.5})
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """(store, record, tracking URI) of one seed of the baseline and two methods that share an attack."""
+    planted = Planted(str(tmp_path_factory.mktemp("results")))
+    runs = {"baseline": planted.run("baseline", "all", {}, has_curve=True)}
+    runs |= {method: planted.run(method, "core", {}) for method in METHODS}
+    for row in evaluations(METHODS, ("1",)).to_dict("records"):
+        planted.evaluation(runs[row["method"]], row)
+    for method in METHODS:
+        for profile, retained in PROFILES.items():
+            for domain in (d for d in AUXILIARY if d != retained):
+                loss = float(loss_at(domain, NUM_STEPS * PLANTED[method][3]))
+                final = {f"best/loss/{domain}": loss, f"validation/loss/{domain}": 2.0 * loss}
+                planted.run(method, profile, final, retained=retained, elicited=domain)
+    record = StudyRecord(
+        name="stories",
+        title="Stories",
+        question="?",
+        facts=("A fact.",),
+        params={},
+        sizes=(SIZE,),
+        parameters=PARAMETERS,
+        profile="core",
+        entries=tuple(planted.entries),
+        costs=COSTS,
+        compare_with="stories",
+    )
+    uri = default_tracking_uri(planted.store.root)
+    Tracker(uri).sync(planted.store)
+    return planted.store, record, uri
+
+
+def test_best_losses_come_back_through_mlflow(study):
+    store, record, uri = study
+    from_store = load_store(store.root)
+    assert_frame_equal(load_runs(uri), from_store, check_exact=True)
+    attack = from_store[from_store["elicited"] == AUXILIARY[1]].iloc[0]
+    assert attack[f"final/best/loss/{AUXILIARY[1]}"] > 0.0
+    names = {run.info.run_name for run in Tracker(uri).runs().values()}
+    assert f"gram {SIZE} of another study s0, attacked for {AUXILIARY[1]}" in names
+    assert record.baseline_runs == [record.entries[0]["id"]]
+
+
+def test_the_table_has_the_planted_elicited_ratios_from_either_source(study):
+    store, record, uri = study
+    results = read_results(record, store, uri)
+    assert results.source == "MLflow"
+    local = read_results(record, store, None, "a test")
+    assert_frame_equal(results.analysis.table, local.analysis.table, check_exact=True)
+    table = results.analysis.table.set_index(["method", "profile"])
+    for method in METHODS:
+        for profile in (*PROFILES, "mean"):
+            assert table.loc[(method, profile), "elicited"] == pytest.approx(PLANTED[method][3], rel=1e-6)
+            assert table.loc[(method, profile), "forget"] == pytest.approx(PLANTED[method][2], rel=1e-6)
+    assert results.analysis.missing.empty
+    assert results.runs["kind"].tolist()[: 3 + 11] == ["run"] * 3 + ["evaluation"] * 11
+    assert results.runs["id"].tolist() == [entry["id"] for entry in record.entries]
+    assert (results.runs["profile"] != "of another study").all()
+    assert results.runs["best_loss"].notna().sum() == 2 * 16
+
+
+def test_an_attack_under_two_names_counts_for_both(study):
+    store, record, _ = study
+    own, other = ([e for e in record.entries if e["tags"]["method"] == m and "elicited" in e["tags"]] for m in METHODS)
+    renamed = [{**e, "tags": {**e["tags"], "method": METHODS[1]}} for e in own]
+    kept = [entry for entry in record.entries if entry not in other]
+    shared = StudyRecord(**{**vars(record), "entries": (*kept, *renamed)})
+    table = read_results(shared, store, None).analysis.table.set_index(["method", "profile"])
+    assert table.loc[(METHODS[1], "mean"), "elicited"] == pytest.approx(PLANTED[METHODS[0]][3], rel=1e-6)
+    assert table.loc[(METHODS[0], "mean"), "elicited"] == pytest.approx(PLANTED[METHODS[0]][3], rel=1e-6)
+
+
+def test_what_is_declared_and_not_done_is_named(study):
+    store, record, _ = study
+    undone = {"kind": "run", "id": "0" * 12, "tags": {**record.entries[-1]["tags"], "method": METHODS[0], "seed": "1"}}
+    view = {"kind": "evaluation", "id": "1" * 12, "tags": {**record.entries[4]["tags"], "seed": "1"}}
+    partial = StudyRecord(**{**vars(record), "entries": (*record.entries, undone, view)})
+    results = read_results(partial, store, None)
+    assert len(results.analysis.missing) == 1
+    assert results.analysis.missing["why"].tolist() == ["no evaluation of seed 1"]
+    lost = [e for e in record.entries if e["tags"].get("elicited") != AUXILIARY[0]]
+    lost += [{**e, "id": f"{i:012d}"} for i, e in enumerate(record.entries) if e not in lost]
+    results = read_results(StudyRecord(**{**vars(record), "entries": tuple(lost)}), store, None)
+    assert results.analysis.table["elicited"].notna().sum() == 2  # the profile that retains the domain
+    assert results.analysis.missing["why"].str.contains(f"attack on seed 0: {AUXILIARY[0]}").all()
+
+
+def test_the_terminal_explains_a_disagreement(study, monkeypatch):
+    store, record, _ = study
+    other = dict(zip(METHODS, reversed(METHODS), strict=True))  # under each other's name they disagree
+    tags = [entry["tags"] | {"method": other.get(m := entry["tags"]["method"], m)} for entry in record.entries]
+    entries = tuple(entry | {"tags": own} for entry, own in zip(record.entries, tags, strict=True))
+    swapped = StudyRecord(**{**vars(record), "entries": entries})
+    key = (record.name, record.preset, "MaxEnt is less robust than GRAM: its elicited is above")
+    monkeypatch.setitem(EXPLANATIONS, key, Explanation("The names are swapped.", "this test"))
+    lines = summary_text(swapped, read_results(swapped, store, None)).splitlines()
+    (line,) = [line for line in lines if "The names are swapped." in line]
+    assert line.startswith("disagree")
+    assert line.endswith("Shown by this test.")
+    assert "swapped" not in summary_text(record, read_results(record, store, None))
+
+
+def test_report_and_record(study):
+    store, record, _ = study
+    results = read_results(record, store, None)
+    paths = write_results(record, store, results, {}, None)
+    page = Path(paths["report.html"]).read_text(encoding="utf-8")
+    for title in ("Methods, ours beside the paper&#x27;s", "Claims", "Cost", "Attacks"):
+        assert f"<h2>{title}</h2>" in page
+    assert "favours the attacker" in page
+    assert load_record(store, "stories").to_json() == record.to_json()
+    text = summary_text(record, results)
+    assert "paper" in text
+    assert "(no interval)" in text  # one seed
+    assert "agree, 0.186 [0.170, 0.202]" in text  # GRAM's retain above its forget, on the published numbers
+    plain = json.loads(record.to_json())
+    del plain["costs"], plain["compare_with"]
+    store.study_dir("older").write("study.json", json.dumps(plain).encode())
+    assert load_record(store, "older").costs == ()
+    older = load_record(store, "older")
+    assert summary_text(older, read_results(older, store, None)).count("paper") == 0

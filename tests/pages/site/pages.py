@@ -1,0 +1,76 @@
+"""What every page of a site must be: drawn, silent, labelled, reachable by keyboard, as wide as its window."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from tests.pages.site.browser import running_browser
+
+PHONE, DESK = (390, 900), (1280, 900)
+# figures are drawn when they come near the window: the first that is not is brought there
+DRAWN = """(() => {
+  const waiting = [...document.querySelectorAll(".plot")].filter((plot) => plot.dataset.drawn !== "yes");
+  waiting[0]?.scrollIntoView();
+  return !waiting.length;
+})()"""
+FAULTS = """(() => {
+  const faults = [];
+  const say = (text, place) => faults.push(text + ": " + (place ? place.outerHTML.slice(0, 120) : ""));
+  const size = (values) => (values ? values.length ?? values.bdata.length : 0); // packed numbers are bdata
+  const named = (place) => (place.getAttribute("aria-label") || "").trim();
+  for (const plot of document.querySelectorAll(".plot")) {
+    const points = (plot.data || []).map((trace) => size(trace.y ?? trace.x ?? trace.z));
+    if (!points.length || !points.some((number) => number > 0)) say("a figure without data", plot);
+    if (!plot.querySelector(".main-svg")) say("a figure that is not drawn", plot);
+    if (!named(plot) || plot.getAttribute("role") !== "img") say("a figure without a label", plot);
+    if (!plot.closest("section").querySelector("table")) say("a figure without a table behind it", plot);
+  }
+  for (const box of document.querySelectorAll(".scroll")) {
+    const table = box.querySelector("table");
+    if (box.scrollHeight > box.clientHeight + 1) say("a scroll inside the page's scroll", box);
+    if (!named(box) || box.tabIndex !== 0) say("a table that cannot be reached by keyboard", box);
+    if (!table.caption || !table.caption.textContent.trim()) say("a table without a caption", table);
+    if (![...table.tHead.rows[0].cells].every((cell) => cell.scope === "col" && cell.textContent.trim())) {
+      say("a column without a head", table);
+    }
+  }
+  for (const place of document.querySelectorAll("input")) {
+    if (!place.closest("label") || !place.closest("label").textContent.trim()) say("an input without a label", place);
+  }
+  for (const link of document.querySelectorAll("a")) {
+    if (!link.textContent.trim()) say("a link without a text", link);
+  }
+  if (document.querySelectorAll("h1").length !== 1) say("not one h1");
+  if (!document.documentElement.lang || !document.title) say("no language or title");
+  if (document.querySelector("a, button, input, [tabindex]").className !== "skip") say("the skip link is not first");
+  if (!document.querySelector("nav [aria-current=page]")) say("no place in the navigation");
+  const wide = document.documentElement.scrollWidth - window.innerWidth;
+  if (wide > 0) say("the page is " + wide + " pixels too wide");
+  return faults;
+})()"""
+CONTRAST = """(() => {
+  const light = (colour) => {
+    const [r, g, b] = colour.match(/[\\d.]+/g).slice(0, 3).map((part) => {
+      const c = part / 255;
+      return c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+    });
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const paper = light(getComputedStyle(document.body).backgroundColor);
+  const places = [document.body, document.querySelector("a:not(.skip)"), document.querySelector("footer")];
+  const axis = document.querySelector(".plot .xtick text");
+  const colours = [...places.map((place) => getComputedStyle(place).color), ...(axis ? [axis.style.fill] : [])];
+  return colours.map(light).map((ink) => (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05));
+})()"""
+
+
+def require_whole(pages: Iterable[Path], folder: Path) -> None:
+    """Opens every page at a desk's and a phone's width; AssertionError for any fault and any word on a console."""
+    with running_browser(folder) as browser:
+        for page in pages:
+            for width, height in (DESK, PHONE):
+                browser.window(width, height)
+                browser.open(page)
+                browser.evaluate("document.querySelectorAll('details').forEach((place) => { place.open = true; })")
+                assert browser.wait_for(DRAWN), f"{page} at {width}: figures are not drawn"
+                assert browser.evaluate(FAULTS) == [], f"{page} at {width}"
+    assert browser.said == []

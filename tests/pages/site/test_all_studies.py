@@ -1,0 +1,116 @@
+"""Every study of the paper from one command at the smoke preset, and the site that comes of it, page by page."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from tests.pages.site.pages import require_whole
+
+ROOT = Path(__file__).resolve().parents[3]
+STUDIES = (
+    "scaling",
+    "stories",
+    "dual_use",
+    "titration",
+    "composing",
+    "partial_labels",
+    "architecture",
+    "accumulation",
+    "aux_scaling",
+)
+STUDIES += ("token_localization", "samples")
+SEARCHES = ("lr_bs_grid", "hyperparams", "maxent_search")
+TIMEOUT_S = 1100.0  # on busy cores; on quiet ones the whole takes seven minutes
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """What `experiments/all.py --preset smoke` is asked for, and what it leaves."""
+
+    flags: tuple[str, ...] = ()
+    names: tuple[str, ...] = (*STUDIES, *SEARCHES)
+    num_runs: int = 600
+    storage: Path = Path()
+
+
+SOME = ("scaling", "titration", "accumulation", "samples")
+SHORT = Campaign(("--seeds", "1", "--searches", "none", "--studies", *SOME), SOME, 50)
+
+
+@pytest.fixture(
+    scope="session",
+    params=[pytest.param(SHORT, id="some"), pytest.param(Campaign(), id="whole", marks=pytest.mark.slow)],
+)
+def all_studies(request, tmp_path_factory) -> Campaign:
+    """Its storage is never to be written."""
+    storage = tmp_path_factory.mktemp("all") / "storage"
+    command = [
+        "-m",
+        "gram_platform.engine.local_cluster",
+        "run",
+        "--",
+        "python",
+        "experiments/all.py",
+        "--preset",
+        "smoke",
+    ]
+    command += request.param.flags
+    environment = os.environ | {"GRAM_STORAGE": str(storage), "GRAM_SITE": "1"}
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_MODE"):  # the cluster has its own
+        environment.pop(name, None)
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-3000:]
+    assert "saved by sharing" in done.stdout
+    return replace(request.param, storage=storage)
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(TIMEOUT_S + 60)
+def test_every_study_leaves_its_table_and_report(all_studies):
+    for name in all_studies.names:
+        folder = all_studies.storage / "studies" / name
+        assert (folder / "report.html").stat().st_size > 10_000, name
+        with (folder / "table.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        assert rows, name
+        assert "method" in rows[0] or name in ("lr_bs_grid", "maxent_search"), name
+
+
+@pytest.mark.ray
+@pytest.mark.browser
+@pytest.mark.timeout(TIMEOUT_S + 300)
+def test_every_page_of_its_site_is_whole(all_studies, tmp_path):
+    site = all_studies.storage / "site"
+    pages = [site / "index.html", site / "claims.html", site / "runs.html"]
+    pages += [site / "studies" / f"{name}.html" for name in all_studies.names]
+    runs = sorted((site / "runs").glob("*.html"))
+    assert len(runs) > all_studies.num_runs
+    require_whole([*pages, *runs[::60]], tmp_path)
+
+
+@pytest.mark.ray
+def test_the_notebook_runs_on_a_finished_study(all_studies, monkeypatch):
+    """Its cells in order, as a kernel would run them."""
+    monkeypatch.setenv("GRAM_STORAGE", str(all_studies.storage))
+    cells = json.loads((ROOT / "dashboards/notebooks/compute_ratio.ipynb").read_text())["cells"]
+    names = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), names)
+    assert "all" in set(names["ratios"]["profile"])
+    assert names["ratios"]["ratio"].between(0.0, 10.0).all()
+    assert len(names["figure"].data) == 2 + len(names["ratios"])

@@ -1,0 +1,117 @@
+"""Every page of a small real site in headless Chromium: nothing on the console, every figure drawn, for everybody."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from gram_platform.config import CORE, Evaluation, RoutingConfig, RunConfig
+from gram_platform.config.ladder import SMOKE_SIZES
+from gram_platform.corpora import prepare, resolve
+from gram_platform.engine.evaluation import execute_evaluation
+from gram_platform.engine.execution import Execution
+from gram_platform.engine.node import execute_run
+from gram_platform.methods import Setting
+from gram_platform.methods.nodes import method_nodes
+from gram_platform.pages.results.record import StudyRecord
+from gram_platform.pages.site import build_site
+from gram_platform.pages.site.build import tracking_of
+from gram_platform.store import Store
+from gram_platform.tracking import Tracker, default_tracking_uri
+from tests.pages.site.browser import running_browser
+from tests.pages.site.pages import CONTRAST, DESK, DRAWN, require_whole
+from tests.pages.site.planted import every_state
+
+TINY = dataclasses.replace(SMOKE_SIZES["tiny"], core_tokens=64 * 160)
+
+
+def real_study(store: Store) -> None:
+    """The baseline and GRAM at one size and one seed, trained on generated stories."""
+    recipe = resolve("stories-smoke", seq_len=TINY.seq_len, vocab_size=TINY.vocab_size, sample_bytes=100_000)
+    prepare(recipe, store.data_root)
+    auxiliary = [domain for domain in recipe.domains if domain != CORE]
+    counts = {CORE: 160, **dict.fromkeys(auxiliary, 12)}
+    routing = RoutingConfig(0.5, 0.3)
+    shape = {"warmup_fraction": 0.1, "decay_fraction": 0.1, "num_eval_points": 6, "num_eval_sequences": 4}
+    setting = Setting(TINY, 0, recipe.data_id, counts, profiles=((auxiliary[0],),), routing=routing, **shape)
+    nodes = [node for method in ("baseline", "gram") for node in method_nodes(method, setting)]
+    for node in nodes:
+        execute = {RunConfig: execute_run, Evaluation: execute_evaluation}[type(node.config)]
+        execute(node.config, dict(node.tags), Execution(store.root))
+    entries = tuple({"id": node.id, "kind": node.kind, "tags": dict(node.tags)} for node in nodes)
+    record = StudyRecord(
+        name="small",
+        title="A small study",
+        question="Does the site show it?",
+        facts=(),
+        params={"preset": "test"},
+        sizes=("tiny",),
+        parameters={"tiny": 1},
+        profile=f"core+{auxiliary[0]}",
+        entries=entries,
+    )
+    store.study_dir("small").write("study.json", record.to_json())
+    Tracker(default_tracking_uri(store.root)).sync(store)
+
+
+@pytest.fixture(scope="session")
+def built_sites(tmp_path_factory):
+    """Folders of two sites: of really trained runs, and of planted ones in every state."""
+    real = Store(tmp_path_factory.mktemp("real")).open_for_writing()
+    real_study(real)
+    planted = every_state(tmp_path_factory.mktemp("planted")).store
+    for store in (real, planted):
+        uri, why_not = tracking_of(store, "")
+        assert build_site(store, uri, why_not=why_not).problems == ()
+    return [Path(store.root) / "site" for store in (real, planted)]
+
+
+@pytest.mark.browser
+def test_every_page_is_whole_for_everybody(built_sites, tmp_path):
+    pages = [page for site in built_sites for page in sorted(site.rglob("*.html"))]
+    assert len(pages) > 25
+    require_whole(pages, tmp_path)
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("dark", [False, True])
+def test_text_stands_out_from_the_page(built_sites, tmp_path, dark):
+    site = built_sites[0]
+    pages = [site / "index.html", site / "studies" / "small.html", next((site / "runs").glob("*.html"))]
+    with running_browser(tmp_path) as browser:
+        browser.window(*DESK, dark=dark)
+        for page in pages:
+            browser.open(page)
+            assert browser.wait_for(DRAWN)
+            assert min(browser.evaluate(CONTRAST)) >= 4.5, page  # WCAG 2, level AA
+            paper = browser.evaluate("getComputedStyle(document.body).backgroundColor")
+            assert (paper == "rgb(255, 255, 255)") != dark
+
+
+@pytest.mark.browser
+def test_rows_are_filtered_and_sorted_and_a_click_opens_the_run(built_sites, tmp_path):
+    site = built_sites[1]
+    rows = "[...document.querySelectorAll('tbody tr')].filter((row) => !row.hidden)"
+    with running_browser(tmp_path) as browser:
+        browser.window(*DESK)
+        browser.open(site / "runs.html")
+        total = browser.evaluate(f"{rows}.length")
+        browser.evaluate(
+            "const field = document.querySelector('input'); field.value = 'failed gram';"
+            "field.dispatchEvent(new Event('input'))"
+        )
+        assert (browser.evaluate(f"{rows}.length"), total) == (1, 14)
+        browser.evaluate("field.value = ''; field.dispatchEvent(new Event('input'))")
+        browser.evaluate("document.querySelectorAll('th button')[2].click()")
+        methods = browser.evaluate(f"{rows}.map((row) => row.cells[2].textContent)")
+        assert methods == sorted(methods)
+        browser.open(site / "studies" / "scaling.html")
+        linked = "[...document.querySelectorAll('.plot')].some((plot) => plot.data && plot.data.some((t) => t.meta))"
+        assert browser.wait_for(f"{DRAWN} || {linked}")  # figures in folded parts are not drawn
+        browser.evaluate(
+            "const plot = [...document.querySelectorAll('.plot')].find((p) => p.data && p.data.some((t) => t.meta));"
+            "const trace = plot.data.find((t) => t.meta);"
+            "const data = trace.customdata; const first = Array.isArray(data) ? data[0] : data;"
+            "plot.emit('plotly_click', { points: [{ data: trace, customdata: first }] })"
+        )
+        assert browser.wait_for("location.pathname.includes('/site/runs/') && document.readyState === 'complete'")

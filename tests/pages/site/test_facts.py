@@ -1,0 +1,76 @@
+"""Costs, times and routes as the pages state them."""
+
+import math
+
+import pandas as pd
+import pytest
+
+from gram_platform.config.routing import CORE_MLP, SHARED, Route, module_set
+from gram_platform.pages.report.page import table_html
+from gram_platform.pages.site.facts import Facts, NodeFacts
+from gram_platform.pages.site.histories import route_kind
+from gram_platform.pages.site.studies import totals
+from gram_platform.pages.site.words import dollars, moment
+
+
+def node(node_id: str, kind: str = "run", status: str = "complete", config=None, **timing) -> NodeFacts:
+    result = {"compute_units": 10} if status == "complete" and kind == "run" else None
+    return NodeFacts(kind, node_id, status, {}, config or {}, result, timing)
+
+
+def test_totals_add_ranks_hours_prices_and_the_time_in_which_anything_ran():
+    runs = [
+        node("a", elapsed_s=3600.0, ended=7200.0, num_ranks=2, num_threads=1, device="NVIDIA H200"),
+        node("b", elapsed_s=3600.0, ended=9000.0, num_ranks=1, num_threads=4, device="cpu"),
+        node("c", status="failed"),
+    ]
+    evaluation = node("e", "evaluation", config={"view": {"run_id": "b"}}, elapsed_s=1800.0, ended=20_000.0)
+    facts = Facts({run.node_id: run for run in runs}, {"e": evaluation})
+    found = totals(["a", "b", "c", "e", "a", "x"], facts)
+    assert found.counts == {"complete": 3, "running": 0, "failed": 1, "interrupted": 0, "missing": 1}
+    assert found.rank_hours == pytest.approx(3.5)
+    assert found.dollars == pytest.approx(2 * 4.0 + 4 * 0.05 + 0.5 * 4 * 0.05)
+    assert found.busy_s == pytest.approx(5400.0 + 1800.0)
+    assert found.compute_units == 20
+    assert found.changed == 20_000.0
+    unknown = Facts({"a": node("a", elapsed_s=1.0, ended=2.0, device="TPU v9")}, {})
+    assert totals(["a"], unknown).dollars is None
+    assert totals([], unknown).num_nodes == 0
+
+
+def test_what_is_not_known_is_empty():
+    assert math.isnan(node("a").seconds)
+    assert (dollars(None), dollars(0.0), dollars(0.00123), dollars(12.345)) == ("", "$0.00", "$0.0012", "$12.35")
+    assert (moment(0.0), moment(86_400.0)) == ("", "1970-01-02 00:00")
+
+
+@pytest.mark.parametrize(
+    ("domain", "active", "trained", "kind"),
+    [
+        ("core", (), {SHARED, CORE_MLP}, "the core alone"),
+        ("core", ("lisp",), {SHARED, CORE_MLP, module_set("lisp")}, "another module and the core"),
+        ("core", ("lisp",), {module_set("lisp")}, "another module alone"),
+        ("lisp", ("lisp",), {module_set("lisp")}, "its own module alone"),
+        ("lisp", ("lisp",), {SHARED, CORE_MLP, module_set("lisp")}, "its own module and the core"),
+        ("unlabelled", ("lisp", "virology"), {SHARED, CORE_MLP}, "everything"),
+    ],
+)
+def test_routes_by_kind(domain, active, trained, kind):
+    assert route_kind(domain, Route(tuple((name, 1.0) for name in active), frozenset(trained))) == kind
+
+
+@pytest.mark.parametrize(
+    ("address", "is_link"),
+    [
+        ("../runs/0123456789ab.html#evaluations", True),
+        ("https://host/x?y=1", True),
+        ("../../studies/scaling/table.csv", True),
+        ("javascript:alert(1).html", False),
+        ("//host/x.html", False),
+        ("data:text/html,x.html", False),
+        ("", False),
+    ],
+)
+def test_only_pages_nearby_and_web_addresses_are_links(address, is_link):
+    frame = pd.DataFrame({"run": ["a"], "run_url": [address]})
+    assert ("<a href" in table_html(frame, "t")) == is_link

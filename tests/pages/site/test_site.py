@@ -1,0 +1,315 @@
+"""The site of a planted storage: what its pages say, that it stands alone, that only what has changed is written."""
+
+import html
+import json
+import re
+import shutil
+import threading
+from collections import Counter
+from pathlib import Path
+from xml.etree import ElementTree
+
+import plotly.graph_objects as go
+import pytest
+
+from gram_platform.cli import main
+from gram_platform.pages.figures.style import METHOD_STYLES
+from gram_platform.pages.report.page import asset
+from gram_platform.pages.site import build_site, watch_site
+from gram_platform.pages.site.build import tracking_of
+from gram_platform.paper.explanations import EXPLANATIONS, Explanation
+from gram_platform.store import Store
+from gram_platform.tracking import Tracker, default_tracking_uri
+from tests.pages.site.planted import HOSTILE, MISSING_ID, PlantedStorage, every_state
+
+
+@pytest.fixture(scope="module")
+def planted_root(tmp_path_factory) -> Path:
+    """A storage in every state, without MLflow."""
+    root = tmp_path_factory.mktemp("planted")
+    every_state(root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def site(planted_root) -> Path:
+    built = build_site(Store(planted_root), None, why_not="it is a test")
+    assert built.problems == ()
+    assert built.num_runs == 14
+    assert built.index == f"{planted_root}/site/index.html"
+    return planted_root / "site"
+
+
+@pytest.fixture
+def storage_copy(planted_root, site, tmp_path) -> Path:
+    """The same storage with its site, to be changed."""
+    shutil.copytree(planted_root, tmp_path / "storage")
+    assert build_site(Store(tmp_path / "storage"), None, why_not="it is a test").num_written == 1  # the index names it
+    return tmp_path / "storage"
+
+
+def text(page: Path) -> str:
+    """What a page says, without its scripts, on one line."""
+    return " ".join(html.unescape(re.sub(r"<script.*?</script>", "", page.read_text(), flags=re.S)).split())
+
+
+def rows_of(page: Path, title: str) -> list[list[str]]:
+    """The cells of the table under a heading."""
+    section = page.read_text().split(f"<h2>{html.escape(title)}</h2>")[1].split("</section>")[0]
+    rows = re.findall(r"<tr>(.*?)</tr>", section.split("<tbody>")[1])
+    return [[html.unescape(re.sub("<.*?>", "", cell)) for cell in re.findall(r"<td.*?</td>", row)] for row in rows]
+
+
+def run_pages(site: Path, status: str) -> list[Path]:
+    return [site / "runs" / f"{row[0]}.html" for row in rows_of(site / "runs.html", "All runs") if row[1] == status]
+
+
+def test_the_index_has_the_state_of_every_study_and_search(site):
+    rows = {row[0]: row[1:] for row in rows_of(site / "index.html", "State")}
+    assert set(rows) == {"Scaling <of> sizes", "Stories with holes", "A study that has not begun"}
+    assert rows["Scaling <of> sizes"][:5] == ["36 of 36", "0", "0", "0", "12 of 12"]
+    assert rows["Stories with holes"][:5] == ["36 of 39", "0", "1", "2", "12 of 14"]
+    assert rows["A study that has not begun"][:6] == ["0 of 1", "0", "0", "1", "0 of 0", "0"]
+    assert rows["Scaling <of> sizes"][6].startswith("$")
+    assert rows["Stories with holes"][6] == ""
+    assert rows["Scaling <of> sizes"][8] == "1.2e+10"
+    search = rows_of(site / "index.html", "Searches")[0]
+    assert search[:3] == ["maxent_search", "no driver", "3 complete"]
+    assert "12 of 14 runs belong to more than one study or search" in text(site / "index.html")
+    assert rows_of(site / "index.html", "Failed runs")[0][1] == HOSTILE
+
+
+def test_the_index_shows_main_figures_and_verdicts_with_links(site):
+    page = (site / "index.html").read_text()
+    cards = {}
+    for card in re.findall(r"<li>(.*?)</li>", page.split("<h2>Studies</h2>")[1].split("</section>")[0]):
+        address, title = re.search(r'<a href="(.*?)">(.*?)</a>', card).groups()
+        cards[html.unescape(title)] = (address, card)
+    assert list(cards) == ["A study that has not begun", "Scaling <of> sizes", "Stories with holes"]
+    address, card = cards["Scaling <of> sizes"]
+    assert address == "studies/scaling.html"
+    svg = ElementTree.fromstring(re.search(r"<svg.*</svg>", card)[0])
+    assert [place.text for place in svg.iter("text")] == ["Core", "Retain", "Forget"]
+    lines = [line.get("stroke") for line in svg.iter("polyline")]
+    assert lines == 3 * [METHOD_STYLES["filtering"].colour, METHOD_STYLES["gram"].colour]
+    verdicts = Counter(row[0] for row in rows_of(site / address, "Claims"))
+    assert f"{verdicts['agree']} agree, {verdicts['disagree']} disagree, {verdicts['cannot tell']} cannot tell" in card
+    assert f"Claims: {verdicts['agree']} agree, " in text(site / address)
+    assert "no figure" in cards["A study that has not begun"][1]
+    assert "no claims judged" in cards["A study that has not begun"][1]
+    assert "plotly" not in page
+
+
+def test_a_study_leads_with_its_numbers_and_figure_and_ends_with_its_state(site):
+    page = site / "studies" / "stories.html"
+    titles = re.findall(r"<h2>(.*?)</h2>", page.read_text())
+    assert titles[:3] == ["At a glance", "Scaling", "Claims"]
+    assert titles[-2:] == ["Not complete", "State"]
+    assert text(page).index("see Not complete") < text(page).index("At a glance")
+    assert "see Not complete" not in text(site / "studies" / "scaling.html")
+    assert re.findall(r"<h2>(.*?)</h2>", (site / "studies" / "empty.html").read_text())[0] == "Results"
+    shown = page.read_text().split("<h2>Runs</h2>")[1]
+    assert shown.index("<details>") < shown.index("<table>")
+
+
+def test_explanations_are_on_the_page_of_a_study_and_on_that_of_all_claims(storage_copy, monkeypatch):
+    claims = rows_of(storage_copy / "site" / "claims.html", "Scaling <of> sizes")
+    assert {row[0] for row in claims} == {"agree"}
+    path = storage_copy / "studies" / "scaling" / "study.json"
+    swapped = {"core+lisp": "core+virology", "core+virology": "core+lisp"}
+    record = json.loads(path.read_text())
+    for entry in record["entries"]:
+        if entry["kind"] == "evaluation" and entry["tags"]["method"] == "gram":
+            tags = entry["tags"]
+            tags["profile"] = swapped.get(tags["profile"], tags["profile"])
+            tags["retained"] = {"lisp": "virology", "virology": "lisp"}.get(tags["retained"], tags["retained"])
+    path.write_text(json.dumps(record))
+    key = ("scaling", "tiny", "gram, tiny: retain is above forget")
+    monkeypatch.setitem(EXPLANATIONS, key, Explanation("Its profiles are swapped.", "this test"))
+    build_site(Store(storage_copy), None, out=str(storage_copy / "again"), why_not="it is a test")
+    for page, title in (("studies/scaling.html", "Claims"), ("claims.html", "Scaling <of> sizes")):
+        rows = {row[1]: (row[0], row[-1]) for row in rows_of(storage_copy / "again" / page, title)}
+        assert rows[key[2]] == ("disagree", "Its profiles are swapped. Shown by this test.")
+        assert all(last == "" for verdict, last in rows.values() if verdict == "agree")
+
+
+def test_a_study_with_holes_builds_and_says_what_is_missing(site):
+    page = site / "studies" / "stories.html"
+    rows = {row[0]: row[1:] for row in rows_of(page, "Not complete")}
+    assert set(rows) == {"failed", "interrupted", "missing"}
+    assert rows["failed"][2] == HOSTILE
+    assert rows["missing"][:2] == ["gram small all s2", MISSING_ID]
+    assert "Read from the run directories: it is a test." in text(page)
+    assert "<h2>Scaling</h2>" in page.read_text()
+    assert "3 of 39 nodes are not complete" in text(page)
+    assert "No baseline is complete" in text(site / "studies" / "empty.html")
+
+
+def test_a_run_has_its_curves_routes_evaluations_attempts_and_config(site):
+    page = next(page for page in run_pages(site, "complete") if ">gram</td>" in page.read_text())
+    titles = re.findall(r"<h2>(.*?)</h2>", page.read_text())
+    expected = ["Summary", "Losses", "Norms", "Throughput", "Routes", "Evaluations", "Attempts and resources", "Config"]
+    assert titles == expected
+    figures = [
+        json.loads(data) for data in re.findall(r'<script type="application/json".*?>(.*?)</script>', page.read_text())
+    ]
+    assert len(figures) == 8
+    for figure in figures:
+        assert go.Figure(figure).data  # plotly's own validation
+    losses = {trace["name"]: trace for trace in figures[0]["data"]}
+    assert list(losses) == ["core", "lisp", "virology"]
+    assert len(losses["core"]["x"]) == 12
+    assert {t["name"] for t in figures[2]["data"]} == {
+        "shared",
+        "core MLP",
+        "module lisp",
+        "module virology",
+        "all together",
+    }
+    routes = rows_of(page, "Routes")
+    assert sum(int(row[3]) for row in routes) == 12 * 4
+    assert {row[0] for row in routes} == {"core", "lisp", "virology"}
+    evaluations = rows_of(page, "Evaluations")
+    assert sorted(row[1] for row in evaluations) == ["all", "core", "core+lisp", "core+virology"]
+    assert "1 attempt, 0 of them interrupted; device cpu; 1 rank(s) of 1 thread(s); at most 0.25 GiB" in text(page)
+    assert ["routing.p_core_robust", "0.5"] in rows_of(page, "Config")
+    studies = [row[1] for row in rows_of(page, "Summary") if row[0] == "study"]
+    assert [name.partition(":")[0] for name in studies] == ["Scaling <of> sizes", "Stories with holes"]
+
+
+def test_runs_that_are_not_complete_say_how_far_they_came(site):
+    failed, interrupted = (run_pages(site, status)[0] for status in ("failed", "interrupted"))
+    assert rows_of(failed, "Attempts and resources")[0][4] == f"failed: {HOSTILE}"
+    assert "Nothing is recorded yet" in text(failed)
+    assert HOSTILE not in failed.read_text()
+    assert "Interrupted: 6 of 12 steps" in text(interrupted)
+    assert "2 attempts, 2 of them interrupted" in text(interrupted)
+    assert "in the 6 steps done" in text(interrupted)
+
+
+def test_the_claims_of_all_studies_and_searches_on_one_page(site):
+    page = site / "claims.html"
+    assert "90% t-interval" in text(page)
+    summary = {row[0]: row[1:] for row in rows_of(page, "All claims")}
+    assert set(summary) == {"Scaling <of> sizes", "Stories with holes", "maxent_search", "all"}
+    assert summary["maxent_search"] == ["1", "0", "0", "0", "0"]
+    claim = rows_of(page, "maxent_search")[0]
+    assert claim == ["agree", "p_cr helps", "0.100 [0.050, 0.150]", "0.020", "3", "app:hyperparams", "preset ?"]
+    assert any("preset tiny (tiny, small)" in row[-1] for row in rows_of(page, "Scaling <of> sizes"))
+
+
+def test_a_search_is_its_own_report_within_the_site(site):
+    page = (site / "studies" / "maxent_search.html").read_text()
+    assert len(page) < 20_000
+    assert 'src="../plotly.min.js"' in page
+    assert page.count("<h2>") == 3
+    assert len(rows_of(site / "studies" / "maxent_search.html", "Runs behind the trials")) == 3
+
+
+def test_links_lead_somewhere_and_nothing_comes_from_elsewhere(site):
+    pages = sorted(site.rglob("*.html"))
+    assert len(pages) == 14 + 4 + 3
+    for page in pages:
+        for address in re.findall(r'(?:href|src)="([^"]*)"', page.read_text()):
+            assert not address.startswith(("http", "//", "javascript")), (page, address)
+            path, _, anchor = address.partition("#")
+            if address.startswith("data:"):
+                continue
+            target = (page.parent / path).resolve() if path else page
+            assert target.is_file(), (page, address)
+            assert not anchor or f'id="{anchor}"' in target.read_text(), (page, address)
+    assert (site / "plotly.min.js").read_text() == asset("plotly.min.js")
+    assert all(page.stat().st_size < 200_000 for page in pages)
+
+
+def test_only_what_has_changed_is_written(storage_copy):
+    store, site = Store(storage_copy), storage_copy / "site"
+    assert build_site(store, None, why_not="it is a test").num_written == 0
+    before = {page: page.stat().st_mtime_ns for page in site.rglob("*.html")}
+    store.open_for_writing(0)
+    run_id = rows_of(site / "runs.html", "All runs")[3][0]
+    store.run(run_id).add_tags({"profile": "of another study"})
+    (site / "claims.html").unlink()
+    shutil.rmtree(storage_copy / "runs" / run_pages(site, "failed")[0].stem)
+    build_site(Store(storage_copy), None, why_not="it is a test")
+    changed = {
+        page.relative_to(site).as_posix()
+        for page, at in before.items()
+        if page.exists() and page.stat().st_mtime_ns != at
+    }
+    assert f"runs/{run_id}.html" in changed
+    assert {page for page in changed if page.startswith("runs/")} == {f"runs/{run_id}.html"}
+    assert changed >= {"claims.html", "index.html", "runs.html", "studies/stories.html"}
+    assert {page.stem for page in (site / "runs").iterdir()} == set(store.list_runs())
+
+
+def test_links_into_mlflow_and_the_source_of_a_study(tmp_path):
+    planted = PlantedStorage(tmp_path)
+    planted.plant(("tiny",), ("0",))
+    planted.study("scaling", "Scaling")
+    store = planted.store
+    assert tracking_of(store, "") == (None, f"there is no {tmp_path}/mlflow.db")
+    Tracker(default_tracking_uri(store.root)).sync(store)
+    uri, why_not = tracking_of(store, "")
+    assert (uri, why_not) == (f"sqlite:///{tmp_path}/mlflow.db", "")
+    build_site(store, uri)
+    page = tmp_path / "site" / "studies" / "scaling.html"
+    assert "Read from MLflow." in text(page)
+    assert page.read_text().count('href="http://127.0.0.1:5000/#/experiments/1/runs/') == 9
+    run = run_pages(tmp_path / "site", "complete")[0]
+    assert 'href="http://127.0.0.1:5000/#/experiments/1/runs/' in run.read_text()
+
+
+def test_without_a_server_the_run_directories_are_read(storage_copy):
+    built = build_site(Store(storage_copy), "http://127.0.0.1:9")
+    page = storage_copy / "site" / "studies" / "scaling.html"
+    assert built.problems == ()
+    assert "Read from the run directories: MLflow is away" in text(page)
+
+
+def test_a_study_that_cannot_be_read_does_not_stop_the_others(storage_copy):
+    path = storage_copy / "studies" / "scaling" / "study.json"
+    record = json.loads(path.read_text())
+    twice = [entry for entry in record["entries"] if entry["kind"] == "evaluation"]
+    for place, entry in enumerate(twice):
+        entry["tags"] = {**twice[0]["tags"]} if place < 2 else entry["tags"]
+    path.write_text(json.dumps(record))
+    built = build_site(Store(storage_copy), None, out=str(storage_copy / "elsewhere"), why_not="it is a test")
+    assert len(built.problems) == 1
+    assert "its results cannot be read" in text(storage_copy / "elsewhere" / "studies" / "scaling.html")
+    assert "Read from" in text(storage_copy / "elsewhere" / "studies" / "stories.html")
+    assert "report.html" not in (storage_copy / "elsewhere" / "studies" / "stories.html").read_text()
+
+
+def test_watching_builds_again_when_something_has_happened(storage_copy):
+    store, said = Store(storage_copy), []
+    run_id = store.list_runs()[0]
+
+    def say(line: str) -> None:
+        said.append(line)
+        if len(said) == 1:
+            tags = {"profile": "changed while watched"}
+            threading.Timer(0.5, lambda: Store(storage_copy).open_for_writing(0).run(run_id).add_tags(tags)).start()
+        else:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        watch_site(store, None, 0.05, say, why_not="it is a test")
+    assert [line.split()[1] for line in said] == ["0", "5"]
+    assert "changed while watched" in text(storage_copy / "site" / "runs" / f"{run_id}.html")
+
+
+def test_gram_report_without_a_study_builds_the_site(storage_copy, capsys):
+    main(["report", "--storage", str(storage_copy), "--out", str(storage_copy / "out")])
+    assert capsys.readouterr().out.splitlines()[-1] == f"{storage_copy}/out/index.html"
+    with pytest.raises(SystemExit) as ended:
+        main(["report", "scaling", "--storage", str(storage_copy), "--watch", "5"])
+    assert ended.value.code == 2
+    assert "study='scaling': expected no value with --out or --watch" in capsys.readouterr().err
+
+
+def test_an_empty_storage_has_a_site(tmp_path):
+    build_site(Store(tmp_path), None, why_not="it is a test")
+    assert "No study has been submitted" in text(tmp_path / "site" / "index.html")
+    assert "No run has been attempted" in text(tmp_path / "site" / "runs.html")
+    assert "No study has what a claim needs yet" in text(tmp_path / "site" / "claims.html")

@@ -1,0 +1,256 @@
+"""The report is one file that works without a network, hides nothing, and escapes what it shows."""
+
+import html
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from gram_platform.analysis.tables import Analysis, analyse
+from gram_platform.pages.report import StudyReport, build_report, shared_profile, study_figures
+from gram_platform.pages.report.page import Section, sections_html
+from gram_platform.pages.report.tables import readable_claims, readable_runs
+from gram_platform.paper.claims import paper_claims
+from gram_platform.paper.explanations import EXPLANATIONS, Explanation, explained
+from gram_platform.paper.paper_claims import CLAIMS, STORIES_CLAIMS
+from gram_platform.paper.published import with_published
+from tests import stories_frames
+from tests.pages.site.browser import running_browser
+from tests.pages.site.pages import DRAWN
+from tests.study_frames import SIZES, curves, evaluations
+
+HOSTILE = 'loss is <b>nan</b> </script><script>alert("x")</script>'
+TREND = "The largest size, predicted from the others"
+
+
+def runs_frame() -> pd.DataFrame:
+    columns = {"kind": "run", "status": "complete", "elapsed_s": 3723.4, "tokens_per_second": 41234.5}
+    frame = evaluations().drop_duplicates("run_id")[["run_id", "method", "size", "seed"]].assign(**columns)
+    frame["run_id_url"] = [f"http://127.0.0.1:5000/#/runs/{run}" for run in frame["run_id"]]
+    frame["error"] = ""
+    frame.iloc[3, frame.columns.get_loc("status")] = "failed"
+    frame.iloc[3, frame.columns.get_loc("error")] = HOSTILE
+    frame.iloc[4, frame.columns.get_loc("run_id_url")] = "javascript:alert(1)"
+    frame.iloc[5, frame.columns.get_loc("elapsed_s")] = float("nan")
+    return frame
+
+
+def report_of(analysis: Analysis) -> str:
+    return build_report("A <study>", "First.\n\nSecond.", StudyReport(analysis, curves(), runs_frame(), SIZES))
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return report_of(analyse(evaluations(), curves(), tuple(SIZES)))
+
+
+def without_plotly(page: str) -> str:
+    """The page without the script elements, which hold plotly.js and the figures' data."""
+    return re.sub(r"<script.*?</script>", "", page, flags=re.S)
+
+
+def test_it_is_one_page_that_loads_nothing(page):
+    assert page.startswith("<!doctype html>")
+    markup = without_plotly(page)
+    assert not re.search(r"<(img|iframe|object|embed)|<script[^>]* src|@import|url\(", markup)
+    assert re.findall(r"<link[^>]*>", markup) == ['<link rel="icon" href="data:,">']
+    assert not re.search(r"<script[^>]+src=", page.split("<script>")[0])
+    assert 'name="viewport"' in markup
+    assert "prefers-color-scheme: dark" in markup
+    assert page.count("plotly.js v") == 1
+    assert len(page) < 8e6
+
+
+def test_every_section_is_there_with_its_table(page):
+    markup = without_plotly(page)
+    titles = re.findall(r"<h2>(.*?)</h2>", markup)
+    expected = ["At a glance", "Scaling", "Capabilities", TREND, "Profiles", "Learning curves and their fits", "Runs"]
+    assert titles == expected
+    assert markup.count("<details>") == markup.count("<summary>") == 5  # four tables, and the other sizes' bars
+    assert markup.count('class="plot"') == 3 + 2 * len(SIZES) + len(SIZES)
+    assert "0.940 [0.906, 0.974]" in markup
+    assert "9 nodes" not in markup
+    assert "27 nodes: 26 complete, 1 failed." in markup
+
+
+def test_text_from_data_is_escaped_and_only_web_addresses_are_links(page):
+    markup = without_plotly(page)
+    assert "<title>A &lt;study&gt;</title>" in markup
+    assert "&lt;/script&gt;" in markup
+    assert "alert(" not in markup.replace("alert(&quot;x&quot;)", "")
+    assert "javascript:" not in markup
+    assert markup.count('<a href="http://127.0.0.1:5000/#/runs/') == 26
+    assert HOSTILE not in page
+
+
+def tiles_of(page: str) -> dict[str, str]:
+    """{label: number and interval} of the tiles, as they read without styles."""
+    found = re.findall(r"<dt>(.*?)</dt> <dd>(.*?) <small>(.*?)</small></dd>", page)
+    return {label: f"{number} {interval}" for label, number, interval in found}
+
+
+def test_six_numbers_stand_above_the_main_figure_and_are_the_tables(page):
+    markup = without_plotly(page)
+    assert markup.index('class="tiles"') < markup.index('class="plot"') < markup.index("<h2>Capabilities</h2>")
+    assert "GRAM (3 seeds) and filtering (3 seeds) at medium, profile core+biology:" in markup
+    assert "see Missing" not in markup
+    table = re.findall(r"<tr>(.*?)</tr>", markup.split("<h2>Capabilities</h2>")[1].split("</section>")[0])
+    cells = {tuple(row[:3]): row[3:6] for row in (re.findall(r"<td.*?>(.*?)</td>", row) for row in table)}
+    expected = {
+        f"{label} {name}": value
+        for method, label in (("gram", "GRAM"), ("filtering", "filtering"))
+        for name, value in zip(("core", "retain", "forget"), cells[method, "medium", "core+biology"], strict=True)
+    }
+    assert list(tiles_of(markup).items()) == list(expected.items())
+    assert len(expected) == 6
+
+
+def test_six_numbers_are_of_a_size_that_both_methods_have_with_intervals():
+    known = evaluations()
+    one_seed = known[(known["size"] != "medium") | (known["seed"] == "0")]
+    markup = without_plotly(report_of(analyse(one_seed, curves(), tuple(SIZES))))
+    assert "at small, profile core+biology:" in markup
+    no_filtering = known[(known["size"] == "tiny") | (known["method"] != "filtering")]
+    markup = without_plotly(report_of(analyse(no_filtering, curves(), tuple(SIZES))))
+    assert "GRAM (3 seeds) and filtering (3 seeds) at tiny" in markup
+    one = evaluations(seeds=("0",))
+    markup = without_plotly(report_of(analyse(one[one["method"] != "filtering"], curves(), tuple(SIZES))))
+    assert "GRAM (1 seed) at medium" in markup
+    assert set(re.findall("no interval", " ".join(tiles_of(markup).values()))) == {"no interval"}
+    assert len(tiles_of(markup)) == 3
+
+
+def test_what_is_missing_comes_before_the_tables_and_is_named_above():
+    known = evaluations()
+    unfinished = known[~((known["size"] == "medium") & (known["method"] == "baseline"))]
+    page = without_plotly(report_of(analyse(unfinished, curves(), tuple(SIZES))))
+    assert page.index("see Missing") < page.index("<h2>Missing</h2>") < page.index("<h2>Capabilities</h2>")
+    assert "no baseline of this size is complete" in page
+
+
+def test_a_study_of_which_nothing_is_finished_has_a_page():
+    nothing = analyse(evaluations().iloc[:0], curves(), tuple(SIZES))
+    page = without_plotly(report_of(nothing))
+    assert "<h2>Capabilities</h2>" in page
+    assert page.count('class="plot"') == page.count('class="tiles"') == page.count("Claims:") == 0
+
+
+def test_every_section_has_an_address_of_its_own():
+    titles = ("Tokens of 医学", "Tokens of 法律", "Runs", "Runs", "!", 'a "b" <c>')
+    markup = sections_html([Section(title) for title in titles])
+    ids = re.findall(r'<section id="([^"<> ]+)"', markup)
+    assert ids == ["tokens-of-医学", "tokens-of-法律", "runs", "runs--2", "section", "a-b-c"]
+
+
+def test_claims_are_shown():
+    analysis = analyse(evaluations(), curves(), tuple(SIZES))
+    claims = pd.DataFrame({"claim": ["retain > forget"], "verdict": ["agree"]})
+    page = build_report("T", "", StudyReport(analysis, curves(), runs_frame(), SIZES, claims=claims))
+    assert "retain &gt; forget" in page
+    places = [page.index(f"<h2>{title}</h2>") for title in ("At a glance", "Scaling", "Claims", "Capabilities")]
+    assert places == sorted(places)
+    assert "</h1><p>Claims: 1 agree, 0 disagree, 0 cannot tell.</p>" in page
+
+
+def test_a_disagreement_is_explained_in_the_last_column():
+    numbers = dict.fromkeys(("difference", "low", "high", "detectable"), 0.1) | {"source": "fig:scaling"}
+    claims = pd.DataFrame([{"claim": c, "verdict": v, **numbers} for c, v in (("a", "agree"), ("b", "disagree"))])
+    why = {("scaling", "demo", name): Explanation(f"It <is> {name}.", "run 0123456789ab") for name in "ab"}
+    shown = readable_claims(explained(claims, "scaling", "demo", why))
+    assert list(shown.columns)[-1] == "explanation"
+    assert shown["explanation"].tolist() == ["", "It <is> b. Shown by run 0123456789ab."]
+    assert "explanation" not in readable_claims(explained(claims, "scaling", "smoke", why))
+    analysis = analyse(evaluations(), curves(), tuple(SIZES))
+    study = StudyReport(analysis, curves(), runs_frame(), SIZES, claims=explained(claims, "scaling", "demo", why))
+    assert '<td class="long">It &lt;is&gt; b. Shown by run 0123456789ab.</td></tr>' in build_report("T", "", study)
+
+
+def test_every_explanation_is_of_a_claim_that_exists():
+    for study, _, claim in EXPLANATIONS:
+        assert study not in CLAIMS or claim in {one.text for one in CLAIMS[study]}, (study, claim)
+    assert all(found.sentence.endswith(".") and found.shown_by for found in EXPLANATIONS.values())
+
+
+def test_the_same_study_is_the_same_page(page):
+    assert page == report_of(analyse(evaluations(), curves(), tuple(SIZES)))
+
+
+def test_names_of_figures_and_the_shared_profile():
+    analysis = analyse(evaluations(), curves(), tuple(SIZES))
+    assert shared_profile(analysis.table) == "core+biology"
+    names = set(study_figures(StudyReport(analysis, curves(), runs_frame(), SIZES)))
+    assert {"scaling-core", "scaling-retain", "scaling-forget", "profiles-gram-tiny", "curves-small"} <= names
+    assert "scaling-elicited" not in names
+    assert all(re.fullmatch(r"[\w-]+", name) for name in names)
+
+
+def test_runs_are_readable():
+    runs = readable_runs(runs_frame())
+    assert runs["elapsed"].iloc[0] == "1:02:03"
+    assert runs["elapsed"].iloc[5] == ""
+    assert runs["tokens_per_second"].iloc[0] == "41,234"
+    assert "elapsed_s" not in runs
+
+
+@pytest.fixture(scope="module")
+def stories_page() -> str:
+    frames = stories_frames
+    analysis = analyse(frames.evaluations(), frames.curves(), attacks=frames.attacks())
+    claims, runs = with_published(paper_claims(analysis.per_seed, "stories"), "stories"), frames.runs()
+    parts = (analysis, frames.curves(), runs, frames.PARAMETERS, "", claims, frames.COSTS, "stories")
+    return build_report("Stories", "", StudyReport(*parts))
+
+
+def test_a_study_of_every_method_beside_the_paper(stories_page):
+    markup = html.unescape(without_plotly(stories_page))
+    titles = re.findall(r"<h2>(.*?)</h2>", markup)
+    common = ["Claims", "Capabilities", "Beside the paper", "Profiles", "Cost", "Learning curves and their fits"]
+    assert titles == ["At a glance", "Methods, ours beside the paper's", *common, "Runs", "Attacks"]
+    assert f"Claims: {len(STORIES_CLAIMS)} agree, 0 disagree, 0 cannot tell." in markup
+    assert "compared only at the paper's scale" in markup
+    assert markup.count("favours the attacker") == 2
+    assert "0.91x or 1.00x" in markup
+    assert "0.855 [0.831, 0.879]" in markup
+    assert "0.983 [0.932, 1.034]" in markup
+    assert markup.count("<td>agree</td>") == len(STORIES_CLAIMS)
+    shown = markup.split("<h2>Claims</h2>")[1].split("<h2>")[0]
+    assert shown.count('<td class="long">agree, ') == len(STORIES_CLAIMS)
+    assert ">published</th>" in shown
+    assert ">paper</th>" not in shown  # of every claim there is what its seeds say
+    assert '<td class="long">agree, -0.024 [-0.039, -0.008]</td>' in shown
+    runs, attacks = markup.split("<h2>Runs</h2>")[1].split("<h2>Attacks</h2>")
+    assert "attack-" not in runs
+    kinds = re.findall(r"<td>(run|evaluation)</td>", runs)
+    assert kinds == ["run"] * kinds.count("run") + ["evaluation"] * kinds.count("evaluation")
+    assert attacks.index("<details>") < attacks.index("attack-gram-0-core-Bygone Eras")
+
+
+def test_without_attacks_costs_or_the_paper_nothing_speaks_of_them(page):
+    markup = without_plotly(page)
+    assert "attack" not in markup
+    assert "paper" not in markup.split("</style>")[1]
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("window", [(1280, 900), (500, 900)])
+def test_a_browser_draws_the_stories(stories_page, tmp_path, window):
+    require_drawn(stories_page, tmp_path, window)
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("window", [(1280, 900), (500, 900)])
+def test_a_browser_draws_every_figure_without_a_word_on_its_console(page, tmp_path, window):
+    require_drawn(page, tmp_path, window)
+
+
+def require_drawn(page: str, folder: Path, window: tuple[int, int]) -> None:
+    """Chromium draws every figure of the page and its console stays empty."""
+    opened = page.replace("<details>", "<details open>")
+    (folder / "report.html").write_text(opened, encoding="utf-8")
+    with running_browser(folder) as browser:
+        browser.window(*window)
+        browser.open(folder / "report.html")
+        assert browser.evaluate("document.querySelectorAll('.plot').length") == page.count('class="plot"') > 0
+        assert browser.wait_for(DRAWN)
+        assert browser.said == []

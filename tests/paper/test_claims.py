@@ -1,0 +1,134 @@
+"""Verdicts on planted differences."""
+
+import math
+
+import numpy as np
+import pytest
+
+from gram_platform.analysis.tables import analyse
+from gram_platform.paper.claims import paper_claims, seed_values, separation_claims
+from gram_platform.paper.verdicts import MARGINS, VERDICTS, Range, alike, claims_frame, judge, not_above, not_below
+from tests import stories_frames
+from tests.stories_frames import AUXILIARY
+from tests.study_frames import SIZES, curves, evaluations
+
+SEEDS = ("0", "1", "2")
+
+
+def values(*numbers):
+    return dict(zip(SEEDS, numbers, strict=False))
+
+
+@pytest.mark.parametrize(
+    ("left", "verdict"),
+    [((0.5, 0.51, 0.52), "agree"), ((-0.5, -0.51, -0.52), "disagree"), ((0.5, -0.5, 0.1), "cannot tell")],
+)
+def test_signed_contrasts(left, verdict):
+    judgement = judge("left is above right", values(*left), values(0.0, 0.0, 0.0))
+    assert judgement.verdict == verdict
+    assert judgement.difference == pytest.approx(np.mean(left))
+    assert judgement.low < judgement.difference < judgement.high
+    assert judgement.num_seeds == 3
+    assert judgement.detectable > 0
+
+
+def test_pairing_by_seed_removes_what_seeds_share():
+    left, right = values(0.9, 0.5, 0.1), values(0.8, 0.41, 0.02)
+    assert judge("paired", left, right).verdict == "agree"
+    shuffled = dict(zip(SEEDS, (0.02, 0.8, 0.41), strict=True))
+    assert judge("not paired", left, shuffled).verdict == "cannot tell"
+
+
+@pytest.mark.parametrize(
+    ("within", "left", "verdict"),
+    [
+        (not_below("core"), (-0.02, -0.03, -0.04), "agree"),
+        (not_below("core"), (0.5, 0.51, 0.52), "agree"),  # better is no worse
+        (not_below("core"), (-0.2, -0.21, -0.22), "disagree"),
+        (not_below("core"), (-0.05, -0.06, -0.07), "cannot tell"),
+        (not_above("forget"), (0.07, 0.08, 0.07), "agree"),
+        (not_above("forget"), (-0.5, -0.51, -0.52), "agree"),
+        (not_above("forget"), (0.2, 0.21, 0.22), "disagree"),
+        (not_above("forget"), (0.0, 0.1, 0.2), "cannot tell"),
+        (alike("core"), (0.01, 0.0, -0.01), "agree"),
+        (alike("core"), (0.2, 0.21, 0.22), "disagree"),
+        (alike("core"), (-0.2, -0.21, -0.22), "disagree"),
+        (alike("core"), (0.06, 0.05, 0.04), "cannot tell"),
+    ],
+)
+def test_ranges_with_margins(within, left, verdict):
+    assert judge("left is no worse than right", values(*left), values(0.0, 0.0, 0.0), within).verdict == verdict
+
+
+def test_the_margins_are_one_pair_for_all_studies():
+    assert MARGINS == {"core": 0.06, "retain": 0.06, "forget": 0.10, "elicited": 0.10}
+    with pytest.raises(ValueError, match=r"^range="):
+        Range(0.1, 0.1)
+
+
+def test_one_seed_gives_the_side_and_says_that_it_has_no_interval():
+    for within, difference, verdict in (
+        (Range(), 0.5, "agree (no interval)"),
+        (Range(), -0.5, "disagree (no interval)"),
+        (not_below("retain"), -0.05, "agree (no interval)"),
+        (not_above("elicited"), 0.11, "disagree (no interval)"),
+        (Range(), 0.0, "cannot tell"),
+    ):
+        judgement = judge("one", {"0": difference}, {"0": 0.0}, within)
+        assert judgement.verdict == verdict
+        assert verdict in VERDICTS
+        assert math.isnan(judgement.low)
+        assert math.isnan(judgement.detectable)
+    with pytest.raises(ValueError, match=r"^seeds="):
+        judge("none", {"0": 1.0}, {"1": 1.0})
+
+
+def test_claims_of_a_study():
+    per_seed = analyse(evaluations(), curves(), tuple(SIZES)).per_seed
+    judgements = separation_claims(per_seed)
+    assert len(judgements) == 2 * len(SIZES)  # filtering and GRAM; the baseline forgets nothing
+    assert {j.verdict for j in judgements} == {"agree"}
+    frame = claims_frame(judgements)
+    assert frame["claim"].iloc[-1] == "gram, medium: retain is above forget"
+    assert frame["difference"].iloc[-1] == pytest.approx(0.94 - 0.55, rel=1e-6)
+    assert claims_frame([]).columns.tolist() == frame.columns.tolist()
+
+
+def test_one_size_is_not_compared_with_itself():
+    whole, per_seed = evaluations(), analyse(evaluations(), curves()).per_seed
+    assert "GRAM's forget falls with size" in set(paper_claims(per_seed, "scaling")["claim"])
+    first = analyse(whole[whole["size"] == whole["size"].iloc[0]], curves()).per_seed
+    claims = set(paper_claims(first, "scaling")["claim"])
+    assert "GRAM: retain is above forget" in claims
+    assert not any("falls with size" in claim for claim in claims)
+
+
+def test_seed_values_name_one_view():
+    per_seed = analyse(evaluations(), curves()).per_seed
+    found = seed_values(per_seed, "core", method="gram", size="tiny", profile="core")
+    assert found == pytest.approx({"0": 0.92, "1": 0.94, "2": 0.96})
+    assert seed_values(per_seed, "retain", method="gram", size="tiny", profile="core") == {}
+    with pytest.raises(ValueError, match=r"^where="):
+        seed_values(per_seed, "core", method="gram")
+
+
+def test_with_one_auxiliary_domain_retain_is_claimed_from_all():
+    aux, profiles = AUXILIARY[0], {"core": "", "all": AUXILIARY[0]}
+    methods = ("gram", "filtering", "maxent")
+    whole, attacked = stories_frames.evaluations(methods), stories_frames.attacks()
+    attacked = attacked[attacked["method"].isin(methods)]
+    whole = whole.drop(columns=[f"loss/{domain}" for domain in AUXILIARY[1:]])
+    named = {"core": "core", f"core+{aux}": "all"}
+    rows = whole[whole["profile"].isin([*named, "all"])]
+    rows = rows.assign(profile=rows["profile"].replace(named))
+    rows = rows.assign(retained=rows["profile"].map(profiles))
+    points = stories_frames.curves()
+    attacks_on_one = attacked[(attacked["profile"] == "core") & (attacked["elicited"] == aux)]
+    analysis = analyse(rows, points[points["domain"].isin(["core", aux])], attacks=attacks_on_one)
+    found = paper_claims(analysis.per_seed, "stories")
+    several = paper_claims(analyse(whole, points, attacks=attacked).per_seed, "stories")
+    assert found["claim"].tolist() == several["claim"].tolist()
+    verdicts = found.set_index("claim")["verdict"]
+    assert verdicts["GRAM: retain is above forget"] == "agree"
+    differences = found.set_index("claim")["difference"]
+    assert differences["GRAM: retain is above forget"] == pytest.approx(0.952 - 0.766, rel=1e-5)

@@ -1,0 +1,102 @@
+"""The paper's claims judged on a study whose compute ratios are the paper's own, and its table beside ours."""
+
+import pytest
+
+from gram_platform.analysis.order import METHODS
+from gram_platform.analysis.tables import analyse
+from gram_platform.paper.claims import PAPER_COLUMNS, paper_claims
+from gram_platform.paper.paper import STORIES_TABLE, beside_paper
+from gram_platform.paper.paper_claims import STORIES_CLAIMS, paper_difference
+from tests.stories_frames import AUXILIARY, PLANTED, attacks, curves, evaluations
+
+
+@pytest.fixture(scope="module")
+def analysis():
+    return analyse(evaluations(), curves(), attacks=attacks())
+
+
+def test_the_literals_are_consistent():
+    assert set(STORIES_TABLE) < set(METHODS)
+    for claim in STORIES_CLAIMS:
+        difference = paper_difference("stories", claim)
+        assert claim.within.low < difference < claim.within.high, claim.text
+    assert len({claim.text for claim in STORIES_CLAIMS}) == len(STORIES_CLAIMS)
+
+
+def test_a_study_like_the_papers_agrees_with_every_claim(analysis):
+    claims = paper_claims(analysis.per_seed, "stories")
+    assert claims.columns.tolist() == PAPER_COLUMNS
+    assert len(claims) == len(STORIES_CLAIMS)
+    assert set(claims["verdict"]) == {"agree"}
+    assert claims["difference"].tolist() == pytest.approx(claims["paper"].tolist(), abs=1e-6)
+    assert (claims["num_seeds"] == 3).all()
+
+
+def test_a_claim_of_methods_that_are_not_there_is_absent():
+    few = ("gram", "ft_lora")
+    claims = paper_claims(analyse(evaluations(few), curves(), attacks=attacks(few)).per_seed, "stories")
+    assert claims["claim"].tolist() == [
+        "GRAM: retain is above forget",
+        "GRAM after the attack: retain is above elicited",
+        "FT-LoRA has a lower core than GRAM",
+    ]
+    unattacked = paper_claims(analyse(evaluations(few), curves()).per_seed, "stories")
+    assert len(unattacked) == 2
+    assert paper_claims(analyse(evaluations().iloc[:0], curves()).per_seed, "stories").empty
+
+
+def test_one_seed_gives_sides_without_intervals():
+    alone = analyse(evaluations(seeds=("0",)), curves(seeds=("0",)), attacks=attacks())
+    claims = paper_claims(alone.per_seed, "stories")
+    assert set(claims["verdict"]) == {"agree (no interval)"}
+    assert claims["detectable"].isna().all()
+
+
+def test_methods_are_compared_on_the_profiles_that_both_have():
+    known = evaluations()
+    kept = known["profile"] == f"core+{AUXILIARY[0]}"
+    skewed = known[(known["method"] != "filtering") | kept].copy()
+    hit = (skewed["method"] == "gram") & ~kept
+    skewed.loc[hit, "loss/core"] *= 1.5  # on profiles that filtering does not have
+    claims = paper_claims(analyse(skewed, curves(), attacks=attacks()).per_seed, "stories").set_index("claim")
+    assert claims.loc["GRAM's core is no more than 0.06 below filtering's", "difference"] == pytest.approx(
+        0.938 - 0.961
+    )
+    assert claims.loc["FT-LoRA has a lower core than GRAM", "difference"] < 0.0  # over all five
+
+
+def test_a_class_that_one_method_does_not_know_on_a_profile_is_not_compared_with_anothers_mean_over_all():
+    unknown, aux = evaluations(), AUXILIARY[0]
+    here = unknown["profile"] == f"core+{aux}"
+    unknown.loc[here & (unknown["method"] == "gram"), f"loss/{aux}"] = float("nan")
+    unknown.loc[here & (unknown["method"] == "filtering"), f"loss/{aux}"] *= 1.5
+    claims = paper_claims(analyse(unknown, curves(), attacks=attacks()).per_seed, "stories")["claim"].tolist()
+    assert (
+        "GRAM's retain is no more than 0.06 below filtering's" not in claims
+    )  # 0.18 apart over three and over four profiles
+    assert "GRAM's forget is no more than 0.10 above filtering's" in claims
+    assert "Filtering: retain is above forget" in claims
+
+
+def test_elicited_is_judged_over_the_profiles_that_are_attacked():
+    on_core = attacks()[attacks()["profile"] == "core"]
+    on_core.loc[on_core["method"] == "ft_lora", "loss"] = float("nan")  # these attacks have not ended
+    analysis = analyse(evaluations(), curves(), attacks=on_core)
+    claims = paper_claims(analysis.per_seed, "stories").set_index("claim")
+    resists = claims.loc["GRAM after the attack: retain is above elicited"]
+    assert resists["difference"] == pytest.approx(0.952 - 0.855, rel=1e-4)
+    assert claims.loc["GRAM's elicited forget is no more than 0.10 above filtering's", "verdict"] == "agree"
+    scaled = paper_claims(analysis.per_seed, "scaling")["claim"].tolist()
+    assert "FT-LoRA's elicited forget is no more than 0.10 above filtering's" not in scaled
+
+
+def test_ours_beside_the_papers(analysis):
+    beside = beside_paper(analysis.table)
+    ours, paper = (beside[beside["from"] == name].set_index("method") for name in ("ours", "paper"))
+    assert ours.index.tolist() == list(PLANTED)
+    assert set(paper.index) == set(STORIES_TABLE)
+    assert ours.loc["maxent", "elicited"].startswith("0.983 [")
+    assert paper.loc["maxent", "elicited"] == "0.983 [0.932, 1.034]"
+    unattacked = beside_paper(analyse(evaluations(), curves()).table)
+    assert unattacked["elicited"].tolist()[:2] == ["", "0.870 [0.858, 0.882]"]
+    assert beside_paper(analysis.table.iloc[:0]).empty

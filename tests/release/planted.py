@@ -1,0 +1,81 @@
+"""Complete runs whose weights were drawn, not trained: without a zero in them, so that a forgotten term would show.
+
+And a checkpoint of another's, with the tokenizer that it may have.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, models
+
+from gram_platform.config import RunConfig
+from gram_platform.model.transformer import initial_weights
+from gram_platform.release.export import CARD, Export, Exported, export_view
+from gram_platform.release.files import SINGLE
+from gram_platform.release.starcoder2 import foreign_shapes, own_config
+from gram_platform.store import Store
+
+
+def drawn_weights(run: RunConfig, std: float = 0.05) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(run.seed + 1)
+    shapes = {name: value.shape for name, value in initial_weights(run.model, run.seed)}
+    offsets = {name: 1.0 if name.endswith(("ln_1.weight", "ln_2.weight", "ln_f.weight")) else 0.0 for name in shapes}
+    return {name: offsets[name] + std * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+def complete(store: Store, run: RunConfig, weights: Mapping[str, torch.Tensor] | None = None) -> str:
+    """The id of the run, complete with these weights."""
+    directory = store.run(run.run_id)
+    directory.ensure_config(run)
+    fields = {"num_steps": run.num_steps, "num_tokens": run.num_tokens, "final": {}, "parameters": 1}
+    with directory.start_attempt("test") as attempt:
+        attempt.complete(fields, drawn_weights(run) if weights is None else weights)
+    return run.run_id
+
+
+def write_note(folder: Path, part: str, agreements: tuple) -> None:
+    """In place of a model card."""
+    (folder / CARD).write_text(f"{part} {len(agreements)}\n")
+
+
+def exported(store: Store, view, out: Path, **options) -> Exported:
+    return export_view(store, Export(view, **options), out, write_note)
+
+
+FOREIGN = {
+    "model_type": "starcoder2",
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+    "max_position_embeddings": 32,
+    "tie_word_embeddings": False,
+}
+Change = Callable[[dict[str, torch.Tensor]], None]
+
+
+def checkpoint(folder: Path, change: Change = lambda tensors: None, **fields) -> Path:
+    """The folder with a checkpoint of drawn weights; `change` alters its tensors, `fields` its config.json alone."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = foreign_shapes(own_config(FOREIGN))
+    tensors = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    for name in tensors:
+        if "self_attn" in name and name.endswith("bias"):
+            tensors[name].zero_()
+    change(tensors)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(FOREIGN | fields))
+    save_file(tensors, folder / SINGLE, {"format": "pt"})
+    return folder
+
+
+def write_words(folder: Path, *words: str) -> bytes:
+    """A tokenizer.json with these tokens; its bytes."""
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token=words[0]))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return (folder / "tokenizer.json").read_bytes()

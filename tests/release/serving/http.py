@@ -1,0 +1,109 @@
+"""The HTTP interface on a free port, in a thread, with a planted model behind it; and clients that can misbehave."""
+
+import contextlib
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import uvicorn
+
+from gram_platform.corpora.tokenizer import train_tokenizer
+from gram_platform.release.serving.api import Api
+from gram_platform.release.serving.engine import EngineLimits
+from gram_platform.release.serving.model_server import ModelServer, ModelSource
+from gram_platform.release.serving.text import Vocabulary
+from tests.release.serving.planted import END_OF_TEXT, SEQ_LEN, Planted, planted, planted_model
+
+TEXTS = ["the quick brown fox jumps over the lazy dog, and the dog sleeps"] * 4
+
+
+def tokenizer_json() -> str:
+    return train_tokenizer(TEXTS, 270).to_str()
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A response, read to its end."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> dict:
+        return json.loads(self.body)
+
+    @property
+    def code(self) -> str:
+        return self.json["error"]["code"]
+
+    @property
+    def events(self) -> list[dict | str]:
+        parts = [part.removeprefix("data: ") for part in self.body.decode().split("\n\n") if part]
+        return [part if part == "[DONE]" else json.loads(part) for part in parts]
+
+
+@dataclass(frozen=True)
+class Served:
+    """Where it is, and whose tokens it knows."""
+
+    port: int
+    plan: Planted
+    server: ModelServer | None = None
+
+    def ask(self, method: str, path: str, body=None, headers=None, timeout_s=60.0, opened=lambda: None) -> Answered:
+        """The answer; `opened` is called after its head, which a stream has when it is taken up, before its body."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
+        with contextlib.closing(connection):
+            connection.request(method, path, body, headers or {})
+            response = connection.getresponse()
+            opened()
+            return Answered(response.status, dict(response.getheaders()), response.read())
+
+    def bearer(self, holder: str) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.plan.tokens[holder]}"}
+
+    def complete(self, holder: str, opened=lambda: None, **fields) -> Answered:
+        body = json.dumps({"prompt": "the fox", "max_tokens": 5, **fields})
+        headers = {**self.bearer(holder), "Content-Type": "application/json"}
+        return self.ask("POST", "/v1/completions", body, headers, opened=opened)
+
+    def raw(self, text: bytes, num_bytes: int = 2**20, timeout_s: float = 10.0) -> bytes:
+        """The answer to bytes sent as they are, as far as it goes; with enough of it the connection is closed."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=timeout_s) as connection:
+            connection.sendall(text)
+            received = b""
+            with contextlib.suppress(TimeoutError, ConnectionError):
+                while len(received) < num_bytes and (part := connection.recv(65536)):
+                    received += part
+            return received
+
+
+def vocabulary() -> Vocabulary:
+    return Vocabulary.of(tokenizer_json(), SEQ_LEN)
+
+
+@contextlib.contextmanager
+def served(limits: EngineLimits | None = None) -> Iterator[Served]:
+    """Without Ray: the same application and model server that Ray Serve runs."""
+    words, plan = vocabulary(), planted()
+    source = ModelSource("", "", plan.policy, words.num_tokens, END_OF_TEXT, limits or EngineLimits(num_rows=8))
+    model = ModelServer(source, planted_model(plan.config))
+    app = Api(plan.policy, words, model).app()
+    with contextlib.closing(socket.socket()) as listening:
+        listening.bind(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
+        thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        try:
+            yield Served(listening.getsockname()[1], plan, model)
+        finally:
+            server.should_exit = True
+            thread.join()
+            model.close()

@@ -1,0 +1,320 @@
+"""What callers get over HTTP: their own profile's completions, proper refusals, and no way to anything else."""
+
+import json
+import logging
+import threading
+import time
+
+import pytest
+
+from gram_platform.release.serving.api import MAX_BODY_BYTES
+from gram_platform.release.serving.engine import EngineLimits
+from tests.release.serving.http import Served, served, vocabulary
+from tests.release.serving.planted import ANSWERS, SEQ_LEN
+
+
+@pytest.fixture(scope="module")
+def site():
+    with served() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def says() -> dict[str, str]:
+    """profile -> what it says in place of each token."""
+    return {profile: vocabulary().tokenizer.decode([token]) for profile, token in ANSWERS.items()}
+
+
+def post(site: Served, body: bytes | str, headers: dict[str, str] | None = None):
+    return site.ask("POST", "/v1/completions", body, {"Content-Type": "application/json", **(headers or {})})
+
+
+# ------------------------------------------------------------------------------------------------- completions
+
+
+@pytest.mark.parametrize("profile", ANSWERS)
+def test_a_token_is_answered_by_its_profile(site, says, profile):
+    got = site.complete(profile)
+    assert got.status == 200
+    (choice,) = got.json["choices"]
+    assert choice == {"index": 0, "text": says[profile] * 5, "logprobs": None, "finish_reason": "length"}
+    assert (got.json["object"], got.json["model"]) == ("text_completion", profile)
+    assert got.json["usage"]["completion_tokens"] == 5
+    assert got.json["usage"]["total_tokens"] == got.json["usage"]["prompt_tokens"] + 5
+
+
+@pytest.mark.parametrize("profile", ANSWERS)
+def test_a_stream_has_the_same_text_and_an_end(site, says, profile):
+    got = site.complete(profile, stream=True, max_tokens=30)
+    assert (got.status, got.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    *parts, last, done = got.events
+    assert done == "[DONE]"
+    assert "".join(part["choices"][0]["text"] for part in parts) == says[profile] * 30
+    assert all(part["choices"][0]["finish_reason"] is None for part in parts)
+    assert last["choices"][0] == {"index": 0, "text": "", "logprobs": None, "finish_reason": "length"}
+    assert len({part["id"] for part in (*parts, last)}) == 1
+
+
+def test_a_named_profile_of_the_token_is_used(site, says):
+    for profile in ("open", "lisp", "medicine"):
+        got = site.complete("reader", model=profile)
+        assert (got.json["model"], got.json["choices"][0]["text"]) == (profile, says[profile] * 5)
+    assert site.complete("reader").json["model"] == "medicine"
+
+
+def test_a_stop_ends_the_text_before_it(site, says):
+    stop = says["lisp"] * 3
+    for stream in (False, True):
+        got = site.complete("lisp", stop=stop, max_tokens=40, stream=stream)
+        texts = [e["choices"][0] for e in got.events[:-1]] if stream else got.json["choices"]
+        assert "".join(t["text"] for t in texts) == ""
+        assert texts[-1]["finish_reason"] == "stop"
+    time.sleep(0.2)
+    assert site.server.engine.load() == (0, 0)
+
+
+def test_token_ids_are_a_prompt_and_equal_seeds_are_equal(site):
+    assert site.complete("open", prompt=[5, 6, 7]).json["usage"]["prompt_tokens"] == 3
+    assert site.complete("open", prompt="").json["usage"]["prompt_tokens"] == 1
+    texts = [site.complete("open", seed=3, temperature=50).json["choices"][0]["text"] for _ in range(2)]
+    assert texts[0] == texts[1] != site.complete("open", seed=4, temperature=50).json["choices"][0]["text"]
+
+
+def test_models_lists_the_tokens_own(site):
+    got = site.ask("GET", "/v1/models", headers=site.bearer("reader")).json
+    assert [(m["id"], m["default"]) for m in got["data"]] == [("open", False), ("lisp", False), ("medicine", True)]
+    assert [m["id"] for m in site.ask("GET", "/v1/models", headers=site.bearer("both")).json["data"]] == ["both"]
+
+
+# ---------------------------------------------------------------------------------------------------- hostile
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Authorization": ""},
+        {"Authorization": "Bearer"},
+        {"Authorization": "Bearer "},
+        {"Authorization": "Bearer token-of-nobody"},
+        {"Authorization": "Bearer token-of-both "},
+        {"Authorization": "Bearer  token-of-both"},
+        {"Authorization": "Basic token-of-both"},
+        {"Authorization": "token-of-both"},
+        {"Authorization": "Bearer TOKEN-OF-BOTH"},
+        {"Authorization": "Bearer token-of-both,token-of-open"},
+        {"Authorization": "Bearer " + "x" * 5000},
+        {"Authorization": "Bearer token-of-b\xf6th"},
+        {"X-Api-Key": "token-of-both", "Cookie": "token=token-of-both"},
+        {"Proxy-Authorization": "Bearer token-of-both"},
+    ],
+)
+def test_no_known_token_no_answer(site, headers):
+    for got in (
+        post(site, '{"prompt": "x"}', headers),
+        site.ask("GET", "/v1/models?token=token-of-both", headers=headers),
+        site.ask("GET", "/metrics", headers=headers),
+    ):
+        assert (got.status, got.code) == (401, "invalid_token")
+        assert got.headers["www-authenticate"] == "Bearer"
+
+
+def test_a_digest_is_no_token(site):
+    digest = site.plan.policy.tokens[0].sha256
+    assert post(site, '{"prompt": "x"}', {"Authorization": f"Bearer {digest}"}).status == 401
+
+
+NOT_THE_READERS = (
+    "both",
+    "nobodys",
+    "secret",
+    "core+secret",
+    "",
+    "all",
+    "OPEN",
+    " open",
+    "open\n",
+    "open\x00",
+    "../both",
+)
+NOT_THE_READERS += ("../both", "op\u0435n", "\uff4fpen", "open,both", "x" * 10_000, "virology", "open; DROP TABLE")
+
+
+@pytest.mark.parametrize("model", NOT_THE_READERS)
+def test_profiles_of_others_do_not_exist(site, model):
+    for stream in (False, True):
+        got = site.complete("reader", model=model, stream=stream)
+        assert (got.status, got.code) == (404, "model_not_found")
+        assert got.body == site.complete("reader", model="no-such-thing").body
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"modules": ["secret"]},
+        {"profile": "both"},
+        {"weights": {"secret": 1.0}},
+        {"grant": {"weights": [["secret", 1.0]]}},
+        {"active": {"lisp": 1.0}},
+        {"extra_body": {"model": "both"}},
+        {"n": 10**9},
+        {"best_of": 64},
+        {"prompt": ["a", "b"]},
+        {"prompt": [10**30]},
+        {"prompt": [299]},
+        {"prompt": [-1]},
+        {"prompt": {"text": "x"}},
+        {"logprobs": 3},
+        {"max_tokens": -1},
+        {"max_tokens": 10**40},
+        {"temperature": "hot"},
+        {"seed": 2**70},
+    ],
+)
+def test_fields_that_ask_for_more_are_refused(site, extra):
+    got = site.complete("reader", **extra)
+    assert got.status == 400
+    assert "secret" not in got.body.decode()
+
+
+def test_headers_choose_nothing(site, says):
+    stray = {"X-Profile": "both", "X-Gram-Modules": "secret", "serve_multiplexed_model_id": "both"}
+    stray |= {"X-Forwarded-User": "both", "X-Original-Authorization": "Bearer token-of-both"}
+    headers = {**site.bearer("lisp"), **stray, "Content-Type": "application/json"}
+    body = '{"prompt": "x", "max_tokens": 3}'
+    got = site.ask("POST", "/v1/completions", body, headers)
+    assert got.json["choices"][0]["text"] == says["lisp"] * 3
+    for path in ("/v1/completions?model=both", "/v1/completions?modules=secret#both"):
+        got = site.ask("POST", path, body, headers)
+        assert got.json["choices"][0]["text"] == says["lisp"] * 3
+
+
+def test_two_tokens_are_none(site):
+    body = b'{"prompt": "x"}'
+    lines = [b"POST /v1/completions HTTP/1.1", b"Host: x", b"Connection: close", b"Content-Type: application/json"]
+    lines += [b"Authorization: Bearer token-of-lisp", b"Authorization: Bearer token-of-both"]
+    head = b"\r\n".join([*lines, b"Content-Length: %d" % len(body)])
+    assert site.raw(head + b"\r\n\r\n" + body).startswith(b"HTTP/1.1 401")
+    lines = [*lines[:5], b"X: a\rAuthorization: Bearer token-of-both", b"Content-Length: 15", b"", body]
+    smuggled = b"\r\n".join(lines)
+    assert site.raw(smuggled).startswith(b"HTTP/1.1 400")
+
+
+def test_too_much_is_refused(site):
+    auth = site.bearer("open")
+    for body in (b"x" * (MAX_BODY_BYTES + 1), b'{"prompt": "' + b"a" * 3_000_000 + b'"}'):
+        got = post(site, body, auth)
+        assert (got.status, got.code) == (413, "body_too_large")
+    unsized = (b"a" * 65536 for _ in range(40))
+    got = post(site, unsized, auth)  # in chunks, without a length
+    assert (got.status, got.code) == (413, "body_too_large")
+    got = site.complete("open", prompt="the fox " * 2000)
+    assert (got.status, got.code, got.json["error"]["param"]) == (400, "context_length_exceeded", "prompt")
+    got = site.complete("open", prompt=[1] * SEQ_LEN, max_tokens=2)
+    assert (got.status, got.code) == (400, "context_length_exceeded")
+
+
+def test_what_is_no_json_post_is_refused(site):
+    auth = site.bearer("open")
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "application/json; charset=utf-16", "", "json"):
+        assert post(site, '{"prompt": "x"}', {**auth, "Content-Type": kind}).status == 415
+    assert post(site, '{"prompt": "x"}', {**auth, "Content-Encoding": "gzip"}).status == 415
+    for body in ("", "{", "[]", '{"prompt": "x", "prompt": "y"}', b"\xff\xfe", "[" * 100_000):
+        got = post(site, body, auth)
+        assert (got.status, got.code) == (400, "invalid_json")
+    for method in ("GET", "PUT", "DELETE", "PATCH", "OPTIONS"):
+        got = site.ask(method, "/v1/completions", headers=auth)
+        assert (got.status, got.code) == (405, "method_not_allowed")
+    assert site.ask("POST", "/v1/models", headers=auth).status == 405
+    for path in ("/v1/chat/completions", "/v1/completions/", "/docs", "/openapi.json", "/..%2f..%2fetc/passwd", "/v1"):
+        got = site.ask("GET", path, headers=auth)
+        assert (got.status, got.code) == (404, "not_found")
+
+
+def test_refusals_are_logged_without_what_was_said(site, caplog):
+    caplog.set_level(logging.DEBUG)
+    site.complete("reader", model="secret-model-name", prompt="secret-prompt")
+    site.complete("reader", secret_field="secret-value", prompt="secret-prompt")
+    post(site, '{"prompt": "secret-prompt"}', {"Authorization": "Bearer secret-token"})
+    site.complete("reader", prompt="secret-prompt " * 1000)
+    site.ask("GET", "/secret-path")
+    wanted = [("reader", 404, "model_not_found"), ("reader", 400, "unknown_field")]
+    wanted += [("nobody known", 401, "invalid_token"), ("reader", 400, "context_length_exceeded")]
+    wanted += [("nobody known", 404, "not_found")]
+    logged = [r.getMessage() for r in caplog.records if r.name == "ray.serve.gram"]
+    assert logged == [f"refused: holder={holder} status={status} code={code}" for holder, status, code in wanted]
+    assert "secret" not in caplog.text
+
+
+# -------------------------------------------------------------------------------------------- load and metrics
+
+
+def slowed(site: Served, step_s: float) -> None:
+    step = site.server.engine._batch.step
+    site.server.engine._batch.step = lambda: (time.sleep(step_s), step())[1]
+
+
+def test_too_many_are_told_to_come_again_and_late_ones_that_it_is_over():
+    with served(EngineLimits(num_rows=1, num_waiting=1, deadline_s=1.0)) as site:
+        slowed(site, 0.1)
+        got: list = []
+        ask = lambda: got.append(site.complete("open", max_tokens=40))
+        threads = [threading.Thread(target=ask) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        codes = sorted((answer.status, answer.code, answer.headers.get("retry-after")) for answer in got)
+        assert codes == [(429, "busy", "1")] * 4 + [(504, "deadline", None)] * 2
+        got = site.complete("open", max_tokens=40, stream=True)
+        assert got.status == 200
+        assert got.events[-1]["error"]["code"] == "deadline"
+
+
+def test_who_leaves_gives_up_the_row():
+    with served(EngineLimits(num_rows=1, num_waiting=4)) as site:
+        slowed(site, 0.2)
+        body = json.dumps({"prompt": "x", "max_tokens": 50, "stream": True}).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: {site.bearer('open')['Authorization']}\r\n"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        started = time.monotonic()
+        assert site.raw(head.encode() + body, num_bytes=300).startswith(b"HTTP/1.1 200")
+        assert site.complete("lisp", max_tokens=1).status == 200
+        assert time.monotonic() - started < 8.0  # and not the 10 s of fifty steps
+
+
+def test_a_dead_engine_is_said_and_not_waited_for():
+    with served() as site:
+        assert site.ask("GET", "/healthz").body == b"ok\n"
+        site.server.engine._batch.step = lambda: 1 / 0
+        got = site.complete("open", max_tokens=20)
+        assert (got.status, got.code, got.headers["retry-after"]) == (503, "interrupted", "5")
+        got = site.ask("GET", "/healthz")
+        assert (got.status, got.code) == (503, "unavailable")
+
+
+def test_metrics_count_by_profile():
+    with served() as site:
+        site.complete("lisp", prompt=[5, 6], max_tokens=4)
+        site.complete("lisp", prompt=[5, 6], max_tokens=4, stream=True)
+        site.complete("open", model="lisp")
+        got = site.ask("GET", "/metrics", headers=site.bearer("open"))
+        assert (got.status, got.code) == (403, "no_metrics")
+        text = site.ask("GET", "/metrics", headers=site.bearer("reader")).body.decode()
+    lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert lines['gram_completions_total{end="length",profile="lisp"}'] == "2.0"
+    assert lines['gram_prompt_tokens_total{profile="lisp"}'] == "4.0"
+    assert lines['gram_completion_tokens_total{profile="lisp"}'] == "8.0"
+    assert lines['gram_open_completions{profile="lisp"}'] == "0.0"
+    assert lines['gram_refusals_total{code="model_not_found",status="404"}'] == "1.0"
+    assert lines['gram_completion_seconds_count{profile="lisp"}'] == "2.0"
+
+
+def test_the_page_allows_itself_and_nothing_else(site):
+    got = site.ask("GET", "/")
+    assert (got.status, got.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    policy = got.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "http://" not in got.body.decode()
+    assert "https://" not in got.body.decode()

@@ -1,0 +1,143 @@
+"""`gram serve` ends when it is told to, ready or not, and refuses what it could only wait for."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import asdict
+from types import SimpleNamespace
+
+import pytest
+import ray
+from ray import serve
+
+from gram_platform.release.serving import app, command
+from gram_platform.release.serving.command import Listening, Service, serve_until_stopped
+from gram_platform.release.serving.engine import EngineLimits
+from tests.release.serving.planted import planted
+from tests.release.serving.running import START_TIMEOUT_S, environment
+
+SIGNALS = {"SIGINT": [signal.SIGINT], "SIGTERM": [signal.SIGTERM], "both": [signal.SIGINT, signal.SIGTERM]}
+
+
+def send(numbers: list[int]) -> None:
+    """To the main thread; from there, all before one of them is heard.
+
+    Another thread may not take one instead, and nothing stays blocked: every process started later would inherit it.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        for number in numbers:
+            signal.pthread_kill(threading.main_thread().ident, number)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+
+
+def wait_for_ever(*_, **__) -> None:
+    threading.Event().wait(30)
+    raise AssertionError("it waits on")
+
+
+@pytest.fixture
+def planted_ray(monkeypatch, tmp_path):
+    """No Ray, a policy file, and a list of what has been said and ended; the signals' handlers are put back."""
+    handlers, happened = {number: signal.getsignal(number) for number in SIGNALS["both"]}, []
+    (tmp_path / "policy.toml").write_text(planted().policy_text)
+    run = SimpleNamespace(model=SimpleNamespace(seq_len=8))
+    source = SimpleNamespace(policy=planted().policy)
+    prepared = SimpleNamespace(run=run, source=source, tokenizer_json="", policy_text=planted().policy_text)
+    prepared.lines = lambda: ["lines"]
+    monkeypatch.setattr(command, "prepare", lambda _: prepared)
+    # as ray.init: SIGTERM is Ray's afterwards
+    monkeypatch.setattr(command, "join_ray", lambda *_: signal.signal(signal.SIGTERM, lambda *_: sys.exit(15)))
+    monkeypatch.setattr(command, "POLICY_LOOK_S", 0.01)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
+    monkeypatch.setattr(ray, "shutdown", lambda: happened.append("ray.shutdown"))
+    monkeypatch.setattr(serve, "start", lambda **_: None)
+    monkeypatch.setattr(serve, "run", lambda *_, **__: happened.append("run"))
+    monkeypatch.setattr(serve, "shutdown", lambda: happened.append("serve.shutdown"))
+    monkeypatch.setattr(app, "application", lambda *_: None)
+    yield happened
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def service(tmp_path, device: str = "cpu") -> Service:
+    policy = str(tmp_path / "policy.toml")
+    return Service(str(tmp_path), "abc", policy, Listening(port=8123), EngineLimits(), device=device)
+
+
+@pytest.mark.parametrize("numbers", SIGNALS.values(), ids=SIGNALS)
+def test_a_signal_ends_it_while_a_model_waits_for_its_place(planted_ray, monkeypatch, tmp_path, numbers):
+    monkeypatch.setattr(serve, "run", lambda *_, **__: (send(numbers), wait_for_ever()))
+    serve_until_stopped(service(tmp_path), planted_ray.append)
+    assert planted_ray == ["stopping", "serve.shutdown", "ray.shutdown"]
+
+
+@pytest.mark.parametrize("numbers", SIGNALS.values(), ids=SIGNALS)
+def test_a_signal_ends_it_while_it_joins_ray(planted_ray, monkeypatch, tmp_path, numbers):
+    """Ray Serve was not started: its shutdown would end somebody else's, or start a Ray."""
+    monkeypatch.setattr(command, "join_ray", lambda *_: (send(numbers), wait_for_ever()))
+    serve_until_stopped(service(tmp_path), planted_ray.append)
+    assert planted_ray == ["stopping", "ray.shutdown"]
+
+
+@pytest.mark.parametrize("numbers", SIGNALS.values(), ids=SIGNALS)
+def test_a_signal_ends_it_while_it_serves_and_a_second_does_not_cut_that_short(
+    planted_ray, monkeypatch, tmp_path, numbers
+):
+    def say(text: str) -> None:
+        planted_ray.append(text)
+        if text == "ready: http://127.0.0.1:8123":
+            threading.Timer(0.05, send, [numbers]).start()
+
+    monkeypatch.setattr(serve, "shutdown", lambda: (send(SIGNALS["both"]), planted_ray.append("serve.shutdown")))
+    serve_until_stopped(service(tmp_path), say)
+    assert planted_ray[:3] == ["run", "lines", "ready: http://127.0.0.1:8123"]
+    assert planted_ray[3:] == ["stopping", "serve.shutdown", "ray.shutdown"]
+
+
+def test_the_policy_is_handed_on_without_waiting_for_replicas(planted_ray, monkeypatch, tmp_path):
+    """One that is being replaced would keep the next change from the others; what cannot be taken is said, once."""
+    path, last = tmp_path / "policy.toml", planted().policy_text + "# other\n"
+
+    def say(text: str) -> None:
+        planted_ray.append(text)
+        if text.startswith("ready"):
+            path.write_text("")
+        if text.startswith("the policy stays"):
+            path.write_text(last)
+        if text.startswith("the policy has changed"):
+            send([signal.SIGTERM])
+
+    def run_many(targets, **waiting) -> None:
+        assert [target.name for target in targets] == [app.APP]
+        assert waiting["wait_for_applications_running"] is False
+        planted_ray.append("run_many")
+
+    monkeypatch.setattr(serve, "run_many", run_many)
+    monkeypatch.setattr(serve, "RunTarget", lambda _, name, route_prefix: SimpleNamespace(name=name))
+    serve_until_stopped(service(tmp_path), say)
+    stays, *rest = planted_ray[3:]
+    assert stays.startswith("the policy stays as it was: profiles=None: expected")
+    assert rest == ["run_many", "the policy has changed: 5 tokens", "stopping", "serve.shutdown", "ray.shutdown"]
+
+
+def test_cuda_is_refused_where_ray_has_no_gpu(planted_ray, monkeypatch, tmp_path):
+    with pytest.raises(ValueError, match=r"device='cuda': expected.*no GPU"):
+        serve_until_stopped(service(tmp_path, "cuda"), planted_ray.append)
+    assert planted_ray == ["ray.shutdown"]
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0, "GPU": 1.0})
+    monkeypatch.setattr(serve, "run", lambda *_, **__: send([signal.SIGINT]))
+    serve_until_stopped(service(tmp_path, "cuda"), planted_ray.append)
+    assert planted_ray == ["ray.shutdown", "stopping", "serve.shutdown", "ray.shutdown"]
+
+
+def test_the_process_that_serves_says_what_it_refuses(tmp_path):
+    told = [sys.executable, "-m", "gram_platform.release.serving", json.dumps(asdict(service(tmp_path)))]
+    ended = subprocess.run(told, env=environment(), capture_output=True, text=True, timeout=START_TIMEOUT_S)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("error: policy=")
+    assert "Traceback" not in ended.stderr

@@ -1,0 +1,228 @@
+"""Continuations of a mixed batch: everybody gets their own profile's, whoever else is at work, comes or goes."""
+
+import queue
+import threading
+import time
+
+import pytest
+import torch
+
+from gram_platform.model.rows import RowReader
+from gram_platform.model.transformer import build, initial_weights
+from gram_platform.release.serving.batch import LENGTH, STOP, Batch, Order, Sequence
+from gram_platform.release.serving.drawing import next_tokens
+from gram_platform.release.serving.engine import FAILED, LATE, Delivery, Engine, EngineLimits
+from gram_platform.release.serving.policy import Grant
+from gram_platform.train.sampling import draw
+from tests.release.serving.planted import ANSWERS, SEQ_LEN, WEIGHTS, planted, planted_model
+
+VOCAB = 300
+
+
+def grant(profile: str) -> Grant:
+    return Grant(profile, profile, tuple(WEIGHTS[profile].items()))
+
+
+def planted_batch(num_rows: int) -> Batch:
+    return Batch(RowReader(planted_model(planted().config), num_rows), VOCAB, end_of_text=0)
+
+
+def random_batch(num_rows: int, end_of_text: int = -1) -> Batch:
+    config = planted().config
+    model = build(config, initial_weights(config, seed=3)).eval().requires_grad_(False)
+    for name, parameter in sorted(model.named_parameters()):
+        parameter.add_(0.4 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(sum(name.encode()))))
+    return Batch(RowReader(model, num_rows), VOCAB, end_of_text)
+
+
+def completed(batch: Batch, sequences: list[Sequence]) -> list[list[int]]:
+    """One after the other into whatever rows are free, as many steps as it takes."""
+    waiting = list(sequences)
+    while waiting or batch.sequences:
+        if waiting and batch.num_free:
+            batch.admit([waiting.pop(0) for _ in range(min(len(waiting), batch.num_free, 2))])
+        batch.step()
+    return [s.drawn for s in sequences]
+
+
+def orders(number: int) -> list[tuple[Order, str]]:
+    """Of all profiles, lengths, temperatures."""
+    profiles, generator = list(WEIGHTS), torch.Generator().manual_seed(1)
+    made = []
+    for i in range(number):
+        prompt = tuple(torch.randint(0, VOCAB, (1 + 5 * i % 17,), generator=generator).tolist())
+        made.append((Order(prompt, 1 + 7 * i % 23, (0.0, 1.0, 0.7)[i % 3], (1.0, 0.9)[i % 2], seed=i), profiles[i % 4]))
+    return made
+
+
+def test_the_planted_profiles_say_their_own_tokens():
+    batch = planted_batch(4)
+    sequences = [Sequence(Order((7, 8), 5, temperature), grant(p)) for p in ANSWERS for temperature in (0.0, 1.0)]
+    for sequence, drawn in zip(sequences, completed(batch, sequences), strict=True):
+        assert drawn == [ANSWERS[sequence.grant.profile]] * 5
+        assert sequence.end == LENGTH
+
+
+def test_what_is_drawn_does_not_depend_on_who_else_is_at_work():
+    together = [Sequence(order, grant(profile)) for order, profile in orders(24)]
+    alone = [Sequence(order, grant(profile)) for order, profile in orders(24)]
+    in_turn = [completed(random_batch(1), [sequence])[0] for sequence in alone]
+    assert completed(random_batch(5), together) == in_turn
+    assert len({tuple(drawn) for drawn in in_turn}) > 20
+
+
+def test_an_end_of_text_ends_and_frees_the_row():
+    order = orders(3)[2][0]
+    (drawn,) = completed(random_batch(1), [Sequence(order, grant("open"))])
+    sequence = Sequence(order, grant("open"))
+    completed(random_batch(1, end_of_text=drawn[3]), [sequence])
+    assert sequence.end == STOP
+    assert sequence.drawn == drawn[: drawn.index(drawn[3]) + 1]
+
+
+def test_drawn_tokens_follow_temperature_and_nucleus():
+    logits = torch.tensor([2.0, 1.0, 0.0, -1.0]).expand(4000, 4)
+    numbers = (torch.arange(4000, dtype=torch.float64) + 0.5) / 4000
+    for temperature, top_p in ((1.0, 1.0), (0.5, 1.0), (1.0, 0.8), (2.0, 1e-9)):
+        full = torch.full((4000,), temperature, dtype=torch.float64), torch.full((4000,), top_p, dtype=torch.float64)
+        tokens = next_tokens(logits, *full, numbers)
+        p = torch.softmax(logits[0].double() / temperature, dim=0)
+        kept = p * (p.cumsum(0) - p < top_p)
+        assert torch.allclose(torch.bincount(tokens, minlength=4) / 4000, (kept / kept.sum()).float(), atol=1e-3)
+    both = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    tokens = next_tokens(logits[:2], both, torch.ones(2, dtype=torch.float64), torch.tensor([0.99, 0.99]).double())
+    assert tokens.tolist() == [0, draw(logits[:1], torch.tensor([0.99]).double())[0].item()]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 5e-324, 1e-308, 1e-30, 9e-7, 1e-6])
+@pytest.mark.parametrize("top_p", [1.0, 0.5])
+def test_the_coldest_take_the_likeliest(temperature, top_p):
+    logits = torch.tensor([[1.0, 30.0, 29.0, 0.0]])
+    numbers = (torch.tensor([number], dtype=torch.float64) for number in (temperature, top_p, 0.99))
+    assert next_tokens(logits, *numbers).tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("field", "order"),
+    [
+        ("prompt", Order((), 4)),
+        ("prompt", Order((1,) * 62, 4)),
+        ("prompt", Order((VOCAB,), 4)),
+        ("prompt", Order((-1,), 4)),
+        ("prompt", Order((True,), 4)),
+        ("max_tokens", Order((1,), 0)),
+        ("max_tokens", Order((1,), SEQ_LEN + 1)),
+        ("temperature", Order((1,), 4, temperature=-0.1)),
+        ("temperature", Order((1,), 4, temperature=float("nan"))),
+        ("top_p", Order((1,), 4, top_p=0.0)),
+        ("seed", Order((1,), 4, seed=2**63)),
+    ],
+)
+def test_orders_that_do_not_fit_are_refused(field, order):
+    with pytest.raises(ValueError, match=field):
+        order.check(VOCAB, SEQ_LEN)
+
+
+# ------------------------------------------------------------------------------------------------- the thread
+
+
+def all_tokens(received: queue.SimpleQueue) -> tuple[list[int], str]:
+    tokens = []
+    while True:
+        delivery: Delivery = received.get(timeout=30)
+        tokens += delivery.tokens
+        if delivery.end:
+            return tokens, delivery.end
+
+
+def submitted(engine: Engine, order: Order, profile: str) -> tuple[int | None, queue.SimpleQueue]:
+    received = queue.SimpleQueue()
+    return engine.submit(order, grant(profile), received.put), received
+
+
+@pytest.fixture
+def engine():
+    made = Engine(planted_batch(8), EngineLimits(num_rows=8, num_waiting=100))
+    yield made
+    made.close()
+
+
+def test_many_threads_get_their_own_answers(engine):
+    wrong, lock = [], threading.Lock()
+
+    def caller(number: int) -> None:
+        for i in range(5):
+            profile, length = list(ANSWERS)[(number + i) % 4], 1 + (number * 5 + i) % 20
+            got = all_tokens(submitted(engine, Order((9,) * (1 + i), length), profile)[1])
+            if got != ([ANSWERS[profile]] * length, LENGTH):
+                with lock:
+                    wrong.append((profile, got))
+
+    threads = [threading.Thread(target=caller, args=(n,)) for n in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert engine.load() == (0, 0)
+    engine.check()
+
+
+def test_more_than_fit_are_refused_and_abandoned_ones_make_room(engine):
+    slow = threading.Event()
+    step = engine._batch.step
+    engine._batch.step = lambda: (slow.wait(), step())[1]
+    taken = [submitted(engine, Order((1,), 4), "open") for _ in range(108)]
+    assert all(number is not None for number, _ in taken)
+    assert submitted(engine, Order((1,), 4), "open")[0] is None
+    engine.abandon(taken[-1][0])
+    engine.abandon(taken[0][0])
+    slow.set()
+    ends = [all_tokens(received)[1] for _, received in taken]
+    assert ends[-1] == LATE  # it had no row yet
+    assert ends[1:-1] == [LENGTH] * 106
+    assert engine.load() == (0, 0)
+
+
+def test_late_orders_end_and_free_their_rows():
+    batch = planted_batch(2)
+    step = batch.step
+    batch.step = lambda: (time.sleep(0.05), step())[1]
+    engine = Engine(batch, EngineLimits(num_rows=2, num_waiting=10, deadline_s=0.6))
+    received = [submitted(engine, Order((1,), 60), "open")[1] for _ in range(3)]
+    got = [all_tokens(r) for r in received]
+    assert [end for _, end in got] == [LATE] * 3
+    assert 1 <= len(got[0][0]) < 60
+    assert got[2][0] == []
+    assert all_tokens(submitted(engine, Order((1,), 3), "both")[1]) == ([4, 4, 4], LENGTH)
+    engine.close()
+
+
+def test_a_dead_thread_ends_every_order_and_is_unhealthy():
+    batch, all_there = planted_batch(2), threading.Event()
+    engine = Engine(batch, EngineLimits(num_rows=2, num_waiting=10))
+    engine.check()
+    batch.step = lambda: all_there.wait() and 1 / 0
+    received = [submitted(engine, Order((1,), 60), "open")[1] for _ in range(3)]
+    all_there.set()
+    assert [all_tokens(r)[1] for r in received] == [FAILED] * 3
+    engine._thread.join(10)
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        engine.check()
+    assert submitted(engine, Order((1,), 1), "open")[0] is None
+
+
+def test_a_stalled_thread_is_unhealthy():
+    batch, release = planted_batch(2), threading.Event()
+    step = batch.step
+    engine = Engine(batch, EngineLimits(num_rows=2, num_waiting=10, stall_s=1.5))
+    time.sleep(2.0)
+    engine.check()  # idle is not stalled
+    batch.step = lambda: (release.wait(), step())[1]
+    received = submitted(engine, Order((1,), 2), "open")[1]
+    time.sleep(2.0)
+    with pytest.raises(RuntimeError, match="no step for"):
+        engine.check()
+    release.set()
+    assert all_tokens(received)[1] == LENGTH
+    engine.close()

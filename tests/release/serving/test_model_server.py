@@ -1,0 +1,176 @@
+"""What the process with the weights loads and answers, whoever calls it."""
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from gram_platform.config import run_from_plain
+from gram_platform.release.serving import app, model_server
+from gram_platform.release.serving.answers import FORBIDDEN, ModelLost
+from gram_platform.release.serving.batch import LENGTH, Order
+from gram_platform.release.serving.engine import Delivery
+from gram_platform.release.serving.model_server import ModelServer, ModelSource, load_granted, require_servable
+from gram_platform.release.serving.policy import token_digest
+from gram_platform.store import Store
+from tests.release.serving.planted import ANSWERS, END_OF_TEXT, planted, write_storage
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> ModelSource:
+    root, plan = tmp_path_factory.mktemp("model"), planted()
+    return ModelSource(str(root), write_storage(root, plan), plan.policy, 250, END_OF_TEXT)
+
+
+def answered(server: ModelServer, digest: str, profile: str, order: Order, whole: bool = False) -> list[Delivery]:
+    async def collect() -> list[Delivery]:
+        return [delivery async for delivery in server.stream(digest, profile, order, whole)]
+
+    return asyncio.run(collect())
+
+
+def test_only_granted_modules_are_in_memory(source):
+    model = load_granted(source)
+    assert model.config.module_domains == ("lisp", "virology")
+    assert not [name for name, _ in model.named_parameters() if "secret" in name]
+    narrower = dataclasses.replace(source.policy, tokens=source.policy.tokens[:1])  # that of `open`
+    assert load_granted(dataclasses.replace(source, policy=narrower)).config.module_domains == ()
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_digest_and_a_profile_of_its_own_are_answered(source, whole):
+    server = ModelServer(source)
+    for profile, token in ANSWERS.items():
+        digest = token_digest(planted().tokens[profile])
+        first, *rest = answered(server, digest, profile, Order((7,), 9), whole)
+        assert first == Delivery()
+        assert rest[-1].end == LENGTH
+        assert [t for delivery in rest for t in delivery.tokens] == [token] * 9
+    server.close()
+
+
+def test_the_process_with_the_weights_looks_the_grant_up_itself(source):
+    server, tokens = ModelServer(source), planted().tokens
+    forbidden = [Delivery(end=FORBIDDEN)]
+    for digest, profile in (
+        (token_digest(tokens["lisp"]), "both"),
+        (token_digest(tokens["lisp"]), "nobodys"),
+        (token_digest("nobody"), "open"),
+        (tokens["both"], "both"),
+        ("", "open"),
+    ):
+        assert answered(server, digest, profile, Order((7,), 3)) == forbidden
+    with pytest.raises(ValueError, match="max_tokens"):
+        answered(server, token_digest(tokens["open"]), "open", Order((7,), 10**6))
+    assert server.engine.load() == (0, 0)
+    server.close()
+
+
+def test_runs_that_cannot_be_served_are_refused(source):
+    run = run_from_plain(Store(source.storage).run(source.run_id).config())
+    require_servable(run, source.policy)
+    without_core = dataclasses.replace(run, model=dataclasses.replace(run.model, d_mlp=0))
+    with pytest.raises(ValueError, match=r"run_id=.*core MLP"):
+        require_servable(without_core, source.policy)
+    dense = dataclasses.replace(run, model=dataclasses.replace(run.model, modules=()))
+    with pytest.raises(ValueError, match=r"profiles\.lisp\.modules='lisp'.*it has none"):
+        require_servable(dense, source.policy)
+
+
+def test_an_order_is_never_silent_for_long(source, monkeypatch):
+    """Also when nobody looks before the end: what has been drawn comes every beat, and is the same in all."""
+    server, digest = ModelServer(source), token_digest(planted().tokens["lisp"])
+    order = Order((1,), 40)
+    in_full = [token for delivery in answered(server, digest, "lisp", order) for token in delivery.tokens]
+    monkeypatch.setattr(model_server, "BEAT_S", 0.001)
+    beats = answered(server, digest, "lisp", order, whole=True)
+    server.close()
+    assert len(beats) > 3
+    assert [token for delivery in beats for token in delivery.tokens] == in_full
+    assert [delivery.end for delivery in beats] == [""] * (len(beats) - 1) + [LENGTH]
+
+
+class Handle:
+    """A handle of a replica that takes an order up; what comes of its further calls is `then`'s."""
+
+    heard = cancelled = False
+
+    def __init__(self, then: Callable[[], Awaitable]):
+        self.stream = self.is_ready = self
+        self.then = then
+
+    def options(self, **_):
+        return self
+
+    def remote(self, *_):
+        return self
+
+    def __await__(self):
+        return self.then().__await__()
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        if self.heard:
+            await self.then()
+        self.heard = True
+        return Delivery()
+
+    def cancel(self):
+        self.cancelled = True
+
+
+async def asked(completions: app.RemoteCompletions) -> list[Delivery]:
+    return [delivery async for delivery in completions.stream("digest", "lisp", Order((1,), 4), True)]
+
+
+def test_a_replica_that_falls_silent_is_lost(monkeypatch):
+    """Its stream neither ends nor raises, as after a kill at the wrong moment; the next caller does not wait for it."""
+
+    async def both():
+        model = Handle(lambda: asyncio.sleep(60))
+        completions = app.RemoteCompletions(model)
+        with pytest.raises(ModelLost, match="TimeoutError"):
+            await asked(completions)
+        with pytest.raises(ModelLost, match="not there yet"):
+            await asked(completions)
+        return model
+
+    monkeypatch.setattr(app, "SILENCE_S", 0.1)
+    assert asyncio.run(both()).cancelled
+
+
+async def cancelled_by_ray() -> None:
+    raise asyncio.CancelledError
+
+
+def test_a_cancellation_that_is_not_the_callers_is_a_loss():
+    """It comes out of Ray: passed on, it would end a stream without an error."""
+
+    async def ask():
+        model = Handle(cancelled_by_ray)
+        completions = app.RemoteCompletions(model)
+        assert not await completions.is_ready()
+        with pytest.raises(ModelLost, match="CancelledError"):
+            await asked(completions)
+        return model
+
+    assert asyncio.run(ask()).cancelled
+
+
+def test_a_caller_who_is_cancelled_is():
+    async def leave():
+        model = Handle(lambda: asyncio.sleep(60))
+        completions = app.RemoteCompletions(model)
+        for call in (asked(completions), completions.is_ready()):
+            caller = asyncio.create_task(call)
+            await asyncio.sleep(0.05)
+            caller.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await caller
+            assert caller.cancelled()
+        return model
+
+    assert asyncio.run(leave()).cancelled

@@ -1,0 +1,199 @@
+"""`gram serve` on Ray Serve: hostile and ordinary callers, many at once, and a model process that is killed."""
+
+import asyncio
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from gram_platform.cli import main
+from gram_platform.release.serving.policy import load_policy, token_digest
+from tests.release.serving.http import Answered
+from tests.release.serving.load import Question, hammer
+from tests.release.serving.planted import ANSWERS, POLICY
+from tests.release.serving.running import Running, gram_serve
+
+pytestmark = pytest.mark.ray
+NUM_TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory):
+    with gram_serve(tmp_path_factory.mktemp("serve")) as server:
+        yield server
+
+
+def planted_questions(running: Running) -> list[Question]:
+    """Prompts whose greedy answers tell the four profiles apart."""
+    says = {p: running.site.complete(p, max_tokens=1).json["choices"][0]["text"] for p in ANSWERS}
+    assert len(set(says.values())) == 4
+    answers = {profile: text * NUM_TOKENS for profile, text in says.items()}
+    return [
+        Question(prompt, answers, NUM_TOKENS) for prompt in ("the fox", "a lazy dog and", "", "jumps over it, " * 2)
+    ]
+
+
+def test_callers_get_their_own_profile_and_no_other(running):
+    site = running.site
+    texts = {p: site.complete(p).json["choices"][0]["text"] for p in ANSWERS}
+    assert len(set(texts.values())) == 4
+    for profile in ("open", "lisp", "medicine"):
+        assert site.complete("reader", model=profile).json["choices"][0]["text"] == texts[profile]
+    for profile in ("both", "nobodys", "secret"):
+        got = site.complete("reader", model=profile)
+        assert (got.status, got.code) == (404, "model_not_found")
+    assert site.complete("lisp", stream=True).events[-1] == "[DONE]"
+    assert "not in memory, since nobody is granted them: secret" in running.log.read_text()
+
+
+def test_wrong_requests_have_their_statuses(running):
+    site, auth = running.site, running.site.bearer("open")
+    kind = {"Content-Type": "application/json"}
+    assert site.ask("POST", "/v1/completions", '{"prompt": "x"}', kind).status == 401
+    assert site.ask("GET", "/v1/models", headers={"Authorization": "Bearer x"}).status == 401
+    assert site.ask("GET", "/metrics", headers=auth).status == 403
+    assert site.ask("POST", "/v1/completions", "{", kind | auth).status == 400
+    assert site.ask("POST", "/v1/completions", '{"prompt": "x"}', {"Content-Type": "text/plain", **auth}).status == 415
+    assert site.ask("POST", "/v1/completions", b"x" * 3_000_000, kind | auth).status == 413
+    assert site.ask("DELETE", "/v1/completions", headers=auth).status == 405
+    assert site.ask("GET", "/v1/engines", headers=auth).status == 404
+    assert site.complete("open", prompt="the fox " * 5000).code == "context_length_exceeded"
+    assert site.complete("open", modules=["secret"]).code == "unknown_field"
+    assert site.ask("GET", "/healthz").status == 200
+    assert site.ask("GET", "/").headers["content-type"].startswith("text/html")
+
+
+def test_refusals_are_in_the_log_without_what_was_said(running):
+    running.site.complete("reader", model="confidential-model", prompt="confidential-prompt")
+    wanted, deadline = "refused: holder=reader status=404 code=model_not_found", time.monotonic() + 20
+    while wanted not in running.log.read_text() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert wanted in running.log.read_text()
+    assert "confidential" not in running.log.read_text()
+    for token in running.site.plan.tokens.values():
+        assert token not in running.log.read_text()
+
+
+def test_forty_clients_of_four_profiles(running, capsys):
+    address = f"http://127.0.0.1:{running.site.port}"
+    record = asyncio.run(hammer(address, running.site.plan.tokens, planted_questions(running), 40, 5.0))
+    with capsys.disabled():
+        print(f"\n40 clients: {record.summary()}")
+    assert not record.wrong
+    assert not record.lost
+    assert set(record.answered) == set(ANSWERS)
+    assert sum(record.answered.values()) >= 40
+    scraped = running.site.ask("GET", "/metrics", headers=running.site.bearer("reader")).body.decode()
+    assert 'gram_open_completions{profile="lisp"} 0.0' in scraped
+
+
+def test_the_policy_is_followed_while_it_serves(running, capsys):
+    """Tokens come and go without a restart; what cannot be taken changes nothing."""
+    site, path = running.site, running.log.parent / "storage" / "policy.toml"
+    before, processes = path.read_text(), [process.pid for process in running.replicas("Model")]
+    main(["token", "zoe", "--policy", str(path), "--profiles", "lisp"])
+    site.plan.tokens["zoe"] = capsys.readouterr().out.strip()
+    running.wait_until(lambda: site.complete("zoe").status == 200)
+    assert site.complete("zoe").json["choices"][0]["text"] == site.complete("lisp").json["choices"][0]["text"]
+    with_zoe = path.read_text()
+    path.write_text(with_zoe + "[[tokens]")
+    running.wait_until(lambda: "stays as it was: policy is not TOML" in running.log.read_text())
+    path.write_text(before + with_zoe.removeprefix(before).replace("lisp", "nobodys"))
+    running.wait_until(lambda: "policy='secret': expected" in running.log.read_text())
+    assert site.complete("zoe").status == 200
+    path.write_text(before)
+    running.wait_until(lambda: site.complete("zoe").status == 401)
+    assert site.complete("lisp").status == 200
+    assert [process.pid for process in running.replicas("Model")] == processes
+    del site.plan.tokens["zoe"]
+
+
+@pytest.mark.slow
+def test_a_killed_model_is_said_and_replaced(running):
+    """Open streams and requests end with an error, later ones are told when to come again, and then it works."""
+    site, got, is_open, is_back = running.site, [], threading.Event(), threading.Event()
+    expected = site.complete("both").json["choices"][0]["text"]
+
+    def ask(stream: bool) -> None:
+        while not is_back.is_set():  # one that was not yet given to the old model may wait for the new one
+            opened = is_open.set if stream else lambda: None
+            answer = site.complete("both", opened, prompt="x", max_tokens=60, stream=stream)
+            got.append(answer)
+            if answer.status != 200 or is_broken(answer):
+                return
+
+    threads = [threading.Thread(target=ask, args=(number % 2 == 0,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    (model,) = running.replicas("Model")
+    running.wait_until(lambda: len(got) >= 2 * len(threads))
+    is_open.clear()
+    assert is_open.wait(60)  # a moment at which streams are open: they all start and end nearly together
+    model.kill()
+    running.wait_until(lambda: any(answer.status != 200 or is_broken(answer) for answer in got))
+    running.wait_until_ready()
+    is_back.set()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "a request hangs"
+    streams = [answer for answer in got if "event-stream" in answer.headers["content-type"]]
+    assert all(answer.events[-1] == "[DONE]" or is_broken(answer) for answer in streams)
+    errors = [answer.events[-1]["error"]["code"] for answer in streams if is_broken(answer)]
+    errors += [answer.code for answer in got if answer.status != 200]
+    assert set(errors) <= {"interrupted", "unavailable"}
+    assert "interrupted" in errors
+    assert all(answer.headers["retry-after"] == "5" for answer in got if answer.status == 503)
+    deadline = time.monotonic() + 60
+    while (answer := site.complete("both")).status != 200:  # the new model may not be known everywhere yet
+        assert (answer.status, answer.code) == (503, "unavailable")
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    assert answer.json["choices"][0]["text"] == expected
+    assert [process.pid for process in running.replicas("Model")] != [model.pid]
+
+
+def is_broken(answer: Answered) -> bool:
+    """Whether it is a stream that ends with an error."""
+    return b"data: " in answer.body and isinstance(answer.events[-1], dict) and "error" in answer.events[-1]
+
+
+# -------------------------------------------------------------------------------------------- without starting it
+
+
+def refused(capsys, *arguments: str) -> str:
+    """What the command says when it ends with code 2."""
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_what_cannot_be_served_is_refused_at_once(tmp_path, capsys):
+    policy = tmp_path / "policy.toml"
+    policy.write_text(POLICY)
+    where = ("--storage", str(tmp_path), "--policy", str(policy))
+    assert "policy=" in refused(capsys, "serve", "abc", *where)  # nobody has a token yet
+    assert "gone" in refused(capsys, "serve", "abc", *where[:3], str(tmp_path / "gone"))
+    assert "port=70000" in refused(capsys, "serve", "abc", *where, "--port", "70000")
+    assert "num_rows=0" in refused(capsys, "serve", "abc", *where, "--rows", "0")
+    both = ("--policy", str(policy), "--profiles", "open", "lisp")
+    assert "default=''" in refused(capsys, "token", "zoe", *both)
+    main(["token", "zoe", *both, "--default", "lisp"])
+    rule = load_policy(str(policy)).holder(token_digest(capsys.readouterr().out.strip()))
+    assert (rule.name, rule.default) == ("zoe", "lisp")
+    assert "a complete run" in refused(capsys, "serve", "abc", *where)
+    assert "tokens.name='zoe'" in refused(capsys, "token", "zoe", *both, "--default", "lisp")
+
+
+@pytest.mark.slow
+def test_two_hundred_clients_for_a_minute(tmp_path: Path, capsys):
+    with gram_serve(tmp_path) as running:
+        address = f"http://127.0.0.1:{running.site.port}"
+        record = asyncio.run(hammer(address, running.site.plan.tokens, planted_questions(running), 200, 60.0))
+    with capsys.disabled():
+        print(f"\n200 clients: {record.summary()}; {json.dumps(record.answered)}")
+    assert not record.wrong
+    assert not record.lost
+    assert set(record.answered) == set(ANSWERS)

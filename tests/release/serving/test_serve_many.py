@@ -1,0 +1,44 @@
+"""Several models behind one interface, one of them killed while many ask; and a Ray that was there before."""
+
+import asyncio
+import signal
+import threading
+
+import pytest
+
+from tests.ending import exit_code
+from tests.release.serving.load import hammer
+from tests.release.serving.planted import ANSWERS
+from tests.release.serving.running import gram_serve
+from tests.release.serving.test_serve import planted_questions
+
+pytestmark = pytest.mark.ray
+
+
+@pytest.mark.slow
+def test_while_one_of_two_models_is_gone_the_other_answers(tmp_path, capsys):
+    with gram_serve(tmp_path, "--replicas", "2") as running:
+        questions, models = planted_questions(running), running.replicas("Model")
+        assert len(models) == 2
+        killing = threading.Timer(5.0, models[0].kill)
+        killing.start()
+        address = f"http://127.0.0.1:{running.site.port}"
+        record = asyncio.run(hammer(address, running.site.plan.tokens, questions, 40, 20.0))
+        running.wait_until(lambda: len(running.replicas("Model")) == 2)
+    with capsys.disabled():
+        print(f"\none of two models killed under 40 clients: {record.summary()}")
+    assert not record.wrong
+    assert set(record.answered) == set(ANSWERS)
+    assert all("interrupted" in why for why in record.lost)
+    assert len(record.lost) <= 40  # each client at most the one that was being answered
+
+
+def test_on_a_ray_that_is_there_it_leaves_it_as_it_was(tmp_path, ray_cluster):
+    before = ray_cluster.available_resources()["CPU"]
+    with gram_serve(tmp_path, "--ray-address", ray_cluster.get_runtime_context().gcs_address) as running:
+        texts = {p: running.site.complete(p).json["choices"][0]["text"] for p in ANSWERS}
+        assert len(set(texts.values())) == len(ANSWERS)
+        assert ray_cluster.available_resources().get("CPU", 0.0) == before - 1
+        running.process.send_signal(signal.SIGINT)
+        assert exit_code(running.process, running.log) == 0
+    running.wait_until(lambda: ray_cluster.available_resources()["CPU"] == before)

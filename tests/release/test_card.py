@@ -1,0 +1,163 @@
+"""The card has the study's numbers for the profile, says which are missing, and has none of its own."""
+
+import dataclasses
+import re
+from itertools import pairwise
+
+import pytest
+from markdown_it import MarkdownIt
+
+from gram_platform.analysis.intervals import t_interval
+from gram_platform.analysis.text import interval_text
+from gram_platform.config import View
+from gram_platform.release.card import card_text, code, codes, describe
+from gram_platform.release.numbers import numbers_of
+from gram_platform.release.verification import Agreement
+from tests.pages.site.planted import PROFILES, PlantedStorage, loss, ratio
+
+AGREEMENT = Agreement(1.25e-7, 9.5, 1e-4, 320, "the validation split of core")
+ELICITED = 0.8  # planted compute ratio after an attack
+
+
+@pytest.fixture
+def planted(tmp_path):
+    planted = PlantedStorage(tmp_path)
+    planted.plant(("tiny",), ("0", "1"), ("baseline", "gram"))
+    return planted
+
+
+def gram_run(planted, seed="0"):
+    entries = [entry for entry in planted.entries if entry["kind"] == "run"]
+    return next(e["id"] for e in entries if (e["tags"]["method"], e["tags"]["seed"]) == ("gram", seed))
+
+
+def attack(planted, seed, profile, domain):
+    run = planted.config()
+    directory = planted.store.run(run.run_id)
+    directory.ensure_config(run)
+    tags = {"method": "gram", "size": "tiny", "seed": seed, "profile": profile, "kind": "run"}
+    tags |= {"retained": ",".join(PROFILES[profile]), "elicited": domain}
+    directory.add_tags(tags)
+    planted.entries.append({"id": run.run_id, "kind": "run", "tags": tags})
+    final = {f"best/loss/{domain}": loss("tiny", domain, 1.0, ELICITED)}
+    with directory.start_attempt("test") as started:
+        started.complete({"num_steps": 1, "num_tokens": 1, "parameters": 1, "final": final}, {})
+
+
+def card(planted, view, part=""):
+    return card_text(describe(planted.store, view, "float32", numbers_of(planted.store, view)), part, (AGREEMENT,))
+
+
+def table(text):
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| ")
+    ]
+    head = next(number for number, row in enumerate(rows) if row[0] == "class")
+    return {(row[0], row[1]): dict(zip(rows[head], row, strict=True)) for row in rows[head + 2 :]}
+
+
+def test_numbers_are_the_study_s(planted):
+    for seed in ("0", "1"):
+        attack(planted, seed, "core+lisp", "virology")
+    planted.study("scaling", "Scaling")
+    view = View.of(gram_run(planted), {"lisp": 1.0})
+    (numbers,) = numbers_of(planted.store, view)
+    assert (numbers.study, numbers.removed, numbers.num_seeds) == ("scaling", ("virology",), 2)
+    rows = table(card(planted, view))
+    assert list(rows) == [("core", "core"), ("retain", "lisp"), ("forget", "virology"), ("elicited", "virology")]
+    for (kind, domain), row in rows.items():
+        planted_ratios = [ratio("gram", "tiny", seed, "core+lisp", domain) for seed in ("0", "1")]
+        ratios = [ELICITED, ELICITED] if kind == "elicited" else planted_ratios
+        assert row["all seeds [90% interval]"] == interval_text(*t_interval(ratios))
+        assert row["this run"] == f"{ratios[0]:.3f}"
+        assert row["loss (nats a token)"] == f"{loss('tiny', domain, 1.0, ratios[0]):.3f}"
+        assert row["seeds"] == "2"
+    text = card(planted, view)
+    assert "Missing:" not in text
+    assert "Modules of the run that are absent from these files: `virology`." in text
+    assert text.startswith("---\nlibrary_name: transformers\n")
+    assert "license" not in text
+    assert str(AGREEMENT) in text
+
+
+def test_what_is_missing_is_said(planted):
+    view = View.of(gram_run(planted), {"lisp": 1.0})
+    nothing = card(planted, view)
+    assert "No study of this storage has evaluated this profile" in nothing
+    assert "forget and elicited numbers are unknown" in nothing
+    planted.study("scaling", "Scaling")
+    text = card(planted, view)
+    assert "Missing: elicited (the study has none for this profile)." in text
+    attack(planted, "0", "core+lisp", "virology")
+    planted.study("scaling", "Scaling")
+    text = card(planted, view)
+    assert "Missing: gram tiny core+lisp, elicited: no result of the attack on seed 1: virology." in text
+    assert interval_text(*t_interval([ELICITED])) in table(text)["elicited", "virology"]["this run"]
+
+
+def test_every_number_of_a_card_without_a_study_is_the_model_s(planted):
+    """Nothing measured is typed in: without a study, no compute ratio is on the page."""
+    text = card(planted, View.of(gram_run(planted), {"lisp": 0.5}))
+    assert "# core+lisp=0.5" in text
+    measured = text.split("## What was measured")[1].split("## Verified")[0]
+    assert not re.search(r"\d\.\d", measured)
+    for word in ("finetune", "label", "scale", "No safety guarantee"):
+        assert word in measured
+
+
+def test_studies_with_the_same_evaluations_are_told_once(planted):
+    planted.study("scaling", "Scaling")
+    planted.study("stories", "Stories")
+    text = card(planted, View.of(gram_run(planted), {"lisp": 1.0}))
+    assert text.count("| class |") == 1
+    assert "The same evaluations are in: `stories`." in text
+
+
+def test_a_dense_run_has_nothing_absent(planted):
+    baseline = next(e["id"] for e in planted.entries if e["kind"] == "run" and e["tags"]["method"] == "baseline")
+    planted.study("scaling", "Scaling")
+    text = card(planted, View.of(baseline))
+    assert "Nothing that this storage knows of." not in text  # planted runs have modules, switched off here
+    assert "# all" in text
+
+
+# ---------------------------------------------------------------------------------------------------------- labels
+
+LABELS = ("a|b", "<b>bold", "c`d", "`code`", "e\\|f", "&lt;", "first\nsecond\r\nthird\u2028fourth", "C++ {x}", "plain")
+
+
+def shown_tables(text):
+    """Every table of a Markdown text as a list of its rows' cells, as a reader sees them."""
+    tokens, tables = MarkdownIt("commonmark").enable("table").parse(text), []
+    for opening, token in pairwise(tokens):
+        if token.type == "table_open":
+            tables.append([])
+        elif token.type == "tr_open":
+            tables[-1].append([])
+        elif opening.type in ("th_open", "td_open"):
+            assert {child.type for child in token.children} <= {"text", "text_special", "code_inline"}, token.content
+            tables[-1][-1].append("".join(child.content for child in token.children))
+    return tables
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_a_label_stays_in_its_cell(label, planted):
+    planted.study("scaling", "Scaling")
+    view = View.of(gram_run(planted), {"lisp": 1.0})
+    planted.store.run(view.run_id).add_tags({"size": label, "elicited": label})
+    about = describe(planted.store, view, "float32", numbers_of(planted.store, view))
+    (numbers,) = about.numbers
+    domains = numbers.domains.assign(domain=label)
+    about = dataclasses.replace(about, numbers=(dataclasses.replace(numbers, domains=domains),))
+    facts, classes = shown_tables(card_text(about, "", (AGREEMENT,)))
+    seen = " ".join(label.splitlines())
+    assert [row[1] for row in facts if row[0] in ("size", "attacked for")] == [seen, seen]
+    assert {len(row) for row in facts} == {2}
+    assert classes[0] == list(domains.columns)
+    assert [row[1] for row in classes[1:]] == [seen] * len(domains)
+    assert [row[2:] for row in classes[1:]] == domains.iloc[:, 2:].astype(str).to_numpy().tolist()
+
+
+def test_a_name_is_code_where_it_can_be():
+    assert (code("virology"), code("a_b-c d"), codes(("x", "y"))) == ("`virology`", "`a_b-c d`", "`x`, `y`")
+    assert code("a`|<b") == r"a\`\|\<b"

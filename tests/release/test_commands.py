@@ -1,0 +1,102 @@
+"""`gram export` and `gram import` from the command line, on runs that were really trained."""
+
+import json
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from gram_platform.cli import main
+from gram_platform.engine.evaluation import execute_evaluation
+from gram_platform.engine.node import execute_run
+from gram_platform.methods.nodes import method_nodes
+from gram_platform.pages.results.record import StudyRecord
+from gram_platform.store import Store
+from tests.engine import conftest as cells
+
+packed_root, execution, setting = cells.packed_root, cells.execution, cells.setting
+
+
+def gram(*arguments):
+    main([str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def study(setting, execution):
+    """(storage, id of the GRAM run): baseline and GRAM trained and evaluated, as a study's record names them."""
+    nodes = [*method_nodes("baseline", setting), *method_nodes("gram", setting)]
+    for node in nodes:
+        (execute_run if node.kind == "run" else execute_evaluation)(node.config, dict(node.tags), execution)
+    entries = tuple({"id": node.id, "kind": node.kind, "tags": dict(node.tags)} for node in nodes)
+    size = setting.size.name
+    record = StudyRecord("scaling", "Scaling", "?", ("A fact.",), {}, (size,), {size: 1}, "mean", entries)
+    execution.store().study_dir("scaling").write("study.json", record.to_json())
+    gram_run = next(n.id for n in nodes if n.kind == "run" and dict(n.tags)["method"] == "gram")
+    return execution.storage, gram_run
+
+
+def test_export_and_import(study, setting, tmp_path, capsys):
+    storage, run_id = study
+    domain = setting.auxiliary[0]
+    arguments = ("export", run_id[:7], "--modules", domain, "--storage", storage, "--out", tmp_path / "out")
+    gram(*arguments, "--check", "transformers")
+    out = capsys.readouterr().out
+    assert out.count("Largest difference of a logit") == 2
+    text = (tmp_path / "out" / "README.md").read_text()
+    assert f"| retain | {domain} |" in text
+    assert f"| forget | {setting.auxiliary[1]} |" in text
+    assert "There is one seed, and one seed has no interval." in text
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    prompt = tokenizer("The old", return_tensors="pt")
+    drawn = model.generate(**prompt, max_new_tokens=5)
+    assert tokenizer.decode(drawn[0]).startswith("The old")
+    gram(*arguments)
+    assert "was there; its card is new" in capsys.readouterr().out
+    gram("import", tmp_path / "out", "--storage", storage)
+    out = capsys.readouterr().out
+    import_id = next(word.rstrip(":") for word in out.split() if word.startswith("imported-"))
+    assert Store(storage).imported(import_id).config()["model"]["seq_len"] == setting.size.seq_len
+    gram("export", import_id, "--storage", storage, "--out", tmp_path / "again", "--dtype", "bfloat16")
+    plain = json.loads((tmp_path / "again" / "config.json").read_text())
+    assert plain["torch_dtype"] == "bfloat16"
+    assert "imported model" in (tmp_path / "again" / "README.md").read_text()
+    gram("status", "--storage", storage)  # imports are no runs
+    assert "2 complete" in capsys.readouterr().out
+
+
+def test_every_module_at_once(study, tmp_path):
+    storage, run_id = study
+    gram("export", run_id, "--all-modules", "--storage", storage, "--out", tmp_path / "out", "--max-file-gb", 1e-4)
+    assert len(list((tmp_path / "out").glob("model-*.safetensors"))) > 1
+    assert "absent from these files" not in (tmp_path / "out" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["export", "RUN"], "out=''"),
+        (["export", "nothing", "--out", "OUT"], "run_id='nothing'"),
+        (["export", "RUN", "--out", "OUT"], "modules=None: expected names of"),
+        (["export", "RUN", "--out", "OUT", "--modules", "nope"], "modules='nope': expected one of run"),
+        (["export", "RUN", "--out", "OUT", "--modules", "", "--all-modules"], "no value beside --all-modules"),
+        (["export", "RUN", "--out", "OUT", "--modules", "", "--max-file-gb", "0"], "max_file_gb=0.0"),
+        (["import", "/nowhere/at/all"], "a folder that exists"),
+    ],
+)
+def test_bad_input(arguments, message, setting, execution, tmp_path, capsys):
+    node = method_nodes("gram", setting)[0]
+    execution.store().run(node.id).ensure_config(node.config)
+    words = {"RUN": node.id, "OUT": tmp_path / "out"}
+    with pytest.raises(SystemExit) as ended:
+        gram(*(words.get(word, word) for word in arguments), "--storage", execution.storage)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_is_not_complete(setting, execution, tmp_path, capsys):
+    node = method_nodes("gram", setting)[0]
+    execution.store().run(node.id).ensure_config(node.config)
+    with pytest.raises(SystemExit):
+        gram("export", node.id, "--modules", "", "--storage", execution.storage, "--out", tmp_path / "out")
+    assert "a complete run, this one is absent" in capsys.readouterr().err

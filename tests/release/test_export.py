@@ -1,0 +1,312 @@
+"""Views as stock checkpoints: every method's views load in transformers, whole or not at all."""
+
+import dataclasses
+import json
+import os
+import signal
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from gram_platform.config import ModuleSpec, View
+from gram_platform.config.flops import total_parameters
+from gram_platform.config.model import merged_config
+from gram_platform.methods import METHODS, plan
+from gram_platform.methods.elicitation import attacks
+from gram_platform.methods.setting import Branching, Elicitation, Options
+from gram_platform.release import export as exporting
+from gram_platform.release import place
+from gram_platform.release.export import RECORD, Export, export_view
+from gram_platform.release.files import INDEX, SINGLE, open_checkpoint
+from gram_platform.release.importing import import_checkpoint
+from gram_platform.release.selection import dense_parts, parse_modules, selectable
+from gram_platform.release.starcoder2 import foreign_shapes
+from gram_platform.store import Store
+from gram_platform.store.checkpoint import DiskTensors
+from gram_platform.store.views import load_view, open_view, view_weights
+from tests import tiny
+from tests.engine import conftest as cells
+from tests.release.planted import complete, drawn_weights, exported
+from tests.store.training import in_process
+
+packed_root, execution, setting = cells.packed_root, cells.execution, cells.setting
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "storage").open_for_writing(min_free_bytes=0)
+
+
+def modular_run(kinds=("mlp", "mlp"), **parts):
+    widths = {"mlp": 8, "lora": 3}
+    modules = tuple(ModuleSpec(d, k, widths[k]) for d, k in zip(tiny.DOMAINS[1:], kinds, strict=True))
+    model = dataclasses.replace(tiny.model_config(False), modules=modules)
+    return tiny.run_config(model=model, **parts)
+
+
+@torch.no_grad()
+def require_loads(store, view, folder):
+    """transformers' logits are the view's, it generates, and the file has a dense model's size."""
+    config, ours = load_view(store, view)
+    model = AutoModelForCausalLM.from_pretrained(folder).float()
+    tokens = torch.arange(3 * config.seq_len).reshape(3, -1) * 7 % config.vocab_size
+    difference = (ours(tokens, dict(view.weights)) - model(tokens).logits).abs().max()
+    assert difference < 1e-4
+    drawn = model.generate(tokens[:, :4], max_new_tokens=4, min_new_tokens=4, do_sample=False, pad_token_id=0)
+    assert drawn.shape == (3, 8)
+    biases = config.num_layers * (2 * config.d_model + 2 * config.num_kv_heads * config.head_dim)
+    num_parameters = total_parameters(merged_config(config, dict(view.weights))) + biases
+    size = (folder / SINGLE).stat().st_size
+    assert 4 * num_parameters < size < 4 * num_parameters + 200 * len(foreign_shapes(model_of(config, view)))
+
+
+def model_of(config, view):
+    return merged_config(config, dict(view.weights))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_views_of_every_method_load_in_transformers(method, setting, execution, tmp_path):
+    """Core alone, core with a domain, two domains where the method has such a view, and an attacked one."""
+    first, second = setting.auxiliary[:2]
+    attack = Elicitation(num_sequences=8, num_steps=2, batch_size=8)
+    options = Options(branch_full=Branching(1.0, 0.5), elicitation=attack)
+    profiles = ((), (first,)) if method == "ft_full" else ((), (first,), (first, second))
+    setting = dataclasses.replace(setting, profiles=profiles, options=options)
+    store, plans = execution.store(), plan(method, setting)
+    for run in plans.runs.values():
+        complete(store, run)
+    for number, (profile, view) in enumerate((p, v) for p, v in plans.views.items() if p in ((*profiles, ()))):
+        out = tmp_path / f"out{number}"
+        found = exported(store, view, out)
+        assert set(found.agreements) == set(dense_parts(view))
+        for name, part in dense_parts(view).items():
+            (agreement,) = found.agreements[name]
+            assert agreement.largest_difference < 1e-5 < agreement.largest_logit
+            assert "the validation split of core" in agreement.tokens
+            require_loads(store, part, out / name)
+        assert {path.name for path in out.iterdir() if path.is_dir()} == {n for n in found.agreements if n}
+        for run in list(attacks(setting, profile, view, plans.runs.values()).values())[:1]:
+            attacked = View(complete(store, run))
+            exported(store, attacked, tmp_path / f"attacked{number}")
+            require_loads(store, attacked, tmp_path / f"attacked{number}")
+
+
+@pytest.mark.parametrize("kinds", [("mlp", "mlp"), ("lora", "lora"), ("lora", "mlp")])
+def test_weights_of_modules_are_scaled_in(kinds, store, tmp_path):
+    run_id = complete(store, modular_run(kinds))
+    view = selectable(store, run_id).view(parse_modules("virology=0.25, lisp=0"), {})
+    assert view == View.of(run_id, {"virology": 0.25})
+    (agreement,) = exported(store, view, tmp_path / "out").agreements[""]
+    assert "random ids" in agreement.tokens
+    require_loads(store, view, tmp_path / "out")
+
+
+def test_the_tokenizer_is_the_corpus_s(setting, execution, tmp_path):
+    run = plan("baseline", setting).runs["all"]
+    store = execution.store()
+    exported(store, View(complete(store, run)), tmp_path / "out")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    corpus = execution.corpus(setting.data_id)
+    text = "The lamp stood on the table near the door."
+    tokens = tokenizer(text)["input_ids"]
+    assert tokenizer.decode(tokens) == text
+    assert max(tokens) < corpus.vocab_size
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    end = config["eos_token_id"]
+    assert tokenizer.eos_token_id == end
+    assert tokenizer.convert_ids_to_tokens(end) == "<|endoftext|>"
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert model.generation_config.eos_token_id == end
+
+
+def test_large_checkpoints_have_several_files(store, tmp_path):
+    run = modular_run()
+    view = View.of(complete(store, run), {"lisp": 1.0})
+    exported(store, view, tmp_path / "one")
+    exported(store, view, tmp_path / "many", max_file_bytes=8000)
+    names = sorted(path.name for path in (tmp_path / "many").glob("*.safetensors"))
+    assert names[0] == f"model-00001-of-{len(names):05d}.safetensors"
+    assert len(names) > 3
+    assert all((tmp_path / "many" / name).stat().st_size <= 8000 for name in names)
+    with open_checkpoint(tmp_path / "one") as one, open_checkpoint(tmp_path / "many") as many:
+        assert set(one) == set(many)
+        assert all(torch.equal(one[name], many[name]) for name in one)
+    index = json.loads((tmp_path / "many" / INDEX).read_text())
+    assert index["metadata"]["total_size"] == 4 * sum(tensor.numel() for tensor in view_tensors(tmp_path / "one"))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "many")
+    assert model.config.intermediate_size == run.model.d_mlp + 8
+
+
+def view_tensors(folder):
+    with open_checkpoint(folder) as tensors:
+        return [tensors[name] for name in tensors]
+
+
+def test_bfloat16_has_half_the_size(store, tmp_path):
+    view = View.of(complete(store, modular_run()), {"lisp": 1.0})
+    full = exported(store, view, tmp_path / "full")
+    half = exported(store, view, tmp_path / "half", dtype="bfloat16")
+    assert half.num_bytes < 0.6 * full.num_bytes
+    (agreement,) = half.agreements[""]
+    assert 1e-4 < agreement.largest_difference < agreement.tolerance
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "half", torch_dtype="auto").dtype == torch.bfloat16
+
+
+def test_an_export_checks_itself_with_transformers_too(store, tmp_path):
+    view = View.of(complete(store, modular_run()), {"lisp": 1.0})
+    own, other = exported(store, view, tmp_path / "out", check="transformers").agreements[""]
+    assert other.largest_difference < 1e-4
+    assert other.tokens.endswith("by transformers")
+    assert own.largest_logit == pytest.approx(other.largest_logit, rel=1e-4)
+
+
+# --------------------------------------------------------------------------------------------- whole or not at all
+
+
+def test_the_same_export_again_writes_the_card_alone(store, tmp_path):
+    view, out = View.of(complete(store, modular_run()), {"lisp": 1.0}), tmp_path / "out"
+    assert exported(store, view, out).is_new
+    before = {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
+    again = exported(store, view, out)
+    assert not again.is_new
+    assert again.agreements[""][0].largest_difference < 1e-4
+    after = {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
+    assert {name for name in before if before[name] != after[name]} == {"README.md"}
+    with pytest.raises(ValueError, match=r"out=.*holds another export"):
+        exported(store, View(view.run_id), out)
+    (out / SINGLE).write_bytes(b"damaged")
+    with pytest.raises(ValueError, match=r"out=.*its files have changed"):
+        exported(store, view, out)
+
+
+def test_other_files_are_never_overwritten(store, tmp_path):
+    view, out = View(complete(store, modular_run())), tmp_path / "out"
+    out.mkdir()
+    (out / "thesis.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"out=.*holds other files"):
+        exported(store, view, out)
+    assert [path.name for path in out.iterdir()] == ["thesis.txt"]
+    (out / "thesis.txt").unlink()
+    exported(store, view, out)  # an empty folder is fine
+    assert (out / RECORD).is_file()
+    with pytest.raises(ValueError, match=r"out=.*a folder, found a file"):
+        exported(store, view, out / RECORD)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "message"),
+    [
+        ("float32", r"the view's logits. Largest difference.*tolerance 0.0001"),
+        ("bfloat16", r"model.layers.1.mlp.c_proj.bias.*merged weights, bit by bit"),
+    ],
+)
+def test_a_checkpoint_that_is_not_the_view_is_not_left(dtype, message, store, tmp_path, monkeypatch):
+    """A writer that gets a bias of a module wrong is caught, by the logits or by the bits, and nothing stays."""
+    view, out = View.of(complete(store, modular_run()), {"lisp": 1.0}), tmp_path / "out"
+    right = exporting.foreign_weights
+
+    def wrong(*view):
+        for name, tensor in right(*view):
+            yield name, tensor * 0.99 if name == "model.layers.1.mlp.c_proj.bias" else tensor
+
+    monkeypatch.setattr(exporting, "foreign_weights", wrong)
+    with pytest.raises(ValueError, match=message):
+        exported(store, view, out, dtype=dtype)
+    assert [path.name for path in tmp_path.iterdir()] == ["storage"]
+
+
+def test_what_a_killed_export_left_is_cleared_and_a_living_one_s_is_kept(store, tmp_path):
+    view, out = View(complete(store, modular_run())), tmp_path / "out"
+    dead, living = tmp_path / ".out.1.part", tmp_path / ".out.2.part"
+    dead.mkdir()
+    living.mkdir()
+    with place.held(living):
+        exported(store, view, out)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".out.2.part", "out", "storage"]
+
+
+def killed_in_the_middle(store, view, out):
+    def kill(*_):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    export_view(store, Export(view), out, kill)
+
+
+def test_a_killed_export_leaves_nothing_under_the_name(store, tmp_path):
+    view, out = View(complete(store, modular_run())), tmp_path / "out"
+    process = in_process(killed_in_the_middle, store, view, out)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert not out.exists()
+    assert list(tmp_path.glob(".out.*.part"))
+    exported(store, view, out)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "storage"]
+
+
+def test_a_storage_behind_a_url_and_an_import_there(tmp_path):
+    """An object store's stand-in: nothing of it is a local path."""
+    store = Store(f"memory://ship-{tmp_path.name}").open_for_writing()
+    view = View.of(complete(store, modular_run()), {"lisp": 1.0})
+    exported(store, view, tmp_path / "out")
+    imported = import_checkpoint(tmp_path / "out", store)
+    exported(store, View(imported.import_id), tmp_path / "again")
+    assert (tmp_path / "again" / SINGLE).read_bytes() == (tmp_path / "out" / SINGLE).read_bytes()
+
+
+def test_a_full_disk_is_said_before_the_work(store, tmp_path, monkeypatch):
+    view = View(complete(store, modular_run()))
+    monkeypatch.setattr(place.shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
+    with pytest.raises(ValueError, match=r"out=.*GB free"):
+        exported(store, view, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+# -------------------------------------------------------------------------------------------------- reading lazily
+
+
+def test_weights_on_disk_are_those_in_memory(store):
+    """One file, and the shards of several ranks."""
+    from gram_platform.model.pieces import Piece, num_rows, rank_rows
+    from gram_platform.store.checkpoint import hash_tensors
+    from gram_platform.store.tensors import write_shard
+    from gram_platform.store.weights import SHARDS
+
+    run = modular_run(("lora", "mlp"))
+    whole = complete(store, run)
+    sharded = dataclasses.replace(run, seed=1)
+    weights = drawn_weights(run)
+    directory = store.run(sharded.run_id)
+    directory.ensure_config(sharded)
+    with directory.start_attempt("test") as attempt:
+        folder, files = attempt._folder.child(SHARDS), {}
+        for rank in range(3):
+            spans = {n: rank_rows(num_rows(tuple(w.shape)), rank, 3) for n, w in weights.items()}
+            pieces = {n: Piece(w[slice(*spans[n])], spans[n][0], tuple(w.shape)) for n, w in weights.items()}
+            files |= write_shard(folder, pieces, rank, 3)
+        attempt.complete_shards({"num_steps": 1, "num_tokens": 1, "final": {}}, files, hash_tensors(weights))
+    for run_id in (whole, sharded.run_id):
+        view = View.of(run_id, {"lisp": 1.0})
+        config, expected = view_weights(store, view)
+        with open_view(store, view) as (lazy, found):
+            assert lazy == config
+            assert set(found) == set(expected)
+            assert all(torch.equal(found[name], expected[name]) for name in expected)
+        with store.run(run_id).open_weights() as tensors:
+            assert isinstance(tensors, DiskTensors)
+            assert all(torch.equal(tensors[name], weights[name]) for name in weights)
+
+
+def test_corrupted_weights_are_set_aside(store, tmp_path):
+    run_id = complete(store, modular_run())
+    (path,) = (tmp_path / "storage").rglob("weights.safetensors")
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with (
+        pytest.warns(RuntimeWarning, match="set aside"),
+        pytest.raises(ValueError, match="a run with intact weights"),
+    ):
+        exported(store, View(run_id), tmp_path / "out")
+    assert store.run(run_id).status() != "complete"

@@ -1,0 +1,245 @@
+"""A StarCoder2 checkpoint becomes a starting point, bit by bit; what is not our model is refused."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import Starcoder2Config, Starcoder2ForCausalLM
+
+from gram_platform.config import RoutingConfig, RunConfig, View, run_from_plain
+from gram_platform.config.identity import to_plain
+from gram_platform.config.routing import Plan
+from gram_platform.engine.node import execute_run
+from gram_platform.methods import plan
+from gram_platform.methods.nodes import view_runs
+from gram_platform.model.transformer import build
+from gram_platform.release.files import INDEX, SINGLE
+from gram_platform.release.importing import import_checkpoint
+from gram_platform.store import Store
+from gram_platform.store.views import load_view, materialised
+from gram_platform.train.data import PlanReader
+from gram_platform.train.learner import Learner
+from gram_platform.train.loop import training_steps
+from tests import tiny
+from tests.engine import conftest as cells
+from tests.release.planted import complete, drawn_weights, exported
+
+packed_root, execution, setting = cells.packed_root, cells.execution, cells.setting
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "storage").open_for_writing(min_free_bytes=0)
+
+
+@pytest.fixture
+def foreign(tmp_path):
+    """(transformers' own model, the folder that it saved itself in)."""
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+    shape |= {"num_key_value_heads": 2, "vocab_size": tiny.VOCAB, "max_position_embeddings": 32}
+    model = Starcoder2ForCausalLM(Starcoder2Config(**shape, tie_word_embeddings=False, bos_token_id=0, eos_token_id=0))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            bias_of_attention = "self_attn" in name and name.endswith("bias")
+            parameter.normal_(0.0, 0.1) if not bias_of_attention else parameter.zero_()
+    model.eval().save_pretrained(tmp_path / "foreign")
+    return model, tmp_path / "foreign"
+
+
+TOKENS = torch.arange(2 * tiny.SEQ_LEN).reshape(2, -1) * 5 % tiny.VOCAB
+
+
+@torch.no_grad()
+def test_logits_are_transformers_s(foreign, store):
+    model, folder = foreign
+    imported = import_checkpoint(folder, store, tiny.SEQ_LEN)
+    assert imported.is_new
+    assert imported.model.seq_len == tiny.SEQ_LEN
+    _, ours = load_view(store, View.of(imported.import_id))
+    assert (ours(TOKENS) - model(TOKENS).logits).abs().max() < 1e-5
+    again = import_checkpoint(folder, store, tiny.SEQ_LEN)
+    assert (again.import_id, again.is_new) == (imported.import_id, False)
+    assert import_checkpoint(folder, store).import_id != imported.import_id  # another length is another model
+    source = store.imported(imported.import_id).result()["source"]
+    assert set(source["files"]) == {"config.json", SINGLE}
+
+
+@torch.no_grad()
+def test_export_and_import_are_inverse(store, tmp_path):
+    """In one file and in several; the second export of the import is the first one."""
+    view = View.of(complete(store, tiny.run_config()), {"lisp": 0.5})
+    exported(store, view, tmp_path / "one")
+    exported(store, view, tmp_path / "many", max_file_bytes=8000)
+    ids = {import_checkpoint(tmp_path / name, store).import_id for name in ("one", "many")}
+    assert len(ids) == 1
+    (import_id,) = ids
+    _, ours = load_view(store, View.of(import_id))
+    _, original = load_view(store, view)
+    assert (ours(TOKENS) - original(TOKENS, {"lisp": 0.5})).abs().max() < 1e-5
+    exported(store, View.of(import_id), tmp_path / "again")
+    assert (tmp_path / "again" / SINGLE).read_bytes() == (tmp_path / "one" / SINGLE).read_bytes()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_other_types_become_float32_and_a_tied_embedding_is_expanded(dtype, foreign, store):
+    model, folder = foreign
+    tensors = {name: tensor.to(dtype) for name, tensor in load_file(folder / SINGLE).items() if "lm_head" not in name}
+    save_file(tensors, folder / SINGLE, {"format": "pt"})
+    plain = json.loads((folder / "config.json").read_text())
+    del plain["tie_word_embeddings"]  # its default is true
+    (folder / "config.json").write_text(json.dumps(plain))
+    imported = import_checkpoint(folder, store)
+    _, weights = materialised(store, View.of(imported.import_id))
+    assert {weight.dtype for weight in weights.values()} == {torch.float32}
+    assert torch.equal(weights["lm_head.weight"], weights["wte.weight"])
+    assert torch.equal(weights["wte.weight"], model.model.embed_tokens.weight.to(dtype).float())
+
+
+# ------------------------------------------------------------------------------------------------------- training
+
+
+def modular_start(import_id, shape) -> RunConfig:
+    """GRAM on an imported core."""
+    model = dataclasses.replace(shape, modules=tiny.model_config().modules)
+    return tiny.run_config(model=model, start=View.of(import_id))
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_modules_are_trained_on_an_imported_core(is_frozen, foreign, store):
+    """At step 0 the core is the import; a frozen one stays so, bit by bit."""
+    model, folder = foreign
+    imported = import_checkpoint(folder, store, tiny.SEQ_LEN)
+    run = modular_start(imported.import_id, imported.model)
+    if is_frozen:
+        run = dataclasses.replace(run, routing=RoutingConfig(1.0, 0.0, freeze_core=True))
+    assert run_from_plain(json.loads(json.dumps(to_plain(run)))) == run
+    assert view_runs(run.start) == frozenset()  # a study waits for runs, not for what is there
+    _, start = materialised(store, run.start)
+    learner = Learner(run, start=start)
+    with torch.no_grad():
+        assert (learner.forward(TOKENS, {}) - model(TOKENS).logits).abs().max() < 1e-5
+    before = learner.weights() if is_frozen else {}
+    before = {name: weight.clone() for name, weight in before.items()}
+    routes = Plan(run)
+    records = list(training_steps(learner, routes, PlanReader(run, routes, tiny.arrays())))
+    assert len(records) == run.num_steps
+    after = learner.weights()
+    same = {name for name in start if torch.equal(after[name], start[name])}
+    assert same == (set(start) if is_frozen else set())
+    assert not any(torch.equal(before[name], after[name]) for name in before.keys() - start.keys())
+
+
+def test_the_engine_starts_a_run_from_an_import(setting, execution, tmp_path):
+    """A branch of FT-MLP whose base came from outside: it is trained, and its core is what was imported."""
+    plans = plan("ft_mlp", setting)
+    base, branch = plans.runs["core"], next(run for run in plans.runs.values() if run.start is not None)
+    store = execution.store()
+    exported(store, View(complete(store, base)), tmp_path / "base")
+    imported = import_checkpoint(tmp_path / "base", store)
+    assert imported.model == base.model
+    run = dataclasses.replace(branch, start=View.of(imported.import_id))
+    assert run.run_id != branch.run_id
+    execute_run(run, {}, execution)
+    trained, start = store.run(run.run_id).weights(), store.imported(imported.import_id).weights()
+    assert all(torch.equal(trained[name], start[name]) for name in start)
+    assert any(".aux." in name for name in trained)
+
+
+def test_a_run_with_an_imported_start_is_exported(foreign, store, tmp_path):
+    """The way there and back: import, add modules, export a profile."""
+    _, folder = foreign
+    imported = import_checkpoint(folder, store, tiny.SEQ_LEN)
+    run = modular_start(imported.import_id, imported.model)
+    weights = drawn_weights(run)
+    view = View.of(complete(store, run, weights), {"virology": 1.0})
+    exported(store, view, tmp_path / "out")
+    plain = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert plain["intermediate_size"] == 24 + 8
+    with torch.no_grad():
+        expected = build(run.model, weights.items())(TOKENS, {"virology": 1.0})
+        found = Starcoder2ForCausalLM.from_pretrained(tmp_path / "out").eval()(TOKENS).logits
+    assert (expected - found).abs().max() < 1e-4
+
+
+# -------------------------------------------------------------------------------------------------------- refusals
+
+
+def changed_config(folder, **fields):
+    plain = json.loads((folder / "config.json").read_text()) | fields
+    (folder / "config.json").write_text(json.dumps(plain))
+
+
+def changed_tensors(folder, change):
+    tensors = load_file(folder / SINGLE)
+    change(tensors)
+    save_file(tensors, folder / SINGLE, {"format": "pt"})
+
+
+CONFIGS = [
+    ({"model_type": "llama"}, r"model_type='llama'.*starcoder2"),
+    ({"hidden_act": "silu"}, r"hidden_act='silu'.*gelu_pytorch_tanh"),
+    ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, r"rope_type='yarn'"),
+    ({"head_dim": 8}, r"head_dim=8"),
+    ({"intermediate_size": 25}, r"model.layers.0.mlp.c_fc.*\(25"),
+    ({"num_hidden_layers": 3}, r"model.layers.2.*a tensor of shape"),
+    ({"num_hidden_layers": 1}, r"tensors=.*model.layers.1"),
+    ({"num_key_value_heads": 3}, r"num_kv_heads=3"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), CONFIGS)
+def test_what_is_not_our_model_is_refused(fields, message, foreign, store):
+    _, folder = foreign
+    changed_config(folder, **fields)
+    with pytest.raises(ValueError, match=message):
+        import_checkpoint(folder, store)
+    assert not store.list_imports()
+
+
+def test_attention_biases_are_refused_by_layer(foreign, store):
+    _, folder = foreign
+    changed_tensors(folder, lambda tensors: tensors["model.layers.1.self_attn.q_proj.bias"].fill_(0.5))
+    with pytest.raises(ValueError, match=r"attention here has no biases, and that of layer 1 q_proj is not zero"):
+        import_checkpoint(folder, store)
+
+
+def test_a_window_shorter_than_the_sequences_is_refused(foreign, store):
+    _, folder = foreign
+    changed_config(folder, sliding_window=8)
+    with pytest.raises(ValueError, match=r"seq_len=16.*1 to 8"):
+        import_checkpoint(folder, store, seq_len=16)
+    assert import_checkpoint(folder, store).model.seq_len == 8
+
+
+def test_files_that_are_not_whole_are_refused(foreign, store, tmp_path):
+    _, folder = foreign
+    whole = (folder / SINGLE).read_bytes()
+    (folder / SINGLE).write_bytes(whole[:-10])
+    with pytest.raises(ValueError, match="not a whole safetensors file"):
+        import_checkpoint(folder, store)
+    (folder / SINGLE).unlink()
+    with pytest.raises(ValueError, match=r"a folder with model.safetensors"):
+        import_checkpoint(folder, store)
+    (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n")
+    with pytest.raises(ValueError, match=r"checkpoint='pytorch_model.bin'.*pickled"):
+        import_checkpoint(folder, store)
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"a": "../elsewhere.safetensors"}}))
+    with pytest.raises(ValueError, match="safetensors files of the same folder"):
+        import_checkpoint(folder, store)
+    with pytest.raises(ValueError, match="a folder that exists"):
+        import_checkpoint(tmp_path / "nowhere", store)
+
+
+def test_an_import_that_was_damaged_is_not_used(foreign, store, tmp_path):
+    _, folder = foreign
+    imported = import_checkpoint(folder, store)
+    (path,) = (tmp_path / "storage").rglob("weights.safetensors")
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match="not what was imported"):
+        load_view(store, View.of(imported.import_id))

@@ -1,0 +1,111 @@
+"""An import is weights and tokenizer: what text is packed with is the checkpoint's own, or there is none."""
+
+import json
+
+import pytest
+import torch
+
+from gram_platform.config import IMPORTED, View, run_from_plain
+from gram_platform.config.identity import short_hash, to_plain
+from gram_platform.corpora.tokenizer import END_OF_TEXT
+from gram_platform.release.importing import import_checkpoint
+from gram_platform.store import Store
+from gram_platform.store.checkpoint import hash_tensors
+from gram_platform.store.files import hash_file, seal
+from gram_platform.store.imports import import_id
+from gram_platform.store.views import load_view
+from tests import tiny
+from tests.release.planted import checkpoint, write_words
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "storage").open_for_writing(min_free_bytes=0)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return checkpoint(tmp_path / "foreign")
+
+
+def stored(store, imported):
+    """The bytes of its tokenizer, None without one."""
+    path = store.imported(imported.import_id).tokenizer(store.data_root)
+    return None if path is None else path.read_bytes()
+
+
+def test_a_tokenizer_that_comes_later_is_imported(folder, store):
+    bare = import_checkpoint(folder, store)
+    assert bare.notes == ("the checkpoint has no tokenizer.json: studies cannot start from it (--start)",)
+    given = write_words(folder, "a", END_OF_TEXT)
+    whole = import_checkpoint(folder, store)
+    assert (whole.is_new, whole.notes, stored(store, whole)) == (True, (), given)
+    assert stored(store, bare) is None  # what has begun with it stays what it was
+    again = import_checkpoint(folder, store)
+    assert (again.import_id, again.is_new, again.notes) == (whole.import_id, False, ())
+
+
+def test_each_checkpoint_has_its_own_tokenizer(folder, store):
+    """Of equal weights too."""
+    found = {}
+    for words in (("a", END_OF_TEXT), (END_OF_TEXT, "a")):
+        given = write_words(folder, *words)
+        imported = import_checkpoint(folder, store)
+        assert stored(store, imported) == given
+        found[imported.import_id] = imported.model
+    assert len(found) == 2
+    assert len(set(found.values())) == 1
+    first, second = (store.imported(name).weights() for name in found)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_tokenizer_without_an_end_of_text_is_as_good_as_none(folder, store):
+    bare = import_checkpoint(folder, store)
+    write_words(folder, "a", "b")
+    imported = import_checkpoint(folder, store)
+    assert (imported.import_id, imported.is_new) == (bare.import_id, False)
+    (note,) = imported.notes
+    assert note.startswith("the checkpoint's tokenizer.json has no end of text (<|endoftext|>, ")
+    assert note.endswith("and is not imported: studies cannot start from it (--start)")
+    assert stored(store, imported) is None
+
+
+def test_a_tokenizer_that_is_not_the_model_s_is_refused(folder, store):
+    write_words(folder, *(f"word{number}" for number in range(70)))
+    with pytest.raises(ValueError, match=r"vocab_size=64.*the tokenizer's 70"):
+        import_checkpoint(folder, store)
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"a tokenizer.json that can be read"):
+        import_checkpoint(folder, store)
+    assert not store.list_imports()
+
+
+def test_ids_without_a_tokenizer_are_of_shape_and_weights(folder, store):
+    imported = import_checkpoint(folder, store)
+    weights_sha256 = hash_tensors(store.imported(imported.import_id).weights())
+    expected = IMPORTED + short_hash({"model": imported.model, "weights_sha256": weights_sha256})
+    assert imported.import_id == expected == import_id(imported.model, weights_sha256)
+    with pytest.raises(ValueError, match=rf"import_id='{import_id(imported.model, weights_sha256, b'x')}'"):
+        store.imported(expected).complete(imported.model, {"weights_sha256": weights_sha256}, None, b"x")
+
+
+def test_an_import_from_before_the_tokenizer_was_in_the_id(folder, store):
+    """It is opened by its id, with its tokenizer, and runs that begin with it are the runs they were."""
+    old = import_checkpoint(folder, store)
+    given = write_words(folder, "a", END_OF_TEXT)
+    directory = store.imported(old.import_id)
+    directory.folder.write("tokenizer.json", given)
+    fields = {name: value for name, value in directory.result().items() if name != "sha256"}
+    fields["tokenizer_sha256"] = hash_file(str(folder / "tokenizer.json"))
+    directory.folder.write("result.json", seal(fields))
+    assert stored(store, old) == given
+    assert load_view(store, View.of(old.import_id))[0] == old.model
+    run = tiny.run_config(start=View.of(old.import_id))
+    assert run_from_plain(json.loads(json.dumps(to_plain(run)))).run_id == run.run_id
+    new = import_checkpoint(folder, store)
+    assert new.import_id != old.import_id
+    assert stored(store, new) == given
+    (folder / "tokenizer.json").unlink()
+    bare = import_checkpoint(folder, store)
+    assert (bare.import_id, bare.is_new) == (old.import_id, False)
+    assert bare.notes[0].endswith("use that of an earlier import of these weights")

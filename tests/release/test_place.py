@@ -1,0 +1,98 @@
+"""The folder of an export: symbolic links are followed, and what nothing can be moved onto is refused at once."""
+
+import errno
+import os
+
+import pytest
+
+from gram_platform.config import View
+from gram_platform.release import export as exporting
+from gram_platform.release import place
+from gram_platform.release.export import RECORD
+from gram_platform.store import Store
+from tests import tiny
+from tests.release.planted import complete, exported
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "storage").open_for_writing(min_free_bytes=0)
+
+
+@pytest.fixture
+def view(store):
+    return View(complete(store, tiny.run_config()))
+
+
+@pytest.fixture
+def no_work(monkeypatch):
+    def work(*_):
+        raise AssertionError("work has begun")
+
+    monkeypatch.setattr(exporting, "open_view", work)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_link_is_followed(is_there, store, view, tmp_path):
+    real, link, longer = tmp_path / "disk" / "real", tmp_path / "link", tmp_path / "longer"
+    if is_there:
+        real.mkdir(parents=True)
+    link.symlink_to(real)
+    longer.symlink_to("link")
+    found = exported(store, view, longer)
+    assert (found.folder, found.is_new) == (real, True)
+    assert (real / RECORD).is_file()
+    assert link.is_symlink()
+    assert longer.is_symlink()
+    assert {path.name for path in tmp_path.iterdir()} == {"disk", "link", "longer", "storage"}
+    assert [path.name for path in real.parent.iterdir()] == ["real"]
+    assert not exported(store, view, link).is_new
+
+
+def test_a_folder_behind_a_link_is_not_overwritten(store, view, tmp_path, no_work):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "thesis.txt").write_text("mine")
+    (tmp_path / "link").symlink_to("real")
+    with pytest.raises(ValueError, match=r"out='.*real'.*holds other files"):
+        exported(store, view, tmp_path / "link")
+    (tmp_path / "circle").symlink_to("circle")
+    with pytest.raises(ValueError, match=r"out='.*circle': expected a path that leads to a folder"):
+        exported(store, view, tmp_path / "circle")
+
+
+def test_a_mount_point_is_refused_before_the_work(store, view, tmp_path, monkeypatch, no_work):
+    out = tmp_path / "out"
+    out.mkdir()
+    (tmp_path / "link").symlink_to("out")
+    monkeypatch.setattr(place.os.path, "ismount", lambda path: path == out)
+    for name in ("out", "link"):
+        with pytest.raises(ValueError, match=r"out='.*out': expected a folder that is no mount point.*out/model"):
+            exported(store, view, tmp_path / name)
+    assert not any(out.iterdir())
+
+
+def test_a_part_of_the_same_disk_that_is_mounted_is_refused(tmp_path, monkeypatch):
+    """`ismount` does not see it, Linux's list has it."""
+    out = tmp_path / "a folder"
+    out.mkdir()
+    place.require_no_mount(out)
+    line = f"36 35 98:0 /src {str(out).replace(' ', chr(92) + '040')} rw,noatime - ext3 /dev/root rw"
+    (tmp_path / "mountinfo").write_text(line + "\n")
+    monkeypatch.setattr(place, "MOUNTS", tmp_path / "mountinfo")
+    with pytest.raises(ValueError, match=r"out='.*a folder': expected a folder that is no mount point"):
+        place.require_no_mount(out)
+    monkeypatch.setattr(place, "MOUNTS", tmp_path / "nothing")  # elsewhere there is no list
+    place.require_no_mount(out)
+
+
+@pytest.mark.parametrize("code", [errno.EBUSY, errno.EXDEV, errno.ENOTDIR])
+def test_a_folder_that_cannot_be_replaced_is_named(code, store, view, tmp_path, monkeypatch):
+    """Something was mounted or put there while the export was written."""
+
+    def refused(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(place.os, "rename", refused)
+    with pytest.raises(ValueError, match=rf"out=.*{os.strerror(code)}"), place.beside(tmp_path / "out"):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["storage"]

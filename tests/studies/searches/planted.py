@@ -1,0 +1,76 @@
+"""Searches of one tiny run a trial, whose driver tests can start, kill and start again as a process of its own."""
+
+import sys
+from dataclasses import dataclass, replace
+
+from gram_platform.config import CORE
+from gram_platform.config.ladder import SMOKE_SIZES
+from gram_platform.config.space import Parameter, Space
+from gram_platform.engine.proposals import Objective
+from gram_platform.methods import Setting
+from gram_platform.methods.nodes import Node, method_nodes
+from gram_platform.studies.library.scaling import SMOKE
+from gram_platform.studies.searches.definition import GridSearch, OptunaSearch, Scene, Written
+from gram_platform.studies.searches.flags import OptunaFlags
+from gram_platform.studies.searches.run import main
+
+TINY = replace(SMOKE_SIZES["tiny"], core_tokens=64 * 160)
+PRESET = replace(SMOKE, sizes={"tiny": TINY}, num_seeds=1, num_eval_points=1, num_eval_sequences=4)
+OBJECTIVE = Objective("loss", "minimize", worst=20.0)
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """A point is a learning rate: 1e30 diverges, and 1 cannot be scored."""
+
+    setting: Setting
+
+    def nodes(self, point) -> list[Node]:
+        size = replace(self.setting.size, peak_lr=float(point["lr"]))
+        return [n for n in method_nodes("baseline", replace(self.setting, size=size)) if n.kind == "run"]
+
+    def score(self, point, results) -> dict[str, float]:
+        (result,) = results.values()
+        if point["lr"] == 1.0:
+            raise RuntimeError("no score at 1")
+        return {"loss": result["final"][f"validation/loss/{CORE}"]}
+
+
+class _Common:
+    def identity(self, scene: Scene):
+        return {"data": scene.recipe.data_id}
+
+    def problem(self, scene: Scene, store):
+        return Baselines(scene.settings[0])
+
+    def example(self, scene: Scene):
+        return Baselines(scene.settings[0]).nodes({"lr": 1e-3})
+
+    def write(self, scene, store, tracker, search_id):
+        names = ("table.csv", "report.html")
+        return Written(dict.fromkeys(names, b"-"), {}, f"{len(store.list_runs())} runs")
+
+
+@dataclass(frozen=True)
+class PlantedGrid(_Common, GridSearch):
+    def points(self, scene, store):
+        return [(f"lr {lr:g}", {"lr": lr}) for lr in (1e-3, 2e-3, 4e-3, 8e-3)], []
+
+
+@dataclass(frozen=True)
+class PlantedSearch(_Common, OptunaSearch):
+    flags_type = OptunaFlags
+
+    def space(self, scene):
+        return Space((Parameter("lr", 1e-3, 1e-1, log=True),)).with_overrides(scene.flags.space)
+
+    def groups(self, scene):
+        return {"a": {"group": "a"}, "b": {"group": "b"}}
+
+
+WORDS = ("planted", "Planted", "Does it run?")
+GRID = PlantedGrid(*WORDS, {"demo": PRESET})
+SEARCH = PlantedSearch(*WORDS, {"demo": PRESET}, objectives=(OBJECTIVE,), num_trials={"demo": 4})
+
+if __name__ == "__main__":
+    main(GRID if sys.argv[1] == "grid" else SEARCH, sys.argv[2:])

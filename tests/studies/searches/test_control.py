@@ -1,0 +1,91 @@
+"""Orders to a search's driver, its limits, and that there is one driver, without Ray."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+from gram_platform.store import Store
+from gram_platform.store.leases import read_lease
+from gram_platform.studies.searches.command import give_order, search_lines
+from gram_platform.studies.searches.control import CANCELLED, LOST, PAUSED, RUNNING, Control, Driver, order
+from gram_platform.studies.searches.run import _SearchRun, build_scene, parse
+from tests.studies.searches.planted import GRID
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "storage").open_for_writing()
+
+
+def test_orders_reach_the_driver_and_limits_stop_it(store, monkeypatch):
+    monkeypatch.setattr("gram_platform.studies.searches.control.LOOK_EVERY_S", 0.0)
+    folder, hours = store.search_dir("s1"), [0.0]
+    control = Control(folder, lambda: hours[0], max_hours=2.0, max_cost=3.0, dollars_per_hour=2.0)
+    assert control.decide() == "go"
+    for state, decision in ((PAUSED, "wait"), (CANCELLED, "cancel"), (RUNNING, "go")):
+        order(folder, state)
+        assert control.decide() == decision
+    hours[0] = 1.5
+    assert control.decide() == "stop"
+    assert control.limit_reached() == "$3.00 are used, max_cost is 3"
+    hours[0] = 2.0
+    assert control.limit_reached() == "2.00 machine hours are used, max_hours is 2"
+
+
+def test_hours_of_runs_that_were_done_before_are_those_of_all_their_ranks(tmp_path):
+    scene = build_scene(GRID, parse(GRID, ["--storage", str(tmp_path / "storage")]))
+    run = _SearchRun(GRID, scene, Store(scene.flags.storage).open_for_writing(), None, "s1")
+    run.problem = GRID.problem(scene, run.store)
+    (node,) = run.problem.nodes({"lr": 1e-3})
+    directory = run.store.run(node.id)
+    with directory.start_attempt("test") as attempt:
+        attempt.complete({}, {"weight": torch.zeros(1)}, measured={"num_ranks": 4})
+    assert run._is_done({"lr": 1e-3})
+    assert run.spent_hours() == pytest.approx(4 * directory.timing()["elapsed_s"] / 3600)
+
+
+def test_a_pause_between_rounds_waits_for_the_next_order(store, monkeypatch):
+    monkeypatch.setattr("gram_platform.studies.searches.control.LOOK_EVERY_S", 0.01)
+    folder = store.search_dir("s1")
+    for state, goes_on in ((RUNNING, True), (CANCELLED, False)):
+        order(folder, PAUSED)
+        control = Control(folder, lambda: 0.0, max_hours=0, max_cost=0, dollars_per_hour=1.0)
+        timer = threading.Timer(0.3, order, (folder, state))
+        started = time.monotonic()
+        timer.start()
+        assert control.may_go_on() is goes_on
+        assert time.monotonic() - started >= 0.25
+
+
+def test_one_driver_at_a_time(store, monkeypatch):
+    monkeypatch.setattr("gram_platform.studies.searches.control.LEASE_S", 0.5)
+    folder = store.search_dir("s1")
+    folder.write_json("search.json", {"name": "pareto", "preset": "demo"})
+    with Driver(folder, "pareto"):
+        with pytest.raises(ValueError, match=r"^search='pareto': expected one driver at a time"):
+            Driver(folder, "pareto").__enter__()
+        assert give_order(store, "pause", "pareto") == "s1"
+        assert "paused, led by" in search_lines(store)[0]
+    with Driver(folder, "pareto"):
+        pass
+    with pytest.raises(ValueError, match=r"^search='pareto'"):
+        give_order(store, "pause", "pareto")
+    with pytest.raises(ValueError, match=r"^action='stop'"):
+        give_order(store, "stop", "pareto")
+
+
+def test_a_driver_that_was_suspended_for_too_long_has_lost_its_search(store, monkeypatch):
+    monkeypatch.setattr("gram_platform.studies.searches.control.LEASE_S", 0.2)
+    folder = store.search_dir("s1")
+    with Driver(folder, "pareto") as driver:
+        control = Control(folder, lambda: 0.0, max_hours=0, max_cost=0, dollars_per_hour=1.0)
+        control.is_lost = driver.is_lost
+        assert control.decide() == "go"
+        taken = {**read_lease(folder), "pid": 1}  # by another process
+        folder.write_json("lease.json", taken)
+        time.sleep(0.3)  # several heartbeats
+        monkeypatch.setattr(control, "_next_look", 0.0)
+        assert (control.decide(), control.state) == ("cancel", LOST)
+    assert read_lease(folder) == taken

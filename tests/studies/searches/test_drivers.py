@@ -1,0 +1,189 @@
+"""Searches on a real Ray Tune: trials of every kind of end, killed drivers and workers, orders, limits."""
+
+import errno
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+
+import optuna
+import psutil
+import pytest
+
+from gram_platform import cli
+from gram_platform.corpora import prepare
+from gram_platform.engine.proposals import PointList
+from gram_platform.engine.search import Tuning, run_trials
+from gram_platform.store import Store
+from gram_platform.studies.searches.run import build_scene, parse, run_search
+from gram_platform.studies.session import execution_of
+from tests.studies.processes import Submission, attempts, kill, submit, written
+from tests.studies.searches.planted import GRID, SEARCH, Baselines
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
+OPTUNA_COMMAND = (sys.executable, "-m", "tests.studies.searches.planted", "optuna")
+GRID_COMMAND = (sys.executable, "-m", "tests.studies.searches.planted", "grid")
+
+
+def history(storage) -> list[optuna.trial.FrozenTrial]:
+    """Every trial of every Optuna study."""
+    url = f"sqlite:///{storage}/optuna.db"
+    names = optuna.get_all_study_names(url)
+    assert len(names) == 2
+    return [trial for name in names for trial in optuna.load_study(study_name=name, storage=url).get_trials()]
+
+
+def test_trials_end_in_every_way_and_none_stops_the_others(ray_cluster, tmp_path):
+    scene = build_scene(SEARCH, parse(SEARCH, ["--storage", str(tmp_path / "storage")]))
+    prepare(scene.recipe, Store(scene.flags.storage).data_root)
+    points = [(f"{lr:g}", {"lr": lr}) for lr in (1e30, 4e-3, 1.0, 2e-3)]
+    asked, outcomes, problem = [], [], Baselines(scene.settings[0])
+    arguments = (problem, *execution_of(scene.flags, has_gpu=False))
+    note = lambda proposal: asked.append(time.time())
+    run_trials(PointList(points), *arguments, Tuning("planted"), on_start=note, on_end=outcomes.append)
+    until_first = min(outcome.started for outcome in outcomes) - asked[0]
+    assert asked[1] - asked[0] < until_first / 2 < asked[2] - asked[0]  # both slots' processes start at once
+    states = {outcome.name: outcome.state for outcome in outcomes}
+    assert states == {"1e+30": "diverged", "0.004": "complete", "1": "failed", "0.002": "complete"}
+    messages = {outcome.name: outcome.message for outcome in outcomes}
+    assert "loss" in messages["1e+30"]
+    assert messages["1"] == "RuntimeError: no score at 1"
+
+    again = []
+    run_trials(PointList(points), *arguments, Tuning("planted"), on_end=again.append)
+    assert Counter(o.num_executed for o in again) == {0: 4}  # the diverged one is not trained again either
+    assert {o.name: o.metrics for o in again} == {o.name: o.metrics for o in outcomes}
+
+
+def test_what_fails_when_a_trial_is_told_is_raised_as_it_is(ray_cluster, tmp_path):
+    """A full disk under Optuna's database: Ray Tune made it a KeyError of ours within a text of its own."""
+    scene = build_scene(SEARCH, parse(SEARCH, ["--storage", str(tmp_path / "storage")]))
+    prepare(scene.recipe, Store(scene.flags.storage).data_root)
+
+    def on_end(outcome):
+        raise OSError(errno.ENOSPC, "no room")
+
+    arguments = (Baselines(scene.settings[0]), *execution_of(scene.flags, has_gpu=False))
+    with pytest.raises(OSError, match="no room"):
+        run_trials(PointList([("1", {"lr": 1e30})] * 5), *arguments, Tuning("planted"), on_end=on_end)
+
+
+@pytest.mark.slow
+def test_an_interrupted_search_says_so(tmp_path):
+    """Ctrl-C is not an end: exit code 0 would let a campaign go on with the next search."""
+    storage = tmp_path / "storage"
+    with Submission(storage, (), GRID_COMMAND) as search:
+        search.wait_for(lambda: written(storage), "a finished run")
+        search.process.send_signal(signal.SIGINT)
+        assert search.finish() == 128 + signal.SIGINT
+        assert "interrupted. Submit again" in search.output
+        assert "trials now" not in search.output
+    assert "0 of them were done before" not in submit(storage, (), GRID_COMMAND)
+    assert len(written(storage)) == 4
+
+
+def test_a_killed_driver_loses_no_trial(tmp_path):
+    storage = tmp_path / "storage"
+    with Submission(storage, (), OPTUNA_COMMAND) as search:
+        search.wait_for(lambda: len(written(storage)) >= 3, "three finished runs")
+        search.kill_driver()
+    finished_before = written(storage)
+    output = submit(storage, (), OPTUNA_COMMAND)
+    after = written(storage)
+    assert finished_before.items() <= after.items()  # no finished run was written again
+    trials = history(storage)
+    assert Counter(trial.state.name for trial in trials) == {"COMPLETE": 8}
+    assert len({trial.params["lr"] for trial in trials}) == 8
+    assert len(after) == 8
+    ids = {run_id for trial in trials for run_id in trial.user_attrs["runs"]}
+    assert ids == set(attempts(storage))
+    assert "trials ended before" in output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # two starts of Ray side by side, and the lease of a search between them
+def test_a_driver_that_wakes_up_after_another_has_taken_its_search_ends(tmp_path):
+    storage = tmp_path / "storage"
+    with Submission(storage, (), OPTUNA_COMMAND) as first:
+        first.wait_for(lambda: len(written(storage)) >= 2, "two finished runs")
+        first.process.send_signal(signal.SIGSTOP)
+        with Submission(storage, (), OPTUNA_COMMAND) as second:
+            second.wait_for(lambda: "are taken up again" in second.output, "a new driver")
+            first.process.send_signal(signal.SIGCONT)
+            assert (first.finish(), second.finish()) == (1, 0), first.output + second.output
+    assert "another driver leads this search" in first.output
+    trials = history(storage)
+    assert Counter(trial.state.name for trial in trials) == {"COMPLETE": 8}
+    assert {run_id for trial in trials for run_id in trial.user_attrs["runs"]} == set(attempts(storage))
+
+
+@pytest.mark.slow
+def test_a_killed_worker_is_replaced_and_its_run_continued(tmp_path):
+    storage = tmp_path / "storage"
+    with Submission(storage, ("--checkpoint-every", "0.01"), GRID_COMMAND) as search:
+        training = search.training()
+        kill([psutil.Process(training.pid)])
+        assert search.finish() == 0, search.output
+    assert len(attempts(storage)[training.run_id]) == 2
+    assert len(written(storage)) == 4
+
+
+@pytest.mark.slow
+def test_limit_pause_and_cancel(ray_cluster, tmp_path, capsys):
+    storage = tmp_path / "storage"
+    flags = ["--storage", str(storage), "--max-concurrent", "1"]
+    assert run_search(SEARCH, parse(SEARCH, [*flags, "--max-hours", "0.0001"])) == 0
+    assert "max_hours is 0.0001" in capsys.readouterr().out
+    num_limited = len(written(storage))
+    assert 0 < num_limited < 8
+
+    told = threading.Thread(target=pause_look_and_cancel, args=(storage, num_limited))
+    told.start()
+    assert run_search(SEARCH, parse(SEARCH, flags)) == 0
+    told.join()
+    assert "cancelled; submit again to go on" in capsys.readouterr().out
+    assert len(written(storage)) < 8
+
+    assert run_search(SEARCH, parse(SEARCH, flags)) == 0
+    assert "was cancelled; submitting again resumes it" in capsys.readouterr().out
+    assert Counter(trial.state.name for trial in history(storage)) == {"COMPLETE": 8}
+    assert len(written(storage)) == 8
+
+
+def pause_look_and_cancel(storage, num_before) -> None:
+    """Pauses when a trial has ended, sees that no other one begins, and cancels."""
+    wait_for(lambda: len(written(storage)) > num_before)
+    cli.main(["search", "pause", "planted", "--storage", str(storage)])
+    time.sleep(5.0)  # what was begun ends
+    paused = len(written(storage))
+    time.sleep(3.0)
+    assert len(written(storage)) == paused
+    cli.main(["search", "cancel", "planted", "--storage", str(storage)])
+
+
+def wait_for(condition) -> None:
+    deadline = time.monotonic() + 120.0
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_finished_grid_starts_no_trial(ray_cluster, tmp_path, capsys):
+    storage = tmp_path / "storage"
+    for expected in ("4 trials, 0 of them were done before", "4 trials, 4 of them were done before"):
+        before = written(storage)
+        assert run_search(GRID, parse(GRID, ["--storage", str(storage)])) == 0
+        assert expected in capsys.readouterr().out
+    assert written(storage) == before
+
+
+@pytest.mark.parametrize(
+    ("flags", "field"),
+    [(("--space", "lr=log:-1:1"), "space.lr"), (("--space", "depth=1:2"), "space"), (("--num-workers", "3"), "num_w")],
+)
+def test_bad_input_starts_nothing(tmp_path, flags, field):
+    storage = tmp_path / "storage"
+    with pytest.raises(ValueError, match=f"^{field}"):
+        run_search(SEARCH, parse(SEARCH, ["--storage", str(storage), *flags]))
+    assert not (storage / "runs").exists()

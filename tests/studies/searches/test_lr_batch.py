@@ -1,0 +1,315 @@
+"""The LR/batch grid on planted losses: its trials, its growth, what it writes, and the smoke preset end to end."""
+
+import csv
+import io
+import json
+import math
+import os
+import pickle
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from gram_platform.analysis.lr_grid import POOLED
+from gram_platform.config.flops import total_parameters
+from gram_platform.config.ladder import GRID_DEMO_SIZES, PAPER_SIZES, load_law
+from gram_platform.methods.nodes import method_nodes
+from gram_platform.store import Store
+from gram_platform.store.files import seal
+from gram_platform.studies.library.lr_bs_grid import SEARCH
+from gram_platform.studies.searches.lr_batch import GridShape, at, objective, why_not
+from gram_platform.studies.searches.run import build_scene, parse, search_id
+
+ROOT = Path(__file__).resolve().parents[3]
+FINAL = {"validation/loss/core": 4.0, "validation/loss/a": 1.0, "validation/loss/b": 2.0}
+
+
+def scene_of(tmp_path, *arguments):
+    flags = parse(SEARCH, ["--preset", "smoke", "--storage", str(tmp_path), *arguments])
+    return build_scene(SEARCH, flags)
+
+
+def complete(scene, store, point, loss) -> None:
+    """The run of a point as if it had been trained to this loss on every domain."""
+    (node,) = SEARCH.problem(scene).nodes(point)
+    run = store.run(node.id)
+    run.ensure_config(node.config)
+    run.add_tags(dict(node.tags))
+    final = {f"validation/loss/{domain}": loss for domain in scene.recipe.domains}
+    run.publish(seal({"run_id": node.id, "final": final, "num_tokens": 1, "num_steps": 1}))
+
+
+def bowl(scene, best_lr, best_batch):
+    """A loss whose minimum is at the given factors of each size's own rate and batch."""
+
+    def loss(point) -> float:
+        size = scene.preset.sizes[point["size"]]
+        x, y = point["lr"] / size.peak_lr / best_lr, point["batch"] / size.batch_size / best_batch
+        return 3.0 + 0.1 * math.log(x) ** 2 + 0.05 * math.log(y) ** 2 + 0.001 * point["seed"]
+
+    return loss
+
+
+def run_all(scene, store, loss) -> list[str]:
+    """Every cell that the grid asks for until it asks for no more; what it announced."""
+    done: set[str] = set()
+    while True:
+        points, messages = SEARCH.points(scene, store)
+        new = [(name, point) for name, point in points if name not in done]
+        if not new:
+            return messages
+        for name, point in new:
+            complete(scene, store, point, loss(point))
+            done.add(name)
+
+
+# ------------------------------------------------------------------------------------------------------- trials
+
+
+def test_the_cell_of_a_sizes_own_values_is_the_studies_baseline(tmp_path):
+    scene = scene_of(tmp_path)
+    problem = pickle.loads(pickle.dumps(SEARCH.problem(scene)))
+    (setting,) = scene.settings_of("tiny")
+    own = {"size": "tiny", "seed": 0, "lr": setting.size.peak_lr, "batch": setting.size.batch_size}
+    (node,) = problem.nodes(own)
+    assert node.id in {n.id for n in method_nodes("baseline", setting) if n.kind == "run"}
+    assert dict(node.tags).items() >= {"method": "baseline", "size": "tiny", "lr": "0.008", "batch": "16"}.items()
+    (other,) = problem.nodes({**own, "lr": 0.016, "batch": 6})
+    assert (other.config.optimizer.peak_lr, other.config.batch_size, other.config.micro_batch) == (0.016, 6, 3)
+    assert other.id != node.id
+
+
+def test_the_objective_is_half_core_and_half_the_auxiliary_mean():
+    assert objective(FINAL) == {"loss": 0.5 * 4.0 + 0.5 * 1.5, "core": 4.0, "auxiliary": 1.5}
+    with pytest.raises(ValueError, match=r"^loss="):
+        objective({**FINAL, "validation/loss/a": math.nan})
+
+
+def test_a_score_takes_the_losses_at_the_end(tmp_path):
+    scene = scene_of(tmp_path)
+    result = {"final": {**FINAL, "train/loss": 9.0, "best/loss/core": 9.0}}
+    assert SEARCH.problem(scene).score({}, {"id": result})["loss"] == 2.75
+
+
+def test_micro_batches_divide_the_batch():
+    size = PAPER_SIZES["400M"]
+    assert at(size, (1e-3, 184)).micro_batch == 92
+    assert at(size, (1e-3, 100)).micro_batch == 50
+    assert [at(size, (1e-3, batch)).micro_batch for batch in (128, 256, 528, 1056)] == [64, 64, 88, 88]
+    for name, size in SEARCH.presets["paper"].sizes.items():
+        for cell in SEARCH.grids["paper"].of(size).cells:
+            found = at(size, cell).micro_batch
+            assert found <= size.micro_batch, name
+            assert (cell[1] % found, found % 8) == (0, 0), name
+    assert at(size, (size.peak_lr, size.batch_size)) == size
+
+
+# ---------------------------------------------------------------------------------------------- flags and identity
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        (["--lrs", "0.001,0.002"], "lrs"),
+        (["--lrs", "0.001,-1,0.002"], "lrs"),
+        (["--batches", "16", "32"], "batches"),
+        (["--batches", "8,16.5,32"], "batches"),
+        (["--batches", "8,16,100000"], "batches"),
+        (["--batches", "2,3,4", "--num-workers", "4"], "batches"),
+        (["--window", "-0.1"], "window"),
+        (["--max-extensions", "-2"], "max_extensions"),
+    ],
+)
+def test_grids_that_cannot_work_are_refused_by_name(tmp_path, arguments, field):
+    with pytest.raises(ValueError, match=f"^{field}="):
+        scene_of(tmp_path, *arguments)
+
+
+def test_flags_replace_the_presets_grid(tmp_path):
+    scene = scene_of(tmp_path, "--lrs", "0.01,0.002,0.005", "--batches", "4,8,16,32", "--max-extensions", "3")
+    grid = SEARCH.grid(scene.flags, scene.preset.sizes["tiny"])
+    assert (grid.lrs, grid.batches) == ((0.002, 0.005, 0.01), (4, 8, 16, 32))
+    assert scene.flags.max_extensions == 3
+    assert scene_of(tmp_path).flags.max_extensions == SEARCH.grids["smoke"].max_extensions
+
+
+def test_presets_have_their_cells():
+    for size in SEARCH.presets["demo"].sizes.values():
+        grid = SEARCH.grids["demo"].of(size)
+        assert len(grid.cells) == 12
+        assert (size.peak_lr, size.batch_size) in grid.cells
+    numbers = {name: len(SEARCH.grids["paper"].of(size).cells) for name, size in SEARCH.presets["paper"].sizes.items()}
+    assert numbers == {"50M": 12, "100M": 12, "200M": 16, "400M": 12}
+    assert SEARCH.presets["demo"].sizes == GRID_DEMO_SIZES
+    with pytest.raises(ValueError, match=r"^batches="):
+        GridShape((0.5, 1.0, 2.0), (0.3, 1.0, 2.0), 0).of(GRID_DEMO_SIZES["0.2M"])
+
+
+def test_the_identity_is_the_question_not_how_it_is_read(tmp_path):
+    plain = search_id(SEARCH, scene_of(tmp_path))
+    assert plain == search_id(SEARCH, scene_of(tmp_path, "--window", "0.05", "--max-extensions", "3"))
+    assert plain != search_id(SEARCH, scene_of(tmp_path, "--seeds", "2"))
+    assert plain != search_id(SEARCH, scene_of(tmp_path, "--lrs", "0.001,0.002,0.004"))
+
+
+def test_batches_that_ranks_or_data_cannot_serve(tmp_path):
+    scene = scene_of(tmp_path)
+    size = scene.preset.sizes["tiny"]
+    assert why_not(scene.flags, scene.preset, size, 8) == ""
+    assert "4 ranks" in why_not(replace(scene.flags, num_workers=("4",)), scene.preset, size, 2)
+    assert "in all" in why_not(scene.flags, scene.preset, size, 10_000)
+
+
+# ------------------------------------------------------------------------------------------------------- growth
+
+
+def test_a_grid_grows_towards_its_minimum_and_then_rests(tmp_path):
+    scene = scene_of(tmp_path, "--max-extensions", "2", "--sizes", "tiny")
+    store = Store(scene.flags.storage).open_for_writing()
+    assert len(SEARCH.points(scene, store)[0]) == 9
+    messages = run_all(scene, store, bowl(scene, 1.0, 2.0))
+    points, _ = SEARCH.points(scene, store)
+    assert sorted({point["batch"] for _, point in points}) == [4, 8, 16, 32, 64]
+    assert messages == [
+        "tiny: the minimum lies at the upper edge of batch: adding batch 32",
+        "tiny: the minimum lies at the upper edge of batch: adding batch 64",
+    ]
+    assert len({name for name, _ in points}) == len(points) == 15
+
+
+def test_a_grid_waits_for_all_its_trials(tmp_path):
+    scene = scene_of(tmp_path, "--max-extensions", "2", "--sizes", "tiny")
+    store = Store(scene.flags.storage).open_for_writing()
+    points, _ = SEARCH.points(scene, store)
+    for _, point in points[:-1]:
+        complete(scene, store, point, bowl(scene, 1.0, 4.0)(point))
+    assert SEARCH.points(scene, store) == (points, [])
+
+
+def test_sizes_grow_apart(tmp_path):
+    scene = scene_of(tmp_path, "--max-extensions", "1")
+    store = Store(scene.flags.storage).open_for_writing()
+    losses = {"tiny": bowl(scene, 1.0, 0.5), "small": bowl(scene, 4.0, 0.5)}
+    messages = run_all(scene, store, lambda point: losses[point["size"]](point))
+    points, _ = SEARCH.points(scene, store)
+    assert sum(point["size"] == "tiny" for _, point in points) == 9
+    assert sum(point["size"] == "small" for _, point in points) == 12
+    assert all(message.startswith("small: ") for message in messages)
+
+
+# ------------------------------------------------------------------------------------------------------ writing
+
+
+def diverged(scene, store, point) -> None:
+    (node,) = SEARCH.problem(scene).nodes(point)
+    run = store.run(node.id)
+    run.ensure_config(node.config)
+    with run.start_attempt("a test") as attempt:
+        attempt.fail("loss is nan at step 3", {"kind": "diverged"})
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    scene = scene_of(tmp_path_factory.mktemp("storage"), "--seeds", "2")
+    store = Store(scene.flags.storage).open_for_writing()
+    points, _ = SEARCH.points(scene, store)
+    loss = bowl(scene, 1.1, 0.9)
+    for _, point in points:
+        is_hot = point["size"] == "tiny" and point["lr"] == 0.016 and point["batch"] == 8
+        diverged(scene, store, point) if is_hot else complete(scene, store, point, loss(point))
+    return scene, SEARCH.write(scene, store, None, "abc")
+
+
+def table(written, name) -> pd.DataFrame:
+    return pd.read_csv(io.BytesIO(written[1].files[name]))
+
+
+def test_nothing_is_written_before_a_trial_is_complete(tmp_path):
+    scene = scene_of(tmp_path)
+    assert SEARCH.write(scene, Store(scene.flags.storage).open_for_writing(), None, "abc") is None
+
+
+def test_every_trial_is_in_trials_csv(written):
+    trials = table(written, "trials.csv")
+    assert list(trials.columns[:3]) == ["search", "trial", "state"]
+    assert len(trials) == 2 * 9 * 2
+    assert trials["state"].value_counts().to_dict() == {"complete": 34, "diverged": 2}
+    hot = trials[trials["state"] == "diverged"]
+    assert hot["loss"].isna().all()
+    assert set(hot["message"]) == {"loss is nan at step 3"}
+    assert trials.loc[trials["state"] == "complete", "loss"].between(3.0, 4.0).all()
+
+
+def test_the_table_has_the_planted_optima(written):
+    scene, optima = written[0], table(written, "table.csv")
+    pooled = optima[optima["seed"] == POOLED].set_index("size")
+    for name, size in scene.preset.sizes.items():
+        row = pooled.loc[name]
+        assert row["lr"] == pytest.approx(1.1 * size.peak_lr)
+        assert row["batch"] == pytest.approx(0.9 * size.batch_size)
+        assert row["parameters"] == total_parameters(size.dense())
+        assert not row["on_edge"]
+    assert pooled["num_cells"].to_dict() == {"tiny": 8, "small": 9}
+    assert pooled["num_diverged"].to_dict() == {"tiny": 1, "small": 0}
+
+
+def test_the_law_file_is_a_studys_law(written, tmp_path):
+    scene, (tiny, small) = written[0], written[0].preset.sizes.values()
+    path = tmp_path / "law.json"
+    path.write_bytes(written[1].files["law.json"])
+    law = load_law(str(path))
+    assert law.lr(total_parameters(tiny.dense())) == pytest.approx(1.1 * tiny.peak_lr)
+    assert law.batch(total_parameters(small.dense())) == pytest.approx(0.9 * small.batch_size)
+    assert law.seq_len == scene.preset.seq_len
+    predicted = table(written, "predictions.csv").set_index("size")
+    assert predicted.loc["tiny", "lr"] == pytest.approx(1.1 * tiny.peak_lr)
+    assert predicted.loc["800M", "ladder_lr"] == 5.7e-4
+
+
+def test_the_report_and_the_text_say_what_was_done(written):
+    page, text = written[1].files["report.html"].decode(), written[1].text
+    assert "34 complete, 2 diverged" in page
+    assert "loss is nan at step 3" in page
+    assert "Read from the run directories" in page
+    assert "36 trials: 34 complete, 2 diverged." in text
+    assert set(written[1].figures) == {"surface-tiny", "surface-small", "law-lr", "law-batch"}
+    assert json.loads(written[1].files["search.json"])["search_id"] == "abc"
+
+
+def test_without_a_law_the_law_file_is_none_that_a_study_takes(tmp_path):
+    scene = scene_of(tmp_path, "--sizes", "tiny")
+    store = Store(scene.flags.storage).open_for_writing()
+    run_all(scene, store, bowl(scene, 1.0, 1.0))
+    left = SEARCH.write(scene, store, None, "abc")
+    (tmp_path / "law.json").write_bytes(left.files["law.json"])
+    with pytest.raises(ValueError, match=r"^law=.*lacks name"):
+        load_law(str(tmp_path / "law.json"))
+    assert json.loads(left.files["law.json"])["evidence"][0]["reason"].startswith("cannot be fitted")
+    assert "cannot be fitted: two sizes" in left.text
+
+
+# --------------------------------------------------------------------------------------------------- end to end
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_smoke_preset_end_to_end(tmp_path):
+    command = [sys.executable, "experiments/lr_bs_grid.py", "--preset", "smoke", "--storage", str(tmp_path)]
+    first = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=dict(os.environ))
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert "18 nodes executed" in first.stdout
+    folder = tmp_path / "studies/lr_bs_grid"
+    with (folder / "trials.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["state"] for row in rows] == ["complete"] * 18
+    assert (folder / "report.html").stat().st_size > 10_000
+    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=dict(os.environ))
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "18 of them were done before" in again.stdout
+    with (folder / "trials.csv").open() as file:
+        assert list(csv.DictReader(file)) == rows

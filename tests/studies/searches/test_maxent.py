@@ -1,0 +1,216 @@
+"""The MaxEnt search: its nodes are the studies' own, its scores are known, and studies take its best trials."""
+
+import dataclasses
+import io
+import math
+import pickle
+
+import optuna
+import pandas as pd
+import pytest
+
+from gram_platform.analysis.maxent_objective import MaxEntObjective, references_of
+from gram_platform.engine.proposals import Group, Objective, OptunaSource
+from gram_platform.engine.trials import COMPLETE, DIVERGED, FAILED, Outcome
+from gram_platform.methods import plan
+from gram_platform.methods.nodes import method_nodes
+from gram_platform.methods.setting import MaxEnt
+from gram_platform.store import Store
+from gram_platform.studies.best_trials import BEST, BestTrial, best_json, load_best
+from gram_platform.studies.library import scaling
+from gram_platform.studies.library.maxent_search import SEARCH
+from gram_platform.studies.searches import run as running
+from gram_platform.studies.searches.maxent import space_of
+from gram_platform.studies.searches.maxent_problem import METRIC, PROFILE, MaxEntProblem, maxent_at, unlearning_nodes
+from gram_platform.studies.searches.maxent_report import at_edge, best_table, history_of, trials_table
+from tests.methods.test_plans import setting
+from tests.study_frames import DOMAINS, NUM_STEPS, curves, evaluations, loss_at
+
+CELLS = tuple(
+    setting(seed=seed, profiles=((), ("biology",)), num_sequences={"core": 4000, "biology": 250, "chemistry": 250})
+    for seed in range(2)
+)
+POINT = {"profile": "core+biology", "peak_lr": 1.7e-3, "retain_weight": 33.0}
+OBJECTIVE = MaxEntObjective(penalty_weight=10.0)
+SPACE = space_of((5e-5, 2e-4), (50.0, 600.0))
+
+
+@pytest.fixture(scope="module")
+def problem() -> MaxEntProblem:
+    return MaxEntProblem(CELLS, OBJECTIVE, references_of(evaluations(), curves(), "small"))
+
+
+def losses_at(ratios: dict[str, float]) -> dict[str, float]:
+    return {d: float(loss_at("small", d, NUM_STEPS * r)) for d, r in ratios.items()}
+
+
+# ------------------------------------------------------------------------------------------------------- trials
+
+
+def test_a_trial_is_the_studies_own_runs_without_the_baseline(problem):
+    nodes = problem.nodes(POINT)
+    assert [node.kind for node in nodes] == ["run", "evaluation"] * 2
+    own = ((("biology",), maxent_at(CELLS[0], POINT)),)
+    for cell, (run, evaluation) in zip(CELLS, (nodes[:2], nodes[2:]), strict=True):
+        options = dataclasses.replace(cell.options, maxent_profiles=own)
+        study = {node.id for node in method_nodes("maxent", dataclasses.replace(cell, options=options))}
+        assert {run.id, evaluation.id} <= study
+        assert run.needs == {plan("baseline", cell).runs["all"].run_id}
+        assert evaluation.needs == {run.id}
+        named = {"peak_lr": "0.0017", "retain_weight": "33", "profile": "core+biology", "method": "maxent"}
+        assert dict(run.tags).items() >= named.items()
+        assert run.config.objective.forget == ("chemistry",)
+
+
+def test_what_is_not_searched_is_the_presets(problem):
+    changed = dataclasses.replace(CELLS[0].options, maxent=MaxEnt(num_steps=7, peak_lr=9.0, retain_weight=9.0))
+    run, _ = unlearning_nodes(dataclasses.replace(CELLS[0], options=changed), POINT)
+    assert run.config.num_steps == 7
+    assert (run.config.optimizer.peak_lr, run.config.objective.retain_weight) == (1.7e-3, 33.0)
+
+
+def test_a_score_is_that_of_the_mean_over_seeds(problem):
+    travelled = pickle.loads(pickle.dumps(problem))
+    seeds = [dict(zip(DOMAINS, ratios, strict=True)) for ratios in ((0.9, 0.8, 0.3), (1.1, 0.9, 0.5))]
+    evaluated = [node.id for node in problem.nodes(POINT) if node.kind == "evaluation"]
+    results = {i: {"losses": losses_at(ratios)} for i, ratios in zip(evaluated, seeds, strict=True)}
+    score = travelled.score(POINT, results)
+    expected = {"objective": 0.4 + 10 * 0.1, "forget": 0.4, "penalty": 1.0, "core": 1.0, "retain": 0.85}
+    assert score == pytest.approx(expected, rel=1e-6)
+    results[evaluated[0]]["losses"]["chemistry"] = math.inf
+    with pytest.raises(ValueError, match=r"^ratios\[chemistry\]"):
+        travelled.score(POINT, results)
+
+
+# ---------------------------------------------------------------------------------------------------- histories
+
+
+def history(outcomes: list[tuple[str, float]]):
+    """The history of a profile whose trials ended as given: (state, objective)."""
+    study = optuna.create_study(study_name="s-core")
+    group = Group("core", {PROFILE: "core"}, study, len(outcomes))
+    source = OptunaSource([group], SPACE, (Objective(METRIC, "minimize", OBJECTIVE.worst),))
+    for index, (state, value) in enumerate(outcomes):
+        proposal = source.next()
+        metrics = {METRIC: value, "forget": value, "penalty": 0.0, "core": 1.0} if state == COMPLETE else {}
+        parts = {"name": proposal.name, "point": proposal.point, "state": state, "metrics": metrics, "nodes": ()}
+        fields = {f.name for f in dataclasses.fields(Outcome)}
+        parts |= {"runs": (f"run{index}",), "message": "", "started": 0.0, "elapsed_s": 1.0, "trained_s": 1.0}
+        parts |= {"num_executed": 1, "num_reused": 0, **({"process": "p"} if "process" in fields else {})}
+        source.tell(proposal, Outcome(**parts))
+    return history_of("core", study, SPACE)
+
+
+def test_every_trial_is_in_the_table_and_only_complete_ones_are_best():
+    ended = history([(COMPLETE, 0.7), (DIVERGED, math.nan), (COMPLETE, 0.4), (FAILED, math.nan)])
+    empty = history_of("core+biology", optuna.create_study(study_name="s-biology"), SPACE)
+    trials = trials_table([ended, empty])
+    assert list(trials.columns[:6]) == ["search", "trial", "state", "profile", "peak_lr", "retain_weight"]
+    assert list(trials["state"]) == [COMPLETE, DIVERGED, COMPLETE, FAILED]
+    assert trials["objective"].isna().tolist() == [False, True, False, True]
+    assert trials["peak_lr"].between(5e-5, 2e-4).all()
+    best = best_table([ended, empty], SPACE, {"core": 0.9})
+    core, biology = best.to_dict("records")
+    assert (core["trial"], core["objective"], core["runs"], core["preset_objective"]) == (2, 0.4, "run2", 0.9)
+    assert [core[f"num_{state}"] for state in (COMPLETE, DIVERGED, FAILED)] == [2, 1, 1]
+    assert pd.isna(biology["trial"])
+    assert biology["num_complete"] == 0
+    assert "nan" not in best.to_csv(index=False)
+    assert len(pd.read_csv(io.StringIO(trials.to_csv(index=False)))) == 4
+
+
+def test_best_trials_at_an_end_of_their_range_are_named():
+    space = space_of((1e-4, 1e-2), (10.0, 1000.0))
+    assert at_edge(space, {"peak_lr": 1e-3, "retain_weight": 100.0}) == ""
+    assert at_edge(space, {"peak_lr": 1.05e-4, "retain_weight": 990.0}) == "peak_lr low, retain_weight high"
+    held = space.with_overrides(("peak_lr=0.001",))
+    assert at_edge(held, {"peak_lr": 1e-3, "retain_weight": 10.0}) == "retain_weight low"
+
+
+# --------------------------------------------------------------------------------------------------- best trials
+
+
+def test_studies_read_what_a_search_wrote(tmp_path):
+    store = Store(tmp_path).open_for_writing()
+    own = MaxEnt(num_steps=75, peak_lr=0.0017345678901234567, retain_weight=33.3)
+    best = [BestTrial("core", (), 3, ("r1",), 0.4, own, 5), BestTrial("core+lisp", ("lisp",), 1, ("r2",), 0.5, own, 5)]
+    folder = store.search_dir("abc")
+    folder.write_json(BEST, best_json("abc", {"data_id": "d", "size": "0.3M", "seeds": [0]}, best, []))
+    assert load_best(store, "abc") == load_best(Store(tmp_path), "abc", "d") == (((), own), (("lisp",), own))
+    early = [dict(entry) for entry in folder.read_json(BEST)["profiles"]]
+    for entry in early:
+        del entry["maxent"]["num_steps"]  # a field that a later version has added
+    folder.write_json(BEST, {**folder.read_json(BEST), "profiles": early})
+    assert load_best(store, "abc", "d", dataclasses.replace(own, num_steps=9, peak_lr=1.0)) == tuple(
+        (retained, dataclasses.replace(own, num_steps=9)) for retained in ((), ("lisp",))
+    )
+    with pytest.raises(ValueError, match=r"^maxent='abc'.*this study's data, other; it is on d"):
+        load_best(store, "abc", "other")
+    for unknown in ("xyz", "", ".."):
+        with pytest.raises(ValueError, match=r"^maxent=.*id of a MaxEnt search"):
+            load_best(store, unknown)
+    folder.write_json(BEST, best_json("abc", {"data_id": "d", "size": "0.3M", "seeds": [0]}, best[:1], ["core+lisp"]))
+    with pytest.raises(ValueError, match=r"^maxent='abc'.*none of core\+lisp"):
+        load_best(store, "abc")
+
+
+# ------------------------------------------------------------------------------------------------- the experiment
+
+
+def scene_of(*arguments: str):
+    return running.build_scene(SEARCH, running.parse(SEARCH, ["--preset", "smoke", *arguments]))
+
+
+def test_the_searchs_id_is_its_question(storage):
+    ids = {running.search_id(SEARCH, scene_of(*more)) for more in ((), ("--trials", "9"), ("--max-hours", "1"))}
+    assert len(ids) == 1
+    others = [("--seeds", "2"), ("--space", "retain_weight=log:5:50"), ("--retain", "airport")]
+    heavier = dataclasses.replace(SEARCH, objective=MaxEntObjective(penalty_weight=20.0))
+    ids |= {running.search_id(SEARCH, scene_of(*more)) for more in others}
+    assert len(ids | {running.search_id(heavier, scene_of())}) == 5
+    assert heavier.objectives[0].worst > SEARCH.objectives[0].worst
+
+
+def test_the_dry_run_has_every_trial(storage):
+    scene = scene_of("--trials", "3")
+    assert list(SEARCH.groups(scene)) == ["core", *(f"core+{d}" for d in scene.settings[0].auxiliary)]
+    assert len(SEARCH.example(scene)) == 3 * 5 * 2
+    study = {node.id for node in method_nodes("baseline", scene.settings[0])}
+    assert {node.id for node in SEARCH.prerequisites(scene)} == study
+
+
+def test_bad_flags_are_refused_before_anything_starts(storage):
+    for arguments, field in (
+        (["--space", "magic=1:2"], "space"),
+        (["--space", "retain_weight=log:5:5000000"], "space.retain_weight"),
+        (["--space", "peak_lr=0:1"], "space.peak_lr"),
+    ):
+        with pytest.raises(ValueError, match=rf"^{field}="):
+            running.parse(SEARCH, ["--preset", "smoke", *arguments])
+    ranges = SEARCH.presets["smoke"].maxent_search
+    several = dataclasses.replace(SEARCH, presets={"smoke": dataclasses.replace(scaling.SMOKE, maxent_search=ranges)})
+    with pytest.raises(ValueError, match=r"^sizes=.*one size"):
+        running.parse(several, ["--preset", "smoke"])
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_smoke_from_end_to_end(storage, ray_cluster, capsys):
+    arguments = ["--preset", "smoke", "--retain", "airport", "--trials", "1"]
+    assert running.run_search(SEARCH, running.parse(SEARCH, arguments)) == 0
+    scene = scene_of(*arguments[2:])
+    search_id = running.search_id(SEARCH, scene)
+    folder = storage / "studies" / "maxent_search"
+    trials = pd.read_csv(folder / "trials.csv")
+    assert list(trials["profile"]) == ["core", "core+airport"]
+    assert (trials["state"] == COMPLETE).all()
+    assert (trials["objective"] - trials["forget"] - trials["penalty"]).abs().max() < 1e-12
+    assert {"table.csv", "report.html", "search.json", "best.json"} <= {path.name for path in folder.iterdir()}
+    own = load_best(Store(storage), search_id, scene.recipe.data_id)
+    options = dataclasses.replace(scene.settings[0].options, maxent_profiles=own)
+    runs = plan("maxent", dataclasses.replace(scene.settings[0], options=options)).runs
+    assert [runs[profile].run_id for profile in trials["profile"]] == list(trials["runs"])
+    capsys.readouterr()
+    assert running.run_search(SEARCH, running.parse(SEARCH, arguments)) == 0
+    assert "0 nodes executed" in capsys.readouterr().out
+    pd.testing.assert_frame_equal(pd.read_csv(folder / "trials.csv"), trials)

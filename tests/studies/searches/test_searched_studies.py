@@ -1,0 +1,235 @@
+"""Studies that begin with a MaxEnt search: one submission runs both, a killed one goes on, nothing is trained twice."""
+
+import sys
+from collections import Counter
+from dataclasses import replace
+
+import optuna
+import pytest
+
+from gram_platform.methods import plan
+from gram_platform.methods.nodes import method_nodes
+from gram_platform.pages.results.record import load_record
+from gram_platform.store import Store
+from gram_platform.studies.best_trials import BEST, is_complete, load_best
+from gram_platform.studies.build import build_graph
+from gram_platform.studies.campaign import CampaignFlags, run_campaign, run_searched
+from gram_platform.studies.flags import Flags, checked
+from gram_platform.studies.library import (
+    aux_scaling,
+    dual_use,
+    partial_labels,
+    samples,
+    stories,
+    titration,
+    token_localization,
+)
+from gram_platform.studies.library.maxent_search import SEARCH
+from gram_platform.studies.searches.command import give_order
+from gram_platform.studies.searches.needed import needed_search
+from gram_platform.studies.searches.run import build_scene, parse, search_id
+from tests.studies.processes import Submission, attempts, num_trained_twice, submit, written
+from tests.studies.searches.searched import STUDY
+
+COMMAND = (sys.executable, "-m", "tests.studies.searches.searched")
+SHORT = ("--retain", "airport")
+NUM_TRIALS = 4  # 2 of each of 2 profiles
+NUM_RUNS = 1 + NUM_TRIALS + 3  # the search's baseline and trials; then the baseline and the MaxEnt runs of seed 1
+
+
+def flags_of(study, storage, **given) -> Flags:
+    return checked(study, Flags(storage=str(storage), **given))
+
+
+def dry(study, storage, capsys, **given) -> str:
+    assert run_searched(study, flags_of(study, storage, dry_run=True, **given)) == 0
+    return capsys.readouterr().out
+
+
+# ------------------------------------------------------------------------------------------ which search, if any
+
+
+def test_the_ranges_are_the_papers_and_the_authors():
+    dual, own = dual_use.STUDY.presets["paper"].maxent_search, stories.STUDY.presets["paper"].maxent_search
+    assert (dual.peak_lr, dual.retain_weight) == ((5e-5, 2e-4), (50.0, 600.0))  # app:realistic
+    # the authors' published settings (agencyenterprise/modular-pretraining)
+    assert (own.peak_lr, own.retain_weight, own.num_trials) == ((3e-4, 1e-2), (5.0, 300.0), 30)
+
+
+@pytest.mark.parametrize(("study", "preset"), [(stories.STUDY, "paper"), (dual_use.STUDY, "dual_use")])
+def test_the_search_is_the_experiments_own_and_starts_from_the_studys_baseline(tmp_path, study, preset):
+    needed = needed_search(study, flags_of(study, tmp_path, preset="paper"))
+    own = parse(SEARCH, ["--preset", preset, "--storage", str(tmp_path)])
+    assert needed.search_id == search_id(SEARCH.of_preset(preset), build_scene(SEARCH, own))
+    assert [setting.seed for setting in needed.scene.settings] == [0]
+    nodes = {node.id for node in build_graph(study, flags_of(study, tmp_path, preset="paper")).nodes}
+    assert {node.id for node in needed.search.prerequisites(needed.scene)} <= nodes
+
+
+def test_studies_share_a_search_where_they_share_the_runs(tmp_path):
+    ids = {
+        study.name: needed_search(study, flags_of(study, tmp_path, preset="paper")).search_id
+        for study in (stories.STUDY, samples.STUDY, dual_use.STUDY, token_localization.STUDY)
+    }
+    assert ids["stories"] == ids["samples"] != ids["dual_use"] == ids["token_localization"]
+
+
+def test_no_search_where_none_is_needed(tmp_path):
+    for study in (stories.STUDY, dual_use.STUDY, titration.STUDY):
+        for preset in ("smoke", "demo"):
+            assert needed_search(study, flags_of(study, tmp_path, preset=preset, methods=("maxent",))) is None
+    own = {"preset": "paper", "methods": ("gram",)}
+    assert needed_search(dual_use.STUDY, flags_of(dual_use.STUDY, tmp_path, **own)) is None
+    assert needed_search(dual_use.STUDY, flags_of(dual_use.STUDY, tmp_path, preset="paper", maxent="abc")) is None
+    assert needed_search(titration.STUDY, flags_of(titration.STUDY, tmp_path, preset="paper")) is None
+    for study in (aux_scaling.STUDY, partial_labels.STUDY):  # other data than the search would see
+        assert study.presets["paper"].maxent_search is None
+
+
+def test_the_search_follows_the_flags_of_the_study(tmp_path):
+    known = {needed_search(STUDY, flags_of(STUDY, tmp_path)).search_id}
+    other_seeds = needed_search(STUDY, flags_of(STUDY, tmp_path, seeds=3))
+    assert other_seeds.search_id in known
+    assert other_seeds.flags.seeds == 1
+    for given in ({"retain": ("airport",)}, {"corpus": "stories"}, {"law": "paper"}):
+        flags = flags_of(STUDY, tmp_path, **given)
+        needed = needed_search(STUDY, flags)
+        assert needed.search_id not in known
+        known.add(needed.search_id)
+        baselines = {node.id for node in method_nodes("baseline", build_graph(STUDY, flags).settings[0])}
+        assert {node.id for node in needed.search.prerequisites(needed.scene)} == baselines
+
+
+# ------------------------------------------------------------------------------------------------------ dry runs
+
+
+def test_the_dry_run_prints_the_search_and_what_follows(tmp_path, capsys):
+    text = dry(dual_use.STUDY, tmp_path / "s", capsys, preset="paper")
+    assert "30 trials of each of 5 profiles on seed 0" in text
+    assert text.index("study maxent_search_dual_use, preset paper") < text.index("study dual_use, preset paper")
+    assert "15 MaxEnt runs of dual_use follow the search: 5 are its best trials, 10 are trained" in text
+    assert "stand in for what the search will find" in text
+    assert "h100 hours ($" in text
+    assert not (tmp_path / "s").exists()
+    cut = dry(dual_use.STUDY, tmp_path / "s", capsys, preset="paper", methods=("gram",))
+    assert "search" not in cut
+
+
+def test_the_dry_run_of_all_has_each_search_once(tmp_path, capsys):
+    flags = CampaignFlags(preset="paper", storage=str(tmp_path / "s"), dry_run=True)
+    assert run_campaign((stories.STUDY, dual_use.STUDY, samples.STUDY), (), flags) == 0
+    text = capsys.readouterr().out
+    for name in ("maxent_search", "maxent_search_dual_use"):
+        assert text.count(f"study {name}, preset paper") == 1
+    assert "5 MaxEnt runs of samples follow the search: 5 are its best trials, 0 are trained" in text
+    assert not (tmp_path / "s").exists()
+
+
+def test_bad_input_of_the_study_is_refused_before_its_search(tmp_path):
+    size = replace(STUDY.presets["smoke"].sizes["tiny"], core_tokens=10**9)  # more than the corpus has
+    study = replace(STUDY, presets={"smoke": replace(STUDY.presets["smoke"], sizes={"tiny": size})})
+    with pytest.raises(ValueError, match=r"^corpus="):
+        run_searched(study, flags_of(study, tmp_path / "s"))
+    assert not (tmp_path / "s" / "runs").exists()
+    assert not (tmp_path / "s" / "searches").exists()
+
+
+def test_a_search_is_complete_with_all_trials_of_every_profile(tmp_path):
+    store = Store(tmp_path).open_for_writing()
+    assert not is_complete(store, "abc", 3)
+    folder = store.search_dir("abc")
+    for content, expected in (
+        ({"missing": []}, False),  # of a version that did not count
+        ({"missing": [], "num_trials": {"core": 3, "core+lisp": 2}}, False),
+        ({"missing": ["core+lisp"], "num_trials": {"core": 3, "core+lisp": 3}}, False),  # all of them diverged
+        ({"missing": [], "num_trials": {"core": 3, "core+lisp": 4}}, True),
+    ):
+        folder.write_json(BEST, content)
+        assert is_complete(store, "abc", 3) == expected
+
+
+# ------------------------------------------------------------------------------------------------------- running
+
+
+def require_whole(storage) -> None:
+    """Every trial once, every run once, and MaxEnt's runs of the study with the best trials' parameters."""
+    needed = needed_search(STUDY, flags_of(STUDY, storage, retain=("airport",)))
+    url = f"sqlite:///{storage}/optuna.db"
+    studies = [optuna.load_study(study_name=name, storage=url) for name in optuna.get_all_study_names(url)]
+    trials = [trial for study in studies for trial in study.get_trials()]
+    assert Counter(trial.state.name for trial in trials) == {"COMPLETE": NUM_TRIALS}
+    assert len(attempts(storage)) == NUM_RUNS
+    assert len(Store(storage).list_searches()) == 1
+    record = load_record(Store(storage), STUDY.name)
+    assert record.params["maxent"] == needed.search_id
+    own = load_best(Store(storage), needed.search_id, needed.scene.recipe.data_id)
+    assert {profile for profile, _ in own} == {(), ("airport",)}
+    setting = needed.scene.settings[0]
+    best = plan("maxent", replace(setting, options=replace(setting.options, maxent_profiles=own))).runs
+    tried = {run_id for trial in trials for run_id in trial.user_attrs["runs"]}
+    assert {best["core"].run_id, best["core+airport"].run_id} <= tried & record.ids
+    assert f"search {needed.search_id}" in " ".join(record.facts)
+
+
+@pytest.mark.ray
+def test_one_submission_of_all_runs_the_search_then_the_study_and_the_next_finds_both(ray_cluster, tmp_path, capsys):
+    storage = tmp_path / "storage"
+    flags = CampaignFlags(storage=str(storage), preset="smoke", retain=("airport",))
+    again = replace(SEARCH, presets={"smoke": replace(STUDY.presets["smoke"], num_seeds=1)}, default_preset="smoke")
+    assert run_campaign((STUDY,), (again,), flags) == 0
+    text = capsys.readouterr().out
+    assert text.count("trials now") == 1  # the search that the study began with is not run after it
+    require_whole(storage)
+    assert all(len(tries) == 1 for tries in attempts(storage).values())
+
+    before = written(storage)
+    assert run_searched(STUDY, flags_of(STUDY, storage, retain=("airport",))) == 0
+    text = capsys.readouterr().out
+    assert "trials now" not in text
+    assert "0 now" in text
+    assert written(storage) == before
+    text = dry(STUDY, storage, capsys, retain=("airport",))
+    assert "which is complete" in text
+    assert "stand in" not in text
+    assert "6 runs, 6 done;" in text
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_killed_in_the_search_and_in_the_study_it_goes_on(tmp_path):
+    storage, finished = tmp_path / "storage", []
+
+    def kill_when(condition, what: str) -> None:
+        with Submission(storage, SHORT, COMMAND) as submission:
+            submission.wait_for(condition, what)
+            submission.kill_driver()
+        finished.append((written(storage), attempts(storage)))
+
+    kill_when(lambda: len(written(storage)) >= 4, "trials")
+    assert not (storage / "studies" / STUDY.name).exists()
+    searched = 2 * (1 + NUM_TRIALS)  # results: of runs and evaluations
+    kill_when(lambda: len(written(storage)) > searched, "a run after the search")
+    assert (storage / "studies" / STUDY.name / "study.json").exists()
+    assert "which is complete" in submit(storage, SHORT, COMMAND)
+    require_whole(storage)
+    assert num_trained_twice(storage) == 0
+    for results, tried in finished:
+        assert results.items() <= written(storage).items()
+        done = [name.split("/")[1] for name in results if name.startswith("runs/")]
+        assert {i: tried[i] for i in done} == {i: attempts(storage)[i] for i in done}
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_study_waits_for_a_search_that_was_cancelled(tmp_path):
+    storage = tmp_path / "storage"
+    with Submission(storage, SHORT, COMMAND) as submission:
+        submission.wait_for(lambda: written(storage), "a baseline")
+        give_order(Store(storage).open_for_writing(), "cancel", "maxent_search")
+        assert submission.finish() == 1
+        assert "searched waits for the search maxent_search" in submission.output
+    assert not (storage / "studies" / STUDY.name).exists()
+    submit(storage, SHORT, COMMAND)
+    require_whole(storage)

@@ -1,0 +1,224 @@
+"""Spaces, proposals and ends of trials, without Ray."""
+
+import math
+import statistics
+
+import pytest
+
+from gram_platform.config.space import Parameter, Space
+from gram_platform.engine.execution import Execution, Resources
+from gram_platform.engine.proposals import Group, Objective, OptunaSource, PointList, open_study
+from gram_platform.engine.trials import COMPLETE, DIVERGED, FAILED, Outcome, execute_trial
+from gram_platform.studies.searches.databases import open_storage
+from gram_platform.studies.searches.flags import GridFlags, OptunaFlags, checked_search_flags
+from gram_platform.studies.searches.view import trial_overheads
+
+OBJECTIVE = Objective("loss", "minimize", worst=9.0)
+SPACE = Space((Parameter("lr", 1e-4, 1e-2, log=True), Parameter("width", 8, 64, is_integer=True)))
+
+
+# ------------------------------------------------------------------------------------------------------ spaces
+
+
+def test_a_range_is_replaced_held_or_refused():
+    assert SPACE.with_overrides(["lr=log:1e-3:2e-3"]).parameters[0] == Parameter("lr", 1e-3, 2e-3, log=True)
+    assert SPACE.with_overrides(["lr=0:1"]).parameters[0] == Parameter("lr", 0.0, 1.0)
+    held = SPACE.with_overrides(["width=16"]).parameters[1]
+    assert (held.low, held.high) == (16, 16)
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("lr=log:-1:2", "space.lr"),
+        ("lr=log:0:2", "space.lr"),
+        ("lr=2:1", "space.lr"),
+        ("lr=1:2:3", "space"),
+        ("lr=high", "space"),
+        ("lr=nan:1", "space.lr"),
+        ("lr", "space"),
+        ("depth=1:2", "space"),
+        ("width=1.5:3", "space.width"),
+    ],
+)
+def test_bad_ranges_are_refused_by_name(text, field):
+    with pytest.raises(ValueError, match=f"^{field}="):
+        SPACE.with_overrides([text])
+
+
+def test_a_space_is_not_empty_and_stays_within_its_limits():
+    with pytest.raises(ValueError, match=r"^space="):
+        Space(())
+    with pytest.raises(ValueError, match="within 0 and 1"):
+        Space((Parameter("p", 0.0, 1.5),), limits=(Parameter("p", 0.0, 1.0),))
+
+
+@pytest.mark.parametrize(
+    ("flags", "field"),
+    [
+        (GridFlags(lrs=("0.001,0",)), "lrs"),
+        (GridFlags(batches=("16", "many")), "batches"),
+        (GridFlags(batches=("16", "16")), "batches"),
+        (GridFlags(batches=()), "batches"),
+        (GridFlags(lrs=(" , ",)), "lrs"),
+        (GridFlags(window=-0.1), "window"),
+        (GridFlags(max_extensions=-2), "max_extensions"),
+        (OptunaFlags(trials=-1, storage="/s"), "trials"),
+        (OptunaFlags(max_hours=-1.0, storage="/s"), "max_hours"),
+        (OptunaFlags(optuna_uri="optuna.db", storage="/s"), "optuna_uri"),
+        (OptunaFlags(storage="memory://s"), "optuna_uri"),
+    ],
+)
+def test_bad_flags_are_refused_by_name(flags, field):
+    with pytest.raises(ValueError, match=f"^{field}="):
+        checked_search_flags(flags)
+
+
+# --------------------------------------------------------------------------------------------------- proposals
+
+
+@pytest.fixture
+def database(tmp_path):
+    return open_storage(f"sqlite:///{tmp_path}/optuna.db")
+
+
+def source_of(database, num_trials=3, groups=("a",)) -> OptunaSource:
+    studies = [Group(g, {"group": g}, open_study(database, g, [OBJECTIVE]), num_trials) for g in groups]
+    return OptunaSource(studies, SPACE, [OBJECTIVE])
+
+
+def ended(proposal, state=COMPLETE, loss=1.0) -> Outcome:
+    metrics = {"loss": loss} if state == COMPLETE else {}
+    return Outcome(proposal.name, proposal.point, state, 0.0, 2.0, 1.0, 1.0, metrics, ("n",), ("r",), "because")
+
+
+def test_proposals_lie_in_the_space_and_come_to_an_end(database):
+    source = source_of(database)
+    proposals = [source.next() for _ in range(3)]
+    assert source.next() is None
+    assert [p.name for p in proposals] == ["a 0", "a 1", "a 2"]
+    for proposal in proposals:
+        assert proposal.point["group"] == "a"
+        assert 1e-4 <= proposal.point["lr"] <= 1e-2
+        assert isinstance(proposal.point["width"], int)
+        assert 8 <= proposal.point["width"] <= 64
+
+
+def test_groups_take_turns(database):
+    source = source_of(database, num_trials=2, groups=("a", "b"))
+    assert [source.next().name for _ in range(4)] == ["a 0", "b 0", "a 1", "b 1"]
+
+
+def test_every_end_is_told_so_that_nothing_stays_running(database):
+    source = source_of(database)
+    for state in (COMPLETE, DIVERGED, FAILED):
+        proposal = source.next()
+        source.tell(proposal, ended(proposal, state))
+    complete, diverged, failed = source.groups[0].study.get_trials()
+    assert (complete.state.name, complete.value, complete.user_attrs["state"]) == ("COMPLETE", 1.0, "complete")
+    assert (diverged.state.name, diverged.value, diverged.user_attrs["state"]) == ("COMPLETE", 9.0, "diverged")
+    assert (failed.state.name, failed.user_attrs["state"], failed.user_attrs["message"]) == ("FAIL", FAILED, "because")
+
+
+def test_what_a_dead_driver_left_running_is_the_same_trial_again(database, tmp_path):
+    first = source_of(database)
+    done, left = first.next(), first.next()
+    first.tell(done, ended(done))
+    again = source_of(open_storage(f"sqlite:///{tmp_path}/optuna.db"))
+    assert again.num_left == 2
+    adopted = again.next()
+    assert (adopted.name, adopted.point) == (left.name, left.point)
+    new = again.next()
+    assert again.next() is None
+    for proposal in (adopted, new):
+        again.tell(proposal, ended(proposal))
+    trials = again.groups[0].study.get_trials()
+    assert [t.state.name for t in trials] == ["COMPLETE"] * 3
+    assert len({t.params["lr"] for t in trials}) == 3
+
+
+def test_a_trial_that_two_drivers_tell_of_ends_once(database):
+    """The first was suspended, and wakes up when the second has adopted what it left."""
+    first = source_of(database)
+    proposal = first.next()
+    second = source_of(database)
+    adopted = second.next()
+    for source, own in ((first, proposal), (second, adopted)):
+        source.tell(own, ended(own))
+    assert [(t.state.name, t.value) for t in first.groups[0].study.get_trials()] == [("COMPLETE", 1.0)]
+
+
+def test_a_trial_that_died_before_its_parameters_were_chosen_gets_them(database):
+    open_study(database, "a", [OBJECTIVE]).ask()
+    proposal = source_of(database).next()
+    assert proposal.name == "a 0"
+    assert set(proposal.point) == {"group", "lr", "width"}
+
+
+def test_a_finished_search_proposes_nothing_and_a_higher_target_goes_on(database):
+    source = source_of(database)
+    while (proposal := source.next()) is not None:
+        source.tell(proposal, ended(proposal))
+    assert source_of(database).next() is None
+    assert source_of(database, num_trials=4).next().name == "a 3"
+
+
+def test_a_second_driver_does_not_draw_the_first_ones_random_points_again(database):
+    points = []
+    for _ in range(3):
+        source = source_of(database, num_trials=6)
+        for _ in range(2):
+            proposal = source.next()
+            source.tell(proposal, ended(proposal))
+            points.append(proposal.point["lr"])
+    assert len(set(points)) == 6
+
+
+def test_several_objectives_are_told_in_order(database):
+    objectives = [Objective("core", "maximize", 0.0), Objective("forget", "minimize", 5.0)]
+    source = OptunaSource([Group("p", {}, open_study(database, "p", objectives), 2)], SPACE, objectives)
+    good, bad = source.next(), source.next()
+    source.tell(good, Outcome("", {}, COMPLETE, 0.0, 1.0, metrics={"forget": 0.5, "core": 0.9}))
+    source.tell(bad, Outcome("", {}, DIVERGED, 0.0, 1.0))
+    assert [t.values for t in source.groups[0].study.get_trials()] == [[0.9, 0.5], [0.0, 5.0]]
+
+
+def test_tpe_finds_a_planted_minimum_better_than_chance(database):
+    source = source_of(database, num_trials=40)
+    while (proposal := source.next()) is not None:
+        loss = (math.log(proposal.point["lr"] / 1e-3)) ** 2 + proposal.point["width"] / 64
+        source.tell(proposal, ended(proposal, loss=loss))
+    trials = source.groups[0].study.get_trials()
+    early, late = ([t.value for t in part] for part in (trials[:10], trials[30:]))
+    assert statistics.median(late) < 0.5 * statistics.median(early)
+
+
+def test_a_list_of_points_is_proposed_once_each():
+    source = PointList([("one", {"x": 1}), ("two", {"x": 2})])
+    assert [source.next().name, source.next().name, source.next()] == ["one", "two", None]
+
+
+def test_a_database_that_cannot_be_opened_is_named(tmp_path):
+    (tmp_path / "optuna.db").write_text("this is no database")
+    with pytest.raises(ValueError, match=r"^optuna_uri="):
+        open_storage(f"sqlite:///{tmp_path}/optuna.db")
+
+
+# ------------------------------------------------------------------------------------------------------ trials
+
+
+def test_a_storage_that_cannot_be_opened_is_what_a_trial_says(tmp_path):
+    """Raised beyond the outcome it counted as a death of the trial's process, and it was tried four times."""
+    (tmp_path / "file").touch()
+    outcome = execute_trial("a", {}, None, Execution(str(tmp_path / "file")), Resources())
+    assert outcome.state == FAILED
+    assert outcome.message.startswith(f"storage='{tmp_path}/file': expected")
+
+
+def test_overhead_is_what_is_neither_training_nor_another_processes():
+    trials = [
+        Outcome("1", {}, COMPLETE, started=0.0, elapsed_s=10.0, trained_s=9.0, process="a"),
+        Outcome("2", {}, COMPLETE, started=10.5, elapsed_s=5.0, trained_s=4.8, process="a"),
+        Outcome("3", {}, COMPLETE, started=1.0, elapsed_s=20.0, trained_s=20.0, process="b"),
+    ]
+    assert trial_overheads(trials) == [pytest.approx(0.7)]

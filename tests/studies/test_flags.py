@@ -1,0 +1,267 @@
+"""Flags and bad input: a clear error that names the field, before anything is packed or trained."""
+
+import dataclasses
+import gzip
+import json
+import re
+
+import pytest
+
+from gram_platform.config import RECIPE_VERSION
+from gram_platform.config.flops import total_parameters
+from gram_platform.planner import AUTO, MACHINES
+from gram_platform.store import Store
+from gram_platform.studies.build import build_graph
+from gram_platform.studies.definition import Preset
+from gram_platform.studies.dry_run import describe
+from gram_platform.studies.flags import RAY_JOB_VARIABLE, parse, ranks_of
+from gram_platform.studies.library.scaling import STUDY
+from gram_platform.studies.run import main, provide_data
+from gram_platform.studies.supply import require_enough_data
+
+
+def flags(*arguments):
+    return parse(STUDY, list(arguments))
+
+
+def test_defaults(storage):
+    got = flags()
+    assert (got.preset, got.storage, got.corpus) == ("demo", str(storage), "stories")
+    assert got.tracking_uri == f"sqlite:///{storage}/mlflow.db"
+    assert got.methods == ("baseline", "filtering", "gram")  # the preset's
+    assert got.seeds == 0  # the preset's, size by size
+    assert got.sizes == tuple(STUDY.presets["demo"].sizes)
+
+
+def test_lists_take_blanks_and_commas(storage):
+    first = flags("--preset", "smoke", "--methods", "gram,filtering", "--sizes", "small,tiny")
+    second = flags("--preset", "smoke", "--methods", "filtering", "gram", "--sizes", "tiny", "small")
+    assert first == second
+    assert flags("--methods", "gram").methods == ("baseline", "gram")
+
+
+WRONG = {
+    r"preset='huge'.*smoke, demo, study, paper": ["--preset", "huge"],
+    r"methods='magic'.*baseline, filtering, gram": ["--methods", "magic"],
+    r"sizes='9B'.*50M, 100M": ["--preset", "paper", "--sizes", "9B"],
+    r"seeds=-1": ["--seeds", "-1"],
+    r"num_workers=3.*divisor of the micro-batch of tiny, 4": ["--preset", "smoke", "--num-workers", "3"],
+    r"num_workers='many'.*auto": ["--num-workers", "many"],
+    r"num_workers='0' ": ["--num-workers", "0"],
+    r"num_workers='5B=' ": ["--preset", "paper", "--num-workers", "5B="],
+    r"num_workers='9B'.*50M, 100M": ["--preset", "paper", "--num-workers", "9B=4"],
+    r"num_workers=7.*of 5B, 64": ["--preset", "paper", "--num-workers", "5B=7"],
+    r"num_workers='tiny=2 tiny=4'.*one number for tiny": ["--preset", "smoke", "--num-workers", "tiny=2", "tiny=4"],
+    r"machine='abacus'.*h200": ["--machine", "abacus"],
+    r"tracking_uri='server'.*http": ["--tracking-uri", "server"],
+    r"tracking_uri='foo://x'.*mssql": ["--tracking-uri", "foo://x"],
+    r"tracking_uri='file:///x'.*sqlite": ["--tracking-uri", "file:///x"],
+    r"tracking_uri='http://host:abc'.*port": ["--tracking-uri", "http://host:abc"],
+    r"tracking_uri='https://host:99999'.*port": ["--tracking-uri", "https://host:99999"],
+    r"tracking_uri='mysql://host:99999/x'.*port": ["--tracking-uri", "mysql://host:99999/x"],
+    r"tracking_uri='http://'.*host": ["--tracking-uri", "http://"],
+    r"storage='~nobody-of-this-name/x'.*home": ["--storage", "~nobody-of-this-name/x"],
+    r"checkpoint_every=0": ["--checkpoint-every", "0"],
+    r"checkpoint_every=inf": ["--checkpoint-every", "inf"],
+    r"collective_timeout=nan": ["--collective-timeout", "nan"],
+    r"collective_timeout=inf": ["--collective-timeout", "inf"],
+    r"collective_timeout=1e\+300.*1000000": ["--collective-timeout", "1e300"],
+}
+SERVERS = ["http://host:5000", "https://host/path", "sqlite:////path/mlflow.db", "sqlite+pysqlite:////path/mlflow.db"]
+SERVERS += [
+    "postgresql://user:word@host:5432/mlflow",
+    "postgresql+psycopg://host/mlflow",
+    "mysql+pymysql://host/mlflow",
+]
+SERVERS += ["mssql+pyodbc:///?odbc_connect=DRIVER", "http://[::1]:5000"]
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_wrong_flags(message, storage):
+    with pytest.raises(ValueError, match=message):
+        flags(*WRONG[message])
+
+
+@pytest.mark.parametrize("uri", SERVERS)
+def test_servers_and_databases_that_mlflow_has(uri, storage):
+    assert flags("--tracking-uri", uri).tracking_uri == uri
+
+
+def test_numbers_of_ranks(storage):
+    """One for all, single sizes' own, or the planner's."""
+    paper = ("--preset", "paper", "--num-workers")
+    found = {
+        words: [ranks_of(flags(*paper, *words)).wanted(size) for size in ("800M", "2B", "5B")]
+        for words in (("2",), ("5B=16", "2B=8"), ("4", "5B=auto"), ("auto,800M=1",))
+    }
+    assert list(found.values()) == [[2, 2, 2], [1, 8, 16], [4, 4, AUTO], [1, AUTO, AUTO]]
+    assert ranks_of(flags(*paper, "auto")).machine == MACHINES["h100"]
+    assert ranks_of(flags(*paper, "auto", "--machine", "h200")).machine == MACHINES["h200"]
+
+
+def test_runs_that_no_number_of_ranks_can_hold(storage, monkeypatch):
+    small = dataclasses.replace(MACHINES["cpu"], memory_bytes=1e6)
+    monkeypatch.setitem(MACHINES, "cpu", small)
+    graph = build_graph(STUDY, flags("--preset", "smoke", "--num-workers", "auto"))
+    with pytest.raises(ValueError, match="machine='cpu'"):
+        provide_data((graph,), Store(storage))
+    assert not (storage / "data").exists()
+
+
+@pytest.mark.parametrize("flag", ["storage", "corpus", "tracking_uri"])
+def test_relative_places_are_refused_inside_a_ray_job(flag, storage, monkeypatch):
+    place = "sqlite:///here.db" if flag == "tracking_uri" else "./here"
+    arguments = [f"--{flag.replace('_', '-')}", place]
+    assert flags(*arguments)
+    monkeypatch.setenv(RAY_JOB_VARIABLE, "{}")
+    with pytest.raises(ValueError, match=f"{flag}=.*here.*absolute"):
+        flags(*arguments)
+
+
+# ------------------------------------------------------------------------------------------------ whole studies
+
+
+def outcome(capsys, *arguments):
+    """(exit code, what the user reads)."""
+    with pytest.raises(SystemExit) as ended:
+        main(STUDY, ["--preset", "smoke", *arguments])
+    return ended.value.code, capsys.readouterr().err
+
+
+def write_corpus(folder, lines):
+    folder.mkdir()
+    (folder / "a.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    return str(folder)
+
+
+def record(label, text="a plain sentence of some words that says nothing much. "):
+    return json.dumps({"text": text * 3, "label": label}).encode()
+
+
+GOOD = [record("general") for _ in range(3)] + [record("law") for _ in range(3)]
+BAD_LINES = {
+    "label": (b'{"text": "x"}', r"label"),
+    "empty label": (record(""), r"label"),
+    "not json": (b'{"text": ', r"JSON"),
+    "not utf-8": (b'{"text": "\xff", "label": "law"}', r"UTF-8"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_LINES)
+def test_bad_records_are_named_by_file_and_line(case, storage, tmp_path, capsys):
+    line, word = BAD_LINES[case]
+    corpus = write_corpus(tmp_path / "corpus", [*GOOD, line])
+    code, text = outcome(capsys, "--corpus", corpus, "--core-label", "general")
+    assert code == 2
+    assert "a.jsonl" in text
+    assert f"{len(GOOD) + 1}" in text
+    assert word.lower() in text.lower()
+    assert not (storage / "runs").exists()
+
+
+def test_unknown_core_label_lists_the_labels(storage, tmp_path, capsys):
+    corpus = write_corpus(tmp_path / "corpus", GOOD)
+    code, text = outcome(capsys, "--corpus", corpus, "--core-label", "web")
+    assert code == 2
+    assert "core_label='web'" in text
+    assert "general" in text
+    assert "law" in text
+
+
+def test_a_label_with_too_little_text(storage, tmp_path, capsys):
+    lines = [record("general", f"sentence number {i} about something else entirely. ") for i in range(400)]
+    lines += [record("law", f"the court held number {i}. ") for i in range(8)]
+    corpus = write_corpus(tmp_path / "corpus", lines)
+    code, text = outcome(capsys, "--corpus", corpus, "--core-label", "general")
+    assert code == 2
+    assert "label law: about" in text
+    assert "tokens for training" in text
+    assert not (storage / "runs").exists()
+
+
+def test_unknown_corpus_and_retain(storage, capsys):
+    code, text = outcome(capsys, "--corpus", "nowhere")
+    assert code == 2
+    assert "corpus='nowhere'" in text
+    code, text = outcome(capsys, "--retain", "nonsense")
+    assert code == 2
+    assert "retain='nonsense'" in text
+
+
+def test_a_storage_that_is_a_file_or_of_another_recipe(storage, tmp_path, capsys):
+    file = tmp_path / "file"
+    file.write_text("x")
+    code, text = outcome(capsys, "--storage", str(file))
+    assert code == 2
+    assert "storage=" in text
+    Store(storage).open_for_writing()
+    (storage / "store.json").write_text(json.dumps({"layout": 1, "recipe_version": RECIPE_VERSION + 1}))
+    code, text = outcome(capsys, "--storage", str(storage))
+    assert code == 2
+    assert "readable, not written" in text
+
+
+def test_a_budget_that_the_corpus_cannot_serve(storage):
+    """The check itself, on the real packed corpus of the smoke preset."""
+    from gram_platform.corpora import prepare
+
+    huge = dataclasses.replace(STUDY.presets["smoke"], num_eval_sequences=10_000)
+    study = dataclasses.replace(STUDY, presets={"smoke": STUDY.presets["smoke"]})
+    graph = build_graph(study, flags("--preset", "smoke"))
+    corpus = prepare(graph.recipe, storage / "data")
+    require_enough_data(graph.nodes, graph.preset, graph.flags, corpus)
+    with pytest.raises(ValueError, match=r"label \w+.*validation.*needs 10000"):
+        require_enough_data(graph.nodes, huge, graph.flags, corpus)
+
+
+def test_dry_run_prints_the_papers_study_and_starts_nothing(storage):
+    text = describe(build_graph(STUDY, flags("--preset", "paper", "--dry-run")))
+    for size, parameters in (("50M", "47,944,704"), ("5B", "4,967,623,680")):
+        assert size in text
+        assert parameters in text
+    assert "238 runs, 0 done" in text  # (5 sizes x 3 seeds + 2 sizes of one) x (5 trainings, 9 attacks)
+    assert re.search(r"^5B: [\d,.]+ h100 hours, \$[\d,.]+$", text, re.MULTILINE)
+    assert not (storage / "runs").exists()
+    assert not (storage / "data").exists()
+
+
+def test_presets_are_validated():
+    sizes = {**STUDY.presets["smoke"].sizes, **STUDY.presets["paper"].sizes}
+    with pytest.raises(ValueError, match=r"preset\.sizes"):
+        dataclasses.replace(STUDY.presets["smoke"], sizes=sizes)
+    assert isinstance(STUDY.presets["smoke"], Preset)
+
+
+def test_compressed_corpora_are_read(storage, tmp_path, capsys):
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    with gzip.open(folder / "a.jsonl.gz", "wb") as file:
+        file.write(b"\n".join(GOOD))
+    graph = build_graph(STUDY, flags("--preset", "smoke", "--corpus", str(folder), "--core-label", "general"))
+    assert graph.recipe.domains == ("core", "law")
+
+
+# ------------------------------------------------------------------------------------------- laws and searches
+
+
+def test_a_law_sets_every_sizes_rate_and_batch(tmp_path):
+    law = {"name": "ours", "lr_coefficient": 2.0, "lr_exponent": -0.5, "batch_coefficient": 0.01, "batch_exponent": 0.6}
+    path = tmp_path / "law.json"
+    path.write_text(json.dumps({**law, "seq_len": 64, "source": "a test", "more": 1}))
+    common = ("--preset", "smoke", "--storage", str(tmp_path / "s"))
+    graph = build_graph(STUDY, flags(*common, "--law", str(path)))
+    for setting in graph.settings:
+        num_parameters = total_parameters(setting.size.dense())
+        assert setting.size.peak_lr == pytest.approx(2.0 * num_parameters**-0.5)
+        by_law = 0.01 * num_parameters**0.6
+        assert abs(setting.size.batch_size - by_law) <= setting.size.micro_batch / 2
+    own = build_graph(STUDY, flags(*common))
+    assert not {n.id for n in own.nodes} & {n.id for n in graph.nodes}
+
+
+def test_unknown_laws_and_searches_are_refused_by_name(tmp_path):
+    common = ("--preset", "smoke", "--storage", str(tmp_path / "s"))
+    with pytest.raises(ValueError, match=r"^law='none'.*paper"):
+        flags(*common, "--law", "none")
+    with pytest.raises(ValueError, match=r"^maxent='abc'"):
+        build_graph(STUDY, flags(*common, "--maxent", "abc"))

@@ -1,0 +1,173 @@
+"""Studies that measure tokens and continuations: their nodes, and from stored arrays to tables and pages."""
+
+import dataclasses
+import html
+import re
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from gram_platform.analysis.localization import TABLE_COLUMNS
+from gram_platform.analysis.shading import ShadedText, ShadedView, shading_scale
+from gram_platform.config import CORE, Continuations, RoutingConfig, TokenLosses
+from gram_platform.config.ladder import STORIES_SMOKE_SIZES
+from gram_platform.corpora.tokenizer import decoded, token_texts, train_tokenizer
+from gram_platform.methods import METHODS, Setting
+from gram_platform.methods.nodes import method_nodes, require_closed
+from gram_platform.methods.setting import Elicitation, Options
+from gram_platform.pages.report.shading import increases_frame, shaded_html
+from gram_platform.pages.results.outcomes import outcome_of
+from gram_platform.pages.results.record import load_record
+from gram_platform.store import Store
+from gram_platform.studies.build import build_graph
+from gram_platform.studies.dry_run import describe
+from gram_platform.studies.flags import parse
+from gram_platform.studies.library import samples
+from gram_platform.studies.measurements import Samples, TokenIncreases
+from gram_platform.studies.supply import shortages
+from gram_platform.tracking import default_tracking_uri
+from tests.studies.processes import submit
+
+AUXILIARY = ("airport", "beach")
+SETTING = Setting(
+    size=STORIES_SMOKE_SIZES["tiny"],
+    seed=0,
+    data_id="d" * 12,
+    num_sequences={CORE: 320, **dict.fromkeys(AUXILIARY, 32)},
+    profiles=((), *((domain,) for domain in AUXILIARY)),
+    routing=RoutingConfig(0.5, 0.3),
+    warmup_fraction=0.1,
+    decay_fraction=0.1,
+    num_eval_points=4,
+    num_eval_sequences=4,
+    options=Options(elicitation=Elicitation(4, 6, batch_size=4)),
+)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("measurement", [TokenIncreases(), Samples(8, 16)])
+def test_the_runs_are_those_of_the_study_of_losses(method, measurement):
+    nodes, others = measurement.nodes(method, SETTING), method_nodes(method, SETTING)
+    require_closed(nodes)
+    runs = [node for node in others if node.kind == "run" and "elicited" not in dict(node.tags)]
+    assert [node for node in nodes if node.kind == "run"] == runs
+    tags = [dict(node.tags) for node in nodes if node.kind == "evaluation"]
+    assert tags
+    assert {own["measure"] for own in tags} == {measurement.name}
+    views = {(n.config.view, dict(n.tags)["profile"]) for n in others if n.kind == "evaluation"}
+    assert {(n.config.view, dict(n.tags)["profile"]) for n in nodes if n.kind == "evaluation"} <= views
+
+
+def test_what_is_asked_of_a_view():
+    tokens = [node.config for node in TokenIncreases().nodes("gram", SETTING) if node.kind == "evaluation"]
+    assert {type(config) for config in tokens} == {TokenLosses}
+    assert {(config.domains, config.num_sequences) for config in tokens} == {(AUXILIARY, 4)}
+    assert len(tokens) == 4  # core, two single domains, all
+    nodes = Samples(8, 16, documents=(3,)).nodes("gram", SETTING)
+    asked = {dict(n.tags)["profile"]: n.config for n in nodes if n.kind == "evaluation"}
+    assert {profile: config.domains for profile, config in asked.items()} == {
+        "core": AUXILIARY,
+        "core+airport": ("airport",),
+        "core+beach": ("beach",),
+    }
+    assert asked["core"] == Continuations(
+        asked["core"].view, SETTING.data_id, AUXILIARY, (3,), 8, 16, precision=SETTING.size.precision
+    )
+    baseline = [n.config for n in Samples(8, 16).nodes("baseline", SETTING) if n.kind == "evaluation"]
+    assert [config.domains for config in baseline] == [AUXILIARY]
+
+
+def test_the_compared_views_continue_core_too():
+    compared = dataclasses.replace(SETTING, profiles=((), ("beach",)))
+    for method, expected in {
+        "baseline": {"all": (CORE, "beach")},
+        "gram": {"core": (CORE, "beach"), "core+beach": (CORE, "beach")},
+        "filtering": {"core": (CORE, "beach"), "core+beach": (CORE, "beach")},
+    }.items():
+        nodes = Samples(8, 16, compared_only=True).nodes(method, compared)
+        assert {dict(n.tags)["profile"]: n.config.domains for n in nodes if n.kind == "evaluation"} == expected
+
+
+def test_python_and_cpp_from_the_packages_on_this_disk(storage):
+    """Every method is trained with C++ and without it, and asked to continue both; there is text enough."""
+    graph = build_graph(samples.STUDY, parse(samples.STUDY, ["--preset", "installed"]))
+    evaluations = [node for node in graph.nodes if node.kind == "evaluation"]
+    assert {node.config.domains for node in evaluations} == {(CORE, "cpp")}
+    profiles = [dict(node.tags)["profile"] for node in evaluations if dict(node.tags)["method"] == "filtering"]
+    assert sorted(profiles) == ["core", "core+cpp"]
+    assert not shortages(graph.nodes, graph.preset, graph.recipes)
+    other = build_graph(samples.STUDY, parse(samples.STUDY, ["--preset", "installed", "--retain", "stubs"]))
+    assert {node.config.domains for node in other.nodes if node.kind == "evaluation"} == {(CORE, "stubs")}
+    assert graph.data_ids == other.data_ids
+    text = describe(graph)
+    assert f"corpus installed (data {graph.recipe.data_id})" in text
+    assert sorted(path.name for path in (storage / "data").iterdir()) == ["installed", "scans"]  # nothing is packed
+
+
+def test_tokens_join_to_the_text_also_where_one_is_half_a_character():
+    tokenizer = train_tokenizer(["a town by the sea", "<|endoftext|>"], 300)
+    text = "the sea \u2013 a \u732b town\nby"
+    tokens = [*tokenizer.encode(text).ids, 0]
+    pieces = token_texts(tokenizer, tokens)
+    assert len(pieces) == len(tokens)
+    assert "".join(pieces) == decoded(tokenizer, tokens) == text + "\u00b6"
+    assert "\u732b" in pieces
+    assert "" in pieces  # the first bytes of a character
+    assert all("\ufffd" not in piece for piece in pieces)
+
+
+HOSTILE = '<script>alert("x")</script>'
+
+
+def test_shaded_text_is_escaped_and_has_its_numbers():
+    increases = np.array([0.0, 0.5, -1.0, 4.0])
+    views = [ShadedView(HOSTILE, increases), ShadedView("kept", np.zeros(4))]
+    text = ShadedText("lisp", ("a", " b", HOSTILE, "", "\n"), np.full(4, 2.0), shading_scale(increases), views)
+    markup = shaded_html(text)
+    assert "<script" not in markup
+    assert html.escape(HOSTILE) in markup
+    levels = [float(level) for level in re.findall(r'--t:([\d.]+)" title', markup)]
+    scale = text.scale
+    assert levels == pytest.approx([0.0, 0.5 / scale, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0], abs=0.01)
+    assert 'title="+4.00 nats, the baseline has 2.00"' in markup
+    table = increases_frame(text)
+    assert table["kept"].tolist() == [0.0] * 4
+    assert table["token"].tolist() == [" b", HOSTILE, "", "\\n"]
+    unshaded = shaded_html(dataclasses.replace(text, scale=np.nan))
+    assert "nothing is shaded" in unshaded
+    assert set(re.findall(r"--t:([\d.]+)", unshaded)) == {"0.00"}
+
+
+TOKEN_STUDY = (sys.executable, "experiments/token_localization.py")
+SAMPLES_STUDY = (sys.executable, "experiments/samples.py")
+FLAGS = ("--preset", "smoke", "--retain", "airport", "--methods", "filtering", "gram")
+
+
+@pytest.mark.ray
+@pytest.mark.slow  # the test of all studies runs both too
+def test_both_studies_from_end_to_end(tmp_path):
+    """The second trains nothing that the first has not trained; the table built again is the same."""
+    storage = tmp_path / "storage"
+    submit(storage, FLAGS, TOKEN_STUDY)
+    store, tokens = Store(str(storage)), storage / "studies" / "token_localization"
+    runs = store.list_runs()
+    table = pd.read_csv(tokens / "table.csv")
+    assert list(table.columns) == TABLE_COLUMNS
+    assert set(table["method"]) == {"baseline", "filtering", "gram"}
+    forgotten = table[(table["class"] == "forget") & (table["method"] == "gram")]
+    assert ((forgotten["gini"] > 0) & (forgotten["gini"] < 1) & (forgotten["top_share"] > 0.1)).all()
+    submit(storage, FLAGS, SAMPLES_STUDY)
+    assert store.list_runs() == runs
+    samples = pd.read_csv(storage / "studies" / "samples" / "table.csv")
+    assert set(samples["topic"]) == {"kept", "removed"}
+    assert samples["continuation"].notna().all()
+    before = (tokens / "table.csv").read_bytes()
+    record = load_record(store, "token_localization")
+    outcome = outcome_of(record)
+    results = outcome.read(record, store, default_tracking_uri(store.root))
+    assert results.source == "MLflow"
+    assert results.claims["explanation"].tolist() == [""] * len(results.claims)
+    outcome.write(record, store.open_for_writing(), results, {}, None)
+    assert (tokens / "table.csv").read_bytes() == before

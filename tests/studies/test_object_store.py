@@ -1,0 +1,40 @@
+"""A study whose storage is an object store, on two machines that share nothing else."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.studies.mirrored import assert_mirrored_once
+from tests.studies.processes import PYTHONPATH, SMALL, results, submit
+
+pytestmark = pytest.mark.ray
+
+
+@pytest.fixture
+def two_machines(tmp_path, monkeypatch):
+    """Two nodes of Ray with one CPU and a data cache each; the driver has a third cache."""
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
+    cluster = Cluster()
+    for machine in ("first", "second"):
+        cache = {"GRAM_CACHE": str(tmp_path / machine)}
+        cluster.add_node(num_cpus=1, object_store_memory=100 * 2**20, env_vars=cache, include_dashboard=False)
+    monkeypatch.setenv("GRAM_CACHE", str(tmp_path / "driver"))
+    yield cluster
+    cluster.shutdown()
+
+
+def test_a_study_in_an_object_store(finished_study, two_machines, tmp_path):
+    bucket = tmp_path / "bucket"
+    Path(f"{bucket}.log").touch()
+    flags = (*SMALL, "--tracking-uri", f"sqlite:///{tmp_path}/mlflow.db")
+    output = submit(bucket, flags, url=f"shelf://{bucket}", ray_address=two_machines.address)
+    assert "nodes done" in output
+    assert results(bucket) == results(finished_study)
+    for machine in ("driver", "first", "second"):
+        assert len(list((tmp_path / machine).glob("*/data/*/manifest.json"))) == 1, machine
+    reads = [line for line in Path(f"{bucket}.log").read_text().splitlines() if line.startswith("cat_file")]
+    of_data = [line for line in reads if "/data/" in line and "manifest" not in line]
+    assert len(of_data) == 2 * len(set(of_data))  # each file once for each machine
+    assert_mirrored_once(bucket, f"sqlite:///{tmp_path}/mlflow.db")

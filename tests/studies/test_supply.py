@@ -1,0 +1,97 @@
+"""What a corpus can serve: bytes by size, ids that sizes and studies share, and shortages before anything is packed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gram_platform.corpora.rows import HubSource
+from gram_platform.store import Store
+from gram_platform.studies.build import build_graph
+from gram_platform.studies.dry_run import describe
+from gram_platform.studies.flags import parse
+from gram_platform.studies.library import dual_use, scaling
+from gram_platform.studies.library.scaling import STUDY
+from gram_platform.studies.run import main, provide_data
+from gram_platform.studies.supply import require_supply
+
+MINI = Path(__file__).resolve().parents[2] / "../shared/data/dualuse_mini"
+needs_mini = pytest.mark.skipif(not MINI.is_dir(), reason="the small dual-use corpus lies beside the repository only")
+
+
+def graph_of(study, *arguments):
+    return build_graph(study, parse(study, ["--preset", "paper", *arguments]))
+
+
+def baselines(graph, size):
+    runs = [n for n in graph.of_size(size) if n.kind == "run" and dict(n.tags)["method"] == "baseline"]
+    return {node.id for node in runs if "elicited" not in dict(node.tags)}
+
+
+def test_a_size_is_the_same_data_in_every_study_and_choice_of_sizes(storage):
+    every, one, other = graph_of(STUDY), graph_of(STUDY, "--sizes", "50M"), graph_of(dual_use.STUDY)
+    assert len(every.data_ids) == len(every.flags.sizes)  # one a size
+    assert one.data_ids == every.data_ids[:1]
+    assert baselines(one, "50M") == baselines(every, "50M") != set()
+    assert other.recipes["800M"] == every.recipes["800M"]
+    assert baselines(other, "800M") == baselines(every, "800M") != set()
+    assert not any("shortage: " in line for line in describe(every).splitlines())
+
+
+def test_a_dry_run_says_the_bytes_of_each_size(storage):
+    graph = graph_of(STUDY, "--sizes", "50M", "800M")
+    text = describe(graph)
+    for size, tokens in (("50M", 0.96e9), ("800M", 16.1e9)):
+        num_bytes = sum(graph.recipes[size][0].source.expected_bytes)
+        assert 4.5 < num_bytes / tokens < 5.5
+        assert f"text to fetch for {size}: {num_bytes:,} bytes" in text
+    assert isinstance(graph.recipe.source, HubSource)
+
+
+def test_the_papers_data_alone_stops_at_the_second_size(storage):
+    """1.19B tokens of other papers serve 0.96B of core, not 2.1B; the dry run goes on, submitting fetches nothing."""
+    graph = graph_of(STUDY, "--corpus", "dual-use-papers")
+    (line,) = [line for line in describe(graph).splitlines() if "shortage: " in line]
+    assert line.startswith("shortage: label core: about 1,1")
+    assert "100M needs 2,100," in line
+    assert line.endswith("stops at 100M, 200M, 400M, 800M, 2B, 5B")
+    with pytest.raises(ValueError, match=r"dual-use-papers.*(?s:.*)label core: .* stops at 100M"):
+        provide_data((graph,), Store(storage).open_for_writing())
+    assert not (storage / "data").exists()
+
+
+@needs_mini
+def test_a_folder_that_is_too_small(storage, capsys):
+    """A line for each label in a dry run, which succeeds; an error before anything is packed."""
+    arguments = ["--preset", "paper", "--corpus", str(MINI), "--storage", str(storage)]
+    with pytest.raises(SystemExit) as ended:
+        main(scaling.STUDY, [*arguments, "--dry-run"])
+    assert not ended.value.code
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("shortage: ")]
+    for label in ("core", "cyber", "lisp", "nuclear", "virology"):
+        assert any(f"label {label}: about" in line and "stops at 50M, 100M" in line for line in lines)
+    with pytest.raises(SystemExit) as ended:
+        main(scaling.STUDY, arguments)
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert "label core: about" in error
+    assert "959,963,136" in error
+    assert [path.name for path in (storage / "data").iterdir()] == ["scans"]  # read for its labels, not packed
+
+
+def test_a_shortage_that_depends_on_the_tokenizer_is_no_error(storage, tmp_path):
+    """200 kB of core are about 47,500 training tokens at 4 bytes each and 95,000 at 2; the size needs 60,000."""
+    texts = {"core": 200_000, "law": 100_000}
+    documents = [
+        {"text": f"{label} {n} " + "word " * 198, "label": label}
+        for label, size in texts.items()
+        for n in range(size // 1000)
+    ]
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("".join(json.dumps(document) + "\n" for document in documents))
+    flags = parse(STUDY, ["--preset", "smoke", "--sizes", "small", "--corpus", str(path)])
+    graph = build_graph(STUDY, flags)
+    (line,) = [line for line in describe(graph).splitlines() if "shortage: " in line]
+    assert line.startswith("possible shortage: label core: about 47,")
+    assert line.endswith("may stop at small")
+    require_supply(graph.nodes, graph.preset, flags, graph.recipes)

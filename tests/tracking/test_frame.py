@@ -1,0 +1,161 @@
+"""Frames from MLflow equal frames from the storage, in every state a run can be in."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+from pandas.testing import assert_frame_equal
+
+from gram_platform.config import Continuations, Evaluation, TokenLosses, View
+from gram_platform.store import Store
+from gram_platform.tracking import Tracker, TrackingUnavailable, default_tracking_uri, histories
+from gram_platform.tracking.frame import load_curves, load_links, load_runs, load_store, load_store_curves
+from tests.store.training import run_config, train
+from tests.tracking.servers import running_mlflow
+
+DOMAINS = ("core", "virology")
+TEXT = ["kind", "id", "run_id", "view_id", "status", "method", "size", "seed", "profile", "retained"]
+
+
+def tags(seed: int, profile: str = "all") -> dict[str, str]:
+    retained = {"all": "virology", "core": ""}[profile]
+    return {"method": "gram", "size": "tiny", "seed": str(seed), "profile": profile, "retained": retained}
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """A storage with complete, interrupted, failed and untouched runs and two evaluations, and its mirror."""
+    root = str(tmp_path_factory.mktemp("study"))
+    store = Store(root).open_for_writing()
+    runs = [run_config(8, seed) for seed in range(5)]
+    for seed, run in enumerate(runs):
+        store.run(run.run_id).ensure_config(run)
+        store.run(run.run_id).add_tags(tags(seed))
+    train(root, runs[0])
+    train(root, runs[1])
+    train(root, runs[2], last=4)
+    with store.run(runs[3].run_id).start_attempt("test") as attempt:
+        attempt.fail("loss is not finite")
+    store.run(runs[1].run_id).add_tags({"p_aux_spread": "0.5", "R&D, x": "x"})
+    for profile, weights in (("core", {}), ("all", {"virology": 1.0})):
+        evaluation = Evaluation(View.of(runs[0].run_id, weights), "d" * 12, DOMAINS, 4)
+        directory = store.evaluation(evaluation.eval_id)
+        directory.ensure_config(evaluation)
+        directory.add_tags(tags(0, profile))
+        directory.complete({"losses": {"core": 2.1, "virology": 1 / 3}}, {"elapsed_s": 0.25})
+    uri = default_tracking_uri(root)
+    Tracker(uri).sync(store)
+    return store, uri, [run.run_id for run in runs]
+
+
+def test_load_runs_equals_load_store(study):
+    store, uri, run_ids = study
+    from_mlflow, from_store = load_runs(uri), load_store(store.root)
+    assert_frame_equal(from_mlflow, from_store, check_exact=True)
+    assert list(from_store.columns[:10]) == TEXT
+    runs = from_store[from_store["kind"] == "run"].set_index("id")
+    assert runs.loc[run_ids[:4], "status"].tolist() == ["complete", "complete", "interrupted", "failed"]
+    assert run_ids[4] not in runs.index
+    assert runs.loc[run_ids[0], "final/train/loss"] == 1.0 / 8
+    assert runs.loc[run_ids[0], "hardware_flops"] == 7.25e12
+    assert runs.loc[run_ids[2], "num_steps"] == 8
+    assert runs.loc[run_ids[2], ["parameters", "elapsed_s"]].isna().all()
+    assert runs.loc[run_ids[1], ["p_aux_spread", "R&D, x"]].tolist() == ["0.5", "x"]
+    evaluations = from_store[from_store["kind"] == "evaluation"].set_index("profile")
+    assert evaluations["loss/virology"].tolist() == [1 / 3, 1 / 3]
+    assert set(evaluations["run_id"]) == {run_ids[0]}
+    assert evaluations.loc["core", "retained"] == ""
+    assert evaluations["view_id"].nunique() == 2
+
+
+def test_evaluations_of_every_kind_are_equal_in_both(tmp_path):
+    store = Store(str(tmp_path)).open_for_writing(min_free_bytes=0)
+    run = run_config(8, 0)
+    view, asked = View.of(run.run_id), ("d" * 12, DOMAINS)
+    tokens, samples = TokenLosses(view, *asked, 4), Continuations(view, *asked, (0, 1), 4, 8)
+    found = {tokens: {"losses": {"core": 2.5, "virology": 1 / 3}}, samples: {"surprisals": {"core": 1 / 7}}}
+    for evaluation, result in {Evaluation(view, *asked, 4): {"losses": {"core": 2.5}}, **found}.items():
+        directory = store.evaluation(evaluation.eval_id)
+        directory.ensure_config(evaluation)
+        named = {} if evaluation.measure == "losses" else {"measure": evaluation.measure}
+        directory.add_tags({**tags(0), **named})
+        directory.complete(result, {"elapsed_s": 0.25})
+    uri = default_tracking_uri(store.root)
+    Tracker(uri).sync(store)
+    frame = load_runs(uri)
+    assert_frame_equal(frame, load_store(store), check_exact=True)
+    rows = frame.set_index("measure")
+    assert rows.loc["tokens", "loss/virology"] == 1 / 3
+    assert rows.loc["samples", "surprisal/core"] == 1 / 7
+    assert rows.loc[["", "tokens"], "surprisal/core"].isna().all()
+    names = {run.info.run_name for run in Tracker(uri).runs().values()}
+    assert names == {f"gram tiny all s0, {what}" for what in ("evaluated", "tokens", "samples")}
+
+
+def test_rows_are_chosen_by_tags(study):
+    store, uri, run_ids = study
+    for chosen in ({"seed": "0"}, {"seed": ["0", "2"], "kind": "run"}, {"method": "none"}, {"profile": "core"}):
+        assert_frame_equal(load_runs(uri, **chosen), load_store(store, **chosen), check_exact=True)
+    assert load_store(store, seed=["0", "2"], kind="run")["id"].tolist() == sorted([run_ids[0], run_ids[2]])
+    empty = load_store(store, method="none")
+    assert empty.empty
+    assert list(empty.columns[:10]) == TEXT
+
+
+def test_curves_are_equal_and_tidy(study):
+    store, uri, run_ids = study
+    assert_frame_equal(load_curves(uri), load_store_curves(store), check_exact=True)
+    frame = load_curves(uri, [run_ids[0], run_ids[2]])
+    assert_frame_equal(frame, load_store_curves(store, [run_ids[0], run_ids[2]]), check_exact=True)
+    assert list(frame.columns) == ["run_id", "step", "domain", "loss"]
+    assert frame.groupby(["run_id", "domain"])["step"].max().unique().tolist() in ([8, 4], [4, 8])
+    assert set(frame["domain"]) == set(DOMAINS)
+    one = frame[(frame["run_id"] == run_ids[0]) & (frame["domain"] == "virology")]
+    assert one["loss"].tolist() == [3.0 / step for step in range(1, 9)]
+    assert load_curves(uri, []).empty
+    assert load_curves(uri, []).dtypes.equals(frame.dtypes)
+
+
+def test_links_name_every_node(study):
+    _, uri, _ = study
+    links = load_links(uri, ui_url="http://127.0.0.1:5000")
+    assert links[["kind", "id"]].equals(load_runs(uri)[["kind", "id"]])
+    assert links["mlflow_run_id"].is_unique
+    assert links["url"].str.startswith("http://127.0.0.1:5000/#/experiments/").all()
+
+
+def test_server_that_is_down_is_an_error_of_its_own():
+    for load in (load_runs, load_curves):
+        with pytest.raises(TrackingUnavailable):
+            load("http://127.0.0.1:9")
+
+
+def test_a_database_that_is_not_there_is_not_made(tmp_path):
+    for load in (load_runs, load_curves, load_links):
+        with pytest.raises(TrackingUnavailable, match=r"there is no.*/typo/mlflow\.db"):
+            load(f"sqlite:///{tmp_path}/typo/mlflow.db")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_same_through_a_server(study, tmp_path, monkeypatch):
+    """A real MLflow server over HTTP, in an experiment of its own: the mirror, the frames and the bulk endpoint."""
+    store, _, run_ids = study
+    shutil.copy(f"{store.root}/mlflow.db", tmp_path / "server.db")  # making the schema takes MLflow seconds
+    served = {"experiment": "served"}
+    with running_mlflow(f"sqlite:///{tmp_path}/server.db", tmp_path) as server:
+        uri = server.uri
+        assert Tracker(uri, **served).sync(store) == {"sent": 6, "unchanged": 0}
+        assert Tracker(uri, **served).sync(store) == {"sent": 0, "unchanged": 6}
+        assert_frame_equal(load_runs(uri, **served), load_store(store), check_exact=True)
+        assert_frame_equal(load_curves(uri, **served), load_store_curves(store), check_exact=True)
+        for most in (10, 5):  # points in a response: those of one run, and not even those
+            monkeypatch.setattr(histories, "POINTS_PER_RESPONSE", most)
+            assert_frame_equal(load_curves(uri, **served), load_store_curves(store), check_exact=True)
+        assert load_curves(uri, run_ids[:1], **served)["run_id"].unique().tolist() == run_ids[:1]
+        assert load_links(uri, **served)["url"].str.startswith(uri).all()
+
+
+def test_frames_import_no_ray():
+    code = "import sys, gram_platform.tracking.frame; assert not {'ray', 'torch'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

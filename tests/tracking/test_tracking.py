@@ -1,0 +1,261 @@
+"""The mirror: one MLflow run for each node, every committed step once, nothing lost while the server is away."""
+
+import random
+import socket
+import sqlite3
+import time
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+
+from gram_platform.config import Evaluation, View
+from gram_platform.config.identity import metric_name
+from gram_platform.store import Store
+from gram_platform.tracking import Tracker, TrackingUnavailable, default_tracking_uri
+from gram_platform.tracking.connection import Connection
+from gram_platform.tracking.entry import curve_metrics, unescape
+from tests.store.training import final_fields, in_process, record, run_config, train
+
+RUN = run_config(8)
+TAGS = {"method": "gram", "size": "tiny", "seed": "0", "profile": "all", "retained": ""}
+EVALUATION = Evaluation(View.of(RUN.run_id, {"virology": 1.0}), "d" * 12, ("core", "virology"), 4)
+
+
+@pytest.fixture(scope="module")
+def empty_database(tmp_path_factory):
+    """A database with the schema: making one takes MLflow seconds, copying it nothing."""
+    folder = tmp_path_factory.mktemp("mlflow")
+    Tracker(default_tracking_uri(str(folder))).prepare_database()
+    return folder / "mlflow.db"
+
+
+@pytest.fixture
+def store(tmp_path, empty_database):
+    (tmp_path / "mlflow.db").write_bytes(empty_database.read_bytes())
+    return Store(tmp_path).open_for_writing()
+
+
+@pytest.fixture
+def tracker(store):
+    return Tracker(default_tracking_uri(store.root))
+
+
+def dump(store) -> list[str]:
+    """Everything in the database as text."""
+    with sqlite3.connect(f"{store.root}/mlflow.db") as connection:
+        return list(connection.iterdump())
+
+
+def evaluate(store) -> None:
+    directory = store.evaluation(EVALUATION.eval_id)
+    directory.ensure_config(EVALUATION)
+    directory.add_tags(TAGS)
+    directory.complete({"losses": {"core": 2.5, "virology": 3.25}}, {"elapsed_s": 0.5})
+
+
+def test_run_is_mirrored_as_it_goes(store, tracker):
+    directory = store.run(RUN.run_id)
+    assert tracker.mirror_run(directory) is None
+    directory.ensure_config(RUN)
+    directory.add_tags(TAGS)
+    train(store.root, RUN, last=4)
+    client = MlflowClient(tracker.tracking_uri)
+    mlflow_id = tracker.mirror_run(directory)
+    assert client.get_run(mlflow_id).info.status == "KILLED"
+    with directory.start_attempt("second") as attempt:
+        attempt.resume()
+        assert tracker.mirror_run(directory) == mlflow_id
+        assert client.get_run(mlflow_id).info.status == "RUNNING"
+        attempt.fail("loss is not finite at step 5")
+    tracker.mirror_run(directory)
+    run = client.get_run(mlflow_id)
+    assert (run.info.status, run.data.tags["gram.failure"]) == ("FAILED", "loss is not finite at step 5")
+    train(store.root, RUN)
+    assert Tracker(tracker.tracking_uri).mirror_run(directory) == mlflow_id
+    run = client.get_run(mlflow_id)
+    assert (run.info.status, run.info.run_name) == ("FINISHED", "gram tiny all s0")
+    assert run.data.tags["gram.run_id"] == RUN.run_id
+    assert run.data.tags["gram.failure"] == ""
+    assert run.data.params["peak_lr"] == "0.001"
+    assert run.data.metrics["hardware_flops"] == 7.25e12
+    assert run.data.metrics["final/train/loss"] == 1.0 / 8
+    history = client.get_metric_history(mlflow_id, "validation/loss/virology")
+    assert [(m.step, m.value, m.timestamp) for m in history] == [
+        (s, 3.0 / s, round(1000 * (1.5e9 + s))) for s in range(1, 9)
+    ]
+    assert run.info.start_time == history[0].timestamp
+
+
+def test_mirroring_again_changes_nothing(store, tracker):
+    train(store.root, RUN)
+    evaluate(store)
+    assert tracker.sync(store) == {"sent": 2, "unchanged": 0}
+    before = dump(store)
+    assert tracker.sync(store) == {"sent": 0, "unchanged": 2}
+    fresh = Tracker(tracker.tracking_uri)
+    fresh.mirror_run(store.run(RUN.run_id))
+    fresh.mirror_evaluation(store.evaluation(EVALUATION.eval_id))
+    assert dump(store) == before
+    store.run(RUN.run_id).add_tags({"study": "second"})
+    assert tracker.sync(store, ids=[RUN.run_id]) == {"sent": 1, "unchanged": 0}
+    assert len(tracker.runs()) == 2
+
+
+def test_a_send_that_was_cut_short_is_completed_without_repeating_a_step(store, tracker):
+    """The first part of a batch arrived; then the run was continued by another attempt, with other times."""
+    train(store.root, RUN, last=4)
+    directory = store.run(RUN.run_id)
+    mlflow_id = tracker.mirror_run(directory)
+    client = MlflowClient(tracker.tracking_uri)
+    client.set_tag(mlflow_id, "gram.sending_step", "6")
+    client.log_batch(mlflow_id, metrics=curve_metrics([record(5, first_time=1.0e9)], 8, -1)[:2])
+    train(store.root, RUN)
+    Tracker(tracker.tracking_uri).mirror_run(directory)
+    for key in record(1)["metrics"]:
+        assert sorted(m.step for m in client.get_metric_history(mlflow_id, key)) == list(range(1, 9))
+
+
+def test_killed_while_sending_and_sent_again(store, tracker):
+    runs = [run_config(40, seed) for seed in range(6)]
+    for run in runs:
+        train(store.root, run, commit_every=10)
+    rng, num_kills = random.Random(0), 0
+    for _ in range(10):
+        process = in_process(lambda: Tracker(tracker.tracking_uri).sync(store))
+        time.sleep(rng.uniform(0.05, 0.15))
+        process.kill()
+        process.join()
+        num_kills += process.exitcode != 0
+    assert num_kills >= 3
+    tracker.sync(store)
+    client = MlflowClient(tracker.tracking_uri)
+    assert {run_id for _, run_id in tracker.runs()} == {run.run_id for run in runs}
+    for mlflow_run in tracker.runs().values():
+        assert mlflow_run.info.status == "FINISHED"
+        for key in record(1)["metrics"]:
+            history = client.get_metric_history(mlflow_run.info.run_id, key)
+            assert sorted(metric.step for metric in history) == list(range(1, 41))
+    assert tracker.sync(store)["sent"] == 0
+
+
+def test_corrupted_config_leaves_the_others_in_peace(store, tracker):
+    train(store.root, RUN)
+    other = run_config(8, seed=1)
+    train(store.root, other)
+    store.run(other.run_id).folder.write("config.json", b"{")
+    with pytest.warns(RuntimeWarning, match="left out until it is submitted again"):
+        assert tracker.sync(store)["sent"] == 1
+    with pytest.warns(RuntimeWarning, match="corrupted and set aside"):
+        train(store.root, other)
+    assert tracker.sync(store) == {"sent": 1, "unchanged": 1}
+
+
+def test_many_processes_make_one_mlflow_run(store, tracker):
+    train(store.root, RUN)
+    evaluate(store)
+    processes = [in_process(lambda: Tracker(tracker.tracking_uri).sync(store)) for _ in range(4)]
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * 4
+    client = MlflowClient(tracker.tracking_uri)
+    experiment = client.get_experiment_by_name("gram").experiment_id
+    assert len(client.search_runs([experiment], run_view_type=3)) == 2  # deleted ones included
+
+
+def test_duplicates_of_machines_without_a_common_lock_are_merged(store, tracker):
+    train(store.root, RUN)
+    connection = Connection(tracker.tracking_uri, "gram")
+    with connection.reaching():
+        for start_ms in (2000, 1000, 3000):
+            connection.create("twin", {"gram.kind": "run", "gram.run_id": RUN.run_id}, start_ms)
+    mlflow_id = tracker.mirror_run(store.run(RUN.run_id))
+    assert [run.info.run_id for run in tracker.runs().values()] == [mlflow_id]
+    client = MlflowClient(tracker.tracking_uri)
+    assert client.get_run(mlflow_id).info.start_time == 1000
+    client.delete_run(mlflow_id)  # by hand, while the tracker remembers it
+    assert tracker.mirror_run(store.run(RUN.run_id)) != mlflow_id
+
+
+def test_server_that_is_down_fails_fast_and_sync_catches_up(store, tracker):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+    train(store.root, RUN)
+    for uri in (f"http://127.0.0.1:{port}", f"postgresql://user@127.0.0.1:{port}/mlflow"):
+        absent = Tracker(uri)
+        started = time.monotonic()
+        with pytest.raises(TrackingUnavailable, match="not available"):
+            absent.mirror_run(store.run(RUN.run_id))
+        assert time.monotonic() - started < 10
+        started = time.monotonic()
+        with pytest.raises(TrackingUnavailable):  # at once: training goes on undisturbed
+            absent.sync(store)
+        assert time.monotonic() - started < 1.0
+    assert tracker.sync(store)["sent"] == 1
+
+
+def test_database_that_cannot_be_made_is_unavailable():
+    with pytest.raises(TrackingUnavailable):
+        Tracker("sqlite:////dev/null/mlflow.db").prepare_database()
+    with pytest.raises(ValueError, match="tracking_uri="):
+        default_tracking_uri("memory://bucket")
+
+
+def test_long_curves_are_thinned_the_same_way_every_time():
+    records = [record(step) for step in range(1, 1001)]
+    for r in records:
+        if r["step"] % 250:
+            del r["metrics"]["validation/loss/core"], r["metrics"]["validation/loss/virology"]
+    whole = curve_metrics(records, 1000, -1)
+    assert len([m for m in whole if m.key == "train/loss"]) == 100
+    assert [m.step for m in whole if m.key == "validation/loss/core"] == [250, 500, 750, 1000]
+    parts = curve_metrics(records[:333], 1000, -1) + curve_metrics(records, 1000, 333)
+    assert [(m.key, m.step) for m in parts] == [(m.key, m.step) for m in whole]
+
+
+LONGEST = "final/validation/loss/" + "病" * 38  # that a domain may have
+
+
+@pytest.mark.parametrize("name", ["validation/loss/R&D", "a:b", "café", "x+y (z)", "plain/name-1.5 x_", LONGEST])
+def test_metric_names_survive_mlflow(tracker, store, name):
+    assert unescape(metric_name(name)) == name
+    with Connection(tracker.tracking_uri, "gram").reaching() as client:
+        run = client.create_run(client.get_experiment_by_name("gram").experiment_id)
+        client.log_metric(run.info.run_id, metric_name(name), 1.0)
+        with pytest.raises(MlflowException):
+            client.log_metric(run.info.run_id, "R&D", 1.0)
+
+
+def test_study_is_logged_once(tmp_path, store, tracker):
+    import plotly.graph_objects as go
+
+    for name in ("table.csv", "report.html"):
+        store.study_dir("scaling").write(name, b"content")
+    folder = store.study_dir("scaling").path
+    arguments = (
+        "scaling",
+        f"{folder}/table.csv",
+        f"{folder}/report.html",
+        {"curves": go.Figure()},
+        {"preset": "smoke"},
+    )
+    first = tracker.log_study(*arguments)
+    assert Tracker(tracker.tracking_uri).log_study(*arguments) == first
+    assert tracker.log_study(*arguments[:-1], {"preset": "demo"}) != first
+    client = MlflowClient(tracker.tracking_uri)
+    assert client.get_run(first).info.status == "FINISHED"
+    assert {artifact.path for artifact in client.list_artifacts(first)} == {"table.csv", "report.html", "figures"}
+    assert client.get_experiment_by_name("gram").artifact_location.endswith("/mlartifacts")
+    assert tracker.runs() == {}
+    assert tracker.run_url(first) is None
+    assert tracker.run_url(first, "http://127.0.0.1:5000/").endswith(f"/#/experiments/1/runs/{first}")
+
+
+def test_unfinished_final_fields_are_not_needed(store, tracker):
+    directory = store.run(RUN.run_id)
+    directory.ensure_config(RUN)
+    with directory.start_attempt("short") as attempt:
+        attempt.complete({"num_steps": 8}, {})
+    assert MlflowClient(tracker.tracking_uri).get_run(tracker.mirror_run(directory)).data.metrics["num_steps"] == 8
+    assert set(final_fields(RUN)) > {"num_steps"}
