@@ -10,14 +10,14 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from benchmarks.measurement import Aim, Measurement, Settings
-from gram_platform.corpora import lexicon, prepare, resolve
+from gram_platform.corpora import prepare, resolve, stories
+from gram_platform.corpora.pack import BATCH_CHARS
 from gram_platform.corpora.recipe import CorpusRecipe
-from gram_platform.corpora.sequences import BATCH_CHARS
 from gram_platform.corpora.stories import stories_source, story
 from gram_platform.corpora.tokenizer import load_tokenizer, train_tokenizer
 
 SHAPE = {"seq_len": 256, "vocab_size": 4096, "validation_fraction": 0.05}
-TOPICS = lexicon.TOPICS[:5]
+TOPICS = stories.TOPICS[:5]
 NUM_ROUNDS = 3
 FILE_DOCUMENTS = 2000
 

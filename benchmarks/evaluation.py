@@ -13,7 +13,7 @@ from benchmarks.precision import stories_26m
 from benchmarks.timing import interleaved
 from gram_platform.config import CORE, Evaluation, ModelConfig, RoutingConfig, RunConfig, View
 from gram_platform.config.ladder import Size
-from gram_platform.config.model import merged_config
+from gram_platform.config.training import merged_config
 from gram_platform.corpora import PackedCorpus, prepare, resolve
 from gram_platform.engine.evaluation import common_work, execute_evaluation, execute_profiles
 from gram_platform.engine.execution import Execution

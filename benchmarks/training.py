@@ -15,7 +15,7 @@ from benchmarks.precision import stories_26m
 from benchmarks.step_shares import OVERHEADS, Stopwatch, watched_steps
 from benchmarks.timing import clock_of, interleaved
 from gram_platform.config.flops import hardware_flops
-from gram_platform.train.allocation import freed_memory_kept
+from gram_platform.engine.process import freed_memory_kept
 from gram_platform.train.learner import DTYPES
 from gram_platform.train.loop import StepRecord, training_steps
 
@@ -37,7 +37,7 @@ def measure(settings: Settings) -> list[Measurement]:
 @contextlib.contextmanager
 def logging(scene: Scene, storage: str) -> Iterator[Callable[[StepRecord], object]]:
     """What a run does with a step's record: it is summed up, and a heartbeat says where the run is."""
-    from gram_platform.engine.summary import Summary  # a machine with torch and numpy alone compares without it
+    from gram_platform.engine.node import Summary  # a machine with torch and numpy alone compares without it
     from gram_platform.store import Store
 
     run = runs(scene)[DENSE]

@@ -12,7 +12,7 @@ from benchmarks.measurement import Aim, Measurement, Settings
 from benchmarks.precision import stories_26m
 from benchmarks.timing import interleaved
 from gram_platform.config.routing import Plan
-from gram_platform.train.allocation import freed_memory_kept
+from gram_platform.engine.process import freed_memory_kept
 from gram_platform.train.data import PlanReader
 from gram_platform.train.learner import Learner
 from gram_platform.train.loop import StepRecord, training_steps

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gram_platform.analysis.order import ordered
+from gram_platform.analysis.ratios import ordered
 from gram_platform.analysis.tables import CLASSES, Analysis, analyse, per_seed_frame
 from gram_platform.paper.published import COLUMNS, PUBLISHED_FILE, SOURCE
 

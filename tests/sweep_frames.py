@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from gram_platform.paper.paper_sweeps import PAPER_SWEEPS
+from gram_platform.paper.sweeps import PAPER_SWEEPS
 from tests.stories_frames import AUXILIARY, DOMAINS, NUM_STEPS, PROFILES, SEEDS, SIZE, loss_at
 from tests.stories_frames import evaluations as stories
 

@@ -38,7 +38,7 @@ ROOMS = {
 MAX_ROOMS = 16
 TRAINING_CORE = ("config", "methods", "model", "train", "corpora.packed")
 NOT_IN_CORE = {library for libraries in ROOMS.values() for library in libraries} - {"torch", "numpy"}
-MAX_FILE_LINES, MAX_FUNCTION_LINES = 300, 60  # hard; about 250 and 40 is what we aim at, and what is reported
+MAX_FILE_LINES, MAX_FUNCTION_LINES = 350, 60  # hard; about 250 and 40 is what we aim at, and what is reported
 AIM_FILE_LINES, AIM_FUNCTION_LINES = 250, 40
 
 

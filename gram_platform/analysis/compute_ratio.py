@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-from gram_platform.analysis.checks import floats
+from gram_platform.analysis.intervals import floats
 from gram_platform.config.identity import invalid
 
 MIN_POINTS = 3  # distinct steps: the curve has three parameters

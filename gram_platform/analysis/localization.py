@@ -14,9 +14,8 @@ import numpy as np
 import pandas as pd
 
 from gram_platform.analysis.intervals import t_interval
-from gram_platform.analysis.order import MEAN, METHODS, profile_key
-from gram_platform.analysis.provenance import run_names
-from gram_platform.analysis.ratios import BASELINE
+from gram_platform.analysis.ratios import BASELINE, MEAN, METHODS, profile_key
+from gram_platform.analysis.tables import run_names
 from gram_platform.config.identity import invalid
 
 TOP = 0.1  # of the tokens
@@ -185,3 +184,36 @@ def _ordered(frame: pd.DataFrame) -> pd.DataFrame:
         for m, s, p, k, d in frame[[*ROW[:3], "class", "domain"]].itertuples(index=False, name=None)
     ]
     return frame.iloc[sorted(range(len(frame)), key=ranks.__getitem__)].reset_index(drop=True)
+
+
+CALIBRATION = 0.9  # quantile
+
+
+@dataclass(frozen=True)
+class ShadedView:
+    """One view of a text: a label, and the increase of every token but the first, over the baseline, in nats."""
+
+    label: str
+    increases: np.ndarray  # [T]
+
+
+@dataclass(frozen=True)
+class ShadedText:
+    """One text under several views, and the increase that is drawn in full colour."""
+
+    domain: str
+    pieces: tuple[str, ...]  # [T + 1]: what each token adds to the text
+    baseline: np.ndarray  # [T]: the losses that increases are over
+    scale: float  # nats; NaN: nothing is shaded
+    views: Sequence[ShadedView]
+
+
+def shading_scale(increases: np.ndarray) -> float:
+    """The increase in full colour, from those of the filtered model on the text [T]; NaN where it is not above 0."""
+    scale = float(np.quantile(increases, CALIBRATION))
+    return scale if scale > 0.0 else np.nan
+
+
+def shades(increases: np.ndarray, scale: float) -> np.ndarray:
+    """Increases as colour between 0 and 1; 0 without a scale."""
+    return np.clip(increases / scale, 0.0, 1.0) if scale == scale else np.zeros(np.shape(increases))

@@ -4,6 +4,8 @@ Tidy frames in, tidy frames out. What cannot be computed comes back as a note (w
 """
 
 import math
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -157,3 +159,97 @@ def _require_columns(field: str, frame: pd.DataFrame, names: list[str]) -> None:
     absent = [name for name in names if name not in frame.columns]
     if absent:
         raise invalid(field, f"a frame without {', '.join(absent)}", f"a frame with the columns {', '.join(names)}")
+
+
+ELICITED = "elicited"
+PROFILE = ["method", "size", "profile"]
+ATTACK_COLUMNS = [*VIEW, ELICITED, "loss"]  # `elicited`: the attacked domain; loss: NaN while there is no result
+
+
+def checked_attacks(attacks: pd.DataFrame | None) -> pd.DataFrame:
+    """The frame with seeds as text; ValueError for a missing column or an attack that is there twice."""
+    if attacks is None:
+        return pd.DataFrame(columns=ATTACK_COLUMNS)
+    absent = [name for name in ATTACK_COLUMNS if name not in attacks.columns]
+    if absent:
+        raise invalid("attacks", f"a frame without {', '.join(absent)}", f"the columns {', '.join(ATTACK_COLUMNS)}")
+    frame = attacks.assign(seed=attacks["seed"].astype(str))
+    doubled = frame[frame.duplicated([*VIEW, ELICITED])]
+    if len(doubled):
+        first = doubled[[*VIEW, ELICITED]].iloc[0].to_dict()
+        raise invalid("attacks", first, "each method, size, seed, profile and attacked domain once")
+    return frame
+
+
+def elicited_ratios(attacks: pd.DataFrame, ratios: pd.DataFrame, references: dict) -> tuple[pd.DataFrame, Notes]:
+    """Rows of class `elicited` in the columns of `ratios`, one a forget row of every attacked profile.
+
+    Where an attack has no result its ratio is NaN, where the curve is too flat to convert its loss infinite, and the
+    notes name it: a class is known only as a whole.
+    """
+    columns = list(ratios.columns)
+    attacked = set(attacks[PROFILE].itertuples(index=False, name=None))
+    keys = ratios[PROFILE].itertuples(index=False, name=None)
+    is_target = (ratios["class"] == "forget") & np.array([key in attacked for key in keys], bool)
+    targets = ratios[is_target].drop(columns=["loss", "class", "compute_ratio", "run_id"], errors="ignore")
+    values = attacks.rename(columns={ELICITED: "domain"})
+    values = values[[*VIEW, "domain", "loss", *(["run_id"] if "run_id" in values else [])]]
+    rows = targets.merge(values, on=[*VIEW, "domain"], how="left")
+    found = [references.get(key) for key in zip(rows["size"], rows["domain"], strict=True)]
+    losses = rows["loss"].astype(float)
+    known = np.array([r.ratio(loss) if r else np.nan for r, loss in zip(found, losses, strict=True)], float)
+    rows = rows.assign(**{"loss": losses, "class": ELICITED, "compute_ratio": known})
+    flat = "the baseline's curve is too flat to convert the loss after the attack on"
+    notes = [*_unknown(rows[losses.isna()], "no result of the attack on"), *_unknown(rows[np.isinf(known)], flat)]
+    return rows.reindex(columns=columns), notes
+
+
+def _unknown(rows: pd.DataFrame, why: str) -> Notes:
+    """One note a view of all seeds, so that a study that has just begun does not list hundreds."""
+    notes = []
+    for (method, size, profile), group in rows.groupby(PROFILE, sort=False):
+        seeds = (f"seed {seed}: {', '.join(own)}" for seed, own in group.groupby("seed")["domain"])
+        notes.append((f"{method} {size} {profile}, elicited", f"{why} {'; '.join(seeds)}"))
+    return notes
+
+
+METHODS = (
+    "baseline",
+    "filtering",
+    "gram",
+    "gram_subsets",
+    "gram_lora",
+    "ft_full",
+    "ft_lora",
+    "ft_mlp",
+    "maxent",
+    "demix",
+)
+MEAN = "mean"  # the profile of the rows that average over profiles
+UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+
+
+def size_key(size: str) -> tuple:
+    """Sorts 50M before 800M before 2B, and other names after these."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmbt])", str(size).lower())
+    return (0, float(found[1]) * UNITS[found[2]], "") if found else (1, 0.0, str(size))
+
+
+def profile_key(profile: str) -> tuple:
+    """Sorts core, then core+..., then all, then mean."""
+    last = {ALL: 1, MEAN: 2}.get(profile, 0)
+    return last, str(profile).count("+"), str(profile)
+
+
+def ordered(frame: pd.DataFrame, sizes: Sequence[str]) -> pd.DataFrame:
+    """The rows in that order, by as many of these columns as the frame has; `sizes` come first, in their own order."""
+    keys = {
+        "method": lambda m: (METHODS.index(m) if m in METHODS else len(METHODS), str(m)),
+        "size": lambda s: (list(sizes).index(s) if s in sizes else len(sizes), size_key(s)),
+        "profile": profile_key,
+        "seed": lambda s: (0, int(s), "") if str(s).isdigit() else (1, 0, str(s)),
+        "domain": lambda d: (d != CORE, d),
+    }
+    columns = [[key(value) for value in frame[name]] for name, key in keys.items() if name in frame]
+    ranks = list(zip(*columns, strict=True))
+    return frame.iloc[sorted(range(len(frame)), key=ranks.__getitem__)].reset_index(drop=True)

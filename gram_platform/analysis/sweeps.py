@@ -13,8 +13,7 @@ import numpy as np
 import pandas as pd
 
 from gram_platform.analysis.intervals import t_interval
-from gram_platform.analysis.order import MEAN
-from gram_platform.analysis.ratios import BASELINE
+from gram_platform.analysis.ratios import BASELINE, MEAN
 from gram_platform.analysis.tables import TABLE_COLUMNS, Analysis, analyse, pair_means
 from gram_platform.config.identity import invalid
 

@@ -12,20 +12,22 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from gram_platform.analysis.elicited import checked_attacks, elicited_ratios
 from gram_platform.analysis.intervals import t_interval
-from gram_platform.analysis.order import MEAN, ordered
 from gram_platform.analysis.ratios import (
     ALL,
+    MEAN,
     NO_BASELINE,
     VARIANT,
     VIEW,
     Notes,
     baseline_references,
+    checked_attacks,
     checked_curves,
     checked_evaluations,
     compute_ratio_frame,
+    elicited_ratios,
     fits_frame,
+    ordered,
 )
 
 CLASSES = ("core", "retain", "forget", "elicited")
@@ -217,3 +219,68 @@ def domain_table(ratios: pd.DataFrame) -> pd.DataFrame:
         runs = ", ".join(dict.fromkeys(group["run_id"].astype(str))) if "run_id" in group else ""
         rows.append((*key, mean, low, high, len(group), runs))
     return pd.DataFrame(rows, columns=[*keys, "compute_ratio", "low", "high", "num_seeds", "runs"])
+
+
+MOST = 6  # run ids that are named; a mean over profiles of many runs names the first and says how many more
+
+
+def with_runs(table: pd.DataFrame, ratios: pd.DataFrame) -> pd.DataFrame:
+    """The table with a column `runs`: the ids of the runs whose weights each row evaluates, joined by commas.
+
+    A mean over profiles rests on the runs of all its profiles: core with at most one auxiliary domain. Empty where
+    `ratios` has no `run_id`.
+    """
+    keys = [column for column in (VARIANT, *ROW) if column in table]
+    if "run_id" not in ratios or table.empty:
+        return table.assign(runs="")
+    evaluated = ratios[ratios["class"] != "elicited"]
+    is_few = ~evaluated["retained"].str.contains(",")  # as `per_seed_frame` decides
+    in_mean = is_few | ~is_few.groupby([evaluated[key] for key in keys[:-1]]).transform("any")
+    frame = pd.concat([evaluated, evaluated[in_mean].assign(profile=MEAN)])
+    runs = frame.groupby(keys, sort=False)["run_id"].agg(run_names).rename("runs").reset_index()
+    return table.merge(runs, on=keys, how="left").fillna({"runs": ""})
+
+
+def run_names(run_ids: pd.Series) -> str:
+    """Run ids joined by commas, each once, the first few and how many more there are."""
+    found = list(dict.fromkeys(run_ids.astype(str)))
+    rest = f" and {len(found) - MOST} more" if len(found) > MOST else ""
+    return ", ".join(found[:MOST]) + rest
+
+
+def table_csv(frame: pd.DataFrame) -> str:
+    """The frame as CSV, the same text for the same values: six decimals, empty where there is no value."""
+    return frame.to_csv(index=False, float_format="%.6f", lineterminator="\n", na_rep="")
+
+
+def format_table(table: pd.DataFrame) -> str:
+    """`table` for a terminal: aligned columns, `mean [low, high]` of each class that has a value, - for none."""
+    classes, names = [name for name in CLASSES if table[name].notna().any()], naming_columns(table)
+    rows = [
+        [*(str(r[c]) for c in names), *(_cell(r, c) for c in classes), str(r["num_seeds"])]
+        for r in table.to_dict("records")
+    ]
+    return aligned([[*names, *classes, "seeds"], *rows])
+
+
+def naming_columns(table: pd.DataFrame) -> list[str]:
+    """The columns that name a row: what a study varies, if anything, and method, size, profile."""
+    return list(table.columns[: table.columns.get_loc(CLASSES[0])])
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> str:
+    """Lines of cells as text, every column as wide as its widest cell."""
+    widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
+    padded = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)) for line in lines]
+    return "\n".join(line.rstrip() for line in padded)
+
+
+def _cell(row: dict, name: str) -> str:
+    return interval_text(row[name], row[f"{name}_low"], row[f"{name}_high"]) or "-"
+
+
+def interval_text(mean: float, low: float, high: float) -> str:
+    """`mean [low, high]`, the mean alone where there is no interval, nothing where there is no mean."""
+    if np.isnan(mean):
+        return ""
+    return f"{mean:.3f}" + ("" if np.isnan(low) else f" [{low:.3f}, {high:.3f}]")

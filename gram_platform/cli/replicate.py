@@ -9,7 +9,7 @@ from gram_platform.pages.results.external import read_external
 from gram_platform.pages.results.replication import Replicated, prepare, published_studies, replicate
 from gram_platform.pages.results.results import frame_text, summary_text
 from gram_platform.pages.site.replication import write_replication
-from gram_platform.paper import beside
+from gram_platform.paper import published
 from gram_platform.paper.published import SOURCE
 
 
@@ -54,7 +54,7 @@ def _text(study: Replicated) -> str:
     """The table with the published rows, the claims, and what is missing."""
     parts = [summary_text(study.record, study.results)]
     if study.published is not None:
-        rows = beside.beside_published(study.results.analysis.table, study.published, study.report.shown_profile)
+        rows = published.beside_published(study.results.analysis.table, study.published, study.report.shown_profile)
         parts.append(f"beside the published\n\n{frame_text(rows)}")
     missing = study.results.analysis.missing
     return "\n\n".join([*parts, *([f"missing\n\n{frame_text(missing)}"] if len(missing) else [])])

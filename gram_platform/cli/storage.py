@@ -12,7 +12,7 @@ from gram_platform.methods.nodes import view_runs
 from gram_platform.pages.results.record import load_record
 from gram_platform.planner import GIB, MACHINES, Machine, needs
 from gram_platform.store import EvaluationDirectory, RunDirectory, Store
-from gram_platform.store.directory import CONFIG
+from gram_platform.store.directories import CONFIG
 from gram_platform.store.leases import GONE_AFTER_S
 from gram_platform.studies.dry_run import UTILISATION, disk_bytes
 from gram_platform.tracking.entry import node_name

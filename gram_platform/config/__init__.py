@@ -5,28 +5,37 @@ configs are the same run on every machine; `run_id` hashes the config's canonica
 makes a variant. The dataclasses need only the standard library.
 """
 
-from gram_platform.config.domains import CORE, UNLABELLED, UNLABELLED_OF, core_first, is_unlabelled
-from gram_platform.config.measures import (
+from gram_platform.config.run import RECIPE_VERSION, RunConfig, model_from_plain, run_from_plain
+from gram_platform.config.training import (
+    CORE,
+    UNLABELLED,
+    UNLABELLED_OF,
+    DataConfig,
+    DomainBudget,
+    EvalPoints,
+    ModelConfig,
+    ModuleSpec,
+    Objective,
+    OptimizerConfig,
+    RoutingConfig,
+    Slice,
+    core_first,
+    is_unlabelled,
+)
+from gram_platform.config.view import (
+    EVAL_VERSION,
+    IMPORTED,
     LOSSES,
     SAMPLES,
     TOKENS,
     AnyEvaluation,
     Continuations,
+    Evaluation,
     TokenLosses,
+    View,
     evaluation_from_plain,
+    view_from_plain,
 )
-from gram_platform.config.model import ModelConfig, ModuleSpec
-from gram_platform.config.run import RECIPE_VERSION, RunConfig, model_from_plain, run_from_plain, view_from_plain
-from gram_platform.config.training import (
-    DataConfig,
-    DomainBudget,
-    EvalPoints,
-    Objective,
-    OptimizerConfig,
-    RoutingConfig,
-    Slice,
-)
-from gram_platform.config.view import EVAL_VERSION, IMPORTED, Evaluation, View
 
 __all__ = [
     "CORE",

@@ -124,3 +124,12 @@ def hardware_flops(
             total += _mlp(config, tokens, module.width, after_attention, module.domain in trained)
         flowing = after_attention or core or bool(trained & set(active))
     return total + _linear(tokens, d_model, config.vocab_size, flowing or shared, shared)
+
+
+BYTES = {"float32": 4, "bfloat16": 2}
+KEPT_BYTES = 2**30  # [ours] keep the weights of models up to this size
+
+
+def keeps_gathered(model: ModelConfig, precision: str) -> bool:
+    """Tells whether the whole model takes at most `KEPT_BYTES` in this precision."""
+    return BYTES[precision] * total_parameters(model) <= KEPT_BYTES

@@ -4,19 +4,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from gram_platform.config.domains import CORE, is_unlabelled
 from gram_platform.config.identity import invalid, require_choice, require_int, short_hash
-from gram_platform.config.model import ModelConfig, ModuleSpec
 from gram_platform.config.training import (
+    CORE,
     DataConfig,
     DomainBudget,
     EvalPoints,
+    ModelConfig,
+    ModuleSpec,
     Objective,
     OptimizerConfig,
     RoutingConfig,
     Slice,
+    is_unlabelled,
 )
-from gram_platform.config.view import PRECISIONS, View
+from gram_platform.config.view import PRECISIONS, View, view_from_plain, with_pairs
 
 RECIPE_VERSION = 1  # raise it when an equal config would train to another result; part of every run_id
 CROSS_ENTROPY = Objective()
@@ -135,7 +137,7 @@ def run_from_plain(plain: Mapping) -> RunConfig:
     parts = {
         "model": model_from_plain(plain["model"]),
         "data": DataConfig(**data),
-        "routing": RoutingConfig(**_with_pairs(plain["routing"], "p_aux_spread_of", "companion_weights")),
+        "routing": RoutingConfig(**with_pairs(plain["routing"], "p_aux_spread_of", "companion_weights")),
         "optimizer": OptimizerConfig(**plain["optimizer"]),
         "eval_points": EvalPoints(**points),
         "objective": Objective(**objective),
@@ -150,12 +152,3 @@ def model_from_plain(plain: Mapping) -> ModelConfig:
 
 def _budget(plain: Mapping) -> DomainBudget:
     return DomainBudget(**{**plain, "slices": tuple(Slice(**part) for part in plain["slices"])})
-
-
-def view_from_plain(plain: Mapping) -> View:
-    return View(**_with_pairs(plain, "weights", "sources"))
-
-
-def _with_pairs(plain: Mapping, *names: str) -> dict:
-    """Copies a config's JSON fields, with the named ones, if present, as tuples of pairs."""
-    return {**plain, **{name: tuple(map(tuple, plain[name])) for name in names if name in plain}}

@@ -11,7 +11,7 @@ estimates: for web text and code those of GPT-2's tokenizer, which GPT-Neo's is,
 from dataclasses import dataclass, replace
 
 from gram_platform.config.ladder import STORIES_AUX, STORIES_AUX_SHARE, STORIES_CORE
-from gram_platform.corpora.rows import HubRow
+from gram_platform.corpora.recipe import HubRow
 
 DEFAULT_NUM_AUX = 4  # topics that are auxiliary unless `--core-label` names the core's
 

@@ -5,12 +5,11 @@ from pathlib import Path
 
 from gram_platform.config.identity import invalid
 from gram_platform.corpora import catalog
-from gram_platform.corpora.hub_records import first_record
+from gram_platform.corpora.hub import first_record
 from gram_platform.corpora.installed import INSTALLED, first_units
-from gram_platform.corpora.recipe import CorpusRecipe, StoriesSource
+from gram_platform.corpora.recipe import CorpusRecipe, HubRow, HubSource, StoriesSource
 from gram_platform.corpora.records import Unit, read_unit
 from gram_platform.corpora.resolution import existing, stories_of
-from gram_platform.corpora.rows import HubRow, HubSource
 from gram_platform.corpora.sources import find_units
 from gram_platform.corpora.stories import story_documents
 

@@ -20,8 +20,7 @@ from pathlib import Path
 from gram_platform.config import CORE
 from gram_platform.config.identity import invalid, short_hash
 from gram_platform.corpora.records import Unit
-from gram_platform.corpora.sources import Progress
-from gram_platform.corpora.staging import new_staging
+from gram_platform.corpora.sources import Progress, new_staging
 
 INSTALLED = "installed"  # the corpus's name, and the folder of its files
 INSTALLED_VERSION = 1  # raised when the same files would give other text

@@ -1,25 +1,109 @@
 """From what a user names (`--corpus`, `--core-label`) to a recipe."""
 
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gram_platform.config import CORE, UNLABELLED, is_unlabelled
-from gram_platform.config.identity import invalid, local_path, require_metric_name, require_name
-from gram_platform.corpora import catalog, lexicon
-from gram_platform.corpora.amounts import Need, hub_amounts
+from gram_platform.config.identity import (
+    invalid,
+    local_path,
+    require_int,
+    require_metric_name,
+    require_name,
+    require_real,
+)
+from gram_platform.corpora import catalog, stories
 from gram_platform.corpora.installed import INSTALLED, installed_text
 from gram_platform.corpora.recipe import (
+    MAX_VALIDATION,
     MIN_SAMPLED,
     CorpusRecipe,
     DomainRecipe,
     FilesSource,
+    HubRow,
+    HubSource,
     StoriesSource,
     TokenizerRecipe,
+    validation_bytes,
+    whole_parts,
 )
 from gram_platform.corpora.sources import Progress, Scan, content_of, find_units, scan_units
 from gram_platform.corpora.stories import mean_story_bytes, stories_source
 from gram_platform.corpora.tokenizer import DEFAULT_SAMPLE_BYTES, tokenizer_recipe
+
+# What is fetched beyond one epoch: a wrong estimate of bytes per token, and with partial labels 6% of core and 10% of
+# an auxiliary domain, where rounding to whole windows weighs more (measured on the paper presets' plans).
+CORE_MARGIN, AUX_MARGIN = 1.10, 1.20
+UNKNOWN = 1.25  # of the bytes thought to be available: asks for all of a row
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a size trains on, and what is held out of every domain."""
+
+    core_tokens: int
+    aux_share: float  # tokens of all auxiliary domains together over core's, spread evenly
+    validation_sequences: int
+    validation_fraction: float
+    seq_len: int
+
+    def __post_init__(self) -> None:
+        require_int("core_tokens", self.core_tokens, 1)
+        require_real("aux_share", self.aux_share, 0.0, 1.0, open_low=True)
+
+    def num_bytes(self, domain: str, num_auxiliary: int, bytes_per_token: float, has_held_out: bool) -> float:
+        """Bytes of a domain's text, validation included: the inverse of `CorpusRecipe.validation_share`."""
+        tokens = self.core_tokens * (CORE_MARGIN if domain == CORE else AUX_MARGIN * self.aux_share / num_auxiliary)
+        trained = tokens * bytes_per_token
+        floor = validation_bytes(self.validation_sequences, self.seq_len)
+        if has_held_out:
+            return trained + floor
+        return max(trained / (1 - self.validation_fraction), trained + floor, floor / MAX_VALIDATION)
+
+
+def hub_amounts(
+    rows: tuple[HubRow, ...], domains: Mapping[str, tuple[str, ...]], need: Need
+) -> tuple[HubSource, tuple[DomainRecipe, ...]]:
+    """The rows with their bytes, and the domains with what those are expected to give.
+
+    `domains`: the labels of each, core among them. A row of several labels is taken to hold as much of each.
+    """
+    domain_of = {label: domain for domain, labels in domains.items() for label in labels}
+    has_held_out = any(row.held_out for row in rows)
+    parts = {d: _parts(rows, labels) for d, labels in domains.items()}
+    rates = {d: _bytes_per_token(rows, part) for d, part in parts.items()}
+    tokens = {d: need.num_bytes(d, len(domains) - 1, rates[d], has_held_out) / rates[d] for d in domains}
+    num_bytes = []
+    for row in rows:
+        most = whole_parts(UNKNOWN * row.available_tokens * row.bytes_per_token)
+        wanted = max(tokens[d] / sum(parts[d]) for d in {domain_of[label] for label in row.all_labels})
+        wanted_bytes = most if row.held_out else whole_parts(wanted * row.share * row.bytes_per_token)
+        num_bytes.append(min(wanted_bytes, most) if most else wanted_bytes)
+    source = HubSource(rows, tuple(num_bytes))
+    return source, tuple(_amount_of(source, d, labels, rates[d]) for d, labels in domains.items())
+
+
+def _parts(rows: tuple[HubRow, ...], labels: tuple[str, ...]) -> tuple[float, ...]:
+    """Of each row: the share of the corpus's tokens that is of these labels and split."""
+    return tuple(0.0 if row.held_out else row.share * _fraction(row, labels) for row in rows)
+
+
+def _fraction(row: HubRow, labels: tuple[str, ...]) -> float:
+    return sum(label in labels for label in row.all_labels) / len(row.all_labels)
+
+
+def _bytes_per_token(rows: tuple[HubRow, ...], parts: tuple[float, ...]) -> float:
+    return sum(row.bytes_per_token * part for row, part in zip(rows, parts, strict=True)) / sum(parts)
+
+
+def _amount_of(source: HubSource, name: str, labels: tuple[str, ...], bytes_per_token: float) -> DomainRecipe:
+    split = held_out = 0.0
+    for row, num_bytes in zip(source.rows, source.expected_bytes, strict=True):
+        of_labels = num_bytes * _fraction(row, labels)
+        held_out, split = held_out + row.held_out * of_labels, split + (not row.held_out) * of_labels
+    return DomainRecipe(name, labels, 0, round(split), bytes_per_token, round(held_out))
+
 
 CoreLabel = str | tuple[str, ...] | None  # the label, or labels, of core
 
@@ -114,10 +198,10 @@ def _require_core(pooled: tuple[str, ...], labels: list[str]) -> None:
 
 def stories_of(entry: catalog.StoriesEntry, pooled: tuple[str, ...] | None) -> StoriesSource:
     """The generated corpus of a catalog entry; `pooled` topics (None: all but the first four) make up its core."""
-    core = _pooled(pooled, lexicon.TOPICS)
+    core = _pooled(pooled, stories.TOPICS)
     share, rest = divmod(entry.core_documents, len(core))
     documents = {topic: share + (rank < rest) for rank, topic in enumerate(core)}
-    documents |= {topic: entry.aux_documents for topic in lexicon.TOPICS if topic not in core}
+    documents |= {topic: entry.aux_documents for topic in stories.TOPICS if topic not in core}
     return stories_source(documents, entry.num_facts, entry.shared_fact_share, entry.seed)
 
 
@@ -129,9 +213,9 @@ def _pooled(pooled: tuple[str, ...] | None, labels: tuple[str, ...]) -> tuple[st
 
 
 def _stories(entry: catalog.StoriesEntry, core_label: CoreLabel, common: dict) -> CorpusRecipe:
-    pooled = _named(core_label, lexicon.TOPICS)
+    pooled = _named(core_label, stories.TOPICS)
     source = stories_of(entry, pooled)
-    core, mean = _pooled(pooled, lexicon.TOPICS), mean_story_bytes(source)
+    core, mean = _pooled(pooled, stories.TOPICS), mean_story_bytes(source)
     aux = [DomainRecipe(t, (t,), n, round(n * mean)) for t, n in source.num_documents if t not in core]
     pool = DomainRecipe(CORE, core, entry.core_documents, round(entry.core_documents * mean))
     return CorpusRecipe(source=source, domains_from=(pool, *aux), **common)

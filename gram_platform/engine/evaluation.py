@@ -12,13 +12,12 @@ import torch
 from gram_platform.config import LOSSES, SAMPLES, TOKENS, AnyEvaluation, Continuations, Evaluation, TokenLosses, View
 from gram_platform.config.identity import invalid
 from gram_platform.corpora import PackedCorpus
-from gram_platform.corpora.openings import openings
+from gram_platform.corpora.packed import openings
 from gram_platform.engine.execution import Execution
 from gram_platform.model.transformer import Transformer
 from gram_platform.store import Store
 from gram_platform.store.views import load_view
-from gram_platform.train.evaluate import domain_losses, profile_losses, token_losses
-from gram_platform.train.sampling import continued, uniforms
+from gram_platform.train.evaluate import continued, domain_losses, profile_losses, token_losses, uniforms
 
 Measured = tuple[dict, dict[str, torch.Tensor]]  # fields of the result, and tensors beside it
 

@@ -9,7 +9,7 @@ from gram_platform.config import AnyEvaluation, RunConfig
 from gram_platform.corpora import PackedCorpus
 from gram_platform.planner import Ranks
 from gram_platform.store import Store
-from gram_platform.store.data import open_corpus
+from gram_platform.store.root import open_corpus
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from gram_platform.engine.dispatch import execute_node
 from gram_platform.engine.evaluation import common_work, execute_profiles
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.life import HELD_RETRY_S, MAX_CRASHES, Lives
-from gram_platform.engine.memory import OutOfMemory, memory_advice
+from gram_platform.engine.process import OutOfMemory, memory_advice
 from gram_platform.methods.nodes import Node
 from gram_platform.store import LeaseHeld
 from gram_platform.train.loop import TrainingDiverged

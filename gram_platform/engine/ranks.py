@@ -12,16 +12,21 @@ import torch.distributed as dist
 from gram_platform.config import RunConfig
 from gram_platform.config.flops import total_parameters
 from gram_platform.engine.execution import Execution, owner
-from gram_platform.engine.memory import OutOfMemory, is_out_of_memory, memory_advice
 from gram_platform.engine.node import RunExecution, new_learner, starting_point
-from gram_platform.engine.notice import Notice, termination_notice
+from gram_platform.engine.process import (
+    Notice,
+    OutOfMemory,
+    freed_memory_kept,
+    is_out_of_memory,
+    memory_advice,
+    termination_notice,
+)
 from gram_platform.model.pieces import Piece
 from gram_platform.store import CorruptFile, Folder, LeaseHeld
 from gram_platform.store.attempts import Attempt
-from gram_platform.store.checkpoint import hash_named
-from gram_platform.store.tensors import Resumed, checkpoint_folder, read_checkpoint, write_shard
-from gram_platform.store.weights import SHARDS
-from gram_platform.train.allocation import freed_memory_kept
+from gram_platform.store.checkpoints import SHARDS
+from gram_platform.store.shards import Resumed, checkpoint_folder, read_checkpoint, write_shard
+from gram_platform.store.tensors import hash_named
 from gram_platform.train.loop import TrainingDiverged
 from gram_platform.train.sharding import ShardedLearner
 

@@ -1,12 +1,12 @@
 """Lists the methods. Each is a function from a setting to the runs to train and the views to compare."""
 
 from gram_platform.config.identity import require_choice
-from gram_platform.methods import baseline, branches, demix, filtering, gram, maxent
+from gram_platform.methods import branches, demix, dense, gram, maxent
 from gram_platform.methods.setting import Plans, Profile, Setting
 
 METHODS = {
-    "baseline": baseline.plan,
-    "filtering": filtering.plan,
+    "baseline": dense.plan_baseline,
+    "filtering": dense.plan_filtering,
     "gram": gram.plan,
     "gram_lora": gram.plan_lora,
     "gram_subsets": gram.plan_subsets,

@@ -15,7 +15,7 @@ from gram_platform.config import (
     RunConfig,
     View,
 )
-from gram_platform.config.model import merged_config
+from gram_platform.config.training import merged_config
 from gram_platform.methods.budgets import optimizer_of
 from gram_platform.methods.setting import Profile, Setting
 

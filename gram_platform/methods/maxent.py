@@ -12,8 +12,8 @@ from gram_platform.config import (
     View,
 )
 from gram_platform.config.identity import invalid
-from gram_platform.methods import baseline
 from gram_platform.methods.budgets import optimizer_of, training_run
+from gram_platform.methods.dense import baseline_run
 from gram_platform.methods.setting import Plans, Profile, Setting, profile_name
 
 
@@ -26,7 +26,7 @@ def plan(setting: Setting) -> Plans:
         if not set(profile) <= set(setting.auxiliary):
             allowed = "a profile of the auxiliary domains " + ", ".join(setting.auxiliary)
             raise invalid("maxent_profiles", profile, allowed)
-    start = baseline.run_of(setting)
+    start = baseline_run(setting)
     profiles = [p for p in setting.profiles if set(p) != set(setting.auxiliary)]  # something must be forgotten
     runs = {profile: _unlearning(setting, start, profile) for profile in profiles}
     named = {profile_name(profile, setting.auxiliary): run for profile, run in runs.items()}

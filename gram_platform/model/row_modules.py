@@ -14,7 +14,7 @@ from torch import nn
 
 from gram_platform.config.identity import invalid
 from gram_platform.model.kernels import gelu
-from gram_platform.model.modules import Lora, Mlp
+from gram_platform.model.transformer import Lora, Mlp
 
 MAX_PADDING = 1.5  # padded over real pairs up to which all modules are computed at once; above, one after the other
 

@@ -6,13 +6,11 @@ from collections.abc import Mapping
 import pandas as pd
 
 from gram_platform.analysis.localization import CONTROL, FORGET, RETAIN
-from gram_platform.analysis.order import MEAN
-from gram_platform.analysis.ratios import BASELINE, VARIANT
+from gram_platform.analysis.ratios import BASELINE, MEAN, VARIANT
 from gram_platform.analysis.tables import NUM_DOMAINS, averaged_profiles, pair_means
 from gram_platform.config.identity import invalid
-from gram_platform.paper.claim import Claim, Side
 from gram_platform.paper.paper_claims import CLAIMS, FIRST, chosen, paper_difference
-from gram_platform.paper.verdicts import COLUMNS, Judgement, claims_frame, judge
+from gram_platform.paper.verdicts import COLUMNS, Claim, Judgement, Side, claims_frame, judge
 
 PAPER_COLUMNS = [*COLUMNS, "paper", "source", "size", VARIANT]
 

@@ -5,10 +5,8 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from gram_platform.analysis.order import MEAN
-from gram_platform.analysis.ratios import BASELINE, VARIANT
-from gram_platform.analysis.tables import CLASSES
-from gram_platform.analysis.text import interval_text
+from gram_platform.analysis.ratios import BASELINE, MEAN, VARIANT
+from gram_platform.analysis.tables import CLASSES, interval_text
 
 STORIES, AUX_SCALING, PARTIAL_LABELS = "stories", "aux_scaling", "partial_labels"  # the studies beside whose tables
 ARCHITECTURE, ACCUMULATION = "architecture", "accumulation"  # these numbers stand

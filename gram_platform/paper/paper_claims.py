@@ -8,7 +8,6 @@ has; FIRST and LAST stand for a study's first and last one.
 
 from collections.abc import Sequence
 
-from gram_platform.paper.claim import WORDS, Claim, Side, drop, follows, gain, same
 from gram_platform.paper.paper import (
     ACCUMULATION,
     ARCHITECTURE,
@@ -17,7 +16,21 @@ from gram_platform.paper.paper import (
     STORIES,
     paper_value,
 )
-from gram_platform.paper.verdicts import ABOVE, BELOW, MARGINS, alike, not_above, not_below
+from gram_platform.paper.verdicts import (
+    ABOVE,
+    BELOW,
+    MARGINS,
+    WORDS,
+    Claim,
+    Side,
+    alike,
+    drop,
+    follows,
+    gain,
+    not_above,
+    not_below,
+    same,
+)
 
 FIRST, LAST = "first", "last"
 LABELS = (("gram", "GRAM"), ("filtering", "Filtering"), ("ft_lora", "FT-LoRA"))

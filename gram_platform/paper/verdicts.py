@@ -11,10 +11,13 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pandas as pd
 
 from gram_platform.analysis.intervals import CONFIDENCE, Contrast, paired_contrast, smallest_detectable
+from gram_platform.analysis.ratios import ALL
+from gram_platform.analysis.tables import CLASSES
 from gram_platform.config.identity import invalid
 
 AGREE, DISAGREE, CANNOT_TELL = "agree", "disagree", "cannot tell"
@@ -55,6 +58,60 @@ def not_above(name: str) -> Range:
 def alike(name: str) -> Range:
     """A class differs by less than its margin, either way."""
     return Range(-MARGINS[name], MARGINS[name])
+
+
+WORDS = {"elicited": "elicited forget"}
+
+
+@dataclass(frozen=True)
+class Side:
+    """A class of a method's compute ratios, averaged within a seed over profiles."""
+
+    method: str
+    name: str  # of CLASSES
+    profile: str = ""  # "": those of at most one auxiliary domain that both sides' methods have
+    variant: str = ""  # "": each in turn
+    size: str = ""  # "": each in turn
+    less: "Side | None" = None  # what is taken off it, seed by seed: the side is then a drop, or a gain
+
+
+@dataclass(frozen=True)
+class Claim:
+    """`left - right` lies `within` the range."""
+
+    text: str
+    left: Side
+    right: Side
+    source: str  # label in the paper
+    within: Range = POSITIVE
+
+    @property
+    def terms(self) -> tuple[Side, ...]:
+        """Everything that it compares, each once."""
+        return tuple(dict.fromkeys(t for side in (self.left, self.right) for t in (side, side.less) if t is not None))
+
+
+def follows(label: str, left: str, other: str, right: str, source: str) -> tuple[Claim, ...]:
+    """ "LABEL is no worse than OTHER", by class: core and retain not below, forget and elicited not above."""
+    ways = {n: ("below", not_below) if n in ("core", "retain") else ("above", not_above) for n in CLASSES}
+    texts = {n: f"{label}'s {WORDS.get(n, n)} is no more than {MARGINS[n]:.2f} {ways[n][0]} {other}'s" for n in CLASSES}
+    return tuple(Claim(texts[n], Side(left, n), Side(right, n), source, ways[n][1](n)) for n in CLASSES)
+
+
+def same(label: str, left: str, other: str, right: str, source: str) -> tuple[Claim, ...]:
+    """ "LABEL and OTHER are alike", by class, either way."""
+    texts = {n: f"{label} and {other} have the same {WORDS.get(n, n)} within {MARGINS[n]:.2f}" for n in CLASSES}
+    return tuple(Claim(texts[n], Side(left, n), Side(right, n), source, alike(n)) for n in CLASSES)
+
+
+def drop(method: str, name: str) -> Side:
+    """What a class loses from at most one module to all."""
+    return Side(method, name, less=Side(method, name, profile=ALL))
+
+
+def gain(method: str, name: str) -> Side:
+    """What a class gains by heterogeneous accumulation."""
+    return Side(method, name, variant="heterogeneous", less=Side(method, name, variant="uniform"))
 
 
 @dataclass(frozen=True)
@@ -101,3 +158,33 @@ def verdict_counts(verdicts: Iterable[str]) -> str:
 def claims_frame(judgements: Sequence[Judgement]) -> pd.DataFrame:
     """One row a claim, in their order."""
     return pd.DataFrame([vars(judgement) for judgement in judgements], columns=COLUMNS)
+
+
+EXPLANATION = "explanation"  # the column of claims
+
+
+class Explanation(NamedTuple):
+    """Shown as one text beside the verdict that it explains."""
+
+    sentence: str  # with its full stop
+    shown_by: str  # a run id, or the command whose table shows it
+
+
+Explanations = Mapping[tuple[str, str, str], Explanation]  # {(study, preset, the claim's text): explanation}
+EXPLANATIONS: Explanations = {}
+
+
+def explained(claims: pd.DataFrame, study: str, preset: str, explanations: Explanations = EXPLANATIONS) -> pd.DataFrame:
+    """The claims with a column `explanation`, at every size and variant that the claim is judged at.
+
+    Empty beside other verdicts than "disagree", and where there is none.
+    """
+    texts = [
+        _text(explanations.get((study, preset, claim))) if verdict.startswith(DISAGREE) else ""
+        for claim, verdict in zip(claims["claim"], claims["verdict"], strict=True)
+    ]
+    return claims.assign(**{EXPLANATION: pd.Series(texts, claims.index, dtype=object)})
+
+
+def _text(found: Explanation | None) -> str:
+    return f"{found.sentence} Shown by {found.shown_by}." if found else ""

@@ -7,8 +7,7 @@ from gram_platform.config import AnyEvaluation, ModelConfig, RunConfig
 from gram_platform.config.flops import hardware_flops, total_parameters
 from gram_platform.config.identity import invalid
 from gram_platform.config.routing import CORE_MLP, SHARED, module_set, route_counts
-from gram_platform.planner.memory import Memory, rank_memory
-from gram_platform.planner.weights import model_weights
+from gram_platform.planner.memory import Memory, model_weights, rank_memory
 
 GIB = 2**30
 USABLE_MEMORY = 0.8  # share of an accelerator's; the rest is for runtime, collectives and fragmentation [ours]

@@ -8,7 +8,7 @@ import pandas as pd
 
 from gram_platform.config import CORE, IMPORTED, ModelConfig, View
 from gram_platform.config.flops import total_parameters
-from gram_platform.config.model import merged_config
+from gram_platform.config.training import merged_config
 from gram_platform.release.numbers import ProfileNumbers
 from gram_platform.release.verification import Agreement
 from gram_platform.store import Store

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gram_platform.config import IMPORTED, ModelConfig, View
 from gram_platform.config.identity import canonical_json, invalid, require_choice, require_int, to_plain
-from gram_platform.config.model import merged_config
+from gram_platform.config.training import merged_config
 from gram_platform.release.files import MAX_FILE_BYTES, shards, write_tensors
 from gram_platform.release.place import beside, followed, require_no_mount, require_room
 from gram_platform.release.selection import dense_parts
@@ -23,7 +23,7 @@ from gram_platform.release.verification import (
     verified_by_transformers,
 )
 from gram_platform.store import Store
-from gram_platform.store.checkpoint import stream_bytes
+from gram_platform.store.tensors import stream_bytes
 from gram_platform.store.views import open_view
 from gram_platform.train.learner import DTYPES
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from gram_platform.config.identity import invalid
-from gram_platform.store.checkpoint import DiskTensors, Shapes, open_tensors, stream_bytes, write_stream
+from gram_platform.store.tensors import DiskTensors, Shapes, open_tensors, stream_bytes, write_stream
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 MAX_FILE_BYTES = 5 * 10**9  # of one file: what Hugging Face's own writer keeps to by default, in its unit of GB

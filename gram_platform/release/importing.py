@@ -20,9 +20,9 @@ from gram_platform.release.files import file_names, open_checkpoint
 from gram_platform.release.own_weights import OwnWeights
 from gram_platform.release.starcoder2 import checked_fields, dense_shapes, own_config
 from gram_platform.store import Store
-from gram_platform.store.checkpoint import hash_named, write_stream
+from gram_platform.store.directories import TOKENIZER, ImportDirectory, import_id
 from gram_platform.store.files import hash_file
-from gram_platform.store.imports import TOKENIZER, ImportDirectory, import_id
+from gram_platform.store.tensors import hash_named, write_stream
 
 CONFIG = "config.json"
 DROPOUTS = ("attention_dropout", "residual_dropout", "embedding_dropout")

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from gram_platform.analysis.ratios import VARIANT
-from gram_platform.analysis.tables import CLASSES, domain_table
-from gram_platform.analysis.text import interval_text
+from gram_platform.analysis.tables import CLASSES, domain_table, interval_text
 from gram_platform.config import LOSSES, View, evaluation_from_plain
 from gram_platform.pages.results.record import StudyRecord, load_record
 from gram_platform.pages.results.results import Results, read_results

@@ -15,7 +15,7 @@ from gram_platform.release.starcoder2 import (
     foreign_shapes,
     projection_rows,
 )
-from gram_platform.store.checkpoint import DiskTensors
+from gram_platform.store.tensors import DiskTensors
 
 
 class OwnWeights(Mapping):

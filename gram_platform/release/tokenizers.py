@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer
 from gram_platform.store import Store
-from gram_platform.store.data import open_corpus
+from gram_platform.store.root import open_corpus
 
 TOKENIZER = "tokenizer.json"
 

@@ -17,14 +17,14 @@ import torch
 from gram_platform.config import ModelConfig, View
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid
-from gram_platform.config.model import merged_config
+from gram_platform.config.training import merged_config
 from gram_platform.model.transformer import Block, Rotary
 from gram_platform.release.files import names_by_file, open_checkpoint
 from gram_platform.release.own_weights import OwnWeights
 from gram_platform.release.starcoder2 import Weights, foreign_shapes, foreign_weights, own_config
 from gram_platform.store import Store
-from gram_platform.store.checkpoint import DiskTensors, stream_bytes
-from gram_platform.store.data import open_corpus
+from gram_platform.store.root import open_corpus
+from gram_platform.store.tensors import DiskTensors, stream_bytes
 from gram_platform.store.views import load_view
 
 FLOAT32_TOLERANCE = 1e-4  # largest difference of a logit

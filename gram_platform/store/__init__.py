@@ -1,6 +1,6 @@
 """The storage: directories of runs and evaluations. It is the truth, of which MLflow is a mirror."""
 
-from gram_platform.store.evaluations import EvaluationDirectory
+from gram_platform.store.directories import EvaluationDirectory
 from gram_platform.store.files import CorruptFile, Folder
 from gram_platform.store.leases import LeaseHeld
 from gram_platform.store.root import Store

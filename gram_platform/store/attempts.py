@@ -14,13 +14,23 @@ import torch
 
 from gram_platform.config.identity import invalid
 from gram_platform.model.pieces import Piece
-from gram_platform.store.checkpoint import hash_tensors, save_tensors
-from gram_platform.store.checkpoints import FINISHED, clear_debris, list_checkpoints, prune, step_name
+from gram_platform.store.checkpoints import (
+    FINISHED,
+    MANIFEST,
+    SHARDS,
+    WEIGHTS,
+    clear_debris,
+    last_step,
+    list_checkpoints,
+    prune,
+    remove_weights,
+    step_name,
+    write_segment,
+)
 from gram_platform.store.files import CorruptFile, Folder, seal
 from gram_platform.store.leases import LONGEST_STEP_S, new_lease
-from gram_platform.store.segments import last_step, write_segment
-from gram_platform.store.tensors import Resumed, checkpoint_folder, read_checkpoint, write_manifest, write_shard
-from gram_platform.store.weights import MANIFEST, SHARDS, WEIGHTS, remove_weights
+from gram_platform.store.shards import Resumed, checkpoint_folder, read_checkpoint, write_manifest, write_shard
+from gram_platform.store.tensors import hash_tensors, save_tensors
 
 NUM_CHECKPOINTS_KEPT = 2
 HEARTBEAT_INTERVAL_S = 1.0

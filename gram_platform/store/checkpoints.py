@@ -1,14 +1,12 @@
-"""Which checkpoints a run has: each exists when its manifest does, the newest two are kept.
+"""Which checkpoints, metric records and final weights an attempt has: each counts once its manifest is written."""
 
-    attempts/<attempt_id>/checkpoints/<step>/{tensors.safetensors, layout.json, state.json, manifest.json}
+import hashlib
+import json
+from collections.abc import Sequence
 
-The manifest lists the SHA-256 of its files and the whole chain of metric segments up to its step, so continuing from
-it needs nothing else. `tensors.py` writes and loads them.
-"""
-
+from gram_platform.config.identity import invalid
 from gram_platform.store.files import CorruptFile, Folder
 from gram_platform.store.leases import has_ended, read_lease
-from gram_platform.store.weights import MANIFEST, remove_weights
 
 TENSORS, LAYOUT, STATE = "tensors.safetensors", "layout", "state.json"
 FINISHED = "complete.json"
@@ -64,3 +62,62 @@ def clear_debris(attempts: Folder, own_id: str | None = None) -> None:
                 folder.remove(name)
         if not attempt.exists(FINISHED):
             remove_weights(attempt)
+
+
+NORM = "norm/"  # + gradient/<set> or weights/<set>: metrics that stay in the storage, they would crowd MLflow's table
+PROBE = NORM + "probe/"  # + <domain>/<module>: see `train/probe.py`
+
+
+def write_segment(attempt: Folder, attempt_id: str, records: Sequence[dict], after_step: int) -> dict:
+    """Write records (steps rising, all above `after_step`) and return the chain's entry for them."""
+    steps = [record["step"] for record in records]
+    if any(b <= a for a, b in zip([after_step, *steps], steps, strict=False)):
+        raise invalid("records", steps, f"rising steps above {after_step}, the last one committed")
+    lines = (json.dumps(record, sort_keys=True, separators=(",", ":")) for record in records)  # NaN is a value here
+    data = "".join(line + "\n" for line in lines).encode()
+    name = f"{steps[0]:09d}-{steps[-1]:09d}.jsonl"
+    attempt.child("segments").write(name, data)
+    digest = hashlib.sha256(data).hexdigest()
+    return {"attempt": attempt_id, "file": name, "sha256": digest, "last_step": steps[-1]}
+
+
+def read_segment(attempts: Folder, entry: dict) -> list[dict]:
+    """The records of one entry of a chain; CorruptFile when the file is missing or altered."""
+    folder = attempts.child(entry["attempt"], "segments")
+    try:
+        data = folder.read(entry["file"])
+    except FileNotFoundError as error:
+        raise CorruptFile(f"{folder.path}/{entry['file']} is missing") from error
+    if hashlib.sha256(data).hexdigest() != entry["sha256"]:
+        raise CorruptFile(f"{folder.path}/{entry['file']} does not match its sha256")
+    return [json.loads(line) for line in data.splitlines()]
+
+
+def last_step(chain: Sequence[dict]) -> int:
+    """The last step a chain has records of; -1 for an empty chain."""
+    return chain[-1]["last_step"] if chain else -1
+
+
+WEIGHTS, SHARDS = "weights.safetensors", "weights"
+MANIFEST = "manifest.json"  # of whatever has several files: they count from the moment it is there
+
+
+def has_weights(attempt: Folder) -> bool:
+    """Whether the attempt has weights that were written to their end."""
+    return attempt.exists(WEIGHTS) or attempt.child(SHARDS).exists(MANIFEST)
+
+
+def remove_weights(attempt: Folder) -> int:
+    """Remove the attempt's weights, finished or not; the number of bytes that became free."""
+    shards = attempt.child(SHARDS)
+    num_bytes = sum(shards.size(name) for name in shards.list())
+    shards.remove(MANIFEST)  # first, so that half-removed weights do not exist
+    attempt.remove(SHARDS)
+    if attempt.exists(WEIGHTS):
+        num_bytes += attempt.size(WEIGHTS)
+        attempt.remove(WEIGHTS)
+    return num_bytes
+
+
+def set_weights_aside(attempt: Folder, reason: object) -> None:
+    attempt.set_aside(WEIGHTS if attempt.exists(WEIGHTS) else SHARDS, reason)

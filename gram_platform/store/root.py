@@ -1,17 +1,21 @@
 """The storage's root: opening it, and the directories in it."""
 
+import errno
+import json
 import os
 import secrets
 import shutil
+import socket
 from pathlib import Path
 
 from gram_platform.config import IMPORTED, RECIPE_VERSION
 from gram_platform.config.identity import invalid, local_path, short_hash
-from gram_platform.store.evaluations import EvaluationDirectory
+from gram_platform.corpora.packed import CorruptCorpus, PackedCorpus
+from gram_platform.corpora.recipe import CorpusRecipe
+from gram_platform.corpora.sources import Progress, complete, publish
+from gram_platform.store.directories import EvaluationDirectory, ImportDirectory
 from gram_platform.store.files import CorruptFile, Folder
-from gram_platform.store.imports import ImportDirectory
-from gram_platform.store.local import LocalFolder
-from gram_platform.store.remote import open_folder
+from gram_platform.store.folders import LocalFolder, RemoteFolder, open_folder
 from gram_platform.store.runs import RunDirectory
 
 LAYOUT = 1  # of the files described in this package
@@ -131,3 +135,92 @@ class Store:
             allowed = f"a storage written by recipe version {RECIPE_VERSION}; version {found[1]} (layout {found[0]}) "
             allowed += "is readable, not written"
             raise invalid("storage", self.root, allowed)
+
+
+MANIFEST = "manifest.json"
+
+
+def provide_corpus(recipe: CorpusRecipe, store: Store, progress: Progress | None = None) -> PackedCorpus:
+    """The recipe's corpus, where every machine can open it: found in the storage, else packed here and uploaded.
+
+    `store` is open for writing. Raises what `prepare` and `open_corpus` do.
+    """
+    from gram_platform.corpora.pack import prepare  # here, because a machine that only trains needs no tokenizers
+
+    if store.is_local:
+        return prepare(recipe, store.data_root, progress)
+    stored = store.data_dir(recipe.data_id)
+    if stored.exists(MANIFEST):
+        return open_corpus(store, recipe.data_id)
+    corpus = prepare(recipe, store.data_root, progress)
+    _upload(corpus, stored, progress or (lambda what, done, total: None))
+    return open_corpus(store, recipe.data_id)  # of two drivers at once, all read what the last one left
+
+
+def open_corpus(store: Store, data_id: str) -> PackedCorpus:
+    """The packed corpus on this machine, fetched from an object store if this machine lacks it.
+
+    ValueError when the storage does not have it, when what it has is corrupted, or when this machine's disk is full.
+    """
+    target = store.data_root / data_id
+    if store.is_local:
+        if not target.exists():
+            raise _absent(store, data_id, f"a file system that every machine mounts ({socket.gethostname()} sees no")
+        return PackedCorpus.open(target)
+    stored = store.data_dir(data_id)
+    try:
+        text = stored.read(MANIFEST)
+    except FileNotFoundError:
+        raise _absent(store, data_id, "a storage with the data of its runs (it has no") from None
+    manifest = json.loads(text)
+    found = _copy_of(manifest, target)
+    if found is not None:
+        return found
+    with LocalFolder(str(store.data_root), writable=True).lock(f"fetch-{data_id}"):
+        return _copy_of(manifest, target) or _fetch(stored, text, target)
+
+
+def _absent(store: Store, data_id: str, allowed: str) -> ValueError:
+    return invalid("storage", store.root, f"{allowed} data/{data_id}); submitting the study again makes it")
+
+
+def _copy_of(manifest: dict, target: Path) -> PackedCorpus | None:
+    """This machine's copy, if it is whole and the very data of the manifest."""
+    corpus = complete(target)
+    return corpus if corpus is not None and corpus.fingerprint == manifest["fingerprint"] else None
+
+
+def _upload(corpus: PackedCorpus, stored: RemoteFolder, progress: Progress) -> None:
+    files = corpus.manifest["files"]
+    sizes = {relative: (corpus.path / relative).stat().st_size for relative in files}
+    done, present = 0, set(stored.list())
+    for relative, digest in files.items():
+        if digest not in present or stored.size(digest) != sizes[relative]:
+            stored.upload(digest, str(corpus.path / relative))
+        done += sizes[relative]
+        progress("uploading", done, sum(sizes.values()))
+    stored.write(MANIFEST, (corpus.path / MANIFEST).read_bytes())
+
+
+def _fetch(stored: RemoteFolder, manifest: bytes, target: Path) -> PackedCorpus:
+    """Downloads beside the target, continuing what a process that died has left; verifies; renames into place."""
+    partial = target.with_name(f".fetch-{target.name}")
+    try:
+        for relative, digest in json.loads(manifest)["files"].items():
+            (partial / relative).parent.mkdir(parents=True, exist_ok=True)
+            stored.download(digest, str(partial / relative))
+        (partial / MANIFEST).write_bytes(manifest)
+        PackedCorpus.open(partial).verify()
+    except (CorruptCorpus, FileNotFoundError) as error:
+        shutil.rmtree(partial)  # the next one begins again
+        raise invalid("storage", stored.path, f"a storage whose data is intact ({error})") from error
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        shutil.rmtree(partial)
+        allowed = f"a folder ($GRAM_CACHE) with room for the data ({error.strerror})"
+        raise invalid("storage", str(target.parent), allowed) from error
+    if complete(target) is not None:  # other data, of a storage that lay under the same URL
+        shutil.rmtree(target)
+    publish(partial, target)
+    return PackedCorpus.open(target)

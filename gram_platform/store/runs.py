@@ -10,12 +10,21 @@ from typing import TYPE_CHECKING
 
 from gram_platform.config import RunConfig
 from gram_platform.config.identity import invalid
-from gram_platform.store.checkpoints import FINISHED, clear_debris, list_checkpoints, newest_manifest, prune
-from gram_platform.store.directory import RESULT, NodeDirectory
+from gram_platform.store.checkpoints import (
+    FINISHED,
+    clear_debris,
+    has_weights,
+    last_step,
+    list_checkpoints,
+    newest_manifest,
+    prune,
+    read_segment,
+    remove_weights,
+    set_weights_aside,
+)
+from gram_platform.store.directories import RESULT, NodeDirectory
 from gram_platform.store.files import CorruptFile, Folder, seal
 from gram_platform.store.leases import GONE_AFTER_S, LeaseHeld, is_fresh, read_lease
-from gram_platform.store.segments import last_step, read_segment
-from gram_platform.store.weights import has_weights, remove_weights, set_weights_aside
 
 if TYPE_CHECKING:
     import torch
@@ -160,8 +169,8 @@ class RunDirectory(NodeDirectory):
     @contextlib.contextmanager
     def open_weights(self) -> "Iterator[Mapping[str, torch.Tensor]]":
         """`weights` that are read from disk one by one, each time one is asked for; verified before, errors alike."""
-        from gram_platform.store.checkpoint import hash_named
-        from gram_platform.store.tensors import open_weights
+        from gram_platform.store.shards import open_weights
+        from gram_platform.store.tensors import hash_named
 
         result = self.require_result()
         with contextlib.ExitStack() as stack:
@@ -221,8 +230,8 @@ class RunDirectory(NodeDirectory):
 
     def _load_weights(self, attempt_id: str, result: dict) -> dict[str, "torch.Tensor"] | None:
         """The attempt's weights if they are the result's; None when they are gone, or set aside as corrupted."""
-        from gram_platform.store.checkpoint import hash_tensors  # here, because they import torch
-        from gram_platform.store.tensors import read_weights
+        from gram_platform.store.shards import read_weights
+        from gram_platform.store.tensors import hash_tensors  # here, because they import torch
 
         attempt = self.attempts.child(attempt_id)
         try:

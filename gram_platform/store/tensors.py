@@ -1,195 +1,189 @@
-"""Writing and reading checkpoints in shards: the manifest last, every file verified before it is used.
+"""Tensors on disk: a safetensors file of a flat dict, and the hash that identifies a set of weights. No pickle.
 
-    checkpoints/<step>/{tensors.safetensors, layout.json, state.json, manifest.json}
-    checkpoints/<step>/{tensors-00000.safetensors, layout-00000.json, tensors-00001..., manifest.json}
-
-The second is that of several ranks: each writes the rows that it holds. A layout says which rows of which tensor its
-file has. Any number of processes can read: each takes the rows that it needs from the shards that have them.
+Large sets are written and read tensor by tensor: `write_stream`, `DiskTensors`.
 """
 
 import contextlib
+import hashlib
 import json
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 
-from gram_platform.config.identity import canonical_json, to_plain
-from gram_platform.model.pieces import Piece, all_rows, as_piece
-from gram_platform.store.checkpoint import DiskTensors, StoredRows, load_tensors, open_tensors, save_tensors
-from gram_platform.store.checkpoints import LAYOUT, STATE, TENSORS, step_name
-from gram_platform.store.files import CorruptFile, Folder, hash_file
-from gram_platform.store.weights import MANIFEST, SHARDS, WEIGHTS
+from gram_platform.model.pieces import Piece, num_rows
 
-Range = tuple[int, int]  # rows [first, stop)
-RowsOf = Callable[[str, tuple[int, ...]], Range]  # name, full shape -> the rows wanted
-Layout = Mapping[str, StoredRows]  # what a shard holds, by the tensor's name
+FILE_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}  # as safetensors spells them
+HEADER_ALIGNMENT = 8  # of the data's first byte, by the format's own writer
+
+
+def save_tensors(path: str | os.PathLike, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write tensors of any shape and dtype as one safetensors file; equal tensors give equal bytes."""
+    try:
+        save_file({name: _owned(tensors[name]) for name in sorted(tensors)}, os.fspath(path))
+    except SafetensorError as error:
+        raise OSError(f"{os.fspath(path)} cannot be written: {error}") from error
+
+
+def load_tensors(path: str | os.PathLike) -> dict[str, torch.Tensor]:
+    """The tensors of a safetensors file, copied into memory. ValueError when it is not whole."""
+    try:
+        return {name: tensor.clone() for name, tensor in load_file(os.fspath(path)).items()}
+    except SafetensorError as error:
+        raise ValueError(f"{os.fspath(path)} is not a whole safetensors file: {error}") from error
 
 
 @dataclass(frozen=True)
-class Resumed:
-    """Where a run continues: the step that was committed last, its tensors and state; the manifest has its history."""
+class StoredRows:
+    """Rows [first, stop) of a tensor of `shape`, as a file holds them; a scalar counts as one row."""
 
-    step: int
-    pieces: dict[str, Piece]  # the rows that were asked for
-    state: dict
-    manifest: dict
+    first: int
+    stop: int
+    shape: tuple[int, ...]
+    dtype: str
 
-    @property
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """The rows of every piece: whole tensors for a process that works alone."""
-        return {name: piece.rows for name, piece in self.pieces.items()}
+    @classmethod
+    def of(cls, piece: Piece) -> "StoredRows":
+        stop = piece.first_row + num_rows(tuple(piece.rows.shape))
+        return cls(piece.first_row, stop, piece.shape, str(piece.rows.dtype).removeprefix("torch."))
 
+    @classmethod
+    def from_plain(cls, fields: Mapping) -> "StoredRows":
+        return cls(**{**fields, "shape": tuple(fields["shape"])})
 
-# -------------------------------------------------------------------------------------------------- writing
+    def empty(self, first: int, stop: int) -> Piece:
+        """A piece for the rows [first, stop) of the tensor, not filled yet."""
+        shape = (stop - first, *self.shape[1:]) if self.shape else ()
+        return Piece(torch.empty(shape, dtype=getattr(torch, self.dtype)), first, self.shape)
 
-
-def checkpoint_folder(attempt: Folder, step: int) -> Folder:
-    return attempt.child("checkpoints", step_name(step))
-
-
-def write_shard(
-    folder: Folder, tensors: Mapping[str, torch.Tensor | Piece], rank: int = 0, num_ranks: int = 1
-) -> dict[str, str]:
-    """Write one rank's files; returns their SHA-256 by name. They count once the folder has its manifest."""
-    pieces = {name: as_piece(value) for name, value in tensors.items()}
-    rows = {name: piece.rows for name, piece in pieces.items()}
-    layout = canonical_json({n: to_plain(StoredRows.of(piece)) for n, piece in pieces.items()})
-    shard = TENSORS if num_ranks == 1 else f"tensors-{rank:05d}.safetensors"
-    return {
-        shard: folder.write_with(shard, lambda path: save_tensors(path, rows)),
-        _layout_name(shard): folder.write_with(_layout_name(shard), lambda path: _write_text(path, layout)),
-    }
+    def read(self, file: safe_open, name: str, first: int, stop: int) -> torch.Tensor:
+        """The rows [first, stop) of the tensor from an open file that holds at least those."""
+        if not self.shape:
+            return file.get_tensor(name)
+        return file.get_slice(name)[first - self.first : stop - self.first]
 
 
-def write_manifest(
-    attempt: Folder, step: int, files: Mapping[str, str], state: Mapping, chain: Sequence, elapsed_s: float
+@contextlib.contextmanager
+def open_tensors(path: str | os.PathLike) -> Iterator[safe_open]:
+    """A safetensors file to read slices from. ValueError when it is not whole."""
+    try:
+        with safe_open(os.fspath(path), "pt") as file:
+            yield file
+    except SafetensorError as error:
+        raise ValueError(f"{os.fspath(path)} is not a whole safetensors file: {error}") from error
+
+
+Shapes = Mapping[str, tuple[int, ...]]  # by a tensor's name
+
+
+def write_stream(
+    path: str | os.PathLike,
+    shapes: Shapes,
+    dtype: torch.dtype,
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    progress: Callable[[int], None] = lambda num_bytes: None,
 ) -> None:
-    """Make a checkpoint exist whose shards are all written: `files` are theirs."""
-    folder = checkpoint_folder(attempt, step)
-    state_text = canonical_json(state)
-    files = {**files, STATE: folder.write_with(STATE, lambda path: _write_text(path, state_text))}
-    manifest = {"step": step, "time": time.time(), "elapsed_s": elapsed_s, "files": files, "segments": list(chain)}
-    folder.write_sealed(MANIFEST, manifest)
+    """Write one safetensors file from tensors that come one by one in the order of `shapes`, converted to `dtype`.
 
-
-def _write_text(path: str, text: str) -> None:
-    with open(path, "w") as file:
-        file.write(text)
-
-
-# -------------------------------------------------------------------------------------------------- reading
-
-
-def read_checkpoint(attempts: Folder, step: int, attempt_id: str, rows_of: RowsOf = all_rows) -> Resumed:
-    """A checkpoint with the rows that `rows_of` asks for; every file that is read is verified.
-
-    CorruptFile when one is not what was written or rows are missing, FileNotFoundError when one is gone.
+    No more than one of them is held. `progress` is told the bytes of each. OSError when the file cannot be written.
     """
-    folder = checkpoint_folder(attempts.child(attempt_id), step)
-    manifest = folder.read_sealed(MANIFEST)
-    if manifest is None:
-        raise FileNotFoundError(folder.file(MANIFEST))
-    files = manifest["files"]
-    pieces = _read_pieces(folder, files, rows_of)
-    with _verified(folder, STATE, files[STATE]) as path, open(path) as file:
-        state = json.load(file)
-    return Resumed(manifest["step"], pieces, state, manifest)
+    coming = iter(tensors)
+    with open(path, "wb") as file:
+        file.write(_header(shapes, dtype))
+        for name, shape in shapes.items():
+            found, tensor = next(coming)
+            assert (found, tuple(tensor.shape)) == (name, shape), f"{found} {tuple(tensor.shape)} in place of {name}"
+            file.write(memoryview(tensor.detach().to("cpu", dtype).contiguous().reshape(-1).view(torch.uint8).numpy()))
+            progress(tensor.numel() * dtype.itemsize)
+            del tensor  # before the next one is made
+        file.flush()
+        os.fsync(file.fileno())
 
 
-def read_weights(attempt: Folder) -> dict[str, torch.Tensor]:
-    """An attempt's final weights, whole. FileNotFoundError when they are gone, ValueError when they are not intact."""
-    if attempt.exists(WEIGHTS):
-        with attempt.local_copy(WEIGHTS) as path:
-            return load_tensors(path)
-    shards = attempt.child(SHARDS)
-    manifest = shards.read_sealed(MANIFEST)
-    if manifest is None:
-        raise FileNotFoundError(shards.file(MANIFEST))
-    return {name: piece.rows for name, piece in _read_pieces(shards, manifest["files"], all_rows).items()}
+def stream_bytes(shapes: Shapes, dtype: torch.dtype) -> int:
+    """The size of `write_stream`'s file."""
+    return len(_header(shapes, dtype)) + sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize
 
 
-@contextlib.contextmanager
-def open_weights(attempt: Folder) -> Iterator[DiskTensors]:
-    """An attempt's final weights, read tensor by tensor while the block runs; errors as `read_weights`.
+def _header(shapes: Shapes, dtype: torch.dtype) -> bytes:
+    """Its length in 8 bytes, then JSON: where every tensor lies behind it. The format pads it with blanks."""
+    entries, end = {"__metadata__": {"format": "pt"}}, 0
+    for name, shape in shapes.items():
+        first, end = end, end + math.prod(shape) * dtype.itemsize
+        entries[name] = {"dtype": FILE_DTYPES[dtype], "shape": list(shape), "data_offsets": [first, end]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % HEADER_ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
 
-    Not verified: `hash_named` over them says whether they are what was written.
+
+class DiskTensors(Mapping):
+    """Tensors of open files by name, each read whenever it is asked for; nothing is held.
+
+    `parts`: for each name the files that have it, each with the rows that it holds, or None for all of them.
     """
-    with contextlib.ExitStack() as stack:
-        if attempt.exists(WEIGHTS):
-            file = stack.enter_context(open_tensors(stack.enter_context(attempt.local_copy(WEIGHTS))))
-            yield DiskTensors.of_files([file])
-            return
-        shards = attempt.child(SHARDS)
-        manifest = shards.read_sealed(MANIFEST)
-        if manifest is None:
-            raise FileNotFoundError(shards.file(MANIFEST))
-        parts: dict[str, list] = {}
-        for shard in [name for name in manifest["files"] if name.endswith(".safetensors")]:
-            file = stack.enter_context(open_tensors(stack.enter_context(shards.local_copy(shard))))
-            for name, rows in _layout(shards, shard, manifest["files"]).items():
-                parts.setdefault(name, []).append((file, rows))
-        yield DiskTensors(parts)
+
+    def __init__(self, parts: Mapping[str, Sequence[tuple[safe_open, StoredRows | None]]]) -> None:
+        self._parts = parts
+
+    @classmethod
+    def of_files(cls, files: Iterable[safe_open]) -> "DiskTensors":
+        """Of files that hold whole tensors."""
+        return cls({name: [(file, None)] for file in files for name in file.keys()})  # noqa: SIM118 (not a mapping)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        file, stored = self._parts[name][0]
+        if stored is None:
+            return file.get_tensor(name).clone()  # the file's own tensor is a view of its memory map
+        return self.rows(name, 0, num_rows(stored.shape))
+
+    def rows(self, name: str, first: int, stop: int) -> torch.Tensor:
+        """The rows [first, stop) of a tensor, without reading the others."""
+        file, stored = self._parts[name][0]
+        if stored is None:
+            return file.get_slice(name)[first:stop].clone()
+        piece = stored.empty(first, stop)
+        for file, held in self._parts[name]:
+            low, high = max(first, held.first), min(stop, held.stop)
+            if low < high:
+                piece.between(low, high).copy_(held.read(file, name, low, high))
+        return piece.rows
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Without reading the tensor."""
+        file, stored = self._parts[name][0]
+        return tuple(file.get_slice(name).get_shape()) if stored is None else stored.shape
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._parts
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
 
 
-def _read_pieces(folder: Folder, files: Mapping[str, str], rows_of: RowsOf) -> dict[str, Piece]:
-    shards = [name for name in files if name.endswith(".safetensors")]
-    layouts = {shard: _layout(folder, shard, files) for shard in shards}
-    shapes = {name: stored.shape for layout in layouts.values() for name, stored in layout.items()}
-    wanted = {name: rows_of(name, shape) for name, shape in shapes.items()}
-    pieces: dict[str, Piece] = {}
-    missing = {name: stop - first for name, (first, stop) in wanted.items()}
-    for shard, ranges in _choose(layouts, wanted).items():
-        with _verified(folder, shard, files[shard]) as path, open_tensors(path) as file:
-            for name, (first, stop) in ranges.items():
-                stored = layouts[shard][name]
-                piece = pieces.setdefault(name, stored.empty(*wanted[name]))
-                piece.between(first, stop).copy_(stored.read(file, name, first, stop))
-                missing[name] -= stop - first
-    if lacking := sorted(name for name, count in missing.items() if count):
-        raise CorruptFile(f"{folder.path}: its shards lack rows of {lacking[:4]}")
-    for name in wanted.keys() - pieces.keys():  # a tensor of fewer rows than ranks, none of them this rank's
-        stored = next(layout[name] for layout in layouts.values() if name in layout)
-        pieces[name] = stored.empty(*wanted[name])
-    return pieces
+def hash_tensors(tensors: Mapping[str, torch.Tensor]) -> str:
+    """SHA-256 over the names in sorted order, each with its dtype, shape and raw bytes."""
+    return hash_named((name, tensors[name]) for name in sorted(tensors))
 
 
-def _choose(layouts: Mapping[str, Layout], wanted: Mapping[str, tuple[int, int]]) -> dict[str, dict[str, Range]]:
-    """shard -> name -> rows to read there. What several shards have comes from one that is read anyway."""
-    overlaps = {shard: _overlaps(layout, wanted) for shard, layout in layouts.items()}
-    by_size = sorted(overlaps, key=lambda shard: (-sum(b - a for a, b in overlaps[shard].values()), shard))
-    taken: set[tuple[str, Range]] = set()
-    chosen: dict[str, dict[str, Range]] = {}
-    for shard in by_size:
-        new = {name: rows for name, rows in overlaps[shard].items() if (name, rows) not in taken}
-        taken |= set(new.items())
-        if new:
-            chosen[shard] = new
-    return chosen
+def hash_named(items: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """`hash_tensors` of tensors that come one by one, names in sorted order."""
+    digest = hashlib.sha256()
+    for name, value in items:
+        tensor = value.detach().cpu().contiguous()
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode() + b"\n")
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
-def _overlaps(layout: Layout, wanted: Mapping[str, Range]) -> dict[str, Range]:
-    both = {n: (max(s.first, wanted[n][0]), min(s.stop, wanted[n][1])) for n, s in layout.items()}
-    return {name: (first, stop) for name, (first, stop) in both.items() if first < stop}
-
-
-def _layout(folder: Folder, shard: str, files: Mapping[str, str]) -> Layout:
-    name = _layout_name(shard)
-    if name not in files:
-        raise CorruptFile(f"{folder.path}/{shard} has no {name}")
-    with _verified(folder, name, files[name]) as path, open(path) as file:
-        return {n: StoredRows.from_plain(entry) for n, entry in json.load(file).items()}
-
-
-def _layout_name(shard: str) -> str:
-    return LAYOUT + shard.removeprefix("tensors").removesuffix(".safetensors") + ".json"
-
-
-@contextlib.contextmanager
-def _verified(folder: Folder, name: str, digest: str) -> Iterator[str]:
-    """A local path with the file's content; CorruptFile when it is not what was written."""
-    with folder.local_copy(name) as path:
-        if hash_file(path) != digest:
-            raise CorruptFile(f"{folder.path}/{name} does not match its sha256")
-        yield path
+def _owned(tensor: torch.Tensor) -> torch.Tensor:
+    """safetensors refuses tensors that share memory: a slice of a larger buffer becomes a copy."""
+    tensor = tensor.detach().cpu().contiguous()
+    is_slice = tensor.untyped_storage().nbytes() != tensor.nbytes
+    return tensor.clone() if is_slice else tensor

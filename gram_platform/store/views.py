@@ -8,12 +8,12 @@ import torch
 
 from gram_platform.config import CORE, ModelConfig, ModuleSpec, View, model_from_plain
 from gram_platform.config.identity import invalid
-from gram_platform.config.model import merged_config
 from gram_platform.config.routing import module_set
+from gram_platform.config.training import merged_config
 from gram_platform.model.merge import merged_weights
 from gram_platform.model.transformer import Transformer, is_module, parameter_set
 from gram_platform.store import Store
-from gram_platform.store.checkpoint import DiskTensors
+from gram_platform.store.tensors import DiskTensors
 from gram_platform.train.learner import DTYPES
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from gram_platform.config.identity import invalid
 from gram_platform.corpora import CorpusRecipe, PackedCorpus
 from gram_platform.corpora.packed import SPLITS
-from gram_platform.corpora.rows import HubSource
+from gram_platform.corpora.recipe import HubSource
 from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer
 from gram_platform.methods.nodes import Node
 from gram_platform.studies.definition import Preset

@@ -15,7 +15,7 @@ from mlflow.entities import Metric
 from gram_platform.config import view_from_plain
 from gram_platform.config.identity import canonical_json, metric_name
 from gram_platform.store import CorruptFile, EvaluationDirectory, RunDirectory
-from gram_platform.store.segments import NORM
+from gram_platform.store.checkpoints import NORM
 
 KIND, STATUS, TAG_NAMES, RESULT = "gram.kind", "gram.status", "gram.tags", "gram.result"
 RUN_ID, EVAL_ID, VIEW_ID, VIEW_RUN = "gram.run_id", "gram.eval_id", "gram.view_id", "gram.view_run_id"

@@ -18,8 +18,7 @@ from mlflow.exceptions import MlflowException
 from gram_platform.config.identity import invalid, short_hash
 from gram_platform.store import EvaluationDirectory, RunDirectory, Store
 from gram_platform.tracking import entry as content
-from gram_platform.tracking.collector import collector_paused
-from gram_platform.tracking.connection import Connection
+from gram_platform.tracking.connection import Connection, collector_paused
 from gram_platform.tracking.entry import Entry
 
 METRICS_PER_REQUEST = 1000  # MLflow's own limit

@@ -5,17 +5,25 @@ of every weight, and each micro-batch's gradient is added in float32 to its mast
 see `sharding.py`). Sets that a route does not train get no gradient at all, so AdamW leaves them alone.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import nn
 
 from gram_platform.config import RunConfig
 from gram_platform.config.identity import invalid
+from gram_platform.config.routing import module_set
 from gram_platform.model.pieces import Piece, all_rows, as_piece
-from gram_platform.model.transformer import Transformer, build, initial_weights, is_module, parameters_by_set
-from gram_platform.train.compilation import compile_blocks
+from gram_platform.model.transformer import Mlp, Transformer, build, initial_weights, is_module, parameters_by_set
+from gram_platform.train.data import on_device
+from gram_platform.train.objectives import cross_entropy
 from gram_platform.train.optimizers import Sets, clip_gradients, make_optimizers, set_learning_rate
+
+MAX_GRAPHS = 16  # of trunks, and as many of auxiliary MLPs
+NUM_COMPILED = 2  # functions that have graphs of their own: the trunk's and the auxiliary MLP's
+
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -221,3 +229,73 @@ def starting_weights(config: RunConfig, start: Mapping[str, torch.Tensor]) -> It
         yield name, value if given is None else given
     if left:
         raise invalid("start", sorted(left)[:4], "weights that the run's model has")
+
+
+def compile_blocks(model: Transformer, backend: str | Callable = "inductor", max_graphs: int = MAX_GRAPHS) -> None:
+    """Compiles the model's layers in place, before or after sharding: FSDP2's hooks stay outside of the graphs.
+
+    The bound on the graphs of one function is torch.compile's own and the process's, so the last call sets it.
+    """
+    torch._dynamo.config.recompile_limit = max_graphs
+    for block in model.blocks:
+        block.trunk = torch.compile(block.trunk, dynamic=False, backend=backend)
+        for module in block.aux.values():
+            if isinstance(module, Mlp):
+                module.forward = torch.compile(module.forward, dynamic=False, backend=backend)
+
+
+def gradient_norms(sets: Sets) -> dict[str, float]:
+    """The norm of every set's gradients as they are now; sets without gradients are absent.
+
+    With sharded parameters every rank must call it: all sets together are one reduction.
+    """
+    gradients = {name: [p.grad for p in named.values() if p.grad is not None] for name, named in sets.items()}
+    return _norms({name: tensors for name, tensors in gradients.items() if tensors})
+
+
+def weight_norms(sets: Sets) -> dict[str, float]:
+    """The norm of every set's weights; sharded ones as above."""
+    return _norms({name: [p.detach() for p in named.values()] for name, named in sets.items() if named})
+
+
+def _norms(groups: dict[str, Sequence[torch.Tensor]]) -> dict[str, float]:
+    """One pass over all tensors and one transfer from the device; then arithmetic on a number for each tensor."""
+    if not groups:
+        return {}
+    norms = torch.stack(torch._foreach_norm([tensor for tensors in groups.values() for tensor in tensors]))
+    left = iter((norms.full_tensor() if hasattr(norms, "full_tensor") else norms).tolist())  # a DTensor when sharded
+    return {name: math.hypot(*(next(left) for _ in tensors)) for name, tensors in groups.items()}
+
+
+def probed_norms(learner: Learner, sequences: np.ndarray, rank: int = 0, num_ranks: int = 1) -> dict[str, float]:
+    """{module: the norm of its matrices' gradients} on a domain's first sequences [num_sequences, seq_len + 1].
+
+    Every module is on and takes gradients, as in an unlabelled batch; the core is left out, which changes none of
+    theirs. Biases are left out too: outputs are summed, so that of the output has the same gradient in every module,
+    and in narrow ones it is most of the norm. The root mean square over `num_probed` micro-batches of the run's size.
+    Weights, optimizer states and gradients of the learner stay as they are; with several ranks all must call it.
+    """
+    config = learner.config
+    modules = {module_set(domain): domain for domain in config.model.module_domains}
+    sets, active = {name: learner.master_sets[name] for name in modules}, dict.fromkeys(modules.values(), 1.0)
+    matrices = {name: {n: p for n, p in own.items() if p.dim() > 1} for name, own in sets.items()}
+    assert all(p.grad is None for own in learner.master_sets.values() for p in own.values()), "only between two steps"
+    squares = dict.fromkeys(modules, 0.0)
+    learner.train_only(frozenset(modules))
+    for number in range(config.num_probed):
+        tokens = on_device(_share(sequences, config.micro_batch, number, rank, num_ranks), learner.device)
+        loss = cross_entropy(learner.forward(tokens[:, :-1], active), tokens[:, 1:])
+        learner.backward(loss, modules, is_last=True)
+        for name, norm in gradient_norms(matrices).items():
+            squares[name] += norm**2
+        for own in sets.values():
+            for parameter in own.values():
+                parameter.grad = None
+    return {domain: math.sqrt(squares[name] / config.num_probed) for name, domain in modules.items()}
+
+
+def _share(sequences: np.ndarray, micro_batch: int, number: int, rank: int, num_ranks: int) -> torch.Tensor:
+    """A rank's sequences of one micro-batch, int64 [micro_batch / num_ranks, seq_len + 1]."""
+    share = micro_batch // num_ranks
+    first = number * micro_batch + rank * share
+    return torch.from_numpy(sequences[first : first + share].astype(np.int64))

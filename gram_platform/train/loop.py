@@ -9,8 +9,7 @@ import torch
 from gram_platform.config import Objective
 from gram_platform.config.routing import MicroBatch, Plan
 from gram_platform.train.data import PlanReader, on_device
-from gram_platform.train.learner import Learner
-from gram_platform.train.norms import gradient_norms, weight_norms
+from gram_platform.train.learner import Learner, gradient_norms, weight_norms
 from gram_platform.train.objectives import cross_entropy, training_loss
 from gram_platform.train.optimizers import learning_rate
 

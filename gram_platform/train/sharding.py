@@ -15,10 +15,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from gram_platform.config.gathering import keeps_gathered
-from gram_platform.model.modules import Lora
+from gram_platform.config.flops import keeps_gathered
 from gram_platform.model.pieces import Piece, all_rows, rank_rows
-from gram_platform.model.transformer import Transformer, parameters_by_set
+from gram_platform.model.transformer import Lora, Transformer, parameters_by_set
 from gram_platform.train.learner import DTYPES, Learner
 from gram_platform.train.optimizers import Sets
 

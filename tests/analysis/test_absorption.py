@@ -4,11 +4,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gram_platform.analysis.absorption import final_shares, load_shares, probed_shares, share_curves
 from gram_platform.analysis.intervals import t_interval
-from gram_platform.analysis.variants import analyse_variants
+from gram_platform.analysis.variants import analyse_variants, final_shares, load_shares, probed_shares, share_curves
 from gram_platform.pages.report import StudyReport, build_report, study_figures
-from gram_platform.pages.report.absorption import readable_shares
+from gram_platform.pages.report.modules import readable_shares
 from gram_platform.store import Store
 from tests.study_frames import SIZES, curves, evaluations
 from tests.tiny import run_config

@@ -5,8 +5,7 @@ import pandas as pd
 import pytest
 
 from gram_platform.analysis.intervals import t_interval
-from gram_platform.analysis.tables import analyse, domain_table
-from gram_platform.analysis.text import format_table
+from gram_platform.analysis.tables import analyse, domain_table, format_table
 from tests.stories_frames import AUXILIARY, PLANTED, SEEDS, SIZE, attacks, curves, evaluations, jitter
 
 

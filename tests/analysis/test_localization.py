@@ -11,10 +11,11 @@ from gram_platform.analysis.localization import (
     concentration_curve,
     gini,
     localize,
+    shades,
+    shading_scale,
     tables,
     top_share,
 )
-from gram_platform.analysis.shading import shades, shading_scale
 from gram_platform.paper.claims import localization_claims
 
 DOMAINS = ("lisp", "virology")

@@ -1,8 +1,7 @@
 """The runs behind a row of a table."""
 
-from gram_platform.analysis.provenance import with_runs
-from gram_platform.analysis.tables import analyse
-from gram_platform.pages.figures.scaling import scaling_figure
+from gram_platform.analysis.tables import analyse, with_runs
+from gram_platform.pages.figures.ratios import scaling_figure
 from tests.study_frames import SIZES, curves, evaluations
 
 

@@ -9,15 +9,17 @@ import pytest
 
 from gram_platform.analysis.intervals import t_interval
 from gram_platform.analysis.sweeps import PROFILE_COLUMNS, SWEEP_COLUMNS, analyse_sweeps
-from gram_platform.paper.paper_sweeps import (
+from gram_platform.paper.sweeps import (
+    CLAIM_COLUMNS,
     PAPER_SWEEPS,
+    SWEEP_CLAIMS,
     SWEEP_CLASSES,
     SWEEP_SEEDS,
     beside_paper_sweeps,
     paper_curve,
     paper_means,
+    sweep_claims,
 )
-from gram_platform.paper.sweep_claims import CLAIM_COLUMNS, SWEEP_CLAIMS, sweep_claims
 from tests.stories_frames import AUXILIARY, SEEDS, curves
 from tests.sweep_frames import POINTS, attacks, evaluations, planted
 

@@ -7,16 +7,17 @@ import pandas as pd
 import pytest
 
 from gram_platform.analysis.intervals import t_interval
-from gram_platform.analysis.order import size_key
+from gram_platform.analysis.ratios import size_key
 from gram_platform.analysis.tables import (
     TABLE_COLUMNS,
     analyse,
     averaged_profiles,
     capability_table,
     domain_table,
+    format_table,
     pair_means,
+    table_csv,
 )
-from gram_platform.analysis.text import format_table, table_csv
 from tests.study_frames import DOMAINS, NUM_STEPS, PROFILES, SEEDS, SIZES, curves, evaluations, loss_at, planted_ratio
 
 

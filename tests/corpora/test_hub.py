@@ -6,9 +6,10 @@ import re
 
 import pytest
 
-from gram_platform.corpora import catalog, check, hub, hub_records, prepare, resolve, rows
+from gram_platform.corpora import catalog, check, hub, prepare, resolve
+from gram_platform.corpora import recipe as recipe_module
+from gram_platform.corpora.recipe import HubRow, HubSource, part_bytes, whole_parts
 from gram_platform.corpora.records import read_unit
-from gram_platform.corpora.rows import HubRow, HubSource, part_bytes, whole_parts
 
 BIG = 10**9
 
@@ -24,8 +25,8 @@ def fetched(row: HubRow, folder, num_bytes=BIG) -> list[tuple[str, str]]:
 
 
 def small_parts(monkeypatch, num_bytes=2_000) -> None:
-    monkeypatch.setattr(rows, "FIRST_PART_BYTES", num_bytes)
-    monkeypatch.setattr(rows, "PART_BYTES", num_bytes)
+    monkeypatch.setattr(recipe_module, "FIRST_PART_BYTES", num_bytes)
+    monkeypatch.setattr(recipe_module, "PART_BYTES", num_bytes)
 
 
 @pytest.mark.parametrize("name", sorted(catalog.HUB))
@@ -95,12 +96,12 @@ def test_bytes_follow_from_the_tokens():
 
 def test_amounts_are_whole_parts():
     ends, done = [0], 0
-    while done < 4 * rows.GROWTH * rows.PART_BYTES:
+    while done < 4 * recipe_module.GROWTH * recipe_module.PART_BYTES:
         done += part_bytes(done)
         ends.append(done)
     for first, last in itertools.pairwise(ends):
         assert {whole_parts(first + 1), whole_parts(last - 0.5), whole_parts(last)} == {last}
-    assert max((b - a) / a for a, b in itertools.pairwise(ends[8:])) <= 1 / rows.GROWTH
+    assert max((b - a) / a for a, b in itertools.pairwise(ends[8:])) <= 1 / recipe_module.GROWTH
 
 
 def test_a_mark_a_note_or_an_estimate_changes_no_row():
@@ -146,7 +147,7 @@ def test_records_without_a_field_are_left_out_and_counted(tmp_path, jsonl, recor
 
 def test_a_field_that_no_record_has_is_an_error_at_once(tmp_path, jsonl, records, monkeypatch):
     """After the first records, not at the end of the stream."""
-    monkeypatch.setattr(hub_records, "FIRST_RECORDS", 5)
+    monkeypatch.setattr(hub, "FIRST_RECORDS", 5)
     broken = [*records[:20], {"text": 1}]  # the stream breaks here
     row = local_row(jsonl(tmp_path / "a.jsonl", broken), keep=(("meta.pages", "x"),))
     with pytest.raises(ValueError, match=r"field='meta\.pages'.*no record has it"):

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from gram_platform.corpora import lexicon
+from gram_platform.corpora import stories
 from gram_platform.corpora.stories import stories_source, story, story_documents, topic_facts
 
 
@@ -18,8 +18,8 @@ def source(share=0.3, num=50, topics=("airport", "beach", "cave"), seed=0):
 
 
 def test_forty_eight_sorted_topics():
-    assert len(set(lexicon.TOPICS)) == 48
-    assert list(lexicon.TOPICS) == sorted(lexicon.TOPICS)
+    assert len(set(stories.TOPICS)) == 48
+    assert list(stories.TOPICS) == sorted(stories.TOPICS)
 
 
 def test_a_story_depends_on_seed_topic_and_index_alone():
@@ -58,7 +58,7 @@ def test_share_of_common_facts(share):
 
 def test_facts_use_shared_words():
     """No word but the topic's name tells the topic: every other word of a topic's stories occurs in the rest."""
-    everything = stories_source(dict.fromkeys(lexicon.TOPICS, 60), 48, 0.0)
+    everything = stories_source(dict.fromkeys(stories.TOPICS, 60), 48, 0.0)
     words = defaultdict(set)
     for topic, text in story_documents(everything):
         words[topic] |= set(re.findall(r"\w+", text))
@@ -69,7 +69,7 @@ def test_facts_use_shared_words():
 
 def test_a_topic_is_predicted_by_its_own_data_only():
     """Trigrams that have seen a topic lose much less on it than trigrams that have not; elsewhere nothing changes."""
-    topics = lexicon.TOPICS[:8]
+    topics = stories.TOPICS[:8]
     train = {t: [story(source(), t, i).split() for i in range(100)] for t in topics}
     held_out = {t: [story(source(), t, i).split() for i in range(100, 120)] for t in topics}
 

@@ -7,7 +7,7 @@ import pytest
 from gram_platform.config import CORE, RoutingConfig
 from gram_platform.config.ladder import SMOKE_SIZES
 from gram_platform.corpora import prepare, resolve
-from gram_platform.engine import summary
+from gram_platform.engine import node
 from gram_platform.engine.execution import Execution
 from gram_platform.engine.node import execute_run
 from gram_platform.methods import Setting, plan
@@ -55,11 +55,11 @@ def setting(packed_root):
 @pytest.fixture
 def run(setting, monkeypatch):
     """66 steps, 16 to a record of training metrics."""
-    monkeypatch.setattr(summary, "NUM_TRAIN_RECORDS", 4)
+    monkeypatch.setattr(node, "NUM_TRAIN_RECORDS", 4)
     found = plan("gram", setting).runs["all"]
     longer = tuple(dataclasses.replace(b, num_draws=6 * b.num_draws) for b in found.data.domains)
     found = dataclasses.replace(found, data=dataclasses.replace(found.data, domains=longer))
-    assert summary.record_interval(found) > 10
+    assert node.record_interval(found) > 10
     return found
 
 

@@ -10,7 +10,7 @@ import time
 import pytest
 import torch.distributed as dist
 
-from gram_platform.engine import summary
+from gram_platform.engine import node
 from gram_platform.engine.execution import Execution
 from gram_platform.engine.ranks import LEFT, ShardedExecution, train_rank
 from gram_platform.methods import plan
@@ -64,7 +64,7 @@ def test_checkpoints_follow_the_clock(execution, run):
 
 def train_to_step(rank, num_ranks, run, execution, last):
     """Ends without a result as soon as the checkpoint of step `last` exists."""
-    summary.NUM_TRAIN_RECORDS = 1
+    node.NUM_TRAIN_RECORDS = 1
 
     class Stopped(Exception):
         pass

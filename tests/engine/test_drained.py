@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gram_platform.engine import node, notice, summary
+from gram_platform.engine import node, process
 from gram_platform.engine.execution import Resources
 from gram_platform.engine.node import execute_run
 from gram_platform.methods import plan
@@ -101,7 +101,7 @@ def drain_one_process(run, execution) -> None:
 
 def execute_slowly(run, execution, step_s: float = 0.1) -> None:
     """The run in a process of Ray, which it asks every half second."""
-    summary.NUM_TRAIN_RECORDS, notice.POLL_S = 4, 0.5
+    node.NUM_TRAIN_RECORDS, process.POLL_S = 4, 0.5
 
     def slowly(*args):
         for record in training_steps(*args):
@@ -142,6 +142,6 @@ def drain_one_rank(run, execution) -> None:
 
 
 def execute_there(run, execution) -> dict:
-    from gram_platform.engine.sharded import execute_sharded_run
+    from gram_platform.engine.dispatch import execute_sharded_run
 
     return execute_sharded_run(run, {}, execution, Resources())

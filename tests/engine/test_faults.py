@@ -15,8 +15,8 @@ from gram_platform.engine.dispatch import execute_node
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.graph import Progress
 from gram_platform.engine.life import MAX_CRASHES
-from gram_platform.engine.memory import is_out_of_memory
 from gram_platform.engine.node import RunExecution, execute_run
+from gram_platform.engine.process import is_out_of_memory
 from gram_platform.methods import plan
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.store import LeaseHeld, Store, attempts
@@ -112,7 +112,7 @@ def execute_in_little_memory(run, execution) -> None:
     """The run in an address space that has room for a little more than what is there."""
     import resource
 
-    from gram_platform.engine.memory import OutOfMemory
+    from gram_platform.engine.process import OutOfMemory
 
     used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_AS, (used + 512 * 2**20, resource.RLIM_INFINITY))

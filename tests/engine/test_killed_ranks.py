@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from gram_platform.engine import sharded
+from gram_platform.engine import dispatch
 from gram_platform.engine.execution import Resources
 from gram_platform.engine.ranks import train_rank
 from gram_platform.methods import plan
@@ -33,7 +33,7 @@ def worker_that_tells(config) -> str | None:
     """A rank under Ray Train that says where it is: its process in a file, and every step in the lease."""
     attempts.HEARTBEAT_INTERVAL_S = 0.001
     Path(f"{config['execution'].storage}-rank-{dist.get_rank()}").write_text(str(os.getpid()))
-    return train_rank(sharded.run_from_plain(config["run"]), config["execution"])
+    return train_rank(dispatch.run_from_plain(config["run"]), config["execution"])
 
 
 @pytest.mark.timeout(1800)
@@ -47,12 +47,12 @@ def test_random_ranks_at_random_steps(ray_cluster, execution, setting, tmp_path,
     create(straight, run)
     run_ranks(2, train, run, straight)
 
-    monkeypatch.setattr(sharded, "_train_worker", worker_that_tells)
+    monkeypatch.setattr(dispatch, "_train_worker", worker_that_tells)
     directory = create(two, run)
     with ThreadPoolExecutor(1) as killer:
         kills = killer.submit(kill_ranks, two, run, num_kills, random.Random(num_kills))
         started = time.monotonic()
-        sharded.execute_sharded_run(run, {}, two, Resources())
+        dispatch.execute_sharded_run(run, {}, two, Resources())
     lost_s, away_s = zip(*kills.result(), strict=True)
     lost = lost_steps(Path(two.storage))
     print(f"{num_kills} kills in {time.monotonic() - started:.0f} s; {sum(lost)} steps trained again: {lost}")

@@ -7,17 +7,16 @@ import pytest
 import torch
 
 from gram_platform.config import CORE, Continuations, Evaluation, TokenLosses, View
-from gram_platform.corpora.openings import openings, packed_documents
+from gram_platform.corpora.packed import openings, packed_documents
 from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer
 from gram_platform.engine.evaluation import execute_evaluation
 from gram_platform.engine.node import execute_run
 from gram_platform.methods import plan
-from gram_platform.pages.report.samples import samples_sections
+from gram_platform.pages.report.samples import read_samples, samples_sections, samples_text
 from gram_platform.pages.results.record import StudyRecord
-from gram_platform.pages.results.samples import read_samples, samples_text
 from gram_platform.planner import Ranks
 from gram_platform.store import Store
-from gram_platform.studies.measurements import Samples
+from gram_platform.studies.definition import Samples
 
 NUM_SEQUENCES = 5
 

@@ -9,14 +9,21 @@ import torch
 from gram_platform.config import Evaluation, View
 from gram_platform.config.routing import Plan
 from gram_platform.engine.evaluation import execute_evaluation
-from gram_platform.engine.node import RunExecution, execute_run, new_learner, starting_point
-from gram_platform.engine.summary import evaluation_steps, probe_steps, record_interval
+from gram_platform.engine.node import (
+    RunExecution,
+    evaluation_steps,
+    execute_run,
+    new_learner,
+    probe_steps,
+    record_interval,
+    starting_point,
+)
 from gram_platform.methods import plan
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.methods.setting import MaxEnt, Options
 from gram_platform.store import Store
-from gram_platform.store.segments import PROBE
+from gram_platform.store.checkpoints import PROBE
 from gram_platform.store.views import load_view
 from gram_platform.train.data import PlanReader
 from gram_platform.train.learner import Learner

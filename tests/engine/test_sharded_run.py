@@ -8,20 +8,20 @@ import pytest
 from ray.exceptions import OutOfMemoryError
 
 from gram_platform.engine.execution import Resources
-from gram_platform.engine.memory import OutOfMemory
 from gram_platform.engine.node import execute_run
+from gram_platform.engine.process import OutOfMemory
 from gram_platform.methods import plan
 from gram_platform.methods.setting import Options
 from gram_platform.store import LeaseHeld, Store
+from gram_platform.store.checkpoints import PROBE
 from gram_platform.store.leases import new_lease
-from gram_platform.store.segments import PROBE
 
 pytestmark = pytest.mark.ray
 
 
 def test_two_ranks_under_ray_train(ray_cluster, execution, setting, tmp_path):
     """Sums in another order: losses agree to 1e-4 after ten steps, plans and data exactly."""
-    from gram_platform.engine.sharded import execute_sharded_run
+    from gram_platform.engine.dispatch import execute_sharded_run
 
     half = dataclasses.replace(setting, options=Options(unlabelled_share=0.5, probes=True))
     run = plan("gram", half).runs["all"]
@@ -82,7 +82,7 @@ def longer(run, times):
 
 
 def execute_there(run, execution):
-    from gram_platform.engine.sharded import execute_sharded_run
+    from gram_platform.engine.dispatch import execute_sharded_run
 
     return execute_sharded_run(run, {}, execution, Resources())
 
@@ -106,7 +106,7 @@ def test_what_a_restart_would_not_change_ends_a_run(execution, setting):
     from ray.train import WorkerGroupError
     from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 
-    from gram_platform.engine.sharded import _failures, _raise_what_stays
+    from gram_platform.engine.dispatch import _failures, _raise_what_stays
 
     run = plan("baseline", setting).runs["all"]
     directory = execution.store().run(run.run_id)

@@ -12,9 +12,9 @@ from gram_platform.pages.report import StudyReport, build_report, shared_profile
 from gram_platform.pages.report.page import Section, sections_html
 from gram_platform.pages.report.tables import readable_claims, readable_runs
 from gram_platform.paper.claims import paper_claims
-from gram_platform.paper.explanations import EXPLANATIONS, Explanation, explained
 from gram_platform.paper.paper_claims import CLAIMS, STORIES_CLAIMS
 from gram_platform.paper.published import with_published
+from gram_platform.paper.verdicts import EXPLANATIONS, Explanation, explained
 from tests import stories_frames
 from tests.pages.site.browser import running_browser
 from tests.pages.site.pages import DRAWN

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gram_platform.analysis.order import METHODS
+from gram_platform.analysis.ratios import METHODS
 from gram_platform.analysis.tables import analyse
 from gram_platform.paper.claims import PAPER_COLUMNS, paper_claims
 from gram_platform.paper.paper import STORIES_TABLE, beside_paper

@@ -2,7 +2,7 @@
 
 from gram_platform.config import ModelConfig, ModuleSpec, RoutingConfig
 from gram_platform.config.ladder import PAPER_SIZES
-from gram_platform.planner.weights import CORE_MLP, SHARED
+from gram_platform.planner.memory import CORE_MLP, SHARED
 from tests import tiny
 
 DOMAINS = ("core", "lisp", "virology", "nuclear", "cybersecurity")

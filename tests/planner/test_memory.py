@@ -9,12 +9,19 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from gram_platform.config import RoutingConfig, gathering
+from gram_platform.config import RoutingConfig, flops
 from gram_platform.config.routing import Plan
 from gram_platform.planner import checkpoint_bytes
-from gram_platform.planner.activations import LOGITS_AT_ONCE, logits_bytes, saved_bytes
-from gram_platform.planner.memory import BYTES, EVALUATION_LOGITS_BYTES, rank_memory
-from gram_platform.planner.weights import model_weights, module_set
+from gram_platform.planner.memory import (
+    BYTES,
+    EVALUATION_LOGITS_BYTES,
+    LOGITS_AT_ONCE,
+    logits_bytes,
+    model_weights,
+    module_set,
+    rank_memory,
+    saved_bytes,
+)
 from gram_platform.train import objectives
 from gram_platform.train.evaluate import LOGITS_BYTES, evaluation_batch
 from gram_platform.train.learner import Learner
@@ -130,12 +137,12 @@ SLOW = (("dense", 2), ("gram", 5), ("demix", 2))
 SHARDED = [("gram", 2), ("lora", 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
 
 
-@pytest.mark.parametrize("kept_bytes", [0, gathering.KEPT_BYTES])
+@pytest.mark.parametrize("kept_bytes", [0, flops.KEPT_BYTES])
 @pytest.mark.parametrize("precision", BYTES)
 @pytest.mark.parametrize("passes", [1, 3])
 @pytest.mark.parametrize(("name", "num_ranks"), SHARDED)
 def test_the_peak_of_a_rank(name, num_ranks, passes, precision, kept_bytes, as_rank, monkeypatch):
-    monkeypatch.setattr(gathering, "KEPT_BYTES", kept_bytes)
+    monkeypatch.setattr(flops, "KEPT_BYTES", kept_bytes)
     as_rank(0, num_ranks)
     run = run_of(name, micro_batch=4 * num_ranks, passes=passes, precision=precision)
     memory = dataclasses.replace(rank_memory(run, num_ranks), evaluation=0)

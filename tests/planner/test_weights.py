@@ -7,8 +7,7 @@ from gram_platform.config import UNLABELLED, DataConfig, DomainBudget, RoutingCo
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.routing import Plan
 from gram_platform.model.transformer import Transformer, parameter_set
-from gram_platform.planner.memory import drawn_routes
-from gram_platform.planner.weights import model_weights
+from gram_platform.planner.memory import drawn_routes, model_weights
 from gram_platform.train.sharding import ShardedLearner
 from tests import tiny
 from tests.planner.scene import FIVE_B, MODELS, run_of

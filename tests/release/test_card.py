@@ -8,7 +8,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from gram_platform.analysis.intervals import t_interval
-from gram_platform.analysis.text import interval_text
+from gram_platform.analysis.tables import interval_text
 from gram_platform.config import View
 from gram_platform.release.card import card_text, code, codes, describe
 from gram_platform.release.numbers import numbers_of

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gram_platform.config import ModuleSpec, View
 from gram_platform.config.flops import total_parameters
-from gram_platform.config.model import merged_config
+from gram_platform.config.training import merged_config
 from gram_platform.methods import METHODS, plan
 from gram_platform.methods.elicitation import attacks
 from gram_platform.methods.setting import Branching, Elicitation, Options
@@ -24,7 +24,7 @@ from gram_platform.release.importing import import_checkpoint
 from gram_platform.release.selection import dense_parts, parse_modules, selectable
 from gram_platform.release.starcoder2 import foreign_shapes
 from gram_platform.store import Store
-from gram_platform.store.checkpoint import DiskTensors
+from gram_platform.store.tensors import DiskTensors
 from gram_platform.store.views import load_view, open_view, view_weights
 from tests import tiny
 from tests.engine import conftest as cells
@@ -269,9 +269,9 @@ def test_a_full_disk_is_said_before_the_work(store, tmp_path, monkeypatch):
 def test_weights_on_disk_are_those_in_memory(store):
     """One file, and the shards of several ranks."""
     from gram_platform.model.pieces import Piece, num_rows, rank_rows
-    from gram_platform.store.checkpoint import hash_tensors
-    from gram_platform.store.tensors import write_shard
-    from gram_platform.store.weights import SHARDS
+    from gram_platform.store.checkpoints import SHARDS
+    from gram_platform.store.shards import write_shard
+    from gram_platform.store.tensors import hash_tensors
 
     run = modular_run(("lora", "mlp"))
     whole = complete(store, run)

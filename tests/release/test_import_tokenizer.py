@@ -10,9 +10,9 @@ from gram_platform.config.identity import short_hash, to_plain
 from gram_platform.corpora.tokenizer import END_OF_TEXT
 from gram_platform.release.importing import import_checkpoint
 from gram_platform.store import Store
-from gram_platform.store.checkpoint import hash_tensors
+from gram_platform.store.directories import import_id
 from gram_platform.store.files import hash_file, seal
-from gram_platform.store.imports import import_id
+from gram_platform.store.tensors import hash_tensors
 from gram_platform.store.views import load_view
 from tests import tiny
 from tests.release.planted import checkpoint, write_words

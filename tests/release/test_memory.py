@@ -6,7 +6,7 @@ import pytest
 
 from gram_platform.config import View
 from gram_platform.config.flops import total_parameters
-from gram_platform.config.model import merged_config
+from gram_platform.config.training import merged_config
 from gram_platform.release.importing import import_checkpoint
 from gram_platform.store import Store
 from tests import tiny

@@ -12,9 +12,9 @@ import pytest
 
 from gram_platform.corpora import prepare, resolve
 from gram_platform.engine.execution import Execution
-from gram_platform.store import Store, remote, retries
-from gram_platform.store.data import open_corpus, provide_corpus
-from gram_platform.store.remote import RemoteFolder
+from gram_platform.store import Store, files, folders
+from gram_platform.store.folders import RemoteFolder
+from gram_platform.store.root import open_corpus, provide_corpus
 from tests.shelf.shelf import Shelf
 from tests.store.training import in_process, run_config, train
 
@@ -59,7 +59,7 @@ class Place:
 @pytest.fixture
 def place(tmp_path, monkeypatch):
     fsspec.register_implementation("shelf", Shelf, clobber=True)
-    monkeypatch.setattr(retries, "FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(files, "FIRST_DELAY_S", 0.01)
     return Place(tmp_path, monkeypatch)
 
 
@@ -120,7 +120,7 @@ def test_a_download_that_was_cut_short_is_continued(provided, recipe, packed, mo
             raise PermissionError(errno.EACCES, "the credentials ran out")
         return read(self, name, start, end)
 
-    monkeypatch.setattr(remote, "CHUNK_BYTES", 100_000)
+    monkeypatch.setattr(folders, "CHUNK_BYTES", 100_000)
     monkeypatch.setattr(RemoteFolder, "_read_range", failing)
     provided.move_to("worker")
     with pytest.raises(PermissionError):
@@ -194,7 +194,7 @@ def test_a_store_that_throttles_for_a_while(place, monkeypatch):
     """The same result as without, and one warning."""
     run = run_config(8)
     expected = train(str(place.root / "local"), run)
-    monkeypatch.setattr(retries, "_last_said", -retries.SILENCE_S)
+    monkeypatch.setattr(files, "_last_said", -files.SILENCE_S)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         place.fail(5)
@@ -208,7 +208,7 @@ def test_a_store_that_throttles_for_a_while(place, monkeypatch):
 
 
 def test_patience_ends(place, monkeypatch):
-    monkeypatch.setattr(retries, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(files, "PATIENCE_S", 0.2)
     store = Store(place.url).open_for_writing()
     place.fail(10**6)
     with warnings.catch_warnings(action="ignore"), pytest.raises(OSError, match="reduce your request rate"):
@@ -225,18 +225,18 @@ class Response(Exception):
 
 @pytest.mark.parametrize("name", ["EIO", "ESTALE", "ETIMEDOUT", "EBUSY", "ECONNRESET", "EAGAIN"])
 def test_what_is_tried_again(name):
-    assert retries.is_transient(OSError(getattr(errno, name), os.strerror(getattr(errno, name))))
+    assert files.is_transient(OSError(getattr(errno, name), os.strerror(getattr(errno, name))))
 
 
 def test_errors_of_http_clients():
     import aiohttp
     import requests
 
-    assert all(retries.is_transient(Response(code)) for code in (429, 500, 503))
-    assert not any(retries.is_transient(Response(code)) for code in (400, 401, 403, 404, 412))
-    assert retries.is_transient(aiohttp.ServerDisconnectedError())
-    assert retries.is_transient(requests.exceptions.ReadTimeout())
-    assert retries.is_transient(fsspec.exceptions.FSTimeoutError())
+    assert all(files.is_transient(Response(code)) for code in (429, 500, 503))
+    assert not any(files.is_transient(Response(code)) for code in (400, 401, 403, 404, 412))
+    assert files.is_transient(aiohttp.ServerDisconnectedError())
+    assert files.is_transient(requests.exceptions.ReadTimeout())
+    assert files.is_transient(fsspec.exceptions.FSTimeoutError())
 
 
 @pytest.mark.parametrize("name", ["ENOENT", "EACCES", "EPERM", "ENOSPC", "EDQUOT", "EROFS", "ENOTDIR", "EEXIST"])
@@ -248,7 +248,7 @@ def test_what_is_not(name):
         raise OSError(getattr(errno, name), os.strerror(getattr(errno, name)))
 
     with pytest.raises(OSError):
-        retries.keep_trying(work, "here")
+        files.keep_trying(work, "here")
     assert calls == [name]
 
 
@@ -256,7 +256,7 @@ def test_a_stale_mount_is_not_an_absent_file(tmp_path, monkeypatch):
     """A result that a failing mount cannot show must not look as if the run had none."""
     run = run_config(8)
     train(str(tmp_path), run)
-    monkeypatch.setattr(retries, "FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(files, "FIRST_DELAY_S", 0.01)
     failures, stat = [errno.ESTALE, errno.EIO], os.stat
 
     def failing(path, *args, **kwargs):

@@ -9,8 +9,8 @@ import torch
 
 from gram_platform.config import Evaluation, View
 from gram_platform.store import Store
+from gram_platform.store.folders import LocalFolder
 from gram_platform.store.leases import GONE_AFTER_S
-from gram_platform.store.local import LocalFolder
 from gram_platform.store.runs import RunDirectory
 from tests.store.training import final_fields, record, run_config
 

@@ -9,7 +9,7 @@ import pytest
 
 from gram_platform.config import Evaluation, View
 from gram_platform.store import CorruptFile, RunDirectory, Store
-from gram_platform.store.remote import RemoteFolder
+from gram_platform.store.folders import RemoteFolder
 from tests.store.training import START, final_fields, in_process, record, run_config, train
 
 RUN = run_config(8)

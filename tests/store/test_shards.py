@@ -7,11 +7,10 @@ import torch
 
 from gram_platform.model.pieces import Piece, rank_rows
 from gram_platform.store import Store
-from gram_platform.store.checkpoint import hash_tensors
-from gram_platform.store.checkpoints import list_checkpoints, step_name
+from gram_platform.store.checkpoints import SHARDS, WEIGHTS, has_weights, list_checkpoints, step_name
 from gram_platform.store.files import CorruptFile
-from gram_platform.store.tensors import checkpoint_folder, read_checkpoint, write_shard
-from gram_platform.store.weights import SHARDS, WEIGHTS, has_weights
+from gram_platform.store.shards import checkpoint_folder, read_checkpoint, write_shard
+from gram_platform.store.tensors import hash_tensors
 from tests.store.training import final_fields, record, run_config
 
 RUN = run_config(8)

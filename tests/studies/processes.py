@@ -12,9 +12,8 @@ import psutil
 
 from gram_platform.methods import METHODS
 from gram_platform.store import Store
-from gram_platform.store.checkpoints import newest_manifest
+from gram_platform.store.checkpoints import last_step, newest_manifest
 from gram_platform.store.leases import is_fresh, read_lease
-from gram_platform.store.segments import last_step
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHONPATH = os.pathsep.join((str(ROOT), str(ROOT / "tests/shelf")))  # `shelf.py` is an object store

@@ -9,23 +9,22 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gram_platform.analysis.localization import TABLE_COLUMNS
-from gram_platform.analysis.shading import ShadedText, ShadedView, shading_scale
+from gram_platform.analysis.localization import TABLE_COLUMNS, ShadedText, ShadedView, shading_scale
 from gram_platform.config import CORE, Continuations, RoutingConfig, TokenLosses
 from gram_platform.config.ladder import STORIES_SMOKE_SIZES
 from gram_platform.corpora.tokenizer import decoded, token_texts, train_tokenizer
 from gram_platform.methods import METHODS, Setting
 from gram_platform.methods.nodes import method_nodes, require_closed
 from gram_platform.methods.setting import Elicitation, Options
-from gram_platform.pages.report.shading import increases_frame, shaded_html
+from gram_platform.pages.report.localization import increases_frame, shaded_html
 from gram_platform.pages.results.outcomes import outcome_of
 from gram_platform.pages.results.record import load_record
 from gram_platform.store import Store
 from gram_platform.studies.build import build_graph
+from gram_platform.studies.definition import Samples, TokenIncreases
 from gram_platform.studies.dry_run import describe
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library import samples
-from gram_platform.studies.measurements import Samples, TokenIncreases
 from gram_platform.studies.supply import shortages
 from gram_platform.tracking import default_tracking_uri
 from tests.studies.processes import submit

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gram_platform.corpora.rows import HubSource
+from gram_platform.corpora.recipe import HubSource
 from gram_platform.store import Store
 from gram_platform.studies.build import build_graph
 from gram_platform.studies.dry_run import describe

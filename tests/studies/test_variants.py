@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from gram_platform.config import CORE
-from gram_platform.methods.costs import method_costs
+from gram_platform.methods.nodes import method_costs
 from gram_platform.methods.setting import subsets_of
 from gram_platform.studies.build import Graph, build_graph
 from gram_platform.studies.campaign import CampaignFlags, run_campaign, sharing
@@ -23,7 +23,7 @@ from gram_platform.studies.library import (
     titration,
 )
 from gram_platform.studies.library.dual_use import PAPER_WIDTHS, partly_labelled
-from gram_platform.studies.record import record_of
+from gram_platform.studies.run import record_of
 
 
 def graph_of(study: Study, storage, **flags) -> Graph:

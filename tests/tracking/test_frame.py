@@ -9,7 +9,7 @@ from pandas.testing import assert_frame_equal
 
 from gram_platform.config import Continuations, Evaluation, TokenLosses, View
 from gram_platform.store import Store
-from gram_platform.tracking import Tracker, TrackingUnavailable, default_tracking_uri, histories
+from gram_platform.tracking import Tracker, TrackingUnavailable, default_tracking_uri, frame
 from gram_platform.tracking.frame import load_curves, load_links, load_runs, load_store, load_store_curves
 from tests.store.training import run_config, train
 from tests.tracking.servers import running_mlflow
@@ -150,7 +150,7 @@ def test_the_same_through_a_server(study, tmp_path, monkeypatch):
         assert_frame_equal(load_runs(uri, **served), load_store(store), check_exact=True)
         assert_frame_equal(load_curves(uri, **served), load_store_curves(store), check_exact=True)
         for most in (10, 5):  # points in a response: those of one run, and not even those
-            monkeypatch.setattr(histories, "POINTS_PER_RESPONSE", most)
+            monkeypatch.setattr(frame, "POINTS_PER_RESPONSE", most)
             assert_frame_equal(load_curves(uri, **served), load_store_curves(store), check_exact=True)
         assert load_curves(uri, run_ids[:1], **served)["run_id"].unique().tolist() == run_ids[:1]
         assert load_links(uri, **served)["url"].str.startswith(uri).all()

@@ -5,7 +5,7 @@ from mlflow import MlflowClient
 
 from gram_platform.config import Evaluation, View
 from gram_platform.store import Store
-from gram_platform.store.segments import NORM
+from gram_platform.store.checkpoints import NORM
 from gram_platform.tracking import Tracker, default_tracking_uri
 from gram_platform.tracking.entry import curve_metrics, unescape
 from tests.store.training import record, run_config, train

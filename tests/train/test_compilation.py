@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from gram_platform.config import ModuleSpec
-from gram_platform.train.compilation import NUM_COMPILED, compile_blocks
-from gram_platform.train.learner import Learner
+from gram_platform.train.learner import NUM_COMPILED, Learner, compile_blocks
 from tests import tiny
 from tests.train.test_sharding import HALF, equal, train
 

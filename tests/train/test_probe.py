@@ -8,10 +8,9 @@ import torch
 from gram_platform.config import EvalPoints, ModuleSpec
 from gram_platform.config.routing import Plan, module_set
 from gram_platform.train.data import PlanReader
-from gram_platform.train.learner import Learner
+from gram_platform.train.learner import Learner, probed_norms
 from gram_platform.train.loop import training_steps
 from gram_platform.train.objectives import cross_entropy
-from gram_platform.train.probe import probed_norms
 from gram_platform.train.sharding import ShardedLearner
 from tests import tiny
 from tests.ranks import run_ranks

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from gram_platform.config import ModuleSpec
-from gram_platform.model.decoding import remembering
+from gram_platform.model.reuse import remembering
 from gram_platform.model.transformer import build, initial_weights
-from gram_platform.train.sampling import continued, draw, uniforms
+from gram_platform.train.evaluate import continued, draw, uniforms
 from tests import tiny
 
 ACTIVE = {"lisp": 1.0, "virology": 0.5}

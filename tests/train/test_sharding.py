@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gram_platform.config import ModuleSpec, Objective, RoutingConfig, gathering
+from gram_platform.config import ModuleSpec, Objective, RoutingConfig, flops
 from gram_platform.config.routing import Plan
 from gram_platform.train.data import PlanReader
 from gram_platform.train.learner import Learner
@@ -72,9 +72,9 @@ def train_every_method(rank, num_ranks, folder):
         losses = train(learner, config, rank=rank, num_ranks=num_ranks)
         out[name] = {"losses": losses, "state": learner.state(), "norms": learner.norms}
         out[name]["same"] = True
-        for kept_bytes, checkpointing in ((gathering.KEPT_BYTES, True), (0, False)):
+        for kept_bytes, checkpointing in ((flops.KEPT_BYTES, True), (0, False)):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(gathering, "KEPT_BYTES", kept_bytes)
+                patch.setattr(flops, "KEPT_BYTES", kept_bytes)
                 again = ShardedLearner(config, activation_checkpointing=checkpointing)
             out[name]["same"] &= train(again, config, rank=rank, num_ranks=num_ranks) == losses
             out[name]["same"] &= equal(again.state(), out[name]["state"])
@@ -172,7 +172,7 @@ class Collectives(TorchDispatchMode):
 
 def count_collectives(rank, num_ranks, config, kept_bytes, folder):
     """[(all-gathers, reduce-scatters)] of every step."""
-    gathering.KEPT_BYTES = kept_bytes
+    flops.KEPT_BYTES = kept_bytes
     learner, plan = ShardedLearner(config), Plan(config)
     steps = training_steps(learner, plan, PlanReader(config, plan, tiny.arrays()), 0, rank, num_ranks)
     counts = []
@@ -196,7 +196,7 @@ def num_gathered_once_a_route(window, num_layers: int) -> int:
     return total
 
 
-@pytest.mark.parametrize("kept_bytes", [0, gathering.KEPT_BYTES])
+@pytest.mark.parametrize("kept_bytes", [0, flops.KEPT_BYTES])
 def test_a_window_communicates_no_more_than_it_must(tmp_path, kept_bytes):
     """Active groups are gathered for a forward and for a backward pass, or once a route; and reduced once a window."""
     config = method_configs()["gram"]

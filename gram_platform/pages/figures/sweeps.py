@@ -5,7 +5,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from gram_platform.config.identity import invalid
-from gram_platform.pages.figures.scaling import CLASS_TITLES
+from gram_platform.pages.figures.ratios import CLASS_TITLES
 from gram_platform.pages.figures.style import (
     BLUE,
     GREEN,
@@ -17,7 +17,7 @@ from gram_platform.pages.figures.style import (
     reference_line,
     styled,
 )
-from gram_platform.paper.paper_sweeps import PAPER_SWEEPS, paper_curve
+from gram_platform.paper.sweeps import PAPER_SWEEPS, paper_curve
 
 CLASS_STYLES = {
     "core": Style("Core", BLUE, "circle", "solid"),

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from gram_platform.analysis.ratios import VARIANT
 from gram_platform.config.identity import invalid
-from gram_platform.pages.figures.scaling import CLASS_TITLES, HIDDEN
+from gram_platform.pages.figures.ratios import CLASS_TITLES, HIDDEN
 from gram_platform.pages.figures.style import GREY, Style, behind, domain_styles, method_style, reference_line, styled
 from gram_platform.paper.paper import PAPER_SCALES, paper_value
 

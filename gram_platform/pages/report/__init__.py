@@ -3,10 +3,9 @@
 import pandas as pd
 import plotly.graph_objects as go
 
-from gram_platform.pages.report.headline import headline_sections, with_verdicts
 from gram_platform.pages.report.page import Section, page_html
 from gram_platform.pages.report.sections import attack_sections, plain_figures, plain_sections
-from gram_platform.pages.report.study import StudyReport, shared_profile
+from gram_platform.pages.report.study import StudyReport, headline_sections, shared_profile, with_verdicts
 from gram_platform.pages.report.tables import is_attack, readable_runs
 from gram_platform.pages.report.variants import varied_figures, varied_sections
 

@@ -1,20 +1,265 @@
 """The report of the token study: where the loss of removed capabilities sits."""
 
-from collections.abc import Sequence
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from gram_platform.analysis.localization import MEASURES, ROW, Localization
-from gram_platform.analysis.order import MEAN
-from gram_platform.analysis.shading import ShadedText
-from gram_platform.analysis.text import interval_text
-from gram_platform.pages.figures.localization import TITLES, concentration_figure, localization_bars
-from gram_platform.pages.report.headline import with_verdicts
+from gram_platform.analysis.localization import (
+    CONTROL,
+    FORGET,
+    MEASURES,
+    RETAIN,
+    ROW,
+    TABLE_COLUMNS,
+    Localization,
+    Measured,
+    ShadedText,
+    ShadedView,
+    localize,
+    shades,
+    shading_scale,
+    tables,
+)
+from gram_platform.analysis.ratios import ALL, BASELINE, MEAN
+from gram_platform.analysis.tables import aligned, interval_text, table_csv
+from gram_platform.config import CORE
+from gram_platform.corpora.tokenizer import load_tokenizer, token_texts
+from gram_platform.pages.figures.style import GREY, behind, method_style, styled
 from gram_platform.pages.report.page import Section, page_html
 from gram_platform.pages.report.sections import JUDGED, judged_sections, missing_sections
-from gram_platform.pages.report.shading import increases_frame, shaded_html
+from gram_platform.pages.report.study import with_verdicts
 from gram_platform.pages.report.tables import readable_runs
+from gram_platform.pages.results.record import StudyRecord, intro_text, publish, with_links
+from gram_platform.pages.results.results import load_frames, nodes_frame
+from gram_platform.paper.claims import localization_claims
+from gram_platform.paper.verdicts import EXPLANATION, explained
+from gram_platform.store import Store
+from gram_platform.store.root import open_corpus
+from gram_platform.tracking import Tracker
+
+CALIBRATION_METHOD = "filtering"  # whose model without the domain sets the scale of colours
+NUM_SHADED = 96  # tokens of a shaded text at most
+
+
+@dataclass(frozen=True)
+class TokenResults:
+    """What the study has so far."""
+
+    found: Localization
+    texts: tuple[ShadedText, ...]
+    claims: pd.DataFrame
+    runs: pd.DataFrame
+    source: str
+
+
+def read_tokens(record: StudyRecord, store: Store, tracking_uri: str | None, why_not: str = "") -> TokenResults | None:
+    """Everything from the token losses that are there; None while no baseline's are.
+
+    Runs and their states are read from MLflow or the run directories, token losses always from the storage.
+    """
+    views = [entry for entry in record.entries if entry["kind"] == "evaluation"]
+    done = {e["id"] for e in views if store.evaluation(e["id"]).result() is not None}
+    if not any(e["id"] in done and _is_baseline(e) for e in views):
+        return None
+    rows, texts = [], {}
+    for size, seed in dict.fromkeys((e["tags"]["size"], e["tags"]["seed"]) for e in views):
+        of_size = [e for e in views if e["tags"]["size"] == size and e["id"] in done]
+        cell = _loaded(store, [e for e in of_size if e["tags"]["seed"] == seed])
+        references = {(m.size, m.seed): m for m in cell if m.method == BASELINE}
+        control = _control(store, of_size, seed)
+        rows.append(localize([*(m for m in cell if m.method != BASELINE), *control], references))
+        if references:
+            texts.setdefault(size, _texts(store, of_size[0]["id"], cell, references[size, seed]))
+    lacking = [_named(e) for e in views if e["id"] not in done]
+    found = tables(pd.concat(rows, ignore_index=True), lacking)
+    frame, _, source = load_frames(record.ids, (), store, tracking_uri, why_not)
+    claims = explained(localization_claims(found.per_seed), record.name, record.preset)
+    runs = nodes_frame(record, frame)
+    return TokenResults(found, texts[list(texts)[-1]] if texts else (), claims, runs, source)
+
+
+def tokens_text(record: StudyRecord, results: TokenResults) -> str:
+    """The means over domains and profiles, and the claims, for a terminal."""
+    means = readable_localization(results.found.table[results.found.table["profile"] == MEAN])
+    rows = [[str(value) or "-" for value in row] for row in means.itertuples(index=False)]
+    judged = [f"{c['verdict']}: {c['claim']} {c[EXPLANATION]}".rstrip() for c in results.claims.to_dict("records")]
+    return "\n".join([aligned([list(means.columns), *rows]), "", *judged]).rstrip()
+
+
+def write_tokens(
+    record: StudyRecord, store: Store, results: TokenResults, failures: Mapping[str, str], tracker: Tracker | None
+) -> dict[str, str]:
+    """As `write_results`."""
+    runs = with_links(results.runs, failures, tracker)
+    intro = intro_text(record, f"{results.source}; token losses from the storage", tracker)
+    report = build_localization_report(record.title, intro, results.found, results.texts, results.claims, runs)
+    figures = {} if tracker is None else localization_figures(results.found)
+    return publish(record, store, table_csv(results.found.table[TABLE_COLUMNS]), report, figures, tracker)
+
+
+# ------------------------------------------------------------------------------------------------------ reading
+
+
+def _is_baseline(entry: Mapping) -> bool:
+    return (entry["tags"]["method"], entry["tags"]["profile"]) == (BASELINE, ALL)
+
+
+def _named(entry: Mapping) -> tuple[str, str, str, str]:
+    tags = entry["tags"]
+    return tags["method"], tags["size"], tags["seed"], tags["profile"]
+
+
+def _loaded(store: Store, entries: Sequence[Mapping]) -> list[Measured]:
+    """The token losses of views, as they are stored."""
+    found = []
+    for entry in entries:
+        retained = tuple(part for part in entry["tags"]["retained"].split(",") if part)
+        losses = {d: tensor.numpy() for d, tensor in store.evaluation(entry["id"]).tensors().items()}
+        run_id = store.evaluation(entry["id"]).result()["run_id"]
+        found.append(Measured(*_named(entry), retained, losses, run_id))
+    return found
+
+
+def _control(store: Store, of_size: Sequence[Mapping], seed: str) -> list[Measured]:
+    """The baseline of the next seed, the first after the last, as if it were a view of this one; [] if it is alone."""
+    baselines = {entry["tags"]["seed"]: entry for entry in of_size if _is_baseline(entry)}
+    seeds = list(baselines)
+    if seed not in seeds or len(seeds) < 2:
+        return []
+    other = _loaded(store, [baselines[seeds[(seeds.index(seed) + 1) % len(seeds)]]])
+    return [Measured(m.method, m.size, seed, m.profile, m.retained, m.losses, m.run_id) for m in other]
+
+
+def _texts(store: Store, eval_id: str, cell: Sequence[Measured], baseline: Measured) -> tuple[ShadedText, ...]:
+    """The beginning of every domain's first validation sequence under core and under core with the domain.
+
+    In the paper's order: the filtered model that sets the scale, then every method without and with the domain.
+    """
+    corpus = open_corpus(store, store.evaluation(eval_id).config()["data_id"])
+    tokenizer, texts = load_tokenizer(corpus.tokenizer_path), []
+    for domain in baseline.losses:
+        tokens = corpus.validation(domain)[0, : NUM_SHADED + 1].tolist()
+        num = len(tokens) - 1
+        losses = baseline.losses[domain][0, :num]
+        shown = [m for m in cell if m.profile in (CORE, f"{CORE}+{domain}") and m.method != BASELINE]
+        views = [ShadedView(_label(m, domain), m.losses[domain][0, :num] - losses) for m in shown]
+        filtered = [(m.method, m.profile) == (CALIBRATION_METHOD, CORE) for m in shown]
+        scales = [shading_scale(view.increases) for view, is_it in zip(views, filtered, strict=True) if is_it]
+        pieces = tuple(token_texts(tokenizer, tokens))
+        texts.append(ShadedText(domain, pieces, losses, scales[0] if scales else np.nan, views))
+    return tuple(texts)
+
+
+def _label(view: Measured, domain: str) -> str:
+    return f"{method_style(view.method).label}, {domain} {'kept' if domain in view.retained else 'removed'}"
+
+
+TITLES = {"gini": "Gini coefficient of increases", "increase": "increase of the loss (nats)"}
+PATTERNS = {FORGET: "", RETAIN: "/"}
+
+
+def concentration_figure(curves: pd.DataFrame, size: str) -> go.Figure:
+    """Share of the positive increases on forgotten domains against the share of tokens, most increased first.
+
+    A line a method; the dotted line is the control, the thin one what evenly spread increases would give.
+    """
+    rows = curves[(curves["size"] == size) & curves["class"].isin([FORGET, CONTROL])]
+    figure = go.Figure()
+    for (method, kind), points in rows.groupby(["method", "class"], sort=False):
+        style = method_style(method)
+        label = "another seed's baseline" if kind == CONTROL else style.label
+        figure.add_scatter(
+            x=points["tokens"],
+            y=points["share"],
+            name=label,
+            mode="lines",
+            line={"color": style.colour, "dash": "dot" if kind == CONTROL else style.dash, "width": 2},
+            customdata=behind(points),
+            hovertemplate=f"<b>{label}</b><br>%{{x:.0%}} of the tokens: %{{y:.1%}}<br>%{{customdata}}<extra></extra>",
+        )
+    figure.add_scatter(
+        x=[0, 1], y=[0, 1], mode="lines", line={"color": GREY, "width": 1}, showlegend=False, hoverinfo="skip"
+    )
+    styled(figure, f"Forgotten domains, {size}", "share of the tokens", "share of the increase")
+    figure.update_xaxes(tickformat=".0%", range=[0, 1])
+    figure.update_yaxes(tickformat=".0%", range=[0, 1.02])
+    return figure
+
+
+def localization_bars(table: pd.DataFrame, size: str, value: str) -> go.Figure:
+    """One value of the `mean` rows: a solid bar for forgotten domains and a hatched one for retained ones.
+
+    `value` is a key of TITLES. The dotted line is the control.
+    """
+    means = table[(table["profile"] == MEAN) & (table["size"] == size) & table[value].notna()]
+    figure = go.Figure()
+    for kind, pattern in PATTERNS.items():
+        rows = means[means["class"] == kind]
+        if rows.empty:
+            continue
+        ends = {"array": rows[f"{value}_high"] - rows[value], "arrayminus": rows[value] - rows[f"{value}_low"]}
+        figure.add_bar(
+            x=[method_style(method).label for method in rows["method"]],
+            y=rows[value],
+            name={FORGET: "forgotten", RETAIN: "retained"}[kind],
+            marker={
+                "color": [method_style(method).colour for method in rows["method"]],
+                "pattern": {"shape": pattern, "size": 6},
+            },
+            error_y={"type": "data", "thickness": 1.3, "width": 3, "color": GREY, **ends},
+            customdata=np.column_stack([rows[[f"{value}_low", f"{value}_high", "num_seeds"]], behind(rows)]),
+            hovertemplate="<b>%{x}</b>, %{fullData.name}<br>%{y:.3f} [%{customdata[0]:.3f}, %{customdata[1]:.3f}], "
+            "%{customdata[2]} seeds<br>%{customdata[3]}<extra></extra>",
+        )
+    for level in means.loc[means["class"] == CONTROL, value]:
+        line = {"color": GREY, "dash": "dot", "width": 1.5}
+        figure.add_hline(y=level, line=line, annotation_text="another seed's baseline")
+    styled(figure, f"{TITLES[value][0].upper()}{TITLES[value][1:]}, {size}", "", TITLES[value])
+    figure.update_layout(barmode="group", title_font_size=13)
+    return figure
+
+
+NUM_LEGEND = 5  # steps of the legend's scale
+
+
+def shaded_html(text: ShadedText) -> str:
+    """The legend, then the text once for each view, shaded."""
+    return _legend(text.scale) + "".join(_view(text, view) for view in text.views)
+
+
+def increases_frame(text: ShadedText) -> pd.DataFrame:
+    """The numbers behind the shading: a row a token, the baseline's loss, and a column for each view's increase."""
+    columns = {"token": [repr(piece)[1:-1] for piece in text.pieces[1:]], "baseline loss": text.baseline.astype(float)}
+    return pd.DataFrame(columns | {view.label: view.increases.astype(float) for view in text.views}).round(4)
+
+
+def _legend(scale: float) -> str:
+    if scale != scale:
+        return "<p>Without an increase of the filtered model there is no scale: nothing is shaded.</p>"
+    steps = [step / (NUM_LEGEND - 1) for step in range(NUM_LEGEND)]
+    inner = " ".join(f'<span style="--t:{step:.2f}"> {step * scale:.2f} </span>' for step in steps)
+    label = "Increase of the loss over the baseline's, in nats; hover over a token for its number"
+    return f'<p class="tokens-label">{label}</p><div class="tokens">{inner} or more</div>'
+
+
+def _view(text: ShadedText, view: ShadedView) -> str:
+    spans = [f'<span class="unknown" title="nothing predicts the first token">{_visible(text.pieces[0])}</span>']
+    levels = shades(view.increases, text.scale)
+    for piece, level, increase, loss in zip(text.pieces[1:], levels, view.increases, text.baseline, strict=True):
+        title = f"{increase:+.2f} nats, the baseline has {loss:.2f}"
+        spans.append(f'<span style="--t:{level:.2f}" title="{title}">{_visible(piece)}</span>')
+    label = html.escape(view.label)
+    return f'<p class="tokens-label">{label}</p><div class="tokens" aria-label="{label}">{"".join(spans)}</div>'
+
+
+def _visible(piece: str) -> str:
+    """A token that adds no character (part of one) still has a place."""
+    return html.escape(piece) or "\u00b7"
+
 
 FOOTER = """Increase: a token's loss under a view less its loss under the baseline of the same size and seed. Gini: of
 the positive increases, over the tokens that have one; 0 is an even spread, 1 a single token, 0.41 and 0.5 are normal

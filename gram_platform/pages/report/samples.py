@@ -1,14 +1,92 @@
 """The report of the samples study: one prompt, and how every method goes on with its topic kept and removed."""
 
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import pandas as pd
 
+from gram_platform.analysis.tables import table_csv
 from gram_platform.config import CORE
+from gram_platform.corpora.tokenizer import decoded, load_tokenizer
 from gram_platform.pages.figures.style import method_style
 from gram_platform.pages.report.page import Section, page_html
 from gram_platform.pages.report.tables import readable_runs
+from gram_platform.pages.results.record import StudyRecord, intro_text, publish, with_links
+from gram_platform.pages.results.results import load_frames, nodes_frame
+from gram_platform.store import Store
+from gram_platform.store.root import open_corpus
+from gram_platform.tracking import Tracker
+
+
+@dataclass(frozen=True)
+class SampleResults:
+    """What the study has so far."""
+
+    samples: pd.DataFrame  # COLUMNS
+    missing: tuple[tuple[str, str], ...]
+    runs: pd.DataFrame
+    source: str
+    about: str  # how continuations were drawn
+
+
+def read_samples(
+    record: StudyRecord, store: Store, tracking_uri: str | None, why_not: str = ""
+) -> SampleResults | None:
+    """Every continuation that is there; None while there is none. Runs as in `read_tokens`."""
+    views = [entry for entry in record.entries if entry["kind"] == "evaluation"]
+    results = {entry["id"]: store.evaluation(entry["id"]).result() for entry in views}
+    done = [entry for entry in views if results[entry["id"]] is not None]
+    if not done:
+        return None
+    config = store.evaluation(done[0]["id"]).config()
+    tokenizer = load_tokenizer(open_corpus(store, config["data_id"]).tokenizer_path)
+    rows = [
+        {**names, **{name: decoded(tokenizer, tokens) for name, tokens in texts.items()}}
+        for entry in done
+        for names, texts in _continuations(entry["tags"], results[entry["id"]], config["documents"])
+    ]
+    samples = pd.DataFrame(rows, columns=COLUMNS).sort_values(["domain", "document"], kind="stable", ignore_index=True)
+    lacking = tuple(
+        (" ".join(entry["tags"][key] for key in ("method", "size", "profile")), "its continuations are not there")
+        for entry in views
+        if results[entry["id"]] is None
+    )
+    frame, _, source = load_frames(record.ids, (), store, tracking_uri, why_not)
+    about = f"Prompts of {config['num_prompt_tokens']} tokens, then at most {config['num_tokens']} tokens drawn "
+    about += f"at temperature {config['temperature']:g}."
+    return SampleResults(samples, lacking, nodes_frame(record, frame), source, about)
+
+
+def samples_text(record: StudyRecord, results: SampleResults) -> str:
+    """The first prompt and its continuations for a terminal."""
+    first = results.samples.sort_values("domain", key=lambda domain: domain == CORE, kind="stable").iloc[0]
+    shown = results.samples[(results.samples[["domain", "document"]] == first[["domain", "document"]]).all(axis=1)]
+    head = [f"{first['domain']}, document {first['document']}: {first['prompt'].strip()} ..."]
+    lines = [f"{r['method']}, topic {r['topic']}: ...{r['continuation']}" for r in shown.to_dict("records")]
+    return "\n".join([*head, *lines])
+
+
+def write_samples(
+    record: StudyRecord, store: Store, results: SampleResults, failures: Mapping[str, str], tracker: Tracker | None
+) -> dict[str, str]:
+    """As `write_results`."""
+    runs = with_links(results.runs, failures, tracker)
+    intro = intro_text(record, f"{results.source}; continuations from the storage", tracker)
+    report = build_samples_report(record.title, f"{intro}\n\n{results.about}", results.samples, results.missing, runs)
+    return publish(record, store, table_csv(results.samples), report, {}, tracker)
+
+
+def _continuations(tags: Mapping[str, str], result: Mapping, documents: list[int]):
+    """(names, {column: token ids}) of every continuation of a view."""
+    retained = tags["retained"].split(",")
+    for domain, drawn in result["continuations"].items():
+        names = {key: tags[key] for key in ("method", "size", "seed", "profile")}
+        names |= {"domain": domain, "topic": KEPT if domain in (CORE, *retained) else REMOVED}
+        for place, document in enumerate(documents):
+            texts = {"prompt": result["prompts"][domain][place], "truth": result["truths"][domain][place]}
+            yield {**names, "document": document}, {**texts, "continuation": drawn[place]}
+
 
 KEPT, REMOVED = "kept", "removed"
 COLUMNS = ["method", "size", "seed", "profile", "domain", "topic", "document", "prompt", "truth", "continuation"]

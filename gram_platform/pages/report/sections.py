@@ -6,14 +6,12 @@ from collections.abc import Sequence
 import pandas as pd
 import plotly.graph_objects as go
 
-from gram_platform.analysis.order import MEAN
-from gram_platform.analysis.ratios import ALL, VARIANT
-from gram_platform.analysis.tables import CLASSES, averaged_profiles, domain_table
-from gram_platform.pages.figures.aggregate import aggregate_figure
+from gram_platform.analysis.power_law import trend_table
+from gram_platform.analysis.ratios import ALL, MEAN, VARIANT
+from gram_platform.analysis.tables import CLASSES, averaged_profiles, domain_table, interval_text
 from gram_platform.pages.figures.curves import learning_curve_figure
-from gram_platform.pages.figures.profiles import profile_bars_figure
-from gram_platform.pages.figures.scaling import HIDDEN, scaling_figure
-from gram_platform.pages.report.composing import composing_figures, composing_sections
+from gram_platform.pages.figures.ratios import HIDDEN, aggregate_figure, profile_bars_figure, scaling_figure
+from gram_platform.pages.report.modules import composing_figures, composing_sections
 from gram_platform.pages.report.page import Section
 from gram_platform.pages.report.study import StudyReport
 from gram_platform.pages.report.tables import (
@@ -23,9 +21,8 @@ from gram_platform.pages.report.tables import (
     readable_costs,
     readable_table,
 )
-from gram_platform.pages.report.trends import trend_sections
-from gram_platform.paper.beside import beside_published, published_means
 from gram_platform.paper.paper import PAPER, beside_paper
+from gram_platform.paper.published import beside_published, published_means
 from gram_platform.paper.verdicts import ABOVE, AGREE, BELOW, CANNOT_TELL, DISAGREE, NO_INTERVAL
 
 JUDGED = f"""Each claim is a difference between runs of the same seed, left minus right, which lies above zero where the
@@ -253,3 +250,24 @@ def _panels(study: StudyReport, size: str) -> list[go.Figure]:
 
 def _in_order(values) -> Sequence[str]:
     return tuple(dict.fromkeys(values))
+
+
+def trend_sections(study: StudyReport) -> list[Section]:
+    """Core and forget of every method with three sizes or more; none where there is no such method."""
+    table = study.table
+    shown = table[(table["profile"] == study.shown_profile) & ~table["method"].isin(HIDDEN)]
+    found = trend_table(shown, study.parameters)
+    if found.empty:
+        return []
+    text = "The largest size left out, and predicted by a power law in the parameter count through the means of the "
+    text += "others (dashed in the figures above), beside what was measured. 90% interval: t, degrees of freedom two "
+    text += "fewer than sizes fitted. Two sizes fitted leave none, and it is too narrow where the largest has fewer "
+    text += "seeds than the others."
+    return [Section("The largest size, predicted from the others", text, table=_readable(found), table_is_open=True)]
+
+
+def _readable(found: pd.DataFrame) -> pd.DataFrame:
+    triples = zip(found["predicted"], found["low"], found["high"], strict=True)
+    predicted = [interval_text(*triple) for triple in triples]
+    numbers = {name: [f"{value:.3f}" for value in found[name]] for name in ("exponent", "measured")}
+    return found.drop(columns=["parameters", "low", "high"]).assign(**numbers, predicted=predicted)

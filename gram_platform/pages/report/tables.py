@@ -5,12 +5,10 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from gram_platform.analysis.elicited import ELICITED
-from gram_platform.analysis.ratios import VARIANT
-from gram_platform.analysis.tables import CLASSES
-from gram_platform.analysis.text import interval_text, naming_columns
-from gram_platform.paper.explanations import EXPLANATION
+from gram_platform.analysis.ratios import ELICITED, VARIANT
+from gram_platform.analysis.tables import CLASSES, interval_text, naming_columns
 from gram_platform.paper.paper import COST_TABLE
+from gram_platform.paper.verdicts import EXPLANATION
 
 RUN_COLUMNS = ("run_id", "run_id_url", "kind", "method", "size", "seed", "profile", "status", "steps", "num_tokens")
 RUN_COLUMNS += ("elapsed", "tokens_per_second", "error", "mlflow", "mlflow_url")

@@ -8,9 +8,9 @@ import plotly.graph_objects as go
 from gram_platform.analysis.ratios import VARIANT
 from gram_platform.analysis.tables import CLASSES, domain_table
 from gram_platform.pages.figures.curves import learning_curve_figure
-from gram_platform.pages.figures.scaling import HIDDEN
+from gram_platform.pages.figures.ratios import HIDDEN
 from gram_platform.pages.figures.variants import domain_variant_figure, variant_figure
-from gram_platform.pages.report.absorption import absorption_figures, absorption_sections
+from gram_platform.pages.report.modules import absorption_figures, absorption_sections
 from gram_platform.pages.report.page import Section
 from gram_platform.pages.report.sections import (
     AT_ITS_SCALE,

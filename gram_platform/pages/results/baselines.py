@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from gram_platform.analysis.elicited import ELICITED
-from gram_platform.analysis.ratios import BASELINE, VARIANT
+from gram_platform.analysis.ratios import BASELINE, ELICITED, VARIANT
 from gram_platform.config.identity import invalid
 from gram_platform.pages.results.declarations import Declaration
 from gram_platform.pages.results.external import LOSSES_FILE, STUDIES_FILE, External

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
-from gram_platform.analysis.order import MEAN
-from gram_platform.analysis.ratios import VARIANT
+from gram_platform.analysis.ratios import MEAN, VARIANT
 from gram_platform.analysis.tables import TABLE_COLUMNS
 from gram_platform.config import CORE
 from gram_platform.config.identity import invalid, require_choice

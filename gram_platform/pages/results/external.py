@@ -15,9 +15,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from gram_platform.analysis.elicited import ELICITED
-from gram_platform.analysis.order import METHODS, size_key
-from gram_platform.analysis.ratios import BASELINE, VARIANT
+from gram_platform.analysis.ratios import BASELINE, ELICITED, METHODS, VARIANT, size_key
 from gram_platform.config import CORE
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid, local_path, require_name

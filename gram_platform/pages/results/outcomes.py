@@ -4,11 +4,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from gram_platform.config import LOSSES, SAMPLES, TOKENS
-from gram_platform.pages.results.localization import TokenResults, read_tokens, tokens_text, write_tokens
+from gram_platform.pages.report.localization import TokenResults, read_tokens, tokens_text, write_tokens
+from gram_platform.pages.report.samples import SampleResults, read_samples, samples_text, write_samples
 from gram_platform.pages.results.record import StudyRecord
 from gram_platform.pages.results.results import Results as Capabilities
 from gram_platform.pages.results.results import read_results, summary_text, write_results
-from gram_platform.pages.results.samples import SampleResults, read_samples, samples_text, write_samples
 
 Results = Capabilities | TokenResults | SampleResults  # each with a `source`
 

@@ -6,9 +6,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from gram_platform.analysis.elicited import ATTACK_COLUMNS, ELICITED
-from gram_platform.analysis.order import size_key
-from gram_platform.analysis.ratios import BASELINE, FIT_COLUMNS, PREFIX, VARIANT, VIEW
+from gram_platform.analysis.ratios import (
+    ATTACK_COLUMNS,
+    BASELINE,
+    ELICITED,
+    FIT_COLUMNS,
+    PREFIX,
+    VARIANT,
+    VIEW,
+    size_key,
+)
 from gram_platform.analysis.tables import Analysis
 from gram_platform.config import CORE
 from gram_platform.config.identity import invalid
@@ -19,8 +26,7 @@ from gram_platform.pages.results.declarations import KNOWN, Declaration, declara
 from gram_platform.pages.results.external import CURVES_FILE, LOSSES_FILE, External, parameters_of
 from gram_platform.pages.results.record import StudyRecord
 from gram_platform.pages.results.results import Results, analysed, judged, study_report
-from gram_platform.paper.beside import published_table
-from gram_platform.paper.published import SOURCE, published_per_seed
+from gram_platform.paper.published import SOURCE, published_per_seed, published_table
 
 NO_RUNS, NO_NOTES = pd.DataFrame({"id": []}), pd.DataFrame(columns=["what", "why"])
 NO_CURVES = pd.DataFrame(columns=["size", "seed", "step", "domain", "loss"])

@@ -5,26 +5,19 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from gram_platform.analysis.absorption import final_shares, load_shares
-from gram_platform.analysis.composing import by_number, drop_table
-from gram_platform.analysis.elicited import ATTACK_COLUMNS, ELICITED
-from gram_platform.analysis.ratios import BASELINE, VARIANT, VIEW
-from gram_platform.analysis.tables import Analysis, analyse
-from gram_platform.analysis.text import aligned, format_table, table_csv
-from gram_platform.analysis.variants import analyse_variants
+from gram_platform.analysis.ratios import ATTACK_COLUMNS, BASELINE, ELICITED, VARIANT, VIEW
+from gram_platform.analysis.tables import Analysis, aligned, analyse, format_table, table_csv
+from gram_platform.analysis.variants import analyse_variants, by_number, drop_table, final_shares, load_shares
 from gram_platform.pages.report import StudyReport, build_report, study_figures
-from gram_platform.pages.report.absorption import readable_shares
-from gram_platform.pages.report.composing import readable_drops
+from gram_platform.pages.report.modules import readable_drops, readable_shares
 from gram_platform.pages.report.sections import renamed
 from gram_platform.pages.report.tables import shown_columns
-from gram_platform.pages.results.publishing import intro_text, publish, with_links
-from gram_platform.pages.results.record import StudyRecord
+from gram_platform.pages.results.record import StudyRecord, intro_text, publish, with_links
 from gram_platform.paper.claims import paper_claims, separation_claims
-from gram_platform.paper.explanations import EXPLANATION, explained
 from gram_platform.paper.paper import PAPER, beside_paper
 from gram_platform.paper.paper_claims import CLAIMS
 from gram_platform.paper.published import with_published
-from gram_platform.paper.verdicts import claims_frame
+from gram_platform.paper.verdicts import EXPLANATION, claims_frame, explained
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, TrackingUnavailable
 from gram_platform.tracking.frame import Frames, load_curves, load_store_curves

@@ -10,7 +10,7 @@ from gram_platform.pages.site.folder import SiteFolder
 from gram_platform.pages.site.pages import write_overview, write_runs, write_studies
 from gram_platform.pages.site.snapshot import Contents, read_contents, take_snapshot
 from gram_platform.store import Store
-from gram_platform.store.remote import open_folder
+from gram_platform.store.folders import open_folder
 
 SITE = "site"  # its folder in the storage
 

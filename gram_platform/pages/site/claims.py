@@ -12,8 +12,7 @@ from gram_platform.pages.report.page import Section
 from gram_platform.pages.report.sections import JUDGED, MARGINS_TEXT
 from gram_platform.pages.report.tables import readable_claims
 from gram_platform.pages.results.record import StudyRecord
-from gram_platform.paper.explanations import EXPLANATION
-from gram_platform.paper.verdicts import CANNOT_TELL, VERDICTS
+from gram_platform.paper.verdicts import CANNOT_TELL, EXPLANATION, VERDICTS
 
 NUMBERS = ("difference", "low", "high", "detectable", "paper")
 RULE = f"""{JUDGED} {MARGINS_TEXT}

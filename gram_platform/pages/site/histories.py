@@ -9,7 +9,7 @@ from gram_platform.pages.figures.runs import KIND_STYLES, TOTAL, curves_figure, 
 from gram_platform.pages.figures.style import domain_styles
 from gram_platform.pages.report.page import Section
 from gram_platform.pages.site.words import columns_of
-from gram_platform.store.segments import NORM
+from gram_platform.store.checkpoints import NORM
 
 Curves = dict[str, dict[int, float]]  # {name: {step: value}}
 

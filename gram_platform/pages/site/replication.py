@@ -5,16 +5,16 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from gram_platform.analysis.text import table_csv
+from gram_platform.analysis.tables import table_csv
 from gram_platform.config.identity import invalid
 from gram_platform.pages.report import ATTACK, FOOTER, report_sections
-from gram_platform.pages.report.headline import with_verdicts
 from gram_platform.pages.report.page import ASSETS, Section, Shell, asset, page_html
 from gram_platform.pages.report.sections import renamed
+from gram_platform.pages.report.study import with_verdicts
 from gram_platform.pages.results.replication import Replicated
 from gram_platform.pages.site.cards import Card, cards_html, picture_of
 from gram_platform.pages.site.claims import RULE, VERDICTS, claim_rows, claim_sections
-from gram_platform.store.remote import open_folder
+from gram_platform.store.folders import open_folder
 
 LINKS = (("Studies", "index.html"), ("Claims", "claims.html"))
 INTRO = """Losses that were measured elsewhere, through the analysis of this platform's own runs: compute ratios, their

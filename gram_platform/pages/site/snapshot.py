@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gram_platform.pages.results.publishing import LOCAL_UI
+from gram_platform.pages.results.record import LOCAL_UI
 from gram_platform.pages.site.facts import Facts, NodeFacts, read_facts
 from gram_platform.pages.site.studies import StudyFacts, Totals, read_studies, totals, uses
 from gram_platform.store import Store

@@ -8,16 +8,14 @@ import pandas as pd
 
 from gram_platform.config import LOSSES, SAMPLES, TOKENS
 from gram_platform.pages.report import localization, report_footer, report_sections, samples
-from gram_platform.pages.report.headline import with_verdicts
-from gram_platform.pages.report.localization import localization_sections
+from gram_platform.pages.report.localization import TokenResults, localization_sections, read_tokens
 from gram_platform.pages.report.page import Section
-from gram_platform.pages.report.samples import samples_sections
+from gram_platform.pages.report.samples import SampleResults, read_samples, samples_sections
 from gram_platform.pages.report.sections import FEW
+from gram_platform.pages.report.study import with_verdicts
 from gram_platform.pages.report.tables import clock
-from gram_platform.pages.results.localization import TokenResults, read_tokens
 from gram_platform.pages.results.record import StudyRecord
 from gram_platform.pages.results.results import Results, read_results, study_report
-from gram_platform.pages.results.samples import SampleResults, read_samples
 from gram_platform.pages.site.facts import COMPLETE, MISSING, Facts
 from gram_platform.pages.site.studies import StudyFacts, Totals
 from gram_platform.pages.site.words import dollars, fact_table, hours, moment, name_of

@@ -15,7 +15,7 @@ from gram_platform.model.row_modules import Activation, activation
 from gram_platform.model.rows import RowReader
 from gram_platform.release.serving.drawing import next_tokens
 from gram_platform.release.serving.policy import Grant
-from gram_platform.train.sampling import uniforms
+from gram_platform.train.evaluate import uniforms
 
 STOP, LENGTH = "stop", "length"  # why a completion ends: an end of text, or as many tokens as were asked for
 _NUMBERS = count()

@@ -24,7 +24,7 @@ from gram_platform.release.serving.model_server import ModelSource, require_serv
 from gram_platform.release.serving.policy import PolicyFile, parse_policy, policy_text
 from gram_platform.release.serving.text import Vocabulary
 from gram_platform.store import Store
-from gram_platform.store.data import open_corpus
+from gram_platform.store.root import open_corpus
 
 OBJECT_STORE_BYTES = 128 * 2**20  # tokens pass through it, and no weights
 LOOPBACK = "127.0.0.1"

@@ -5,7 +5,7 @@ Shapes: B rows, V vocabulary.
 
 import torch
 
-from gram_platform.train.sampling import draw
+from gram_platform.train.evaluate import draw
 
 COLDEST = 1e-6  # temperatures below it take the likeliest: logits divided by them need not be finite
 

@@ -7,7 +7,7 @@ import optuna
 from sqlalchemy.exc import SQLAlchemyError
 
 from gram_platform.config.identity import invalid
-from gram_platform.store.local import LocalFolder
+from gram_platform.store.folders import LocalFolder
 
 PREFIX = "sqlite:///"
 

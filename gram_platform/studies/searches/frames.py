@@ -4,8 +4,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import pandas as pd
 
-from gram_platform.analysis.elicited import ATTACK_COLUMNS, ELICITED
-from gram_platform.analysis.ratios import PREFIX, VIEW
+from gram_platform.analysis.ratios import ATTACK_COLUMNS, ELICITED, PREFIX, VIEW
 from gram_platform.analysis.trials import COMPLETE, DIVERGED, FAILED, RUNNING, WAITING
 from gram_platform.engine.life import is_divergence
 from gram_platform.methods.nodes import Node

@@ -9,20 +9,19 @@ import pandas as pd
 
 from gram_platform.analysis.ratios import BASELINE
 from gram_platform.analysis.sweeps import SWEEP_CLASSES, SweepAnalysis, analyse_sweeps
-from gram_platform.analysis.text import aligned, interval_text, table_csv
+from gram_platform.analysis.tables import aligned, interval_text, table_csv
 from gram_platform.analysis.trials import COMPLETE
 from gram_platform.engine.trials import Point
 from gram_platform.methods.nodes import Node
 from gram_platform.pages.figures.curves import learning_curve_figure
 from gram_platform.pages.figures.sweeps import sweep_figures
 from gram_platform.pages.report import ATTACK, FOOTER
-from gram_platform.pages.report.headline import with_verdicts
 from gram_platform.pages.report.page import Section, page_html
 from gram_platform.pages.report.sections import JUDGED, MARGINS_TEXT, judged_sections, missing_sections
+from gram_platform.pages.report.study import with_verdicts
 from gram_platform.pages.report.tables import readable_claims
-from gram_platform.paper.explanations import explained
-from gram_platform.paper.paper_sweeps import PAPER_SWEEPS, beside_paper_sweeps
-from gram_platform.paper.sweep_claims import sweep_claims
+from gram_platform.paper.sweeps import PAPER_SWEEPS, beside_paper_sweeps, sweep_claims
+from gram_platform.paper.verdicts import explained
 from gram_platform.store import Store
 from gram_platform.studies.searches.definition import Scene, Written
 from gram_platform.studies.searches.frames import (

@@ -1,6 +1,6 @@
 """Where people read about a search's runs: their pages in MLflow."""
 
-from gram_platform.pages.results.publishing import LOCAL_UI
+from gram_platform.pages.results.record import LOCAL_UI
 from gram_platform.tracking import Tracker, TrackingUnavailable
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 
 from gram_platform.analysis.lr_grid import POOLED, STATES
 from gram_platform.analysis.lr_laws import GridAnalysis, analyse_grid, fitted_law, law_json, predictions
-from gram_platform.analysis.text import aligned
+from gram_platform.analysis.tables import aligned
 from gram_platform.analysis.trials import COMPLETE, RUNS, STATE, linked
 from gram_platform.config.ladder import PAPER_SIZES
 from gram_platform.pages.figures.lr_batch import law_figure, surface_figure

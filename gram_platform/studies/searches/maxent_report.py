@@ -9,14 +9,14 @@ import optuna
 import pandas as pd
 
 from gram_platform.analysis.maxent_objective import HIGHEST_RATIO, MaxEntObjective
-from gram_platform.analysis.text import aligned
+from gram_platform.analysis.tables import aligned
 from gram_platform.analysis.trials import COMPLETE, DIVERGED, FAILED, RUNS, STATE, TRIAL, best_trial, linked
 from gram_platform.config.identity import to_plain
 from gram_platform.config.space import Parameter, Space
 from gram_platform.pages.figures.searches import history_figure, importance_figure, slice_figure
 from gram_platform.pages.report.page import Section, page_html
 from gram_platform.store import Store
-from gram_platform.studies.best_trials import BEST, BestTrial, best_json
+from gram_platform.studies.build import BEST, BestTrial, best_json
 from gram_platform.studies.searches.databases import open_storage
 from gram_platform.studies.searches.definition import OptunaSearch, Scene, Written
 from gram_platform.studies.searches.history import importances, trials_frame, why_no_importances

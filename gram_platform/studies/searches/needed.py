@@ -4,8 +4,7 @@ from dataclasses import dataclass, fields, replace
 
 from gram_platform.store import Store
 from gram_platform.studies import Study
-from gram_platform.studies.best_trials import is_complete
-from gram_platform.studies.build import preset_of
+from gram_platform.studies.build import is_complete, preset_of
 from gram_platform.studies.flags import CommonFlags, Flags
 from gram_platform.studies.library.maxent_search import NUM_SEEDS, SEARCH, searched
 from gram_platform.studies.searches.definition import Scene

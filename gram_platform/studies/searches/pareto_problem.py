@@ -5,10 +5,16 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from gram_platform.analysis.elicited import checked_attacks, elicited_ratios
 from gram_platform.analysis.maxent_objective import HIGHEST_RATIO
-from gram_platform.analysis.order import MEAN
-from gram_platform.analysis.ratios import BASELINE, Reference, checked_evaluations, compute_ratio_frame
+from gram_platform.analysis.ratios import (
+    BASELINE,
+    MEAN,
+    Reference,
+    checked_attacks,
+    checked_evaluations,
+    compute_ratio_frame,
+    elicited_ratios,
+)
 from gram_platform.analysis.tables import CLASSES, per_seed_frame
 from gram_platform.config import RoutingConfig
 from gram_platform.config.identity import invalid

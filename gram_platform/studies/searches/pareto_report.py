@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 
 from gram_platform.analysis.intervals import t_interval
 from gram_platform.analysis.maxent_objective import HIGHEST_RATIO
-from gram_platform.analysis.text import aligned, interval_text
+from gram_platform.analysis.tables import aligned, interval_text
 from gram_platform.analysis.trials import (
     COMPLETE,
     ELAPSED,

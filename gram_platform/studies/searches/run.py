@@ -20,14 +20,22 @@ from gram_platform.studies.build import Graph, resolve_corpora, settings_of
 from gram_platform.studies.dry_run import described
 from gram_platform.studies.flags import checked_common
 from gram_platform.studies.live import LiveView
-from gram_platform.studies.mirror import Mirror
 from gram_platform.studies.run import provide_data
 from gram_platform.studies.searches.control import CANCELLED, LOST, RUNNING, Control, Driver, machine_hours
 from gram_platform.studies.searches.databases import first_line, open_storage
 from gram_platform.studies.searches.definition import SEARCH_VERSION, GridSearch, OptunaSearch, Scene, Search
 from gram_platform.studies.searches.flags import SearchFlags, checked_search_flags, parse_flags
 from gram_platform.studies.searches.view import SearchView, trial_overheads
-from gram_platform.studies.session import connect, execution_of, exit_with, open_tracker, refresh_site, reporter, say
+from gram_platform.studies.session import (
+    Mirror,
+    connect,
+    execution_of,
+    exit_with,
+    open_tracker,
+    refresh_site,
+    reporter,
+    say,
+)
 from gram_platform.tracking import Tracker, TrackingUnavailable
 
 

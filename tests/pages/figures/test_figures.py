@@ -10,16 +10,13 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
-from gram_platform.analysis.order import METHODS
+from gram_platform.analysis.power_law import trends
+from gram_platform.analysis.ratios import METHODS
 from gram_platform.analysis.tables import CLASSES, analyse, domain_table
-from gram_platform.analysis.trends import trends
-from gram_platform.pages.figures.aggregate import aggregate_figure
 from gram_platform.pages.figures.curves import learning_curve_figure
-from gram_platform.pages.figures.profiles import profile_bars_figure
-from gram_platform.pages.figures.scaling import scaling_figure
+from gram_platform.pages.figures.ratios import add_trends, aggregate_figure, profile_bars_figure, scaling_figure
 from gram_platform.pages.figures.style import METHOD_STYLES, domain_styles, log_ticks, method_style
 from gram_platform.pages.figures.thumbnail import thumbnail_svg
-from gram_platform.pages.figures.trends import add_trends
 from gram_platform.paper.paper import STORIES_TABLE
 from tests import stories_frames
 from tests.study_frames import DOMAINS, SIZES, curves, evaluations

@@ -7,7 +7,7 @@ import pytest
 
 from gram_platform.analysis.sweeps import analyse_sweeps
 from gram_platform.pages.figures.sweeps import CLASS_STYLES, IN_PAPER, sweep_figure, sweep_figures
-from gram_platform.paper.paper_sweeps import PAPER_SWEEPS, paper_curve
+from gram_platform.paper.sweeps import PAPER_SWEEPS, paper_curve
 from tests.stories_frames import SIZE, curves
 from tests.sweep_frames import POINTS, attacks, evaluations
 

@@ -9,7 +9,7 @@ from pandas.testing import assert_frame_equal
 from gram_platform.config import Evaluation, View
 from gram_platform.pages.results.record import StudyRecord, load_record
 from gram_platform.pages.results.results import read_results, summary_text, write_results
-from gram_platform.paper.explanations import EXPLANATIONS, Explanation
+from gram_platform.paper.verdicts import EXPLANATIONS, Explanation
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, default_tracking_uri
 from gram_platform.tracking.frame import load_runs, load_store

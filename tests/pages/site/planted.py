@@ -8,7 +8,7 @@ from gram_platform.config import Evaluation, RunConfig, View
 from gram_platform.pages.report.page import Section, page_html
 from gram_platform.pages.results.record import StudyRecord
 from gram_platform.store import Store
-from gram_platform.store.segments import NORM
+from gram_platform.store.checkpoints import NORM
 from tests import study_frames as frames
 from tests.tiny import DOMAINS, run_config
 

@@ -13,7 +13,7 @@ from gram_platform.release.serving.batch import LENGTH, STOP, Batch, Order, Sequ
 from gram_platform.release.serving.drawing import next_tokens
 from gram_platform.release.serving.engine import FAILED, LATE, Delivery, Engine, EngineLimits
 from gram_platform.release.serving.policy import Grant
-from gram_platform.train.sampling import draw
+from gram_platform.train.evaluate import draw
 from tests.release.serving.planted import ANSWERS, SEQ_LEN, WEIGHTS, planted, planted_model
 
 VOCAB = 300

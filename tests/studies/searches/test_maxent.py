@@ -16,7 +16,7 @@ from gram_platform.methods import plan
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.methods.setting import MaxEnt
 from gram_platform.store import Store
-from gram_platform.studies.best_trials import BEST, BestTrial, best_json, load_best
+from gram_platform.studies.build import BEST, BestTrial, best_json, load_best
 from gram_platform.studies.library import scaling
 from gram_platform.studies.library.maxent_search import SEARCH
 from gram_platform.studies.searches import run as running

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from gram_platform.analysis.maxent_objective import HIGHEST_RATIO, references_of
-from gram_platform.analysis.order import MEAN
+from gram_platform.analysis.ratios import MEAN
 from gram_platform.analysis.tables import analyse
 from gram_platform.analysis.trials import hypervolume_history, linked
 from gram_platform.config import CORE

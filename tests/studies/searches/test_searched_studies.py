@@ -11,8 +11,7 @@ from gram_platform.methods import plan
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.pages.results.record import load_record
 from gram_platform.store import Store
-from gram_platform.studies.best_trials import BEST, is_complete, load_best
-from gram_platform.studies.build import build_graph
+from gram_platform.studies.build import BEST, build_graph, is_complete, load_best
 from gram_platform.studies.campaign import CampaignFlags, run_campaign, run_searched
 from gram_platform.studies.flags import Flags, checked
 from gram_platform.studies.library import (

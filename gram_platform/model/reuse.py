@@ -1,12 +1,12 @@
-"""Reading a sequence bit by bit: attention that keeps the keys and values of what it has read."""
+"""Computes once what several passes share: keys and values of a prefix, and the trunk of several profiles."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
 
-from gram_platform.model.transformer import Attention, Rotary, Transformer
+from gram_platform.model.transformer import Attention, Lora, Rotary, Transformer
 
 
 class RememberingAttention(nn.Module):
@@ -45,3 +45,31 @@ def remembering(model: Transformer) -> Iterator[Transformer]:
     finally:
         for block, attention in zip(model.blocks, plain, strict=True):
             block.attn = attention
+
+
+@contextlib.contextmanager
+def first_trunk_once(model: Transformer) -> Iterator[Callable[[], None]]:
+    """Within the block calls share the first layer's attention and core MLP: those of the first of them.
+
+    So all must be of the same tokens, until the function that is yielded is called: then others may come. A call with
+    LoRAs, which change the core MLP, computes its own. Bit for bit the same logits. Not for training.
+    """
+    block, plain = model.blocks[0], model.blocks[0].trunk
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def trunk(x_BTD: torch.Tensor, rotary: Rotary, loras: list[tuple[Lora, float]], *mask: torch.Tensor | None):
+        if loras:
+            return plain(x_BTD, rotary, loras, *mask)
+        if not kept:
+            kept.append(plain(x_BTD, rotary, loras, *mask))
+        return kept[0]
+
+    was_set = "trunk" in vars(block)  # a compiled one
+    block.trunk = trunk
+    try:
+        yield kept.clear
+    finally:
+        if was_set:
+            block.trunk = plain
+        else:
+            del block.trunk

@@ -1,0 +1,29 @@
+"""Dense models: the baseline on all data, the unit of compute ratios; and data filtering, a model for each profile."""
+
+import dataclasses
+
+from gram_platform.config import CORE, RunConfig, View
+from gram_platform.methods.budgets import dense_run
+from gram_platform.methods.setting import Options, Plans, Setting, profile_name
+
+
+def baseline_run(setting: Setting) -> RunConfig:
+    """Plans the baseline's run, which does not depend on labels."""
+    labelled = dataclasses.replace(setting, options=Options())
+    return dense_run(labelled, setting.domains, setting.num_eval_points, setting.baseline_accumulation)
+
+
+def plan_baseline(setting: Setting) -> Plans:
+    """Plans one dense run on all domains."""
+    run = baseline_run(setting)
+    return Plans({"all": run}, {setting.auxiliary: View.of(run.run_id)})
+
+
+def plan_filtering(setting: Setting) -> Plans:
+    """Plans a dense run for each profile, on the data of core and of the profile's domains alone."""
+    accumulation = setting.routing.accumulation
+    runs = {profile: dense_run(setting, (CORE, *profile), 0, accumulation) for profile in setting.profiles}
+    return Plans(
+        {profile_name(profile, setting.auxiliary): run for profile, run in runs.items()},
+        {profile: View.of(run.run_id) for profile, run in runs.items()},
+    )

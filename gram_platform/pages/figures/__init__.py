@@ -1,1 +1,0 @@
-"""Tables to plotly figures: pure functions that draw the numbers they are given and compute none."""

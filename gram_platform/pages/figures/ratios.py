@@ -1,0 +1,308 @@
+"""Compute ratios against model size, by method and by profile."""
+
+from collections.abc import Mapping
+from textwrap import wrap
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from gram_platform.analysis.power_law import TREND_CLASSES, Trend, trends
+from gram_platform.analysis.ratios import ELICITED, MEAN
+from gram_platform.analysis.tables import CLASSES
+from gram_platform.config.identity import invalid
+from gram_platform.pages.figures.style import (
+    GREY,
+    HEIGHT,
+    Style,
+    add_band,
+    behind,
+    domain_styles,
+    method_style,
+    reference_line,
+    styled,
+    translucent,
+)
+
+OFFSET = 0.2  # of ours to the left and the paper's to the right of a method's place, where both are drawn
+
+Paper = Mapping[str, tuple[tuple[float, float], ...]]  # {method: (value, half-width of its interval) of each class}
+
+
+def aggregate_figure(table: pd.DataFrame, size: str, value: str, paper: Paper | None = None) -> go.Figure:
+    """One class of the table's `mean` rows at one size: a bar for each method with its 90% interval.
+
+    `paper` adds a hollow diamond with its interval for the methods that it has. The four classes share one scale.
+    Empty when no method has a value; ValueError for an unknown class.
+    """
+    if value not in CLASS_TITLES:
+        raise invalid("value", value, "one of " + ", ".join(CLASS_TITLES))
+    means = table[(table["profile"] == MEAN) & (table["size"] == size) & ~table["method"].isin(HIDDEN)]
+    rows = means[means[value].notna()].reset_index(drop=True)
+    figure = go.Figure()
+    if rows.empty:
+        return figure
+    beside = {place: paper[m][CLASSES.index(value)] for place, m in rows["method"].items() if m in (paper or {})}
+    _add_bars(figure, rows, value, OFFSET if beside else 0.0)
+    if beside:
+        _add_paper(figure, beside)
+    reference_line(figure)
+    styled(figure, f"{CLASS_TITLES[value]}, {size}", "", "compute ratio")
+    labels = [method_style(method).label for method in rows["method"]]
+    figure.update_xaxes(tickvals=list(range(len(rows))), ticktext=labels, range=[-0.6, len(rows) - 0.4])
+    figure.update_yaxes(range=_common_range(means, paper or {}))
+    return figure
+
+
+def _add_bars(figure: go.Figure, rows: pd.DataFrame, value: str, shift: float) -> None:
+    low, high = rows[f"{value}_low"], rows[f"{value}_high"]
+    labels = [method_style(method).label for method in rows["method"]]
+    whiskers = {"array": high - rows[value], "arrayminus": rows[value] - low}
+    figure.add_bar(
+        x=[place - shift for place in range(len(rows))],
+        y=rows[value],
+        width=0.36 if shift else 0.6,
+        name="this study",
+        showlegend=False,
+        marker={"color": [method_style(method).colour for method in rows["method"]]},
+        error_y={"type": "data", "thickness": 1.3, "width": 3, "color": GREY, **whiskers},
+        customdata=np.stack([np.array(labels, object), low, high, rows["num_seeds"], behind(rows)], axis=1),
+        hovertemplate="<b>%{customdata[0]}</b><br>%{y:.3f} [%{customdata[1]:.3f}, %{customdata[2]:.3f}], "
+        "%{customdata[3]} seeds<br>%{customdata[4]}<extra></extra>",
+    )
+
+
+def _add_paper(figure: go.Figure, beside: Mapping[int, tuple[float, float]]) -> None:
+    figure.add_scatter(
+        x=[place + OFFSET for place in beside],
+        y=[value for value, _ in beside.values()],
+        name="the paper, at its scale",
+        mode="markers",
+        marker={"symbol": "diamond-open", "size": 9, "color": GREY, "line": {"width": 2}},
+        error_y={"type": "data", "thickness": 1.3, "width": 3, "color": GREY, "array": [e for _, e in beside.values()]},
+        hovertemplate="the paper: %{y:.3f}<extra></extra>",
+        showlegend=True,
+    )
+
+
+def _common_range(means: pd.DataFrame, paper: Paper) -> list[float]:
+    """From zero, or below it where a value is, to just above the highest end of an interval of any class."""
+    columns = [name + end for name in CLASSES for end in ("", "_low", "_high")]
+    given = [
+        end
+        for m in means["method"]
+        if m in paper
+        for value, error in paper[m]
+        for end in (value - error, value + error)
+    ]
+    values = np.array([*means[columns].to_numpy(float).ravel(), *given, 0.0, 1.0])
+    low, high = float(np.nanmin(values)), float(np.nanmax(values))
+    return [low * 1.05, high + 0.06 * (high - low)]
+
+
+CLASS_TITLES = {
+    "core": "Core (higher is better)",
+    "retain": "Retain (higher is better)",
+    "forget": "Forget (lower is better)",
+    "elicited": "Elicited forget (lower is better)",
+}
+HIDDEN = ("baseline",)  # the line at 1
+
+
+def scaling_figure(
+    table: pd.DataFrame,
+    parameters: Mapping[str, float],
+    profile: str,
+    value: str,
+    published: pd.DataFrame | None = None,
+) -> go.Figure:
+    """One class of `table` (the columns of table.csv) at one profile against the number of parameters, log scale.
+
+    `parameters` gives the count of each size (ValueError if one is not there). Bands are the table's 90% intervals,
+    error bars where there is only one size; methods without the profile or the class have no line. `published` is a
+    table like `table`: its points of the methods drawn are thin lines of hollow markers.
+    """
+    if value not in CLASS_TITLES:
+        raise invalid("value", value, "one of " + ", ".join(CLASS_TITLES))
+    beside = table.iloc[:0] if published is None else published[published["method"].isin(table["method"])]
+    unknown = sorted({*table["size"], *beside["size"]} - set(parameters))
+    if unknown:
+        raise invalid("parameters", sorted(parameters), f"a number for each size, also {', '.join(unknown)}")
+    rows, theirs = (_points(frame, parameters, profile, value) for frame in (table, beside))
+    figure = go.Figure()
+    for method, line in theirs.groupby("method", sort=False):
+        _add_published(figure, line, value, method_style(method))
+    for method, line in rows.groupby("method", sort=False):
+        _add_method(figure, line, value, method_style(method))
+    add_trends(figure, rows, parameters, value)
+    reference_line(figure)
+    styled(figure, CLASS_TITLES[value], "parameters", "compute ratio")
+    ticks = pd.concat([rows, theirs]).drop_duplicates("size")
+    text = [f"{size}<br>{_short(n)}" for size, n in zip(ticks["size"], ticks["parameters"], strict=True)]
+    figure.update_xaxes(type="log", tickvals=ticks["parameters"].tolist(), ticktext=text)
+    shown = [frame[(frame["profile"] == profile) & ~frame["method"].isin(HIDDEN)] for frame in (table, beside)]
+    figure.update_yaxes(range=_interval_range(pd.concat(shown)))
+    return figure
+
+
+def _points(table: pd.DataFrame, parameters: Mapping[str, float], profile: str, value: str) -> pd.DataFrame:
+    """The rows that have a point, from the smallest size to the largest."""
+    rows = table[(table["profile"] == profile) & ~table["method"].isin(HIDDEN) & table[value].notna()]
+    return rows.assign(parameters=rows["size"].map(parameters)).sort_values("parameters", kind="stable")
+
+
+def _add_published(figure: go.Figure, line: pd.DataFrame, value: str, style: Style) -> None:
+    low, high = f"{value}_low", f"{value}_high"
+    ends = {"array": line[high] - line[value], "arrayminus": line[value] - line[low]}
+    figure.add_scatter(
+        x=line["parameters"],
+        y=line[value],
+        name=f"{style.label}, published",
+        legendrank=1001,  # after ours
+        mode="lines+markers",
+        line={"color": style.colour, "dash": "dot", "width": 1.2},
+        marker={"symbol": "diamond-open", "size": 9, "color": style.colour, "line": {"width": 1.5}},
+        error_y={"type": "data", "thickness": 1.0, "width": 3, "color": style.colour, **ends},
+        customdata=line[["size", low, high, "num_seeds"]].to_numpy(object),
+        hovertemplate="<b>%{fullData.name}</b>, %{customdata[0]} (%{x:.3s})<br>%{y:.3f} "
+        "[%{customdata[1]:.3f}, %{customdata[2]:.3f}], %{customdata[3]} seeds<extra></extra>",
+    )
+
+
+def _add_method(figure: go.Figure, line: pd.DataFrame, value: str, style: Style) -> None:
+    low, high = f"{value}_low", f"{value}_high"
+    sure = line[line[low].notna() & line[high].notna()]
+    has_band = len(sure) > 1
+    if has_band:
+        add_band(figure, sure["parameters"], sure[low], sure[high], style)
+    bars = {} if has_band else {"array": line[high] - line[value], "arrayminus": line[value] - line[low]}
+    figure.add_scatter(
+        x=line["parameters"],
+        y=line[value],
+        name=style.label,
+        legendgroup=style.label,
+        mode="lines+markers",
+        line={"color": style.colour, "dash": style.dash, "width": 2.5},
+        marker={"symbol": style.symbol, "size": 9, "color": style.colour},
+        error_y={"type": "data", **bars} if bars else None,
+        customdata=np.column_stack([line[["size", low, high, "num_seeds"]].to_numpy(object), behind(line)]),
+        hovertemplate="<b>%{fullData.name}</b>, %{customdata[0]} (%{x:.3s})<br>%{y:.3f} "
+        "[%{customdata[1]:.3f}, %{customdata[2]:.3f}], %{customdata[3]} seeds<br>%{customdata[4]}<extra></extra>",
+    )
+
+
+def _interval_range(shown: pd.DataFrame) -> list[float]:
+    """One scale for the panels of all classes, so that they can be compared: their intervals, and 1."""
+    columns = [name + end for name in CLASS_TITLES for end in ("", "_low", "_high")]
+    values = np.append(shown[columns].to_numpy(float).ravel(), 1.0)
+    low, high = float(np.nanmin(values)), float(np.nanmax(values))
+    margin = 0.05 * max(high - low, 0.1)
+    return [low - margin, high + margin]
+
+
+def _short(number: float) -> str:
+    """1,234,567 as 1.2M."""
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:g}"
+
+
+LINE_POINTS = 25
+
+
+def add_trends(figure: go.Figure, rows: pd.DataFrame, parameters: Mapping[str, float], value: str) -> None:
+    """For each method in `rows` (of one profile) the law of `analysis.trends`, core and forget alone.
+
+    Dashed from the smallest size to the largest, which it has not seen, with its 90% prediction interval there.
+    """
+    if value not in TREND_CLASSES:
+        return
+    for method, trend in trends(rows, parameters, value).items():
+        smallest = rows.loc[rows["method"] == method, "size"].map(parameters).min()
+        _add_trend(figure, trend, smallest, method_style(method))
+
+
+def _add_trend(figure: go.Figure, trend: Trend, smallest: float, style: Style) -> None:
+    along = np.geomspace(smallest, trend.parameters, LINE_POINTS)
+    rest = np.full(LINE_POINTS - 1, np.nan)
+    above, below = trend.high - trend.predicted, trend.predicted - trend.low
+    figure.add_scatter(
+        x=along,
+        y=trend.law.predict(along),
+        name=f"{style.label}, predicted",
+        legendgroup=style.label,
+        showlegend=False,
+        mode="lines",
+        line={"color": style.colour, "dash": "dash", "width": 1.2},
+        error_y={"type": "data", "array": [*rest, above], "arrayminus": [*rest, below], "thickness": 1.2, "width": 6},
+        hovertemplate=f"<b>%{{fullData.name}}</b> from the smaller sizes<br>%{{y:.3f}}, at the largest "
+        f"{trend.predicted:.3f} [{trend.low:.3f}, {trend.high:.3f}], measured {trend.measured:.3f}<extra></extra>",
+    )
+
+
+MAX_LETTERS, LINE_HEIGHT = 10, 13  # of the labels below the groups: letters a line, pixels
+
+
+def profile_bars_figure(domains: pd.DataFrame, method: str, size: str) -> go.Figure:
+    """A group of bars for each profile, a bar for each domain: solid if core or retained, hatched if forgotten.
+
+    The outline around a hatched bar is what an attack on the domain recovers, where there was one. `domains` is
+    `domain_table`'s frame: mean compute ratio over seeds with its 90% interval, the error bars. A method or size that
+    is not in the frame gives an empty figure.
+    """
+    rows = domains[(domains["method"] == method) & (domains["size"] == size)]
+    figure = go.Figure()
+    for domain, style in domain_styles(rows["domain"]).items():
+        mine = rows[rows["domain"] == domain]
+        forgotten, attacked = mine[mine["class"] == "forget"], mine[mine["class"] == ELICITED]
+        kept = mine[~mine["class"].isin(["forget", ELICITED])]
+        if len(kept):
+            figure.add_bar(**_bars(kept, style), marker={"color": style.colour})
+        if len(forgotten):
+            hatch = {"shape": "/", "fgcolor": style.colour, "bgcolor": translucent(style.colour), "size": 6}
+            outline = {"color": style.colour, "width": 1.5}
+            marker = {"color": style.colour, "pattern": hatch, "line": outline}
+            figure.add_bar(**_bars(forgotten, style), marker=marker, showlegend=not len(kept))
+        if len(attacked):
+            outline = {"color": "rgba(0,0,0,0)", "line": {"color": style.colour, "width": 1.5}}
+            figure.add_bar(**_bars(attacked, style, has_whiskers=False), marker=outline, showlegend=False)
+    reference_line(figure)
+    styled(figure, f"{method_style(method).label}, {size}", "profile", "compute ratio")
+    profiles = list(dict.fromkeys(rows["profile"]))
+    figure.update_layout(barmode="group", bargap=0.25)
+    text = [_wrapped(profile) for profile in profiles]
+    figure.update_xaxes(categoryorder="array", categoryarray=profiles, tickvals=profiles, ticktext=text, tickangle=0)
+    num_lines = max((label.count("<br>") + 1 for label in text), default=1)
+    figure.update_xaxes(title_text="", tickfont_size=10)
+    figure.update_layout(height=HEIGHT + LINE_HEIGHT * num_lines)
+    figure.update_yaxes(rangemode="tozero")
+    return figure
+
+
+def _wrapped(profile: str) -> str:
+    """A profile's name on short lines, a line break before every domain, so that it fits under its group of bars."""
+    lines = [
+        part
+        for domain in profile.replace("+", "\n+ ").split("\n")
+        for part in wrap(domain, MAX_LETTERS, break_long_words=False)
+    ]
+    return "<br>".join(line if len(line) <= MAX_LETTERS else line[: MAX_LETTERS - 1] + "…" for line in lines)
+
+
+def _bars(bars: pd.DataFrame, style: Style, has_whiskers: bool = True) -> dict:
+    """What the bars of a domain have in common."""
+    ends = {"array": bars["high"] - bars["compute_ratio"], "arrayminus": bars["compute_ratio"] - bars["low"]}
+    whiskers = {"error_y": {"type": "data", "thickness": 1.3, "width": 3, "color": GREY, **ends}}
+    return {
+        **(whiskers if has_whiskers else {}),
+        "x": bars["profile"],
+        "y": bars["compute_ratio"],
+        "name": style.label,
+        "legendgroup": style.label,
+        "offsetgroup": style.label,
+        "customdata": bars[["class", "low", "high", "num_seeds", "runs"]].to_numpy(object),
+        "hovertemplate": "<b>%{fullData.name}</b> (%{customdata[0]}), profile %{x}<br>%{y:.3f} "
+        "[%{customdata[1]:.3f}, %{customdata[2]:.3f}], %{customdata[3]} seeds<br>%{customdata[4]}<extra></extra>",
+        "meta": {"runs": 4},
+    }

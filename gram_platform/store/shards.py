@@ -1,0 +1,194 @@
+"""Writing and reading checkpoints in shards: the manifest last, every file verified before it is used.
+
+    checkpoints/<step>/{tensors.safetensors, layout.json, state.json, manifest.json}
+    checkpoints/<step>/{tensors-00000.safetensors, layout-00000.json, tensors-00001..., manifest.json}
+
+The second is that of several ranks: each writes the rows that it holds. A layout says which rows of which tensor its
+file has. Any number of processes can read: each takes the rows that it needs from the shards that have them.
+"""
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from gram_platform.config.identity import canonical_json, to_plain
+from gram_platform.model.pieces import Piece, all_rows, as_piece
+from gram_platform.store.checkpoints import LAYOUT, MANIFEST, SHARDS, STATE, TENSORS, WEIGHTS, step_name
+from gram_platform.store.files import CorruptFile, Folder, hash_file
+from gram_platform.store.tensors import DiskTensors, StoredRows, load_tensors, open_tensors, save_tensors
+
+Range = tuple[int, int]  # rows [first, stop)
+RowsOf = Callable[[str, tuple[int, ...]], Range]  # name, full shape -> the rows wanted
+Layout = Mapping[str, StoredRows]  # what a shard holds, by the tensor's name
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """Where a run continues: the step that was committed last, its tensors and state; the manifest has its history."""
+
+    step: int
+    pieces: dict[str, Piece]  # the rows that were asked for
+    state: dict
+    manifest: dict
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The rows of every piece: whole tensors for a process that works alone."""
+        return {name: piece.rows for name, piece in self.pieces.items()}
+
+
+# -------------------------------------------------------------------------------------------------- writing
+
+
+def checkpoint_folder(attempt: Folder, step: int) -> Folder:
+    return attempt.child("checkpoints", step_name(step))
+
+
+def write_shard(
+    folder: Folder, tensors: Mapping[str, torch.Tensor | Piece], rank: int = 0, num_ranks: int = 1
+) -> dict[str, str]:
+    """Write one rank's files; returns their SHA-256 by name. They count once the folder has its manifest."""
+    pieces = {name: as_piece(value) for name, value in tensors.items()}
+    rows = {name: piece.rows for name, piece in pieces.items()}
+    layout = canonical_json({n: to_plain(StoredRows.of(piece)) for n, piece in pieces.items()})
+    shard = TENSORS if num_ranks == 1 else f"tensors-{rank:05d}.safetensors"
+    return {
+        shard: folder.write_with(shard, lambda path: save_tensors(path, rows)),
+        _layout_name(shard): folder.write_with(_layout_name(shard), lambda path: _write_text(path, layout)),
+    }
+
+
+def write_manifest(
+    attempt: Folder, step: int, files: Mapping[str, str], state: Mapping, chain: Sequence, elapsed_s: float
+) -> None:
+    """Make a checkpoint exist whose shards are all written: `files` are theirs."""
+    folder = checkpoint_folder(attempt, step)
+    state_text = canonical_json(state)
+    files = {**files, STATE: folder.write_with(STATE, lambda path: _write_text(path, state_text))}
+    manifest = {"step": step, "time": time.time(), "elapsed_s": elapsed_s, "files": files, "segments": list(chain)}
+    folder.write_sealed(MANIFEST, manifest)
+
+
+def _write_text(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)
+
+
+# -------------------------------------------------------------------------------------------------- reading
+
+
+def read_checkpoint(attempts: Folder, step: int, attempt_id: str, rows_of: RowsOf = all_rows) -> Resumed:
+    """A checkpoint with the rows that `rows_of` asks for; every file that is read is verified.
+
+    CorruptFile when one is not what was written or rows are missing, FileNotFoundError when one is gone.
+    """
+    folder = checkpoint_folder(attempts.child(attempt_id), step)
+    manifest = folder.read_sealed(MANIFEST)
+    if manifest is None:
+        raise FileNotFoundError(folder.file(MANIFEST))
+    files = manifest["files"]
+    pieces = _read_pieces(folder, files, rows_of)
+    with _verified(folder, STATE, files[STATE]) as path, open(path) as file:
+        state = json.load(file)
+    return Resumed(manifest["step"], pieces, state, manifest)
+
+
+def read_weights(attempt: Folder) -> dict[str, torch.Tensor]:
+    """An attempt's final weights, whole. FileNotFoundError when they are gone, ValueError when they are not intact."""
+    if attempt.exists(WEIGHTS):
+        with attempt.local_copy(WEIGHTS) as path:
+            return load_tensors(path)
+    shards = attempt.child(SHARDS)
+    manifest = shards.read_sealed(MANIFEST)
+    if manifest is None:
+        raise FileNotFoundError(shards.file(MANIFEST))
+    return {name: piece.rows for name, piece in _read_pieces(shards, manifest["files"], all_rows).items()}
+
+
+@contextlib.contextmanager
+def open_weights(attempt: Folder) -> Iterator[DiskTensors]:
+    """An attempt's final weights, read tensor by tensor while the block runs; errors as `read_weights`.
+
+    Not verified: `hash_named` over them says whether they are what was written.
+    """
+    with contextlib.ExitStack() as stack:
+        if attempt.exists(WEIGHTS):
+            file = stack.enter_context(open_tensors(stack.enter_context(attempt.local_copy(WEIGHTS))))
+            yield DiskTensors.of_files([file])
+            return
+        shards = attempt.child(SHARDS)
+        manifest = shards.read_sealed(MANIFEST)
+        if manifest is None:
+            raise FileNotFoundError(shards.file(MANIFEST))
+        parts: dict[str, list] = {}
+        for shard in [name for name in manifest["files"] if name.endswith(".safetensors")]:
+            file = stack.enter_context(open_tensors(stack.enter_context(shards.local_copy(shard))))
+            for name, rows in _layout(shards, shard, manifest["files"]).items():
+                parts.setdefault(name, []).append((file, rows))
+        yield DiskTensors(parts)
+
+
+def _read_pieces(folder: Folder, files: Mapping[str, str], rows_of: RowsOf) -> dict[str, Piece]:
+    shards = [name for name in files if name.endswith(".safetensors")]
+    layouts = {shard: _layout(folder, shard, files) for shard in shards}
+    shapes = {name: stored.shape for layout in layouts.values() for name, stored in layout.items()}
+    wanted = {name: rows_of(name, shape) for name, shape in shapes.items()}
+    pieces: dict[str, Piece] = {}
+    missing = {name: stop - first for name, (first, stop) in wanted.items()}
+    for shard, ranges in _choose(layouts, wanted).items():
+        with _verified(folder, shard, files[shard]) as path, open_tensors(path) as file:
+            for name, (first, stop) in ranges.items():
+                stored = layouts[shard][name]
+                piece = pieces.setdefault(name, stored.empty(*wanted[name]))
+                piece.between(first, stop).copy_(stored.read(file, name, first, stop))
+                missing[name] -= stop - first
+    if lacking := sorted(name for name, count in missing.items() if count):
+        raise CorruptFile(f"{folder.path}: its shards lack rows of {lacking[:4]}")
+    for name in wanted.keys() - pieces.keys():  # a tensor of fewer rows than ranks, none of them this rank's
+        stored = next(layout[name] for layout in layouts.values() if name in layout)
+        pieces[name] = stored.empty(*wanted[name])
+    return pieces
+
+
+def _choose(layouts: Mapping[str, Layout], wanted: Mapping[str, tuple[int, int]]) -> dict[str, dict[str, Range]]:
+    """shard -> name -> rows to read there. What several shards have comes from one that is read anyway."""
+    overlaps = {shard: _overlaps(layout, wanted) for shard, layout in layouts.items()}
+    by_size = sorted(overlaps, key=lambda shard: (-sum(b - a for a, b in overlaps[shard].values()), shard))
+    taken: set[tuple[str, Range]] = set()
+    chosen: dict[str, dict[str, Range]] = {}
+    for shard in by_size:
+        new = {name: rows for name, rows in overlaps[shard].items() if (name, rows) not in taken}
+        taken |= set(new.items())
+        if new:
+            chosen[shard] = new
+    return chosen
+
+
+def _overlaps(layout: Layout, wanted: Mapping[str, Range]) -> dict[str, Range]:
+    both = {n: (max(s.first, wanted[n][0]), min(s.stop, wanted[n][1])) for n, s in layout.items()}
+    return {name: (first, stop) for name, (first, stop) in both.items() if first < stop}
+
+
+def _layout(folder: Folder, shard: str, files: Mapping[str, str]) -> Layout:
+    name = _layout_name(shard)
+    if name not in files:
+        raise CorruptFile(f"{folder.path}/{shard} has no {name}")
+    with _verified(folder, name, files[name]) as path, open(path) as file:
+        return {n: StoredRows.from_plain(entry) for n, entry in json.load(file).items()}
+
+
+def _layout_name(shard: str) -> str:
+    return LAYOUT + shard.removeprefix("tensors").removesuffix(".safetensors") + ".json"
+
+
+@contextlib.contextmanager
+def _verified(folder: Folder, name: str, digest: str) -> Iterator[str]:
+    """A local path with the file's content; CorruptFile when it is not what was written."""
+    with folder.local_copy(name) as path:
+        if hash_file(path) != digest:
+            raise CorruptFile(f"{folder.path}/{name} does not match its sha256")
+        yield path
