@@ -10,7 +10,7 @@
 On a CPU that emulates products in bfloat16 (no AVX512-BF16, no AMX) the 26M model is measured in float32.
 
 Prints JSON objects, one a line (name, value, unit, reference, ratio, spread of the ratio over rounds, aim, and whether
-it holds), and a table. The numbers to expect, with machine and date, are in FINDINGS.md.
+it holds), and a table. The numbers to expect, with machine and date, are in benchmarks/HISTORY.md.
 """
 
 import argparse
