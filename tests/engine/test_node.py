@@ -142,7 +142,7 @@ def test_other_data_under_the_same_id_is_refused(execution, setting, monkeypatch
             execute_run(run, {}, execution)
     corpus = execution.corpus(setting.data_id)
     monkeypatch.setattr(type(corpus), "fingerprint", property(lambda self: "other"))
-    with pytest.raises(ValueError, match=r"data=.*other.*not allowed"):
+    with pytest.raises(ValueError, match=r"data=.*other.*: expected"):
         execute_run(run, {}, execution)
     monkeypatch.undo()
     assert execute_run(run, {}, execution)["num_steps"] == run.num_steps
