@@ -1,6 +1,7 @@
 """The rules of the layout, checked by reading the source: import direction, dependencies, sizes, bad constructs."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "gram_platform"
+BASES = (ROOT, ROOT / PACKAGE)
 
 # Five layers, from the bottom to the top: a room imports only from rooms above its own line, and beyond the standard
 # library only what stands beside it. A room is a folder of the package.
@@ -234,3 +236,11 @@ for path in sys.argv[1:]:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("usage:") == done.stdout.count("built ") == len(paths)
+
+
+def test_files_that_docstrings_and_pages_name_exist():
+    """`train/loop.py` in a text is a file of the package or of the checkout."""
+    texts = [*python_files(PACKAGE, "experiments", "benchmarks", "tests"), *ROOT.glob("docs/*.md"), ROOT / "README.md"]
+    named = {(p, m) for p in texts for m in re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", p.read_text())}
+    absent = sorted((str(p.relative_to(ROOT)), m) for p, m in named if not any((b / m).exists() for b in BASES))
+    assert not absent

@@ -11,7 +11,7 @@ from gram_platform.config.training import CORE, core_first
 EVAL_VERSION = 1  # raise it when an equal evaluation would give another result; part of every eval_id
 VIEW_RULES = ("constant", "by_domain")
 PRECISIONS = ("float32", "bfloat16")
-IMPORTED = "imported-"  # prefix of the id that stands for a run_id if weights are imported: see `store/imports.py`
+IMPORTED = "imported-"  # prefix of the id that stands for a run_id if weights are imported: see `store/directories.py`
 
 
 @dataclass(frozen=True)

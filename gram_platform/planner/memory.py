@@ -9,6 +9,16 @@ from gram_platform.config import ModelConfig, RunConfig
 from gram_platform.config.flops import BYTES, keeps_gathered
 from gram_platform.config.routing import CORE_MLP, SHARED, Route, module_set, route_counts
 
+LOGITS_AT_ONCE = 2**26  # logits that a GPU has in float32 at a time (`train/objectives.py`)
+EVALUATION_LOGITS_BYTES = 64 * 2**20  # equals `train.evaluate.LOGITS_BYTES`: float32 logits of one evaluation batch
+INDEX_BYTES = 8  # token ids are int64
+FLOAT_BYTES = 4
+NORM_STATISTICS = 2 * FLOAT_BYTES  # mean and reciprocal deviation of a LayerNorm, for each token
+
+# Float32 tensors of the logits' size at the peak of MaxEnt's backward pass: the log-softmax, its gradient, and the
+# gradient of its input; for -H(p) also the probabilities and a product.
+FLOAT_LOGITS = {"maxent_kl": 3, "maxent_entropy": 5}
+
 
 @dataclass(frozen=True)
 class Weight:
@@ -81,16 +91,6 @@ def _lora(name: str, own_set: str, group: str, config: ModelConfig, rank: int) -
     shapes = {"fc_a": (rank, config.d_model), "fc_b": (config.d_mlp, rank)}
     shapes |= {"proj_a": (rank, config.d_mlp), "proj_b": (config.d_model, rank)}
     return [Weight(f"{name}.{part}.weight", own_set, group, shape) for part, shape in shapes.items()]
-
-
-LOGITS_AT_ONCE = 2**26  # logits that a GPU has in float32 at a time (`train/objectives.py`)
-INDEX_BYTES = 8  # token ids are int64
-FLOAT_BYTES = 4
-NORM_STATISTICS = 2 * FLOAT_BYTES  # mean and reciprocal deviation of a LayerNorm, for each token
-
-# Float32 tensors of the logits' size at the peak of MaxEnt's backward pass: the log-softmax, its gradient, and the
-# gradient of its input; for -H(p) also the probabilities and a product.
-FLOAT_LOGITS = {"maxent_kl": 3, "maxent_entropy": 5}
 
 
 @dataclass(frozen=True)
@@ -176,9 +176,6 @@ def _float_values(num_values: int, width: int) -> int:
     return min(num_values, LOGITS_AT_ONCE) * (1 + (width != FLOAT_BYTES))
 
 
-EVALUATION_LOGITS_BYTES = 64 * 2**20  # equals `train.evaluate.LOGITS_BYTES`: float32 logits of one evaluation batch
-
-
 @dataclass(frozen=True)
 class Memory:
     """Bytes on the fullest rank, from the second step on. Not all parts are alive at once: `total` is the peak.
@@ -186,7 +183,7 @@ class Memory:
     A backward pass begins at the loss, with all `activations` and `logits`. It gathers (and, with activation
     checkpointing, recomputes) the layers one by one while `kept_logits` stay. It ends with `reduction`: gradients that
     are being added to the accumulated ones, which stay until the window's step. With `keeps_gathered`
-    (`config/gathering.py`) all layers are gathered from the first forward pass on.
+    (`config/flops.py`) all layers are gathered from the first forward pass on.
     """
 
     weights: int  # float32 masters

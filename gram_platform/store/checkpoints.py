@@ -65,7 +65,7 @@ def clear_debris(attempts: Folder, own_id: str | None = None) -> None:
 
 
 NORM = "norm/"  # + gradient/<set> or weights/<set>: metrics that stay in the storage, they would crowd MLflow's table
-PROBE = NORM + "probe/"  # + <domain>/<module>: see `train/probe.py`
+PROBE = NORM + "probe/"  # + <domain>/<module>: see `train/learner.py`
 
 
 def write_segment(attempt: Folder, attempt_id: str, records: Sequence[dict], after_step: int) -> dict:

@@ -2,7 +2,7 @@
 
 Auxiliary modules, blocks and the root are sharded separately, so an inactive module is never gathered. Routes are the
 same on all ranks; ranks split a micro-batch's sequences. Gradients are reduced in float32, once a window; weights are
-gathered as `config/gathering.py` decides. The order of calls here is what was found to work; a comment says where
+gathered as `config/flops.py` decides. The order of calls here is what was found to work; a comment says where
 another order trains wrongly without an error.
 """
 

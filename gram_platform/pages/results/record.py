@@ -33,7 +33,7 @@ class StudyRecord:
     unit: str = ""  # see Study
     own_baseline: bool = False
     measurement: str = LOSSES  # what is measured of every view: see `outcomes.py`
-    probed: tuple[str, ...] = ()  # the ids of runs with probes: see `analysis/absorption.py`
+    probed: tuple[str, ...] = ()  # the ids of runs with probes: see `analysis/variants.py`
     by_modules: bool = False  # its page leads with compute ratios against the number of modules that are on
 
     @property
