@@ -68,7 +68,7 @@ class External:
 
 
 def read_external(folder: str | Path) -> External:
-    """The folder's files, checked; ValueError naming file, row and field for whatever is not as `docs/replicate.md` says.
+    """Reads and checks a folder as `docs/replicate.md` describes it; ValueError names file, row and field.
 
     What only the baselines can tell (is it one of their domains?) `replication.py` checks.
     """
