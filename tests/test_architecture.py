@@ -238,9 +238,9 @@ for path in sys.argv[1:]:
     assert done.stdout.count("usage:") == done.stdout.count("built ") == len(paths)
 
 
-def test_files_that_docstrings_and_pages_name_exist():
-    """`train/loop.py` in a text is a file of the package or of the checkout."""
-    texts = [*python_files(PACKAGE, "experiments", "benchmarks", "tests"), *ROOT.glob("docs/*.md"), ROOT / "README.md"]
+def test_files_that_docstrings_name_exist():
+    """`train/loop.py` in a text is a file of the package or of the checkout; `test_documents.py` reads the pages."""
+    texts = python_files(PACKAGE, "experiments", "benchmarks", "tests")
     named = {(p, m) for p in texts for m in re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", p.read_text())}
     absent = sorted((str(p.relative_to(ROOT)), m) for p, m in named if not any((b / m).exists() for b in BASES))
     assert not absent

@@ -17,8 +17,8 @@ def replicate_command(folder: Positional[str] = "", out: str = "replication", be
     """Tables, claims, figures and pages of losses that were measured elsewhere; nothing is trained.
 
     Args:
-        folder: with losses.csv and curves.jsonl (docs/results.md has the format); default: the per-seed compute ratios
-            that the paper's authors published, which ship with this package
+        folder: with losses.csv and curves.jsonl (docs/replicate.md has the format); default: the per-seed compute
+            ratios that the paper's authors published, which ship with this package
         out: folder of the pages and tables
         beside_published: set the published points beside the folder's where study and method are the same
     """

@@ -2,12 +2,10 @@
 
 import copy
 import re
-import shlex
 import tomllib
 
 import pytest
 
-from gram_platform.studies.flags import Flags
 from tests.cluster import rules
 from tests.cluster.files import (
     CLUSTER,
@@ -166,18 +164,6 @@ def test_every_placeholder_is_explained():
     used = {found for content in every_file().values() for found in re.findall(r"YOUR_[A-Z_]+[A-Z]", content)}
     explained = set(re.findall(r"`(YOUR_[A-Z_]+)`", table))
     assert used == explained
-
-
-def test_guide_names_files_and_flags_that_exist():
-    for path in set(re.findall(r"\bcluster/[\w./-]+\w", GUIDE)) | set(re.findall(r"\bexperiments/\w+\.py", GUIDE)):
-        assert (ROOT / path).exists(), path
-    joined = GUIDE.replace("\\\n", " ")
-    commands = re.findall(r"python (?:/opt/gram/)?experiments/\w+\.py (.*)", joined)
-    assert len(commands) >= 4
-    known = {"--" + name.replace("_", "-") for name in Flags.__dataclass_fields__}
-    for command in commands:
-        flags = {word for word in shlex.split(command) if word.startswith("--")}
-        assert flags <= known, flags - known
 
 
 @pytest.mark.parametrize("name", every_file())

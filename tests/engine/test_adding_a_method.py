@@ -1,4 +1,4 @@
-"""The README's recipe for a new method, followed to the letter."""
+"""The recipe of docs/extend.md for a new method, followed to the letter."""
 
 from gram_platform.config import CORE, View
 from gram_platform.engine.evaluation import execute_evaluation

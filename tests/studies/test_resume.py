@@ -1,13 +1,23 @@
 """Submitting is resuming: a finished study does nothing, an interrupted one ends as if nothing had happened."""
 
+import re
 import resource
 
 import pytest
 
+from gram_platform.config import run_from_plain
+from gram_platform.config.flops import total_parameters
+from gram_platform.config.routing import Plan
+from gram_platform.store import Store
+from gram_platform.studies.build import build_graph
+from gram_platform.studies.flags import parse
+from gram_platform.studies.library.scaling import STUDY
 from tests.studies.mirrored import assert_mirrored_once
-from tests.studies.processes import attempts, results, submit, written
+from tests.studies.processes import ROOT, attempts, results, submit, table, written
 
 pytestmark = pytest.mark.ray
+
+GRAM = "9adf14694b07"  # the run that docs/concepts.md traces
 
 
 def test_the_mirror_has_every_node_once(finished_study):
@@ -32,3 +42,42 @@ def children_s() -> float:
     """Processor time of all children that have ended: it does not grow with what else the machine does."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
+
+
+# -------------------------------------------------------------------------- the traced run of docs/concepts.md
+
+
+def test_the_traced_run_of_the_documents(finished_study):
+    """The page's command is this study; its ids are in the storage, its losses, plan and row are those measured."""
+    trace = (ROOT / "docs/concepts.md").read_text().split("## Glossary")[0]
+    (command,) = re.findall(r"^    python experiments/scaling\.py (.*)$", trace, re.MULTILINE)
+    nodes = build_graph(STUDY, parse(STUDY, command.split())).nodes
+    store = Store(finished_study)
+    assert {node.id for node in nodes} == {*store.list_runs(), *store.list_evaluations()}
+    assert f"has {len(nodes)} nodes, {len(store.list_runs())} runs" in trace
+    run = run_from_plain(store.run(GRAM).config())
+    plan = Plan(run)
+    assert f"{total_parameters(run.model):,} parameters" in trace
+    assert f"{run.num_tokens:,} tokens" in trace
+    assert f"{run.num_steps} steps of {run.batch_size} sequences of {run.model.seq_len}" in trace
+    assert [(plan[i].domain, "core_mlp" in plan[i].route.trained) for i in (0, 4)] == [
+        ("attic", True),
+        ("attic", False),
+    ]
+    assert (plan[7].domain, plan[7].route.active) == ("core", ())
+    ids = {*re.findall(r"`([0-9a-f]{12})`", trace)}
+    assert ids <= {node.id for node in nodes} | {run.data.data_id}
+    rows = re.findall(r"\(`(\w+)`\)" + 5 * r" [|] ([0-9.]+)" + r" [|]$", trace, re.MULTILINE)
+    assert len(rows) == 2
+    for eval_id, *losses in rows:
+        measured = store.evaluation(eval_id).result()["losses"]
+        domains = ("core", "airport", "attic", "bakery", "beach")
+        assert [float(loss) for loss in losses] == pytest.approx([measured[d] for d in domains], abs=0.02)
+    (row,) = [line for line in table(finished_study).decode().splitlines() if ",core+airport," in line]
+    (printed,) = re.findall(r"^    (gram,tiny,core\+airport,.*)$", trace, re.MULTILINE)
+    assert [bool(cell) for cell in row.split(",")] == [bool(cell) for cell in printed.split(",")]
+    assert numbers(printed) == pytest.approx(numbers(row), abs=0.03)  # another processor's last bits
+
+
+def numbers(row: str) -> list[float]:
+    return [float(cell) for cell in row.split(",")[3:] if cell]

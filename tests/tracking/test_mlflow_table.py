@@ -1,4 +1,4 @@
-"""What a user meets in MLflow's own table: descriptions, few metrics, and the three searches that README gives."""
+"""What a user meets in MLflow's own table: descriptions, few metrics, and the three searches of docs/results.md."""
 
 import pytest
 from mlflow import MlflowClient
@@ -43,7 +43,7 @@ def mirrored(tmp_path_factory):
 
 
 @pytest.mark.parametrize("text", SEARCHES)
-def test_the_searches_of_the_readme_find_what_they_say(mirrored, text):
+def test_the_documented_searches_find_what_they_say(mirrored, text):
     client, experiment = mirrored
     assert {run.info.run_name for run in client.search_runs([experiment], text)} == SEARCHES[text]
 

@@ -1,6 +1,6 @@
 """Losses and curves that were measured elsewhere: a folder of two files is read and checked as a whole.
 
-`docs/results.md` defines the format. Every error names the file, its row (a table's header is row 1) and the field.
+`docs/replicate.md` defines the format. Every error names the file, its row (a table's header is row 1) and the field.
 """
 
 import csv
@@ -66,7 +66,7 @@ class External:
 
 
 def read_external(folder: str | Path) -> External:
-    """The folder's files, checked; ValueError naming file, row and field for whatever is not as `docs/results.md` says.
+    """Reads and checks a folder as `docs/replicate.md` describes it; ValueError names file, row and field.
 
     What only the baselines can tell (is it one of their domains?) `replication.py` checks.
     """

@@ -1,4 +1,4 @@
-"""The README's lines for a notebook run as they are printed, and find what was planted."""
+"""The lines for a notebook in docs/results.md run as they are printed, and find what was planted."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ from gram_platform.store import Store
 from gram_platform.tracking import Tracker, default_tracking_uri
 from tests.store.training import run_config, train
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs/results.md"
 STEPS = np.array([100, 200, 400, 800, 1600])
 
 
@@ -43,7 +43,7 @@ def uri(tmp_path) -> str:
 
 
 def test_the_lines_for_a_notebook(uri, tmp_path, monkeypatch):
-    (code,) = re.findall(r"```python\n(import pandas.*?)```", README.read_text(), flags=re.S)
+    (code,) = re.findall(r"```python\n(import pandas.*?)```", PAGE.read_text(), flags=re.S)
     planted_trials().to_csv(tmp_path / "trials.csv", index=False)
     monkeypatch.chdir(tmp_path)
     names = {"URI": uri, "steps": STEPS, "losses": planted_losses(STEPS)}

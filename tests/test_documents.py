@@ -1,0 +1,210 @@
+"""The documents hold: sizes, links, paths, every command against the real flags, the glossary, the examples of code."""
+
+import ast
+import functools
+import re
+import runpy
+import shlex
+from pathlib import Path
+
+import pytest
+import tyro
+
+from gram_platform.cli import COMMANDS
+from gram_platform.cli.site import site_command
+from gram_platform.config.identity import require_choice
+from gram_platform.methods import METHODS
+from gram_platform.studies import Study, definition
+from gram_platform.studies.build import build_graph
+from gram_platform.studies.campaign import CampaignFlags
+from gram_platform.studies.flags import parse
+from gram_platform.studies.searches.run import parse as parse_search
+from tests.test_architecture import ROOMS, ROOT
+
+MAX_LINES = {"README.md": 120, "CONTRIBUTING.md": 60}
+MAX_PAGE_LINES = 150  # of a page of docs/
+PAGES = {str(p.relative_to(ROOT)): p.read_text() for p in sorted((ROOT / "docs").glob("*.md"))}
+DOCUMENTS = {name: (ROOT / name).read_text() for name in (*MAX_LINES, "cluster/README.md")} | PAGES
+EXPERIMENTS = sorted((ROOT / "experiments").glob("*.py"))
+DOCSTRINGS = {f"experiments/{p.name}": ast.get_docstring(ast.parse(p.read_text())) for p in EXPERIMENTS}
+
+WORDS = ["corpus", "domain", "sequence", "draw"]  # of the glossary
+WORDS += ["study", "preset", "method", "profile", "measurement"]
+WORDS += ["run", "step", "route", "plan", "attack"]
+WORDS += ["view", "evaluation", "compute ratio"]
+WORDS += ["node", "driver", "storage", "attempt", "lease"]
+CODE_BLOCK = re.compile(r"^```.*?\n.*?^```|(?:^    [^\n]*\n)+", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+PATH = re.compile(r"\b(?:gram_platform|tests|experiments|benchmarks|dashboards|cluster|docs)/[\w./-]*\w")
+EXPERIMENT = re.compile(r"python (?:/opt/gram/)?experiments/(\w+)\.py(.*)")
+COMMAND = re.compile(r"(?:(?<=`)|^ *)gram ([a-z]+\b.*)")
+
+
+# -------------------------------------------------------------------------------------- size, links, paths
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_a_page_is_short(name):
+    if name in MAX_LINES or name in PAGES:
+        assert len(DOCUMENTS[name].splitlines()) <= MAX_LINES.get(name, MAX_PAGE_LINES)
+
+
+def anchors(path: Path) -> set[str]:
+    """The fragments of a page's headings, as code hosts make them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", path.read_text(), flags=re.M | re.S), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_links_lead_somewhere(name):
+    for link in LINK.findall(CODE_BLOCK.sub("", DOCUMENTS[name])):
+        if "://" in link:
+            continue
+        target, _, fragment = link.partition("#")
+        path = (ROOT / name).parent / target if target else ROOT / name
+        assert path.exists(), link
+        assert not fragment or fragment in anchors(path), link
+
+
+def test_every_page_is_linked_from_the_readme():
+    assert set(PAGES) <= set(LINK.findall(DOCUMENTS["README.md"]))
+
+
+def examples() -> dict[str, str]:
+    """{file: code} of the examples in docs/extend.md, each under the file that it is written into."""
+    return dict(re.findall(r"`([\w/]+\.py)`[^`]*:\n\n```python\n(.*?)```", DOCUMENTS["docs/extend.md"], re.DOTALL))
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_named_files_exist(name):
+    paths = {path for path in PATH.findall(DOCUMENTS[name]) if "NAME" not in path} - examples().keys()
+    assert not [path for path in paths if not (ROOT / path).exists()]
+
+
+def test_the_rooms_are_those_of_the_import_rule():
+    rows = re.findall(r"^\|[^|]*\| `(\w+)/` \|[^|]*\|([^|]*)\|$", DOCUMENTS["docs/architecture.md"], re.MULTILINE)
+    assert {room: tuple(libraries.replace(",", " ").split()) for room, libraries in rows} == ROOMS
+    section = DOCUMENTS["README.md"].split("## The rooms")[1].split("Beside the package")[0]
+    rooms = re.findall(r"(?:\| |· )`(\w+)` ", section)
+    assert rooms == [room for room, _ in rows] == list(ROOMS)
+
+
+# ----------------------------------------------------------------------------------------------- commands
+
+
+def code_of(text: str) -> list[str]:
+    """The lines of code blocks, joined where a backslash ends them, and code within lines with its backticks."""
+    joined = text.replace("\\\n", " ")
+    blocks = CODE_BLOCK.findall(joined)
+    return [line for block in blocks for line in block.splitlines()] + re.findall(
+        r"`[^`\n]+`", CODE_BLOCK.sub("", joined)
+    )
+
+
+def commands_in(text: str) -> list[tuple[str, list[str]]]:
+    """(`experiments/NAME` or `gram`, arguments) of every command line."""
+    found = []
+    for line in code_of(text):
+        for pattern, name in ((EXPERIMENT, ""), (COMMAND, "gram")):
+            if match := pattern.search(line):
+                *names, arguments = match.groups()
+                words = shlex.split(arguments.rstrip("`"), comments=True)
+                found.append((name or f"experiments/{names[0]}", words))
+    return found
+
+
+@functools.cache
+def declared(name: str) -> dict:
+    """The names of an experiment's file, or of the study in docs/extend.md."""
+    if f"{name}.py" in examples():
+        return example("gram_platform/studies/library/widths.py")
+    return runpy.run_path(str(ROOT / f"{name}.py"), run_name="documented")
+
+
+def example(path: str, **names: object) -> dict:
+    """What an example of docs/extend.md defines, executed where `names` are defined."""
+    exec(examples()[path], names)
+    return names
+
+
+def check(name: str, arguments: list[str]) -> None:
+    """SystemExit or ValueError unless the command takes these arguments; nothing is started."""
+    if name == "gram" and len(arguments) == 1:  # the command as a name, within a sentence
+        require_choice("gram", arguments[0], tuple(COMMANDS))
+        return
+    if name == "gram":
+        stubs = {command: functools.wraps(run)(lambda *_, **__: None) for command, run in COMMANDS.items()}
+        tyro.extras.subcommand_cli_from_dict(stubs, args=arguments)
+        return
+    names = declared(name)
+    if "STUDIES" in names:
+        tyro.cli(tyro.conf.OmitArgPrefixes[CampaignFlags], args=arguments)
+    elif "STUDY" in names:
+        parse(names["STUDY"], arguments)
+    elif "SEARCH" in names:
+        parse_search(names["SEARCH"], arguments)
+    else:  # bench.py, whose parser is inside
+        known = re.findall(r'"(--[\w-]+)"', (ROOT / f"{name}.py").read_text())
+        assert {word for word in arguments if word.startswith("--")} <= set(known)
+
+
+@pytest.mark.parametrize("name", [*DOCUMENTS, *DOCSTRINGS])
+def test_every_command_parses(name, monkeypatch, tmp_path):
+    monkeypatch.setenv("GRAM_STORAGE", str(tmp_path))
+    monkeypatch.setitem(METHODS, "core_only", example("gram_platform/methods/core_only.py")["plan"])
+    commands = commands_in((DOCUMENTS | DOCSTRINGS)[name])
+    for command, arguments in commands:
+        if "--help" in arguments:
+            continue
+        try:
+            check(command, arguments)
+        except (SystemExit, ValueError) as error:
+            raise AssertionError(f"{command} {shlex.join(arguments)}: {error}") from error
+    if name in DOCSTRINGS or name == "cluster/README.md":
+        assert commands
+
+
+def test_a_wrong_command_is_found():
+    text = "    python experiments/scaling.py --preset smoke \\\n        --sizs tiny   # a comment\nor `gram statsu`.\n"
+    (study, arguments), (gram, action) = commands_in(text)
+    assert arguments == ["--preset", "smoke", "--sizs", "tiny"]
+    for name, words in ((study, arguments), (gram, action)):
+        with pytest.raises((SystemExit, ValueError)):
+            check(name, words)
+
+
+def test_make_targets_and_the_sites_builder():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    lines = [line for text in DOCUMENTS.values() for line in code_of(text)]
+    asked = {word for line in lines for word in re.findall(r"(?:^ *|`|&& )make ([a-z-]+)", line)}
+    assert {"demo", "test", "setup"} <= asked <= targets
+    (built,) = [found[1] for line in lines if (found := re.search(r"python dashboards/build\.py(.*)", line))]
+    tyro.cli(functools.wraps(site_command)(lambda *_, **__: None), args=shlex.split(built))
+
+
+# ------------------------------------------------------------------------------------ glossary and examples
+
+
+def test_each_word_of_the_glossary_has_one_entry():
+    glossary = DOCUMENTS["docs/concepts.md"].split("## Glossary")[1]
+    rows = re.findall(r"^\| (?!word |---)([^|]+) \| ([^|]+) \| ([^|]+) \|$", glossary, re.MULTILINE)
+    assert sorted(word for word, _, _ in rows) == sorted(WORDS)
+    assert all(meaning.endswith(".") and shown for _, meaning, shown in rows)
+
+
+def test_the_example_of_a_study_builds(tmp_path):
+    study = declared("experiments/widths")["STUDY"]
+    assert isinstance(study, Study)
+    assert set(study.presets) == {"smoke", "demo"}
+    graph = build_graph(study, parse(study, ["--preset", "smoke", "--seeds", "1", "--storage", str(tmp_path)]))
+    assert sum(node.is_run and not node.is_attack for node in graph.nodes) == 1 + len(graph.preset.variants)
+
+
+def test_the_example_of_a_measurement_has_the_runs_of_the_study(tmp_path):
+    names = example("gram_platform/studies/definition.py", **vars(definition))
+    study = declared("experiments/scaling")["STUDY"]
+    flags = parse(study, ["--preset", "smoke", "--seeds", "1", "--sizes", "tiny", "--storage", str(tmp_path)])
+    (setting,) = build_graph(study, flags).settings
+    nodes, plain = names["CoreTokens"]().nodes("gram", setting), definition.Measurement().nodes("gram", setting)
+    assert [n for n in nodes if n.is_run] == [n for n in plain if n.is_run and not n.is_attack]
+    assert {n.config.domains for n in nodes if not n.is_run} == {("core",)}
