@@ -12,7 +12,7 @@ import torch
 from gram_platform.config import LOSSES, SAMPLES, TOKENS, AnyEvaluation, Continuations, Evaluation, TokenLosses, View
 from gram_platform.config.identity import invalid
 from gram_platform.corpora import PackedCorpus
-from gram_platform.corpora.packed import openings
+from gram_platform.corpora.packed import prompts_and_truths
 from gram_platform.engine.execution import Execution
 from gram_platform.model.transformer import Transformer
 from gram_platform.store import Store
@@ -133,7 +133,7 @@ def _continuations(evaluation: Continuations, corpus: PackedCorpus, model: Trans
     fields: dict[str, dict] = {name: {} for name in ("prompts", "truths", "continuations", "surprisals", "num_tokens")}
     for domain in evaluation.domains:
         sizes = (evaluation.num_prompt_tokens, evaluation.num_tokens)
-        pairs = openings(corpus.validation(domain), end_of_text, evaluation.documents, *sizes)
+        pairs = prompts_and_truths(corpus.validation(domain), end_of_text, evaluation.documents, *sizes)
         prompts = [prompt for prompt, _ in pairs]
         numbers = [uniforms(evaluation.num_tokens, evaluation.seed, domain, d) for d in evaluation.documents]
         active = evaluation.view.active(domain)
