@@ -231,7 +231,7 @@ class EvalPoints:
     num_sequences: int  # the first ones of each domain's validation split
     domains: tuple[str, ...]
     patience: int = 0  # stop after so many evaluations without a better mean loss over domains; 0: never
-    # number of equally spaced steps after which `train/probe.py` measures each module's gradients on each domain
+    # number of equally spaced steps after which `train/learner.py` measures each module's gradients on each domain
     num_probes: int = added(0)
 
     def __post_init__(self) -> None:

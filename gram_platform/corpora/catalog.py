@@ -123,7 +123,7 @@ STORIES_TEST_ROW = replace(
     split="test",
     held_out=True,
     available_tokens=5_500_000,
-    note="21,371 stories, all validation: about 450 sequences of 256 tokens of each topic, at train's tokens a story",
+    note="21,371 stories, all validation: about 450 sequences of 256 tokens for each topic, by train's tokens a story",
 )
 
 LISP = r"^(Common Lisp|Emacs Lisp)$"
@@ -131,7 +131,7 @@ CYBER = r"\bcs\.(CR|NI|OS)\b"
 NUCLEAR = r"\bnucl-(ex|th)\b"
 VIROLOGY = r"(?i)\b(virus(es)?|viral|virolog\w*|virion\w*)\b"
 OSTI_PAGE = "https://www.osti.gov/api/v1/records?q=nuclear&product_type=Technical+Report&rows=100&page={page}"
-GATED = "gated: accept its terms on the hub and log in; no commit is known, so its main branch is read"
+GATED = "gated: accept the terms on the hub and log in; no commit is known, so the main branch is read"
 
 # The paper's mixture: .832, .149 and .010 of all tokens are .84, .15 and .01 of core, as in the authors' settings.
 WEB_ROW = HubRow(
@@ -142,7 +142,7 @@ WEB_ROW = HubRow(
     label="core",
     share=0.832,
     verified=False,
-    note="nothing is dropped: labels are by dataset; the authors read sample-100BT, of which 5B takes nearly all",
+    note="no record is dropped: labels are by dataset; the authors read sample-100BT, which 5B nearly exhausts",
     bytes_per_token=4.7,
     available_tokens=350_000_000_000,
 )
@@ -154,8 +154,8 @@ CODE_ROW = HubRow(
     drop=(("lang", LISP),),
     share=0.149,
     verified=False,
-    note=f"{GATED}. Read in the order of its files, which is languages by name (ABAP, Ada, ... C), and not shuffled: "
-    "small sizes see the first few languages. Scheme, Racket and Clojure are core's",
+    note=f"{GATED}. Files are read by language name (ABAP, Ada, ... C), not shuffled: small sizes see only "
+    "the first few languages. Scheme, Racket and Clojure belong to core",
     bytes_per_token=2.5,
 )
 LISP_ROWS = tuple(
@@ -167,7 +167,7 @@ LISP_ROWS = tuple(
         label="lisp",
         share=0.00125,
         verified=False,
-        note=f"{GATED}. Half of lisp's tokens are of each language [ours]",
+        note=f"{GATED}. Each language gives half of lisp's tokens [ours]",
         bytes_per_token=3.0,
     )
     for language in ("common-lisp", "emacs-lisp")
@@ -184,7 +184,7 @@ def _papers(category: str, label: str, share: float, available_tokens: int) -> H
         keep=(("category", f"^{category}$"),),
         share=share,
         verified=False,
-        note=f"the category {category} of the paper's own papers; no commit is known, so its main branch is read",
+        note=f"the category {category} of the authors' papers; no commit is known, so the main branch is read",
         available_tokens=available_tokens,
     )
 
@@ -204,7 +204,7 @@ ABSTRACTS = HubRow(
     drop=(("categories", CYBER), ("categories", NUCLEAR)),
     share=0.010,
     verified=False,
-    note="abstracts, not papers; no commit is known, so its main branch is read",
+    note="abstracts, not papers; no commit is known, so the main branch is read",
 )
 SOURCE_ROWS = (
     ABSTRACTS,
@@ -218,7 +218,7 @@ SOURCE_ROWS = (
         label="nuclear",
         share=0.00125,
         verified=False,
-        note="OSTI's public search, which is not versioned: titles and abstracts of technical reports",
+        note="OSTI's public search, not versioned: titles and abstracts of technical reports",
     ),
     HubRow(
         dataset="common-pile/pubmed_filtered",
@@ -228,7 +228,7 @@ SOURCE_ROWS = (
         keep=(("text", VIROLOGY),),
         share=0.0025,
         verified=False,
-        note="full texts that name a virus, in the hub's copy of PubMed Central: narrower than the paper's biology",
+        note="full texts that name a virus, from the hub's copy of PubMed Central: narrower than the paper's biology",
     ),
 )
 

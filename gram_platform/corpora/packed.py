@@ -96,7 +96,7 @@ class PackedCorpus:
 
     @property
     def domains(self) -> tuple[str, ...]:
-        """Core first, then the auxiliary domains by name."""
+        """Returns core, then the auxiliary domains by name."""
         return tuple(self.manifest["domains"])
 
     @property

@@ -71,7 +71,7 @@ class HubRow:
     def __post_init__(self) -> None:
         where = f"hub row {self.dataset}"
         if bool(self.label) == bool(self.label_field):
-            raise invalid(f"{where}: label", self.label, "either label or label_field")
+            raise invalid(f"{where}: label", self.label, "exactly one of label and label_field")
         if self.label_field and not self.labels:
             raise invalid(f"{where}: labels", self.labels, "the values that label_field is known to hold")
         if not (self.dataset and self.revision and self.text_fields):
@@ -236,7 +236,7 @@ class CorpusRecipe:
 
     @property
     def domains(self) -> tuple[str, ...]:
-        """Core first, then the auxiliary domains by name."""
+        """Returns core, then the auxiliary domains by name."""
         return tuple(d.name for d in self.domains_from)
 
     @property

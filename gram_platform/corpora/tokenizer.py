@@ -60,7 +60,7 @@ def hub_tokenizer(source: str) -> Tokenizer:
     try:
         return configured(Tokenizer.from_pretrained(name, revision=revision))
     except Exception as error:  # the library raises bare Exception
-        raise ValueError(f"tokenizer {source} could not be read from the hub ({error})") from None
+        raise invalid("tokenizer", source, f"a tokenizer that the hub can provide ({error})") from None
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:

@@ -21,7 +21,7 @@ class CachedAttention(nn.Module):
         self.cache: tuple[torch.Tensor, torch.Tensor] | None = None  # k_BKSh, v_BKSh
 
     def forward(self, x_BTD: torch.Tensor, rotary: Rotary, mask_BTT: torch.Tensor | None = None) -> torch.Tensor:
-        """`mask_BTT` covers only this call's tokens, so later calls must continue the last document."""
+        """Attends from x_BTD to all tokens so far; later calls must continue the last document of `mask_BTT`."""
         first = 0 if self.cache is None else self.cache[0].shape[2]
         q_BHTh, *new = self.attention.heads(x_BTD, rotary, first)
         if self.cache is not None:

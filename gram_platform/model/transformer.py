@@ -32,6 +32,7 @@ class Rotary(nn.Module):
         self.reset_tables()
 
     def reset_tables(self) -> None:
+        """Fills the tables; does nothing on the meta device."""
         if self.cos_Th.is_meta:
             return
         frequencies = self.theta ** (-torch.arange(0, self.head_dim, 2, dtype=torch.float64) / self.head_dim)

@@ -186,7 +186,7 @@ class Memory:
     A backward pass begins at the loss, with all `activations` and `logits`. It gathers (and, with activation
     checkpointing, recomputes) the layers one by one while `kept_logits` stay. It ends with `reduction`: gradients that
     are being added to the accumulated ones, which stay until the window's step. With `keeps_gathered`
-    (`config/gathering.py`) all layers are gathered from the first forward pass on.
+    (`config/flops.py`) all layers are gathered from the first forward pass on.
     """
 
     weights: int  # float32 masters

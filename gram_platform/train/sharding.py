@@ -23,9 +23,10 @@ from gram_platform.train.optimizers import Sets
 
 
 class ShardedLearner(Learner):
-    """Needs an initialised process group. All ranks must call every method in the same order."""
+    """One rank's part of a run; needs an initialised process group. Ranks must call methods in the same order."""
 
     def _build(self, weights: Iterable[tuple[str, torch.Tensor]]) -> tuple[nn.Module, Sets]:
+        """Shards the model on the meta device, then fills this rank's rows, one weight at a time."""
         self.mesh = init_device_mesh(self.device.type, (dist.get_world_size(),))
         with torch.device("meta"):
             model = Transformer(self.config.model)
@@ -44,9 +45,9 @@ class ShardedLearner(Learner):
         parameters = dict(model.named_parameters())
         for name, value in weights:
             self._fill(parameters[name], f"model.{name}", value)
-        self.model = model
         has_loras = any(module.kind == "lora" for module in self.config.model.modules)
-        self._reduces_each = has_loras and self.config.precision != "float32"
+        self._reduces_every_micro_batch = has_loras and self.config.precision != "float32"
+        self.model = model
         self._warm_up()
         return model, parameters_by_set(model)
 
@@ -86,11 +87,12 @@ class ShardedLearner(Learner):
         bfloat16 every micro-batch is reduced, since LoRAs share their block's group, a group's gradients must have one
         dtype, and accumulated gradients are float32.
         """
-        self.model.set_requires_gradient_sync(is_last or self._reduces_each)
+        self.model.set_requires_gradient_sync(is_last or self._reduces_every_micro_batch)
         self.model.set_reshard_after_backward(is_last or not self._keeps_gathered)
         loss.backward()
 
     def mean_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
+        """Averages by one all-reduce; returns the means on the CPU."""
         total = values.to(self.device)
         dist.all_reduce(total)
         return (total / dist.get_world_size()).cpu()

@@ -245,7 +245,7 @@ def test_check_of_local_and_generated_corpora(corpus, tmp_path):
 
 
 def test_bad_rows(tmp_path):
-    with pytest.raises(ValueError, match=r"label=''.*label_field is not"):
+    with pytest.raises(ValueError, match=r"label=''.*one of label and label_field"):
         HubRow("d", "main", ("text",), 1.0, False)
     with pytest.raises(ValueError, match="regular expression"):
         HubRow("d", "main", ("text",), 1.0, False, label="core", keep=(("lang", "("),))
