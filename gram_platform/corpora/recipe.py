@@ -26,10 +26,10 @@ PACK_VERSION = 1  # raise it when an equal recipe would pack to other tokens; pa
 TRAINED = ("bpe", "bpe-passages")
 TOKENIZER_KINDS = (*TRAINED, "file", "hub")
 MIN_BPE_VOCAB = 257  # 256 bytes and the end of text
-MIN_SAMPLED = 64  # documents or passages that a tokenizer's sample can hold, at least
-BYTES_PER_TOKEN = 4.0  # estimate before there is a tokenizer
+MIN_SAMPLED = 64  # a tokenizer's sample has room for at least this many documents or passages
+BYTES_PER_TOKEN = 4.0  # estimate while the tokenizer is unknown
 FEWEST_BYTES_PER_TOKEN = 2.0  # bounds the number of tokens from above while the tokenizer is unknown
-FLOOR_BYTES_PER_TOKEN = 6.0  # up to this many, a domain reaches the floor on validation sequences
+FLOOR_BYTES_PER_TOKEN = 6.0  # the floor on validation sequences holds for text of up to this many
 FLOOR_DOCUMENTS = 8  # held out of a domain on average, at least, so that every domain has some
 MAX_VALIDATION = 0.5  # largest share of a domain's documents that is held out
 FIRST_PART_BYTES = 1 << 22  # of text in the first parts of a hub row
@@ -101,11 +101,6 @@ class HubRow:
         fields = {f.name: v for f, v in identity_fields(self).items()}
         return {k: v for k, v in fields.items() if k not in NO_IDENTITY}
 
-    def capped(self, num_bytes: int) -> int:
-        """Returns `num_bytes`, but at most the estimated available bytes."""
-        known = round(self.available_tokens * self.bytes_per_token)
-        return min(num_bytes, known) if known else num_bytes
-
 
 @dataclass(frozen=True)
 class HubSource:
@@ -120,8 +115,9 @@ class HubSource:
 
     @property
     def expected_bytes(self) -> tuple[int, ...]:
-        """Returns the bytes expected of each row: `num_bytes`, but at most the available bytes."""
-        return tuple(row.capped(n) for row, n in zip(self.rows, self.num_bytes, strict=True))
+        """Returns the bytes expected of each row: `num_bytes`, but at most the estimated available bytes."""
+        available = [round(row.available_tokens * row.bytes_per_token) for row in self.rows]  # 0: unknown
+        return tuple(min(n, known) if known else n for n, known in zip(self.num_bytes, available, strict=True))
 
 
 def part_bytes(done: int) -> int:
