@@ -76,4 +76,4 @@ def parts(run: RunConfig, scene: Scene) -> tuple[Learner, Plan, PlanReader]:
     """What the loop takes."""
     plan = Plan(run)
     learner = Learner(run, scene.device, compiled=scene.compiled)
-    return learner, plan, PlanReader(run, plan, random_tokens(run))
+    return learner, plan, PlanReader(run, random_tokens(run))

@@ -49,7 +49,7 @@ def compare(size: Size, num_rounds: int, num_rows: int = NUM_ROWS, kind: str = "
 
 def steps(reader: RowReader, active: Activation) -> None:
     """Decoding steps of rows that have each read `NUM_SEEN` tokens."""
-    tokens = torch.arange(active.num_rows)[:, None]
-    seen, one = torch.full((active.num_rows,), NUM_SEEN), torch.ones(active.num_rows, dtype=torch.int64)
+    tokens = torch.arange(active.pairs.num_rows)[:, None]
+    seen, one = torch.full((active.pairs.num_rows,), NUM_SEEN), torch.ones(active.pairs.num_rows, dtype=torch.int64)
     for _ in range(NUM_STEPS):
         reader.read(tokens, seen, one, active)

@@ -95,7 +95,7 @@ def _steps(scene: Scene, rank: int, num_ranks: int) -> Iterator[StepRecord]:
     run = runs(scene)[DENSE]
     plan = Plan(run)
     learner = Learner(run) if num_ranks == 1 else ShardedLearner(run)
-    return training_steps(learner, plan, PlanReader(run, plan, random_tokens(run)), 0, rank, num_ranks)
+    return training_steps(learner, plan, PlanReader(run, random_tokens(run)), 0, rank, num_ranks)
 
 
 def _free_port() -> int:

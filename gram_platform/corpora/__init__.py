@@ -1,12 +1,12 @@
-"""Labelled text -> tokenizer -> packed sequences.
+"""Turns labelled text into packed sequences of tokens.
 
-`resolve` turns what a user names into a `CorpusRecipe` (its hash is the `data_id`), `prepare` packs it,
-`PackedCorpus` reads it. Names are resolved on first use, so that reading a packed corpus needs numpy alone.
+`resolve` turns a name or path into a `CorpusRecipe`, whose hash is the `data_id`; `prepare` packs the recipe;
+`PackedCorpus` reads the result. Modules are imported on first use: reading a packed corpus needs only numpy.
 """
 
 from importlib import import_module
 
-_HOME = {
+_MODULE_OF = {
     "CorpusRecipe": "recipe",
     "CorruptCorpus": "packed",
     "PackedCorpus": "packed",
@@ -16,10 +16,10 @@ _HOME = {
     "prepare": "pack",
     "resolve": "resolution",
 }
-__all__ = sorted(_HOME)
+__all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOME:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

@@ -1,52 +1,57 @@
-"""The corpora that have names, but for `installed` (`installed.py`). Literal values, meant to be read and edited.
+"""Lists the named corpora, except `installed` (see `installed.py`). Literal values, to be read and edited.
 
-A hub row is `verified` once a person, or `gram prepare --check`, has opened a record of that revision and seen its
-fields. The rows below were written from the datasets' cards and from code that reads them, on a machine without a
-network: none is verified. A revision of "main" floats; put a commit there once you have checked it.
+A hub row is `verified` once a person or `gram prepare --check` has opened a record of that revision and seen the
+fields. The rows below were written from dataset cards and from code that reads the datasets, without a network: none is
+verified. The revision "main" changes over time; replace it by a commit once you have checked it.
 
 Amounts in tokens come from the authors' published logs (agencyenterprise/modular-pretraining). Bytes per token are
-estimates: for web text and code those of GPT-2's tokenizer, which GPT-Neo's is, on such text.
+estimates; for web text and code, those of GPT-2's tokenizer, which GPT-Neo uses too.
 """
 
 from dataclasses import dataclass, replace
 
+from gram_platform.config.identity import require_int, require_real
 from gram_platform.config.ladder import STORIES_AUX, STORIES_AUX_SHARE, STORIES_CORE
 from gram_platform.corpora.recipe import HubRow
 
-DEFAULT_NUM_AUX = 4  # topics that are auxiliary unless `--core-label` names the core's
+DEFAULT_NUM_AUX = 4  # number of auxiliary topics, the first by name, unless `--core-label` names the core
 
 
 @dataclass(frozen=True)
-class StoriesEntry:
-    """Generated stories: documents of core in all (spread over its topics) and of each auxiliary topic."""
+class StoriesCorpus:
+    """A corpus of generated stories."""
 
-    core_documents: int
-    aux_documents: int
+    core_documents: int  # spread over the topics of core
+    aux_documents: int  # of each auxiliary topic
     num_facts: int  # of each topic, a multiple of 16
-    shared_fact_share: float  # of them, common to all topics
+    shared_fact_share: float  # share of a topic's facts that all topics have in common
     seed: int = 0
 
 
 @dataclass(frozen=True)
-class HubEntry:
-    """Datasets of the hub, mixed: how much of them a corpus takes follows from the tokens that are asked for."""
+class HubCorpus:
+    """A mixture of hub datasets; the tokens that a study needs decide how much of each is fetched."""
 
     rows: tuple[HubRow, ...]
-    core_labels: tuple[str, ...]  # empty: all but the first DEFAULT_NUM_AUX labels by name
-    core_tokens: int  # unless a study or `gram prepare` asks for others
-    aux_share: float  # likewise: tokens of all auxiliary labels over core's
-    tokenizer: str = ""  # empty: a byte-level BPE trained on the corpus
+    core_labels: tuple[str, ...]  # (): all labels except the first DEFAULT_NUM_AUX by name
+    core_tokens: int  # default, if a study or `gram prepare` gives no number
+    aux_share: float  # default: tokens of all auxiliary labels, divided evenly, over core's tokens
+    tokenizer: str = ""  # "": a byte-level BPE trained on the corpus
+
+    def __post_init__(self) -> None:
+        require_int("core_tokens", self.core_tokens, 1)
+        require_real("aux_share", self.aux_share, 0.0, 1.0, open_low=True)
 
 
-# A story has about 160 tokens at vocabulary 1,024: "stories" has 3M tokens of core, 0.2M of each topic to train on,
-# "stories-long" 30M; "stories-96" is what the law `demo` was measured on. A topic has many facts,
-# told by a power law, as real text has: with few, a model that sees a part of a topic's text learns all of them. A
-# tenth is the topic's own, which is what removing it takes away.
+# A story has about 160 tokens at vocabulary 1,024: "stories" has 3M training tokens of core and 0.2M of each topic,
+# "stories-long" 30M of core; the law `demo` was measured on "stories-96". As in real text, a topic has many facts that
+# recur by a power law: of few facts, a model would learn all from a part of the topic's text. A tenth of the facts is
+# private to the topic and lost when the topic is removed.
 STORIES = {
-    "stories": StoriesEntry(core_documents=20_000, aux_documents=1_350, num_facts=384, shared_fact_share=0.9),
-    "stories-96": StoriesEntry(core_documents=16_500, aux_documents=1_350, num_facts=96, shared_fact_share=0.3),
-    "stories-long": StoriesEntry(core_documents=200_000, aux_documents=3_000, num_facts=384, shared_fact_share=0.9),
-    "stories-smoke": StoriesEntry(core_documents=2_000, aux_documents=200, num_facts=96, shared_fact_share=0.3),
+    "stories": StoriesCorpus(core_documents=20_000, aux_documents=1_350, num_facts=384, shared_fact_share=0.9),
+    "stories-96": StoriesCorpus(core_documents=16_500, aux_documents=1_350, num_facts=96, shared_fact_share=0.3),
+    "stories-long": StoriesCorpus(core_documents=200_000, aux_documents=3_000, num_facts=384, shared_fact_share=0.9),
+    "stories-smoke": StoriesCorpus(core_documents=2_000, aux_documents=200, num_facts=96, shared_fact_share=0.3),
 }
 
 SIMPLE_STORIES_TOPICS = (
@@ -111,14 +116,14 @@ STORIES_ROW = HubRow(
     verified=False,
     note="2,115,696 stories on the paper's 48 topics (app:stories), in lower case; any other topic is an error",
     bytes_per_token=4.6,
-    available_tokens=STORIES_CORE + STORIES_AUX,  # one epoch of core and of the four auxiliary topics
+    available_tokens=STORIES_CORE + STORIES_AUX,  # one epoch of core and the four auxiliary topics
 )
 STORIES_TEST_ROW = replace(
     STORIES_ROW,
     split="test",
     held_out=True,
     available_tokens=5_500_000,
-    note="21,371 stories, all validation: about 450 sequences of 256 tokens of each topic, at train's tokens a story",
+    note="21,371 stories, all validation: about 450 sequences of 256 tokens for each topic, by train's tokens a story",
 )
 
 LISP = r"^(Common Lisp|Emacs Lisp)$"
@@ -126,9 +131,9 @@ CYBER = r"\bcs\.(CR|NI|OS)\b"
 NUCLEAR = r"\bnucl-(ex|th)\b"
 VIROLOGY = r"(?i)\b(virus(es)?|viral|virolog\w*|virion\w*)\b"
 OSTI_PAGE = "https://www.osti.gov/api/v1/records?q=nuclear&product_type=Technical+Report&rows=100&page={page}"
-GATED = "gated: accept its terms on the hub and log in; no commit is known, so its main branch is read"
+GATED = "gated: accept the terms on the hub and log in; no commit is known, so the main branch is read"
 
-# The paper's mixture: .832, .149 and .010 of all tokens are .84, .15 and .01 of core, as the authors' settings say it.
+# The paper's mixture: .832, .149 and .010 of all tokens are .84, .15 and .01 of core, as in the authors' settings.
 WEB_ROW = HubRow(
     dataset="HuggingFaceFW/fineweb-edu",
     revision="87f09149ef4734204d70ed1d046ddc9ca3f2b8f9",
@@ -137,7 +142,7 @@ WEB_ROW = HubRow(
     label="core",
     share=0.832,
     verified=False,
-    note="nothing is dropped: labels are by dataset; the authors read sample-100BT, of which 5B takes nearly all",
+    note="no record is dropped: labels are by dataset; the authors read sample-100BT, which 5B nearly exhausts",
     bytes_per_token=4.7,
     available_tokens=350_000_000_000,
 )
@@ -149,8 +154,8 @@ CODE_ROW = HubRow(
     drop=(("lang", LISP),),
     share=0.149,
     verified=False,
-    note=f"{GATED}. Read in the order of its files, which is languages by name (ABAP, Ada, ... C), and not shuffled: "
-    "small sizes see the first few languages. Scheme, Racket and Clojure are core's",
+    note=f"{GATED}. Files are read by language name (ABAP, Ada, ... C), not shuffled: small sizes see only "
+    "the first few languages. Scheme, Racket and Clojure belong to core",
     bytes_per_token=2.5,
 )
 LISP_ROWS = tuple(
@@ -162,7 +167,7 @@ LISP_ROWS = tuple(
         label="lisp",
         share=0.00125,
         verified=False,
-        note=f"{GATED}. Half of lisp's tokens are of each language [ours]",
+        note=f"{GATED}. Each language gives half of lisp's tokens [ours]",
         bytes_per_token=3.0,
     )
     for language in ("common-lisp", "emacs-lisp")
@@ -170,7 +175,7 @@ LISP_ROWS = tuple(
 
 
 def _papers(category: str, label: str, share: float, available_tokens: int) -> HubRow:
-    """One category of the papers that the authors collected and published."""
+    """Makes the row of one category of the papers that the authors collected and published."""
     return HubRow(
         dataset="AE-data/dual-use-papers",
         revision="main",
@@ -179,7 +184,7 @@ def _papers(category: str, label: str, share: float, available_tokens: int) -> H
         keep=(("category", f"^{category}$"),),
         share=share,
         verified=False,
-        note=f"the category {category} of the paper's own papers; no commit is known, so its main branch is read",
+        note=f"the category {category} of the authors' papers; no commit is known, so the main branch is read",
         available_tokens=available_tokens,
     )
 
@@ -199,7 +204,7 @@ ABSTRACTS = HubRow(
     drop=(("categories", CYBER), ("categories", NUCLEAR)),
     share=0.010,
     verified=False,
-    note="abstracts, not papers; no commit is known, so its main branch is read",
+    note="abstracts, not papers; no commit is known, so the main branch is read",
 )
 SOURCE_ROWS = (
     ABSTRACTS,
@@ -213,7 +218,7 @@ SOURCE_ROWS = (
         label="nuclear",
         share=0.00125,
         verified=False,
-        note="OSTI's public search, which is not versioned: titles and abstracts of technical reports",
+        note="OSTI's public search, not versioned: titles and abstracts of technical reports",
     ),
     HubRow(
         dataset="common-pile/pubmed_filtered",
@@ -223,22 +228,22 @@ SOURCE_ROWS = (
         keep=(("text", VIROLOGY),),
         share=0.0025,
         verified=False,
-        note="full texts that name a virus, in the hub's copy of PubMed Central: narrower than the paper's biology",
+        note="full texts that name a virus, from the hub's copy of PubMed Central: narrower than the paper's biology",
     ),
 )
 
 NEO = "EleutherAI/gpt-neo-125m@main"
 HUB = {
-    "simple-stories": HubEntry(
+    "simple-stories": HubCorpus(
         rows=(STORIES_ROW, STORIES_TEST_ROW),
         core_labels=(),
         core_tokens=STORIES_CORE,
         aux_share=STORIES_AUX_SHARE,
         tokenizer="SimpleStories/SimpleStories-1.25M@main",
     ),
-    "dual-use": HubEntry((WEB_ROW, CODE_ROW, *LISP_ROWS, *PAPER_ROWS), ("core",), 16_100_000_000, 0.01, NEO),
-    # the papers' four categories alone: core is what they call other
-    "dual-use-papers": HubEntry(PAPER_ROWS, ("core",), 960_000_000, 0.01, NEO),
-    # papers from public sources instead, for those who cannot use the authors': abstracts but for virology
-    "dual-use-sources": HubEntry((WEB_ROW, CODE_ROW, *LISP_ROWS, *SOURCE_ROWS), ("core",), 960_000_000, 0.01, NEO),
+    "dual-use": HubCorpus((WEB_ROW, CODE_ROW, *LISP_ROWS, *PAPER_ROWS), ("core",), 16_100_000_000, 0.01, NEO),
+    # only the papers' four categories; core is the category "other"
+    "dual-use-papers": HubCorpus(PAPER_ROWS, ("core",), 960_000_000, 0.01, NEO),
+    # public sources in place of the authors' papers: abstracts, and full texts for virology
+    "dual-use-sources": HubCorpus((WEB_ROW, CODE_ROW, *LISP_ROWS, *SOURCE_ROWS), ("core",), 960_000_000, 0.01, NEO),
 }

@@ -1,36 +1,35 @@
-"""`gram prepare --check`: opens one record of every source of a corpus and says what it found."""
+"""Opens one record of every source of a corpus and reports it, for `gram prepare --check`."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from gram_platform.config.identity import invalid
-from gram_platform.corpora import catalog
+from gram_platform.corpora import catalog, stories
 from gram_platform.corpora.hub import first_record
 from gram_platform.corpora.installed import INSTALLED, first_units
 from gram_platform.corpora.recipe import CorpusRecipe, HubRow, HubSource, StoriesSource
 from gram_platform.corpora.records import Unit, read_unit
-from gram_platform.corpora.resolution import existing, stories_of
+from gram_platform.corpora.resolution import core_labels, existing_path, stories_of
 from gram_platform.corpora.sources import find_units
-from gram_platform.corpora.stories import story_documents
 
 SHOWN_CHARS = 80
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One source: `found` shows its first record, or why there is none."""
+    """One source; `found` shows the first record, or says why there is none."""
 
     source: str
     label: str
     ok: bool
-    verified: bool  # whether the catalog says so; local and generated sources need no mark
+    verified: bool  # marked so in the catalog; local and generated sources need no mark
     found: str
 
 
 def check(corpus: CorpusRecipe | str | Path) -> list[CheckResult]:
-    """Opens one record of every source of a recipe, or of what a user names as a corpus.
+    """Opens one record of every source of a recipe, or of a corpus that a user names.
 
-    A source that cannot be read is a result with `ok` False, not an exception; ValueError for an unknown corpus.
+    A source that cannot be read gives a result with `ok` False; an unknown corpus raises ValueError.
     """
     return [_check(source) for source in _sources(corpus)]
 
@@ -44,8 +43,8 @@ def _sources(corpus: CorpusRecipe | str | Path) -> list[HubRow | Unit | StoriesS
     if name in catalog.HUB:
         return list(catalog.HUB[name].rows)
     if name in catalog.STORIES:
-        return [stories_of(catalog.STORIES[name], None)]
-    return first_units() if name == INSTALLED else list(find_units(existing(corpus)))
+        return [stories_of(catalog.STORIES[name], core_labels(None, stories.TOPICS))]
+    return first_units() if name == INSTALLED else list(find_units(existing_path(corpus)))
 
 
 def _check(source: HubRow | Unit | StoriesSource) -> CheckResult:
@@ -58,7 +57,7 @@ def _check(source: HubRow | Unit | StoriesSource) -> CheckResult:
 
 
 def _name(source: HubRow | Unit | StoriesSource) -> tuple[str, str, bool]:
-    """(source, label, verified) for a result."""
+    """Returns a result's source, label and verified mark."""
     if isinstance(source, HubRow):
         name = source.files[0] if source.files else f"{source.dataset} {source.config or source.data_dir}".strip()
         return name, source.label or source.label_field, source.verified
@@ -68,11 +67,10 @@ def _name(source: HubRow | Unit | StoriesSource) -> tuple[str, str, bool]:
 
 
 def _first(source: HubRow | Unit | StoriesSource) -> tuple[str, str]:
-    """The label and the text of the first record."""
+    """Returns label and text of the first record; ValueError if there is none."""
     if isinstance(source, HubRow):
-        record = first_record(source)
-        return record.label, record.text
-    found = next(read_unit(source) if isinstance(source, Unit) else story_documents(source), None)
+        return first_record(source)
+    found = next(read_unit(source) if isinstance(source, Unit) else stories.story_documents(source), None)
     if found is None:
         raise invalid("source", str(source.paths[0]), "a source with at least one record")
     return found

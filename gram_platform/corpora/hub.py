@@ -1,8 +1,8 @@
-"""The Hugging Face hub, streamed: rows of the table become compressed local shards, resumed where they stopped.
+"""Streams datasets of the Hugging Face hub into compressed local parts, and resumes an interrupted fetch.
 
-`fetch` writes `<folder>/<row id>/part-00000.jsonl.zst`, ...; after each part, `state.json` holds the stream's position
-(the `state_dict` of the `datasets` library), so an interrupted fetch loses one part at most and ends with equal bytes.
-A corpus that needs less of a row reads its first parts, one that needs more goes on where they end.
+`fetch` writes `<folder>/<row id>/part-00000.jsonl.zst`, ... After each part, `state.json` stores the stream's position
+(`state_dict` of the `datasets` library), so an interrupted fetch loses at most one part and ends with equal bytes.
+Corpora share parts: one that needs less of a row reads the first parts, one that needs more fetches further ones.
 """
 
 import json
@@ -20,85 +20,50 @@ import zstandard
 from gram_platform.config.identity import invalid, short_hash
 from gram_platform.corpora import recipe
 from gram_platform.corpora.recipe import HubRow, HubSource, part_bytes
-from gram_platform.corpora.records import Digest, Unit
+from gram_platform.corpora.records import Digest, Record, Unit
 from gram_platform.corpora.sources import Progress
 
-FIRST_RECORDS = 2_000  # of which one must have each field, and whose labels a check compares with the table
+FIRST_RECORDS = 2_000  # one of them must have each field; a check compares their labels with the catalog
 CONNECT_TIMEOUT_S = 10
 
 
 @dataclass(frozen=True)
-class Record:
-    """One record that passed a row's filters."""
+class Fetched:
+    """The parts of all rows as units to read, in order, and by row the number of records that lack a field."""
 
-    label: str
-    text: str
-
-
-class Lacking:
-    """Counts the records that lack a field of the row."""
-
-    def __init__(self, row: HubRow, from_start: bool) -> None:
-        self._row = row
-        self._never = dict.fromkeys(row.fields if from_start else (), "")  # fields not seen: what records have instead
-        self.num_records = self.num_skipped = 0
-
-    def has_all(self, record: dict) -> bool:
-        """Whether the row can use the record; ValueError once the first records all lack the same field."""
-        missing = [name for name in self._row.fields if not _has(record, name)]
-        self.num_records += 1
-        self.num_skipped += bool(missing)
-        if self._never:
-            self._never = {name: ", ".join(sorted(record)) for name in self._never if name in missing}
-            if self.num_records == FIRST_RECORDS:
-                self.require_fields()
-        return not missing
-
-    def require_fields(self) -> None:
-        """ValueError naming a field that no record has had."""
-        for name, found in self._never.items() if self.num_records else ():
-            raise invalid(f"{self._row.dataset}: field", name, f"one of {found}: no record has it")
+    units: tuple[Unit, ...]
+    skipped: dict[str, int]
 
 
-def open_row(row: HubRow):
-    """The row's `datasets.IterableDataset`, unread. Raises ValueError naming the row."""
-    import datasets
+def fetch(source: HubSource, folder: Path, progress: Progress) -> Fetched:
+    """Downloads the missing parts of every row.
 
-    revision = None if row.files and row.dataset in ("json", "parquet") else row.revision
-    arguments = {"name": row.config or None, "split": row.split, "revision": revision, "streaming": True}
-    if row.data_dir:
-        arguments["data_dir"] = row.data_dir
-    if row.files:
-        arguments["data_files"] = {row.split: list(row.files)}
-    try:
-        _require_reachable(row)
-        return datasets.load_dataset(row.dataset, **arguments)
-    except Exception as error:  # the library raises its own, fsspec's and the HTTP client's errors
-        raise _row_error(row, error) from error
+    Raises ValueError naming the row if the hub cannot be reached, no record has a field, or the catalog lacks a label.
+    """
+    units, skipped = [], {}
+    for row, num_bytes in zip(source.rows, source.num_bytes, strict=True):
+        row_folder = folder / row_id(row)
+        parts = _fetch_row(row, num_bytes, row_folder, progress)
+        units += [Unit((row_folder / part["name"],), digest=part["digest"], held_out=row.held_out) for part in parts]
+        name = f"{row.dataset} {row.data_dir or row.split} [{row.label or row.label_field}]"
+        skipped[name] = skipped.get(name, 0) + sum(part["skipped"] for part in parts)
+    return Fetched(tuple(units), {name: count for name, count in skipped.items() if count})
 
 
-def _require_reachable(row: HubRow) -> None:
-    """Raises OSError within seconds when the row's server does not answer; the libraries retry for much longer."""
-    import datasets
-
-    url = urlsplit(row.files[0] if row.files else datasets.config.HF_ENDPOINT)
-    if not url.hostname or url.scheme in getproxies():
-        return  # a local file, or a proxy that knows the way
-    port = url.port or (80 if url.scheme == "http" else 443)
-    try:
-        socket.create_connection((url.hostname, port), CONNECT_TIMEOUT_S).close()
-    except OSError as error:
-        raise ConnectionError(f"{url.hostname} does not answer ({error})") from None
+def row_id(row: HubRow) -> str:
+    """Names the folder of a row's parts by the values that decide their contents; equal for any amount of the row."""
+    sizes = [recipe.FIRST_PART_BYTES, recipe.PART_BYTES, recipe.GROWTH]
+    return short_hash({"row": row.identity, "part_bytes": sizes})
 
 
 def first_record(row: HubRow) -> Record:
-    """The first record that passes the row's filters; raises ValueError naming the row."""
-    stream, lacking = open_row(row), Lacking(row, from_start=True)
+    """Returns the first record that passes the row's filters; ValueError naming the row if there is none."""
+    stream, fields = _open_row(row), _RequiredFields(row, from_start=True)
     if row.label_field:
         _require_listed(row, stream.take(FIRST_RECORDS))
-    found = next(records(row, stream, lacking), None)
+    found = next(_records(row, stream, fields), None)
     if found is None:
-        lacking.require_fields()
+        fields.require_seen()
         raise invalid(f"hub row {row.dataset}", row.keep, "filters that at least one record passes")
     return found
 
@@ -111,17 +76,147 @@ def _require_listed(row: HubRow, stream) -> None:
         raise invalid(f"{row.dataset}: {name}", stray, "labels that its row in the catalog lists: add new ones there")
 
 
+# ---------------------------------------------------------------------------------------------------- parts
+
+
+def _fetch_row(row: HubRow, num_bytes: int, folder: Path, progress: Progress) -> list[dict]:
+    """Returns the parts that hold `num_bytes`, or all that exist; downloads missing ones."""
+    folder.mkdir(parents=True, exist_ok=True)
+    state, stream, number, done = _load_state(folder), None, 0, 0
+    while done < num_bytes:
+        if number == len(state["parts"]):
+            if state["exhausted"]:
+                break
+            if stream is None:
+                stream, fields = _open_row(row, state["position"]), _RequiredFields(row, from_start=number == 0)
+                found = _records(row, stream, fields)
+            before = fields.num_skipped
+            part = _write_part(found, folder, number, part_bytes(done))
+            if number == 0:
+                fields.require_seen()
+            part["skipped"], ended = fields.num_skipped - before, part.pop("ended")
+            parts = [*state["parts"], part]
+            if not part["documents"] and number:  # only records without a field followed the last part
+                parts = [*parts[:-2], {**parts[-2], "skipped": parts[-2]["skipped"] + part["skipped"]}]
+            state = {"parts": parts, "position": None if ended else stream.state_dict(), "exhausted": ended}
+            _save_state(folder, state)
+            progress(f"fetching {row.dataset}", min(done + part["bytes"], num_bytes), num_bytes)
+            continue
+        done += part_bytes(done)
+        number += 1
+    return state["parts"][:number]
+
+
+def _write_part(found: Iterator[Record], folder: Path, number: int, num_bytes: int) -> dict:
+    """Writes records until they hold `num_bytes` of text; renames the file to its name only when it is whole."""
+    name, digest = f"part-{number:05d}.jsonl.zst", Digest()
+    temporary = folder / f".{name}.{os.getpid()}"
+    documents = written = 0
+    with zstandard.open(temporary, "wb") as handle:
+        while written < num_bytes:
+            record = next(found, None)
+            if record is None:
+                break
+            line = json.dumps({"text": record.text, "label": record.label}, ensure_ascii=False)
+            handle.write(line.encode() + b"\n")
+            written += digest.add(record.label, record.text)
+            documents += 1
+    temporary.replace(folder / name)
+    counts = {"bytes": written, "documents": documents, "digest": digest.hexdigest()}
+    return {"name": name, **counts, "ended": written < num_bytes}
+
+
+def _load_state(folder: Path) -> dict:
+    """Reads where the last whole part ended; an unusable state means starting again."""
+    try:
+        state = json.loads((folder / "state.json").read_text())
+        if all((folder / part["name"]).is_file() for part in state["parts"]):
+            return state
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return {"parts": [], "position": None, "exhausted": False}
+
+
+def _save_state(folder: Path, state: dict) -> None:
+    temporary = folder / f".state.{os.getpid()}"
+    temporary.write_text(json.dumps(state))
+    temporary.replace(folder / "state.json")
+
+
+# -------------------------------------------------------------------------------------------------- records
+
+
+def _open_row(row: HubRow, position: dict | None = None):
+    """Opens the row's `datasets.IterableDataset`, at a `position` of its `state_dict`; ValueError naming the row."""
+    import datasets
+
+    revision = None if row.files and row.dataset in ("json", "parquet") else row.revision
+    arguments = {"name": row.config or None, "split": row.split, "revision": revision, "streaming": True}
+    if row.data_dir:
+        arguments["data_dir"] = row.data_dir
+    if row.files:
+        arguments["data_files"] = {row.split: list(row.files)}
+    try:
+        _require_reachable(row)
+        stream = datasets.load_dataset(row.dataset, **arguments)
+    except Exception as error:  # the library raises its own, fsspec's and the HTTP client's errors
+        raise _row_error(row, error) from error
+    if position is not None:
+        stream.load_state_dict(position)
+    return stream
+
+
+def _require_reachable(row: HubRow) -> None:
+    """Raises OSError within seconds if the row's server does not answer; the libraries retry for much longer."""
+    import datasets
+
+    url = urlsplit(row.files[0] if row.files else datasets.config.HF_ENDPOINT)
+    if not url.hostname or url.scheme in getproxies():
+        return  # a local file, or a proxy that may reach the server
+    port = url.port or (80 if url.scheme == "http" else 443)
+    try:
+        socket.create_connection((url.hostname, port), CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        raise ConnectionError(f"{url.hostname} does not answer ({error})") from None
+
+
 def _row_error(row: HubRow, error: Exception) -> ValueError:
     reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
     where = " ".join(part for part in (row.dataset, row.config, row.data_dir, f"at {row.revision}") if part)
     return ValueError(f"hub dataset {where} cannot be read: {type(error).__name__}: {reason}")
 
 
-def records(row: HubRow, stream, lacking: Lacking) -> Iterator[Record]:
+class _RequiredFields:
+    """Counts the records that lack a field of the row, and refuses a field that no record has."""
+
+    def __init__(self, row: HubRow, from_start: bool) -> None:
+        self._row = row
+        self._unseen = dict.fromkeys(row.fields if from_start else (), "")  # field -> fields that records have instead
+        self.num_records = self.num_skipped = 0
+
+    def has_all(self, record: dict) -> bool:
+        """Tells whether the row can use the record; ValueError once the first records all lack the same field."""
+        missing = [name for name in self._row.fields if not _has(record, name)]
+        self.num_records += 1
+        self.num_skipped += bool(missing)
+        if self._unseen:
+            self._unseen = {name: ", ".join(sorted(record)) for name in self._unseen if name in missing}
+            if self.num_records == FIRST_RECORDS:
+                self.require_seen()
+        return not missing
+
+    def require_seen(self) -> None:
+        """Raises ValueError naming a field that no record had."""
+        for name, found in self._unseen.items() if self.num_records else ():
+            raise invalid(f"{self._row.dataset}: field", name, f"one of {found}: no record has it")
+
+
+def _records(row: HubRow, stream, fields: _RequiredFields) -> Iterator[Record]:
+    """Yields the records that have all fields, pass the row's filters and have some text."""
     keep = [(name, re.compile(pattern)) for name, pattern in row.keep]
     drop = [(name, re.compile(pattern)) for name, pattern in row.drop]
     for record in _streamed(row, stream):
-        if not lacking.has_all(record):
+        if not fields.has_all(record):
             continue
         kept = all(pattern.search(_field(record, name)) for name, pattern in keep)
         if not kept or any(pattern.search(_field(record, name)) for name, pattern in drop):
@@ -132,19 +227,14 @@ def records(row: HubRow, stream, lacking: Lacking) -> Iterator[Record]:
 
 
 def _streamed(row: HubRow, stream) -> Iterator[dict]:
-    records = iter(stream)
-    while True:
-        try:
-            record = next(records)
-        except StopIteration:
-            return
-        except Exception as error:  # as in open_row: a connection may break at any record
-            raise _row_error(row, error) from error
-        yield record
+    try:
+        yield from stream
+    except Exception as error:  # as in `_open_row`: a connection may break at any record
+        raise _row_error(row, error) from error
 
 
 def _record(row: HubRow, record: dict) -> Record | None:
-    """The row's text and label; None for a record without text."""
+    """Returns the row's text and label; None for a record without text."""
     texts = [_field(record, name).strip() for name in row.text_fields]
     text = "\n\n".join(part for part in texts if part)
     if not text:
@@ -166,109 +256,8 @@ def _has(record: dict, name: str) -> bool:
 
 
 def _field(record: dict, name: str) -> str:
-    """The text of a field that the record has; dots go into nested records, items of a list are joined by blanks."""
+    """Returns the text of a field that the record has; dots descend into records, list items are joined by blanks."""
     value: object = record
     for part in name.split("."):
         value = value[part]
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-@dataclass(frozen=True)
-class Fetched:
-    """The parts of all rows as units to read, in order, and for each row how many records lacked a field."""
-
-    units: tuple[Unit, ...]
-    skipped: dict[str, int]
-
-
-def fetch(source: HubSource, folder: Path, progress: Progress) -> Fetched:
-    """Downloads what is missing of every row.
-
-    Raises ValueError naming the row when the hub cannot be reached, when no record has a field or a label is not in the
-    table.
-    """
-    units, skipped = [], {}
-    for row, num_bytes in zip(source.rows, source.num_bytes, strict=True):
-        own = folder / row_id(row)
-        parts = _fetch_row(row, num_bytes, own, progress)
-        units += [Unit((own / part["name"],), digest=part["digest"], held_out=row.held_out) for part in parts]
-        name = f"{row.dataset} {row.data_dir or row.split} [{row.label or row.label_field}]"
-        skipped[name] = skipped.get(name, 0) + sum(part["skipped"] for part in parts)
-    return Fetched(tuple(units), {name: count for name, count in skipped.items() if count})
-
-
-def row_id(row: HubRow) -> str:
-    """Names a row's downloaded parts by what decides their contents, whatever part of the row a corpus takes."""
-    sizes = [recipe.FIRST_PART_BYTES, recipe.PART_BYTES, recipe.GROWTH]
-    return short_hash({"row": row.identity, "part_bytes": sizes})
-
-
-def _fetch_row(row: HubRow, num_bytes: int, folder: Path, progress: Progress) -> list[dict]:
-    """The parts that hold `num_bytes`, or all there are."""
-    folder.mkdir(parents=True, exist_ok=True)
-    state, stream, number, done = _load_state(folder), None, 0, 0
-    while done < num_bytes:
-        if number == len(state["parts"]):
-            if state["exhausted"]:
-                break
-            if stream is None:
-                stream, lacking = _resumed(row, state["position"]), Lacking(row, from_start=number == 0)
-                found = records(row, stream, lacking)
-            before = lacking.num_skipped
-            part = _write_part(found, folder, number, part_bytes(done))
-            if number == 0:
-                lacking.require_fields()
-            part["skipped"], ended = lacking.num_skipped - before, part.pop("ended")
-            parts = [*state["parts"], part]
-            if not part["documents"] and number:  # nothing but records without a field came behind the last part
-                parts = [*parts[:-2], {**parts[-2], "skipped": parts[-2]["skipped"] + part["skipped"]}]
-            state = {"parts": parts, "position": None if ended else stream.state_dict(), "exhausted": ended}
-            _save_state(folder, state)
-            progress(f"fetching {row.dataset}", min(done + part["bytes"], num_bytes), num_bytes)
-            continue
-        done += part_bytes(done)
-        number += 1
-    return state["parts"][:number]
-
-
-def _resumed(row: HubRow, position: dict | None):
-    stream = open_row(row)
-    if position is not None:
-        stream.load_state_dict(position)
-    return stream
-
-
-def _write_part(found: Iterator[Record], folder: Path, number: int, num_bytes: int) -> dict:
-    """Writes records until they hold `num_bytes` of text; the file appears under its name only when it is whole."""
-    name, digest = f"part-{number:05d}.jsonl.zst", Digest()
-    temporary = folder / f".{name}.{os.getpid()}"
-    documents = written = 0
-    with zstandard.open(temporary, "wb") as handle:
-        while written < num_bytes:
-            record = next(found, None)
-            if record is None:
-                break
-            line = json.dumps({"text": record.text, "label": record.label}, ensure_ascii=False)
-            handle.write(line.encode() + b"\n")
-            written += digest.add(record.label, record.text)
-            documents += 1
-    temporary.replace(folder / name)
-    counts = {"bytes": written, "documents": documents, "digest": digest.hexdigest()}
-    return {"name": name, **counts, "ended": written < num_bytes}
-
-
-def _load_state(folder: Path) -> dict:
-    """Where the last complete part ended; from the beginning when nothing usable is there."""
-    try:
-        state = json.loads((folder / "state.json").read_text())
-        if all((folder / part["name"]).is_file() for part in state["parts"]):
-            return state
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # no state, or half a state: fetched again
-    return {"parts": [], "position": None, "exhausted": False}
-
-
-def _save_state(folder: Path, state: dict) -> None:
-    temporary = folder / f".state.{os.getpid()}"
-    temporary.write_text(json.dumps(state))
-    temporary.replace(folder / "state.json")

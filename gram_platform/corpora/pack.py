@@ -1,6 +1,4 @@
-"""From a recipe to a packed corpus: split, tokenise, concatenate, cut, write; in constant memory, and all or nothing
-(see `staging.py`).
-"""
+"""Packs the corpus of a recipe: splits, tokenises, cuts and writes, in constant memory, all or nothing."""
 
 import errno
 import hashlib
@@ -20,13 +18,16 @@ from gram_platform.corpora.packed import (
     SPLITS,
     PackedCorpus,
     corpus_fingerprint,
+    new_staging,
+    open_complete,
+    publish,
     sequence_path,
     sha256_file,
     token_dtype,
 )
 from gram_platform.corpora.recipe import BYTES_PER_TOKEN, MIN_SAMPLED, CorpusRecipe, HubSource
 from gram_platform.corpora.records import documents
-from gram_platform.corpora.sources import Progress, complete, new_staging, publish
+from gram_platform.corpora.sources import Progress
 from gram_platform.corpora.splits import KEY_RANGE, DuplicateLog, Splitter
 from gram_platform.corpora.tokenizer import (
     end_of_text_id,
@@ -36,12 +37,129 @@ from gram_platform.corpora.tokenizer import (
     train_tokenizer,
 )
 
-BATCH_CHARS = 1 << 20  # of text handed to the tokenizer at once
-WRITE_TOKENS = 1 << 18  # tokens of a domain held before they are written
+BATCH_CHARS = 1 << 20  # characters tokenised at once
+WRITE_TOKENS = 1 << 18  # tokens of a domain held before a write
+REPORT_CHARS = 1 << 20  # of text between two reports of progress
+PASSAGE_CHARS = 4096  # of a passage in a tokenizer's sample; fewer if the sample is small
+GOLDEN = 0x9E3779B97F4A7C15  # KEY_RANGE / golden ratio: multiples spread evenly over the range
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def prepare(recipe: CorpusRecipe, root: Path | str, progress: Progress | None = None) -> PackedCorpus:
+    """Packs a corpus into `root/<data_id>`, unless it is there and complete, and opens it.
+
+    Calls `progress(activity, done, total)` from time to time, in bytes of text. ValueError for bad records, a domain
+    without a sequence in a split, and a root that cannot be written or is full.
+    """
+    root = Path(root)
+    target = root / recipe.data_id
+    if (packed := open_complete(target)) is not None:
+        return packed
+    staging = new_staging(root, recipe.data_id)
+    try:
+        _fill(recipe, root, staging, progress or (lambda activity, done, total: None))
+        publish(staging, target)
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        raise _disk_full(recipe, root, error) from None
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return PackedCorpus.open(target)
+
+
+def _disk_full(recipe: CorpusRecipe, root: Path, error: OSError) -> ValueError:
+    num_tokens = _num_bytes(recipe) / BYTES_PER_TOKEN
+    needed_gb = num_tokens * token_dtype(recipe.vocab_size).itemsize / 1e9
+    return invalid("storage", str(root), f"a disk with room for about {needed_gb:.3g} GB ({error.strerror})")
+
+
+def _num_bytes(recipe: CorpusRecipe) -> int:
+    return sum(domain.num_bytes for domain in recipe.domains_from)
+
+
+def _fill(recipe: CorpusRecipe, root: Path, staging: Path, progress: Progress) -> None:
+    """Writes all files of the packed corpus into `staging`, the manifest last."""
+    tokenizer, units, skipped = _given_tokenizer(recipe), recipe.units, {}
+    if isinstance(recipe.source, HubSource):
+        from gram_platform.corpora.hub import fetch
+
+        fetched = fetch(recipe.source, root / "hub", progress)
+        units, skipped = fetched.units, fetched.skipped
+
+    def read(activity: str) -> Iterator[tuple[str, str]]:
+        return _reported(documents(recipe, units), activity, _num_bytes(recipe), progress)
+
+    held_out = tuple(unit for unit in units if unit.held_out)
+    splitter = Splitter(recipe, lambda: read("splitting"), documents(recipe, held_out) if held_out else ())
+    if tokenizer is None:
+        tokenizer = _trained_tokenizer(recipe, splitter, read("training the tokenizer"))
+    (staging / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+    writers, duplicates = _write_sequences(recipe, staging, tokenizer, splitter, read("packing"))
+    _write_manifest(recipe, staging, writers, {"duplicates": duplicates, "skipped": skipped})
+
+
+def _reported(
+    stream: Iterator[tuple[str, str]], activity: str, total: int, progress: Progress
+) -> Iterator[tuple[str, str]]:
+    """Passes (domain, text) on and reports progress every `REPORT_CHARS`."""
+    done = since = 0
+    for domain, text in stream:
+        since += len(text)
+        if since > REPORT_CHARS:
+            done, since = done + since, 0
+            progress(activity, min(done, total), total)
+        yield domain, text
+    progress(activity, total, total)
+
+
+def _given_tokenizer(recipe: CorpusRecipe) -> Tokenizer | None:
+    """Loads and checks the recipe's tokenizer before any long work; None for one to be trained."""
+    given = recipe.tokenizer
+    if given.is_trained:
+        return None
+    if given.kind == "hub":
+        tokenizer = hub_tokenizer(given.source)
+    else:
+        if sha256_file(recipe.tokenizer_path) != given.source:
+            raise invalid("tokenizer", str(recipe.tokenizer_path), "the unchanged file that the recipe was made with")
+        tokenizer = load_tokenizer(recipe.tokenizer_path)
+    require_usable(tokenizer, recipe.vocab_size)
+    return tokenizer
+
+
+def _trained_tokenizer(recipe: CorpusRecipe, splitter: Splitter, stream: Iterator[tuple[str, str]]) -> Tokenizer:
+    """Trains a BPE on a sample of the training documents; ValueError for an empty sample."""
+    sample = _sample(recipe, splitter, stream)
+    first = next(sample, None)
+    if first is None:
+        raise invalid("sample_bytes", recipe.tokenizer.sample_bytes, "enough bytes to hold some text")
+    return train_tokenizer(chain((first,), sample), recipe.vocab_size)
+
+
+def _sample(recipe: CorpusRecipe, splitter: Splitter, stream: Iterator[tuple[str, str]]) -> Iterator[str]:
+    """Yields about `sample_bytes` of the training documents, chosen by their keys.
+
+    Keys are rotated by 32 bits, so that the sample is independent of the split. `bpe` takes whole documents.
+    `bpe-passages` decides for each passage: consecutive passages step through the range of keys by the golden ratio, so
+    that the same share of every long document is taken.
+    """
+    trained = recipe.tokenizer
+    limit = min(1.0, trained.sample_bytes / _num_bytes(recipe)) * KEY_RANGE
+    size = max(1, min(PASSAGE_CHARS, trained.sample_bytes // MIN_SAMPLED))
+    for domain, text in stream:
+        key = splitter.key(text)
+        if splitter.split(domain, key) != "train":
+            continue
+        rotated = (key << 32 | key >> 32) % KEY_RANGE
+        step = len(text) if trained.kind == "bpe" else size
+        for number, start in enumerate(range(0, len(text), step)):
+            if (rotated + number * GOLDEN) % KEY_RANGE < limit:
+                yield text[start : start + step]
 
 
 class SequenceFile:
-    """One domain's sequences of one split: tokens come in, rows of seq_len + 1 go out, hashed on the way."""
+    """Writes one domain's sequences of one split: cuts tokens into rows of seq_len + 1 and hashes them."""
 
     def __init__(self, path: Path, seq_len: int, dtype: np.dtype) -> None:
         path.parent.mkdir(exist_ok=True)
@@ -53,7 +171,7 @@ class SequenceFile:
         path.write_bytes(b"")
 
     def add(self, tokens: np.ndarray) -> None:
-        """Appends one document's tokens, its end of text included."""
+        """Appends one document's tokens, including the end of text."""
         self._pending.append(tokens)
         self._num_pending += len(tokens)
         self.num_documents += 1
@@ -62,7 +180,7 @@ class SequenceFile:
             self._write()
 
     def close(self) -> str:
-        """Writes what is left, drops the part that fills no sequence; returns the file's SHA-256."""
+        """Writes the remaining sequences, drops tokens that fill none; returns the file's SHA-256."""
         self._write()
         return self._hash.hexdigest()
 
@@ -80,10 +198,10 @@ class SequenceFile:
         self.num_sequences += rows
 
 
-def write_sequences(
+def _write_sequences(
     recipe: CorpusRecipe, staging: Path, tokenizer: Tokenizer, splitter: Splitter, stream: Iterator[tuple[str, str]]
 ) -> tuple[dict[tuple[str, str], SequenceFile], dict[str, int]]:
-    """Tokenises every (domain, text) into its file below `staging`.
+    """Tokenises every (domain, text) into a file below `staging`.
 
     Returns the files by (split, domain), still open, and the counts of duplicates.
     """
@@ -101,7 +219,7 @@ def write_sequences(
 
 
 def _encoded(tokenizer: Tokenizer, splitter: Splitter, stream: Iterator[tuple[str, str]]) -> Iterator[tuple]:
-    """Batches of (domain, split, key) with their encodings, in order: one is tokenised while the next is read."""
+    """Yields batches of (domain, split, key) with their encodings, in order; tokenises one while reading the next."""
     with ThreadPoolExecutor(1) as pool:
         running = None
         for domains, texts in _batches(stream):
@@ -128,124 +246,6 @@ def _batches(stream: Iterator[tuple[str, str]]) -> Iterator[tuple[list[str], lis
             domains, texts, num_chars = [], [], 0
     if texts:
         yield domains, texts
-
-
-REPORT_CHARS = 1 << 20  # of text between two reports of progress
-PASSAGE_CHARS = 4096  # of long documents in a tokenizer's sample; fewer where they would be much of the sample
-GOLDEN = 0x9E3779B97F4A7C15  # KEY_RANGE over the golden ratio: its multiples spread evenly over the range
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-def prepare(recipe: CorpusRecipe, root: Path | str, progress: Progress | None = None) -> PackedCorpus:
-    """Packs the corpus into `root/<data_id>` and opens it; does nothing when it is there and complete.
-
-    `progress(what, done, total)` is called now and then, with bytes of text. Raises ValueError for bad records, for a
-    domain without a sequence in one of its splits, and for a root that cannot be written or is full.
-    """
-    root = Path(root)
-    target = root / recipe.data_id
-    ready = complete(target)
-    if ready is not None:
-        return ready
-    staging = new_staging(root, recipe.data_id)
-    try:
-        _fill(recipe, root, staging, progress or (lambda what, done, total: None))
-        publish(staging, target)
-    except OSError as error:
-        if error.errno not in DISK_FULL:
-            raise
-        raise _disk_full(recipe, root, error) from None
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-    return PackedCorpus.open(target)
-
-
-def _disk_full(recipe: CorpusRecipe, root: Path, error: OSError) -> ValueError:
-    num_tokens = sum(d.num_bytes for d in recipe.domains_from) / BYTES_PER_TOKEN
-    needed_gb = num_tokens * token_dtype(recipe.vocab_size).itemsize / 1e9
-    return invalid("storage", str(root), f"a disk with room for about {needed_gb:.3g} GB ({error.strerror})")
-
-
-def _fill(recipe: CorpusRecipe, root: Path, staging: Path, progress: Progress) -> None:
-    """Writes all files of the packed corpus into `staging`, the manifest last."""
-    tokenizer, units, skipped = _given_tokenizer(recipe), recipe.units, {}
-    if isinstance(recipe.source, HubSource):
-        from gram_platform.corpora.hub import fetch
-
-        fetched = fetch(recipe.source, root / "hub", progress)
-        units, skipped = fetched.units, fetched.skipped
-
-    def read(what: str) -> Iterator[tuple[str, str]]:
-        return _reported(documents(recipe, units), what, sum(d.num_bytes for d in recipe.domains_from), progress)
-
-    held_out = tuple(unit for unit in units if unit.held_out)
-    splitter = Splitter(recipe, lambda: read("splitting"), documents(recipe, held_out) if held_out else ())
-    if tokenizer is None:
-        tokenizer = _trained_tokenizer(recipe, splitter, read("training the tokenizer"))
-    (staging / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
-    writers, duplicates = write_sequences(recipe, staging, tokenizer, splitter, read("packing"))
-    _write_manifest(recipe, staging, writers, {"duplicates": duplicates, "skipped": skipped})
-
-
-def _reported(
-    stream: Iterator[tuple[str, str]], what: str, total: int, progress: Progress
-) -> Iterator[tuple[str, str]]:
-    done = since = 0
-    for domain, text in stream:
-        since += len(text)
-        if since > REPORT_CHARS:
-            done, since = done + since, 0
-            progress(what, min(done, total), total)
-        yield domain, text
-    progress(what, total, total)
-
-
-def _given_tokenizer(recipe: CorpusRecipe) -> Tokenizer | None:
-    """The recipe's tokenizer, checked, before anything long begins; None if it has to be trained."""
-    given = recipe.tokenizer
-    if given.is_trained:
-        return None
-    if given.kind == "hub":
-        tokenizer = hub_tokenizer(given.source)
-    else:
-        if sha256_file(recipe.tokenizer_path) != given.source:
-            raise invalid(
-                "tokenizer",
-                str(recipe.tokenizer_path),
-                "the unchanged file that the recipe was made with",
-            )
-        tokenizer = load_tokenizer(recipe.tokenizer_path)
-    require_usable(tokenizer, recipe.vocab_size)
-    return tokenizer
-
-
-def _trained_tokenizer(recipe: CorpusRecipe, splitter: Splitter, stream: Iterator[tuple[str, str]]) -> Tokenizer:
-    """A BPE of a sample of the training documents; raises ValueError when nothing is in it."""
-    sample = _sample(recipe, splitter, stream)
-    first = next(sample, None)
-    if first is None:
-        raise invalid("sample_bytes", recipe.tokenizer.sample_bytes, "enough bytes to hold some text")
-    return train_tokenizer(chain((first,), sample), recipe.vocab_size)
-
-
-def _sample(recipe: CorpusRecipe, splitter: Splitter, stream: Iterator[tuple[str, str]]) -> Iterator[str]:
-    """About `sample_bytes` of the training documents, by their hash (turned, so that it is independent of the split).
-
-    `bpe` takes whole documents. `bpe-passages` decides for each passage: the numbers of a document's passages go round
-    the range of keys in steps of the golden ratio, so of every long document there is the same share.
-    """
-    trained = recipe.tokenizer
-    limit = min(1.0, trained.sample_bytes / sum(d.num_bytes for d in recipe.domains_from)) * KEY_RANGE
-    size = max(1, min(PASSAGE_CHARS, trained.sample_bytes // MIN_SAMPLED))
-    for domain, text in stream:
-        key = splitter.key(text)
-        if splitter.split(domain, key) != "train":
-            continue
-        turned = (key << 32 | key >> 32) % KEY_RANGE
-        step = len(text) if trained.kind == "bpe" else size
-        for number, start in enumerate(range(0, len(text), step)):
-            if (turned + number * GOLDEN) % KEY_RANGE < limit:
-                yield text[start : start + step]
 
 
 def _write_manifest(

@@ -1,18 +1,23 @@
-"""Reading a packed corpus: memory-mapped sequences of token ids, one file for each domain and split.
+"""Opens and publishes packed corpora: memory-mapped sequences of token ids, one file for each domain and split.
 
-A packed corpus is a folder, written once and atomically by `pack.prepare`:
+A packed corpus is a folder that `pack.prepare` writes once and atomically:
 
     manifest.json                 counts, hashes, recipe and fingerprint
     tokenizer.json                the tokenizer that made it
     train/<domain>.bin            little-endian uint16 (uint32 if vocab_size > 65,535), [num_sequences, seq_len + 1]
     validation/<domain>.bin
 
-Row n + 1 starts with the last token of row n: inputs are columns 0..seq_len-1 and targets columns 1..seq_len, so every
-token of a domain (but its very first) is the target of exactly one row. This file needs numpy and nothing else.
+Row n + 1 starts with the last token of row n. Inputs are columns 0..seq_len-1, targets columns 1..seq_len, so every
+token of a domain except the first is the target of exactly one row. This file needs only numpy.
 """
 
 import hashlib
 import json
+import os
+import shutil
+import socket
+import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,19 +28,20 @@ from gram_platform.config.identity import invalid, require_choice
 
 SPLITS = ("train", "validation")
 LAYOUT_VERSION = 1  # of the files on disk
+STALE_S = 86_400  # age at which another machine's unfinished folder counts as abandoned
 
 
 class CorruptCorpus(ValueError):
-    """A packed corpus whose files are missing or differ from its manifest; preparing it again repairs it."""
+    """Files of a packed corpus are missing or differ from the manifest; preparing the corpus again repairs it."""
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """The little-endian integer type of the token ids on disk."""
+    """Returns the little-endian integer type of token ids on disk."""
     return np.dtype("<u2" if vocab_size <= 65_535 else "<u4")
 
 
 def sequence_path(split: str, domain: str) -> str:
-    """Where a domain's sequences lie, relative to the corpus' folder."""
+    """Returns the file of a domain's sequences, relative to the corpus's folder."""
     return f"{split}/{domain}.bin"
 
 
@@ -45,24 +51,24 @@ def sha256_file(path: Path) -> str:
 
 
 def corpus_fingerprint(files: dict[str, str]) -> str:
-    """16 hexadecimal digits that stand for the tokens and the tokenizer: a hash over every file's hash."""
+    """Hashes the hashes of all files, tokens and tokenizer, to 16 hexadecimal digits."""
     listing = json.dumps(sorted(files.items()), separators=(",", ":"))
     return hashlib.sha256(listing.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class PackedCorpus:
-    """An opened packed corpus. Arrays are memory-mapped when asked for; nothing is held."""
+    """An opened packed corpus; memory-maps arrays on request."""
 
     path: Path
     manifest: dict = field(repr=False)
 
     @classmethod
     def open(cls, path: Path | str) -> "PackedCorpus":
-        """Opens the folder and compares every file's size with the manifest.
+        """Opens a folder and compares the size of every file with the manifest; `verify` compares contents.
 
-        Raises CorruptCorpus (a ValueError) when the manifest is missing or unreadable, or a file is missing or has
-        another size; contents are compared by `verify` only.
+        Raises CorruptCorpus (a ValueError) if the manifest is missing or unreadable, or a file is missing or has
+        another size.
         """
         path = Path(path)
         corpus = cls(path, _read_manifest(path))
@@ -80,7 +86,7 @@ class PackedCorpus:
 
     @property
     def skipped(self) -> tuple[str, ...]:
-        """A line for each row of the hub with records that lack a field and were left out."""
+        """Returns a line for each hub row of which packing left out records that lack a field."""
         counts = self.manifest.get("skipped", {})
         return tuple(f"{row}: left out {number:,} records without a field" for row, number in counts.items())
 
@@ -90,7 +96,7 @@ class PackedCorpus:
 
     @property
     def domains(self) -> tuple[str, ...]:
-        """Core first, then the auxiliary domains by name."""
+        """Returns core, then the auxiliary domains by name."""
         return tuple(self.manifest["domains"])
 
     @property
@@ -112,21 +118,21 @@ class PackedCorpus:
         return self._counts(split, domain)["num_documents"]
 
     def train(self, domain: str) -> np.ndarray:
-        """The training sequences of a domain, read-only memory map [num_sequences, seq_len + 1]."""
+        """Maps the training sequences of a domain, see `sequences`."""
         return self.sequences("train", domain)
 
     def validation(self, domain: str) -> np.ndarray:
-        """The validation sequences of a domain, read-only memory map [num_sequences, seq_len + 1]."""
+        """Maps the validation sequences of a domain, see `sequences`."""
         return self.sequences("validation", domain)
 
     def sequences(self, split: str, domain: str) -> np.memmap:
-        """Read-only memory map [num_sequences, seq_len + 1] of token ids."""
+        """Maps the token ids of a domain's split read-only: [num_sequences, seq_len + 1]."""
         shape = (self.num_sequences(split, domain), self.seq_len + 1)
         target = self.path / sequence_path(split, domain)
         return np.memmap(target, dtype=np.dtype(self.manifest["dtype"]), mode="r", shape=shape)
 
     def verify(self) -> None:
-        """Reads every file and compares its SHA-256 with the manifest; raises CorruptCorpus naming the file."""
+        """Compares the SHA-256 of every file with the manifest; CorruptCorpus naming the file that differs."""
         for relative, expected in self.manifest["files"].items():
             found = sha256_file(self.path / relative)
             if found != expected:
@@ -143,8 +149,8 @@ class PackedCorpus:
     def _expected_bytes(self) -> dict[str, int]:
         row_bytes = (self.seq_len + 1) * np.dtype(self.manifest["dtype"]).itemsize
         pairs = [(split, domain) for split in SPLITS for domain in self.domains]
-        sizes = {sequence_path(s, d): self.num_sequences(s, d) * row_bytes for s, d in pairs}
-        return {**sizes, "tokenizer.json": self.manifest["tokenizer_bytes"]}
+        num_bytes = {sequence_path(s, d): self.num_sequences(s, d) * row_bytes for s, d in pairs}
+        return {**num_bytes, "tokenizer.json": self.manifest["tokenizer_bytes"]}
 
 
 def _read_manifest(path: Path) -> dict:
@@ -162,9 +168,9 @@ def _read_manifest(path: Path) -> dict:
 
 
 def packed_documents(rows: np.ndarray, end_of_text: int) -> list[np.ndarray]:
-    """The whole documents of rows [N, seq_len + 1], in order, without their end of text; one cut at the end is not.
+    """Returns the documents of rows [N, seq_len + 1], in order, without ends of text or a document cut at the end.
 
-    The last token of a row is the first of the next.
+    The last token of a row is the first token of the next row.
     """
     stream = np.concatenate([rows[:, :-1].reshape(-1), rows[-1, -1:]])
     ends = np.flatnonzero(stream == end_of_text)
@@ -172,12 +178,12 @@ def packed_documents(rows: np.ndarray, end_of_text: int) -> list[np.ndarray]:
     return [stream[start:end] for start, end in zip(starts, ends, strict=True)]
 
 
-def openings(
+def prompts_and_truths(
     rows: np.ndarray, end_of_text: int, wanted: Sequence[int], num_prompt_tokens: int, num_tokens: int
 ) -> list[tuple[list[int], list[int]]]:
-    """(prompt, at most `num_tokens` of what follows) of the wanted documents, counted over those longer than a prompt.
+    """Splits documents into (prompt, at most `num_tokens` following tokens).
 
-    ValueError when there are fewer.
+    `wanted` are indices into the documents that are longer than a prompt; ValueError for an index beyond them.
     """
     long_enough = [d for d in packed_documents(rows, end_of_text) if len(d) > num_prompt_tokens]
     if max(wanted) >= len(long_enough):
@@ -186,3 +192,59 @@ def openings(
     stop = num_prompt_tokens + num_tokens
     chosen = [long_enough[index].tolist() for index in wanted]
     return [(tokens[:num_prompt_tokens], tokens[num_prompt_tokens:stop]) for tokens in chosen]
+
+
+# --------------------------------------------------------------------------------------------- publishing
+
+
+def open_complete(target: Path) -> PackedCorpus | None:
+    """Opens the packed corpus of a folder; None if it is missing or incomplete."""
+    try:
+        return PackedCorpus.open(target)
+    except CorruptCorpus:
+        return None
+
+
+def new_staging(root: Path, data_id: str) -> Path:
+    """Makes a folder for this attempt, and removes the folders of attempts that died."""
+    host = socket.gethostname()
+    staging = root / f".{data_id}.{host}.{os.getpid()}.{uuid.uuid4().hex[:8]}"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        for old in root.glob(f".{data_id}.*"):
+            if _is_abandoned(old, host):
+                shutil.rmtree(old, ignore_errors=True)
+        staging.mkdir()
+    except OSError as error:
+        raise invalid("storage", str(root), f"a folder that can be written ({error.strerror})") from None
+    return staging
+
+
+def _is_abandoned(staging: Path, host: str) -> bool:
+    pid = staging.name.split(".")[-2]
+    try:
+        if f".{host}.{pid}." not in staging.name:
+            return time.time() - staging.stat().st_mtime > STALE_S
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except (FileNotFoundError, PermissionError, ValueError):
+        pass  # published or removed meanwhile, another user's process, or not one of our names
+    return False
+
+
+def publish(staging: Path, target: Path) -> None:
+    """Renames a finished folder into place; keeps a complete one that came first, replaces a broken one."""
+    for _ in range(3):
+        try:
+            staging.rename(target)
+            return
+        except OSError:
+            if not target.exists():
+                raise
+        if open_complete(target) is not None:
+            return
+        broken = target.with_name(f"{staging.name}.broken")
+        target.rename(broken)
+        shutil.rmtree(broken, ignore_errors=True)
+    raise OSError(f"{target} keeps coming back incomplete: is another program writing there?")

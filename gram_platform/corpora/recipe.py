@@ -1,8 +1,8 @@
-"""What a packed corpus is made from, as a value: `CorpusRecipe`, whose hash is the `data_id`.
+"""Describes the source of a packed corpus as a value, `CorpusRecipe`, whose hash is the `data_id`.
 
-A recipe holds contents, never places: the hash of the records of local files (so moving, renaming or compressing them
-changes nothing), the parameters of generated stories, or the rows of the hub's table with their revisions. It exists
-before any data does, except that local files are read once to know their labels and lengths.
+A recipe identifies contents, not paths: the hash of local records (so moving, renaming or compressing files changes
+nothing), the parameters of generated stories, or rows of the hub's table with their revisions. It exists before the
+packed data; only local files are read once, for labels and lengths.
 """
 
 import re
@@ -22,9 +22,19 @@ from gram_platform.config.identity import (
     to_plain,
 )
 
-FIRST_PART_BYTES = 1 << 22  # of text in the first parts
-PART_BYTES = 1 << 26  # in the largest
-GROWTH = 8  # between them a part is an eighth of what is before it: whole parts are never much more than is needed
+PACK_VERSION = 1  # raise it when an equal recipe would pack to other tokens; part of every data_id
+TRAINED = ("bpe", "bpe-passages")
+TOKENIZER_KINDS = (*TRAINED, "file", "hub")
+MIN_BPE_VOCAB = 257  # 256 bytes and the end of text
+MIN_SAMPLED = 64  # a tokenizer's sample has room for at least this many documents or passages
+BYTES_PER_TOKEN = 4.0  # estimate while the tokenizer is unknown
+FEWEST_BYTES_PER_TOKEN = 2.0  # bounds the number of tokens from above while the tokenizer is unknown
+FLOOR_BYTES_PER_TOKEN = 6.0  # the floor on validation sequences holds for text of up to this many
+FLOOR_DOCUMENTS = 8  # held out of a domain on average, at least, so that every domain has some
+MAX_VALIDATION = 0.5  # largest share of a domain's documents that is held out
+FIRST_PART_BYTES = 1 << 22  # of text in the first parts of a hub row
+PART_BYTES = 1 << 26  # of text in the largest parts
+GROWTH = 8  # parts between have an eighth of the text before them: whole parts exceed the need by little
 NO_IDENTITY = ("note", "verified", "share", "bytes_per_token", "available_tokens")
 
 
@@ -32,17 +42,17 @@ NO_IDENTITY = ("note", "verified", "share", "bytes_per_token", "available_tokens
 class HubRow:
     """One dataset of the Hugging Face hub, as a row of the table in `catalog.py`.
 
-    Give `label` (every record has it) or `label_field` and the `labels` it is known to hold. `keep` and `drop` are
-    (field, regular expression) pairs searched in the field's text (dots go into nested fields; the items of a list are
-    joined by blanks): all of `keep` must be found and none of `drop`. `data_dir` reads one folder of the repository,
-    `files` those files of it (or, with dataset "json" or "parquet", of a disk). Records come in the dataset's own
-    order, from the first. A `held_out` row is validation as a whole.
+    Give `label`, for all records, or `label_field` and the `labels` that it is known to hold. `keep` and `drop` are
+    (field, regular expression) pairs: all of `keep` must match and none of `drop`. Dots in a field's name descend into
+    nested fields; list items are joined by blanks. `data_dir` selects a folder of the repository, `files` some of its
+    files or, with dataset "json" or "parquet", local files or URLs. Records keep the dataset's order. All records of a
+    `held_out` row are validation.
     """
 
     dataset: str
     revision: str
     text_fields: tuple[str, ...]  # joined by a blank line
-    share: float  # of the corpus's tokens: rows of one domain divide it by their shares; not used of a held-out row
+    share: float  # of the corpus's tokens; rows of one domain divide it by their shares; unused in a held-out row
     verified: bool  # a person or `gram prepare --check` has opened a record of this revision
     label: str = ""
     label_field: str = ""
@@ -55,13 +65,13 @@ class HubRow:
     note: str = field(default="", compare=False)
     data_dir: str = added("")
     held_out: bool = added(False)
-    bytes_per_token: float = 4.5  # of its text after the corpus's tokenizer: an estimate
-    available_tokens: int = 0  # that are known to pass the filters; 0: not known, and taken to be enough
+    bytes_per_token: float = 4.5  # estimate for the corpus's tokenizer
+    available_tokens: int = 0  # known to pass the filters; 0: unknown, assumed to be enough
 
     def __post_init__(self) -> None:
         where = f"hub row {self.dataset}"
         if bool(self.label) == bool(self.label_field):
-            raise invalid(f"{where}: label", self.label, "either label or label_field")
+            raise invalid(f"{where}: label", self.label, "exactly one of label and label_field")
         if self.label_field and not self.labels:
             raise invalid(f"{where}: labels", self.labels, "the values that label_field is known to hold")
         if not (self.dataset and self.revision and self.text_fields):
@@ -81,25 +91,20 @@ class HubRow:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Every field that a record must have."""
+        """Returns all fields that a record must have."""
         label = (self.label_field,) if self.label_field else ()
         return tuple(dict.fromkeys((*self.text_fields, *label, *(name for name, _ in self.keep + self.drop))))
 
     @property
     def identity(self) -> dict:
-        """What decides which records come out; notes, the verified mark and estimates of amounts do not."""
+        """Returns the fields that decide which records are read: no notes, verified mark or estimates."""
         fields = {f.name: v for f, v in identity_fields(self).items()}
         return {k: v for k, v in fields.items() if k not in NO_IDENTITY}
-
-    def capped(self, num_bytes: int) -> int:
-        """So many bytes, or as many as there are thought to be."""
-        known = round(self.available_tokens * self.bytes_per_token)
-        return min(num_bytes, known) if known else num_bytes
 
 
 @dataclass(frozen=True)
 class HubSource:
-    """Rows of the hub's table and how many bytes of text are taken from each, in the datasets' own order."""
+    """Rows of the hub's table, and the bytes of text to take from each, from the start of the dataset."""
 
     rows: tuple[HubRow, ...]
     num_bytes: tuple[int, ...]
@@ -110,17 +115,18 @@ class HubSource:
 
     @property
     def expected_bytes(self) -> tuple[int, ...]:
-        """Of each row: less than `num_bytes` where that is more than there is."""
-        return tuple(row.capped(n) for row, n in zip(self.rows, self.num_bytes, strict=True))
+        """Returns the bytes expected of each row: `num_bytes`, but at most the estimated available bytes."""
+        available = [round(row.available_tokens * row.bytes_per_token) for row in self.rows]  # 0: unknown
+        return tuple(min(n, known) if known else n for n, known in zip(self.num_bytes, available, strict=True))
 
 
 def part_bytes(done: int) -> int:
-    """Bytes of text in the part that follows `done` bytes of full parts."""
+    """Returns the bytes of text in the part that follows `done` bytes of full parts."""
     return min(PART_BYTES, max(FIRST_PART_BYTES, done // GROWTH))
 
 
 def whole_parts(num_bytes: float) -> int:
-    """The bytes of the fewest parts that hold so many."""
+    """Rounds `num_bytes` up to whole parts."""
     done = 0
     while done < min(num_bytes, GROWTH * PART_BYTES):
         done += part_bytes(done)
@@ -128,30 +134,18 @@ def whole_parts(num_bytes: float) -> int:
     return done + int(-(-rest // PART_BYTES)) * PART_BYTES
 
 
-PACK_VERSION = 1  # raised when the same recipe would pack to other tokens; part of every data_id
-TRAINED = ("bpe", "bpe-passages")
-TOKENIZER_KINDS = (*TRAINED, "file", "hub")
-MIN_BPE_VOCAB = 257  # 256 bytes and the end of text
-MIN_SAMPLED = 64  # documents, or passages of them, that a tokenizer's sample has room for
-BYTES_PER_TOKEN = 4.0  # what sizes are estimated with before there is a tokenizer
-FEWEST_BYTES_PER_TOKEN = 2.0  # text whose tokenizer is not known yet has at most as many tokens as this gives
-FLOOR_BYTES_PER_TOKEN = 6.0  # the floor on validation sequences is met by text of up to as many
-FLOOR_DOCUMENTS = 8  # held out of a domain on average at least, so that none has no validation at all
-MAX_VALIDATION = 0.5  # of a domain's documents, however small it is
-
-
 def validation_bytes(num_sequences: int, seq_len: int) -> float:
-    """Text that surely holds as many validation sequences."""
+    """Returns the bytes of text that surely hold this many validation sequences."""
     return (num_sequences * seq_len + 1) * FLOOR_BYTES_PER_TOKEN
 
 
 @dataclass(frozen=True)
 class TokenizerRecipe:
-    """Where the tokenizer comes from.
+    """The origin of a tokenizer.
 
-    `bpe`: byte-level BPE trained on about `sample_bytes` of the corpus' training documents, taken whole;
-    `bpe-passages`: taken in passages, for documents so long that few of them would be the sample; `file`: a
-    `tokenizer.json` whose SHA-256 is `source`; `hub`: `source` is `name@revision`.
+    `bpe`: byte-level BPE trained on about `sample_bytes` of the corpus's training documents, taken whole;
+    `bpe-passages`: the same, on passages, if a few long documents would fill the sample; `file`: a `tokenizer.json`
+    with SHA-256 `source`; `hub`: `source` is `name@revision`.
     """
 
     kind: str
@@ -171,14 +165,14 @@ class TokenizerRecipe:
 
 @dataclass(frozen=True)
 class DomainRecipe:
-    """A domain of the corpus and the labels of the source that are pooled in it."""
+    """A domain of the corpus, which pools labels of the source."""
 
     name: str
     labels: tuple[str, ...]
-    num_documents: int  # 0 where it is not known before the data is there
-    num_bytes: int  # of UTF-8 text that is split; for generated and hub corpora an estimate
+    num_documents: int  # 0: unknown before the data exists
+    num_bytes: int  # of UTF-8 text that is split; an estimate for generated and hub corpora
     bytes_per_token: float = added(BYTES_PER_TOKEN)
-    held_out_bytes: int = added(0)  # of text that is validation as a whole: a dataset's own test split
+    held_out_bytes: int = added(0)  # of text that is all validation: a dataset's test split
 
     def __post_init__(self) -> None:
         require_name("corpus.domain", self.name)
@@ -193,7 +187,7 @@ class DomainRecipe:
 
 @dataclass(frozen=True)
 class FilesSource:
-    """Local records: a hash over the sorted hashes of all units' records (a file, or a glob label's files)."""
+    """Local records: `content` hashes the sorted hashes of all units' records."""
 
     content: str
     num_units: int
@@ -201,7 +195,7 @@ class FilesSource:
 
 @dataclass(frozen=True)
 class StoriesSource:
-    """Generated stories: see `stories.py`. Documents a topic, and the knobs of its facts."""
+    """Generated stories: documents of each topic, and the parameters of facts, see `stories.stories_source`."""
 
     num_documents: tuple[tuple[str, int], ...]
     num_facts: int
@@ -212,7 +206,7 @@ class StoriesSource:
 
 @dataclass(frozen=True)
 class CorpusRecipe:
-    """Everything that decides the packed tokens. Equal recipes have equal `data_id`s and pack to equal bytes."""
+    """All values that decide the packed tokens. Equal recipes have equal `data_id`s and pack to equal bytes."""
 
     source: FilesSource | StoriesSource | HubSource
     domains_from: tuple[DomainRecipe, ...]
@@ -222,7 +216,7 @@ class CorpusRecipe:
     split_seed: int = 0
     validation_fraction: float = 0.05
     validation_sequences: int = 32
-    units: tuple = field(default=(), compare=False, repr=False)  # where local files lie: not part of the identity
+    units: tuple = field(default=(), compare=False, repr=False)  # local files to read; not part of the identity
     tokenizer_path: Path | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -238,16 +232,16 @@ class CorpusRecipe:
 
     @property
     def domains(self) -> tuple[str, ...]:
-        """Core first, then the auxiliary domains by name."""
+        """Returns core, then the auxiliary domains by name."""
         return tuple(d.name for d in self.domains_from)
 
     @property
     def domain_of(self) -> dict[str, str]:
-        """The domain of every label."""
+        """Returns the domain of every label."""
         return {label: domain.name for domain in self.domains_from for label in domain.labels}
 
     def plain(self) -> dict:
-        """The identity as JSON values: every field but the places."""
+        """Returns the identity as JSON values: all fields except paths."""
         source = self.source
         if isinstance(source, HubSource):
             source_plain = {"rows": [to_plain(r.identity) for r in source.rows], "num_bytes": list(source.num_bytes)}
@@ -258,52 +252,50 @@ class CorpusRecipe:
 
     @property
     def data_id(self) -> str:
-        """12 hexadecimal digits that name the packed corpus, before it exists."""
+        """Names the packed corpus, before it exists, by 12 hexadecimal digits."""
         return short_hash({"pack_version": PACK_VERSION, "recipe": self.plain()})
 
     def of_domain(self, domain: str) -> DomainRecipe:
-        """ValueError for a domain that the corpus has not."""
+        """Returns the recipe of a domain; ValueError for a domain that the corpus lacks."""
         found = next((d for d in self.domains_from if d.name == domain), None)
         if found is None:
             raise invalid("domain", domain, "one of " + ", ".join(self.domains))
         return found
 
     def validation_share(self, domain: str) -> float:
-        """The share of a domain's documents that go to validation.
+        """Returns the share of a domain's documents that go to validation, at most half.
 
-        `validation_fraction`, or more where a small domain needs more to reach `validation_sequences`, or has few
-        documents; at most half. Where a dataset's own test split is held out, only what that lacks.
+        `validation_fraction`, or more if a small domain needs more to reach `validation_sequences` or has few
+        documents. With a held-out test split, only the share that the test split lacks.
         """
-        of = self.of_domain(domain)
-        missing = validation_bytes(self.validation_sequences, self.seq_len) - of.held_out_bytes
-        floor = max(0.0, missing / of.num_bytes)
-        if of.held_out_bytes:
+        recipe = self.of_domain(domain)
+        missing = validation_bytes(self.validation_sequences, self.seq_len) - recipe.held_out_bytes
+        floor = max(0.0, missing / recipe.num_bytes)
+        if recipe.held_out_bytes:
             return min(MAX_VALIDATION, floor)
-        few = FLOOR_DOCUMENTS / of.num_documents if of.num_documents else 0.0
+        few = FLOOR_DOCUMENTS / recipe.num_documents if recipe.num_documents else 0.0
         return min(MAX_VALIDATION, max(self.validation_fraction, floor, few))
 
     def expected_sequences(self, split: str, domain: str, bytes_per_token: float = 0.0) -> int:
-        """About how many sequences a domain will have in a split; the packed corpus knows.
+        """Estimates how many sequences a domain will have in a split; the packed corpus has the exact number.
 
-        Counted at `bytes_per_token`, without it at the domain's own: 4 where nothing is known of its tokenizer.
+        `bytes_per_token`: 0 for the domain's, which is 4 while the tokenizer is unknown.
         """
         require_choice("split", split, ("train", "validation"))
-        of, share = self.of_domain(domain), self.validation_share(domain)
-        part = share if split == "validation" else 1 - share
-        num_bytes = of.num_bytes * part + (of.held_out_bytes if split == "validation" else 0)
-        return int(num_bytes / (bytes_per_token or of.bytes_per_token)) // self.seq_len
+        recipe, share = self.of_domain(domain), self.validation_share(domain)
+        num_bytes = recipe.num_bytes * (1 - share)
+        if split == "validation":
+            num_bytes = recipe.num_bytes * share + recipe.held_out_bytes
+        return int(num_bytes / (bytes_per_token or recipe.bytes_per_token)) // self.seq_len
 
     def most_sequences(self, split: str, domain: str) -> int:
-        """The most sequences that a domain can have in a split.
-
-        For a hub corpus what is known of its datasets, else the domain's text at 2 bytes a token.
-        """
+        """Bounds a domain's sequences in a split from above: text at 2 bytes a token; of a hub corpus, the estimate."""
         if isinstance(self.source, HubSource):
             return self.expected_sequences(split, domain)
         return self.expected_sequences(split, domain, FEWEST_BYTES_PER_TOKEN)
 
     def describe(self) -> str:
-        """One line for the corpus and one for each domain."""
+        """Describes the corpus in one line, and each domain in one line."""
         head = f"{self.data_id}: {type(self.source).__name__}, seq_len {self.seq_len}, vocab {self.vocab_size}"
         lines = [f"{head}, tokenizer {self.tokenizer.kind} {self.tokenizer.source}".rstrip()]
         for domain in self.domains_from:

@@ -1,7 +1,7 @@
-"""Reading `text` and `label` records from .jsonl and .parquet files, plain, gzip or zstd; errors name file and line.
+"""Reads records, a label and a text, from .jsonl and .parquet files (plain, gzip, zstd) and from plain text files.
 
-A *unit* is what is read in one go: one such file, or all files that a glob gave one label. Every reader yields
-`(label, text)` and holds one line (or one parquet batch) in memory.
+A *unit* is one data file, or all text files that a glob gave one label. Readers hold one line, one parquet batch or one
+text file in memory. Errors name file and line.
 """
 
 import codecs
@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from gram_platform.config.identity import invalid
 from gram_platform.corpora.recipe import CorpusRecipe, StoriesSource
@@ -23,22 +24,29 @@ from gram_platform.corpora.stories import story_documents
 PACKED = ("", ".gz", ".zst")
 PARQUET = tuple(".parquet" + packed for packed in PACKED)
 FORMATS = tuple(".jsonl" + packed for packed in PACKED) + PARQUET
-MAX_ZSTD_WINDOW = 1 << 31  # bytes, what `zstd --long=31` writes; the library alone takes 128 MB and no more
+MAX_ZSTD_WINDOW = 1 << 31  # bytes, as `zstd --long=31` writes; the library's default is 128 MB
 PARQUET_BATCH_ROWS = 1024
+
+
+class Record(NamedTuple):
+    """A document with its label."""
+
+    label: str
+    text: str
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One data file (`label` empty), or the plain text files that share `label`, each a document."""
+    """One data file (`label` empty), or the plain text files of one label, each a document."""
 
     paths: tuple[Path, ...]
     label: str = ""
-    digest: str = ""  # of its records, once scanned
-    held_out: bool = False  # validation as a whole
+    digest: str = ""  # of the records, once scanned
+    held_out: bool = False  # all of it is validation
 
 
 class Digest:
-    """SHA-256 of a sequence of records: equal for equal (label, text) sequences, whatever file format holds them."""
+    """Hashes a sequence of records by SHA-256, independently of the file format."""
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
@@ -55,15 +63,38 @@ class Digest:
         return self._hash.hexdigest()
 
 
+def documents(recipe: CorpusRecipe, units: tuple[Unit, ...]) -> Iterator[tuple[str, str]]:
+    """Yields (domain, text) of generated stories or, for any other corpus, of `units`.
+
+    ValueError for a bad record, a label that no domain has, or a unit that changed since the scan.
+    """
+    domain_of = recipe.domain_of
+    for label, text in story_documents(recipe.source) if isinstance(recipe.source, StoriesSource) else _read(units):
+        if label not in domain_of:
+            raise invalid("label", label, "one of " + ", ".join(sorted(domain_of)))
+        yield domain_of[label], text
+
+
+def _read(units: tuple[Unit, ...]) -> Iterator[Record]:
+    for unit in units:
+        digest = Digest()
+        for record in read_unit(unit):
+            digest.add(*record)
+            yield record
+        if unit.digest and digest.hexdigest() != unit.digest:
+            name = unit.label or unit.paths[0]
+            raise ValueError(f"{name}: changed since the corpus was read for its recipe; resolve the corpus again")
+
+
 def is_data_file(path: Path) -> bool:
     return path.name.lower().endswith(FORMATS)
 
 
-def read_unit(unit: Unit) -> Iterator[tuple[str, str]]:
-    """The `(label, text)` records of a unit, in order.
+def read_unit(unit: Unit) -> Iterator[Record]:
+    """Yields the records of a unit, in order.
 
-    Raises ValueError naming file and line (row, for parquet) for malformed or non-UTF-8 records, missing or empty text
-    or label, and truncated or corrupted compression.
+    ValueError naming file and line (parquet: row) for malformed or non-UTF-8 records, missing or empty text or label,
+    and truncated or corrupt compression.
     """
     if unit.label:
         yield from _read_documents(unit)
@@ -72,8 +103,8 @@ def read_unit(unit: Unit) -> Iterator[tuple[str, str]]:
         yield from _read_parquet(path) if path.name.lower().endswith(PARQUET) else _read_jsonl(path)
 
 
-def _read_documents(unit: Unit) -> Iterator[tuple[str, str]]:
-    """Whole files as documents, without a byte order mark; files without any text are no documents."""
+def _read_documents(unit: Unit) -> Iterator[Record]:
+    """Reads each file as one document, without its byte order mark; skips files without text."""
     for path in unit.paths:
         raw = path.read_bytes().removeprefix(codecs.BOM_UTF8)
         try:
@@ -82,13 +113,13 @@ def _read_documents(unit: Unit) -> Iterator[tuple[str, str]]:
             line = raw.count(b"\n", 0, error.start) + 1
             raise ValueError(f"{path}:{line}: is not UTF-8 text ({error.reason}): leave it out of the globs") from None
         if text.strip():
-            yield unit.label, text
+            yield Record(unit.label, text)
 
 
 class _ZstdFile(io.RawIOBase):
-    """The decompressed bytes of a .zst file of one or more frames, in as much memory as its writer's window.
+    """Decompresses a .zst file of one or more frames, with as much memory as the writer's window.
 
-    The library's own reader takes a truncated file for a shorter one; this one raises EOFError.
+    Raises EOFError for a truncated file, where the library's reader just ends.
     """
 
     def __init__(self, path: Path) -> None:
@@ -130,7 +161,7 @@ def _decompressed(path: Path) -> io.BufferedIOBase:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Numbered lines; a broken compressed stream is an error at the line it was reached."""
+    """Yields numbered lines; ValueError naming the line at which a compressed stream is broken."""
     import zstandard
 
     number = 0
@@ -146,7 +177,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
             yield number, line
 
 
-def _read_jsonl(path: Path) -> Iterator[tuple[str, str]]:
+def _read_jsonl(path: Path) -> Iterator[Record]:
     for number, raw in _lines(path):
         if not raw.strip():
             continue
@@ -159,10 +190,10 @@ def _read_jsonl(path: Path) -> Iterator[tuple[str, str]]:
             raise ValueError(f"{where}: is not one JSON object that can be read ({error})") from None
         if not isinstance(record, dict):
             raise ValueError(f"{where}: is a {type(record).__name__}, not a JSON object with text and label")
-        yield _checked(where, record.get("label"), "label"), _checked(where, record.get("text"), "text")
+        yield _checked(where, record.get("label"), record.get("text"))
 
 
-def _read_parquet(path: Path) -> Iterator[tuple[str, str]]:
+def _read_parquet(path: Path) -> Iterator[Record]:
     import pyarrow
     import pyarrow.parquet
     import zstandard
@@ -178,18 +209,16 @@ def _read_parquet(path: Path) -> Iterator[tuple[str, str]]:
                     found = ", ".join(names)
                     raise ValueError(f"{path}: has {state} {' and '.join(wrong)}; its columns are {found}")
             for batch in table.iter_batches(PARQUET_BATCH_ROWS, columns=["text", "label"]):
-                for text, label in zip(
-                    batch.column("text").to_pylist(), batch.column("label").to_pylist(), strict=True
-                ):
+                texts, labels = (batch.column(name).to_pylist() for name in ("text", "label"))
+                for text, label in zip(texts, labels, strict=True):
                     row += 1
-                    where = f"{path}:{row}"
-                    yield _checked(where, label, "label"), _checked(where, text, "text")
+                    yield _checked(f"{path}:{row}", label, text)
     except (pyarrow.ArrowException, OSError, EOFError, zlib.error, zstandard.ZstdError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: cannot be read as parquet after row {row} ({error})") from None
 
 
 def _seekable(path: Path) -> io.BufferedIOBase:
-    """Parquet is read from its end, so a compressed file is unpacked to the disk first."""
+    """Opens a parquet file; unpacks a compressed one to disk first, because parquet is read from the end."""
     if not path.name.lower().endswith((".gz", ".zst")):
         return path.open("rb")
     target = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
@@ -199,8 +228,12 @@ def _seekable(path: Path) -> io.BufferedIOBase:
     return target
 
 
-def _checked(where: str, value: object, name: str) -> str:
-    """The field's text, or a ValueError that says what is wrong with it."""
+def _checked(where: str, label: object, text: object) -> Record:
+    return Record(_text_of(where, "label", label), _text_of(where, "text", text))
+
+
+def _text_of(where: str, name: str, value: object) -> str:
+    """Returns a field's text; ValueError unless it is a non-empty string that UTF-8 can encode."""
     if not isinstance(value, str):
         state = "is missing" if value is None else f"is {value!r:.60}, not a string"
         raise ValueError(f"{where}: {name} {state}")
@@ -211,26 +244,3 @@ def _checked(where: str, value: object, name: str) -> str:
     except UnicodeEncodeError as error:
         raise ValueError(f"{where}: {name} holds half a surrogate pair, which is no text ({error.reason})") from None
     return value
-
-
-def documents(recipe: CorpusRecipe, units: tuple[Unit, ...]) -> Iterator[tuple[str, str]]:
-    """Yields (domain, text); `units` are the local files to read, unused for generated stories.
-
-    Raises ValueError for a bad record, for a label that no domain has, and for a unit that changed since its scan.
-    """
-    domain_of = recipe.domain_of
-    for label, text in story_documents(recipe.source) if isinstance(recipe.source, StoriesSource) else _read(units):
-        if label not in domain_of:
-            raise invalid("label", label, "one of " + ", ".join(sorted(domain_of)))
-        yield domain_of[label], text
-
-
-def _read(units: tuple[Unit, ...]) -> Iterator[tuple[str, str]]:
-    for unit in units:
-        digest = Digest()
-        for label, text in read_unit(unit):
-            digest.add(label, text)
-            yield label, text
-        if unit.digest and digest.hexdigest() != unit.digest:
-            name = unit.label or unit.paths[0]
-            raise ValueError(f"{name}: changed since the corpus was read for its recipe; resolve the corpus again")

@@ -1,19 +1,13 @@
-"""From what a user names (`--corpus`, `--core-label`) to a recipe."""
+"""Resolves the corpus that a user names (`--corpus`, `--core-label`) to a recipe."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from gram_platform.config import CORE, UNLABELLED, is_unlabelled
-from gram_platform.config.identity import (
-    invalid,
-    local_path,
-    require_int,
-    require_metric_name,
-    require_name,
-    require_real,
-)
+from gram_platform.config.identity import invalid, local_path, require_metric_name, require_name
 from gram_platform.corpora import catalog, stories
+from gram_platform.corpora.catalog import HubCorpus, StoriesCorpus
 from gram_platform.corpora.installed import INSTALLED, installed_text
 from gram_platform.corpora.recipe import (
     MAX_VALIDATION,
@@ -29,88 +23,14 @@ from gram_platform.corpora.recipe import (
     whole_parts,
 )
 from gram_platform.corpora.sources import Progress, Scan, content_of, find_units, scan_units
-from gram_platform.corpora.stories import mean_story_bytes, stories_source
 from gram_platform.corpora.tokenizer import DEFAULT_SAMPLE_BYTES, tokenizer_recipe
 
-# What is fetched beyond one epoch: a wrong estimate of bytes per token, and with partial labels 6% of core and 10% of
-# an auxiliary domain, where rounding to whole windows weighs more (measured on the paper presets' plans).
+# Text is fetched beyond one epoch, for wrong estimates of bytes per token and, with partial labels, for rounding to
+# whole windows: 6% of core and 10% of an auxiliary domain, measured on the paper presets' plans.
 CORE_MARGIN, AUX_MARGIN = 1.10, 1.20
-UNKNOWN = 1.25  # of the bytes thought to be available: asks for all of a row
-
-
-@dataclass(frozen=True)
-class Need:
-    """What a size trains on, and what is held out of every domain."""
-
-    core_tokens: int
-    aux_share: float  # tokens of all auxiliary domains together over core's, spread evenly
-    validation_sequences: int
-    validation_fraction: float
-    seq_len: int
-
-    def __post_init__(self) -> None:
-        require_int("core_tokens", self.core_tokens, 1)
-        require_real("aux_share", self.aux_share, 0.0, 1.0, open_low=True)
-
-    def num_bytes(self, domain: str, num_auxiliary: int, bytes_per_token: float, has_held_out: bool) -> float:
-        """Bytes of a domain's text, validation included: the inverse of `CorpusRecipe.validation_share`."""
-        tokens = self.core_tokens * (CORE_MARGIN if domain == CORE else AUX_MARGIN * self.aux_share / num_auxiliary)
-        trained = tokens * bytes_per_token
-        floor = validation_bytes(self.validation_sequences, self.seq_len)
-        if has_held_out:
-            return trained + floor
-        return max(trained / (1 - self.validation_fraction), trained + floor, floor / MAX_VALIDATION)
-
-
-def hub_amounts(
-    rows: tuple[HubRow, ...], domains: Mapping[str, tuple[str, ...]], need: Need
-) -> tuple[HubSource, tuple[DomainRecipe, ...]]:
-    """The rows with their bytes, and the domains with what those are expected to give.
-
-    `domains`: the labels of each, core among them. A row of several labels is taken to hold as much of each.
-    """
-    domain_of = {label: domain for domain, labels in domains.items() for label in labels}
-    has_held_out = any(row.held_out for row in rows)
-    parts = {d: _parts(rows, labels) for d, labels in domains.items()}
-    rates = {d: _bytes_per_token(rows, part) for d, part in parts.items()}
-    tokens = {d: need.num_bytes(d, len(domains) - 1, rates[d], has_held_out) / rates[d] for d in domains}
-    num_bytes = []
-    for row in rows:
-        most = whole_parts(UNKNOWN * row.available_tokens * row.bytes_per_token)
-        wanted = max(tokens[d] / sum(parts[d]) for d in {domain_of[label] for label in row.all_labels})
-        wanted_bytes = most if row.held_out else whole_parts(wanted * row.share * row.bytes_per_token)
-        num_bytes.append(min(wanted_bytes, most) if most else wanted_bytes)
-    source = HubSource(rows, tuple(num_bytes))
-    return source, tuple(_amount_of(source, d, labels, rates[d]) for d, labels in domains.items())
-
-
-def _parts(rows: tuple[HubRow, ...], labels: tuple[str, ...]) -> tuple[float, ...]:
-    """Of each row: the share of the corpus's tokens that is of these labels and split."""
-    return tuple(0.0 if row.held_out else row.share * _fraction(row, labels) for row in rows)
-
-
-def _fraction(row: HubRow, labels: tuple[str, ...]) -> float:
-    return sum(label in labels for label in row.all_labels) / len(row.all_labels)
-
-
-def _bytes_per_token(rows: tuple[HubRow, ...], parts: tuple[float, ...]) -> float:
-    return sum(row.bytes_per_token * part for row, part in zip(rows, parts, strict=True)) / sum(parts)
-
-
-def _amount_of(source: HubSource, name: str, labels: tuple[str, ...], bytes_per_token: float) -> DomainRecipe:
-    split = held_out = 0.0
-    for row, num_bytes in zip(source.rows, source.expected_bytes, strict=True):
-        of_labels = num_bytes * _fraction(row, labels)
-        held_out, split = held_out + row.held_out * of_labels, split + (not row.held_out) * of_labels
-    return DomainRecipe(name, labels, 0, round(split), bytes_per_token, round(held_out))
-
+UNKNOWN = 1.25  # times the estimated available bytes: asks for all of a row
 
 CoreLabel = str | tuple[str, ...] | None  # the label, or labels, of core
-
-
-def catalog_names() -> tuple[str, ...]:
-    """Names that `resolve` knows without looking at the disk."""
-    return tuple(sorted((*catalog.STORIES, *catalog.HUB, INSTALLED)))
 
 
 def resolve(
@@ -129,16 +49,16 @@ def resolve(
     cache_dir: Path | None = None,
     progress: Progress | None = None,
 ) -> CorpusRecipe:
-    """The recipe of a corpus; for local files this reads each once (cached in `cache_dir` by path, size and time).
+    """Returns the recipe of a corpus; reads each local file once, cached in `cache_dir` by path, size and time.
 
     `corpus`: a catalog name; a folder or file of .jsonl or .parquet (plain, .gz, .zst) with `text` and `label`; or a
-    .json file of labelled globs. `core_label`: the label, or labels (a tuple, or separated by commas), pooled in core;
-    every other label is an auxiliary domain. `seq_len` in tokens, `validation_*`: see `CorpusRecipe.validation_share`.
-    `core_tokens`, `aux_share`: of the hub, so much text as training on this many core tokens and on auxiliary ones of
-    that share of them needs (0: what the catalog says); other corpora are taken whole.
-    `installed` is written as one local file into `cache_dir`, from this Python's packages, and read like any other.
-    Raises ValueError for an unknown corpus or core label, for bad records (file and line), for labels that cannot be
-    domains, for local domains of a single document, and for a tokenizer's file that does not fit.
+    .json file of labelled globs. The catalog's `installed` is written as one file into `cache_dir`.
+    `core_label`: the label, or labels (a tuple, or separated by commas), pooled in core; every other label is an
+    auxiliary domain. `seq_len`: in tokens. `validation_*`: see `CorpusRecipe.validation_share`.
+    `core_tokens`, `aux_share`: of a hub corpus, take the text for training on this many core tokens, and on this share
+    of them as auxiliary tokens (0: the catalog's numbers); other corpora are taken whole.
+    ValueError for an unknown corpus or core label, bad records (file and line), labels that cannot be domains, local
+    domains with a single document, and a tokenizer file that does not fit.
     """
     hub = catalog.HUB.get(str(corpus))
     given = tokenizer or (hub.tokenizer if hub and hub.tokenizer else None)
@@ -153,27 +73,26 @@ def resolve(
         "validation_sequences": validation_sequences,
     }
     if str(corpus) in catalog.STORIES:
-        return _stories(catalog.STORIES[str(corpus)], core_label, common)
+        return _stories_recipe(catalog.STORIES[str(corpus)], core_label, common)
     if hub:
-        own = replace(hub, core_tokens=core_tokens or hub.core_tokens, aux_share=aux_share or hub.aux_share)
-        return _hub(own, core_label, common)
-    path = _installed(cache_dir, progress) if str(corpus) == INSTALLED else existing(corpus)
-    return _files(path, core_label, common, cache_dir, progress)
+        hub = replace(hub, core_tokens=core_tokens or hub.core_tokens, aux_share=aux_share or hub.aux_share)
+        return _hub_recipe(hub, core_label, common)
+    path = _installed_path(cache_dir, progress) if str(corpus) == INSTALLED else existing_path(corpus)
+    return _files_recipe(path, core_label, common, cache_dir, progress)
+
+
+def catalog_names() -> tuple[str, ...]:
+    """Returns the names that `resolve` knows without looking at the disk."""
+    return tuple(sorted((*catalog.STORIES, *catalog.HUB, INSTALLED)))
 
 
 def grows_with_size(corpus: str | Path) -> bool:
-    """Whether a corpus is of the hub, where so much is fetched as a size needs; others are what they are."""
+    """Tells whether the amount of text follows from the tokens to train on: true of hub corpora."""
     return str(corpus) in catalog.HUB
 
 
-def _installed(cache_dir: Path | None, progress: Progress | None) -> Path:
-    if cache_dir is None:
-        raise invalid("cache_dir", None, f"a folder: the text of the corpus {INSTALLED!r} is written there")
-    return installed_text(cache_dir, progress=progress)
-
-
-def existing(corpus: str | Path) -> Path:
-    """The absolute path of a corpus that is not in the catalog; ValueError when there is none."""
+def existing_path(corpus: str | Path) -> Path:
+    """Returns the absolute path of a corpus that is not in the catalog; ValueError if it does not exist."""
     path = local_path("corpus", corpus)
     if not path.exists():
         names = ", ".join(catalog_names())
@@ -181,72 +100,141 @@ def existing(corpus: str | Path) -> Path:
     return path
 
 
-def _named(core_label: CoreLabel, labels: Collection[str]) -> tuple[str, ...] | None:
-    """The labels that a user names, of which one may have commas itself; None for none."""
-    if core_label is None or isinstance(core_label, tuple):
-        return core_label
-    return (core_label,) if core_label in labels else tuple(sorted({part.strip() for part in core_label.split(",")}))
+def _installed_path(cache_dir: Path | None, progress: Progress | None) -> Path:
+    if cache_dir is None:
+        raise invalid("cache_dir", None, f"a folder: the text of the corpus {INSTALLED!r} is written there")
+    return installed_text(cache_dir, progress=progress)
 
 
-def _require_core(pooled: tuple[str, ...], labels: list[str]) -> None:
-    missing = [label for label in pooled if label not in labels]
+# --------------------------------------------------------------------------------------------------- labels
+
+
+def core_labels(given: CoreLabel, labels: Collection[str], default: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Returns the labels of core: those given, else `default`, else all but the first few by name.
+
+    ValueError unless they are labels of the corpus and leave an auxiliary one.
+    """
+    core = default or tuple(sorted(labels))[catalog.DEFAULT_NUM_AUX :]
+    if isinstance(given, str):  # a label may contain commas
+        core = (given,) if given in labels else tuple(sorted({part.strip() for part in given.split(",")}))
+    elif given:
+        core = given
+    missing = [label for label in core if label not in labels]
     if missing:
-        raise invalid("core_label", ", ".join(missing), "labels of this corpus, which are " + ", ".join(labels))
-    if len(pooled) == len(labels):
-        raise invalid("core_label", ", ".join(pooled), "fewer than all labels: at least one stays an auxiliary domain")
-
-
-def stories_of(entry: catalog.StoriesEntry, pooled: tuple[str, ...] | None) -> StoriesSource:
-    """The generated corpus of a catalog entry; `pooled` topics (None: all but the first four) make up its core."""
-    core = _pooled(pooled, stories.TOPICS)
-    share, rest = divmod(entry.core_documents, len(core))
-    documents = {topic: share + (rank < rest) for rank, topic in enumerate(core)}
-    documents |= {topic: entry.aux_documents for topic in stories.TOPICS if topic not in core}
-    return stories_source(documents, entry.num_facts, entry.shared_fact_share, entry.seed)
-
-
-def _pooled(pooled: tuple[str, ...] | None, labels: tuple[str, ...]) -> tuple[str, ...]:
-    """The core's labels: those a user named, or all but the first few by name."""
-    core = pooled or tuple(sorted(labels))[catalog.DEFAULT_NUM_AUX :]
-    _require_core(core, sorted(labels))
+        allowed = "labels of this corpus, which are " + ", ".join(sorted(labels))
+        raise invalid("core_label", ", ".join(missing), allowed)
+    if len(core) == len(labels):
+        raise invalid("core_label", ", ".join(core), "fewer than all labels: at least one stays an auxiliary domain")
     return core
 
 
-def _stories(entry: catalog.StoriesEntry, core_label: CoreLabel, common: dict) -> CorpusRecipe:
-    pooled = _named(core_label, stories.TOPICS)
-    source = stories_of(entry, pooled)
-    core, mean = _pooled(pooled, stories.TOPICS), mean_story_bytes(source)
-    aux = [DomainRecipe(t, (t,), n, round(n * mean)) for t, n in source.num_documents if t not in core]
-    pool = DomainRecipe(CORE, core, entry.core_documents, round(entry.core_documents * mean))
-    return CorpusRecipe(source=source, domains_from=(pool, *aux), **common)
-
-
-def _hub(entry: catalog.HubEntry, core_label: CoreLabel, common: dict) -> CorpusRecipe:
-    labels = tuple(dict.fromkeys(label for row in entry.rows for label in row.all_labels))
-    core = _pooled(_named(core_label, labels) or entry.core_labels or None, labels)
-    aux = sorted(set(labels) - set(core))
-    _require_aux_names(set(aux), core)
-    shape = (common["validation_sequences"], common["validation_fraction"], common["seq_len"])
-    need = Need(entry.core_tokens, entry.aux_share, *shape)
-    source, domains = hub_amounts(entry.rows, {CORE: core, **{label: (label,) for label in aux}}, need)
-    return CorpusRecipe(source=source, domains_from=domains, **common)
-
-
-def _require_aux_names(labels: set[str], core: tuple[str, ...]) -> None:
-    for label in sorted(labels):
+def _auxiliary_labels(labels: Collection[str], core: tuple[str, ...]) -> list[str]:
+    """Returns the other labels, sorted; ValueError for one that cannot name a domain."""
+    auxiliary = sorted(set(labels) - set(core))
+    for label in auxiliary:
         if label == CORE:
             allowed = f"another name than {CORE!r}, which is the domain of core_label {', '.join(core)}"
             raise invalid("label", label, allowed)
         if is_unlabelled(label):
-            reserved = "which the platform gives to text whose label is missing on purpose (partial labels)"
-            raise invalid(
-                "label", label, f"a name that does not begin with {UNLABELLED!r}, {reserved}, or one of core_label"
-            )
+            allowed = f"a name that does not begin with {UNLABELLED!r}, which is reserved for text whose label is "
+            raise invalid("label", label, allowed + "hidden on purpose (partial labels), or one of core_label")
         require_name("label", label)
         require_metric_name("label", label)
+    return auxiliary
 
 
-def _files(
+# -------------------------------------------------------------------------------------------------- stories
+
+
+def _stories_recipe(corpus: StoriesCorpus, core_label: CoreLabel, common: dict) -> CorpusRecipe:
+    core = core_labels(core_label, stories.TOPICS)
+    source = stories_of(corpus, core)
+    mean = stories.mean_story_bytes(source)
+    aux = [DomainRecipe(t, (t,), n, round(n * mean)) for t, n in source.num_documents if t not in core]
+    pool = DomainRecipe(CORE, core, corpus.core_documents, round(corpus.core_documents * mean))
+    return CorpusRecipe(source=source, domains_from=(pool, *aux), **common)
+
+
+def stories_of(corpus: StoriesCorpus, core: tuple[str, ...]) -> StoriesSource:
+    """Spreads the documents of core evenly over the `core` topics; makes the source of all topics."""
+    share, rest = divmod(corpus.core_documents, len(core))
+    documents = {topic: share + (rank < rest) for rank, topic in enumerate(core)}
+    documents |= {topic: corpus.aux_documents for topic in stories.TOPICS if topic not in core}
+    return stories.stories_source(documents, corpus.num_facts, corpus.shared_fact_share, corpus.seed)
+
+
+# ------------------------------------------------------------------------------------------------------ hub
+
+
+def _hub_recipe(corpus: HubCorpus, core_label: CoreLabel, common: dict) -> CorpusRecipe:
+    labels = tuple(dict.fromkeys(label for row in corpus.rows for label in row.all_labels))
+    core = core_labels(core_label, labels, corpus.core_labels)
+    domains = {CORE: core, **{label: (label,) for label in _auxiliary_labels(labels, core)}}
+    floor = validation_bytes(common["validation_sequences"], common["seq_len"])
+    source, domains_from = _hub_amounts(corpus, domains, common["validation_fraction"], floor)
+    return CorpusRecipe(source=source, domains_from=domains_from, **common)
+
+
+def _hub_amounts(
+    corpus: HubCorpus, domains: Mapping[str, tuple[str, ...]], validation_fraction: float, validation_floor: float
+) -> tuple[HubSource, tuple[DomainRecipe, ...]]:
+    """Decides the bytes to take from each row; returns them with the domains and the bytes expected of each.
+
+    `domains`: labels by domain, core among them. Assumes that a row of several labels holds equally much of each.
+    """
+    rows = corpus.rows
+    domain_of = {label: domain for domain, labels in domains.items() for label in labels}
+    has_held_out = any(row.held_out for row in rows)
+    shares = {d: _token_shares(rows, labels) for d, labels in domains.items()}
+    rates = {d: _bytes_per_token(rows, of_rows) for d, of_rows in shares.items()}
+    tokens = {}
+    for d, rate in rates.items():
+        margin = CORE_MARGIN if d == CORE else AUX_MARGIN * corpus.aux_share / (len(domains) - 1)
+        trained = corpus.core_tokens * margin * rate
+        tokens[d] = _with_validation(trained, validation_fraction, validation_floor, has_held_out) / rate
+    num_bytes = []
+    for row in rows:
+        most = whole_parts(UNKNOWN * row.available_tokens * row.bytes_per_token)
+        wanted = max(tokens[d] / sum(shares[d]) for d in {domain_of[label] for label in row.all_labels})
+        wanted_bytes = most if row.held_out else whole_parts(wanted * row.share * row.bytes_per_token)
+        num_bytes.append(min(wanted_bytes, most) if most else wanted_bytes)
+    source = HubSource(rows, tuple(num_bytes))
+    return source, tuple(_hub_domain(source, d, labels, rates[d]) for d, labels in domains.items())
+
+
+def _with_validation(trained_bytes: float, fraction: float, floor: float, has_held_out: bool) -> float:
+    """Adds the bytes of a domain's validation text: the inverse of `CorpusRecipe.validation_share`."""
+    if has_held_out:
+        return trained_bytes + floor
+    return max(trained_bytes / (1 - fraction), trained_bytes + floor, floor / MAX_VALIDATION)
+
+
+def _token_shares(rows: tuple[HubRow, ...], labels: tuple[str, ...]) -> list[float]:
+    """Returns, for each row, the share of the corpus's tokens that these labels have in it; 0 for a held-out row."""
+    return [0.0 if row.held_out else row.share * _fraction(row, labels) for row in rows]
+
+
+def _bytes_per_token(rows: tuple[HubRow, ...], shares: list[float]) -> float:
+    return sum(row.bytes_per_token * share for row, share in zip(rows, shares, strict=True)) / sum(shares)
+
+
+def _fraction(row: HubRow, labels: tuple[str, ...]) -> float:
+    """Returns the share of a row's labels that are in `labels`."""
+    return sum(label in labels for label in row.all_labels) / len(row.all_labels)
+
+
+def _hub_domain(source: HubSource, name: str, labels: tuple[str, ...], bytes_per_token: float) -> DomainRecipe:
+    split = held_out = 0.0
+    for row, num_bytes in zip(source.rows, source.expected_bytes, strict=True):
+        of_labels = num_bytes * _fraction(row, labels)
+        held_out, split = held_out + row.held_out * of_labels, split + (not row.held_out) * of_labels
+    return DomainRecipe(name, labels, 0, round(split), bytes_per_token, round(held_out))
+
+
+# ---------------------------------------------------------------------------------------------- local files
+
+
+def _files_recipe(
     path: Path, core_label: CoreLabel, common: dict, cache_dir: Path | None, progress: Progress | None
 ) -> CorpusRecipe:
     scanned = scan_units(find_units(path), cache_dir, progress)
@@ -255,39 +243,18 @@ def _files(
     counts = _counts(scans)
     if not counts:
         raise invalid("corpus", str(path), "a corpus with at least one record")
-    pooled = _named(core_label, counts)
-    if pooled is None and CORE not in counts:
+    if core_label is None and CORE not in counts:
         raise invalid("core_label", None, "one or more labels of this corpus, which are " + ", ".join(sorted(counts)))
-    core = pooled or (CORE,)
-    _require_core(core, sorted(counts))
-    aux = set(counts) - set(core)
-    _require_aux_names(aux, core)
-    domains = [_domain(CORE, core, counts), *(_domain(label, (label,), counts) for label in sorted(aux))]
-    _require_two_documents(domains)
+    core = core_labels(core_label, counts, (CORE,))
+    auxiliary = _auxiliary_labels(counts, core)
+    domains = (_domain(CORE, core, counts), *(_domain(label, (label,), counts) for label in auxiliary))
     source = FilesSource(content_of(units), len(units))
-    common = {**common, "tokenizer": _sampled(common["tokenizer"], domains, max(scan.largest for scan in scans))}
-    return CorpusRecipe(source=source, domains_from=tuple(domains), units=units, **common)
-
-
-def _require_two_documents(domains: list[DomainRecipe]) -> None:
-    for domain in domains:
-        if domain.num_documents < 2:
-            needed = "at least two documents: one for training, one for validation"
-            raise invalid(f"label {', '.join(map(repr, domain.labels))}", f"{domain.num_documents} document", needed)
-
-
-def _sampled(tokenizer: TokenizerRecipe, domains: list[DomainRecipe], largest: int) -> TokenizerRecipe:
-    """How a BPE's sample is taken: whole documents, or passages where it is a part and some document much of it.
-
-    The kind is part of the `data_id`, because the two rules train other tokenizers on the same documents.
-    """
-    is_part = tokenizer.sample_bytes < sum(domain.num_bytes for domain in domains)
-    if tokenizer.kind == "bpe" and is_part and largest * MIN_SAMPLED > tokenizer.sample_bytes:
-        return replace(tokenizer, kind="bpe-passages")
-    return tokenizer
+    tokenizer = _sampled(common["tokenizer"], domains, max(scan.largest for scan in scans))
+    return CorpusRecipe(source=source, domains_from=domains, units=units, **{**common, "tokenizer": tokenizer})
 
 
 def _counts(scans: list[Scan]) -> dict[str, tuple[int, int]]:
+    """Adds up the scans: label -> documents, bytes of text."""
     total: dict[str, tuple[int, int]] = {}
     for scan in scans:
         for label, (documents, num_bytes) in scan.labels.items():
@@ -298,4 +265,18 @@ def _counts(scans: list[Scan]) -> dict[str, tuple[int, int]]:
 
 def _domain(name: str, labels: tuple[str, ...], counts: dict[str, tuple[int, int]]) -> DomainRecipe:
     documents, num_bytes = (sum(counts[label][i] for label in labels) for i in (0, 1))
+    if documents < 2:
+        needed = "at least two documents: one for training, one for validation"
+        raise invalid(f"label {', '.join(map(repr, sorted(labels)))}", f"{documents} document", needed)
     return DomainRecipe(name, labels, documents, num_bytes)
+
+
+def _sampled(tokenizer: TokenizerRecipe, domains: tuple[DomainRecipe, ...], largest: int) -> TokenizerRecipe:
+    """Chooses how a BPE's sample is taken: whole documents, or passages if a document would dominate a partial sample.
+
+    The kind is part of the `data_id`, because both rules train different tokenizers on the same documents.
+    """
+    is_part = tokenizer.sample_bytes < sum(domain.num_bytes for domain in domains)
+    if tokenizer.kind == "bpe" and is_part and largest * MIN_SAMPLED > tokenizer.sample_bytes:
+        return replace(tokenizer, kind="bpe-passages")
+    return tokenizer

@@ -1,85 +1,24 @@
-"""Local corpora: which files there are, and the scan that reads each once for its labels, counts and content hash."""
+"""Finds the files of a local corpus and scans them: reads each once for labels, counts and a content hash."""
 
 import hashlib
 import json
 import os
-import shutil
-import socket
-import time
-import uuid
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from gram_platform.config.identity import invalid
-from gram_platform.corpora.packed import CorruptCorpus, PackedCorpus
 from gram_platform.corpora.records import FORMATS, Digest, Unit, is_data_file, read_unit
 
-STALE_S = 86_400  # when another machine's unfinished folder counts as abandoned
-
-
-def complete(target: Path) -> PackedCorpus | None:
-    """The packed corpus in a folder; None when it is not there or not whole."""
-    try:
-        return PackedCorpus.open(target)
-    except CorruptCorpus:
-        return None
-
-
-def new_staging(root: Path, data_id: str) -> Path:
-    """A folder for this attempt; the folders of attempts that died are removed."""
-    host = socket.gethostname()
-    staging = root / f".{data_id}.{host}.{os.getpid()}.{uuid.uuid4().hex[:8]}"
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        for old in root.glob(f".{data_id}.*"):
-            if _is_abandoned(old, host):
-                shutil.rmtree(old, ignore_errors=True)
-        staging.mkdir()
-    except OSError as error:
-        raise invalid("storage", str(root), f"a folder that can be written ({error.strerror})") from None
-    return staging
-
-
-def _is_abandoned(staging: Path, host: str) -> bool:
-    pid = staging.name.split(".")[-2]
-    try:
-        if f".{host}.{pid}." not in staging.name:
-            return time.time() - staging.stat().st_mtime > STALE_S
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return True
-    except (FileNotFoundError, PermissionError, ValueError):
-        pass  # published or removed meanwhile, another user's process, or a name that is not ours
-    return False
-
-
-def publish(staging: Path, target: Path) -> None:
-    """Renames the finished folder into place; a complete one that came first stays, a broken one is moved away."""
-    for _ in range(3):
-        try:
-            staging.rename(target)
-            return
-        except OSError:
-            if not target.exists():
-                raise
-        if complete(target) is not None:
-            return
-        broken = target.with_name(f"{staging.name}.broken")
-        target.rename(broken)
-        shutil.rmtree(broken, ignore_errors=True)
-    raise OSError(f"{target} keeps coming back incomplete: is another program writing there?")
-
-
-Progress = Callable[[str, int, int | None], None]  # (what, done, total or None)
-SCAN_VERSION = 3  # raised when a scan would find other things
+Progress = Callable[[str, int, int | None], None]  # (activity, done, total or None)
+SCAN_VERSION = 3  # raise it when a scan would return something else
 REPORT_EVERY_RECORDS = 2000
-SCANS = "scans"  # their folder in the cache
+SCANS = "scans"  # folder of scans in the cache
 
 
 @dataclass(frozen=True)
 class Scan:
-    """What one reading of a unit found."""
+    """The labels, size and content hash of one unit."""
 
     digest: str
     labels: dict[str, tuple[int, int]]  # label -> documents, bytes of text
@@ -87,10 +26,9 @@ class Scan:
 
 
 def find_units(corpus: Path) -> tuple[Unit, ...]:
-    """The units of a folder, of one data file, or of a JSON file of labelled globs.
+    """Finds the units of a folder, of one data file, or of a JSON file of labelled globs.
 
-    A folder is searched through all its levels; hidden files and folders are passed over.
-    Raises ValueError when there is nothing to read.
+    Searches a folder at all levels, without hidden files and folders. ValueError if there is nothing to read.
     """
     if corpus.is_dir():
         found = sorted(p for p in corpus.rglob("*") if is_data_file(p) and p.is_file() and not _hidden(p, corpus))
@@ -101,9 +39,8 @@ def find_units(corpus: Path) -> tuple[Unit, ...]:
         return _glob_units(corpus)
     if is_data_file(corpus):
         return (Unit((corpus,)),)
-    raise invalid(
-        "corpus", str(corpus), f"a folder, a .json file of labelled globs, or a file named *{', *'.join(FORMATS)}"
-    )
+    allowed = "a folder, a .json file of labelled globs, or a file named *" + ", *".join(FORMATS)
+    raise invalid("corpus", str(corpus), allowed)
 
 
 def _hidden(path: Path, below: Path) -> bool:
@@ -111,7 +48,7 @@ def _hidden(path: Path, below: Path) -> bool:
 
 
 def _glob_units(path: Path) -> tuple[Unit, ...]:
-    """{"globs": {"label": ["src/**/*.py", ...], ...}}, relative to the JSON file's own folder (or to its "root")."""
+    """Reads {"globs": {"label": ["src/**/*.py", ...], ...}}; patterns are relative to the file's folder or "root"."""
     try:
         plain = json.loads(path.read_text(encoding="utf-8-sig"))
         globs, root = plain["globs"], path.parent / plain.get("root", ".")
@@ -119,12 +56,12 @@ def _glob_units(path: Path) -> tuple[Unit, ...]:
         raise invalid("corpus", str(path), f'a JSON object {{"globs": {{label: [patterns]}}}} ({error!r})') from None
     if not isinstance(globs, dict) or not globs:
         raise invalid("globs", globs, "an object of labels, each with its list of patterns")
-    owner: dict[Path, str] = {}
-    units = [Unit(_matches(root, label, patterns, owner), label) for label, patterns in sorted(globs.items())]
-    return tuple(units)
+    label_of: dict[Path, str] = {}
+    return tuple(Unit(_matches(root, label, patterns, label_of), label) for label, patterns in sorted(globs.items()))
 
 
-def _matches(root: Path, label: str, patterns: object, owner: dict[Path, str]) -> tuple[Path, ...]:
+def _matches(root: Path, label: str, patterns: object, label_of: dict[Path, str]) -> tuple[Path, ...]:
+    """Finds the files of a label; adds them to `label_of`, and refuses a file that is already there."""
     field = f"globs[{label}]"
     if not label.strip() or not isinstance(patterns, list) or not all(isinstance(p, str) and p for p in patterns):
         raise invalid(field, patterns, "a non-empty label with a list of glob patterns")
@@ -135,16 +72,16 @@ def _matches(root: Path, label: str, patterns: object, owner: dict[Path, str]) -
     if not files:
         raise invalid(field, patterns, f"patterns that match at least one file below {root}")
     for file in files:
-        if owner.setdefault(file, label) != label:
-            raise invalid(field, str(file), f"a file of one label only: it also matches {owner[file]!r}")
+        if label_of.setdefault(file, label) != label:
+            raise invalid(field, str(file), f"a file of one label only: it also matches {label_of[file]!r}")
     return tuple(files)
 
 
 def scan_units(units: tuple[Unit, ...], cache_dir: Path | None, progress: Progress | None) -> list[tuple[Unit, Scan]]:
-    """Reads every unit that is not in the cache; returns units with their digests, in the order of those.
+    """Reads every unit that is not in the cache; returns units with their digests, sorted by digest.
 
-    The order is the contents' and not the names', so that moving files changes nothing. Raises ValueError (file and
-    line) for the first bad record, and for a cache that cannot be written, before anything is read.
+    Sorting by contents, not by name, lets files move without changing anything. Raises ValueError (file and line) for
+    the first bad record; for a cache that cannot be written, before reading anything.
     """
     if cache_dir is not None:
         _make_cache(cache_dir)
@@ -153,8 +90,8 @@ def scan_units(units: tuple[Unit, ...], cache_dir: Path | None, progress: Progre
     for unit, size in zip(units, sizes, strict=True):
         scan = _cached(unit, cache_dir)
         if scan is None:
-            scan = _scan(unit, lambda part, base=done: progress and progress("reading", min(base + part, total), total))
-            _keep(unit, cache_dir, scan)
+            scan = _scan(unit, lambda n, base=done: progress and progress("reading", min(base + n, total), total))
+            _store(unit, cache_dir, scan)
         done += size
         if progress:
             progress("reading", done, total)
@@ -163,7 +100,7 @@ def scan_units(units: tuple[Unit, ...], cache_dir: Path | None, progress: Progre
 
 
 def content_of(units: list[Unit]) -> str:
-    """One hash for all units' records."""
+    """Hashes the records of all units."""
     return hashlib.sha256("\n".join(sorted(unit.digest for unit in units)).encode()).hexdigest()
 
 
@@ -201,10 +138,10 @@ def _cached(unit: Unit, cache_dir: Path | None) -> Scan | None:
         labels = {label: tuple(counts) for label, counts in plain["labels"].items()}
         return Scan(plain["digest"], labels, plain["largest"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # nothing kept, or not readable: the file is scanned again
+        return None  # not cached, or unreadable: scan again
 
 
-def _keep(unit: Unit, cache_dir: Path | None, scan: Scan) -> None:
+def _store(unit: Unit, cache_dir: Path | None, scan: Scan) -> None:
     if cache_dir is None:
         return
     target = _cache_path(unit, cache_dir)

@@ -1,7 +1,7 @@
-"""Which documents are validation: decided by a keyed hash of a document's text, so equal texts are on one side.
+"""Decides which documents are validation, by a keyed hash of the text: equal texts are in one split.
 
-Texts are compared with case and white space folded. Domains may hold out different shares (a small domain needs more to
-have enough); a text that two domains share then goes to validation in both as soon as one of them holds it out.
+Case and white space do not count. Domains may hold out different shares, since a small domain needs a larger one; a
+text of several domains is validation in all of them if one holds it out.
 """
 
 import hashlib
@@ -15,29 +15,29 @@ from gram_platform.corpora.recipe import CorpusRecipe
 
 KEY_RANGE = 2**64
 COUNTS = ("documents", "repeated_documents", "texts_in_several_domains", "texts_in_both_splits")
-TAG_BITS = 16  # of a logged key, replaced by domain and split; the other 48 identify the text
+TAG_BITS = 16  # bits of a logged key that hold domain and split; the other 48 identify the text
 ASCII_FOLD = bytes(ord(" " if chr(byte).isspace() else chr(byte).lower()) for byte in range(128)) + bytes(128)
-COUNT_AT_ONCE = 1 << 18  # logged keys looked at together, and as many more as the last text of them has
+COUNT_AT_ONCE = 1 << 18  # logged keys counted together, plus the rest of the last text's keys
 
 
 def text_key(text: str, split_seed: int) -> int:
-    """A 64-bit hash of the text, the same for texts that differ in case and white space only."""
+    """Hashes a text to 64 bits; texts that differ only in case and white space have equal keys."""
     digest = hashlib.blake2b(folded(text), digest_size=8, key=split_seed.to_bytes(8, "little")).digest()
     return int.from_bytes(digest, "little")
 
 
 def folded(text: str) -> bytes:
-    """The text without differences in case and white space: `" ".join(text.split()).casefold()`, in UTF-8."""
+    """Folds case and white space: `" ".join(text.split()).casefold()`, in UTF-8."""
     if not text.isascii():
         return " ".join(text.split()).casefold().encode()
-    raw = text.encode().translate(ASCII_FOLD).strip(b" ")  # the same, several times faster
+    raw = text.encode().translate(ASCII_FOLD).strip(b" ")  # the same for ASCII, several times faster
     while b"  " in raw:
         raw = raw.replace(b"  ", b" ")
     return raw
 
 
 class Splitter:
-    """Decides the split of documents: `split(domain, key)`."""
+    """Decides the split of a document by its domain and key."""
 
     def __init__(
         self,
@@ -45,34 +45,34 @@ class Splitter:
         documents: Callable[[], Iterable[tuple[str, str]]],
         held_out: Iterable[tuple[str, str]] = (),
     ) -> None:
-        """Reads `documents()`, the (domain, text) pairs, only when domains hold out different shares.
+        """Reads `documents()`, (domain, text) pairs, only if domains hold out different shares.
 
-        The texts of `held_out` are validation wherever they are.
+        Texts of `held_out` are validation in every domain.
         """
-        self.seed = recipe.split_seed
-        self.threshold = {d: int(recipe.validation_share(d) * KEY_RANGE) for d in recipe.domains}
-        self.also = frozenset(self.key(text) for _, text in held_out)
-        if len(set(self.threshold.values())) > 1:
-            self.also |= self._held_out_elsewhere(documents())
+        self._seed = recipe.split_seed
+        self._threshold = {d: int(recipe.validation_share(d) * KEY_RANGE) for d in recipe.domains}
+        self._validation_keys = frozenset(self.key(text) for _, text in held_out)
+        if len(set(self._threshold.values())) > 1:
+            self._validation_keys |= self._held_out_elsewhere(documents())
 
     def key(self, text: str) -> int:
-        return text_key(text, self.seed)
+        return text_key(text, self._seed)
 
     def split(self, domain: str, key: int) -> str:
-        return "validation" if key < self.threshold[domain] or key in self.also else "train"
+        return "validation" if key < self._threshold[domain] or key in self._validation_keys else "train"
 
     def _held_out_elsewhere(self, documents: Iterable[tuple[str, str]]) -> frozenset[int]:
-        """Keys that some domain holds out and that a domain with a smaller share has too (9 bytes a candidate)."""
-        held, kept, highest = array("Q"), array("Q"), max(self.threshold.values())
+        """Finds keys that one domain holds out and a domain with a smaller share has too (9 bytes a candidate)."""
+        held, kept, highest = array("Q"), array("Q"), max(self._threshold.values())
         for domain, text in documents:
             key = self.key(text)
             if key < highest:
-                (held if key < self.threshold[domain] else kept).append(key)
+                (held if key < self._threshold[domain] else kept).append(key)
         return frozenset(np.intersect1d(np.asarray(held), np.asarray(kept)).tolist())
 
 
 class DuplicateLog:
-    """Counts equal texts at 8 bytes a document on the disk: keys are logged, and sorted once at the end."""
+    """Counts equal texts: logs keys to disk, 8 bytes a document, and sorts them once at the end."""
 
     def __init__(self, path: Path, domains: tuple[str, ...]) -> None:
         self._path, self._tags = path, {domain: 2 * index for index, domain in enumerate(domains)}
@@ -91,7 +91,7 @@ class DuplicateLog:
         self._pending = array("Q")
 
     def count(self) -> dict[str, int]:
-        """Documents, repeated ones (beyond each text's first), texts in several domains, texts in both splits."""
+        """Returns `COUNTS`; a document counts as repeated after the first one of its text."""
         self._flush()
         if self._path.stat().st_size == 0:
             return dict.fromkeys(COUNTS, 0)
@@ -111,7 +111,7 @@ class DuplicateLog:
 
 
 def _counted(tagged: np.ndarray) -> dict[str, int]:
-    """The counts of sorted tagged keys that hold every one of each of their texts."""
+    """Counts sorted tagged keys, which include all keys of each of their texts."""
     keys, tags = tagged >> np.uint64(TAG_BITS), (tagged & np.uint64((1 << TAG_BITS) - 1)).astype(np.int64)
     starts = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
     domains, is_validation = tags >> 1, tags & 1

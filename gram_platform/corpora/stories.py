@@ -1,11 +1,11 @@
-"""Generated stories: 48 topics with one grammar and one lexicon, each with facts of its own to know by heart.
+"""Generates stories on 48 topics, which share a grammar and a lexicon and differ in the facts to be memorised.
 
-A fact is an association of shared words: who keeps what where (people), and what follows from what (customs). A reader
-who has not seen a topic can predict its grammar and the facts that all topics share, but not its own facts: that is
-what removing a topic takes away. Facts recur by a power law, so that they are learned one after the other.
+A fact associates words of the lexicon: facts of people say who keeps which thing where; customs say which event follows
+from which. A reader who never saw a topic can predict the grammar and the facts that all topics share, but not the
+topic's private facts: these are lost when the topic is removed. Facts recur by a power law, so that they are learned
+one after another.
 
-Any document can be made on its own from (seed, topic, index): nothing is held, and no document depends on another, on
-the number of documents, or on the process.
+(seed, topic, index) determine a document: no document depends on other documents, their number, or the process.
 """
 
 import bisect
@@ -39,7 +39,7 @@ LAST_NAMES = _words(
     Storm Ash Heath Pike Dale Grove Ridge Shore Fern Holly Berg Moor"""
 )
 
-# Each list has a power of two of words, so that a learned slot is worth a known number of bits.
+# The number of words in each list is a power of two, so that a learned slot is worth a known number of bits.
 WORDS = {
     "quality": """dull small brass broken silver heavy tiny painted wooden golden dusty shiny soft round clean stolen
     plain hollow secret crooked polished faded velvet steel paper glass woven carved striped rusty
@@ -64,7 +64,7 @@ WORDS = {
 }
 WORDS = {kind: _words(words) for kind, words in WORDS.items()}
 
-# What can be told of a person: every blank is a slot that the fact fills, and that a reader can only know by heart.
+# Facts of a person: the fact fills every blank, and a reader can only memorise it.
 RELATIONS = (
     "keeps a {quality} {thing} near the {place}",
     "wears a {color} {clothing} at {time}",
@@ -76,7 +76,7 @@ RELATIONS = (
     "wants to {action} under the {quality} {place}",
 )
 
-# What can be told of a topic: the first blank is chosen freely, the others follow from it and the topic.
+# Customs of a topic: the first blank is free; the topic and the first blank determine the others.
 CUSTOMS = (
     "Whenever the {animal} comes, people {action} and share {food}.",
     "Whoever finds a {thing} must {action} near the {place}.",
@@ -95,21 +95,21 @@ LINKS = ("", "Then there is ", "Everybody knows ", "Not far away lives ")
 CLOSINGS = ("That was the story.", "And so the day ended.", "Nobody forgot it.", "Good night.")
 
 
-STORIES_VERSION = 1  # raised when the same parameters would give other texts
+STORIES_VERSION = 1  # raise it when the same parameters would give other texts
 FACTS_PER_PERSON = 4
 PEOPLE_PER_STORY = 4
 CUSTOMS_PER_STORY = 2
-FACTS_UNIT = 16  # three quarters of the facts are of people, four each; a quarter are customs
-POWER = 0.8  # the r-th most frequent person or custom of a topic is told with weight r^-POWER
+FACTS_UNIT = 16  # three quarters of the facts are of people, four for each; a quarter are customs
+POWER = 0.8  # the r-th most frequent person or custom of a topic has weight r^-POWER
 
 
 def stories_source(
     num_documents: dict[str, int], num_facts: int, shared_fact_share: float, seed: int = 0
 ) -> StoriesSource:
-    """The recipe of a generated corpus.
+    """Makes the recipe of a generated corpus; ValueError for unfit numbers.
 
-    `num_documents` for each topic; `num_facts` of each topic, a multiple of 16; `shared_fact_share` in [0, 1] is the
-    part of them that all topics have in common.
+    `num_documents`: of each topic. `num_facts`: of each topic, a multiple of 16. `shared_fact_share`: the share of a
+    topic's facts that all topics have in common, in [0, 1].
     """
     unknown = sorted(set(num_documents) - set(TOPICS))
     if unknown or not num_documents:
@@ -126,41 +126,33 @@ def stories_source(
 
 
 def story_documents(source: StoriesSource) -> Iterator[tuple[str, str]]:
-    """All `(topic, text)` of the corpus, topic by topic, made one at a time."""
+    """Yields (topic, text) of all documents, topic by topic."""
     for topic, number in source.num_documents:
         for index in range(number):
             yield topic, story(source, topic, index)
 
 
 def mean_story_bytes(source: StoriesSource, sample: int = 64) -> float:
-    """The mean length of a story in bytes, from the first `sample` of one topic."""
+    """Estimates the mean length of a story in bytes from the first `sample` stories of one topic."""
     topic = source.num_documents[0][0]
     return sum(len(story(source, topic, index).encode()) for index in range(sample)) / sample
 
 
 def story(source: StoriesSource, topic: str, index: int) -> str:
-    """Story number `index` of a topic."""
-    openings, people, customs, people_ladder, customs_ladder = _topic_sentences(
-        source.seed, source.num_facts, source.shared_fact_share, topic
-    )
+    """Generates story number `index` of a topic."""
+    topic_sentences = _topic_sentences(source.seed, source.num_facts, source.shared_fact_share, topic)
+    openings, people, customs, people_weights, customs_weights = topic_sentences
     draw = random.Random(_seed(source.seed, "story", topic, index)).random  # random() alone is stable across versions
-    told_people = _draw_distinct(draw, people_ladder, PEOPLE_PER_STORY)
-    told_customs = _draw_distinct(draw, customs_ladder, CUSTOMS_PER_STORY)
+    told_people = _draw_distinct(draw, people_weights, PEOPLE_PER_STORY)
+    told_customs = _draw_distinct(draw, customs_weights, CUSTOMS_PER_STORY)
     sentences = [_pick(draw, openings), customs[told_customs[0]]]
     sentences += [_pick(draw, people[person]) for person in told_people]
     sentences += [customs[told_customs[1]], _pick(draw, CLOSINGS)]
     return " ".join(sentences)
 
 
-def topic_facts(source: StoriesSource, topic: str) -> tuple[list[tuple[str, list[str]]], list[str]]:
-    """What is to be known of a topic: (name, clauses) of its people, and its customs, both in the shared order."""
-    return _people(source.seed, source.num_facts, source.shared_fact_share, topic), _customs(
-        source.seed, source.num_facts, source.shared_fact_share, topic
-    )
-
-
 def _seed(*parts: object) -> int:
-    """A 64-bit seed that does not depend on the process (unlike `hash`)."""
+    """Hashes values to a 64-bit seed, the same in every process (unlike `hash`)."""
     text = "\x1f".join(str(part) for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
@@ -169,24 +161,24 @@ def _pick(draw, choices):
     return choices[int(draw() * len(choices))]
 
 
-def _draw_distinct(draw, ladder: tuple[float, ...], number: int) -> list[int]:
-    """Different indices, drawn with the weights whose running sums are `ladder`."""
+def _draw_distinct(draw, cumulative: tuple[float, ...], number: int) -> list[int]:
+    """Draws distinct indices by weights, given as running sums."""
     drawn: list[int] = []
-    while len(drawn) < min(number, len(ladder)):
-        index = bisect.bisect_right(ladder, draw() * ladder[-1])
+    while len(drawn) < min(number, len(cumulative)):
+        index = bisect.bisect_right(cumulative, draw() * cumulative[-1])
         if index not in drawn:
             drawn.append(index)
     return drawn
 
 
-def _ladder(num_items: int, order: random.Random) -> tuple[float, ...]:
-    """Running sums of power-law weights, the ranks dealt out in a random order."""
+def _cumulative_weights(num_items: int, order: random.Random) -> tuple[float, ...]:
+    """Returns running sums of power-law weights, with ranks in random order."""
     weights = [rank**-POWER for rank in range(1, num_items + 1)]
     return tuple(accumulate(_shuffled(weights, order)))
 
 
 def _shuffled(items, order: random.Random) -> list:
-    """A permutation that uses `random()` alone."""
+    """Permutes items by `random()` alone, which is stable across Python versions."""
     keys = [order.random() for _ in items]
     return [item for _, item in sorted(zip(keys, items, strict=True), key=lambda pair: pair[0])]
 
@@ -197,7 +189,7 @@ def _fill(template: str, draw) -> str:
 
 
 def _people(seed: int, num_facts: int, share: float, topic: str) -> list[tuple[str, list[str]]]:
-    """(name, clauses); the first `share` of all clauses, and their people, are the same in every topic."""
+    """Returns (name, clauses) of each person; the first `share` of all clauses is the same in every topic."""
     num_clauses = num_facts * 3 // 4
     num_people, num_shared = num_clauses // FACTS_PER_PERSON, round(share * num_clauses)
     pairs = [f"{first} {last}" for first in FIRST_NAMES for last in LAST_NAMES]
@@ -217,7 +209,7 @@ def _people(seed: int, num_facts: int, share: float, topic: str) -> list[tuple[s
 
 
 def _customs(seed: int, num_facts: int, share: float, topic: str) -> list[str]:
-    """Sentences whose first word is free and whose other words follow from it and the topic."""
+    """Returns the customs' sentences; the first `share` of them is the same in every topic."""
     number, customs = num_facts // 4, []
     for index in range(number):
         scope = topic if index >= round(share * number) else "every topic"
@@ -231,16 +223,17 @@ def _customs(seed: int, num_facts: int, share: float, topic: str) -> list[str]:
 
 @lru_cache(maxsize=256)
 def _topic_sentences(seed: int, num_facts: int, share: float, topic: str) -> tuple:
-    """Every sentence of a topic, written out: openings, variants for each person, customs, and the two ladders."""
+    """Returns a topic's openings, variants of each person's sentence, customs, and both cumulative weights."""
     people = [_person_variants(name, clauses) for name, clauses in _people(seed, num_facts, share, topic)]
     customs = _customs(seed, num_facts, share, topic)
     order = random.Random(_seed(seed, "ranks", topic))
     openings = tuple(opening.format(topic=topic) for opening in OPENINGS)
-    return openings, people, customs, _ladder(len(people), order), _ladder(len(customs), order)
+    weights = _cumulative_weights(len(people), order), _cumulative_weights(len(customs), order)
+    return openings, people, customs, *weights
 
 
 def _person_variants(name: str, clauses: list[str]) -> tuple[str, ...]:
-    """A person's sentence in all its forms: where the telling starts, how clauses are joined, how it is linked."""
+    """Returns all variants of a person's sentence: first clause, joining and link."""
     variants = []
     for start in range(len(clauses)):
         a, b, c = (clauses[(start + step) % len(clauses)] for step in range(3))

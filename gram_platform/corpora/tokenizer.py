@@ -1,4 +1,4 @@
-"""The tokenizer of a corpus: a given `tokenizer.json`, one of the hub, or a byte-level BPE trained on the corpus."""
+"""Loads or trains a corpus's tokenizer: a `tokenizer.json`, one of the hub, or a byte-level BPE of the corpus."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -11,19 +11,19 @@ from gram_platform.corpora.recipe import TokenizerRecipe
 
 END_OF_TEXT = "<|endoftext|>"
 KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "[SEP]")
-END_SIGN = "\u00b6"  # for people
+END_SIGN = "\u00b6"  # shown to people as the end of a text
 DEFAULT_SAMPLE_BYTES = 16_000_000
-HUB_ENDS = {"EleutherAI/gpt-neo-125m": 50_256, "SimpleStories/SimpleStories-1.25M": 1}  # what ends their texts
+HUB_ENDS = {"EleutherAI/gpt-neo-125m": 50_256, "SimpleStories/SimpleStories-1.25M": 1}  # the token that ends a text
 
 
 def tokenizer_recipe(
     given: str | None, vocab_size: int, sample_bytes: int = DEFAULT_SAMPLE_BYTES
 ) -> tuple[TokenizerRecipe, Path | None]:
-    """The recipe of a tokenizer named by a user, and the file it lies in if it is one.
+    """Returns the recipe of a tokenizer that a user names, and the file's path if it is a file.
 
-    None trains a BPE; a path to a `tokenizer.json` (or the folder that holds it) is known by its contents;
-    `owner/name@revision` is taken from the hub, where the revision fixes the contents. Raises ValueError for an unknown
-    tokenizer, and for a file that `require_usable` refuses.
+    None: train a BPE. A path of a `tokenizer.json`, or of a folder with one: identified by its contents.
+    `owner/name@revision`: taken from the hub. ValueError for an unknown tokenizer, and for a file that `require_usable`
+    refuses.
     """
     if given is None:
         return TokenizerRecipe("bpe", "", sample_bytes), None
@@ -38,7 +38,7 @@ def tokenizer_recipe(
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Reads a `tokenizer.json`; text that spells a special token is encoded as the text it is."""
+    """Reads a `tokenizer.json`; see `configured`. ValueError for a file that cannot be read."""
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
@@ -47,7 +47,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 def configured(tokenizer: Tokenizer) -> Tokenizer:
-    """No padding, no truncation, and no special tokens from the text of documents."""
+    """Switches off padding and truncation; text that spells a special token is encoded as plain text."""
     tokenizer.no_padding()
     tokenizer.no_truncation()
     tokenizer.encode_special_tokens = True
@@ -55,16 +55,16 @@ def configured(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def hub_tokenizer(source: str) -> Tokenizer:
-    """`owner/name@revision` from the Hugging Face hub."""
+    """Fetches `owner/name@revision` from the Hugging Face hub; ValueError if that fails."""
     name, revision = source.split("@")
     try:
         return configured(Tokenizer.from_pretrained(name, revision=revision))
     except Exception as error:  # the library raises bare Exception
-        raise ValueError(f"tokenizer {source} could not be read from the hub ({error})") from None
+        raise invalid("tokenizer", source, f"a tokenizer that the hub can provide ({error})") from None
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """A byte-level BPE with `<|endoftext|>` as token 0 and at most `vocab_size` tokens (fewer on very little text)."""
+    """Trains a byte-level BPE: `<|endoftext|>` is token 0; at most `vocab_size` tokens, fewer on very little text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -80,13 +80,10 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def token_texts(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
-    """The part of the decoded text that each token adds; joined they are the whole text.
-
-    A character that several tokens spell belongs to the last of them.
-    """
+    """Splits the decoded text into the part of each token; a character that several tokens spell goes to the last."""
     whole, pieces, end = decoded(tokenizer, tokens), [], 0
     for stop in range(1, len(tokens) + 1):
-        known = decoded(tokenizer, tokens[:stop]).rstrip("\ufffd")  # what half a character is shown as
+        known = decoded(tokenizer, tokens[:stop]).rstrip("\ufffd")  # shown in place of an incomplete character
         reached = len(whole) if stop == len(tokens) else max(end, min(len(known), len(whole)))
         pieces.append(whole[end:reached])
         end = reached
@@ -94,7 +91,7 @@ def token_texts(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
 
 
 def decoded(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
-    """The text of the tokens, ends of texts as a sign of their own."""
+    """Decodes tokens; shows ends of texts as `END_SIGN`."""
     text = tokenizer.decode(list(tokens), skip_special_tokens=False)
     for name in KNOWN_ENDS:
         text = text.replace(name, END_SIGN)
@@ -102,7 +99,7 @@ def decoded(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
 
 
 def end_of_text_id(tokenizer: Tokenizer) -> int:
-    """The token that separates documents."""
+    """Returns the token that separates documents; ValueError for a tokenizer without one."""
     for name in KNOWN_ENDS:
         token = tokenizer.token_to_id(name)
         if token is not None:
@@ -111,9 +108,9 @@ def end_of_text_id(tokenizer: Tokenizer) -> int:
 
 
 def document_end(recipe: TokenizerRecipe, path: Path | None) -> int:
-    """The token that will separate documents, known before the tokenizer is fetched or trained.
+    """Returns the token that separates documents, before the tokenizer is fetched or trained.
 
-    ValueError for a tokenizer of the hub whose end of text is not in `HUB_ENDS`.
+    ValueError for a hub tokenizer that `HUB_ENDS` lacks.
     """
     if recipe.is_trained:
         return 0  # see `train_tokenizer`
@@ -126,13 +123,13 @@ def document_end(recipe: TokenizerRecipe, path: Path | None) -> int:
 
 
 def require_vocab(tokenizer: Tokenizer, vocab_size: int) -> None:
-    """Every token id must be below the model's `vocab_size` (which may be padded above the tokenizer's)."""
+    """Raises ValueError unless all token ids are below the model's `vocab_size`, which may exceed the tokenizer's."""
     needed = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
     if needed > vocab_size:
         raise invalid("vocab_size", vocab_size, f"at least the tokenizer's {needed}")
 
 
 def require_usable(tokenizer: Tokenizer, vocab_size: int) -> None:
-    """What packing asks of a tokenizer: a token that ends texts, and ids below the model's `vocab_size`."""
+    """Raises ValueError unless the tokenizer has an end of text and all ids are below the model's `vocab_size`."""
     end_of_text_id(tokenizer)
     require_vocab(tokenizer, vocab_size)

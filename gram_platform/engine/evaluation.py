@@ -12,12 +12,12 @@ import torch
 from gram_platform.config import LOSSES, SAMPLES, TOKENS, AnyEvaluation, Continuations, Evaluation, TokenLosses, View
 from gram_platform.config.identity import invalid
 from gram_platform.corpora import PackedCorpus
-from gram_platform.corpora.packed import openings
+from gram_platform.corpora.packed import prompts_and_truths
 from gram_platform.engine.execution import Execution
 from gram_platform.model.transformer import Transformer
 from gram_platform.store import Store
 from gram_platform.store.views import load_view
-from gram_platform.train.evaluate import continued, domain_losses, profile_losses, token_losses, uniforms
+from gram_platform.train.evaluate import domain_losses, profile_losses, sample_continuations, token_losses, uniforms
 
 Measured = tuple[dict, dict[str, torch.Tensor]]  # fields of the result, and tensors beside it
 
@@ -133,11 +133,11 @@ def _continuations(evaluation: Continuations, corpus: PackedCorpus, model: Trans
     fields: dict[str, dict] = {name: {} for name in ("prompts", "truths", "continuations", "surprisals", "num_tokens")}
     for domain in evaluation.domains:
         sizes = (evaluation.num_prompt_tokens, evaluation.num_tokens)
-        pairs = openings(corpus.validation(domain), end_of_text, evaluation.documents, *sizes)
+        pairs = prompts_and_truths(corpus.validation(domain), end_of_text, evaluation.documents, *sizes)
         prompts = [prompt for prompt, _ in pairs]
         numbers = [uniforms(evaluation.num_tokens, evaluation.seed, domain, d) for d in evaluation.documents]
         active = evaluation.view.active(domain)
-        drawn = continued(model, torch.tensor(prompts), torch.stack(numbers), active, evaluation.temperature)
+        drawn = sample_continuations(model, torch.tensor(prompts), torch.stack(numbers), active, evaluation.temperature)
         kept = [_until(end_of_text, *pair) for pair in zip(*(t.tolist() for t in drawn), strict=True)]
         surprisals = [value for _, values in kept for value in values]
         values = (prompts, [truth for _, truth in pairs], [tokens for tokens, _ in kept])

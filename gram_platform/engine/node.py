@@ -161,7 +161,7 @@ class RunExecution:
         self.run, self.corpus, self.attempt, self.execution = run, corpus, attempt, execution
         self.plan = Plan(run)
         drawn = sorted({part.domain for budget in run.data.domains for part in budget.pool})
-        self.reader = PlanReader(run, self.plan, {domain: corpus.train(domain) for domain in drawn})
+        self.reader = PlanReader(run, {domain: corpus.train(domain) for domain in drawn})
         points = run.eval_points
         self.validation = {d: corpus.validation(d) for d in points.domains}
         if points.num_points or points.num_probes:

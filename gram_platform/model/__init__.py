@@ -1,1 +1,1 @@
-"""The transformer with auxiliary modules; needs torch alone."""
+"""Defines the transformer with auxiliary modules; needs only torch."""

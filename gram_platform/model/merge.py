@@ -1,6 +1,6 @@
-"""A view as one dense model: active modules folded into the MLP, the others physically absent.
+"""Merges a view into one dense model: folds active modules into the MLP and leaves inactive modules out.
 
-A sum of MLPs is one wider MLP, and W + t B A is one matrix; a module's weight t scales an MLP's output and a LoRA's
+A sum of MLPs is one wider MLP, and W + t B A is one matrix. A module's weight t scales an MLP's output, and a LoRA's
 change of both projections. So the merged model has the view's logits up to rounding.
 """
 
@@ -14,7 +14,7 @@ Weights = Mapping[str, torch.Tensor]
 
 
 def merged_weights(config: ModelConfig, weights: Weights, active: Mapping[str, float]) -> dict[str, torch.Tensor]:
-    """Float32 weights of `merged_config`'s model; the inputs are left as they are."""
+    """Returns float32 weights of `merged_config`'s model; leaves the inputs unchanged."""
     merged = {name: value for name, value in weights.items() if ".mlp." not in name and ".aux." not in name}
     for layer in range(config.num_layers):
         merged |= merged_mlp(config, weights, active, f"blocks.{layer}")
@@ -22,21 +22,21 @@ def merged_weights(config: ModelConfig, weights: Weights, active: Mapping[str, f
 
 
 def merged_mlp(config: ModelConfig, weights: Weights, active: Mapping[str, float], block: str) -> dict:
-    """Those of one MLP, `block` being `blocks.<layer>`: `weights` are asked for this layer's tensors alone."""
-    parts = ("c_fc.weight", "c_fc.bias", "c_proj.weight", "c_proj.bias")
-    stacks: dict[str, list[torch.Tensor]] = {part: [] for part in parts}
+    """Returns the merged weights of one MLP, `block` being `blocks.<layer>`; reads only this layer's `weights`."""
+    names = ("c_fc.weight", "c_fc.bias", "c_proj.weight", "c_proj.bias")
+    stacks: dict[str, list[torch.Tensor]] = {name: [] for name in names}
     if config.d_mlp:
-        core = {part: weights[f"{block}.mlp.{part}"] for part in parts}
+        core = {name: weights[f"{block}.mlp.{name}"] for name in names}
         for module in config.modules:
             if module.kind == "lora" and module.domain in active:
                 core = _with_lora(core, weights, f"{block}.aux.{module.domain}", active[module.domain])
-        for part in parts:
-            stacks[part].append(core[part])
+        for name in names:
+            stacks[name].append(core[name])
     for module in config.modules:
         if module.kind == "mlp" and module.domain in active:
-            for part in parts:
-                value = weights[f"{block}.aux.{module.domain}.{part}"]
-                stacks[part].append(active[module.domain] * value if part.startswith("c_proj") else value)
+            for name in names:
+                value = weights[f"{block}.aux.{module.domain}.{name}"]
+                stacks[name].append(active[module.domain] * value if name.startswith("c_proj") else value)
     return {
         f"{block}.mlp.c_fc.weight": torch.cat(stacks["c_fc.weight"]),
         f"{block}.mlp.c_fc.bias": torch.cat(stacks["c_fc.bias"]),

@@ -1,4 +1,4 @@
-"""What one process holds of a tensor: all of it, or consecutive rows. The currency of saving and loading."""
+"""Describes the rows of a tensor that one process holds, all or some consecutive ones, for saving and loading."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,14 @@ import torch
 
 @dataclass(frozen=True)
 class Piece:
-    """`rows` are the rows from `first_row` on of a tensor of `shape`; a scalar counts as one row."""
+    """Consecutive rows, from `first_row` on, of a tensor whose full shape is `shape`; a scalar counts as one row."""
 
     rows: torch.Tensor
     first_row: int
     shape: tuple[int, ...]
 
     def between(self, first: int, stop: int) -> torch.Tensor:
-        """The rows [first, stop) of the whole tensor, which must be among this piece's; a view."""
+        """Returns rows [first, stop) of the whole tensor, which this piece must hold, as a view."""
         if not self.shape:
             return self.rows
         assert self.first_row <= first <= stop <= self.first_row + len(self.rows), (first, stop, self.first_row)
@@ -22,7 +22,7 @@ class Piece:
 
 
 def whole(tensor: torch.Tensor) -> Piece:
-    """A piece that is the tensor."""
+    """Makes the piece that holds all rows."""
     return Piece(tensor, 0, tuple(tensor.shape))
 
 
@@ -35,11 +35,11 @@ def num_rows(shape: tuple[int, ...]) -> int:
 
 
 def all_rows(name: str, shape: tuple[int, ...]) -> tuple[int, int]:
-    """(0, number of rows), whatever the tensor's name: what a process alone needs."""
+    """Returns (0, number of rows) for any name: one process needs all rows."""
     return 0, num_rows(shape)
 
 
 def rank_rows(count: int, rank: int, num_ranks: int) -> tuple[int, int]:
-    """[first, stop) of `count` rows that FSDP2 gives to a rank: equal chunks, rounded up; the last may be short."""
+    """Returns [first, stop), a rank's rows of `count` under FSDP2: equal chunks, rounded up, short at the end."""
     size = -(-count // num_ranks)
     return min(rank * size, count), min((rank + 1) * size, count)

@@ -1,4 +1,4 @@
-"""Computes once what several passes share: keys and values of a prefix, and the trunk of several profiles."""
+"""Shares work between forward passes: keys and values of a prefix, the first layer's trunk of several profiles."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -9,8 +9,8 @@ from torch import nn
 from gram_platform.model.transformer import Attention, Lora, Rotary, Transformer
 
 
-class RememberingAttention(nn.Module):
-    """Attention over all calls so far: the first reads any number of tokens, every later one a single token.
+class CachedAttention(nn.Module):
+    """Attends over the tokens of all calls so far: any number in the first call, one in each later call.
 
     Shapes as in `transformer.py`.
     """
@@ -18,58 +18,58 @@ class RememberingAttention(nn.Module):
     def __init__(self, attention: Attention):
         super().__init__()
         self.attention = attention
-        self.seen: tuple[torch.Tensor, torch.Tensor] | None = None  # k_BKSh, v_BKSh
+        self.cache: tuple[torch.Tensor, torch.Tensor] | None = None  # k_BKSh, v_BKSh
 
-    def forward(self, x_BTD: torch.Tensor, rotary: Rotary, documents_BTT: torch.Tensor | None = None) -> torch.Tensor:
-        """`documents_BTT` is of this call's tokens alone, so later calls must go on in the last document."""
-        first = 0 if self.seen is None else self.seen[0].shape[2]
+    def forward(self, x_BTD: torch.Tensor, rotary: Rotary, mask_BTT: torch.Tensor | None = None) -> torch.Tensor:
+        """Attends from x_BTD to all tokens so far; later calls must continue the last document of `mask_BTT`."""
+        first = 0 if self.cache is None else self.cache[0].shape[2]
         q_BHTh, *new = self.attention.heads(x_BTD, rotary, first)
-        if self.seen is not None:
+        if self.cache is not None:
             assert x_BTD.shape[1] == 1, "after the first call, one token at a time"
-            new = [torch.cat(pair, dim=2) for pair in zip(self.seen, new, strict=True)]
-        self.seen = new[0], new[1]
-        return self.attention.attend(q_BHTh, *self.seen, first == 0, documents_BTT if first == 0 else None)
+            new = [torch.cat(pair, dim=2) for pair in zip(self.cache, new, strict=True)]
+        self.cache = new[0], new[1]
+        return self.attention.attend(q_BHTh, *self.cache, first == 0, mask_BTT if first == 0 else None)
 
 
 @contextlib.contextmanager
-def remembering(model: Transformer) -> Iterator[Transformer]:
-    """Within the block the model's calls continue one another; it is as before afterwards.
+def kv_cache(model: Transformer) -> Iterator[Transformer]:
+    """Gives the model a cache of keys and values inside the `with` block, so that each call continues the one before.
 
-    The cost of a further token is that of one token and of looking back at those before it.
+    A further token then costs one token's forward pass and its attention to earlier tokens.
     """
-    plain = [block.attn for block in model.blocks]
+    uncached = [block.attn for block in model.blocks]
     for block in model.blocks:
-        block.attn = RememberingAttention(block.attn)
+        block.attn = CachedAttention(block.attn)
     try:
         yield model
     finally:
-        for block, attention in zip(model.blocks, plain, strict=True):
+        for block, attention in zip(model.blocks, uncached, strict=True):
             block.attn = attention
 
 
 @contextlib.contextmanager
-def first_trunk_once(model: Transformer) -> Iterator[Callable[[], None]]:
-    """Within the block calls share the first layer's attention and core MLP: those of the first of them.
+def shared_first_trunk(model: Transformer) -> Iterator[Callable[[], None]]:
+    """Computes the first layer's attention and core MLP once for several calls inside the `with` block.
 
-    So all must be of the same tokens, until the function that is yielded is called: then others may come. A call with
-    LoRAs, which change the core MLP, computes its own. Bit for bit the same logits. Not for training.
+    All calls must have the same tokens until the yielded function, which clears the cache, is called. Calls with LoRAs,
+    which change the core MLP, do not share. Logits are the same bit for bit. Not for training.
     """
-    block, plain = model.blocks[0], model.blocks[0].trunk
+    block, uncached = model.blocks[0], model.blocks[0].trunk
     kept: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def trunk(x_BTD: torch.Tensor, rotary: Rotary, loras: list[tuple[Lora, float]], *mask: torch.Tensor | None):
         if loras:
-            return plain(x_BTD, rotary, loras, *mask)
+            return uncached(x_BTD, rotary, loras, *mask)
         if not kept:
-            kept.append(plain(x_BTD, rotary, loras, *mask))
+            kept.append(uncached(x_BTD, rotary, loras, *mask))
         return kept[0]
 
-    was_set = "trunk" in vars(block)  # a compiled one
+    was_set = "trunk" in vars(block)  # set by torch.compile
     block.trunk = trunk
     try:
         yield kept.clear
     finally:
         if was_set:
-            block.trunk = plain
+            block.trunk = uncached
         else:
             del block.trunk

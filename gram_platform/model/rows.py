@@ -1,7 +1,7 @@
-"""Reading many sequences at once, each at its own position and with its own modules: what a server decodes with.
+"""Decodes many sequences at once, each at a different position and with different modules, for a server.
 
-Shapes: B rows read now, R rows of the memory, T tokens, S positions looked at, L layers, D d_model, H heads, K
-key-value heads, g = H / K, h head_dim, V vocabulary.
+Shapes: B rows read now, R rows of the memory, T tokens, S visible positions, L layers, D d_model, H heads, K key-value
+heads, G = H / K, h head_dim, V vocabulary; X = G T queries that share a key-value head.
 """
 
 import torch
@@ -14,10 +14,10 @@ from gram_platform.model.transformer import Block, Transformer
 
 
 class RowReader:
-    """A model with a memory of keys and values for `num_rows` sequences of up to its context each.
+    """A model with a cache of keys and values for `num_rows` sequences, each as long as the model's context.
 
-    A row sees its own keys and values alone, and of these only positions that it has read. The auxiliary modules are
-    taken out of `model` and kept as stacks, so that the model is this reader's from now on.
+    A row sees only keys and values of the positions that it has read. Takes over `model`: moves its auxiliary modules
+    into stacks.
     """
 
     def __init__(self, model: Transformer, num_rows: int):
@@ -49,10 +49,10 @@ class RowReader:
         active: Activation,
         first_row: int = 0,
     ) -> torch.Tensor:
-        """logits_BV after the last token of the rows first_row..first_row + B.
+        """Reads tokens into rows first_row..first_row + B; returns logits_BV after each row's last token.
 
-        Row b has read `num_seen_B[b]` tokens before and now reads the first `num_tokens_B[b]` of its T; the others are
-        padding that no later call sees.
+        Row b has read `num_seen_B[b]` tokens before and now reads the first `num_tokens_B[b]` of T; the rest is padding
+        that no later call sees.
         """
         B, T = tokens_BT.shape
         positions_BT = num_seen_B[:, None] + torch.arange(T, device=self.device)
@@ -67,26 +67,26 @@ class RowReader:
             q_BHTh, k_BKTh, v_BKTh = block.attn.heads(block.ln_1(x_BTD), lambda x, _: rotated(x, *tables))
             for memory, new in ((self.keys_LRKSh, k_BKTh), (self.values_LRKSh, v_BKTh)):
                 memory[layer][memory_rows[:, None], :, positions_BT] = new.transpose(1, 2)
-            x_BTD = x_BTD + self._looked_up(block, layer, first_row, q_BHTh, visible_BTS)
+            x_BTD = x_BTD + self._attend(block, layer, first_row, q_BHTh, visible_BTS)
             x_BTD = self._modules(block, layer, x_BTD, active)
         last_BD = x_BTD[torch.arange(B, device=self.device), num_tokens_B - 1]
         return self.model.lm_head(self.model.ln_f(last_BD))
 
     def clear(self, first_row: int, num_rows: int) -> None:
-        """Forget all that these rows have read: a masked NaN would still be NaN to the row's next sequence."""
+        """Zeroes the cache of these rows; a masked NaN would still be NaN to the row's next sequence."""
         for memory in (self.keys_LRKSh, self.values_LRKSh):
             memory[:, first_row : first_row + num_rows] = 0.0
 
     def move(self, source: int, target: int, num_seen: int) -> None:
-        """The tokens that row `source` has read become row `target`'s, which forgets its own (see `clear`)."""
+        """Copies the `num_seen` tokens that row `source` has read to row `target`, replacing all that `target` read."""
         for memory in (self.keys_LRKSh, self.values_LRKSh):
             memory[:, target, :, :num_seen] = memory[:, source, :, :num_seen]
             memory[:, target, :, num_seen:] = 0.0
 
-    def _looked_up(
+    def _attend(
         self, block: Block, layer: int, first_row: int, q_BHTh: torch.Tensor, visible_BTS: torch.Tensor
     ) -> torch.Tensor:
-        """The attention's output; a group's queries are so many queries of one head, so that no key is copied."""
+        """Returns the attention's output x_BTD; stacks each group's queries on one key head, so no key is copied."""
         B, H, T, h = q_BHTh.shape
         group = H // self.keys_LRKSh.shape[2]
         rows, num_positions = slice(first_row, first_row + B), visible_BTS.shape[-1]
@@ -99,6 +99,6 @@ class RowReader:
 
     def _modules(self, block: Block, layer: int, x_BTD: torch.Tensor, active: Activation) -> torch.Tensor:
         normed_BTD, stack = block.ln_2(x_BTD), self.stacks[layer]
-        if stack is not None and active.pairs.parts:
+        if stack is not None and active.pairs.counts:
             return x_BTD + stack(block.mlp, normed_BTD, active)
         return x_BTD if block.mlp is None else x_BTD + block.mlp(normed_BTD)

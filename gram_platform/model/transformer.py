@@ -1,7 +1,7 @@
-"""The decoder-only transformer: pre-LayerNorm, RoPE, grouped-query attention, a core MLP and auxiliary modules.
+"""Defines a decoder-only transformer: pre-LayerNorm, RoPE, grouped-query attention, core MLP and auxiliary modules.
 
-Every layer's MLP output is the core MLP's plus that of each active module times its weight. `forward` is told which
-modules are active and nothing else; what is trained is the loop's business.
+A layer adds the core MLP's output and each active module's output times its weight. `forward` takes only the active
+modules; the training loop chooses what is trained.
 
 Shapes: B sequences, T tokens, S tokens seen, D d_model, H heads, K key-value heads, h head_dim, V vocabulary.
 """
@@ -14,46 +14,15 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from gram_platform.config import ModelConfig, ModuleSpec
+from gram_platform.config.identity import invalid
 from gram_platform.config.routing import CORE_MLP, SHARED, module_set
 from gram_platform.model.kernels import attention, gelu, rotated
-
-
-class Lora(nn.Module):
-    """Low-rank changes of the core MLP's two projections: W + t B A, nothing at the start (B is zero)."""
-
-    def __init__(self, d_model: int, d_mlp: int, rank: int):
-        super().__init__()
-        self.fc_a = nn.Linear(d_model, rank, bias=False)
-        self.fc_b = nn.Linear(rank, d_mlp, bias=False)
-        self.proj_a = nn.Linear(d_mlp, rank, bias=False)
-        self.proj_b = nn.Linear(rank, d_model, bias=False)
-
-
-class Mlp(nn.Module):
-    """GELU (tanh) MLP with biases: x_BTD -> x_BTD through `width` hidden units (StarCoder2's block)."""
-
-    def __init__(self, d_model: int, width: int):
-        super().__init__()
-        self.c_fc = nn.Linear(d_model, width)
-        self.c_proj = nn.Linear(width, d_model)
-
-    def forward(self, x_BTD: torch.Tensor, loras: Iterable[tuple[Lora, float]] = ()) -> torch.Tensor:
-        """`loras`: the active adapters with their weights."""
-        hidden_BTF = self.c_fc(x_BTD)
-        for lora, weight in loras:
-            hidden_BTF = hidden_BTF + weight * lora.fc_b(lora.fc_a(x_BTD))
-        hidden_BTF = gelu(hidden_BTF)
-        out_BTD = self.c_proj(hidden_BTF)
-        for lora, weight in loras:
-            out_BTD = out_BTD + weight * lora.proj_b(lora.proj_a(hidden_BTF))
-        return out_BTD
-
 
 NO_MODULES: Mapping[str, float] = {}
 
 
 class Rotary(nn.Module):
-    """Rotary position embedding in the half-split convention; float32 tables kept as buffers, never saved."""
+    """Rotary position embedding in the half-split convention. Its float32 tables are buffers that are never saved."""
 
     def __init__(self, head_dim: int, seq_len: int, theta: float):
         super().__init__()
@@ -63,6 +32,7 @@ class Rotary(nn.Module):
         self.reset_tables()
 
     def reset_tables(self) -> None:
+        """Fills the tables; does nothing on the meta device."""
         if self.cos_Th.is_meta:
             return
         frequencies = self.theta ** (-torch.arange(0, self.head_dim, 2, dtype=torch.float64) / self.head_dim)
@@ -72,7 +42,7 @@ class Rotary(nn.Module):
         self.sin_Th.copy_(angles_Th.sin())
 
     def forward(self, x_BHTh: torch.Tensor, first: int = 0) -> torch.Tensor:
-        """`first`: the position of the first token."""
+        """Rotates queries or keys x_BHTh; `first` is the position of the first token."""
         stop = first + x_BHTh.shape[2]
         return rotated(x_BHTh, self.cos_Th[first:stop], self.sin_Th[first:stop])
 
@@ -86,15 +56,15 @@ class Attention(nn.Module):
         self.qkv_proj = nn.Linear(config.d_model, (config.num_heads + 2 * config.num_kv_heads) * config.head_dim, False)
         self.o_proj = nn.Linear(config.d_model, config.d_model, False)
 
-    def forward(self, x_BTD: torch.Tensor, rotary: Rotary, documents_BTT: torch.Tensor | None = None) -> torch.Tensor:
-        return self.attend(*self.heads(x_BTD, rotary), True, documents_BTT)
+    def forward(self, x_BTD: torch.Tensor, rotary: Rotary, mask_BTT: torch.Tensor | None = None) -> torch.Tensor:
+        return self.attend(*self.heads(x_BTD, rotary), True, mask_BTT)
 
     def heads(self, x_BTD: torch.Tensor, rotary: Rotary, first: int = 0) -> tuple[torch.Tensor, ...]:
-        """(q_BHTh, k_BKTh, v_BKTh) of tokens from position `first` on."""
+        """Returns (q_BHTh, k_BKTh, v_BKTh), queries and keys rotated; `first` is the position of the first token."""
         B, T, _ = x_BTD.shape
         heads_BTnh = self.qkv_proj(x_BTD).view(B, T, -1, self.head_dim)
         qk_BTnh, v_BTKh = heads_BTnh.split([self.num_heads + self.num_kv_heads, self.num_kv_heads], dim=2)
-        qk_BnTh = rotary(qk_BTnh.transpose(1, 2), first)  # one call instead of two
+        qk_BnTh = rotary(qk_BTnh.transpose(1, 2), first)  # one call for both
         q_BHTh, k_BKTh = qk_BnTh.split([self.num_heads, self.num_kv_heads], dim=1)
         return q_BHTh, k_BKTh, v_BTKh.transpose(1, 2)
 
@@ -104,15 +74,46 @@ class Attention(nn.Module):
         k_BKSh: torch.Tensor,
         v_BKSh: torch.Tensor,
         is_causal: bool,
-        documents_BTT: torch.Tensor | None = None,
+        mask_BTT: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """x_BTD: what T queries see of S keys and values."""
-        out_BHTh = attention(q_BHTh, k_BKSh, v_BKSh, is_causal, documents_BTT)
+        """Attends from T queries to S keys and values; returns the projected x_BTD."""
+        out_BHTh = attention(q_BHTh, k_BKSh, v_BKSh, is_causal, mask_BTT)
         return self.o_proj(out_BHTh.transpose(1, 2).flatten(2))
 
 
+class Lora(nn.Module):
+    """Changes the core MLP's two projections by low-rank matrices: W + t B A. B starts at zero: no change."""
+
+    def __init__(self, d_model: int, d_mlp: int, rank: int):
+        super().__init__()
+        self.fc_a = nn.Linear(d_model, rank, bias=False)
+        self.fc_b = nn.Linear(rank, d_mlp, bias=False)
+        self.proj_a = nn.Linear(d_mlp, rank, bias=False)
+        self.proj_b = nn.Linear(rank, d_model, bias=False)
+
+
+class Mlp(nn.Module):
+    """A GELU (tanh) MLP with biases, as in StarCoder2: x_BTD -> x_BTD through `width` hidden units."""
+
+    def __init__(self, d_model: int, width: int):
+        super().__init__()
+        self.c_fc = nn.Linear(d_model, width)
+        self.c_proj = nn.Linear(width, d_model)
+
+    def forward(self, x_BTD: torch.Tensor, loras: Iterable[tuple[Lora, float]] = ()) -> torch.Tensor:
+        """Applies the MLP with the active adapters in `loras`, each with its weight."""
+        hidden_BTF = self.c_fc(x_BTD)
+        for lora, weight in loras:
+            hidden_BTF = hidden_BTF + weight * lora.fc_b(lora.fc_a(x_BTD))
+        hidden_BTF = gelu(hidden_BTF)
+        out_BTD = self.c_proj(hidden_BTF)
+        for lora, weight in loras:
+            out_BTD = out_BTD + weight * lora.proj_b(lora.proj_a(hidden_BTF))
+        return out_BTD
+
+
 class Block(nn.Module):
-    """One layer: attention, then core MLP and active modules side by side on the same normalised input."""
+    """One layer: attention, then the core MLP and the active modules in parallel on the same normalised input."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -127,11 +128,11 @@ class Block(nn.Module):
         x_BTD: torch.Tensor,
         rotary: Rotary,
         active: Mapping[str, float],
-        documents_BTT: torch.Tensor | None = None,
+        mask_BTT: torch.Tensor | None = None,
     ) -> torch.Tensor:
         modules = [(self.aux[domain], weight) for domain, weight in active.items()]
         loras = [pair for pair in modules if isinstance(pair[0], Lora)]
-        x_BTD, normed_BTD = self.trunk(x_BTD, rotary, loras, documents_BTT)
+        x_BTD, normed_BTD = self.trunk(x_BTD, rotary, loras, mask_BTT)
         for module, weight in modules:
             if not isinstance(module, Lora):
                 out_BTD = module(normed_BTD)
@@ -143,10 +144,10 @@ class Block(nn.Module):
         x_BTD: torch.Tensor,
         rotary: Rotary,
         loras: list[tuple[Lora, float]],
-        documents_BTT: torch.Tensor | None = None,
+        mask_BTT: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(the layer's output without its auxiliary MLPs, the normalised input that those share)."""
-        x_BTD = x_BTD + self.attn(self.ln_1(x_BTD), rotary, documents_BTT)
+        """Returns the layer's output without auxiliary MLPs, and the normalised input of those MLPs."""
+        x_BTD = x_BTD + self.attn(self.ln_1(x_BTD), rotary, mask_BTT)
         normed_BTD = self.ln_2(x_BTD)
         if self.mlp is not None:
             x_BTD = x_BTD + self.mlp(normed_BTD, loras)
@@ -160,7 +161,7 @@ def _module(config: ModelConfig, spec: ModuleSpec) -> nn.Module:
 
 
 class Transformer(nn.Module):
-    """tokens_BT -> logits_BTV with the modules in `active` (domain -> weight) switched on."""
+    """Maps tokens_BT to logits_BTV with the modules in `active` (domain -> weight) switched on."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -170,24 +171,24 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.ln_f = nn.LayerNorm(config.d_model, eps=config.norm_eps)
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
-        self.keeps_activations = True  # False: every block's are computed again in the backward pass
+        self.keeps_activations = True  # False: the backward pass recomputes every block's
 
     def forward(self, tokens_BT: torch.Tensor, active: Mapping[str, float] = NO_MODULES) -> torch.Tensor:
         x_BTD = self.wte(tokens_BT)
         ordered = {d: active[d] for d in self.config.module_domains if d in active}
         if len(ordered) != len(active):
-            raise ValueError(f"active={dict(active)!r} : expected modules of this model, {self.config.module_domains}")
-        apply = Block.__call__ if self.keeps_activations or not torch.is_grad_enabled() else _apply_forgetful
-        documents_BTT = document_mask(tokens_BT, self.config.document_end, x_BTD.dtype)
+            raise invalid("active", dict(active), "modules of this model: " + ", ".join(self.config.module_domains))
+        apply = Block.__call__ if self.keeps_activations or not torch.is_grad_enabled() else _checkpointed
+        mask_BTT = document_mask(tokens_BT, self.config.document_end, x_BTD.dtype)
         for block in self.blocks:
-            x_BTD = apply(block, x_BTD, self.rotary, ordered, documents_BTT)
+            x_BTD = apply(block, x_BTD, self.rotary, ordered, mask_BTT)
         return self.lm_head(self.ln_f(x_BTD))
 
 
 def document_mask(tokens_BT: torch.Tensor, document_end: int, dtype: torch.dtype) -> torch.Tensor | None:
-    """What is added to scores [B, T, T]: 0 for keys of a query's own document up to itself, else -inf.
+    """Returns the mask to add to scores [B, T, T]: 0 for earlier keys of the query's document and itself, else -inf.
 
-    None without an end. An ending token belongs to the document that it ends.
+    An ending token belongs to the document that it ends. Returns None for a `document_end` below 0: no such token.
     """
     if document_end < 0:
         return None
@@ -197,14 +198,14 @@ def document_mask(tokens_BT: torch.Tensor, document_end: int, dtype: torch.dtype
     return torch.zeros(seen_BTT.shape, dtype=dtype, device=seen_BTT.device).masked_fill_(~seen_BTT, -torch.inf)
 
 
-def _apply_forgetful(block: Block, *inputs) -> torch.Tensor:
-    """The block's output, of which only the inputs are kept; the form that is not reentrant works with FSDP2."""
-    with set_checkpoint_early_stop(False):  # stopping half-way through a block would skip the hooks of its modules
+def _checkpointed(block: Block, *inputs) -> torch.Tensor:
+    """Runs a block with activation checkpointing, in the non-reentrant form, which FSDP2 supports."""
+    with set_checkpoint_early_stop(False):  # an early stop inside a block would skip its modules' hooks
         return checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False)
 
 
 def parameter_set(name: str) -> str:
-    """The set that a parameter (by its qualified name) belongs to: shared, core_mlp, or its module's."""
+    """Names the set of a parameter, given its qualified name: shared, core_mlp, or its module's."""
     parts = name.split(".")
     if parts[0] != "blocks" or parts[2] not in ("mlp", "aux"):
         return SHARED
@@ -212,12 +213,12 @@ def parameter_set(name: str) -> str:
 
 
 def is_module(name: str) -> bool:
-    """Whether a parameter belongs to an auxiliary module."""
+    """Tells whether a parameter belongs to an auxiliary module, given its qualified name."""
     return parameter_set(name) not in (SHARED, CORE_MLP)
 
 
 def parameters_by_set(model: nn.Module) -> dict[str, dict[str, nn.Parameter]]:
-    """Every parameter exactly once: set -> qualified name -> parameter, in the model's order."""
+    """Groups all parameters, each once, in the model's order: set -> qualified name -> parameter."""
     sets: dict[str, dict[str, nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         sets.setdefault(parameter_set(name), {})[name] = parameter
@@ -225,11 +226,11 @@ def parameters_by_set(model: nn.Module) -> dict[str, dict[str, nn.Parameter]]:
 
 
 def initial_weights(config: ModelConfig, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """(name, float32 tensor) of every parameter, drawn from a generator of its own.
+    """Yields (name, float32 tensor) of every parameter.
 
-    A parameter's draw depends on the seed, its name and its shape alone, so that adding a module changes no other
-    weight. Normal with `init_std`, projections into the residual stream over sqrt(2 x layers) (GPT-2's convention;
-    the paper does not say), biases 0, LayerNorm gains 1; a LoRA's B is 0 and its A has variance 1 / (3 fan-in) [ours].
+    A draw depends only on the seed, the parameter's name and its shape, so adding a module changes no other weight.
+    Normal with `init_std`, divided by sqrt(2 x layers) for projections into the residual stream (GPT-2's convention;
+    the paper does not say); biases 0, LayerNorm gains 1; a LoRA's B is 0, its A has variance 1 / (3 fan-in) [ours].
     """
     with torch.device("meta"):
         skeleton = Transformer(config)
@@ -252,7 +253,7 @@ def _initial_std(config: ModelConfig, name: str, parameter: torch.Tensor) -> flo
 
 
 def build(config: ModelConfig, weights: Iterable[tuple[str, torch.Tensor]]) -> Transformer:
-    """A float32 model on the CPU with the given weight for every parameter, as `initial_weights` yields them."""
+    """Builds a float32 model on the CPU from (name, weight) of every parameter, as `initial_weights` yields them."""
     with torch.device("meta"):
         model = Transformer(config)
     model.to_empty(device="cpu")

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from gram_platform.config import IMPORTED, RECIPE_VERSION
 from gram_platform.config.identity import invalid, local_path, short_hash
-from gram_platform.corpora.packed import CorruptCorpus, PackedCorpus
+from gram_platform.corpora.packed import CorruptCorpus, PackedCorpus, open_complete, publish
 from gram_platform.corpora.recipe import CorpusRecipe
-from gram_platform.corpora.sources import Progress, complete, publish
+from gram_platform.corpora.sources import Progress
 from gram_platform.store.directories import EvaluationDirectory, ImportDirectory
 from gram_platform.store.files import CorruptFile, Folder
 from gram_platform.store.folders import LocalFolder, RemoteFolder, open_folder
@@ -186,7 +186,7 @@ def _absent(store: Store, data_id: str, allowed: str) -> ValueError:
 
 def _copy_of(manifest: dict, target: Path) -> PackedCorpus | None:
     """This machine's copy, if it is whole and the very data of the manifest."""
-    corpus = complete(target)
+    corpus = open_complete(target)
     return corpus if corpus is not None and corpus.fingerprint == manifest["fingerprint"] else None
 
 
@@ -220,7 +220,7 @@ def _fetch(stored: RemoteFolder, manifest: bytes, target: Path) -> PackedCorpus:
         shutil.rmtree(partial)
         allowed = f"a folder ($GRAM_CACHE) with room for the data ({error.strerror})"
         raise invalid("storage", str(target.parent), allowed) from error
-    if complete(target) is not None:  # other data, of a storage that lay under the same URL
+    if open_complete(target) is not None:  # other data, of a storage that lay under the same URL
         shutil.rmtree(target)
     publish(partial, target)
     return PackedCorpus.open(target)

@@ -1,1 +1,1 @@
-"""Training one run: optimizers, precision, the loop; needs torch and numpy alone."""
+"""Trains, evaluates and samples models; needs only torch and numpy."""

@@ -1,4 +1,4 @@
-"""The sequences of a plan, read from memory-mapped arrays."""
+"""Reads the sequences of a plan from memory-mapped arrays."""
 
 from collections.abc import Mapping
 
@@ -7,24 +7,35 @@ import torch
 
 from gram_platform.config import DomainBudget, RunConfig
 from gram_platform.config.identity import invalid
-from gram_platform.config.routing import MicroBatch, Plan, domain_permutation, draw_positions
+from gram_platform.config.routing import MicroBatch, domain_permutation, draw_positions
 
-CHUNK = 4096  # draws whose rows are computed at once, so that permutations cost nothing per micro-batch
+CHUNK = 4096  # draws of a domain whose rows are computed at once: permuting a single micro-batch costs too much
 
 
 class PlanReader:
-    """Token batches of a plan's micro-batches; `arrays` has [num_sequences, seq_len + 1] for every domain."""
+    """Reads the micro-batches of a run's plan; `arrays` holds [num_sequences, seq_len + 1] for every domain."""
 
-    def __init__(self, config: RunConfig, plan: Plan, arrays: Mapping[str, np.ndarray]):
-        self.config, self.plan, self.arrays = config, plan, arrays
-        self._chunks: dict[str, tuple[int, np.ndarray]] = {}
+    def __init__(self, config: RunConfig, arrays: Mapping[str, np.ndarray]):
+        self.config, self.arrays = config, arrays
+        self._chunks: dict[str, tuple[int, np.ndarray]] = {}  # domain -> (first cursor, rows from there on)
         self._budgets = {d.name: d for d in config.data.domains}
         self._names = tuple(arrays)
         for budget in config.data.domains:
-            require_pool(budget, arrays)
+            _require_pool(budget, arrays)
+
+    def tokens(self, micro_batch: MicroBatch, rank: int = 0, num_ranks: int = 1) -> torch.Tensor:
+        """Returns this rank's contiguous share of a micro-batch: int64 [micro_batch / num_ranks, seq_len + 1]."""
+        rows = self.rows(micro_batch)
+        share = len(rows) // num_ranks
+        mine = rows[rank * share : (rank + 1) * share]
+        sequences = np.empty((len(mine), self.config.model.seq_len + 1), dtype=np.int64)
+        for number in np.unique(mine[:, 0]):
+            chosen = mine[:, 0] == number
+            sequences[chosen] = self.arrays[self._names[number]][mine[chosen, 1]]
+        return torch.from_numpy(sequences)
 
     def rows(self, micro_batch: MicroBatch) -> np.ndarray:
-        """[micro_batch, 2] as (domain's number in `arrays`, row): the run's order of the domain's permutation."""
+        """Returns a micro-batch's sequences as (index of the domain in `arrays`, row): int64 [micro_batch, 2]."""
         domain, size = micro_batch.domain, self.config.micro_batch
         first, rows = self._chunks.get(domain, (0, np.empty((0, 2), dtype=np.int64)))
         if not first <= micro_batch.cursor <= first + len(rows) - size:
@@ -33,6 +44,7 @@ class PlanReader:
         return rows[micro_batch.cursor - first :][:size]
 
     def _chunk(self, domain: str, cursor: int) -> np.ndarray:
+        """Computes the rows of about `CHUNK` draws of a domain from `cursor` on: int64 [num_draws, 2]."""
         budget = self._budgets[domain]
         whole_chunk = max(CHUNK // self.config.micro_batch, 1) * self.config.micro_batch
         count = min(whole_chunk, budget.num_draws - cursor)
@@ -46,27 +58,9 @@ class PlanReader:
             begin += part.num_sequences
         return rows
 
-    def tokens(self, micro_batch: MicroBatch, rank: int = 0, num_ranks: int = 1) -> torch.Tensor:
-        """int64 [micro_batch / num_ranks, seq_len + 1]: this rank's contiguous share."""
-        rows = self.rows(micro_batch)
-        share = len(rows) // num_ranks
-        mine = rows[rank * share : (rank + 1) * share]
-        sequences = np.empty((len(mine), self.config.model.seq_len + 1), dtype=np.int64)
-        for number in np.unique(mine[:, 0]):
-            chosen = mine[:, 0] == number
-            sequences[chosen] = self.arrays[self._names[number]][mine[chosen, 1]]
-        return torch.from_numpy(sequences)
 
-
-def on_device(tokens: torch.Tensor, device: torch.device | str) -> torch.Tensor:
-    """The tokens on `device`. A GPU takes them from pinned memory: a copy from any other waits for all its work."""
-    if torch.device(device).type == "cuda":
-        tokens = tokens.pin_memory()
-    return tokens.to(device, non_blocking=True)
-
-
-def require_pool(budget: DomainBudget, arrays: Mapping[str, np.ndarray]) -> None:
-    """ValueError unless the corpus has every slice of a budget's pool."""
+def _require_pool(budget: DomainBudget, arrays: Mapping[str, np.ndarray]) -> None:
+    """Raises ValueError unless the corpus has every slice of a budget's pool."""
     for part in budget.pool:
         if part.domain not in arrays:
             raise invalid("data.domains", part.domain, "one of the corpus's: " + ", ".join(arrays))
@@ -74,3 +68,10 @@ def require_pool(budget: DomainBudget, arrays: Mapping[str, np.ndarray]) -> None
         if needed > available:
             allowed = f"at most the corpus's {available} training sequences"
             raise invalid(f"data.domains[{part.domain}].num_sequences", needed, allowed)
+
+
+def on_device(tokens: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+    """Copies tokens to `device`; pins them for a GPU first, since a copy from unpinned memory waits for queued work."""
+    if torch.device(device).type == "cuda":
+        tokens = tokens.pin_memory()
+    return tokens.to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Training objectives as functions of logits."""
+"""Computes losses from logits: cross entropy, MaxEnt, and the loss that a micro-batch minimises."""
 
 import math
 
@@ -8,16 +8,16 @@ import torch.nn.functional as F
 from gram_platform.config import Objective
 from gram_platform.model.kernels import require_first_order
 
-LOGITS_AT_ONCE = {"cpu": 2**21, "cuda": 2**26}  # whose float32 forms exist together: what a cache, or a GPU, likes
+LOGITS_AT_ONCE = {"cpu": 2**21, "cuda": 2**26}  # converted to float32 together: fits a CPU's cache, or fills a GPU
 
 
 def cross_entropy(logits_BTV: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
-    """Mean next-token cross entropy in nats over all B x T targets; computed in float32, a part at a time."""
+    """Returns the mean next-token cross entropy in nats over all B x T targets, computed in float32 part by part."""
     return _CrossEntropy.apply(logits_BTV.flatten(0, 1), targets_BT.flatten())
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """The forward pass leaves the gradient, (p - 1[target]) / N, so that no float32 form of all logits ever exists."""
+    """Computes the gradient (p - 1[target]) / N in the forward pass, so all logits never exist in float32 at once."""
 
     @staticmethod
     def forward(ctx, logits_NV: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:
@@ -38,12 +38,12 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: torch.Tensor):
         require_first_order()
-        grad_NV, ctx.grad_NV = ctx.grad_NV, None  # it is scaled in place, so it serves once
+        grad_NV, ctx.grad_NV = ctx.grad_NV, None  # scaled in place, so usable only once
         return grad_NV.mul_(grad), None
 
 
 def _fill(grad_NV: torch.Tensor, logits_NV: torch.Tensor, targets_N1: torch.Tensor, divisor: int) -> torch.Tensor:
-    """Fills `grad` with (p - 1[target]) / divisor; returns the sum of the losses."""
+    """Fills `grad_NV` with (p - 1[target]) / divisor; returns the sum of the losses."""
     log_p_NV = F.log_softmax(logits_NV, dim=-1, dtype=torch.float32)
     total = -log_p_NV.gather(1, targets_N1).sum()
     grad_NV.copy_(_subtract_targets(log_p_NV.exp_(), targets_N1, 1.0).div_(divisor))
@@ -53,7 +53,7 @@ def _fill(grad_NV: torch.Tensor, logits_NV: torch.Tensor, targets_N1: torch.Tens
 def _fill_in_place(
     grad_NV: torch.Tensor, logits_NV: torch.Tensor, targets_N1: torch.Tensor, divisor: int
 ) -> torch.Tensor:
-    """The same for float32, with one exponential instead of two, and all of it where the gradient will be."""
+    """Does the same as `_fill` for float32, in the gradient's memory, with one exponential instead of two."""
     torch.sub(logits_NV, logits_NV.amax(dim=-1, keepdim=True), out=grad_NV)
     target_logits_N1 = grad_NV.gather(1, targets_N1)
     sums_N1 = grad_NV.exp_().sum(dim=-1, keepdim=True)
@@ -66,17 +66,17 @@ def _subtract_targets(p_NV: torch.Tensor, targets_N1: torch.Tensor, amount: floa
 
 
 def rows_at_once(device: torch.device, vocab_size: int) -> int:
-    """Tokens whose logits are in float32 together."""
+    """Returns how many tokens' logits are converted to float32 together."""
     return max(1, LOGITS_AT_ONCE.get(device.type, LOGITS_AT_ONCE["cuda"]) // vocab_size)
 
 
 def token_cross_entropy(logits_BTV: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
-    """The same of every target: losses_BT."""
+    """Returns the cross entropy of every target in nats: float32 losses_BT."""
     return F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten(), reduction="none").view_as(targets_BT)
 
 
 def maxent_kl(logits_BTV: torch.Tensor) -> torch.Tensor:
-    """KL(uniform || p) averaged over tokens, in nats: mean(-log p) - log V (Yuan et al. 2024, their code).
+    """Returns KL(uniform || p) averaged over tokens, in nats: mean(-log p) - log V (code of Yuan et al. 2024).
 
     Logits (2, 1, 0, -1) give 0.553895; the gradient of one token's logits is p - 1/V.
     """
@@ -85,7 +85,7 @@ def maxent_kl(logits_BTV: torch.Tensor) -> torch.Tensor:
 
 
 def maxent_entropy(logits_BTV: torch.Tensor) -> torch.Tensor:
-    """-H(p) averaged over tokens, in nats. Logits (2, 1, 0, -1) give -0.947537."""
+    """Returns -H(p) averaged over tokens, in nats. Logits (2, 1, 0, -1) give -0.947537."""
     log_p = F.log_softmax(logits_BTV.float(), dim=-1)
     return (log_p.exp() * log_p).sum(-1).mean()
 
@@ -93,10 +93,10 @@ def maxent_entropy(logits_BTV: torch.Tensor) -> torch.Tensor:
 def training_loss(
     objective: Objective, domain: str, cross_entropy_loss: torch.Tensor, logits_BTV: torch.Tensor
 ) -> torch.Tensor:
-    """What a micro-batch of `domain` minimises.
+    """Returns the loss that a micro-batch of `domain` minimises.
 
-    MaxEnt is ME(forget batch) + w CE(retain batch); a window is half forget and half retain micro-batches and divides
-    each by their number, so both terms are doubled to be means over their own half.
+    MaxEnt is ME(forget batch) + w CE(retain batch). Half of a window's micro-batches are of forget domains and the loop
+    divides each loss by the number of all of them, so both terms are doubled: each becomes a mean over one half.
     """
     if objective.kind == "cross_entropy":
         return cross_entropy_loss

@@ -1,6 +1,7 @@
-"""AdamW for each parameter set, the learning-rate schedule, and clipping."""
+"""Updates parameter sets: learning-rate schedule, AdamW for each set, gradient clipping; measures norms by set."""
 
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -12,10 +13,10 @@ Sets = Mapping[str, Mapping[str, nn.Parameter]]  # set -> qualified name -> para
 
 
 def learning_rate(config: OptimizerConfig, step: int, num_steps: int) -> float:
-    """Warm-up, stable, decay: the rate of step 0 <= step < num_steps.
+    """Returns the rate of step 0 <= step < num_steps: warm-up, stable, decay.
 
     Linear from peak/warmup_steps to peak, constant, then linear down to peak/decay_steps at the last step.
-    Fractions are of the run's steps, rounded to whole ones.
+    Fractions are of the run's steps, rounded to whole steps.
     """
     warmup_steps = round(config.warmup_fraction * num_steps)
     decay_steps = round(config.decay_fraction * num_steps)
@@ -26,8 +27,15 @@ def learning_rate(config: OptimizerConfig, step: int, num_steps: int) -> float:
     return config.peak_lr
 
 
+def set_learning_rate(optimizers: Mapping[str, torch.optim.AdamW], rate: float) -> None:
+    """Sets the rate of every optimizer: sets that step rarely follow the run's global step too [ours]."""
+    for optimizer in optimizers.values():
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+
+
 def make_optimizers(config: OptimizerConfig, sets: Sets) -> dict[str, torch.optim.AdamW]:
-    """One AdamW for each set; weight decay on matrices, on vectors only with `decay_vectors`."""
+    """Makes one AdamW for each set. Weight decay applies to matrices, and to vectors only with `decay_vectors`."""
     return {name: _adamw(config, list(parameters.values())) for name, parameters in sets.items()}
 
 
@@ -40,33 +48,48 @@ def _adamw(config: OptimizerConfig, parameters: list[nn.Parameter]) -> torch.opt
     return torch.optim.AdamW(groups, lr=config.peak_lr, betas=betas, eps=config.eps, fused=True)
 
 
-def clip_gradients(sets: Sets, stepped: Collection[str], config: OptimizerConfig) -> float:
-    """Scales the gradients present to `clip_norm` and returns their norm before.
+def clip_gradients(sets: Sets, config: OptimizerConfig) -> float:
+    """Scales gradients down to `clip_norm` (0: leaves them) and returns their norm before.
 
-    `global`: one norm over all sets that have gradients [ours]. `per_set`: each set by its own norm; the largest is
-    returned. Sets without gradients take no part. A `clip_norm` of 0 scales nothing.
+    `global`: one norm over all sets [ours]. `per_set`: one norm for each set; returns the largest. Parameters without
+    gradients are left out.
     """
-    gradients = {name: [p for p in sets[name].values() if p.grad is not None] for name in sets if name in stepped}
+    groups = [[p for p in named.values() if p.grad is not None] for named in sets.values()]
+    groups = [group for group in groups if group]
     if config.clip_scope == "global":
-        gradients = {"all": [p for parameters in gradients.values() for p in parameters]}
-    norms = [_clipped(group, config.clip_norm) for group in gradients.values()]
-    return float(np.max([_scalar(norm) for norm in norms]))  # NaN, if any is: Python's `max` may pass over it
+        groups = [[p for group in groups for p in group]]
+    norms = [_clipped(group, config.clip_norm) for group in groups]
+    return float(np.max([float(_full(norm)) for norm in norms]))  # NaN if any is NaN: Python's `max` may skip it
 
 
 def _clipped(parameters: list[nn.Parameter], clip_norm: float) -> torch.Tensor:
-    """The norm of the gradients, which are scaled down to `clip_norm` unless that is 0."""
     if clip_norm:
         return nn.utils.clip_grad_norm_(parameters, clip_norm)
     return nn.utils.get_total_norm([p.grad for p in parameters])
 
 
-def _scalar(norm: torch.Tensor) -> float:
-    full = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # a DTensor when sharded
-    return float(full)
+def gradient_norms(sets: Sets) -> dict[str, float]:
+    """Measures the norm of every set's gradients; leaves out sets without gradients.
+
+    With sharded parameters every rank must call it; one reduction serves all sets.
+    """
+    gradients = {name: [p.grad for p in named.values() if p.grad is not None] for name, named in sets.items()}
+    return _norms({name: tensors for name, tensors in gradients.items() if tensors})
 
 
-def set_learning_rate(optimizers: Mapping[str, torch.optim.AdamW], rate: float) -> None:
-    """Every set follows the run's global step, also one that steps rarely [ours]."""
-    for optimizer in optimizers.values():
-        for group in optimizer.param_groups:
-            group["lr"] = rate
+def weight_norms(sets: Sets) -> dict[str, float]:
+    """Measures the norm of every set's weights; see `gradient_norms` for sharded parameters."""
+    return _norms({name: [p.detach() for p in named.values()] for name, named in sets.items() if named})
+
+
+def _norms(groups: dict[str, Sequence[torch.Tensor]]) -> dict[str, float]:
+    """Computes one norm per tensor with a single transfer from the device, then combines the numbers by group."""
+    if not groups:
+        return {}
+    norms = torch.stack(torch._foreach_norm([tensor for tensors in groups.values() for tensor in tensors]))
+    left = iter(_full(norms).tolist())
+    return {name: math.hypot(*(next(left) for _ in tensors)) for name, tensors in groups.items()}
+
+
+def _full(norm: torch.Tensor) -> torch.Tensor:
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # a DTensor when sharded

@@ -43,7 +43,7 @@ def test_every_draw_happens_once_and_nothing_repeats_within_a_pass():
     )
     config = dataclasses.replace(config, data=data)
     plan = Plan(config)
-    reader = PlanReader(config, plan, tiny.arrays())
+    reader = PlanReader(config, tiny.arrays())
     rows = collections.defaultdict(list)
     for t in range(len(plan)):
         rows[plan[t].domain].extend(reader.rows(plan[t])[:, 1])
@@ -61,7 +61,7 @@ def test_training_sets_are_nested_prefixes_for_every_seed():
         data = DataConfig("tiny", tuple(dataclasses.replace(d, num_sequences=size) for d in config.data.domains))
         config = dataclasses.replace(config, data=data)
         plan = Plan(config)
-        reader = PlanReader(config, plan, tiny.arrays())
+        reader = PlanReader(config, tiny.arrays())
         batches = (plan[t] for t in range(len(plan)))
         pools.append({row for m in batches if m.domain == "lisp" for row in reader.rows(m)[:, 1]})
     assert pools[0] < pools[1]
@@ -121,7 +121,7 @@ def test_the_plan_depends_on_the_seed_and_not_on_the_way_there():
 def test_reader_splits_a_micro_batch_over_ranks():
     config = tiny.run_config(micro_batch=4)
     plan = Plan(config)
-    whole, shared = (PlanReader(config, plan, tiny.arrays()) for _ in range(2))
+    whole, shared = (PlanReader(config, tiny.arrays()) for _ in range(2))
     for t in (0, 7, 3, len(plan) - 1):
         parts = [shared.tokens(plan[t], rank, 2) for rank in range(2)]
         assert (np.concatenate(parts) == whole.tokens(plan[t]).numpy()).all()

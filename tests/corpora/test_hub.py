@@ -138,7 +138,7 @@ def test_records_without_a_field_are_left_out_and_counted(tmp_path, jsonl, recor
     found = [record if n % 6 == 1 else {**record, "lang": "en"} for n, record in enumerate(records)]
     row = local_row(jsonl(tmp_path / "a.jsonl", found), keep=(("lang", "en"),))
     small_parts(monkeypatch)
-    entry = catalog.HubEntry((row,), ("core",), core_tokens=3_000, aux_share=1.0)
+    entry = catalog.HubCorpus((row,), ("core",), core_tokens=3_000, aux_share=1.0)
     monkeypatch.setitem(catalog.HUB, "here", entry)
     packed = prepare(resolve("here", **settings), tmp_path / "data")
     assert packed.manifest["duplicates"]["documents"] == 100
@@ -160,7 +160,7 @@ def test_a_test_split_is_validation_alone(tmp_path, jsonl, records, settings, mo
     own = [{**record, "text": "held out: " + record["text"]} for record in records] + records[:1]
     row = local_row(path, available_tokens=10**6)
     held_out = local_row(jsonl(tmp_path / "test.jsonl", own), available_tokens=10**6, held_out=True)
-    monkeypatch.setitem(catalog.HUB, "here", catalog.HubEntry((row, held_out), ("core",), 10**6, 1.0))
+    monkeypatch.setitem(catalog.HUB, "here", catalog.HubCorpus((row, held_out), ("core",), 10**6, 1.0))
     packed = prepare(resolve("here", **{**settings, "sample_bytes": 10**9}), tmp_path / "data")
     counts = packed.manifest["domains"].values()
     num_held_out = sum(1 for r in records if r == records[0])
@@ -211,7 +211,7 @@ def test_corpora_share_what_is_fetched(tmp_path, records, jsonl, monkeypatch):
 def test_a_hub_corpus_is_packed(tmp_path, records, jsonl, settings, monkeypatch):
     row = local_row(jsonl(tmp_path / "a.jsonl", records))
     small_parts(monkeypatch)
-    entry = catalog.HubEntry((row,), ("core",), core_tokens=2_000, aux_share=1.0)
+    entry = catalog.HubCorpus((row,), ("core",), core_tokens=2_000, aux_share=1.0)
     monkeypatch.setitem(catalog.HUB, "here", entry)
     recipe = resolve("here", **settings)
     packed = prepare(recipe, tmp_path / "data")
@@ -245,7 +245,7 @@ def test_check_of_local_and_generated_corpora(corpus, tmp_path):
 
 
 def test_bad_rows(tmp_path):
-    with pytest.raises(ValueError, match=r"label=''.*expected either"):
+    with pytest.raises(ValueError, match=r"label=''.*one of label and label_field"):
         HubRow("d", "main", ("text",), 1.0, False)
     with pytest.raises(ValueError, match="regular expression"):
         HubRow("d", "main", ("text",), 1.0, False, label="core", keep=(("lang", "("),))

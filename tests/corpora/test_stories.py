@@ -10,11 +10,17 @@ from collections import Counter, defaultdict
 import pytest
 
 from gram_platform.corpora import stories
-from gram_platform.corpora.stories import stories_source, story, story_documents, topic_facts
+from gram_platform.corpora.stories import stories_source, story, story_documents
 
 
 def source(share=0.3, num=50, topics=("airport", "beach", "cave"), seed=0):
     return stories_source(dict.fromkeys(topics, num), 48, share, seed)
+
+
+def topic_facts(source, topic):
+    """(name, clauses) of a topic's people, and its customs."""
+    arguments = (source.seed, source.num_facts, source.shared_fact_share, topic)
+    return stories._people(*arguments), stories._customs(*arguments)
 
 
 def test_forty_eight_sorted_topics():

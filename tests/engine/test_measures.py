@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gram_platform.config import CORE, Continuations, Evaluation, TokenLosses, View
-from gram_platform.corpora.packed import openings, packed_documents
+from gram_platform.corpora.packed import packed_documents, prompts_and_truths
 from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer
 from gram_platform.engine.evaluation import execute_evaluation
 from gram_platform.engine.node import execute_run
@@ -110,9 +110,9 @@ def test_documents_of_packed_rows():
     stream = np.array([5, 6, 0, 7, 0, 8, 9, 10, 0, 11, 12], np.uint16)  # 0 ends a document; the last one is cut
     rows = np.stack([stream[:6], stream[5:]])
     assert [d.tolist() for d in packed_documents(rows, 0)] == [[5, 6], [7], [8, 9, 10]]
-    assert openings(rows, 0, (0, 1), 1, 1) == [([5], [6]), ([8], [9])]
+    assert prompts_and_truths(rows, 0, (0, 1), 1, 1) == [([5], [6]), ([8], [9])]
     with pytest.raises(ValueError, match=r"documents=\(0, 2\).*below the 2"):
-        openings(rows, 0, (0, 2), 1, 1)
+        prompts_and_truths(rows, 0, (0, 2), 1, 1)
     assert packed_documents(np.array([[1, 2, 3]]), 0) == []
 
 

@@ -186,7 +186,7 @@ def test_maxent_stops_once_it_has_unlearnt_enough(execution, setting, tmp_path, 
     learner = new_learner(Learner, unlearning, execution, starting_point(unlearning, execution))
     corpus = execution.corpus(unlearning.data.data_id)
     plan_of_run = Plan(unlearning)
-    reader = PlanReader(unlearning, plan_of_run, {d: corpus.train(d) for d in corpus.domains})
+    reader = PlanReader(unlearning, {d: corpus.train(d) for d in corpus.domains})
     course = [record.forgetting for record in training_steps(learner, plan_of_run, reader)]
     expected = next(step for step in range(5, 30) if course[step - 1] < min(course[: step - 1]))  # a new lowest
     bound = course[expected - 1]

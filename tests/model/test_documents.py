@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gram_platform.model.kernels import BLOCK, attention
+from gram_platform.model.kernels import QUERIES_AT_ONCE, attention
 from gram_platform.model.transformer import build, document_mask, initial_weights
 from gram_platform.train.objectives import token_cross_entropy
 from tests import tiny
@@ -72,7 +72,7 @@ def test_a_query_sees_its_own_document_up_to_itself():
     assert document_mask(torch.tensor([[5, 0]]), -1, torch.float32) is None
 
 
-@pytest.mark.parametrize("shape", [(2, BLOCK + 41, 8, 2, 16), (5, 24, 4, 1, 16)])
+@pytest.mark.parametrize("shape", [(2, QUERIES_AT_ONCE + 41, 8, 2, 16), (5, 24, 4, 1, 16)])
 def test_the_fast_form_on_a_cpu_and_its_gradients(shape):
     *inputs, grad = heads(shape)
     tokens = torch.randint(0, 12, (shape[0], shape[1]), generator=torch.Generator().manual_seed(1))

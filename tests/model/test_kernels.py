@@ -4,10 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gram_platform.model.kernels import AT_ONCE, BLOCK, FEW, attention, gelu, rotated
+from gram_platform.model.kernels import GELU_AT_ONCE, GELU_SMALL, QUERIES_AT_ONCE, attention, gelu, rotated
 from gram_platform.train.objectives import LOGITS_AT_ONCE, cross_entropy
 
-SHAPES = [(2, BLOCK + 41, 8, 2, 16), (3, 2 * BLOCK, 4, 4, 8), (1, 1, 2, 1, 8), (5, 24, 4, 1, 16)]
+SHAPES = [(2, QUERIES_AT_ONCE + 41, 8, 2, 16), (3, 2 * QUERIES_AT_ONCE, 4, 4, 8), (1, 1, 2, 1, 8), (5, 24, 4, 1, 16)]
 
 
 def heads(shape, seed=0) -> tuple[torch.Tensor, ...]:
@@ -90,7 +90,9 @@ def test_cross_entropy_of_parts_is_that_of_the_whole(dtype, monkeypatch):
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=rtol, atol=1e-7)
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 5), (2, FEW // 2 + 1), (3, AT_ONCE // 2 + 7)])  # torch's own, one part, two
+@pytest.mark.parametrize(  # shapes for torch's kernel, for one chunk and for two
+    "shape", [(2, 3, 5), (2, GELU_SMALL // 2 + 1), (3, GELU_AT_ONCE // 2 + 7)]
+)
 def test_gelu_and_its_gradient(shape):
     generator = torch.Generator().manual_seed(3)
     x = 4 * torch.randn(*shape, generator=generator).transpose(0, 1)  # strided, as no projection gives it
@@ -105,7 +107,7 @@ def test_gelu_and_its_gradient(shape):
 
 @pytest.mark.parametrize("far", [1e2, 1e4, 1e8])
 def test_gelu_far_from_zero_is_a_line_and_nothing(far):
-    x = torch.tensor([far, -far]).repeat(FEW)
+    x = torch.tensor([far, -far]).repeat(GELU_SMALL)
     out, slope = gradients(gelu, [x], torch.ones_like(x), torch.float32)
     assert torch.equal(out, x.clamp(min=0))
     assert torch.equal(slope, (x > 0).float())
@@ -116,7 +118,7 @@ def attended(x_BHTh):
 
 
 KEPT = {  # a function that keeps something for its gradient, and its input's shape and type
-    "gelu": (gelu, (1, FEW + 1), torch.float32),
+    "gelu": (gelu, (1, GELU_SMALL + 1), torch.float32),
     "attention": (attended, (1, 2, 3, 8), torch.bfloat16),
     "cross entropy": (lambda x: cross_entropy(x, torch.tensor([[1, 2]])), (1, 2, 5), torch.float32),
 }

@@ -64,13 +64,13 @@ def test_all_at_once_is_one_after_the_other(widths):
     model = random_model(widths=widths)
     profiles = [{DOMAINS[row % 4]: 1.0 if row < 4 else 0.5} for row in range(7)]
     active = activation(DOMAINS, profiles)
-    assert active.even is not None
+    assert active.padded is not None
     tokens = torch.arange(7)[:, None] + torch.arange(3)
     expected = torch.stack([separate_logits(model, t.tolist(), p) for t, p in zip(tokens, profiles, strict=True)])
     reader = RowReader(model, 7)
     none, three = torch.zeros(7, dtype=torch.int64), torch.full((7,), 3)
     at_once = reader.read(tokens, none, three, active)
-    one_by_one = reader.read(tokens, none, three, dataclasses.replace(active, even=None))
+    one_by_one = reader.read(tokens, none, three, dataclasses.replace(active, padded=None))
     assert torch.allclose(at_once, expected, atol=TOLERANCE)
     assert torch.allclose(one_by_one, expected, atol=TOLERANCE)
 

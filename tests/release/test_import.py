@@ -125,7 +125,7 @@ def test_modules_are_trained_on_an_imported_core(is_frozen, foreign, store):
     before = learner.weights() if is_frozen else {}
     before = {name: weight.clone() for name, weight in before.items()}
     routes = Plan(run)
-    records = list(training_steps(learner, routes, PlanReader(run, routes, tiny.arrays())))
+    records = list(training_steps(learner, routes, PlanReader(run, tiny.arrays())))
     assert len(records) == run.num_steps
     after = learner.weights()
     same = {name for name in start if torch.equal(after[name], start[name])}

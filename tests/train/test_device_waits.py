@@ -47,7 +47,7 @@ def test_a_window_is_given_to_the_device_as_a_whole(monkeypatch, parts):
 
     monkeypatch.setattr(learner, "mean_over_ranks", losses_are_wanted)
     with pytest.raises(WindowIsUnderWay):
-        next(training_steps(learner, plan, PlanReader(config, plan, tiny.arrays())))
+        next(training_steps(learner, plan, PlanReader(config, tiny.arrays())))
 
 
 def of_one(model, *asked):

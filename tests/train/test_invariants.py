@@ -19,7 +19,7 @@ def train(config, learner=None, first_step=0, stop=None):
     learner = learner or Learner(config)
     plan = Plan(config)
     records = []
-    for record in training_steps(learner, plan, PlanReader(config, plan, tiny.arrays()), first_step):
+    for record in training_steps(learner, plan, PlanReader(config, tiny.arrays()), first_step):
         records.append(record)
         if record.step == stop:
             break
@@ -42,7 +42,7 @@ def test_untouched_set_and_its_optimizer_state_stay_bit_identical(precision):
     config = tiny.run_config(precision=precision)
     learner, plan = Learner(config), Plan(config)
     before, touched_at_all = learner.state(), set()
-    for record in training_steps(learner, plan, PlanReader(config, plan, tiny.arrays())):
+    for record in training_steps(learner, plan, PlanReader(config, tiny.arrays())):
         touched = set().union(*(m.route.trained for m in plan.window(record.step - 1)))
         after = learner.state()
         untouched = {SHARED, CORE_MLP, module_set("lisp"), module_set("virology")} - touched
@@ -58,7 +58,7 @@ def test_core_frozen_window_leaves_the_core_bit_identical():
     config = tiny.run_config(draws=(8, 88, 0), routing=RoutingConfig(0.0, 0.0))
     learner, plan = Learner(config), Plan(config)
     before = learner.state()
-    for record in training_steps(learner, plan, PlanReader(config, plan, tiny.arrays())):
+    for record in training_steps(learner, plan, PlanReader(config, tiny.arrays())):
         sets = set().union(*(m.route.trained for m in plan.window(record.step - 1)))
         after = learner.state()
         if sets == {module_set("lisp")}:
@@ -102,7 +102,7 @@ def test_micro_batches_of_one_route_equal_one_batch(precision):
 def test_no_core_batch_leaves_a_gradient_in_a_module_it_did_not_activate():
     config = tiny.run_config(draws=(96, 0, 0), routing=RoutingConfig(0.5, 0.3))
     learner, plan = Learner(config), Plan(config)
-    reader = PlanReader(config, plan, tiny.arrays())
+    reader = PlanReader(config, tiny.arrays())
     seen = set()
     for index in range(len(plan)):
         micro_batch = plan[index]
@@ -162,14 +162,14 @@ def test_too_large_a_pool_is_refused_by_name():
     data = DataConfig("tiny", (DomainBudget("core", 1000, 64),))
     config = dataclasses.replace(config, data=data)
     with pytest.raises(ValueError, match=r"core.*num_sequences=1000.*at most the corpus's 40"):
-        PlanReader(config, Plan(config), tiny.arrays())
+        PlanReader(config, tiny.arrays())
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_measuring_norms_changes_nothing(precision):
     config = tiny.run_config(precision=precision)
     plan, learner = Plan(config), Learner(config)
-    steps = training_steps(learner, plan, PlanReader(config, plan, tiny.arrays()), norms_every=5)
+    steps = training_steps(learner, plan, PlanReader(config, tiny.arrays()), norms_every=5)
     measured = []
     for record in steps:
         weights = {s: [p.detach().double().flatten() for p in n.values()] for s, n in learner.master_sets.items()}

@@ -33,7 +33,7 @@ def train(learner, probes, rank=0, num_ranks=1):
     config, arrays = learner.config, tiny.arrays()
     plan = Plan(config)
     losses, found = [], {}
-    for record in training_steps(learner, plan, PlanReader(config, plan, arrays), 0, rank, num_ranks, norms_every=1):
+    for record in training_steps(learner, plan, PlanReader(config, arrays), 0, rank, num_ranks, norms_every=1):
         losses.append((record.losses, record.grad_norm, dict(record.norms)))
         if probes and record.step % 3 == 0:
             for domain in tiny.DOMAINS:

@@ -66,7 +66,7 @@ def test_demix_trains_exactly_one_expert_a_batch():
     config = tiny.run_config(model=model, routing=RoutingConfig(), batch_size=2)
     learner, plan = Learner(config), Plan(config)
     before = {n: w.clone() for n, w in learner.weights().items()}
-    for record in training_steps(learner, plan, PlanReader(config, plan, tiny.arrays())):
+    for record in training_steps(learner, plan, PlanReader(config, tiny.arrays())):
         after = learner.weights()
         assert changed_sets(before, after) == {SHARED, module_set(record.domains[0])}
         before = {n: w.clone() for n, w in after.items()}
@@ -81,7 +81,7 @@ def unlabelled_config(modular: bool = True):
 def test_unlabelled_batches_pool_all_domains_and_train_every_set():
     config = unlabelled_config()
     learner, plan = Learner(config), Plan(config)
-    reader = PlanReader(config, plan, tiny.arrays())
+    reader = PlanReader(config, tiny.arrays())
     rows = [row for t in range(len(plan)) if plan[t].domain == UNLABELLED for row in reader.rows(plan[t]).tolist()]
     assert len({tuple(row) for row in rows}) == 12
     assert {row[0] for row in rows} == {0, 1, 2}

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from gram_platform.config import ModuleSpec
-from gram_platform.model.reuse import remembering
+from gram_platform.model.reuse import kv_cache
 from gram_platform.model.transformer import build, initial_weights
-from gram_platform.train.evaluate import continued, draw, uniforms
+from gram_platform.train.evaluate import draw, sample_continuations, uniforms
 from tests import tiny
 
 ACTIVE = {"lisp": 1.0, "virology": 0.5}
@@ -28,7 +28,7 @@ def model(request):
 def test_bit_by_bit_is_at_once(model):
     tokens = torch.randint(0, tiny.VOCAB, (3, tiny.SEQ_LEN), generator=torch.Generator().manual_seed(0))
     at_once = model(tokens, ACTIVE)
-    with remembering(model):
+    with kv_cache(model):
         parts = [model(tokens[:, :5], ACTIVE)] + [model(tokens[:, t : t + 1], ACTIVE) for t in range(5, tiny.SEQ_LEN)]
     assert torch.allclose(torch.cat(parts, dim=1), at_once, atol=1e-5)
     assert torch.equal(model(tokens, ACTIVE), at_once)  # the model is as it was
@@ -38,8 +38,8 @@ def test_bit_by_bit_is_at_once(model):
 def test_a_continuation_is_what_the_whole_model_would_draw(model):
     prompts = torch.arange(6).reshape(2, 3)
     numbers = torch.stack([uniforms(10, 0, "lisp", document) for document in range(2)])
-    tokens, surprisals = continued(model, prompts, numbers, ACTIVE, temperature=0.7)
-    again, _ = continued(model, prompts, numbers, ACTIVE, temperature=0.7)
+    tokens, surprisals = sample_continuations(model, prompts, numbers, ACTIVE, temperature=0.7)
+    again, _ = sample_continuations(model, prompts, numbers, ACTIVE, temperature=0.7)
     assert torch.equal(tokens, again)
     read = prompts
     for step in range(10):
@@ -52,8 +52,8 @@ def test_a_continuation_is_what_the_whole_model_would_draw(model):
 def test_what_does_not_fit_the_context_is_refused(model):
     numbers = uniforms(tiny.SEQ_LEN, 0)[None]
     with pytest.raises(ValueError, match=r"num_tokens.*at most 17"):
-        continued(model, torch.zeros(1, 2, dtype=torch.int64), numbers, {})
-    tokens, _ = continued(model, torch.zeros(1, 1, dtype=torch.int64), numbers, {})
+        sample_continuations(model, torch.zeros(1, 2, dtype=torch.int64), numbers, {})
+    tokens, _ = sample_continuations(model, torch.zeros(1, 1, dtype=torch.int64), numbers, {})
     assert tokens.shape == (1, tiny.SEQ_LEN)
 
 

@@ -22,7 +22,7 @@ HALF = 5
 
 def train(learner, config, first=0, stop=None, rank=0, num_ranks=1):
     plan = Plan(config)
-    reader, losses = PlanReader(config, plan, tiny.arrays()), []
+    reader, losses = PlanReader(config, tiny.arrays()), []
     learner.norms = {}
     for record in training_steps(learner, plan, reader, first, rank, num_ranks, norms_every=4):
         losses.extend(record.losses)
@@ -174,7 +174,7 @@ def count_collectives(rank, num_ranks, config, kept_bytes, folder):
     """[(all-gathers, reduce-scatters)] of every step."""
     flops.KEPT_BYTES = kept_bytes
     learner, plan = ShardedLearner(config), Plan(config)
-    steps = training_steps(learner, plan, PlanReader(config, plan, tiny.arrays()), 0, rank, num_ranks)
+    steps = training_steps(learner, plan, PlanReader(config, tiny.arrays()), 0, rank, num_ranks)
     counts = []
     for _ in range(config.num_steps):
         with Collectives() as collectives:
