@@ -28,10 +28,90 @@ from gram_platform.analysis.surface import (
 from gram_platform.analysis.trials import COMPLETE, RUNNING, STATE, WAITING
 from gram_platform.config.identity import invalid
 
+STATES = ("complete", "diverged", "failed")
+REQUIRED = ["size", "parameters", "seed", "lr", "batch", "loss", "state"]
+CELL = ["size", "parameters", "lr", "batch"]
+POOLED = "pooled"  # in the place of a seed: all seeds of the size
+SPANS = ["lr_low", "lr_high", "batch_low", "batch_high"]  # where the predicted loss is within 0.1% of the minimum
+OPTIMUM = ["lr", "batch", "loss", *SPANS, "convex", "on_edge", "num_cells", "num_points", "rms", "curvature_t"]
+OPTIMA_COLUMNS = ["size", "parameters", "seed", *OPTIMUM, "num_diverged", "best_lr", "best_batch", "best_loss"]
+OPTIMA_COLUMNS += ["edges", "notes", "reason"]
+NOISE_T = 2.0  # a smallest curvature below this many standard errors may be noise alone
+SURFACE_POINTS = 25  # of each axis
 CORE_LOSS, DOMAIN_LOSS = "loss_core", "loss_"
-NUMBERS = ("lr", "batch", "loss")
 SIZE = re.compile(r"(\d+(?:\.\d+)?)([kMB])")
 UNITS = {"k": 1e3, "M": 1e6, "B": 1e9}
+
+
+def cells(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
+    """One row a size, lr and batch: `loss` (mean of the complete seeds), `num_seeds`, `num_diverged`, `num_failed`.
+
+    Also `loss_low, loss_high` over the seeds, `used` (whether fits take it: a complete seed and none diverged), `runs`.
+    """
+    frame = checked_trials(trials, may_repeat)
+    frame["measured"] = frame["loss"].where(frame["state"] == "complete")
+    for name, state in zip(("num_seeds", "num_diverged", "num_failed"), STATES, strict=True):
+        frame[name] = frame["seed"].where(frame["state"] == state)
+    counts = {name: (name, "nunique") for name in ("num_seeds", "num_diverged", "num_failed")}
+    losses = {f"loss{end}": ("measured", how) for end, how in (("", "mean"), ("_low", "min"), ("_high", "max"))}
+    grouped = frame.groupby(["parameters", *(name for name in CELL if name != "parameters")], sort=True)
+    table = grouped.agg(**losses, **counts, runs=("run_id", _joined)).reset_index()
+    table.insert(table.columns.get_loc("runs"), "used", (table["num_seeds"] > 0) & (table["num_diverged"] == 0))
+    return table[[*CELL, *table.columns.difference(CELL, sort=False)]]
+
+
+def used_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
+    """The complete trials of the cells that fits take."""
+    frame, table = checked_trials(trials, may_repeat), cells(trials, may_repeat)
+    kept = frame.merge(table.loc[table["used"], CELL], on=CELL)
+    return kept[kept["state"] == "complete"].reset_index(drop=True)
+
+
+def optima_table(trials: pd.DataFrame, window: float | None = None, as_published: bool = False) -> pd.DataFrame:
+    """OPTIMA_COLUMNS: the pooled optimum of every size, then each seed's; sizes by parameters.
+
+    `best_*` is the used cell with the lowest mean loss (where cells lack a seed: less the levels of the seeds, so that
+    it need not be a mean of `cells`); `edges` where the minimum (without one: the best cell) lies at or beyond the
+    grid's border, such as `lr high, batch low`; `notes` says in words what to mind, cells that lack a seed too. A
+    refused fit has no optimum but a `reason`. `num_diverged` counts cells.
+    """
+    require_window(window)
+    table, used = cells(trials, as_published), used_trials(trials, as_published)
+    rows = []
+    for (parameters, size), of_size in table.groupby(["parameters", "size"], sort=True):
+        mine = used[used["size"] == size]
+        for seed in (POOLED, *sorted(set(mine["seed"]), key=_seed_key)):
+            group = mine if seed == POOLED else mine[mine["seed"] == seed]
+            num_diverged = int((of_size["num_diverged"] > 0).sum())
+            row = {"size": size, "parameters": parameters, "seed": seed, "num_diverged": num_diverged}
+            rows.append({**row, **_optimum_row(group, window, as_published)})
+    return pd.DataFrame(rows, columns=OPTIMA_COLUMNS)
+
+
+def surface_table(
+    trials: pd.DataFrame,
+    window: float | None = None,
+    num_points: int = SURFACE_POINTS,
+    as_published: bool = False,
+) -> pd.DataFrame:
+    """`size, lr, batch, loss`: the pooled fit's loss on a log-spaced mesh over each size's grid.
+
+    Sizes whose fit is refused have no rows; `optima_table` says why.
+    """
+    require_window(window)
+    parts = []
+    for (_, size), group in used_trials(trials, as_published).groupby(["parameters", "size"], sort=True):
+        try:
+            surface = fit_surface(*_columns(group), window, **_fit(group, as_published))
+        except ValueError:
+            continue
+        axes = [np.geomspace(group[name].min(), group[name].max(), num_points) for name in ("lr", "batch")]
+        lr, batch = (mesh.ravel() for mesh in np.meshgrid(*axes))
+        parts.append(pd.DataFrame({"size": size, "lr": lr, "batch": batch, "loss": surface.loss(lr, batch)}))
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["size", "lr", "batch", "loss"])
+
+
+# ----------------------------------------------------------------------------------------------------------- trials
 
 
 def load_trials(path: str | Path, named_sizes: bool = False) -> pd.DataFrame:
@@ -88,18 +168,6 @@ def _named_count(line: int, size: str) -> float:
     return float(found[1]) * UNITS[found[2]]
 
 
-STATES = ("complete", "diverged", "failed")
-REQUIRED = ["size", "parameters", "seed", "lr", "batch", "loss", "state"]
-CELL = ["size", "parameters", "lr", "batch"]
-POOLED = "pooled"  # in the place of a seed: all seeds of the size
-SPANS = ["lr_low", "lr_high", "batch_low", "batch_high"]  # where the predicted loss is within 0.1% of the minimum
-OPTIMUM = ["lr", "batch", "loss", *SPANS, "convex", "on_edge", "num_cells", "num_points", "rms", "curvature_t"]
-OPTIMA_COLUMNS = ["size", "parameters", "seed", *OPTIMUM, "num_diverged", "best_lr", "best_batch", "best_loss"]
-OPTIMA_COLUMNS += ["edges", "notes", "reason"]
-NOISE_T = 2.0  # a smallest curvature below this many standard errors may be noise alone
-SURFACE_POINTS = 25  # of each axis
-
-
 def checked_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
     """The trials in one order, with `run_id` (empty where unknown); ValueError for what no grid can hold.
 
@@ -141,76 +209,8 @@ def checked_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFra
     return frame.sort_values(key, kind="stable").reset_index(drop=True)
 
 
-def cells(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
-    """One row a size, lr and batch: `loss` (mean of the complete seeds), `num_seeds`, `num_diverged`, `num_failed`.
-
-    Also `loss_low, loss_high` over the seeds, `used` (whether fits take it: a complete seed and none diverged), `runs`.
-    """
-    frame = checked_trials(trials, may_repeat)
-    frame["measured"] = frame["loss"].where(frame["state"] == "complete")
-    for name, state in zip(("num_seeds", "num_diverged", "num_failed"), STATES, strict=True):
-        frame[name] = frame["seed"].where(frame["state"] == state)
-    counts = {name: (name, "nunique") for name in ("num_seeds", "num_diverged", "num_failed")}
-    losses = {f"loss{end}": ("measured", how) for end, how in (("", "mean"), ("_low", "min"), ("_high", "max"))}
-    grouped = frame.groupby(["parameters", *(name for name in CELL if name != "parameters")], sort=True)
-    table = grouped.agg(**losses, **counts, runs=("run_id", _joined)).reset_index()
-    table.insert(table.columns.get_loc("runs"), "used", (table["num_seeds"] > 0) & (table["num_diverged"] == 0))
-    return table[[*CELL, *table.columns.difference(CELL, sort=False)]]
-
-
 def _joined(runs: pd.Series) -> str:
     return " ".join(run for run in runs.astype(str) if run)
-
-
-def used_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
-    """The complete trials of the cells that fits take."""
-    frame, table = checked_trials(trials, may_repeat), cells(trials, may_repeat)
-    kept = frame.merge(table.loc[table["used"], CELL], on=CELL)
-    return kept[kept["state"] == "complete"].reset_index(drop=True)
-
-
-def optima_table(trials: pd.DataFrame, window: float | None = None, as_published: bool = False) -> pd.DataFrame:
-    """OPTIMA_COLUMNS: the pooled optimum of every size, then each seed's; sizes by parameters.
-
-    `best_*` is the used cell with the lowest mean loss (where cells lack a seed: less the levels of the seeds, so that
-    it need not be a mean of `cells`); `edges` where the minimum (without one: the best cell) lies at or beyond the
-    grid's border, such as `lr high, batch low`; `notes` says in words what to mind, cells that lack a seed too. A
-    refused fit has no optimum but a `reason`. `num_diverged` counts cells.
-    """
-    require_window(window)
-    table, used = cells(trials, as_published), used_trials(trials, as_published)
-    rows = []
-    for (parameters, size), of_size in table.groupby(["parameters", "size"], sort=True):
-        mine = used[used["size"] == size]
-        for seed in (POOLED, *sorted(set(mine["seed"]), key=_seed_key)):
-            group = mine if seed == POOLED else mine[mine["seed"] == seed]
-            num_diverged = int((of_size["num_diverged"] > 0).sum())
-            row = {"size": size, "parameters": parameters, "seed": seed, "num_diverged": num_diverged}
-            rows.append({**row, **_optimum_row(group, window, as_published)})
-    return pd.DataFrame(rows, columns=OPTIMA_COLUMNS)
-
-
-def surface_table(
-    trials: pd.DataFrame,
-    window: float | None = None,
-    num_points: int = SURFACE_POINTS,
-    as_published: bool = False,
-) -> pd.DataFrame:
-    """`size, lr, batch, loss`: the pooled fit's loss on a log-spaced mesh over each size's grid.
-
-    Sizes whose fit is refused have no rows; `optima_table` says why.
-    """
-    require_window(window)
-    parts = []
-    for (_, size), group in used_trials(trials, as_published).groupby(["parameters", "size"], sort=True):
-        try:
-            surface = fit_surface(*_columns(group), window, **_fit(group, as_published))
-        except ValueError:
-            continue
-        axes = [np.geomspace(group[name].min(), group[name].max(), num_points) for name in ("lr", "batch")]
-        lr, batch = (mesh.ravel() for mesh in np.meshgrid(*axes))
-        parts.append(pd.DataFrame({"size": size, "lr": lr, "batch": batch, "loss": surface.loss(lr, batch)}))
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["size", "lr", "batch", "loss"])
 
 
 # ---------------------------------------------------------------------------------------------------- one optimum

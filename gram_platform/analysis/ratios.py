@@ -15,16 +15,32 @@ from gram_platform.analysis.compute_ratio import LearningCurve, compute_ratio, f
 from gram_platform.config import CORE, core_first
 from gram_platform.config.identity import invalid
 
+METHODS = (
+    "baseline",
+    "filtering",
+    "gram",
+    "gram_subsets",
+    "gram_lora",
+    "ft_full",
+    "ft_lora",
+    "ft_mlp",
+    "maxent",
+    "demix",
+)
 BASELINE, ALL = "baseline", "all"  # the method and the profile that are the reference
+MEAN = "mean"  # the profile of the rows that average over profiles
+ELICITED = "elicited"
 VIEW = ["method", "size", "seed", "profile"]
+PROFILE = ["method", "size", "profile"]
 VARIANT = "variant"  # the column of what a study varies beside these, where it does
 PREFIX = "loss/"
+ATTACK_COLUMNS = [*VIEW, ELICITED, "loss"]  # `elicited`: the attacked domain; loss: NaN while there is no result
 CURVE_FIELDS = ["A", "alpha", "s0", "rms", "step_rms", "at_bound", "poor", "first_step", "first_loss", "last_step"]
 CURVE_FIELDS += ["num_points"]
 FIT_COLUMNS = ["size", "domain", *CURVE_FIELDS, "num_seeds", "reference_steps"]
 NO_BASELINE = "no baseline of this size is complete"
 LARGEST = 1e100  # a ratio beyond it counts as infinite: its square no longer fits a float
-
+UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 Notes = list[tuple[str, str]]  # (what is missing, why)
 
 
@@ -52,29 +68,6 @@ class Reference:
         return f"its loss is {loss}" if math.isnan(self.ratio(loss)) else ""
 
 
-def checked_evaluations(evaluations: pd.DataFrame) -> pd.DataFrame:
-    """The frame with seeds as text and `retained` never null; ValueError for a missing column or a doubled view."""
-    _require_columns("evaluations", evaluations, [*VIEW, "retained"])
-    frame = evaluations.assign(seed=evaluations["seed"].astype(str), retained=evaluations["retained"].fillna(""))
-    doubled = frame[frame.duplicated(VIEW)]
-    if len(doubled):
-        raise invalid("evaluations", doubled[VIEW].iloc[0].to_dict(), "each method, size, seed and profile once")
-    return frame.reset_index(drop=True)
-
-
-def checked_curves(curves: pd.DataFrame) -> pd.DataFrame:
-    """The baselines' points alone, with seeds as text; ValueError for a missing column."""
-    _require_columns("curves", curves, ["size", "seed", "step", "domain", "loss"])
-    frame = curves[curves["method"] == BASELINE] if "method" in curves else curves
-    return frame.assign(seed=frame["seed"].astype(str))
-
-
-def domains_of(evaluations: pd.DataFrame) -> tuple[str, ...]:
-    """The domains with at least one loss in the frame, core first."""
-    losses = [c for c in evaluations.columns if c.startswith(PREFIX) and evaluations[c].notna().any()]
-    return core_first(tuple(c.removeprefix(PREFIX) for c in losses))
-
-
 def baseline_references(evaluations: pd.DataFrame, curves: pd.DataFrame) -> tuple[dict, Notes]:
     """`{(size, domain): Reference}` of every size with a finished baseline, and notes on the others.
 
@@ -98,6 +91,18 @@ def baseline_references(evaluations: pd.DataFrame, curves: pd.DataFrame) -> tupl
             except ValueError as error:
                 notes.append((f"size {size}, domain {domain}", f"the baseline's curve could not be fitted: {error}"))
     return references, notes
+
+
+def _reference(domain: str, finals: pd.Series, points: pd.DataFrame) -> Reference:
+    """The pooled fit of one domain from the points of one size and the final losses `{seed: loss}` of its baselines."""
+    unknown = finals.index[finals.isna()].tolist()
+    if unknown:
+        raise invalid(PREFIX + domain, f"nothing for seed {', '.join(unknown)}", "a final loss of every baseline")
+    mine = points[(points["domain"] == domain) & points["seed"].isin(finals.index)]
+    curve = fit_learning_curve(mine["step"].to_numpy(float), mine["loss"].to_numpy(float))
+    reference = Reference(curve, tuple(float(loss) for loss in finals))
+    compute_ratio(curve, reference.baseline_losses[0], reference.baseline_losses)  # says so now if there is no ratio
+    return reference
 
 
 def fits_frame(references: dict) -> pd.DataFrame:
@@ -143,44 +148,6 @@ def _class(domain: str, retained: str) -> str:
     return "retain" if domain in retained.split(",") else "forget"
 
 
-def _reference(domain: str, finals: pd.Series, points: pd.DataFrame) -> Reference:
-    """The pooled fit of one domain from the points of one size and the final losses `{seed: loss}` of its baselines."""
-    unknown = finals.index[finals.isna()].tolist()
-    if unknown:
-        raise invalid(PREFIX + domain, f"nothing for seed {', '.join(unknown)}", "a final loss of every baseline")
-    mine = points[(points["domain"] == domain) & points["seed"].isin(finals.index)]
-    curve = fit_learning_curve(mine["step"].to_numpy(float), mine["loss"].to_numpy(float))
-    reference = Reference(curve, tuple(float(loss) for loss in finals))
-    compute_ratio(curve, reference.baseline_losses[0], reference.baseline_losses)  # says so now if there is no ratio
-    return reference
-
-
-def _require_columns(field: str, frame: pd.DataFrame, names: list[str]) -> None:
-    absent = [name for name in names if name not in frame.columns]
-    if absent:
-        raise invalid(field, f"a frame without {', '.join(absent)}", f"a frame with the columns {', '.join(names)}")
-
-
-ELICITED = "elicited"
-PROFILE = ["method", "size", "profile"]
-ATTACK_COLUMNS = [*VIEW, ELICITED, "loss"]  # `elicited`: the attacked domain; loss: NaN while there is no result
-
-
-def checked_attacks(attacks: pd.DataFrame | None) -> pd.DataFrame:
-    """The frame with seeds as text; ValueError for a missing column or an attack that is there twice."""
-    if attacks is None:
-        return pd.DataFrame(columns=ATTACK_COLUMNS)
-    absent = [name for name in ATTACK_COLUMNS if name not in attacks.columns]
-    if absent:
-        raise invalid("attacks", f"a frame without {', '.join(absent)}", f"the columns {', '.join(ATTACK_COLUMNS)}")
-    frame = attacks.assign(seed=attacks["seed"].astype(str))
-    doubled = frame[frame.duplicated([*VIEW, ELICITED])]
-    if len(doubled):
-        first = doubled[[*VIEW, ELICITED]].iloc[0].to_dict()
-        raise invalid("attacks", first, "each method, size, seed, profile and attacked domain once")
-    return frame
-
-
 def elicited_ratios(attacks: pd.DataFrame, ratios: pd.DataFrame, references: dict) -> tuple[pd.DataFrame, Notes]:
     """Rows of class `elicited` in the columns of `ratios`, one a forget row of every attacked profile.
 
@@ -213,32 +180,54 @@ def _unknown(rows: pd.DataFrame, why: str) -> Notes:
     return notes
 
 
-METHODS = (
-    "baseline",
-    "filtering",
-    "gram",
-    "gram_subsets",
-    "gram_lora",
-    "ft_full",
-    "ft_lora",
-    "ft_mlp",
-    "maxent",
-    "demix",
-)
-MEAN = "mean"  # the profile of the rows that average over profiles
-UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+# ----------------------------------------------------------------------------------------------------------- frames
 
 
-def size_key(size: str) -> tuple:
-    """Sorts 50M before 800M before 2B, and other names after these."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmbt])", str(size).lower())
-    return (0, float(found[1]) * UNITS[found[2]], "") if found else (1, 0.0, str(size))
+def checked_evaluations(evaluations: pd.DataFrame) -> pd.DataFrame:
+    """The frame with seeds as text and `retained` never null; ValueError for a missing column or a doubled view."""
+    _require_columns("evaluations", evaluations, [*VIEW, "retained"])
+    frame = evaluations.assign(seed=evaluations["seed"].astype(str), retained=evaluations["retained"].fillna(""))
+    doubled = frame[frame.duplicated(VIEW)]
+    if len(doubled):
+        raise invalid("evaluations", doubled[VIEW].iloc[0].to_dict(), "each method, size, seed and profile once")
+    return frame.reset_index(drop=True)
 
 
-def profile_key(profile: str) -> tuple:
-    """Sorts core, then core+..., then all, then mean."""
-    last = {ALL: 1, MEAN: 2}.get(profile, 0)
-    return last, str(profile).count("+"), str(profile)
+def checked_curves(curves: pd.DataFrame) -> pd.DataFrame:
+    """The baselines' points alone, with seeds as text; ValueError for a missing column."""
+    _require_columns("curves", curves, ["size", "seed", "step", "domain", "loss"])
+    frame = curves[curves["method"] == BASELINE] if "method" in curves else curves
+    return frame.assign(seed=frame["seed"].astype(str))
+
+
+def checked_attacks(attacks: pd.DataFrame | None) -> pd.DataFrame:
+    """The frame with seeds as text; ValueError for a missing column or an attack that is there twice."""
+    if attacks is None:
+        return pd.DataFrame(columns=ATTACK_COLUMNS)
+    absent = [name for name in ATTACK_COLUMNS if name not in attacks.columns]
+    if absent:
+        raise invalid("attacks", f"a frame without {', '.join(absent)}", f"the columns {', '.join(ATTACK_COLUMNS)}")
+    frame = attacks.assign(seed=attacks["seed"].astype(str))
+    doubled = frame[frame.duplicated([*VIEW, ELICITED])]
+    if len(doubled):
+        first = doubled[[*VIEW, ELICITED]].iloc[0].to_dict()
+        raise invalid("attacks", first, "each method, size, seed, profile and attacked domain once")
+    return frame
+
+
+def _require_columns(field: str, frame: pd.DataFrame, names: list[str]) -> None:
+    absent = [name for name in names if name not in frame.columns]
+    if absent:
+        raise invalid(field, f"a frame without {', '.join(absent)}", f"a frame with the columns {', '.join(names)}")
+
+
+def domains_of(evaluations: pd.DataFrame) -> tuple[str, ...]:
+    """The domains with at least one loss in the frame, core first."""
+    losses = [c for c in evaluations.columns if c.startswith(PREFIX) and evaluations[c].notna().any()]
+    return core_first(tuple(c.removeprefix(PREFIX) for c in losses))
+
+
+# ------------------------------------------------------------------------------------------------------------ order
 
 
 def ordered(frame: pd.DataFrame, sizes: Sequence[str]) -> pd.DataFrame:
@@ -253,3 +242,15 @@ def ordered(frame: pd.DataFrame, sizes: Sequence[str]) -> pd.DataFrame:
     columns = [[key(value) for value in frame[name]] for name, key in keys.items() if name in frame]
     ranks = list(zip(*columns, strict=True))
     return frame.iloc[sorted(range(len(frame)), key=ranks.__getitem__)].reset_index(drop=True)
+
+
+def size_key(size: str) -> tuple:
+    """Sorts 50M before 800M before 2B, and other names after these."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmbt])", str(size).lower())
+    return (0, float(found[1]) * UNITS[found[2]], "") if found else (1, 0.0, str(size))
+
+
+def profile_key(profile: str) -> tuple:
+    """Sorts core, then core+..., then all, then mean."""
+    last = {ALL: 1, MEAN: 2}.get(profile, 0)
+    return last, str(profile).count("+"), str(profile)

@@ -16,39 +16,6 @@ from scipy.spatial import ConvexHull
 from gram_platform.analysis.intervals import positive
 from gram_platform.config.identity import invalid
 
-
-def level_columns(seeds: Sequence | None, num: int) -> np.ndarray:
-    """One column for each seed but the last, [num, K - 1]: 1 for its own losses, -1 for the last one's.
-
-    `seeds` names the seed of each of `num` losses; None is a single one. ValueError for another length.
-    """
-    if seeds is None:
-        return np.empty((num, 0))
-    if len(seeds) != num:
-        raise invalid("seeds", f"{len(seeds)} seeds", f"one seed for each of {num} losses")
-    names, codes = np.unique(np.asarray(seeds).astype(str), return_inverse=True)
-    last = np.full((1, max(len(names) - 1, 0)), -1.0)
-    return np.concatenate([np.eye(last.size), last])[codes.ravel()]
-
-
-def levelled(cell: np.ndarray, loss: np.ndarray, seeds: Sequence | None) -> np.ndarray:
-    """The losses [n] less the level of their seed, by least squares of loss = cell + level; `cell` [n] numbers cells.
-
-    The means of cells that have every seed stay as they are where all cells have. Seeds that share no cell with others
-    cannot be told from the cells: they have level 0.
-    """
-    columns = level_columns(seeds, len(loss))
-    if columns.shape[1] == 0:
-        return loss
-    within = np.stack([column - _cell_means(cell, column) for column in (*columns.T, loss)], axis=1)
-    return loss - columns @ np.linalg.lstsq(within[:, :-1], within[:, -1], rcond=1e-9)[0]
-
-
-def _cell_means(cell: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """The mean over each value's cell, [n]."""
-    return (np.bincount(cell, values) / np.bincount(cell).clip(1))[cell]
-
-
 NUM_COEFFICIENTS = 6  # 1, x, y, x^2, x y, y^2
 EDGE_FRACTION = 0.01  # of the grid's span in log units: closer to its border than this is at the edge
 SPAN_RISE = 0.001  # the spans hold all points whose predicted loss is within 0.1% of the minimum
@@ -187,13 +154,48 @@ def require_window(window: float | None) -> None:
         raise invalid("window", window, "a positive fraction, or None for all cells")
 
 
-# ------------------------------------------------------------------------------------------------ least squares
+# ---------------------------------------------------------------------------------------------- levels of seeds
 
 
 def levelled_losses(lr: Sequence[float], batch: Sequence[float], loss: Sequence[float], seeds: Sequence) -> np.ndarray:
     """The losses [n] less the levels of their seeds (see `seed_levels.levelled`), so that cells can be compared."""
     x, y, z = (np.asarray(values, float) for values in (lr, batch, loss))
     return levelled(_cells(np.log(np.stack([x, y], axis=1))), z, seeds)
+
+
+def levelled(cell: np.ndarray, loss: np.ndarray, seeds: Sequence | None) -> np.ndarray:
+    """The losses [n] less the level of their seed, by least squares of loss = cell + level; `cell` [n] numbers cells.
+
+    The means of cells that have every seed stay as they are where all cells have. Seeds that share no cell with others
+    cannot be told from the cells: they have level 0.
+    """
+    columns = level_columns(seeds, len(loss))
+    if columns.shape[1] == 0:
+        return loss
+    within = np.stack([column - _cell_means(cell, column) for column in (*columns.T, loss)], axis=1)
+    return loss - columns @ np.linalg.lstsq(within[:, :-1], within[:, -1], rcond=1e-9)[0]
+
+
+def level_columns(seeds: Sequence | None, num: int) -> np.ndarray:
+    """One column for each seed but the last, [num, K - 1]: 1 for its own losses, -1 for the last one's.
+
+    `seeds` names the seed of each of `num` losses; None is a single one. ValueError for another length.
+    """
+    if seeds is None:
+        return np.empty((num, 0))
+    if len(seeds) != num:
+        raise invalid("seeds", f"{len(seeds)} seeds", f"one seed for each of {num} losses")
+    names, codes = np.unique(np.asarray(seeds).astype(str), return_inverse=True)
+    last = np.full((1, max(len(names) - 1, 0)), -1.0)
+    return np.concatenate([np.eye(last.size), last])[codes.ravel()]
+
+
+def _cell_means(cell: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """The mean over each value's cell, [n]."""
+    return (np.bincount(cell, values) / np.bincount(cell).clip(1))[cell]
+
+
+# ------------------------------------------------------------------------------------------------ least squares
 
 
 def _within(points: np.ndarray, loss: np.ndarray, window: float | None, seeds: Sequence | None) -> np.ndarray:

@@ -15,7 +15,6 @@ from gram_platform.config.identity import invalid, require_choice
 
 SEARCH, TRIAL, STATE, RUNS, ELAPSED, STARTED, URL = "search", "trial", "state", "runs", "elapsed_s", "started", "url"
 COMPLETE, DIVERGED, FAILED, RUNNING, WAITING = "complete", "diverged", "failed", "running", "waiting"
-STATES = (COMPLETE, DIVERGED, FAILED, RUNNING, WAITING)
 DIRECTIONS = ("max", "min")
 
 Objectives = Mapping[str, str]  # {metric: "max" or "min"}

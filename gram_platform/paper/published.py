@@ -25,12 +25,66 @@ SOURCE += "; 2B and 5B: averaged from the ratios published there, for want of ba
 PUBLISHED_FILE = Path(__file__).with_name("published.csv")
 VERDICT_COLUMNS = ["claim", "size", VARIANT, "verdict", "difference", "low", "high"]
 COLUMNS = ("study", VARIANT, *ROW, "seed", *CLASSES, "retained", *NUM_DOMAINS.values())
+OURS, PUBLISHED = "ours", "published"
+# the published names of the dual-use domains, and those of our corpora
+OUR_DOMAINS = {
+    "papers-biology": "virology",
+    "papers-nuclear": "nuclear",
+    "papers-cyber": "cybersecurity",
+    "code-lisp": "lisp",
+}
 
 
 def published_per_seed(study: str) -> pd.DataFrame:
     """The `per_seed` frame of a study (see `tables.per_seed_frame`) with `variant`; no rows where none is published."""
     rows = _published()
     return rows[rows["study"] == study].drop(columns="study").reset_index(drop=True)
+
+
+@cache
+def _published() -> pd.DataFrame:
+    texts = dict.fromkeys(("study", VARIANT, *ROW, "seed", "retained"), str)
+    return pd.read_csv(PUBLISHED_FILE, comment="#", dtype=texts).fillna(dict.fromkeys(texts, ""))
+
+
+def published_table(study: str, domains: Collection[str] = ()) -> pd.DataFrame | None:
+    """The published table of a study in the columns of table.csv; None where nothing is published.
+
+    Profiles have the published names of domains, or ours where `domains` has these instead.
+    """
+    per_seed = published_per_seed(study).drop(columns=VARIANT)
+    if per_seed.empty:
+        return None
+    names = {theirs: own for theirs, own in OUR_DOMAINS.items() if own in domains and theirs not in domains}
+    table = ordered(over_seeds(per_seed), ())
+    profiles = ["+".join(names.get(name, name) for name in profile.split("+")) for profile in table["profile"]]
+    return table.assign(profile=profiles)
+
+
+def published_means(published: pd.DataFrame, size: str) -> Mapping[str, tuple[tuple[float, float], ...]]:
+    """{method: (value, half-width of its interval) of each class} of the published means at a size."""
+    rows = published[(published["profile"] == MEAN) & (published["size"] == size)].to_dict("records")
+    return {row["method"]: tuple((row[n], row[f"{n}_high"] - row[n]) for n in CLASSES) for row in rows}
+
+
+def beside_published(table: pd.DataFrame, published: pd.DataFrame, profile: str = MEAN) -> pd.DataFrame:
+    """Our rows of a profile and of the mean over profiles, each followed by the published row of the same name.
+
+    Columns `method, size, profile, from` ("ours" or "published"), the four classes as `mean [low, high]`, `num_seeds`.
+    Published rows of our methods at other sizes stand in their place. No rows where no method is in both.
+    """
+    names = ["method", "size", "profile"]
+    methods = (set(table["method"]) & set(published["method"])) - {BASELINE}
+    both = [frame.assign(**{"from": name}) for frame, name in ((table, OURS), (published, PUBLISHED))]
+    rows = pd.concat(both, ignore_index=True)
+    rows = ordered(rows[rows["method"].isin(methods) & rows["profile"].isin([profile, MEAN])], ())
+    for name in CLASSES:
+        ends = (rows[name], rows[f"{name}_low"], rows[f"{name}_high"])
+        rows[name] = pd.Series([interval_text(*triple) for triple in zip(*ends, strict=True)], rows.index, "str")
+    return rows[[*names, "from", *CLASSES, "num_seeds"]]
+
+
+# ---------------------------------------------------------------------------------------------------------- verdicts
 
 
 def published_verdicts(study: str, per_seed: pd.DataFrame | None = None) -> pd.DataFrame:
@@ -40,6 +94,11 @@ def published_verdicts(study: str, per_seed: pd.DataFrame | None = None) -> pd.D
     the study has none.
     """
     return _shipped_verdicts(study) if per_seed is None else paper_claims(per_seed, study)[VERDICT_COLUMNS]
+
+
+@cache
+def _shipped_verdicts(study: str) -> pd.DataFrame:
+    return paper_claims(published_per_seed(study), study)[VERDICT_COLUMNS]
 
 
 def with_published(claims: pd.DataFrame, study: str, per_seed: pd.DataFrame | None = None) -> pd.DataFrame:
@@ -67,61 +126,3 @@ def _published_words(theirs: pd.DataFrame, claim: str, size: str, variant: str) 
         return f"{judged}; {found['difference'].min():.3f} to {found['difference'].max():.3f}"
     of_one = zip(found["verdict"], found["difference"], found["low"], found["high"], strict=True)
     return "".join(f"{verdict}, {interval_text(*numbers)}" for verdict, *numbers in of_one)
-
-
-@cache
-def _shipped_verdicts(study: str) -> pd.DataFrame:
-    return paper_claims(published_per_seed(study), study)[VERDICT_COLUMNS]
-
-
-@cache
-def _published() -> pd.DataFrame:
-    texts = dict.fromkeys(("study", VARIANT, *ROW, "seed", "retained"), str)
-    return pd.read_csv(PUBLISHED_FILE, comment="#", dtype=texts).fillna(dict.fromkeys(texts, ""))
-
-
-OURS, PUBLISHED = "ours", "published"
-# the published names of the dual-use domains, and those of our corpora
-OUR_DOMAINS = {
-    "papers-biology": "virology",
-    "papers-nuclear": "nuclear",
-    "papers-cyber": "cybersecurity",
-    "code-lisp": "lisp",
-}
-
-
-def published_table(study: str, domains: Collection[str] = ()) -> pd.DataFrame | None:
-    """The published table of a study in the columns of table.csv; None where nothing is published.
-
-    Profiles have the published names of domains, or ours where `domains` has these instead.
-    """
-    per_seed = published_per_seed(study).drop(columns=VARIANT)
-    if per_seed.empty:
-        return None
-    names = {theirs: own for theirs, own in OUR_DOMAINS.items() if own in domains and theirs not in domains}
-    table = ordered(over_seeds(per_seed), ())
-    profiles = ["+".join(names.get(name, name) for name in profile.split("+")) for profile in table["profile"]]
-    return table.assign(profile=profiles)
-
-
-def beside_published(table: pd.DataFrame, published: pd.DataFrame, profile: str = MEAN) -> pd.DataFrame:
-    """Our rows of a profile and of the mean over profiles, each followed by the published row of the same name.
-
-    Columns `method, size, profile, from` ("ours" or "published"), the four classes as `mean [low, high]`, `num_seeds`.
-    Published rows of our methods at other sizes stand in their place. No rows where no method is in both.
-    """
-    names = ["method", "size", "profile"]
-    methods = (set(table["method"]) & set(published["method"])) - {BASELINE}
-    both = [frame.assign(**{"from": name}) for frame, name in ((table, OURS), (published, PUBLISHED))]
-    rows = pd.concat(both, ignore_index=True)
-    rows = ordered(rows[rows["method"].isin(methods) & rows["profile"].isin([profile, MEAN])], ())
-    for name in CLASSES:
-        ends = (rows[name], rows[f"{name}_low"], rows[f"{name}_high"])
-        rows[name] = pd.Series([interval_text(*triple) for triple in zip(*ends, strict=True)], rows.index, "str")
-    return rows[[*names, "from", *CLASSES, "num_seeds"]]
-
-
-def published_means(published: pd.DataFrame, size: str) -> Mapping[str, tuple[tuple[float, float], ...]]:
-    """{method: (value, half-width of its interval) of each class} of the published means at a size."""
-    rows = published[(published["profile"] == MEAN) & (published["size"] == size)].to_dict("records")
-    return {row["method"]: tuple((row[n], row[f"{n}_high"] - row[n]) for n in CLASSES) for row in rows}

@@ -25,8 +25,9 @@ NO_INTERVAL = " (no interval)"  # ends the verdict of one seed
 VERDICTS = (AGREE, DISAGREE, CANNOT_TELL, AGREE + NO_INTERVAL, DISAGREE + NO_INTERVAL)
 BELOW, ABOVE = 0.06, 0.10  # the margins, in compute ratio: so much worse still counts as no worse
 MARGINS = {"core": BELOW, "retain": BELOW, "forget": ABOVE, "elicited": ABOVE}
+WORDS = {"elicited": "elicited forget"}
 COLUMNS = ["claim", "verdict", "difference", "low", "high", "num_seeds", "detectable"]
-
+EXPLANATION = "explanation"  # the column of claims
 Values = Mapping[Hashable, float]  # {seed: value}
 
 
@@ -58,9 +59,6 @@ def not_above(name: str) -> Range:
 def alike(name: str) -> Range:
     """A class differs by less than its margin, either way."""
     return Range(-MARGINS[name], MARGINS[name])
-
-
-WORDS = {"elicited": "elicited forget"}
 
 
 @dataclass(frozen=True)
@@ -114,6 +112,9 @@ def gain(method: str, name: str) -> Side:
     return Side(method, name, variant="heterogeneous", less=Side(method, name, variant="uniform"))
 
 
+# -------------------------------------------------------------------------------------------------------- judgements
+
+
 @dataclass(frozen=True)
 class Judgement:
     """A claim, the verdict, and the numbers it rests on."""
@@ -160,7 +161,7 @@ def claims_frame(judgements: Sequence[Judgement]) -> pd.DataFrame:
     return pd.DataFrame([vars(judgement) for judgement in judgements], columns=COLUMNS)
 
 
-EXPLANATION = "explanation"  # the column of claims
+# ------------------------------------------------------------------------------------------------------ explanations
 
 
 class Explanation(NamedTuple):
