@@ -10,24 +10,32 @@ exponents move by a factor of two with that window, so no law should be read wit
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
-from gram_platform.analysis.intervals import (
-    CONFIDENCE,
-    Interval,
-    bootstrap,
-    percentile_interval,
-    positive,
-    require_confidence,
-)
+from gram_platform.analysis.intervals import CONFIDENCE, positive, require_confidence
 from gram_platform.analysis.surface import Optimum, fit_quadratic
 from gram_platform.config.identity import invalid
 
-__all__ = ["LawBootstrap", "Optimum", "PowerLaw", "bootstrap_laws", "fit_power_law", "fit_quadratic", "optima_frame"]
+__all__ = [
+    "Optimum",
+    "PowerLaw",
+    "Trend",
+    "fit_power_law",
+    "fit_quadratic",
+    "leave_largest_out",
+    "trend_table",
+    "trends",
+]
+
+TREND_CLASSES = ("core", "forget")
+MIN_SIZES = 3
+TREND_COLUMNS = ["method", "class", "size", "parameters", "num_fitted", "exponent", "measured", "predicted"]
+TREND_COLUMNS += ["low", "high", "verdict"]
+INSIDE, OUTSIDE, UNKNOWN = "inside", "outside", "no interval"
 
 
 @dataclass(frozen=True)
@@ -42,60 +50,6 @@ class PowerLaw:
     def predict(self, size):
         """The law's value at `size`, a number or an array."""
         return self.coefficient * np.asarray(size, float)[()] ** self.exponent
-
-
-@dataclass(frozen=True)
-class SeedSpread:
-    """How the log optima of J sizes move when their seeds are redrawn, corrected for few seeds.
-
-    n redrawn seeds spread sqrt((n - 1) / n) times as far as n new ones would: deviations are widened by the inverse.
-    That n seeds also know their spread badly is the t quantile's part: `interval` takes it over the normal one, with
-    the degrees of freedom of Welch and Satterthwaite (n - 1 for each size, weighed by what it adds to the variance).
-    """
-
-    deviations: np.ndarray  # [R, J] from the pooled log optima, widened; NaN where a resample failed
-    freedoms: np.ndarray  # [J] seeds - 1
-
-    def interval(self, weights: np.ndarray, centre: float, confidence: float = CONFIDENCE) -> Interval:
-        """(centre, low, high) of weights [J] @ log optima, whose pooled value is `centre`; NaN ends when too few."""
-        known = self.deviations[np.isfinite(self.deviations).all(axis=1)]
-        if len(known) < 2:
-            return Interval(centre, math.nan, math.nan)
-        parts = weights**2 * known.var(axis=0)
-        shares = parts / parts.sum() if parts.sum() > 0.0 else np.full(len(parts), 1.0 / len(parts))
-        freedom, tail = 1.0 / np.sum(shares**2 / self.freedoms), 0.5 + confidence / 2.0
-        factor = stats.t.ppf(tail, freedom) / stats.norm.ppf(tail)
-        return percentile_interval(centre + factor * (known @ weights), centre, confidence)
-
-
-@dataclass(frozen=True)
-class LawBootstrap:
-    """Both laws and the 90% intervals of their exponents over resampled seeds.
-
-    Measured coverage (250 simulated grids of four sizes and twelve cells, 100 resamples, so to 2 points): of the LR and
-    batch exponents 95% and 94% with 2 seeds, 93% and 90% with 3, 89% and 89% with 5; of the LR law at a size 92 to 94%,
-    90 to 93%, 88%. With 2 seeds it is thus too wide rather than too narrow. Where a single size has most of the noise
-    it is less by 3 to 5 points. Laws of two sizes were not measured.
-    """
-
-    lr: PowerLaw
-    batch: PowerLaw
-    lr_exponent: Interval
-    batch_exponent: Interval
-    num_resamples: int  # 0 when a size has one seed alone: nothing is known of the spread, the intervals are NaN
-    num_failed: int  # resamples without a convex surface at every size: not in the intervals
-    sizes: tuple[float, ...] = field(repr=False)
-    lr_spread: SeedSpread = field(repr=False, compare=False)
-    batch_spread: SeedSpread = field(repr=False, compare=False)
-
-    def predict(self, quantity: str, size: float) -> Interval:
-        """The law of `quantity` (lr or batch) at `size`, with its 90% interval over seeds."""
-        law, spread = getattr(self, quantity), getattr(self, f"{quantity}_spread")
-        weights = 1.0 / len(self.sizes) + _from_mean(self.sizes, size) * _slope_weights(self.sizes)
-        value = float(law.predict(size))
-        with np.errstate(divide="ignore", over="ignore"):
-            _, low, high = spread.interval(weights, float(np.log(value)))
-            return Interval(value, float(np.exp(low)), float(np.exp(high)))
 
 
 def fit_power_law(sizes: Sequence[float], values: Sequence[float], confidence: float = CONFIDENCE) -> PowerLaw:
@@ -124,84 +78,6 @@ def fit_power_law(sizes: Sequence[float], values: Sequence[float], confidence: f
         r2=1.0 - left / total if total > 1e-24 * len(n) else math.nan,
         exponent_interval=(float(exponent - half), float(exponent + half)),
     )
-
-
-def optima_frame(trials: pd.DataFrame, window: float | None = None, by_seed: bool = False) -> pd.DataFrame:
-    """One row a size, all seeds pooled, or a size and seed, with the fields of `Optimum`.
-
-    `trials` has one row a run: `parameters, seed, lr, batch, loss`. ValueError as in `fit_quadratic`.
-    """
-    keys = ["parameters", "seed"] if by_seed else ["parameters"]
-    rows = []
-    for key, group in trials.groupby(keys, sort=True):
-        optimum = fit_quadratic(group["lr"], group["batch"], group["loss"], window, group["seed"])
-        rows.append({**dict(zip(keys, key, strict=True)), **vars(optimum)})
-    return pd.DataFrame(rows)
-
-
-def bootstrap_laws(
-    trials: pd.DataFrame,
-    window: float | None = None,
-    num_resamples: int = 200,
-    rng_seed: int = 0,
-    as_published: bool = False,
-) -> LawBootstrap:
-    """Both laws from all trials, and intervals of their exponents over seeds redrawn within each size.
-
-    `as_published`: as in `lr_laws.analyse_grid`.
-    ValueError when the pooled surface of a size is not convex, or as in `fit_quadratic`.
-    """
-    sizes, groups = [], []
-    for parameters, of_size in trials.groupby("parameters", sort=True):
-        sizes.append(float(parameters))
-        groups.append([of_seed[["lr", "batch", "loss"]].to_numpy(float) for _, of_seed in of_size.groupby("seed")])
-    pooled, num_seeds = _optima(sizes, groups, window, as_published), np.array([len(seeds) for seeds in groups])
-    laws, width = [fit_power_law(sizes, values) for values in pooled], 2 * len(sizes)
-    num_resamples = num_resamples if num_seeds.min() > 1 else 0
-    samples = np.empty((0, width))
-    if num_resamples:
-        samples = bootstrap(groups, lambda g: _optima(sizes, g, window, as_published).ravel(), num_resamples, rng_seed)
-    if samples.shape[1] != width:  # every resample failed
-        samples = np.full((num_resamples, width), np.nan)
-    moved = np.log(samples.reshape(-1, 2, len(sizes)) / pooled) * np.sqrt(num_seeds / np.maximum(num_seeds - 1, 1))
-    spreads = [SeedSpread(moved[:, i], num_seeds - 1) for i in (0, 1)]
-    ends = [spread.interval(_slope_weights(sizes), law.exponent) for spread, law in zip(spreads, laws, strict=True)]
-    num_failed = int(np.isnan(samples[:, 0]).sum())
-    return LawBootstrap(*laws, *ends, num_resamples, num_failed, tuple(sizes), *spreads)
-
-
-def _optima(sizes: list[float], groups: list[list[np.ndarray]], window: float | None, as_published: bool) -> np.ndarray:
-    """The rates and the batches [2, J] of the pooled minima; each size's seeds are arrays [n, 3] of lr, batch, loss.
-
-    A seed that is drawn twice is two seeds of equal level.
-    """
-    optima = []
-    for seeds in groups:
-        names = np.repeat(np.arange(len(seeds)), [len(seed) for seed in seeds])
-        fit = {"log_loss": True} if as_published else {"seeds": names}
-        optima.append(fit_quadratic(*np.concatenate(seeds).T, window, **fit))
-    flat = [size for size, optimum in zip(sizes, optima, strict=True) if not optimum.convex]
-    if flat:
-        raise invalid("trials", flat, "a convex surface at every size: widen the grid or the window")
-    return np.stack([positive(name, [getattr(optimum, name) for optimum in optima]) for name in ("lr", "batch")])
-
-
-def _from_mean(sizes: Sequence[float], size: float | Sequence[float]) -> np.ndarray:
-    """The logarithm of `size` less the mean one of `sizes`."""
-    return np.log(size) - np.log(sizes).mean()
-
-
-def _slope_weights(sizes: Sequence[float]) -> np.ndarray:
-    """[J] whose product with the log optima is the exponent of least squares."""
-    centred = _from_mean(sizes, sizes)
-    return centred / (centred @ centred)
-
-
-TREND_CLASSES = ("core", "forget")
-MIN_SIZES = 3
-TREND_COLUMNS = ["method", "class", "size", "parameters", "num_fitted", "exponent", "measured", "predicted"]
-TREND_COLUMNS += ["low", "high", "verdict"]
-INSIDE, OUTSIDE, UNKNOWN = "inside", "outside", "no interval"
 
 
 @dataclass(frozen=True)
