@@ -1,11 +1,7 @@
-"""Learning-rate and batch laws: the minimum of a quadratic surface at each size, and a power law through the minima.
+"""Fits power laws in the parameter count, and tests them: predicts the largest size from the others.
 
-Source: the paper's appendix "Learning Rate and Batch Size Scaling", as it reads; what the authors' fit does otherwise
-is `as_published` (see `lr_laws.analyse_grid`). Loss is fitted by a full quadratic in
-(log LR, log batch), all seeds pooled, and its minimum taken; log-log least squares of the minima on the parameter count
-give the laws. Ours: a surface that is not convex has no minimum, a minimum at or beyond the edge of the grid is
-flagged, the fit can be restricted to cells near the best, and pooled seeds have a level each. On real grids the
-exponents move by a factor of two with that window, so no law should be read without these.
+Source: the paper's appendix "Learning Rate and Batch Size Scaling", whose laws are log-log least squares of the optima
+on the parameter count. The prediction of the largest size is ours.
 """
 
 import math
@@ -44,24 +40,24 @@ class PowerLaw:
 
     coefficient: float
     exponent: float
-    r2: float  # in log units; NaN for values that are all equal
+    r2: float  # in log units; NaN if all values are equal
     exponent_interval: tuple[float, float]  # t-interval, n - 2 degrees of freedom; NaN with two sizes
 
     def predict(self, size):
-        """The law's value at `size`, a number or an array."""
+        """Returns the law's value at `size`, a number or an array."""
         return self.coefficient * np.asarray(size, float)[()] ** self.exponent
 
 
 def fit_power_law(sizes: Sequence[float], values: Sequence[float], confidence: float = CONFIDENCE) -> PowerLaw:
-    """Least squares of log value on log size; ValueError unless all are finite and positive, with two sizes or more.
+    """Fits log value on log size [n] by least squares; `confidence` is that of `exponent_interval`.
 
-    The minimum of a surface that is not convex is NaN: leave such a size out, and say so, before asking for a law.
-    `confidence` is that of `exponent_interval`.
+    ValueError unless all are finite and positive, with two different sizes or more. The minimum of a surface that is
+    not convex is NaN: leave that size out, and report it.
     """
     n, v = positive("sizes", sizes), positive("values", values)
     require_confidence(confidence)
     if len(n) != len(v):
-        raise invalid("values", len(v), f"one value for each of {len(n)} sizes")
+        raise invalid("values", f"{len(v)} values", f"one for each of {len(n)} sizes")
     if len(np.unique(n)) < 2:
         raise invalid("sizes", n.tolist(), "at least two different sizes")
     x, y = np.log(n), np.log(v)
@@ -82,35 +78,35 @@ def fit_power_law(sizes: Sequence[float], values: Sequence[float], confidence: f
 
 @dataclass(frozen=True)
 class Trend:
-    """A law, and its prediction at the size that was left out."""
+    """A law fitted without the largest size, and its prediction there."""
 
     law: PowerLaw
     num_fitted: int  # sizes
-    parameters: float  # of the size left out, as the four below
+    parameters: float  # of the largest size, like the four below
     measured: float
     predicted: float
-    low: float  # of the prediction interval; NaN where two sizes are fitted, which leaves nothing to judge by
+    low: float  # of the prediction interval; NaN if only two sizes are fitted, which leaves no degree of freedom
     high: float
 
     @property
     def verdict(self) -> str:
-        """Whether the interval holds what was measured."""
+        """Tells whether the interval holds the measured value."""
         if math.isnan(self.low):
             return UNKNOWN
         return INSIDE if self.low <= self.measured <= self.high else OUTSIDE
 
 
 def leave_largest_out(parameters: Sequence[float], values: Sequence[float], confidence: float = CONFIDENCE) -> Trend:
-    """The law through `values` [n] of all `parameters` [n] but the largest, and its prediction there.
+    """Fits `values` [n] of all `parameters` [n] except the largest, and predicts the value there.
 
-    The interval (t, n - 3 degrees of freedom) is for one more value with the noise that the fitted ones have around the
-    law: where the largest size has fewer seeds than the others it is too narrow. ValueError for numbers that are not
-    finite and positive, for equal counts, or fewer than three sizes.
+    The interval (t, n - 3 degrees of freedom) is for one more value with the fitted values' noise around the law, so it
+    is too narrow if the largest size has fewer seeds. ValueError for numbers that are not finite and positive, equal
+    counts, or fewer than three sizes.
     """
     n, y = positive("parameters", parameters), positive("values", values)
     require_confidence(confidence)
     if len(n) != len(y):
-        raise invalid("values", len(y), f"one value for each of {len(n)} sizes")
+        raise invalid("values", f"{len(y)} values", f"one for each of {len(n)} sizes")
     if len(n) < MIN_SIZES or len(np.unique(n)) < len(n):
         raise invalid("parameters", n.tolist(), f"{MIN_SIZES} or more sizes, no two alike")
     order = np.argsort(n)
@@ -127,10 +123,9 @@ def leave_largest_out(parameters: Sequence[float], values: Sequence[float], conf
 
 
 def trends(table: pd.DataFrame, parameters: Mapping[str, float], value: str) -> dict[str, Trend]:
-    """The trend of one class for each method in rows of a table with one profile.
+    """Returns {method: trend} of a class from the rows of one profile; `parameters` are the sizes' counts.
 
-    Methods with fewer than three sizes have none, nor those with two sizes of one count or with a ratio at or below
-    zero, which has no logarithm.
+    Skips methods with fewer than three sizes, with two sizes of equal count, or with a ratio <= 0 (no logarithm).
     """
     found, known = {}, table[table[value].notna()]
     for method, rows in known.groupby("method", sort=False):
@@ -143,10 +138,10 @@ def trends(table: pd.DataFrame, parameters: Mapping[str, float], value: str) -> 
 def trend_table(
     table: pd.DataFrame, parameters: Mapping[str, float], classes: Sequence[str] = TREND_CLASSES
 ) -> pd.DataFrame:
-    """TREND_COLUMNS, a row for each trend, from rows of a table with one profile; `parameters` are the sizes' counts.
+    """Returns TREND_COLUMNS, a row per class and method, from the rows of one profile; `parameters`: as in `trends`.
 
     `size` is the largest, which the law has not seen; `measured` and `predicted` are its compute ratio, `low` and
-    `high` the 90% prediction interval, `verdict` whether it holds the measured one.
+    `high` the 90% prediction interval, `verdict` whether it holds the measured ratio.
     """
     rows = []
     for name in classes:
