@@ -125,7 +125,7 @@ def _measures(losses: np.ndarray, reference: np.ndarray) -> dict:
     }
 
 
-def tables(rows: pd.DataFrame, missing: Sequence[View] = ()) -> Localization:
+def localization_tables(rows: pd.DataFrame, missing: Sequence[View] = ()) -> Localization:
     """Returns all tables from the rows of `localize`; `missing`: the views without token losses.
 
     `mean` rows (profile and domain) average a class within a seed over all pairs of a profile and a domain, of the

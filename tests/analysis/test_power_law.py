@@ -1,4 +1,4 @@
-"""The surface and law fits against planted ones: noise, rotation, minima off the grid, saddles, degenerate grids."""
+"""Checks surface and law fits on planted ones: noise, rotation, minima off the grid, saddles, degenerate grids."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The README's lines for a notebook run as they are printed, and find what was planted."""
+"""Runs the README's lines for a notebook as printed; they find the planted numbers."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The tables against planted compute ratios, and what happens when pieces of a study are missing."""
+"""Checks the tables on planted compute ratios, and when parts of a study are missing."""
 
 import io
 
@@ -221,7 +221,7 @@ def test_text_for_a_terminal(analysis):
     assert len(lines) == 1 + len(analysis.table)
 
 
-def test_sizes_sort_by_what_they_mean():
+def test_sizes_sort_by_their_parameters():
     assert sorted(["2B", "tiny", "800M", "50M", "1.5B"], key=size_key) == ["50M", "800M", "1.5B", "2B", "tiny"]
 
 
@@ -230,7 +230,7 @@ def test_every_profile_is_there(analysis):
     assert set(gram["profile"]) == {*PROFILES, "mean"}
 
 
-def test_a_curve_too_flat_to_convert_a_loss_costs_its_own_domain_alone():
+def test_a_curve_too_flat_to_convert_a_loss_affects_only_its_domain():
     known, points = evaluations(), curves()
     hit = (points["size"] == "tiny") & (points["domain"] == "biology")
     points.loc[hit, "loss"] = 4.0 * points.loc[hit, "step"] ** -1e-4

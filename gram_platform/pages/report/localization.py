@@ -18,10 +18,10 @@ from gram_platform.analysis.localization import (
     Localization,
     ShadedText,
     TokenLosses,
+    localization_tables,
     localize,
     shades,
     shading_scale,
-    tables,
 )
 from gram_platform.analysis.ratios import ALL, BASELINE, MEAN
 from gram_platform.analysis.tables import aligned, interval_text, table_csv
@@ -74,7 +74,7 @@ def read_tokens(record: StudyRecord, store: Store, tracking_uri: str | None, why
         if references:
             texts.setdefault(size, _texts(store, of_size[0]["id"], cell, references[size, seed]))
     lacking = [_named(e) for e in views if e["id"] not in done]
-    found = tables(pd.concat(rows, ignore_index=True), lacking)
+    found = localization_tables(pd.concat(rows, ignore_index=True), lacking)
     frame, _, source = load_frames(record.ids, (), store, tracking_uri, why_not)
     claims = explained(localization_claims(found.per_seed), record.name, record.preset)
     runs = nodes_frame(record, frame)
