@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from gram_platform.analysis.intervals import floats
+from gram_platform.analysis.intervals import floats, require_columns
+from gram_platform.analysis.ratios import seed_key
 from gram_platform.analysis.surface import (
     EDGE_FRACTION,
     SAME_CELL,
@@ -80,7 +81,7 @@ def optima_table(trials: pd.DataFrame, window: float | None = None, as_published
     rows = []
     for (parameters, size), of_size in table.groupby(["parameters", "size"], sort=True):
         pooled = used[used["size"] == size]
-        for seed in (POOLED, *sorted(set(pooled["seed"]), key=_seed_key)):
+        for seed in (POOLED, *sorted(set(pooled["seed"]), key=seed_key)):
             group = pooled if seed == POOLED else pooled[pooled["seed"] == seed]
             num_diverged = int((of_size["num_diverged"] > 0).sum())
             row = {"size": size, "parameters": parameters, "seed": seed, "num_diverged": num_diverged}
@@ -173,9 +174,7 @@ def checked_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFra
 
     That includes a size, lr, batch and seed that occurs twice, unless trials `may_repeat`.
     """
-    absent = [name for name in REQUIRED if name not in trials]
-    if absent:
-        raise invalid("trials", list(trials.columns), f"the columns {', '.join(absent)} too")
+    require_columns("trials", trials, REQUIRED)
     for name in ("size", "seed"):
         if trials[name].isna().any():
             raise invalid(f"trials.{name}", None, "a name for every run")
@@ -283,7 +282,3 @@ def _flags(optimum: Optimum, edges: str) -> str:
 
 def _joined_notes(*notes: str) -> str:
     return "; ".join(note for note in notes if note)
-
-
-def _seed_key(seed: str) -> tuple:
-    return (0, int(seed), "") if seed.isdigit() else (1, 0, seed)

@@ -318,7 +318,7 @@ def _plain(value: object) -> object:
 
 
 def predictions(law: Law | None, sizes: Sequence[Size]) -> pd.DataFrame:
-    """Returns a row per size: LR and batch by our law (NaN without one), by the paper's law, and the ladder's own.
+    """Returns a row per size: LR and batch by our law (NaN without one), by the paper's law, and in the ladder.
 
     Batches are in the size's sequences; laws are converted by tokens.
     """

@@ -77,7 +77,7 @@ def references_of(evaluations: pd.DataFrame, curves: pd.DataFrame, size: str) ->
     found, notes = baseline_references(*of_size)
     references = {domain: reference for (_, domain), reference in found.items()}
     if notes or CORE not in references:
-        reasons = "; ".join(f"{what}: {why}" for what, why in notes) or "nothing is there"
+        reasons = "; ".join(f"{what}: {why}" for what, why in notes) or "no baselines"
         raise invalid("baselines", size, f"a size with complete baselines whose curves can be fitted ({reasons})")
     return references
 

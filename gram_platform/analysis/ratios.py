@@ -230,7 +230,7 @@ def ordered(frame: pd.DataFrame, sizes: Sequence[str]) -> pd.DataFrame:
         "method": lambda m: (METHODS.index(m) if m in METHODS else len(METHODS), str(m)),
         "size": lambda s: (list(sizes).index(s) if s in sizes else len(sizes), size_key(s)),
         "profile": profile_key,
-        "seed": lambda s: (0, int(s), "") if str(s).isdigit() else (1, 0, str(s)),
+        "seed": seed_key,
         "domain": lambda d: (d != CORE, d),
     }
     columns = [[key(value) for value in frame[name]] for name, key in keys.items() if name in frame]
@@ -242,6 +242,11 @@ def size_key(size: str) -> tuple:
     """Sorts 50M before 800M before 2B, and all other names last."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmbt])", str(size).lower())
     return (0, float(found[1]) * UNITS[found[2]], "") if found else (1, 0.0, str(size))
+
+
+def seed_key(seed: str) -> tuple:
+    """Sorts numbers by value, and all other names last."""
+    return (0, int(seed), "") if str(seed).isdigit() else (1, 0, str(seed))
 
 
 def profile_key(profile: str) -> tuple:

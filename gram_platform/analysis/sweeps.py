@@ -46,7 +46,7 @@ def analyse_sweeps(
     """Returns the tables of a sweep; the frames are those of `tables.analyse` plus the columns `knob` and `value`.
 
     Baseline rows serve every point: their knob and value are ignored. Every other view has a row for each of its knobs.
-    `runs` joins the `run_id`s, if the evaluations have them. A note on some points names them; on all, it names none.
+    `runs` joins the `run_id`s, if the evaluations have them. Notes name their points, unless they hold at all.
     ValueError for a missing column, a value that is not a finite number, or a point with a view twice.
     """
     evaluations = _checked("evaluations", evaluations)

@@ -1,4 +1,4 @@
-"""Analyses studies that vary something: variants, the number of active modules, and which module learns which text."""
+"""Analyses studies over variants, over the number of active modules, and by which module learns which text."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -37,8 +37,8 @@ def analyse_variants(
 ) -> Analysis:
     """Joins the tables of all variants, with a column `variant`, in the order of `variants`.
 
-    `unit`: the variant whose baselines are the reference for all (default: each variant has its baselines). A note on
-    some variants names them; on all, it names none. Other arguments and errors: `tables.analyse`.
+    `unit`: the variant whose baselines are the reference for all (default: each variant has its baselines). Notes in
+    `missing` name their variants, unless they hold for all. Other arguments and errors: `tables.analyse`.
     """
     declared = evaluations if declared is None else declared
     reference = _of(evaluations[evaluations["method"] == BASELINE], unit) if unit else None
@@ -89,9 +89,8 @@ def by_number(per_seed: pd.DataFrame, declared: pd.DataFrame | None = None) -> p
     """Returns a row per method, size, number of active modules and seed: CELL, seed, COMPOSED, `num_profiles`.
 
     `per_seed` comes from `tables.per_seed_frame`; `declared` holds the study's views (`method, size, profile,
-    retained`; default: those in `per_seed`). For each number, methods are compared on the profiles that they share,
-    methods without profiles of that number aside. A seed that lacks one of these has no row. Baselines have no modules,
-    so no rows.
+    retained`; default: those in `per_seed`). At each number, compares the methods that have such profiles, on those
+    that they share; a seed that lacks one has no row. Baselines have no modules, so no rows.
     """
     shared = _shared_profiles(per_seed if declared is None else declared)
     views, rows = _views(per_seed), []
@@ -111,7 +110,7 @@ def number_table(numbers: pd.DataFrame) -> pd.DataFrame:
 
 
 def drop_table(numbers: pd.DataFrame, per_seed: pd.DataFrame) -> pd.DataFrame:
-    """Returns the loss of each class from one module to all: a row per method, size and class, DROP_COLUMNS.
+    """Returns how much each class drops from one module to all: a row per method, size and class, DROP_COLUMNS.
 
     `drop` is one - all within a seed; `less_than_gram` is GRAM's drop minus the method's within a seed, NaN for GRAM.
     Each is a mean over the seeds with both values, with a 90% t-interval. Methods without a view of all modules, or
@@ -201,8 +200,8 @@ def final_shares(shares: pd.DataFrame) -> pd.DataFrame:
     """
     cell = _cell(shares)
     last = shares[shares["step"] == shares.groupby("run_id")["step"].transform("max")]
-    own = last[last["domain"] == last["module"]]
-    means = own.groupby([*cell, "seed", "run_id"], sort=False, as_index=False)["share"].mean()
+    own_module = last[last["domain"] == last["module"]]
+    means = own_module.groupby([*cell, "seed", "run_id"], sort=False, as_index=False)["share"].mean()
     found = _mean_shares(pd.concat([last, means.assign(domain=MEAN, module=MEAN)]), [*cell, "domain", "module"])
     return found.assign(is_own=found["domain"] == found["module"])
 

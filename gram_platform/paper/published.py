@@ -1,9 +1,9 @@
 """Reads the authors' numbers by seed, computed by this package from their published losses; puts them beside ours.
 
 `published.csv` holds the `per_seed` frames of `tables.analyse` of three studies: Simple Stories, scaling from 50M to
-5B, and dual use, whose baseline is scaling's at 800M. For 2B and 5B no baseline curves are at hand: the authors' ratios
-of each domain are averaged by the same rule, and the baseline has no row. A test computes the file again from the
-losses. Domains have the authors' names; DEMix's views have one expert for every domain.
+5B, and dual use, whose baseline is scaling's at 800M. For 2B and 5B no baseline curves are available: the authors'
+ratios of each domain are averaged by the same rule, and the baseline has no row. A test computes the file again from
+the losses. Domains have the authors' names; DEMix's views have one expert for every domain.
 """
 
 from collections.abc import Collection, Mapping
