@@ -143,7 +143,7 @@ def localization_tables(rows: pd.DataFrame, missing: Sequence[View] = ()) -> Loc
     means = means.reset_index().assign(profile=MEAN, domain=MEAN)
     per_seed = _ordered(pd.concat([rows[[*ROW, "seed", *MEASURES, "num_tokens", "runs"]], means], ignore_index=True))
     notes = [
-        (f"{m} {size} {profile} seed {seed}", "its token losses are not there") for m, size, seed, profile in missing
+        (f"{m} {size} {profile} seed {seed}", "its token losses are missing") for m, size, seed, profile in missing
     ]
     return Localization(_summary(per_seed), per_seed, _curves(few), pd.DataFrame(notes, columns=["what", "why"]))
 

@@ -80,7 +80,7 @@ def baseline_references(evaluations: pd.DataFrame, curves: pd.DataFrame) -> tupl
         finals = baselines[baselines["size"] == size].set_index("seed").sort_index()
         points = curves[curves["size"] == size]
         for seed in sorted(set(finals.index) ^ set(points["seed"])):
-            why = "it has no learning curve" if seed in finals.index else "its final losses are not there"
+            why = "it has no learning curve" if seed in finals.index else "its final losses are missing"
             notes.append((f"{BASELINE} {size} seed {seed}", f"{why}, so it is not part of the reference"))
         finals = finals[finals.index.isin(points["seed"])]
         if finals.empty:

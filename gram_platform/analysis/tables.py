@@ -140,7 +140,7 @@ def per_seed_frame(ratios: pd.DataFrame, declared: pd.DataFrame) -> tuple[pd.Dat
         for seed, views in group[group["profile"].isin(profiles)].groupby("seed", sort=False):
             absent = sorted(profiles - set(views["profile"]))
             if absent:
-                notes.append((f"{method} {size} {MEAN} seed {seed}", f"{', '.join(absent)} is not there"))
+                notes.append((f"{method} {size} {MEAN} seed {seed}", f"{', '.join(absent)} is missing"))
                 continue
             names = {"method": method, "size": size, "profile": MEAN, "seed": seed, "retained": ""}
             counted = views[list(NUM_DOMAINS.values())].sum().to_dict()

@@ -153,7 +153,7 @@ def test_a_missing_profile_leaves_its_seed_out_of_the_mean():
     assert row(analysis.table, "gram", "tiny", "core")["num_seeds"] == 2
     assert row(analysis.table, "gram", "tiny", "core+biology")["num_seeds"] == 3
     assert row(analysis.table, "gram", "tiny", "mean")["num_seeds"] == 2
-    assert analysis.missing.to_dict("records") == [{"what": "gram tiny mean seed 1", "why": "core is not there"}]
+    assert analysis.missing.to_dict("records") == [{"what": "gram tiny mean seed 1", "why": "core is missing"}]
 
 
 def test_an_unknown_domain_makes_its_class_unknown_and_nothing_else():
