@@ -1,1 +1,1 @@
-"""From stored results to numbers: frames, compute ratios, intervals, laws, tables and claims; it trains nothing."""
+"""Computes numbers from stored results: compute ratios, intervals, laws, tables. Takes frames, trains nothing."""

@@ -1,10 +1,10 @@
-"""The compute ratio: a loss expressed as the share of the baseline's training steps that reaches it.
+"""Computes compute ratios: a loss as the share of the baseline's training steps at which the baseline reaches it.
 
-Source: the paper's appendix "Compute Ratio Methodology". Per domain the baseline's validation curve, all seeds pooled,
-is fitted by L(s) = A (s + s0)^-alpha (A, alpha > 0, no floor) by least squares on the log loss; its inverse
+Source: the paper's appendix "Compute Ratio Methodology". For each domain, L(s) = A (s + s0)^-alpha (A, alpha > 0, no
+floor) is fitted to the baseline's validation curve, all seeds pooled, by least squares on the log loss. The inverse
 step(l) = (A / l)^(1 / alpha) - s0 turns losses into steps, and CR(l) = step(l) / mean over baseline seeds of step(l_n).
 
-Ours: s0 > -min(s), so that the curve is finite at every measured step. The problem is linear given s0, so s0 alone is
+Ours: s0 > -min(s), so that the curve is finite at every measured step. Given s0 the problem is linear, so only s0 is
 searched, over its whole range: first on a logarithmic grid, then by a bounded minimiser around every local minimum.
 """
 
@@ -19,17 +19,18 @@ from gram_platform.analysis.intervals import floats
 from gram_platform.config.identity import invalid
 
 MIN_POINTS = 3  # distinct steps: the curve has three parameters
-BOUND_FRACTION = 0.05  # s0 + min(s) below this share of `_scale` (see there) counts as being at the bound
-POOR_RMS = 0.02  # a root mean square of the log residuals above this is a poor fit,
-POOR_STEP_RMS = 0.05  # and one that is above this as steps: what claims call equal ratios
+BOUND_FRACTION = 0.05  # at the bound: s0 + min(s) below this share of `_scale`, or this close to the upper end
+# A fit is poor if either holds [ours]: read compute ratios on that domain with care.
+POOR_RMS = 0.02  # `rms` above this: residuals of 2% of the loss
+POOR_STEP_RMS = 0.05  # `step_rms` above this: 5% of the steps, about the margin within which claims call ratios equal
 GRID_POINTS = 400
-CHUNK = 2**20  # numbers of an array of offsets and points that are held at once: 8 MB
+CHUNK = 2**20  # numbers held at once in an array of offsets x points: 8 MB
 LOWEST, HIGHEST = 1e-6, 1e6  # the range of s0 + min(s), in units of the first step and of the last
 
 
 @dataclass(frozen=True)
 class LearningCurve:
-    """L(s) = A (s + s0)^-alpha, kept relative to the first measured step so that a huge s0 loses no digits."""
+    """L(s) = A (s + s0)^-alpha, stored relative to the first measured step, so that a huge s0 loses no digits."""
 
     alpha: float
     offset: float  # s0 + first_step, > 0
@@ -37,7 +38,7 @@ class LearningCurve:
     last_step: float  # the largest measured step
     log_loss_first: float  # fitted log loss at first_step
     rms: float  # root mean square of the residuals of the log loss
-    at_bound: bool  # s0 is at (or close to, see BOUND_FRACTION) an end of its range: read the curve with care
+    at_bound: bool  # s0 is at an end of its range or close to it (BOUND_FRACTION): read the curve with care
     num_points: int
 
     @property
@@ -47,7 +48,7 @@ class LearningCurve:
 
     @property
     def A(self) -> float:
-        """The paper's A; infinite where it exceeds a float (s0 at its upper bound). `loss` and `step` do not use it."""
+        """The paper's A; infinite if too large for a float (s0 at its upper bound). `loss` and `step` do not use it."""
         log_a = self.log_loss_first + self.alpha * math.log(self.offset)
         return math.exp(log_a) if log_a < 709.0 else math.inf
 
@@ -58,29 +59,29 @@ class LearningCurve:
 
     @property
     def step_rms(self) -> float:
-        """The residual as a share of the steps, to first order: alpha turns it into log (s + s0).
+        """The residual as a share of the steps, to first order: log loss over alpha is log (s + s0).
 
-        On a flat curve it is large where `rms` is small: a half per cent of the loss is 8% of the steps at alpha 0.06.
+        On a flat curve it is large although `rms` is small: at alpha 0.06, 0.5% of the loss is 8% of the steps.
         """
         return self.rms / self.alpha
 
     @property
     def poor(self) -> bool:
-        """Whether the residual is large: above 2% rms of the loss, or above 5% of the steps."""
+        """Tells whether the residual exceeds POOR_RMS or POOR_STEP_RMS."""
         return self.rms > POOR_RMS or self.step_rms > POOR_STEP_RMS
 
     def loss(self, step):
-        """The fitted loss (nats a token) at `step`, a number or an array; steps must be above -s0 (ValueError)."""
+        """Returns the fitted loss (nats a token) at `step`, a number or an array; ValueError at or below -s0."""
         shifted = (floats("step", step) - self.first_step) / self.offset
         if not np.all(shifted > -1.0):
             raise invalid("step", step, f"steps above -s0 = {-self.s0:g}")
         return _like(step, np.exp(self.log_loss_first - self.alpha * np.log1p(shifted)))
 
     def step(self, loss):
-        """The number of steps at which the curve reaches `loss`, a number or an array (ValueError unless positive).
+        """Returns the steps at which the curve reaches `loss`, a number or an array; ValueError unless positive.
 
-        Nothing is clipped: a loss below the curve's last gives more than `last_step`, and one far above its first can
-        give less than zero when s0 > 0. Infinite where the number exceeds a float.
+        Clips nothing: a loss below the curve's last gives more than `last_step`, and one far above the first can give
+        less than 0 if s0 > 0. Infinite if too large for a float.
         """
         losses = _positive("loss", loss)
         with np.errstate(over="ignore"):
@@ -89,10 +90,10 @@ class LearningCurve:
 
 
 def fit_learning_curve(steps: Sequence[float], losses: Sequence[float]) -> LearningCurve:
-    """Fit L(s) = A (s + s0)^-alpha to pooled points [N] of one or more seeds (repeated steps are welcome).
+    """Fits L(s) = A (s + s0)^-alpha to pooled points [N] of one or more seeds; steps may repeat.
 
-    `steps` are optimizer steps >= 0, `losses` nats a token > 0. ValueError when they are not finite, differ in length,
-    hold fewer than three distinct steps, are no numbers, or when the losses do not fall (no alpha > 0 fits them).
+    `steps` are optimizer steps >= 0, `losses` nats a token > 0. ValueError if they are not finite numbers, differ in
+    length, hold fewer than three distinct steps, or if the losses do not fall (no alpha > 0 fits).
     """
     s, y = _points(steps, losses)
     offsets = _offset_grid(s)
@@ -118,10 +119,10 @@ def fit_learning_curve(steps: Sequence[float], losses: Sequence[float]) -> Learn
 
 
 def compute_ratio(curve: LearningCurve, loss, baseline_losses: Sequence[float]):
-    """step(loss) / mean over baseline seeds of step(baseline loss); `loss` is a number or an array, nats a token.
+    """Returns step(loss) / mean over baseline seeds of step(baseline loss); `loss` is a number or an array.
 
-    `baseline_losses` holds the final loss of each baseline seed on the same domain. Above 1: better than the baseline.
-    ValueError for losses that are not positive, or when the baseline's mean step equivalent is not positive.
+    `baseline_losses` holds each baseline seed's final loss on the same domain; all losses in nats a token. Above 1 is
+    better than the baseline. ValueError for losses <= 0, or if the baseline's mean step equivalent is <= 0.
     """
     baseline = np.atleast_1d(_positive("baseline_losses", baseline_losses))
     if baseline.size == 0:
@@ -136,27 +137,26 @@ def compute_ratio(curve: LearningCurve, loss, baseline_losses: Sequence[float]):
 
 
 def _scale(s: np.ndarray) -> float:
-    """The unit of closeness to -min(s): the first step, or the first interval if that is shorter."""
+    """Returns the unit in which closeness to -min(s) is measured: the shorter of first step and first interval."""
     distinct = np.unique(s)
     gap = float(distinct[1] - distinct[0])
     return min(gap, float(distinct[0])) if distinct[0] > 0 else gap
 
 
 def _offset_grid(s: np.ndarray) -> np.ndarray:
-    """Candidates [G] of s0 + min(s), logarithmically spaced over the whole range."""
-    low, high = LOWEST * _scale(s), HIGHEST * float(s.max())
-    return np.geomspace(low, high, GRID_POINTS)
+    """Returns candidates [G] of s0 + min(s), logarithmically spaced over the whole range."""
+    return np.geomspace(LOWEST * _scale(s), HIGHEST * float(s.max()), GRID_POINTS)
 
 
 def _slope(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """alpha and the intercept of the least-squares line y = intercept - alpha x."""
+    """Returns alpha and the intercept of the least-squares line y = intercept - alpha x."""
     centred = x - x.mean()
     alpha = -float(centred @ (y - y.mean()) / (centred @ centred))
     return alpha, float(y.mean() + alpha * x.mean())
 
 
 def _profile(offsets: np.ndarray, s: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The residual sum of squares [G] at each offset with A and alpha solved for; infinite where alpha <= 0."""
+    """Returns the residual sum of squares [G] at each offset, A and alpha solved for; infinite where alpha <= 0."""
     rows = max(1, CHUNK // len(s))
     parts = [_profile_chunk(offsets[i : i + rows], s, y) for i in range(0, len(offsets), rows)]
     return np.concatenate(parts)
@@ -172,7 +172,7 @@ def _profile_chunk(offsets: np.ndarray, s: np.ndarray, y: np.ndarray) -> np.ndar
 
 
 def _refine(offsets: np.ndarray, rss: np.ndarray, s: np.ndarray, y: np.ndarray) -> float:
-    """The best offset: a bounded minimisation around every local minimum of the grid."""
+    """Returns the best offset: minimises around every local minimum of the grid."""
     padded = np.concatenate([[np.inf], rss, [np.inf]])
     is_local = (rss <= padded[:-2]) & (rss <= padded[2:]) & np.isfinite(rss)
     spacing = float(np.log(offsets[1] / offsets[0]))
@@ -181,9 +181,9 @@ def _refine(offsets: np.ndarray, rss: np.ndarray, s: np.ndarray, y: np.ndarray) 
 
 
 def _descend(offset: float, spacing: float, s: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """(residual sum of squares, offset) of the minimum within one grid spacing, searched in the log of the offset.
+    """Returns (residual sum of squares, offset) of the minimum within one grid spacing, searching the log offset.
 
-    Twice, around the last centre: the minimiser resolves no better than 1e-8 of its variable's own size.
+    Searches twice, the second time around the first result: the minimiser resolves 1e-8 of its variable's size.
     """
     best = float(_profile(np.array([offset]), s, y)[0]), float(offset)
     for width in (spacing, 1e-6):
@@ -202,7 +202,7 @@ def _descend(offset: float, spacing: float, s: np.ndarray, y: np.ndarray) -> tup
 
 
 def _like(reference, values: np.ndarray):
-    """A float for a number, an array for an array."""
+    """Returns a float for a number, an array for an array."""
     return float(values) if np.ndim(reference) == 0 else values
 
 
@@ -214,7 +214,7 @@ def _positive(field: str, values) -> np.ndarray:
 
 
 def _points(steps: Sequence[float], losses: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-    """Steps and log losses [N], ordered by step."""
+    """Returns steps and log losses [N], ordered by step."""
     s, values = floats("steps", steps), floats("losses", losses)
     if s.ndim != 1 or values.shape != s.shape:
         raise invalid("losses", f"shape {values.shape}", f"one loss for each step, shape {s.shape} of one dimension")
@@ -222,9 +222,8 @@ def _points(steps: Sequence[float], losses: Sequence[float]) -> tuple[np.ndarray
     if bad_steps.any():
         raise invalid("steps", float(s[bad_steps][0]), "finite steps >= 0")
     if bad_losses.any():
-        where = f"finite positive losses (at step {s[bad_losses][0]:g})"
-        raise invalid("losses", float(values[bad_losses][0]), where)
+        raise invalid("losses", float(values[bad_losses][0]), f"finite positive losses (at step {s[bad_losses][0]:g})")
     if len(np.unique(s)) < MIN_POINTS:
         raise invalid("steps", np.unique(s).tolist(), f"at least {MIN_POINTS} distinct steps")
-    order = np.lexsort((values, s))  # the same sums, and so the same bits, whatever the order of the seeds
+    order = np.lexsort((values, s))  # so that the order of the seeds does not change a bit of the sums
     return s[order], np.log(values[order])

@@ -1,17 +1,23 @@
-"""Uncertainty over training seeds: t-intervals, seed-paired contrasts, what can be detected, bootstrap."""
+"""Computes intervals over training seeds: t-interval, seed-paired contrast, detectable difference, bootstrap."""
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 from scipy import optimize, stats
 
 from gram_platform.config.identity import invalid
 
+CONFIDENCE = 0.90  # of every interval in the paper
+ENDS = ("", "_low", "_high")  # suffixes of the three columns of a mean and its interval
+
+# ------------------------------------------------------------------------------------------------------- checks
+
 
 def floats(field: str, values: object) -> np.ndarray:
-    """A number or an array of them as floats, of any shape; ValueError for text and whatever else is no number."""
+    """Converts a number or an array of any shape to floats; ValueError for text and other values without a number."""
     try:
         return np.asarray(values, float)
     except (TypeError, ValueError) as error:
@@ -19,7 +25,7 @@ def floats(field: str, values: object) -> np.ndarray:
 
 
 def positive(field: str, values: Sequence[float]) -> np.ndarray:
-    """The values [n] as floats; ValueError naming the field and the first entry that is not finite and positive."""
+    """Returns values [n] as floats; ValueError naming the field and the first entry that is not finite and positive."""
     array = floats(field, values)
     if array.ndim != 1:
         raise invalid(field, f"values of shape {array.shape}", "one dimension: one value for each run or size")
@@ -35,11 +41,17 @@ def require_confidence(confidence: float) -> None:
         raise invalid("confidence", confidence, "a probability strictly between 0 and 1")
 
 
-CONFIDENCE = 0.90  # of every interval in the paper
+def require_columns(field: str, frame: pd.DataFrame, names: Sequence[str]) -> None:
+    absent = [name for name in names if name not in frame.columns]
+    if absent:
+        raise invalid(field, f"a frame without {', '.join(absent)}", f"a frame with the columns {', '.join(names)}")
+
+
+# ---------------------------------------------------------------------------------------------------- intervals
 
 
 class Interval(NamedTuple):
-    """A mean and the ends of its interval; the ends are NaN where one value alone tells nothing about the spread."""
+    """A mean and the ends of its interval; NaN ends if a single value leaves the spread unknown."""
 
     mean: float
     low: float
@@ -47,7 +59,7 @@ class Interval(NamedTuple):
 
 
 class Contrast(NamedTuple):
-    """Seed-paired differences left - right, the seeds they are of, and the t-interval of their mean."""
+    """Seed-paired differences left - right, their seeds, and the t-interval of their mean."""
 
     seeds: tuple[Hashable, ...]
     differences: tuple[float, ...]
@@ -55,9 +67,9 @@ class Contrast(NamedTuple):
 
 
 def t_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
-    """(mean, low, high): mean -+ t(n-1) sd / sqrt(n) over `values` [n], one for each seed; NaN ends when n is 1.
+    """Returns (mean, low, high): mean -+ t(n-1) sd / sqrt(n) over `values` [n], one per seed; NaN ends if n is 1.
 
-    ValueError when there is no value or one is not finite: leave out what does not exist before asking.
+    ValueError if there is no value or one is not finite: leave out unknown values first.
     """
     array = _finite("values", values)
     require_confidence(confidence)
@@ -68,10 +80,18 @@ def t_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Inter
     return Interval(mean, mean - half, mean + half)
 
 
+def interval_columns(name: str, values: Sequence[float]) -> dict[str, float]:
+    """Returns {name, name_low, name_high}: mean and t-interval of the values [n] that are not NaN; NaN without any."""
+    array = floats(name, list(values))
+    known = array[~np.isnan(array)]
+    interval = t_interval(known) if len(known) else (math.nan,) * 3
+    return {name + end: number for end, number in zip(ENDS, interval, strict=True)}
+
+
 def paired_contrast(
     left: Mapping[Hashable, float], right: Mapping[Hashable, float], confidence: float = CONFIDENCE
 ) -> Contrast:
-    """The t-interval of left - right over the seeds that both have (`{seed: value}`); ValueError if there are none."""
+    """Returns the t-interval of left - right (`{seed: value}`) over the seeds of both; ValueError if there are none."""
     seeds = tuple(sorted(set(left) & set(right), key=str))
     if not seeds:
         raise invalid("seeds", (sorted(left, key=str), sorted(right, key=str)), "at least one seed on both sides")
@@ -80,10 +100,9 @@ def paired_contrast(
 
 
 def smallest_detectable(differences: Sequence[float], confidence: float = CONFIDENCE, power: float = 0.8) -> float:
-    """The true difference that this many seeds with this spread would show as lying on one side, with that power.
+    """Returns the true difference whose interval excludes 0 with probability `power`, at this spread and seed count.
 
-    Exact under normal noise: the noncentral t; with power 0.5 it is about the half-width of the t-interval. NaN for
-    one difference.
+    Exact under normal noise (noncentral t); at power 0.5 about the half-width of the t-interval. NaN for one value.
     """
     array = _finite("differences", differences)
     require_confidence(confidence)
@@ -105,14 +124,14 @@ def bootstrap(
     num_resamples: int = 1000,
     rng_seed: int = 0,
 ) -> np.ndarray:
-    """`statistic` of resampled groups, shape [num_resamples, K]; units (seeds, usually) are redrawn within each group.
+    """Returns `statistic` [num_resamples, K] of groups whose members (usually seeds) are redrawn within each group.
 
-    A resample for which the statistic raises ValueError (a fit that does not exist) gives a row of NaN, which the
-    caller counts. The same `rng_seed` gives the same samples. ValueError for an empty group or no resamples.
+    If the statistic raises ValueError (a fit that does not exist), the row is NaN, and the caller counts it. The same
+    `rng_seed` gives the same samples. ValueError for an empty group or no resamples.
     """
     sizes = [len(group) for group in groups]
     if not sizes or min(sizes) == 0 or num_resamples < 1:
-        raise invalid("groups", sizes, "one or more groups of at least one unit, and at least one resample")
+        raise invalid("groups", sizes, "one or more groups of at least one member, and at least one resample")
     rng = np.random.default_rng(rng_seed)
     rows = []
     for _ in range(num_resamples):
@@ -123,7 +142,7 @@ def bootstrap(
 
 
 def percentile_interval(samples: Sequence[float], centre: float, confidence: float = CONFIDENCE) -> Interval:
-    """(centre, low, high): the middle `confidence` of the finite samples [R]; NaN ends with fewer than two of them."""
+    """Returns (centre, low, high): the middle `confidence` of the finite samples [R]; NaN ends with fewer than two."""
     require_confidence(confidence)
     array = np.asarray(samples, float)
     array = array[np.isfinite(array)]

@@ -1,10 +1,10 @@
-"""Where a removed capability's loss sits: increases of single tokens over the baseline, and how few carry them. Pure.
+"""Measures how few tokens carry the loss of a removed capability, from each token's increase over the baseline.
 
-Source: the paper's appendix "Capability Removal Concentrates Loss on Domain-Relevant Tokens". Increases are taken over
-the baseline of the same size and seed. The paper shows sentences; the aggregate over whole validation sequences is
-ours: the Gini coefficient of the positive increases (of the tokens that have one), the share of tokens that have one,
-and the part of their sum that sits on the tenth of all tokens that increase most. Mere noise is unevenly spread too, so
-every table has a control: the baseline of another seed in the place of a view.
+Source: the paper's appendix "Capability Removal Concentrates Loss on Domain-Relevant Tokens". The baseline has the same
+size and seed. The paper shows sentences; the aggregate over whole validation sequences is ours: the Gini coefficient of
+the positive increases, the share of tokens with one, and the part of their sum on the tenth of all tokens with the
+largest increases. Noise is unevenly spread too, so every table has a control: the baseline of another seed in place of
+a view.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,67 +13,67 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from gram_platform.analysis.intervals import t_interval
+from gram_platform.analysis.intervals import ENDS, interval_columns
 from gram_platform.analysis.ratios import BASELINE, MEAN, METHODS, profile_key
 from gram_platform.analysis.tables import run_names
 from gram_platform.config.identity import invalid
 
-TOP = 0.1  # of the tokens
+TOP = 0.1  # share of the tokens
+CALIBRATION = 0.9  # quantile of increases that is shaded in full colour
 CONTROL, FORGET, RETAIN = "control", "forget", "retain"
 MEASURES = ("gini", "top_share", "positive", "increase")
 ROW = ["method", "size", "profile", "domain", "class"]
-TABLE_COLUMNS = [*ROW, *(name + end for name in MEASURES for end in ("", "_low", "_high")), "num_tokens", "num_seeds"]
+TABLE_COLUMNS = [*ROW, *(name + end for name in MEASURES for end in ENDS), "num_tokens", "num_seeds"]
 NUM_POINTS = 101  # of a curve
 
-Losses = Mapping[str, np.ndarray]  # {domain: losses [N, T] in nats}
 View = tuple[str, str, str, str]  # method, size, seed, profile
 
 
 @dataclass(frozen=True)
-class Measured:
-    """The token losses of one view."""
+class TokenLosses:
+    """The losses of one view on validation sequences, token by token."""
 
     method: str
     size: str
     seed: str
     profile: str
     retained: tuple[str, ...]
-    losses: Losses
+    losses: Mapping[str, np.ndarray]  # {domain: [N, T] in nats}
     run_id: str = ""
 
 
 @dataclass(frozen=True)
 class Localization:
-    """Every table of the study."""
+    """Holds every table of the study."""
 
-    table: pd.DataFrame  # TABLE_COLUMNS, which are table.csv's, and `runs`: the ids of those behind a row
-    per_seed: pd.DataFrame  # ROW, seed, MEASURES, num_tokens, runs: what `table` averages
+    table: pd.DataFrame  # TABLE_COLUMNS as in table.csv, and `runs`: the ids of the runs behind a row
+    per_seed: pd.DataFrame  # ROW, seed, MEASURES, num_tokens, runs: averaged by `table`
     curves: pd.DataFrame  # method, size, class, tokens, share, runs: mean over seeds of the `mean` rows' curves
     missing: pd.DataFrame  # what, why
 
 
-# ------------------------------------------------------------------------------------------- of one set of tokens
+# ------------------------------------------------------------------------------------------- one set of tokens
 
 
 def gini(values: np.ndarray) -> float:
-    """Gini coefficient of values >= 0, any shape: 0 all equal, (n - 1) / n one holds all; NaN where all are zero."""
+    """Returns the Gini coefficient of n values >= 0: 0 if all are equal, (n - 1) / n if one holds all; NaN if all 0."""
     ordered = np.sort(_not_negative(values))
     num, total = len(ordered), ordered.sum()
     return float(2.0 * (np.arange(1, num + 1) @ ordered) / (num * total) - (num + 1) / num) if total else np.nan
 
 
 def top_share(values: np.ndarray, share: float = TOP) -> float:
-    """The part of the sum of values >= 0 that the largest `share` of them hold; NaN where all are zero."""
+    """Returns the part of the sum of values >= 0 that the largest `share` of them hold; NaN if all are 0."""
     return float(np.interp(share, *_concentration(values)))
 
 
 def concentration_curve(values: np.ndarray) -> np.ndarray:
-    """The part of the sum that the largest 0%, 1%, ... 100% of values >= 0 hold: [NUM_POINTS], NaN where all are 0."""
+    """Returns the parts of the sum that the largest 0%, 1%, ... 100% of values >= 0 hold [NUM_POINTS]; NaN if all 0."""
     return np.interp(np.linspace(0.0, 1.0, NUM_POINTS), *_concentration(values))
 
 
 def _concentration(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(shares of the values, largest first, [n + 1]; shares of their sum that these hold [n + 1])."""
+    """Returns shares of the values, largest first [n + 1], and the shares of their sum that these hold [n + 1]."""
     ordered = np.sort(_not_negative(values))[::-1]
     held = np.concatenate([[0.0], np.cumsum(ordered)])
     with np.errstate(invalid="ignore"):
@@ -83,17 +83,17 @@ def _concentration(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _not_negative(values: np.ndarray) -> np.ndarray:
     flat = np.asarray(values, float).reshape(-1)
     if len(flat) == 0 or not (flat >= 0.0).all():
-        raise invalid("values", flat[:4].tolist(), "one or more numbers, none of them negative")
+        raise invalid("values", flat[:4].tolist(), "one or more numbers, none negative")
     return flat
 
 
 # ------------------------------------------------------------------------------------------------------- tables
 
 
-def localize(views: Sequence[Measured], references: Mapping[tuple[str, str], Measured]) -> pd.DataFrame:
-    """One row a view and domain: ROW, `retained`, seed, MEASURES, num_tokens, `runs` and `curve`.
+def localize(views: Sequence[TokenLosses], references: Mapping[tuple[str, str], TokenLosses]) -> pd.DataFrame:
+    """Returns a row per view and domain: ROW, `retained`, seed, MEASURES, num_tokens, `runs` and `curve`.
 
-    `references` are baselines by (size, seed). Views without one have no rows. ValueError when it has other tokens.
+    `references` holds the baselines by (size, seed). Views without one have no rows. ValueError if token counts differ.
     """
     rows = []
     for view in views:
@@ -104,15 +104,15 @@ def localize(views: Sequence[Measured], references: Mapping[tuple[str, str], Mea
         names = {"method": view.method, "size": view.size, "seed": view.seed, "profile": view.profile}
         for domain, losses in view.losses.items():
             kind = CONTROL if is_control else RETAIN if domain in view.retained else FORGET
-            own = {**names, "retained": ",".join(view.retained), "domain": domain, "class": kind, "runs": view.run_id}
-            rows.append({**own, **_measures(losses, reference.losses[domain])})
+            row = {**names, "retained": ",".join(view.retained), "domain": domain, "class": kind, "runs": view.run_id}
+            rows.append({**row, **_measures(losses, reference.losses[domain])})
     columns = [*ROW, "retained", "seed", *MEASURES, "num_tokens", "runs", "curve"]
     return pd.DataFrame(rows, columns=columns)
 
 
 def _measures(losses: np.ndarray, reference: np.ndarray) -> dict:
     if losses.shape != reference.shape:
-        raise invalid("losses", losses.shape, f"those of the reference's tokens, {reference.shape}")
+        raise invalid("losses", f"shape {losses.shape}", f"the shape of the reference's tokens, {reference.shape}")
     increases = losses.astype(float) - reference
     positive = np.maximum(increases, 0.0)
     return {
@@ -125,12 +125,12 @@ def _measures(losses: np.ndarray, reference: np.ndarray) -> dict:
     }
 
 
-def tables(rows: pd.DataFrame, missing: Sequence[View] = ()) -> Localization:
-    """All tables from the rows of `localize`.
+def localization_tables(rows: pd.DataFrame, missing: Sequence[View] = ()) -> Localization:
+    """Returns all tables from the rows of `localize`; `missing`: the views without token losses.
 
-    `mean` rows (profile and domain) average a class within a seed over all its pairs of a profile and a domain, of the
-    profiles of core with at most one auxiliary domain, before seeds are averaged; a seed that lacks one of its method's
-    views (`missing`) has none.
+    `mean` rows (profile and domain) average a class within a seed over all pairs of a profile and a domain, of the
+    profiles of core with at most one auxiliary domain; then seeds are averaged. A seed with a missing view of a method
+    has no such row.
     """
     is_few = ~rows["retained"].str.contains(",") | (rows["class"] == CONTROL)
     lacking = {view[:3] for view in missing}
@@ -143,13 +143,13 @@ def tables(rows: pd.DataFrame, missing: Sequence[View] = ()) -> Localization:
     means = means.reset_index().assign(profile=MEAN, domain=MEAN)
     per_seed = _ordered(pd.concat([rows[[*ROW, "seed", *MEASURES, "num_tokens", "runs"]], means], ignore_index=True))
     notes = [
-        (f"{m} {size} {profile} seed {seed}", "its token losses are not there") for m, size, seed, profile in missing
+        (f"{m} {size} {profile} seed {seed}", "its token losses are missing") for m, size, seed, profile in missing
     ]
     return Localization(_summary(per_seed), per_seed, _curves(few), pd.DataFrame(notes, columns=["what", "why"]))
 
 
 def _curves(few: pd.DataFrame) -> pd.DataFrame:
-    """The means of curves over domains, profiles and seeds."""
+    """Averages curves over domains, profiles and seeds."""
     keys, parts = ["method", "size", "class"], []
     for key, group in few.groupby(keys, sort=False):
         share = np.mean(np.stack(list(group["curve"])), axis=0)
@@ -163,21 +163,19 @@ def _mean(values: pd.Series) -> float:
 
 
 def _summary(per_seed: pd.DataFrame) -> pd.DataFrame:
-    """Means over seeds with their 90% t-intervals; a value that no seed has stays empty."""
+    """Averages over seeds, with 90% t-intervals; NaN if no seed has the value."""
     rows = []
     for key, group in per_seed.groupby(ROW, sort=False):
         row = dict(zip(ROW, key, strict=True))
         for name in MEASURES:
-            known = group[name].dropna()
-            ends = t_interval(known) if len(known) else (np.nan,) * 3
-            row |= dict(zip((name, f"{name}_low", f"{name}_high"), ends, strict=True))
-        own = {"num_tokens": int(group["num_tokens"].iloc[0]), "num_seeds": len(group)}
-        rows.append({**row, **own, "runs": run_names(group["runs"])})
+            row |= interval_columns(name, group[name])
+        row |= {"num_tokens": int(group["num_tokens"].iloc[0]), "num_seeds": len(group)}
+        rows.append({**row, "runs": run_names(group["runs"])})
     return pd.DataFrame(rows, columns=[*TABLE_COLUMNS, "runs"])
 
 
 def _ordered(frame: pd.DataFrame) -> pd.DataFrame:
-    """By method, then in the order of sizes, then by profile, class and domain."""
+    """Sorts by method, then in the order of sizes, then by profile, class and domain."""
     sizes = list(dict.fromkeys(frame["size"]))
     ranks = [
         (METHODS.index(m) if m in METHODS else len(METHODS), sizes.index(s), profile_key(p), k, d)
@@ -186,15 +184,7 @@ def _ordered(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.iloc[sorted(range(len(frame)), key=ranks.__getitem__)].reset_index(drop=True)
 
 
-CALIBRATION = 0.9  # quantile
-
-
-@dataclass(frozen=True)
-class ShadedView:
-    """One view of a text: a label, and the increase of every token but the first, over the baseline, in nats."""
-
-    label: str
-    increases: np.ndarray  # [T]
+# -------------------------------------------------------------------------------------------------- shaded texts
 
 
 @dataclass(frozen=True)
@@ -202,18 +192,18 @@ class ShadedText:
     """One text under several views, and the increase that is drawn in full colour."""
 
     domain: str
-    pieces: tuple[str, ...]  # [T + 1]: what each token adds to the text
-    baseline: np.ndarray  # [T]: the losses that increases are over
+    pieces: tuple[str, ...]  # [T + 1]: the characters that each token adds to the text
+    baseline: np.ndarray  # [T]: the baseline's loss on every token but the first, in nats
     scale: float  # nats; NaN: nothing is shaded
-    views: Sequence[ShadedView]
+    views: Mapping[str, np.ndarray]  # {label: increases over the baseline [T], in nats}
 
 
 def shading_scale(increases: np.ndarray) -> float:
-    """The increase in full colour, from those of the filtered model on the text [T]; NaN where it is not above 0."""
+    """Returns the increase in full colour from the filtered model's increases on the text [T]; NaN if it is <= 0."""
     scale = float(np.quantile(increases, CALIBRATION))
     return scale if scale > 0.0 else np.nan
 
 
 def shades(increases: np.ndarray, scale: float) -> np.ndarray:
-    """Increases as colour between 0 and 1; 0 without a scale."""
+    """Converts increases to colours between 0 and 1; 0 without a scale."""
     return np.clip(increases / scale, 0.0, 1.0) if scale == scale else np.zeros(np.shape(increases))

@@ -1,7 +1,7 @@
-"""Where a grid of learning rates and batches should grow: towards a minimum at its border, one step at a time.
+"""Extends a grid of learning rates and batches towards a minimum at its border, one row or column at a time [ours].
 
-Ours: the paper's grids are fixed. A minimum at the border of its grid is an extrapolation, so the grid gets another row
-or column there, unless the cells on that border diverged (or failed) or that side has grown as often as it may.
+The paper's grids are fixed. A minimum at the border is an extrapolation, so the grid grows on that side, unless all
+cells on that border diverged or failed, or the side has grown to its limit.
 """
 
 import math
@@ -16,19 +16,18 @@ from gram_platform.config.identity import invalid
 
 SIDES = ("lr low", "lr high", "batch low", "batch high")
 EDGE_WORDS = {"low": "lower", "high": "upper"}
-MIN_VALUES = 3  # of each axis, and six cells: fewer cannot determine a quadratic
-MIN_CELLS = 6
+MIN_VALUES, MIN_CELLS = 3, 6  # values of each axis, and cells: fewer cannot determine a quadratic
 
 Cell = tuple[float, int]  # peak LR and batch in sequences
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The grid of one size: rising rates and batches, the cells that are left out, and how often each side grew."""
+    """The grid of one size: rising rates and batches, the cells left out, and how often each side grew."""
 
     lrs: tuple[float, ...]
     batches: tuple[int, ...]
-    left_out: frozenset[Cell] = frozenset()  # cells beyond ones that diverged
+    left_out: frozenset[Cell] = frozenset()  # cells beyond others that diverged
     num_added: tuple[int, int, int, int] = (0, 0, 0, 0)  # in the order of SIDES
 
     def __post_init__(self) -> None:
@@ -48,7 +47,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Extension:
-    """The grid to go on with, the cells that are new in it, and what to tell people."""
+    """The grid after a step, the new cells, and messages for people."""
 
     grid: Grid
     new_cells: tuple[Cell, ...]
@@ -62,12 +61,11 @@ def extension(
     window: float | None = None,
     why_not: Callable[[int], str] = lambda batch: "",
 ) -> Extension:
-    """One step of growth of one size's grid from its trials (see `lr_grid`); the same trials give the same step.
+    """Extends one size's grid by one step, from the size's trials (columns: see `lr_grid`); equal trials, equal step.
 
-    Where the pooled minimum lies at or beyond the grid's border (without a minimum: where the best cell lies on it)
-    that side gets one more value, in the ratio of its outermost two. At most `limit` values are added to a side, no
-    batch for which `why_not` has a reason, and no cell whose nearest neighbour in the grid diverged, failed or was
-    itself left out.
+    A side at or beyond which the pooled minimum lies (without a minimum: on which the best cell lies) gets one more
+    value, in the ratio of the outermost two. Adds at most `limit` values to a side, no batch for which `why_not`
+    returns a reason, and no cell whose nearest neighbour in the grid diverged, failed or was left out.
     """
     table = cells(trials)
     if table["size"].nunique() != 1:
@@ -77,17 +75,17 @@ def extension(
     if math.isnan(row["best_loss"]):
         return Extension(grid, (), (f"{row['size']}: no cell is complete: not extended",))
     usable = {(lr, int(batch)) for lr, batch in table.loc[table["used"], ["lr", "batch"]].to_numpy()}
-    barred = {(lr, batch) for lr in grid.lrs for batch in grid.batches} - usable
+    unusable = {(lr, batch) for lr in grid.lrs for batch in grid.batches} - usable
     place = "the minimum lies" if row["convex"] else f"{_no_minimum(row)}, and the best cell lies"
     wanted, messages = [], []
     for side in [side for side in row["edges"].split(", ") if side]:
         value, refusal = _step(grid, side, limit, why_not)
-        if not refusal and all(cell in barred for cell in _border(grid, side)):
+        if not refusal and all(cell in unusable for cell in _border(grid, side)):
             refusal = "the cells there diverged or failed"
         message = f"{row['size']}: {place} at the {EDGE_WORDS[side.split()[1]]} edge of {side.split()[0]}"
         messages.append(f"{message}: " + (f"not extended, {refusal}" if refusal else f"adding {_named(side, value)}"))
         wanted += [] if refusal else [(side, value)]
-    grown = _grown(grid, wanted, barred)
+    grown = _grown(grid, wanted, unusable)
     known = set(grid.cells)
     return Extension(grown, tuple(cell for cell in grown.cells if cell not in known), tuple(messages))
 
@@ -96,7 +94,7 @@ def extension(
 
 
 def _step(grid: Grid, side: str, limit: int, why_not: Callable[[int], str]) -> tuple[float, str]:
-    """The next value beyond a side, or why there is none."""
+    """Returns the next value beyond a side, and the reason not to add it, if any."""
     axis, end = side.split()
     values = grid.lrs if axis == "lr" else grid.batches
     outer, inner = (values[0], values[1]) if end == "low" else (values[-1], values[-2])
@@ -118,12 +116,12 @@ def _border(grid: Grid, side: str) -> list[Cell]:
     return [(lr, grid.batches[place]) for lr in grid.lrs]
 
 
-def _grown(grid: Grid, wanted: Sequence[tuple[str, float]], barred: set[Cell]) -> Grid:
-    """The grid with the wanted values; new cells whose nearest old cell is barred are left out."""
+def _grown(grid: Grid, wanted: Sequence[tuple[str, float]], unusable: set[Cell]) -> Grid:
+    """Returns the grid with the wanted values, without new cells whose nearest old cell is unusable."""
     lrs = sorted([*grid.lrs, *(value for side, value in wanted if side.startswith("lr"))])
     batches = sorted([*grid.batches, *(value for side, value in wanted if side.startswith("batch"))])
     new = {(lr, batch) for lr in lrs for batch in batches} - {(lr, b) for lr in grid.lrs for b in grid.batches}
-    beyond = {cell for cell in new if _nearest(grid, cell) in barred}
+    beyond = {cell for cell in new if _nearest(grid, cell) in unusable}
     grew = [side for side, _ in wanted]
     added = tuple(count + (side in grew) for side, count in zip(SIDES, grid.num_added, strict=True))
     return replace(
@@ -132,7 +130,7 @@ def _grown(grid: Grid, wanted: Sequence[tuple[str, float]], barred: set[Cell]) -
 
 
 def _nearest(grid: Grid, cell: Cell) -> Cell:
-    """The cell of the grid's box that is nearest to one outside it."""
+    """Returns the cell within the grid's ends that is nearest to `cell`."""
     lr, batch = cell
     return min(max(lr, grid.lrs[0]), grid.lrs[-1]), min(max(batch, grid.batches[0]), grid.batches[-1])
 

@@ -1,11 +1,11 @@
-"""A grid of learning rates and batches at each size: cells, optima with their flags, fitted surfaces.
+"""Tabulates a grid of learning rates and batches at each size: cells, optima with flags, fitted surfaces.
 
-Input everywhere: `trials`, one row a run with `size, parameters, seed, lr, batch` (sequences), `loss`, `state`
-(complete, diverged or failed; the loss counts only when complete) and, if there, `run_id`. Source of the fit: see
-`surface`. Ours: a cell of which any seed diverged is left out of every fit, because the seeds that survived would make
-it look better than it is; it is counted. In fits of all seeds each seed has its own level (see `seed_levels`), so that
-one that is missing from a cell does not bend the surface. A size whose fit is refused keeps its row, with the reason.
-`as_published` everywhere: as in `lr_laws.analyse_grid`.
+Every function takes `trials`, a row per run with `size, parameters, seed, lr, batch` (sequences), `loss`, `state`
+(complete, diverged or failed; the loss counts only if complete) and optionally `run_id`. Source of the fit: see
+`surface`. Ours: a cell with a diverged seed is counted but left out of every fit, since its surviving seeds make it
+look better than it is. Pooled fits give each seed a level (`surface.level_columns`), so that a seed missing from a cell
+does not bend the surface. A size whose fit fails keeps its row, with the reason. `as_published`: see
+`lr_laws.analyse_grid`.
 """
 
 import math
@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from gram_platform.analysis.intervals import floats
+from gram_platform.analysis.intervals import floats, require_columns
+from gram_platform.analysis.ratios import seed_key
 from gram_platform.analysis.surface import (
     EDGE_FRACTION,
     SAME_CELL,
@@ -25,24 +26,104 @@ from gram_platform.analysis.surface import (
     levelled_losses,
     require_window,
 )
-from gram_platform.analysis.trials import COMPLETE, RUNNING, STATE, WAITING
+from gram_platform.analysis.trials import COMPLETE, DIVERGED, FAILED, RUNNING, STATE, WAITING
 from gram_platform.config.identity import invalid
 
+STATES = (COMPLETE, DIVERGED, FAILED)
+REQUIRED = ["size", "parameters", "seed", "lr", "batch", "loss", "state"]
+CELL = ["size", "parameters", "lr", "batch"]
+POOLED = "pooled"  # in place of a seed: all seeds of the size
+SPANS = ["lr_low", "lr_high", "batch_low", "batch_high"]  # the predicted loss is within 0.1% of the minimum
+OPTIMUM = ["lr", "batch", "loss", *SPANS, "convex", "on_edge", "num_cells", "num_points", "rms", "curvature_t"]
+OPTIMA_COLUMNS = ["size", "parameters", "seed", *OPTIMUM, "num_diverged", "best_lr", "best_batch", "best_loss"]
+OPTIMA_COLUMNS += ["edges", "notes", "reason"]
+NOISE_T = 2.0  # a smallest curvature below this many standard errors may be only noise
+SURFACE_POINTS = 25  # of each axis
 CORE_LOSS, DOMAIN_LOSS = "loss_core", "loss_"
-NUMBERS = ("lr", "batch", "loss")
 SIZE = re.compile(r"(\d+(?:\.\d+)?)([kMB])")
 UNITS = {"k": 1e3, "M": 1e6, "B": 1e9}
 
 
+def cells(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
+    """Returns a row per size, lr and batch: `loss` (mean of complete seeds), `num_seeds, num_diverged, num_failed`.
+
+    Also `loss_low, loss_high` over the seeds, `used` (by fits: a complete seed and none diverged), `runs`.
+    """
+    frame = checked_trials(trials, may_repeat)
+    frame["measured"] = frame["loss"].where(frame["state"] == COMPLETE)
+    for name, state in zip(("num_seeds", "num_diverged", "num_failed"), STATES, strict=True):
+        frame[name] = frame["seed"].where(frame["state"] == state)
+    counts = {name: (name, "nunique") for name in ("num_seeds", "num_diverged", "num_failed")}
+    losses = {f"loss{end}": ("measured", how) for end, how in (("", "mean"), ("_low", "min"), ("_high", "max"))}
+    grouped = frame.groupby(["parameters", *(name for name in CELL if name != "parameters")], sort=True)
+    table = grouped.agg(**losses, **counts, runs=("run_id", _joined)).reset_index()
+    table.insert(table.columns.get_loc("runs"), "used", (table["num_seeds"] > 0) & (table["num_diverged"] == 0))
+    return table[[*CELL, *table.columns.difference(CELL, sort=False)]]
+
+
+def used_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
+    """Returns the complete trials of the cells that fits use."""
+    frame, table = checked_trials(trials, may_repeat), cells(trials, may_repeat)
+    kept = frame.merge(table.loc[table["used"], CELL], on=CELL)
+    return kept[kept["state"] == COMPLETE].reset_index(drop=True)
+
+
+def optima_table(trials: pd.DataFrame, window: float | None = None, as_published: bool = False) -> pd.DataFrame:
+    """Returns OPTIMA_COLUMNS: for each size, by parameters, the pooled optimum and then each seed's.
+
+    `best_*` is the used cell with the lowest mean loss. If cells lack a seed, the levels of the seeds are subtracted
+    first, so it may differ from the mean in `cells`. `edges` lists the sides of the grid, such as `lr high, batch low`,
+    at or beyond which the minimum lies (without a minimum: the best cell). `notes` holds warnings in words. A failed
+    fit has no optimum but a `reason`. `num_diverged` counts cells.
+    """
+    require_window(window)
+    table, used = cells(trials, as_published), used_trials(trials, as_published)
+    rows = []
+    for (parameters, size), of_size in table.groupby(["parameters", "size"], sort=True):
+        pooled = used[used["size"] == size]
+        for seed in (POOLED, *sorted(set(pooled["seed"]), key=seed_key)):
+            group = pooled if seed == POOLED else pooled[pooled["seed"] == seed]
+            num_diverged = int((of_size["num_diverged"] > 0).sum())
+            row = {"size": size, "parameters": parameters, "seed": seed, "num_diverged": num_diverged}
+            rows.append({**row, **_optimum_row(group, window, as_published)})
+    return pd.DataFrame(rows, columns=OPTIMA_COLUMNS)
+
+
+def surface_table(
+    trials: pd.DataFrame,
+    window: float | None = None,
+    num_points: int = SURFACE_POINTS,
+    as_published: bool = False,
+) -> pd.DataFrame:
+    """Returns `size, lr, batch, loss`: the pooled fit's loss on a log-spaced mesh over each size's grid.
+
+    Sizes whose fit fails have no rows; `optima_table` says why.
+    """
+    require_window(window)
+    parts = []
+    for (_, size), group in used_trials(trials, as_published).groupby(["parameters", "size"], sort=True):
+        try:
+            surface = fit_surface(*_columns(group), window, **_fit(group, as_published))
+        except ValueError:
+            continue
+        axes = [np.geomspace(group[name].min(), group[name].max(), num_points) for name in ("lr", "batch")]
+        lr, batch = (mesh.ravel() for mesh in np.meshgrid(*axes))
+        parts.append(pd.DataFrame({"size": size, "lr": lr, "batch": batch, "loss": surface.loss(lr, batch)}))
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["size", "lr", "batch", "loss"])
+
+
+# ----------------------------------------------------------------------------------------------------------- trials
+
+
 def load_trials(path: str | Path, named_sizes: bool = False) -> pd.DataFrame:
-    """The trials of a csv as `analyse_grid` takes them, in the file's order.
+    """Reads trials for `analyse_grid` from a CSV, in the file's order; drops columns that it does not need.
 
     Columns: `size`, `parameters`, `seed`, `lr`, `batch` (sequences), and the loss in nats a token: either `loss`, or
-    `loss_core` and a `loss_<domain>` for every auxiliary domain, of which it is half core and half their mean. `state`
-    is complete unless given; trials that are running or waiting are left out, so that a search's own `trials.csv` can
-    be read. Other columns are dropped. `named_sizes` takes the parameters from the names of the sizes, 50M as 50e6, as
-    the authors' laws do: exact counts move an exponent by a hundredth. ValueError that names line and column for what
-    is not there or no number; which trials make a grid is `analyse_grid`'s to check.
+    `loss_core` and a `loss_<domain>` per auxiliary domain, combined as half core and half the mean of the rest.
+    `state`: complete by default; running and waiting trials are left out, so a search's `trials.csv` can be read.
+    `named_sizes` takes the parameters from the names of the sizes, 50M as 50e6, as the authors' laws do: exact counts
+    move an exponent by a hundredth. ValueError names the line and column of a missing value or one that is no number;
+    `analyse_grid` checks whether the trials make a grid.
     """
     table = pd.read_csv(path, dtype={"size": str, "seed": str})
     domains = [name for name in table if name.startswith(DOMAIN_LOSS) and name != CORE_LOSS]
@@ -53,10 +134,10 @@ def load_trials(path: str | Path, named_sizes: bool = False) -> pd.DataFrame:
         also = ", ".join(absent) or f"{DOMAIN_LOSS}<domain>"
         raise invalid("trials", list(table.columns), f"a table with the columns {also} too")
     states = table[STATE] if STATE in table else pd.Series(COMPLETE, table.index)
-    ended = ~states.isin((RUNNING, WAITING))
-    table, states = table[ended], states[ended]
+    has_ended = ~states.isin((RUNNING, WAITING))
+    table, states = table[has_ended], states[has_ended]
     for name in needed:
-        _require(table, name, states, name in losses)
+        _require_values(table, name, states, name in losses)
     frame = table[["size", "seed", "lr", "batch"]].astype({"lr": float, "batch": float})
     counts = [_named_count(line, size) for line, size in table["size"].items()] if named_sizes else table["parameters"]
     values = table[losses].astype(float)
@@ -64,8 +145,8 @@ def load_trials(path: str | Path, named_sizes: bool = False) -> pd.DataFrame:
     return frame.assign(parameters=np.asarray(counts, float), loss=loss, state=states).reset_index(drop=True)
 
 
-def _require(table: pd.DataFrame, name: str, states: pd.Series, is_loss: bool) -> None:
-    """ValueError for the first row without a usable value; a loss counts only where the trial is complete."""
+def _require_values(table: pd.DataFrame, name: str, states: pd.Series, is_loss: bool) -> None:
+    """ValueError for the first row without a usable value or state; a loss matters only if the trial is complete."""
     rows = table[states == COMPLETE] if is_loss else table
     if name in ("size", "seed"):
         is_bad = rows[name].isna()
@@ -88,26 +169,12 @@ def _named_count(line: int, size: str) -> float:
     return float(found[1]) * UNITS[found[2]]
 
 
-STATES = ("complete", "diverged", "failed")
-REQUIRED = ["size", "parameters", "seed", "lr", "batch", "loss", "state"]
-CELL = ["size", "parameters", "lr", "batch"]
-POOLED = "pooled"  # in the place of a seed: all seeds of the size
-SPANS = ["lr_low", "lr_high", "batch_low", "batch_high"]  # where the predicted loss is within 0.1% of the minimum
-OPTIMUM = ["lr", "batch", "loss", *SPANS, "convex", "on_edge", "num_cells", "num_points", "rms", "curvature_t"]
-OPTIMA_COLUMNS = ["size", "parameters", "seed", *OPTIMUM, "num_diverged", "best_lr", "best_batch", "best_loss"]
-OPTIMA_COLUMNS += ["edges", "notes", "reason"]
-NOISE_T = 2.0  # a smallest curvature below this many standard errors may be noise alone
-SURFACE_POINTS = 25  # of each axis
-
-
 def checked_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
-    """The trials in one order, with `run_id` (empty where unknown); ValueError for what no grid can hold.
+    """Returns the trials sorted, with `run_id` (empty if unknown); ValueError for values that no grid can hold.
 
-    A size, lr, batch and seed that is there twice is such a thing, unless trials `may_repeat`.
+    That includes a size, lr, batch and seed that occurs twice, unless trials `may_repeat`.
     """
-    absent = [name for name in REQUIRED if name not in trials]
-    if absent:
-        raise invalid("trials", list(trials.columns), f"a frame with the columns {', '.join(absent)} too")
+    require_columns("trials", trials, REQUIRED)
     for name in ("size", "seed"):
         if trials[name].isna().any():
             raise invalid(f"trials.{name}", None, "a name for every run")
@@ -117,7 +184,7 @@ def checked_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFra
     names = {name: trials[name].astype(str) for name in ("size", "seed")}
     runs = trials["run_id"].fillna("") if "run_id" in trials else ""
     frame = trials.assign(run_id=runs, loss=floats("trials.loss", trials["loss"]), **names)
-    complete = frame[frame["state"] == "complete"]
+    complete = frame[frame[STATE] == COMPLETE]
     bad = complete[~(np.isfinite(complete["loss"]) & (complete["loss"] > 0))]
     if len(bad):
         raise invalid("trials.loss", bad["loss"].iloc[0], "a finite positive loss of a complete run")
@@ -125,92 +192,21 @@ def checked_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFra
         values = floats(f"trials.{name}", frame[name])
         if not (np.isfinite(values) & (values > 0)).all():
             raise invalid(f"trials.{name}", frame[name].tolist()[:20], "finite positive numbers")
-        if name != "parameters":  # one number for those that differ in their last bits alone: they are one cell
+        if name != "parameters":  # values that differ only in their last bits are one cell
             frame[name] = frame[name].groupby(np.log(values).round(SAME_CELL)).transform("min")
     pairs = frame[["size", "parameters"]].drop_duplicates()
     if pairs.apply(pd.Series.duplicated).to_numpy().any():
-        raise invalid("trials.parameters", sorted(set(frame["parameters"])), "one count for each size, no two alike")
+        raise invalid("trials.parameters", sorted(set(frame["parameters"])), "one count per size, no two equal")
     key = ["parameters", "size", "lr", "batch", "seed"]
     twice = frame[frame.duplicated(key)]
     if len(twice) and not may_repeat:
-        raise invalid(
-            "trials",
-            twice[key].iloc[0].to_dict(),
-            "one row for each size, lr, batch and seed; as published, each counts",
-        )
+        allowed = "one row for each size, lr, batch and seed (fits as published take repeated rows)"
+        raise invalid("trials", twice[key].iloc[0].to_dict(), allowed)
     return frame.sort_values(key, kind="stable").reset_index(drop=True)
-
-
-def cells(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
-    """One row a size, lr and batch: `loss` (mean of the complete seeds), `num_seeds`, `num_diverged`, `num_failed`.
-
-    Also `loss_low, loss_high` over the seeds, `used` (whether fits take it: a complete seed and none diverged), `runs`.
-    """
-    frame = checked_trials(trials, may_repeat)
-    frame["measured"] = frame["loss"].where(frame["state"] == "complete")
-    for name, state in zip(("num_seeds", "num_diverged", "num_failed"), STATES, strict=True):
-        frame[name] = frame["seed"].where(frame["state"] == state)
-    counts = {name: (name, "nunique") for name in ("num_seeds", "num_diverged", "num_failed")}
-    losses = {f"loss{end}": ("measured", how) for end, how in (("", "mean"), ("_low", "min"), ("_high", "max"))}
-    grouped = frame.groupby(["parameters", *(name for name in CELL if name != "parameters")], sort=True)
-    table = grouped.agg(**losses, **counts, runs=("run_id", _joined)).reset_index()
-    table.insert(table.columns.get_loc("runs"), "used", (table["num_seeds"] > 0) & (table["num_diverged"] == 0))
-    return table[[*CELL, *table.columns.difference(CELL, sort=False)]]
 
 
 def _joined(runs: pd.Series) -> str:
     return " ".join(run for run in runs.astype(str) if run)
-
-
-def used_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
-    """The complete trials of the cells that fits take."""
-    frame, table = checked_trials(trials, may_repeat), cells(trials, may_repeat)
-    kept = frame.merge(table.loc[table["used"], CELL], on=CELL)
-    return kept[kept["state"] == "complete"].reset_index(drop=True)
-
-
-def optima_table(trials: pd.DataFrame, window: float | None = None, as_published: bool = False) -> pd.DataFrame:
-    """OPTIMA_COLUMNS: the pooled optimum of every size, then each seed's; sizes by parameters.
-
-    `best_*` is the used cell with the lowest mean loss (where cells lack a seed: less the levels of the seeds, so that
-    it need not be a mean of `cells`); `edges` where the minimum (without one: the best cell) lies at or beyond the
-    grid's border, such as `lr high, batch low`; `notes` says in words what to mind, cells that lack a seed too. A
-    refused fit has no optimum but a `reason`. `num_diverged` counts cells.
-    """
-    require_window(window)
-    table, used = cells(trials, as_published), used_trials(trials, as_published)
-    rows = []
-    for (parameters, size), of_size in table.groupby(["parameters", "size"], sort=True):
-        mine = used[used["size"] == size]
-        for seed in (POOLED, *sorted(set(mine["seed"]), key=_seed_key)):
-            group = mine if seed == POOLED else mine[mine["seed"] == seed]
-            num_diverged = int((of_size["num_diverged"] > 0).sum())
-            row = {"size": size, "parameters": parameters, "seed": seed, "num_diverged": num_diverged}
-            rows.append({**row, **_optimum_row(group, window, as_published)})
-    return pd.DataFrame(rows, columns=OPTIMA_COLUMNS)
-
-
-def surface_table(
-    trials: pd.DataFrame,
-    window: float | None = None,
-    num_points: int = SURFACE_POINTS,
-    as_published: bool = False,
-) -> pd.DataFrame:
-    """`size, lr, batch, loss`: the pooled fit's loss on a log-spaced mesh over each size's grid.
-
-    Sizes whose fit is refused have no rows; `optima_table` says why.
-    """
-    require_window(window)
-    parts = []
-    for (_, size), group in used_trials(trials, as_published).groupby(["parameters", "size"], sort=True):
-        try:
-            surface = fit_surface(*_columns(group), window, **_fit(group, as_published))
-        except ValueError:
-            continue
-        axes = [np.geomspace(group[name].min(), group[name].max(), num_points) for name in ("lr", "batch")]
-        lr, batch = (mesh.ravel() for mesh in np.meshgrid(*axes))
-        parts.append(pd.DataFrame({"size": size, "lr": lr, "batch": batch, "loss": surface.loss(lr, batch)}))
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["size", "lr", "batch", "loss"])
 
 
 # ---------------------------------------------------------------------------------------------------- one optimum
@@ -221,7 +217,7 @@ def _columns(group: pd.DataFrame) -> tuple[pd.Series, pd.Series, pd.Series]:
 
 
 def _fit(group: pd.DataFrame, as_published: bool) -> dict:
-    """What of `fit_surface` differs between our fit and the authors'."""
+    """Returns the arguments of `fit_surface` that differ between our fit and the authors'."""
     return {"log_loss": True} if as_published else {"seeds": group["seed"]}
 
 
@@ -255,12 +251,12 @@ def _optimum_row(group: pd.DataFrame, window: float | None, as_published: bool) 
 
 
 def _num_lacking(group: pd.DataFrame) -> int:
-    """How many cells lack one of the seeds of `group`."""
+    """Counts cells that lack one of the seeds of `group`."""
     return int((group.groupby(["lr", "batch"])["seed"].nunique() < group["seed"].nunique()).sum())
 
 
 def edge_names(lr: float, batch: float, grid: pd.DataFrame) -> str:
-    """The sides of the cells' box (`grid`: lr, batch) at or beyond which a place lies, such as `lr high, batch low`."""
+    """Returns the sides of a grid (columns lr, batch) at or beyond which a point lies, such as `lr high, batch low`."""
     found = []
     for name, value in (("lr", lr), ("batch", batch)):
         if not len(grid) or math.isnan(value):
@@ -286,7 +282,3 @@ def _flags(optimum: Optimum, edges: str) -> str:
 
 def _joined_notes(*notes: str) -> str:
     return "; ".join(note for note in notes if note)
-
-
-def _seed_key(seed: str) -> tuple:
-    return (0, int(seed), "") if seed.isdigit() else (1, 0, seed)

@@ -1,32 +1,39 @@
-"""Laws of learning rate and batch from a grid: which optima enter, both laws, how they move with the window.
+"""Fits the laws of learning rate and batch to a grid: which optima enter, seed intervals, how the window moves them.
 
-An optimum at the edge of its grid is an extrapolation: a law leaves it out when two or more others remain, and says so;
-where fewer remain it takes them all and is marked `rests_on_edges`.
+Source: the paper's appendix "Learning Rate and Batch Size Scaling", as it reads; `as_published` does as the authors'
+code did. An optimum at the edge of its grid is an extrapolation: a law leaves it out if two or more others remain.
+Otherwise it takes all of them and is marked `rests_on_edges` [ours]. On real grids the exponents move by a factor of
+two with the window, so read no law without `window_table`.
 """
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
+from scipy import stats
 
+from gram_platform.analysis.intervals import CONFIDENCE, Interval, bootstrap, percentile_interval, positive
 from gram_platform.analysis.lr_grid import POOLED, cells, optima_table, surface_table, used_trials
-from gram_platform.analysis.power_law import LawBootstrap, bootstrap_laws
+from gram_platform.analysis.power_law import PowerLaw, fit_power_law
+from gram_platform.analysis.surface import fit_quadratic
 from gram_platform.config.flops import total_parameters
+from gram_platform.config.identity import invalid
 from gram_platform.config.ladder import PAPER_LAW, Law, Size
 
 QUANTITIES = ("lr", "batch")
 WINDOWS = (None, 0.2, 0.1, 0.05, 0.02, 0.01)
-LAW_COLUMNS = ["quantity", "coefficient", "exponent", "r2", "t_low", "t_high", "bootstrap_low", "bootstrap_high"]
-LAW_COLUMNS += ["num_resamples", "num_failed", "num_sizes", "sizes", "left_out", "rests_on_edges", "reason"]
+NUMBERS = ["coefficient", "exponent", "r2", "t_low", "t_high", "bootstrap_low", "bootstrap_high"]
+LAW_COLUMNS = ["quantity", *NUMBERS, "num_resamples", "num_failed"]
+LAW_COLUMNS += ["num_sizes", "sizes", "left_out", "rests_on_edges", "reason"]
 LINE_POINTS = 40
 
 
 @dataclass(frozen=True)
 class GridAnalysis:
-    """Every table of a grid; the functions of their names, below and in `lr_grid`, describe them."""
+    """Holds every table of a grid: `lr_grid` describes the first three, the functions of the same name the next two."""
 
     cells: pd.DataFrame
     optima: pd.DataFrame
@@ -46,22 +53,21 @@ def analyse_grid(
     num_resamples: int = 200,
     as_published: bool = False,
 ) -> GridAnalysis:
-    """All tables of the trials (see `lr_grid`); `seq_len` is the length of the sequences that `batch` counts.
+    """Returns all tables of the trials (columns: see `lr_grid`); `seq_len` is the length of the batch's sequences.
 
-    `as_published` fits as the authors did, which their text does not say: the logarithm of the loss instead of the
-    loss, no levels of seeds, and a trial that is there twice counts twice (else it is an error). Their laws come back
-    to the last digit when `parameters` holds the sizes' names as numbers too (see `lr_trials.load_trials`).
+    `as_published` fits as the authors did, which their text does not say: log loss in place of loss, no levels of
+    seeds, and a trial that occurs twice counts twice (an error otherwise). Their laws come back to the last digit if
+    `parameters` also holds the sizes' names as numbers (`lr_grid.load_trials`, `named_sizes`).
     """
     optima = optima_table(trials, window, as_published)
-    entry = _entry(optima, include_edge)
-    found = _bootstrap(trials, entry, window, num_resamples, as_published)
+    laws, shared = _fit(trials, optima, window, include_edge, num_resamples, as_published)
     return GridAnalysis(
         cells=cells(trials, as_published),
         optima=optima,
         surfaces=surface_table(trials, window, as_published=as_published),
-        laws=_law_rows(entry, found),
+        laws=_law_rows(laws, shared),
         windows=window_table(trials, (window, *WINDOWS), include_edge, as_published),
-        lines=_line_rows(optima, found, seq_len),
+        lines=_line_rows(optima, laws, seq_len),
     )
 
 
@@ -72,14 +78,14 @@ def laws_table(
     num_resamples: int = 200,
     as_published: bool = False,
 ) -> pd.DataFrame:
-    """LAW_COLUMNS, a row for `lr` and one for `batch`: t-interval and bootstrap interval (over seeds) of the exponent.
+    """Returns LAW_COLUMNS, a row for `lr` and one for `batch`: exponents with t-interval and bootstrap over seeds.
 
-    The bootstrap's is widened for few seeds and needs two of them; `power_law.LawBootstrap` has its measured coverage.
-    `sizes` are those whose optimum entered, `left_out` the others with why. Without two sizes to fit, the numbers are
-    NaN and `reason` says why.
+    The bootstrap is widened for few seeds and needs two; `LawBootstrap` states its measured coverage. `sizes` lists
+    those whose optimum entered, `left_out` the rest and why. With fewer than two sizes the numbers are NaN and `reason`
+    says why.
     """
-    entry = _entry(optima_table(trials, window, as_published), include_edge)
-    return _law_rows(entry, _bootstrap(trials, entry, window, num_resamples, as_published))
+    optima = optima_table(trials, window, as_published)
+    return _law_rows(*_fit(trials, optima, window, include_edge, num_resamples, as_published))
 
 
 def window_table(
@@ -88,9 +94,9 @@ def window_table(
     include_edge: bool = False,
     as_published: bool = False,
 ) -> pd.DataFrame:
-    """One row a window (NaN: all cells), widest first: both exponents with t-intervals and R2, and the sizes used.
+    """Returns a row per window (NaN: all cells), widest first: both exponents, t-intervals, R2 and the sizes used.
 
-    How far the exponents move down this table is how far they are to be trusted.
+    Trust an exponent no further than it moves down this table.
     """
     rows = []
     for window in sorted(set(windows), key=lambda w: -math.inf if w is None else -w):
@@ -99,66 +105,41 @@ def window_table(
         for quantity in QUANTITIES:
             law = laws.loc[quantity]
             names = {"exponent": "exponent", "t_low": "low", "t_high": "high", "r2": "r2"}
-            row |= {f"{quantity}_{name}": law[field] for field, name in names.items()}
+            row |= {f"{quantity}_{name}": law[column] for column, name in names.items()}
         shared = ("num_sizes", "sizes", "left_out", "rests_on_edges", "reason")
         rows.append({**row, **{name: laws.loc["lr", name] for name in shared}})
     return pd.DataFrame(rows)
 
 
-def fitted_law(laws: pd.DataFrame, name: str, seq_len: int, source: str) -> Law | None:
-    """The two rows of `laws_table` as a law of the ladder; None where they could not be fitted."""
-    rows = laws.set_index("quantity")
-    if rows["reason"].astype(bool).any():
-        return None
-    numbers = [float(rows.loc[quantity, field]) for quantity in QUANTITIES for field in ("coefficient", "exponent")]
-    return Law(name, *numbers, seq_len, source)
+# -------------------------------------------------------------------------------------------------- rows of laws
 
 
-def law_json(law: Law | None, laws: pd.DataFrame) -> dict:
-    """A law file, as `ladder.load_law` reads it, with the evidence of `laws_table` beside it; NaN becomes null.
-
-    Without a law only the evidence, with the reason: a file that `load_law` refuses.
-    """
-    evidence = [{key: _plain(value) for key, value in row.items()} for row in laws.to_dict("records")]
-    return {**({} if law is None else dataclasses.asdict(law)), "evidence": evidence}
-
-
-def predictions(law: Law | None, sizes: Sequence[Size]) -> pd.DataFrame:
-    """One row a size: LR and batch by our law (NaN without one), by the paper's law, and the ladder's own.
-
-    Batches are in the size's own sequences: laws are converted by tokens.
-    """
-    rows = []
-    for size in sizes:
-        num_parameters = total_parameters(size.dense())
-        row = {"size": size.name, "parameters": num_parameters, "seq_len": size.seq_len}
-        for name, source in (("", law), ("paper_", PAPER_LAW)):
-            row[f"{name}lr"] = source.lr(num_parameters) if source else math.nan
-            row[f"{name}batch"] = source.batch(num_parameters, size.seq_len) if source else math.nan
-        rows.append({**row, "ladder_lr": size.peak_lr, "ladder_batch": size.batch_size})
-    return pd.DataFrame(rows)
-
-
-# ---------------------------------------------------------------------------------------------- what enters a law
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """The sizes whose pooled optimum enters, the others with why, and whether edges had to be taken."""
-
-    sizes: tuple[str, ...]
-    left_out: Mapping[str, str]
-    rests_on_edges: bool
-
-
-def _entry(optima: pd.DataFrame, include_edge: bool) -> _Entry:
+def _fit(
+    trials: pd.DataFrame,
+    optima: pd.DataFrame,
+    window: float | None,
+    include_edge: bool,
+    num_resamples: int,
+    as_published: bool,
+) -> tuple["LawBootstrap | None", dict]:
+    """Returns both laws, None with fewer than two sizes, and the columns that their rows share."""
     pooled = optima[optima["seed"] == POOLED].set_index("size")
-    left_out = {size: _why_no_optimum(row) for size, row in pooled.iterrows()}
-    usable = [size for size, why in left_out.items() if not why]
+    refused = {size: _why_no_optimum(row) for size, row in pooled.iterrows()}
+    usable = [size for size, why in refused.items() if not why]
     inside = [size for size in usable if not pooled.loc[size, "on_edge"]]
     entered = usable if include_edge or len(inside) < 2 else inside
-    reasons = {size: why or "at the edge" for size, why in left_out.items() if size not in entered}
-    return _Entry(tuple(entered), reasons, len(inside) < len(entered))
+    used = used_trials(trials, as_published)
+    used = used[used["size"].isin(entered)]
+    num_sizes = used["parameters"].nunique()
+    reason = "" if num_sizes > 1 else f"cannot be fitted: two sizes with a minimum are needed, there are {num_sizes}"
+    shared = {
+        "num_sizes": len(entered),
+        "sizes": " ".join(entered),
+        "left_out": "; ".join(f"{s}: {why or 'at the edge'}" for s, why in refused.items() if s not in entered),
+        "rests_on_edges": len(inside) < len(entered),
+        "reason": reason,
+    }
+    return None if reason else bootstrap_laws(used, window, num_resamples, as_published=as_published), shared
 
 
 def _why_no_optimum(row: pd.Series) -> str:
@@ -170,52 +151,183 @@ def _why_no_optimum(row: pd.Series) -> str:
     return "" if is_place else "its minimum lies beyond all numbers"
 
 
-def _bootstrap(
-    trials: pd.DataFrame, entry: _Entry, window: float | None, num_resamples: int, as_published: bool
-) -> tuple[LawBootstrap | None, str]:
-    """The laws of the sizes that enter, or None and why."""
-    used = used_trials(trials, as_published)
-    used = used[used["size"].isin(entry.sizes)]
-    if used["parameters"].nunique() < 2:
-        return None, f"cannot be fitted: two sizes with a minimum are needed, there are {used['parameters'].nunique()}"
-    return bootstrap_laws(used, window, num_resamples, as_published=as_published), ""
-
-
-def _law_rows(entry: _Entry, found: tuple[LawBootstrap | None, str]) -> pd.DataFrame:
-    laws, reason = found
-    shared = {
-        "num_sizes": len(entry.sizes),
-        "sizes": " ".join(entry.sizes),
-        "left_out": "; ".join(f"{size}: {why}" for size, why in entry.left_out.items()),
-        "rests_on_edges": entry.rests_on_edges,
-        "reason": reason,
-    }
+def _law_rows(laws: "LawBootstrap | None", shared: dict) -> pd.DataFrame:
     rows = []
     for quantity in QUANTITIES:
-        row = {"quantity": quantity, **dict.fromkeys(LAW_COLUMNS[1:8], math.nan), "num_resamples": 0, "num_failed": 0}
+        row = {"quantity": quantity, **dict.fromkeys(NUMBERS, math.nan), "num_resamples": 0, "num_failed": 0}
         if laws is not None:
             law, interval = getattr(laws, quantity), getattr(laws, f"{quantity}_exponent")
             ends = (*law.exponent_interval, interval.low, interval.high)
-            row |= dict(zip(LAW_COLUMNS[1:8], (law.coefficient, law.exponent, law.r2, *ends), strict=True))
+            row |= dict(zip(NUMBERS, (law.coefficient, law.exponent, law.r2, *ends), strict=True))
             row |= {"num_resamples": laws.num_resamples, "num_failed": laws.num_failed}
         rows.append({**row, **shared})
     return pd.DataFrame(rows, columns=LAW_COLUMNS)
 
 
-def _line_rows(optima: pd.DataFrame, found: tuple[LawBootstrap | None, str], seq_len: int) -> pd.DataFrame:
+def _line_rows(optima: pd.DataFrame, laws: "LawBootstrap | None", seq_len: int) -> pd.DataFrame:
     parameters = optima["parameters"].astype(float)
     along = np.geomspace(parameters.min(), parameters.max(), LINE_POINTS) if len(optima) else []
-    laws, rows = found[0], []
+    rows = []
     for quantity in QUANTITIES:
         for n in along:
-            unknown = (math.nan,) * 3
-            value, low, high = unknown if laws is None else laws.predict(quantity, n)
+            value, low, high = (math.nan,) * 3 if laws is None else laws.predict(quantity, n)
             paper = PAPER_LAW.lr(n) if quantity == "lr" else PAPER_LAW.batch(n, seq_len)
             rows.append((quantity, float(n), value, low, high, float(paper)))
     return pd.DataFrame(rows, columns=["quantity", "parameters", "value", "low", "high", "paper"])
+
+
+# ---------------------------------------------------------------------------------------------- seeds redrawn
+
+
+@dataclass(frozen=True)
+class SeedSpread:
+    """Holds how the log optima of J sizes move when their seeds are redrawn, corrected for few seeds.
+
+    n redrawn seeds spread sqrt((n - 1) / n) times as far as n new ones would, so deviations are widened by the inverse.
+    n seeds also estimate their spread badly: `interval` widens by the t quantile over the normal one, with the degrees
+    of freedom of Welch and Satterthwaite (n - 1 for each size, weighted by the size's share of the variance).
+    """
+
+    deviations: np.ndarray  # [R, J] from the pooled log optima, widened; NaN where a resample failed
+    freedoms: np.ndarray  # [J] seeds - 1
+
+    def interval(self, weights: np.ndarray, centre: float, confidence: float = CONFIDENCE) -> Interval:
+        """Returns (centre, low, high) of weights [J] @ log optima, pooled value `centre`; NaN ends with too few."""
+        known = self.deviations[np.isfinite(self.deviations).all(axis=1)]
+        if len(known) < 2:
+            return Interval(centre, math.nan, math.nan)
+        variances = weights**2 * known.var(axis=0)
+        total = variances.sum()
+        shares = variances / total if total > 0.0 else np.full(len(variances), 1.0 / len(variances))
+        freedom, tail = 1.0 / np.sum(shares**2 / self.freedoms), 0.5 + confidence / 2.0
+        factor = stats.t.ppf(tail, freedom) / stats.norm.ppf(tail)
+        return percentile_interval(centre + factor * (known @ weights), centre, confidence)
+
+
+@dataclass(frozen=True)
+class LawBootstrap:
+    """Holds both laws and the 90% intervals of their exponents over redrawn seeds.
+
+    Measured coverage (250 simulated grids of four sizes and twelve cells, 100 resamples, so to 2 points): LR and batch
+    exponents 95% and 94% with 2 seeds, 93% and 90% with 3, 89% and 89% with 5; the LR law at a size 92 to 94%, 90 to
+    93%, 88%. So with 2 seeds it is too wide rather than too narrow. If one size has most of the noise, coverage is 3 to
+    5 points less. Laws of two sizes were not measured.
+    """
+
+    lr: PowerLaw
+    batch: PowerLaw
+    lr_exponent: Interval
+    batch_exponent: Interval
+    num_resamples: int  # 0 if a size has only one seed: its spread is unknown, the intervals are NaN
+    num_failed: int  # resamples without a convex surface at every size: not in the intervals
+    sizes: tuple[float, ...] = field(repr=False)
+    lr_spread: SeedSpread = field(repr=False, compare=False)
+    batch_spread: SeedSpread = field(repr=False, compare=False)
+
+    def predict(self, quantity: str, size: float) -> Interval:
+        """Returns the law of `quantity` (lr or batch) at `size`, with its 90% interval over seeds."""
+        law, spread = getattr(self, quantity), getattr(self, f"{quantity}_spread")
+        weights = 1.0 / len(self.sizes) + _from_mean(self.sizes, size) * _slope_weights(self.sizes)
+        value = float(law.predict(size))
+        with np.errstate(divide="ignore", over="ignore"):
+            _, low, high = spread.interval(weights, float(np.log(value)))
+            return Interval(value, float(np.exp(low)), float(np.exp(high)))
+
+
+def bootstrap_laws(
+    trials: pd.DataFrame,
+    window: float | None = None,
+    num_resamples: int = 200,
+    rng_seed: int = 0,
+    as_published: bool = False,
+) -> LawBootstrap:
+    """Fits both laws to all trials (`parameters, seed, lr, batch, loss`) and redraws seeds within each size.
+
+    `as_published`: as in `analyse_grid`. ValueError if a size's pooled surface is not convex, or as in `fit_quadratic`.
+    """
+    sizes, groups = [], []
+    for parameters, of_size in trials.groupby("parameters", sort=True):
+        sizes.append(float(parameters))
+        groups.append([of_seed[["lr", "batch", "loss"]].to_numpy(float) for _, of_seed in of_size.groupby("seed")])
+    pooled, num_seeds = _optima(sizes, groups, window, as_published), np.array([len(seeds) for seeds in groups])
+    laws, width = [fit_power_law(sizes, values) for values in pooled], 2 * len(sizes)
+    num_resamples = num_resamples if num_seeds.min() > 1 else 0
+    samples = np.empty((0, width))
+    if num_resamples:
+        samples = bootstrap(groups, lambda g: _optima(sizes, g, window, as_published).ravel(), num_resamples, rng_seed)
+    if samples.shape[1] != width:  # every resample failed
+        samples = np.full((num_resamples, width), np.nan)
+    moved = np.log(samples.reshape(-1, 2, len(sizes)) / pooled) * np.sqrt(num_seeds / np.maximum(num_seeds - 1, 1))
+    spreads = [SeedSpread(moved[:, i], num_seeds - 1) for i in (0, 1)]
+    ends = [spread.interval(_slope_weights(sizes), law.exponent) for spread, law in zip(spreads, laws, strict=True)]
+    num_failed = int(np.isnan(samples[:, 0]).sum())
+    return LawBootstrap(*laws, *ends, num_resamples, num_failed, tuple(sizes), *spreads)
+
+
+def _optima(sizes: list[float], groups: list[list[np.ndarray]], window: float | None, as_published: bool) -> np.ndarray:
+    """Returns rates and batches [2, J] of the pooled minima; each size's seeds are arrays [n, 3] of lr, batch, loss.
+
+    A seed that is drawn twice counts as two seeds of equal level.
+    """
+    optima = []
+    for seeds in groups:
+        names = np.repeat(np.arange(len(seeds)), [len(seed) for seed in seeds])
+        fit = {"log_loss": True} if as_published else {"seeds": names}
+        optima.append(fit_quadratic(*np.concatenate(seeds).T, window, **fit))
+    flat = [size for size, optimum in zip(sizes, optima, strict=True) if not optimum.convex]
+    if flat:
+        raise invalid("trials", flat, "a convex surface at every size: widen the grid or the window")
+    return np.stack([positive(name, [getattr(optimum, name) for optimum in optima]) for name in QUANTITIES])
+
+
+def _from_mean(sizes: Sequence[float], size: float | Sequence[float]) -> np.ndarray:
+    return np.log(size) - np.log(sizes).mean()
+
+
+def _slope_weights(sizes: Sequence[float]) -> np.ndarray:
+    """Returns weights [J] whose product with the log optima is the least-squares exponent."""
+    centred = _from_mean(sizes, sizes)
+    return centred / (centred @ centred)
+
+
+# ------------------------------------------------------------------------------------------------------ law files
+
+
+def fitted_law(laws: pd.DataFrame, name: str, seq_len: int, source: str) -> Law | None:
+    """Makes a law of the ladder from the two rows of `laws_table`; None if they could not be fitted."""
+    rows = laws.set_index("quantity")
+    if rows["reason"].astype(bool).any():
+        return None
+    numbers = [float(rows.loc[quantity, column]) for quantity in QUANTITIES for column in ("coefficient", "exponent")]
+    return Law(name, *numbers, seq_len, source)
+
+
+def law_json(law: Law | None, laws: pd.DataFrame) -> dict:
+    """Returns a law file for `ladder.load_law`, with the rows of `laws_table` as evidence; NaN becomes null.
+
+    Without a law it holds only the evidence with the reason, and `load_law` refuses it.
+    """
+    evidence = [{key: _plain(value) for key, value in row.items()} for row in laws.to_dict("records")]
+    return {**({} if law is None else dataclasses.asdict(law)), "evidence": evidence}
 
 
 def _plain(value: object) -> object:
     if isinstance(value, float | np.floating):
         return float(value) if math.isfinite(value) else None
     return value.item() if isinstance(value, np.generic) else value
+
+
+def predictions(law: Law | None, sizes: Sequence[Size]) -> pd.DataFrame:
+    """Returns a row per size: LR and batch by our law (NaN without one), by the paper's law, and in the ladder.
+
+    Batches are in the size's sequences; laws are converted by tokens.
+    """
+    rows = []
+    for size in sizes:
+        num_parameters = total_parameters(size.dense())
+        row = {"size": size.name, "parameters": num_parameters, "seq_len": size.seq_len}
+        for name, source in (("", law), ("paper_", PAPER_LAW)):
+            row[f"{name}lr"] = source.lr(num_parameters) if source else math.nan
+            row[f"{name}batch"] = source.batch(num_parameters, size.seq_len) if source else math.nan
+        rows.append({**row, "ladder_lr": size.peak_lr, "ladder_batch": size.batch_size})
+    return pd.DataFrame(rows)

@@ -1,14 +1,13 @@
-"""What a search over MaxEnt's parameters minimises: forget, plus a price on what core and retain lose. Pure.
+"""Computes the objective of a search over MaxEnt's parameters: forget, plus a penalty for lost core and retain.
 
-The paper tunes learning rate and retain weight for each profile "via Bayesian optimization" and does not say towards
-what. Ours: objective = forget + penalty_weight (max(0, floor - core) + max(0, floor - retain)), where forget, core and
-retain are means of compute ratios over the domains of their class, and the floor is 0.95 of the baseline. Over several
-seeds the ratios are averaged first, as in every table: the baselines' mean is 1, while a single one may lie below 0.95.
+The paper tunes learning rate and retain weight for each profile "via Bayesian optimization", without an objective.
+Ours: forget + penalty_weight (max(0, floor - core) + max(0, floor - retain)), where forget, core and retain are means
+of compute ratios over the domains of their class, and the floor is 0.95 of the baseline. Ratios are first averaged over
+seeds, as in every table: the baselines' mean is 1, while a single baseline may be below 0.95.
 
-Compute ratios are not bounded: a loss above that of an untrained model has a negative step equivalent, and on a flat
-curve a slightly lower loss can have a huge one. Here every ratio is clipped to [0, HIGHEST_RATIO] before it is averaged
-[ours]: a domain of which nothing is left has nothing more to lose, so overshooting it must not pay for another that is
-still known. The tables of studies clip nothing.
+Compute ratios are not bounded: a loss above an untrained model's has a negative step equivalent, and on a flat curve a
+slightly lower loss can have a huge one. So every ratio is clipped to [0, HIGHEST_RATIO] before averaging [ours]: a
+domain that is forgotten completely must not make up for one that is still known. The tables of studies clip nothing.
 """
 
 import math
@@ -21,12 +20,12 @@ from gram_platform.analysis.ratios import Reference, baseline_references, checke
 from gram_platform.config import CORE
 from gram_platform.config.identity import invalid, require_real
 
-HIGHEST_RATIO = 4.0  # a loss that the baseline would need four times its steps for, or more
+HIGHEST_RATIO = 4.0  # of a loss for which the baseline would need four times its steps or more
 
 
 @dataclass(frozen=True)
 class MaxEntObjective:
-    """Forget compute ratio plus a penalty in core and retain; to be minimised, within [0, worst)."""
+    """The forget compute ratio plus a penalty on core and retain; to be minimised, within [0, worst)."""
 
     penalty_weight: float = 10.0  # at 10, removing everything (forget 1 to 0) is worth a shortfall of at most 0.1
     floor: float = 0.95  # of core and of retain, as compute ratios
@@ -37,17 +36,17 @@ class MaxEntObjective:
 
     @property
     def worst(self) -> float:
-        """What the searcher is told of a diverged trial, which has no losses: above everything that a trial can reach.
+        """The objective of a diverged trial, which has no losses: 1 above the largest that a trial can reach.
 
-        The largest objective has forget at HIGHEST_RATIO with core and retain at 0; worst lies 1 above it.
+        That has forget at HIGHEST_RATIO, core and retain at 0.
         """
         return HIGHEST_RATIO + 2.0 * self.penalty_weight * self.floor + 1.0
 
     def score(self, ratios: Mapping[str, float], retained: Sequence[str]) -> dict[str, float]:
-        """`objective, forget, penalty, core` and, where the profile retains a domain, `retain`: finite numbers.
+        """Returns `objective, forget, penalty, core` and, if the profile retains a domain, `retain`: finite numbers.
 
-        `ratios`: the compute ratio of every domain, core included. ValueError for a ratio that is not a number, or
-        when core, a retained domain, or anything to forget is absent.
+        `ratios` holds the compute ratio of every domain, core too. ValueError for NaN, or if core, a retained domain or
+        every domain to forget is absent.
         """
         forgotten = [d for d in ratios if d != CORE and d not in retained]
         absent = [d for d in (CORE, *retained) if d not in ratios]
@@ -62,31 +61,29 @@ class MaxEntObjective:
 
 
 def mean_ratios(seeds: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The ratio of every domain, clipped and averaged over seeds; ValueError without seeds or for unequal domains."""
+    """Clips each domain's ratio and averages it over seeds; ValueError without seeds or if their domains differ."""
     if not seeds or any(set(ratios) != set(seeds[0]) for ratios in seeds):
         raise invalid("ratios", [sorted(ratios) for ratios in seeds], "one or more seeds with the same domains")
     return {domain: _mean([_clipped(domain, ratios[domain]) for ratios in seeds]) for domain in seeds[0]}
 
 
 def references_of(evaluations: pd.DataFrame, curves: pd.DataFrame, size: str) -> dict[str, Reference]:
-    """The reference of every domain at a size, from the frames that `analyse` takes; it can be pickled.
+    """Returns the reference of every domain at a size, from the frames that `tables.analyse` takes.
 
-    ValueError naming what is missing: no complete baseline, or a curve that cannot be fitted.
+    ValueError names what is missing: no complete baseline, or a curve that cannot be fitted.
     """
     evaluations, curves = checked_evaluations(evaluations), checked_curves(curves)
     of_size = evaluations[evaluations["size"] == size], curves[curves["size"] == size]
     found, notes = baseline_references(*of_size)
     references = {domain: reference for (_, domain), reference in found.items()}
     if notes or CORE not in references:
-        reasons = "; ".join(f"{what}: {why}" for what, why in notes) or "nothing is there"
-        raise invalid(
-            "baselines", size, f"a size whose baselines are complete with curves that can be fitted ({reasons})"
-        )
+        reasons = "; ".join(f"{what}: {why}" for what, why in notes) or "no baselines"
+        raise invalid("baselines", size, f"a size with complete baselines whose curves can be fitted ({reasons})")
     return references
 
 
 def ratios_of(references: Mapping[str, Reference], losses: Mapping[str, float]) -> dict[str, float]:
-    """The compute ratio of every domain from its loss (nats a token); NaN where a loss is not finite and positive."""
+    """Returns every domain's compute ratio from its loss (nats a token); NaN if a loss is not finite and positive."""
     absent = sorted(set(references) - set(losses))
     if absent:
         raise invalid("losses", sorted(losses), f"a loss of every domain, {', '.join(absent)} too")

@@ -1,6 +1,6 @@
-"""Compute ratios of stored losses: the baselines' pooled curves, and one ratio for each view and domain. Pure.
+"""Computes ratios from stored losses: fits the baselines' pooled curves, then rates each view and domain by them.
 
-Tidy frames in, tidy frames out. What cannot be computed comes back as a note (what, why), never as a made-up number.
+Takes and returns tidy frames. A value that cannot be computed comes back as a note (what, why), never as a number.
 """
 
 import math
@@ -12,33 +12,50 @@ import numpy as np
 import pandas as pd
 
 from gram_platform.analysis.compute_ratio import LearningCurve, compute_ratio, fit_learning_curve
+from gram_platform.analysis.intervals import require_columns
 from gram_platform.config import CORE, core_first
 from gram_platform.config.identity import invalid
 
-BASELINE, ALL = "baseline", "all"  # the method and the profile that are the reference
+METHODS = (  # in the order of tables
+    "baseline",
+    "filtering",
+    "gram",
+    "gram_subsets",
+    "gram_lora",
+    "ft_full",
+    "ft_lora",
+    "ft_mlp",
+    "maxent",
+    "demix",
+)
+BASELINE, ALL = "baseline", "all"  # method and profile of the reference
+MEAN = "mean"  # profile of the rows that average over profiles
+ELICITED = "elicited"
+ROW = ["method", "size", "profile"]
 VIEW = ["method", "size", "seed", "profile"]
-VARIANT = "variant"  # the column of what a study varies beside these, where it does
+VARIANT = "variant"  # column of what a study varies beside these, if anything
 PREFIX = "loss/"
+ATTACK_COLUMNS = [*VIEW, ELICITED, "loss"]  # `elicited`: the attacked domain; `loss`: NaN before there is a result
 CURVE_FIELDS = ["A", "alpha", "s0", "rms", "step_rms", "at_bound", "poor", "first_step", "first_loss", "last_step"]
 CURVE_FIELDS += ["num_points"]
 FIT_COLUMNS = ["size", "domain", *CURVE_FIELDS, "num_seeds", "reference_steps"]
 NO_BASELINE = "no baseline of this size is complete"
-LARGEST = 1e100  # a ratio beyond it counts as infinite: its square no longer fits a float
-
+LARGEST = 1e100  # a ratio beyond it counts as infinite: squares of larger numbers may not fit a float
+UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 Notes = list[tuple[str, str]]  # (what is missing, why)
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What a loss on one domain at one size is measured against."""
+    """The baselines of one size on one domain, which compute ratios compare with; can be pickled."""
 
     curve: LearningCurve  # all baseline seeds, pooled
-    baseline_losses: tuple[float, ...]  # final losses (nats a token), one for each baseline seed
+    baseline_losses: tuple[float, ...]  # final losses (nats a token), one per baseline seed
 
     def ratio(self, loss: float) -> float:
-        """The compute ratio of a loss; NaN where the loss is not a finite positive number.
+        """Returns the compute ratio of a loss; NaN unless the loss is a finite positive number.
 
-        Infinite where the curve is too flat to convert it: searches clip that, tables have no number there.
+        Infinite if the curve is too flat to convert the loss: searches clip this, tables show no number.
         """
         if not (np.isfinite(loss) and loss > 0.0):
             return math.nan
@@ -46,39 +63,16 @@ class Reference:
         return ratio if abs(ratio) < LARGEST else math.copysign(math.inf, ratio)
 
     def why_unknown(self, loss: float) -> str:
-        """Why tables have no ratio of a loss; empty where they have one."""
+        """Says why tables have no ratio of a loss; empty if they have one."""
         if math.isinf(self.ratio(loss)):
             return f"the baseline's curve (alpha {self.curve.alpha:.3g}) is too flat to convert its loss, {loss:.6g}"
         return f"its loss is {loss}" if math.isnan(self.ratio(loss)) else ""
 
 
-def checked_evaluations(evaluations: pd.DataFrame) -> pd.DataFrame:
-    """The frame with seeds as text and `retained` never null; ValueError for a missing column or a doubled view."""
-    _require_columns("evaluations", evaluations, [*VIEW, "retained"])
-    frame = evaluations.assign(seed=evaluations["seed"].astype(str), retained=evaluations["retained"].fillna(""))
-    doubled = frame[frame.duplicated(VIEW)]
-    if len(doubled):
-        raise invalid("evaluations", doubled[VIEW].iloc[0].to_dict(), "each method, size, seed and profile once")
-    return frame.reset_index(drop=True)
-
-
-def checked_curves(curves: pd.DataFrame) -> pd.DataFrame:
-    """The baselines' points alone, with seeds as text; ValueError for a missing column."""
-    _require_columns("curves", curves, ["size", "seed", "step", "domain", "loss"])
-    frame = curves[curves["method"] == BASELINE] if "method" in curves else curves
-    return frame.assign(seed=frame["seed"].astype(str))
-
-
-def domains_of(evaluations: pd.DataFrame) -> tuple[str, ...]:
-    """The domains with at least one loss in the frame, core first."""
-    losses = [c for c in evaluations.columns if c.startswith(PREFIX) and evaluations[c].notna().any()]
-    return core_first(tuple(c.removeprefix(PREFIX) for c in losses))
-
-
 def baseline_references(evaluations: pd.DataFrame, curves: pd.DataFrame) -> tuple[dict, Notes]:
-    """`{(size, domain): Reference}` of every size with a finished baseline, and notes on the others.
+    """Returns `{(size, domain): Reference}` of every size with a finished baseline, and notes on other sizes and seeds.
 
-    A baseline seed counts once it has both its curve and its final losses; the curves of all that count are pooled.
+    A baseline seed counts if it has both a curve and final losses; the curves of all seeds that count are pooled.
     """
     references, notes = {}, []
     baselines = evaluations[(evaluations["method"] == BASELINE) & (evaluations["profile"] == ALL)]
@@ -86,7 +80,7 @@ def baseline_references(evaluations: pd.DataFrame, curves: pd.DataFrame) -> tupl
         finals = baselines[baselines["size"] == size].set_index("seed").sort_index()
         points = curves[curves["size"] == size]
         for seed in sorted(set(finals.index) ^ set(points["seed"])):
-            why = "it has no learning curve" if seed in finals.index else "its final losses are not there"
+            why = "it has no learning curve" if seed in finals.index else "its final losses are missing"
             notes.append((f"{BASELINE} {size} seed {seed}", f"{why}, so it is not part of the reference"))
         finals = finals[finals.index.isin(points["seed"])]
         if finals.empty:
@@ -100,22 +94,34 @@ def baseline_references(evaluations: pd.DataFrame, curves: pd.DataFrame) -> tupl
     return references, notes
 
 
+def _reference(domain: str, finals: pd.Series, points: pd.DataFrame) -> Reference:
+    """Fits one domain's pooled curve from the points of one size and the baselines' final losses `{seed: loss}`."""
+    unknown = finals.index[finals.isna()].tolist()
+    if unknown:
+        raise invalid(PREFIX + domain, f"nothing for seed {', '.join(unknown)}", "a final loss of every baseline")
+    mine = points[(points["domain"] == domain) & points["seed"].isin(finals.index)]
+    curve = fit_learning_curve(mine["step"].to_numpy(float), mine["loss"].to_numpy(float))
+    reference = Reference(curve, tuple(float(loss) for loss in finals))
+    compute_ratio(curve, reference.baseline_losses[0], reference.baseline_losses)  # raises now if there are no ratios
+    return reference
+
+
 def fits_frame(references: dict) -> pd.DataFrame:
-    """One row a size and domain: the fitted parameters, residual and flags, and the reference's step equivalent."""
+    """Returns a row per size and domain: the fit's parameters, residual and flags, the baselines' mean steps."""
     rows = []
     for (size, domain), reference in references.items():
         curve, finals = reference.curve, np.array(reference.baseline_losses)
-        own = {"size": size, "domain": domain, "num_seeds": len(finals)}
-        fields = {name: getattr(curve, name) for name in CURVE_FIELDS}
-        rows.append({**own, **fields, "reference_steps": float(curve.step(finals).mean())})
+        row = {"size": size, "domain": domain, "num_seeds": len(finals)}
+        row |= {name: getattr(curve, name) for name in CURVE_FIELDS}
+        rows.append({**row, "reference_steps": float(curve.step(finals).mean())})
     return pd.DataFrame(rows, columns=FIT_COLUMNS)
 
 
 def compute_ratio_frame(evaluations: pd.DataFrame, references: dict) -> tuple[pd.DataFrame, Notes]:
-    """One row a view and domain: the view's columns, `domain, class, loss, compute_ratio`; and notes.
+    """Returns a row per view and domain: the view's columns, `domain, class, loss, compute_ratio`; and notes.
 
-    The class is core for the core domain, retain for the view's own auxiliary domains, forget for the others. Sizes
-    without any reference have no rows; a ratio that cannot be computed is NaN, or infinite (see `Reference.ratio`).
+    The class is core for the core domain, retain for the auxiliary domains that the view retains, forget for the rest.
+    Sizes without any reference have no rows. A ratio that cannot be computed is NaN or infinite (`Reference.ratio`).
     """
     losses = [c for c in evaluations.columns if c.startswith(PREFIX)]
     carried = [c for c in evaluations.columns if c not in losses]
@@ -125,7 +131,7 @@ def compute_ratio_frame(evaluations: pd.DataFrame, references: dict) -> tuple[pd
     for view in evaluations.to_dict("records"):
         if view["size"] not in complete:
             continue
-        own = {c: view[c] for c in carried}
+        names = {c: view[c] for c in carried}
         for domain in domains[view["size"]]:
             reference, loss = references.get((view["size"], domain)), float(view[PREFIX + domain])
             ratio = reference.ratio(loss) if reference else np.nan
@@ -133,7 +139,7 @@ def compute_ratio_frame(evaluations: pd.DataFrame, references: dict) -> tuple[pd
                 name = f"{view['method']} {view['size']} {view['profile']} seed {view['seed']}"
                 notes.append((f"{name}, domain {domain}", reference.why_unknown(loss)))
             row = {"domain": domain, "class": _class(domain, view["retained"]), "loss": loss, "compute_ratio": ratio}
-            rows.append({**own, **row})
+            rows.append({**names, **row})
     return pd.DataFrame(rows, columns=[*carried, "domain", "class", "loss", "compute_ratio"]), notes
 
 
@@ -143,53 +149,15 @@ def _class(domain: str, retained: str) -> str:
     return "retain" if domain in retained.split(",") else "forget"
 
 
-def _reference(domain: str, finals: pd.Series, points: pd.DataFrame) -> Reference:
-    """The pooled fit of one domain from the points of one size and the final losses `{seed: loss}` of its baselines."""
-    unknown = finals.index[finals.isna()].tolist()
-    if unknown:
-        raise invalid(PREFIX + domain, f"nothing for seed {', '.join(unknown)}", "a final loss of every baseline")
-    mine = points[(points["domain"] == domain) & points["seed"].isin(finals.index)]
-    curve = fit_learning_curve(mine["step"].to_numpy(float), mine["loss"].to_numpy(float))
-    reference = Reference(curve, tuple(float(loss) for loss in finals))
-    compute_ratio(curve, reference.baseline_losses[0], reference.baseline_losses)  # says so now if there is no ratio
-    return reference
-
-
-def _require_columns(field: str, frame: pd.DataFrame, names: list[str]) -> None:
-    absent = [name for name in names if name not in frame.columns]
-    if absent:
-        raise invalid(field, f"a frame without {', '.join(absent)}", f"a frame with the columns {', '.join(names)}")
-
-
-ELICITED = "elicited"
-PROFILE = ["method", "size", "profile"]
-ATTACK_COLUMNS = [*VIEW, ELICITED, "loss"]  # `elicited`: the attacked domain; loss: NaN while there is no result
-
-
-def checked_attacks(attacks: pd.DataFrame | None) -> pd.DataFrame:
-    """The frame with seeds as text; ValueError for a missing column or an attack that is there twice."""
-    if attacks is None:
-        return pd.DataFrame(columns=ATTACK_COLUMNS)
-    absent = [name for name in ATTACK_COLUMNS if name not in attacks.columns]
-    if absent:
-        raise invalid("attacks", f"a frame without {', '.join(absent)}", f"the columns {', '.join(ATTACK_COLUMNS)}")
-    frame = attacks.assign(seed=attacks["seed"].astype(str))
-    doubled = frame[frame.duplicated([*VIEW, ELICITED])]
-    if len(doubled):
-        first = doubled[[*VIEW, ELICITED]].iloc[0].to_dict()
-        raise invalid("attacks", first, "each method, size, seed, profile and attacked domain once")
-    return frame
-
-
 def elicited_ratios(attacks: pd.DataFrame, ratios: pd.DataFrame, references: dict) -> tuple[pd.DataFrame, Notes]:
-    """Rows of class `elicited` in the columns of `ratios`, one a forget row of every attacked profile.
+    """Returns a row of class `elicited`, in the columns of `ratios`, per forget row of an attacked profile; and notes.
 
-    Where an attack has no result its ratio is NaN, where the curve is too flat to convert its loss infinite, and the
-    notes name it: a class is known only as a whole.
+    The ratio of an attack without a result is NaN, of a loss that the curve is too flat to convert infinite; notes name
+    both.
     """
     columns = list(ratios.columns)
-    attacked = set(attacks[PROFILE].itertuples(index=False, name=None))
-    keys = ratios[PROFILE].itertuples(index=False, name=None)
+    attacked = set(attacks[ROW].itertuples(index=False, name=None))
+    keys = ratios[ROW].itertuples(index=False, name=None)
     is_target = (ratios["class"] == "forget") & np.array([key in attacked for key in keys], bool)
     targets = ratios[is_target].drop(columns=["loss", "class", "compute_ratio", "run_id"], errors="ignore")
     values = attacks.rename(columns={ELICITED: "domain"})
@@ -205,51 +173,83 @@ def elicited_ratios(attacks: pd.DataFrame, ratios: pd.DataFrame, references: dic
 
 
 def _unknown(rows: pd.DataFrame, why: str) -> Notes:
-    """One note a view of all seeds, so that a study that has just begun does not list hundreds."""
+    """Makes one note per view for all seeds, so that a study that has just begun does not list hundreds."""
     notes = []
-    for (method, size, profile), group in rows.groupby(PROFILE, sort=False):
-        seeds = (f"seed {seed}: {', '.join(own)}" for seed, own in group.groupby("seed")["domain"])
+    for (method, size, profile), group in rows.groupby(ROW, sort=False):
+        seeds = (f"seed {seed}: {', '.join(domains)}" for seed, domains in group.groupby("seed")["domain"])
         notes.append((f"{method} {size} {profile}, elicited", f"{why} {'; '.join(seeds)}"))
     return notes
 
 
-METHODS = (
-    "baseline",
-    "filtering",
-    "gram",
-    "gram_subsets",
-    "gram_lora",
-    "ft_full",
-    "ft_lora",
-    "ft_mlp",
-    "maxent",
-    "demix",
-)
-MEAN = "mean"  # the profile of the rows that average over profiles
-UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+# ----------------------------------------------------------------------------------------------------------- frames
+
+
+def checked_evaluations(evaluations: pd.DataFrame) -> pd.DataFrame:
+    """Returns the frame with seeds as text and `retained` never null; ValueError for a missing column, a view twice."""
+    require_columns("evaluations", evaluations, [*VIEW, "retained"])
+    frame = evaluations.assign(seed=evaluations["seed"].astype(str), retained=evaluations["retained"].fillna(""))
+    _require_once("evaluations", frame, VIEW)
+    return frame.reset_index(drop=True)
+
+
+def checked_curves(curves: pd.DataFrame) -> pd.DataFrame:
+    """Returns the baselines' points, with seeds as text; ValueError for a missing column."""
+    require_columns("curves", curves, ["size", "seed", "step", "domain", "loss"])
+    frame = curves[curves["method"] == BASELINE] if "method" in curves else curves
+    return frame.assign(seed=frame["seed"].astype(str))
+
+
+def checked_attacks(attacks: pd.DataFrame | None) -> pd.DataFrame:
+    """Returns the frame with seeds as text, empty for None; ValueError for a missing column, an attack twice."""
+    if attacks is None:
+        return pd.DataFrame(columns=ATTACK_COLUMNS)
+    require_columns("attacks", attacks, ATTACK_COLUMNS)
+    frame = attacks.assign(seed=attacks["seed"].astype(str))
+    _require_once("attacks", frame, [*VIEW, ELICITED])
+    return frame
+
+
+def _require_once(field: str, frame: pd.DataFrame, key: list[str]) -> None:
+    repeated = frame[frame.duplicated(key)]
+    if len(repeated):
+        raise invalid(field, repeated[key].iloc[0].to_dict(), f"each {', '.join(key)} once")
+
+
+def domains_of(evaluations: pd.DataFrame) -> tuple[str, ...]:
+    """Returns the domains with at least one loss in the frame, core first."""
+    losses = [c for c in evaluations.columns if c.startswith(PREFIX) and evaluations[c].notna().any()]
+    return core_first(tuple(c.removeprefix(PREFIX) for c in losses))
+
+
+# ------------------------------------------------------------------------------------------------------------ order
+
+
+def ordered(frame: pd.DataFrame, sizes: Sequence[str]) -> pd.DataFrame:
+    """Sorts rows by method, size, profile, seed and domain, as far as the frame has them; `sizes` first, as given."""
+    keys = {
+        "method": lambda m: (METHODS.index(m) if m in METHODS else len(METHODS), str(m)),
+        "size": lambda s: (list(sizes).index(s) if s in sizes else len(sizes), size_key(s)),
+        "profile": profile_key,
+        "seed": seed_key,
+        "domain": lambda d: (d != CORE, d),
+    }
+    columns = [[key(value) for value in frame[name]] for name, key in keys.items() if name in frame]
+    ranks = list(zip(*columns, strict=True))
+    return frame.iloc[sorted(range(len(frame)), key=ranks.__getitem__)].reset_index(drop=True)
 
 
 def size_key(size: str) -> tuple:
-    """Sorts 50M before 800M before 2B, and other names after these."""
+    """Sorts 50M before 800M before 2B, and all other names last."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmbt])", str(size).lower())
     return (0, float(found[1]) * UNITS[found[2]], "") if found else (1, 0.0, str(size))
+
+
+def seed_key(seed: str) -> tuple:
+    """Sorts numbers by value, and all other names last."""
+    return (0, int(seed), "") if str(seed).isdigit() else (1, 0, str(seed))
 
 
 def profile_key(profile: str) -> tuple:
     """Sorts core, then core+..., then all, then mean."""
     last = {ALL: 1, MEAN: 2}.get(profile, 0)
     return last, str(profile).count("+"), str(profile)
-
-
-def ordered(frame: pd.DataFrame, sizes: Sequence[str]) -> pd.DataFrame:
-    """The rows in that order, by as many of these columns as the frame has; `sizes` come first, in their own order."""
-    keys = {
-        "method": lambda m: (METHODS.index(m) if m in METHODS else len(METHODS), str(m)),
-        "size": lambda s: (list(sizes).index(s) if s in sizes else len(sizes), size_key(s)),
-        "profile": profile_key,
-        "seed": lambda s: (0, int(s), "") if str(s).isdigit() else (1, 0, str(s)),
-        "domain": lambda d: (d != CORE, d),
-    }
-    columns = [[key(value) for value in frame[name]] for name, key in keys.items() if name in frame]
-    ranks = list(zip(*columns, strict=True))
-    return frame.iloc[sorted(range(len(frame)), key=ranks.__getitem__)].reset_index(drop=True)

@@ -1,9 +1,9 @@
-"""The loss over learning rate and batch as a quadratic surface in their logarithms, and its minimum.
+"""Fits the loss by a quadratic surface in the logarithms of learning rate and batch, and finds the minimum.
 
 Source: the paper's appendix "Learning Rate and Batch Size Scaling". Ours: a surface that is not convex has no minimum,
 a minimum at or beyond the edge of the grid is flagged, the fit can be restricted to cells near the best, and the
-smallest curvature comes with its t-statistic: where that is small, noise alone could have bent the surface. Seeds that
-are told apart have a constant each (see `seed_levels`): the surface is at their mean level.
+smallest curvature has a t-statistic: if that is small, noise alone may have bent the surface. If seeds are named, each
+has a level (a constant, see `level_columns`), and the surface is at their mean.
 """
 
 import math
@@ -16,87 +16,54 @@ from scipy.spatial import ConvexHull
 from gram_platform.analysis.intervals import positive
 from gram_platform.config.identity import invalid
 
-
-def level_columns(seeds: Sequence | None, num: int) -> np.ndarray:
-    """One column for each seed but the last, [num, K - 1]: 1 for its own losses, -1 for the last one's.
-
-    `seeds` names the seed of each of `num` losses; None is a single one. ValueError for another length.
-    """
-    if seeds is None:
-        return np.empty((num, 0))
-    if len(seeds) != num:
-        raise invalid("seeds", f"{len(seeds)} seeds", f"one seed for each of {num} losses")
-    names, codes = np.unique(np.asarray(seeds).astype(str), return_inverse=True)
-    last = np.full((1, max(len(names) - 1, 0)), -1.0)
-    return np.concatenate([np.eye(last.size), last])[codes.ravel()]
-
-
-def levelled(cell: np.ndarray, loss: np.ndarray, seeds: Sequence | None) -> np.ndarray:
-    """The losses [n] less the level of their seed, by least squares of loss = cell + level; `cell` [n] numbers cells.
-
-    The means of cells that have every seed stay as they are where all cells have. Seeds that share no cell with others
-    cannot be told from the cells: they have level 0.
-    """
-    columns = level_columns(seeds, len(loss))
-    if columns.shape[1] == 0:
-        return loss
-    within = np.stack([column - _cell_means(cell, column) for column in (*columns.T, loss)], axis=1)
-    return loss - columns @ np.linalg.lstsq(within[:, :-1], within[:, -1], rcond=1e-9)[0]
-
-
-def _cell_means(cell: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """The mean over each value's cell, [n]."""
-    return (np.bincount(cell, values) / np.bincount(cell).clip(1))[cell]
-
-
 NUM_COEFFICIENTS = 6  # 1, x, y, x^2, x y, y^2
-EDGE_FRACTION = 0.01  # of the grid's span in log units: closer to its border than this is at the edge
-SPAN_RISE = 0.001  # the spans hold all points whose predicted loss is within 0.1% of the minimum
+EDGE_FRACTION = 0.01  # of the grid's span in log units: a minimum closer to the border is at the edge
+SPAN_RISE = 0.001  # spans hold all points whose predicted loss is within 0.1% of the minimum
 SAME_CELL = 9  # decimals of the logarithms: grids computed in different ways differ in the last bits
-LINE_FRACTION = 1e-3  # cells whose narrow width is less than this of their long one lie on a line
-RANK_FRACTION = 1e-6  # of the largest singular value of the design, its columns scaled alike
-FLAT_FRACTION = 1e-11  # of the loss: a curvature below this is rounding
+LINE_FRACTION = 1e-3  # cells lie on a line if their width across it is less than this share of their length
+RANK_FRACTION = 1e-6  # smallest singular value of the design, columns scaled alike, as a share of the largest
+FLAT_FRACTION = 1e-11  # of the loss: a smaller curvature is rounding
 
 
 @dataclass(frozen=True)
 class Optimum:
-    """The minimum of a fitted surface; lr, batch and loss are NaN when the surface is not convex."""
+    """The minimum of a fitted surface; lr, batch and loss are NaN if the surface is not convex."""
 
     lr: float
     batch: float
     loss: float  # predicted at the minimum
     convex: bool
-    on_edge: bool  # at or beyond the border of the grid, or outside the hull of the cells used: an extrapolation
+    on_edge: bool  # an extrapolation: at or beyond the border of the grid, or outside the hull of the cells used
     num_cells: int  # distinct (lr, batch) used
     num_points: int  # losses used
-    rms: float  # of the residuals, in the unit of what is fitted; the seeds' levels are not among them
-    lr_span: tuple[float, float]  # where the predicted loss is within 0.1% of the minimum
+    rms: float  # of the residuals, after the seeds' levels: in nats, or of the log loss if that is fitted
+    lr_span: tuple[float, float]  # the predicted loss is within 0.1% of the minimum
     batch_span: tuple[float, float]
     curvature_t: float  # smallest curvature over its standard error; NaN without residual degrees of freedom
 
 
 @dataclass(frozen=True)
 class Surface:
-    """A least-squares quadratic in whitened coordinates w = (log(lr, batch) - centre) @ whitening."""
+    """A least-squares quadratic of the loss in whitened coordinates w = (log(lr, batch) - centre) @ whitening."""
 
     coefficients: np.ndarray  # [6]: 1, x, y, x^2, x y, y^2 of w
     centre: np.ndarray  # [2]
-    whitening: np.ndarray  # [2, 2]: the cells used have unit covariance in w, so that narrow valleys lose no digits
+    whitening: np.ndarray  # [2, 2]: gives the cells used unit covariance, so that narrow valleys lose no digits
     points: np.ndarray  # [n, 2] (log lr, log batch) of all losses
-    used: np.ndarray  # [m, 2] those within the window
+    used: np.ndarray  # [m, 2] the points within the window
     rms: float
     curvature_t: float
     is_convex: bool
-    is_log: bool = False  # whether the quadratic is the logarithm of the loss
+    is_log: bool = False  # the quadratic is the logarithm of the loss
 
     def loss(self, lr: Sequence[float], batch: Sequence[float]) -> np.ndarray:
-        """The predicted loss at lr [n] and batch [n]."""
+        """Predicts the loss at lr [n] and batch [n]."""
         points = np.log(np.stack([np.asarray(lr, float), np.asarray(batch, float)], axis=-1))
         fitted = _design((points - self.centre) @ self.whitening) @ self.coefficients
         return np.exp(fitted) if self.is_log else fitted
 
     def optimum(self) -> Optimum:
-        """The minimum, its flags and its spans."""
+        """Returns the minimum with flags and spans."""
         num_cells, num_points = _num_cells(self.used), len(self.used)
         if not self.is_convex:
             nan = math.nan
@@ -134,15 +101,16 @@ def fit_quadratic(
     seeds: Sequence | None = None,
     log_loss: bool = False,
 ) -> Optimum:
-    """Fit loss [n] by a quadratic in (log lr, log batch) and find its minimum; seeds are pooled by repeating cells.
+    """Fits loss [n] by a quadratic in (log lr, log batch) and returns the minimum; repeat a cell for pooled seeds.
 
-    `seeds` [n] names each loss's seed: each gets a level of its own, and the predicted loss is at their mean. Where
-    every cell has every seed the minimum is that without `seeds`; where one is missing it is the only one to trust.
-    `log_loss` fits the logarithm of the loss, as the authors did; their text does not say so. Predictions are losses.
-    `window` 0.05 keeps only the cells whose loss (the mean over its seeds, less their levels) is within 5% of the
-    lowest. A surface that is not convex comes back with `convex=False` and NaN for the minimum. ValueError when values
-    are not finite and positive (leave diverged cells out), or the cells kept are fewer than six or cannot determine a
-    quadratic and the levels (two rates, all on a line, or fewer losses than coefficients).
+    `window` 0.05 keeps only cells whose mean loss over seeds, less their levels, is within 5% of the lowest.
+    `seeds` [n] names the seed of each loss. Each seed gets a level, and the predicted loss is at their mean. If every
+    cell has every seed the minimum does not change; if one is missing, trust only the minimum with levels.
+    `log_loss` fits the logarithm of the loss, as the authors did though their text does not say so; predictions remain
+    losses.
+    A surface that is not convex gives `convex=False` and NaN for the minimum. ValueError if values are not finite and
+    positive (leave out diverged cells), if fewer than six cells are kept, or if they cannot determine the quadratic and
+    the levels (two rates, all cells on a line, fewer losses than coefficients).
     """
     return fit_surface(lr, batch, loss, window, seeds, log_loss).optimum()
 
@@ -155,12 +123,12 @@ def fit_surface(
     seeds: Sequence | None = None,
     log_loss: bool = False,
 ) -> Surface:
-    """The surface whose minimum `fit_quadratic` returns; inputs and errors are the same."""
+    """Returns the surface whose minimum `fit_quadratic` returns; same inputs and errors."""
     x, y, z = (positive(name, values) for name, values in (("lr", lr), ("batch", batch), ("loss", loss)))
     if not len(x) == len(y) == len(z):
         raise invalid("loss", f"{len(z)} values", f"one loss for each cell: {len(x)} of lr, {len(y)} of batch")
     points = np.log(np.stack([x, y], axis=1))
-    level_columns(seeds, len(z))  # refuses what does not fit, before the window
+    level_columns(seeds, len(z))  # checks the number of seeds before the window selects losses
     kept = _within(points, z, window, seeds)
     used, losses = points[kept], np.log(z[kept]) if log_loss else z[kept]
     levels = level_columns(None if seeds is None else np.asarray(seeds)[kept], len(losses))
@@ -187,17 +155,52 @@ def require_window(window: float | None) -> None:
         raise invalid("window", window, "a positive fraction, or None for all cells")
 
 
-# ------------------------------------------------------------------------------------------------ least squares
+# ---------------------------------------------------------------------------------------------- levels of seeds
 
 
 def levelled_losses(lr: Sequence[float], batch: Sequence[float], loss: Sequence[float], seeds: Sequence) -> np.ndarray:
-    """The losses [n] less the levels of their seeds (see `seed_levels.levelled`), so that cells can be compared."""
+    """Returns the losses [n] less the levels of their seeds (see `levelled`), so that cells can be compared."""
     x, y, z = (np.asarray(values, float) for values in (lr, batch, loss))
     return levelled(_cells(np.log(np.stack([x, y], axis=1))), z, seeds)
 
 
+def levelled(cell: np.ndarray, loss: np.ndarray, seeds: Sequence | None) -> np.ndarray:
+    """Subtracts the level of its seed from each loss [n], by least squares of loss = cell + level; `cell` [n]: numbers.
+
+    If every cell has every seed, the means of the cells do not change. Seeds that share no cell with other seeds cannot
+    be separated from the cells: they have level 0.
+    """
+    columns = level_columns(seeds, len(loss))
+    if columns.shape[1] == 0:
+        return loss
+    within = np.stack([column - _cell_means(cell, column) for column in (*columns.T, loss)], axis=1)
+    return loss - columns @ np.linalg.lstsq(within[:, :-1], within[:, -1], rcond=1e-9)[0]
+
+
+def level_columns(seeds: Sequence | None, num: int) -> np.ndarray:
+    """Returns a column for each seed except the last [num, K - 1]: 1 for the seed's losses, -1 for the last seed's.
+
+    `seeds` names the seed of each of `num` losses; None is a single seed. ValueError for another length.
+    """
+    if seeds is None:
+        return np.empty((num, 0))
+    if len(seeds) != num:
+        raise invalid("seeds", f"{len(seeds)} seeds", f"one seed for each of {num} losses")
+    names, codes = np.unique(np.asarray(seeds).astype(str), return_inverse=True)
+    last = np.full((1, max(len(names) - 1, 0)), -1.0)
+    return np.concatenate([np.eye(last.size), last])[codes.ravel()]
+
+
+def _cell_means(cell: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Returns the mean over each value's cell [n]."""
+    return (np.bincount(cell, values) / np.bincount(cell).clip(1))[cell]
+
+
+# ------------------------------------------------------------------------------------------------ least squares
+
+
 def _within(points: np.ndarray, loss: np.ndarray, window: float | None, seeds: Sequence | None) -> np.ndarray:
-    """Which points [n] belong to cells whose mean loss is within `window` of the lowest cell's."""
+    """Tells which points [n] belong to cells whose mean loss is within `window` of the lowest cell's."""
     require_window(window)
     if window is None:
         return np.ones(len(loss), bool)
@@ -209,7 +212,7 @@ def _within(points: np.ndarray, loss: np.ndarray, window: float | None, seeds: S
 
 
 def _cells(points: np.ndarray) -> np.ndarray:
-    """The number of each point's cell, [n]."""
+    """Numbers each point's cell [n]."""
     return np.unique(points.round(SAME_CELL), axis=0, return_inverse=True)[1].ravel()
 
 
@@ -218,7 +221,7 @@ def _num_cells(points: np.ndarray) -> int:
 
 
 def _whitened(used: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    """The centre of the cells [m, 2] and the matrix that gives them unit covariance; None for cells on one line."""
+    """Returns the centre of cells [m, 2] and the matrix that gives them unit covariance, None if they lie on a line."""
     centre, width = used.mean(axis=0), np.ptp(used, axis=0)
     if not width.min() > 0.0:
         return centre, None
@@ -234,9 +237,9 @@ def _design(w: np.ndarray) -> np.ndarray:
 
 
 def _least_squares(w: np.ndarray, loss: np.ndarray, levels: np.ndarray) -> tuple[np.ndarray, np.ndarray, float] | None:
-    """Coefficients [6], their covariance (NaN without degrees of freedom), rms; None if they are not determined.
+    """Returns coefficients [6], their covariance (NaN without degrees of freedom) and rms; None if not determined.
 
-    `levels` [n, K - 1] are the columns of the seeds, fitted beside the quadratic.
+    `levels` [n, K - 1] are the columns of the seeds, fitted with the quadratic.
     """
     design = np.concatenate([_design(w), levels], axis=1)
     norms = np.sqrt(np.mean(design**2, axis=0))
@@ -257,7 +260,7 @@ def _hessian(c: np.ndarray) -> np.ndarray:
 
 
 def _curvature_t(curvature: float, direction: np.ndarray, covariance: np.ndarray) -> float:
-    """The curvature along `direction` over its standard error, to first order; infinite for an exact fit."""
+    """Divides the curvature along `direction` by its standard error, to first order; infinite for an exact fit."""
     x, y = direction
     gradient = np.array([0.0, 0.0, 0.0, 2.0 * x * x, 2.0 * x * y, 2.0 * y * y])
     variance = float(gradient @ covariance @ gradient)
@@ -275,7 +278,7 @@ def _at_edge(minimum: np.ndarray, points: np.ndarray) -> bool:
 
 
 def _beyond(minimum: np.ndarray, used: np.ndarray) -> bool:
-    """Outside the cells' convex hull: also in the corner of a grid whose cells diverged and are not there."""
+    """Tells whether the minimum is outside the cells' convex hull, as in a corner of the grid whose cells diverged."""
     width = np.ptp(used, axis=0)
     faces = ConvexHull(used / width).equations  # [k, 3]: outward normals and offsets
     return bool(np.any(faces[:, :2] @ (minimum / width) + faces[:, 2] > 1e-9))

@@ -1,22 +1,25 @@
-"""The tables of a study: averages of compute ratios within seeds and over them.
+"""Averages compute ratios within seeds, then over them: the tables of a study, as frames, CSV and text.
 
 Source of the averages: the paper's appendix "Compute Ratio Methodology" and the numbers of `tab:synthetic`. Within a
-seed a class is the mean over all its pairs of a profile and a domain (`pair_means`), not a mean of the profiles' means:
-core alone forgets more domains than core with one, and weighs more. Then over seeds, with a 90% t-interval over the
-seed means. What does not exist is absent and named in `missing`.
+seed, a class is the mean over all pairs of a profile and a domain (`pair_means`), not a mean of the profiles' means:
+core alone forgets more domains than core with one, and weighs more. Over seeds, it is the mean of the seed means with a
+90% t-interval. A value that cannot be computed is absent, and `missing` names it.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from gram_platform.analysis.intervals import t_interval
+from gram_platform.analysis.intervals import ENDS, interval_columns, t_interval
 from gram_platform.analysis.ratios import (
     ALL,
+    ELICITED,
     MEAN,
     NO_BASELINE,
+    ROW,
     VARIANT,
     VIEW,
     Notes,
@@ -30,18 +33,18 @@ from gram_platform.analysis.ratios import (
     ordered,
 )
 
-CLASSES = ("core", "retain", "forget", "elicited")
-NUM_DOMAINS = {name: f"num_{name}" for name in CLASSES}  # column of how many domains of a class a view has
-ROW = ["method", "size", "profile"]
-TABLE_COLUMNS = [*ROW, *(name + end for name in CLASSES for end in ("", "_low", "_high")), "num_seeds"]
+CLASSES = ("core", "retain", "forget", ELICITED)
+NUM_DOMAINS = {name: f"num_{name}" for name in CLASSES}  # columns: how many domains of a class a view has
+TABLE_COLUMNS = [*ROW, *(name + end for name in CLASSES for end in ENDS), "num_seeds"]
+MOST_RUNS = 6  # named in `runs`; the rest is counted
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """Every table of a study."""
+    """Holds every table of a study."""
 
     table: pd.DataFrame  # TABLE_COLUMNS: table.csv
-    per_seed: pd.DataFrame  # ROW, seed, CLASSES (what `table` averages), retained, NUM_DOMAINS: see per_seed_frame
+    per_seed: pd.DataFrame  # ROW, seed, CLASSES (averaged by `table`), retained, NUM_DOMAINS: see per_seed_frame
     ratios: pd.DataFrame  # one row a view and domain: see compute_ratio_frame
     fits: pd.DataFrame  # one row a size and domain: see fits_frame
     missing: pd.DataFrame  # what, why
@@ -56,52 +59,47 @@ def analyse(
     unit: pd.DataFrame | None = None,
     own_baseline: bool = False,
 ) -> Analysis:
-    """All tables of a study from tidy frames of stored losses.
+    """Returns all tables of a study from tidy frames of stored losses.
 
-    `evaluations`: one row a view with `method, size, seed, profile`, `retained` (its auxiliary domains, joined by
-    commas) and a column `loss/<domain>` for each domain (nats a token); rows of method baseline and profile all are the
-    reference; further columns (`run_id`, `eval_id`) are carried into `ratios`. `curves`: one row a point of the
-    baselines' validation curves with `size, seed, step, domain, loss`, and `method` if other runs are among them.
-    `sizes` gives the order of the rows. `attacks`: one row an attack on a view with `method, size, seed, profile`,
-    `elicited` (the attacked domain) and `loss` (the best one, NaN while there is none). `declared`: the views that the
-    study consists of, `method, size, seed, profile, retained`, so that absent ones are named and no mean is taken
-    without them; by default those in `evaluations`. `unit`: the evaluations whose baselines are the reference, where
-    these are not in `evaluations`. `own_baseline`: each seed is measured against its own baseline, as the paper's
-    titration is, and `fits` has a row for each. ValueError for a missing column or a row that is there twice.
+    `evaluations`: a row per view with `method, size, seed, profile`, `retained` (auxiliary domains, joined by commas)
+    and a column `loss/<domain>` per domain (nats a token). Method baseline with profile all is the reference. Other
+    columns (`run_id`, `eval_id`) are copied into `ratios`.
+    `curves`: a row per point of the baselines' validation curves with `size, seed, step, domain, loss`, and `method` if
+    it has other runs too.
+    `sizes`: the order of the rows.
+    `attacks`: a row per attack on a view with `method, size, seed, profile`, `elicited` (the attacked domain) and
+    `loss` (the best, NaN before there is one).
+    `declared`: the study's views (`method, size, seed, profile, retained`; default: those in `evaluations`). Absent
+    ones are named in `missing`, and no mean is taken without them.
+    `unit`: the evaluations whose baselines are the reference (default: `evaluations`).
+    `own_baseline`: compares each seed with the baseline of the same seed, as the paper's titration does; `fits` then
+    has a row per seed.
+    ValueError for a missing column or a repeated row.
     """
     evaluations, curves = checked_evaluations(evaluations), checked_curves(curves)
     declared = evaluations if declared is None else checked_evaluations(declared)
     unit, attacks = evaluations if unit is None else checked_evaluations(unit), checked_attacks(attacks)
     frames = (evaluations, curves, attacks, unit)
-    parts = [_compared(*frames)]
+    compared = [_compared(*frames)]
     if own_baseline and len(unit):
         seeds = dict.fromkeys([*unit["seed"], *evaluations["seed"]])
-        parts = [_compared(*(f[f["seed"] == seed] for f in frames), seed) for seed in seeds]
-    ratios = ordered(pd.concat([part.ratios for part in parts if len(part.ratios)] or [parts[0].ratios]), sizes)
+        compared = [_compared(*(f[f["seed"] == seed] for f in frames), seed) for seed in seeds]
+    all_ratios, all_fits, all_notes = zip(*compared, strict=True)
+    ratios = ordered(pd.concat([part for part in all_ratios if len(part)] or all_ratios[:1]), sizes)
+    fits = ordered(pd.concat(all_fits), sizes)
     per_seed, incomplete = per_seed_frame(ratios, declared)
     per_seed = ordered(per_seed, sizes)
-    absent = _absent_views(declared, evaluations, {size for part in parts for size in part.fits["size"]})
-    notes = {*(note for part in parts for note in part.notes), *incomplete, *absent}
+    notes = {*itertools.chain(*all_notes), *incomplete, *_absent_views(declared, evaluations, set(fits["size"]))}
     missing = pd.DataFrame(sorted(notes), columns=["what", "why"])
-    table, fits = ordered(over_seeds(per_seed), sizes), ordered(pd.concat([part.fits for part in parts]), sizes)
-    return Analysis(table, per_seed, ratios, fits, missing)
-
-
-@dataclass(frozen=True)
-class _Compared:
-    """Views against one set of references."""
-
-    ratios: pd.DataFrame
-    fits: pd.DataFrame
-    notes: Notes
+    return Analysis(ordered(over_seeds(per_seed), sizes), per_seed, ratios, fits, missing)
 
 
 def _compared(
     evaluations: pd.DataFrame, curves: pd.DataFrame, attacks: pd.DataFrame, unit: pd.DataFrame, seed: str = ""
-) -> _Compared:
-    """The compute ratios of views and of the attacks on them, over the baselines of `unit`; all frames checked.
+) -> tuple[pd.DataFrame, pd.DataFrame, Notes]:
+    """Returns the ratios of views and attacks to the baselines of `unit`, the baselines' fits, and notes.
 
-    `seed` names the only seed that is there, where each is measured against its own baseline.
+    All frames are checked. `seed` names the only seed in them, if each seed has its own baseline.
     """
     references, notes = baseline_references(unit, curves)
     notes = _of_seed(notes, seed, set(evaluations["size"]) - {size for size, _ in references}) if seed else notes
@@ -110,29 +108,23 @@ def _compared(
     joined = pd.concat([ratios, elicited]) if len(elicited) else ratios
     joined = joined.assign(compute_ratio=joined["compute_ratio"].astype(float).where(np.isfinite))
     fits = fits_frame(references)
-    return _Compared(joined, fits.assign(seed=seed) if seed else fits, [*notes, *unknown, *unattacked])
+    return joined, fits.assign(seed=seed) if seed else fits, [*notes, *unknown, *unattacked]
 
 
 def _of_seed(notes: Notes, seed: str, lacking: set[str]) -> Notes:
-    """Notes on references that are of one seed alone, and on the sizes at which it has none."""
-    own = [*notes, *((f"all rows of size {size}", NO_BASELINE) for size in lacking)]
-    return [(what if what.endswith(f" seed {seed}") else f"{what}, seed {seed}", why) for what, why in own]
-
-
-def capability_table(evaluations: pd.DataFrame, curves: pd.DataFrame, sizes: Sequence[str] = ()) -> pd.DataFrame:
-    """The rows of `table.csv`; see `analyse` for the inputs and for what else there is."""
-    return analyse(evaluations, curves, sizes).table
+    """Adds the seed to notes on references of one seed, and notes on the sizes at which it has none."""
+    notes = [*notes, *((f"all rows of size {size}", NO_BASELINE) for size in lacking)]
+    return [(what if what.endswith(f" seed {seed}") else f"{what}, seed {seed}", why) for what, why in notes]
 
 
 def per_seed_frame(ratios: pd.DataFrame, declared: pd.DataFrame) -> tuple[pd.DataFrame, Notes]:
-    """One row a method, size, profile and seed with the mean compute ratio of each class, and the `mean` profile's.
+    """Returns a row per method, size, profile and seed with each class's mean compute ratio; and notes.
 
-    A class of which one domain is unknown is unknown (NaN); the columns of NUM_DOMAINS count the domains of each class,
-    known or not: 0 where the view does not have the class. `retained` is the view's (empty for `mean`), by which
-    `averaged_profiles` tells which profiles the mean is of. `mean` is the mean over all pairs of a profile and a domain
-    (`pair_means`) over the paper's profiles, core with at most one auxiliary domain, or over what there is for a method
-    without these (the baseline's all); a seed that lacks a profile which is `declared` for its method is left out of it
-    and noted.
+    A class with one unknown domain is unknown (NaN). NUM_DOMAINS count the domains of each class, known or not; 0 if
+    the view lacks the class. `retained` is the view's, by which `averaged_profiles` finds the profiles of the mean.
+    The profile `mean` (`retained` empty) is the mean over all pairs of a profile and a domain (`pair_means`) of the
+    paper's profiles, core with at most one auxiliary domain; of all profiles for a method without these (the
+    baseline's all). A seed without one of the profiles `declared` for its method gets a note instead.
     """
     by_class = ratios.groupby([*VIEW, "class"], sort=False)["compute_ratio"]
     wide = by_class.agg(lambda v: v.mean(skipna=False)).unstack("class").reindex(columns=list(CLASSES))
@@ -148,19 +140,18 @@ def per_seed_frame(ratios: pd.DataFrame, declared: pd.DataFrame) -> tuple[pd.Dat
         for seed, views in group[group["profile"].isin(profiles)].groupby("seed", sort=False):
             absent = sorted(profiles - set(views["profile"]))
             if absent:
-                notes.append((f"{method} {size} {MEAN} seed {seed}", f"{', '.join(absent)} is not there"))
+                notes.append((f"{method} {size} {MEAN} seed {seed}", f"{', '.join(absent)} is missing"))
                 continue
-            own = {"method": method, "size": size, "profile": MEAN, "seed": seed, "retained": ""}
+            names = {"method": method, "size": size, "profile": MEAN, "seed": seed, "retained": ""}
             counted = views[list(NUM_DOMAINS.values())].sum().to_dict()
-            parts.append(pd.DataFrame([own | {name: pair_means(views, name) for name in CLASSES} | counted]))
+            parts.append(pd.DataFrame([names | {name: pair_means(views, name) for name in CLASSES} | counted]))
     return pd.concat(parts, ignore_index=True)[[*ROW, "seed", *CLASSES, "retained", *NUM_DOMAINS.values()]], notes
 
 
 def pair_means(views: pd.DataFrame, name: str) -> float:
-    """The mean of a class over all pairs of a profile and a domain in a seed's rows of a `per_seed` frame.
+    """Returns a class's mean over all pairs of a profile and a domain in one seed's rows of a `per_seed` frame.
 
-    Each profile weighs as many times as it has domains of the class. NaN where none has it or where it is unknown of
-    one that has.
+    A profile is weighted by the number of its domains in the class. NaN if none has the class, or one has it unknown.
     """
     of_class = views[views[NUM_DOMAINS[name]] > 0]
     counts = of_class[NUM_DOMAINS[name]]
@@ -168,7 +159,7 @@ def pair_means(views: pd.DataFrame, name: str) -> float:
 
 
 def _absent_views(declared: pd.DataFrame, evaluations: pd.DataFrame, sizes: set[str]) -> Notes:
-    """One note a size without a reference, and one a declared view that some seeds lack."""
+    """Makes a note per size without a reference, and per declared view that some seeds lack."""
     notes = [(f"all rows of size {s}", NO_BASELINE) for s in set(declared["size"]) - sizes]
     present = set(evaluations[VIEW].itertuples(index=False, name=None))
     is_lacking = [view not in present for view in declared[VIEW].itertuples(index=False, name=None)]
@@ -179,7 +170,7 @@ def _absent_views(declared: pd.DataFrame, evaluations: pd.DataFrame, sizes: set[
 
 
 def over_seeds(per_seed: pd.DataFrame, names: Sequence[str] = ROW) -> pd.DataFrame:
-    """TABLE_COLUMNS from a `per_seed` frame: means over seeds with their t-intervals, in its order of rows.
+    """Returns TABLE_COLUMNS from a `per_seed` frame: means over seeds with t-intervals, in the frame's order.
 
     `names`: the columns that name a row, in place of ROW. A class that the frame lacks is NaN.
     """
@@ -187,18 +178,16 @@ def over_seeds(per_seed: pd.DataFrame, names: Sequence[str] = ROW) -> pd.DataFra
     for key, group in per_seed.reindex(columns=[*names, *CLASSES]).groupby(list(names), sort=False):
         row = dict(zip(names, key, strict=True))
         for name in CLASSES:
-            values = group[name].dropna()
-            ends = t_interval(values) if len(values) else (np.nan,) * 3
-            row |= dict(zip((name, f"{name}_low", f"{name}_high"), ends, strict=True))
+            row |= interval_columns(name, group[name])
         rows.append({**row, "num_seeds": len(group)})
     return pd.DataFrame(rows, columns=[*names, *TABLE_COLUMNS[len(ROW) :]])
 
 
 def averaged_profiles(rows: pd.DataFrame) -> frozenset[str]:
-    """The profiles of core with at most one auxiliary domain in rows of a table or `per_seed` frame.
+    """Returns the profiles of core with at most one auxiliary domain in rows of a table or `per_seed` frame.
 
-    With one auxiliary domain `all` is one of them: `per_seed` frames tell by `retained`. A table has names alone, and
-    there it is left out.
+    If the study has one auxiliary domain, `all` is one of them. Only `per_seed` frames show this, by `retained`; from a
+    table, `all` is left out.
     """
     all_domains = rows[rows["profile"] == ALL]
     is_one = "retained" in rows and len(all_domains) > 0 and not all_domains["retained"].str.contains(",").any()
@@ -207,10 +196,10 @@ def averaged_profiles(rows: pd.DataFrame) -> frozenset[str]:
 
 
 def domain_table(ratios: pd.DataFrame) -> pd.DataFrame:
-    """One row a method, size, profile, domain and class: `compute_ratio, low, high` over seeds, `num_seeds, runs`.
+    """Returns a row per method, size, profile, domain and class: `compute_ratio, low, high, num_seeds, runs`.
 
-    A row for each variant too, where there are any. `runs` joins the `run_id`s, where `ratios` has them. Rows without
-    any known ratio are absent.
+    Rows are per variant too if `ratios` has variants. `runs` joins the `run_id`s, if `ratios` has them. Rows without
+    any known ratio are left out.
     """
     rows, keys = [], [*(c for c in (VARIANT,) if c in ratios), *ROW, "domain", "class"]
     known = ratios[ratios["compute_ratio"].notna()]
@@ -221,20 +210,16 @@ def domain_table(ratios: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[*keys, "compute_ratio", "low", "high", "num_seeds", "runs"])
 
 
-MOST = 6  # run ids that are named; a mean over profiles of many runs names the first and says how many more
-
-
 def with_runs(table: pd.DataFrame, ratios: pd.DataFrame) -> pd.DataFrame:
-    """The table with a column `runs`: the ids of the runs whose weights each row evaluates, joined by commas.
+    """Adds a column `runs`: the ids of the runs whose weights each row evaluates, joined by commas.
 
-    A mean over profiles rests on the runs of all its profiles: core with at most one auxiliary domain. Empty where
-    `ratios` has no `run_id`.
+    A mean over profiles has the runs of all its profiles. Empty if `ratios` has no `run_id`.
     """
     keys = [column for column in (VARIANT, *ROW) if column in table]
     if "run_id" not in ratios or table.empty:
         return table.assign(runs="")
-    evaluated = ratios[ratios["class"] != "elicited"]
-    is_few = ~evaluated["retained"].str.contains(",")  # as `per_seed_frame` decides
+    evaluated = ratios[ratios["class"] != ELICITED]
+    is_few = ~evaluated["retained"].str.contains(",")  # the same choice as in `per_seed_frame`
     in_mean = is_few | ~is_few.groupby([evaluated[key] for key in keys[:-1]]).transform("any")
     frame = pd.concat([evaluated, evaluated[in_mean].assign(profile=MEAN)])
     runs = frame.groupby(keys, sort=False)["run_id"].agg(run_names).rename("runs").reset_index()
@@ -242,45 +227,49 @@ def with_runs(table: pd.DataFrame, ratios: pd.DataFrame) -> pd.DataFrame:
 
 
 def run_names(run_ids: pd.Series) -> str:
-    """Run ids joined by commas, each once, the first few and how many more there are."""
+    """Joins run ids by commas, each once: the first MOST_RUNS, and how many more there are."""
     found = list(dict.fromkeys(run_ids.astype(str)))
-    rest = f" and {len(found) - MOST} more" if len(found) > MOST else ""
-    return ", ".join(found[:MOST]) + rest
+    rest = f" and {len(found) - MOST_RUNS} more" if len(found) > MOST_RUNS else ""
+    return ", ".join(found[:MOST_RUNS]) + rest
+
+
+# -------------------------------------------------------------------------------------------------------- text
 
 
 def table_csv(frame: pd.DataFrame) -> str:
-    """The frame as CSV, the same text for the same values: six decimals, empty where there is no value."""
+    """Writes CSV, equal text for equal values: six decimals, empty where there is no value."""
     return frame.to_csv(index=False, float_format="%.6f", lineterminator="\n", na_rep="")
 
 
 def format_table(table: pd.DataFrame) -> str:
-    """`table` for a terminal: aligned columns, `mean [low, high]` of each class that has a value, - for none."""
+    """Formats `table` for a terminal: aligned columns, `mean [low, high]` per class with any value, - for none."""
     classes, names = [name for name in CLASSES if table[name].notna().any()], naming_columns(table)
     rows = [
-        [*(str(r[c]) for c in names), *(_cell(r, c) for c in classes), str(r["num_seeds"])]
+        [*(str(r[c]) for c in names), *(interval_cell(r, c) or "-" for c in classes), str(r["num_seeds"])]
         for r in table.to_dict("records")
     ]
     return aligned([[*names, *classes, "seeds"], *rows])
 
 
 def naming_columns(table: pd.DataFrame) -> list[str]:
-    """The columns that name a row: what a study varies, if anything, and method, size, profile."""
+    """Returns the columns that name a row: the study's variant, if any, and method, size, profile."""
     return list(table.columns[: table.columns.get_loc(CLASSES[0])])
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:
-    """Lines of cells as text, every column as wide as its widest cell."""
+    """Joins lines of cells to text, every column as wide as its widest cell."""
     widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
     padded = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)) for line in lines]
     return "\n".join(line.rstrip() for line in padded)
 
 
-def _cell(row: dict, name: str) -> str:
-    return interval_text(row[name], row[f"{name}_low"], row[f"{name}_high"]) or "-"
+def interval_cell(row: Mapping, name: str) -> str:
+    """Returns `interval_text` of a row's columns of a class, empty without a value."""
+    return interval_text(*(row[name + end] for end in ENDS))
 
 
 def interval_text(mean: float, low: float, high: float) -> str:
-    """`mean [low, high]`, the mean alone where there is no interval, nothing where there is no mean."""
+    """Returns `mean [low, high]`, the mean alone without an interval, nothing without a mean."""
     if np.isnan(mean):
         return ""
     return f"{mean:.3f}" + ("" if np.isnan(low) else f" [{low:.3f}, {high:.3f}]")

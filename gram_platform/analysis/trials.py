@@ -1,9 +1,9 @@
-"""The trials of a search: the best so far, the Pareto front, and the hypervolume that it dominates. Pure.
+"""Summarises the trials of a search: the best so far, the Pareto front, the hypervolume that it dominates.
 
-A trials frame has one row a trial: `search, trial` (its number), `state`, a column for each parameter, one for each
-metric, `runs` (run ids joined by blanks), `elapsed_s` and `started`; the functions take the trials of one search, so
-that numbers and the frame's index are unique. Only complete trials with a finite metric count:
-the penalty that a searcher was told for a diverged trial is not a measurement, and its metrics are NaN here.
+A trials frame has a row per trial: `search`, `trial` (a number), `state`, a column per parameter and per metric, `runs`
+(run ids joined by blanks), `elapsed_s` and `started`. Functions take the trials of one search, so numbers and index are
+unique. Only complete trials with finite metrics count: a diverged trial's penalty is no measurement, and its metrics
+are NaN here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,28 +11,26 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
+from gram_platform.analysis.intervals import require_columns
 from gram_platform.config.identity import invalid, require_choice
 
 SEARCH, TRIAL, STATE, RUNS, ELAPSED, STARTED, URL = "search", "trial", "state", "runs", "elapsed_s", "started", "url"
 COMPLETE, DIVERGED, FAILED, RUNNING, WAITING = "complete", "diverged", "failed", "running", "waiting"
-STATES = (COMPLETE, DIVERGED, FAILED, RUNNING, WAITING)
 DIRECTIONS = ("max", "min")
 
 Objectives = Mapping[str, str]  # {metric: "max" or "min"}
 
 
 def finished(trials: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
-    """The complete trials that have a finite number for every metric, by number; ValueError for an unknown metric."""
-    absent = [name for name in (TRIAL, STATE, *metrics) if name not in trials.columns]
-    if absent:
-        raise invalid("trials", f"a frame without {', '.join(absent)}", f"the columns of {TRIAL}, {STATE} and metrics")
+    """Returns the complete trials with finite values of all metrics, by number; ValueError for an unknown metric."""
+    require_columns("trials", trials, [TRIAL, STATE, *metrics])
     values = trials[list(metrics)].to_numpy(float)
     known = (trials[STATE] == COMPLETE) & np.isfinite(values).all(axis=1)
     return trials[known].sort_values(TRIAL, kind="stable")
 
 
 def best_trial(trials: pd.DataFrame, metric: str, direction: str) -> pd.Series | None:
-    """The row of the lowest ("min") or highest ("max") metric, the earliest of equals; None while there is none."""
+    """Returns the row of the lowest ("min") or highest ("max") metric, the earliest of equals; None without any."""
     require_choice("direction", direction, DIRECTIONS)
     done = finished(trials, (metric,))
     if done.empty:
@@ -41,7 +39,7 @@ def best_trial(trials: pd.DataFrame, metric: str, direction: str) -> pd.Series |
 
 
 def running_best(trials: pd.DataFrame, metric: str, direction: str) -> pd.Series:
-    """The best value after each trial, by trial number; NaN before the first finished one."""
+    """Returns the best value after each trial, by trial number; NaN before the first finished one."""
     require_choice("direction", direction, DIRECTIONS)
     values = finished(trials, (metric,)).set_index(TRIAL)[metric].astype(float)
     best = values.cummin() if direction == "min" else values.cummax()
@@ -49,7 +47,7 @@ def running_best(trials: pd.DataFrame, metric: str, direction: str) -> pd.Series
 
 
 def pareto_front(trials: pd.DataFrame, objectives: Objectives) -> pd.Series:
-    """Which trials no other one dominates: at least as good in every objective and better in one. Equals all stay."""
+    """Tells which trials no other dominates (as good in every objective and better in one); equal trials all stay."""
     done = finished(trials, tuple(objectives))
     points = _losses(done, objectives)
     is_front = [not _dominated(point, points) for point in points]
@@ -57,10 +55,10 @@ def pareto_front(trials: pd.DataFrame, objectives: Objectives) -> pd.Series:
 
 
 def hypervolume(points: Sequence[Sequence[float]], reference: Sequence[float]) -> float:
-    """The volume between `points` [N, K], all objectives minimised, and `reference` [K], which bounds it: exact.
+    """Computes the exact volume that `points` [N, K] dominate up to `reference` [K]; all objectives are minimised.
 
-    A point that is not better than the reference in every objective adds nothing. By slicing along one objective after
-    the other (While and others, 2006, "HSO"): O(N^(K-1) log N), so for fronts of up to some hundred points.
+    A point that is not better than the reference in every objective adds nothing. Slices along one objective after the
+    other (While and others, 2006, "HSO"): O(N^(K-1) log N), so for fronts of up to some hundred points.
     """
     reference = np.asarray(reference, float)
     points = np.asarray(points, float).reshape(-1, len(reference))
@@ -71,9 +69,9 @@ def hypervolume(points: Sequence[Sequence[float]], reference: Sequence[float]) -
 
 
 def hypervolume_history(trials: pd.DataFrame, objectives: Objectives, reference: Mapping[str, float]) -> pd.DataFrame:
-    """`trial, hypervolume, front_size` after each finished trial; `reference` {metric: value}, not negated.
+    """Returns `trial, hypervolume, front_size` after each finished trial; `reference` {metric: value}, not negated.
 
-    Volumes can be compared only under one reference. ValueError when it is not of the objectives.
+    Only volumes with the same reference can be compared. ValueError if the reference has other metrics.
     """
     if set(reference) != set(objectives):
         raise invalid("reference", dict(reference), "a number for each of " + ", ".join(objectives))
@@ -89,7 +87,7 @@ def hypervolume_history(trials: pd.DataFrame, objectives: Objectives, reference:
 
 
 def linked(trials: pd.DataFrame, urls: Mapping[str, str | None]) -> pd.DataFrame:
-    """The frame with `url`: the page of a trial's first run that has one in `urls` {run id: address}, else empty."""
+    """Adds `url`: the page of a trial's first run that has one in `urls` {run id: address}, else empty."""
     pages = [next((urls[run] for run in str(runs).split() if urls.get(run)), "") for runs in trials[RUNS].fillna("")]
     return trials.assign(**{URL: pages})
 
@@ -101,17 +99,17 @@ def _signs(objectives: Objectives) -> np.ndarray:
 
 
 def _losses(done: pd.DataFrame, objectives: Objectives) -> np.ndarray:
-    """[N, K], every objective turned so that less is better."""
+    """Returns the objectives [N, K], negated where more is better."""
     return _signs(objectives) * done[list(objectives)].to_numpy(float)
 
 
 def _dominated(point: np.ndarray, others: np.ndarray) -> bool:
-    """Whether one of `others` [N, K] is no worse than `point` [K] in every objective and better in one."""
+    """Tells whether one of `others` [N, K] is no worse than `point` [K] in every objective and better in one."""
     return bool(((others <= point).all(axis=1) & (others < point).any(axis=1)).any())
 
 
 def _volume_of_union(boxes: np.ndarray) -> float:
-    """Volume of the union of boxes [N, K] that share the corner 0: the slabs between their ends along the last side."""
+    """Computes the volume of a union of boxes [N, K] with corner 0, by slabs between their ends on the last axis."""
     if len(boxes) == 0:
         return 0.0
     if boxes.shape[1] == 1:

@@ -1,4 +1,4 @@
-"""Compute ratios against a study's variants or the number of active modules; which module learns unlabelled text."""
+"""Analyses studies over variants, over the number of active modules, and by which module learns which text."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -6,12 +6,23 @@ from dataclasses import fields
 import numpy as np
 import pandas as pd
 
-from gram_platform.analysis.intervals import paired_contrast, t_interval
+from gram_platform.analysis.intervals import ENDS, interval_columns, paired_contrast, t_interval
 from gram_platform.analysis.ratios import ALL, BASELINE, MEAN, VARIANT
 from gram_platform.analysis.tables import Analysis, analyse, over_seeds, pair_means
 from gram_platform.config import core_first
 from gram_platform.store import Store
 from gram_platform.store.checkpoints import PROBE
+
+COMPOSED = ("core", "retain")  # classes: a forgotten domain's module is off, whichever others are on
+MODULES = "modules"  # column: the number of modules that are on
+CELL = ["method", "size", MODULES]
+DROP_COLUMNS = ["method", "size", "class"]
+DROP_COLUMNS += [name + end for name in ("one", "all", "drop", "less_than_gram") for end in ENDS]
+DROP_COLUMNS += ["num_seeds"]
+RUN = ["method", "size", "seed"]
+SHARE_COLUMNS = [*RUN, "run_id", "step", "domain", "module", "share"]
+
+# ------------------------------------------------------------------------------------------------------ variants
 
 
 def analyse_variants(
@@ -24,10 +35,10 @@ def analyse_variants(
     unit: str = "",
     own_baseline: bool = False,
 ) -> Analysis:
-    """The tables of every variant in one, with a column `variant`, in the order of `variants`.
+    """Joins the tables of all variants, with a column `variant`, in the order of `variants`.
 
-    `unit`: the variant whose baselines are the reference for all, by default each its own. What is missing at some
-    variants only names them. Further arguments and errors: `tables.analyse`.
+    `unit`: the variant whose baselines are the reference for all (default: each variant has its baselines). Notes in
+    `missing` name their variants, unless they hold for all. Other arguments and errors: `tables.analyse`.
     """
     declared = evaluations if declared is None else declared
     reference = _of(evaluations[evaluations["method"] == BASELINE], unit) if unit else None
@@ -53,64 +64,57 @@ def _of(frame: pd.DataFrame | None, variant: str) -> pd.DataFrame | None:
 
 
 def _joined(frames: dict[str, pd.DataFrame]) -> pd.DataFrame:
-    """One under the other, the variant in the first column."""
+    """Stacks the frames, the variant in the first column."""
     parts = [frame.assign(**{VARIANT: variant}) for variant, frame in frames.items()]
     found = pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
     return found[[VARIANT, *(column for column in found.columns if column != VARIANT)]]
 
 
 def _missing(frames: dict[str, pd.DataFrame]) -> pd.DataFrame:
-    """One row a note, led by the variants that it is about unless these are all."""
+    """Returns a row per note, led by its variants unless these are all."""
     lacking: dict[tuple[str, str], list[str]] = {}
     for variant, frame in frames.items():
         for note in frame.itertuples(index=False, name=None):
             lacking.setdefault(note, []).append(variant)
     rows = [
-        (what if len(own) == len(frames) else f"{', '.join(own)}: {what}", why) for (what, why), own in lacking.items()
+        (what if len(at) == len(frames) else f"{', '.join(at)}: {what}", why) for (what, why), at in lacking.items()
     ]
     return pd.DataFrame(rows, columns=["what", "why"])
 
 
-COMPOSED = ("core", "retain")  # classes: a forgotten domain's module is off, whatever else is on
-MODULES = "modules"  # the column of how many are on
-CELL = ["method", "size", MODULES]
-DROP_COLUMNS = ["method", "size", "class"]
-DROP_COLUMNS += [name + end for name in ("one", "all", "drop", "less_than_gram") for end in ("", "_low", "_high")]
-DROP_COLUMNS += ["num_seeds"]
+# -------------------------------------------------------------------------------------- number of active modules
 
 
 def by_number(per_seed: pd.DataFrame, declared: pd.DataFrame | None = None) -> pd.DataFrame:
-    """One row a method, size, number of modules on and seed: CELL, seed, COMPOSED, `num_profiles`.
+    """Returns a row per method, size, number of active modules and seed: CELL, seed, COMPOSED, `num_profiles`.
 
-    `per_seed` is `tables.per_seed_frame`'s, `declared` the views that the study consists of (`method, size, profile,
-    retained`; default: those in `per_seed`). Methods are compared on the profiles of a number that all which have some
-    share; a seed that lacks one of them has no row. The baseline has no modules, hence no rows.
+    `per_seed` comes from `tables.per_seed_frame`; `declared` holds the study's views (`method, size, profile,
+    retained`; default: those in `per_seed`). At each number, compares the methods that have such profiles, on those
+    that they share; a seed that lacks one has no row. Baselines have no modules, so no rows.
     """
     shared = _shared_profiles(per_seed if declared is None else declared)
     views, rows = _views(per_seed), []
     for (method, size, number), cell in views.groupby(CELL, sort=False):
         profiles = shared.get((size, number), frozenset())
-        for seed, own in cell[cell["profile"].isin(profiles)].groupby("seed", sort=False):
-            if set(own["profile"]) == profiles:
-                values = {name: pair_means(own, name) for name in COMPOSED}
-                rows.append((method, size, number, seed, *values.values(), len(profiles)))
+        for seed, of_seed in cell[cell["profile"].isin(profiles)].groupby("seed", sort=False):
+            if set(of_seed["profile"]) == profiles:
+                values = [pair_means(of_seed, name) for name in COMPOSED]
+                rows.append((method, size, number, seed, *values, len(profiles)))
     return pd.DataFrame(rows, columns=[*CELL, "seed", *COMPOSED, "num_profiles"])
 
 
 def number_table(numbers: pd.DataFrame) -> pd.DataFrame:
-    """Means over seeds of the rows of `by_number` with their 90% t-intervals: CELL, and as table.csv has them, with
-    `num_profiles`.
-    """
+    """Averages rows of `by_number` over seeds: CELL, the columns of table.csv with 90% t-intervals, `num_profiles`."""
     num_profiles = numbers.groupby(CELL, sort=False)["num_profiles"].first()
     return over_seeds(numbers, CELL).assign(num_profiles=num_profiles.tolist())
 
 
 def drop_table(numbers: pd.DataFrame, per_seed: pd.DataFrame) -> pd.DataFrame:
-    """What each class loses from one module to all: one row a method, size and class, DROP_COLUMNS.
+    """Returns how much each class drops from one module to all: a row per method, size and class, DROP_COLUMNS.
 
-    `drop` is one - all of the same seed; `less_than_gram` is GRAM's drop less the method's own, of the same seed, NaN
-    for GRAM itself. Every value over the seeds that have both, with its 90% t-interval. Methods without all modules on
-    at once, or of which no seed has both values, are absent.
+    `drop` is one - all within a seed; `less_than_gram` is GRAM's drop minus the method's within a seed, NaN for GRAM.
+    Each is a mean over the seeds with both values, with a 90% t-interval. Methods without a view of all modules, or
+    without a seed with both values, are left out.
     """
     counts = _views(per_seed).loc[lambda views: views["profile"] == ALL].groupby("size")[MODULES].max()
     rows = []
@@ -122,63 +126,58 @@ def drop_table(numbers: pd.DataFrame, per_seed: pd.DataFrame) -> pd.DataFrame:
             of_gram = _ends(numbers, "gram", size, name, counts[size])["drop"]
             row = {"method": method, "size": size, "class": name, "num_seeds": len(ends)}
             for column in ends:
-                row |= _interval(column, ends[column])
+                row |= interval_columns(column, ends[column])
             both = method != "gram" and len(ends.index.intersection(of_gram.index)) > 0
             saved = paired_contrast(of_gram.to_dict(), ends["drop"].to_dict()).differences if both else ()
-            rows.append(row | _interval("less_than_gram", saved))
+            rows.append(row | interval_columns("less_than_gram", saved))
     return pd.DataFrame(rows, columns=DROP_COLUMNS)
 
 
 def _views(per_seed: pd.DataFrame) -> pd.DataFrame:
-    """The rows of single profiles of methods with modules, with the number of them that are on."""
+    """Returns the rows of single profiles of methods with modules, with the number of active modules."""
     views = per_seed[(per_seed["profile"] != MEAN) & (per_seed["method"] != BASELINE)]
     numbers = [len(retained.split(",")) if retained else 0 for retained in views["retained"]]
     return views.assign(**{MODULES: pd.Series(numbers, views.index, dtype="int64")})
 
 
 def _shared_profiles(declared: pd.DataFrame) -> dict[tuple[str, int], frozenset[str]]:
-    """{(size, number of modules): the profiles that every method has which has any of them}."""
+    """Returns {(size, number of modules): the profiles shared by all methods that have any}."""
     shared: dict[tuple[str, int], frozenset[str]] = {}
     for (_, size, number), views in _views(declared).groupby(CELL, sort=False):
-        own = frozenset(views["profile"])
-        shared[size, number] = shared.get((size, number), own) & own
+        profiles = frozenset(views["profile"])
+        shared[size, number] = shared.get((size, number), profiles) & profiles
     return shared
 
 
 def _ends(numbers: pd.DataFrame, method: str, size: str, name: str, num_modules: int) -> pd.DataFrame:
-    """`one`, `all` and `drop` of a class, indexed by the seeds that have both ends; none where all are but one."""
-    own = numbers[(numbers["method"] == method) & (numbers["size"] == size) & numbers[name].notna()]
-    one, every = (own[own[MODULES] == number].set_index("seed")[name] for number in (1, num_modules))
+    """Returns `one`, `all` and `drop` of a class, indexed by the seeds with both ends; empty if all is one module."""
+    known = numbers[(numbers["method"] == method) & (numbers["size"] == size) & numbers[name].notna()]
+    one, every = (known[known[MODULES] == number].set_index("seed")[name] for number in (1, num_modules))
     ends = pd.DataFrame({"one": one, "all": every}).dropna()
     return ends.assign(drop=ends["one"] - ends["all"]) if num_modules > 1 else ends.iloc[:0].assign(drop=np.nan)
 
 
-def _interval(name: str, values) -> dict[str, float]:
-    interval = t_interval(values) if len(values) else (np.nan,) * 3
-    return dict(zip((name, f"{name}_low", f"{name}_high"), interval, strict=True))
-
-
-RUN = ["method", "size", "seed"]
-SHARE_COLUMNS = [*RUN, "run_id", "step", "domain", "module", "share"]
+# ------------------------------------------------------------------------------- which module learns which text
 
 
 def load_shares(store: Store, runs: pd.DataFrame) -> pd.DataFrame:
-    """One row a run, step, domain and module: SHARE_COLUMNS, with `variant` first where `runs` has it.
+    """Reads a row per run, step, domain and module: SHARE_COLUMNS, with `variant` first if `runs` has it.
 
-    `runs` has a row for each run: `id` and its names. `share`: of the squared gradients of all modules on a batch of
-    the domain, in [0, 1]. Read from the run directories: MLflow has no probes. A domain without any gradient is absent.
+    `runs` has a row per run: `id` and the columns that name it. `share`: the module's part of all modules' squared
+    gradients on a batch of the domain, in [0, 1]. Reads run directories, as MLflow has no probes. A domain without any
+    gradient is left out.
     """
     names = [name for name in (VARIANT, *RUN) if name in runs]
     rows = []
-    for own in runs[["id", *names]].to_dict("records"):
-        for record in store.run(own["id"]).records():
+    for run in runs[["id", *names]].to_dict("records"):
+        for record in store.run(run["id"]).records():
             for (domain, module), share in probed_shares(record["metrics"]).items():
-                rows.append((*(own[name] for name in names), own["id"], record["step"], domain, module, share))
+                rows.append((*(run[name] for name in names), run["id"], record["step"], domain, module, share))
     return pd.DataFrame(rows, columns=[*names, *SHARE_COLUMNS[len(RUN) :]])
 
 
 def probed_shares(metrics: Mapping[str, float]) -> dict[tuple[str, str], float]:
-    """{(domain, module): share} from the metrics of one record, core's batches first."""
+    """Returns {(domain, module): share} from the metrics of one record, core's batches first."""
     squares: dict[str, dict[str, float]] = {}
     for name, norm in metrics.items():
         if name.startswith(PROBE):
@@ -190,20 +189,20 @@ def probed_shares(metrics: Mapping[str, float]) -> dict[tuple[str, str], float]:
 
 
 def share_curves(shares: pd.DataFrame) -> pd.DataFrame:
-    """Means over seeds: one row a method, size, domain, module and step with `share, low, high, num_seeds, runs`."""
-    return _over_seeds(shares, [*_cell(shares), "domain", "module", "step"])
+    """Averages over seeds: a row per method, size, domain, module and step with `share, low, high, num_seeds, runs`."""
+    return _mean_shares(shares, [*_cell(shares), "domain", "module", "step"])
 
 
 def final_shares(shares: pd.DataFrame) -> pd.DataFrame:
-    """The same at the last probe, with `is_own`; and the mean over auxiliary domains of their own module's share.
+    """Averages over seeds at the last probe; `is_own` marks the share of a domain's module on that domain.
 
-    The mean is taken within a seed, and stands as domain and module `mean`.
+    Rows with domain and module `mean`: the mean over auxiliary domains of that share, taken within a seed.
     """
     cell = _cell(shares)
     last = shares[shares["step"] == shares.groupby("run_id")["step"].transform("max")]
-    own = last[last["domain"] == last["module"]]
-    means = own.groupby([*cell, "seed", "run_id"], sort=False, as_index=False)["share"].mean()
-    found = _over_seeds(pd.concat([last, means.assign(domain=MEAN, module=MEAN)]), [*cell, "domain", "module"])
+    own_module = last[last["domain"] == last["module"]]
+    means = own_module.groupby([*cell, "seed", "run_id"], sort=False, as_index=False)["share"].mean()
+    found = _mean_shares(pd.concat([last, means.assign(domain=MEAN, module=MEAN)]), [*cell, "domain", "module"])
     return found.assign(is_own=found["domain"] == found["module"])
 
 
@@ -211,7 +210,7 @@ def _cell(shares: pd.DataFrame) -> list[str]:
     return [name for name in (VARIANT, "method", "size") if name in shares]
 
 
-def _over_seeds(shares: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+def _mean_shares(shares: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     rows = []
     for key, group in shares.groupby(list(names), sort=False):
         rows.append((*key, *t_interval(group["share"]), len(group), ", ".join(group["run_id"])))

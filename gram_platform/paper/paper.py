@@ -1,4 +1,4 @@
-"""The paper's own numbers, literally, each with the label of its place in the paper."""
+"""Holds the numbers that the paper prints, each with its label in the paper, and puts them beside ours."""
 
 import math
 from collections.abc import Mapping
@@ -6,16 +6,16 @@ from collections.abc import Mapping
 import pandas as pd
 
 from gram_platform.analysis.ratios import BASELINE, MEAN, VARIANT
-from gram_platform.analysis.tables import CLASSES, interval_text
+from gram_platform.analysis.tables import CLASSES, interval_cell, interval_text
 
-STORIES, AUX_SCALING, PARTIAL_LABELS = "stories", "aux_scaling", "partial_labels"  # the studies beside whose tables
-ARCHITECTURE, ACCUMULATION = "architecture", "accumulation"  # these numbers stand
+STORIES, AUX_SCALING, PARTIAL_LABELS = "stories", "aux_scaling", "partial_labels"  # our studies with such numbers
+ARCHITECTURE, ACCUMULATION = "architecture", "accumulation"
 
-Value = tuple[float, float]  # compute ratio, half-width of its 90% interval; NaN where the paper does not print one
-Table = Mapping[str, tuple[Value, ...]]  # method -> the four CLASSES in order, means over profiles
+Value = tuple[float, float]  # compute ratio, half-width of the 90% interval; NaN where the paper prints none
+Table = Mapping[str, tuple[Value, ...]]  # {method: the four CLASSES in order, means over profiles}
 NOT_PRINTED = (math.nan, math.nan)
 
-# tab:synthetic, mean over the five profiles: (compute ratio, half-width of the 90% interval) in the order of CLASSES
+# tab:synthetic, means over the five profiles
 STORIES_TABLE = {
     "filtering": ((0.961, 0.015), (0.962, 0.024), (0.780, 0.009), (0.870, 0.012)),
     "gram": ((0.938, 0.029), (0.952, 0.030), (0.766, 0.017), (0.855, 0.024)),
@@ -73,9 +73,9 @@ PAPER_SCALES = {  # study -> size, seeds
     ARCHITECTURE: ("100M", 3),
     ACCUMULATION: ("200M", 1),
 }
-STORIES_SIZE, STORIES_SEEDS = PAPER_SCALES[STORIES]  # app:stories
-# the table in fig:realistic-results, for the dual-use models: train FLOPs, active and total MLP parameters over the
-# baseline's
+STORIES_SIZE = PAPER_SCALES[STORIES][0]  # app:stories
+# The table in fig:realistic-results, of the dual-use models: train FLOPs, active and total MLP parameters, as multiples
+# of the baseline's
 COST_TABLE = {
     "filtering": ("5x", "1x", "5x"),
     "gram": ("1x", "1x or 1.1x", "1.4x"),
@@ -86,7 +86,7 @@ COST_TABLE = {
 
 
 def paper_value(study: str, variant: str, method: str, name: str) -> Value:
-    """What the paper prints for a class of a method; the baseline is 1 by definition, (NaN, NaN) what it does not."""
+    """Returns what the paper prints for a class of a method, else (NaN, NaN); the baseline is 1 by definition."""
     tables = PAPER.get(study, {})
     if method in tables.get(variant, {}):
         return tables[variant][method][CLASSES.index(name)]
@@ -94,10 +94,10 @@ def paper_value(study: str, variant: str, method: str, name: str) -> Value:
 
 
 def beside_paper(table: pd.DataFrame, study: str = STORIES, profile: str = MEAN) -> pd.DataFrame:
-    """Our rows of a profile, each followed by the paper's row of the method: `mean [low, high]` as text, 90% intervals.
+    """Returns our rows of a profile, each followed by the paper's row of the method; values as `mean [low, high]`.
 
-    Columns `variant` if the table has it, `method, size, from` ("ours" or "paper"), the four classes, `num_seeds`.
-    Empty where there is no value.
+    Columns: `variant` if the table has it, `method, size, from` ("ours" or "paper"), the four classes with 90%
+    intervals (empty without a value), `num_seeds`.
     """
     rows, tables = [], PAPER.get(study, {})
     paper_size, paper_seeds = PAPER_SCALES.get(study, ("", 0))
@@ -106,9 +106,9 @@ def beside_paper(table: pd.DataFrame, study: str = STORIES, profile: str = MEAN)
         theirs = tables.get(variant, {}).get(method)
         if method == BASELINE and theirs is None:
             continue
-        own = {name: interval_text(*(record[f"{name}{end}"] for end in ("", "_low", "_high"))) for name in CLASSES}
+        ours = {name: interval_cell(record, name) for name in CLASSES}
         key = {VARIANT: variant, "method": method}
-        rows.append({**key, "size": record["size"], "from": "ours", **own, "num_seeds": record["num_seeds"]})
+        rows.append({**key, "size": record["size"], "from": "ours", **ours, "num_seeds": record["num_seeds"]})
         if theirs:
             values = zip(CLASSES, theirs, strict=True)
             paper = {name: interval_text(mean, mean - error, mean + error) for name, (mean, error) in values}

@@ -1,9 +1,9 @@
-"""The paper's claims, literally: what each says about a difference, and where it says so.
+"""Lists the paper's claims by study: a text, two sides whose difference is judged, and where the paper says so.
 
-No claim says more than the paper's own numbers show: "matches" is "no worse by more than a margin". That retain stays
-above elicited is claimed on Simple Stories alone: in the paper's scaling study it is so from 200M on, and at 50M and
-100M elicited is above retain. Of what a side leaves open (size, variant) the claim is judged at each value that a study
-has; FIRST and LAST stand for a study's first and last one.
+No claim says more than the paper's numbers show: "matches" is "no worse by more than a margin". That retain stays above
+elicited is claimed only on Simple Stories: in the paper's scaling study it holds from 200M on, while at 50M and 100M
+elicited is above retain. If a side names no size or variant, the claim is judged at each of the study's. FIRST and LAST
+stand for a study's first and last.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ FIRST, LAST = "first", "last"
 LABELS = (("gram", "GRAM"), ("filtering", "Filtering"), ("ft_lora", "FT-LoRA"))
 SCALING, DUAL_USE, TITRATION = "scaling", "dual_use", "titration"
 
-STORIES_CLAIMS = (  # of means over the profiles of core with at most one domain
+STORIES_CLAIMS = (  # on means over the profiles of core with at most one auxiliary domain
     Claim("GRAM: retain is above forget", Side("gram", "retain"), Side("gram", "forget"), "fig:grmoe_vs_filtering"),
     Claim(
         "Filtering: retain is above forget",
@@ -259,14 +259,14 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
 
 
 def chosen(name: str, values: Sequence[str]) -> str:
-    """What a side's size or variant names among a study's: FIRST and LAST are the first and the last of them."""
+    """Returns the size or variant that a side names among a study's `values`: resolves FIRST and LAST."""
     return {FIRST: values[:1], LAST: values[-1:]}.get(name, (name,))[0]
 
 
 def paper_difference(study: str, claim: Claim, variant: str = "", variants: Sequence[str] = ("",)) -> float:
-    """left - right in the paper's own table of the study at a variant; NaN where it does not print both.
+    """Returns left - right in the paper's table of the study at a variant; NaN unless the paper prints both.
 
-    `variants` are our study's, of which sides may name the first and the last.
+    `variants` are our study's, of which sides may name the first and last.
     """
     at = {side: chosen(side.variant or variant, variants) for side in claim.terms}
     values = {side: paper_value(study, at[side], side.method, side.name)[0] for side in claim.terms}

@@ -1,11 +1,11 @@
-"""The paper's three hyperparameter sweeps on Simple Stories, literally: the coordinates of its figures.
+"""Holds the paper's three hyperparameter sweeps on Simple Stories, and judges the paper's claims on ours.
 
-Source: the paper's "Hyperparameter Appendix" (`app:hyperparams`). Every number is a compute ratio, averaged within each
-of three seeds and then over them, with the ends of its 90% interval. Core-partial averages the core over the four
-profiles of core and one module, core-full is the core without any; the p_cr figure has these two, the others the
-core over all five profiles.
+Source: the coordinates of the figures in the paper's "Hyperparameter Appendix" (`app:hyperparams`). Every number is a
+compute ratio, averaged within each of three seeds and then over them, with the ends of the 90% interval. Core-partial
+averages core over the four profiles of core and one module; core-full is core without modules. The p_cr figure has
+these two, the other figures core over all five profiles.
 
-At p_ca 2 the FT-LoRA of its main table (`tab:synthetic`: .841 .928 .692 .774) lies below this sweep's (.899 .969 .739
+At p_ca 2 the FT-LoRA of the main table (`tab:synthetic`: .841 .928 .692 .774) lies below this sweep's (.899 .969 .739
 .826); the paper does not say why.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from gram_platform.analysis.sweeps import SWEEP_CLASSES
-from gram_platform.analysis.tables import interval_text
+from gram_platform.analysis.tables import interval_cell, interval_text
 from gram_platform.paper.paper import STORIES_SIZE
 from gram_platform.paper.verdicts import COLUMNS, MARGINS, POSITIVE, Range, alike, judge
 
@@ -27,15 +27,15 @@ SWEEP_SEEDS = 3
 
 @dataclass(frozen=True)
 class PaperSweep:
-    """One knob of one method, and what the paper's figure has at each of its values."""
+    """One knob of one method, and the paper's figure: a point per class at each value of the knob."""
 
     method: str
     title: str
     fixed: Mapping[str, float]  # the other knobs
     source: str  # label in the paper
     values: tuple[float, ...]
-    is_log: bool  # equal factors are equal distances on the figure's axis
-    classes: Mapping[str, tuple[Point, ...]]  # those that the figure has, in the order of SWEEP_CLASSES
+    is_log: bool  # the figure's axis is logarithmic
+    classes: Mapping[str, tuple[Point, ...]]  # the figure's classes, in the order of SWEEP_CLASSES
 
 
 PAPER_SWEEPS = {
@@ -169,7 +169,7 @@ PAPER_SWEEPS = {
 
 
 def paper_curve(knob: str, name: str) -> pd.DataFrame:
-    """The paper's curve of one class: `value, mean, low, high`; empty where it has none."""
+    """Returns the paper's curve of one class: `value, mean, low, high`; empty if it has none."""
     sweep = PAPER_SWEEPS.get(knob)
     points = sweep.classes.get(name, ()) if sweep else ()
     rows = [(value, *point) for value, point in zip(sweep.values, points, strict=True)] if points else []
@@ -177,22 +177,23 @@ def paper_curve(knob: str, name: str) -> pd.DataFrame:
 
 
 def paper_means(knob: str) -> pd.DataFrame:
-    """The paper's means of a knob: a column for each class that its figure has, indexed by the knob's value."""
+    """Returns the paper's means of a knob: a column per class in the figure, indexed by the knob's value."""
     sweep = PAPER_SWEEPS[knob]
     means = {name: [mean for mean, _, _ in points] for name, points in sweep.classes.items()}
     return pd.DataFrame(means, index=pd.Index(sweep.values, name="value"))
 
 
 def beside_paper_sweeps(table: pd.DataFrame) -> pd.DataFrame:
-    """Our rows of a sweep's table, each followed by the paper's where it has that value: `mean [low, high]` as text.
+    """Returns our rows of a sweep's table, each followed by the paper's row of that value, if there is one.
 
-    Columns `knob, value, method, size, from` ("ours" or "paper"), the classes that either has, `num_seeds, run_ids`.
+    Columns: `knob, value, method, size, from` ("ours" or "paper"), the classes that either has as `mean [low, high]`,
+    `num_seeds, run_ids`.
     """
     rows, of_method = [], {(knob, sweep.method): sweep for knob, sweep in PAPER_SWEEPS.items()}
     for record in table.to_dict("records"):
         key = {name: record[name] for name in ("knob", "value", "method", "size")}
-        own = {name: interval_text(*(record[name + end] for end in ("", "_low", "_high"))) for name in SWEEP_CLASSES}
-        rows.append({**key, "from": "ours", **own, "num_seeds": record["num_seeds"], "run_ids": record["runs"]})
+        ours = {name: interval_cell(record, name) for name in SWEEP_CLASSES}
+        rows.append({**key, "from": "ours", **ours, "num_seeds": record["num_seeds"], "run_ids": record["runs"]})
         sweep = of_method.get((record["knob"], record["method"]))
         if sweep and record["value"] in sweep.values:
             at = sweep.values.index(record["value"])
@@ -210,12 +211,12 @@ Curve = pd.DataFrame  # of one seed, or the paper: indexed by the knob's value, 
 
 @dataclass(frozen=True)
 class SweepClaim:
-    """Each seed's curve has a difference, which lies in the range."""
+    """A difference along each seed's curve lies `within` the range."""
 
     knob: str
     text: str  # {first}, {middle} and {last} are values of the knob
-    names: tuple[str, ...]  # the classes that it needs
-    difference: Callable[[Curve], float]  # NaN where the sweep lacks a value that it needs
+    names: tuple[str, ...]  # the classes that the difference needs
+    difference: Callable[[Curve], float]  # NaN if the sweep lacks a value that it needs
     within: Range = POSITIVE
 
 
@@ -228,12 +229,12 @@ def _fall(name: str) -> Callable[[Curve], float]:
 
 
 def _gap(curve: Curve, value: float) -> float:
-    """Core-full - core-partial at a value."""
+    """Returns core-full - core-partial at a value."""
     return curve["core_full"].get(value, np.nan) - curve["core_partial"].get(value, np.nan)
 
 
 def _middle(curve: Curve) -> float:
-    """The value nearest to 0.5 between the ends, NaN where there is none."""
+    """Returns the value nearest to 0.5 between the ends, NaN if there is none."""
     return min(curve.index[1:-1], key=lambda value: (abs(value - 0.5), value), default=np.nan)
 
 
@@ -276,25 +277,25 @@ SWEEP_CLAIMS = (
 
 
 def sweep_claims(per_seed: pd.DataFrame) -> pd.DataFrame:
-    """The paper's claims on its three sweeps, judged on the seeds that have every value of the knob.
+    """Judges the paper's claims on the three sweeps, on the seeds that have every value of the knob.
 
-    One row a claim, method and size, as `claims_frame`, with `paper` (the same difference in the paper's figure, NaN
-    where that lacks a value) and `source`. A claim of which no seed has what it needs is absent.
+    Returns a row per claim, method and size, as `claims_frame`, with `paper` (the difference in the paper's figure, NaN
+    if that lacks a value) and `source`. A claim for which no seed has all values is left out.
     """
     rows, varied = [], per_seed.groupby(["knob", "method", "size"], sort=False)
     is_plain = per_seed.drop_duplicates(["knob", "method", "size"]).groupby("knob").size().max() == 1
     for (knob, method, size), group in varied:
-        seeds = _complete_curves(group)
+        seeds = _curves(group)
         for claim in (c for c in SWEEP_CLAIMS if c.knob == knob and seeds):
             suffix = "" if is_plain else f" ({method}, {size})"
             rows += _judged(claim, seeds, suffix, PAPER_SWEEPS[knob].method == method)
     return pd.DataFrame(rows, columns=CLAIM_COLUMNS)
 
 
-def _complete_curves(group: pd.DataFrame) -> dict[str, Curve]:
-    """`{seed: curve}` over all values of the group, NaN where the seed lacks one."""
+def _curves(group: pd.DataFrame) -> dict[str, Curve]:
+    """Returns `{seed: curve}` over all values of the group, NaN where the seed lacks one."""
     values = pd.Index(sorted(set(group["value"])), name="value")
-    return {seed: own.set_index("value").reindex(values) for seed, own in group.groupby("seed", sort=False)}
+    return {seed: rows.set_index("value").reindex(values) for seed, rows in group.groupby("seed", sort=False)}
 
 
 def _judged(claim: SweepClaim, seeds: dict[str, Curve], suffix: str, is_papers_method: bool) -> list[dict]:
@@ -307,5 +308,5 @@ def _judged(claim: SweepClaim, seeds: dict[str, Curve], suffix: str, is_papers_m
     named = {"first": values[0], "middle": _middle(next(iter(whole.values()))), "last": values[-1]}
     text = claim.text.format(**{name: f"{value:g}" for name, value in named.items()}) + suffix
     in_paper = claim.difference(paper_means(claim.knob).reindex(values)) if is_papers_method else np.nan
-    own = {"paper": in_paper, "source": PAPER_SWEEPS[claim.knob].source}
-    return [{**vars(judge(text, found, dict.fromkeys(found, 0.0), claim.within)), **own}]
+    judgement = judge(text, found, dict.fromkeys(found, 0.0), claim.within)
+    return [{**vars(judgement), "paper": in_paper, "source": PAPER_SWEEPS[claim.knob].source}]

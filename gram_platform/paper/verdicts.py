@@ -1,10 +1,10 @@
-"""What the runs say about a claim: agree, disagree, or cannot tell.
+"""Judges claims: whether the runs agree, disagree, or cannot tell.
 
-A claim is that a seed-paired difference, left - right, lies in a range. It is agreed when the 90% t-interval of the
-mean difference lies wholly inside the range, disagreed when it lies wholly outside. Most ranges are "above zero". "No
-worse than" is one-sided, with a margin that is the same in every study: core and retain may be a little lower, forget
-and elicited a little higher. One seed has no interval: its verdict says on which side its difference lies, and that it
-has none. Beside each verdict stands the smallest true difference that so many seeds with this spread would show.
+A claim says that a seed-paired difference, left - right, lies in a range. The verdict is "agree" if the 90% t-interval
+of the mean difference lies wholly inside the range, "disagree" if wholly outside. Most ranges are "above zero". "No
+worse than" is one-sided, with the same margin in every study: core and retain may be a little lower, forget and
+elicited a little higher. One seed has no interval: the verdict then rests on the difference alone, and says so. Each
+verdict comes with the smallest true difference that as many seeds with this spread would show.
 """
 
 import math
@@ -21,18 +21,19 @@ from gram_platform.analysis.tables import CLASSES
 from gram_platform.config.identity import invalid
 
 AGREE, DISAGREE, CANNOT_TELL = "agree", "disagree", "cannot tell"
-NO_INTERVAL = " (no interval)"  # ends the verdict of one seed
+NO_INTERVAL = " (no interval)"  # appended to the verdict of one seed
 VERDICTS = (AGREE, DISAGREE, CANNOT_TELL, AGREE + NO_INTERVAL, DISAGREE + NO_INTERVAL)
-BELOW, ABOVE = 0.06, 0.10  # the margins, in compute ratio: so much worse still counts as no worse
+BELOW, ABOVE = 0.06, 0.10  # margins in compute ratio: this much worse still counts as no worse
 MARGINS = {"core": BELOW, "retain": BELOW, "forget": ABOVE, "elicited": ABOVE}
+WORDS = {"elicited": "elicited forget"}  # of a class in texts, if not its name
 COLUMNS = ["claim", "verdict", "difference", "low", "high", "num_seeds", "detectable"]
-
+EXPLANATION = "explanation"  # column of claims
 Values = Mapping[Hashable, float]  # {seed: value}
 
 
 @dataclass(frozen=True)
 class Range:
-    """Where a claim's difference lies, ends excluded."""
+    """The range of a claim's difference, ends excluded."""
 
     low: float = 0.0
     high: float = math.inf
@@ -46,21 +47,18 @@ POSITIVE = Range()
 
 
 def not_below(name: str) -> Range:
-    """A class, core or retain usually, is no more than its margin below the other."""
+    """Returns the range "a class (usually core or retain) is no more than its margin below the other side"."""
     return Range(-MARGINS[name])
 
 
 def not_above(name: str) -> Range:
-    """A class, forget or elicited usually, is no more than its margin above the other."""
+    """Returns the range "a class (usually forget or elicited) is no more than its margin above the other side"."""
     return Range(-math.inf, MARGINS[name])
 
 
 def alike(name: str) -> Range:
-    """A class differs by less than its margin, either way."""
+    """Returns the range "a class differs by less than its margin, either way"."""
     return Range(-MARGINS[name], MARGINS[name])
-
-
-WORDS = {"elicited": "elicited forget"}
 
 
 @dataclass(frozen=True)
@@ -69,15 +67,15 @@ class Side:
 
     method: str
     name: str  # of CLASSES
-    profile: str = ""  # "": those of at most one auxiliary domain that both sides' methods have
+    profile: str = ""  # "": the mean over profiles with at most one auxiliary domain that both sides' methods have
     variant: str = ""  # "": each in turn
     size: str = ""  # "": each in turn
-    less: "Side | None" = None  # what is taken off it, seed by seed: the side is then a drop, or a gain
+    less: "Side | None" = None  # subtracted seed by seed: makes the side a drop or a gain
 
 
 @dataclass(frozen=True)
 class Claim:
-    """`left - right` lies `within` the range."""
+    """The statement that `left - right` lies `within` the range."""
 
     text: str
     left: Side
@@ -87,52 +85,55 @@ class Claim:
 
     @property
     def terms(self) -> tuple[Side, ...]:
-        """Everything that it compares, each once."""
+        """The sides and the sides subtracted from them, each once."""
         return tuple(dict.fromkeys(t for side in (self.left, self.right) for t in (side, side.less) if t is not None))
 
 
 def follows(label: str, left: str, other: str, right: str, source: str) -> tuple[Claim, ...]:
-    """ "LABEL is no worse than OTHER", by class: core and retain not below, forget and elicited not above."""
+    """Claims by class that LABEL is no worse than OTHER: core and retain not below, forget and elicited not above."""
     ways = {n: ("below", not_below) if n in ("core", "retain") else ("above", not_above) for n in CLASSES}
     texts = {n: f"{label}'s {WORDS.get(n, n)} is no more than {MARGINS[n]:.2f} {ways[n][0]} {other}'s" for n in CLASSES}
     return tuple(Claim(texts[n], Side(left, n), Side(right, n), source, ways[n][1](n)) for n in CLASSES)
 
 
 def same(label: str, left: str, other: str, right: str, source: str) -> tuple[Claim, ...]:
-    """ "LABEL and OTHER are alike", by class, either way."""
+    """Claims by class that LABEL and OTHER differ by less than the margin, either way."""
     texts = {n: f"{label} and {other} have the same {WORDS.get(n, n)} within {MARGINS[n]:.2f}" for n in CLASSES}
     return tuple(Claim(texts[n], Side(left, n), Side(right, n), source, alike(n)) for n in CLASSES)
 
 
 def drop(method: str, name: str) -> Side:
-    """What a class loses from at most one module to all."""
+    """Returns the side "what a class loses from at most one module to all"."""
     return Side(method, name, less=Side(method, name, profile=ALL))
 
 
 def gain(method: str, name: str) -> Side:
-    """What a class gains by heterogeneous accumulation."""
+    """Returns the side "what a class gains by heterogeneous accumulation"."""
     return Side(method, name, variant="heterogeneous", less=Side(method, name, variant="uniform"))
+
+
+# -------------------------------------------------------------------------------------------------------- judgements
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """A claim, the verdict, and the numbers it rests on."""
+    """A claim, the verdict, and the numbers behind it."""
 
     claim: str
     verdict: str  # one of VERDICTS
-    difference: float  # mean of left - right over the seeds that both have
-    low: float  # of its t-interval; NaN with one seed
+    difference: float  # mean of left - right over the seeds of both
+    low: float  # of the t-interval; NaN with one seed
     high: float
     num_seeds: int
-    detectable: float  # smallest true difference shown with power 0.8; NaN with one seed
+    detectable: float  # smallest true difference that is shown with power 0.8; NaN with one seed
 
 
 def judge(
     claim: str, left: Values, right: Values, within: Range = POSITIVE, confidence: float = CONFIDENCE
 ) -> Judgement:
-    """Judge that left - right lies in the range, both `{seed: value}`.
+    """Judges whether left - right, both `{seed: value}`, lies in the range.
 
-    ValueError when they share no seed or a value is not finite.
+    ValueError if they share no seed or a value is not finite.
     """
     contrast = paired_contrast(left, right, confidence)
     is_one = len(contrast.seeds) == 1
@@ -150,21 +151,21 @@ def _verdict(contrast: Contrast, within: Range) -> str:
 
 
 def verdict_counts(verdicts: Iterable[str]) -> str:
-    """ "9 agree, 1 disagree, 0 cannot tell", and how many of one seed there are, if any."""
+    """Counts verdicts: "9 agree, 1 disagree, 0 cannot tell", then those of one seed, if any."""
     counts = Counter(verdicts)
     return ", ".join(f"{counts[v]} {v}" for v in VERDICTS if counts[v] or not v.endswith(NO_INTERVAL))
 
 
 def claims_frame(judgements: Sequence[Judgement]) -> pd.DataFrame:
-    """One row a claim, in their order."""
+    """Returns a row per judgement, in order, with COLUMNS."""
     return pd.DataFrame([vars(judgement) for judgement in judgements], columns=COLUMNS)
 
 
-EXPLANATION = "explanation"  # the column of claims
+# ------------------------------------------------------------------------------------------------------ explanations
 
 
 class Explanation(NamedTuple):
-    """Shown as one text beside the verdict that it explains."""
+    """Why a claim is disagreed; shown as one text beside the verdict."""
 
     sentence: str  # with its full stop
     shown_by: str  # a run id, or the command whose table shows it
@@ -175,10 +176,7 @@ EXPLANATIONS: Explanations = {}
 
 
 def explained(claims: pd.DataFrame, study: str, preset: str, explanations: Explanations = EXPLANATIONS) -> pd.DataFrame:
-    """The claims with a column `explanation`, at every size and variant that the claim is judged at.
-
-    Empty beside other verdicts than "disagree", and where there is none.
-    """
+    """Adds a column `explanation`: the text beside verdicts of "disagree", if there is one, else empty."""
     texts = [
         _text(explanations.get((study, preset, claim))) if verdict.startswith(DISAGREE) else ""
         for claim, verdict in zip(claims["claim"], claims["verdict"], strict=True)

@@ -1,4 +1,4 @@
-"""Shares of the modules' squared gradient, from planted norms in run directories to the table, figures and page."""
+"""Checks the modules' shares of the squared gradient: from planted norms to table, figures and page."""
 
 import numpy as np
 import pandas as pd
@@ -16,13 +16,13 @@ DOMAINS, MODULES, SEEDS, STEPS = ("core", "biology", "chemistry"), ("biology", "
 
 
 def planted(seed: str, step: int, domain: str, module: str) -> float:
-    """The share: a half for core's batches, else the own module's, which grows with the step and the seed."""
+    """The share of a domain's module, which grows with step and seed; a half on core's batches."""
     own = 0.5 + 0.02 * step + 0.03 * (int(seed) - 1)
     return 0.5 if domain == "core" else own if module == domain else 1.0 - own
 
 
 def metrics_of(seed: str, step: int) -> dict[str, float]:
-    scale = {"core": 0.1, "biology": 3.0, "chemistry": 40.0}  # of all norms of a batch: of no matter to shares
+    scale = {"core": 0.1, "biology": 3.0, "chemistry": 40.0}  # of all norms of a batch: shares do not change
     pairs = [(domain, module) for domain in DOMAINS for module in MODULES]
     norms = {f"norm/probe/{d}/{m}": scale[d] * planted(seed, step, d, m) ** 0.5 for d, m in pairs}
     return {**norms, "norm/gradient/shared": 1.0, "train/loss": 2.0}
@@ -30,7 +30,7 @@ def metrics_of(seed: str, step: int) -> dict[str, float]:
 
 @pytest.fixture(scope="module")
 def shares(tmp_path_factory) -> pd.DataFrame:
-    """Of three runs with two probes each, and of one without."""
+    """Shares of three runs with two probes each, and of one run without."""
     store = Store(str(tmp_path_factory.mktemp("probes"))).open_for_writing(min_free_bytes=0)
     rows = []
     for seed in (*SEEDS, "3"):

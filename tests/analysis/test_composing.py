@@ -1,4 +1,4 @@
-"""Values by the number of modules that are on, from planted ratios: means over subsets, then over seeds; the drops."""
+"""Checks values by the number of active modules, on planted ratios: means over subsets and seeds, and the drops."""
 
 import dataclasses
 from itertools import combinations
@@ -27,7 +27,7 @@ def name_of(subset) -> str:
 
 
 def ratio(method: str, seed: str, subset, domain: str) -> float:
-    """A module's own domain costs a little more in `chemistry` than elsewhere, so that subsets differ."""
+    """Chemistry's module costs a little more on its domain than the others, so that subsets differ."""
     if method == "baseline":
         return 1.0
     level = 0.9 - LOSS[method] * max(len(subset) - 1, 0) * (1 + 0.1 * int(seed)) + 0.01 * int(seed)
@@ -94,7 +94,7 @@ def test_drops_from_one_to_all_are_paired_over_seeds(per_seed):
         assert row["num_seeds"] == 3
 
 
-def test_a_seed_that_lacks_a_subset_counts_for_the_other_numbers_alone():
+def test_a_seed_without_a_subset_counts_only_at_other_numbers():
     views = evaluations()
     is_lost = (views["method"] == "gram") & (views["seed"] == "1") & (views["profile"] == "core+biology+law")
     kept = analyse(views[~is_lost], curves()).per_seed
@@ -104,11 +104,11 @@ def test_a_seed_that_lacks_a_subset_counts_for_the_other_numbers_alone():
     assert len(numbers[(numbers["method"] == "gram") & (numbers["modules"] == 3)]) == 3
     everywhere = (views["method"] == "gram") & (views["profile"] == "core+biology+law")
     none = by_number(analyse(views[~everywhere], curves()).per_seed, views)
-    assert none[(none["method"] == "gram") & (none["modules"] == 2)].empty  # declared, so its absence is no choice
+    assert none[(none["method"] == "gram") & (none["modules"] == 2)].empty  # declared, so it counts as missing
 
 
 def test_methods_are_compared_on_the_profiles_that_they_share(per_seed):
-    """FT-LoRA with the branches of --retain biology chemistry, and filtering, which has nothing with two modules."""
+    """FT-LoRA with the branches of --retain biology chemistry, and filtering, which has no view of two modules."""
     few = per_seed[(per_seed["method"] != "ft_lora") | ~per_seed["retained"].str.contains("law")]
     dense = per_seed[(per_seed["method"] == "gram") & per_seed["profile"].isin(["core", "core+biology"])]
     numbers = by_number(pd.concat([few, dense.assign(method="filtering")]))
@@ -147,14 +147,14 @@ def test_the_page_leads_with_both_classes_against_the_number():
     assert set(CLASSES) < set(study.table)
 
 
-def test_while_only_core_alone_is_there_it_has_no_panel_of_what_is_kept(per_seed):
+def test_core_alone_gives_no_panel_of_retain(per_seed):
     alone = per_seed[(per_seed["retained"] == "") | (per_seed["method"] == "baseline")]
     study = dataclasses.replace(page_of(by_modules=True)[0], by_number=by_number(alone))
     assert [name for name in study_figures(study) if name.startswith("modules-")] == ["modules-core-tiny"]
     assert "<h2>From one module to all</h2>" not in build_report("", "", study)
 
 
-def test_other_studies_say_nothing_of_it():
+def test_other_studies_have_no_such_section():
     study, page, text = page_of(by_modules=False)
     assert study.by_number is None
     assert "<h2>By the number" not in page

@@ -1,4 +1,4 @@
-"""The curve fit against planted curves with known answers, its errors, and real public curves."""
+"""Checks the curve fit on planted curves and real public ones, and the errors."""
 
 import json
 import tracemalloc

@@ -1,4 +1,4 @@
-"""Attacks in the tables: planted elicited ratios come back, and an attack that is missing is named, never guessed."""
+"""Checks attacks in the tables: planted elicited ratios come back, missing attacks are named."""
 
 import numpy as np
 import pandas as pd

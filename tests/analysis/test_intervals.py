@@ -1,4 +1,4 @@
-"""Intervals against hand-computed values, scipy, and simulation."""
+"""Checks intervals against hand-computed values, scipy and simulation."""
 
 import math
 

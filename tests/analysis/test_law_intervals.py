@@ -1,4 +1,4 @@
-"""Intervals of laws over few seeds: their coverage in a linear model of the optima, and laws that leave the floats."""
+"""Checks seed intervals of laws: coverage with few seeds, and laws beyond the range of floats."""
 
 import dataclasses
 import math
@@ -7,7 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gram_platform.analysis.power_law import SeedSpread, bootstrap_laws, fit_power_law
+from gram_platform.analysis.lr_laws import SeedSpread, bootstrap_laws
+from gram_platform.analysis.power_law import fit_power_law
 from gram_platform.config.ladder import GRID_DEMO_SIZES, PAPER_LAW, sized_by
 from tests.analysis.test_seed_levels import trials
 
@@ -15,7 +16,7 @@ SIZES = np.array([5e7, 1e8, 2e8, 4e8])
 
 
 def weights(at: float | None = None) -> np.ndarray:
-    """Of the exponent, or of the law's logarithm at a size, in the log optima: from `fit_power_law` itself."""
+    """Weights of the log optima in the exponent, or in the log of the law at a size, from `fit_power_law`."""
     laws = [fit_power_law(SIZES, np.exp(unit)) for unit in np.eye(len(SIZES))]
     return np.array([law.exponent if at is None else math.log(law.predict(at)) for law in laws])
 
@@ -58,7 +59,7 @@ def test_the_level_of_seeds_does_not_widen_a_law():
     assert tuple(wide.lr_exponent) == pytest.approx(tuple(narrow.lr_exponent), rel=1e-6)
 
 
-def test_one_resample_or_one_seed_tell_nothing():
+def test_one_resample_or_one_seed_gives_no_interval():
     single = bootstrap_laws(trials(2, noise=0.001), num_resamples=1)
     assert math.isnan(single.lr_exponent.low)
     frame = trials(2, noise=0.001)
@@ -85,7 +86,7 @@ def test_a_confidence_is_a_probability(confidence):
         {"batch_exponent": 55.0},
     ],
 )
-def test_a_law_that_leaves_the_floats_is_refused(change):
+def test_a_law_beyond_the_range_of_floats_is_refused(change):
     law = dataclasses.replace(PAPER_LAW, name="steep", **change)
     with pytest.raises(ValueError, match=r"^law='steep': expected.* at 1,000,000 parameters"):
         sized_by(GRID_DEMO_SIZES["0.2M"], law, 1_000_000)

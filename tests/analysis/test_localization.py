@@ -1,4 +1,4 @@
-"""Concentration of loss increases: coefficients that are known, planted views, and the control."""
+"""Checks the concentration of loss increases: known coefficients, planted views, the control."""
 
 import dataclasses
 
@@ -7,13 +7,13 @@ import pytest
 
 from gram_platform.analysis.localization import (
     TABLE_COLUMNS,
-    Measured,
+    TokenLosses,
     concentration_curve,
     gini,
+    localization_tables,
     localize,
     shades,
     shading_scale,
-    tables,
     top_share,
 )
 from gram_platform.paper.claims import localization_claims
@@ -56,27 +56,27 @@ def test_shading_is_calibrated_on_the_filtered_model():
     assert (shades(filtered, np.nan) == 0).all()
 
 
-def planted_views() -> tuple[list[Measured], dict]:
-    """Two seeds of a baseline, and a method whose forgotten loss rises by 4 nats on every tenth token alone."""
+def planted_views() -> tuple[list[TokenLosses], dict]:
+    """Two seeds of a baseline, and a method whose forgotten loss rises by 4 nats on every tenth token."""
     views, references = [], {}
     for seed in ("0", "1"):
         rng = np.random.default_rng(int(seed))
         base = {d: rng.uniform(1.0, 2.0, SHAPE) for d in DOMAINS}
-        references["tiny", seed] = Measured("baseline", "tiny", seed, "all", DOMAINS, base)
+        references["tiny", seed] = TokenLosses("baseline", "tiny", seed, "all", DOMAINS, base)
         spike = np.zeros(SHAPE)
         spike[:, 3] = 4.0 + int(seed)
         for retained in ((), DOMAINS[:1], DOMAINS):
             profile = {0: "core", 1: "core+lisp", 2: "all"}[len(retained)]
             losses = {d: base[d] + (0.01 if d in retained else spike) for d in DOMAINS}
-            views.append(Measured("gram", "tiny", seed, profile, retained, losses, f"run{seed}"))
+            views.append(TokenLosses("gram", "tiny", seed, profile, retained, losses, f"run{seed}"))
     for seed, other in (("0", "1"), ("1", "0")):
         control = references["tiny", other]
-        views.append(Measured("baseline", "tiny", seed, "all", DOMAINS, control.losses))
+        views.append(TokenLosses("baseline", "tiny", seed, "all", DOMAINS, control.losses))
     return views, references
 
 
 def test_planted_views_come_back():
-    found = tables(localize(*planted_views()))
+    found = localization_tables(localize(*planted_views()))
     table = found.table.set_index(["method", "profile", "domain", "class"])
     assert list(found.table.columns) == [*TABLE_COLUMNS, "runs"]
     forgotten = table.loc[("gram", "core", "lisp", "forget")]
@@ -104,17 +104,17 @@ def test_a_planted_gini_comes_back():
     quantiles = -np.log1p(-(np.arange(1000) + 0.5) / 1000)
     base = {"lisp": np.full((20, 100), 2.0)}
     increases = np.random.default_rng(0).permutation(np.concatenate([quantiles, np.full(1000, -0.5)]))
-    view = Measured("gram", "tiny", "0", "core", (), {"lisp": base["lisp"] + increases.reshape(20, 100)})
-    reference = Measured("baseline", "tiny", "0", "all", ("lisp",), base)
-    row = tables(localize([view], {("tiny", "0"): reference})).table.iloc[0]
+    view = TokenLosses("gram", "tiny", "0", "core", (), {"lisp": base["lisp"] + increases.reshape(20, 100)})
+    reference = TokenLosses("baseline", "tiny", "0", "all", ("lisp",), base)
+    row = localization_tables(localize([view], {("tiny", "0"): reference})).table.iloc[0]
     assert row["gini"] == pytest.approx(0.5, abs=2e-3)
     assert row["positive"] == 0.5
-    assert row["top_share"] == pytest.approx(0.2 * (1.0 + np.log(5.0)), abs=2e-3)  # of the upper fifth of those
+    assert row["top_share"] == pytest.approx(0.2 * (1.0 + np.log(5.0)), abs=2e-3)  # of the upper fifth of these
     assert row["increase"] == pytest.approx((1.0 - 0.5) / 2, abs=1e-3)
 
 
 def test_a_seed_that_lacks_a_view_is_not_in_the_means():
-    found = tables(localize(*planted_views()), [("gram", "tiny", "1", "core+virology")])
+    found = localization_tables(localize(*planted_views()), [("gram", "tiny", "1", "core+virology")])
     table = found.table.set_index(["method", "profile", "domain", "class"])
     assert table.loc[("gram", "mean", "mean", "forget"), "num_seeds"] == 1
     assert table.loc[("gram", "core", "lisp", "forget"), "num_seeds"] == 2
@@ -122,8 +122,8 @@ def test_a_seed_that_lacks_a_view_is_not_in_the_means():
 
 
 def test_claims_of_planted_views():
-    claims = localization_claims(tables(localize(*planted_views())).per_seed)
-    assert claims["verdict"].tolist() == ["agree", "disagree"]  # equal spikes are the most even there can be
+    claims = localization_claims(localization_tables(localize(*planted_views())).per_seed)
+    assert claims["verdict"].tolist() == ["agree", "disagree"]  # equal spikes are the most even spread
     assert claims["num_seeds"].tolist() == [2, 2]
 
 
@@ -132,10 +132,10 @@ def test_a_view_without_its_baseline_has_no_row_and_other_tokens_are_refused():
     one = {key: value for key, value in references.items() if key[1] == "0"}
     assert set(localize(views, one)["seed"]) == {"0"}
     shorter = {d: losses[:3] for d, losses in references["tiny", "0"].losses.items()}
-    wrong = {("tiny", "0"): Measured("baseline", "tiny", "0", "all", DOMAINS, shorter)}
+    wrong = {("tiny", "0"): TokenLosses("baseline", "tiny", "0", "all", DOMAINS, shorter)}
     with pytest.raises(ValueError, match="tokens"):
         localize(views, wrong)
-    nothing = tables(localize([], {}))
+    nothing = localization_tables(localize([], {}))
     assert nothing.table.empty
     assert localization_claims(nothing.per_seed).empty
 
@@ -148,7 +148,7 @@ def test_with_one_auxiliary_domain_all_is_in_the_means():
         if view.profile != "core+lisp"
     ]
     known = {k: dataclasses.replace(v, losses={"lisp": v.losses["lisp"]}) for k, v in references.items()}
-    found = tables(localize(one, known))
+    found = localization_tables(localize(one, known))
     means = found.per_seed[found.per_seed["profile"] == "mean"].set_index(["method", "class", "seed"])
     assert means.loc[("gram", "retain", "0"), "increase"] == pytest.approx(0.01)
     assert means.loc[("gram", "forget", "0"), "increase"] == pytest.approx(0.4)

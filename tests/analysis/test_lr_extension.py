@@ -1,4 +1,4 @@
-"""Growth of a grid: towards a minimum at its edge, up to its limits, and not towards cells that diverged."""
+"""Checks how a grid grows: towards a minimum at the edge, up to the limits, not towards diverged cells."""
 
 import pandas as pd
 import pytest
@@ -47,7 +47,7 @@ def test_growth_ends_once_the_minimum_is_inside():
     assert extension(planted("4M", batch=100.0, batches=grid.batches), grid, limit=3).new_cells == ()
 
 
-def test_without_a_minimum_the_best_cell_leads():
+def test_without_a_minimum_the_grid_grows_towards_the_best_cell():
     step = extension(planted("4M", bend=-0.1, batch=20.0), GRID, limit=1)
     assert step.messages == (
         "4M: the surface is not convex, and the best cell lies at the upper edge of batch: adding batch 128",
@@ -86,7 +86,7 @@ def test_batches_stay_whole_and_allowed():
     assert refused.new_cells == ()
 
 
-def test_a_size_without_losses_waits():
+def test_a_size_without_losses_does_not_grow():
     trials = planted("4M")
     step = extension(diverge(trials, trials["lr"] > 0), GRID, limit=2)
     assert (step.grid, step.messages) == (GRID, ("4M: no cell is complete: not extended",))

@@ -1,4 +1,4 @@
-"""Grids with planted optima: cells, optima with every flag, laws and what they leave out."""
+"""Checks grids with planted optima: cells, optima with every flag, laws and the sizes that they leave out."""
 
 import json
 import math
@@ -50,7 +50,7 @@ def pooled(trials, **options) -> pd.Series:
     return optima[optima["seed"] == POOLED].iloc[0]
 
 
-def test_cells_average_seeds_and_count_what_is_not_complete():
+def test_cells_average_seeds_and_count_incomplete_ones():
     trials = planted("4M", noise=0.01)
     trials = diverge(trials, (trials["lr"] == LRS[-1]) & (trials["batch"] == 16) & (trials["seed"] == "1"))
     trials.loc[(trials["lr"] == LRS[0]) & (trials["batch"] == 64) & (trials["seed"] == "2"), "state"] = "failed"
@@ -115,7 +115,7 @@ def test_surfaces_without_a_minimum_and_minima_of_noise():
     assert flat["notes"].endswith("curvature within the noise")
 
 
-def test_as_many_losses_as_coefficients_are_said_to_tell_nothing():
+def test_an_exact_fit_is_flagged():
     trials = planted("4M", seeds="0", lrs=LRS[:3])
     gone = (trials["lr"] == LRS[0]) & (trials["batch"] != 32) | (trials["lr"] == LRS[2]) & (trials["batch"] == 64)
     row = pooled(trials[~gone])
@@ -124,7 +124,7 @@ def test_as_many_losses_as_coefficients_are_said_to_tell_nothing():
     assert row["notes"] == "as many losses as coefficients: an exact fit tells nothing of its error"
 
 
-def test_a_diverged_seed_takes_its_cell_out_of_every_fit():
+def test_a_cell_with_a_diverged_seed_is_left_out_of_every_fit():
     whole = planted("4M")
     lucky = whole.copy()
     hot = (lucky["lr"] == LRS[-1]) & (lucky["batch"] == 16)
@@ -134,7 +134,7 @@ def test_a_diverged_seed_takes_its_cell_out_of_every_fit():
     assert (row["lr"], row["batch"]) == pytest.approx((0.9e-3, 30.0))
 
 
-def test_a_refused_fit_keeps_its_row_and_loses_no_other():
+def test_a_failed_fit_keeps_its_row_and_all_others():
     trials = laddered(s4M={"lrs": LRS[:2]})
     optima = optima_table(trials)
     refused = optima[optima["size"] == "4M"]
@@ -208,7 +208,7 @@ def test_laws_that_cannot_be_fitted_say_why():
     assert fitted_law(laws, "ours", 64, "a test") is None
 
 
-def test_the_windows_show_how_the_exponents_move():
+def test_the_table_of_windows_shows_how_the_exponents_move():
     exact = window_table(laddered(), (None, 0.1, 1e-6))
     assert exact["window"].tolist()[1:] == [0.1, 1e-6]
     assert math.isnan(exact["window"][0])

@@ -1,4 +1,4 @@
-"""The objective of the MaxEnt search against hand-computed values, its bounds, and references from planted frames."""
+"""Checks the objective of the MaxEnt search: hand-computed values, bounds, references from planted frames."""
 
 import itertools
 import math
@@ -38,13 +38,13 @@ def test_core_alone_has_no_retain():
     assert score["objective"] == pytest.approx(0.2 + 0.5)
 
 
-def test_a_domain_that_is_gone_does_not_pay_for_one_that_is_known():
+def test_a_forgotten_domain_does_not_make_up_for_a_known_one():
     gone, further = ({"core": 1.0, "cyber": 1.0, "lisp": ratio} for ratio in (0.0, -3.0))
     assert OBJECTIVE.score(further, ()) == OBJECTIVE.score(gone, ())
     assert OBJECTIVE.score(gone, ())["objective"] == pytest.approx(0.5)
 
 
-def test_the_worst_lies_above_everything_reachable():
+def test_the_worst_objective_is_above_every_reachable_one():
     ends = (-math.inf, -5.0, 0.0, 0.5, 1.0, HIGHEST_RATIO, 1e9, math.inf)
     for core, retain, forget in itertools.product(ends, repeat=3):
         score = OBJECTIVE.score({"core": core, "lisp": retain, "cyber": forget}, ("lisp",))
@@ -54,7 +54,7 @@ def test_the_worst_lies_above_everything_reachable():
     assert MaxEntObjective(penalty_weight=100.0).worst > OBJECTIVE.worst
 
 
-def test_seeds_are_averaged_before_the_floor_is_asked_for():
+def test_seeds_are_averaged_before_the_floor_applies():
     below, above = {"core": 0.91, "cyber": -7.0}, {"core": 1.03, "cyber": 0.4}
     score = OBJECTIVE.score(mean_ratios([below, above]), ())
     assert score == pytest.approx({"objective": 0.2, "forget": 0.2, "penalty": 0.0, "core": 0.97})
@@ -127,10 +127,10 @@ def test_losses_far_above_the_curve_stay_finite():
 
 def test_incomplete_baselines_are_named():
     known = evaluations()
-    with pytest.raises(ValueError, match=r"^baselines='huge'.*nothing is there"):
+    with pytest.raises(ValueError, match=r"^baselines='huge'.*no baselines"):
         references_of(known, curves(), "huge")
     unfinished = known[~((known["size"] == "small") & (known["method"] == "baseline") & (known["seed"] == "1"))]
-    with pytest.raises(ValueError, match=r"^baselines='small'.*seed 1: its final losses are not there"):
+    with pytest.raises(ValueError, match=r"^baselines='small'.*seed 1: its final losses are missing"):
         references_of(unfinished, curves(), "small")
     assert set(SIZES) == {"tiny", "small", "medium"}
     assert set(references_of(unfinished, curves(), "tiny")) == set(DOMAINS)

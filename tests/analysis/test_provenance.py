@@ -1,11 +1,11 @@
-"""The runs behind a row of a table."""
+"""Checks the runs that a row of a table names."""
 
 from gram_platform.analysis.tables import analyse, with_runs
 from gram_platform.pages.figures.ratios import scaling_figure
 from tests.study_frames import SIZES, curves, evaluations
 
 
-def test_each_row_names_the_runs_it_rests_on():
+def test_each_row_names_its_runs():
     analysis = analyse(evaluations(), curves())
     table = with_runs(analysis.table, analysis.ratios)
     assert table.drop(columns="runs").equals(analysis.table)
@@ -37,7 +37,7 @@ def test_hovers_name_the_runs():
     assert "%{customdata[4]}" in line.hovertemplate
 
 
-def test_with_one_auxiliary_domain_the_mean_rests_on_all_too():
+def test_with_one_auxiliary_domain_the_mean_names_the_runs_of_all():
     one = evaluations().drop(columns="loss/chemistry")
     one = one[one["profile"].isin(["core", "all"])]
     one = one.assign(retained=one["profile"].map({"core": "", "all": "biology"}), run_id=one["run_id"] + one["profile"])

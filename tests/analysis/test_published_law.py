@@ -1,4 +1,4 @@
-"""The authors' trials give the authors' laws, to the printed digits and to the rates that they trained with."""
+"""Checks that the authors' trials give their laws to the printed digits, and the rates of their runs."""
 
 import csv
 import json
@@ -69,7 +69,7 @@ def test_their_fit_gives_the_rates_that_they_trained_with():
         (True, "last", True, (0.3113, -0.3078, 0.9910), (4.919e-5, 0.7991, 0.9566)),  # the other of the doubled rows
     ],
 )
-def test_what_each_difference_does(named, keep, as_published, lr, batch):
+def test_each_difference_from_the_authors_fit_moves_the_laws(named, keep, as_published, lr, batch):
     trials = load_trials(TRIALS, named_sizes=named).drop_duplicates(KEY, keep=keep)
     laws = laws_of(trials, as_published=as_published)
     for quantity, expected in (("lr", lr), ("batch", batch)):

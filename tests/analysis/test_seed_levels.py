@@ -1,4 +1,4 @@
-"""Seeds that differ by a constant: whole grids keep their optimum, and a cell that lacks a seed no longer bends it."""
+"""Checks levels of seeds: whole grids keep their optimum, a cell without one seed does not bend the surface."""
 
 import math
 
@@ -116,7 +116,7 @@ def test_levels_by_hand():
     cell, loss = np.array([0, 0, 1, 2]), np.array([1.0, 1.4, 2.0, 3.4])
     assert levelled(cell, loss, [0, 1, 0, 1]) == pytest.approx([1.2, 1.2, 2.2, 3.2])
     apart = np.array([0, 0, 1, 1])
-    assert levelled(apart, loss, [0, 0, 1, 1]).tolist() == loss.tolist()  # no cell has both: nothing is known
+    assert levelled(apart, loss, [0, 0, 1, 1]).tolist() == loss.tolist()  # no cell has both seeds: levels are unknown
 
 
 def test_runs_without_a_name_are_refused():

@@ -1,4 +1,4 @@
-"""The surface fit on grids like the published ones: steps of sqrt 2, tokens, many cells, noise, narrow valleys."""
+"""Checks the surface fit on grids like the published ones: steps of sqrt 2, tokens, noise, narrow valleys."""
 
 import math
 
@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gram_platform.analysis.power_law import bootstrap_laws, fit_quadratic
-from gram_platform.analysis.surface import fit_surface
+from gram_platform.analysis.lr_laws import bootstrap_laws
+from gram_platform.analysis.surface import fit_quadratic, fit_surface
 
 BEST = 2.0**-8.3, 2.0**18.2  # off the grid
 LR, BATCH = (g.ravel() for g in np.meshgrid(2.0 ** np.arange(-11, -6.4, 0.5), 2.0 ** np.arange(15, 22.1, 0.5)))
@@ -67,7 +67,7 @@ def test_a_window_frees_the_minimum_from_a_lopsided_valley():
     assert errors[0] > 2 * errors[2]
 
 
-def test_the_curvature_says_when_noise_alone_could_have_bent_the_surface():
+def test_a_small_t_statistic_flags_curvature_by_noise():
     rng = np.random.default_rng(0)
     noise = 0.002 * rng.standard_normal(len(LR))
     assert fit_quadratic(LR, BATCH, losses() + noise).curvature_t > 10
@@ -100,12 +100,12 @@ def test_the_surface_predicts_what_was_planted():
     assert float(surface.loss([optimum.lr], [optimum.batch])[0]) == pytest.approx(optimum.loss)
 
 
-def test_a_minimum_in_a_corner_whose_cells_diverged_is_beyond_the_cells():
+def test_a_minimum_in_a_corner_without_cells_is_at_the_edge():
     planted = 2.0**-7.2, 2.0**15.8  # high rate, small batch
     place = np.log(np.stack([LR / planted[0], BATCH / planted[1]]))
     loss = 2.5 + 0.5 * np.einsum("in,ij,jn->n", place, UPRIGHT, place)
     assert not fit_quadratic(LR, BATCH, loss).on_edge
-    kept = np.log2(LR) + 11.0 < 1.5 + np.log2(BATCH) - 15.0  # the rates that a small batch endures
+    kept = np.log2(LR) + 11.0 < 1.5 + np.log2(BATCH) - 15.0  # the rates at which a small batch trains
     optimum = fit_quadratic(LR[kept], BATCH[kept], loss[kept])
     assert optimum.on_edge
     assert (optimum.lr, optimum.batch) == pytest.approx(planted)
@@ -139,7 +139,7 @@ def test_errors_name_the_field_and_the_first_bad_entry(lr, batch, loss, window, 
     assert len(str(error.value)) < 300
 
 
-def test_one_seed_tells_nothing_of_the_spread():
+def test_one_seed_gives_no_spread():
     frames = [
         pd.DataFrame({"parameters": n, "seed": "0", "lr": LR * n**-0.3, "batch": BATCH * n**0.4, "loss": losses()})
         for n in (1.0, 2.0, 4.0)

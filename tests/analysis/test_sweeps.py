@@ -1,4 +1,4 @@
-"""The paper's sweeps against its source, and ours against planted ratios: the paper's own means."""
+"""Checks the paper's sweeps against its source, and our analysis on planted ratios equal to the paper's means."""
 
 import re
 from pathlib import Path
@@ -195,7 +195,7 @@ def test_a_study_like_the_papers_agrees_with_its_claims(sweeps):
     assert len(claims) == len(SWEEP_CLAIMS)
     assert set(claims["verdict"]) == {"agree"}
     same = claims.set_index("claim").loc["p_ca 0.25 and 4 have the same forget within 0.10"]
-    assert same["high"] > 0.05  # roughly flat, says the paper
+    assert same["high"] > 0.05  # the paper calls it roughly flat
     assert claims["difference"].tolist() == pytest.approx(claims["paper"].tolist(), abs=1e-6)
     assert (claims["num_seeds"] == 3).all()
     found = claims.set_index("claim")["difference"]
@@ -225,7 +225,7 @@ def test_a_claim_needs_its_values():
     assert sweep_claims(analyse_sweeps(evaluations((("p_as", 0.5),)), curves()).per_seed).empty
 
 
-def test_a_value_that_the_paper_lacks_has_no_difference_of_the_papers(sweeps):
+def test_a_value_that_the_paper_lacks_has_no_paper_difference(sweeps):
     moved = sweeps.per_seed.replace({"value": {0.4: 0.5}})
     claims = sweep_claims(moved[moved["knob"] == "p_cr"]).set_index("claim")
     converge = claims.loc["core-full and core-partial converge: they are closer at p_cr 0.5 than at 0"]
@@ -243,7 +243,7 @@ def test_a_seed_counts_once_it_has_every_value(sweeps):
     assert claims.loc["p_cr from 0 to 1 lowers retain", "num_seeds"] == 3
 
 
-def test_another_method_is_named_and_not_set_beside_the_papers(sweeps):
+def test_another_method_is_named_and_not_compared_with_the_paper(sweeps):
     lora = sweeps.per_seed[sweeps.per_seed["knob"] == "p_as"].assign(method="gram_lora")
     claims = sweep_claims(pd.concat([sweeps.per_seed, lora])).set_index("claim")
     assert np.isnan(claims.loc["p_as from 0 to 1 raises core (gram_lora, 26M)", "paper"])

@@ -1,4 +1,4 @@
-"""The tables against planted compute ratios, and what happens when pieces of a study are missing."""
+"""Checks the tables on planted compute ratios, and when parts of a study are missing."""
 
 import io
 
@@ -12,7 +12,6 @@ from gram_platform.analysis.tables import (
     TABLE_COLUMNS,
     analyse,
     averaged_profiles,
-    capability_table,
     domain_table,
     format_table,
     pair_means,
@@ -99,7 +98,7 @@ def test_with_one_auxiliary_domain_all_is_one_of_the_averaged_profiles():
         retained=lambda f: f["profile"].map({"core": "", "all": "biology"})
     )
     points = curves()
-    table = capability_table(one, points[points["domain"] != "chemistry"])
+    table = analyse(one, points[points["domain"] != "chemistry"]).table
     mean = row(table, "gram", "tiny", "mean")
     assert mean["retain"] == row(table, "gram", "tiny", "all")["retain"]
     assert mean["forget"] == row(table, "gram", "tiny", "core")["forget"]
@@ -131,7 +130,7 @@ def test_a_size_without_finished_baselines_is_absent_and_named():
     assert set(analysis.table["size"]) == {"tiny", "small"}
     assert "all rows of size medium" in set(analysis.missing["what"])
     pd.testing.assert_frame_equal(
-        analysis.table, capability_table(evaluations(("tiny", "small")), curves(("tiny", "small")))
+        analysis.table, analyse(evaluations(("tiny", "small")), curves(("tiny", "small"))).table
     )
 
 
@@ -154,7 +153,7 @@ def test_a_missing_profile_leaves_its_seed_out_of_the_mean():
     assert row(analysis.table, "gram", "tiny", "core")["num_seeds"] == 2
     assert row(analysis.table, "gram", "tiny", "core+biology")["num_seeds"] == 3
     assert row(analysis.table, "gram", "tiny", "mean")["num_seeds"] == 2
-    assert analysis.missing.to_dict("records") == [{"what": "gram tiny mean seed 1", "why": "core is not there"}]
+    assert analysis.missing.to_dict("records") == [{"what": "gram tiny mean seed 1", "why": "core is missing"}]
 
 
 def test_an_unknown_domain_makes_its_class_unknown_and_nothing_else():
@@ -179,7 +178,7 @@ def test_a_curve_that_cannot_be_fitted_is_named():
 
 
 def test_one_seed_has_a_mean_and_no_interval():
-    table = capability_table(evaluations(seeds=("0",)), curves(seeds=("0",)))
+    table = analyse(evaluations(seeds=("0",)), curves(seeds=("0",))).table
     gram = row(table, "gram", "tiny", "core")
     assert gram["num_seeds"] == 1
     assert np.isfinite(gram["core"])
@@ -205,11 +204,11 @@ def test_bad_frames_name_what_is_wrong():
 def test_the_file_is_the_same_byte_for_byte_whatever_the_order_of_the_rows():
     noisy = curves()
     noisy["loss"] *= np.exp(0.01 * np.random.default_rng(0).standard_normal(len(noisy)))
-    table = capability_table(evaluations(), noisy)
+    table = analyse(evaluations(), noisy).table
     shuffled = evaluations().sample(frac=1.0, random_state=0), noisy.sample(frac=1.0, random_state=0)
-    pd.testing.assert_frame_equal(capability_table(*shuffled), table, check_exact=True)
+    pd.testing.assert_frame_equal(analyse(*shuffled).table, table, check_exact=True)
     text = table_csv(table)
-    assert table_csv(capability_table(*shuffled)) == text
+    assert table_csv(analyse(*shuffled).table) == text
     assert text.startswith("method,size,profile,core,core_low,core_high,retain,")
     assert "nan" not in text.lower()
     assert table_csv(pd.read_csv(io.StringIO(text), keep_default_na=True)) == text
@@ -222,7 +221,7 @@ def test_text_for_a_terminal(analysis):
     assert len(lines) == 1 + len(analysis.table)
 
 
-def test_sizes_sort_by_what_they_mean():
+def test_sizes_sort_by_their_parameters():
     assert sorted(["2B", "tiny", "800M", "50M", "1.5B"], key=size_key) == ["50M", "800M", "1.5B", "2B", "tiny"]
 
 
@@ -231,7 +230,7 @@ def test_every_profile_is_there(analysis):
     assert set(gram["profile"]) == {*PROFILES, "mean"}
 
 
-def test_a_curve_too_flat_to_convert_a_loss_costs_its_own_domain_alone():
+def test_a_curve_too_flat_to_convert_a_loss_affects_only_its_domain():
     known, points = evaluations(), curves()
     hit = (points["size"] == "tiny") & (points["domain"] == "biology")
     points.loc[hit, "loss"] = 4.0 * points.loc[hit, "step"] ** -1e-4
@@ -252,7 +251,7 @@ def test_a_curve_too_flat_to_convert_a_loss_costs_its_own_domain_alone():
 
 
 def capability() -> pd.DataFrame:
-    return capability_table(evaluations(), curves())
+    return analyse(evaluations(), curves()).table
 
 
 def test_profiles_of_the_mean_by_what_they_retain():

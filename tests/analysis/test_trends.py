@@ -1,4 +1,4 @@
-"""Lines through all sizes but the largest: planted laws come back, and intervals hold what they should as often."""
+"""Checks the prediction of the largest size: planted laws come back, and intervals have their coverage."""
 
 import math
 
@@ -34,7 +34,7 @@ def test_a_planted_law_is_predicted_whatever_the_order():
         assert (trend.low, trend.high) == pytest.approx((trend.predicted,) * 2, rel=1e-9)
 
 
-def test_the_largest_size_moves_nothing_but_what_was_measured():
+def test_the_largest_size_does_not_change_the_law():
     values = law(SIZES) * np.exp([0.02, -0.03, 0.01, 0.01, 0.0])
     plain, moved = leave_largest_out(SIZES, values), leave_largest_out(SIZES, [*values[:4], 0.9])
     assert moved.measured == 0.9
@@ -80,7 +80,7 @@ def test_two_sizes_fitted_leave_no_interval():
         (SIZES, [0.9, 0.8, -0.1, 0.6, 0.5], "values"),
     ],
 )
-def test_what_has_no_law_is_refused_by_name(sizes, values, field):
+def test_values_without_a_law_are_refused_by_name(sizes, values, field):
     with pytest.raises(ValueError, match=f"^{field}="):
         leave_largest_out(sizes, values)
 

@@ -1,4 +1,4 @@
-"""Best trials, Pareto fronts and hypervolumes against brute force, Monte Carlo and Optuna's own figure."""
+"""Checks best trials, Pareto fronts and hypervolumes against brute force, Monte Carlo and Optuna's figure."""
 
 import itertools
 import math
@@ -98,7 +98,7 @@ def test_unknown_metrics_and_directions_are_named():
 # ----------------------------------------------------------------------------------------------------- the front
 
 
-def test_the_front_is_what_nothing_dominates():
+def test_no_trial_dominates_one_on_the_front():
     trials = random_trials()
     done = trials[trials["state"] == "complete"]
     expected = set(done["trial"])

@@ -1,4 +1,4 @@
-"""Studies that vary something: planted ratios at each variant come back, against the baselines that are the unit."""
+"""Checks studies that vary something: planted ratios of each variant come back, against either reference."""
 
 import numpy as np
 import pandas as pd
@@ -36,7 +36,7 @@ def cell(table: pd.DataFrame, variant: str, method: str, profile: str, name: str
     return float(rows[name].item())
 
 
-def test_each_variant_has_its_own_unit(frames):
+def test_each_variant_is_compared_with_its_baselines(frames):
     analysis = analyse_variants(*frames, VARIANTS)
     assert analysis.table.columns.tolist() == ["variant", *TABLE_COLUMNS]
     plain = analyse(evaluations(), curves())
@@ -46,7 +46,7 @@ def test_each_variant_has_its_own_unit(frames):
     assert cell(analysis.table, "uniform", "gram", "core", "core") == pytest.approx(0.94 / 0.8, abs=1e-6)
 
 
-def test_one_variants_baselines_are_the_unit_of_all(frames):
+def test_one_variants_baselines_can_be_the_reference_of_all(frames):
     views, points = frames
     table = analyse_variants(views, points, VARIANTS, unit="heterogeneous").table
     assert cell(table, "uniform", "baseline", "all", "core") == pytest.approx(0.8, abs=1e-6)
@@ -54,7 +54,7 @@ def test_one_variants_baselines_are_the_unit_of_all(frames):
     assert cell(table, "heterogeneous", "baseline", "all", "core") == pytest.approx(1.0)
 
 
-def test_each_seed_against_its_own_baseline():
+def test_each_seed_can_be_compared_with_its_baseline():
     """The planted jitter of a seed, which baseline and GRAM have in common, goes out of the ratio."""
     views, points = evaluations(), curves()
     pooled, own = analyse(views, points), analyse(views, points, own_baseline=True)
@@ -66,7 +66,7 @@ def test_each_seed_against_its_own_baseline():
     assert sorted(set(own.fits["seed"])) == sorted(SEEDS)
 
 
-def test_a_seed_without_its_own_baseline_is_named():
+def test_a_seed_without_a_baseline_is_named():
     views, points = evaluations(("tiny",)), curves(("tiny",))
     rows, why = ("all rows of size tiny, seed 2", "no baseline of this size is complete"), "it has no learning curve"
     found = analyse(views, points[points["seed"] != "2"], own_baseline=True)
@@ -154,7 +154,7 @@ def test_figures_have_the_tables_values_and_the_papers(frames):
     figure = variant_figure(table, "accumulation", "small", "mean", "core", "accumulation")
     series = {trace.name: trace for trace in figure.data}
     assert list(series["GRAM"].y) == pytest.approx([cell(table, v, "gram", "mean", "core") for v in VARIANTS])
-    assert list(series["baseline"].y) == pytest.approx([0.8], abs=1e-6)  # the unit is not drawn
+    assert list(series["baseline"].y) == pytest.approx([0.8], abs=1e-6)  # the reference is not drawn
     assert list(series["GRAM, the paper, at its scale"].y) == [0.94, 0.99]
     assert len(variant_figure(table, "accumulation", "small", "core+physics", "core").data) == 1  # the baseline
     with pytest.raises(ValueError, match="value='speed'"):

@@ -1,4 +1,4 @@
-"""Verdicts on planted differences."""
+"""Checks verdicts on planted differences."""
 
 import math
 

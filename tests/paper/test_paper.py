@@ -1,4 +1,4 @@
-"""The paper's claims judged on a study whose compute ratios are the paper's own, and its table beside ours."""
+"""Judges the paper's claims on a study with the paper's compute ratios, and sets the paper's table beside ours."""
 
 import pytest
 
@@ -65,7 +65,7 @@ def test_methods_are_compared_on_the_profiles_that_both_have():
     assert claims.loc["FT-LoRA has a lower core than GRAM", "difference"] < 0.0  # over all five
 
 
-def test_a_class_that_one_method_does_not_know_on_a_profile_is_not_compared_with_anothers_mean_over_all():
+def test_classes_are_compared_only_on_profiles_where_both_are_known():
     unknown, aux = evaluations(), AUXILIARY[0]
     here = unknown["profile"] == f"core+{aux}"
     unknown.loc[here & (unknown["method"] == "gram"), f"loss/{aux}"] = float("nan")
@@ -80,7 +80,7 @@ def test_a_class_that_one_method_does_not_know_on_a_profile_is_not_compared_with
 
 def test_elicited_is_judged_over_the_profiles_that_are_attacked():
     on_core = attacks()[attacks()["profile"] == "core"]
-    on_core.loc[on_core["method"] == "ft_lora", "loss"] = float("nan")  # these attacks have not ended
+    on_core.loc[on_core["method"] == "ft_lora", "loss"] = float("nan")  # attacks without a result
     analysis = analyse(evaluations(), curves(), attacks=on_core)
     claims = paper_claims(analysis.per_seed, "stories").set_index("claim")
     resists = claims.loc["GRAM after the attack: retain is above elicited"]

@@ -1,4 +1,4 @@
-"""Every claim meets a planted success, a planted failure, and a planted null: no difference, and seeds far apart."""
+"""Judges every claim on a planted success, a planted failure, and a null: no difference, seeds far apart."""
 
 import math
 
@@ -33,7 +33,7 @@ def target(within: Range, verdict: str) -> float:
 
 
 def cell(side: Side, study: str) -> tuple:
-    """Where a side's value stands: method, size, variant and profile; FIRST and LAST are two sizes or variants."""
+    """The row of a side: method, size, variant and profile; FIRST and LAST are two sizes or variants."""
     ends = {FIRST: "50M", LAST: "800M"}
     variants = {FIRST: "4", LAST: "20"}
     profile = side.profile or ("mean" if side.method == "baseline" else "core+x")
@@ -42,7 +42,7 @@ def cell(side: Side, study: str) -> tuple:
 
 
 def planted(study: str, claim: Claim, difference: float, spread: float) -> pd.DataFrame:
-    """A `per_seed` frame: every value is 1 but that of the left side, which is so much above 1, its seeds apart."""
+    """A `per_seed` frame of ones, except for the left side, which is planted above 1 with a spread over seeds."""
     rows = []
     for seed, noise in NOISE.items():
         values = {}
@@ -88,7 +88,7 @@ def curves(claim: SweepClaim, verdict: str) -> dict[str, pd.DataFrame]:
     """A curve a seed over the paper's values: the paper's own trend, its opposite, or flat with noise at its ends."""
     values = PAPER_SWEEPS[claim.knob].values
     flat = pd.DataFrame(0.9, index=pd.Index(values), columns=list(SWEEP_CLASSES))
-    if not math.isinf(claim.within.high):  # "the same"
+    if not math.isinf(claim.within.high):  # claims of "the same"
         rise, base = target(claim.within, verdict), flat
         return {seed: moved(base, claim.names[0], -1, rise + SPREAD[verdict] * n) for seed, n in NOISE.items()}
     if verdict == CANNOT_TELL:

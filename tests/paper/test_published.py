@@ -1,4 +1,4 @@
-"""The authors' published losses through our analysis: their compute ratios, their table, and the file we ship."""
+"""Checks the authors' losses through our analysis: their compute ratios, their table, and the file we ship."""
 
 from decimal import ROUND_HALF_UP, Decimal
 
@@ -78,7 +78,7 @@ def test_the_shipped_file_names_its_source():
     assert counts == dict.fromkeys(BASELINE_STUDY, 3)
 
 
-CANNOT_TELL_ON_PUBLISHED = [  # their intervals cross a margin: three seeds of 50M lie far apart
+CANNOT_TELL_ON_PUBLISHED = [  # intervals cross a margin: the three seeds of 50M are far apart
     ("scaling", "GRAM's forget is no more than 0.10 above filtering's", "50M"),
     ("scaling", "GRAM's elicited forget is no more than 0.10 above filtering's", "50M"),
     ("scaling", "FT-LoRA's retain is no more than 0.06 below filtering's", "50M"),

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gram_platform.analysis.localization import TABLE_COLUMNS, ShadedText, ShadedView, shading_scale
+from gram_platform.analysis.localization import TABLE_COLUMNS, ShadedText, shading_scale
 from gram_platform.config import CORE, Continuations, RoutingConfig, TokenLosses
 from gram_platform.config.ladder import STORIES_SMOKE_SIZES
 from gram_platform.corpora.tokenizer import decoded, token_texts, train_tokenizer
@@ -122,7 +122,7 @@ HOSTILE = '<script>alert("x")</script>'
 
 def test_shaded_text_is_escaped_and_has_its_numbers():
     increases = np.array([0.0, 0.5, -1.0, 4.0])
-    views = [ShadedView(HOSTILE, increases), ShadedView("kept", np.zeros(4))]
+    views = {HOSTILE: increases, "kept": np.zeros(4)}
     text = ShadedText("lisp", ("a", " b", HOSTILE, "", "\n"), np.full(4, 2.0), shading_scale(increases), views)
     markup = shaded_html(text)
     assert "<script" not in markup

@@ -3,6 +3,7 @@
 import pandas as pd
 import plotly.graph_objects as go
 
+from gram_platform.analysis.compute_ratio import POOR_RMS, POOR_STEP_RMS
 from gram_platform.pages.report.page import Section, page_html
 from gram_platform.pages.report.sections import attack_sections, plain_figures, plain_sections
 from gram_platform.pages.report.study import StudyReport, headline_sections, shared_profile, with_verdicts
@@ -11,14 +12,14 @@ from gram_platform.pages.report.variants import varied_figures, varied_sections
 
 __all__ = ["StudyReport", "build_report", "report_footer", "report_sections", "shared_profile", "study_figures"]
 
-FOOTER = """Compute ratio: the share of the baseline's training steps after which the baseline has the same loss on a
+FOOTER = f"""Compute ratio: the share of the baseline's training steps after which the baseline has the same loss on a
 domain; 1 is the baseline at its end. Core: the core domain. Retain: the auxiliary domains that the profile keeps;
 higher is better. Forget: those it switches off; lower is better. Profile mean: the average over the profiles of core
 with at most one auxiliary domain.
 
 Intervals are 90% t-intervals over training seeds; with one seed there is none. They do not include the uncertainty of
 the baseline's curve. A fit is at its bound when the shift s0 is at an end of its range, and poor when its residual is
-above 2% of the loss or 5% of the steps: read compute ratios on such a domain with care."""
+above {POOR_RMS:.0%} of the loss or {POOR_STEP_RMS:.0%} of the steps: read compute ratios on such a domain with care."""
 
 ATTACK = """Elicited: forget after an attack, which finetunes the profile's model on a small sample of the forgotten
 domain; lower is better. Its loss is that of the attack's best checkpoint on validation data: choosing it there follows

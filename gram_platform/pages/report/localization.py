@@ -2,7 +2,7 @@
 
 import html
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -16,13 +16,12 @@ from gram_platform.analysis.localization import (
     ROW,
     TABLE_COLUMNS,
     Localization,
-    Measured,
     ShadedText,
-    ShadedView,
+    TokenLosses,
+    localization_tables,
     localize,
     shades,
     shading_scale,
-    tables,
 )
 from gram_platform.analysis.ratios import ALL, BASELINE, MEAN
 from gram_platform.analysis.tables import aligned, interval_text, table_csv
@@ -75,7 +74,7 @@ def read_tokens(record: StudyRecord, store: Store, tracking_uri: str | None, why
         if references:
             texts.setdefault(size, _texts(store, of_size[0]["id"], cell, references[size, seed]))
     lacking = [_named(e) for e in views if e["id"] not in done]
-    found = tables(pd.concat(rows, ignore_index=True), lacking)
+    found = localization_tables(pd.concat(rows, ignore_index=True), lacking)
     frame, _, source = load_frames(record.ids, (), store, tracking_uri, why_not)
     claims = explained(localization_claims(found.per_seed), record.name, record.preset)
     runs = nodes_frame(record, frame)
@@ -113,28 +112,28 @@ def _named(entry: Mapping) -> tuple[str, str, str, str]:
     return tags["method"], tags["size"], tags["seed"], tags["profile"]
 
 
-def _loaded(store: Store, entries: Sequence[Mapping]) -> list[Measured]:
+def _loaded(store: Store, entries: Sequence[Mapping]) -> list[TokenLosses]:
     """The token losses of views, as they are stored."""
     found = []
     for entry in entries:
         retained = tuple(part for part in entry["tags"]["retained"].split(",") if part)
         losses = {d: tensor.numpy() for d, tensor in store.evaluation(entry["id"]).tensors().items()}
         run_id = store.evaluation(entry["id"]).result()["run_id"]
-        found.append(Measured(*_named(entry), retained, losses, run_id))
+        found.append(TokenLosses(*_named(entry), retained, losses, run_id))
     return found
 
 
-def _control(store: Store, of_size: Sequence[Mapping], seed: str) -> list[Measured]:
+def _control(store: Store, of_size: Sequence[Mapping], seed: str) -> list[TokenLosses]:
     """The baseline of the next seed, the first after the last, as if it were a view of this one; [] if it is alone."""
     baselines = {entry["tags"]["seed"]: entry for entry in of_size if _is_baseline(entry)}
     seeds = list(baselines)
     if seed not in seeds or len(seeds) < 2:
         return []
     other = _loaded(store, [baselines[seeds[(seeds.index(seed) + 1) % len(seeds)]]])
-    return [Measured(m.method, m.size, seed, m.profile, m.retained, m.losses, m.run_id) for m in other]
+    return [replace(m, seed=seed) for m in other]
 
 
-def _texts(store: Store, eval_id: str, cell: Sequence[Measured], baseline: Measured) -> tuple[ShadedText, ...]:
+def _texts(store: Store, eval_id: str, cell: Sequence[TokenLosses], baseline: TokenLosses) -> tuple[ShadedText, ...]:
     """The beginning of every domain's first validation sequence under core and under core with the domain.
 
     In the paper's order: the filtered model that sets the scale, then every method without and with the domain.
@@ -146,15 +145,15 @@ def _texts(store: Store, eval_id: str, cell: Sequence[Measured], baseline: Measu
         num = len(tokens) - 1
         losses = baseline.losses[domain][0, :num]
         shown = [m for m in cell if m.profile in (CORE, f"{CORE}+{domain}") and m.method != BASELINE]
-        views = [ShadedView(_label(m, domain), m.losses[domain][0, :num] - losses) for m in shown]
-        filtered = [(m.method, m.profile) == (CALIBRATION_METHOD, CORE) for m in shown]
-        scales = [shading_scale(view.increases) for view, is_it in zip(views, filtered, strict=True) if is_it]
+        views = {_label(m, domain): m.losses[domain][0, :num] - losses for m in shown}
+        filtered = [m for m in shown if (m.method, m.profile) == (CALIBRATION_METHOD, CORE)]
+        scales = [shading_scale(views[_label(m, domain)]) for m in filtered]
         pieces = tuple(token_texts(tokenizer, tokens))
         texts.append(ShadedText(domain, pieces, losses, scales[0] if scales else np.nan, views))
     return tuple(texts)
 
 
-def _label(view: Measured, domain: str) -> str:
+def _label(view: TokenLosses, domain: str) -> str:
     return f"{method_style(view.method).label}, {domain} {'kept' if domain in view.retained else 'removed'}"
 
 
@@ -228,13 +227,13 @@ NUM_LEGEND = 5  # steps of the legend's scale
 
 def shaded_html(text: ShadedText) -> str:
     """The legend, then the text once for each view, shaded."""
-    return _legend(text.scale) + "".join(_view(text, view) for view in text.views)
+    return _legend(text.scale) + "".join(_view(text, *view) for view in text.views.items())
 
 
 def increases_frame(text: ShadedText) -> pd.DataFrame:
     """The numbers behind the shading: a row a token, the baseline's loss, and a column for each view's increase."""
     columns = {"token": [repr(piece)[1:-1] for piece in text.pieces[1:]], "baseline loss": text.baseline.astype(float)}
-    return pd.DataFrame(columns | {view.label: view.increases.astype(float) for view in text.views}).round(4)
+    return pd.DataFrame(columns | {label: increases.astype(float) for label, increases in text.views.items()}).round(4)
 
 
 def _legend(scale: float) -> str:
@@ -246,13 +245,13 @@ def _legend(scale: float) -> str:
     return f'<p class="tokens-label">{label}</p><div class="tokens">{inner} or more</div>'
 
 
-def _view(text: ShadedText, view: ShadedView) -> str:
+def _view(text: ShadedText, name: str, increases: np.ndarray) -> str:
     spans = [f'<span class="unknown" title="nothing predicts the first token">{_visible(text.pieces[0])}</span>']
-    levels = shades(view.increases, text.scale)
-    for piece, level, increase, loss in zip(text.pieces[1:], levels, view.increases, text.baseline, strict=True):
+    levels = shades(increases, text.scale)
+    for piece, level, increase, loss in zip(text.pieces[1:], levels, increases, text.baseline, strict=True):
         title = f"{increase:+.2f} nats, the baseline has {loss:.2f}"
         spans.append(f'<span style="--t:{level:.2f}" title="{title}">{_visible(piece)}</span>')
-    label = html.escape(view.label)
+    label = html.escape(name)
     return f'<p class="tokens-label">{label}</p><div class="tokens" aria-label="{label}">{"".join(spans)}</div>'
 
 

@@ -65,7 +65,7 @@ def test_a_view_that_a_seed_lacks_is_missing_and_not_an_error(tmp_path):
     study = replicated(write_folder(tmp_path, rows, curve_lines()))["scaling"]
     missing = dict(study.results.analysis.missing.itertuples(index=False))
     assert missing["gram 50M core"] == "no evaluation of seed 3"
-    assert missing["gram 50M mean seed 3"] == "core is not there"
+    assert missing["gram 50M mean seed 3"] == "core is missing"
     assert row_of(study, profile="mean", method="gram")["num_seeds"] == 2
 
 
