@@ -1,12 +1,12 @@
 """The report of the token study: where the loss of removed capabilities sits."""
 
-import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
+from markupsafe import Markup
 
 from gram_platform.analysis.localization import (
     CONTROL,
@@ -29,7 +29,7 @@ from gram_platform.analysis.tables import aligned, interval_text, table_csv
 from gram_platform.config import CORE
 from gram_platform.corpora.tokenizer import load_tokenizer, token_texts
 from gram_platform.pages.figures.style import GREY, behind, method_style, styled
-from gram_platform.pages.report.page import Section, page_html
+from gram_platform.pages.report.page import Section, page_html, render
 from gram_platform.pages.report.sections import JUDGED, judged_sections, missing_sections
 from gram_platform.pages.report.study import with_verdicts
 from gram_platform.pages.report.tables import readable_runs
@@ -226,39 +226,30 @@ def localization_bars(table: pd.DataFrame, size: str, value: str) -> go.Figure:
 NUM_LEGEND = 5  # steps of the legend's scale
 
 
-def shaded_html(text: ShadedText) -> str:
+def shaded_html(text: ShadedText) -> Markup:
     """The legend, then the text once for each view, shaded."""
-    return _legend(text.scale) + "".join(_view(text, view) for view in text.views)
+    steps = [step / (NUM_LEGEND - 1) for step in range(NUM_LEGEND)]
+    legend = [(f"{step:.2f}", f"{step * text.scale:.2f}") for step in steps] if text.scale == text.scale else []
+    views = [(view.label, _shaded_tokens(text, view)) for view in text.views]
+    return render("tokens.html", legend=legend, first=_visible(text.pieces[0]), views=views)
+
+
+def _shaded_tokens(text: ShadedText, view: ShadedView) -> Iterator[tuple[str, str, str]]:
+    """(shade from 0 to 1, title, token) of every token but the first."""
+    levels = shades(view.increases, text.scale)
+    for piece, level, increase, loss in zip(text.pieces[1:], levels, view.increases, text.baseline, strict=True):
+        yield f"{level:.2f}", f"{increase:+.2f} nats, the baseline has {loss:.2f}", _visible(piece)
+
+
+def _visible(piece: str) -> str:
+    """A token that adds no character (part of one) still has a place."""
+    return piece or "\u00b7"
 
 
 def increases_frame(text: ShadedText) -> pd.DataFrame:
     """The numbers behind the shading: a row a token, the baseline's loss, and a column for each view's increase."""
     columns = {"token": [repr(piece)[1:-1] for piece in text.pieces[1:]], "baseline loss": text.baseline.astype(float)}
     return pd.DataFrame(columns | {view.label: view.increases.astype(float) for view in text.views}).round(4)
-
-
-def _legend(scale: float) -> str:
-    if scale != scale:
-        return "<p>Without an increase of the filtered model there is no scale: nothing is shaded.</p>"
-    steps = [step / (NUM_LEGEND - 1) for step in range(NUM_LEGEND)]
-    inner = " ".join(f'<span style="--t:{step:.2f}"> {step * scale:.2f} </span>' for step in steps)
-    label = "Increase of the loss over the baseline's, in nats; hover over a token for its number"
-    return f'<p class="tokens-label">{label}</p><div class="tokens">{inner} or more</div>'
-
-
-def _view(text: ShadedText, view: ShadedView) -> str:
-    spans = [f'<span class="unknown" title="nothing predicts the first token">{_visible(text.pieces[0])}</span>']
-    levels = shades(view.increases, text.scale)
-    for piece, level, increase, loss in zip(text.pieces[1:], levels, view.increases, text.baseline, strict=True):
-        title = f"{increase:+.2f} nats, the baseline has {loss:.2f}"
-        spans.append(f'<span style="--t:{level:.2f}" title="{title}">{_visible(piece)}</span>')
-    label = html.escape(view.label)
-    return f'<p class="tokens-label">{label}</p><div class="tokens" aria-label="{label}">{"".join(spans)}</div>'
-
-
-def _visible(piece: str) -> str:
-    """A token that adds no character (part of one) still has a place."""
-    return html.escape(piece) or "\u00b7"
 
 
 FOOTER = """Increase: a token's loss under a view less its loss under the baseline of the same size and seed. Gini: of

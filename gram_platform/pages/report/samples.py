@@ -1,6 +1,5 @@
 """The report of the samples study: one prompt, and how every method goes on with its topic kept and removed."""
 
-import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +9,7 @@ from gram_platform.analysis.tables import table_csv
 from gram_platform.config import CORE
 from gram_platform.corpora.tokenizer import decoded, load_tokenizer
 from gram_platform.pages.figures.style import method_style
-from gram_platform.pages.report.page import Section, page_html
+from gram_platform.pages.report.page import Section, page_html, render
 from gram_platform.pages.report.tables import readable_runs
 from gram_platform.pages.results.record import StudyRecord, intro_text, publish, with_links
 from gram_platform.pages.results.results import load_frames, nodes_frame
@@ -121,7 +120,7 @@ def _prompt(domain: str, document: int, rows: pd.DataFrame) -> Section:
     which no profile removes, a row for each profile too.
     """
     first = rows.iloc[0]
-    markup = _quoted("Prompt, the same for all", first["prompt"]) + _quoted("The true text", first["truth"])
+    quotes = (("Prompt, the same for all", first["prompt"].strip()), ("The true text", first["truth"].strip()))
     names = ["method", *(name for name in ("size", "seed") if rows[name].nunique() > 1)]
     names += ["profile"] if domain == CORE else []
     table = []
@@ -133,8 +132,5 @@ def _prompt(domain: str, document: int, rows: pd.DataFrame) -> Section:
             cells = {"continuation": texts[KEPT]}
         table.append({**own, "method": method_style(own["method"]).label, **cells})
     frame = pd.DataFrame(table)
+    markup = render("quotes.html", quotes=quotes)
     return Section(f"{domain}, document {document}", markup=markup, table=frame, table_is_open=True)
-
-
-def _quoted(label: str, text: str) -> str:
-    return f'<p class="tokens-label">{html.escape(label)}</p><blockquote>{html.escape(text.strip())}</blockquote>'

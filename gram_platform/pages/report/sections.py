@@ -1,6 +1,5 @@
 """The sections and figures of a study whose rows are named by method, size and profile, and those of any study."""
 
-import html
 from collections.abc import Sequence
 
 import pandas as pd
@@ -12,7 +11,7 @@ from gram_platform.analysis.tables import CLASSES, averaged_profiles, domain_tab
 from gram_platform.pages.figures.curves import learning_curve_figure
 from gram_platform.pages.figures.ratios import HIDDEN, aggregate_figure, profile_bars_figure, scaling_figure
 from gram_platform.pages.report.modules import composing_figures, composing_sections
-from gram_platform.pages.report.page import Section
+from gram_platform.pages.report.page import Section, render
 from gram_platform.pages.report.study import StudyReport
 from gram_platform.pages.report.tables import (
     is_attack,
@@ -100,9 +99,8 @@ def claim_sections(study: StudyReport) -> list[Section]:
 
 def judged_sections(claims: pd.DataFrame, rule: str) -> list[Section]:
     """The verdicts, under the folded rule by which they were found; [] without claims."""
-    rule = f"<details><summary>How a claim is judged</summary><p>{html.escape(rule)}</p></details>"
-    table = readable_claims(claims)
-    return [Section("Claims", table=table, table_is_open=True, markup=rule)] if len(claims) else []
+    markup, table = render("rule.html", rule=rule), readable_claims(claims)
+    return [Section("Claims", table=table, table_is_open=True, markup=markup)] if len(claims) else []
 
 
 def cost_sections(study: StudyReport) -> list[Section]:

@@ -1,6 +1,5 @@
 """What the page of a study is made of."""
 
-import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,7 +10,7 @@ from gram_platform.analysis.ratios import ALL, MEAN, VARIANT
 from gram_platform.analysis.tables import Analysis, interval_text, with_runs
 from gram_platform.pages.figures.ratios import HIDDEN
 from gram_platform.pages.figures.style import method_style
-from gram_platform.pages.report.page import Section
+from gram_platform.pages.report.page import Section, render
 from gram_platform.paper.verdicts import verdict_counts
 
 
@@ -76,8 +75,8 @@ def headline_sections(study: StudyReport) -> list[Section]:
     text = f"{_methods(rows)}{place}: compute ratios with 90% intervals over seeds. Core and retain: higher is better; "
     text += "forget: lower is better."
     text += " Not everything is there: see Missing." if len(study.analysis.missing) else ""
-    tiles = "".join(_tiles(row) for row in rows.to_dict("records"))
-    return [Section("At a glance", text, markup=f'<div class="tiles">{tiles}</div>')]
+    methods = [(method_style(row["method"]).colour, _tiles(row)) for row in rows.to_dict("records")]
+    return [Section("At a glance", text, markup=render("tiles.html", methods=methods))]
 
 
 def headline_rows(study: StudyReport) -> pd.DataFrame:
@@ -112,12 +111,11 @@ def _methods(rows: pd.DataFrame) -> str:
     return " and ".join(f"{method_style(name).label} ({n} seed{'s' if n != 1 else ''})" for name, n in pairs)
 
 
-def _tiles(row: dict) -> str:
-    """A method's tiles: label, number and interval as the tables write them; classes without a value are left out."""
-    style, tiles = method_style(row["method"]), []
+def _tiles(row: dict) -> list[tuple[str, str, str]]:
+    """A method's (label, number, interval) as the tables write them; classes without a value are left out."""
+    label, tiles = method_style(row["method"]).label, []
     for name in SHOWN:
         value, _, interval = interval_text(row[name], row[f"{name}_low"], row[f"{name}_high"]).partition(" ")
         if value:
-            label = html.escape(f"{style.label} {name}")
-            tiles.append(f"<div><dt>{label}</dt> <dd>{value} <small>{interval or 'no interval'}</small></dd></div>")
-    return f'<dl style="border-color: {style.colour}">{" ".join(tiles)}</dl> '
+            tiles.append((f"{label} {name}", value, interval))
+    return tiles

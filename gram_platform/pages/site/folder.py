@@ -15,7 +15,7 @@ from gram_platform.pages.report.page import ASSETS, asset
 from gram_platform.store import CorruptFile, Folder
 
 MANIFEST = "manifest.json"
-ROOMS = ("analysis", "figures", "report", "site", "tracking")  # whose code makes the pages
+ROOMS = ("analysis", "pages", "paper", "tracking")  # whose code makes the pages
 
 
 class SiteFolder:
@@ -72,7 +72,7 @@ class SiteFolder:
 def code_version() -> str:
     """A hash of the code that makes pages, so that a new version makes them again."""
     package = Path(__file__).resolve().parents[2]
-    files = sorted(path for room in ROOMS for path in (package / room).glob("*.*") if path.suffix != ".pyc")
+    files = sorted(path for room in ROOMS for path in (package / room).rglob("*.*") if path.suffix != ".pyc")
     return _hash([plotly.__version__, *(path.read_text(encoding="utf-8") for path in files)])
 
 
