@@ -1,7 +1,7 @@
 """The report of the token study: where the loss of removed capabilities sits."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -40,6 +40,7 @@ from gram_platform.paper.verdicts import EXPLANATION, explained
 from gram_platform.store import Store
 from gram_platform.store.root import open_corpus
 from gram_platform.tracking import Tracker
+from gram_platform.tracking.frame import Frames
 
 CALIBRATION_METHOD = "filtering"  # whose model without the domain sets the scale of colours
 NUM_SHADED = 96  # tokens of a shaded text at most
@@ -56,7 +57,9 @@ class TokenResults:
     source: str
 
 
-def read_tokens(record: StudyRecord, store: Store, tracking_uri: str | None, why_not: str = "") -> TokenResults | None:
+def read_tokens(
+    record: StudyRecord, store: Store, tracking_uri: str | None, why_not: str = "", frames: Frames | None = None
+) -> TokenResults | None:
     """Everything from the token losses that are there; None while no baseline's are.
 
     Runs and their states are read from MLflow or the run directories, token losses always from the storage.
@@ -76,7 +79,7 @@ def read_tokens(record: StudyRecord, store: Store, tracking_uri: str | None, why
             texts.setdefault(size, _texts(store, of_size[0]["id"], cell, references[size, seed]))
     lacking = [_named(e) for e in views if e["id"] not in done]
     found = tables(pd.concat(rows, ignore_index=True), lacking)
-    frame, _, source = load_frames(record.ids, (), store, tracking_uri, why_not)
+    frame, _, source = load_frames(record.ids, (), store, tracking_uri, why_not, frames)
     claims = explained(localization_claims(found.per_seed), record.name, record.preset)
     runs = nodes_frame(record, frame)
     return TokenResults(found, texts[list(texts)[-1]] if texts else (), claims, runs, source)
@@ -94,9 +97,9 @@ def write_tokens(
     record: StudyRecord, store: Store, results: TokenResults, failures: Mapping[str, str], tracker: Tracker | None
 ) -> dict[str, str]:
     """As `write_results`."""
-    runs = with_links(results.runs, failures, tracker)
+    linked = replace(results, runs=with_links(results.runs, failures, tracker))
     intro = intro_text(record, f"{results.source}; token losses from the storage", tracker)
-    report = build_localization_report(record.title, intro, results.found, results.texts, results.claims, runs)
+    report = page_html(record.title, with_verdicts(intro, results.claims), tokens_sections(record, linked), FOOTER)
     figures = {} if tracker is None else localization_figures(results.found)
     return publish(record, store, table_csv(results.found.table[TABLE_COLUMNS]), report, figures, tracker)
 
@@ -264,27 +267,17 @@ Shaded texts are the first sequence of each domain's validation split, not chose
 90th percentile of the increases of the model filtered to core on that very text, as in the paper."""
 
 
-def build_localization_report(
-    title: str,
-    intro: str,
-    found: Localization,
-    texts: Sequence[ShadedText],
-    claims: pd.DataFrame,
-    runs: pd.DataFrame,
-) -> str:
-    """The page as HTML text; `runs` as in `StudyReport`."""
-    return page_html(title, with_verdicts(intro, claims), localization_sections(found, texts, claims, runs), FOOTER)
-
-
-def localization_sections(
-    found: Localization, texts: Sequence[ShadedText], claims: pd.DataFrame, runs: pd.DataFrame
-) -> list[Section]:
-    """The sections of that page."""
-    sections = [_concentration(found), *judged_sections(claims, CLAIMS), *missing_sections(found.missing)]
-    sections += [_shaded(text) for text in texts]
-    table = readable_localization(found.table)
-    sections.append(Section("Every profile and domain", "", table=table, table_is_open=False))
-    return [*sections, Section("Runs", table=readable_runs(runs))]
+def tokens_sections(record: StudyRecord, results: TokenResults) -> list[Section]:
+    """Builds the sections of the page."""
+    found = results.found
+    return [
+        _concentration(found),
+        *judged_sections(results.claims, CLAIMS),
+        *missing_sections(found.missing),
+        *(_shaded(text) for text in results.texts),
+        Section("Every profile and domain", table=readable_localization(found.table)),
+        Section("Runs", table=readable_runs(results.runs)),
+    ]
 
 
 CLAIMS = f"What the paper observes on single sentences, judged over whole sequences. {JUDGED}"

@@ -1,7 +1,7 @@
 """The report of the samples study: one prompt, and how every method goes on with its topic kept and removed."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
@@ -16,6 +16,7 @@ from gram_platform.pages.results.results import load_frames, nodes_frame
 from gram_platform.store import Store
 from gram_platform.store.root import open_corpus
 from gram_platform.tracking import Tracker
+from gram_platform.tracking.frame import Frames
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,9 @@ class SampleResults:
 
 
 def read_samples(
-    record: StudyRecord, store: Store, tracking_uri: str | None, why_not: str = ""
+    record: StudyRecord, store: Store, tracking_uri: str | None, why_not: str = "", frames: Frames | None = None
 ) -> SampleResults | None:
-    """Every continuation that is there; None while there is none. Runs as in `read_tokens`."""
+    """Reads every stored continuation; None while there is none. Runs as in `read_tokens`."""
     views = [entry for entry in record.entries if entry["kind"] == "evaluation"]
     results = {entry["id"]: store.evaluation(entry["id"]).result() for entry in views}
     done = [entry for entry in views if results[entry["id"]] is not None]
@@ -51,7 +52,7 @@ def read_samples(
         for entry in views
         if results[entry["id"]] is None
     )
-    frame, _, source = load_frames(record.ids, (), store, tracking_uri, why_not)
+    frame, _, source = load_frames(record.ids, (), store, tracking_uri, why_not, frames)
     about = f"Prompts of {config['num_prompt_tokens']} tokens, then at most {config['num_tokens']} tokens drawn "
     about += f"at temperature {config['temperature']:g}."
     return SampleResults(samples, lacking, nodes_frame(record, frame), source, about)
@@ -70,9 +71,9 @@ def write_samples(
     record: StudyRecord, store: Store, results: SampleResults, failures: Mapping[str, str], tracker: Tracker | None
 ) -> dict[str, str]:
     """As `write_results`."""
-    runs = with_links(results.runs, failures, tracker)
+    linked = replace(results, runs=with_links(results.runs, failures, tracker))
     intro = intro_text(record, f"{results.source}; continuations from the storage", tracker)
-    report = build_samples_report(record.title, f"{intro}\n\n{results.about}", results.samples, results.missing, runs)
+    report = page_html(record.title, f"{intro}\n\n{results.about}", samples_sections(record, linked), FOOTER)
     return publish(record, store, table_csv(results.samples), report, {}, tracker)
 
 
@@ -97,22 +98,15 @@ prompts; read these for how a model goes on, not as a measure.
 \u00b6 is the end of a text."""
 
 
-def build_samples_report(
-    title: str, intro: str, samples: pd.DataFrame, missing: Sequence[tuple[str, str]], runs: pd.DataFrame
-) -> str:
-    """The page as HTML text. `samples`: COLUMNS, a row a continuation; `runs` as in `StudyReport`."""
-    return page_html(title, intro, samples_sections(samples, missing, runs), FOOTER)
-
-
-def samples_sections(samples: pd.DataFrame, missing: Sequence[tuple[str, str]], runs: pd.DataFrame) -> list[Section]:
-    """The sections of that page."""
+def samples_sections(record: StudyRecord, results: SampleResults) -> list[Section]:
+    """Builds the sections of the page: missing views, a section for each document, the runs."""
     sections = []
-    if missing:
-        table = pd.DataFrame(missing, columns=["what", "why"])
+    if results.missing:
+        table = pd.DataFrame(results.missing, columns=["what", "why"])
         sections.append(Section("Missing", "", table=table, table_is_open=True, is_warning=True))
-    for (domain, document), rows in samples.groupby(["domain", "document"], sort=False):
+    for (domain, document), rows in results.samples.groupby(["domain", "document"], sort=False):
         sections.append(_prompt(domain, int(document), rows))
-    return [*sections, Section("Runs", table=readable_runs(runs))]
+    return [*sections, Section("Runs", table=readable_runs(results.runs))]
 
 
 def _prompt(domain: str, document: int, rows: pd.DataFrame) -> Section:

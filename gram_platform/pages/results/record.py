@@ -32,7 +32,7 @@ class StudyRecord:
     variants: tuple[str, ...] = ()  # in order; () in studies that vary nothing beside method, size and profile
     unit: str = ""  # see Study
     own_baseline: bool = False
-    measurement: str = LOSSES  # what is measured of every view: see `outcomes.py`
+    measurement: str = LOSSES  # what is measured of every view: see `kinds.py`
     probed: tuple[str, ...] = ()  # the ids of runs with probes: see `analysis/absorption.py`
     by_modules: bool = False  # its page leads with compute ratios against the number of modules that are on
 
@@ -87,20 +87,26 @@ def publish(
 
 
 def with_links(runs: pd.DataFrame, failures: Mapping[str, str], tracker: Tracker | None) -> pd.DataFrame:
-    """`run_id_url`: the page of each node in MLflow, at the server or where `mlflow ui` would serve the database; and
-    `error`: what is in `failures` under its id.
-    """
-    links: dict[str, str | None] = {}
-    if tracker is not None:
-        ui_url = None if tracker.tracking_uri.startswith("http") else LOCAL_UI
-        links = {node_id: tracker.run_url(run.info.run_id, ui_url) for (_, node_id), run in tracker.runs().items()}
+    """Adds `run_id_url`, each node's page in MLflow, and `error`, from {node id: message} in `failures`."""
+    links = {} if tracker is None else mlflow_links(tracker, tracker.runs())
     errors = [failures.get(node_id, "") for node_id in runs["id"]]
     return runs.assign(run_id_url=runs["id"].map(links), run_id=runs["id"], error=errors)
 
 
+def mlflow_links(tracker: Tracker, runs: Mapping) -> dict[str, str]:
+    """Returns {node id: page} of MLflow's runs by (kind, node id), at the server or where `mlflow ui` listens."""
+    ui_url = None if tracker.tracking_uri.startswith("http") else LOCAL_UI
+    return {node_id: tracker.run_url(run.info.run_id, ui_url) for (_, node_id), run in runs.items()}
+
+
+def links_note(tracking_uri: str) -> str:
+    """Says how to open links into a database; "" for a server."""
+    if tracking_uri.startswith("http"):
+        return ""
+    return f"Links to MLflow open while `mlflow ui --backend-store-uri {tracking_uri}` runs."
+
+
 def intro_text(record: StudyRecord, source: str, tracker: Tracker | None) -> str:
-    """The question, how the study was run, where its numbers were read from, and what links need."""
-    facts = [*record.facts, f"Read from {source}."]
-    if tracker is not None and not tracker.tracking_uri.startswith("http"):
-        facts.append(f"Links to MLflow open while `mlflow ui --backend-store-uri {tracker.tracking_uri}` runs.")
-    return record.question + "\n\n" + " ".join(facts)
+    """Writes the question, how the study was run, where its numbers were read from, and what links need."""
+    note = "" if tracker is None else links_note(tracker.tracking_uri)
+    return f"{record.question}\n\n{' '.join([*record.facts, f'Read from {source}.', note]).strip()}"

@@ -8,8 +8,9 @@ import pandas as pd
 from gram_platform.analysis.ratios import ATTACK_COLUMNS, BASELINE, ELICITED, VARIANT, VIEW
 from gram_platform.analysis.tables import Analysis, aligned, analyse, format_table, table_csv
 from gram_platform.analysis.variants import analyse_variants, by_number, drop_table, final_shares, load_shares
-from gram_platform.pages.report import StudyReport, build_report, study_figures
+from gram_platform.pages.report import StudyReport, build_report, report_sections, study_figures
 from gram_platform.pages.report.modules import readable_drops, readable_shares
+from gram_platform.pages.report.page import Section
 from gram_platform.pages.report.sections import renamed
 from gram_platform.pages.report.tables import shown_columns
 from gram_platform.pages.results.record import StudyRecord, intro_text, publish, with_links
@@ -210,6 +211,11 @@ def write_results(
     figures = study_figures(study) if tracker is not None else {}
     table = table_csv(renamed(results.analysis.table, record.varies))
     return publish(record, store, table, report, figures, tracker)
+
+
+def results_sections(record: StudyRecord, results: Results) -> list[Section]:
+    """Builds the sections of the study's page on the site."""
+    return report_sections(study_report(record, results, results.runs))
 
 
 def study_report(

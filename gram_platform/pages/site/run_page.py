@@ -9,8 +9,8 @@ from gram_platform.pages.report.page import Section
 from gram_platform.pages.report.tables import clock, whole
 from gram_platform.pages.site.facts import COMPLETE, FAILED, NodeFacts
 from gram_platform.pages.site.histories import history_sections, route_sections
-from gram_platform.pages.site.words import GIB, columns_of, dollars, fact_table, hours, moment, name_of
-from gram_platform.tracking.entry import config_steps
+from gram_platform.pages.site.words import GIB, columns_of, dollars, fact_table, hours, moment
+from gram_platform.tracking.entry import config_steps, node_name
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class RunContext:
 
 
 def run_title(node: NodeFacts) -> str:
-    return f"{name_of('run', node.node_id, node.tags)} ({node.node_id})"
+    return f"{node_name('run', node.node_id, node.tags)} ({node.node_id})"
 
 
 def run_intro(node: NodeFacts) -> str:

@@ -1,7 +1,6 @@
 """Renders the page of a search: the report that the search wrote, as a page of the site."""
 
 import re
-from collections.abc import Callable
 
 import pandas as pd
 from markupsafe import Markup
@@ -11,6 +10,7 @@ from gram_platform.pages.report.tables import clock
 from gram_platform.pages.site.facts import Facts
 from gram_platform.pages.site.studies import REPORT, StudyFacts, Totals
 from gram_platform.pages.site.words import dollars, fact_table, hours, moment
+from gram_platform.tracking.entry import node_name
 
 _REPORT = re.compile(
     r"<title>(.*?)</title>.*?</h1>(.*?)</header>\s*<main[^>]*>(.*?)</main>\s*<footer>(.*?)</footer>", re.S
@@ -30,7 +30,7 @@ def embedded(report: str, shell: Shell, before: Markup, after: Markup) -> str:
 
 
 def state_section(search: StudyFacts, totals: Totals) -> Section:
-    """What the site knows of a search, whether or not it has written a report."""
+    """Builds the state of a search, with or without a report."""
     trials = ", ".join(f"{count} {state}" for state, count in (search.trials or {}).items())
     rows = [
         ("driver", search.driver or "none", ""),
@@ -44,11 +44,10 @@ def state_section(search: StudyFacts, totals: Totals) -> Section:
     return Section("State", text, table=fact_table(rows), table_is_open=True)
 
 
-def runs_section(search: StudyFacts, facts: Facts, names: Callable[[str], str]) -> Section:
-    """The runs behind the trials, each with its page; folded, there are hundreds."""
-    ids = [run_id for run_id in search.node_ids if run_id in facts.runs]
-    rows = [
-        {"run_id": i, "run_id_url": f"../runs/{i}.html", "run": names(i), "status": facts.runs[i].status} for i in ids
-    ]
-    columns = ["run_id", "run_id_url", "run", "status"]
-    return Section("Runs behind the trials", table=pd.DataFrame(rows, columns=columns))
+def runs_section(search: StudyFacts, facts: Facts) -> Section:
+    """Lists the runs behind the trials with links to their pages; folded, there are hundreds."""
+    runs = [(i, facts.runs[i]) for i in search.node_ids if i in facts.runs]
+    rows = [(i, f"../runs/{i}.html", node_name("run", i, run.tags), run.status) for i, run in runs]
+    return Section(
+        "Runs behind the trials", table=pd.DataFrame(rows, columns=["run_id", "run_id_url", "run", "status"])
+    )
