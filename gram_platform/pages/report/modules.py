@@ -10,7 +10,7 @@ from gram_platform.analysis.ratios import MEAN, VARIANT
 from gram_platform.analysis.tables import interval_text
 from gram_platform.analysis.variants import COMPOSED, MODULES, drop_table, final_shares, number_table, share_curves
 from gram_platform.config import core_first
-from gram_platform.pages.figures.style import GREY, Style, add_band, behind, domain_styles, method_style, styled
+from gram_platform.pages.figures.style import GREY, Style, add_band, domain_styles, hover_runs, method_style, styled
 from gram_platform.pages.figures.variants import variant_figure
 from gram_platform.pages.report.page import Section
 from gram_platform.pages.report.study import StudyReport
@@ -54,7 +54,7 @@ def _add_module(figure: go.Figure, line: pd.DataFrame, style: Style, is_own: boo
         mode="lines",
         line={"color": style.colour, "dash": dash, "width": width},
         opacity=1.0 if is_own else OTHER_OPACITY,
-        customdata=np.column_stack([line[["low", "high", "num_seeds"]], behind(line)]),
+        customdata=np.column_stack([line[["low", "high", "num_seeds"]], hover_runs(line)]),
         hovertemplate="<b>%{fullData.name}</b>, step %{x}<br>%{y:.1%} [%{customdata[0]:.1%}, %{customdata[1]:.1%}], "
         "%{customdata[2]} seeds<br>%{customdata[3]}<extra></extra>",
     )

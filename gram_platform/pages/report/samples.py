@@ -1,4 +1,4 @@
-"""The report of the samples study: one prompt, and how every method goes on with its topic kept and removed."""
+"""Reports the samples study: prompts, and each method's continuations with the topic kept and removed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -18,16 +18,25 @@ from gram_platform.store.root import open_corpus
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.frame import Frames
 
+KEPT, REMOVED = "kept", "removed"
+COLUMNS = ["method", "size", "seed", "profile", "domain", "topic", "document", "prompt", "truth", "continuation"]
+FOOTER = """Continuations are drawn at the temperature named above, with the same random numbers for every model.
+Documents are not chosen: they are the first of each domain's validation split that are longer than the prompt. Topic
+kept: the profile of core and this domain (the baseline has every domain); for DEMix the domain's expert. Topic removed:
+core alone; for DEMix the core expert. Core is in every profile: its documents have a row for each. The paper chose its
+two prompts. Read these continuations as examples, not as a measurement.
+\u00b6 is the end of a text."""
+
 
 @dataclass(frozen=True)
 class SampleResults:
-    """What the study has so far."""
+    """The stored continuations of the study."""
 
     samples: pd.DataFrame  # COLUMNS
     missing: tuple[tuple[str, str], ...]
     runs: pd.DataFrame
     source: str
-    about: str  # how continuations were drawn
+    sampling: str  # says how continuations were drawn
 
 
 def read_samples(
@@ -53,13 +62,13 @@ def read_samples(
         if results[entry["id"]] is None
     )
     frame, _, source = load_frames(record.ids, (), store, tracking_uri, why_not, frames)
-    about = f"Prompts of {config['num_prompt_tokens']} tokens, then at most {config['num_tokens']} tokens drawn "
-    about += f"at temperature {config['temperature']:g}."
-    return SampleResults(samples, lacking, nodes_frame(record, frame), source, about)
+    sampling = f"Prompts of {config['num_prompt_tokens']} tokens, then at most {config['num_tokens']} tokens drawn "
+    sampling += f"at temperature {config['temperature']:g}."
+    return SampleResults(samples, lacking, nodes_frame(record, frame), source, sampling)
 
 
 def samples_text(record: StudyRecord, results: SampleResults) -> str:
-    """The first prompt and its continuations for a terminal."""
+    """Writes the first prompt and its continuations for a terminal."""
     first = results.samples.sort_values("domain", key=lambda domain: domain == CORE, kind="stable").iloc[0]
     shown = results.samples[(results.samples[["domain", "document"]] == first[["domain", "document"]]).all(axis=1)]
     head = [f"{first['domain']}, document {first['document']}: {first['prompt'].strip()} ..."]
@@ -70,32 +79,11 @@ def samples_text(record: StudyRecord, results: SampleResults) -> str:
 def write_samples(
     record: StudyRecord, store: Store, results: SampleResults, failures: Mapping[str, str], tracker: Tracker | None
 ) -> dict[str, str]:
-    """As `write_results`."""
+    """Writes the study's files as `write_results` does."""
     linked = replace(results, runs=with_links(results.runs, failures, tracker))
     intro = intro_text(record, f"{results.source}; continuations from the storage", tracker)
-    report = page_html(record.title, f"{intro}\n\n{results.about}", samples_sections(record, linked), FOOTER)
+    report = page_html(record.title, f"{intro}\n\n{results.sampling}", samples_sections(record, linked), FOOTER)
     return publish(record, store, table_csv(results.samples), report, {}, tracker)
-
-
-def _continuations(tags: Mapping[str, str], result: Mapping, documents: list[int]):
-    """(names, {column: token ids}) of every continuation of a view."""
-    retained = tags["retained"].split(",")
-    for domain, drawn in result["continuations"].items():
-        names = {key: tags[key] for key in ("method", "size", "seed", "profile")}
-        names |= {"domain": domain, "topic": KEPT if domain in (CORE, *retained) else REMOVED}
-        for place, document in enumerate(documents):
-            texts = {"prompt": result["prompts"][domain][place], "truth": result["truths"][domain][place]}
-            yield {**names, "document": document}, {**texts, "continuation": drawn[place]}
-
-
-KEPT, REMOVED = "kept", "removed"
-COLUMNS = ["method", "size", "seed", "profile", "domain", "topic", "document", "prompt", "truth", "continuation"]
-FOOTER = """Continuations are drawn at the temperature named above, with the same random numbers for every model, from
-the first documents of each domain's validation split that are longer than the prompt: they are not chosen. Topic kept:
-the profile of core and this domain (the baseline has all of them); for DEMix the domain's expert. Topic removed: core
-alone; for DEMix the core expert. Core is in every profile: its documents have a row for each. The paper chose its two
-prompts; read these for how a model goes on, not as a measure.
-\u00b6 is the end of a text."""
 
 
 def samples_sections(record: StudyRecord, results: SampleResults) -> list[Section]:
@@ -110,8 +98,9 @@ def samples_sections(record: StudyRecord, results: SampleResults) -> list[Sectio
 
 
 def _prompt(domain: str, document: int, rows: pd.DataFrame) -> Section:
-    """A document's prompt and truth, and a row for each method (and size and seed, where there are several); for core,
-    which no profile removes, a row for each profile too.
+    """Shows a document's prompt and true text, and a row for each method, and size and seed if there are several.
+
+    Core, which no profile removes, has a row for each profile too.
     """
     first = rows.iloc[0]
     quotes = (("Prompt, the same for all", first["prompt"].strip()), ("The true text", first["truth"].strip()))
@@ -119,12 +108,23 @@ def _prompt(domain: str, document: int, rows: pd.DataFrame) -> Section:
     names += ["profile"] if domain == CORE else []
     table = []
     for key, group in rows.groupby(names, sort=False):
-        own = dict(zip(names, key, strict=True))
+        labels = dict(zip(names, key, strict=True))
         texts = {topic: part["continuation"].iloc[0] for topic, part in group.groupby("topic")}
         cells = {"topic kept": texts.get(KEPT, ""), "topic removed": texts.get(REMOVED, "")}
         if domain == CORE:
             cells = {"continuation": texts[KEPT]}
-        table.append({**own, "method": method_style(own["method"]).label, **cells})
+        table.append({**labels, "method": method_style(labels["method"]).label, **cells})
     frame = pd.DataFrame(table)
     markup = render("quotes.html", quotes=quotes)
     return Section(f"{domain}, document {document}", markup=markup, table=frame, table_is_open=True)
+
+
+def _continuations(tags: Mapping[str, str], result: Mapping, documents: list[int]):
+    """Yields (names, {column: token ids}) for every continuation of a view."""
+    retained = tags["retained"].split(",")
+    for domain, drawn in result["continuations"].items():
+        names = {key: tags[key] for key in ("method", "size", "seed", "profile")}
+        names |= {"domain": domain, "topic": KEPT if domain in (CORE, *retained) else REMOVED}
+        parts = zip(documents, result["prompts"][domain], result["truths"][domain], drawn, strict=True)
+        for document, prompt, truth, continuation in parts:
+            yield {**names, "document": document}, {"prompt": prompt, "truth": truth, "continuation": continuation}

@@ -7,25 +7,11 @@ import pandas as pd
 
 from gram_platform.config import LOSSES, SAMPLES, TOKENS
 from gram_platform.pages.report import localization, report_footer, samples
-from gram_platform.pages.report.localization import (
-    TokenResults,
-    read_tokens,
-    tokens_sections,
-    tokens_text,
-    write_tokens,
-)
 from gram_platform.pages.report.page import Section
-from gram_platform.pages.report.samples import (
-    SampleResults,
-    read_samples,
-    samples_sections,
-    samples_text,
-    write_samples,
-)
 from gram_platform.pages.results.record import StudyRecord
 from gram_platform.pages.results.results import Results, read_results, results_sections, summary_text, write_results
 
-AnyResults = Results | TokenResults | SampleResults  # each has `runs` and `source`
+AnyResults = Results | localization.TokenResults | samples.SampleResults  # each has `runs` and `source`
 
 
 class ResultKind(NamedTuple):
@@ -40,8 +26,20 @@ class ResultKind(NamedTuple):
 
 RESULT_KINDS = {
     LOSSES: ResultKind(read_results, summary_text, write_results, results_sections, report_footer),
-    TOKENS: ResultKind(read_tokens, tokens_text, write_tokens, tokens_sections, lambda runs: localization.FOOTER),
-    SAMPLES: ResultKind(read_samples, samples_text, write_samples, samples_sections, lambda runs: samples.FOOTER),
+    TOKENS: ResultKind(
+        localization.read_tokens,
+        localization.tokens_text,
+        localization.write_tokens,
+        localization.tokens_sections,
+        lambda runs: localization.FOOTER,
+    ),
+    SAMPLES: ResultKind(
+        samples.read_samples,
+        samples.samples_text,
+        samples.write_samples,
+        samples.samples_sections,
+        lambda runs: samples.FOOTER,
+    ),
 }
 
 

@@ -82,9 +82,7 @@ def _incomplete(study: StudyFacts, facts: Facts) -> list[Section]:
         rows.append({"status": status, "node": name, "id": node_id, "id_url": url, "error": error})
     if not rows:
         return []
-    text = (
-        f"{len(rows)} of {len(study.node_ids)} nodes are not complete: results that need them are missing on this page."
-    )
+    text = f"{len(rows)} of {len(study.node_ids)} nodes are not complete: results that need them are missing here."
     return [Section("Not complete", text, table=pd.DataFrame(rows), table_is_open=len(rows) <= FEW, is_warning=True)]
 
 
