@@ -47,7 +47,7 @@ NUM_SHADED = 96  # tokens of a shaded text at most
 NUM_LEGEND = 5  # steps of the legend's scale
 TITLES = {"gini": "Gini coefficient of increases", "increase": "increase of the loss (nats)"}
 PATTERNS = {FORGET: "", RETAIN: "/"}
-CLAIMS = f"What the paper observes on single sentences, judged over whole sequences. {JUDGED}"
+CLAIMS = f"The paper's observations on single sentences, judged over whole sequences. {JUDGED}"
 FOOTER = """Increase: a token's loss under a view less its loss under the baseline of the same size and seed. Gini: the
 coefficient of the positive increases; 0 is an even spread, 1 a single token, 0.41 a normal and 0.5 an exponential
 spread. Positive: the share of tokens with an increase above 0. Top share: the part of the sum of positive increases on

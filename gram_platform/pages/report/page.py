@@ -134,7 +134,7 @@ def _figure_json(figure: Figure) -> Markup:
     return Markup(str(text).replace("<", "\\u003c"))  # no text in it can end the script element
 
 
-# ------------------------------------------------------------------------------------------------------ tables
+# --------------------------------------------------------------------------------------------------------------- tables
 
 
 def _cells(table: Table) -> tuple[list[tuple[str, str]], list[tuple]]:
