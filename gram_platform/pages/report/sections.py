@@ -33,9 +33,9 @@ TREND = """The largest size is left out, and predicted by a power law in the par
 others (dashed in the figures above), beside the measured value. 90% interval: t, degrees of freedom two fewer than
 sizes fitted. Two fitted sizes leave none. An interval is too narrow if the largest size has fewer seeds than the
 others."""
-COST = """Costs of all models that serve the profiles, over the baseline's, computed from the configs. Train FLOPs: tokens
-x active parameters by the paper's formula; by its plan: with the cost of companion modules on core batches. The paper's
-costs are those of its dual-use models."""
+COST = """Costs of all models that serve the profiles, over the baseline's, computed from the configs. Train FLOPs:
+tokens x active parameters by the paper's formula; by its plan: with the cost of companion modules on core batches. The
+paper's costs are those of its dual-use models."""
 ATTACKS = """Every view finetuned on a sample of each domain that it forgets, the same sample for all. The result is the
 best loss on validation data: this choice follows the paper and favours the attacker."""
 AT_ITS_SCALE = "Our numbers stand beside them for reading, and are compared only at the paper's scale."

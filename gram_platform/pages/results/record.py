@@ -1,4 +1,4 @@
-"""A study in its storage, `study.json`: its nodes by name. Tables and reports are built from it."""
+"""Stores a study as `study.json`, from which its tables and reports are built, and publishes the results."""
 
 import json
 from collections.abc import Mapping
@@ -12,29 +12,31 @@ from gram_platform.config.identity import invalid
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker
 
+LOCAL_UI = "http://127.0.0.1:5000"  # the default address of `mlflow ui`
+
 
 @dataclass(frozen=True)
 class StudyRecord:
-    """A study as its tables need it. `entries` has every node as each method names it: id, kind and tags."""
+    """The stored form of a study. `entries` has the id, kind and tags of every node, once for each method's use."""
 
     name: str
     title: str
     question: str
     facts: tuple[str, ...]  # how it was run, in sentences
-    params: Mapping[str, str]  # what it was asked for, as MLflow shows it
+    params: Mapping[str, str]  # the flags, as MLflow shows them
     sizes: tuple[str, ...]
     parameters: Mapping[str, int]  # of each size's dense model
-    profile: str  # the compared one, or mean
+    profile: str  # the compared profile, or mean
     entries: tuple[Mapping, ...]
-    costs: tuple[Mapping, ...] = ()  # size, method, and `method_costs` of it: over the baseline's
-    compare_with: str = ""  # of the paper's tables
-    varies: str = ""  # the column of the variants
-    variants: tuple[str, ...] = ()  # in order; () in studies that vary nothing beside method, size and profile
-    unit: str = ""  # see Study
+    costs: tuple[Mapping, ...] = ()  # size, method and `method_costs`, over the baseline's
+    compare_with: str = ""  # a study of the paper
+    varies: str = ""  # the name of the variants' column
+    variants: tuple[str, ...] = ()  # in order; () in studies without variants beside method, size and profile
+    unit: str = ""  # see `Study`
     own_baseline: bool = False
-    measurement: str = LOSSES  # what is measured of every view: see `kinds.py`
-    probed: tuple[str, ...] = ()  # the ids of runs with probes: see `analysis/absorption.py`
-    by_modules: bool = False  # its page leads with compute ratios against the number of modules that are on
+    measurement: str = LOSSES  # of every view: see `kinds.py`
+    probed: tuple[str, ...] = ()  # ids of runs with probes: see `load_shares`
+    by_modules: bool = False  # the page leads with compute ratios against the number of active modules
 
     @property
     def ids(self) -> set[str]:
@@ -47,24 +49,21 @@ class StudyRecord:
 
     @property
     def preset(self) -> str:
-        """ "" for a study whose losses were measured elsewhere."""
+        """The preset's name; "" for a study of external losses."""
         return self.params.get("preset", "")
 
     def to_json(self) -> bytes:
-        """The same bytes for the same study."""
+        """Encodes the record; equal studies have equal bytes."""
         return (json.dumps(asdict(self), indent=1, sort_keys=True) + "\n").encode()
 
 
 def load_record(store: Store, name: str) -> StudyRecord:
-    """The record of a study in the storage; ValueError when there is none."""
+    """Reads a study's record from the storage; ValueError if there is none."""
     plain = store.study_dir(name).read_json("study.json")
     if plain is None:
         raise invalid("study", name, f"a study that was submitted to {store.root}")
     tuples = {key: tuple(plain.get(key, ())) for key in ("facts", "sizes", "entries", "costs", "variants", "probed")}
     return StudyRecord(**{**plain, **tuples})
-
-
-LOCAL_UI = "http://127.0.0.1:5000"  # where `mlflow ui` listens unless told otherwise
 
 
 def publish(
@@ -75,7 +74,7 @@ def publish(
     figures: Mapping[str, object],
     tracker: Tracker | None,
 ) -> dict[str, str]:
-    """Writes table.csv, report.html and study.json and logs them to MLflow if there is one; the paths by name."""
+    """Writes table.csv, report.html and study.json, logs them to MLflow if there is a tracker; returns {name: path}."""
     folder = store.study_dir(record.name)
     files = {"table.csv": table.encode(), "report.html": report.encode(), "study.json": record.to_json()}
     for name, data in files.items():
