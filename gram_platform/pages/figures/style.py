@@ -111,7 +111,7 @@ def add_band(figure: go.Figure, x, low, high, style: Style, opacity: float = 0.1
 
 
 def add_line(figure: go.Figure, rows: pd.DataFrame, x: str, y: str, style: Style, **hover: object) -> None:
-    """Adds a line of column `y` with its 90% interval `<y>_low, <y>_high`: a band, error bars where there is one."""
+    """Adds a line of column `y` and its 90% intervals `<y>_low, <y>_high`: a band, or error bars for a single one."""
     low, high = rows[f"{y}_low"], rows[f"{y}_high"]
     is_sure = low.notna() & high.notna()
     has_band = is_sure.sum() > 1

@@ -143,7 +143,7 @@ def composing_sections(study: StudyReport) -> list[Section]:
 
 
 def composing_figures(study: StudyReport) -> dict[str, go.Figure]:
-    """Every figure of these sections by a name fit for a file."""
+    """Draws every figure of these sections; the keys name files."""
     if study.by_number is None:
         return {}
     table = number_table(study.by_number)

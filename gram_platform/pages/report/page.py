@@ -138,9 +138,9 @@ def _figure_json(figure: Figure) -> Markup:
 
 
 def _cells(table: Table) -> tuple[list[tuple[str, str]], list[tuple]]:
-    """(heads as (CSS class, name), rows of cells as (CSS class, text, address or "")).
+    """Returns (heads as (CSS class, name), rows of cells as (CSS class, text, address or "")).
 
-    Numbers stand to the right, and only sentences are broken into lines.
+    Class `number` aligns to the right; class `long` breaks sentences into lines.
     """
     columns, heads, cells = _columns(table), [], []
     for name, (values, is_number) in columns.items():
@@ -155,7 +155,7 @@ def _cells(table: Table) -> tuple[list[tuple[str, str]], list[tuple]]:
 
 
 def _columns(table: Table) -> dict[str, tuple[Sequence, bool]]:
-    """{name: (values, whether they are numbers)}."""
+    """Returns {name: (values, whether they are numbers)}."""
     if isinstance(table, pd.DataFrame):
         is_number = pd.api.types.is_numeric_dtype
         return {str(name): (table[name].tolist(), is_number(table[name])) for name in table.columns}
@@ -170,7 +170,7 @@ def _address(url: object) -> str:
 
 
 def _text(value: object) -> str:
-    """Four significant digits for fractions, thousands apart for integers, nothing for NaN and None."""
+    """Writes fractions with four significant digits, integers with commas, NaN and None as ""."""
     if type(value) is str:
         return value
     if type(value) is float:  # these two first: a site has a million cells

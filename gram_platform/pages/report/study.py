@@ -13,6 +13,9 @@ from gram_platform.pages.figures.style import method_style
 from gram_platform.pages.report.page import Section, render
 from gram_platform.paper.verdicts import verdict_counts
 
+SHOWN = ("core", "retain", "forget")
+FIRST = ("gram", "filtering")  # the methods of the main numbers; others follow in the table's order
+
 
 @dataclass(frozen=True)
 class StudyReport:
@@ -51,10 +54,6 @@ def shared_profile(table: pd.DataFrame) -> str:
     rows = table[~table["profile"].isin([ALL, MEAN]) & table["retain"].notna() & ~table["method"].isin(HIDDEN)]
     counts = rows.drop_duplicates(["method", "size", "profile"]).groupby("profile", sort=True).size()
     return MEAN if counts.empty else str(counts.idxmax())
-
-
-SHOWN = ("core", "retain", "forget")
-FIRST = ("gram", "filtering")  # the methods of the main numbers; others follow in the table's order
 
 
 def with_verdicts(intro: str, claims: pd.DataFrame | None) -> str:

@@ -57,7 +57,7 @@ class BaselineRules:
         return Baseline(source, found, losses, curves, curves_from)
 
     def unit(self, study: str, size: str) -> str:
-        """Returns the declared unit if it has baselines, else the only variant with baselines named like it."""
+        """Returns the declared unit, else the only variant with it in the name, if it has baselines; "" for none."""
         unit, options = self.declared[study].unit, self._variants(self.losses, study, size)
         similar = [option for option in options if unit and unit in option]
         return unit if unit in options else similar[0] if len(similar) == 1 else ""

@@ -51,7 +51,7 @@ class NodeFacts:
 
     @property
     def dollars_per_hour(self) -> float | None:
-        """The planner's price of all ranks, by the machine with this device; None for an unknown device."""
+        """Price of all ranks, by the planner's price of the machine with this device; None if unknown."""
         device = str(self.timing.get("device", "")).lower()
         machine = next((machine for name, machine in MACHINES.items() if name in device), None)
         if machine is None:
