@@ -1,8 +1,8 @@
-"""The site of a storage: the state of every study and search, a page for each of them and for each run, all claims.
+"""Builds the site of a storage: the state of every study and search, a page for each and for each run, all claims.
 
     python dashboards/build.py --storage ~/.gram --out ~/site
 
-The same as `gram report`. Open `index.html` of the folder: the pages need no network and no server.
+This is the same as `gram report`. Open the folder's `index.html`: the pages need no network and no server.
 """
 
 import sys

@@ -31,7 +31,7 @@ ROOMS = {
     # presentation
     "analysis": ("numpy", "pandas", "scipy"),
     "paper": ("numpy", "pandas"),
-    "pages": ("numpy", "pandas", "plotly"),
+    "pages": ("numpy", "pandas", "plotly", "jinja2", "markupsafe"),
     "studies": ("ray", "optuna", "numpy", "pandas", "plotly", "sqlalchemy", "tyro", "rich"),
     # products
     "release": ("torch", "numpy", "pandas", "transformers", "tokenizers", "starlette", "prometheus_client", "ray"),

@@ -14,7 +14,7 @@ from gram_platform.engine.graph import Progress, run_graph
 from gram_platform.engine.life import Lives
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, method_costs, unique
-from gram_platform.pages.results.outcomes import Results, outcome_of
+from gram_platform.pages.results.kinds import AnyResults, result_kind
 from gram_platform.pages.results.record import StudyRecord
 from gram_platform.store import Store
 from gram_platform.store.root import provide_corpus
@@ -223,11 +223,11 @@ class GraphsRun:
 
     def _write_partial(self, record: StudyRecord, progress: Progress) -> None:
         """The table and report so far, from the run directories: the mirror may be behind."""
-        outcome = outcome_of(record)
-        results = outcome.read(record, self.store, None, "the study is running")
+        kind = result_kind(record)
+        results = kind.read(record, self.store, None, "the study is running")
         if results is not None:
-            paths = outcome.write(record, self.store, results, progress.failed, None)
-            self.view.say(f"\n{outcome.text(record, results)}\nso far: {paths['report.html']}\n")
+            paths = kind.write(record, self.store, results, progress.failed, None)
+            self.view.say(f"\n{kind.text(record, results)}\nso far: {paths['report.html']}\n")
 
     def _report(self, progress: Progress, elapsed_s: float) -> None:
         say = self.view.say
@@ -240,20 +240,20 @@ class GraphsRun:
 
     def _finish(self, record: StudyRecord, is_mirrored: bool, progress: Progress) -> None:
         say, uri = self.view.say, self.flags.tracking_uri if is_mirrored else None
-        outcome = outcome_of(record)
-        results = outcome.read(record, self.store, uri, "MLflow is away")
+        kind = result_kind(record)
+        results = kind.read(record, self.store, uri, "MLflow is away")
         if results is None:
             say(f"{record.name}: no table: no baseline is complete with its evaluation yet")
             return
         paths = self._write(record, results, progress)
-        say(f"\n{record.title}\n{outcome.text(record, results)}\n")
+        say(f"\n{record.title}\n{kind.text(record, results)}\n")
         if results.source != "MLflow":
             say(f"read from {results.source}")
         for name, path in paths.items():
             say(f"{name:12} {path}")
 
-    def _write(self, record: StudyRecord, results: Results, progress: Progress) -> dict[str, str]:
-        write = outcome_of(record).write
+    def _write(self, record: StudyRecord, results: AnyResults, progress: Progress) -> dict[str, str]:
+        write = result_kind(record).write
         try:
             return write(record, self.store, results, progress.failed, self.tracker)
         except TrackingUnavailable as error:

@@ -97,7 +97,7 @@ def test_a_page_of_continuations_has_a_row_of_core_for_every_profile(setting, ex
     profiles = ("core", f"core+{kept}")
     expected = [(kept, profiles[0], "removed"), (kept, profiles[1], "kept")]
     assert sorted(found) == sorted([*expected, *((CORE, profile, "kept") for profile in profiles)])
-    sections = {section.title: section for section in samples_sections(results.samples, (), results.runs)}
+    sections = {section.title: section for section in samples_sections(record, results)}
     of_core = sections[f"{CORE}, document 0"].table
     assert list(of_core.columns) == ["method", "profile", "continuation"]
     assert sorted(of_core["profile"]) == sorted(profiles)

@@ -1,6 +1,7 @@
 """The report is one file that works without a network, hides nothing, and escapes what it shows."""
 
 import html
+import json
 import re
 from pathlib import Path
 
@@ -78,10 +79,26 @@ def test_text_from_data_is_escaped_and_only_web_addresses_are_links(page):
     markup = without_plotly(page)
     assert "<title>A &lt;study&gt;</title>" in markup
     assert "&lt;/script&gt;" in markup
-    assert "alert(" not in markup.replace("alert(&quot;x&quot;)", "")
+    assert "alert(" not in markup.replace("alert(&#34;x&#34;)", "")
     assert "javascript:" not in markup
     assert markup.count('<a href="http://127.0.0.1:5000/#/runs/') == 26
     assert HOSTILE not in page
+
+
+def test_a_domain_named_like_markup_is_escaped_once():
+    renamed = {"loss/biology": "loss/<b>&x"}
+    views = evaluations().rename(columns=renamed).replace("biology", "<b>&x", regex=True)
+    points = curves().replace("biology", "<b>&x", regex=True)
+    analysis = analyse(views, points, tuple(SIZES))
+    page = build_report("T", "", StudyReport(analysis, points, runs_frame(), SIZES))
+    markup = without_plotly(page)
+    assert "profile core+&lt;b&gt;&amp;x:" in markup  # in a text
+    assert "<td>core+&lt;b&gt;&amp;x</td>" in markup  # and a table
+    assert "<b>&x" not in page
+    figures = re.findall(r'<script type="application/json".*?>(.*?)</script>', page)
+    assert "<b>&x" in {trace.get("name") for figure in figures for trace in json.loads(figure)["data"]}
+    assert "&amp;lt;" not in markup
+    assert "&amp;amp;" not in markup
 
 
 def tiles_of(page: str) -> dict[str, str]:

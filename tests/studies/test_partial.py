@@ -10,10 +10,10 @@ from gram_platform.studies.run import GraphsRun
 def test_a_table_that_cannot_be_made_is_said_and_ends_nothing(monkeypatch):
     """The study's driver goes on: the error is in the table's way, not in that of what trains."""
 
-    def outcome_of(record):
+    def result_kind(record):
         raise ZeroDivisionError("a fit of nothing")
 
-    monkeypatch.setattr(study_run, "outcome_of", outcome_of)
+    monkeypatch.setattr(study_run, "result_kind", result_kind)
     said, sent = [], []
     driver = object.__new__(GraphsRun)
     driver.view = SimpleNamespace(update=lambda progress, ended: None, say=said.append)

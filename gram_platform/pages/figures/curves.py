@@ -1,4 +1,4 @@
-"""The baselines' learning curves with the fitted power laws that the compute ratio inverts."""
+"""Draws the baselines' learning curves with the fitted power laws that the compute ratio inverts."""
 
 import numpy as np
 import pandas as pd
@@ -10,16 +10,15 @@ LINE_POINTS = 80
 
 
 def learning_curve_figure(curves: pd.DataFrame, fits: pd.DataFrame, size: str) -> go.Figure:
-    """Validation loss against step at one size: points of every seed and domain, and the pooled fit of each domain.
+    """Draws validation loss against step at one size: points of every seed and domain, and each domain's pooled fit.
 
     `curves` has `size, seed, step, domain, loss` (and `run_id` for the hover), `fits` the columns of `fits_frame`.
-    Both axes are logarithmic. A domain without a fit shows its points alone; a fit at its bound, or poor, says so.
+    Both axes are logarithmic. A domain without a fit has points only; the legend marks fits at a bound and poor ones.
     """
     points, laws = curves[curves["size"] == size], fits[fits["size"] == size].set_index("domain")
     figure = go.Figure()
     for domain, style in domain_styles(points["domain"]).items():
-        mine = points[points["domain"] == domain]
-        _add_points(figure, mine, style)
+        _add_points(figure, points[points["domain"] == domain], style)
         if domain in laws.index:
             _add_fit(figure, laws.loc[domain], style)
     styled(figure, f"Baseline, {size}", "step", "validation loss (nats a token)")

@@ -1,4 +1,4 @@
-"""The LR/batch grid of each size with its fitted surface and minima, and the laws through the minima."""
+"""Draws the LR/batch grid of each size with the fitted surface and its minima, and the laws through the minima."""
 
 import math
 
@@ -12,21 +12,21 @@ from gram_platform.pages.figures.style import BLUE, GREY, INK, ORANGE, VERMILION
 TITLES = {"lr": "Peak learning rate", "batch": "Batch (sequences)"}
 NUM_CONTOURS = 14
 MAX_RUNS = 3  # run ids in a hover; the table of trials has them all
-FAR = 30.0  # an optimum of a law's figure farther than this factor from both laws is left outside the picture
-BEYOND = 4.0  # a minimum farther than this factor beyond the grid is left outside the picture; its notes say so
+FAR = 30.0  # a law's axis leaves out optima farther than this factor from both laws
+BEYOND = 4.0  # a surface's axes leave out a minimum farther than this factor beyond the grid; its notes say so
 
 
 def surface_figure(cells: pd.DataFrame, optima: pd.DataFrame, surfaces: pd.DataFrame, size: str) -> go.Figure:
-    """One size: its cells over the contours of the pooled fit, both axes logarithmic, with the minima.
+    """Draws the cells of one size over the contours of the pooled fit, both axes logarithmic, with the minima.
 
-    The frames are `lr_grid`'s; `cells` may have a column `url` that a click opens. The pooled minimum is a star whose
-    bars hold a predicted loss within 0.1% of it, each seed's a small diamond; without a minimum the best cell is
-    ringed. Cells that a diverged seed takes out of the fit are crosses.
+    The frames are `lr_grid`'s; `cells` may have a column `url`, opened by a click. The pooled minimum is a star; its
+    bars span predicted losses within 0.1% of it. Each seed's minimum is a small diamond; without a minimum the best
+    cell is ringed. Crosses are cells left out of the fit because a seed diverged.
     """
-    mine, minima = cells[cells["size"] == size], optima[optima["size"] == size]
+    of_size, minima = cells[cells["size"] == size], optima[optima["size"] == size]
     figure = go.Figure()
     _add_contours(figure, surfaces[surfaces["size"] == size])
-    _add_cells(figure, mine)
+    _add_cells(figure, of_size)
     for row in minima[(minima["seed"] != POOLED) & minima["convex"]].to_dict("records"):
         _add_minimum(figure, row, f"seed {row['seed']}", {"symbol": "diamond", "size": 7, "color": ORANGE}, False)
     pooled = minima[minima["seed"] == POOLED].to_dict("records")
@@ -38,16 +38,16 @@ def surface_figure(cells: pd.DataFrame, optima: pd.DataFrame, surfaces: pd.DataF
             _add_best_cell(figure, row)
     styled(figure, f"{size}: {notes}" if notes else size, TITLES["lr"], TITLES["batch"])
     for axis, name in ((figure.update_xaxes, "lr"), (figure.update_yaxes, "batch")):
-        values = sorted(set(mine[name]))
+        values = sorted(set(of_size[name]))
         axis(type="log", tickvals=values, ticktext=[f"{v:.3g}" for v in values], range=_range(values, pooled, name))
     return figure
 
 
 def law_figure(lines: pd.DataFrame, optima: pd.DataFrame, laws: pd.DataFrame, quantity: str) -> go.Figure:
-    """The optima of `quantity` (lr or batch) against the parameter count with the law through them, both axes log.
+    """Draws the optima of `quantity` (lr or batch) against the parameter count, and the law through them, log-log.
 
-    Bars are where the predicted loss is within 0.1% of the minimum; hollow optima lie at the edge of their grid; the
-    band is the law's 90% interval over seeds, the dashed line the paper's law, for reading.
+    Bars span predicted losses within 0.1% of the minimum; hollow optima lie at the edge of their grid; the band is the
+    law's 90% interval over seeds; the dashed line is the paper's law.
     """
     line = lines[lines["quantity"] == quantity]
     law = laws[laws["quantity"] == quantity].iloc[0]
@@ -161,7 +161,7 @@ def _add_best_cell(figure: go.Figure, row: dict) -> None:
 
 
 def _range(values: list[float], pooled: list[dict], name: str) -> list[float]:
-    """Ends of a logarithmic axis: the grid and half a doubling, and a minimum that is not far beyond."""
+    """Returns the ends of a logarithmic axis: half a doubling around the grid and a minimum that is not far beyond."""
     low, high = values[0], values[-1]
     for row in pooled:
         if row["convex"] and low / BEYOND < row[name] < high * BEYOND:
@@ -205,7 +205,7 @@ def _add_optima(figure: go.Figure, rows: pd.DataFrame, quantity: str, name: str,
 
 
 def _extent(line: pd.DataFrame, pooled: pd.Series) -> tuple[float, float]:
-    """Ends of the axis: both laws and the optima, but those that are far from every law."""
+    """Returns the ends of the axis: a doubling around both laws and the optima that are not far from every law."""
     laws = pd.concat([line["value"].dropna(), line["paper"]]).astype(float)
     near = pooled[(pooled > laws.min() / FAR) & (pooled < laws.max() * FAR)].astype(float)
     shown = pd.concat([laws, near])

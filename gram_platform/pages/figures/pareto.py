@@ -1,7 +1,7 @@
-"""What a search of several objectives found: its front in projections and in space, and how its volume grew.
+"""Draws the Pareto front of a search of several objectives, in projections and in space, and its growing volume.
 
-References are points to read a front against, such as a study's method: a frame with `label`, the objectives and, where
-they are known, `runs` and `url`. They are not trials and never on the front.
+References are points to compare the front with, such as a study's method: a frame with `label`, the objectives and,
+if known, `runs` and `url`. They are not trials and never on the front.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 
 from gram_platform.analysis.trials import RUNS, TRIAL, URL, Objectives, finished, pareto_front
 from gram_platform.config.identity import invalid
-from gram_platform.pages.figures.searches import SAID_BETTER, runs_text, trial_axis, trial_markers
+from gram_platform.pages.figures.searches import BETTER, runs_text, trial_axis, trial_markers
 from gram_platform.pages.figures.style import BLUE, GREEN, GREY, VERMILION, styled
 
 LABEL = "label"  # of a reference
@@ -23,7 +23,7 @@ SOLID_SYMBOLS = ("diamond-open", "square-open", "circle-open", "cross")  # plotl
 
 
 def front_figures(trials: pd.DataFrame, objectives: Objectives, references: pd.DataFrame | None = None) -> list:
-    """Every projection onto two objectives and, of three, the points in space."""
+    """Draws every projection onto two objectives and, for three objectives, the points in space."""
     pairs = combinations(objectives, 2)
     figures = [projection_figure(trials, objectives, x, y, references) for x, y in pairs]
     return figures + ([space_figure(trials, objectives, references)] if len(objectives) == 3 else [])
@@ -32,9 +32,9 @@ def front_figures(trials: pd.DataFrame, objectives: Objectives, references: pd.D
 def projection_figure(
     trials: pd.DataFrame, objectives: Objectives, x: str, y: str, references: pd.DataFrame | None = None
 ) -> go.Figure:
-    """Finished trials in two objectives: those on the front of all objectives marked, the others faint.
+    """Draws finished trials in two objectives: strong on the front of all objectives, faint elsewhere.
 
-    The line joins the trials that no other one beats in these two objectives alone.
+    The line joins the front of these two objectives alone.
     """
     figure = go.Figure()
     done = finished(trials, tuple(objectives))
@@ -51,9 +51,9 @@ def projection_figure(
 
 
 def space_figure(trials: pd.DataFrame, objectives: Objectives, references: pd.DataFrame | None = None) -> go.Figure:
-    """The same trials in three objectives; ValueError for another number of them."""
+    """Draws the same trials in three objectives; ValueError for another number of objectives."""
     if len(objectives) != 3:
-        raise invalid("objectives", tuple(objectives), "three of them")
+        raise invalid("objectives", tuple(objectives), "three objectives")
     figure = go.Figure()
     for name, rows, marker in _classes(trials, objectives):
         place = dict(zip("xyz", (rows[axis] for axis in objectives), strict=True))
@@ -72,7 +72,10 @@ def space_figure(trials: pd.DataFrame, objectives: Objectives, references: pd.Da
 
 
 def hypervolume_figure(history: pd.DataFrame, reference: Mapping[str, float]) -> go.Figure:
-    """The volume that the front dominates after each finished trial: `hypervolume_history`'s frame, or empty."""
+    """Draws the volume dominated by the front after each finished trial; `history` is `hypervolume_history`'s frame.
+
+    Empty if the frame is.
+    """
     figure = go.Figure()
     if history.empty:
         return figure
@@ -93,7 +96,7 @@ def hypervolume_figure(history: pd.DataFrame, reference: Mapping[str, float]) ->
 
 
 def _classes(trials: pd.DataFrame, objectives: Objectives) -> list[tuple[str, pd.DataFrame, dict]]:
-    """(name, finished trials, marker) of the dominated ones and of the front, those that there are."""
+    """Returns (name, finished trials, marker) of the dominated trials and of the front, without empty classes."""
     done = finished(trials, tuple(objectives))
     is_front = pareto_front(trials, objectives)[done.index]
     faint = {"symbol": "circle", "size": 7, "color": GREY, "opacity": 0.4}
@@ -103,7 +106,7 @@ def _classes(trials: pd.DataFrame, objectives: Objectives) -> list[tuple[str, pd
 
 
 def _marked(references: pd.DataFrame | None, symbols: tuple[str, ...]) -> list[tuple[dict, str]]:
-    """The references as rows, each with a symbol of its own as long as there are enough."""
+    """Returns the references as rows, each with a symbol; symbols repeat if there are too few."""
     rows = [] if references is None else references.to_dict("records")
     return [(row, symbols[i % len(symbols)]) for i, row in enumerate(rows)]
 
@@ -121,4 +124,4 @@ def _reference_mark(row: dict, objectives: Objectives, symbol: str) -> dict:
 
 
 def _axis_title(name: str, objectives: Objectives) -> str:
-    return f"{name} ({SAID_BETTER[objectives[name]]})"
+    return f"{name} ({BETTER[objectives[name]]})"

@@ -1,4 +1,4 @@
-"""Compute ratios against model size, by method and by profile."""
+"""Draws compute ratios: means by method, against model size, and by profile and domain."""
 
 from collections.abc import Mapping
 from textwrap import wrap
@@ -10,33 +10,43 @@ import plotly.graph_objects as go
 from gram_platform.analysis.power_law import TREND_CLASSES, Trend, trends
 from gram_platform.analysis.ratios import ELICITED, MEAN
 from gram_platform.analysis.tables import CLASSES
-from gram_platform.config.identity import invalid
+from gram_platform.config.identity import invalid, require_choice
 from gram_platform.pages.figures.style import (
     GREY,
     HEIGHT,
     Style,
-    add_band,
-    behind,
+    add_line,
     domain_styles,
+    hover_runs,
     method_style,
+    padded_range,
     reference_line,
     styled,
     translucent,
 )
 
-OFFSET = 0.2  # of ours to the left and the paper's to the right of a method's place, where both are drawn
+CLASS_TITLES = {
+    "core": "Core (higher is better)",
+    "retain": "Retain (higher is better)",
+    "forget": "Forget (lower is better)",
+    "elicited": "Elicited forget (lower is better)",
+}
+HIDDEN = ("baseline",)  # the line at 1
+VALUE_COLUMNS = [name + end for name in CLASS_TITLES for end in ("", "_low", "_high")]
+OFFSET = 0.2  # if both are drawn: of our bar to the left and the paper's point to the right
+LINE_POINTS = 25
+MAX_LETTERS, LINE_HEIGHT = 10, 13  # of the labels below groups of bars: letters in a line, pixels
 
 Paper = Mapping[str, tuple[tuple[float, float], ...]]  # {method: (value, half-width of its interval) of each class}
 
 
 def aggregate_figure(table: pd.DataFrame, size: str, value: str, paper: Paper | None = None) -> go.Figure:
-    """One class of the table's `mean` rows at one size: a bar for each method with its 90% interval.
+    """Draws one class of the table's `mean` rows at one size: a bar for each method with its 90% interval.
 
-    `paper` adds a hollow diamond with its interval for the methods that it has. The four classes share one scale.
-    Empty when no method has a value; ValueError for an unknown class.
+    `paper` adds a hollow diamond with an interval for each of its methods. The four classes share one scale. Empty if
+    no method has a value; ValueError for an unknown class.
     """
-    if value not in CLASS_TITLES:
-        raise invalid("value", value, "one of " + ", ".join(CLASS_TITLES))
+    require_choice("value", value, tuple(CLASS_TITLES))
     means = table[(table["profile"] == MEAN) & (table["size"] == size) & ~table["method"].isin(HIDDEN)]
     rows = means[means[value].notna()].reset_index(drop=True)
     figure = go.Figure()
@@ -66,7 +76,7 @@ def _add_bars(figure: go.Figure, rows: pd.DataFrame, value: str, shift: float) -
         showlegend=False,
         marker={"color": [method_style(method).colour for method in rows["method"]]},
         error_y={"type": "data", "thickness": 1.3, "width": 3, "color": GREY, **whiskers},
-        customdata=np.stack([np.array(labels, object), low, high, rows["num_seeds"], behind(rows)], axis=1),
+        customdata=np.stack([np.array(labels, object), low, high, rows["num_seeds"], hover_runs(rows)], axis=1),
         hovertemplate="<b>%{customdata[0]}</b><br>%{y:.3f} [%{customdata[1]:.3f}, %{customdata[2]:.3f}], "
         "%{customdata[3]} seeds<br>%{customdata[4]}<extra></extra>",
     )
@@ -86,27 +96,12 @@ def _add_paper(figure: go.Figure, beside: Mapping[int, tuple[float, float]]) -> 
 
 
 def _common_range(means: pd.DataFrame, paper: Paper) -> list[float]:
-    """From zero, or below it where a value is, to just above the highest end of an interval of any class."""
-    columns = [name + end for name in CLASSES for end in ("", "_low", "_high")]
-    given = [
-        end
-        for m in means["method"]
-        if m in paper
-        for value, error in paper[m]
-        for end in (value - error, value + error)
-    ]
-    values = np.array([*means[columns].to_numpy(float).ravel(), *given, 0.0, 1.0])
+    """Reaches from zero, or the lowest value below it, to just above the highest interval of any class."""
+    points = [point for method in means["method"] for point in paper.get(method, ())]
+    ends = [end for value, error in points for end in (value - error, value + error)]
+    values = np.array([*means[VALUE_COLUMNS].to_numpy(float).ravel(), *ends, 0.0, 1.0])
     low, high = float(np.nanmin(values)), float(np.nanmax(values))
     return [low * 1.05, high + 0.06 * (high - low)]
-
-
-CLASS_TITLES = {
-    "core": "Core (higher is better)",
-    "retain": "Retain (higher is better)",
-    "forget": "Forget (lower is better)",
-    "elicited": "Elicited forget (lower is better)",
-}
-HIDDEN = ("baseline",)  # the line at 1
 
 
 def scaling_figure(
@@ -116,14 +111,13 @@ def scaling_figure(
     value: str,
     published: pd.DataFrame | None = None,
 ) -> go.Figure:
-    """One class of `table` (the columns of table.csv) at one profile against the number of parameters, log scale.
+    """Draws one class of `table` (columns of table.csv) at one profile against the number of parameters, log scale.
 
-    `parameters` gives the count of each size (ValueError if one is not there). Bands are the table's 90% intervals,
-    error bars where there is only one size; methods without the profile or the class have no line. `published` is a
-    table like `table`: its points of the methods drawn are thin lines of hollow markers.
+    `parameters` gives the count of each size; ValueError if one is missing. Bands are the table's 90% intervals, error
+    bars if there is one size; methods without the profile or the class have no line. `published` is a table like
+    `table`: thin lines of hollow markers for the methods drawn.
     """
-    if value not in CLASS_TITLES:
-        raise invalid("value", value, "one of " + ", ".join(CLASS_TITLES))
+    require_choice("value", value, tuple(CLASS_TITLES))
     beside = table.iloc[:0] if published is None else published[published["method"].isin(table["method"])]
     unknown = sorted({*table["size"], *beside["size"]} - set(parameters))
     if unknown:
@@ -141,12 +135,13 @@ def scaling_figure(
     text = [f"{size}<br>{_short(n)}" for size, n in zip(ticks["size"], ticks["parameters"], strict=True)]
     figure.update_xaxes(type="log", tickvals=ticks["parameters"].tolist(), ticktext=text)
     shown = [frame[(frame["profile"] == profile) & ~frame["method"].isin(HIDDEN)] for frame in (table, beside)]
-    figure.update_yaxes(range=_interval_range(pd.concat(shown)))
+    # one scale for the panels of all classes, so that they can be compared
+    figure.update_yaxes(range=padded_range([*pd.concat(shown)[VALUE_COLUMNS].to_numpy(float).ravel(), 1.0]))
     return figure
 
 
 def _points(table: pd.DataFrame, parameters: Mapping[str, float], profile: str, value: str) -> pd.DataFrame:
-    """The rows that have a point, from the smallest size to the largest."""
+    """Selects the rows with a value, from the smallest size to the largest."""
     rows = table[(table["profile"] == profile) & ~table["method"].isin(HIDDEN) & table[value].notna()]
     return rows.assign(parameters=rows["size"].map(parameters)).sort_values("parameters", kind="stable")
 
@@ -170,51 +165,32 @@ def _add_published(figure: go.Figure, line: pd.DataFrame, value: str, style: Sty
 
 
 def _add_method(figure: go.Figure, line: pd.DataFrame, value: str, style: Style) -> None:
-    low, high = f"{value}_low", f"{value}_high"
-    sure = line[line[low].notna() & line[high].notna()]
-    has_band = len(sure) > 1
-    if has_band:
-        add_band(figure, sure["parameters"], sure[low], sure[high], style)
-    bars = {} if has_band else {"array": line[high] - line[value], "arrayminus": line[value] - line[low]}
-    figure.add_scatter(
-        x=line["parameters"],
-        y=line[value],
-        name=style.label,
-        legendgroup=style.label,
-        mode="lines+markers",
-        line={"color": style.colour, "dash": style.dash, "width": 2.5},
-        marker={"symbol": style.symbol, "size": 9, "color": style.colour},
-        error_y={"type": "data", **bars} if bars else None,
-        customdata=np.column_stack([line[["size", low, high, "num_seeds"]].to_numpy(object), behind(line)]),
+    columns = ["size", f"{value}_low", f"{value}_high", "num_seeds"]
+    add_line(
+        figure,
+        line,
+        "parameters",
+        value,
+        style,
+        customdata=np.column_stack([line[columns].to_numpy(object), hover_runs(line)]),
         hovertemplate="<b>%{fullData.name}</b>, %{customdata[0]} (%{x:.3s})<br>%{y:.3f} "
         "[%{customdata[1]:.3f}, %{customdata[2]:.3f}], %{customdata[3]} seeds<br>%{customdata[4]}<extra></extra>",
     )
 
 
-def _interval_range(shown: pd.DataFrame) -> list[float]:
-    """One scale for the panels of all classes, so that they can be compared: their intervals, and 1."""
-    columns = [name + end for name in CLASS_TITLES for end in ("", "_low", "_high")]
-    values = np.append(shown[columns].to_numpy(float).ravel(), 1.0)
-    low, high = float(np.nanmin(values)), float(np.nanmax(values))
-    margin = 0.05 * max(high - low, 0.1)
-    return [low - margin, high + margin]
-
-
 def _short(number: float) -> str:
-    """1,234,567 as 1.2M."""
+    """Writes 1,234,567 as 1.23M."""
     for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= size:
             return f"{number / size:.3g}{unit}"
     return f"{number:g}"
 
 
-LINE_POINTS = 25
-
-
 def add_trends(figure: go.Figure, rows: pd.DataFrame, parameters: Mapping[str, float], value: str) -> None:
-    """For each method in `rows` (of one profile) the law of `analysis.trends`, core and forget alone.
+    """Adds the law of `analysis.trends` for each method in `rows`, which are of one profile; core and forget only.
 
-    Dashed from the smallest size to the largest, which it has not seen, with its 90% prediction interval there.
+    The line is dashed from the smallest size to the largest, which is left out of the fit, with the 90% prediction
+    interval there.
     """
     if value not in TREND_CLASSES:
         return
@@ -241,15 +217,11 @@ def _add_trend(figure: go.Figure, trend: Trend, smallest: float, style: Style) -
     )
 
 
-MAX_LETTERS, LINE_HEIGHT = 10, 13  # of the labels below the groups: letters a line, pixels
-
-
 def profile_bars_figure(domains: pd.DataFrame, method: str, size: str) -> go.Figure:
-    """A group of bars for each profile, a bar for each domain: solid if core or retained, hatched if forgotten.
+    """Draws a group of bars for each profile, a bar for each domain: solid if core or retained, hatched if forgotten.
 
-    The outline around a hatched bar is what an attack on the domain recovers, where there was one. `domains` is
-    `domain_table`'s frame: mean compute ratio over seeds with its 90% interval, the error bars. A method or size that
-    is not in the frame gives an empty figure.
+    The outline around a hatched bar is the value after an attack on the domain. `domains` is `domain_table`'s frame:
+    mean compute ratio over seeds with a 90% interval, the error bars. Empty if the frame lacks the method or size.
     """
     rows = domains[(domains["method"] == method) & (domains["size"] == size)]
     figure = go.Figure()
@@ -281,7 +253,7 @@ def profile_bars_figure(domains: pd.DataFrame, method: str, size: str) -> go.Fig
 
 
 def _wrapped(profile: str) -> str:
-    """A profile's name on short lines, a line break before every domain, so that it fits under its group of bars."""
+    """Breaks a profile's name into short lines, one or more for each domain, to fit under a group of bars."""
     lines = [
         part
         for domain in profile.replace("+", "\n+ ").split("\n")
@@ -291,7 +263,7 @@ def _wrapped(profile: str) -> str:
 
 
 def _bars(bars: pd.DataFrame, style: Style, has_whiskers: bool = True) -> dict:
-    """What the bars of a domain have in common."""
+    """Returns the arguments of a domain's bars."""
     ends = {"array": bars["high"] - bars["compute_ratio"], "arrayminus": bars["compute_ratio"] - bars["low"]}
     whiskers = {"error_y": {"type": "data", "thickness": 1.3, "width": 3, "color": GREY, **ends}}
     return {

@@ -1,6 +1,6 @@
-"""How one run went: its curves, and the routes it drew. As plotly's own plain data: a site has hundreds of these pages.
+"""Draws one run's curves and routes in plotly's JSON form.
 
-Building a `go.Figure` takes tens of milliseconds, and a page of a run has eight.
+A `go.Figure` takes tens of milliseconds, and a site has hundreds of run pages with eight figures each.
 """
 
 import math
@@ -36,7 +36,7 @@ KIND_STYLES = {  # of a micro-batch's route, each with a hatch
 
 
 def curves_figure(title: str, y: str, curves: Mapping[str, Curve], styles: Mapping[str, Style], log: bool = False):
-    """A line for each curve against the step, drawn by `styles` (grey for a name without one)."""
+    """Draws a line for each curve against the step, in its style; grey for a name without a style."""
     data = [_line(curve, styles.get(name, Style(name, GREY, "circle", "solid"))) for name, curve in curves.items()]
     layout = styled_layout(title, "step", y)
     if log and all(value > 0 for curve in curves.values() for value in curve.values()):
@@ -47,7 +47,7 @@ def curves_figure(title: str, y: str, curves: Mapping[str, Curve], styles: Mappi
 
 
 def set_styles(sets: Sequence[str]) -> dict[str, Style]:
-    """A style for each parameter set: a module's is its domain's."""
+    """Returns a style for each parameter set; a module has its domain's style."""
     modules = [name.removeprefix("module:") for name in sets if name.startswith("module:")]
     styles = {f"module:{domain}": style for domain, style in domain_styles(["core", *modules]).items()}
     own = {"shared": Style("shared", VERMILION, "diamond", "dot"), TOTAL: Style(TOTAL, GREEN, "cross", "longdash")}
@@ -57,7 +57,7 @@ def set_styles(sets: Sequence[str]) -> dict[str, Style]:
 
 
 def routes_figure(kinds: Mapping[str, Mapping[str, float]]) -> PlainFigure:
-    """A bar for each domain: the share of all micro-batches that it sent along each kind of route.
+    """Draws a bar for each domain: the share of all micro-batches on each kind of route.
 
     `kinds` is {kind of KIND_STYLES: {domain: share}}.
     """
@@ -71,7 +71,7 @@ def routes_figure(kinds: Mapping[str, Mapping[str, float]]) -> PlainFigure:
 
 
 def sets_figure(trained: Mapping[str, float], active: Mapping[str, float]) -> PlainFigure:
-    """Two bars for each parameter set: the share of micro-batches that trained it, and in which it was active."""
+    """Draws two bars for each parameter set: the shares of micro-batches that trained it, and that had it active."""
     bars = (("trained", trained, _marker(BLUE, "")), ("active in the forward pass", active, _marker(SKY, "/")))
     data = [_bars(*bar) for bar in bars]
     layout = _bar_layout("How often each parameter set was trained and active", list(active), 2 * len(active))
@@ -117,5 +117,5 @@ def _bar_layout(title: str, names: Sequence[str], num_bars: int = 0) -> dict:
 
 
 def _short(value: float) -> float | None:
-    """Five significant digits; None, a gap, for what is not finite."""
+    """Rounds to five significant digits; None, a gap, if not finite."""
     return float(f"{value:.5g}") if math.isfinite(value) else None

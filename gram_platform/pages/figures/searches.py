@@ -1,4 +1,4 @@
-"""How a search went: its trials in order, each parameter against the objective, and which parameters mattered."""
+"""Draws a search: trials in order, the objective against each parameter, and the importance of parameters."""
 
 from collections.abc import Mapping, Sequence
 
@@ -25,15 +25,15 @@ from gram_platform.pages.figures.style import BLUE, GREEN, GREY, INK, VERMILION,
 
 FEW_TRIALS = 12
 MAX_RUNS = 3  # run ids in a hover; the table of trials has them all
-SAID_BETTER = {"max": "higher is better", "min": "lower is better"}
-# where trials without a value stand on an axis of their own, from the bottom at 0 to the top at 1
+BETTER = {"max": "higher is better", "min": "lower is better"}
+# height of trials without a value on a second axis, from 0 at the bottom to 1 at the top
 UNMEASURED = {DIVERGED: ("diverged (penalty)", "x", 0.97), FAILED: ("failed", "x-open", 0.91)}
 
 
 def history_figure(trials: pd.DataFrame, objective: str, direction: str) -> go.Figure:
-    """The objective of every finished trial by its number, the best so far as a line.
+    """Draws the objective of every finished trial by number, and the best so far as a line.
 
-    Diverged trials are crosses at the top edge and failed ones open crosses below them: they have no value.
+    Trials without a value stand at the top edge: crosses if diverged, open crosses if failed.
     """
     figure = go.Figure()
     best = running_best(trials, objective, direction).dropna()
@@ -42,19 +42,19 @@ def history_figure(trials: pd.DataFrame, objective: str, direction: str) -> go.F
         hover = "best after trial %{x}: %{y:.4g}<extra></extra>"
         figure.add_scatter(x=best.index, y=best, name="best so far", mode="lines", line=step, hovertemplate=hover)
     _add_trials(figure, trials, TRIAL, objective, direction)
-    styled(figure, f"{objective} ({SAID_BETTER[direction]})", "trial", objective)
+    styled(figure, f"{objective} ({BETTER[direction]})", "trial", objective)
     return _with_edge(trial_axis(figure, trials))
 
 
 def trial_axis(figure: go.Figure, trials: pd.DataFrame) -> go.Figure:
-    """Whole numbers below the axis of trials, each of them as long as there are few."""
+    """Labels the axis of trials with whole numbers, and every trial if there are few."""
     return figure.update_xaxes(tickformat="d", dtick=1 if len(trials) <= FEW_TRIALS else None)
 
 
 def slice_figure(trials: pd.DataFrame, parameter: Parameter, objective: str, direction: str) -> go.Figure:
-    """The objective of every finished trial against one parameter, over its range, logarithmic where it is searched so.
+    """Draws the objective of every finished trial against one parameter, over the parameter's range and scale.
 
-    A trial that has not got the parameter is left out.
+    Trials without the parameter are left out.
     """
     figure = go.Figure()
     _add_trials(figure, trials[trials[parameter.name].notna()], parameter.name, objective, direction)
@@ -67,7 +67,7 @@ def slice_figure(trials: pd.DataFrame, parameter: Parameter, objective: str, dir
 
 
 def importance_figure(importances: Mapping[str, float], objective: str, num_trials: int) -> go.Figure:
-    """A bar for each parameter, the most important on top; empty where there are no importances."""
+    """Draws a bar for each parameter, the most important on top; empty without importances."""
     figure = go.Figure()
     if not importances:
         return figure
@@ -86,7 +86,7 @@ def importance_figure(importances: Mapping[str, float], objective: str, num_tria
 
 
 def trial_details(trials: pd.DataFrame, names: Sequence[str]) -> np.ndarray:
-    """customdata [N, 2]: what the hover says of a trial's `names` (parameters, metrics) and runs, and its page."""
+    """Returns customdata [N, 2]: the hover text with a trial's `names` (parameters, metrics) and runs, and its page."""
     rows = []
     for trial in trials.to_dict("records"):
         lines = [f"<b>trial {trial[TRIAL]}</b> of {trial[SEARCH]}, {trial[STATE]}"]
@@ -96,14 +96,14 @@ def trial_details(trials: pd.DataFrame, names: Sequence[str]) -> np.ndarray:
 
 
 def runs_text(runs: str) -> list[str]:
-    """The line of a hover that names the first runs, none where there is no run."""
+    """Returns the line of a hover that names the first runs; [] without a run."""
     ids = str(runs).split()
     more = f" and {len(ids) - MAX_RUNS} more" if len(ids) > MAX_RUNS else ""
     return [f"runs {' '.join(ids[:MAX_RUNS])}{more}"] if ids else []
 
 
 def trial_markers(trials: pd.DataFrame) -> dict:
-    """Hover, and the page that a click opens (`meta.url` is the place of its address in customdata), of trials."""
+    """Returns arguments for hover and click: `meta.url` is the index in customdata of the page that a click opens."""
     skipped = {SEARCH, TRIAL, STATE, RUNS, URL, ELAPSED, STARTED}
     names = [name for name in trials.columns if name not in skipped]
     hover = "%{customdata[0]}<extra></extra>"
@@ -111,7 +111,7 @@ def trial_markers(trials: pd.DataFrame) -> dict:
 
 
 def _add_trials(figure: go.Figure, trials: pd.DataFrame, x: str, objective: str, direction: str) -> None:
-    """Finished trials at their objective, the best as a star; the others at the upper edge."""
+    """Adds finished trials at their objective, the best as a star, and the others at the upper edge."""
     done = finished(trials, (objective,))
     best = best_trial(trials, objective, direction)
     rest = done if best is None else done.drop(best.name)
@@ -132,14 +132,13 @@ def _add_trials(figure: go.Figure, trials: pd.DataFrame, x: str, objective: str,
 
 
 def _with_edge(figure: go.Figure) -> go.Figure:
-    """The second, invisible axis, whose upper end stays where it is when the first is zoomed."""
+    """Adds an invisible second axis, which stays in place while the first is zoomed."""
     edge = {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True}
-    figure.update_layout(yaxis2=edge)
-    return figure
+    return figure.update_layout(yaxis2=edge)
 
 
 def _padded(parameter: Parameter) -> list[float]:
-    """The parameter's range and 4% on either side, in the axis's own unit."""
+    """Returns the parameter's range with 4% on either side, in the unit of the axis."""
     ends = np.array([parameter.low, parameter.high], float)
     low, high = np.log10(ends) if parameter.log else ends
     margin = 0.04 * (high - low) or 0.5

@@ -1,11 +1,11 @@
-"""How every figure looks: a colour, marker and dash for each method and domain, a layout for light and dark pages.
+"""Styles every figure: a colour, marker and dash for each method and domain, a layout for light and dark pages.
 
-Colours are Okabe and Ito's set, which stays apart under the common colour blindnesses; its black and yellow are left
-out because they vanish on a dark or a white page. Markers and dashes differ too, so that nothing rests on colour.
+Colours are Okabe and Ito's set for colour-blind readers, without black and yellow, which vanish on a dark or a white
+page. Markers and dashes differ too, so that no series is told by colour alone.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ HEIGHT = 360  # pixels
 
 
 class Style(NamedTuple):
-    """How one series is drawn."""
+    """The look of one series."""
 
     label: str
     colour: str
@@ -47,12 +47,12 @@ DOMAIN_DASHES = ("solid", "dash", "dot", "dashdot")
 
 
 def method_style(method: str) -> Style:
-    """The style of a method; an unknown one is drawn in grey under its own name."""
+    """Returns the style of a method; grey for an unknown name."""
     return METHOD_STYLES.get(method, Style(method, GREY, "star", "longdash"))
 
 
 def domain_styles(domains: Sequence[str]) -> dict[str, Style]:
-    """A style for each domain, core grey and first, the others by name; colours repeat after seven, dashes shift."""
+    """Returns a style for each domain: core grey and first, then by name; colours repeat after seven, dashes shift."""
     styles = {}
     for i, domain in enumerate(core_first(tuple(dict.fromkeys(domains)))):
         lap, place = divmod(i, len(DOMAIN_COLOURS))
@@ -62,13 +62,13 @@ def domain_styles(domains: Sequence[str]) -> dict[str, Style]:
 
 
 def translucent(colour: str, opacity: float = 0.18) -> str:
-    """`#RRGGBB` as an rgba() of that opacity."""
+    """Turns `#RRGGBB` into an rgba() of that opacity."""
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({red}, {green}, {blue}, {opacity})"
 
 
 def styled(figure: go.Figure, title: str, x: str, y: str) -> go.Figure:
-    """The figure with the common layout: transparent, as wide as its place, its legend at the bottom."""
+    """Gives the figure the common layout: transparent, as wide as its frame, the legend at the bottom."""
     layout = styled_layout(title, x, y)
     axes = {name: layout.pop(name) for name in ("xaxis", "yaxis")}
     figure.update_layout(template="none", **layout)
@@ -78,7 +78,7 @@ def styled(figure: go.Figure, title: str, x: str, y: str) -> go.Figure:
 
 
 def styled_layout(title: str, x: str, y: str) -> dict:
-    """The common layout as plotly's own plain data."""
+    """Returns the common layout in plotly's JSON form."""
     axis = {"gridcolor": GRID, "zerolinecolor": GRID, "linecolor": GRID, "automargin": True}
     return {
         "title": {"text": title, "x": 0.02, "xanchor": "left", "font": {"size": 15}},
@@ -96,7 +96,7 @@ def styled_layout(title: str, x: str, y: str) -> dict:
 
 
 def add_band(figure: go.Figure, x, low, high, style: Style, opacity: float = 0.18, group: str = "") -> None:
-    """The area between `low` and `high`; the legend hides it with the series of its style and group."""
+    """Adds the area between `low` and `high`; the legend hides it with the series of this style and group."""
     figure.add_scatter(
         x=[*x, *x[::-1]],
         y=[*high, *low[::-1]],
@@ -110,20 +110,47 @@ def add_band(figure: go.Figure, x, low, high, style: Style, opacity: float = 0.1
     )
 
 
-def reference_line(figure: go.Figure, label: str = "baseline") -> None:
-    """A dotted line at a compute ratio of 1, which is the baseline's by construction."""
-    figure.add_hline(
-        y=1.0, line={"color": GREY, "dash": "dot", "width": 1.5}, annotation_text=label, annotation_position="top right"
+def add_line(figure: go.Figure, rows: pd.DataFrame, x: str, y: str, style: Style, **hover: object) -> None:
+    """Adds a line of column `y` and its 90% intervals `<y>_low, <y>_high`: a band, or error bars for a single one."""
+    low, high = rows[f"{y}_low"], rows[f"{y}_high"]
+    is_sure = low.notna() & high.notna()
+    has_band = is_sure.sum() > 1
+    if has_band:
+        add_band(figure, rows[x][is_sure], low[is_sure], high[is_sure], style)
+    figure.add_scatter(
+        x=rows[x],
+        y=rows[y],
+        name=style.label,
+        legendgroup=style.label,
+        mode="lines+markers",
+        line={"color": style.colour, "dash": style.dash, "width": 2.5},
+        marker={"symbol": style.symbol, "size": 9, "color": style.colour},
+        error_y=None if has_band else {"type": "data", "array": high - rows[y], "arrayminus": rows[y] - low},
+        **hover,
     )
 
 
+def reference_line(figure: go.Figure) -> None:
+    """Adds a dotted line at a compute ratio of 1, the baseline's by construction."""
+    line = {"color": GREY, "dash": "dot", "width": 1.5}
+    figure.add_hline(y=1.0, line=line, annotation_text="baseline", annotation_position="top right")
+
+
+def padded_range(values: Iterable[float]) -> list[float]:
+    """Returns the ends of an axis that holds the values and 5% on either side; NaN is ignored."""
+    numbers = np.array([*values])
+    low, high = float(np.nanmin(numbers)), float(np.nanmax(numbers))
+    margin = 0.05 * max(high - low, 0.1)
+    return [low - margin, high + margin]
+
+
 def log_ticks(low: float, high: float, steps: Sequence[float] = (1, 2, 5)) -> list[float]:
-    """Round numbers for a logarithmic axis that holds `low` to `high`, both positive: 1, 2, 5, 10, 20, ..."""
+    """Returns round numbers for a logarithmic axis from `low` to `high`, both positive: 1, 2, 5, 10, 20, ..."""
     decades = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
     return [step * 10.0**decade for decade in decades for step in steps if low <= step * 10.0**decade <= high]
 
 
-def behind(rows: pd.DataFrame) -> np.ndarray:
-    """The run ids of each row for a hover, one a line; blank where the frame has no column `runs`."""
+def hover_runs(rows: pd.DataFrame) -> np.ndarray:
+    """Returns the run ids of each row for a hover, one a line; blank in a frame without a column `runs`."""
     runs = rows["runs"] if "runs" in rows else pd.Series("", index=rows.index)
     return runs.fillna("").str.replace(", ", "<br>").to_numpy(object)

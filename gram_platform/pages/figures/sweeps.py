@@ -1,10 +1,10 @@
-"""Compute ratio against a knob's value: ours with intervals, over the paper's curves where it has them."""
+"""Draws compute ratio against the value of a hyperparameter (a knob), over the paper's curves."""
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from gram_platform.config.identity import invalid
+from gram_platform.config.identity import require_choice
 from gram_platform.pages.figures.ratios import CLASS_TITLES
 from gram_platform.pages.figures.style import (
     BLUE,
@@ -14,6 +14,8 @@ from gram_platform.pages.figures.style import (
     VERMILION,
     Style,
     add_band,
+    add_line,
+    padded_range,
     reference_line,
     styled,
 )
@@ -31,14 +33,13 @@ IN_PAPER = "the paper's, at its scale"
 
 
 def sweep_figure(table: pd.DataFrame, knob: str, method: str, size: str, value: str) -> go.Figure:
-    """One class against the values of a knob; `table` is `SweepAnalysis.table`.
+    """Draws one class against the values of a knob; `table` is `SweepAnalysis.table`.
 
-    Core is two lines, with one module and with none, where the paper draws it so. Bands are 90% intervals, error bars
-    where there is one point; the paper's curves are dashed with hollow markers, for reading. The panels of a knob share
-    one scale. Empty where we have no value; ValueError for an unknown class.
+    Core is two lines, with one module and with none, if the paper's figure has both. Bands are 90% intervals, error
+    bars if there is one point; the paper's curves are dashed with hollow markers. The panels of a knob share one scale.
+    Empty if we have no value; ValueError for an unknown class.
     """
-    if value not in CLASS_TITLES:
-        raise invalid("value", value, "one of " + ", ".join(CLASS_TITLES))
+    require_choice("value", value, tuple(CLASS_TITLES))
     is_shown = (table["knob"] == knob) & (table["method"] == method) & (table["size"] == size)
     rows, names = table[is_shown].sort_values("value", kind="stable"), _lines(knob, value)
     figure = go.Figure()
@@ -56,7 +57,7 @@ def sweep_figure(table: pd.DataFrame, knob: str, method: str, size: str, value: 
 
 
 def sweep_figures(table: pd.DataFrame) -> dict[str, go.Figure]:
-    """Every panel that shows something, in the table's order, by a name fit for a file: `p_cr-gram-0.4M-core`."""
+    """Draws every panel with a value, in the table's order; keys such as `p_cr-gram-0.4M-core` name files."""
     sweeps = dict.fromkeys(zip(table["knob"], table["method"], table["size"], strict=True))
     figures = {
         "-".join((*sweep, value)): sweep_figure(table, *sweep, value) for sweep in sweeps for value in CLASS_TITLES
@@ -65,7 +66,7 @@ def sweep_figures(table: pd.DataFrame) -> dict[str, go.Figure]:
 
 
 def _lines(knob: str, value: str) -> tuple[str, ...]:
-    """The classes of a panel: of core those that the paper's figure has."""
+    """Returns the classes of a panel: for core, the lines of the paper's figure."""
     if value != "core" or knob not in PAPER_SWEEPS:
         return (value,)
     return tuple(name for name in PAPER_SWEEPS[knob].classes if name.startswith("core"))
@@ -76,23 +77,14 @@ def _axis_title(knob: str) -> str:
 
 
 def _add_ours(figure: go.Figure, line: pd.DataFrame, knob: str, name: str) -> None:
-    style, low, high = CLASS_STYLES[name], f"{name}_low", f"{name}_high"
-    sure = line[line[low].notna() & line[high].notna()]
-    has_band = len(sure) > 1
-    if has_band:
-        add_band(figure, sure["value"], sure[low], sure[high], style)
-    bars = {} if has_band else {"array": line[high] - line[name], "arrayminus": line[name] - line[low]}
-    runs = line["runs"].str.replace(" ", "<br>")
-    figure.add_scatter(
-        x=line["value"],
-        y=line[name],
-        name=style.label,
-        legendgroup=style.label,
-        mode="lines+markers",
-        line={"color": style.colour, "dash": style.dash, "width": 2.5},
-        marker={"symbol": style.symbol, "size": 9, "color": style.colour},
-        error_y={"type": "data", **bars} if bars else None,
-        customdata=np.stack([line[low], line[high], line["num_seeds"], runs.to_numpy(object)], axis=1),
+    runs = line["runs"].str.replace(" ", "<br>").to_numpy(object)
+    add_line(
+        figure,
+        line,
+        "value",
+        name,
+        CLASS_STYLES[name],
+        customdata=np.stack([line[f"{name}_low"], line[f"{name}_high"], line["num_seeds"], runs], axis=1),
         hovertemplate=f"<b>%{{fullData.name}}</b>, {knob} %{{x:g}}<br>%{{y:.3f}} "
         "[%{customdata[0]:.3f}, %{customdata[1]:.3f}], %{customdata[2]} seeds<br>%{customdata[3]}<extra></extra>",
     )
@@ -116,15 +108,12 @@ def _add_paper(figure: go.Figure, curve: pd.DataFrame, style: Style) -> None:
 
 
 def _scale(figure: go.Figure, rows: pd.DataFrame, knob: str, has_paper: bool) -> None:
-    """One vertical scale for all panels of a knob: every interval drawn in them, and 1; the knob's own horizontal."""
+    """Sets one vertical scale for all panels of a knob, with every interval and 1, and the knob's horizontal scale."""
     names = [name for panel in CLASS_TITLES for name in _lines(knob, panel)]
     columns = [name + end for name in names for end in ("", "_low", "_high")]
     given = PAPER_SWEEPS[knob].classes.values() if has_paper else ()
     ends = [end for points in given for point in points for end in point]
-    drawn = np.array([*rows[columns].to_numpy(float).ravel(), *ends, 1.0])
-    low, high = float(np.nanmin(drawn)), float(np.nanmax(drawn))
-    margin = 0.05 * max(high - low, 0.1)
-    figure.update_yaxes(range=[low - margin, high + margin])
+    figure.update_yaxes(range=padded_range([*rows[columns].to_numpy(float).ravel(), *ends, 1.0]))
     if knob in PAPER_SWEEPS and PAPER_SWEEPS[knob].is_log:
         ticks = sorted({*rows["value"], *PAPER_SWEEPS[knob].values})
         figure.update_xaxes(type="log", tickvals=ticks, ticktext=[f"{tick:g}" for tick in ticks])

@@ -1,4 +1,4 @@
-"""Figures as one small still picture: an SVG without script, for pages that show many studies."""
+"""Draws figures as one small SVG without script, for pages that show many studies."""
 
 import html
 from collections.abc import Callable, Iterable, Sequence
@@ -8,17 +8,20 @@ import plotly.graph_objects as go
 
 from gram_platform.pages.figures.style import GREY
 
-WIDTH, HEIGHT, HEAD, GAP = 132, 92, 15, 6  # of a panel and its title, in the picture's own units
-BAR = 9  # width of all bars of a place
+WIDTH, HEIGHT, HEAD, GAP = 132, 92, 15, 6  # of a panel and its title, in SVG units
+BAR = 9  # total width of the bars at one x
 MOST = 4  # panels
-LETTERS = 21  # that fit above a panel
+LETTERS = 21  # of a title that fits above a panel
 DASHES = {"solid": "", "dot": "1.5 2", "dash": "4 2", "dashdot": "4 2 1 2", "longdash": "6 2", "longdashdot": "6 2 1 2"}
 
 Point = tuple[float, float]
 
 
 def thumbnail_svg(figures: Sequence[go.Figure]) -> str:
-    """The first four figures as panels, two in a row: lines, bands and bars, without axes; "" where there are none."""
+    """Draws the first four figures as panels, two in a row: lines, bands and bars, without axes; "" without figures.
+
+    Titles are escaped.
+    """
     shown = [figure for figure in figures[:MOST] if len(figure.data)]
     if not shown:
         return ""
@@ -37,18 +40,18 @@ def thumbnail_svg(figures: Sequence[go.Figure]) -> str:
 
 
 def _fitted(title: str) -> str:
-    """A long title is drawn narrower, as wide as its panel."""
+    """Squeezes a long title into the width of its panel."""
     return f' textLength="{WIDTH}" lengthAdjust="spacingAndGlyphs"' if len(title) > LETTERS else ""
 
 
 def _panel(figure: go.Figure) -> str:
-    """The frame, the horizontal lines, and every series of a figure."""
+    """Draws the frame, the horizontal lines, and every series of a figure."""
     series = [trace for trace in figure.data if trace.type in ("scatter", "bar") and trace.orientation != "h"]
     series = [trace for trace in series if trace.x is not None and trace.y is not None]
     bars, places = [trace for trace in series if trace.type == "bar"], _places(figure)
     points = [_known(zip(map(places, trace.x), trace.y, strict=True)) for trace in series]
     lines = [float(shape.y0) for shape in figure.layout.shapes if shape.type == "line" and shape.y0 == shape.y1]
-    xs, ys = [x for own in points for x, _ in own], [y for own in points for _, y in own]
+    xs, ys = [x for of_series in points for x, _ in of_series], [y for of_series in points for _, y in of_series]
     across = _scale(min(xs, default=0.0), max(xs, default=1.0), 8, WIDTH - 8)
     ends = [*ys, *lines, *([0.0] if bars else [])]
     low, high = figure.layout.yaxis.range or (min(ends, default=0.0), max(ends, default=1.0))
@@ -56,14 +59,14 @@ def _panel(figure: go.Figure) -> str:
     frame = f'<rect x=".5" y="{HEAD}.5" width="{WIDTH - 1}" height="{HEIGHT - 1}" fill="none" stroke="{GREY}"'
     parts = [f'{frame} stroke-opacity=".4"/>']
     parts += [f'<path d="M0 {up(y):.1f}H{WIDTH}" stroke="{GREY}" stroke-dasharray="1.5 2"/>' for y in lines]
-    for trace, own in zip(series, points, strict=True):
-        drawn, bottom = [(across(x), up(y)) for x, y in own], up(max(0.0, float(low)))
+    for trace, of_series in zip(series, points, strict=True):
+        drawn, bottom = [(across(x), up(y)) for x, y in of_series], up(max(0.0, float(low)))
         parts.append(_bars(trace, drawn, bars, bottom) if trace.type == "bar" else _line(trace, drawn))
     return "".join(parts)
 
 
 def _bars(trace: go.Bar, points: Sequence[Point], bars: Sequence[go.Bar], bottom: float) -> str:
-    """A bar for each point; several series stand side by side."""
+    """Draws a bar for each point; several series stand side by side."""
     width = BAR / len(bars)
     shift = width * (bars.index(trace) - (len(bars) - 1) / 2)
     colours = trace.marker.color if isinstance(trace.marker.color, tuple) else (trace.marker.color,) * len(points)
@@ -74,7 +77,7 @@ def _bars(trace: go.Bar, points: Sequence[Point], bars: Sequence[go.Bar], bottom
 
 
 def _line(trace: go.Scatter, points: Sequence[Point]) -> str:
-    """An area, or a line with or without markers."""
+    """Draws an area, or a line and its markers."""
     if not points:
         return ""
     way = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
@@ -91,7 +94,7 @@ def _line(trace: go.Scatter, points: Sequence[Point]) -> str:
 
 
 def _places(figure: go.Figure) -> Callable[[object], float]:
-    """A function from what stands on the x axis to a number: its logarithm on such an axis, the order of names."""
+    """Returns a function from x values to numbers: logarithms on a log axis, the order of names, else the number."""
     axis = figure.layout.xaxis
     given = [value for trace in figure.data for value in (() if trace.x is None else trace.x)]
     if any(isinstance(value, str) for value in given):
@@ -105,7 +108,7 @@ def _known(points: Iterable[Point]) -> list[Point]:
 
 
 def _scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
-    """The line that takes `low` to `start` and `high` to `end`; the middle where both are equal."""
+    """Returns the linear map from `low` to `start` and `high` to `end`; constant in the middle if both are equal."""
     if not high > low:
         return lambda value: (start + end) / 2
     return lambda value: start + (value - low) / (high - low) * (end - start)

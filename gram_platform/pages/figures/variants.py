@@ -1,4 +1,4 @@
-"""Compute ratio against what a study varies: lines over numbers, groups of points over names; the paper's beside."""
+"""Draws compute ratio against a study's variants: lines over numbers, points over names, beside the paper's."""
 
 from collections.abc import Sequence
 
@@ -7,23 +7,31 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from gram_platform.analysis.ratios import VARIANT
-from gram_platform.config.identity import invalid
-from gram_platform.pages.figures.ratios import CLASS_TITLES, HIDDEN
-from gram_platform.pages.figures.style import GREY, Style, behind, domain_styles, method_style, reference_line, styled
+from gram_platform.config.identity import require_choice
+from gram_platform.pages.figures.ratios import CLASS_TITLES, HIDDEN, VALUE_COLUMNS
+from gram_platform.pages.figures.style import (
+    GREY,
+    Style,
+    domain_styles,
+    hover_runs,
+    method_style,
+    padded_range,
+    reference_line,
+    styled,
+)
 from gram_platform.paper.paper import PAPER_SCALES, paper_value
 
 IN_PAPER = "the paper, at its scale"
 
 
 def variant_figure(table: pd.DataFrame, varies: str, size: str, profile: str, value: str, study: str = "") -> go.Figure:
-    """One class of the table's rows of a size and profile against the variants; `table` has a column `variant`.
+    """Draws one class of the table's rows of a size and profile against the variants, in its column `variant`.
 
-    Error bars are 90% intervals over seeds. Hollow diamonds are the paper's values for `study`, at its own scale. The
-    baseline is drawn where it is not the unit, that is where a value differs from 1. Empty where there is no value;
+    Error bars are 90% intervals over seeds. Hollow diamonds are the paper's values for `study`, at the paper's scale.
+    The baseline is drawn if it is not the unit, that is if a value differs from 1. Empty if there is no value;
     ValueError for an unknown class.
     """
-    if value not in CLASS_TITLES:
-        raise invalid("value", value, "one of " + ", ".join(CLASS_TITLES))
+    require_choice("value", value, tuple(CLASS_TITLES))
     shown = _shown(table, size, profile)
     rows, variants = shown[shown[value].notna()], list(dict.fromkeys(table[VARIANT]))
     figure = go.Figure()
@@ -31,45 +39,44 @@ def variant_figure(table: pd.DataFrame, varies: str, size: str, profile: str, va
         return figure
     for method, line in rows.groupby("method", sort=False):
         ends = (line[f"{value}_low"], line[f"{value}_high"])
-        _add_series(figure, line[VARIANT], line[value], ends, method_style(method), variants, behind(line))
+        _add_series(figure, line[VARIANT], line[value], ends, method_style(method), variants, hover_runs(line))
     _add_paper(figure, list(dict.fromkeys(rows["method"])), value, study, variants)
     _finish(figure, f"{CLASS_TITLES[value]}, {size}", varies, variants)
-    columns = [name + end for name in CLASS_TITLES for end in ("", "_low", "_high")]
-    figure.update_yaxes(range=_range([*shown[columns].to_numpy(float).ravel(), *_drawn(figure)]))
+    figure.update_yaxes(range=padded_range([*shown[VALUE_COLUMNS].to_numpy(float).ravel(), *_drawn(figure)]))
     return figure
 
 
 def domain_variant_figure(domains: pd.DataFrame, varies: str, method: str, size: str) -> go.Figure:
-    """Every domain of a method against the variants: core, and each other domain in its own profile, core with it.
+    """Draws every domain of a method against the variants, each under the profile of core and that domain.
 
-    `domains` is `domain_table`'s frame with a column `variant`. Where a study has no such profile, the domain under
-    core alone. Empty where there is nothing.
+    `domains` is `domain_table`'s frame with a column `variant`. A domain without that profile is drawn under core
+    alone. Empty if there is no row.
     """
     rows = domains[(domains["method"] == method) & (domains["size"] == size)]
     variants, figure = list(dict.fromkeys(rows[VARIANT])), go.Figure()
     for domain, style in domain_styles(rows["domain"]).items():
-        mine = rows[(rows["domain"] == domain) & (rows["class"] != "elicited")]
-        own = mine[mine["profile"] == f"core+{domain}"]
-        line = (own if len(own) else mine[mine["profile"] == "core"]).drop_duplicates(VARIANT)
+        of_domain = rows[(rows["domain"] == domain) & (rows["class"] != "elicited")]
+        kept = of_domain[of_domain["profile"] == f"core+{domain}"]
+        line = (kept if len(kept) else of_domain[of_domain["profile"] == "core"]).drop_duplicates(VARIANT)
         if len(line):
             ends = (line["low"], line["high"])
-            _add_series(figure, line[VARIANT], line["compute_ratio"], ends, style, variants, behind(line))
+            _add_series(figure, line[VARIANT], line["compute_ratio"], ends, style, variants, hover_runs(line))
     if len(figure.data):
         _finish(figure, f"{method_style(method).label} by domain, {size}", varies, variants)
     return figure
 
 
 def _shown(table: pd.DataFrame, size: str, profile: str) -> pd.DataFrame:
-    """The rows of a profile; of the baseline those that are not 1 by construction, under whatever profile it has."""
+    """Selects the rows of a profile, and those of the baseline that are not 1 by construction."""
     of_size = table[table["size"] == size]
-    own = of_size[(of_size["profile"] == profile) & ~of_size["method"].isin(HIDDEN)]
+    of_profile = of_size[(of_size["profile"] == profile) & ~of_size["method"].isin(HIDDEN)]
     differs = (of_size[["core", "retain"]] - 1.0).abs().max(axis="columns") > 1e-6
     baselines = of_size[of_size["method"].isin(HIDDEN) & (of_size["profile"] == "all") & differs]
-    return pd.concat([own, baselines])
+    return pd.concat([of_profile, baselines])
 
 
 def is_numeric(variants: Sequence[str]) -> bool:
-    """Whether every variant is a number, so that they have an axis and not only an order."""
+    """Tells whether every variant is a number, and so has a place on an axis."""
     try:
         return all(np.isfinite(float(variant)) for variant in variants)
     except ValueError:
@@ -79,7 +86,7 @@ def is_numeric(variants: Sequence[str]) -> bool:
 def _add_series(
     figure: go.Figure, variants, values, ends, style: Style, all_variants: Sequence[str], runs: np.ndarray
 ) -> None:
-    """`runs`: the run ids behind each value, for the hover."""
+    """Adds a series with error bars; `runs` has the run ids of each value for the hover."""
     low, high = ends
     whiskers = {"array": high - values, "arrayminus": values - low}
     numeric = is_numeric(all_variants)
@@ -99,7 +106,7 @@ def _add_series(
 
 
 def _add_paper(figure: go.Figure, methods: Sequence[str], value: str, study: str, variants: Sequence[str]) -> None:
-    """The paper's values of each method, in the method's colour."""
+    """Adds the paper's values of each method, in the method's colour."""
     if study not in PAPER_SCALES:
         return
     for method in methods:
@@ -133,16 +140,10 @@ def _finish(figure: go.Figure, title: str, varies: str, variants: Sequence[str])
 
 
 def _drawn(figure: go.Figure) -> list[float]:
-    """The values of every series, and the ends of their error bars."""
-    found = [1.0]
+    """Returns 1, the values of every series, and the ends of their error bars."""
+    drawn = [1.0]
     for series in figure.data:
         values = np.array(series.y, float)
         errors = np.nan_to_num(np.array(series.error_y.array, float))
-        found += [*values, *(values + errors), *(values - errors)]
-    return found
-
-
-def _range(values: Sequence[float]) -> list[float]:
-    low, high = float(np.nanmin(values)), float(np.nanmax(values))
-    margin = 0.05 * max(high - low, 0.1)
-    return [low - margin, high + margin]
+        drawn += [*values, *(values + errors), *(values - errors)]
+    return drawn

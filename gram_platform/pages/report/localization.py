@@ -1,12 +1,12 @@
-"""The report of the token study: where the loss of removed capabilities sits."""
+"""Reports the token study: which tokens carry the loss of removed capabilities."""
 
-import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
+from markupsafe import Markup
 
 from gram_platform.analysis.localization import (
     CONTROL,
@@ -27,8 +27,8 @@ from gram_platform.analysis.ratios import ALL, BASELINE, MEAN
 from gram_platform.analysis.tables import aligned, interval_text, table_csv
 from gram_platform.config import CORE
 from gram_platform.corpora.tokenizer import load_tokenizer, token_texts
-from gram_platform.pages.figures.style import GREY, behind, method_style, styled
-from gram_platform.pages.report.page import Section, page_html
+from gram_platform.pages.figures.style import GREY, hover_runs, method_style, styled
+from gram_platform.pages.report.page import Section, page_html, render
 from gram_platform.pages.report.sections import JUDGED, judged_sections, missing_sections
 from gram_platform.pages.report.study import with_verdicts
 from gram_platform.pages.report.tables import readable_runs
@@ -39,14 +39,29 @@ from gram_platform.paper.verdicts import EXPLANATION, explained
 from gram_platform.store import Store
 from gram_platform.store.root import open_corpus
 from gram_platform.tracking import Tracker
+from gram_platform.tracking.frame import Frames
 
-CALIBRATION_METHOD = "filtering"  # whose model without the domain sets the scale of colours
+CALIBRATION_METHOD = "filtering"  # the model without the domain sets the scale of colours
 NUM_SHADED = 96  # tokens of a shaded text at most
+NUM_LEGEND = 5  # steps of the legend's scale
+TITLES = {"gini": "Gini coefficient of increases", "increase": "increase of the loss (nats)"}
+PATTERNS = {FORGET: "", RETAIN: "/"}
+CLAIMS = f"The paper's observations on single sentences, judged over whole sequences. {JUDGED}"
+FOOTER = """Increase: a token's loss under a view less its loss under the baseline of the same size and seed. Gini: the
+coefficient of the positive increases; 0 is an even spread, 1 a single token, 0.41 a normal and 0.5 an exponential
+spread. Positive: the share of tokens with an increase above 0. Top share: the part of the sum of positive increases on
+the tenth of all tokens with the largest increases.
+Forget and retain: domains that a profile switches off and keeps. Control: the next seed's baseline in place of a view,
+which shows the unevenness of noise between trainings. Mean: over domains and over the profiles of core with at most one
+auxiliary domain, within a seed; intervals are 90% t-intervals over seeds.
+
+Shaded texts are the first sequence of each domain's validation split, of one seed; they are not chosen. Full colour is
+the 90th percentile of the increases of the model filtered to core on the same text, as in the paper."""
 
 
 @dataclass(frozen=True)
 class TokenResults:
-    """What the study has so far."""
+    """The stored token losses of the study, analysed."""
 
     found: Localization
     texts: tuple[ShadedText, ...]
@@ -55,8 +70,10 @@ class TokenResults:
     source: str
 
 
-def read_tokens(record: StudyRecord, store: Store, tracking_uri: str | None, why_not: str = "") -> TokenResults | None:
-    """Everything from the token losses that are there; None while no baseline's are.
+def read_tokens(
+    record: StudyRecord, store: Store, tracking_uri: str | None, why_not: str = "", frames: Frames | None = None
+) -> TokenResults | None:
+    """Analyses the stored token losses; None while there are none of a baseline.
 
     Runs and their states are read from MLflow or the run directories, token losses always from the storage.
     """
@@ -67,22 +84,22 @@ def read_tokens(record: StudyRecord, store: Store, tracking_uri: str | None, why
     rows, texts = [], {}
     for size, seed in dict.fromkeys((e["tags"]["size"], e["tags"]["seed"]) for e in views):
         of_size = [e for e in views if e["tags"]["size"] == size and e["id"] in done]
-        cell = _loaded(store, [e for e in of_size if e["tags"]["seed"] == seed])
-        references = {(m.size, m.seed): m for m in cell if m.method == BASELINE}
+        measured = _loaded(store, [e for e in of_size if e["tags"]["seed"] == seed])
+        references = {(m.size, m.seed): m for m in measured if m.method == BASELINE}
         control = _control(store, of_size, seed)
-        rows.append(localize([*(m for m in cell if m.method != BASELINE), *control], references))
+        rows.append(localize([*(m for m in measured if m.method != BASELINE), *control], references))
         if references:
-            texts.setdefault(size, _texts(store, of_size[0]["id"], cell, references[size, seed]))
+            texts.setdefault(size, _texts(store, of_size[0]["id"], measured, references[size, seed]))
     lacking = [_named(e) for e in views if e["id"] not in done]
     found = localization_tables(pd.concat(rows, ignore_index=True), lacking)
-    frame, _, source = load_frames(record.ids, (), store, tracking_uri, why_not)
+    frame, _, source = load_frames(record.ids, (), store, tracking_uri, why_not, frames)
     claims = explained(localization_claims(found.per_seed), record.name, record.preset)
     runs = nodes_frame(record, frame)
     return TokenResults(found, texts[list(texts)[-1]] if texts else (), claims, runs, source)
 
 
 def tokens_text(record: StudyRecord, results: TokenResults) -> str:
-    """The means over domains and profiles, and the claims, for a terminal."""
+    """Writes the means over domains and profiles, and the claims, for a terminal."""
     means = readable_localization(results.found.table[results.found.table["profile"] == MEAN])
     rows = [[str(value) or "-" for value in row] for row in means.itertuples(index=False)]
     judged = [f"{c['verdict']}: {c['claim']} {c[EXPLANATION]}".rstrip() for c in results.claims.to_dict("records")]
@@ -92,79 +109,64 @@ def tokens_text(record: StudyRecord, results: TokenResults) -> str:
 def write_tokens(
     record: StudyRecord, store: Store, results: TokenResults, failures: Mapping[str, str], tracker: Tracker | None
 ) -> dict[str, str]:
-    """As `write_results`."""
-    runs = with_links(results.runs, failures, tracker)
+    """Writes the study's files as `write_results` does."""
+    linked = replace(results, runs=with_links(results.runs, failures, tracker))
     intro = intro_text(record, f"{results.source}; token losses from the storage", tracker)
-    report = build_localization_report(record.title, intro, results.found, results.texts, results.claims, runs)
+    report = page_html(record.title, with_verdicts(intro, results.claims), tokens_sections(record, linked), FOOTER)
     figures = {} if tracker is None else localization_figures(results.found)
     return publish(record, store, table_csv(results.found.table[TABLE_COLUMNS]), report, figures, tracker)
 
 
-# ------------------------------------------------------------------------------------------------------ reading
+def tokens_sections(record: StudyRecord, results: TokenResults) -> list[Section]:
+    """Builds the sections of the page: concentration, claims, missing views, shaded texts, tables."""
+    found = results.found
+    return [
+        _concentration(found),
+        *judged_sections(results.claims, CLAIMS),
+        *missing_sections(found.missing),
+        *(_shaded(text) for text in results.texts),
+        Section("Every profile and domain", table=readable_localization(found.table)),
+        Section("Runs", table=readable_runs(results.runs)),
+    ]
 
 
-def _is_baseline(entry: Mapping) -> bool:
-    return (entry["tags"]["method"], entry["tags"]["profile"]) == (BASELINE, ALL)
+def _concentration(found: Localization) -> Section:
+    text = "Fewer tokens carry the loss of the removed domains if a curve rises higher at its left end."
+    means = readable_localization(found.table[found.table["profile"] == MEAN])
+    figures = list(localization_figures(found).values())
+    return Section("Concentration", text, figures, table=means.drop(columns=["profile", "domain"]), table_is_open=True)
 
 
-def _named(entry: Mapping) -> tuple[str, str, str, str]:
-    tags = entry["tags"]
-    return tags["method"], tags["size"], tags["seed"], tags["profile"]
+def _shaded(text: ShadedText) -> Section:
+    intro = "The same text under every view, without and with this domain."
+    return Section(f"Tokens of {text.domain}", intro, markup=shaded_html(text), table=increases_frame(text))
 
 
-def _loaded(store: Store, entries: Sequence[Mapping]) -> list[TokenLosses]:
-    """The token losses of views, as they are stored."""
-    found = []
-    for entry in entries:
-        retained = tuple(part for part in entry["tags"]["retained"].split(",") if part)
-        losses = {d: tensor.numpy() for d, tensor in store.evaluation(entry["id"]).tensors().items()}
-        run_id = store.evaluation(entry["id"]).result()["run_id"]
-        found.append(TokenLosses(*_named(entry), retained, losses, run_id))
-    return found
+def readable_localization(table: pd.DataFrame) -> pd.DataFrame:
+    """Writes each value of table.csv as one text, `mean [low, high]`."""
+    readable = table[ROW].copy()
+    for name in MEASURES:
+        triples = zip(table[name], table[f"{name}_low"], table[f"{name}_high"], strict=True)
+        readable[name] = [interval_text(*triple) for triple in triples]
+    return readable.assign(num_tokens=table["num_tokens"], num_seeds=table["num_seeds"])
 
 
-def _control(store: Store, of_size: Sequence[Mapping], seed: str) -> list[TokenLosses]:
-    """The baseline of the next seed, the first after the last, as if it were a view of this one; [] if it is alone."""
-    baselines = {entry["tags"]["seed"]: entry for entry in of_size if _is_baseline(entry)}
-    seeds = list(baselines)
-    if seed not in seeds or len(seeds) < 2:
-        return []
-    other = _loaded(store, [baselines[seeds[(seeds.index(seed) + 1) % len(seeds)]]])
-    return [replace(m, seed=seed) for m in other]
+# -------------------------------------------------------------------------------------------------------------- figures
 
 
-def _texts(store: Store, eval_id: str, cell: Sequence[TokenLosses], baseline: TokenLosses) -> tuple[ShadedText, ...]:
-    """The beginning of every domain's first validation sequence under core and under core with the domain.
-
-    In the paper's order: the filtered model that sets the scale, then every method without and with the domain.
-    """
-    corpus = open_corpus(store, store.evaluation(eval_id).config()["data_id"])
-    tokenizer, texts = load_tokenizer(corpus.tokenizer_path), []
-    for domain in baseline.losses:
-        tokens = corpus.validation(domain)[0, : NUM_SHADED + 1].tolist()
-        num = len(tokens) - 1
-        losses = baseline.losses[domain][0, :num]
-        shown = [m for m in cell if m.profile in (CORE, f"{CORE}+{domain}") and m.method != BASELINE]
-        views = {_label(m, domain): m.losses[domain][0, :num] - losses for m in shown}
-        filtered = [m for m in shown if (m.method, m.profile) == (CALIBRATION_METHOD, CORE)]
-        scales = [shading_scale(views[_label(m, domain)]) for m in filtered]
-        pieces = tuple(token_texts(tokenizer, tokens))
-        texts.append(ShadedText(domain, pieces, losses, scales[0] if scales else np.nan, views))
-    return tuple(texts)
-
-
-def _label(view: TokenLosses, domain: str) -> str:
-    return f"{method_style(view.method).label}, {domain} {'kept' if domain in view.retained else 'removed'}"
-
-
-TITLES = {"gini": "Gini coefficient of increases", "increase": "increase of the loss (nats)"}
-PATTERNS = {FORGET: "", RETAIN: "/"}
+def localization_figures(found: Localization) -> dict[str, go.Figure]:
+    """Draws every figure of the page; the keys name files."""
+    figures = {}
+    for size in dict.fromkeys(found.table["size"]):
+        figures[f"concentration-{size}"] = concentration_figure(found.curves, size)
+        figures |= {f"{v}-{size}": localization_bars(found.table, size, v) for v in TITLES}
+    return {name: figure for name, figure in figures.items() if len(figure.data)}
 
 
 def concentration_figure(curves: pd.DataFrame, size: str) -> go.Figure:
-    """Share of the positive increases on forgotten domains against the share of tokens, most increased first.
+    """Draws the share of positive increases on forgotten domains against the share of tokens, most increased first.
 
-    A line a method; the dotted line is the control, the thin one what evenly spread increases would give.
+    One line for each method; the dotted line is the control, the thin one an even spread of increases.
     """
     rows = curves[(curves["size"] == size) & curves["class"].isin([FORGET, CONTROL])]
     figure = go.Figure()
@@ -177,7 +179,7 @@ def concentration_figure(curves: pd.DataFrame, size: str) -> go.Figure:
             name=label,
             mode="lines",
             line={"color": style.colour, "dash": "dot" if kind == CONTROL else style.dash, "width": 2},
-            customdata=behind(points),
+            customdata=hover_runs(points),
             hovertemplate=f"<b>{label}</b><br>%{{x:.0%}} of the tokens: %{{y:.1%}}<br>%{{customdata}}<extra></extra>",
         )
     figure.add_scatter(
@@ -190,7 +192,7 @@ def concentration_figure(curves: pd.DataFrame, size: str) -> go.Figure:
 
 
 def localization_bars(table: pd.DataFrame, size: str, value: str) -> go.Figure:
-    """One value of the `mean` rows: a solid bar for forgotten domains and a hatched one for retained ones.
+    """Draws one value of the `mean` rows: solid bars for forgotten domains, hatched bars for retained ones.
 
     `value` is a key of TITLES. The dotted line is the control.
     """
@@ -210,7 +212,7 @@ def localization_bars(table: pd.DataFrame, size: str, value: str) -> go.Figure:
                 "pattern": {"shape": pattern, "size": 6},
             },
             error_y={"type": "data", "thickness": 1.3, "width": 3, "color": GREY, **ends},
-            customdata=np.column_stack([rows[[f"{value}_low", f"{value}_high", "num_seeds"]], behind(rows)]),
+            customdata=np.column_stack([rows[[f"{value}_low", f"{value}_high", "num_seeds"]], hover_runs(rows)]),
             hovertemplate="<b>%{x}</b>, %{fullData.name}<br>%{y:.3f} [%{customdata[0]:.3f}, %{customdata[1]:.3f}], "
             "%{customdata[2]} seeds<br>%{customdata[3]}<extra></extra>",
         )
@@ -222,108 +224,89 @@ def localization_bars(table: pd.DataFrame, size: str, value: str) -> go.Figure:
     return figure
 
 
-NUM_LEGEND = 5  # steps of the legend's scale
+# --------------------------------------------------------------------------------------------------------- shaded texts
 
 
-def shaded_html(text: ShadedText) -> str:
-    """The legend, then the text once for each view, shaded."""
-    return _legend(text.scale) + "".join(_view(text, *view) for view in text.views.items())
+def shaded_html(text: ShadedText) -> Markup:
+    """Renders the legend, and the text once for each view with shaded tokens."""
+    steps = [step / (NUM_LEGEND - 1) for step in range(NUM_LEGEND)]
+    legend = [(f"{step:.2f}", f"{step * text.scale:.2f}") for step in steps] if text.scale == text.scale else []
+    views = [(label, _shaded_tokens(text, increases)) for label, increases in text.views.items()]
+    return render("tokens.html", legend=legend, first=_visible(text.pieces[0]), views=views)
+
+
+def _shaded_tokens(text: ShadedText, increases: np.ndarray) -> Iterator[tuple[str, str, str]]:
+    """Yields (shade from 0 to 1, title, token) of every token but the first."""
+    levels = shades(increases, text.scale)
+    for piece, level, increase, loss in zip(text.pieces[1:], levels, increases, text.baseline, strict=True):
+        yield f"{level:.2f}", f"{increase:+.2f} nats, the baseline has {loss:.2f}", _visible(piece)
+
+
+def _visible(piece: str) -> str:
+    """Shows a middle dot for a token without text, such as a part of a character."""
+    return piece or "\u00b7"
 
 
 def increases_frame(text: ShadedText) -> pd.DataFrame:
-    """The numbers behind the shading: a row a token, the baseline's loss, and a column for each view's increase."""
+    """Tabulates the shading: a row for each token with the baseline's loss and each view's increase."""
     columns = {"token": [repr(piece)[1:-1] for piece in text.pieces[1:]], "baseline loss": text.baseline.astype(float)}
     return pd.DataFrame(columns | {label: increases.astype(float) for label, increases in text.views.items()}).round(4)
 
 
-def _legend(scale: float) -> str:
-    if scale != scale:
-        return "<p>Without an increase of the filtered model there is no scale: nothing is shaded.</p>"
-    steps = [step / (NUM_LEGEND - 1) for step in range(NUM_LEGEND)]
-    inner = " ".join(f'<span style="--t:{step:.2f}"> {step * scale:.2f} </span>' for step in steps)
-    label = "Increase of the loss over the baseline's, in nats; hover over a token for its number"
-    return f'<p class="tokens-label">{label}</p><div class="tokens">{inner} or more</div>'
+# -------------------------------------------------------------------------------------------------------------- reading
 
 
-def _view(text: ShadedText, name: str, increases: np.ndarray) -> str:
-    spans = [f'<span class="unknown" title="nothing predicts the first token">{_visible(text.pieces[0])}</span>']
-    levels = shades(increases, text.scale)
-    for piece, level, increase, loss in zip(text.pieces[1:], levels, increases, text.baseline, strict=True):
-        title = f"{increase:+.2f} nats, the baseline has {loss:.2f}"
-        spans.append(f'<span style="--t:{level:.2f}" title="{title}">{_visible(piece)}</span>')
-    label = html.escape(name)
-    return f'<p class="tokens-label">{label}</p><div class="tokens" aria-label="{label}">{"".join(spans)}</div>'
+def _is_baseline(entry: Mapping) -> bool:
+    return (entry["tags"]["method"], entry["tags"]["profile"]) == (BASELINE, ALL)
 
 
-def _visible(piece: str) -> str:
-    """A token that adds no character (part of one) still has a place."""
-    return html.escape(piece) or "\u00b7"
+def _named(entry: Mapping) -> tuple[str, str, str, str]:
+    tags = entry["tags"]
+    return tags["method"], tags["size"], tags["seed"], tags["profile"]
 
 
-FOOTER = """Increase: a token's loss under a view less its loss under the baseline of the same size and seed. Gini: of
-the positive increases, over the tokens that have one; 0 is an even spread, 1 a single token, 0.41 and 0.5 are normal
-and exponential spreads. Positive: the share of the tokens with an increase above 0. Top share: the part of the sum of
-positive increases that sits on the tenth of all tokens with the largest ones.
-Forget and retain: domains that a profile switches off and keeps. Control: the baseline of the next seed in the place of
-a view, which shows how uneven mere noise between trainings is. Mean: over domains and over the profiles of core with at
-most one auxiliary domain, within a seed; intervals are 90% t-intervals over seeds.
-
-Shaded texts are the first sequence of each domain's validation split, not chosen, and one seed's. Full colour is the
-90th percentile of the increases of the model filtered to core on that very text, as in the paper."""
-
-
-def build_localization_report(
-    title: str,
-    intro: str,
-    found: Localization,
-    texts: Sequence[ShadedText],
-    claims: pd.DataFrame,
-    runs: pd.DataFrame,
-) -> str:
-    """The page as HTML text; `runs` as in `StudyReport`."""
-    return page_html(title, with_verdicts(intro, claims), localization_sections(found, texts, claims, runs), FOOTER)
+def _loaded(store: Store, entries: Sequence[Mapping]) -> list[TokenLosses]:
+    """Loads the token losses of views."""
+    found = []
+    for entry in entries:
+        evaluation = store.evaluation(entry["id"])
+        retained = tuple(filter(None, entry["tags"]["retained"].split(",")))
+        losses = {domain: tensor.numpy() for domain, tensor in evaluation.tensors().items()}
+        found.append(TokenLosses(*_named(entry), retained, losses, evaluation.result()["run_id"]))
+    return found
 
 
-def localization_sections(
-    found: Localization, texts: Sequence[ShadedText], claims: pd.DataFrame, runs: pd.DataFrame
-) -> list[Section]:
-    """The sections of that page."""
-    sections = [_concentration(found), *judged_sections(claims, CLAIMS), *missing_sections(found.missing)]
-    sections += [_shaded(text) for text in texts]
-    table = readable_localization(found.table)
-    sections.append(Section("Every profile and domain", "", table=table, table_is_open=False))
-    return [*sections, Section("Runs", table=readable_runs(runs))]
+def _control(store: Store, of_size: Sequence[Mapping], seed: str) -> list[TokenLosses]:
+    """Loads the next seed's baseline (after the last seed: the first's) as a view of this seed; [] without another."""
+    baselines = {entry["tags"]["seed"]: entry for entry in of_size if _is_baseline(entry)}
+    seeds = list(baselines)
+    if seed not in seeds or len(seeds) < 2:
+        return []
+    following = baselines[seeds[(seeds.index(seed) + 1) % len(seeds)]]
+    return [replace(measured, seed=seed) for measured in _loaded(store, [following])]
 
 
-CLAIMS = f"What the paper observes on single sentences, judged over whole sequences. {JUDGED}"
+def _texts(
+    store: Store, eval_id: str, measured: Sequence[TokenLosses], baseline: TokenLosses
+) -> tuple[ShadedText, ...]:
+    """Shades the beginning of every domain's first validation sequence, under core and under core with the domain.
+
+    The order is the paper's: the filtered model, which sets the scale, then every method without and with the domain.
+    """
+    corpus = open_corpus(store, store.evaluation(eval_id).config()["data_id"])
+    tokenizer, texts = load_tokenizer(corpus.tokenizer_path), []
+    for domain in baseline.losses:
+        tokens = corpus.validation(domain)[0, : NUM_SHADED + 1].tolist()
+        num = len(tokens) - 1
+        losses = baseline.losses[domain][0, :num]
+        shown = [m for m in measured if m.profile in (CORE, f"{CORE}+{domain}") and m.method != BASELINE]
+        views = {_label(m, domain): m.losses[domain][0, :num] - losses for m in shown}
+        filtered = [m for m in shown if (m.method, m.profile) == (CALIBRATION_METHOD, CORE)]
+        scales = [shading_scale(views[_label(m, domain)]) for m in filtered]
+        pieces = tuple(token_texts(tokenizer, tokens))
+        texts.append(ShadedText(domain, pieces, losses, scales[0] if scales else np.nan, views))
+    return tuple(texts)
 
 
-def localization_figures(found: Localization) -> dict[str, go.Figure]:
-    """Every figure of the page by a name fit for a file."""
-    figures = {}
-    for size in dict.fromkeys(found.table["size"]):
-        figures[f"concentration-{size}"] = concentration_figure(found.curves, size)
-        figures |= {f"{v}-{size}": localization_bars(found.table, size, v) for v in TITLES}
-    return {name: figure for name, figure in figures.items() if len(figure.data)}
-
-
-def readable_localization(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows of table.csv with each value as one text, `mean [low, high]`."""
-    readable = table[ROW].copy()
-    for name in MEASURES:
-        triples = zip(table[name], table[f"{name}_low"], table[f"{name}_high"], strict=True)
-        readable[name] = [interval_text(*triple) for triple in triples]
-    return readable.assign(num_tokens=table["num_tokens"], num_seeds=table["num_seeds"])
-
-
-def _concentration(found: Localization) -> Section:
-    text = "How few tokens carry the loss of what was removed: the higher a curve rises at its left end, the fewer."
-    means = readable_localization(found.table[found.table["profile"] == MEAN])
-    figures = list(localization_figures(found).values())
-    return Section("Concentration", text, figures, table=means.drop(columns=["profile", "domain"]), table_is_open=True)
-
-
-def _shaded(text: ShadedText) -> Section:
-    about = "The same text under every view: what the method removed, and the same with this domain kept."
-    markup, table = shaded_html(text), increases_frame(text)
-    return Section(f"Tokens of {text.domain}", about, markup=markup, table=table)
+def _label(view: TokenLosses, domain: str) -> str:
+    return f"{method_style(view.method).label}, {domain} {'kept' if domain in view.retained else 'removed'}"

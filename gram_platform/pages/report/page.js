@@ -2,7 +2,7 @@
 (function () {
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const narrow = window.matchMedia("(max-width: 480px)");
-  const FILTERED_FROM = 10; // rows: shorter tables need no filter and no sorting
+  const FILTERED_FROM = 10; // rows; shorter tables have no filter and no sorting
 
   function theme() {
     const ink = dark.matches ? "#c9ced6" : "#4a4e54";
@@ -14,7 +14,7 @@
     };
   }
 
-  function themed(layout) { // the same, before the first drawing
+  function themed(layout) { // a layout with the theme, for the first drawing
     const copy = structuredClone(layout);
     for (const [path, value] of Object.entries(theme())) {
       const keys = path.split(".");
@@ -24,7 +24,7 @@
     return copy;
   }
 
-  // a figure's meta says which place of its customdata has a page's address (url) or the ids of runs (runs)
+  // meta.url and meta.runs are indices in a point's customdata: of a page's address, and of run ids
   function follow(event) {
     const point = event.points[0];
     const meta = point.data.meta;
@@ -65,7 +65,7 @@
     }
   });
 
-  function valueOf(row, column) { // h:mm:ss in seconds, numbers as such, else text
+  function valueOf(row, column) { // h:mm:ss as seconds, numbers, else text
     const text = row.cells[column].textContent.trim();
     if (/^\d+(:\d\d){1,2}$/.test(text)) return text.split(":").reduce((sum, part) => 60 * sum + Number(part), 0);
     const number = parseFloat(text.replaceAll(",", "").replace("$", ""));
@@ -73,7 +73,7 @@
   }
 
   function compare(a, b) {
-    if (a === "" || b === "") return (a === "") - (b === ""); // what does not exist comes last
+    if (a === "" || b === "") return (a === "") - (b === ""); // empty cells come last
     if (typeof a === "number" && typeof b === "number") return a - b;
     return String(a).localeCompare(String(b), undefined, { numeric: true });
   }
@@ -88,7 +88,7 @@
     table.tBodies[0].append(...rows.map(([, row]) => row));
   }
 
-  function equip(table) { // buttons that sort, and a field that filters
+  function equip(table) { // adds buttons that sort and a field that filters
     Array.from(table.tHead.rows[0].cells).forEach((head, column) => {
       const button = document.createElement("button");
       button.type = "button";

@@ -1,8 +1,7 @@
-"""The report of the samples study: one prompt, and how every method goes on with its topic kept and removed."""
+"""Reports the samples study: prompts, and each method's continuations with the topic kept and removed."""
 
-import html
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
@@ -10,30 +9,40 @@ from gram_platform.analysis.tables import table_csv
 from gram_platform.config import CORE
 from gram_platform.corpora.tokenizer import decoded, load_tokenizer
 from gram_platform.pages.figures.style import method_style
-from gram_platform.pages.report.page import Section, page_html
+from gram_platform.pages.report.page import Section, page_html, render
 from gram_platform.pages.report.tables import readable_runs
 from gram_platform.pages.results.record import StudyRecord, intro_text, publish, with_links
 from gram_platform.pages.results.results import load_frames, nodes_frame
 from gram_platform.store import Store
 from gram_platform.store.root import open_corpus
 from gram_platform.tracking import Tracker
+from gram_platform.tracking.frame import Frames
+
+KEPT, REMOVED = "kept", "removed"
+COLUMNS = ["method", "size", "seed", "profile", "domain", "topic", "document", "prompt", "truth", "continuation"]
+FOOTER = """Continuations are drawn at the temperature named above, with the same random numbers for every model.
+Documents are not chosen: they are the first of each domain's validation split that are longer than the prompt. Topic
+kept: the profile of core and this domain (the baseline has every domain); for DEMix the domain's expert. Topic removed:
+core alone; for DEMix the core expert. Core is in every profile: its documents have a row for each. The paper chose its
+two prompts. Read these continuations as examples, not as a measurement.
+\u00b6 is the end of a text."""
 
 
 @dataclass(frozen=True)
 class SampleResults:
-    """What the study has so far."""
+    """The stored continuations of the study."""
 
     samples: pd.DataFrame  # COLUMNS
     missing: tuple[tuple[str, str], ...]
     runs: pd.DataFrame
     source: str
-    about: str  # how continuations were drawn
+    sampling: str  # says how continuations were drawn
 
 
 def read_samples(
-    record: StudyRecord, store: Store, tracking_uri: str | None, why_not: str = ""
+    record: StudyRecord, store: Store, tracking_uri: str | None, why_not: str = "", frames: Frames | None = None
 ) -> SampleResults | None:
-    """Every continuation that is there; None while there is none. Runs as in `read_tokens`."""
+    """Reads every stored continuation; None while there is none. Runs as in `read_tokens`."""
     views = [entry for entry in record.entries if entry["kind"] == "evaluation"]
     results = {entry["id"]: store.evaluation(entry["id"]).result() for entry in views}
     done = [entry for entry in views if results[entry["id"]] is not None]
@@ -52,14 +61,14 @@ def read_samples(
         for entry in views
         if results[entry["id"]] is None
     )
-    frame, _, source = load_frames(record.ids, (), store, tracking_uri, why_not)
-    about = f"Prompts of {config['num_prompt_tokens']} tokens, then at most {config['num_tokens']} tokens drawn "
-    about += f"at temperature {config['temperature']:g}."
-    return SampleResults(samples, lacking, nodes_frame(record, frame), source, about)
+    frame, _, source = load_frames(record.ids, (), store, tracking_uri, why_not, frames)
+    sampling = f"Prompts of {config['num_prompt_tokens']} tokens, then at most {config['num_tokens']} tokens drawn "
+    sampling += f"at temperature {config['temperature']:g}."
+    return SampleResults(samples, lacking, nodes_frame(record, frame), source, sampling)
 
 
 def samples_text(record: StudyRecord, results: SampleResults) -> str:
-    """The first prompt and its continuations for a terminal."""
+    """Writes the first prompt and its continuations for a terminal."""
     first = results.samples.sort_values("domain", key=lambda domain: domain == CORE, kind="stable").iloc[0]
     shown = results.samples[(results.samples[["domain", "document"]] == first[["domain", "document"]]).all(axis=1)]
     head = [f"{first['domain']}, document {first['document']}: {first['prompt'].strip()} ..."]
@@ -70,71 +79,52 @@ def samples_text(record: StudyRecord, results: SampleResults) -> str:
 def write_samples(
     record: StudyRecord, store: Store, results: SampleResults, failures: Mapping[str, str], tracker: Tracker | None
 ) -> dict[str, str]:
-    """As `write_results`."""
-    runs = with_links(results.runs, failures, tracker)
+    """Writes the study's files as `write_results` does."""
+    linked = replace(results, runs=with_links(results.runs, failures, tracker))
     intro = intro_text(record, f"{results.source}; continuations from the storage", tracker)
-    report = build_samples_report(record.title, f"{intro}\n\n{results.about}", results.samples, results.missing, runs)
+    report = page_html(record.title, f"{intro}\n\n{results.sampling}", samples_sections(record, linked), FOOTER)
     return publish(record, store, table_csv(results.samples), report, {}, tracker)
 
 
-def _continuations(tags: Mapping[str, str], result: Mapping, documents: list[int]):
-    """(names, {column: token ids}) of every continuation of a view."""
-    retained = tags["retained"].split(",")
-    for domain, drawn in result["continuations"].items():
-        names = {key: tags[key] for key in ("method", "size", "seed", "profile")}
-        names |= {"domain": domain, "topic": KEPT if domain in (CORE, *retained) else REMOVED}
-        for place, document in enumerate(documents):
-            texts = {"prompt": result["prompts"][domain][place], "truth": result["truths"][domain][place]}
-            yield {**names, "document": document}, {**texts, "continuation": drawn[place]}
-
-
-KEPT, REMOVED = "kept", "removed"
-COLUMNS = ["method", "size", "seed", "profile", "domain", "topic", "document", "prompt", "truth", "continuation"]
-FOOTER = """Continuations are drawn at the temperature named above, with the same random numbers for every model, from
-the first documents of each domain's validation split that are longer than the prompt: they are not chosen. Topic kept:
-the profile of core and this domain (the baseline has all of them); for DEMix the domain's expert. Topic removed: core
-alone; for DEMix the core expert. Core is in every profile: its documents have a row for each. The paper chose its two
-prompts; read these for how a model goes on, not as a measure.
-\u00b6 is the end of a text."""
-
-
-def build_samples_report(
-    title: str, intro: str, samples: pd.DataFrame, missing: Sequence[tuple[str, str]], runs: pd.DataFrame
-) -> str:
-    """The page as HTML text. `samples`: COLUMNS, a row a continuation; `runs` as in `StudyReport`."""
-    return page_html(title, intro, samples_sections(samples, missing, runs), FOOTER)
-
-
-def samples_sections(samples: pd.DataFrame, missing: Sequence[tuple[str, str]], runs: pd.DataFrame) -> list[Section]:
-    """The sections of that page."""
+def samples_sections(record: StudyRecord, results: SampleResults) -> list[Section]:
+    """Builds the sections of the page: missing views, a section for each document, the runs."""
     sections = []
-    if missing:
-        table = pd.DataFrame(missing, columns=["what", "why"])
+    if results.missing:
+        table = pd.DataFrame(results.missing, columns=["what", "why"])
         sections.append(Section("Missing", "", table=table, table_is_open=True, is_warning=True))
-    for (domain, document), rows in samples.groupby(["domain", "document"], sort=False):
+    for (domain, document), rows in results.samples.groupby(["domain", "document"], sort=False):
         sections.append(_prompt(domain, int(document), rows))
-    return [*sections, Section("Runs", table=readable_runs(runs))]
+    return [*sections, Section("Runs", table=readable_runs(results.runs))]
 
 
 def _prompt(domain: str, document: int, rows: pd.DataFrame) -> Section:
-    """A document's prompt and truth, and a row for each method (and size and seed, where there are several); for core,
-    which no profile removes, a row for each profile too.
+    """Shows a document's prompt and true text, and a row for each method, and size and seed if there are several.
+
+    Core, which no profile removes, has a row for each profile too.
     """
     first = rows.iloc[0]
-    markup = _quoted("Prompt, the same for all", first["prompt"]) + _quoted("The true text", first["truth"])
+    quotes = (("Prompt, the same for all", first["prompt"].strip()), ("The true text", first["truth"].strip()))
     names = ["method", *(name for name in ("size", "seed") if rows[name].nunique() > 1)]
     names += ["profile"] if domain == CORE else []
     table = []
     for key, group in rows.groupby(names, sort=False):
-        own = dict(zip(names, key, strict=True))
+        labels = dict(zip(names, key, strict=True))
         texts = {topic: part["continuation"].iloc[0] for topic, part in group.groupby("topic")}
         cells = {"topic kept": texts.get(KEPT, ""), "topic removed": texts.get(REMOVED, "")}
         if domain == CORE:
             cells = {"continuation": texts[KEPT]}
-        table.append({**own, "method": method_style(own["method"]).label, **cells})
+        table.append({**labels, "method": method_style(labels["method"]).label, **cells})
     frame = pd.DataFrame(table)
+    markup = render("quotes.html", quotes=quotes)
     return Section(f"{domain}, document {document}", markup=markup, table=frame, table_is_open=True)
 
 
-def _quoted(label: str, text: str) -> str:
-    return f'<p class="tokens-label">{html.escape(label)}</p><blockquote>{html.escape(text.strip())}</blockquote>'
+def _continuations(tags: Mapping[str, str], result: Mapping, documents: list[int]):
+    """Yields (names, {column: token ids}) for every continuation of a view."""
+    retained = tags["retained"].split(",")
+    for domain, drawn in result["continuations"].items():
+        names = {key: tags[key] for key in ("method", "size", "seed", "profile")}
+        names |= {"domain": domain, "topic": KEPT if domain in (CORE, *retained) else REMOVED}
+        parts = zip(documents, result["prompts"][domain], result["truths"][domain], drawn, strict=True)
+        for document, prompt, truth, continuation in parts:
+            yield {**names, "document": document}, {"prompt": prompt, "truth": truth, "continuation": continuation}

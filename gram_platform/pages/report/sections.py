@@ -1,6 +1,5 @@
-"""The sections and figures of a study whose rows are named by method, size and profile, and those of any study."""
+"""Builds the sections and figures of a study of methods, sizes and profiles, and the sections common to all studies."""
 
-import html
 from collections.abc import Sequence
 
 import pandas as pd
@@ -12,7 +11,7 @@ from gram_platform.analysis.tables import CLASSES, averaged_profiles, domain_tab
 from gram_platform.pages.figures.curves import learning_curve_figure
 from gram_platform.pages.figures.ratios import HIDDEN, aggregate_figure, profile_bars_figure, scaling_figure
 from gram_platform.pages.report.modules import composing_figures, composing_sections
-from gram_platform.pages.report.page import Section
+from gram_platform.pages.report.page import Section, render
 from gram_platform.pages.report.study import StudyReport
 from gram_platform.pages.report.tables import (
     is_attack,
@@ -25,19 +24,28 @@ from gram_platform.paper.paper import PAPER, beside_paper
 from gram_platform.paper.published import beside_published, published_means
 from gram_platform.paper.verdicts import ABOVE, AGREE, BELOW, CANNOT_TELL, DISAGREE, NO_INTERVAL
 
-JUDGED = f"""Each claim is a difference between runs of the same seed, left minus right, which lies above zero where the
-claim names no margin. "{AGREE}": the 90% t-interval of the mean difference over seeds lies wholly on the claim's side;
-"{DISAGREE}": wholly on the other; "{CANNOT_TELL}": it crosses. One seed has no interval: "{AGREE}{NO_INTERVAL}" and
-"{DISAGREE}{NO_INTERVAL}" say on which side its difference lies, no more. Detectable: the smallest true difference that
-so many seeds with this spread would show four times in five."""
-AT_ITS_SCALE = "Ours are set beside them for reading, and are compared only at the paper's scale."
-FEW = 10  # rows of a table that stands open above what it warns of
-MARGINS_TEXT = f"""The margins are those of every study: core and retain no more than {BELOW:.2f} below, forget and
+JUDGED = f"""Each claim is a difference between runs of the same seed, left minus right. It lies above zero if the claim
+names no margin. "{AGREE}": the 90% t-interval of the mean difference over seeds lies wholly on the claim's side;
+"{DISAGREE}": wholly on the other side; "{CANNOT_TELL}": it crosses. One seed has no interval: "{AGREE}{NO_INTERVAL}"
+and "{DISAGREE}{NO_INTERVAL}" name only the side of the difference. Detectable: the smallest true difference that as
+many seeds with this spread would show four times in five."""
+TREND = """The largest size is left out, and predicted by a power law in the parameter count through the means of the
+others (dashed in the figures above), beside the measured value. 90% interval: t, degrees of freedom two fewer than
+sizes fitted. Two fitted sizes leave none. An interval is too narrow if the largest size has fewer seeds than the
+others."""
+COST = """Costs of all models that serve the profiles, over the baseline's, computed from the configs. Train FLOPs:
+tokens x active parameters by the paper's formula; by its plan: with the cost of companion modules on core batches. The
+paper's costs are those of its dual-use models."""
+ATTACKS = """Every view finetuned on a sample of each domain that it forgets, the same sample for all. The result is the
+best loss on validation data: this choice follows the paper and favours the attacker."""
+AT_ITS_SCALE = "Our numbers stand beside them for reading, and are compared only at the paper's scale."
+FEW = 10  # a warning's table with at most so many rows is open
+MARGINS_TEXT = f"""The margins are the same in every study: core and retain no more than {BELOW:.2f} below, forget and
 elicited no more than {ABOVE:.2f} above, in compute ratio."""
 
 
 def plain_sections(study: StudyReport) -> list[Section]:
-    """What such a study shows between its six numbers and its runs."""
+    """Builds the sections between the six numbers and the runs."""
     figures = [*composing_sections(study), *_scaling_sections(study), *_aggregate_sections(study)]
     return [
         *figures[:1],
@@ -55,7 +63,7 @@ def plain_sections(study: StudyReport) -> list[Section]:
 
 
 def plain_figures(study: StudyReport) -> dict[str, go.Figure]:
-    """Every figure of these sections by a name fit for a file."""
+    """Draws every figure of these sections; the keys name files."""
     table, figures = study.table, composing_figures(study)
     figures |= {f"scaling-{name}": figure for name, figure in zip(CLASSES, _scaling_panels(study), strict=True)}
     for size in _aggregated_sizes(table):
@@ -66,83 +74,28 @@ def plain_figures(study: StudyReport) -> dict[str, go.Figure]:
     return figures | {f"curves-{name}": figure for name, figure in _curve_figures(study).items()}
 
 
-def published_sections(study: StudyReport) -> list[Section]:
-    """Our rows, each followed by the published one of its method, size and profile."""
-    if study.published is None:
+# ----------------------------------------------------------------------------------------------------- of a plain study
+
+
+def _scaling_sections(study: StudyReport) -> list[Section]:
+    """Shows compute ratio against model size; [] if the bars of a single size show the same."""
+    table, profile = study.table, study.shown_profile
+    if len(set(table["size"])) == 1 and _aggregated_sizes(table):
         return []
-    beside = beside_published(study.table, study.published, study.shown_profile)
-    text = "Rows marked published are computed in the same way from the losses that the paper's authors published."
-    return [Section("Beside the published", text, table=beside, table_is_open=True)] if len(beside) else []
+    text = f"Compute ratio against model size for the profile {profile}; bands are 90% intervals over seeds."
+    if study.published is not None:
+        text += " Hollow markers: the published points."
+    rows = readable_table(table[table["profile"] == profile])
+    return [Section("Scaling", text, [f for f in _scaling_panels(study) if is_drawn(f)], table=rows)]
 
 
-# ------------------------------------------------------------------------------------------------- of any study
-
-
-def missing_sections(missing: pd.DataFrame) -> list[Section]:
-    """What is missing and why, folded where it is long; [] where nothing is."""
-    text = "These are not in the tables and figures of this page."
-    is_short = len(missing) <= FEW
-    return [Section("Missing", text, table=missing, table_is_open=is_short, is_warning=True)] if len(missing) else []
-
-
-def capabilities_section(study: StudyReport) -> Section:
-    table = readable_table(study.table)
-    return Section("Capabilities", _progress(study.runs), table=renamed(table, study.varies), table_is_open=True)
-
-
-def claim_sections(study: StudyReport) -> list[Section]:
-    claims, text = study.claims, JUDGED
-    if claims is not None and "paper" in claims:
-        text += f" {MARGINS_TEXT} Published: the same on the authors' published per-seed numbers, at their size or "
-        text += "sizes. Paper: where these are not public, the difference in its table, at its scale."
-    return [] if claims is None else judged_sections(claims, text)
-
-
-def judged_sections(claims: pd.DataFrame, rule: str) -> list[Section]:
-    """The verdicts, under the folded rule by which they were found; [] without claims."""
-    rule = f"<details><summary>How a claim is judged</summary><p>{html.escape(rule)}</p></details>"
-    table = readable_claims(claims)
-    return [Section("Claims", table=table, table_is_open=True, markup=rule)] if len(claims) else []
-
-
-def cost_sections(study: StudyReport) -> list[Section]:
-    text = "Of all models that serve the profiles, over the baseline's, computed from the configs. Train FLOPs: tokens "
-    text += "x active parameters by the paper's formula; by its plan: core batches with a companion module counted at "
-    text += "what they cost. The paper's are those of its dual-use models."
-    table = renamed(readable_costs(study.costs), study.varies)
-    return [Section("Cost", text, table=table, table_is_open=True)] if study.costs else []
-
-
-def attack_sections(study: StudyReport) -> list[Section]:
-    """Folded away: there are hundreds."""
-    attacks = readable_attacks(study.runs)
-    text = "Every view finetuned on a sample of each domain that it forgets, the same sample for all. The best loss on "
-    text += "validation data is the result: choosing it there follows the paper and favours the attacker. "
-    text += _progress(study.runs[is_attack(study.runs)])
-    return [Section("Attacks", text, table=attacks)] if len(attacks) else []
-
-
-def renamed(frame: pd.DataFrame, varies: str) -> pd.DataFrame:
-    """The frame with the variants' column, if it has one, under its own name."""
-    return frame.rename(columns={VARIANT: varies})
-
-
-def is_drawn(figure: go.Figure) -> bool:
-    return len(figure.data) > 0
-
-
-def _progress(runs: pd.DataFrame) -> str:
-    if "status" not in runs or runs.empty:
-        return ""
-    counts = runs["status"].value_counts()
-    return f"{len(runs)} nodes: " + ", ".join(f"{count} {status}" for status, count in counts.items()) + "."
-
-
-# ---------------------------------------------------------------------------------------------- of a plain study
+def _scaling_panels(study: StudyReport) -> list[go.Figure]:
+    shown = (study.table, study.parameters, study.shown_profile)
+    return [scaling_figure(*shown, name, study.published) for name in CLASSES]
 
 
 def _aggregate_sections(study: StudyReport) -> list[Section]:
-    """The methods' means over profiles, beside the paper's where the study declares it."""
+    """Shows the methods' means over profiles, beside the paper's if the study declares it."""
     table, sizes = study.table, _aggregated_sizes(study.table)
     if not sizes:
         return []
@@ -157,30 +110,32 @@ def _aggregate_sections(study: StudyReport) -> list[Section]:
     return [Section(title, text, panels[sizes[-1]], folded, "The other sizes", means)]
 
 
+def _aggregated_sizes(table: pd.DataFrame) -> list[str]:
+    """Returns the sizes with means at which all methods average over the same profiles."""
+    rows = table[~table["method"].isin(HIDDEN)]
+    averaged = {
+        size: {averaged_profiles(of_method) for _, of_method in of_size.groupby("method")}
+        for size, of_size in rows.groupby("size")
+    }
+    with_means = set(rows[rows["profile"] == MEAN]["size"])
+    return [size for size in _in_order(rows["size"]) if size in with_means and len(averaged[size]) == 1]
+
+
+def _panels(study: StudyReport, size: str) -> list[go.Figure]:
+    """Draws the means beside the paper's printed ones, else beside the published means at that size."""
+    paper = PAPER.get(study.compare_with, {}).get("")
+    if paper is None and study.published is not None:
+        paper = published_means(study.published, size)
+    return [aggregate_figure(study.table, size, name, paper) for name in CLASSES]
+
+
 def _paper_sections(study: StudyReport) -> list[Section]:
-    """The rows of these means, each followed by the paper's."""
+    """Puts below each of these means the paper's."""
     if study.compare_with not in PAPER or not _aggregated_sizes(study.table):
         return []
     text = f"Means over the profiles. The rows marked paper are the paper's. {AT_ITS_SCALE}"
     beside = beside_paper(study.table, study.compare_with)
     return [Section("Beside the paper", text, table=beside, table_is_open=True)]
-
-
-def _scaling_sections(study: StudyReport) -> list[Section]:
-    """Left out where the bars of a single size have said it all."""
-    table, profile = study.table, study.shown_profile
-    if len(set(table["size"])) == 1 and _aggregated_sizes(table):
-        return []
-    text = f"Compute ratio against model size for the profile {profile}; bands are 90% intervals over seeds."
-    if study.published is not None:
-        text += " Hollow markers: the published points."
-    rows = readable_table(table[table["profile"] == profile])
-    return [Section("Scaling", text, [f for f in _scaling_panels(study) if is_drawn(f)], table=rows)]
-
-
-def _scaling_panels(study: StudyReport) -> list[go.Figure]:
-    shown = (study.table, study.parameters, study.shown_profile)
-    return [scaling_figure(*shown, name, study.published) for name in CLASSES]
 
 
 def _profile_sections(study: StudyReport) -> list[Section]:
@@ -198,15 +153,33 @@ def _profile_sections(study: StudyReport) -> list[Section]:
 
 
 def _profile_bars(study: StudyReport) -> dict[tuple[str, str], go.Figure]:
-    """By method and size, in the tables' order; the baseline is 1 by construction and has none.
+    """Draws bars for each (method, size) in the tables' order, without the baseline, which is 1 by construction.
 
-    Of a study with every subset of modules the profiles with at most one and those with all.
+    A study of every subset of modules shows the profiles with none, one and all of them.
     """
     domains = domain_table(study.analysis.ratios)
     if study.by_number is not None:
         domains = domains[domains["profile"].isin({*averaged_profiles(domains), ALL})]
     pairs = dict.fromkeys(zip(domains["method"], domains["size"], strict=True))
     return {pair: profile_bars_figure(domains, *pair) for pair in pairs if pair[0] not in HIDDEN}
+
+
+def trend_sections(study: StudyReport) -> list[Section]:
+    """Predicts core and forget of every method with three sizes or more; [] without one."""
+    table = study.table
+    shown = table[(table["profile"] == study.shown_profile) & ~table["method"].isin(HIDDEN)]
+    found = trend_table(shown, study.parameters)
+    if found.empty:
+        return []
+    table = _readable_trends(found)
+    return [Section("The largest size, predicted from the others", TREND, table=table, table_is_open=True)]
+
+
+def _readable_trends(found: pd.DataFrame) -> pd.DataFrame:
+    triples = zip(found["predicted"], found["low"], found["high"], strict=True)
+    predicted = [interval_text(*triple) for triple in triples]
+    numbers = {name: [f"{value:.3f}" for value in found[name]] for name in ("exponent", "measured")}
+    return found.drop(columns=["parameters", "low", "high"]).assign(**numbers, predicted=predicted)
 
 
 def _learning_curves_sections(study: StudyReport) -> list[Section]:
@@ -217,57 +190,84 @@ def _learning_curves_sections(study: StudyReport) -> list[Section]:
 
 
 def _curve_figures(study: StudyReport) -> dict[str, go.Figure]:
-    """By size, and by seed where each seed has its own fits."""
+    """Draws the curves for each size, and for each seed if seeds are fitted separately."""
     figures, fits = {}, study.analysis.fits
     for size in _in_order(fits["size"]):
-        own = fits[fits["size"] == size]
-        for seed in _in_order(own["seed"]) if "seed" in own else [""]:
+        of_size = fits[fits["size"] == size]
+        for seed in _in_order(of_size["seed"]) if "seed" in of_size else [""]:
             curves = study.curves[study.curves["seed"] == seed] if seed else study.curves
-            figure = learning_curve_figure(curves, own[own["seed"] == seed] if seed else own, size)
+            figure = learning_curve_figure(curves, of_size[of_size["seed"] == seed] if seed else of_size, size)
             figures[f"{size}-{seed}" if seed else size] = figure
             if seed:
                 figure.update_layout(title_text=f"Baseline, {size}, seed {seed}")
     return figures
 
 
-def _aggregated_sizes(table: pd.DataFrame) -> list[str]:
-    """Sizes at which all methods have the same profiles, so that their means are of the same things."""
-    rows = table[~table["method"].isin(HIDDEN)]
-    sizes = {
-        size: {averaged_profiles(own) for _, own in group.groupby("method")} for size, group in rows.groupby("size")
-    }
-    with_means = set(rows[rows["profile"] == MEAN]["size"])
-    return [size for size in _in_order(rows["size"]) if size in with_means and len(sizes[size]) == 1]
+def published_sections(study: StudyReport) -> list[Section]:
+    """Puts below each of our rows the published one of its method, size and profile."""
+    if study.published is None:
+        return []
+    beside = beside_published(study.table, study.published, study.shown_profile)
+    text = "Rows marked published are computed in the same way from the losses that the paper's authors published."
+    return [Section("Beside the published", text, table=beside, table_is_open=True)] if len(beside) else []
 
 
-def _panels(study: StudyReport, size: str) -> list[go.Figure]:
-    """Beside what the paper prints, else the published means at that size."""
-    paper = PAPER.get(study.compare_with, {}).get("")
-    if paper is None and study.published is not None:
-        paper = published_means(study.published, size)
-    return [aggregate_figure(study.table, size, name, paper) for name in CLASSES]
+# --------------------------------------------------------------------------------------------------------- of any study
+
+
+def missing_sections(missing: pd.DataFrame) -> list[Section]:
+    """Lists missing results with reasons, folded if long; [] if none is missing."""
+    text = "These are not in the tables and figures of this page."
+    is_short = len(missing) <= FEW
+    return [Section("Missing", text, table=missing, table_is_open=is_short, is_warning=True)] if len(missing) else []
+
+
+def capabilities_section(study: StudyReport) -> Section:
+    table = readable_table(study.table)
+    return Section("Capabilities", _progress(study.runs), table=renamed(table, study.varies), table_is_open=True)
+
+
+def claim_sections(study: StudyReport) -> list[Section]:
+    claims, text = study.claims, JUDGED
+    if claims is not None and "paper" in claims:
+        text += f" {MARGINS_TEXT} Published: the same on the authors' published per-seed numbers, at their size or "
+        text += "sizes. Paper: where these are not public, the difference in the paper's table, at the paper's scale."
+    return [] if claims is None else judged_sections(claims, text)
+
+
+def judged_sections(claims: pd.DataFrame, rule: str) -> list[Section]:
+    """Shows the verdicts below the folded rule that decides them; [] without claims."""
+    markup, table = render("rule.html", rule=rule), readable_claims(claims)
+    return [Section("Claims", table=table, table_is_open=True, markup=markup)] if len(claims) else []
+
+
+def cost_sections(study: StudyReport) -> list[Section]:
+    table = renamed(readable_costs(study.costs), study.varies)
+    return [Section("Cost", COST, table=table, table_is_open=True)] if study.costs else []
+
+
+def attack_sections(study: StudyReport) -> list[Section]:
+    """Lists the attacks, folded: there are hundreds."""
+    attacks = readable_attacks(study.runs)
+    text = f"{ATTACKS} {_progress(study.runs[is_attack(study.runs)])}"
+    return [Section("Attacks", text, table=attacks)] if len(attacks) else []
+
+
+def renamed(frame: pd.DataFrame, varies: str) -> pd.DataFrame:
+    """Renames the column of variants, if there is one, to `varies`."""
+    return frame.rename(columns={VARIANT: varies})
+
+
+def is_drawn(figure: go.Figure) -> bool:
+    return len(figure.data) > 0
+
+
+def _progress(runs: pd.DataFrame) -> str:
+    if "status" not in runs or runs.empty:
+        return ""
+    counts = runs["status"].value_counts()
+    return f"{len(runs)} nodes: " + ", ".join(f"{count} {status}" for status, count in counts.items()) + "."
 
 
 def _in_order(values) -> Sequence[str]:
     return tuple(dict.fromkeys(values))
-
-
-def trend_sections(study: StudyReport) -> list[Section]:
-    """Core and forget of every method with three sizes or more; none where there is no such method."""
-    table = study.table
-    shown = table[(table["profile"] == study.shown_profile) & ~table["method"].isin(HIDDEN)]
-    found = trend_table(shown, study.parameters)
-    if found.empty:
-        return []
-    text = "The largest size left out, and predicted by a power law in the parameter count through the means of the "
-    text += "others (dashed in the figures above), beside what was measured. 90% interval: t, degrees of freedom two "
-    text += "fewer than sizes fitted. Two sizes fitted leave none, and it is too narrow where the largest has fewer "
-    text += "seeds than the others."
-    return [Section("The largest size, predicted from the others", text, table=_readable(found), table_is_open=True)]
-
-
-def _readable(found: pd.DataFrame) -> pd.DataFrame:
-    triples = zip(found["predicted"], found["low"], found["high"], strict=True)
-    predicted = [interval_text(*triple) for triple in triples]
-    numbers = {name: [f"{value:.3f}" for value in found[name]] for name in ("exponent", "measured")}
-    return found.drop(columns=["parameters", "low", "high"]).assign(**numbers, predicted=predicted)

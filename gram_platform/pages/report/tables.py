@@ -1,4 +1,4 @@
-"""The tables of a page: what a frame looks like to a reader."""
+"""Turns frames into the readable tables of a page."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,13 +14,15 @@ RUN_COLUMNS = ("run_id", "run_id_url", "kind", "method", "size", "seed", "profil
 RUN_COLUMNS += ("elapsed", "tokens_per_second", "error", "mlflow", "mlflow_url")
 ATTACK_COLUMNS = ("run_id", "run_id_url", "method", "size", "seed", "profile", "attacked_for", "best_loss", "status")
 ATTACK_COLUMNS += ("elapsed", "error", "mlflow", "mlflow_url")
+CLAIM_COLUMNS = ("verdict", "claim", VARIANT, "size", "difference", "detectable", "num_seeds")
+CLAIM_COLUMNS += ("published", "paper", "source", "judged_at", EXPLANATION)
 COSTS = {"train": "train FLOPs", "plan": "by its plan", "active_mlp": "active MLP", "total_mlp": "total MLP"}
-PARTIAL = (VARIANT, "published", "paper", EXPLANATION)  # columns of claims that only some studies have
+PARTIAL = (VARIANT, "published", "paper", EXPLANATION)  # columns of claims that may be empty
 IN_PAPER = ("train", "active_mlp", "total_mlp")  # in the order of COST_TABLE
 
 
 def readable_table(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows of table.csv with each class as one text, `mean [low, high]`; classes without any value are left out."""
+    """Writes each class of table.csv as one text, `mean [low, high]`; leaves out classes without any value."""
     readable = table[naming_columns(table)].copy()
     for name in CLASSES:
         if table[name].notna().any():
@@ -30,7 +32,7 @@ def readable_table(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def readable_claims(claims: pd.DataFrame) -> pd.DataFrame:
-    """The verdict first, and the numbers of a claim with three decimals, the difference with its interval."""
+    """Puts the verdict first and writes numbers with three decimals, the difference with its interval."""
     readable = claims.copy()
     if "difference" in claims:
         triples = zip(claims["difference"], claims["low"], claims["high"], strict=True)
@@ -38,38 +40,23 @@ def readable_claims(claims: pd.DataFrame) -> pd.DataFrame:
     for name in ("detectable", "paper"):
         if name in claims:
             readable[name] = [interval_text(value, math.nan, math.nan) for value in claims[name]]
-    order = [
-        "verdict",
-        "claim",
-        VARIANT,
-        "size",
-        "difference",
-        "detectable",
-        "num_seeds",
-        "published",
-        "paper",
-        "source",
-        "judged_at",
-        EXPLANATION,
-    ]
-    return shown_columns(readable, order)
+    return shown_columns(readable, CLAIM_COLUMNS)
 
 
 def shown_columns(claims: pd.DataFrame, order: Sequence[str]) -> pd.DataFrame:
-    """These columns as far as they are there; of those that only some studies have, the ones with something in them."""
+    """Selects the present ones of these columns, without the empty ones of PARTIAL."""
     is_empty = {name: (claims[name].isna() | (claims[name] == "")).all() for name in PARTIAL if name in claims}
     return claims[[name for name in order if name in claims and not is_empty.get(name, False)]]
 
 
 def is_attack(runs: pd.DataFrame) -> pd.Series:
-    """Which rows are attacks: those with a non-empty `elicited`."""
+    """Marks the attacks, the rows with a non-empty `elicited`."""
     return runs[ELICITED].fillna("") != "" if ELICITED in runs else pd.Series(False, index=runs.index)
 
 
 def readable_runs(runs: pd.DataFrame) -> pd.DataFrame:
-    """The runs, then the evaluations: the columns of RUN_COLUMNS that there are, elapsed time as h:mm:ss."""
-    if "elapsed_s" in runs:
-        runs = runs.assign(elapsed=[clock(seconds) for seconds in runs["elapsed_s"]])
+    """Lists the runs, then the evaluations, with the present ones of RUN_COLUMNS; elapsed time as h:mm:ss."""
+    runs = _with_clock(runs)
     for name in ("num_tokens", "tokens_per_second"):
         if name in runs:
             runs = runs.assign(**{name: [whole(number) for number in runs[name]]})
@@ -80,15 +67,17 @@ def readable_runs(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def readable_attacks(runs: pd.DataFrame) -> pd.DataFrame:
-    """The attacks: the columns of ATTACK_COLUMNS that there are."""
-    if "elapsed_s" in runs:
-        runs = runs.assign(elapsed=[clock(seconds) for seconds in runs["elapsed_s"]])
-    attacks = runs[is_attack(runs)].rename(columns={ELICITED: "attacked_for"})
+    """Lists the attacks with the present ones of ATTACK_COLUMNS."""
+    attacks = _with_clock(runs)[is_attack(runs)].rename(columns={ELICITED: "attacked_for"})
     return attacks[[name for name in ATTACK_COLUMNS if name in attacks]]
 
 
+def _with_clock(runs: pd.DataFrame) -> pd.DataFrame:
+    return runs.assign(elapsed=[clock(seconds) for seconds in runs["elapsed_s"]]) if "elapsed_s" in runs else runs
+
+
 def readable_costs(costs: Sequence[Mapping]) -> pd.DataFrame:
-    """One row a method, size and cost: our four numbers over the baseline's, and the paper's three beside them."""
+    """Makes one row for each method and size: our four costs over the baseline's, beside the paper's three."""
     rows = []
     for cost in costs:
         row = {"method": cost["method"], "size": cost.get("size", "")}
@@ -103,7 +92,7 @@ def readable_costs(costs: Sequence[Mapping]) -> pd.DataFrame:
 
 
 def _times(value: object) -> str:
-    """1.03 as 1.03x; several values joined by "or"."""
+    """Writes 1.03 as 1.03x; joins several values by "or"."""
     if value is None or value != value:
         return ""
     if isinstance(value, (list, tuple)):
@@ -112,7 +101,7 @@ def _times(value: object) -> str:
 
 
 def clock(seconds: float | None) -> str:
-    """h:mm:ss; nothing for an unknown number."""
+    """Writes seconds as h:mm:ss; "" if unknown."""
     if seconds is None or seconds != seconds:
         return ""
     minutes, rest = divmod(round(seconds), 60)
@@ -120,5 +109,5 @@ def clock(seconds: float | None) -> str:
 
 
 def whole(number: float | None) -> str:
-    """Rounded, thousands apart; nothing for an unknown number."""
+    """Writes a rounded number with commas between thousands; "" if unknown."""
     return "" if number is None or number != number else f"{round(number):,}"

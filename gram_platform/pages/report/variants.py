@@ -1,4 +1,4 @@
-"""The sections and figures of a study that varies something beside method, size and profile."""
+"""Builds the sections and figures of a study with variants beside method, size and profile."""
 
 from collections.abc import Iterator, Mapping
 
@@ -27,7 +27,7 @@ from gram_platform.paper.paper import PAPER, beside_paper
 
 
 def varied_sections(study: StudyReport) -> list[Section]:
-    """What such a study shows between its six numbers and its runs; its largest size first."""
+    """Builds the sections between the six numbers and the runs, the largest size first."""
     figures = _variant_sections(study)
     return [
         *figures[:1],
@@ -44,7 +44,7 @@ def varied_sections(study: StudyReport) -> list[Section]:
 
 
 def varied_figures(study: StudyReport) -> dict[str, go.Figure]:
-    """Every figure of these sections by a name fit for a file."""
+    """Draws every figure of these sections; the keys name files."""
     figures = {}
     for size in dict.fromkeys(study.table["size"]):
         figures |= {f"{study.varies}-{name}-{size}": figure for name, figure in _panels(study, size).items()}
@@ -54,7 +54,7 @@ def varied_figures(study: StudyReport) -> dict[str, go.Figure]:
 
 
 def _variant_sections(study: StudyReport) -> list[Section]:
-    """A section a size, the largest first: the four classes against the variants, beside the paper's points."""
+    """Shows the four classes against the variants for each size, the largest first, beside the paper's points."""
     table, profile, words = study.table, study.shown_profile, study.varies.replace("_", " ")
     text = f"Compute ratio against {words} for the profile {profile}; error bars are 90% intervals over seeds."
     text += f" Hollow diamonds are the paper's. {AT_ITS_SCALE}" if study.compare_with in PAPER else ""
@@ -68,7 +68,7 @@ def _variant_sections(study: StudyReport) -> list[Section]:
 
 
 def _paper_sections(study: StudyReport) -> list[Section]:
-    """The rows of these figures, each followed by the paper's where it prints one."""
+    """Puts below each row of these figures the paper's, if it prints one."""
     if study.compare_with not in PAPER:
         return []
     text = f"Profile {study.shown_profile}. The rows marked paper are the paper's. {AT_ITS_SCALE}"
@@ -77,16 +77,16 @@ def _paper_sections(study: StudyReport) -> list[Section]:
 
 
 def _domain_sections(study: StudyReport) -> list[Section]:
-    """Every method's domains against the variants."""
+    """Shows every method's domains against the variants."""
     figures = list(_domain_figures(study).values())
-    text = "Core, and every other domain under the profile of core and it alone (under core alone where a study has no "
-    text += "such profile)."
+    text = "Core, and every other domain under the profile of core and that domain (under core alone if a study lacks "
+    text += "this profile)."
     table = renamed(domain_table(study.analysis.ratios).drop(columns="runs"), study.varies)
     return [Section("By domain", text, figures, table=table)] if figures else []
 
 
 def _curve_sections(study: StudyReport) -> list[Section]:
-    """The learning curves of every variant's baselines, each set of runs once."""
+    """Shows the learning curves of every variant's baselines, each set of runs once."""
     figures = list(_curve_figures(study).values())
     text = "Validation losses of the baselines and the fitted curves that turn a loss into steps."
     title, fits = "Learning curves and their fits", study.analysis.fits.rename(columns={VARIANT: "for"})
@@ -107,19 +107,18 @@ def _domain_figures(study: StudyReport) -> dict[str, go.Figure]:
 
 
 def _curve_figures(study: StudyReport) -> dict[str, go.Figure]:
-    """By size, variant and, where each seed has its own fits, seed; fits that several variants share once."""
+    """Draws the curves by size, variant and, if seeds are fitted separately, seed; shared fits are drawn once."""
     all_fits, curves, figures, seen = study.analysis.fits, study.curves, {}, set()
     for name, fits in _groups(all_fits, [c for c in ("size", VARIANT, "seed") if c in all_fits]):
         key = fits.drop(columns=VARIANT, errors="ignore").to_csv(index=False)
         if key in seen:
             continue
         seen.add(key)
-        of_fits = {column: fits[column].iloc[0] for column in ("seed",) if column in fits}
         variant = fits[VARIANT].iloc[0]
-        own = curves[curves[VARIANT] == variant] if (curves[VARIANT] == variant).any() else curves
-        own = own[(own[list(of_fits)] == pd.Series(of_fits)).all(axis="columns")] if of_fits else own
-        own = own.drop_duplicates(["run_id", "step", "domain"])
-        figure = learning_curve_figure(own, fits, fits["size"].iloc[0])
+        points = curves[curves[VARIANT] == variant] if (curves[VARIANT] == variant).any() else curves
+        points = points[points["seed"] == fits["seed"].iloc[0]] if "seed" in fits else points
+        points = points.drop_duplicates(["run_id", "step", "domain"])
+        figure = learning_curve_figure(points, fits, fits["size"].iloc[0])
         figures[name] = figure.update_layout(title_text=f"Baseline, {name.replace('-', ', ')}")
     return figures
 

@@ -1,4 +1,4 @@
-"""The baselines of a folder, and the rules by which a study finds the ones that it is measured against."""
+"""Finds the baselines in a folder of external losses that each study is measured against."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from gram_platform.pages.results.external import LOSSES_FILE, STUDIES_FILE, Exte
 
 @dataclass(frozen=True)
 class Baseline:
-    """The baselines of a study at a size, in one of its variants."""
+    """The baselines of a study, size and variant."""
 
     study: str
     variant: str
     losses: pd.DataFrame
-    curves: pd.DataFrame  # empty where the folder has none
-    curves_from: str  # the study that they are filed under
+    curves: pd.DataFrame  # empty if the folder has none
+    curves_from: str  # the study of the curves
 
     @property
     def domains(self) -> set[str]:
@@ -28,7 +28,7 @@ class Baseline:
 
 
 class BaselineRules:
-    """Every baseline of a folder, and the rules by which a study finds its own."""
+    """Every baseline of a folder, with the rules that assign them to studies."""
 
     def __init__(self, external: External, declared: Mapping[str, Declaration]) -> None:
         losses, keys = external.losses, ["study", "size", VARIANT]
@@ -38,9 +38,10 @@ class BaselineRules:
         self.empty, self.declared = external.curves.iloc[:0], declared
 
     def of(self, study: str, size: str, variant: str) -> Baseline:
-        """The unit's, the variant's own, the one without variant, the only one; else another study's, by these rules.
+        """Returns the first of: the unit's baselines, the variant's, those without variant, the only ones.
 
-        ValueError naming study and size where there is none, or more than one to choose from.
+        A study without baselines at a size takes those of a lender, by the same rules. ValueError naming study and size
+        if there are none, or several to choose from.
         """
         source = study if self._variants(self.losses, study, size) else self._lender(study, size)
         options = self._variants(self.losses, source, size)
@@ -56,13 +57,13 @@ class BaselineRules:
         return Baseline(source, found, losses, curves, curves_from)
 
     def unit(self, study: str, size: str) -> str:
-        """The declared unit if it has baselines, or the only variant with baselines that has it in its name."""
+        """Returns the declared unit, else the only variant with it in the name, if it has baselines; "" for none."""
         unit, options = self.declared[study].unit, self._variants(self.losses, study, size)
         similar = [option for option in options if unit and unit in option]
         return unit if unit in options else similar[0] if len(similar) == 1 else ""
 
     def _lender(self, study: str, size: str) -> str:
-        """The study whose baselines serve another that has none at a size."""
+        """Returns the study that lends its baselines to a study without any at a size."""
         wanted = self.declared[study].baseline_from
         having = list(dict.fromkeys(s for s, z, _ in self.losses if z == size))
         if wanted in having:
@@ -71,12 +72,12 @@ class BaselineRules:
         found = with_curves or having
         if len(found) == 1:
             return found[0]
-        allowed = f"rows of method {BASELINE}, of its own or of one other study of that size"
+        allowed = f"rows of method {BASELINE}, in this study or in one other study of that size"
         allowed += f": choose with baseline_from in {STUDIES_FILE} from {', '.join(found)}" if found else ""
         raise invalid(LOSSES_FILE, f"study {study}, size {size}", allowed)
 
     def _curves(self, study: str, size: str, variant: str, losses: pd.DataFrame) -> tuple[str, pd.DataFrame]:
-        """The curves of a baseline: of its variant, without a variant if that cannot mean another, of equal losses."""
+        """Returns (study, curves) of a baseline: of its variant, without variant if unambiguous, or of equal losses."""
         is_only = len(self._variants(self.losses, study, size)) == 1
         options = self._variants(self.curves, study, size)
         wanted = [variant]
@@ -96,6 +97,6 @@ class BaselineRules:
 
 
 def _is_equal(losses: pd.DataFrame, others: pd.DataFrame) -> bool:
-    """Whether these are the same models: equal final losses of every seed and domain."""
+    """Tells whether these are the same models, by the final losses of every seed and domain."""
     both = losses.merge(others, on=["seed", "domain"], how="outer", suffixes=("", "_other"))
     return len(both) == len(losses) == len(others) and np.allclose(both["loss"], both["loss_other"], rtol=1e-6)

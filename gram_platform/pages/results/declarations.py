@@ -1,4 +1,4 @@
-"""What a study of a folder is beyond its numbers: known by its name, or declared in studies.json."""
+"""Declares what losses alone do not say about an external study: known by its name, or given in studies.json."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -10,22 +10,22 @@ from gram_platform.config.identity import invalid, require_choice
 from gram_platform.pages.results.external import LOSSES_FILE, STUDIES_FILE, External
 from gram_platform.paper.paper_claims import CLAIMS
 
-NOT_NAMES = (*TABLE_COLUMNS, "seed", "retained", "domain")  # of what a study varies
+NOT_NAMES = (*TABLE_COLUMNS, "seed", "retained", "domain")  # not allowed as `varies`
 
 
 @dataclass(frozen=True)
 class Declaration:
-    """What a study is, beyond its numbers: the fields of studies.json."""
+    """A study's fields in studies.json."""
 
     title: str
     question: str = ""
     varies: str = VARIANT
     unit: str = ""  # the variant whose baselines are the reference for all
-    own_baseline: bool = False  # each seed against its own
-    baseline_from: str = ""  # the study whose baselines it takes where it has none; "": the only one that has some
-    compare_with: str = ""  # of the paper's studies: whose claims are judged
-    profile: str = ""  # that figures show
-    by_modules: bool = False  # its page leads with compute ratios against the number of modules that are on
+    own_baseline: bool = False  # compare each seed with the same seed's baseline
+    baseline_from: str = ""  # the study that lends baselines to sizes without any; "": the only one with baselines
+    compare_with: str = ""  # the paper's study whose claims are judged
+    profile: str = ""  # of the figures
+    by_modules: bool = False  # the page leads with compute ratios against the number of active modules
 
 
 KNOWN = {
@@ -75,14 +75,14 @@ KNOWN = {
 
 
 def declarations(external: External) -> dict[str, Declaration]:
-    """{study: what it is}, in the order of the known ones, then of the file; ValueError for a bad studies.json."""
+    """Returns {study: declaration}, known studies first, then as in the file; ValueError for a bad studies.json."""
     names = list(dict.fromkeys(external.losses["study"]))
     names.sort(key=lambda name: list(KNOWN).index(name) if name in KNOWN else len(KNOWN))
     return {name: declaration(name, external.declared.get(name, {}), names) for name in names}
 
 
 def declaration(name: str, given: Mapping, studies: list[str]) -> Declaration:
-    """What a study is: the known one of that name, changed by what is `given` of it in studies.json."""
+    """Returns the known declaration of that name, changed by the fields `given` in studies.json."""
     place = f"{STUDIES_FILE}, {name}"
     for key, value in given.items():
         require_choice(place, key, tuple(field.name for field in fields(Declaration)))
@@ -95,6 +95,6 @@ def declaration(name: str, given: Mapping, studies: list[str]) -> Declaration:
         raise invalid(f"{place}, baseline_from", given["baseline_from"], f"a study of {LOSSES_FILE}")
     if given.get("compare_with", "") not in ("", *CLAIMS):
         raise invalid(f"{place}, compare_with", given["compare_with"], "one of " + ", ".join(CLAIMS))
-    own = KNOWN.get(name, Declaration(name))
-    own = own if own.compare_with else replace(own, compare_with=name if name in CLAIMS else "")
-    return replace(own, **given)
+    known = KNOWN.get(name, Declaration(name))
+    known = known if known.compare_with else replace(known, compare_with=name if name in CLAIMS else "")
+    return replace(known, **given)

@@ -1,4 +1,4 @@
-"""Losses and curves that were measured elsewhere: a folder of two files is read and checked as a whole.
+"""Reads and checks a folder of losses and curves that were measured elsewhere.
 
 `docs/replicate.md` defines the format. Every error names the file, its row (a table's header is row 1) and the field.
 """
@@ -57,18 +57,18 @@ STUDY_NAMES = {
 
 @dataclass(frozen=True)
 class External:
-    """What a folder holds, under our names of methods and studies."""
+    """The content of a folder, under our names of methods and studies."""
 
     folder: Path
-    losses: pd.DataFrame  # LOSS_COLUMNS, one row a view, domain and attack; `retained` joined by commas, without core
-    curves: pd.DataFrame  # CURVE_COLUMNS, one row a point of the baselines' validation curves
-    declared: Mapping[str, Mapping]  # studies.json, {} without one
+    losses: pd.DataFrame  # LOSS_COLUMNS, a row for each view, domain and attack; `retained` has commas, no core
+    curves: pd.DataFrame  # CURVE_COLUMNS, a row for each point of the baselines' validation curves
+    declared: Mapping[str, Mapping]  # studies.json, {} without the file
 
 
 def read_external(folder: str | Path) -> External:
-    """Reads and checks a folder as `docs/replicate.md` describes it; ValueError names file, row and field.
+    """Reads the folder's files; ValueError naming file, row and field for a fault against `docs/replicate.md`.
 
-    What only the baselines can tell (is it one of their domains?) `replication.py` checks.
+    `replication.py` checks the domains, which depend on the baselines.
     """
     place = local_path("folder", folder).resolve()
     for name in (LOSSES_FILE, CURVES_FILE):
@@ -86,7 +86,7 @@ def read_external(folder: str | Path) -> External:
 
 
 def parameters_of(size: str) -> float:
-    """The number of parameters of a size of ours, or that its name says; NaN where it says none."""
+    """Returns the number of parameters of a known size, else the number in its name; NaN without one."""
     if size in SIZES:
         return total_parameters(SIZES[size].dense())
     is_other, number, _ = size_key(size)
@@ -135,7 +135,7 @@ def _method(field: str, name: str) -> str:
 
 
 def _retained(field: str, text: str) -> str:
-    """`core+a+b` as `a,b`. DEMix's views of a single expert have no core; they stand under the profile with it."""
+    """Turns `core+a+b` into `a,b`; DEMix's views of one expert, without core, get the profile with core."""
     names = [name.strip() for name in text.split("+")] if text else []
     if len(set(names)) < len(names) or "" in names:
         raise invalid(field, text, "domains joined by +, each once, such as core+virology; core for core alone")
@@ -159,7 +159,7 @@ def _curves(path: Path, studies: set[str]) -> Iterable[tuple]:
 
 
 def _curve(place: str, curve: Mapping) -> tuple[tuple, list]:
-    """((study, variant, size, seed, domain), points)."""
+    """Returns ((study, variant, size, seed, domain), points)."""
     for name in CURVE_KEYS:
         if curve.get(name) in (None, ""):
             raise invalid(f"{place}, {name}", curve.get(name), "a value: a curve has " + ", ".join(CURVE_KEYS))
@@ -200,7 +200,7 @@ def _text(path: Path) -> str:
 
 
 def _names(place: str, cell: Mapping[str, str]) -> tuple[str, str, str, str, str]:
-    """(study, variant, size, seed, domain) as tables have them."""
+    """Returns (study, variant, size, seed, domain) under the names of tables."""
     study = STUDY_NAMES.get(cell["study"], cell["study"])
     for name, value in (("study", study), ("seed", cell["seed"]), ("domain", cell["domain"])):
         require_name(f"{place}, {name}", re.sub(r"\.0$", "", value) if name == "seed" else value)
@@ -210,7 +210,7 @@ def _names(place: str, cell: Mapping[str, str]) -> tuple[str, str, str, str, str
 
 
 def _plain(name: str) -> str:
-    """Numbers in one spelling (0.50 as 0.5), so that a variant or seed has one name in both files."""
+    """Spells numbers in one way (0.50 as 0.5), so that a variant or seed has one name in both files."""
     try:
         number = float(name)
     except ValueError:
@@ -245,10 +245,10 @@ def _declared(path: Path, studies: set[str]) -> dict[str, dict]:
     if not path.exists():
         return {}
     found = _object(path.name, _text(path))
-    declared = {STUDY_NAMES.get(name, name): own for name, own in found.items()}
-    for name, own in declared.items():
+    declared = {STUDY_NAMES.get(name, name): given for name, given in found.items()}
+    for name, given in declared.items():
         if name not in studies:
             raise invalid(path.name, name, f"studies of {LOSSES_FILE}: {', '.join(sorted(studies))}")
-        if not isinstance(own, dict):
-            raise invalid(f"{path.name}, {name}", own, "an object such as {} or {'unit': 'heterogeneous'}")
+        if not isinstance(given, dict):
+            raise invalid(f"{path.name}, {name}", given, "an object such as {} or {'unit': 'heterogeneous'}")
     return declared

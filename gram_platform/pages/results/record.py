@@ -1,4 +1,4 @@
-"""A study in its storage, `study.json`: its nodes by name. Tables and reports are built from it."""
+"""Stores a study as `study.json`, from which its tables and reports are built, and publishes the results."""
 
 import json
 from collections.abc import Mapping
@@ -12,29 +12,31 @@ from gram_platform.config.identity import invalid
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker
 
+LOCAL_UI = "http://127.0.0.1:5000"  # the default address of `mlflow ui`
+
 
 @dataclass(frozen=True)
 class StudyRecord:
-    """A study as its tables need it. `entries` has every node as each method names it: id, kind and tags."""
+    """The stored form of a study. `entries` has the id, kind and tags of every node, once for each method's use."""
 
     name: str
     title: str
     question: str
     facts: tuple[str, ...]  # how it was run, in sentences
-    params: Mapping[str, str]  # what it was asked for, as MLflow shows it
+    params: Mapping[str, str]  # the flags, as MLflow shows them
     sizes: tuple[str, ...]
     parameters: Mapping[str, int]  # of each size's dense model
-    profile: str  # the compared one, or mean
+    profile: str  # the compared profile, or mean
     entries: tuple[Mapping, ...]
-    costs: tuple[Mapping, ...] = ()  # size, method, and `method_costs` of it: over the baseline's
-    compare_with: str = ""  # of the paper's tables
-    varies: str = ""  # the column of the variants
-    variants: tuple[str, ...] = ()  # in order; () in studies that vary nothing beside method, size and profile
-    unit: str = ""  # see Study
+    costs: tuple[Mapping, ...] = ()  # size, method and `method_costs`, over the baseline's
+    compare_with: str = ""  # a study of the paper
+    varies: str = ""  # the name of the variants' column
+    variants: tuple[str, ...] = ()  # in order; () in studies without variants beside method, size and profile
+    unit: str = ""  # see `Study`
     own_baseline: bool = False
-    measurement: str = LOSSES  # what is measured of every view: see `outcomes.py`
-    probed: tuple[str, ...] = ()  # the ids of runs with probes: see `analysis/variants.py`
-    by_modules: bool = False  # its page leads with compute ratios against the number of modules that are on
+    measurement: str = LOSSES  # of every view: see `kinds.py`
+    probed: tuple[str, ...] = ()  # ids of runs with probes: see `load_shares`
+    by_modules: bool = False  # the page leads with compute ratios against the number of active modules
 
     @property
     def ids(self) -> set[str]:
@@ -47,24 +49,21 @@ class StudyRecord:
 
     @property
     def preset(self) -> str:
-        """ "" for a study whose losses were measured elsewhere."""
+        """The preset's name; "" for a study of external losses."""
         return self.params.get("preset", "")
 
     def to_json(self) -> bytes:
-        """The same bytes for the same study."""
+        """Encodes the record; equal studies have equal bytes."""
         return (json.dumps(asdict(self), indent=1, sort_keys=True) + "\n").encode()
 
 
 def load_record(store: Store, name: str) -> StudyRecord:
-    """The record of a study in the storage; ValueError when there is none."""
+    """Reads a study's record from the storage; ValueError if there is none."""
     plain = store.study_dir(name).read_json("study.json")
     if plain is None:
         raise invalid("study", name, f"a study that was submitted to {store.root}")
     tuples = {key: tuple(plain.get(key, ())) for key in ("facts", "sizes", "entries", "costs", "variants", "probed")}
     return StudyRecord(**{**plain, **tuples})
-
-
-LOCAL_UI = "http://127.0.0.1:5000"  # where `mlflow ui` listens unless told otherwise
 
 
 def publish(
@@ -75,7 +74,7 @@ def publish(
     figures: Mapping[str, object],
     tracker: Tracker | None,
 ) -> dict[str, str]:
-    """Writes table.csv, report.html and study.json and logs them to MLflow if there is one; the paths by name."""
+    """Writes table.csv, report.html and study.json, logs them to MLflow if there is a tracker; returns {name: path}."""
     folder = store.study_dir(record.name)
     files = {"table.csv": table.encode(), "report.html": report.encode(), "study.json": record.to_json()}
     for name, data in files.items():
@@ -87,20 +86,26 @@ def publish(
 
 
 def with_links(runs: pd.DataFrame, failures: Mapping[str, str], tracker: Tracker | None) -> pd.DataFrame:
-    """`run_id_url`: the page of each node in MLflow, at the server or where `mlflow ui` would serve the database; and
-    `error`: what is in `failures` under its id.
-    """
-    links: dict[str, str | None] = {}
-    if tracker is not None:
-        ui_url = None if tracker.tracking_uri.startswith("http") else LOCAL_UI
-        links = {node_id: tracker.run_url(run.info.run_id, ui_url) for (_, node_id), run in tracker.runs().items()}
+    """Adds `run_id_url`, each node's page in MLflow, and `error`, from {node id: message} in `failures`."""
+    links = {} if tracker is None else mlflow_links(tracker, tracker.runs())
     errors = [failures.get(node_id, "") for node_id in runs["id"]]
     return runs.assign(run_id_url=runs["id"].map(links), run_id=runs["id"], error=errors)
 
 
+def mlflow_links(tracker: Tracker, runs: Mapping) -> dict[str, str]:
+    """Returns {node id: page} of MLflow's runs by (kind, node id), at the server or where `mlflow ui` listens."""
+    ui_url = None if tracker.tracking_uri.startswith("http") else LOCAL_UI
+    return {node_id: tracker.run_url(run.info.run_id, ui_url) for (_, node_id), run in runs.items()}
+
+
+def links_note(tracking_uri: str) -> str:
+    """Says how to open links into a database; "" for a server."""
+    if tracking_uri.startswith("http"):
+        return ""
+    return f"Links to MLflow open while `mlflow ui --backend-store-uri {tracking_uri}` runs."
+
+
 def intro_text(record: StudyRecord, source: str, tracker: Tracker | None) -> str:
-    """The question, how the study was run, where its numbers were read from, and what links need."""
-    facts = [*record.facts, f"Read from {source}."]
-    if tracker is not None and not tracker.tracking_uri.startswith("http"):
-        facts.append(f"Links to MLflow open while `mlflow ui --backend-store-uri {tracker.tracking_uri}` runs.")
-    return record.question + "\n\n" + " ".join(facts)
+    """Writes the question, how the study was run, where its numbers were read from, and what links need."""
+    note = "" if tracker is None else links_note(tracker.tracking_uri)
+    return f"{record.question}\n\n{' '.join([*record.facts, f'Read from {source}.', note]).strip()}"

@@ -1,4 +1,4 @@
-"""Studies of losses that were measured elsewhere: each with its baselines, through the analysis of our own runs."""
+"""Analyses studies of external losses as the platform analyses its runs, each with its baselines."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -34,49 +34,49 @@ NO_CURVES = pd.DataFrame(columns=["size", "seed", "step", "domain", "loss"])
 
 @dataclass(frozen=True)
 class ExternalStudy:
-    """A study of the folder as `analyse` takes it; nothing is fitted yet."""
+    """A study of the folder in `analyse`'s frames, before any fit."""
 
     record: StudyRecord
     evaluations: pd.DataFrame
     curves: pd.DataFrame
     attacks: pd.DataFrame
     declared: pd.DataFrame
-    notes: tuple[tuple[str, str], ...]  # (what is left out, why)
+    notes: tuple[tuple[str, str], ...]  # (omission, reason)
 
 
 def prepare(external: External) -> list[ExternalStudy]:
-    """Every study of the folder with its baselines; ValueError for a domain, size or variant that has none."""
+    """Prepares every study of the folder; ValueError for a domain, size or variant without baselines."""
     declared = declarations(external)
     baselines = BaselineRules(external, declared)
-    return [_prepare(name, external, own, baselines) for name, own in declared.items()]
+    return [_prepare(name, external, declared[name], baselines) for name in declared]
 
 
-def _prepare(name: str, external: External, own: Declaration, baselines: BaselineRules) -> ExternalStudy:
+def _prepare(name: str, external: External, declared: Declaration, baselines: BaselineRules) -> ExternalStudy:
     losses = external.losses[external.losses["study"] == name]
     variants = _variants_of(losses)
     losses = _in_every_variant(losses, variants)
-    cells, parts, curves = {}, [], []
+    used, parts, curves = {}, [], []  # used: {(size, variant): baseline}
     for size, variant in dict.fromkeys(zip(losses["size"], losses[VARIANT], strict=True)):
-        baseline = cells[size, variant] = baselines.of(name, size, variant)
+        baseline = used[size, variant] = baselines.of(name, size, variant)
         here = losses[(losses["size"] == size) & (losses[VARIANT] == variant)]
         _require_domains(here, baseline, size)
         if not (here["method"] == BASELINE).any():
             parts.append(baseline.losses.assign(study=name, **{VARIANT: variant}))
         parts.append(here)
         curves.append(baseline.curves.assign(**{VARIANT: variant}))
-    rows = _named(pd.concat(parts, ignore_index=True), cells)
-    unit = _unit_of(name, baselines, cells) if variants else ""
+    rows = _named(pd.concat(parts, ignore_index=True), used)
+    unit = _unit_of(name, baselines, used) if variants else ""
     views = _evaluations(rows[~rows[ELICITED]])
     attacks, notes = _attacks(rows[rows[ELICITED]], views)
     dropped = [] if variants else [VARIANT]
-    record = _record(name, external, own, cells, variants, unit, rows)
+    record = _record(name, external, declared, used, variants, unit, rows)
     frames = (views, _tidy(pd.concat(curves, ignore_index=True)), attacks, _declared_views(views))
     return ExternalStudy(record, *(frame.drop(columns=dropped) for frame in frames), notes)
 
 
 @dataclass(frozen=True)
 class Replicated:
-    """A study with its tables and claims, and the published table that stands beside it."""
+    """A study with its tables and claims, and the published table beside it."""
 
     record: StudyRecord
     results: Results
@@ -84,12 +84,12 @@ class Replicated:
 
     @property
     def report(self) -> StudyReport:
-        """What its page shows."""
+        """The content of the study's page."""
         return study_report(self.record, self.results, self.results.runs, self.published)
 
 
 def replicate(prepared: ExternalStudy, is_beside: bool = True) -> Replicated:
-    """The tables and claims of a prepared study, beside the published ones where there are some and `is_beside`."""
+    """Computes the tables and claims of a prepared study, beside the published ones if `is_beside`."""
     record, notes = prepared.record, pd.DataFrame(prepared.notes, columns=["what", "why"])
     analysis = analysed(record, prepared.evaluations, prepared.curves, prepared.attacks, prepared.declared)
     analysis = replace(analysis, missing=pd.concat([analysis.missing, notes], ignore_index=True))
@@ -105,24 +105,24 @@ def replicate(prepared: ExternalStudy, is_beside: bool = True) -> Replicated:
 
 
 def published_studies() -> list[Replicated]:
-    """The studies whose per-seed compute ratios ship with the package, without losses and curves."""
+    """Returns the studies whose per-seed compute ratios ship with the package, without losses and curves."""
     return [_published(name) for name in KNOWN if published_table(name) is not None]
 
 
 def _published(name: str) -> Replicated:
-    own, per_seed = declaration(name, {}, []), published_per_seed(name).drop(columns=VARIANT)
+    declared, per_seed = declaration(name, {}, []), published_per_seed(name).drop(columns=VARIANT)
     table = published_table(name)
     record = StudyRecord(
         name=name,
-        title=own.title,
-        question=own.question,
+        title=declared.title,
+        question=declared.question,
         facts=(f"{SOURCE}.",),
         params={},
         sizes=tuple(dict.fromkeys(table["size"])),
         parameters={size: parameters_of(size) for size in table["size"]},
-        profile=own.profile,
+        profile=declared.profile,
         entries=(),
-        compare_with=own.compare_with,
+        compare_with=declared.compare_with,
     )
     ratios = pd.DataFrame(columns=[*VIEW, "retained", "domain", "class", "compute_ratio"])
     analysis = Analysis(table, per_seed, ratios, pd.DataFrame(columns=FIT_COLUMNS), NO_NOTES)
@@ -130,7 +130,7 @@ def _published(name: str) -> Replicated:
 
 
 def _variants_of(losses: pd.DataFrame) -> tuple[str, ...]:
-    """The variants of a study, numbers in their order, names as they come; () where it has none."""
+    """Returns the variants of a study: numbers sorted, names in the file's order; () without variants."""
     names = [name for name in dict.fromkeys(losses[VARIANT]) if name]
     try:
         return tuple(sorted(names, key=float))
@@ -139,9 +139,9 @@ def _variants_of(losses: pd.DataFrame) -> tuple[str, ...]:
 
 
 def _in_every_variant(losses: pd.DataFrame, variants: tuple[str, ...]) -> pd.DataFrame:
-    """Rows without a variant, in a study that has some, hold for all: a method that the variants do not change.
+    """Copies rows without a variant into every variant of a study that has variants.
 
-    A baseline is left where it is: `BaselineRules` says whom it serves.
+    They are of methods that the variants do not change. Baselines stay: `BaselineRules` assigns them.
     """
     plain = losses[losses[VARIANT] == ""]
     if not variants or plain.empty:
@@ -164,39 +164,39 @@ def _require_domains(rows: pd.DataFrame, baseline: Baseline, size: str) -> None:
             raise invalid(f"{CURVES_FILE}, row {number}, domain", domain, allowed)
 
 
-def _unit_of(name: str, baselines: BaselineRules, cells: Mapping[tuple[str, str], Baseline]) -> str:
-    """The variant whose baselines are every variant's reference, "" where each has its own."""
-    units = {baselines.unit(name, size) for size, _ in cells}
+def _unit_of(name: str, baselines: BaselineRules, used: Mapping[tuple[str, str], Baseline]) -> str:
+    """Returns the variant whose baselines are every variant's reference; "" if each variant has its own."""
+    units = {baselines.unit(name, size) for size, _ in used}
     return units.pop() if len(units) == 1 else ""
 
 
-def _named(rows: pd.DataFrame, cells: Mapping[tuple[str, str], Baseline]) -> pd.DataFrame:
-    """The rows with their profiles; a baseline retains everything."""
-    auxiliary = {key: tuple(sorted(baseline.domains - {CORE})) for key, baseline in cells.items()}
-    own = [auxiliary[key] for key in zip(rows["size"], rows[VARIANT], strict=True)]
+def _named(rows: pd.DataFrame, used: Mapping[tuple[str, str], Baseline]) -> pd.DataFrame:
+    """Adds profiles to the rows; a baseline retains everything."""
+    auxiliary = {key: tuple(sorted(baseline.domains - {CORE})) for key, baseline in used.items()}
+    domains = [auxiliary[key] for key in zip(rows["size"], rows[VARIANT], strict=True)]
     is_baseline = rows["method"] == BASELINE
-    retained = [",".join(a) if b else r for a, b, r in zip(own, is_baseline, rows["retained"], strict=True)]
-    profiles = [profile_name(tuple(filter(None, r.split(","))), a) for a, r in zip(own, retained, strict=True)]
+    retained = [",".join(d) if b else r for d, b, r in zip(domains, is_baseline, rows["retained"], strict=True)]
+    profiles = [profile_name(tuple(filter(None, r.split(","))), d) for d, r in zip(domains, retained, strict=True)]
     return rows.assign(
         retained=retained, profile=["all" if b else p for b, p in zip(is_baseline, profiles, strict=True)]
     )
 
 
 def _evaluations(rows: pd.DataFrame) -> pd.DataFrame:
-    """One row a view, a column a domain."""
+    """Makes a row for each view, with a column for each domain."""
     wide = rows.pivot(index=[VARIANT, *VIEW, "retained"], columns="domain", values="loss")
     return wide.add_prefix(PREFIX).reset_index().rename_axis(columns=None)
 
 
 def _declared_views(views: pd.DataFrame) -> pd.DataFrame:
-    """Every profile of a method at a size, for every seed that it has there: what a seed lacks is then named."""
+    """Declares every profile of a method at a size for all of its seeds there, so that missing seeds are named."""
     names = [VARIANT, "method", "size"]
     profiles = views[[*names, "profile", "retained"]].drop_duplicates()
     return profiles.merge(views[[*names, "seed"]].drop_duplicates(), on=names)
 
 
 def _attacks(rows: pd.DataFrame, views: pd.DataFrame) -> tuple[pd.DataFrame, tuple]:
-    """The attacks on what views forget; notes on those of which there is nothing to measure."""
+    """Returns (attacks on forgotten domains, notes on attacks without a forgotten domain or without a view)."""
     keys, notes = [VARIANT, *VIEW], []
     has_view = pd.Series(map(tuple, rows[keys].values)).isin(set(map(tuple, views[keys].values))).to_numpy(bool)
     kept = [d == CORE or d in r.split(",") for d, r in zip(rows["domain"], rows["retained"], strict=True)]
@@ -209,7 +209,7 @@ def _attacks(rows: pd.DataFrame, views: pd.DataFrame) -> tuple[pd.DataFrame, tup
 
 
 def _tidy(curves: pd.DataFrame) -> pd.DataFrame:
-    """One row a point; `run_id` tells the baselines apart where several variants share them."""
+    """Makes a row for each point; `run_id` tells apart baselines that several variants share."""
     run_id = curves["study"] + " " + curves["size"] + " seed " + curves["seed"]
     return curves.assign(run_id=run_id)[["run_id", VARIANT, "size", "seed", "step", "domain", "loss"]]
 
@@ -217,8 +217,8 @@ def _tidy(curves: pd.DataFrame) -> pd.DataFrame:
 def _record(
     name: str,
     external: External,
-    own: Declaration,
-    cells: Mapping[tuple[str, str], Baseline],
+    declared: Declaration,
+    used: Mapping[tuple[str, str], Baseline],
     variants: tuple[str, ...],
     unit: str,
     rows: pd.DataFrame,
@@ -226,26 +226,26 @@ def _record(
     sizes = tuple(sorted(dict.fromkeys(rows["size"]), key=size_key))
     seeds = sorted(set(rows["seed"]), key=lambda seed: (len(seed), seed))
     facts = [f"Losses measured elsewhere, from {external.folder}: seeds {', '.join(seeds)}."]
-    borrowed = dict.fromkeys((b.study, size) for (size, _), b in cells.items() if b.study != name)
+    borrowed = dict.fromkeys((b.study, size) for (size, _), b in used.items() if b.study != name)
     facts += [f"The baseline of {size} is that of the study {study}." for study, size in borrowed]
-    copied = dict.fromkeys((b.curves_from, size) for (size, _), b in cells.items() if b.curves_from != b.study)
+    copied = dict.fromkeys((b.curves_from, size) for (size, _), b in used.items() if b.curves_from != b.study)
     facts += [f"The curves of {size} are those of {study}, whose losses are the same." for study, size in copied]
     facts += [f"Every ratio is against the baseline of {unit}."] if unit else []
-    facts += ["Each seed is measured against its own baseline."] if own.own_baseline else []
+    facts += ["Each seed is measured against the baseline of the same seed."] if declared.own_baseline else []
     return StudyRecord(
         name=name,
-        title=own.title,
-        question=own.question,
+        title=declared.title,
+        question=declared.question,
         facts=tuple(facts),
         params={},
         sizes=sizes,
         parameters={size: parameters_of(size) for size in sizes},
-        profile=own.profile,
+        profile=declared.profile,
         entries=(),
-        compare_with=own.compare_with,
-        varies=own.varies if variants else "",
+        compare_with=declared.compare_with,
+        varies=declared.varies if variants else "",
         variants=variants,
         unit=unit,
-        own_baseline=own.own_baseline,
-        by_modules=own.by_modules,
+        own_baseline=declared.own_baseline,
+        by_modules=declared.by_modules,
     )

@@ -1,4 +1,4 @@
-"""From losses to the study's table and report: reads MLflow, or the run directories when it has to."""
+"""Reads a study's losses from MLflow, else the run directories, and writes the study's table and report."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,8 +8,9 @@ import pandas as pd
 from gram_platform.analysis.ratios import ATTACK_COLUMNS, BASELINE, ELICITED, VARIANT, VIEW
 from gram_platform.analysis.tables import Analysis, aligned, analyse, format_table, table_csv
 from gram_platform.analysis.variants import analyse_variants, by_number, drop_table, final_shares, load_shares
-from gram_platform.pages.report import StudyReport, build_report, study_figures
+from gram_platform.pages.report import StudyReport, build_report, report_sections, study_figures
 from gram_platform.pages.report.modules import readable_drops, readable_shares
+from gram_platform.pages.report.page import Section
 from gram_platform.pages.report.sections import renamed
 from gram_platform.pages.report.tables import shown_columns
 from gram_platform.pages.results.record import StudyRecord, intro_text, publish, with_links
@@ -27,23 +28,23 @@ BEST_LOSS = "final/best/loss/"  # + domain, in the frames of runs
 
 @dataclass(frozen=True)
 class Results:
-    """What a study has so far."""
+    """The analysed results of a study, complete or not."""
 
     analysis: Analysis
     curves: pd.DataFrame
     runs: pd.DataFrame  # runs, evaluations and attacks under the study's names and in its order, each id once
     claims: pd.DataFrame
-    source: str  # "MLflow", or the run directories and why
+    source: str  # "MLflow", or the run directories with the reason
     absorption: pd.DataFrame | None = None  # of `load_shares`, in a study whose runs have probes
 
 
 def read_results(
     record: StudyRecord, store: Store, tracking_uri: str | None, why_not: str = "", frames: Frames | None = None
 ) -> Results | None:
-    """The analysis of every node that is done, None while there is no evaluation or no baseline's curve.
+    """Analyses every complete node; None while there is no evaluation or no baseline's curve.
 
-    Reads MLflow at `tracking_uri`; without one, or where it is away or lacks nodes, the run directories. `frames` of
-    the same two, for one who reads several studies.
+    Reads MLflow at `tracking_uri`, or the run directories if there is no URI, or if MLflow is away or lacks nodes. Pass
+    `frames` of the same two to read them once for several studies.
     """
     frame, curves, source = load_frames(record.ids, record.baseline_runs, store, tracking_uri, why_not, frames)
     complete = frame[frame["status"] == "complete"]
@@ -51,8 +52,8 @@ def read_results(
     if evaluations.empty or curves.empty:
         return None
     baselines = _named(record, [e for e in _entries(record, "run") if e["id"] in set(record.baseline_runs)], complete)
-    own = ["run_id", "method", "size", "seed", *_variant(record)]
-    curves = curves.merge(baselines[baselines["method"] == BASELINE][own].drop_duplicates(), on="run_id")
+    names = ["run_id", "method", "size", "seed", *_variant(record)]
+    curves = curves.merge(baselines[baselines["method"] == BASELINE][names].drop_duplicates(), on="run_id")
     declared = _tags(record, _entries(record, "evaluation"))
     analysis = analysed(record, evaluations, curves, _attacks(record, complete), declared)
     probed = _named(record, [e for e in _entries(record, "run") if e["id"] in set(record.probed)], complete)
@@ -67,7 +68,7 @@ def analysed(
     attacks: pd.DataFrame,
     declared: pd.DataFrame,
 ) -> Analysis:
-    """The tables of a study of either kind; the frames are those of `analyse` and `analyse_variants`."""
+    """Computes the tables of a study with or without variants; the frames are those of `analyse`."""
     if not record.variants:
         return analyse(evaluations, curves, record.sizes, attacks, declared, own_baseline=record.own_baseline)
     frames = (evaluations, curves, record.variants, record.sizes, attacks, declared)
@@ -75,9 +76,9 @@ def analysed(
 
 
 def judged(record: StudyRecord, analysis: Analysis) -> pd.DataFrame:
-    """The paper's about the study beside the verdicts on its published numbers, or that retain is above forget.
+    """Judges the paper's claims about the study, beside their verdicts on the published numbers.
 
-    Each with what explains a "disagree", where that is known.
+    A study without claims in the paper is judged on retain above forget. Known explanations stand beside a "disagree".
     """
     if record.compare_with in CLAIMS:
         claims = with_published(paper_claims(analysis.per_seed, record.compare_with), record.compare_with)
@@ -87,7 +88,7 @@ def judged(record: StudyRecord, analysis: Analysis) -> pd.DataFrame:
 
 
 def summary_text(record: StudyRecord, results: Results) -> str:
-    """The table for a terminal; beside the paper's, with the claims, where the study declares it."""
+    """Writes the tables for a terminal, beside the paper's and with the claims if the study declares them."""
     table = results.analysis.table
     parts = [format_table(renamed(table, record.varies))]
     if (numbers := _by_number(record, results.analysis)) is not None:
@@ -107,7 +108,7 @@ def summary_text(record: StudyRecord, results: Results) -> str:
 
 
 def frame_text(frame: pd.DataFrame) -> str:
-    """A frame for a terminal: three decimals, - for what does not exist."""
+    """Writes a frame for a terminal: three decimals, - for a missing value."""
     rows = [[_cell(value) for value in row] for row in frame.itertuples(index=False)]
     return aligned([list(frame.columns), *rows])
 
@@ -129,7 +130,7 @@ def load_frames(
     why_not: str = "",
     frames: Frames | None = None,
 ) -> tuple[pd.DataFrame, pd.DataFrame, str]:
-    """(frame of these nodes, baselines' curves, where they come from): MLflow where it has all that is complete."""
+    """Returns (frame of these nodes, baselines' curves, source): from MLflow if it has every complete node."""
     frames = frames or Frames(store.root, uri)
     local = frames.stored[frames.stored["id"].isin(ids)]
     if uri is not None:
@@ -148,7 +149,7 @@ def _complete_ids(frame: pd.DataFrame) -> set[str]:
 
 
 def _entries(record: StudyRecord, kind: str) -> list[Mapping]:
-    """The study's entries of a kind, "run" without the attacks, "attack" these alone."""
+    """Selects the study's entries of a kind: run (without attacks), attack or evaluation."""
     of_kind = {
         "run": lambda e: e["kind"] == "run" and ELICITED not in e["tags"],
         "attack": lambda e: e["kind"] == "run" and ELICITED in e["tags"],
@@ -162,21 +163,20 @@ def _variant(record: StudyRecord) -> list[str]:
 
 
 def _tags(record: StudyRecord, entries: Sequence[Mapping]) -> pd.DataFrame:
-    """`id` and the study's names of every entry, in order."""
+    """Makes a frame of every entry's id and names in the study, in order."""
     columns = ["id", *_variant(record), *VIEW, "retained", ELICITED]
     rows = [{"retained": "", ELICITED: "", **entry["tags"], "id": entry["id"]} for entry in entries]
     return pd.DataFrame(rows, columns=columns).fillna("").drop_duplicates(ignore_index=True)
 
 
 def _named(record: StudyRecord, entries: Sequence[Mapping], frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame's rows once for every entry, with this study's names in place of the stored ones, in their order."""
+    """Selects the frame's rows in the order of the entries, with this study's names in place of the stored ones."""
     tags = _tags(record, entries)
-    own = frame.drop(columns=[c for c in tags.columns if c != "id" and c in frame.columns])
-    return tags.merge(own, on="id")
+    return tags.merge(frame.drop(columns=tags.columns.drop("id"), errors="ignore"), on="id")
 
 
 def _attacks(record: StudyRecord, complete: pd.DataFrame) -> pd.DataFrame:
-    """Every attack of the study as `analyse` takes it; the loss is NaN where there is no result yet."""
+    """Makes `analyse`'s frame of the study's attacks; the loss is NaN without a result."""
     declared, view = _tags(record, _entries(record, "attack")), [*_variant(record), *VIEW]
     done = _with_best_loss(_named(record, _entries(record, "attack"), complete))
     losses = done[["id", *view, ELICITED, "best_loss"]].rename(columns={"best_loss": "loss"})
@@ -185,14 +185,14 @@ def _attacks(record: StudyRecord, complete: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_best_loss(attacks: pd.DataFrame) -> pd.DataFrame:
-    """`best_loss`: the lowest validation loss on the attacked domain."""
+    """Adds `best_loss`, the lowest validation loss on the attacked domain."""
     rows = attacks.to_dict("records")
     losses = [row.get(BEST_LOSS + row[ELICITED], float("nan")) for row in rows]
     return attacks.assign(best_loss=pd.Series(losses, index=attacks.index, dtype="float64"))
 
 
 def nodes_frame(record: StudyRecord, frame: pd.DataFrame) -> pd.DataFrame:
-    """Every node that was begun: runs, then evaluations, then attacks, each in the order of the study's entries."""
+    """Lists every begun node: runs, then evaluations, then attacks, each in the order of the study's entries."""
     parts = [_named(record, _entries(record, kind), frame) for kind in ("run", "evaluation", "attack")]
     parts[-1] = _with_best_loss(parts[-1])
     return pd.concat(parts, ignore_index=True).drop_duplicates("id", ignore_index=True)
@@ -204,7 +204,7 @@ def nodes_frame(record: StudyRecord, frame: pd.DataFrame) -> pd.DataFrame:
 def write_results(
     record: StudyRecord, store: Store, results: Results, failures: Mapping[str, str], tracker: Tracker | None
 ) -> dict[str, str]:
-    """Writes table.csv, report.html and study.json and logs them to MLflow if there is one; the paths by name."""
+    """Writes table.csv, report.html and study.json, logs them to MLflow if there is a tracker; returns {name: path}."""
     study = study_report(record, results, with_links(results.runs, failures, tracker))
     report = build_report(record.title, intro_text(record, results.source, tracker), study)
     figures = study_figures(study) if tracker is not None else {}
@@ -212,12 +212,17 @@ def write_results(
     return publish(record, store, table, report, figures, tracker)
 
 
+def results_sections(record: StudyRecord, results: Results) -> list[Section]:
+    """Builds the sections of the study's page on the site."""
+    return report_sections(study_report(record, results, results.runs))
+
+
 def study_report(
     record: StudyRecord, results: Results, runs: pd.DataFrame, published: pd.DataFrame | None = None
 ) -> StudyReport:
-    """What the study's page shows; `runs` are the results' with the links that suit the page.
+    """Collects the content of the study's page; `runs` are those of the results with the page's links.
 
-    `published`: the published table to set beside it; the record then has the parameters of its sizes too.
+    `published` is the published table to set beside ours; the record then has the parameters of its sizes too.
     """
     return StudyReport(
         analysis=results.analysis,
@@ -236,6 +241,6 @@ def study_report(
 
 
 def _by_number(record: StudyRecord, analysis: Analysis) -> pd.DataFrame | None:
-    """The values by the number of modules that are on, of a study that is about this."""
+    """Groups the values by the number of active modules, in a study about it."""
     declared = _tags(record, _entries(record, "evaluation")) if record.entries else None
     return by_number(analysis.per_seed, declared) if record.by_modules else None

@@ -1,6 +1,6 @@
-"""`python -m gram_platform.pages.site STORAGE TRACKING_URI` builds the site.
+"""Builds the site: `python -m gram_platform.pages.site STORAGE TRACKING_URI`.
 
-Studies and searches start it at their end as a separate process, so that a failure here cannot harm them.
+Studies and searches start this at their end as a separate process: a failure here cannot harm them.
 """
 
 import sys

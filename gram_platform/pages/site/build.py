@@ -1,4 +1,4 @@
-"""Building the site of a storage, once or again and again: only pages whose facts have changed are written."""
+"""Builds the site of a storage, once or repeatedly, and writes only the pages whose facts have changed."""
 
 import time
 from collections.abc import Callable
@@ -12,12 +12,12 @@ from gram_platform.pages.site.snapshot import Contents, read_contents, take_snap
 from gram_platform.store import Store
 from gram_platform.store.folders import open_folder
 
-SITE = "site"  # its folder in the storage
+SITE = "site"  # the folder in the storage
 
 
 @dataclass(frozen=True)
 class Built:
-    """What a building of the site did."""
+    """The result of building the site."""
 
     index: str  # the path or URL of the page to open
     num_runs: int
@@ -30,28 +30,28 @@ def build_site(
 ) -> Built:
     """Writes every page whose facts have changed into `out` (default: `site` in the storage).
 
-    Studies are read from MLflow at `tracking_uri`; without one (`why_not` says why), or where it is away or behind,
-    from the run directories. Pages of runs always read these: only they have attempts, hosts and norms. ValueError
-    naming `out` when it cannot be written.
+    Studies are read from MLflow at `tracking_uri`, or from the run directories if there is no URI (`why_not` says why),
+    or if MLflow is away or behind. Pages of runs always read the run directories: only they have attempts, hosts and
+    norms. ValueError if `out` cannot be written.
     """
     folder = open_folder(out or f"{store.root}/{SITE}", writable=True)
     try:
         site = SiteFolder(folder)
         snapshot = take_snapshot(store, contents or read_contents(store), tracking_uri, why_not, is_beside=not out)
-        left = write_studies(site, snapshot)
+        summaries = write_studies(site, snapshot)
         write_runs(site, snapshot)
-        write_overview(site, snapshot, left)
+        write_overview(site, snapshot, summaries)
         site.finish()
     except (PermissionError, FileExistsError, NotADirectoryError) as error:
         raise invalid("out", folder.path, f"a folder where files can be written ({error})") from error
-    problems = tuple(leaves["problem"] for leaves in left.values() if leaves["problem"])
+    problems = tuple(summary["problem"] for summary in summaries.values() if summary["problem"])
     return Built(folder.file("index.html"), len(snapshot.facts.runs), site.num_written, problems)
 
 
 def watch_site(
     store: Store, tracking_uri: str | None, every_s: float, say: Callable[[str], None], out: str = "", why_not: str = ""
 ) -> None:
-    """Builds the site, and again every `every_s` seconds if something has happened in the storage; never returns."""
+    """Builds the site, and rebuilds it every `every_s` seconds if the storage has changed; never returns."""
     if not every_s > 0:
         raise invalid("watch", every_s, "a positive number of seconds")
     key = ""
@@ -66,7 +66,7 @@ def watch_site(
 
 
 def tracking_of(store: Store, tracking_uri: str) -> tuple[str | None, str]:
-    """(the URI to read, "") or (None, why not): by default the storage's own database, if there is one yet."""
+    """Returns (URI to read, "") or (None, reason); by default the storage's database, once it exists."""
     if tracking_uri:
         return tracking_uri, ""
     if not store.is_local:

@@ -1,4 +1,4 @@
-"""The claims of all studies: rows that can be kept, and their page."""
+"""Turns the claims of all studies into JSON rows, and the rows into the page of claims."""
 
 import csv
 import io
@@ -17,14 +17,14 @@ from gram_platform.paper.verdicts import CANNOT_TELL, EXPLANATION, VERDICTS
 NUMBERS = ("difference", "low", "high", "detectable", "paper")
 RULE = f"""{JUDGED} {MARGINS_TEXT}
 
-Where the detectable difference is larger than what the paper reports, "{CANNOT_TELL}" is what one has to expect.
-Published: the verdict and the difference on the authors' published per-seed numbers, at their size or sizes; paper:
-where these are not public, the difference in the paper's table, at its scale; source: the label of its place in the
-paper. Judged at: where ours was measured. A verdict at a demo's scale says nothing about the paper's."""
+Where the detectable difference is larger than the paper's, expect "{CANNOT_TELL}". Published: the verdict and the
+difference on the authors' published per-seed numbers, at their size or sizes. Paper: where these are not public, the
+difference in the paper's table, at the paper's scale. Source: the label of the place in the paper. Judged at: the sizes
+of our runs. A verdict at a demo's scale says nothing about the paper's scale."""
 
 
 def claim_rows(claims: pd.DataFrame | None, scale: str) -> list[dict]:
-    """The rows of a study's claims as JSON values, with `judged_at`: the size and variant, and the study's scale."""
+    """Turns a study's claims into JSON values, with `judged_at`: the size, the variant and the study's scale."""
     if claims is None:
         return []
     rows = []
@@ -37,10 +37,9 @@ def claim_rows(claims: pd.DataFrame | None, scale: str) -> list[dict]:
     return rows
 
 
-def written_claims(text: str, scale: str) -> list[dict]:
-    """The same from a search's claims.csv."""
-    rows = list(csv.DictReader(io.StringIO(text)))
-    frame = pd.DataFrame(rows)
+def csv_claim_rows(text: str, scale: str) -> list[dict]:
+    """Reads the same rows from a search's claims.csv."""
+    frame = pd.DataFrame(list(csv.DictReader(io.StringIO(text))))
     for name in (*NUMBERS, "num_seeds"):
         if name in frame:
             frame[name] = pd.to_numeric(frame[name])
@@ -48,13 +47,12 @@ def written_claims(text: str, scale: str) -> list[dict]:
 
 
 def scale_of(record: StudyRecord) -> str:
-    """Where a study's claims are judged, in words."""
-    sizes = ", ".join(record.sizes)
-    return f"preset {record.params.get('preset', '?')} ({sizes})"
+    """Names the scale at which a study's claims are judged."""
+    return f"preset {record.params.get('preset', '?')} ({', '.join(record.sizes)})"
 
 
 def claim_sections(rows: Mapping[str, Sequence[Mapping]], titles: Mapping[str, tuple[str, str]]) -> list[Section]:
-    """A section a study that has claims. `titles`: {study: (title, address of its page)}."""
+    """Builds a summary and a section for each study with claims; `titles` is {study: (title, page's address)}."""
     judged = {name: found for name, found in rows.items() if found}
     if not judged:
         return [Section("All claims", "No study has what a claim needs yet: two sides on the same seed.")]

@@ -1,4 +1,4 @@
-"""What the storage says about its runs and evaluations, read once for all pages. Histories are read page by page."""
+"""Reads the state of every run and evaluation of a storage, once for all pages, without their histories."""
 
 import datetime
 from collections.abc import Mapping
@@ -20,29 +20,29 @@ class AttemptFacts:
     attempt_id: str
     started: str  # UTC
     host: str
-    step: int  # of its last heartbeat
-    outcome: str  # finished, at work, failed: why, or interrupted
+    step: int  # of the last heartbeat
+    outcome: str  # finished, at work, failed with the reason, or interrupted
 
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """A run or an evaluation, as far as the storage knows it."""
+    """The stored state of a run or an evaluation."""
 
     kind: str
     node_id: str
     status: str  # of STATES, never missing
     tags: Mapping[str, str]
-    config: Mapping  # {} where it is corrupted
+    config: Mapping  # {} if it is corrupted
     result: Mapping | None
     timing: Mapping
     failure: Mapping | None = None
     progress: Mapping | None = None  # of runs: the last heartbeat
-    last_step: int = -1  # of runs: the last one with a committed record
+    last_step: int = -1  # of runs: the last step with a committed record
     attempts: tuple[AttemptFacts, ...] = ()
 
     @property
     def seconds(self) -> float:
-        """Of work in its committed history; NaN where that is not known."""
+        """Seconds of work in the committed history; NaN if unknown."""
         return float(self.timing.get("elapsed_s", float("nan")))
 
     @property
@@ -51,24 +51,24 @@ class NodeFacts:
 
     @property
     def dollars_per_hour(self) -> float | None:
-        """Of all its ranks, by the planner's price of the machine that its device is in; None for an unknown one."""
+        """Price of all ranks, by the planner's price of the machine with this device; None if unknown."""
         device = str(self.timing.get("device", "")).lower()
         machine = next((machine for name, machine in MACHINES.items() if name in device), None)
         if machine is None:
             return None
-        slots = self.timing.get("num_threads", 1) if machine.name == "cpu" else 1  # a CPU's price is that of a core
+        slots = self.timing.get("num_threads", 1) if machine.name == "cpu" else 1  # CPUs are priced by core
         return machine.dollars_per_hour * slots * self.timing.get("num_ranks", 1)
 
     @property
     def changed(self) -> float:
-        """When something last happened, in seconds of the epoch; 0 where that is not known."""
+        """The time of the last event, in seconds of the epoch; 0 if unknown."""
         beat = (self.progress or {}).get("time", 0.0)
         return max(self.timing.get("ended", 0.0), (self.failure or {}).get("time", 0.0), beat)
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything in a storage by id."""
+    """The nodes of a storage by id."""
 
     runs: Mapping[str, NodeFacts]
     evaluations: Mapping[str, NodeFacts]
@@ -78,7 +78,7 @@ class Facts:
 
 
 def read_facts(store: Store) -> Facts:
-    """Every run that was attempted, every evaluation that has a result."""
+    """Reads every run with an attempt, and every evaluation with a result."""
     runs = (_run_facts(store.run(run_id)) for run_id in store.list_runs())
     evaluations = (_evaluation_facts(store.evaluation(eval_id)) for eval_id in store.list_evaluations())
     found = [{node.node_id: node for node in nodes if node is not None} for nodes in (runs, evaluations)]
@@ -125,7 +125,7 @@ def _attempt_facts(run: RunDirectory, attempt_id: str, winner: str) -> AttemptFa
 
 
 def _started(attempt_id: str) -> str:
-    """The time in an attempt's name."""
+    """Reads the start time in an attempt's name."""
     moment = datetime.datetime.strptime(attempt_id.split("-")[1], "%Y%m%dT%H%M%S")
     return moment.strftime("%Y-%m-%d %H:%M:%S")
 

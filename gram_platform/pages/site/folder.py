@@ -1,6 +1,6 @@
-"""The site's folder: a page is written when what it is made from has changed, each file as a whole.
+"""Writes the pages of a site into its folder, each whole and only if its inputs have changed.
 
-`manifest.json` has, for every page, a hash of what it was made from, and what the page leaves for other pages.
+`manifest.json` has a hash of every page's inputs, and the page's summary for other pages.
 """
 
 import hashlib
@@ -15,11 +15,11 @@ from gram_platform.pages.report.page import ASSETS, asset
 from gram_platform.store import CorruptFile, Folder
 
 MANIFEST = "manifest.json"
-ROOMS = ("analysis", "figures", "report", "site", "tracking")  # whose code makes the pages
+ROOMS = ("analysis", "pages", "paper", "tracking")  # a change of their code rewrites every page
 
 
 class SiteFolder:
-    """Pages by address, such as `index.html` or `runs/0123456789ab.html`. `finish` ends a building of the site."""
+    """The pages by address, such as `index.html` or `runs/0123456789ab.html`. Call `finish` after the last page."""
 
     def __init__(self, folder: Folder) -> None:
         self.folder = folder
@@ -33,22 +33,22 @@ class SiteFolder:
         self._pages: dict[str, dict] = {}
 
     def page(self, address: str, inputs: object, render: Callable[[], tuple[str, object]]) -> object:
-        """Writes the page unless it is there and made from equal `inputs`; returns what it leaves for other pages.
+        """Writes the page unless it exists with equal `inputs`, JSON values; returns its summary for other pages.
 
-        `render` gives the HTML and that, both of which must follow from `inputs`, JSON values.
+        `render` returns the HTML and the summary; both must follow from `inputs`.
         """
         made_from = _hash([code_version(), inputs])
         before = self._before.get(address)
         if before and before["made_from"] == made_from and address in self._present:
             self._pages[address] = before
         else:
-            text, leaves = render()
+            text, summary = render()
             self._write(address, text.encode())
-            self._pages[address] = {"made_from": made_from, "leaves": leaves}
+            self._pages[address] = {"made_from": made_from, "leaves": summary}
         return self._pages[address]["leaves"]
 
     def finish(self) -> None:
-        """Writes what all pages share, removes pages of what is gone, and remembers what was built."""
+        """Writes the shared assets, removes pages of deleted nodes, and writes the manifest."""
         for name in ASSETS:
             data = asset(name).encode()
             if name not in self._present or self._before.get(name) != _hash(data.decode()):
@@ -70,9 +70,9 @@ class SiteFolder:
 
 @cache
 def code_version() -> str:
-    """A hash of the code that makes pages, so that a new version makes them again."""
+    """Hashes the code of ROOMS and plotly's version."""
     package = Path(__file__).resolve().parents[2]
-    files = sorted(path for room in ROOMS for path in (package / room).glob("*.*") if path.suffix != ".pyc")
+    files = sorted(path for room in ROOMS for path in (package / room).rglob("*.*") if path.suffix != ".pyc")
     return _hash([plotly.__version__, *(path.read_text(encoding="utf-8") for path in files)])
 
 

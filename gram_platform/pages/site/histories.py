@@ -1,4 +1,4 @@
-"""A run's history as sections: losses, norms, rates, and the routes that it drew."""
+"""Builds the sections of a run's history: losses, norms, rates and routes."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ Curves = dict[str, dict[int, float]]  # {name: {step: value}}
 
 
 def curves_of(records: Iterable[Mapping]) -> Curves:
-    """Every metric of a run's records."""
+    """Collects every metric of a run's records."""
     curves: Curves = defaultdict(dict)
     for record in records:
         for name, value in record["metrics"].items():
@@ -24,7 +24,7 @@ def curves_of(records: Iterable[Mapping]) -> Curves:
 
 
 def history_sections(records: Sequence[Mapping]) -> list[Section]:
-    """Sections of what was recorded; a run without records has one that says so."""
+    """Builds the sections of a run's records; a run without records has one that says so."""
     curves = curves_of(records)
     if not curves:
         return [Section("Losses", "Nothing is recorded yet: records come with the first checkpoint.")]
@@ -43,7 +43,7 @@ def _losses(curves: Curves) -> Section:
 
 
 def _norms(curves: Curves) -> list[Section]:
-    """Runs trained before sets were measured have the norm of all gradients together, and only that."""
+    """Shows the norms by parameter set; old runs have only the norm of all gradients together."""
     gradients, weights = _under(curves, f"{NORM}gradient/"), _under(curves, f"{NORM}weights/")
     shown = {**gradients, TOTAL: curves.get("train/grad_norm", {})}
     styles = set_styles([*gradients, *weights])
@@ -65,13 +65,13 @@ def _rates(curves: Curves) -> Section:
 
 
 def _under(curves: Curves, prefix: str) -> Curves:
-    """The curves below a prefix by the rest of their names, core first."""
+    """Returns the curves with a prefix by the rest of their names, core first."""
     found = {name.removeprefix(prefix): curve for name, curve in curves.items() if name.startswith(prefix)}
     return {name: found[name] for name in core_first(tuple(found))}
 
 
 def _table(groups: Mapping[str, Curves]) -> dict[str, list]:
-    """A row a step, a column a curve."""
+    """Makes a row for each step and a column for each curve."""
     columns = {f"{group} {name}".strip(): curve for group, curves in groups.items() for name, curve in curves.items()}
     steps = sorted({step for curve in columns.values() for step in curve})
     values = {name: [curve.get(step, float("nan")) for step in steps] for name, curve in columns.items()}
@@ -82,7 +82,7 @@ def _table(groups: Mapping[str, Curves]) -> dict[str, list]:
 
 
 def route_sections(config: Mapping, num_steps: int) -> list[Section]:
-    """What the first `num_steps` steps drew, by the run's plan."""
+    """Shows the routes of the first `num_steps` steps of the run's plan."""
     run = run_from_plain(config)
     num_drawn = num_steps * run.micro_batches_per_step
     if not num_drawn:
@@ -107,7 +107,7 @@ def route_sections(config: Mapping, num_steps: int) -> list[Section]:
 
 
 def route_kind(domain: str, route: Route) -> str:
-    """One of KIND_STYLES."""
+    """Returns the route's key in KIND_STYLES."""
     active = [name for name, _ in route.active]
     if not active:
         return "the core alone"

@@ -1,4 +1,4 @@
-"""The pages over everything: the index with the state of every study and search, and the list of all runs."""
+"""Builds the sections of the index, with the state of every study and search, and of the list of all runs."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,9 +14,9 @@ from gram_platform.pages.site.studies import StudyFacts, Totals
 from gram_platform.pages.site.words import dollars, hours, moment
 from gram_platform.tracking.entry import config_steps
 
-TERMS = """A node is a run or an evaluation. Missing: not begun, or interrupted. Rank hours add up what every rank
-worked; the cost takes the planner's price of the machine that a run recorded, and is empty where it recorded none. Time
-at work: while at least one node was at work. Compute units are the paper's: tokens times active parameters. Times are
+TERMS = """A node is a run or an evaluation. Missing: not begun, or interrupted. Rank hours: the hours of work of all
+ranks. Cost: by the planner's price of the machine that a run recorded; empty if a run recorded none. Time at work: the
+time in which at least one node was at work. Compute units are the paper's: tokens times active parameters. Times are
 UTC."""
 
 
@@ -28,10 +28,9 @@ def index_sections(
     claims: Mapping[str, int],
     cards: Sequence[Card],
 ) -> list[Section]:
-    """`claims`: how many there are with each verdict; `cards`: one for each study."""
-    real = [study for study in studies if study.record is not None]
+    """Builds the index. `claims` is {verdict: number of claims}; `cards` has one for each study."""
     searches = [study for study in studies if study.record is None]
-    rows = [_study_row(study, totals[study.name], uses, facts) for study in real]
+    rows = [_study_row(study, totals[study.name], uses, facts) for study in studies if study.record is not None]
     text = "" if cards else "No study has been submitted to this storage."
     sections = [Section("Studies", text, markup=cards_html(cards)), *_failures(facts)]
     if rows:
@@ -41,9 +40,8 @@ def index_sections(
         text = "Trials by state, and the runs behind them."
         sections.append(Section("Searches", text, table=table, table_is_open=True))
     if claims:
-        verdicts = pd.DataFrame([claims])
-        text = "What our runs say about the paper's claims, at the scale they were run at: see the page of claims."
-        sections.append(Section("Claims", text, table=verdicts, table_is_open=True))
+        text = "Verdicts of our runs on the paper's claims, at the scale of our runs: see the page of claims."
+        sections.append(Section("Claims", text, table=pd.DataFrame([claims]), table_is_open=True))
     return sections
 
 
@@ -72,7 +70,7 @@ def _cost(totals: Totals) -> dict:
 
 
 def _sharing(uses: Mapping[str, Sequence[str]], facts: Facts) -> str:
-    """What sharing runs between studies saves."""
+    """Says how much training is saved by sharing runs between studies."""
     shared = [facts.runs[run_id] for run_id, names in uses.items() if len(names) > 1 and run_id in facts.runs]
     used = [run_id for run_id in uses if run_id in facts.runs]
     saved = sum((len(uses[node.node_id]) - 1) * node.rank_hours for node in shared if node.seconds == node.seconds)
@@ -81,14 +79,13 @@ def _sharing(uses: Mapping[str, Sequence[str]], facts: Facts) -> str:
 
 
 def _search_row(search: StudyFacts, totals: Totals) -> dict:
-    facts, trials = search.search or {}, search.trials or {}
-    has_page = bool(search.files)
+    trials = search.trials or {}
     return {
         "search": search.title,
-        "search_url": f"studies/{search.name}.html" if has_page else "",
+        "search_url": f"studies/{search.name}.html" if search.files else "",
         "driver": search.driver or "no driver",
         "trials": ", ".join(f"{count} {state}" for state, count in trials.items()) or "none written yet",
-        "size": facts.get("size", ""),
+        "size": (search.search or {}).get("size", ""),
         "runs": len(search.node_ids),
         **_cost(totals),
     }
@@ -104,7 +101,7 @@ def _failures(facts: Facts) -> list[Section]:
 
 
 def runs_sections(facts: Facts, uses: Mapping[str, Sequence[str]]) -> list[Section]:
-    """Every run of the storage, the last changed first."""
+    """Lists every run of the storage, the last changed first."""
     nodes = sorted(facts.runs.values(), key=lambda node: (-node.changed, node.node_id))
     if not nodes:
         return [Section("All runs", "No run has been attempted in this storage.")]

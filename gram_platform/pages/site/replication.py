@@ -1,4 +1,4 @@
-"""The pages of studies whose losses were measured elsewhere: an index, a page a study, all claims, and their tables."""
+"""Writes the pages and tables of studies of external losses: an index, a page for each study, and all claims."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,14 +17,15 @@ from gram_platform.pages.site.claims import RULE, VERDICTS, claim_rows, claim_se
 from gram_platform.store.folders import open_folder
 
 LINKS = (("Studies", "index.html"), ("Claims", "claims.html"))
-INTRO = """Losses that were measured elsewhere, through the analysis of this platform's own runs: compute ratios, their
-90% intervals over seeds, and what they say about the paper's claims."""
+INTRO = """Losses measured elsewhere, analysed as this platform analyses its runs: compute ratios, their 90% intervals
+over seeds, and verdicts on the paper's claims."""
 
 
 def write_replication(studies: Sequence[Replicated], out: str, facts: str) -> dict[str, str]:
-    """Writes the pages and tables into the folder `out`; {what: path}. ValueError naming `out` if that cannot be.
+    """Writes the pages and tables into the folder `out`; returns {study or "all": path of the page}.
 
     `<study>/` holds report.html, table.csv, per_seed.csv and claims.csv. `facts` says where the numbers are from.
+    ValueError if `out` cannot be written.
     """
     folder, sections = open_folder(out, writable=True), {s.record.name: report_sections(s.report) for s in studies}
     try:
@@ -42,7 +43,7 @@ def write_replication(studies: Sequence[Replicated], out: str, facts: str) -> di
 
 
 def _files(study: Replicated, sections: Sequence[Section]) -> dict[str, str]:
-    """What a study leaves: its page, its tables."""
+    """Renders a study's page and tables, by file name."""
     record, results = study.record, study.results
     intro = with_verdicts(f"{record.question}\n\n{' '.join(record.facts)}".strip(), results.claims)
     footer = f"{ATTACK}\n\n{FOOTER}" if results.analysis.table["elicited"].notna().any() else FOOTER

@@ -1,4 +1,4 @@
-"""The page of one run: how it went, what it drew, where it is used, and its config."""
+"""Builds the sections of a run's page: state, curves, routes, uses and config."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ from gram_platform.pages.report.page import Section
 from gram_platform.pages.report.tables import clock, whole
 from gram_platform.pages.site.facts import COMPLETE, FAILED, NodeFacts
 from gram_platform.pages.site.histories import history_sections, route_sections
-from gram_platform.pages.site.words import GIB, columns_of, dollars, fact_table, hours, moment, name_of
-from gram_platform.tracking.entry import config_steps
+from gram_platform.pages.site.words import GIB, columns_of, dollars, fact_table, hours, moment
+from gram_platform.tracking.entry import config_steps, node_name
 
 
 @dataclass(frozen=True)
 class RunContext:
-    """What other parts of the storage have to do with a run."""
+    """The studies, evaluations and runs of the storage that use a run."""
 
     studies: tuple[tuple[str, str, str], ...]  # (title, address from the page, the run's name in it)
     evaluations: tuple[NodeFacts, ...]
@@ -24,11 +24,11 @@ class RunContext:
 
 
 def run_title(node: NodeFacts) -> str:
-    return f"{name_of('run', node.node_id, node.tags)} ({node.node_id})"
+    return f"{node_name('run', node.node_id, node.tags)} ({node.node_id})"
 
 
 def run_intro(node: NodeFacts) -> str:
-    """Its state in a sentence."""
+    """Writes the run's state as a sentence."""
     total = config_steps(node.config) if node.config else 0
     done = steps_done(node)
     if node.status == COMPLETE:
@@ -38,14 +38,14 @@ def run_intro(node: NodeFacts) -> str:
 
 
 def steps_done(node: NodeFacts) -> int:
-    """Steps with certainty: of the result, else of the last heartbeat or record."""
+    """Counts the steps of the result, else up to the last heartbeat or record."""
     if node.result:
         return node.result["num_steps"]
     return max((node.progress or {}).get("step", 0), node.last_step, 0)
 
 
 def run_sections(node: NodeFacts, context: RunContext, records: Sequence[Mapping]) -> list[Section]:
-    """All sections; what is not known is left out, a config that is corrupted leaves little."""
+    """Builds all sections, without unknown facts; few remain if the config is corrupted."""
     sections = [*_failure(node), Section("Summary", table=_summary(node, context), table_is_open=True)]
     sections += history_sections(records)
     if node.config:
@@ -88,7 +88,7 @@ def _power(value: float | None) -> str:
 
 
 def _evaluations(evaluations: Sequence[NodeFacts]) -> list[Section]:
-    """A row a view of this run, with its loss on every domain; other measurements have pages of their own studies."""
+    """Lists the run's views with their loss on every domain; other measurements are on their studies' pages."""
     evaluations = [node for node in evaluations if "losses" in (node.result or {})]
     if not evaluations:
         return []

@@ -1,40 +1,36 @@
-"""The page of a search: the report that it wrote, with the site's navigation and one plotly.js for all pages."""
+"""Renders the page of a search: the report that the search wrote, as a page of the site."""
 
 import re
-from collections.abc import Callable
 
 import pandas as pd
+from markupsafe import Markup
 
-from gram_platform.pages.report.page import PLOTLY, Section, Shell, body_html, navigation
+from gram_platform.pages.report.page import Section, Shell, document
 from gram_platform.pages.report.tables import clock
 from gram_platform.pages.site.facts import Facts
 from gram_platform.pages.site.studies import REPORT, StudyFacts, Totals
 from gram_platform.pages.site.words import dollars, fact_table, hours, moment
+from gram_platform.tracking.entry import node_name
 
-_STYLE = re.compile(r"<style>.*?</style>", re.S)
-_PLOTLY = re.compile(r"<script>(?=[^<]{0,300}plotly\.js v).*?</script>", re.S)
-_SCRIPT = re.compile(r'<script>\s*"use strict";.*?</script>', re.S)
-_SKIP = re.compile(r'<a class="skip".*?</a>', re.S)
-_MAIN = re.compile(r"<main[^>]*>")
+_REPORT = re.compile(
+    r"<title>(.*?)</title>.*?</h1>(.*?)</header>\s*<main[^>]*>(.*?)</main>\s*<footer>(.*?)</footer>", re.S
+)
 
 
-def embedded(report: str, shell: Shell, before: str, after: str) -> str:
-    """A self-contained report as a page of the site: style and scripts become references to shared files.
+def embedded(report: str, shell: Shell, before: Markup, after: Markup) -> str:
+    """Makes a search's self-contained report a page of the site, with `before` and `after` around its sections.
 
-    `before` and `after` are HTML around its sections. A report in a form that is not ours keeps what it carries.
+    A report in another form is returned as it is.
     """
-    style = f'<link rel="stylesheet" href="{shell.root}page.css">'
-    page = _STYLE.sub(lambda _: style, report, count=1)
-    page = _PLOTLY.sub(lambda _: f'<script defer src="{shell.root}{PLOTLY}"></script>', page, count=1)
-    page = _SCRIPT.sub(lambda _: f'<script defer src="{shell.root}page.js"></script>', page, count=1)
-    page = _SKIP.sub("", page, count=1)
-    page = page.replace("<body>", f"{body_html(shell)}{navigation(shell)}", 1)
-    page = _MAIN.sub(lambda _: f'<main id="main" tabindex="-1">{before}', page, count=1)
-    return page.replace("</main>", f"{after}</main>", 1)
+    found = _REPORT.search(report)
+    if found is None:
+        return report
+    title, intro, main, footer = map(Markup, found.groups())
+    return document(title, intro, before + main + after, footer, shell)
 
 
 def state_section(search: StudyFacts, totals: Totals) -> Section:
-    """What the site knows of a search, whether or not it has written a report."""
+    """Builds the state of a search, with or without a report."""
     trials = ", ".join(f"{count} {state}" for state, count in (search.trials or {}).items())
     rows = [
         ("driver", search.driver or "none", ""),
@@ -48,11 +44,10 @@ def state_section(search: StudyFacts, totals: Totals) -> Section:
     return Section("State", text, table=fact_table(rows), table_is_open=True)
 
 
-def runs_section(search: StudyFacts, facts: Facts, names: Callable[[str], str]) -> Section:
-    """The runs behind the trials, each with its page; folded, there are hundreds."""
-    ids = [run_id for run_id in search.node_ids if run_id in facts.runs]
-    rows = [
-        {"run_id": i, "run_id_url": f"../runs/{i}.html", "run": names(i), "status": facts.runs[i].status} for i in ids
-    ]
-    columns = ["run_id", "run_id_url", "run", "status"]
-    return Section("Runs behind the trials", table=pd.DataFrame(rows, columns=columns))
+def runs_section(search: StudyFacts, facts: Facts) -> Section:
+    """Lists the runs behind the trials with links to their pages; folded, there are hundreds."""
+    runs = [(i, facts.runs[i]) for i in search.node_ids if i in facts.runs]
+    rows = [(i, f"../runs/{i}.html", node_name("run", i, run.tags), run.status) for i, run in runs]
+    return Section(
+        "Runs behind the trials", table=pd.DataFrame(rows, columns=["run_id", "run_id_url", "run", "status"])
+    )

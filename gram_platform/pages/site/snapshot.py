@@ -1,9 +1,9 @@
-"""Everything that one building of the site looks at, read at its beginning."""
+"""Reads everything that the pages of one build of the site show."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gram_platform.pages.results.record import LOCAL_UI
+from gram_platform.pages.results.record import links_note, mlflow_links
 from gram_platform.pages.site.facts import Facts, NodeFacts, read_facts
 from gram_platform.pages.site.studies import StudyFacts, Totals, read_studies, totals, uses
 from gram_platform.store import Store
@@ -12,8 +12,8 @@ from gram_platform.tracking.frame import Frames
 
 
 @dataclass(frozen=True)
-class Mirror:
-    """MLflow as far as it can be reached. `why_not` says why it cannot."""
+class MirrorState:
+    """MLflow's frames and links if it can be reached, else `why_not` says why it cannot."""
 
     frames: Frames
     links: Mapping[str, str]  # {node id: its page}
@@ -24,38 +24,36 @@ class Mirror:
         return self.frames.tracking_uri
 
     @property
-    def said(self) -> str:
-        """What links need, or why there are none."""
+    def note(self) -> str:
+        """Says what the links need, or why there are none."""
         if self.tracking_uri is None:
             return f"There are no links to MLflow: {self.why_not}."
-        if self.tracking_uri.startswith("http"):
-            return ""
-        return f"Links to MLflow open while `mlflow ui --backend-store-uri {self.tracking_uri}` runs."
+        return links_note(self.tracking_uri)
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What lies in the storage."""
+    """The storage's nodes and studies."""
 
     facts: Facts
     studies: tuple[StudyFacts, ...]
 
     @property
     def key(self) -> str:
-        """Equal as long as nothing has happened in the storage."""
+        """Equal for two reads between which nothing has changed."""
         return repr((self.facts, self.studies))
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The storage, MLflow, and what follows from them."""
+    """The storage, the state of its mirror in MLflow, and sums over both."""
 
     store: Store
     contents: Contents
-    mirror: Mirror
+    mirror: MirrorState
     totals: Mapping[str, Totals]  # by study
-    uses: Mapping[str, tuple[str, ...]]  # {node id: names of studies}
-    is_beside: bool  # whether the site lies in the storage, so that it can refer to files of studies
+    uses: Mapping[str, tuple[str, ...]]  # {node id: names of the studies that have it}
+    is_beside: bool  # whether the site lies in the storage, where it can link to files of studies
 
     @property
     def facts(self) -> Facts:
@@ -66,18 +64,18 @@ class Snapshot:
         return self.contents.studies
 
     def num_shared(self, study: StudyFacts) -> int:
-        """Of its runs, how many other studies have too."""
+        """Counts the study's runs that other studies have too."""
         return sum(len(self.uses[i]) > 1 for i in study.node_ids if i in self.facts.runs)
 
     def evaluations_by_run(self) -> dict[str, list[NodeFacts]]:
-        """The evaluations of every run's views, in the order of their ids."""
+        """Returns {run id: evaluations of its views, by id}."""
         found: dict[str, list[NodeFacts]] = {}
         for node in self.facts.evaluations.values():
             found.setdefault(node.config.get("view", {}).get("run_id", ""), []).append(node)
         return found
 
     def branches_by_run(self) -> dict[str, list[NodeFacts]]:
-        """The runs that start from every run."""
+        """Returns {run id: runs that start from it}."""
         found: dict[str, list[NodeFacts]] = {}
         for node in self.facts.runs.values():
             found.setdefault((node.config.get("start") or {}).get("run_id", ""), []).append(node)
@@ -96,14 +94,13 @@ def take_snapshot(
     return Snapshot(store, contents, mirror, found, uses(contents.studies), is_beside)
 
 
-def read_mirror(store: Store, tracking_uri: str | None, why_not: str = "") -> Mirror:
-    """MLflow, or without `tracking_uri`, or where it is away, none of it."""
+def read_mirror(store: Store, tracking_uri: str | None, why_not: str = "") -> MirrorState:
+    """Reads MLflow's runs and their links; none without `tracking_uri` or while MLflow is away."""
     if tracking_uri is None:
-        return Mirror(Frames(store), {}, why_not)
+        return MirrorState(Frames(store), {}, why_not)
     frames, tracker = Frames(store, tracking_uri), Tracker(tracking_uri)
-    ui_url = None if tracking_uri.startswith("http") else LOCAL_UI
     try:
-        links = {i: tracker.run_url(run.info.run_id, ui_url) for (_, i), run in frames.mlflow_runs.items()}
+        links = mlflow_links(tracker, frames.mlflow_runs)
     except TrackingUnavailable as error:
-        return Mirror(Frames(store), {}, f"MLflow is away ({error})")
-    return Mirror(frames, {node_id: url for node_id, url in links.items() if url})
+        return MirrorState(Frames(store), {}, f"MLflow is away ({error})")
+    return MirrorState(frames, links)

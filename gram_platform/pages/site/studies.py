@@ -1,10 +1,10 @@
-"""What the storage says about its studies and searches: which nodes they have, in what state, at what cost."""
+"""Reads the studies and searches of a storage: their nodes, states and costs."""
 
 import csv
 import io
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gram_platform.pages.results.record import StudyRecord, load_record
 from gram_platform.pages.site.facts import COMPLETE, MISSING, STATES, Facts, NodeFacts
@@ -16,28 +16,28 @@ REPORT, TRIALS, TABLE, CLAIMS = "report.html", "trials.csv", "table.csv", "claim
 
 @dataclass(frozen=True)
 class StudyFacts:
-    """A study, or a search, by its folder."""
+    """A study or a search, read from its folder."""
 
     name: str
     title: str
-    node_ids: tuple[str, ...]  # without repetition, in the order of the record or of the trials
+    node_ids: tuple[str, ...]  # each once, in the order of the record or of the trials
     record: StudyRecord | None = None  # of studies
     search: Mapping | None = None  # of searches: search.json
-    driver: str = ""  # of searches: who leads it
-    files: Mapping[str, int] | None = None  # in its folder, with their sizes
-    trials: Mapping[str, int] | None = None  # of searches: how many are in each state
+    driver: str = ""  # of searches: the owner of its lease, "" without a fresh one
+    files: Mapping[str, int] | None = None  # {name in its folder: bytes}
+    trials: Mapping[str, int] | None = None  # of searches: {state: number}
 
 
 @dataclass(frozen=True)
 class Totals:
-    """The nodes of a study by state, and what they took."""
+    """The nodes of a study by state, and their costs."""
 
     counts: Mapping[str, int]  # a number for each of STATES
     rank_hours: float
-    dollars: float | None  # None where the machine of a node is not known
-    busy_s: float  # time in which at least one of its nodes was at work
+    dollars: float | None  # None if the machine of a node is not known
+    busy_s: float  # time in which at least one node was at work
     compute_units: float
-    changed: float  # seconds of the epoch; 0 where nothing has happened
+    changed: float  # seconds of the epoch; 0 if no node has begun
 
     @property
     def num_nodes(self) -> int:
@@ -45,7 +45,7 @@ class Totals:
 
 
 def read_studies(store: Store) -> list[StudyFacts]:
-    """Every study and search of the storage by name; searches that have not written anything yet too."""
+    """Reads every study and search of the storage, sorted by name, including searches without any file yet."""
     written = [_study_facts(store, name) for name in store.list_studies()]
     found = {study.name: study for study in written if study is not None}
     for search_id in store.list_searches():
@@ -57,7 +57,7 @@ def read_studies(store: Store) -> list[StudyFacts]:
         if known is None:
             found[name] = StudyFacts(name, name, (), search={"search_id": search_id, **facts}, driver=driver)
         elif driver:
-            found[name] = StudyFacts(**{**vars(known), "driver": driver})
+            found[name] = replace(known, driver=driver)
     return [found[name] for name in sorted(found)]
 
 
@@ -84,7 +84,7 @@ def _json(folder, name: str) -> Mapping:
 
 
 def uses(studies: Sequence[StudyFacts]) -> dict[str, tuple[str, ...]]:
-    """{node id: names of the studies and searches that have it}."""
+    """Returns {node id: names of the studies and searches that have it}."""
     names: dict[str, list[str]] = {}
     for study in studies:
         for node_id in study.node_ids:
@@ -93,7 +93,7 @@ def uses(studies: Sequence[StudyFacts]) -> dict[str, tuple[str, ...]]:
 
 
 def totals(node_ids: Iterable[str], facts: Facts) -> Totals:
-    """Of these nodes, each counted once; an evaluation costs what its run's machine costs."""
+    """Sums over these nodes, each once; an evaluation is priced by the machine of its run."""
     ids = list(dict.fromkeys(node_ids))
     nodes = [node for node_id in ids if (node := facts.node(node_id)) is not None]
     counts = Counter(node.status for node in nodes) + Counter({MISSING: len(ids) - len(nodes)})
@@ -123,7 +123,7 @@ def _interval(node: NodeFacts) -> tuple[float, float]:
 
 
 def _covered(intervals: Iterable[tuple[float, float]]) -> float:
-    """The length of the union of intervals."""
+    """Returns the length of the union of intervals."""
     total, reached = 0.0, float("-inf")
     for start, end in sorted(intervals):
         total += max(0.0, end - max(start, reached))

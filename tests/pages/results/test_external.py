@@ -19,7 +19,7 @@ def changed(place: int, **cells) -> list[dict]:
 
 
 def refusal(folder) -> str:
-    with pytest.raises(ValueError, match=": expected ") as error:
+    with pytest.raises(ValueError, match="expected") as error:
         prepare(read_external(folder))
     return str(error.value)
 

@@ -27,7 +27,7 @@ from tests.external_folder import (
 from tests.pages.site.pages import require_whole
 from tests.published import FOLDER, NEEDS_FOLDER
 
-DOCS = Path(__file__).resolve().parents[3] / "docs" / "results.md"
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "replicate.md"
 HALF = t_interval([jitter(seed) for seed in SEEDS]).high  # of every planted interval
 
 

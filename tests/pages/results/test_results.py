@@ -166,7 +166,7 @@ def test_report_and_record(study):
     results = read_results(record, store, None)
     paths = write_results(record, store, results, {}, None)
     page = Path(paths["report.html"]).read_text(encoding="utf-8")
-    for title in ("Methods, ours beside the paper&#x27;s", "Claims", "Cost", "Attacks"):
+    for title in ("Methods, ours beside the paper&#39;s", "Claims", "Cost", "Attacks"):
         assert f"<h2>{title}</h2>" in page
     assert "favours the attacker" in page
     assert load_record(store, "stories").to_json() == record.to_json()
