@@ -50,7 +50,7 @@ def analyse_grid(
 
     `as_published` fits as the authors did, which their text does not say: the logarithm of the loss instead of the
     loss, no levels of seeds, and a trial that is there twice counts twice (else it is an error). Their laws come back
-    to the last digit when `parameters` holds the sizes' names as numbers too (see `lr_trials.load_trials`).
+    to the last digit when `parameters` holds the sizes' names as numbers too (see `lr_grid.load_trials`).
     """
     optima = optima_table(trials, window, as_published)
     entry = _entry(optima, include_edge)

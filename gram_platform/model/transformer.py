@@ -77,6 +77,9 @@ class Rotary(nn.Module):
         return rotated(x_BHTh, self.cos_Th[first:stop], self.sin_Th[first:stop])
 
 
+Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # queries, keys, values
+
+
 class Attention(nn.Module):
     """Causal grouped-query attention without biases: x_BTD -> x_BTD."""
 
@@ -89,7 +92,7 @@ class Attention(nn.Module):
     def forward(self, x_BTD: torch.Tensor, rotary: Rotary, documents_BTT: torch.Tensor | None = None) -> torch.Tensor:
         return self.attend(*self.heads(x_BTD, rotary), True, documents_BTT)
 
-    def heads(self, x_BTD: torch.Tensor, rotary: Rotary, first: int = 0) -> tuple[torch.Tensor, ...]:
+    def heads(self, x_BTD: torch.Tensor, rotary: Rotary, first: int = 0) -> Heads:
         """(q_BHTh, k_BKTh, v_BKTh) of tokens from position `first` on."""
         B, T, _ = x_BTD.shape
         heads_BTnh = self.qkv_proj(x_BTD).view(B, T, -1, self.head_dim)
