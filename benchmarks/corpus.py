@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from benchmarks.measurement import Aim, Measurement, Settings
+from benchmarks.results import Aim, BenchmarkResult, BenchmarkSettings
 from gram_platform.corpora import prepare, resolve, stories
 from gram_platform.corpora.pack import BATCH_CHARS
 from gram_platform.corpora.recipe import CorpusRecipe
@@ -22,7 +22,7 @@ NUM_ROUNDS = 3
 FILE_DOCUMENTS = 2000
 
 
-def measure(settings: Settings) -> list[Measurement]:
+def measure(settings: BenchmarkSettings) -> list[BenchmarkResult]:
     """The rate at 12 MB (full: 120 MB); the memory at 4 and 12 MB (full: 40 MB and 1 GB), each in its own process."""
     folder, scale = Path(settings.storage), 10 if settings.full else 1
     tokenizer = write_tokenizer(folder / "tokenizer.json")
@@ -61,7 +61,7 @@ def recipe_of(corpus: Path, tokenizer: Path) -> CorpusRecipe:
     return resolve(corpus, core_label=TOPICS[0], tokenizer=str(tokenizer), **SHAPE)
 
 
-def rate(folder: Path, corpus: Path, tokenizer: Path, num_bytes: int, num_rounds: int) -> Measurement:
+def rate(folder: Path, corpus: Path, tokenizer: Path, num_bytes: int, num_rounds: int) -> BenchmarkResult:
     """Each round encodes the texts, then resolves and prepares the corpus from its files, nothing cached."""
     texts = [text for path in sorted(corpus.iterdir()) for text in _texts(path)]
     batches, encoder = _batches(texts), load_tokenizer(tokenizer)
@@ -73,7 +73,7 @@ def rate(folder: Path, corpus: Path, tokenizer: Path, num_bytes: int, num_rounds
         resolving.append(time.perf_counter() - started)
         root = folder / f"packed-{number}"
         ours.append(resolving[-1] + _timed(lambda recipe=recipe, root=root: prepare(recipe, root)))
-    return Measurement(
+    return BenchmarkResult(
         name="preparing a corpus",
         unit="MB/s",
         values=tuple(num_bytes / spent / 1e6 for spent in ours),
@@ -111,10 +111,10 @@ def _timed(call: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def _memory(folder: Path, small: Path, large: Path) -> Measurement:
+def _memory(folder: Path, small: Path, large: Path) -> BenchmarkResult:
     peaks = [peak_mb(corpus, folder / "tokenizer.json", folder / f"packed-{corpus.name}") for corpus in (large, small)]
     sizes = [sum(path.stat().st_size for path in corpus.iterdir()) for corpus in (large, small)]
-    return Measurement(
+    return BenchmarkResult(
         name="memory of preparing",
         unit="MB",
         values=(peaks[0],),

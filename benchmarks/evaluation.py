@@ -7,10 +7,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.contestants import Scene, training_run
-from benchmarks.measurement import Aim, Measurement, Settings
-from benchmarks.precision import stories_26m
+from benchmarks.results import Aim, BenchmarkResult, BenchmarkSettings
 from benchmarks.timing import interleaved
+from benchmarks.workloads import Workload, stories_26m, training_run
 from gram_platform.config import CORE, Evaluation, ModelConfig, RoutingConfig, RunConfig, View
 from gram_platform.config.ladder import Size
 from gram_platform.config.training import merged_config
@@ -24,12 +23,12 @@ from gram_platform.store import Store
 NUM_SEQUENCES, NUM_ROUNDS = 6, 2  # of each domain; full: 64
 
 
-def measure(settings: Settings) -> list[Measurement]:
+def measure(settings: BenchmarkSettings) -> list[BenchmarkResult]:
     """Core, and core with each of four modules, on five domains: the 26M stories model, untrained."""
     return [compare(stories_26m(), settings, 64 if settings.full else NUM_SEQUENCES, NUM_ROUNDS)]
 
 
-def compare(size: Size, settings: Settings, num_sequences: int, num_rounds: int) -> Measurement:
+def compare(size: Size, settings: BenchmarkSettings, num_sequences: int, num_rounds: int) -> BenchmarkResult:
     """Seconds of both, each from the stored runs to the stored results."""
     store = Store(settings.storage).open_for_writing()
     recipe = resolve(
@@ -45,7 +44,7 @@ def compare(size: Size, settings: Settings, num_sequences: int, num_rounds: int)
             for each in (views, dense)
         )
         seconds = interleaved({"ours": ours, "theirs": theirs}, rounds, is_warm=True)
-    return Measurement(
+    return BenchmarkResult(
         name=f"evaluation {size.name}",
         unit="s",
         values=seconds["ours"],
@@ -73,7 +72,7 @@ def stored_run(
     size: Size, model: ModelConfig, weights: Weights, corpus: PackedCorpus, store: Store, seed: int
 ) -> RunConfig:
     """A complete run with these weights."""
-    run = training_run(Scene(size, 1, 1), model, CORE, RoutingConfig())
+    run = training_run(Workload(size, 1, 1), model, CORE, RoutingConfig())
     run = dataclasses.replace(run, seed=seed, data=dataclasses.replace(run.data, data_id=corpus.data_id))
     directory = store.run(run.run_id)
     directory.ensure_config(run)
@@ -82,7 +81,7 @@ def stored_run(
     return run
 
 
-def evaluate(evaluations: list[Evaluation], settings: Settings) -> None:
+def evaluate(evaluations: list[Evaluation], settings: BenchmarkSettings) -> None:
     """Measures all of them, whatever was measured before."""
     shutil.rmtree(Path(settings.storage) / "evaluations", ignore_errors=True)
     execution = Execution(settings.storage, num_threads=torch.get_num_threads())

@@ -5,7 +5,7 @@ import time
 import sqlalchemy as sql
 
 from benchmarks.many_runs import DOMAINS, run_config, write_run
-from benchmarks.measurement import Aim, Measurement, Settings
+from benchmarks.results import Aim, BenchmarkResult, BenchmarkSettings
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, default_tracking_uri
 from gram_platform.tracking.entry import RUN_ID, VALIDATION_LOSS
@@ -17,7 +17,7 @@ NUM_TIMES = 3
 TABLES = ("runs", "tags", "params", "metrics", "latest_metrics")
 
 
-def measure(settings: Settings, num_runs: int = NUM_RUNS) -> list[Measurement]:
+def measure(settings: BenchmarkSettings, num_runs: int = NUM_RUNS) -> list[BenchmarkResult]:
     """Three times, each beside the query."""
     uri = settings.tracking_uri or default_tracking_uri(settings.storage)
     fill(settings.storage, uri, num_runs)
@@ -30,7 +30,7 @@ def measure(settings: Settings, num_runs: int = NUM_RUNS) -> list[Measurement]:
         started = time.perf_counter()
         assert len(_raw_points(uri)) == num_curve_points
         reference.append(time.perf_counter() - started)
-    frame = Measurement(
+    frame = BenchmarkResult(
         name="frame",
         unit="s",
         values=tuple(timed),

@@ -15,7 +15,7 @@ FULL = "float32"
 PEERS = {"bfloat16": (AUTOCAST, COPY), "float32": (FULL,)}  # of a run's precision; the first is what its peer has too
 
 
-def why_absent() -> str:
+def why_no_peer() -> str:
     """Why there is no peer here; empty where there is one."""
     try:
         import transformers  # noqa: F401

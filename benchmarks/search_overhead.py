@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import ray
 
-from benchmarks.measurement import Aim, Measurement, Settings
+from benchmarks.results import Aim, BenchmarkResult, BenchmarkSettings
 from gram_platform.config import CORE
 from gram_platform.config.space import Parameter, Space
 from gram_platform.corpora import prepare
@@ -53,7 +53,7 @@ class _Search(OptunaSearch):
         return {"lr": {}}
 
 
-def measure(settings: Settings) -> list[Measurement]:
+def measure(settings: BenchmarkSettings) -> list[BenchmarkResult]:
     """One-worker trials of the smallest size, which are shorter than the start of a process."""
     preset = replace(SMOKE, sizes={"tiny": SMOKE.sizes["tiny"]})
     objectives = (Objective("loss", "minimize", worst=20.0),)
@@ -70,9 +70,9 @@ def measure(settings: Settings) -> list[Measurement]:
     return [_overhead(outcomes), _whole(outcomes, num_slots=int(ray.cluster_resources()["CPU"]))]
 
 
-def _overhead(outcomes: list[Outcome]) -> Measurement:
+def _overhead(outcomes: list[Outcome]) -> BenchmarkResult:
     """Of a trial beyond its training, the first of each process left out."""
-    return Measurement(
+    return BenchmarkResult(
         name="search trial overhead",
         unit="s",
         values=(statistics.median(trial_overheads(outcomes)),),
@@ -82,11 +82,11 @@ def _overhead(outcomes: list[Outcome]) -> Measurement:
     )
 
 
-def _whole(outcomes: list[Outcome], num_slots: int) -> Measurement:
+def _whole(outcomes: list[Outcome], num_slots: int) -> BenchmarkResult:
     """Of all trials but the first of every slot, which wait for processes to start."""
     trials = sorted(outcomes, key=lambda outcome: outcome.started)[num_slots:]
     elapsed_s = max(t.started + t.elapsed_s for t in trials) - trials[0].started
-    return Measurement(
+    return BenchmarkResult(
         name="search of short trials",
         unit="s",
         values=(elapsed_s,),

@@ -3,7 +3,7 @@
 import dataclasses
 import time
 
-from benchmarks.measurement import Aim, Measurement, Settings
+from benchmarks.results import Aim, BenchmarkResult, BenchmarkSettings
 from gram_platform.config import CORE
 from gram_platform.corpora import PackedCorpus, prepare, resolve
 from gram_platform.engine.execution import Execution, Resources
@@ -18,7 +18,9 @@ NUM_RUNS = 24  # full: 72
 NUM_TOKENS = 40_000  # of core, the smoke preset's
 
 
-def measure(settings: Settings, num_runs: int = NUM_RUNS, num_tokens: int = NUM_TOKENS) -> list[Measurement]:
+def measure(
+    settings: BenchmarkSettings, num_runs: int = NUM_RUNS, num_tokens: int = NUM_TOKENS
+) -> list[BenchmarkResult]:
     """Baselines of the smallest size, each with its evaluation, on every CPU that Ray has.
 
     Ray is there before, as it is in a job, and two runs have warmed its processes: what these took is in the details.
@@ -40,7 +42,7 @@ def measure(settings: Settings, num_runs: int = NUM_RUNS, num_tokens: int = NUM_
     _run(settings, nodes)
     elapsed_s = time.perf_counter() - started
     work = {kind: sum(_elapsed_s(store, node) for node in nodes if node.kind == kind) for kind in ("run", "evaluation")}
-    overhead = Measurement(
+    overhead = BenchmarkResult(
         name="study of small runs",
         unit="s",
         values=(elapsed_s,),
@@ -74,7 +76,7 @@ def nodes_of(size, corpus: PackedCorpus, seeds: range) -> list[Node]:
     return [node for seed in seeds for node in method_nodes("baseline", dataclasses.replace(setting, seed=seed))]
 
 
-def _run(settings: Settings, nodes: list[Node]) -> None:
+def _run(settings: BenchmarkSettings, nodes: list[Node]) -> None:
     progress = run_graph(nodes, Execution(settings.storage), Resources())
     assert len(progress.done) == len(nodes), progress.failed
 

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ is b
 
 from benchmarks import gpu
 from benchmarks.gpu import DEFAULT_SIZES, SIZES
-from benchmarks.measurement import Measurement, Settings, table
+from benchmarks.results import BenchmarkResult, BenchmarkSettings, table
 
 BENCHMARKS = (  # modules of benchmarks
     "training",
@@ -54,25 +54,25 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="of the GPU form")
     parser.add_argument("--eager", action="store_true", help="the GPU form without torch.compile")
     flags = parser.parse_args()
-    measured: list[Measurement] = []
+    measured: list[BenchmarkResult] = []
     for measurement in on_gpu(flags) if flags.gpu else on_cpu(flags):
         print(measurement.line(), flush=True)
         measured.append(measurement)
     print(f"\n{table(measured)}")
 
 
-def on_gpu(flags: argparse.Namespace) -> Iterator[Measurement]:
+def on_gpu(flags: argparse.Namespace) -> Iterator[BenchmarkResult]:
     return gpu.measure(flags.device, flags.sizes, flags.rounds, compiled=not flags.eager)
 
 
-def on_cpu(flags: argparse.Namespace) -> Iterator[Measurement]:
+def on_cpu(flags: argparse.Namespace) -> Iterator[BenchmarkResult]:
     """Every benchmark in an empty storage of its own."""
     for name in flags.only:
         benchmark = importlib.import_module(f"benchmarks.{name}")  # each needs libraries of its own
         torch.set_num_threads(os.cpu_count() or 1)
         started = time.perf_counter()
         with tempfile.TemporaryDirectory(prefix="gram-bench-") as storage:
-            yield from benchmark.measure(Settings(storage, flags.full, flags.tracking_uri))
+            yield from benchmark.measure(BenchmarkSettings(storage, flags.full, flags.tracking_uri))
         print(f"{name}: {time.perf_counter() - started:.0f} s", file=sys.stderr)
 
 

@@ -59,7 +59,7 @@ def test_two_profiles_side_by_side(browser, site):
 def test_refusals_are_shown_and_stop_stops(browser, site):
     browser.visit(f"http://127.0.0.1:{site.port}/")
     give(browser, "a", "token-of-nobody")
-    assert browser.wait_for("document.getElementById('note-a').textContent.includes('a known token is needed')")
+    assert browser.wait_for("document.getElementById('note-a').textContent.includes('send one known token')")
     give(browser, "b", site.plan.tokens["both"])
     assert browser.wait_for("!document.getElementById('profile-b').disabled")
     step = site.server.engine._batch.step

@@ -99,7 +99,7 @@ def test_the_policy_is_followed_while_it_serves(running, capsys):
     assert site.complete("zoe").json["choices"][0]["text"] == site.complete("lisp").json["choices"][0]["text"]
     with_zoe = path.read_text()
     path.write_text(with_zoe + "[[tokens]")
-    running.wait_until(lambda: "stays as it was: policy is not TOML" in running.log.read_text())
+    running.wait_until(lambda: "is unchanged: policy is not TOML" in running.log.read_text())
     path.write_text(before + with_zoe.removeprefix(before).replace("lisp", "nobodys"))
     running.wait_until(lambda: "policy='secret': expected" in running.log.read_text())
     assert site.complete("zoe").status == 200

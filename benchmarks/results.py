@@ -12,7 +12,7 @@ COMPARISONS = {"at least": operator.ge, "at most": operator.le}
 
 
 @dataclass(frozen=True)
-class Settings:
+class BenchmarkSettings:
     """What every benchmark is told. `full`: the long form."""
 
     storage: str  # an empty folder of its own
@@ -41,7 +41,7 @@ class Aim:
 
 
 @dataclass(frozen=True)
-class Measurement:
+class BenchmarkResult:
     """A value, and what it is compared with in the same unit, each in one or more rounds of the same process.
 
     `value` and `reference` are medians; `ratio` is the median of the rounds' value / reference, because the speed of
@@ -93,7 +93,7 @@ class Measurement:
         return json.dumps({"name": self.name, **numbers, **explained, **self.details})
 
 
-def table(measurements: Sequence[Measurement]) -> str:
+def table(measurements: Sequence[BenchmarkResult]) -> str:
     """Aligned columns for a terminal."""
     rows = [("benchmark", "value", "against", "ratio", "spread", "aim", "")]
     verdicts = {None: "", True: "holds", False: "missed"}

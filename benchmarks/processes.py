@@ -7,7 +7,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 
-class Elsewhere:
+class WorkerProcess:
     """An iterator that is made and advanced in a process of its own; while nobody asks it uses no processor."""
 
     def __init__(self, make: Callable[..., Iterator], *arguments: Any):
@@ -36,7 +36,7 @@ class Elsewhere:
         self._pipe.close()
 
 
-class Advances(Protocol):
+class Steppable(Protocol):
     """What goes on when it is told to, and is waited for afterwards."""
 
     def begin(self) -> None: ...
@@ -44,7 +44,7 @@ class Advances(Protocol):
     def finish(self) -> Any: ...
 
 
-def together(contestants: Sequence[Advances]) -> None:
+def step_together(contestants: Sequence[Steppable]) -> None:
     """An item of each, at the same time."""
     for contestant in contestants:
         contestant.begin()
