@@ -1,6 +1,6 @@
-"""The GPU form: training against the GPU's measured matrix products, a compiled peer, and small runs that share a GPU.
+"""Measures training on a GPU against its matrix products and a compiled peer, and small runs that share the GPU.
 
-Needs torch and numpy alone; the peer needs transformers, and is left out with a word where that is absent.
+Needs only torch and numpy; without transformers it skips the peer and says so on stderr.
 """
 
 import functools
@@ -22,14 +22,14 @@ from gram_platform.train.loop import StepRecord, training_steps
 
 SIZES: dict[str, Size] = {**STORIES_SIZES, "100M": PAPER_SIZES["100M"], "800M": PAPER_SIZES["800M"], **SMOKE_SIZES}
 DEFAULT_SIZES = ("26M", "100M", "800M")
-SEQUENCES = {"26M": 16, "100M": 32, "800M": 8}  # of a micro-batch on one GPU: what one rank has of the size's own
+SEQUENCES = {"26M": 16, "100M": 32, "800M": 8}  # per micro-batch of one GPU: one rank's part of the size's micro-batch
 NUM_MICRO_BATCHES = 2
-AIMS = {"800M": 0.45}  # of the rate of matrix products
-NUM_SHARING, STEPS_SHARING = 4, 20  # small runs on one GPU, and the steps of each
+AIMS = {"800M": 0.45}  # share of the matrix products' rate
+NUM_SHARING, STEPS_SHARING = 4, 20  # small runs on one GPU, steps of each
 
 
 def measure(device: str, names: Sequence[str], num_rounds: int, compiled: bool = True) -> Iterator[BenchmarkResult]:
-    """Every size eager and (`compiled`) by torch.compile, with the peers, then the small runs."""
+    """Measures every size (`compiled`: by torch.compile) with its peers, then the small runs."""
     if reason := why_no_peer():
         print(reason, file=sys.stderr)
     for name in names:
@@ -83,7 +83,7 @@ def _peer(workload: Workload, rates: dict[str, tuple[float, ...]]) -> BenchmarkR
 
 
 def sharing(workload: Workload) -> BenchmarkResult:
-    """Steps a second of small runs in processes of their own that share a device, against one after another."""
+    """Measures steps per second of small runs in separate processes on one device, against running in turn."""
     workers = [WorkerProcess(_batches_of_steps, workload) for _ in range(NUM_SHARING)]
     try:
         seconds = interleaved(
@@ -115,5 +115,5 @@ def _batches_of_steps(workload: Workload) -> Iterator[float]:
     steps, clock = training_steps(*loop_arguments(compared_runs(workload)[DENSE], workload)), clock_of(workload.device)
     while True:
         records: list[StepRecord] = [next(steps) for _ in range(STEPS_SHARING)]
-        clock()  # all the work on the device is done
+        clock()  # waits for the device
         yield records[-1].losses[0]

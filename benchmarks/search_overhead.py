@@ -1,4 +1,4 @@
-"""What a search adds to a trial beyond its training: Ray Tune, Optuna's database, the scoring, the wait for a slot."""
+"""Measures a search's overhead per trial: Ray Tune, Optuna's database, scoring, waiting for a slot."""
 
 import statistics
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ NUM_TRIALS = 16
 
 @dataclass(frozen=True)
 class Baselines:
-    """A point is the peak learning rate of a baseline."""
+    """Trains a baseline at the point's peak learning rate."""
 
     setting: Setting
 
@@ -54,7 +54,7 @@ class _Search(OptunaSearch):
 
 
 def measure(settings: BenchmarkSettings) -> list[BenchmarkResult]:
-    """One-worker trials of the smallest size, which are shorter than the start of a process."""
+    """Runs one-worker trials of the smallest size, which are shorter than starting a process."""
     preset = replace(SMOKE, sizes={"tiny": SMOKE.sizes["tiny"]})
     objectives = (Objective("loss", "minimize", worst=20.0),)
     trials = {"bench": NUM_TRIALS}
@@ -71,7 +71,7 @@ def measure(settings: BenchmarkSettings) -> list[BenchmarkResult]:
 
 
 def _overhead(outcomes: list[Outcome]) -> BenchmarkResult:
-    """Of a trial beyond its training, the first of each process left out."""
+    """Measures a trial's time beyond its training, without the first trial of each process."""
     return BenchmarkResult(
         name="search trial overhead",
         unit="s",
@@ -83,7 +83,7 @@ def _overhead(outcomes: list[Outcome]) -> BenchmarkResult:
 
 
 def _whole(outcomes: list[Outcome], num_slots: int) -> BenchmarkResult:
-    """Of all trials but the first of every slot, which wait for processes to start."""
+    """Measures all trials except the first of every slot, which wait for processes to start."""
     trials = sorted(outcomes, key=lambda outcome: outcome.started)[num_slots:]
     elapsed_s = max(t.started + t.elapsed_s for t in trials) - trials[0].started
     return BenchmarkResult(

@@ -1,4 +1,4 @@
-"""How long the static site of many runs takes to build from nothing."""
+"""Measures building the static site of many runs from nothing."""
 
 import time
 from pathlib import Path
@@ -15,7 +15,7 @@ NUM_RUNS, NUM_POINTS = 500, 100
 def measure(
     settings: BenchmarkSettings, num_runs: int = NUM_RUNS, num_points: int = NUM_POINTS
 ) -> list[BenchmarkResult]:
-    """Read from the run directories; the second building, when nothing has changed, is in the details."""
+    """Builds from the run directories, twice; the details have the second build, when nothing has changed."""
     run_ids, eval_ids = write_study(settings.storage, num_runs, num_points)
     store = Store(settings.storage).open_for_writing()
     store.study_dir("benchmark").write("study.json", _record(store, run_ids, eval_ids).to_json())

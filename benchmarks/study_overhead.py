@@ -1,4 +1,4 @@
-"""What a study of many small runs takes beyond their training: placing them, reading and writing."""
+"""Measures a study's time beyond the training of its many small runs: placing, reading and writing."""
 
 import dataclasses
 import time
@@ -15,15 +15,15 @@ from gram_platform.studies.library.scaling import SMOKE
 from gram_platform.studies.session import connect
 
 NUM_RUNS = 24  # full: 72
-NUM_TOKENS = 40_000  # of core, the smoke preset's
+NUM_TOKENS = 40_000  # of core, as in the smoke preset
 
 
 def measure(
     settings: BenchmarkSettings, num_runs: int = NUM_RUNS, num_tokens: int = NUM_TOKENS
 ) -> list[BenchmarkResult]:
-    """Baselines of the smallest size, each with its evaluation, on every CPU that Ray has.
+    """Runs baselines of the smallest size, each with its evaluation, on every CPU of Ray.
 
-    Ray is there before, as it is in a job, and two runs have warmed its processes: what these took is in the details.
+    Starts Ray and warms its processes with two runs first; the details have these times.
     """
     import ray
 
@@ -59,7 +59,7 @@ def measure(
 
 
 def nodes_of(size, corpus: PackedCorpus, seeds: range) -> list[Node]:
-    """A baseline and its evaluation for each seed."""
+    """Plans a baseline and its evaluation for each seed."""
     num_core = size.core_tokens // size.seq_len
     setting = Setting(
         size=size,

@@ -1,4 +1,4 @@
-"""Training tokens a second of the product's own loop, against Hugging Face, the machine, and itself without modules."""
+"""Measures training tokens per second of the product's loop, against Hugging Face, matrix products, and no modules."""
 
 import contextlib
 import functools
@@ -22,7 +22,7 @@ MATMULS = "matmuls"
 
 
 def measure(settings: BenchmarkSettings) -> list[BenchmarkResult]:
-    """The 26M stories model on all cores; the quick form has one of a step's eight micro-batches."""
+    """Trains the 26M stories model on all cores; the quick form has one of a step's eight micro-batches."""
     size = stories_26m()
     num_micro_batches, num_rounds = (size.batch_size // size.micro_batch, 5) if settings.full else (1, 3)
     workload = Workload(size, num_micro_batches, num_rounds)
@@ -35,8 +35,8 @@ def measure(settings: BenchmarkSettings) -> list[BenchmarkResult]:
 
 @contextlib.contextmanager
 def logging(workload: Workload, storage: str) -> Iterator[Callable[[StepRecord], object]]:
-    """What a run does with a step's record: it is summed up, and a heartbeat says where the run is."""
-    from gram_platform.engine.node import Summary  # a machine with torch and numpy alone compares without it
+    """Yields a run's logging of a step: it updates the summary and sends a heartbeat."""
+    from gram_platform.engine.node import Summary  # `compare` must work with torch and numpy alone
     from gram_platform.store import Store
 
     run = compared_runs(workload)[DENSE]
@@ -52,9 +52,9 @@ def logging(workload: Workload, storage: str) -> Iterator[Callable[[StepRecord],
 
 
 def compare(workload: Workload, log: Callable[[StepRecord], object], with_peer: bool) -> list[BenchmarkResult]:
-    """Steps of every contestant, interleaved; `log` gets the records of the dense model's.
+    """Interleaves the steps of all models; `log` gets the dense model's records.
 
-    Peers are in processes of their own, which have nothing of ours, such as where freed memory goes.
+    Peers run in their own processes, without our memory allocator settings.
     """
     stopwatch, configs = Stopwatch(), compared_runs(workload)
     matmuls = MatmulRate(
@@ -91,9 +91,9 @@ def _rates(workload: Workload, seconds: tuple[float, ...]) -> tuple[float, ...]:
 
 
 def _against_peers(workload: Workload, seconds: Mapping[str, tuple[float, ...]]) -> list[BenchmarkResult]:
-    """The aim is against the peer of the same precision: with bfloat16, float32 masters that it computes with.
+    """Compares with the peer of the same precision (the aim): for bfloat16, float32 weights under autocast.
 
-    Weights of 16 bits alone, which lose small updates, are beside it.
+    Weights of 16 bits alone, which lose small updates, are reported too.
     """
     same, *_ = peers = PEERS[workload.size.precision]
     return [
@@ -116,7 +116,7 @@ def _against_matmuls(workload: Workload, seconds: tuple[float, ...], matmuls: Ma
         name=f"FLOPs {workload.size.name}",
         unit="GFLOP/s",
         values=tuple(flops / spent / 1e9 for spent in seconds),
-        references=tuple(rate / 1e9 for rate in matmuls.rates[1:]),  # the first is the warm-up's
+        references=tuple(rate / 1e9 for rate in matmuls.rates[1:]),  # the first is from the warm-up
         against=f"the model's own matrix products in {workload.size.precision}",
         aim=Aim("at least", 0.6),
         details={**by_product, **matmuls.attention()},

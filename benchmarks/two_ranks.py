@@ -1,4 +1,4 @@
-"""Two ranks of FSDP2 on CPU cores of their own, against one process on one core."""
+"""Measures two FSDP2 ranks on separate CPU cores against one process on one core."""
 
 import socket
 from collections.abc import Iterator, Sequence
@@ -21,17 +21,17 @@ NUM_RANKS = 2
 
 
 def measure(settings: BenchmarkSettings) -> list[BenchmarkResult]:
-    """The 26M stories model; the quick form has two of a step's eight micro-batches, so it reduces more often."""
+    """Trains the 26M stories model; the quick form has two of a step's eight micro-batches, so reduces more often."""
     size = stories_26m()
     full = size.batch_size // size.micro_batch
     return compare(Workload(size, full, 3) if settings.full else Workload(size, 2, 2), with_apart=settings.full)
 
 
 def compare(workload: Workload, with_apart: bool) -> list[BenchmarkResult]:
-    """Tokens a second of the ranks, against one process on one core times their number.
+    """Measures the ranks' tokens per second against one process on one core, times the number of ranks.
 
-    `with_apart`: also against as many processes that work at the same time and need not talk, which tells what the
-    machine leaves of two busy cores from what talking costs.
+    `with_apart`: also against as many simultaneous processes that do not communicate, which separates the cost of
+    communication from the machine's slowdown with two busy cores.
     """
     one, many = Group(1, workload), Group(NUM_RANKS, workload)
     apart = [Group(1, workload) for _ in range(NUM_RANKS)] if with_apart else []
@@ -58,14 +58,14 @@ def _rates(workload: Workload, seconds: Sequence[float], times: int = 1) -> tupl
 
 
 class Group:
-    """Processes of one thread each that train together, one step at a time."""
+    """Runs single-threaded processes that train together, one step at a time."""
 
     def __init__(self, num_ranks: int, workload: Workload):
         port = _free_port()
         self._ranks = [WorkerProcess(_losses, workload, rank, num_ranks, port) for rank in range(num_ranks)]
 
     def step(self) -> list[float]:
-        """One optimizer step; the first loss as every rank has it."""
+        """Runs one optimizer step; returns its first loss on every rank."""
         self.begin()
         return self.finish()
 
@@ -82,7 +82,7 @@ class Group:
 
 
 def _losses(workload: Workload, rank: int, num_ranks: int, port: int) -> Iterator[float]:
-    """The first loss of every step of one rank."""
+    """Yields the first loss of every step on one rank."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=num_ranks)
     with freed_memory_kept():

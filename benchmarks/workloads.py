@@ -1,4 +1,7 @@
-"""Runs to compare: the dense model, and core with one module, on random tokens; needs torch and numpy alone."""
+"""Defines the runs that benchmarks compare, on random tokens: a dense model, and a core with one module.
+
+Needs only torch and numpy.
+"""
 
 import functools
 import sys
@@ -23,17 +26,17 @@ from gram_platform.config.routing import Plan
 from gram_platform.train.data import PlanReader
 from gram_platform.train.learner import Learner
 
-NUM_SEQUENCES = 1024  # of random tokens
-NUM_STEPS = 1000  # of the plan; a benchmark takes the first few
-EMULATED = 0.25  # of float32's rate: a CPU with units for bfloat16 is above 1, one without far below
-PROBE = (256, 256, 256)  # rows, shared, columns of the product that tells
+NUM_SEQUENCES = 1024
+NUM_STEPS = 1000  # in the plan; a benchmark runs only the first few
+EMULATED = 0.25  # of float32's rate; native bfloat16 is above 1, emulation far below
+PROBE = (256, 256, 256)  # the probed product's rows, inner size and columns
 AUX = "aux"
 DENSE, GRAM, GRAM_FROZEN = "dense", "GRAM, all trained", "GRAM, core untrained"
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What is trained where: `num_micro_batches` of the size's own a step, and how many rounds are timed."""
+    """Says what is trained where: micro-batches per step, in the size's own micro-batch, and timed rounds."""
 
     size: Size
     num_micro_batches: int
@@ -47,12 +50,12 @@ class Workload:
 
     @property
     def factor(self) -> float:
-        """How many times the micro-batches of these steps the size's own steps have."""
+        """Returns the size's own micro-batches per step over this workload's."""
         return self.size.batch_size / (self.num_micro_batches * self.size.micro_batch)
 
 
 def training_run(workload: Workload, model: ModelConfig, domain: str, routing: RoutingConfig) -> RunConfig:
-    """A run on one domain, so that the routes of all its micro-batches are alike."""
+    """Plans a run on one domain, so that all its micro-batches have the same route."""
     size, batch = workload.size, workload.num_micro_batches * workload.size.micro_batch
     data = DataConfig("benchmark", (DomainBudget(domain, NUM_SEQUENCES, NUM_STEPS * batch),))
     points = EvalPoints(0, 1, (domain,))
@@ -62,7 +65,7 @@ def training_run(workload: Workload, model: ModelConfig, domain: str, routing: R
 
 
 def compared_runs(workload: Workload) -> dict[str, RunConfig]:
-    """The dense model; core and one module, all trained; the same with the module alone trained."""
+    """Plans the dense model; core and one module, all trained; the same with only the module trained."""
     modular = workload.size.modular((CORE, AUX))
     return {
         DENSE: training_run(workload, workload.size.dense(), CORE, RoutingConfig()),
@@ -72,40 +75,40 @@ def compared_runs(workload: Workload) -> dict[str, RunConfig]:
 
 
 def random_tokens(run: RunConfig) -> dict[str, np.ndarray]:
-    """In the packed format: uint16 [NUM_SEQUENCES, seq_len + 1] of every domain."""
+    """Draws tokens in the packed format: uint16 [NUM_SEQUENCES, seq_len + 1] for every domain."""
     generator, shape = np.random.default_rng(0), (NUM_SEQUENCES, run.model.seq_len + 1)
     names = [domain.name for domain in run.data.domains]
     return {name: generator.integers(0, run.model.vocab_size, shape, dtype=np.uint16) for name in names}
 
 
 def loop_arguments(run: RunConfig, workload: Workload) -> tuple[Learner, Plan, PlanReader]:
-    """What the loop takes."""
+    """Builds the training loop's arguments."""
     plan = Plan(run)
     learner = Learner(run, workload.device, compiled=workload.compiled)
     return learner, plan, PlanReader(run, plan, random_tokens(run))
 
 
 def stories_26m() -> Size:
-    """The size, in the precision that people would train it in on this CPU; says so where that is not bfloat16.
+    """Returns the 26M stories model in this CPU's best training precision; warns on stderr if that is not bfloat16.
 
-    In float32 a token takes three times as long: there the micro-batch is half as large, so that the bench stays quick.
+    In float32 a token takes three times as long; the micro-batch is then halved, so that the benchmark stays quick.
     """
     share, size = bfloat16_share(), STORIES_SIZES["26M"]
     if share >= EMULATED:
         return size
-    text = f"products in bfloat16 have {share:.3f} of float32's rate on this CPU, which has no units for them: "
+    text = f"products in bfloat16 have {share:.3f} of float32's rate on this CPU, which emulates them: "
     print(f"{text}the 26M model is measured in float32", file=sys.stderr)
     return replace(size, precision="float32", micro_batch=size.micro_batch // 2)
 
 
 @functools.cache
 def bfloat16_share() -> float:
-    """The rate of a product in bfloat16 over that in float32."""
+    """Measures the rate of a bfloat16 product over that of a float32 product."""
     return _seconds(torch.float32) / _seconds(torch.bfloat16)
 
 
 def _seconds(dtype: torch.dtype) -> float:
-    """The faster of two, after one that is not timed."""
+    """Times a product: the faster of two, after a warm-up."""
     rows, shared, columns = PROBE
     left, right, clock = (
         torch.ones(rows, shared, dtype=dtype),

@@ -1,4 +1,4 @@
-"""How fast is it, against what one would use instead, in the same run?
+"""Measures speed against the alternatives, in the same run.
 
     python experiments/bench.py                 # 2 CPU cores, 4 to 5 minutes
     python experiments/bench.py --full          # the same at full length
@@ -24,7 +24,7 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ is beside experiments/, in no package
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ lies beside experiments/, in no package
 
 from benchmarks import gpu
 from benchmarks.gpu import DEFAULT_SIZES, SIZES
@@ -38,7 +38,7 @@ BENCHMARKS = (  # modules of benchmarks
     "corpus",
     "frame",
     "site",
-    "study_overhead",  # from here on Ray's own processes are beside what is measured
+    "study_overhead",  # from here on Ray's processes run beside the measured work
     "search_overhead",
 )
 
@@ -48,10 +48,10 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=BENCHMARKS, default=BENCHMARKS)
     parser.add_argument("--full", action="store_true", help="the long form")
     parser.add_argument("--tracking-uri", default="", help="an empty database for `frame`; by default SQLite")
-    parser.add_argument("--gpu", action="store_true", help="the GPU form instead")
-    parser.add_argument("--device", default="cuda", help="of the GPU form")
-    parser.add_argument("--sizes", nargs="+", choices=tuple(SIZES), default=DEFAULT_SIZES, help="of the GPU form")
-    parser.add_argument("--rounds", type=int, default=5, help="of the GPU form")
+    parser.add_argument("--gpu", action="store_true", help="run the GPU form instead")
+    parser.add_argument("--device", default="cuda", help="for the GPU form")
+    parser.add_argument("--sizes", nargs="+", choices=tuple(SIZES), default=DEFAULT_SIZES, help="for the GPU form")
+    parser.add_argument("--rounds", type=int, default=5, help="for the GPU form")
     parser.add_argument("--eager", action="store_true", help="the GPU form without torch.compile")
     flags = parser.parse_args()
     measured: list[BenchmarkResult] = []
@@ -66,9 +66,9 @@ def on_gpu(flags: argparse.Namespace) -> Iterator[BenchmarkResult]:
 
 
 def on_cpu(flags: argparse.Namespace) -> Iterator[BenchmarkResult]:
-    """Every benchmark in an empty storage of its own."""
+    """Runs every benchmark in a new, empty storage."""
     for name in flags.only:
-        benchmark = importlib.import_module(f"benchmarks.{name}")  # each needs libraries of its own
+        benchmark = importlib.import_module(f"benchmarks.{name}")  # each needs other libraries
         torch.set_num_threads(os.cpu_count() or 1)
         started = time.perf_counter()
         with tempfile.TemporaryDirectory(prefix="gram-bench-") as storage:

@@ -1,4 +1,4 @@
-"""The benchmarks measure what they say: tiny forms of each, and the invariants that make a comparison one."""
+"""Runs tiny forms of every benchmark, and checks the invariants that make a comparison fair."""
 
 import dataclasses
 import itertools
@@ -60,7 +60,7 @@ def test_rounds_are_interleaved():
     assert {name: len(spent) for name, spent in seconds.items()} == {"a": 3, "b": 3}
 
 
-def test_contestants_are_what_they_are_called():
+def test_compared_runs_are_what_they_are_called():
     """The stories model of the table: equal FLOPs with a module, and what each trains."""
     workload = dataclasses.replace(WORKLOAD, size=STORIES_SIZES["26M"])
     dense, gram = compared_runs(workload)[DENSE].model, compared_runs(workload)[GRAM].model
