@@ -10,7 +10,14 @@ from pathlib import Path
 from gram_platform.config import IMPORTED, ModelConfig, View
 from gram_platform.config.identity import canonical_json, invalid, require_choice, require_int, to_plain
 from gram_platform.config.training import merged_config
-from gram_platform.release.files import MAX_FILE_BYTES, shards, write_tensors, write_tokenizer
+from gram_platform.release.files import (
+    MAX_FILE_BYTES,
+    ByteCounter,
+    Progress,
+    shards,
+    write_tensors,
+    write_tokenizer,
+)
 from gram_platform.release.output_folder import atomic_folder, followed, require_no_mount, require_room
 from gram_platform.release.selection import dense_parts
 from gram_platform.release.starcoder2 import foreign_config, foreign_shapes, foreign_weights
@@ -29,7 +36,6 @@ from gram_platform.train.learner import DTYPES
 RECORD, CARD = "export.json", "README.md"
 LAYOUT = 1  # version of an export's set of files
 CHECKS = ("own", "transformers")
-Progress = Callable[[str, int, int | None], None]  # (activity, bytes done, bytes in total)
 
 
 @dataclass(frozen=True)
@@ -79,11 +85,11 @@ def export_view(
         total = sum(_num_bytes(merged_config(config, dict(part.weights)), export) for part in parts.values())
         require_room(out, total)
         with atomic_folder(out) as partial:
-            done, agreements = _counting(progress, total), {}
+            written, agreements = ByteCounter(progress, "exporting", total), {}
             for name, part in parts.items():
                 (partial / name).mkdir(exist_ok=True)
                 routed, folder = (config, weights, dict(part.weights)), partial / name
-                agreements[name] = _write_part(store, part, routed, folder, export, done, progress)
+                agreements[name] = _write_part(store, part, routed, folder, export, written.add, progress)
             _write_cards(partial, agreements, write_card)
             record = {**identity, "files": _hashes(partial)}
             record["agreements"] = {name: [to_plain(a) for a in found] for name, found in agreements.items()}
@@ -135,17 +141,6 @@ def _write_cards(folder: Path, agreements: Mapping[str, tuple[Agreement, ...]], 
 def data_id_of(store: Store, run_id: str) -> str | None:
     """Returns the corpus that a run was trained on; None for an imported model."""
     return None if run_id.startswith(IMPORTED) else store.run(run_id).config()["data"]["data_id"]
-
-
-def _counting(progress: Progress, total: int) -> Callable[[int], None]:
-    done = 0
-
-    def add(num_bytes: int) -> None:
-        nonlocal done
-        done += num_bytes
-        progress("exporting", done, total)
-
-    return add
 
 
 # -------------------------------------------------------------------------------------------------- the folder

@@ -23,7 +23,19 @@ from gram_platform.store.tensors import DiskTensors, Shapes, open_tensors, strea
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 TOKENIZER = "tokenizer.json"
 MAX_FILE_BYTES = 5 * 10**9  # per file: the default of Hugging Face's writer
+Progress = Callable[[str, int, int | None], None]  # (activity, bytes done, bytes in total)
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+
+
+class ByteCounter:
+    """Reports the progress of an activity, in bytes."""
+
+    def __init__(self, progress: Progress, activity: str, total: int) -> None:
+        self._progress, self._activity, self._total, self._done = progress, activity, total, 0
+
+    def add(self, num_bytes: int) -> None:
+        self._done += num_bytes
+        self._progress(self._activity, self._done, self._total)
 
 
 def shards(shapes: Shapes, dtype: torch.dtype, max_file_bytes: int = MAX_FILE_BYTES) -> dict[str, Shapes]:

@@ -6,7 +6,7 @@ Reads only safetensors files, never pickles, one tensor at a time.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid
 from gram_platform.corpora.tokenizer import KNOWN_ENDS, load_tokenizer, require_vocab
 from gram_platform.release.checkpoint_weights import CheckpointWeights
-from gram_platform.release.files import file_names, open_checkpoint
+from gram_platform.release.files import ByteCounter, Progress, file_names, open_checkpoint
 from gram_platform.release.starcoder2 import checked_fields, dense_shapes, native_config
 from gram_platform.store import Store
 from gram_platform.store.directories import TOKENIZER, ImportDirectory, import_id
@@ -26,7 +26,6 @@ from gram_platform.store.tensors import hash_named, write_stream
 
 CONFIG = "config.json"
 DROPOUTS = ("attention_dropout", "residual_dropout", "embedding_dropout")
-Progress = Callable[[str, int, int | None], None]  # (activity, bytes done, bytes in total)
 
 
 @dataclass(frozen=True)
@@ -56,8 +55,8 @@ def import_checkpoint(
         weights = CheckpointWeights(model, foreign, fields["tie_word_embeddings"], fields["use_bias"])
         weights.require_no_others()
         weights.require_zero_biases()
-        names, done = sorted(weights), _Counter(progress, total)
-        weights_sha256 = hash_named((name, done.seen(weights[name])) for name in names)
+        names = sorted(weights)
+        weights_sha256 = hash_named(_read(weights, names, ByteCounter(progress, "importing", total)))
         directory = store.imported(import_id(model, weights_sha256, tokenizer))
         is_new = directory.result() is None
         if is_new:
@@ -65,26 +64,19 @@ def import_checkpoint(
 
             def write(path: str) -> None:
                 tensors = ((name, weights[name]) for name in names)
-                write_stream(path, shapes, torch.float32, tensors, _Counter(progress, total).add)
+                write_stream(path, shapes, torch.float32, tensors, ByteCounter(progress, "importing", total).add)
 
             origin = {"weights_sha256": weights_sha256, "source": _source(folder, plain)}
             directory.complete(model, origin, write, tokenizer)
     return Imported(directory.node_id, model, is_new, (*_notes(plain), *_notes_on_tokenizer(trouble, directory)))
 
 
-class _Counter:
-    """Reports the progress of reading, in bytes."""
-
-    def __init__(self, progress: Progress, total: int) -> None:
-        self._progress, self._total, self._done = progress, total, 0
-
-    def add(self, num_bytes: int) -> None:
-        self._done += num_bytes
-        self._progress("importing", self._done, self._total)
-
-    def seen(self, tensor: torch.Tensor) -> torch.Tensor:
-        self.add(tensor.nbytes)
-        return tensor
+def _read(weights: CheckpointWeights, names: list[str], counter: ByteCounter) -> Iterator[tuple[str, torch.Tensor]]:
+    for name in names:
+        tensor = weights[name]
+        counter.add(tensor.nbytes)
+        yield name, tensor
+        del tensor  # frees it before the next one is read
 
 
 def read_config(folder: Path) -> dict:
