@@ -111,7 +111,7 @@ def search_command(action: Positional[str] = "list", search: Positional[str] = "
         print("\n".join(search_lines(store)) or f"{store.root}: no searches")
         return
     search_id = give_order(store.open_for_writing(), action, search)
-    print(f"{action}: {search_id} is told")
+    print(f"{action}: sent to {search_id}")
 
 
 def replicate_command(folder: Positional[str] = "", out: str = "replication", beside_published: bool = True) -> None:

@@ -68,7 +68,7 @@ class CheckpointWeights(Mapping):
         tensor = self._foreign[name]
         if tuple(tensor.shape) != shape or not tensor.is_floating_point():
             found = f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
-            raise invalid(name, found, f"{shape} of a floating type, by config.json")
+            raise invalid(name, found, f"{shape} of a floating type, as config.json says")
         tensor = tensor.float()
         if not all(
             map(math.isfinite, tensor.aminmax())
@@ -84,8 +84,7 @@ class CheckpointWeights(Mapping):
                 name = f"model.layers.{layer}.self_attn.{projection}.bias"
                 largest = float(self._read(name, shapes[name]).abs().max())
                 if largest:
-                    text = f"zero: attention here has no biases, and that of layer {layer} {projection} is not zero"
-                    raise invalid(name, f"up to {largest:.3g}", text)
+                    raise invalid(name, f"up to {largest:.3g}", "zero, because attention here has no biases")
 
     def require_no_others(self) -> None:
         """ValueError for tensors without a place in our model: they would be lost."""

@@ -99,7 +99,7 @@ def export_view(
 
 def _require_check(check: str) -> None:
     if check == "transformers" and importlib.util.find_spec("transformers") is None:
-        raise invalid("check", check, "own: transformers is not installed")
+        raise invalid("check", check, "own, because transformers is not installed")
 
 
 def _num_bytes(model: ModelConfig, export: ExportRequest) -> int:
@@ -170,7 +170,7 @@ def _is_there(out: Path, identity: Mapping) -> bool:
     if found != json.loads(canonical_json(identity)):
         raise invalid("out", str(out), "an empty folder or a new one: this one holds another export")
     if record["files"] != _hashes(out):
-        raise invalid("out", str(out), "this export as it was written, but its files have changed: remove the folder")
+        raise invalid("out", str(out), "an unchanged export: its files have changed, remove the folder")
     return True
 
 

@@ -77,7 +77,7 @@ def file_names(folder: Path) -> list[str]:
             if Path(name).name != name or not name.endswith(".safetensors"):
                 raise invalid(INDEX, name, "safetensors files of the same folder")
             if not (folder / name).is_file():
-                raise invalid("checkpoint", str(folder), f"a whole one: {name} is missing")
+                raise invalid("checkpoint", str(folder), f"a complete checkpoint, {name} is missing")
         return names
     if (folder / SINGLE).is_file():
         return [SINGLE]

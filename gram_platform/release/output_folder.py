@@ -43,7 +43,7 @@ def require_room(out: Path, num_bytes: int) -> None:
     existing = next(parent for parent in out.absolute().parents if parent.exists())
     free = shutil.disk_usage(existing).free
     if free < num_bytes:
-        raise invalid("out", str(out), f"a place with {num_bytes / 1e9:,.2f} GB free, found {free / 1e9:,.2f} GB")
+        raise invalid("out", str(out), f"a disk with {num_bytes / 1e9:,.2f} GB free, found {free / 1e9:,.2f} GB")
 
 
 @contextlib.contextmanager
@@ -60,7 +60,7 @@ def atomic_folder(out: Path) -> Iterator[Path]:
                 shutil.rmtree(stale)
         partial.mkdir()
     except OSError as error:
-        raise invalid("out", str(out), f"a place where files can be written ({error})") from error
+        raise invalid("out", str(out), f"a writable folder ({error})") from error
     try:
         with folder_lock(partial):
             yield partial
@@ -68,7 +68,7 @@ def atomic_folder(out: Path) -> Iterator[Path]:
     except OSError as error:
         if error.errno not in USER_ERRNOS:
             raise
-        raise invalid("out", str(out), f"a place where the export can be written ({error.strerror})") from error
+        raise invalid("out", str(out), f"a folder that accepts the export ({error.strerror})") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

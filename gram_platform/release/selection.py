@@ -14,7 +14,7 @@ def find_run(store: Store, beginning: str) -> str:
     known = [*store.list_runs(), *store.list_imports()]
     found = [beginning] if beginning in known else [run_id for run_id in known if run_id.startswith(beginning)]
     if not beginning or not found:
-        raise invalid("run_id", beginning, f"a run of this storage ({store.root}), by its id or the beginning of it")
+        raise invalid("run_id", beginning, f"the id of a run of {store.root}, or the beginning of one")
     if len(found) > 1:
         raise invalid("run_id", beginning, f"the beginning of one id, not of {len(found)}: {', '.join(found[:6])}")
     return found[0]
@@ -26,7 +26,7 @@ def parse_modules(text: str) -> dict[str, float]:
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         domain, given, weight = part.partition("=")
         if domain in modules:
-            raise invalid("modules", text, f"every module once: {domain} is there twice")
+            raise invalid("modules", text, f"every module once, found {domain} twice")
         try:
             modules[domain] = float(weight) if given else 1.0
         except ValueError:
@@ -38,7 +38,7 @@ def parse_sources(text: str) -> dict[str, str]:
     """Parses `virology=RUN_ID,...` into {domain: run id or its beginning}."""
     pairs = [part.strip().partition("=") for part in text.split(",") if part.strip()]
     if wrong := [domain for domain, _, run_id in pairs if not domain or not run_id]:
-        raise invalid("sources", wrong[0], "domain=RUN_ID, of the run that trained the module")
+        raise invalid("sources", wrong[0], "domain=RUN_ID, the run that trained the module")
     return {domain: run_id for domain, _, run_id in pairs}
 
 
@@ -64,13 +64,13 @@ class AvailableModules:
             allowed = f"one of run {self.run_id}'s modules: {', '.join(self.modules)}"
             raise invalid("modules", domain, allowed if self.modules else f"none: run {self.run_id} is dense")
         if len(found) > 1:
-            raise invalid("sources", "", f"{domain}=RUN_ID, for several runs trained it: {', '.join(found)}")
+            raise invalid("sources", "", f"{domain}=RUN_ID, because several runs trained it: {', '.join(found)}")
         return found[0]
 
     def view(self, modules: Mapping[str, float], sources: Mapping[str, str]) -> View:
         """Returns the view with these modules; `sources` names the run of a module that several runs trained."""
         if stray := sorted(set(sources) - set(modules)):
-            raise invalid("sources", stray, "modules that are named too")
+            raise invalid("sources", stray, "only modules that `modules` names")
         origins = {domain: sources.get(domain) or self.source(domain) for domain in modules}
         elsewhere = {d: run_id for d, run_id in origins.items() if run_id != self.run_id and modules[d]}
         if self.has_core:

@@ -148,9 +148,7 @@ def _require_nothing_else(folder: Path, model: ModelConfig, dtype: torch.dtype) 
     files = {file: {n: s for n, s in expected.items() if n in held} for file, held in names_by_file(folder).items()}
     sizes = {name: stream_bytes(held, dtype) for name, held in files.items()}
     if found != sizes:
-        raise invalid(
-            "export", found, f"files of these sizes, what the tensors of the view take, and no others: {sizes}"
-        )
+        raise invalid("export", found, f"only the files and sizes of the view's tensors: {sizes}")
 
 
 # --------------------------------------------------------------------------------------------- layer by layer
