@@ -64,10 +64,8 @@ class MatmulRate:
     def _calls(self, product: Product) -> Iterator[tuple[str, Callable[[], object]]]:
         num_tokens = self.num_sequences * self.config.seq_len
         x_NI = self._random(num_tokens, product.fan_in)
-        weight_OI, gradient_NO = (
-            self._random(product.fan_out, product.fan_in),
-            self._random(num_tokens, product.fan_out),
-        )
+        weight_OI = self._random(product.fan_out, product.fan_in)
+        gradient_NO = self._random(num_tokens, product.fan_out)
         yield "output", lambda: F.linear(x_NI, weight_OI)
         yield "input gradient", lambda: gradient_NO @ weight_OI
         yield "weight gradient", lambda: gradient_NO.t() @ x_NI

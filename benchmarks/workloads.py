@@ -110,12 +110,8 @@ def bfloat16_share() -> float:
 def _seconds(dtype: torch.dtype) -> float:
     """Times a product: the faster of two, after a warm-up."""
     rows, shared, columns = PROBE
-    left, right, clock = (
-        torch.ones(rows, shared, dtype=dtype),
-        torch.ones(shared, columns, dtype=dtype),
-        clock_of("cpu"),
-    )
-    seconds = []
+    left, right = torch.ones(rows, shared, dtype=dtype), torch.ones(shared, columns, dtype=dtype)
+    clock, seconds = clock_of("cpu"), []
     for _ in range(3):
         started = clock()
         left @ right

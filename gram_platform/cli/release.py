@@ -8,7 +8,7 @@ from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid, local_path, require_choice, require_int, require_real
 from gram_platform.config.view import PRECISIONS
 from gram_platform.release.card import card_subject, card_text
-from gram_platform.release.export import CARD, ExportRequest, ExportResult, export_view
+from gram_platform.release.export import CARD, ExportRequest, export_view
 from gram_platform.release.files import MAX_FILE_BYTES
 from gram_platform.release.importing import import_checkpoint, read_config
 from gram_platform.release.profile_numbers import profile_numbers
@@ -54,15 +54,12 @@ def export_command(
     wanted = dict.fromkeys(found.modules, 1.0) if all_modules else parse_modules(modules or "")
     origins = {domain: find_run(store, beginning) for domain, beginning in parse_sources(sources).items()}
     export = ExportRequest(found.view(wanted, origins), dtype, round(max_file_gb * 1e9), check)
-    about = card_subject(store, export.view, dtype, profile_numbers(store, export.view))
+    subject = card_subject(store, export.view, dtype, profile_numbers(store, export.view))
 
     def write_card(folder: Path, part: str, agreements: tuple) -> None:
-        (folder / CARD).write_text(card_text(about, part, agreements), encoding="utf-8")
+        (folder / CARD).write_text(card_text(subject, part, agreements), encoding="utf-8")
 
-    print_export(export_view(store, export, place, write_card, report_progress))
-
-
-def print_export(exported: ExportResult) -> None:
+    exported = export_view(store, export, place, write_card, report_progress)
     for name, agreements in exported.agreements.items():
         for agreement in agreements:
             print(f"{name + ': ' if name else ''}{agreement}")

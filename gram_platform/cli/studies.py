@@ -56,7 +56,18 @@ def report_command(
         return
     if out or watch:
         raise invalid("study", study, "no value with --out or --watch, which build the whole site")
-    _report_study(study, storage, tracking_uri)
+    store = stored(storage).open_for_writing()
+    record = load_record(store, study)
+    uri = tracking_uri or default_tracking_uri(store.root)
+    outcome = outcome_of(record)
+    results = outcome.read(record, store, uri)
+    if results is None:
+        raise invalid("study", study, "a study with a complete baseline and its evaluation")
+    failures = {i: failure["message"] for i in record.ids if (failure := store.run(i).failure())}
+    paths = outcome.write(record, store, results, failures, Tracker(uri) if results.source == "MLflow" else None)
+    print(outcome.text(record, results))
+    print("\n".join(f"{name:12} {path}" for name, path in paths.items()))
+    print(f"read from {results.source}")
 
 
 def site_command(storage: Storage = "", tracking_uri: TrackingUri = "", out: str = "", watch: float = 0.0) -> None:
@@ -80,21 +91,6 @@ def site_command(storage: Storage = "", tracking_uri: TrackingUri = "", out: str
     for problem in built.problems:
         print(f"warning: {problem}", file=sys.stderr)
     print(f"{built.num_runs} runs, {built.num_written} files written now\n{built.index}")
-
-
-def _report_study(study: str, storage: str, tracking_uri: str) -> None:
-    store = stored(storage).open_for_writing()
-    record = load_record(store, study)
-    uri = tracking_uri or default_tracking_uri(store.root)
-    outcome = outcome_of(record)
-    results = outcome.read(record, store, uri)
-    if results is None:
-        raise invalid("study", study, "a study with a complete baseline and its evaluation")
-    failures = {i: failure["message"] for i in record.ids if (failure := store.run(i).failure())}
-    paths = outcome.write(record, store, results, failures, Tracker(uri) if results.source == "MLflow" else None)
-    print(outcome.text(record, results))
-    print("\n".join(f"{name:12} {path}" for name, path in paths.items()))
-    print(f"read from {results.source}")
 
 
 def search_command(action: Positional[str] = "list", search: Positional[str] = "", storage: Storage = "") -> None:

@@ -6,15 +6,7 @@ is the best validation loss; choosing the checkpoint on validation data follows 
 
 from collections.abc import Iterable
 
-from gram_platform.config import (
-    DataConfig,
-    DomainBudget,
-    EvalPoints,
-    ModelConfig,
-    RoutingConfig,
-    RunConfig,
-    View,
-)
+from gram_platform.config import DataConfig, DomainBudget, EvalPoints, ModelConfig, RoutingConfig, RunConfig, View
 from gram_platform.config.training import merged_config
 from gram_platform.methods.budgets import optimizer_of
 from gram_platform.methods.setting import Elicitation, Profile, Setting

@@ -1,6 +1,5 @@
 """Exports a view as stock Hugging Face checkpoints: writes them to a temporary folder, verifies, then renames it."""
 
-import hashlib
 import importlib.util
 import json
 from collections.abc import Callable, Mapping
@@ -10,25 +9,13 @@ from pathlib import Path
 from gram_platform.config import IMPORTED, ModelConfig, View
 from gram_platform.config.identity import canonical_json, invalid, require_choice, require_int, to_plain
 from gram_platform.config.training import merged_config
-from gram_platform.release.files import (
-    MAX_FILE_BYTES,
-    ByteCounter,
-    Progress,
-    shards,
-    write_tensors,
-    write_tokenizer,
-)
+from gram_platform.release.files import MAX_FILE_BYTES, ByteCounter, Progress, shards, write_tensors, write_tokenizer
 from gram_platform.release.output_folder import atomic_folder, followed, require_no_mount, require_room
 from gram_platform.release.selection import dense_parts
 from gram_platform.release.starcoder2 import foreign_config, foreign_shapes, foreign_weights
-from gram_platform.release.verification import (
-    Agreement,
-    Model,
-    verification_tokens,
-    verified,
-    verified_by_transformers,
-)
+from gram_platform.release.verification import Agreement, Model, verification_tokens, verified, verified_by_transformers
 from gram_platform.store import Store
+from gram_platform.store.files import hash_file
 from gram_platform.store.tensors import stream_bytes
 from gram_platform.store.views import open_view
 from gram_platform.train.learner import DTYPES
@@ -76,7 +63,8 @@ def export_view(
     card.
     """
     parts = dense_parts(export.view)
-    _require_check(export.check)
+    if export.check == "transformers" and importlib.util.find_spec("transformers") is None:
+        raise invalid("check", export.check, "own, because transformers is not installed")
     identity, out = _identity(store, export), followed(out)
     if _is_there(out, identity):
         return _again(out, write_card)
@@ -95,11 +83,6 @@ def export_view(
             record["agreements"] = {name: [to_plain(a) for a in found] for name, found in agreements.items()}
             (partial / RECORD).write_text(canonical_json(record) + "\n")
     return ExportResult(out, agreements, total)
-
-
-def _require_check(check: str) -> None:
-    if check == "transformers" and importlib.util.find_spec("transformers") is None:
-        raise invalid("check", check, "own, because transformers is not installed")
 
 
 def _num_bytes(model: ModelConfig, export: ExportRequest) -> int:
@@ -185,9 +168,4 @@ def _again(out: Path, write_card: WriteCard) -> ExportResult:
 def _hashes(folder: Path) -> dict[str, str]:
     """Hashes (SHA-256) every file except the record and the cards, which change with the studies."""
     paths = [p for p in sorted(folder.rglob("*")) if p.is_file() and p.name not in (RECORD, CARD)]
-    return {str(path.relative_to(folder)): _sha256(path) for path in paths}
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return {str(path.relative_to(folder)): hash_file(str(path)) for path in paths}

@@ -38,7 +38,8 @@ class ProfileNumbers:
 
 def profile_numbers(store: Store, view: View) -> tuple[ProfileNumbers, ...]:
     """Returns the numbers of every study that evaluated the view and has its baseline; () if there is none."""
-    records = [load_record(store, name) for name in store.list_studies() if _is_study(store, name)]
+    studies = [name for name in store.list_studies() if store.study_dir(name).exists("study.json")]  # without searches
+    records = [load_record(store, name) for name in studies]
     records = [record for record in records if record.measurement == LOSSES]
     wanted = {record.name: _entries(store, record, view) for record in records}
     frames = Frames(store)
@@ -50,11 +51,6 @@ def profile_numbers(store: Store, view: View) -> tuple[ProfileNumbers, ...]:
         if results is not None:
             found += [_numbers(record, results, tags) for tags in wanted[record.name]]
     return tuple(found)
-
-
-def _is_study(store: Store, name: str) -> bool:
-    """Tells studies from searches, which write into the same kind of folder."""
-    return store.study_dir(name).exists("study.json")
 
 
 def _entries(store: Store, record: StudyRecord, view: View) -> list[Mapping[str, str]]:

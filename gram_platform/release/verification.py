@@ -184,7 +184,7 @@ def _layer(
     with torch.device("meta"):
         block = Block(config)
     prefix = f"blocks.{layer}."
-    block.load_state_dict({name: _double(weights, prefix + name) for name in block.state_dict()}, assign=True)
+    block.load_state_dict({name: weights[prefix + name].double() for name in block.state_dict()}, assign=True)
     rotary = Rotary(config.head_dim, config.seq_len, config.rope_theta).double()
     rotary.reset_tables()
     ordered = {domain: active[domain] for domain in config.module_domains if domain in active}
@@ -192,9 +192,5 @@ def _layer(
 
 
 def _final_norm(config: ModelConfig, weights: Weights, x_BTD: torch.Tensor) -> torch.Tensor:
-    gain, bias = (_double(weights, f"ln_f.{part}") for part in ("weight", "bias"))
+    gain, bias = (weights[f"ln_f.{part}"].double() for part in ("weight", "bias"))
     return torch.nn.functional.layer_norm(x_BTD, (config.d_model,), gain, bias, config.norm_eps)
-
-
-def _double(weights: Weights, name: str) -> torch.Tensor:
-    return weights[name].double()

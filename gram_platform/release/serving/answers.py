@@ -15,12 +15,7 @@ from gram_platform.release.serving.requests import Refusal, busy, interrupted, l
 from gram_platform.release.serving.text import TextStream, Vocabulary
 
 FORBIDDEN = "forbidden"  # the model's process found no grant in its copy of the policy
-REFUSALS = {
-    BUSY: busy,
-    LATE: late,
-    FAILED: interrupted,
-    FORBIDDEN: unknown_model,
-}
+REFUSALS = {BUSY: busy, LATE: late, FAILED: interrupted, FORBIDDEN: unknown_model}
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
