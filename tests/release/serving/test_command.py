@@ -107,7 +107,7 @@ def test_the_policy_is_handed_on_without_waiting_for_replicas(planted_ray, monke
         planted_ray.append(text)
         if text.startswith("ready"):
             path.write_text("")
-        if text.startswith("the policy stays"):
+        if text.startswith("the policy is unchanged"):
             path.write_text(last)
         if text.startswith("the policy has changed"):
             send([signal.SIGTERM])
@@ -120,8 +120,8 @@ def test_the_policy_is_handed_on_without_waiting_for_replicas(planted_ray, monke
     monkeypatch.setattr(serve, "run_many", run_many)
     monkeypatch.setattr(serve, "RunTarget", lambda _, name, route_prefix: SimpleNamespace(name=name))
     serve_until_stopped(service(tmp_path), say)
-    stays, *rest = planted_ray[3:]
-    assert stays.startswith("the policy is unchanged: profiles=None: expected")
+    unchanged, *rest = planted_ray[3:]
+    assert unchanged.startswith("the policy is unchanged: profiles=None: expected")
     assert rest == ["run_many", "the policy has changed: 5 tokens", "stopping", "serve.shutdown", "ray.shutdown"]
 
 
