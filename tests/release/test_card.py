@@ -82,7 +82,7 @@ def test_numbers_are_the_study_s(planted):
     assert str(AGREEMENT) in text
 
 
-def test_what_is_missing_is_said(planted):
+def test_missing_numbers_are_listed(planted):
     view = View.of(gram_run(planted), {"lisp": 1.0})
     nothing = card(planted, view)
     assert "No study of this storage has evaluated this profile" in nothing
@@ -107,7 +107,7 @@ def test_every_number_of_a_card_without_a_study_is_the_model_s(planted):
         assert word in measured
 
 
-def test_studies_with_the_same_evaluations_are_told_once(planted):
+def test_studies_with_the_same_evaluations_are_shown_once(planted):
     planted.study("scaling", "Scaling")
     planted.study("stories", "Stories")
     text = card(planted, View.of(gram_run(planted), {"lisp": 1.0}))

@@ -217,7 +217,7 @@ def test_a_checkpoint_that_is_not_the_view_is_not_left(dtype, message, store, tm
     assert [path.name for path in tmp_path.iterdir()] == ["storage"]
 
 
-def test_what_a_killed_export_left_is_cleared_and_a_living_one_s_is_kept(store, tmp_path):
+def test_a_killed_exports_folder_is_removed_and_a_living_ones_is_kept(store, tmp_path):
     view, out = View(complete(store, modular_run())), tmp_path / "out"
     dead, living = tmp_path / ".out.1.part", tmp_path / ".out.2.part"
     dead.mkdir()
@@ -255,7 +255,7 @@ def test_a_storage_behind_a_url_and_an_import_there(tmp_path):
     assert (tmp_path / "again" / SINGLE).read_bytes() == (tmp_path / "out" / SINGLE).read_bytes()
 
 
-def test_a_full_disk_is_said_before_the_work(store, tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_before_the_work(store, tmp_path, monkeypatch):
     view = View(complete(store, modular_run()))
     monkeypatch.setattr(output_folder.shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
     with pytest.raises(ValueError, match=r"out=.*GB free"):

@@ -71,7 +71,7 @@ def test_the_planted_profiles_say_their_own_tokens():
         assert sequence.end == LENGTH
 
 
-def test_what_is_drawn_does_not_depend_on_who_else_is_at_work():
+def test_drawn_tokens_do_not_depend_on_other_sequences():
     together = [ActiveSequence(request, grant(profile)) for request, profile in requests(24)]
     alone = [ActiveSequence(request, grant(profile)) for request, profile in requests(24)]
     in_turn = [completed(random_batch(1), [sequence])[0] for sequence in alone]
@@ -192,7 +192,7 @@ def test_more_than_fit_are_refused_and_abandoned_ones_make_room(engine):
     assert engine.load() == (0, 0)
 
 
-def test_late_orders_end_and_free_their_rows():
+def test_late_requests_end_and_free_their_rows():
     batch = planted_batch(2)
     step = batch.step
     batch.step = lambda: (time.sleep(0.05), step())[1]
@@ -206,7 +206,7 @@ def test_late_orders_end_and_free_their_rows():
     engine.close()
 
 
-def test_a_dead_thread_ends_every_order_and_is_unhealthy():
+def test_a_dead_thread_ends_every_request_and_is_unhealthy():
     batch, all_there = planted_batch(2), threading.Event()
     engine = Engine(batch, EngineLimits(num_rows=2, num_waiting=10))
     engine.check()

@@ -33,7 +33,7 @@ class Watched:
         return self.engine
 
 
-def test_a_stream_goes_on_while_short_orders_wait():
+def test_a_stream_continues_while_short_requests_wait():
     """No more than one group of prompts is read between two of its tokens, and the clock goes on with each."""
     watched, seen, tokens = Watched(4), [], queue.SimpleQueue()
     engine = watched.started(num_waiting=600, deadline_s=300.0)
@@ -54,7 +54,7 @@ def test_a_stream_goes_on_while_short_orders_wait():
     engine.close()
 
 
-def test_late_orders_are_dropped_while_short_ones_come_in():
+def test_late_requests_are_dropped_while_short_ones_arrive():
     watched = Watched(2)
     engine = watched.started(num_waiting=600)
 
@@ -74,7 +74,7 @@ def test_late_orders_are_dropped_while_short_ones_come_in():
     engine.close()
 
 
-def test_what_waits_is_read_together_as_far_as_it_may(monkeypatch):
+def test_waiting_prompts_are_read_together_up_to_the_limit(monkeypatch):
     watched = Watched(16)
     engine = watched.started()
     first = submitted(engine, GenerationRequest((1,), 60), "open")[1]

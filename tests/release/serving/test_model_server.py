@@ -80,7 +80,7 @@ def test_runs_that_cannot_be_served_are_refused(source):
         require_servable(dense, source.policy)
 
 
-def test_an_order_is_never_silent_for_long(source, monkeypatch):
+def test_a_request_is_never_silent_for_long(source, monkeypatch):
     """Also when nobody looks before the end: what has been drawn comes every beat, and is the same in all."""
     server, digest = ModelServer(source), token_digest(planted().tokens["lisp"])
     request = GenerationRequest((1,), 40)

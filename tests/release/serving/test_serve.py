@@ -111,7 +111,7 @@ def test_the_policy_is_followed_while_it_serves(running, capsys):
 
 
 @pytest.mark.slow
-def test_a_killed_model_is_said_and_replaced(running):
+def test_a_killed_model_is_reported_and_replaced(running):
     """Open streams and requests end with an error, later ones are told when to come again, and then it works."""
     site, got, is_open, is_back = running.site, [], threading.Event(), threading.Event()
     expected = site.complete("both").json["choices"][0]["text"]
