@@ -45,7 +45,7 @@ def test_callers_get_their_own_profile_and_no_other(running):
         got = site.complete("reader", model=profile)
         assert (got.status, got.code) == (404, "model_not_found")
     assert site.complete("lisp", stream=True).events[-1] == "[DONE]"
-    assert "not in memory, since nobody is granted them: secret" in running.log.read_text()
+    assert "not in memory, because no token is granted them: secret" in running.log.read_text()
 
 
 def test_wrong_requests_have_their_statuses(running):
