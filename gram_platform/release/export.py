@@ -10,7 +10,7 @@ from gram_platform.config import IMPORTED, ModelConfig, View
 from gram_platform.config.identity import canonical_json, invalid, require_choice, require_int, to_plain
 from gram_platform.config.training import merged_config
 from gram_platform.release.files import MAX_FILE_BYTES, ByteCounter, Progress, shards, write_tensors, write_tokenizer
-from gram_platform.release.output_folder import atomic_folder, followed, require_no_mount, require_room
+from gram_platform.release.output_folder import atomic_folder, require_no_mount, require_room, resolved
 from gram_platform.release.selection import dense_parts
 from gram_platform.release.starcoder2 import foreign_config, foreign_shapes, foreign_weights
 from gram_platform.release.verification import Agreement, Model, verification_tokens, verified, verified_by_transformers
@@ -65,9 +65,9 @@ def export_view(
     parts = dense_parts(export.view)
     if export.check == "transformers" and importlib.util.find_spec("transformers") is None:
         raise invalid("check", export.check, "own, because transformers is not installed")
-    identity, out = _identity(store, export), followed(out)
-    if _is_there(out, identity):
-        return _again(out, write_card)
+    identity, out = _identity(store, export), resolved(out)
+    if _is_this_export(out, identity):
+        return _with_new_cards(out, write_card)
     require_no_mount(out)
     with open_view(store, export.view) as (config, weights):
         total = sum(_num_bytes(merged_config(config, dict(part.weights)), export) for part in parts.values())
@@ -96,7 +96,7 @@ def _write_part(
     routed: Model,
     folder: Path,
     export: ExportRequest,
-    written: Callable[[int], None],
+    on_bytes: Callable[[int], None],
     progress: Progress,
 ) -> tuple[Agreement, ...]:
     """Writes one dense checkpoint without a card. `routed`: the whole view, with this part's active modules."""
@@ -105,7 +105,7 @@ def _write_part(
     config = json.dumps(foreign_config(model, dtype, end_of_text), indent=2, sort_keys=True) + "\n"
     (folder / "config.json").write_text(config)
     files = shards(foreign_shapes(model), dtype, export.max_file_bytes)
-    write_tensors(folder, files, dtype, foreign_weights(*routed), written)
+    write_tensors(folder, files, dtype, foreign_weights(*routed), on_bytes)
     tokens = verification_tokens(store, data_id, model)
     found = [verified(routed, folder, dtype, tokens, lambda *bytes_done: progress("verifying", *bytes_done))]
     if export.check == "transformers":
@@ -137,7 +137,7 @@ def _identity(store: Store, export: ExportRequest) -> dict:
     return {"layout": LAYOUT, "view": to_plain(export.view), "weights_sha256": hashes, **sizes}
 
 
-def _is_there(out: Path, identity: Mapping) -> bool:
+def _is_this_export(out: Path, identity: Mapping) -> bool:
     """Tells whether `out` is this export; ValueError if it holds anything else."""
     if not out.exists():
         return False
@@ -157,7 +157,7 @@ def _is_there(out: Path, identity: Mapping) -> bool:
     return True
 
 
-def _again(out: Path, write_card: WriteCard) -> ExportResult:
+def _with_new_cards(out: Path, write_card: WriteCard) -> ExportResult:
     """Rewrites the cards of an existing export from the studies' present numbers."""
     record = json.loads((out / RECORD).read_text())
     agreements = {name: tuple(Agreement(**a) for a in found) for name, found in record["agreements"].items()}

@@ -16,7 +16,7 @@ MOUNTS = Path("/proc/self/mountinfo")  # proc(5): the fifth field is the mount p
 USER_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.ENOTEMPTY, errno.ENOTDIR, errno.EBUSY, errno.EXDEV)
 
 
-def followed(out: Path) -> Path:
+def resolved(out: Path) -> Path:
     """Resolves symbolic links. ValueError if they form a circle."""
     try:
         return out.resolve()

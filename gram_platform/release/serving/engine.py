@@ -67,7 +67,7 @@ class Engine:
         self._lock = threading.Lock()  # guards `_num_open`, and arrivals against closing
         self._arrivals: queue.SimpleQueue[_Job | int | None] = queue.SimpleQueue()  # int: abandoned; None: wake up
         self._waiting: deque[_Job] = deque()
-        self._at_work: dict[int, _Job] = {}
+        self._active_jobs: dict[int, _Job] = {}
         self._num_open = 0
         self._closed = False
         self._last_step = self._next_late_check = time.monotonic()
@@ -99,7 +99,7 @@ class Engine:
 
     def load(self) -> tuple[int, int]:
         """Returns (active sequences, waiting requests)."""
-        return len(self._at_work), max(0, self._num_open - len(self._at_work))
+        return len(self._active_jobs), max(0, self._num_open - len(self._active_jobs))
 
     def close(self) -> None:
         """Ends the thread; open requests end as failed."""
@@ -123,12 +123,12 @@ class Engine:
             with self._lock:
                 self._closed = True
             self._collect()
-            for job in [*self._at_work.values(), *self._waiting]:
+            for job in [*self._active_jobs.values(), *self._waiting]:
                 self._end(job, Delivery(end=FAILED))
 
     def _collect(self) -> None:
         """Receives new requests and cancellations; waits for them if the engine is idle."""
-        idle = not self._at_work and not self._waiting and not self._closed
+        idle = not self._active_jobs and not self._waiting and not self._closed
         try:
             arrival = self._arrivals.get(timeout=IDLE_S) if idle else self._arrivals.get_nowait()
             while True:
@@ -148,7 +148,7 @@ class Engine:
 
     def _drop(self, is_over: Callable[[_Job], bool]) -> None:
         """Ends the matching requests, which frees their rows and places."""
-        for job in [job for job in [*self._at_work.values(), *self._waiting] if is_over(job)]:
+        for job in [job for job in [*self._active_jobs.values(), *self._waiting] if is_over(job)]:
             self._batch.remove(job.sequence)
             self._end(job, Delivery(end=LATE))
         self._waiting = deque(job for job in self._waiting if not job.sequence.end)
@@ -162,13 +162,13 @@ class Engine:
                 break
             jobs.append(self._waiting.popleft())
         if jobs:
-            self._at_work |= {job.sequence.number: job for job in jobs}
+            self._active_jobs |= {job.sequence.number: job for job in jobs}
             self._deliver(self._batch.admit([job.sequence for job in jobs]))
 
     def _deliver(self, sequences: list[ActiveSequence]) -> None:
         self._last_step = time.monotonic()
         for sequence in sequences:
-            job = self._at_work[sequence.number]
+            job = self._active_jobs[sequence.number]
             delivery = Delivery(tuple(sequence.drawn[job.num_sent :]), sequence.end)
             job.num_sent = len(sequence.drawn)
             if sequence.end:
@@ -178,7 +178,7 @@ class Engine:
 
     def _end(self, job: _Job, delivery: Delivery) -> None:
         job.sequence.end = delivery.end
-        self._at_work.pop(job.sequence.number, None)
+        self._active_jobs.pop(job.sequence.number, None)
         with self._lock:
             self._num_open -= 1
         job.receive(delivery)
