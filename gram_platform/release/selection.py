@@ -14,7 +14,7 @@ def find_run(store: Store, beginning: str) -> str:
     known = [*store.list_runs(), *store.list_imports()]
     found = [beginning] if beginning in known else [run_id for run_id in known if run_id.startswith(beginning)]
     if not beginning or not found:
-        raise invalid("run_id", beginning, f"the id of a run of {store.root}, or the beginning of one")
+        raise invalid("run_id", beginning, f"a run of this storage ({store.root}): its id, or the beginning of it")
     if len(found) > 1:
         raise invalid("run_id", beginning, f"the beginning of one id, not of {len(found)}: {', '.join(found[:6])}")
     return found[0]
