@@ -88,7 +88,7 @@ def test_this_checkout_is_a_small_upload_and_its_experiments_build(bare_cluster,
     assert head.submit(bare_cluster, ["bash", "-c", build]) == 0
     upload = next(path for path in set(uploads.glob("_ray_pkg_*")) - before if path.is_dir())
     files = {path.relative_to(upload): path.stat().st_size for path in upload.rglob("*") if path.is_file()}
-    assert Path("gram_platform/identity.py") in files
+    assert Path("gram_platform/config/identity.py") in files
     assert not {path.parts[0] for path in files} & {".venv", ".git", "shared", "storage"}
     largest = sorted(files.items(), key=lambda item: -item[1])[:5]
     assert sum(files.values()) < MAX_UPLOAD_BYTES, f"unpacked; the largest files are {largest}"
