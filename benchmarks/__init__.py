@@ -1,1 +1,1 @@
-"""Benchmarks: each measures something against what it is compared with, in the same run."""
+"""Measures speed and overhead, each against a reference in the same run."""

@@ -1,4 +1,4 @@
-"""Preparing a corpus, against `tokenizers` encoding the same texts and nothing else; and the memory that it takes."""
+"""Measures preparing a corpus against `tokenizers` encoding the same texts, and the memory that it takes."""
 
 import json
 import multiprocessing
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from benchmarks.measurement import Aim, Measurement, Settings
+from benchmarks.results import Aim, BenchmarkResult, BenchmarkSettings
 from gram_platform.corpora import prepare, resolve, stories
 from gram_platform.corpora.pack import BATCH_CHARS
 from gram_platform.corpora.recipe import CorpusRecipe
@@ -22,8 +22,8 @@ NUM_ROUNDS = 3
 FILE_DOCUMENTS = 2000
 
 
-def measure(settings: Settings) -> list[Measurement]:
-    """The rate at 12 MB (full: 120 MB); the memory at 4 and 12 MB (full: 40 MB and 1 GB), each in its own process."""
+def measure(settings: BenchmarkSettings) -> list[BenchmarkResult]:
+    """Measures the rate at 12 MB (full: 120 MB), and peak memory at 4 and 12 MB (full: 40 MB and 1 GB)."""
     folder, scale = Path(settings.storage), 10 if settings.full else 1
     tokenizer = write_tokenizer(folder / "tokenizer.json")
     large, small = folder / "large", folder / "small"
@@ -36,7 +36,7 @@ def measure(settings: Settings) -> list[Measurement]:
 
 
 def write_tokenizer(path: Path) -> Path:
-    """A BPE of the stories."""
+    """Trains a BPE on the stories."""
     source = stories_source(dict.fromkeys(TOPICS, 400), 64, 0.5)
     texts = [story(source, topic, index) for topic in TOPICS for index in range(400)]
     path.write_text(train_tokenizer(texts, SHAPE["vocab_size"]).to_str())
@@ -44,7 +44,7 @@ def write_tokenizer(path: Path) -> Path:
 
 
 def write_corpus(folder: Path, num_bytes: int) -> int:
-    """Stories as .jsonl files of `text` and `label`, until there are so many bytes of text; how many there are."""
+    """Writes stories as .jsonl files of `text` and `label` until they hold `num_bytes` of text; returns the bytes."""
     folder.mkdir(exist_ok=True)
     source, written, index = stories_source(dict.fromkeys(TOPICS, 1), 64, 0.5), 0, 0
     while written < num_bytes:
@@ -61,8 +61,8 @@ def recipe_of(corpus: Path, tokenizer: Path) -> CorpusRecipe:
     return resolve(corpus, core_label=TOPICS[0], tokenizer=str(tokenizer), **SHAPE)
 
 
-def rate(folder: Path, corpus: Path, tokenizer: Path, num_bytes: int, num_rounds: int) -> Measurement:
-    """Each round encodes the texts, then resolves and prepares the corpus from its files, nothing cached."""
+def rate(folder: Path, corpus: Path, tokenizer: Path, num_bytes: int, num_rounds: int) -> BenchmarkResult:
+    """Times encoding the texts, then resolving and preparing the corpus from its files without a cache, each round."""
     texts = [text for path in sorted(corpus.iterdir()) for text in _texts(path)]
     batches, encoder = _batches(texts), load_tokenizer(tokenizer)
     ours, theirs, resolving = [], [], []
@@ -73,7 +73,7 @@ def rate(folder: Path, corpus: Path, tokenizer: Path, num_bytes: int, num_rounds
         resolving.append(time.perf_counter() - started)
         root = folder / f"packed-{number}"
         ours.append(resolving[-1] + _timed(lambda recipe=recipe, root=root: prepare(recipe, root)))
-    return Measurement(
+    return BenchmarkResult(
         name="preparing a corpus",
         unit="MB/s",
         values=tuple(num_bytes / spent / 1e6 for spent in ours),
@@ -89,7 +89,7 @@ def _texts(path: Path) -> list[str]:
 
 
 def _batches(texts: list[str]) -> list[list[str]]:
-    """As many characters each as `prepare` gives to the tokenizer at once."""
+    """Groups texts into batches of as many characters as `prepare` encodes at once."""
     batches, num_chars = [[]], 0
     for text in texts:
         batches[-1].append(text)
@@ -111,10 +111,10 @@ def _timed(call: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def _memory(folder: Path, small: Path, large: Path) -> Measurement:
+def _memory(folder: Path, small: Path, large: Path) -> BenchmarkResult:
     peaks = [peak_mb(corpus, folder / "tokenizer.json", folder / f"packed-{corpus.name}") for corpus in (large, small)]
     sizes = [sum(path.stat().st_size for path in corpus.iterdir()) for corpus in (large, small)]
-    return Measurement(
+    return BenchmarkResult(
         name="memory of preparing",
         unit="MB",
         values=(peaks[0],),
@@ -125,7 +125,7 @@ def _memory(folder: Path, small: Path, large: Path) -> Measurement:
 
 
 def peak_mb(corpus: Path, tokenizer: Path, root: Path) -> float:
-    """The highest resident memory of a process that prepares the corpus."""
+    """Returns the peak resident memory, in MB, of a process that prepares the corpus."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_prepare_apart, args=(corpus, tokenizer, root, sender))
@@ -138,5 +138,5 @@ def peak_mb(corpus: Path, tokenizer: Path, root: Path) -> float:
 
 def _prepare_apart(corpus: Path, tokenizer: Path, root: Path, sender) -> None:
     prepare(recipe_of(corpus, tokenizer), root)
-    status = Path("/proc/self/status").read_text()  # getrusage's maximum has the parent's memory in it
+    status = Path("/proc/self/status").read_text()  # getrusage's maximum includes the parent's memory
     sender.send(int(re.search(r"VmHWM:\s+(\d+) kB", status).group(1)))

@@ -1,4 +1,4 @@
-"""Evaluating the profiles of one GRAM run, against evaluating as many dense models one after the other."""
+"""Measures evaluating the profiles of one GRAM run against evaluating as many dense models in turn."""
 
 import dataclasses
 import functools
@@ -7,10 +7,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.contestants import Scene, training_run
-from benchmarks.measurement import Aim, Measurement, Settings
-from benchmarks.precision import stories_26m
+from benchmarks.results import Aim, BenchmarkResult, BenchmarkSettings
 from benchmarks.timing import interleaved
+from benchmarks.workloads import Workload, stories_26m, training_run
 from gram_platform.config import CORE, Evaluation, ModelConfig, RoutingConfig, RunConfig, View
 from gram_platform.config.ladder import Size
 from gram_platform.config.training import merged_config
@@ -21,16 +20,16 @@ from gram_platform.model.merge import Weights, merged_weights
 from gram_platform.model.transformer import initial_weights
 from gram_platform.store import Store
 
-NUM_SEQUENCES, NUM_ROUNDS = 6, 2  # of each domain; full: 64
+NUM_SEQUENCES, NUM_ROUNDS = 6, 2  # sequences per domain (full: 64), timed rounds
 
 
-def measure(settings: Settings) -> list[Measurement]:
-    """Core, and core with each of four modules, on five domains: the 26M stories model, untrained."""
+def measure(settings: BenchmarkSettings) -> list[BenchmarkResult]:
+    """Evaluates core, and core with each of four modules, on five domains: the 26M stories model, untrained."""
     return [compare(stories_26m(), settings, 64 if settings.full else NUM_SEQUENCES, NUM_ROUNDS)]
 
 
-def compare(size: Size, settings: Settings, num_sequences: int, num_rounds: int) -> Measurement:
-    """Seconds of both, each from the stored runs to the stored results."""
+def compare(size: Size, settings: BenchmarkSettings, num_sequences: int, num_rounds: int) -> BenchmarkResult:
+    """Times both, each from the stored runs to the stored results."""
     store = Store(settings.storage).open_for_writing()
     recipe = resolve(
         "stories-smoke", seq_len=size.seq_len, vocab_size=size.vocab_size, validation_sequences=4 * num_sequences
@@ -45,7 +44,7 @@ def compare(size: Size, settings: Settings, num_sequences: int, num_rounds: int)
             for each in (views, dense)
         )
         seconds = interleaved({"ours": ours, "theirs": theirs}, rounds, is_warm=True)
-    return Measurement(
+    return BenchmarkResult(
         name=f"evaluation {size.name}",
         unit="s",
         values=seconds["ours"],
@@ -56,7 +55,7 @@ def compare(size: Size, settings: Settings, num_sequences: int, num_rounds: int)
 
 
 def stored_views(size: Size, corpus: PackedCorpus, store: Store) -> tuple[list[View], list[View]]:
-    """The profiles of a GRAM run, and views of dense runs that have the same weights, merged."""
+    """Stores a GRAM run and dense runs with the same merged weights; returns the views of each."""
     model = size.modular(corpus.domains)
     weights = dict(initial_weights(model, 0))
     gram = stored_run(size, model, weights, corpus, store, seed=0)
@@ -72,8 +71,8 @@ def stored_views(size: Size, corpus: PackedCorpus, store: Store) -> tuple[list[V
 def stored_run(
     size: Size, model: ModelConfig, weights: Weights, corpus: PackedCorpus, store: Store, seed: int
 ) -> RunConfig:
-    """A complete run with these weights."""
-    run = training_run(Scene(size, 1, 1), model, CORE, RoutingConfig())
+    """Stores a complete run with these weights."""
+    run = training_run(Workload(size, 1, 1), model, CORE, RoutingConfig())
     run = dataclasses.replace(run, seed=seed, data=dataclasses.replace(run.data, data_id=corpus.data_id))
     directory = store.run(run.run_id)
     directory.ensure_config(run)
@@ -82,8 +81,8 @@ def stored_run(
     return run
 
 
-def evaluate(evaluations: list[Evaluation], settings: Settings) -> None:
-    """Measures all of them, whatever was measured before."""
+def evaluate(evaluations: list[Evaluation], settings: BenchmarkSettings) -> None:
+    """Runs all evaluations anew."""
     shutil.rmtree(Path(settings.storage) / "evaluations", ignore_errors=True)
     execution = Execution(settings.storage, num_threads=torch.get_num_threads())
     if common_work(evaluations[0]) == common_work(evaluations[-1]):

@@ -1,24 +1,24 @@
-"""How long it takes to read a thousand runs from MLflow: their frame and their learning curves."""
+"""Measures reading a thousand runs from MLflow: their frame and their learning curves."""
 
 import time
 
 import sqlalchemy as sql
 
 from benchmarks.many_runs import DOMAINS, run_config, write_run
-from benchmarks.measurement import Aim, Measurement, Settings
+from benchmarks.results import Aim, BenchmarkResult, BenchmarkSettings
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, default_tracking_uri
 from gram_platform.tracking.entry import RUN_ID, VALIDATION_LOSS
 from gram_platform.tracking.frame import load_curves, load_runs
 
-NUM_RUNS, NUM_POINTS = 1000, 100  # of each of the domains
-NUM_MIRRORED = 10  # the others are copies of these in the database: mirroring a thousand takes minutes
+NUM_RUNS, NUM_POINTS = 1000, 100  # points per domain
+NUM_MIRRORED = 10  # the rest are copies within the database: mirroring a thousand takes minutes
 NUM_TIMES = 3
 TABLES = ("runs", "tags", "params", "metrics", "latest_metrics")
 
 
-def measure(settings: Settings, num_runs: int = NUM_RUNS) -> list[Measurement]:
-    """Three times, each beside the query."""
+def measure(settings: BenchmarkSettings, num_runs: int = NUM_RUNS) -> list[BenchmarkResult]:
+    """Reads three times, each followed by the reference query."""
     uri = settings.tracking_uri or default_tracking_uri(settings.storage)
     fill(settings.storage, uri, num_runs)
     timed, reference = [], []
@@ -30,7 +30,7 @@ def measure(settings: Settings, num_runs: int = NUM_RUNS) -> list[Measurement]:
         started = time.perf_counter()
         assert len(_raw_points(uri)) == num_curve_points
         reference.append(time.perf_counter() - started)
-    frame = Measurement(
+    frame = BenchmarkResult(
         name="frame",
         unit="s",
         values=tuple(timed),
@@ -42,7 +42,7 @@ def measure(settings: Settings, num_runs: int = NUM_RUNS) -> list[Measurement]:
 
 
 def fill(storage: str, tracking_uri: str, num_runs: int) -> None:
-    """Mirror a few complete runs, and copy them within the database until there are `num_runs` (tens)."""
+    """Mirrors a few complete runs, then copies them within the database up to `num_runs` (a multiple of ten)."""
     store = Store(storage).open_for_writing()
     for seed in range(NUM_MIRRORED):
         write_run(store, run_config(seed, NUM_POINTS), ends="complete")
@@ -59,7 +59,7 @@ def fill(storage: str, tracking_uri: str, num_runs: int) -> None:
 
 
 def _copy(table: sql.Table, originals: list[str], number: int) -> sql.Insert:
-    """The rows of some MLflow runs again, under ids of their own."""
+    """Inserts the rows of these MLflow runs again under new ids."""
     columns = {column.name: column for column in table.columns}
     columns["run_uuid"] = _renamed(table.c.run_uuid, 28, number)
     if table.name == "tags":
@@ -69,7 +69,7 @@ def _copy(table: sql.Table, originals: list[str], number: int) -> sql.Insert:
 
 
 def _renamed(column: sql.Column, num_kept: int, number: int) -> sql.ColumnElement[str]:
-    """The first characters of an id, and the copy's number."""
+    """Builds a new id from the first characters of the old one and the copy's number."""
     return sql.func.substr(column, 1, num_kept, type_=sql.String).concat(f"x{number:03d}")  # no hash has an x
 
 

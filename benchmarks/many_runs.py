@@ -1,6 +1,6 @@
-"""A storage of many short runs over five domains, written by the store's own code in the states that a study leaves.
+"""Writes a storage of many short runs over five domains, in the states that a study leaves.
 
-Nothing is trained: the losses are numbers that tell runs, domains and steps apart.
+Trains nothing: each loss encodes its run, domain and step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ WEIGHTS = {"weights": torch.arange(6, dtype=torch.float32)}
 
 
 def run_config(seed: int, num_points: int) -> RunConfig:
-    """`num_points` steps, each with a validation loss of every domain."""
+    """Plans `num_points` steps, each with a validation loss of every domain."""
     modules = tuple(ModuleSpec(domain, "mlp", 4) for domain in DOMAINS[1:])
     model = ModelConfig(1, 16, 2, 1, 64, 50, 8, modules=modules)
     data = DataConfig("d" * 12, tuple(DomainBudget(domain, 99, num_points) for domain in DOMAINS))
@@ -36,9 +36,9 @@ def run_config(seed: int, num_points: int) -> RunConfig:
 
 
 def write_study(root: str, num_runs: int, num_points: int) -> tuple[list[str], list[str]]:
-    """The ids of the runs and evaluations written.
+    """Writes runs and evaluations; returns their ids.
 
-    Of ten runs seven are complete, with two evaluations each, two were interrupted half-way and one failed there.
+    Of ten runs, seven are complete with two evaluations each, two stop half-way and one fails there.
     """
     store = Store(root).open_for_writing(min_free_bytes=0)
     run_ids, eval_ids = [], []
@@ -54,7 +54,7 @@ def write_study(root: str, num_runs: int, num_points: int) -> tuple[list[str], l
 
 
 def write_run(store: Store, run: RunConfig, ends: str) -> None:
-    """A run with a checkpoint half-way; `ends`: complete, or failed or interrupted there."""
+    """Writes a run with a checkpoint half-way; `ends`: complete, or failed or interrupted there."""
     directory = store.run(run.run_id)
     directory.ensure_config(run)
     directory.add_tags(_tags(run, "all"))
@@ -86,7 +86,7 @@ def _tags(run: RunConfig, profile: str) -> dict[str, str]:
 
 
 def _records(run: RunConfig) -> list[dict]:
-    """One for each step."""
+    """Makes one record per step."""
     records = []
     for step in range(1, run.num_steps + 1):
         metrics = {f"{VALIDATION_LOSS}{domain}": _loss(run.seed, i, step) for i, domain in enumerate(DOMAINS)}

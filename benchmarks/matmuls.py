@@ -1,4 +1,4 @@
-"""The rate at which a machine does a model's own matrix products: what its training can reach at best."""
+"""Measures the rate of a model's own matrix products: an upper bound for its training."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from benchmarks.timing import Clock, clock_of
 from gram_platform.config import ModelConfig
 
-NUM_TIMES = 3  # calls in a row that are timed as one
+NUM_TIMES = 3  # consecutive calls per timing
 
 
 @dataclass(frozen=True)
 class Product:
-    """One linear layer's shape, and how many of a model's layers have it."""
+    """Holds one linear layer's shape and its count in the model."""
 
     name: str
     fan_in: int
@@ -23,7 +23,7 @@ class Product:
 
 
 def products(config: ModelConfig) -> tuple[Product, ...]:
-    """The linear layers of a dense model."""
+    """Lists the linear layers of a dense model."""
     layers, d_model = config.num_layers, config.d_model
     qkv_width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     return (
@@ -37,9 +37,10 @@ def products(config: ModelConfig) -> tuple[Product, ...]:
 
 @dataclass
 class MatmulRate:
-    """Calling it times, of every linear layer, the output, its input's gradient and its weight's, of one micro-batch.
+    """Times the output, input gradient and weight gradient of every linear layer on one micro-batch, at each call.
 
-    `rates`: FLOP/s of all of a model's products, one number a call. `by_product` and `attention` are the last call's.
+    `rates`: FLOP/s over all the model's products, one number per call. `by_product` and `attention` are from the last
+    call.
     """
 
     config: ModelConfig
@@ -63,16 +64,14 @@ class MatmulRate:
     def _calls(self, product: Product) -> Iterator[tuple[str, Callable[[], object]]]:
         num_tokens = self.num_sequences * self.config.seq_len
         x_NI = self._random(num_tokens, product.fan_in)
-        weight_OI, gradient_NO = (
-            self._random(product.fan_out, product.fan_in),
-            self._random(num_tokens, product.fan_out),
-        )
+        weight_OI = self._random(product.fan_out, product.fan_in)
+        gradient_NO = self._random(num_tokens, product.fan_out)
         yield "output", lambda: F.linear(x_NI, weight_OI)
         yield "input gradient", lambda: gradient_NO @ weight_OI
         yield "weight gradient", lambda: gradient_NO.t() @ x_NI
 
     def attention(self) -> Mapping[str, float]:
-        """Seconds of causal attention of one layer, forward, and forward with backward."""
+        """Times causal attention of one layer in seconds: forward, and forward with backward."""
         clock, config = clock_of(self.device), self.config
         shape = (self.num_sequences, config.num_heads, config.seq_len, config.head_dim)
         q_BHTh, k_BHTh, v_BHTh = (self._random(*shape).requires_grad_(True) for _ in range(3))
@@ -89,7 +88,7 @@ class MatmulRate:
 
 
 def _seconds(call: Callable[[], object], clock: Clock) -> float:
-    """Of one call, after one that is not timed."""
+    """Times one call after a warm-up."""
     call()
     started = clock()
     for _ in range(NUM_TIMES):

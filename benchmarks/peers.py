@@ -1,4 +1,4 @@
-"""What one would use instead: Hugging Face's StarCoder2 of a model's shape, in a plain loop of its users."""
+"""Trains the peer: Hugging Face's StarCoder2 of the same shape, in a plain loop as its users write it."""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,13 +10,13 @@ from gram_platform.config import ModelConfig, RunConfig
 from gram_platform.config.routing import Plan
 from gram_platform.train.data import PlanReader
 
-AUTOCAST, COPY = "autocast", "bfloat16 weights"  # float32 weights computed with in bfloat16, or 16 bits alone
+AUTOCAST, COPY = "autocast", "bfloat16 weights"  # float32 weights and bfloat16 compute, or bfloat16 weights
 FULL = "float32"
-PEERS = {"bfloat16": (AUTOCAST, COPY), "float32": (FULL,)}  # of a run's precision; the first is what its peer has too
+PEERS = {"bfloat16": (AUTOCAST, COPY), "float32": (FULL,)}  # by the run's precision; the first one matches it
 
 
-def why_absent() -> str:
-    """Why there is no peer here; empty where there is one."""
+def why_no_peer() -> str:
+    """Says why there is no peer here; "" if there is one."""
     try:
         import transformers  # noqa: F401
     except ModuleNotFoundError:
@@ -25,7 +25,7 @@ def why_absent() -> str:
 
 
 def starcoder2(config: ModelConfig) -> nn.Module:
-    """The Hugging Face model of a dense config's shape; beside ours it has biases in its attention."""
+    """Builds the Hugging Face model of a dense config's shape; unlike ours it has attention biases."""
     from transformers import Starcoder2Config, Starcoder2ForCausalLM
 
     return Starcoder2ForCausalLM(
@@ -48,7 +48,7 @@ def starcoder2(config: ModelConfig) -> nn.Module:
 
 
 def peer_loss(peer: nn.Module, tokens_BT: torch.Tensor) -> torch.Tensor:
-    """Mean next-token cross entropy, by the peer's own loss."""
+    """Returns the mean next-token cross entropy by the peer's own loss."""
     inputs_BT = tokens_BT[:, :-1]
     return peer(input_ids=inputs_BT, labels=inputs_BT, shift_labels=tokens_BT[:, 1:].contiguous()).loss
 
@@ -56,7 +56,7 @@ def peer_loss(peer: nn.Module, tokens_BT: torch.Tensor) -> torch.Tensor:
 def peer_steps(
     run: RunConfig, plan: Plan, reader: PlanReader, precision: str, device: torch.device | str, compiled: bool = False
 ) -> Iterator[float]:
-    """Trains the peer on a plan's batches, in its micro-batches; yields the gradient's norm after every step."""
+    """Trains the peer on a plan's micro-batches; yields the gradient norm after every step."""
     peer = starcoder2(run.model).to(device).train()
     if precision == COPY:
         peer.to(torch.bfloat16)

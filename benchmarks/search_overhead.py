@@ -1,4 +1,4 @@
-"""What a search adds to a trial beyond its training: Ray Tune, Optuna's database, the scoring, the wait for a slot."""
+"""Measures a search's overhead per trial: Ray Tune, Optuna's database, scoring, waiting for a slot."""
 
 import statistics
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import ray
 
-from benchmarks.measurement import Aim, Measurement, Settings
+from benchmarks.results import Aim, BenchmarkResult, BenchmarkSettings
 from gram_platform.config import CORE
 from gram_platform.config.space import Parameter, Space
 from gram_platform.corpora import prepare
@@ -29,7 +29,7 @@ NUM_TRIALS = 16
 
 @dataclass(frozen=True)
 class Baselines:
-    """A point is the peak learning rate of a baseline."""
+    """Trains a baseline at the point's peak learning rate."""
 
     setting: Setting
 
@@ -53,8 +53,8 @@ class _Search(OptunaSearch):
         return {"lr": {}}
 
 
-def measure(settings: Settings) -> list[Measurement]:
-    """One-worker trials of the smallest size, which are shorter than the start of a process."""
+def measure(settings: BenchmarkSettings) -> list[BenchmarkResult]:
+    """Runs one-worker trials of the smallest size, which are shorter than starting a process."""
     preset = replace(SMOKE, sizes={"tiny": SMOKE.sizes["tiny"]})
     objectives = (Objective("loss", "minimize", worst=20.0),)
     trials = {"bench": NUM_TRIALS}
@@ -70,9 +70,9 @@ def measure(settings: Settings) -> list[Measurement]:
     return [_overhead(outcomes), _whole(outcomes, num_slots=int(ray.cluster_resources()["CPU"]))]
 
 
-def _overhead(outcomes: list[Outcome]) -> Measurement:
-    """Of a trial beyond its training, the first of each process left out."""
-    return Measurement(
+def _overhead(outcomes: list[Outcome]) -> BenchmarkResult:
+    """Measures a trial's time beyond its training, without the first trial of each process."""
+    return BenchmarkResult(
         name="search trial overhead",
         unit="s",
         values=(statistics.median(trial_overheads(outcomes)),),
@@ -82,11 +82,11 @@ def _overhead(outcomes: list[Outcome]) -> Measurement:
     )
 
 
-def _whole(outcomes: list[Outcome], num_slots: int) -> Measurement:
-    """Of all trials but the first of every slot, which wait for processes to start."""
+def _whole(outcomes: list[Outcome], num_slots: int) -> BenchmarkResult:
+    """Measures all trials except the first of every slot, which wait for processes to start."""
     trials = sorted(outcomes, key=lambda outcome: outcome.started)[num_slots:]
     elapsed_s = max(t.started + t.elapsed_s for t in trials) - trials[0].started
-    return Measurement(
+    return BenchmarkResult(
         name="search of short trials",
         unit="s",
         values=(elapsed_s,),

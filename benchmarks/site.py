@@ -1,10 +1,10 @@
-"""How long the static site of many runs takes to build from nothing."""
+"""Measures building the static site of many runs from nothing."""
 
 import time
 from pathlib import Path
 
 from benchmarks.many_runs import DOMAINS, write_study
-from benchmarks.measurement import Aim, Measurement, Settings
+from benchmarks.results import Aim, BenchmarkResult, BenchmarkSettings
 from gram_platform.pages.results.record import StudyRecord
 from gram_platform.pages.site.build import build_site
 from gram_platform.store import Store
@@ -12,8 +12,10 @@ from gram_platform.store import Store
 NUM_RUNS, NUM_POINTS = 500, 100
 
 
-def measure(settings: Settings, num_runs: int = NUM_RUNS, num_points: int = NUM_POINTS) -> list[Measurement]:
-    """Read from the run directories; the second building, when nothing has changed, is in the details."""
+def measure(
+    settings: BenchmarkSettings, num_runs: int = NUM_RUNS, num_points: int = NUM_POINTS
+) -> list[BenchmarkResult]:
+    """Builds from the run directories, twice; the details have the second build, when nothing has changed."""
     run_ids, eval_ids = write_study(settings.storage, num_runs, num_points)
     store = Store(settings.storage).open_for_writing()
     store.study_dir("benchmark").write("study.json", _record(store, run_ids, eval_ids).to_json())
@@ -24,7 +26,7 @@ def measure(settings: Settings, num_runs: int = NUM_RUNS, num_points: int = NUM_
         seconds.append(time.perf_counter() - started)
     pages = len(list(Path(built.index).parent.rglob("*.html")))
     assert pages >= num_runs, (pages, num_runs, built.problems)
-    site = Measurement(
+    site = BenchmarkResult(
         name=f"site of {num_runs} runs",
         unit="s",
         values=(seconds[0],),

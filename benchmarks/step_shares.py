@@ -1,4 +1,4 @@
-"""Where the time of a training step goes, watched from outside of the loop."""
+"""Measures the parts of a training step by wrapping the loop's calls from outside."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -9,19 +9,19 @@ from gram_platform.train.data import PlanReader
 from gram_platform.train.learner import Learner
 from gram_platform.train.loop import StepRecord, training_steps
 
-PER_STEP = ("optimizer", "clipping", "logging")  # once a step; the others once a micro-batch
+PER_STEP = ("optimizer", "clipping", "logging")  # once per step; other parts once per micro-batch
 OVERHEADS = (*PER_STEP, "routing", "data loading")
 ROUTING = "routing"
 
 
 @dataclass
 class Stopwatch:
-    """Seconds by part."""
+    """Sums seconds by part."""
 
     spent_s: dict[str, float] = field(default_factory=dict)
 
     def watch(self, owner: object, method: str, part: str) -> None:
-        """From now on the calls of `owner.method` count for `part`."""
+        """Counts later calls of `owner.method` for `part`."""
         setattr(owner, method, self.timed(getattr(owner, method), part))
 
     def timed(self, call: Callable, part: str) -> Callable:
@@ -35,7 +35,7 @@ class Stopwatch:
         return timed_call
 
     def shares(self, total_s: float, factor: float) -> dict[str, float]:
-        """Every part's share of a step with `factor` as many micro-batches as the steps that took `total_s`."""
+        """Returns each part's share of a step with `factor` times the micro-batches of the timed steps (`total_s`)."""
         weights = {part: 1.0 if part in PER_STEP else factor for part in self.spent_s}
         once_s = sum(spent for part, spent in self.spent_s.items() if part in PER_STEP)
         step_s = once_s + factor * (total_s - once_s)
@@ -45,7 +45,7 @@ class Stopwatch:
 def watched_steps(
     learner: Learner, plan: Plan, reader: PlanReader, log: Callable[[StepRecord], object], stopwatch: Stopwatch
 ) -> Iterator[StepRecord]:
-    """The product's loop under watch; `log` is what its caller does. The first step warms up and does not count."""
+    """Runs the product's loop under the stopwatch; `log` is the caller's work. The first step warms up, uncounted."""
     for owner, method, part in (
         (learner, "step", "optimizer"),
         (learner, "clip", "clipping"),

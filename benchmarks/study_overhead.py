@@ -1,9 +1,9 @@
-"""What a study of many small runs takes beyond their training: placing them, reading and writing."""
+"""Measures a study's time beyond the training of its many small runs: placing, reading and writing."""
 
 import dataclasses
 import time
 
-from benchmarks.measurement import Aim, Measurement, Settings
+from benchmarks.results import Aim, BenchmarkResult, BenchmarkSettings
 from gram_platform.config import CORE
 from gram_platform.corpora import PackedCorpus, prepare, resolve
 from gram_platform.engine.execution import Execution, Resources
@@ -15,13 +15,15 @@ from gram_platform.studies.library.scaling import SMOKE
 from gram_platform.studies.session import connect
 
 NUM_RUNS = 24  # full: 72
-NUM_TOKENS = 40_000  # of core, the smoke preset's
+NUM_TOKENS = 40_000  # of core, as in the smoke preset
 
 
-def measure(settings: Settings, num_runs: int = NUM_RUNS, num_tokens: int = NUM_TOKENS) -> list[Measurement]:
-    """Baselines of the smallest size, each with its evaluation, on every CPU that Ray has.
+def measure(
+    settings: BenchmarkSettings, num_runs: int = NUM_RUNS, num_tokens: int = NUM_TOKENS
+) -> list[BenchmarkResult]:
+    """Runs baselines of the smallest size, each with its evaluation, on every CPU of Ray.
 
-    Ray is there before, as it is in a job, and two runs have warmed its processes: what these took is in the details.
+    Starts Ray and warms its processes with two runs first; the details have these times.
     """
     import ray
 
@@ -40,7 +42,7 @@ def measure(settings: Settings, num_runs: int = NUM_RUNS, num_tokens: int = NUM_
     _run(settings, nodes)
     elapsed_s = time.perf_counter() - started
     work = {kind: sum(_elapsed_s(store, node) for node in nodes if node.kind == kind) for kind in ("run", "evaluation")}
-    overhead = Measurement(
+    overhead = BenchmarkResult(
         name="study of small runs",
         unit="s",
         values=(elapsed_s,),
@@ -57,7 +59,7 @@ def measure(settings: Settings, num_runs: int = NUM_RUNS, num_tokens: int = NUM_
 
 
 def nodes_of(size, corpus: PackedCorpus, seeds: range) -> list[Node]:
-    """A baseline and its evaluation for each seed."""
+    """Plans a baseline and its evaluation for each seed."""
     num_core = size.core_tokens // size.seq_len
     setting = Setting(
         size=size,
@@ -74,7 +76,7 @@ def nodes_of(size, corpus: PackedCorpus, seeds: range) -> list[Node]:
     return [node for seed in seeds for node in method_nodes("baseline", dataclasses.replace(setting, seed=seed))]
 
 
-def _run(settings: Settings, nodes: list[Node]) -> None:
+def _run(settings: BenchmarkSettings, nodes: list[Node]) -> None:
     progress = run_graph(nodes, Execution(settings.storage), Resources())
     assert len(progress.done) == len(nodes), progress.failed
 

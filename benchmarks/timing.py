@@ -1,4 +1,4 @@
-"""Timing several things side by side on a machine whose speed changes."""
+"""Times several actions side by side on a machine whose speed changes."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ Clock = Callable[[], float]
 
 
 def clock_of(device: torch.device | str) -> Clock:
-    """Seconds; on a GPU after all the work that was given to it."""
+    """Returns a clock in seconds; on a GPU it first waits for all queued work."""
     if torch.device(device).type != "cuda":
         return time.perf_counter
 
@@ -26,9 +26,9 @@ def interleaved(
     clock: Clock = time.perf_counter,
     is_warm: bool = False,
 ) -> dict[str, tuple[float, ...]]:
-    """Seconds of every action in every round, after an untimed call of each unless they are warm.
+    """Returns the seconds of every action in every round, after an untimed call of each unless they are warm.
 
-    Every second round goes through the actions backwards, so that a machine that becomes slower or faster favours none.
+    Every second round runs the actions in reverse, so that a machine that becomes slower or faster favours none.
     """
     for action in () if is_warm else actions.values():
         action()

@@ -1,4 +1,4 @@
-"""Two ranks of FSDP2 on CPU cores of their own, against one process on one core."""
+"""Measures two FSDP2 ranks on separate CPU cores against one process on one core."""
 
 import socket
 from collections.abc import Iterator, Sequence
@@ -6,11 +6,10 @@ from collections.abc import Iterator, Sequence
 import torch
 import torch.distributed as dist
 
-from benchmarks.contestants import DENSE, Scene, random_tokens, runs
-from benchmarks.elsewhere import Elsewhere, together
-from benchmarks.measurement import Aim, Measurement, Settings
-from benchmarks.precision import stories_26m
+from benchmarks.processes import WorkerProcess, step_together
+from benchmarks.results import Aim, BenchmarkResult, BenchmarkSettings
 from benchmarks.timing import interleaved
+from benchmarks.workloads import DENSE, Workload, compared_runs, random_tokens, stories_26m
 from gram_platform.config.routing import Plan
 from gram_platform.engine.process import freed_memory_kept
 from gram_platform.train.data import PlanReader
@@ -21,52 +20,52 @@ from gram_platform.train.sharding import ShardedLearner
 NUM_RANKS = 2
 
 
-def measure(settings: Settings) -> list[Measurement]:
-    """The 26M stories model; the quick form has two of a step's eight micro-batches, so it reduces more often."""
+def measure(settings: BenchmarkSettings) -> list[BenchmarkResult]:
+    """Trains the 26M stories model; the quick form has two of a step's eight micro-batches, so reduces more often."""
     size = stories_26m()
     full = size.batch_size // size.micro_batch
-    return compare(Scene(size, full, 3) if settings.full else Scene(size, 2, 2), with_apart=settings.full)
+    return compare(Workload(size, full, 3) if settings.full else Workload(size, 2, 2), with_apart=settings.full)
 
 
-def compare(scene: Scene, with_apart: bool) -> list[Measurement]:
-    """Tokens a second of the ranks, against one process on one core times their number.
+def compare(workload: Workload, with_apart: bool) -> list[BenchmarkResult]:
+    """Measures the ranks' tokens per second against one process on one core, times the number of ranks.
 
-    `with_apart`: also against as many processes that work at the same time and need not talk, which tells what the
-    machine leaves of two busy cores from what talking costs.
+    `with_apart`: also against as many simultaneous processes that do not communicate, which separates the cost of
+    communication from the machine's slowdown with two busy cores.
     """
-    one, many = Group(1, scene), Group(NUM_RANKS, scene)
-    apart = [Group(1, scene) for _ in range(NUM_RANKS)] if with_apart else []
-    steps = {"one": one.step, "many": many.step} | ({"apart": lambda: together(apart)} if apart else {})
+    one, many = Group(1, workload), Group(NUM_RANKS, workload)
+    apart = [Group(1, workload) for _ in range(NUM_RANKS)] if with_apart else []
+    steps = {"one": one.step, "many": many.step} | ({"apart": lambda: step_together(apart)} if apart else {})
     try:
-        seconds = interleaved(steps, scene.num_rounds)
+        seconds = interleaved(steps, workload.num_rounds)
     finally:
         for group in (one, many, *apart):
             group.end()
-    ranks = _rates(scene, seconds["many"])
-    whole = _rates(scene, seconds["one"], NUM_RANKS)
-    name, unit, details = f"two ranks {scene.size.name}", "tokens/s", {"tokens a step": scene.tokens_per_step}
+    ranks = _rates(workload, seconds["many"])
+    whole = _rates(workload, seconds["one"], NUM_RANKS)
+    name, unit, details = f"two ranks {workload.size.name}", "tokens/s", {"tokens a step": workload.tokens_per_step}
     aim = Aim("at least", 0.8)
-    measured = [Measurement(name, unit, ranks, whole, "twice one process on one core", aim, details)]
+    measured = [BenchmarkResult(name, unit, ranks, whole, "twice one process on one core", aim, details)]
     if with_apart:
-        silent = _rates(scene, seconds["apart"], NUM_RANKS)
+        silent = _rates(workload, seconds["apart"], NUM_RANKS)
         against = "two processes at the same time that do not talk"
-        measured.append(Measurement(f"{name}, talking", unit, ranks, silent, against, details=details))
+        measured.append(BenchmarkResult(f"{name}, talking", unit, ranks, silent, against, details=details))
     return measured
 
 
-def _rates(scene: Scene, seconds: Sequence[float], times: int = 1) -> tuple[float, ...]:
-    return tuple(times * scene.tokens_per_step / spent for spent in seconds)
+def _rates(workload: Workload, seconds: Sequence[float], times: int = 1) -> tuple[float, ...]:
+    return tuple(times * workload.tokens_per_step / spent for spent in seconds)
 
 
 class Group:
-    """Processes of one thread each that train together, one step at a time."""
+    """Runs single-threaded processes that train together, one step at a time."""
 
-    def __init__(self, num_ranks: int, scene: Scene):
+    def __init__(self, num_ranks: int, workload: Workload):
         port = _free_port()
-        self._ranks = [Elsewhere(_losses, scene, rank, num_ranks, port) for rank in range(num_ranks)]
+        self._ranks = [WorkerProcess(_losses, workload, rank, num_ranks, port) for rank in range(num_ranks)]
 
     def step(self) -> list[float]:
-        """One optimizer step; the first loss as every rank has it."""
+        """Runs one optimizer step; returns its first loss on every rank."""
         self.begin()
         return self.finish()
 
@@ -82,17 +81,17 @@ class Group:
             rank.end()
 
 
-def _losses(scene: Scene, rank: int, num_ranks: int, port: int) -> Iterator[float]:
-    """The first loss of every step of one rank."""
+def _losses(workload: Workload, rank: int, num_ranks: int, port: int) -> Iterator[float]:
+    """Yields the first loss of every step on one rank."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=num_ranks)
     with freed_memory_kept():
-        for record in _steps(scene, rank, num_ranks):
+        for record in _steps(workload, rank, num_ranks):
             yield record.losses[0]
 
 
-def _steps(scene: Scene, rank: int, num_ranks: int) -> Iterator[StepRecord]:
-    run = runs(scene)[DENSE]
+def _steps(workload: Workload, rank: int, num_ranks: int) -> Iterator[StepRecord]:
+    run = compared_runs(workload)[DENSE]
     plan = Plan(run)
     learner = Learner(run) if num_ranks == 1 else ShardedLearner(run)
     return training_steps(learner, plan, PlanReader(run, random_tokens(run)), 0, rank, num_ranks)

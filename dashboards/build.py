@@ -9,7 +9,7 @@ import sys
 
 import tyro
 
-from gram_platform.cli.site import site_command
+from gram_platform.cli.studies import site_command
 
 if __name__ == "__main__":
     try:

@@ -1,4 +1,4 @@
-"""How fast is it, against what one would use instead, in the same run?
+"""Measures speed against the alternatives, in the same run.
 
     python experiments/bench.py                 # 2 CPU cores, 4 to 5 minutes
     python experiments/bench.py --full          # the same at full length
@@ -24,11 +24,11 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ is beside experiments/, in no package
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ lies beside experiments/, in no package
 
 from benchmarks import gpu
 from benchmarks.gpu import DEFAULT_SIZES, SIZES
-from benchmarks.measurement import Measurement, Settings, table
+from benchmarks.results import BenchmarkResult, BenchmarkSettings, table
 
 BENCHMARKS = (  # modules of benchmarks
     "training",
@@ -38,7 +38,7 @@ BENCHMARKS = (  # modules of benchmarks
     "corpus",
     "frame",
     "site",
-    "study_overhead",  # from here on Ray's own processes are beside what is measured
+    "study_overhead",  # from here on Ray's processes run beside the measured work
     "search_overhead",
 )
 
@@ -48,31 +48,31 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=BENCHMARKS, default=BENCHMARKS)
     parser.add_argument("--full", action="store_true", help="the long form")
     parser.add_argument("--tracking-uri", default="", help="an empty database for `frame`; by default SQLite")
-    parser.add_argument("--gpu", action="store_true", help="the GPU form instead")
-    parser.add_argument("--device", default="cuda", help="of the GPU form")
-    parser.add_argument("--sizes", nargs="+", choices=tuple(SIZES), default=DEFAULT_SIZES, help="of the GPU form")
-    parser.add_argument("--rounds", type=int, default=5, help="of the GPU form")
+    parser.add_argument("--gpu", action="store_true", help="run the GPU form instead")
+    parser.add_argument("--device", default="cuda", help="for the GPU form")
+    parser.add_argument("--sizes", nargs="+", choices=tuple(SIZES), default=DEFAULT_SIZES, help="for the GPU form")
+    parser.add_argument("--rounds", type=int, default=5, help="for the GPU form")
     parser.add_argument("--eager", action="store_true", help="the GPU form without torch.compile")
     flags = parser.parse_args()
-    measured: list[Measurement] = []
+    measured: list[BenchmarkResult] = []
     for measurement in on_gpu(flags) if flags.gpu else on_cpu(flags):
         print(measurement.line(), flush=True)
         measured.append(measurement)
     print(f"\n{table(measured)}")
 
 
-def on_gpu(flags: argparse.Namespace) -> Iterator[Measurement]:
+def on_gpu(flags: argparse.Namespace) -> Iterator[BenchmarkResult]:
     return gpu.measure(flags.device, flags.sizes, flags.rounds, compiled=not flags.eager)
 
 
-def on_cpu(flags: argparse.Namespace) -> Iterator[Measurement]:
-    """Every benchmark in an empty storage of its own."""
+def on_cpu(flags: argparse.Namespace) -> Iterator[BenchmarkResult]:
+    """Runs every benchmark in a new, empty storage."""
     for name in flags.only:
-        benchmark = importlib.import_module(f"benchmarks.{name}")  # each needs libraries of its own
+        benchmark = importlib.import_module(f"benchmarks.{name}")  # each needs other libraries
         torch.set_num_threads(os.cpu_count() or 1)
         started = time.perf_counter()
         with tempfile.TemporaryDirectory(prefix="gram-bench-") as storage:
-            yield from benchmark.measure(Settings(storage, flags.full, flags.tracking_uri))
+            yield from benchmark.measure(BenchmarkSettings(storage, flags.full, flags.tracking_uri))
         print(f"{name}: {time.perf_counter() - started:.0f} s", file=sys.stderr)
 
 

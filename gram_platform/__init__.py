@@ -1,6 +1,6 @@
 """Pretrains language models whose dual-use capabilities can be switched off, and compares them with alternatives.
 
-Functions for notebooks can be imported from here. Each loads its module on first use, so importing the package is fast.
+Notebooks import these functions from here. Each loads its module on first use, so importing the package is fast.
 """
 
 from importlib import import_module

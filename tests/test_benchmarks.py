@@ -1,4 +1,4 @@
-"""The benchmarks measure what they say: tiny forms of each, and the invariants that make a comparison one."""
+"""Runs tiny forms of every benchmark, and checks the invariants that make a comparison fair."""
 
 import dataclasses
 import itertools
@@ -16,18 +16,18 @@ from benchmarks import (
     corpus,
     evaluation,
     peers,
-    precision,
     serving,
     site,
     step_shares,
     study_overhead,
     training,
     two_ranks,
+    workloads,
 )
-from benchmarks.contestants import DENSE, GRAM, GRAM_FROZEN, Scene, parts, random_tokens, runs
 from benchmarks.matmuls import MatmulRate, products
-from benchmarks.measurement import Aim, Measurement, Settings, table
+from benchmarks.results import Aim, BenchmarkResult, BenchmarkSettings, table
 from benchmarks.timing import interleaved
+from benchmarks.workloads import DENSE, GRAM, GRAM_FROZEN, Workload, compared_runs, loop_arguments, random_tokens
 from gram_platform.config.flops import hardware_flops, total_parameters
 from gram_platform.config.ladder import STORIES_SIZES, STORIES_SMOKE_SIZES
 from gram_platform.config.routing import CORE_MLP, SHARED, module_set
@@ -38,14 +38,14 @@ from tests.test_architecture import NOT_IN_CORE
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = dataclasses.replace(STORIES_SMOKE_SIZES["tiny"], precision="bfloat16")
-SCENE = Scene(TINY, num_micro_batches=2, num_rounds=2)
+WORKLOAD = Workload(TINY, num_micro_batches=2, num_rounds=2)
 
 
 def test_ratios_are_of_neighbouring_rounds():
     """A machine that becomes three times slower leaves the ratio alone; a ratio of medians or means would not."""
-    measured = Measurement("m", "s", (2.0, 2.5, 6.0), (1.0, 2.5, 3.0), "other", Aim("at least", 2.0))
+    measured = BenchmarkResult("m", "s", (2.0, 2.5, 6.0), (1.0, 2.5, 3.0), "other", Aim("at least", 2.0))
     assert (measured.ratio, measured.spread, measured.holds) == (2.0, (1.0, 2.0), True)
-    alone = Measurement("alone", "s", (4.0,), (), "nothing", Aim("at most", 3.0, "value"))
+    alone = BenchmarkResult("alone", "s", (4.0,), (), "nothing", Aim("at most", 3.0, "value"))
     assert (alone.ratio, alone.spread, alone.holds) == (None, None, False)
     plain = json.loads(measured.line())
     assert (plain["name"], plain["value"], plain["unit"], plain["reference"]) == ("m", 2.5, "s", 2.5)
@@ -60,16 +60,16 @@ def test_rounds_are_interleaved():
     assert {name: len(spent) for name, spent in seconds.items()} == {"a": 3, "b": 3}
 
 
-def test_contestants_are_what_they_are_called():
+def test_compared_runs_are_what_they_are_called():
     """The stories model of the table: equal FLOPs with a module, and what each trains."""
-    scene = dataclasses.replace(SCENE, size=STORIES_SIZES["26M"])
-    dense, gram = runs(scene)[DENSE].model, runs(scene)[GRAM].model
+    workload = dataclasses.replace(WORKLOAD, size=STORIES_SIZES["26M"])
+    dense, gram = compared_runs(workload)[DENSE].model, compared_runs(workload)[GRAM].model
     assert (dense.d_mlp, gram.d_mlp, gram.modules[0].width) == (2048, 1856, 192)
     assert hardware_flops(dense, 16) == hardware_flops(gram, 16, ("aux",), modules_trained=("aux",))
     core = {SHARED, CORE_MLP}
     trained = {DENSE: core, GRAM: core | {module_set("aux")}, GRAM_FROZEN: {module_set("aux")}}
-    for name, run in runs(SCENE).items():
-        _, plan, _ = parts(run, SCENE)
+    for name, run in compared_runs(WORKLOAD).items():
+        _, plan, _ = loop_arguments(run, WORKLOAD)
         routes = {plan[index].route for index in range(20)}
         assert [route.trained for route in routes] == [trained[name]]
         assert [dict(route.active) for route in routes] == [{} if name == DENSE else {"aux": 1.0}]
@@ -98,7 +98,7 @@ def test_the_peer_is_our_model():
     }
     peer = peers.starcoder2(config).eval()
     peer.load_state_dict(dict(foreign_weights(config, weights, {})))
-    tokens_BT = torch.from_numpy(random_tokens(runs(SCENE)[DENSE])["core"][:4].astype(np.int64))
+    tokens_BT = torch.from_numpy(random_tokens(compared_runs(WORKLOAD)[DENSE])["core"][:4].astype(np.int64))
     with torch.no_grad():
         ours = cross_entropy(build(config, weights.items())(tokens_BT[:, :-1]), tokens_BT[:, 1:])
         assert float(peers.peer_loss(peer, tokens_BT)) == pytest.approx(float(ours), rel=1e-5)
@@ -107,9 +107,9 @@ def test_the_peer_is_our_model():
 
 
 def test_training(tmp_path):
-    with training.logging(SCENE, str(tmp_path)) as log:
-        measured = {m.name: m for m in training.compare(SCENE, log, with_peer=not peers.why_absent())}
-    assert len(measured) == 4 + 2 * (not peers.why_absent())
+    with training.logging(WORKLOAD, str(tmp_path)) as log:
+        measured = {m.name: m for m in training.compare(WORKLOAD, log, with_peer=not peers.why_no_peer())}
+    assert len(measured) == 4 + 2 * (not peers.why_no_peer())
     overheads = measured["step overheads tiny"]
     assert {"optimizer", "clipping", "routing", "data loading", "logging"} <= overheads.details.keys()
     shares = [overheads.details[part] for part in (*step_shares.OVERHEADS, "forward", "backward and accumulation")]
@@ -127,7 +127,7 @@ def test_shares_at_more_micro_batches():
 
 def test_evaluation(tmp_path):
     size = dataclasses.replace(TINY, precision="float32")
-    measured = evaluation.compare(size, Settings(str(tmp_path)), 4, 1)
+    measured = evaluation.compare(size, BenchmarkSettings(str(tmp_path)), 4, 1)
     assert measured.ratio > 0
 
 
@@ -148,13 +148,13 @@ def test_corpus(tmp_path):
 
 
 def test_site(tmp_path):
-    (measured,) = site.measure(Settings(str(tmp_path)), num_runs=10, num_points=4)
+    (measured,) = site.measure(BenchmarkSettings(str(tmp_path)), num_runs=10, num_points=4)
     assert measured.details["again, nothing changed, s"] < measured.value
 
 
 @pytest.mark.parametrize("with_apart", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_two_ranks(with_apart):
-    measured = two_ranks.compare(dataclasses.replace(SCENE, num_rounds=1), with_apart)
+    measured = two_ranks.compare(dataclasses.replace(WORKLOAD, num_rounds=1), with_apart)
     assert len(measured) == 1 + with_apart
     assert len({m.values for m in measured}) == 1
     assert all(m.ratio > 0 for m in measured)
@@ -162,7 +162,7 @@ def test_two_ranks(with_apart):
 
 @pytest.mark.ray
 def test_study_overhead(tmp_path, ray_cluster):
-    (measured,) = study_overhead.measure(Settings(str(tmp_path)), num_runs=3, num_tokens=64 * 160)
+    (measured,) = study_overhead.measure(BenchmarkSettings(str(tmp_path)), num_runs=3, num_tokens=64 * 160)
     assert measured.ratio > 1
 
 
@@ -184,19 +184,19 @@ def test_the_gpu_form_needs_torch_and_numpy_alone(tmp_path):
 
 def test_a_cpu_without_units_for_bfloat16_is_measured_in_float32(monkeypatch, capsys):
     """There nobody trains in bfloat16, and the bench did not end in ten minutes."""
-    assert 0.0 < precision.bfloat16_share() < 100.0
-    monkeypatch.setattr(precision, "bfloat16_share", lambda: 1.5)
-    assert precision.stories_26m() == STORIES_SIZES["26M"]
+    assert 0.0 < workloads.bfloat16_share() < 100.0
+    monkeypatch.setattr(workloads, "bfloat16_share", lambda: 1.5)
+    assert workloads.stories_26m() == STORIES_SIZES["26M"]
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(precision, "bfloat16_share", lambda: 0.004)
+    monkeypatch.setattr(workloads, "bfloat16_share", lambda: 0.004)
     size = STORIES_SIZES["26M"]
-    assert precision.stories_26m() == dataclasses.replace(size, precision="float32", micro_batch=size.micro_batch // 2)
+    assert workloads.stories_26m() == dataclasses.replace(size, precision="float32", micro_batch=size.micro_batch // 2)
     assert "0.004 of float32's rate" in capsys.readouterr().err
 
 
 def test_in_float32_there_is_one_peer():
-    scene = dataclasses.replace(SCENE, size=dataclasses.replace(TINY, precision="float32"))
-    measured = {m.name: m for m in training.compare(scene, lambda record: None, with_peer=True)}
+    workload = dataclasses.replace(WORKLOAD, size=dataclasses.replace(TINY, precision="float32"))
+    measured = {m.name: m for m in training.compare(workload, lambda record: None, with_peer=True)}
     assert [name for name in measured if name.startswith("training")] == ["training tiny"]
     assert measured["training tiny"].against.endswith("float32")
     assert measured["training tiny"].aim is not None

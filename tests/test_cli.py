@@ -121,10 +121,10 @@ def test_gc_removes_what_kills_have_left(finished, capsys):
     half = attempt / ".weights.safetensors.1-ab.tmp"
     half.write_text("half")
     gram("gc", "--storage", storage, "--dry-run")
-    assert "1 checkpoints that kills had left" in capsys.readouterr().out
+    assert "1 checkpoints left by killed processes" in capsys.readouterr().out
     assert left.exists()
     gram("gc", "--storage", storage)
-    assert "1 checkpoints that kills had left" in capsys.readouterr().out
+    assert "1 checkpoints left by killed processes" in capsys.readouterr().out
     assert not left.exists()
     assert not half.exists()
     assert run.result() is not None

@@ -1,15 +1,13 @@
-"""The `gram` command: prepare a corpus, look at a storage, compare and serve runs, rebuild a report, replicate."""
+"""Runs the `gram` command: prepares corpora, inspects storages, reports studies, exports, imports and serves runs."""
 
 import sys
 
 import tyro
 
 from gram_platform.cli.corpus import prepare_command
-from gram_platform.cli.replicate import replicate_command
-from gram_platform.cli.serving import serve_command, token_command
-from gram_platform.cli.shipping import export_command, import_command
+from gram_platform.cli.release import export_command, import_command, serve_command, token_command
 from gram_platform.cli.storage import compare_command, gc_command, status_command
-from gram_platform.cli.studies import report_command, search_command, sync_command
+from gram_platform.cli.studies import replicate_command, report_command, search_command, sync_command
 from gram_platform.tracking import TrackingUnavailable
 
 COMMANDS = {
@@ -29,7 +27,7 @@ COMMANDS = {
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Exit code 0: done; 1: something that was asked about is not right; 2: bad input or MLflow is away."""
+    """Runs one command. Exit code 0: done; 1: a check failed; 2: bad input, or MLflow is unreachable."""
     try:
         tyro.extras.subcommand_cli_from_dict(COMMANDS, args=arguments, prog="gram", description=__doc__)
     except (ValueError, TrackingUnavailable) as error:

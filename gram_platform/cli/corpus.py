@@ -1,4 +1,4 @@
-"""`gram prepare`."""
+"""Implements `gram prepare`."""
 
 from typing import Annotated
 
@@ -23,14 +23,14 @@ def prepare_command(
     """Pack a corpus: a catalog name, a folder or file of .jsonl/.parquet, or a .json of labelled globs.
 
     Args:
-        corpus: what to pack
-        out: folder of the packed corpus, in a subfolder named by its data_id
-        core_label: the label (or labels, with commas between) that is core; default: core, or the catalog's own
-        seq_len: tokens of a sequence
-        vocab_size: of a tokenizer trained on the corpus, or an upper bound of a given one
+        corpus: the corpus to pack
+        out: folder of the packed corpus, which goes into a subfolder named by its data_id
+        core_label: the label (or labels, separated by commas) that is core; default: core, or the catalog's
+        seq_len: tokens per sequence
+        vocab_size: size of a tokenizer trained on the corpus, or an upper bound for a given one
         tokenizer: a tokenizer.json or a name on the hub; default: train one on the corpus
-        core_tokens: of the hub, as much text as training on so many tokens of core needs; default: the catalog's
-        aux_share: of the hub, tokens of all auxiliary labels together over core's; default: the catalog's
+        core_tokens: hub only: download enough text for this many tokens of core; default: the catalog's
+        aux_share: hub only: tokens of all auxiliary labels together over core's; default: the catalog's
         check_only: open one record of every source and validate its fields, pack nothing
     """
     if check_only:

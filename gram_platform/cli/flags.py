@@ -1,4 +1,4 @@
-"""What the commands' flags have in common."""
+"""Defines flags that several commands share, and opens the storage that they name."""
 
 import os
 import sys
@@ -18,12 +18,12 @@ Positional = tyro.conf.Positional
 
 
 def storage_place(storage: str) -> str:
-    """The path or URL of the storage that is meant."""
+    """Returns the path or URL of the storage: the flag, else $GRAM_STORAGE, else ~/.gram."""
     return absolute_place("storage", storage or os.environ.get("GRAM_STORAGE") or DEFAULT_STORAGE)
 
 
 def stored(storage: str) -> Store:
-    """A storage to read; ValueError when there is none at that place."""
+    """Opens a storage to read; ValueError if there is none."""
     place = storage_place(storage)
     store = Store(place)
     if store.is_local and not Path(store.root).is_dir():

@@ -1,4 +1,4 @@
-"""`gram status`, `compare` and `gc`: what lies in a storage."""
+"""Implements `gram status`, `compare` and `gc`, which inspect a storage."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -17,19 +17,19 @@ from gram_platform.store.leases import GONE_AFTER_S
 from gram_platform.studies.dry_run import UTILISATION, disk_bytes
 from gram_platform.tracking.entry import node_name
 
-BAD_CONFIG = (ValueError, TypeError, KeyError)  # of JSON that is damaged, gone or no config of ours
+BAD_CONFIG = (ValueError, TypeError, KeyError)  # raised for damaged, absent or foreign JSON
 UNREADABLE = "its config.json cannot be read: submit again"
 
 
 def status_command(storage: Storage = "", study: str = "", machine: str = "cpu") -> None:
-    """Every run of a storage: its state, step and speed, and what the planner expects of those that are not complete.
+    """List every run of a storage: state, step, speed, and the hours and space that unfinished runs still need.
 
-    Folders of which there is no config and no attempt are left out.
+    Folders without a config and an attempt are left out.
 
     Args:
         storage: folder or URL of the storage
-        study: name of a study that was submitted: only its runs
-        machine: whose hours are expected: h200, h100, a100 or cpu
+        study: name of a submitted study: lists only its runs
+        machine: machine for the expected hours: h200, h100, a100 or cpu
     """
     require_choice("machine", machine, tuple(MACHINES))
     store = stored(storage)
@@ -41,7 +41,7 @@ def status_command(storage: Storage = "", study: str = "", machine: str = "cpu")
         run = store.run(run_id)
         state, tags = run.status(), run.tags()
         if state == "absent" and not run.folder.exists(CONFIG):
-            continue  # its first file was not made whole, or it is not ours
+            continue  # an interrupted creation, or a foreign folder
         states[state] += 1
         facts = [_where(run, state)]
         if state != "complete":
@@ -64,13 +64,13 @@ def status_command(storage: Storage = "", study: str = "", machine: str = "cpu")
 
 @dataclass(frozen=True)
 class _Left:
-    """Of a run that is not complete: what the planner counts, from its last checkpoint on."""
+    """Holds the planner's estimate for the rest of a run, from its last checkpoint on."""
 
     parameters: int
-    share_done: float  # of its steps
+    share_done: float  # share of its steps up to the last checkpoint
     hours: float
     machine: str
-    disk_bytes: int  # at most, while it trains
+    disk_bytes: int  # peak while it trains
 
     def __str__(self) -> str:
         hours, disk = f"{self.hours:,.3g} {self.machine} hours left", f"{self.disk_bytes / GIB:,.3g} GiB of storage"
@@ -78,7 +78,7 @@ class _Left:
 
 
 def _left(run: RunDirectory, machine: Machine) -> _Left | None:
-    """None where the config is gone or cannot be read."""
+    """Estimates the rest of a run; None if its config is absent or unreadable."""
     try:
         config = run_from_plain(run.config())
     except BAD_CONFIG:
@@ -101,11 +101,11 @@ def _where(run: RunDirectory, state: str) -> str:
 
 
 def compare_command(first: Positional[str], second: Positional[str], storage: Storage = "") -> None:
-    """The difference of two runs' configs, field by field.
+    """Print the difference of two runs' configs, field by field.
 
     Args:
         first: a run id
-        second: another
+        second: another run id
         storage: folder or URL of the storage
     """
     store = stored(storage)
@@ -119,13 +119,13 @@ def compare_command(first: Positional[str], second: Positional[str], storage: St
 
 
 def gc_command(storage: Storage = "", dry_run: bool = False) -> None:
-    """Remove the weights of finished attacks that nothing starts from, and what killed processes have left.
+    """Remove the weights of finished attacks that nothing starts from, and leftovers of killed processes.
 
-    The attacks' losses are kept, and are all that counts.
+    The attacks' losses, which are their result, stay.
 
     Args:
         storage: folder or URL of the storage
-        dry_run: say what would go, remove nothing
+        dry_run: report and remove nothing
     """
     store = stored(storage)
     if not dry_run:
@@ -147,12 +147,12 @@ def gc_command(storage: Storage = "", dry_run: bool = False) -> None:
         for folder in folders:
             folder.remove_temporaries(GONE_AFTER_S)
     what = "would lose their weights" if dry_run else f"attacks without weights, {num_bytes / 1e6:,.1f} MB freed now"
-    left = f"; {num_checkpoints} checkpoints that kills had left" if num_checkpoints else ""
+    left = f"; {num_checkpoints} checkpoints left by killed processes" if num_checkpoints else ""
     print(f"{store.root}: {num_runs} {what}{left}")
 
 
 def _needed_weights(store: Store) -> set[str]:
-    """Runs that an unfinished run starts from or an unfinished evaluation looks at; ValueError as `_unfinished`."""
+    """Returns the runs that an unfinished run or evaluation starts from; ValueError as `_unfinished`."""
     runs, evaluations = map(store.run, store.list_runs()), map(store.evaluation, store.list_evaluations())
     starts = [config.start for run in runs if (config := _unfinished(run, run_from_plain))]
     views = [config.view for one in evaluations if (config := _unfinished(one, evaluation_from_plain))]
@@ -162,15 +162,15 @@ def _needed_weights(store: Store) -> set[str]:
 def _unfinished(
     node: RunDirectory | EvaluationDirectory, from_plain: Callable[[Mapping], RunConfig | AnyEvaluation]
 ) -> RunConfig | AnyEvaluation | None:
-    """The config of a node without a result; None for one that has no config yet, and so needs nothing.
+    """Returns the config of a node without a result; None for a node with a result or without a config.
 
-    ValueError for a config that cannot be read: what it needs is unknown.
+    ValueError for an unreadable config: its needs are unknown.
     """
     if node.result() is not None or not node.folder.exists(CONFIG):
         return None
     try:
         return from_plain(node.config())
     except BAD_CONFIG as error:
-        why = f"while it is unknown what the {node.kind} needs, nothing is removed ({error})"
-        allowed = f"a readable one, {why}: submit again, or remove its folder"
+        why = f"nothing is removed while it is unknown what the {node.kind} needs ({error})"
+        allowed = f"a readable config, {why}: submit again, or remove its folder"
         raise invalid("config", node.folder.file(CONFIG), allowed) from error

@@ -1,16 +1,28 @@
-"""`gram sync`, `report` and `search`: MLflow, tables, and the drivers of searches."""
+"""Implements `gram sync`, `report`, `search` and `replicate`, and the site of a storage."""
+
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
 
 from gram_platform.cli.flags import Positional, Storage, TrackingUri, stored
-from gram_platform.cli.site import site_command
-from gram_platform.config.identity import invalid, require_choice
+from gram_platform.config.identity import invalid, local_path, require_choice
+from gram_platform.pages.results.external import read_external
 from gram_platform.pages.results.kinds import result_kind
 from gram_platform.pages.results.record import load_record
+from gram_platform.pages.results.replication import Replicated, prepare, published_studies, replicate
+from gram_platform.pages.results.results import frame_text, summary_text
+from gram_platform.pages.site import build_site, watch_site
+from gram_platform.pages.site.build import tracking_of
+from gram_platform.pages.site.replication import write_replication
+from gram_platform.paper import published
+from gram_platform.paper.published import SOURCE
 from gram_platform.studies.searches.command import ACTIONS, give_order, search_lines
 from gram_platform.tracking import Tracker, default_tracking_uri
 
 
 def sync_command(storage: Storage = "", tracking_uri: TrackingUri = "") -> None:
-    """Bring MLflow up to the run directories; sending again changes nothing.
+    """Send run directories to MLflow; sending again changes nothing.
 
     Args:
         storage: folder or URL of the storage
@@ -30,24 +42,20 @@ def report_command(
     out: str = "",
     watch: float = 0.0,
 ) -> None:
-    """Without a study: build the site of the whole storage. With one: its table and report again, from what is stored.
+    """Build the site of the whole storage; with a study, rebuild its table and report from stored results.
 
     Args:
-        study: name of a study that was submitted, such as scaling
+        study: name of a submitted study, such as scaling
         storage: folder or URL of the storage
         tracking_uri: MLflow server or database
         out: folder of the site; default: `site` in the storage
-        watch: build the site again every so many seconds if something has changed, until interrupted
+        watch: rebuild the site after changes, checked every so many seconds, until interrupted
     """
     if not study:
         site_command(storage, tracking_uri, out, watch)
         return
     if out or watch:
         raise invalid("study", study, "no value with --out or --watch, which build the whole site")
-    _report_study(study, storage, tracking_uri)
-
-
-def _report_study(study: str, storage: str, tracking_uri: str) -> None:
     store = stored(storage).open_for_writing()
     record = load_record(store, study)
     uri = tracking_uri or default_tracking_uri(store.root)
@@ -62,11 +70,34 @@ def _report_study(study: str, storage: str, tracking_uri: str) -> None:
     print(f"read from {results.source}")
 
 
-def search_command(action: Positional[str] = "list", search: Positional[str] = "", storage: Storage = "") -> None:
-    """The searches of a storage, or an order to the driver of one.
+def site_command(storage: Storage = "", tracking_uri: TrackingUri = "", out: str = "", watch: float = 0.0) -> None:
+    """Build the site of a storage: an index, a page for every study, search and run, and one of all claims.
 
     Args:
-        action: list; pause (start no more trials), resume, or cancel (end now; submitting again goes on)
+        storage: folder or URL of the storage
+        tracking_uri: MLflow server or database
+        out: folder of the site; default: `site` in the storage
+        watch: rebuild the site after changes, checked every so many seconds, until interrupted
+    """
+    store = stored(storage)
+    uri, why_not = tracking_of(store, tracking_uri)
+    if watch < 0:
+        raise invalid("watch", watch, "a positive number of seconds, or 0 to build once")
+    if watch:
+        with suppress(KeyboardInterrupt):
+            watch_site(store, uri, watch, lambda text: print(text, flush=True), out, why_not)
+        return
+    built = build_site(store, uri, out, why_not)
+    for problem in built.problems:
+        print(f"warning: {problem}", file=sys.stderr)
+    print(f"{built.num_runs} runs, {built.num_written} files written now\n{built.index}")
+
+
+def search_command(action: Positional[str] = "list", search: Positional[str] = "", storage: Storage = "") -> None:
+    """List the searches of a storage, or control one.
+
+    Args:
+        action: list; pause (start no more trials), resume, or cancel (end now; submitting again continues)
         search: id or name of the search
         storage: folder or URL of the storage
     """
@@ -76,4 +107,51 @@ def search_command(action: Positional[str] = "list", search: Positional[str] = "
         print("\n".join(search_lines(store)) or f"{store.root}: no searches")
         return
     search_id = give_order(store.open_for_writing(), action, search)
-    print(f"{action}: {search_id} is told")
+    print(f"{action}: sent to {search_id}")
+
+
+def replicate_command(folder: Positional[str] = "", out: str = "replication", beside_published: bool = True) -> None:
+    """Make tables, claims, figures and pages from losses measured elsewhere; trains nothing.
+
+    Args:
+        folder: folder with losses.csv and curves.jsonl (format: docs/replicate.md); default: the per-seed compute ratios
+            that the paper's authors published, which ship with this package
+        out: folder of the pages and tables
+        beside_published: add the published points where study and method are the same
+    """
+    started = time.monotonic()
+    place = local_path("out", out)
+    if place.exists() and not place.is_dir():
+        raise invalid("out", str(place), "a folder, or a new name")
+    studies = list(_studies(folder, beside_published))
+    facts = f"From {local_path('folder', folder).resolve()}." if folder else f"{SOURCE}."
+    paths = write_replication(studies, str(place), facts)
+    for study in studies:
+        print(f"\n{study.record.title}\n{' '.join(study.record.facts)}\n\n{_text(study)}")
+    print("\n" + "\n".join(f"{name:16} {path}" for name, path in paths.items()))
+    print(f"{len(studies)} studies in {time.monotonic() - started:.1f} s")
+
+
+def _studies(folder: str, is_beside: bool):
+    """Yields the studies; reads and checks everything before the first fit."""
+    if not folder:
+        yield from published_studies()
+        return
+    external = read_external(Path(folder))
+    print(
+        f"{external.folder}: {len(external.losses):,} losses, {external.curves['row'].nunique():,} curves", flush=True
+    )
+    for prepared in prepare(external):
+        study = replicate(prepared, is_beside)
+        print(f"{study.record.name}: {len(study.results.analysis.table)} rows", flush=True)
+        yield study
+
+
+def _text(study: Replicated) -> str:
+    """Formats the table with the published rows, the claims, and missing values."""
+    parts = [summary_text(study.record, study.results)]
+    if study.published is not None:
+        rows = published.beside_published(study.results.analysis.table, study.published, study.report.shown_profile)
+        parts.append(f"beside the published\n\n{frame_text(rows)}")
+    missing = study.results.analysis.missing
+    return "\n\n".join([*parts, *([f"missing\n\n{frame_text(missing)}"] if len(missing) else [])])

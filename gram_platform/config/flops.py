@@ -62,7 +62,7 @@ def compute_units(config: ModelConfig, num_tokens: int, active: Collection[str] 
     return num_tokens * active_parameters(config, active)
 
 
-def equal_compute_factor(base_units: int, routed_units: int) -> float:
+def equal_compute_factor(base_units: float, routed_units: float) -> float:
     """Returns lambda, which scales a routed run's numbers of sequences to the baseline's compute."""
     return base_units / routed_units
 

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 MAX_NAME_BYTES = 200  # file systems allow 255, and names get suffixes
 MAX_METRIC_NAME = 250 - len("final/validation/loss/")  # for a domain: MLflow allows 250 characters
@@ -22,14 +23,14 @@ def invalid(field: str, value: object, expected: str) -> ValueError:
     return ValueError(f"{field}={value!r}: expected {expected}")
 
 
-def require_int(field: str, value: object, low: int, high: int | None = None) -> None:
+def require_int(field: str, value: Any, low: int, high: int | None = None) -> None:
     bound = f"an integer >= {low}" + ("" if high is None else f" and <= {high}")
     is_int = isinstance(value, int) and not isinstance(value, bool)
     if not is_int or value < low or (high is not None and value > high):
         raise invalid(field, value, bound)
 
 
-def require_real(field: str, value: object, low: float, high: float = math.inf, open_low: bool = False) -> None:
+def require_real(field: str, value: Any, low: float, high: float = math.inf, open_low: bool = False) -> None:
     bound = f"a finite number {'>' if open_low else '>='} {low}" + ("" if high == math.inf else f" and <= {high}")
     is_real = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not is_real or value < low or value > high or (open_low and value == low):
@@ -41,7 +42,7 @@ def require_choice(field: str, value: object, choices: tuple[str, ...]) -> None:
         raise invalid(field, value, "one of " + ", ".join(choices))
 
 
-def require_name(field: str, value: object) -> None:
+def require_name(field: str, value: Any) -> None:
     """ValueError unless a name, such as a domain's, can also name parameters, metrics, columns and files."""
     ok = isinstance(value, str) and value and value == value.strip() and not NOT_IN_NAMES.search(value)
     if not ok:
@@ -75,7 +76,7 @@ def local_path(field: str, place: str | Path) -> Path:
 # -------------------------------------------------------------------------------------------------- identity
 
 
-def added(default: object) -> object:
+def added(default: Any) -> Any:
     """Declares a dataclass field that is newer than ids in use: canonical JSON leaves it out at its default.
 
     So a new field changes the id only of runs that set it. Its default must keep the earlier behaviour.
@@ -83,7 +84,7 @@ def added(default: object) -> object:
     return dataclasses.field(default=default, metadata={_ADDED: True})
 
 
-def identity_fields(value: object) -> dict[dataclasses.Field, object]:
+def identity_fields(value: Any) -> dict[dataclasses.Field, Any]:
     """Returns the fields of a dataclass that enter its canonical JSON, with their values."""
     fields = {field: getattr(value, field.name) for field in dataclasses.fields(value)}
     return {f: v for f, v in fields.items() if not (f.metadata.get(_ADDED) and v == f.default)}
@@ -119,7 +120,7 @@ def short_hash(value: object) -> str:
 def flatten(plain: object, prefix: str = "") -> dict[str, object]:
     """Flattens nested JSON to {dotted path: scalar}; the key of a list item is its name or domain, else its index."""
     if isinstance(plain, Mapping):
-        items = plain.items()
+        items = list(plain.items())
     elif isinstance(plain, list):
         items = [(_item_key(item, index), item) for index, item in enumerate(plain)]
     else:

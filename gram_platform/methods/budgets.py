@@ -141,8 +141,9 @@ def training_run(
 
 def optimizer_of(setting: Setting, rate: float, warmup: float, decay: float, **parts) -> OptimizerConfig:
     """Configures AdamW with the setting's weight decay."""
-    decays = {"weight_decay": setting.conventions.weight_decay, "decay_vectors": setting.conventions.decay_vectors}
-    return OptimizerConfig(rate, warmup, decay, **decays, **parts)
+    conventions = setting.conventions
+    parts = {"weight_decay": conventions.weight_decay, "decay_vectors": conventions.decay_vectors, **parts}
+    return OptimizerConfig(rate, warmup, decay, **parts)
 
 
 def dense_run(setting: Setting, domains: tuple[str, ...], num_eval_points: int, accumulation: str) -> RunConfig:

@@ -6,18 +6,10 @@ is the best validation loss; choosing the checkpoint on validation data follows 
 
 from collections.abc import Iterable
 
-from gram_platform.config import (
-    DataConfig,
-    DomainBudget,
-    EvalPoints,
-    ModelConfig,
-    RoutingConfig,
-    RunConfig,
-    View,
-)
+from gram_platform.config import DataConfig, DomainBudget, EvalPoints, ModelConfig, RoutingConfig, RunConfig, View
 from gram_platform.config.training import merged_config
 from gram_platform.methods.budgets import optimizer_of
-from gram_platform.methods.setting import Profile, Setting
+from gram_platform.methods.setting import Elicitation, Profile, Setting
 
 
 def attacks(setting: Setting, profile: Profile, view: View, runs: Iterable[RunConfig]) -> dict[str, RunConfig]:
@@ -26,7 +18,7 @@ def attacks(setting: Setting, profile: Profile, view: View, runs: Iterable[RunCo
     if options is None or (options.compared_only and profile not in setting.profiles):
         return {}
     by_id = {run.run_id: run for run in runs}
-    return {d: _attack(setting, d, view, by_id) for d in setting.auxiliary if d not in profile}
+    return {d: _attack(setting, options, d, view, by_id) for d in setting.auxiliary if d not in profile}
 
 
 def attacked_view(view: View, domain: str) -> View:
@@ -44,8 +36,8 @@ def dense_model(view: View, by_id: dict[str, RunConfig]) -> ModelConfig:
     return merged_config(with_modules, dict(view.weights))
 
 
-def _attack(setting: Setting, domain: str, view: View, by_id: dict[str, RunConfig]) -> RunConfig:
-    size, options = setting.size, setting.options.elicitation
+def _attack(setting: Setting, options: Elicitation, domain: str, view: View, by_id: dict[str, RunConfig]) -> RunConfig:
+    size = setting.size
     if options.domain_share:
         options = options.on_domain(setting.num_sequences[domain])
     start = attacked_view(view, domain)

@@ -1,6 +1,7 @@
 """MaxEnt: unlearns domains from the baseline, in a run for each profile."""
 
 import math
+from collections.abc import Mapping
 
 from gram_platform.config import (
     CORE,
@@ -45,7 +46,7 @@ def _unlearning(setting: Setting, start: RunConfig, profile: Profile) -> RunConf
     micro_batch = math.gcd(batch, size.micro_batch)
     half = options.num_steps * batch
     pools = {d.name: d.num_sequences for d in start.data.domains}
-    retained = {d: pools[d] for d in (CORE, *profile)}
+    retained: dict[str, float] = {d: pools[d] for d in (CORE, *profile)}
     if options.core_share and profile:
         retained = {CORE: options.core_share, **dict.fromkeys(profile, (1.0 - options.core_share) / len(profile))}
     draws = apportion(half, dict.fromkeys(forget, 1), micro_batch)
@@ -64,7 +65,7 @@ def _unlearning(setting: Setting, start: RunConfig, profile: Profile) -> RunConf
     )
 
 
-def apportion(total: int, weights: dict[str, float], unit: int) -> dict[str, int]:
+def apportion(total: int, weights: Mapping[str, float], unit: int) -> dict[str, int]:
     """Splits `total` by weight into multiples of `unit`, at least one each; largest remainders are rounded up first."""
     num_units, whole = total // unit, sum(weights.values())
     exact = {name: num_units * weight / whole for name, weight in weights.items()}
@@ -74,5 +75,5 @@ def apportion(total: int, weights: dict[str, float], unit: int) -> dict[str, int
         if sum(units.values()) < num_units:
             units[by_need[index % len(by_need)]] += 1
         else:
-            units[max(units, key=units.get)] -= 1
+            units[max(units, key=units.__getitem__)] -= 1
     return {name: count * unit for name, count in units.items()}

@@ -47,6 +47,9 @@ class Rotary(nn.Module):
         return rotated(x_BHTh, self.cos_Th[first:stop], self.sin_Th[first:stop])
 
 
+Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # queries, keys, values
+
+
 class Attention(nn.Module):
     """Causal grouped-query attention without biases: x_BTD -> x_BTD."""
 
@@ -59,7 +62,7 @@ class Attention(nn.Module):
     def forward(self, x_BTD: torch.Tensor, rotary: Rotary, mask_BTT: torch.Tensor | None = None) -> torch.Tensor:
         return self.attend(*self.heads(x_BTD, rotary), True, mask_BTT)
 
-    def heads(self, x_BTD: torch.Tensor, rotary: Rotary, first: int = 0) -> tuple[torch.Tensor, ...]:
+    def heads(self, x_BTD: torch.Tensor, rotary: Rotary, first: int = 0) -> Heads:
         """Returns (q_BHTh, k_BKTh, v_BKTh), queries and keys rotated; `first` is the position of the first token."""
         B, T, _ = x_BTD.shape
         heads_BTnh = self.qkv_proj(x_BTD).view(B, T, -1, self.head_dim)

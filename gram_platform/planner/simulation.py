@@ -13,6 +13,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from gram_platform.config import RunConfig
 from gram_platform.config.identity import invalid, require_int, require_real
 from gram_platform.methods.nodes import Node
 from gram_platform.planner import AUTO, Machine, Ranks, evaluation_flops, needs
@@ -154,7 +155,8 @@ def _scheduled(
     left: Sequence[Task], seconds: Mapping[str, float], cluster: SimulatedCluster, done: set[str]
 ) -> tuple[float, float]:
     """(seconds to the last end, machine-seconds paid for: as many machines as hold the ranks at work)."""
-    waiting, running, now_s, machine_s, peak = list(left), [], cluster.machine_start_s if left else 0.0, 0.0, 0
+    running: list[tuple[float, str, int]] = []  # (end, task id, ranks)
+    waiting, now_s, machine_s, peak = list(left), cluster.machine_start_s if left else 0.0, 0.0, 0
     while waiting or running:
         free = cluster.num_slots - sum(ranks for _, _, ranks in running)
         for task in [task for task in waiting if task.needs <= done]:
@@ -178,18 +180,19 @@ def planned(nodes: Sequence[Node], machine: Machine, utilisation: float, ranks: 
     ValueError for a run that fits no number of ranks. An evaluation has one rank.
     """
     ranks = ranks or Ranks(AUTO, machine=machine)
-    runs = {node.id: node.config for node in nodes if node.is_run}
+    runs = {node.id: node.config for node in nodes if isinstance(node.config, RunConfig)}
     tasks = []
     for node in nodes:
-        if not node.is_run:
-            flops = evaluation_flops(node.config, runs[node.config.view.run_id].model)
+        config = node.config
+        if not isinstance(config, RunConfig):
+            flops = evaluation_flops(config, runs[config.view.run_id].model)
             work_s = flops / (machine.flops_per_second * utilisation)
             tasks.append(Task(node.id, node.needs, work_s, is_first=True))
             continue
-        number = ranks.of(node.config, node.size)
-        need = needs(node.config, number, machine, utilisation)
+        number = ranks.of(config, node.size)
+        need = needs(config, number, machine, utilisation)
         work_s = need.gpu_hours * HOUR_S / number
-        step_s = work_s / node.config.num_steps
+        step_s = work_s / config.num_steps
         tasks.append(Task(node.id, node.needs, work_s, number, need.checkpoint, need.result, step_s))
     return tasks
 

@@ -1,1 +1,1 @@
-"""Views leave the platform as stock dense checkpoints, and come back as starting points."""
+"""Exports views as stock dense checkpoints, imports checkpoints as starting points, and serves runs."""

@@ -1,4 +1,4 @@
-"""The model card of an export: what it is, what was removed, what was measured, and what that does not promise."""
+"""Writes the model card of an export: what the model is, what was removed, what was measured, what is not promised."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +9,7 @@ import pandas as pd
 from gram_platform.config import CORE, IMPORTED, ModelConfig, View
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.training import merged_config
-from gram_platform.release.numbers import ProfileNumbers
+from gram_platform.release.profile_numbers import ProfileNumbers
 from gram_platform.release.verification import Agreement
 from gram_platform.store import Store
 from gram_platform.store.views import model_config, view_model
@@ -18,7 +18,7 @@ ANY_TEXT = "-"  # an empty cell
 
 CAUTIONS = """\
 - **Removed is not unlearnable.** Whoever has these weights can finetune them: the rows *elicited* say how far an
-  attacker came with a small sample of the removed data, at the attacker's best checkpoint. Where they are missing,
+  attacker came with a small sample of the removed data, at the attacker's best checkpoint. No such row means that
   nobody has tried.
 - **Only what was labelled was removed.** Text of a removed domain that carried another label, or none, trained the
   core, and what other domains teach about it stays.
@@ -28,19 +28,19 @@ CAUTIONS = """\
 
 
 @dataclass(frozen=True)
-class Exporting:
-    """What a card is about: a view, with what the studies say about it."""
+class CardSubject:
+    """Holds the contents of a card: a view and the studies' numbers for it."""
 
     view: View
-    model: ModelConfig  # of the view, with its modules alone
-    origin: ModelConfig  # of the run, with all its modules
-    facts: Mapping[str, str]  # of the run: data, seed, tags; in Markdown
+    model: ModelConfig  # the view's, with its own modules only
+    origin: ModelConfig  # the run's, with all modules
+    facts: Mapping[str, str]  # the run's data, seed, tags; in Markdown
     numbers: tuple[ProfileNumbers, ...]
     dtype: str
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """Modules that the run has and the view has not."""
+        """Lists the modules that the run has and the view lacks."""
         return tuple(domain for domain in self.origin.module_domains if domain not in self.present)
 
     @property
@@ -48,9 +48,9 @@ class Exporting:
         return self.model.module_domains
 
 
-def describe(store: Store, view: View, dtype: str, numbers: tuple[ProfileNumbers, ...]) -> Exporting:
-    """What a card says about a view of this storage."""
-    return Exporting(
+def card_subject(store: Store, view: View, dtype: str, numbers: tuple[ProfileNumbers, ...]) -> CardSubject:
+    """Collects the contents of a view's card from the storage."""
+    return CardSubject(
         view, view_model(store, view), model_config(store, view.run_id), _facts(store, view), numbers, dtype
     )
 
@@ -72,76 +72,76 @@ def _facts(store: Store, view: View) -> dict[str, str]:
     return facts
 
 
-def card_text(about: Exporting, part: str, agreements: Sequence[Agreement]) -> str:
-    """README.md of the checkpoint in the subfolder `part` ("": the only one, or what leads to several)."""
+def card_text(subject: CardSubject, part: str, agreements: Sequence[Agreement]) -> str:
+    """Writes README.md for the checkpoint in the subfolder `part` ("": the only checkpoint, or the top of several)."""
     sections = [
-        _head(about, part),
-        _what(about, part),
-        _removed(about),
-        "## What was measured\n\n" + _measured(about),
+        _head(subject, part),
+        _contents(subject, part),
+        _removed(subject),
+        "## What was measured\n\n" + _measured(subject),
         "## What this does not promise\n\n" + CAUTIONS,
         "## Verified\n\n" + "\n".join(f"- {agreement}." for agreement in agreements),
     ]
     return "\n\n".join(sections) + "\n"
 
 
-def _head(about: Exporting, part: str) -> str:
+def _head(subject: CardSubject, part: str) -> str:
     lines = ["---", "library_name: transformers", "pipeline_tag: text-generation", "tags:", "- gram", "- starcoder2"]
-    modules = (f"{d}={weight:g}" if weight != 1.0 else d for d, weight in about.view.weights if d != CORE)
-    name = about.numbers[0].names["profile"] if about.numbers else "+".join((CORE, *modules))
+    modules = (f"{d}={weight:g}" if weight != 1.0 else d for d, weight in subject.view.weights if d != CORE)
+    name = subject.numbers[0].names["profile"] if subject.numbers else "+".join((CORE, *modules))
     title = plain(name + (f": the expert of {part}" if part else ""))
     return "\n".join([*lines, "---", "", f"# {title}"])
 
 
-def _what(about: Exporting, part: str) -> str:
-    lines = [f"| {name} | {value} |" for name, value in about.facts.items()]
-    table = "\n".join(["| | |", "|---|---|", *lines, *_shape_rows(about, part)])
+def _contents(subject: CardSubject, part: str) -> str:
+    lines = [f"| {name} | {value} |" for name, value in subject.facts.items()]
+    table = "\n".join(["| | |", "|---|---|", *lines, *_shape_rows(subject, part)])
     text = "A StarCoder2 checkpoint of one capability profile: the core and the modules that the profile keeps, merged "
     text += "into one dense model. `AutoModelForCausalLM` and `AutoTokenizer` load it."
-    if about.view.rule == "by_domain":
-        text = f"The profile is a dense StarCoder2 checkpoint for each expert: {codes(about.present)}. Text of a "
+    if subject.view.rule == "by_domain":
+        text = f"The profile is a dense StarCoder2 checkpoint for each expert: {codes(subject.present)}. Text of a "
         text += f"domain without one goes to {code(CORE)}."
     return f"{text}\n\n{table}"
 
 
-def _shape_rows(about: Exporting, part: str) -> list[str]:
-    if about.view.rule == "by_domain" and not part:
+def _shape_rows(subject: CardSubject, part: str) -> list[str]:
+    if subject.view.rule == "by_domain" and not part:
         return []
-    active = about.view.active(part) if part else dict(about.view.weights)
-    dense = merged_config(about.model, active)
+    active = subject.view.active(part) if part else dict(subject.view.weights)
+    dense = merged_config(subject.model, active)
     shape = f"{dense.num_layers} layers, width {dense.d_model}, MLP {dense.d_mlp}, context {dense.seq_len}"
-    return [f"| shape | {shape} |", f"| parameters | {total_parameters(dense):,} in {about.dtype} |"]
+    return [f"| shape | {shape} |", f"| parameters | {total_parameters(dense):,} in {subject.dtype} |"]
 
 
-def _removed(about: Exporting) -> str:
+def _removed(subject: CardSubject) -> str:
     lines = []
-    if about.absent:
-        lines.append(f"Modules of the run that are absent from these files: {codes(about.absent)}.")
-    forgotten = tuple(dict.fromkeys(domain for numbers in about.numbers for domain in numbers.removed))
+    if subject.absent:
+        lines.append(f"Modules of the run that are absent from these files: {codes(subject.absent)}.")
+    forgotten = tuple(dict.fromkeys(domain for numbers in subject.numbers for domain in numbers.removed))
     if forgotten:
         lines.append(f"Domains that the profile does not keep: {codes(forgotten)}.")
     return "## What was removed\n\n" + ("\n".join(lines) or "Nothing that this storage knows of.")
 
 
-def _measured(about: Exporting) -> str:
-    if not about.numbers:
+def _measured(subject: CardSubject) -> str:
+    if not subject.numbers:
         return (
             "No study of this storage has evaluated this profile (or its baseline is not complete), so there are no "
             "compute ratios here: forget and elicited numbers are unknown."
         )
-    by_rows = sorted(about.numbers, key=lambda numbers: -len(numbers.domains))
-    told: dict[str, tuple[ProfileNumbers, list[str]]] = {}  # study -> its numbers, and the studies that share them
+    by_rows = sorted(subject.numbers, key=lambda numbers: -len(numbers.domains))
+    shown: dict[str, tuple[ProfileNumbers, list[str]]] = {}  # study -> its numbers, other studies with the same ones
     for numbers in by_rows:
-        same = next((name for name, (full, _) in told.items() if _is_within(numbers.domains, full.domains)), None)
+        same = next((name for name, (full, _) in shown.items() if _is_within(numbers.domains, full.domains)), None)
         if same is None:
-            told[numbers.study] = numbers, []
+            shown[numbers.study] = numbers, []
         else:
-            told[same][1].append(numbers.study)
-    return "\n\n".join(_study(numbers, others) for numbers, others in told.values())
+            shown[same][1].append(numbers.study)
+    return "\n\n".join(_study(numbers, others) for numbers, others in shown.values())
 
 
 def _is_within(part: pd.DataFrame, whole: pd.DataFrame) -> bool:
-    """Whether every row of a table is in another one: studies share runs."""
+    """Tells whether every row of one table is in another; studies share runs."""
     rows = set(whole.itertuples(index=False, name=None))
     return all(row in rows for row in part.itertuples(index=False, name=None))
 
@@ -167,7 +167,7 @@ def _study(numbers: ProfileNumbers, others: Sequence[str]) -> str:
 
 
 def _missing(numbers: ProfileNumbers) -> list[str]:
-    """What of forget and elicited is not there, and what the study itself misses of the profile."""
+    """Lists missing forget and elicited numbers, then the study's own notes on the profile."""
     absent = [name for name in ("forget", "elicited") if name not in numbers.classes]
     if absent and not numbers.missing:
         return [f"{' and '.join(absent)} (the study has none for this profile)"]
@@ -179,20 +179,20 @@ def _markdown(frame: pd.DataFrame) -> str:
     return "\n".join("| " + " | ".join(plain(cell) or ANY_TEXT for cell in row) + " |" for row in rows)
 
 
-# ------------------------------------------------------------------------------- labels and names, as they were given
+# ------------------------------------------------------------------------------------------------- escaping
 
 
 def plain(text: str) -> str:
-    """Text that stays in its cell and shows as it is: no table, code, tag or line begins or ends in it."""
+    """Escapes text for one Markdown table cell, so that it shows literally: no table, code, tag or line break."""
     return re.sub(r"([\\|<&`])", r"\\\1", " ".join(text.splitlines()))
 
 
 def code(text: str) -> str:
-    """A name as code, where Markdown can: a code span knows no escapes."""
+    """Formats a name as a code span, or escapes it: a code span cannot hold escapes."""
     escaped = plain(text)
     return f"`{text}`" if escaped == text else escaped
 
 
 def codes(names: Iterable[str]) -> str:
-    """Names as code, separated by commas."""
+    """Formats names as code, separated by commas."""
     return ", ".join(code(name) for name in names)

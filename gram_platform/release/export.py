@@ -1,6 +1,5 @@
-"""A view as stock Hugging Face checkpoints: written beside the target, verified, then moved there as a whole."""
+"""Exports a view as stock Hugging Face checkpoints: writes them to a temporary folder, verifies, then renames it."""
 
-import hashlib
 import importlib.util
 import json
 from collections.abc import Callable, Mapping
@@ -10,37 +9,30 @@ from pathlib import Path
 from gram_platform.config import IMPORTED, ModelConfig, View
 from gram_platform.config.identity import canonical_json, invalid, require_choice, require_int, to_plain
 from gram_platform.config.training import merged_config
-from gram_platform.release.files import MAX_FILE_BYTES, shards, write_tensors
-from gram_platform.release.place import beside, followed, require_no_mount, require_room
+from gram_platform.release.files import MAX_FILE_BYTES, ByteCounter, Progress, shards, write_tensors, write_tokenizer
+from gram_platform.release.output_folder import atomic_folder, require_no_mount, require_room, resolved
 from gram_platform.release.selection import dense_parts
 from gram_platform.release.starcoder2 import foreign_config, foreign_shapes, foreign_weights
-from gram_platform.release.tokenizers import write_tokenizer
-from gram_platform.release.verification import (
-    Agreement,
-    Model,
-    verification_tokens,
-    verified,
-    verified_by_transformers,
-)
+from gram_platform.release.verification import Agreement, Model, verification_tokens, verified, verified_by_transformers
 from gram_platform.store import Store
+from gram_platform.store.files import hash_file
 from gram_platform.store.tensors import stream_bytes
 from gram_platform.store.views import open_view
 from gram_platform.train.learner import DTYPES
 
 RECORD, CARD = "export.json", "README.md"
-LAYOUT = 1  # of what an export consists of
+LAYOUT = 1  # version of an export's set of files
 CHECKS = ("own", "transformers")
-Progress = Callable[[str, int, int | None], None]  # what, bytes done, bytes in all
 
 
 @dataclass(frozen=True)
-class Export:
-    """What is asked for. `view` may depend on the domain (DEMix): then every expert is a checkpoint of its own."""
+class ExportRequest:
+    """Says what to export. If `view` depends on the domain (DEMix), every expert becomes its own checkpoint."""
 
     view: View
     dtype: str = "float32"
     max_file_bytes: int = MAX_FILE_BYTES
-    check: str = "own"  # or by transformers too, which holds the whole model
+    check: str = "own"  # or "transformers", which also loads the whole model
 
     def __post_init__(self) -> None:
         require_choice("dtype", self.dtype, tuple(DTYPES))
@@ -49,8 +41,8 @@ class Export:
 
 
 @dataclass(frozen=True)
-class Exported:
-    """What an export has become: the folder, and how far each of its checkpoints is from its view, by subfolder."""
+class ExportResult:
+    """Reports a finished export: its folder, and how closely each checkpoint, by subfolder, matches its view."""
 
     folder: Path
     agreements: Mapping[str, tuple[Agreement, ...]] = field(default_factory=dict)
@@ -58,46 +50,42 @@ class Exported:
     is_new: bool = True
 
 
-WriteCard = Callable[[Path, str, tuple[Agreement, ...]], None]  # folder, the part's name, its verification
+WriteCard = Callable[[Path, str, tuple[Agreement, ...]], None]  # (folder, part, its verification)
 
 
 def export_view(
-    store: Store, export: Export, out: Path, write_card: WriteCard, progress: Progress = lambda *_: None
-) -> Exported:
-    """Writes the view's checkpoints to the folder `out`, each verified, with a card each.
+    store: Store, export: ExportRequest, out: Path, write_card: WriteCard, progress: Progress = lambda *_: None
+) -> ExportResult:
+    """Writes the view's verified checkpoints, each with a card, to the folder `out` (symbolic links are followed).
 
-    ValueError before any work when `out` (behind symbolic links, if it is one) holds anything but this very export or
-    is a mount point, or the disk has no room; when a checkpoint is not the view, nothing is left. An export that is
-    there is verified by its hashes and its card written again.
+    ValueError before any work if `out` is a mount point or holds anything except this export, or the disk is too full.
+    If a checkpoint does not match the view, nothing is left. An existing export is checked by its hashes and gets a new
+    card.
     """
     parts = dense_parts(export.view)
-    _require_check(export.check)
-    identity, out = _identity(store, export), followed(out)
-    if _is_there(out, identity):
-        return _again(out, write_card)
+    if export.check == "transformers" and importlib.util.find_spec("transformers") is None:
+        raise invalid("check", export.check, "own, because transformers is not installed")
+    identity, out = _identity(store, export), resolved(out)
+    if _is_this_export(out, identity):
+        return _with_new_cards(out, write_card)
     require_no_mount(out)
     with open_view(store, export.view) as (config, weights):
         total = sum(_num_bytes(merged_config(config, dict(part.weights)), export) for part in parts.values())
         require_room(out, total)
-        with beside(out) as partial:
-            done, agreements = _counting(progress, total), {}
+        with atomic_folder(out) as partial:
+            written, agreements = ByteCounter(progress, "exporting", total), {}
             for name, part in parts.items():
                 (partial / name).mkdir(exist_ok=True)
                 routed, folder = (config, weights, dict(part.weights)), partial / name
-                agreements[name] = _write_part(store, part, routed, folder, export, done, progress)
+                agreements[name] = _write_part(store, part, routed, folder, export, written.add, progress)
             _write_cards(partial, agreements, write_card)
             record = {**identity, "files": _hashes(partial)}
             record["agreements"] = {name: [to_plain(a) for a in found] for name, found in agreements.items()}
             (partial / RECORD).write_text(canonical_json(record) + "\n")
-    return Exported(out, agreements, total)
+    return ExportResult(out, agreements, total)
 
 
-def _require_check(check: str) -> None:
-    if check == "transformers" and importlib.util.find_spec("transformers") is None:
-        raise invalid("check", check, "own: transformers is not installed")
-
-
-def _num_bytes(model: ModelConfig, export: Export) -> int:
+def _num_bytes(model: ModelConfig, export: ExportRequest) -> int:
     files = shards(foreign_shapes(model), DTYPES[export.dtype], export.max_file_bytes)
     return sum(stream_bytes(shapes, DTYPES[export.dtype]) for shapes in files.values())
 
@@ -107,17 +95,17 @@ def _write_part(
     view: View,
     routed: Model,
     folder: Path,
-    export: Export,
-    written: Callable[[int], None],
+    export: ExportRequest,
+    on_bytes: Callable[[int], None],
     progress: Progress,
 ) -> tuple[Agreement, ...]:
-    """One dense checkpoint, without its card. `routed`: the whole view, with the active modules of this part."""
+    """Writes one dense checkpoint without a card. `routed`: the whole view, with this part's active modules."""
     model, dtype, data_id = merged_config(routed[0], routed[2]), DTYPES[export.dtype], data_id_of(store, view.run_id)
     end_of_text = write_tokenizer(store, data_id, folder, model.seq_len)
     config = json.dumps(foreign_config(model, dtype, end_of_text), indent=2, sort_keys=True) + "\n"
     (folder / "config.json").write_text(config)
     files = shards(foreign_shapes(model), dtype, export.max_file_bytes)
-    write_tensors(folder, files, dtype, foreign_weights(*routed), written)
+    write_tensors(folder, files, dtype, foreign_weights(*routed), on_bytes)
     tokens = verification_tokens(store, data_id, model)
     found = [verified(routed, folder, dtype, tokens, lambda *bytes_done: progress("verifying", *bytes_done))]
     if export.check == "transformers":
@@ -126,7 +114,7 @@ def _write_part(
 
 
 def _write_cards(folder: Path, agreements: Mapping[str, tuple[Agreement, ...]], write_card: WriteCard) -> None:
-    """One for each checkpoint, and one at the top where there are several."""
+    """Writes a card for each checkpoint, and one at the top if there are several."""
     for name, found in agreements.items():
         write_card(folder / name, name, found)
     if "" not in agreements:
@@ -134,34 +122,23 @@ def _write_cards(folder: Path, agreements: Mapping[str, tuple[Agreement, ...]], 
 
 
 def data_id_of(store: Store, run_id: str) -> str | None:
-    """The corpus that a run was trained on; None for an imported model."""
+    """Returns the corpus that a run was trained on; None for an imported model."""
     return None if run_id.startswith(IMPORTED) else store.run(run_id).config()["data"]["data_id"]
-
-
-def _counting(progress: Progress, total: int) -> Callable[[int], None]:
-    done = 0
-
-    def add(num_bytes: int) -> None:
-        nonlocal done
-        done += num_bytes
-        progress("exporting", done, total)
-
-    return add
 
 
 # -------------------------------------------------------------------------------------------------- the folder
 
 
-def _identity(store: Store, export: Export) -> dict:
-    """What two exports must agree on to be the same."""
+def _identity(store: Store, export: ExportRequest) -> dict:
+    """Returns the fields on which two exports must agree to be the same."""
     origins = {export.view.run_id, *(run_id for _, run_id in export.view.sources)}
     hashes = {run_id: store.origin(run_id).require_result()["weights_sha256"] for run_id in sorted(origins)}
     sizes = {"dtype": export.dtype, "max_file_bytes": export.max_file_bytes}
     return {"layout": LAYOUT, "view": to_plain(export.view), "weights_sha256": hashes, **sizes}
 
 
-def _is_there(out: Path, identity: Mapping) -> bool:
-    """Whether `out` is this very export; ValueError when it is anything else that must not be overwritten."""
+def _is_this_export(out: Path, identity: Mapping) -> bool:
+    """Tells whether `out` is this export; ValueError if it holds anything else."""
     if not out.exists():
         return False
     if not out.is_dir():
@@ -176,24 +153,19 @@ def _is_there(out: Path, identity: Mapping) -> bool:
     if found != json.loads(canonical_json(identity)):
         raise invalid("out", str(out), "an empty folder or a new one: this one holds another export")
     if record["files"] != _hashes(out):
-        raise invalid("out", str(out), "this export as it was written, but its files have changed: remove the folder")
+        raise invalid("out", str(out), "an unchanged export: its files have changed, remove the folder")
     return True
 
 
-def _again(out: Path, write_card: WriteCard) -> Exported:
-    """An export that is there, its card as the study now says."""
+def _with_new_cards(out: Path, write_card: WriteCard) -> ExportResult:
+    """Rewrites the cards of an existing export from the studies' present numbers."""
     record = json.loads((out / RECORD).read_text())
     agreements = {name: tuple(Agreement(**a) for a in found) for name, found in record["agreements"].items()}
     _write_cards(out, agreements, write_card)
-    return Exported(out, agreements, is_new=False)
+    return ExportResult(out, agreements, is_new=False)
 
 
 def _hashes(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file but the cards, which follow the study, and the record itself."""
+    """Hashes (SHA-256) every file except the record and the cards, which change with the studies."""
     paths = [p for p in sorted(folder.rglob("*")) if p.is_file() and p.name not in (RECORD, CARD)]
-    return {str(path.relative_to(folder)): _sha256(path) for path in paths}
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return {str(path.relative_to(folder)): hash_file(str(path)) for path in paths}

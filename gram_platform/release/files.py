@@ -1,4 +1,4 @@
-"""The tensor files of a checkpoint in Hugging Face's layout: one, or several with an index when they are large.
+"""Reads and writes a checkpoint's files in Hugging Face's layout: tensors, in one file or several, and tokenizer.
 
 model.safetensors
 model-00001-of-00003.safetensors ... and model.safetensors.index.json
@@ -7,6 +7,7 @@ model-00001-of-00003.safetensors ... and model.safetensors.index.json
 import contextlib
 import json
 import math
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -14,15 +15,31 @@ from pathlib import Path
 import torch
 
 from gram_platform.config.identity import invalid
+from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer
+from gram_platform.store import Store
+from gram_platform.store.root import open_corpus
 from gram_platform.store.tensors import DiskTensors, Shapes, open_tensors, stream_bytes, write_stream
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-MAX_FILE_BYTES = 5 * 10**9  # of one file: what Hugging Face's own writer keeps to by default, in its unit of GB
+TOKENIZER = "tokenizer.json"
+MAX_FILE_BYTES = 5 * 10**9  # per file: the default of Hugging Face's writer
+Progress = Callable[[str, int, int | None], None]  # (activity, bytes done, bytes in total)
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
+class ByteCounter:
+    """Reports the progress of an activity, in bytes."""
+
+    def __init__(self, progress: Progress, activity: str, total: int) -> None:
+        self._progress, self._activity, self._total, self._done = progress, activity, total, 0
+
+    def add(self, num_bytes: int) -> None:
+        self._done += num_bytes
+        self._progress(self._activity, self._done, self._total)
+
+
 def shards(shapes: Shapes, dtype: torch.dtype, max_file_bytes: int = MAX_FILE_BYTES) -> dict[str, Shapes]:
-    """Which tensors each file has, in order. A tensor larger than `max_file_bytes` has a file of its own."""
+    """Assigns tensors to files, in order. A tensor larger than `max_file_bytes` gets its own file."""
     groups: list[dict[str, tuple[int, ...]]] = [{}]
     for name, shape in shapes.items():
         if groups[-1] and stream_bytes({**groups[-1], name: shape}, dtype) > max_file_bytes:
@@ -40,7 +57,7 @@ def write_tensors(
     tensors: Iterable[tuple[str, torch.Tensor]],
     progress: Callable[[int], None],
 ) -> None:
-    """Writes every file of `shards` from tensors that come in their order, one at a time, and the index if any."""
+    """Writes the files of `shards` from tensors that arrive one by one in that order, and the index of several."""
     coming = iter(tensors)
     for name, shapes in files.items():
         write_stream(folder / name, shapes, dtype, islice(coming, len(shapes)), progress)
@@ -53,26 +70,26 @@ def write_tensors(
 
 
 def file_names(folder: Path) -> list[str]:
-    """The tensor files of a checkpoint. ValueError when there are none, or only pickled ones."""
+    """Lists the tensor files of a checkpoint. ValueError if there are none, or only pickled ones."""
     if (folder / INDEX).is_file():
         names = sorted(set(_weight_map(folder).values()))
         for name in names:
             if Path(name).name != name or not name.endswith(".safetensors"):
                 raise invalid(INDEX, name, "safetensors files of the same folder")
             if not (folder / name).is_file():
-                raise invalid("checkpoint", str(folder), f"a whole one: {name} is missing")
+                raise invalid("checkpoint", str(folder), f"a complete checkpoint, {name} is missing")
         return names
     if (folder / SINGLE).is_file():
         return [SINGLE]
     if pickled := sorted(path.name for pattern in PICKLES for path in folder.glob(pattern)):
-        allowed = f"{SINGLE}: a pickled file runs whatever code is in it, convert it elsewhere"
+        allowed = f"{SINGLE}: loading a pickled file can run any code, convert it elsewhere"
         raise invalid("checkpoint", pickled[0], allowed)
     raise invalid("checkpoint", str(folder), f"a folder with {SINGLE} or {INDEX}")
 
 
 @contextlib.contextmanager
 def open_checkpoint(folder: Path) -> Iterator[DiskTensors]:
-    """The tensors of a checkpoint by name, each read when it is asked for. ValueError when it is not whole."""
+    """Opens a checkpoint's tensors by name, each read on access. ValueError if a tensor is missing or misplaced."""
     with contextlib.ExitStack() as stack:
         files = {name: stack.enter_context(open_tensors(folder / name)) for name in file_names(folder)}
         if (folder / INDEX).is_file():
@@ -81,7 +98,7 @@ def open_checkpoint(folder: Path) -> Iterator[DiskTensors]:
 
 
 def names_by_file(folder: Path) -> dict[str, set[str]]:
-    """The tensors of every file of a checkpoint."""
+    """Lists the tensors of every file of a checkpoint."""
     found = {}
     for name in file_names(folder):
         with open_tensors(folder / name) as file:
@@ -102,3 +119,33 @@ def _require_indexed(places: Mapping[str, str], files: Mapping[str, object]) -> 
     if sorted(held) != sorted(places.items()):
         odd = sorted({tensor for tensor, _ in set(held) ^ set(places.items())})
         raise invalid(INDEX, odd[:4], "each tensor once, in the file that the index says")
+
+
+# ----------------------------------------------------------------------------------------------------------- tokenizer
+
+
+def write_tokenizer(store: Store, data_id: str | None, folder: Path, seq_len: int) -> int | None:
+    """Copies the corpus's tokenizer and writes the settings that `AutoTokenizer` and `generate` need.
+
+    Returns the id of the end of text; None, and writes nothing, if the corpus is not in the storage.
+    """
+    try:
+        path = None if data_id is None else open_corpus(store, data_id).tokenizer_path
+    except ValueError:
+        path = None
+    if path is None:
+        return None
+    tokenizer = load_tokenizer(path)
+    end = end_of_text_id(tokenizer)
+    shutil.copyfile(path, folder / TOKENIZER)
+    special = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), tokenizer.id_to_token(end))
+    settings = {"clean_up_tokenization_spaces": False, "model_max_length": seq_len}
+    _write(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **settings, **special})
+    _write(folder / "special_tokens_map.json", special)
+    ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end)
+    _write(folder / "generation_config.json", ids)
+    return end
+
+
+def _write(path: Path, fields: dict) -> None:
+    path.write_text(json.dumps(fields, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")

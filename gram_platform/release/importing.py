@@ -1,12 +1,12 @@
-"""A StarCoder2 checkpoint as a starting point of runs: its tensors under our names, in float32, in the storage.
+"""Imports a StarCoder2 checkpoint into the storage as a starting point of runs: our tensor names, float32.
 
-Studies begin with it by `--start import_id`, a run by RunConfig(model=<its shape, with modules>,
-start=View.of(import_id), ...): the run's core is the checkpoint, its modules begin at the run's seed. Weights are read
-from safetensors files, never from pickles. They pass through memory one tensor at a time.
+A study starts from it with `--start IMPORT_ID`, a run with RunConfig(model=<its shape, with modules>,
+start=View.of(import_id), ...): the checkpoint becomes the run's core, the modules are initialised from the run's seed.
+Reads only safetensors files, never pickles, one tensor at a time.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,9 +16,9 @@ from gram_platform.config import ModelConfig
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid
 from gram_platform.corpora.tokenizer import KNOWN_ENDS, load_tokenizer, require_vocab
-from gram_platform.release.files import file_names, open_checkpoint
-from gram_platform.release.own_weights import OwnWeights
-from gram_platform.release.starcoder2 import checked_fields, dense_shapes, own_config
+from gram_platform.release.checkpoint_weights import CheckpointWeights
+from gram_platform.release.files import ByteCounter, Progress, file_names, open_checkpoint
+from gram_platform.release.starcoder2 import checked_fields, dense_shapes, native_config
 from gram_platform.store import Store
 from gram_platform.store.directories import TOKENIZER, ImportDirectory, import_id
 from gram_platform.store.files import hash_file
@@ -26,12 +26,11 @@ from gram_platform.store.tensors import hash_named, write_stream
 
 CONFIG = "config.json"
 DROPOUTS = ("attention_dropout", "residual_dropout", "embedding_dropout")
-Progress = Callable[[str, int, int | None], None]  # what, bytes done, bytes in all
 
 
 @dataclass(frozen=True)
 class Imported:
-    """What a checkpoint is called here; `notes` say what of it is not carried over."""
+    """Reports a finished import; `notes` list what was not carried over."""
 
     import_id: str
     model: ModelConfig
@@ -44,20 +43,20 @@ def import_checkpoint(
 ) -> Imported:
     """Reads a StarCoder2 checkpoint into a storage that is open for writing.
 
-    `seq_len`: of the sequences that runs shall have, by default all the model's positions. ValueError for what is not
-    our model: another architecture, attention biases other than zero, pickled weights, tensors that are missing, too
-    many, or not finite; and for a tokenizer that cannot be read or has more tokens than the model.
+    `seq_len`: sequence length of later runs, by default all the model's positions. ValueError for a model that is not
+    ours: another architecture, attention biases other than zero, pickled weights, tensors that are missing, unknown or
+    not finite, an unreadable tokenizer, or one with more tokens than the model.
     """
     plain = read_config(folder)
-    model, fields = own_config(plain, seq_len), checked_fields(plain)
+    model, fields = native_config(plain, seq_len), checked_fields(plain)
     tokenizer, trouble = _tokenizer(folder, model)
     total = 4 * total_parameters(model)
     with open_checkpoint(folder) as foreign:
-        weights = OwnWeights(model, foreign, fields["tie_word_embeddings"], fields["use_bias"])
+        weights = CheckpointWeights(model, foreign, fields["tie_word_embeddings"], fields["use_bias"])
         weights.require_no_others()
         weights.require_zero_biases()
-        names, done = sorted(weights), _Counter(progress, total)
-        weights_sha256 = hash_named((name, done.seen(weights[name])) for name in names)
+        names = sorted(weights)
+        weights_sha256 = hash_named(_read(weights, names, ByteCounter(progress, "importing", total)))
         directory = store.imported(import_id(model, weights_sha256, tokenizer))
         is_new = directory.result() is None
         if is_new:
@@ -65,30 +64,23 @@ def import_checkpoint(
 
             def write(path: str) -> None:
                 tensors = ((name, weights[name]) for name in names)
-                write_stream(path, shapes, torch.float32, tensors, _Counter(progress, total).add)
+                write_stream(path, shapes, torch.float32, tensors, ByteCounter(progress, "importing", total).add)
 
-            found = {"weights_sha256": weights_sha256, "source": _source(folder, plain)}
-            directory.complete(model, found, write, tokenizer)
+            origin = {"weights_sha256": weights_sha256, "source": _source(folder, plain)}
+            directory.complete(model, origin, write, tokenizer)
     return Imported(directory.node_id, model, is_new, (*_notes(plain), *_notes_on_tokenizer(trouble, directory)))
 
 
-class _Counter:
-    """Tells a progress of bytes."""
-
-    def __init__(self, progress: Progress, total: int) -> None:
-        self._progress, self._total, self._done = progress, total, 0
-
-    def add(self, num_bytes: int) -> None:
-        self._done += num_bytes
-        self._progress("importing", self._done, self._total)
-
-    def seen(self, tensor: torch.Tensor) -> torch.Tensor:
-        self.add(tensor.nbytes)
-        return tensor
+def _read(weights: CheckpointWeights, names: list[str], counter: ByteCounter) -> Iterator[tuple[str, torch.Tensor]]:
+    for name in names:
+        tensor = weights[name]
+        counter.add(tensor.nbytes)
+        yield name, tensor
+        del tensor  # frees it before the next one is read
 
 
 def read_config(folder: Path) -> dict:
-    """config.json of a checkpoint. ValueError when there is none."""
+    """Reads a checkpoint's config.json. ValueError if there is none."""
     if not folder.is_dir():
         raise invalid("checkpoint", str(folder), "a folder that exists")
     try:
@@ -101,15 +93,15 @@ def read_config(folder: Path) -> dict:
 
 
 def _source(folder: Path, plain: dict) -> dict:
-    """Where the weights come from: the name of the folder and the hashes of its files, not its place."""
+    """Describes where the weights come from: the folder's name and its files' hashes, but not its path."""
     files = {name: hash_file(str(folder / name)) for name in (CONFIG, *file_names(folder))}
     return {"name": folder.name, "files": files, "dtype": plain.get("dtype") or plain.get("torch_dtype") or "unknown"}
 
 
 def _tokenizer(folder: Path, model: ModelConfig) -> tuple[bytes | None, str]:
-    """(the bytes of the checkpoint's tokenizer.json, ""), or (None, why text cannot be packed with it).
+    """Returns (the bytes of tokenizer.json, ""), or (None, why it cannot pack text).
 
-    ValueError for one that cannot be read or has tokens that the model does not have.
+    ValueError if the tokenizer cannot be read or has tokens that the model lacks.
     """
     path = folder / TOKENIZER
     if not path.is_file():
@@ -124,7 +116,7 @@ def _tokenizer(folder: Path, model: ModelConfig) -> tuple[bytes | None, str]:
 def _notes_on_tokenizer(trouble: str, directory: ImportDirectory) -> tuple[str, ...]:
     if not trouble:
         return ()
-    if directory.require_result().get("tokenizer_sha256"):  # from before ids had the tokenizer in them
+    if directory.require_result().get("tokenizer_sha256"):  # an older import, whose id does not cover the tokenizer
         return (f"{trouble}: studies that start from it (--start) use that of an earlier import of these weights",)
     return (f"{trouble}: studies cannot start from it (--start)",)
 

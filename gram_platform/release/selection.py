@@ -1,4 +1,4 @@
-"""From what a user types to views: a run by the beginning of its id, and modules by name."""
+"""Turns a user's input into views: a run by the beginning of its id, modules by name."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,23 +10,23 @@ from gram_platform.store.views import model_config
 
 
 def find_run(store: Store, beginning: str) -> str:
-    """The run (or imported model) whose id is or begins with this; ValueError when none or several do."""
+    """Returns the run or imported model whose id begins with `beginning`; ValueError for none or several."""
     known = [*store.list_runs(), *store.list_imports()]
     found = [beginning] if beginning in known else [run_id for run_id in known if run_id.startswith(beginning)]
     if not beginning or not found:
-        raise invalid("run_id", beginning, f"a run of this storage ({store.root}), by its id or the beginning of it")
+        raise invalid("run_id", beginning, f"a run of this storage ({store.root}): its id, or the beginning of it")
     if len(found) > 1:
         raise invalid("run_id", beginning, f"the beginning of one id, not of {len(found)}: {', '.join(found[:6])}")
     return found[0]
 
 
 def parse_modules(text: str) -> dict[str, float]:
-    """`virology,lisp=0.5` as {domain: weight}; "" is core alone."""
+    """Parses `virology,lisp=0.5` into {domain: weight}; "" is core alone."""
     modules = {}
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         domain, given, weight = part.partition("=")
         if domain in modules:
-            raise invalid("modules", text, f"every module once: {domain} is there twice")
+            raise invalid("modules", text, f"every module once, found {domain} twice")
         try:
             modules[domain] = float(weight) if given else 1.0
         except ValueError:
@@ -35,42 +35,42 @@ def parse_modules(text: str) -> dict[str, float]:
 
 
 def parse_sources(text: str) -> dict[str, str]:
-    """`virology=RUN_ID,...` as {domain: run or the beginning of its id}."""
+    """Parses `virology=RUN_ID,...` into {domain: run id or its beginning}."""
     pairs = [part.strip().partition("=") for part in text.split(",") if part.strip()]
     if wrong := [domain for domain, _, run_id in pairs if not domain or not run_id]:
-        raise invalid("sources", wrong[0], "domain=RUN_ID, of the run that trained the module")
+        raise invalid("sources", wrong[0], "domain=RUN_ID, the run that trained the module")
     return {domain: run_id for domain, _, run_id in pairs}
 
 
 @dataclass(frozen=True)
-class Selectable:
-    """A run's modules: its own, and those of branches that started from it (FT-LoRA, FT-MLP), by the branches' ids."""
+class AvailableModules:
+    """Lists a run's own modules, and those of branches that started from it (FT-LoRA, FT-MLP), by branch id."""
 
     run_id: str
-    own: tuple[str, ...]
+    trained_here: tuple[str, ...]
     branches: Mapping[str, tuple[str, ...]]
-    has_core: bool  # False: an expert for each domain in place of the core MLP
+    has_core: bool  # False: one expert per domain replaces the core MLP
 
     @property
     def modules(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((*self.own, *self.branches)))
+        return tuple(dict.fromkeys((*self.trained_here, *self.branches)))
 
     def source(self, domain: str) -> str:
-        """The run that trained the module. ValueError when there is no such module, or several."""
-        if domain in self.own:
+        """Returns the run that trained the module. ValueError if there is none, or several."""
+        if domain in self.trained_here:
             return self.run_id
         found = self.branches.get(domain, ())
         if not found:
             allowed = f"one of run {self.run_id}'s modules: {', '.join(self.modules)}"
             raise invalid("modules", domain, allowed if self.modules else f"none: run {self.run_id} is dense")
         if len(found) > 1:
-            raise invalid("sources", "", f"{domain}=RUN_ID, for several runs trained it: {', '.join(found)}")
+            raise invalid("sources", "", f"{domain}=RUN_ID, because several runs trained it: {', '.join(found)}")
         return found[0]
 
     def view(self, modules: Mapping[str, float], sources: Mapping[str, str]) -> View:
-        """The view with these modules; `sources` says which run trained one where several did."""
+        """Returns the view with these modules; `sources` names the run of a module that several runs trained."""
         if stray := sorted(set(sources) - set(modules)):
-            raise invalid("sources", stray, "modules that are named too")
+            raise invalid("sources", stray, "only modules that `modules` names")
         origins = {domain: sources.get(domain) or self.source(domain) for domain in modules}
         elsewhere = {d: run_id for d, run_id in origins.items() if run_id != self.run_id and modules[d]}
         if self.has_core:
@@ -78,8 +78,8 @@ class Selectable:
         return View.of(self.run_id, {CORE: 1.0, **modules}, rule="by_domain")
 
 
-def selectable(store: Store, run_id: str) -> Selectable:
-    """What can be switched on in views of a run."""
+def available_modules(store: Store, run_id: str) -> AvailableModules:
+    """Lists the modules that views of a run can switch on."""
     model = model_config(store, run_id)
     branches: dict[str, tuple[str, ...]] = {}
     for other in store.list_runs() if not model.modules else ():
@@ -88,11 +88,11 @@ def selectable(store: Store, run_id: str) -> Selectable:
             continue
         for domain in model_from_plain(plain["model"]).module_domains if plain["routing"]["freeze_core"] else ():
             branches[domain] = (*branches.get(domain, ()), other)
-    return Selectable(run_id, model.module_domains, branches, has_core=bool(model.d_mlp))
+    return AvailableModules(run_id, model.module_domains, branches, has_core=bool(model.d_mlp))
 
 
 def dense_parts(view: View) -> dict[str, View]:
-    """The dense models that a view is, by the folder of each: itself, or the core's and every granted expert."""
+    """Splits a view into dense models by subfolder: the view itself, or the core's expert and every granted one."""
     if view.rule == "constant":
         return {"": view}
     return {domain: View.of(view.run_id, view.active(domain)) for domain in (CORE, *dict(view.weights))}

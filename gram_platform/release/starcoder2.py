@@ -1,4 +1,4 @@
-"""Hugging Face's StarCoder2: how it spells our dense model, both ways. Its block is ours with attention biases of zero.
+"""Converts our dense model to Hugging Face's StarCoder2 and back. Its block is ours with attention biases of zero.
 
 Source: `transformers/models/starcoder2` (5.23; older releases read `rope_theta` in place of `rope_parameters`).
 """
@@ -15,7 +15,7 @@ from gram_platform.model.transformer import Transformer
 
 Weights = Mapping[str, torch.Tensor]
 ACTIVATION = "gelu_pytorch_tanh"
-PROJECTIONS = ("q_proj", "k_proj", "v_proj")  # their rows, in this order, are our qkv_proj's
+PROJECTIONS = ("q_proj", "k_proj", "v_proj")  # our qkv_proj stacks their rows in this order
 OF_MODEL = {"wte": "model.embed_tokens", "ln_f": "model.norm", "lm_head": "lm_head"}
 OF_LAYER = {
     "ln_1": "input_layernorm",
@@ -24,7 +24,7 @@ OF_LAYER = {
     "mlp.c_fc": "mlp.c_fc",
     "mlp.c_proj": "mlp.c_proj",
 }
-# what a config.json that leaves a field out means: Starcoder2Config writes only what differs from these
+# Starcoder2Config's defaults: it writes only the fields that differ from them
 DEFAULTS = {
     "vocab_size": 49_152,
     "hidden_size": 3072,
@@ -44,11 +44,11 @@ SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", 
 SIZES += ("num_key_value_heads", "max_position_embeddings")
 SIZES_OR_NULL = ("head_dim", "sliding_window")
 
-# ------------------------------------------------------------------------------------------------------- out
+# ---------------------------------------------------------------------------------------------------- export
 
 
 def foreign_config(model: ModelConfig, dtype: torch.dtype, end_of_text: int | None) -> dict:
-    """config.json of a dense model. `end_of_text`: the token that separates documents, None without a tokenizer."""
+    """Builds config.json of a dense model. `end_of_text`: id of the document separator, None without a tokenizer."""
     return {
         "architectures": ["Starcoder2ForCausalLM"],
         "model_type": "starcoder2",
@@ -78,10 +78,10 @@ def foreign_config(model: ModelConfig, dtype: torch.dtype, end_of_text: int | No
 
 
 def foreign_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor of a dense model's checkpoint, in the order of `foreign_weights`."""
+    """Returns the shape of every tensor of a dense model's checkpoint, in the order of `foreign_weights`."""
     assert not model.modules, "a merged model has no modules"
-    own = dense_shapes(model)
-    shapes = {f"{OF_MODEL['wte']}.weight": own["wte.weight"]}
+    native = dense_shapes(model)
+    shapes = {f"{OF_MODEL['wte']}.weight": native["wte.weight"]}
     rows = dict(zip(PROJECTIONS, projection_rows(model), strict=True))
     for layer in range(model.num_layers):
         ours, theirs = f"blocks.{layer}", f"model.layers.{layer}"
@@ -90,16 +90,16 @@ def foreign_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
             shapes[f"{theirs}.self_attn.{name}.bias"] = (count,)
         shapes[f"{theirs}.self_attn.o_proj.bias"] = (model.d_model,)
         for name, foreign in OF_LAYER.items():
-            found = {p: own[f"{ours}.{name}.{p}"] for p in ("weight", "bias") if f"{ours}.{name}.{p}" in own}
+            found = {p: native[f"{ours}.{name}.{p}"] for p in ("weight", "bias") if f"{ours}.{name}.{p}" in native}
             shapes |= {f"{theirs}.{foreign}.{part}": shape for part, shape in found.items()}
-    shapes |= {f"{OF_MODEL['ln_f']}.{part}": own[f"ln_f.{part}"] for part in ("weight", "bias")}
-    return shapes | {f"{OF_MODEL['lm_head']}.weight": own["lm_head.weight"]}
+    shapes |= {f"{OF_MODEL['ln_f']}.{part}": native[f"ln_f.{part}"] for part in ("weight", "bias")}
+    return shapes | {f"{OF_MODEL['lm_head']}.weight": native["lm_head.weight"]}
 
 
 def foreign_weights(
     config: ModelConfig, weights: Weights, active: Mapping[str, float]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """(name, float32 tensor) of a view's checkpoint, merged layer by layer: one layer or embedding is held at a time.
+    """Yields (name, float32 tensor) of a view's checkpoint, merged layer by layer; holds one layer or embedding.
 
     `config` and `weights` are the view's (`views.open_view`), `active` its modules with their weights.
     """
@@ -132,23 +132,23 @@ def _foreign_layer(config: ModelConfig, weights: Weights, active: Mapping[str, f
 
 
 def projection_rows(model: ModelConfig) -> list[int]:
-    """Rows of the three projections in our qkv_proj."""
+    """Returns the numbers of rows of the three projections in our qkv_proj."""
     return [n * model.head_dim for n in (model.num_heads, model.num_kv_heads, model.num_kv_heads)]
 
 
-# -------------------------------------------------------------------------------------------------------- in
+# ---------------------------------------------------------------------------------------------------- import
 
 
 def dense_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """The shape of every parameter of our own model, by name."""
+    """Returns the shape of every parameter of our model, by name."""
     with torch.device("meta"):
         return {name: tuple(value.shape) for name, value in Transformer(model).named_parameters()}
 
 
-def own_config(plain: Mapping, seq_len: int | None = None) -> ModelConfig:
-    """The shape that a config.json describes. ValueError for what is not our model.
+def native_config(plain: Mapping, seq_len: int | None = None) -> ModelConfig:
+    """Builds our ModelConfig from a config.json. ValueError for a model that is not ours.
 
-    `seq_len`: of the sequences that it shall be trained on, by default all its positions.
+    `seq_len`: sequence length of later training, by default all positions.
     """
     fields = checked_fields(plain)
     head_dim = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
@@ -157,7 +157,7 @@ def own_config(plain: Mapping, seq_len: int | None = None) -> ModelConfig:
     longest = min(fields["max_position_embeddings"], fields["sliding_window"] or fields["max_position_embeddings"])
     wanted = longest if seq_len is None else seq_len
     if not 1 <= wanted <= longest:
-        raise invalid("seq_len", seq_len, f"1 to {longest}, what every token of the model sees")
+        raise invalid("seq_len", seq_len, f"1 to {longest}, the tokens that the model attends to")
     return ModelConfig(
         num_layers=fields["num_hidden_layers"],
         d_model=fields["hidden_size"],
@@ -173,7 +173,7 @@ def own_config(plain: Mapping, seq_len: int | None = None) -> ModelConfig:
 
 
 def checked_fields(plain: Mapping) -> dict:
-    """A config.json with what its absent fields mean. ValueError for a field of another type, such as 64.0 for 64."""
+    """Fills a config.json's absent fields with defaults. ValueError for a wrong type, such as 64.0 for 64."""
     fields = {**DEFAULTS, "initializer_range": ModelConfig.init_std, **plain}
     for name, allowed in (("model_type", "starcoder2"), ("hidden_act", ACTIVATION)):
         if fields.get(name) != allowed:

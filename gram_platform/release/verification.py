@@ -1,9 +1,9 @@
-"""An export proves itself: what was written is read back, and its logits are compared with the view's.
+"""Verifies an export: reads the checkpoint back and compares its logits with the view's.
 
-Both models go through the same tokens layer by layer, so that no more than one layer of each is held. They compute in
-float64 (positions in float32, both alike): what differs is what the file says, not the order of sums. A checkpoint in
-bfloat16 has 8 bits of mantissa, which moves logits by some thousandths of the largest; so its tensors are also compared
-bit by bit with what rounding the merged weights gives.
+Both models process the same tokens layer by layer, one layer of each in memory. They compute in float64 (positions in
+float32), so any difference comes from the file, not from the order of sums. bfloat16 has 8 bits of mantissa, which
+moves logits by some thousandths of the largest; so the tensors are also compared bit by bit with the rounded merged
+weights.
 """
 
 import json
@@ -19,17 +19,17 @@ from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid
 from gram_platform.config.training import merged_config
 from gram_platform.model.transformer import Block, Rotary
+from gram_platform.release.checkpoint_weights import CheckpointWeights
 from gram_platform.release.files import names_by_file, open_checkpoint
-from gram_platform.release.own_weights import OwnWeights
-from gram_platform.release.starcoder2 import Weights, foreign_shapes, foreign_weights, own_config
+from gram_platform.release.starcoder2 import Weights, foreign_shapes, foreign_weights, native_config
 from gram_platform.store import Store
 from gram_platform.store.root import open_corpus
 from gram_platform.store.tensors import DiskTensors, stream_bytes
 from gram_platform.store.views import load_view
 
 FLOAT32_TOLERANCE = 1e-4  # largest difference of a logit
-BFLOAT16_TOLERANCE = 0.05  # of the largest logit
-NUM_TOKENS = 256  # of each domain, at most
+BFLOAT16_TOLERANCE = 0.05  # relative to the largest logit
+NUM_TOKENS = 256  # per domain, at most
 ROWS_AT_ONCE = 1024  # of the vocabulary, in float64
 TEXTS = (".json", ".md")
 RANDOM_SEED = 0
@@ -37,13 +37,13 @@ RANDOM_SEED = 0
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far the logits of a checkpoint are from the view's, and on what."""
+    """Reports how far a checkpoint's logits are from the view's, and on which tokens."""
 
     largest_difference: float
     largest_logit: float
     tolerance: float
     num_tokens: int
-    tokens: str  # where they come from
+    tokens: str  # their origin
 
     def __str__(self) -> str:
         found = f"Largest difference of a logit {self.largest_difference:.2g} (tolerance {self.tolerance:.2g}, largest"
@@ -51,7 +51,7 @@ class Agreement:
 
 
 def verification_tokens(store: Store, data_id: str | None, model: ModelConfig) -> tuple[torch.Tensor, str]:
-    """(tokens_BT, their origin): the beginning of every domain's validation split, random ones where there is none."""
+    """Returns (tokens_BT, their origin): the start of every domain's validation split; random ids without a corpus."""
     num_tokens = min(model.seq_len, NUM_TOKENS)
     try:
         if data_id is None:
@@ -65,8 +65,8 @@ def verification_tokens(store: Store, data_id: str | None, model: ModelConfig) -
     return torch.from_numpy(np.stack(rows)), f"the validation split of {', '.join(corpus.domains)}"
 
 
-Model = tuple[ModelConfig, Weights, Mapping[str, float]]  # shape, weights by name, active modules
-Tokens = tuple[torch.Tensor, str]  # of `verification_tokens`
+Model = tuple[ModelConfig, Weights, Mapping[str, float]]  # (shape, weights by name, active modules with weights)
+Tokens = tuple[torch.Tensor, str]  # as `verification_tokens` returns
 
 
 def verified(
@@ -76,42 +76,42 @@ def verified(
     tokens: Tokens,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Agreement:
-    """Reads a checkpoint back. ValueError when it holds anything but the view, or its logits are not the view's.
+    """Reads a checkpoint back. ValueError if it holds anything except the view, or its logits differ from the view's.
 
-    `view`: as `open_view` gives it, of which the active modules are looked at; `dtype`: what the file was written in;
-    `progress` is told bytes of the checkpoint.
+    `view`: shape and weights as `open_view` gives them, with the active modules; `dtype`: the file's; `progress` gets
+    (bytes done, bytes in total) of the checkpoint.
     """
     config, weights, active = view
-    own, expected = own_config(json.loads((folder / "config.json").read_text())), merged_config(config, active)
+    own, expected = native_config(json.loads((folder / "config.json").read_text())), merged_config(config, active)
     if own != expected:
         raise invalid("export", str(own), f"a model of the shape {expected}")
     _require_nothing_else(folder, own, dtype)
     with open_checkpoint(folder) as written:
-        found = OwnWeights(own, written, is_tied=False, has_biases=True)
+        found = CheckpointWeights(own, written, is_tied=False, has_biases=True)
         found.require_zero_biases()
         granted = tuple(module for module in config.modules if module.domain in active)
         routed = (replace(config, modules=granted), weights, active)
         layer_bytes = dtype.itemsize * total_parameters(own) // own.num_layers
-        told = lambda done: progress(done * layer_bytes, own.num_layers * layer_bytes)  # noqa: E731
-        agreement = _agreement(*largest_difference(routed, (own, found, {}), tokens[0], told), dtype, tokens, folder)
+        report = lambda done: progress(done * layer_bytes, own.num_layers * layer_bytes)  # noqa: E731
+        agreement = _agreement(*largest_difference(routed, (own, found, {}), tokens[0], report), dtype, tokens, folder)
         for name, merged in foreign_weights(*view):
             if not _is_written(merged.to(dtype), written, name):
                 raise invalid("export", name, "the view's merged weights, bit by bit")
-            del merged  # before the next one is made
+            del merged  # frees it before the next one is made
     return agreement
 
 
 def _is_written(tensor: torch.Tensor, written: DiskTensors, name: str) -> bool:
-    """Whether the file has the tensor, bit by bit; its rows are read a few at a time."""
+    """Tells whether the file has the tensor, bit by bit; reads a few rows at a time."""
     parts = tensor.split(ROWS_AT_ONCE)
     firsts = range(0, len(tensor), ROWS_AT_ONCE)
     return all(torch.equal(part, written.rows(name, n, n + len(part))) for n, part in zip(firsts, parts, strict=True))
 
 
 def verified_by_transformers(store: Store, view: View, folder: Path, dtype: torch.dtype, tokens: Tokens) -> Agreement:
-    """The same by the library that others will load it with, in float32, and it continues a text; both models are held.
+    """Verifies with the transformers library in float32, and generates a little; holds both models in memory.
 
-    Its sums have another order than ours, which adds what float32 leaves to them. ImportError without the library.
+    ImportError without the library. The order of sums differs, which adds float32 rounding to the difference.
     """
     from transformers import AutoModelForCausalLM
 
@@ -128,16 +128,16 @@ def verified_by_transformers(store: Store, view: View, folder: Path, dtype: torc
 
 
 def _agreement(difference: float, logit: float, dtype: torch.dtype, tokens: Tokens, folder: Path) -> Agreement:
-    """ValueError when the difference is above the tolerance of the dtype."""
+    """Reports the difference; ValueError if it exceeds the dtype's tolerance."""
     tolerance = FLOAT32_TOLERANCE if dtype == torch.float32 else BFLOAT16_TOLERANCE * logit
     agreement = Agreement(difference, logit, tolerance, tokens[0].numel(), tokens[1])
-    if not difference <= tolerance:  # not: neither is NaN accepted
+    if not difference <= tolerance:  # this form also rejects NaN
         raise invalid("export", str(folder), f"a checkpoint with the view's logits. {agreement}")
     return agreement
 
 
 def _require_nothing_else(folder: Path, model: ModelConfig, dtype: torch.dtype) -> None:
-    """Every byte of the tensor files is one of a dense model of this width: there is no room for anything removed."""
+    """ValueError unless a dense model of this width accounts for every byte, so that no module can remain."""
     expected = foreign_shapes(model)
     with open_checkpoint(folder) as written:
         shapes = {name: written.shape(name) for name in written}
@@ -148,9 +148,7 @@ def _require_nothing_else(folder: Path, model: ModelConfig, dtype: torch.dtype) 
     files = {file: {n: s for n, s in expected.items() if n in held} for file, held in names_by_file(folder).items()}
     sizes = {name: stream_bytes(held, dtype) for name, held in files.items()}
     if found != sizes:
-        raise invalid(
-            "export", found, f"files of these sizes, what the tensors of the view take, and no others: {sizes}"
-        )
+        raise invalid("export", found, f"only the files and sizes of the view's tensors: {sizes}")
 
 
 # --------------------------------------------------------------------------------------------- layer by layer
@@ -160,9 +158,10 @@ def _require_nothing_else(folder: Path, model: ModelConfig, dtype: torch.dtype) 
 def largest_difference(
     left: Model, right: Model, tokens_BT: torch.Tensor, progress: Callable[[int], None] = lambda num_layers: None
 ) -> tuple[float, float]:
-    """(the largest difference of a logit, the largest logit) of two models of equal d_model, depth and vocabulary.
+    """Returns (the largest difference of a logit, the largest logit) of two models.
 
-    Weights are asked for one layer at a time; `progress` is told the layers done.
+    The models have equal d_model, depth and vocabulary. Loads weights one layer at a time; `progress` gets the number
+    of layers done.
     """
     states = [weights["wte.weight"][tokens_BT].double() for _, weights, _ in (left, right)]
     for layer in range(left[0].num_layers):
@@ -174,7 +173,7 @@ def largest_difference(
         rows = first, min(first + ROWS_AT_ONCE, left[0].vocab_size)
         heads = [weights.rows("lm_head.weight", *rows).double() for _, weights, _ in (left, right)]
         expected, found = (x_BTD @ head.T for x_BTD, head in zip(states, heads, strict=True))
-        differences.append((expected - found).abs().max())  # a NaN stays one
+        differences.append((expected - found).abs().max())  # NaN propagates
         largest.append(expected.abs().max())
     return float(torch.stack(differences).max()), float(torch.stack(largest).max())
 
@@ -185,7 +184,7 @@ def _layer(
     with torch.device("meta"):
         block = Block(config)
     prefix = f"blocks.{layer}."
-    block.load_state_dict({name: _double(weights, prefix + name) for name in block.state_dict()}, assign=True)
+    block.load_state_dict({name: weights[prefix + name].double() for name in block.state_dict()}, assign=True)
     rotary = Rotary(config.head_dim, config.seq_len, config.rope_theta).double()
     rotary.reset_tables()
     ordered = {domain: active[domain] for domain in config.module_domains if domain in active}
@@ -193,9 +192,5 @@ def _layer(
 
 
 def _final_norm(config: ModelConfig, weights: Weights, x_BTD: torch.Tensor) -> torch.Tensor:
-    gain, bias = (_double(weights, f"ln_f.{part}") for part in ("weight", "bias"))
+    gain, bias = (weights[f"ln_f.{part}"].double() for part in ("weight", "bias"))
     return torch.nn.functional.layer_norm(x_BTD, (config.d_model,), gain, bias, config.norm_eps)
-
-
-def _double(weights: Weights, name: str) -> torch.Tensor:
-    return weights[name].double()

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gram_platform.config.identity import invalid
 from gram_platform.store.files import CorruptFile, Folder
@@ -68,7 +68,7 @@ NORM = "norm/"  # + gradient/<set> or weights/<set>: metrics that stay in the st
 PROBE = NORM + "probe/"  # + <domain>/<module>: see `train/learner.py`
 
 
-def write_segment(attempt: Folder, attempt_id: str, records: Sequence[dict], after_step: int) -> dict:
+def write_segment(attempt: Folder, attempt_id: str, records: Sequence[Mapping], after_step: int) -> dict:
     """Write records (steps rising, all above `after_step`) and return the chain's entry for them."""
     steps = [record["step"] for record in records]
     if any(b <= a for a, b in zip([after_step, *steps], steps, strict=False)):

@@ -187,6 +187,8 @@ def _tensors_name(digest: str) -> str:
 if TYPE_CHECKING:
     import torch
 
+    from gram_platform.store.tensors import DiskTensors
+
 TOKENIZER = "tokenizer.json"
 
 
@@ -251,7 +253,7 @@ class ImportDirectory(NodeDirectory):
         return path
 
     @contextlib.contextmanager
-    def open_weights(self) -> "Iterator[Mapping[str, torch.Tensor]]":
+    def open_weights(self) -> "Iterator[DiskTensors]":
         """The weights, read from disk one by one; verified before. ValueError when they are not what was imported."""
         from gram_platform.store.shards import open_weights
         from gram_platform.store.tensors import hash_named  # here, because they import torch

@@ -14,7 +14,7 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gram_platform.config.identity import canonical_json, invalid
 
@@ -64,6 +64,20 @@ def unseal(data: bytes) -> dict:
 class Folder:
     """What local and remote folders share; `path` is a directory or a URL without its protocol."""
 
+    # each kind of folder defines these
+    child: Callable[..., Any]
+    read: Callable[[str], bytes]
+    write: Callable[..., None]
+    write_with: Callable[[str, Callable[[str], None]], str]
+    create: Callable[[str, bytes], bool]
+    size: Callable[[str], int]
+    exists: Callable[[str], bool]
+    list: Callable[[], list[str]]
+    remove: Callable[[str], None]
+    rename: Callable[[str, str], None]
+    local_copy: Callable[[str], contextlib.AbstractContextManager[str]]
+    lock: Callable[[str], contextlib.AbstractContextManager[None]]
+
     def __init__(self, path: str, writable: bool) -> None:
         self.path = path
         self.writable = writable
@@ -72,7 +86,7 @@ class Folder:
         """The full path of a file of this folder."""
         return f"{self.path}/{safe_name('file', name)}"
 
-    def read_json(self, name: str) -> object:
+    def read_json(self, name: str) -> Any:
         """The file's JSON value, None when the file is absent; CorruptFile when it is not JSON."""
         try:
             return json.loads(self.read(name))

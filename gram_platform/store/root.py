@@ -150,6 +150,7 @@ def provide_corpus(recipe: CorpusRecipe, store: Store, progress: Progress | None
     if store.is_local:
         return prepare(recipe, store.data_root, progress)
     stored = store.data_dir(recipe.data_id)
+    assert isinstance(stored, RemoteFolder)
     if stored.exists(MANIFEST):
         return open_corpus(store, recipe.data_id)
     corpus = prepare(recipe, store.data_root, progress)
@@ -168,6 +169,7 @@ def open_corpus(store: Store, data_id: str) -> PackedCorpus:
             raise _absent(store, data_id, f"a file system that every machine mounts ({socket.gethostname()} sees no")
         return PackedCorpus.open(target)
     stored = store.data_dir(data_id)
+    assert isinstance(stored, RemoteFolder)
     try:
         text = stored.read(MANIFEST)
     except FileNotFoundError:

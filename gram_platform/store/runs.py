@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from gram_platform.store.attempts import Attempt
+    from gram_platform.store.tensors import DiskTensors
 
 
 class RunDirectory(NodeDirectory):
@@ -61,7 +62,7 @@ class RunDirectory(NodeDirectory):
         """LeaseHeld while an attempt's lease is fresh."""
         for attempt_id in self.attempts.list():
             lease = read_lease(self.attempts.child(attempt_id))
-            if is_fresh(lease):
+            if lease is not None and is_fresh(lease):
                 raise LeaseHeld(self.run_id, lease)
 
     def status(self) -> str:
@@ -167,7 +168,7 @@ class RunDirectory(NodeDirectory):
         raise self._without_weights()
 
     @contextlib.contextmanager
-    def open_weights(self) -> "Iterator[Mapping[str, torch.Tensor]]":
+    def open_weights(self) -> "Iterator[DiskTensors]":
         """`weights` that are read from disk one by one, each time one is asked for; verified before, errors alike."""
         from gram_platform.store.shards import open_weights
         from gram_platform.store.tensors import hash_named
@@ -238,7 +239,7 @@ class RunDirectory(NodeDirectory):
             tensors = read_weights(attempt)
             if hash_tensors(tensors) == result["weights_sha256"]:
                 return tensors
-            reason = "its hash is not the result's"
+            reason: object = "its hash is not the result's"
         except FileNotFoundError:  # a second attempt at a run that is complete has just removed its own
             return None
         except ValueError as error:

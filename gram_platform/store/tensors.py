@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -111,7 +112,8 @@ def stream_bytes(shapes: Shapes, dtype: torch.dtype) -> int:
 
 def _header(shapes: Shapes, dtype: torch.dtype) -> bytes:
     """Its length in 8 bytes, then JSON: where every tensor lies behind it. The format pads it with blanks."""
-    entries, end = {"__metadata__": {"format": "pt"}}, 0
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
     for name, shape in shapes.items():
         first, end = end, end + math.prod(shape) * dtype.itemsize
         entries[name] = {"dtype": FILE_DTYPES[dtype], "shape": list(shape), "data_offsets": [first, end]}
@@ -147,6 +149,7 @@ class DiskTensors(Mapping):
             return file.get_slice(name)[first:stop].clone()
         piece = stored.empty(first, stop)
         for file, held in self._parts[name]:
+            assert held is not None, "a split tensor is split in every file"
             low, high = max(first, held.first), min(stop, held.stop)
             if low < high:
                 piece.between(low, high).copy_(held.read(file, name, low, high))

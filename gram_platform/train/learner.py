@@ -233,7 +233,8 @@ def compile_blocks(model: Transformer, backend: str | Callable = "inductor", max
         block.trunk = torch.compile(block.trunk, dynamic=False, backend=backend)
         for module in block.aux.values():
             if isinstance(module, Mlp):
-                module.forward = torch.compile(module.forward, dynamic=False, backend=backend)
+                compiled = torch.compile(module.forward, dynamic=False, backend=backend)
+                module.forward = compiled  # type: ignore[method-assign]
 
 
 def probed_norms(learner: Learner, sequences: np.ndarray, rank: int = 0, num_ranks: int = 1) -> dict[str, float]:

@@ -13,9 +13,9 @@ from tokenizers import Tokenizer, models
 
 from gram_platform.config import RunConfig
 from gram_platform.model.transformer import initial_weights
-from gram_platform.release.export import CARD, Export, Exported, export_view
+from gram_platform.release.export import CARD, ExportRequest, ExportResult, export_view
 from gram_platform.release.files import SINGLE
-from gram_platform.release.starcoder2 import foreign_shapes, own_config
+from gram_platform.release.starcoder2 import foreign_shapes, native_config
 from gram_platform.store import Store
 
 
@@ -41,8 +41,8 @@ def write_note(folder: Path, part: str, agreements: tuple) -> None:
     (folder / CARD).write_text(f"{part} {len(agreements)}\n")
 
 
-def exported(store: Store, view, out: Path, **options) -> Exported:
-    return export_view(store, Export(view, **options), out, write_note)
+def exported(store: Store, view, out: Path, **options) -> ExportResult:
+    return export_view(store, ExportRequest(view, **options), out, write_note)
 
 
 FOREIGN = {
@@ -62,7 +62,7 @@ Change = Callable[[dict[str, torch.Tensor]], None]
 def checkpoint(folder: Path, change: Change = lambda tensors: None, **fields) -> Path:
     """The folder with a checkpoint of drawn weights; `change` alters its tensors, `fields` its config.json alone."""
     generator = torch.Generator().manual_seed(0)
-    shapes = foreign_shapes(own_config(FOREIGN))
+    shapes = foreign_shapes(native_config(FOREIGN))
     tensors = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
     for name in tensors:
         if "self_attn" in name and name.endswith("bias"):

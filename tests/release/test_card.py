@@ -10,8 +10,8 @@ from markdown_it import MarkdownIt
 from gram_platform.analysis.intervals import t_interval
 from gram_platform.analysis.tables import interval_text
 from gram_platform.config import View
-from gram_platform.release.card import card_text, code, codes, describe
-from gram_platform.release.numbers import numbers_of
+from gram_platform.release.card import card_subject, card_text, code, codes
+from gram_platform.release.profile_numbers import profile_numbers
 from gram_platform.release.verification import Agreement
 from tests.pages.site.planted import PROFILES, PlantedStorage, loss, ratio
 
@@ -45,7 +45,9 @@ def attack(planted, seed, profile, domain):
 
 
 def card(planted, view, part=""):
-    return card_text(describe(planted.store, view, "float32", numbers_of(planted.store, view)), part, (AGREEMENT,))
+    return card_text(
+        card_subject(planted.store, view, "float32", profile_numbers(planted.store, view)), part, (AGREEMENT,)
+    )
 
 
 def table(text):
@@ -61,7 +63,7 @@ def test_numbers_are_the_study_s(planted):
         attack(planted, seed, "core+lisp", "virology")
     planted.study("scaling", "Scaling")
     view = View.of(gram_run(planted), {"lisp": 1.0})
-    (numbers,) = numbers_of(planted.store, view)
+    (numbers,) = profile_numbers(planted.store, view)
     assert (numbers.study, numbers.removed, numbers.num_seeds) == ("scaling", ("virology",), 2)
     rows = table(card(planted, view))
     assert list(rows) == [("core", "core"), ("retain", "lisp"), ("forget", "virology"), ("elicited", "virology")]
@@ -80,7 +82,7 @@ def test_numbers_are_the_study_s(planted):
     assert str(AGREEMENT) in text
 
 
-def test_what_is_missing_is_said(planted):
+def test_missing_numbers_are_listed(planted):
     view = View.of(gram_run(planted), {"lisp": 1.0})
     nothing = card(planted, view)
     assert "No study of this storage has evaluated this profile" in nothing
@@ -105,7 +107,7 @@ def test_every_number_of_a_card_without_a_study_is_the_model_s(planted):
         assert word in measured
 
 
-def test_studies_with_the_same_evaluations_are_told_once(planted):
+def test_studies_with_the_same_evaluations_are_shown_once(planted):
     planted.study("scaling", "Scaling")
     planted.study("stories", "Stories")
     text = card(planted, View.of(gram_run(planted), {"lisp": 1.0}))
@@ -145,7 +147,7 @@ def test_a_label_stays_in_its_cell(label, planted):
     planted.study("scaling", "Scaling")
     view = View.of(gram_run(planted), {"lisp": 1.0})
     planted.store.run(view.run_id).add_tags({"size": label, "elicited": label})
-    about = describe(planted.store, view, "float32", numbers_of(planted.store, view))
+    about = card_subject(planted.store, view, "float32", profile_numbers(planted.store, view))
     (numbers,) = about.numbers
     domains = numbers.domains.assign(domain=label)
     about = dataclasses.replace(about, numbers=(dataclasses.replace(numbers, domains=domains),))

@@ -51,7 +51,7 @@ def test_export_and_import(study, setting, tmp_path, capsys):
     drawn = model.generate(**prompt, max_new_tokens=5)
     assert tokenizer.decode(drawn[0]).startswith("The old")
     gram(*arguments)
-    assert "was there; its card is new" in capsys.readouterr().out
+    assert "already exported; card rewritten" in capsys.readouterr().out
     gram("import", tmp_path / "out", "--storage", storage)
     out = capsys.readouterr().out
     import_id = next(word.rstrip(":") for word in out.split() if word.startswith("imported-"))

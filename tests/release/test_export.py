@@ -17,11 +17,11 @@ from gram_platform.methods import METHODS, plan
 from gram_platform.methods.elicitation import attacks
 from gram_platform.methods.setting import Branching, Elicitation, Options
 from gram_platform.release import export as exporting
-from gram_platform.release import place
-from gram_platform.release.export import RECORD, Export, export_view
+from gram_platform.release import output_folder
+from gram_platform.release.export import RECORD, ExportRequest, export_view
 from gram_platform.release.files import INDEX, SINGLE, open_checkpoint
 from gram_platform.release.importing import import_checkpoint
-from gram_platform.release.selection import dense_parts, parse_modules, selectable
+from gram_platform.release.selection import available_modules, dense_parts, parse_modules
 from gram_platform.release.starcoder2 import foreign_shapes
 from gram_platform.store import Store
 from gram_platform.store.tensors import DiskTensors
@@ -96,7 +96,7 @@ def test_views_of_every_method_load_in_transformers(method, setting, execution, 
 @pytest.mark.parametrize("kinds", [("mlp", "mlp"), ("lora", "lora"), ("lora", "mlp")])
 def test_weights_of_modules_are_scaled_in(kinds, store, tmp_path):
     run_id = complete(store, modular_run(kinds))
-    view = selectable(store, run_id).view(parse_modules("virology=0.25, lisp=0"), {})
+    view = available_modules(store, run_id).view(parse_modules("virology=0.25, lisp=0"), {})
     assert view == View.of(run_id, {"virology": 0.25})
     (agreement,) = exported(store, view, tmp_path / "out").agreements[""]
     assert "random ids" in agreement.tokens
@@ -217,12 +217,12 @@ def test_a_checkpoint_that_is_not_the_view_is_not_left(dtype, message, store, tm
     assert [path.name for path in tmp_path.iterdir()] == ["storage"]
 
 
-def test_what_a_killed_export_left_is_cleared_and_a_living_one_s_is_kept(store, tmp_path):
+def test_a_killed_exports_folder_is_removed_and_a_living_ones_is_kept(store, tmp_path):
     view, out = View(complete(store, modular_run())), tmp_path / "out"
     dead, living = tmp_path / ".out.1.part", tmp_path / ".out.2.part"
     dead.mkdir()
     living.mkdir()
-    with place.held(living):
+    with output_folder.folder_lock(living):
         exported(store, view, out)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".out.2.part", "out", "storage"]
 
@@ -231,7 +231,7 @@ def killed_in_the_middle(store, view, out):
     def kill(*_):
         os.kill(os.getpid(), signal.SIGKILL)
 
-    export_view(store, Export(view), out, kill)
+    export_view(store, ExportRequest(view), out, kill)
 
 
 def test_a_killed_export_leaves_nothing_under_the_name(store, tmp_path):
@@ -255,9 +255,9 @@ def test_a_storage_behind_a_url_and_an_import_there(tmp_path):
     assert (tmp_path / "again" / SINGLE).read_bytes() == (tmp_path / "out" / SINGLE).read_bytes()
 
 
-def test_a_full_disk_is_said_before_the_work(store, tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_before_the_work(store, tmp_path, monkeypatch):
     view = View(complete(store, modular_run()))
-    monkeypatch.setattr(place.shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
+    monkeypatch.setattr(output_folder.shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
     with pytest.raises(ValueError, match=r"out=.*GB free"):
         exported(store, view, tmp_path / "out")
     assert not (tmp_path / "out").exists()

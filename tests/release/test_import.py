@@ -203,7 +203,7 @@ def test_what_is_not_our_model_is_refused(fields, message, foreign, store):
 def test_attention_biases_are_refused_by_layer(foreign, store):
     _, folder = foreign
     changed_tensors(folder, lambda tensors: tensors["model.layers.1.self_attn.q_proj.bias"].fill_(0.5))
-    with pytest.raises(ValueError, match=r"attention here has no biases, and that of layer 1 q_proj is not zero"):
+    with pytest.raises(ValueError, match=r"layers\.1\.self_attn\.q_proj.*attention here has no biases"):
         import_checkpoint(folder, store)
 
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from gram_platform.config import RoutingConfig, View
-from gram_platform.release.selection import find_run, parse_modules, parse_sources, selectable
+from gram_platform.release.selection import available_modules, find_run, parse_modules, parse_sources
 from gram_platform.store import Store
 from tests import tiny
 from tests.release.planted import complete
@@ -47,7 +47,7 @@ def test_modules_by_name_and_weight():
 
 
 def test_views_of_a_modular_run(store):
-    found = selectable(store, complete(store, tiny.run_config()))
+    found = available_modules(store, complete(store, tiny.run_config()))
     assert found.modules == ("lisp", "virology")
     assert found.view({"lisp": 1.0}, {}) == View.of(found.run_id, {"lisp": 1.0})
     with pytest.raises(ValueError, match=r"modules='nuclear'.*lisp, virology"):
@@ -63,15 +63,15 @@ def test_modules_of_branches(store):
     base = tiny.run_config(modular=False)
     complete(store, base)
     with pytest.raises(ValueError, match=r"none: run.* is dense"):
-        selectable(store, base.run_id).view({"lisp": 1.0}, {})
+        available_modules(store, base.run_id).view({"lisp": 1.0}, {})
     branches = {domain: complete(store, branch_of(base, domain)) for domain in ("lisp", "virology")}
-    found = selectable(store, base.run_id)
+    found = available_modules(store, base.run_id)
     assert set(found.modules) == set(branches)
     view = found.view({"lisp": 1.0, "virology": 1.0}, {})
     assert dict(view.sources) == branches
     assert found.view({"lisp": 0.0}, {}) == View(base.run_id)
     other = complete(store, branch_of(base, "lisp", seed=1))
-    found = selectable(store, base.run_id)
+    found = available_modules(store, base.run_id)
     with pytest.raises(ValueError, match=r"sources=.*several runs trained it"):
         found.view({"lisp": 1.0}, {})
     assert dict(found.view({"lisp": 1.0}, {"lisp": other}).sources) == {"lisp": other}

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gram_platform.release.importing import import_checkpoint
-from gram_platform.release.starcoder2 import own_config
+from gram_platform.release.starcoder2 import native_config
 from gram_platform.store import Store
 from tests.release.planted import FOREIGN, checkpoint
 
@@ -141,7 +141,7 @@ ODD = [
 @pytest.mark.parametrize(("name", "value", "allowed"), ODD)
 def test_an_odd_field_is_named(name, value, allowed):
     with pytest.raises(ValueError, match=rf"^config.json: {name}=.*: expected {allowed}"):
-        own_config({**FOREIGN, name: value})
+        native_config({**FOREIGN, name: value})
 
 
 @pytest.mark.parametrize(
@@ -154,16 +154,16 @@ def test_an_odd_field_is_named(name, value, allowed):
 )
 def test_an_odd_field_of_the_positions_is_named(rope, message):
     with pytest.raises(ValueError, match=message):
-        own_config({**FOREIGN, "rope_parameters": rope})
+        native_config({**FOREIGN, "rope_parameters": rope})
 
 
 def test_null_is_absent_where_it_may_be():
     nulls = dict.fromkeys(("head_dim", "sliding_window", "rope_parameters", "rope_scaling"))
-    assert own_config({**FOREIGN, **nulls}) == own_config(FOREIGN)
-    assert own_config({**FOREIGN, "rope_theta": 20_000}).rope_theta == 20_000.0  # numbers may be written as integers
+    assert native_config({**FOREIGN, **nulls}) == native_config(FOREIGN)
+    assert native_config({**FOREIGN, "rope_theta": 20_000}).rope_theta == 20_000.0  # numbers may be written as integers
 
 
 def test_sequences_have_a_token():
     for wrong in (0, -1, 33):
         with pytest.raises(ValueError, match=rf"seq_len={wrong}: expected 1 to 32"):
-            own_config(FOREIGN, wrong)
+            native_config(FOREIGN, wrong)

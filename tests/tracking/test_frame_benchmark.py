@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks import frame
 from benchmarks.many_runs import DOMAINS
-from benchmarks.measurement import Settings
+from benchmarks.results import BenchmarkSettings
 from gram_platform.tracking.frame import load_curves, load_runs
 
 
@@ -17,7 +17,7 @@ def uri(request, tmp_path):
 
 
 def test_frame(uri, tmp_path):
-    (measured,) = frame.measure(Settings(str(tmp_path / "storage"), tracking_uri=uri), num_runs=30)
+    (measured,) = frame.measure(BenchmarkSettings(str(tmp_path / "storage"), tracking_uri=uri), num_runs=30)
     assert 0 < measured.reference < measured.value
     curves = load_curves(uri)
     assert len(curves) == 30 * frame.NUM_POINTS * len(DOMAINS)

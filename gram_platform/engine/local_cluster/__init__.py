@@ -1,1 +1,1 @@
-"""A private Ray cluster on this machine for one job: started, given the job by `ray job submit`, taken down again."""
+"""Starts a private Ray on this machine for one job, submits the job, and always stops the Ray."""

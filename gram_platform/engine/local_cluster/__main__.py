@@ -1,10 +1,10 @@
-"""What `make demo` and `make stop` run.
+"""Runs `make demo` and `make stop`.
 
 python -m gram_platform.engine.local_cluster run [--keep] -- python experiments/scaling.py --preset demo
 python -m gram_platform.engine.local_cluster stop
 
-Whatever happens to the job or to this process, nothing is left running unless `--keep` asks for it: signals end the
-cluster first, and what a `kill -9` leaves behind is ended by the next `run` or `stop`, which read the state file.
+Leaves nothing running, however the job or this process ends, unless `--keep` is given: a signal stops the cluster
+first, and the next `run` or `stop` reads the state file and ends whatever a `kill -9` left.
 """
 
 import argparse
@@ -44,13 +44,13 @@ def raise_exit(number: int, frame: object) -> None:
 
 
 def run(command: list[str], keep: bool) -> int:
-    """Runs the command as a job on a cluster of its own and returns the job's exit code."""
+    """Runs the command as a job on a private cluster and returns the job's exit code."""
     before = read_state()
     if before and before.owner_is_alive():
-        say(f"another demo uses this storage (process {before.owner_pid}); wait for it, or end it with `make stop`")
+        say(f"another demo uses this storage (process {before.owner_pid}); wait for it, or stop it with `make stop`")
         return 1
     if before:
-        say(f"ended {stop(before)} processes that an earlier demo had left running")
+        say(f"ended {stop(before)} processes left by an earlier demo")
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, raise_exit)
@@ -60,7 +60,7 @@ def run(command: list[str], keep: bool) -> int:
         say(f"Ray is up after {time.monotonic() - started:.1f} s; storage {default_storage()}")
         code = submit(cluster, command)
         if code:
-            say(f"the job ended with exit code {code}; the same command again continues with what is unfinished")
+            say(f"the job ended with exit code {code}; run the same command again to continue")
         if keep:
             announce(cluster, serve_mlflow(cluster))
     except SystemExit as interrupted:
@@ -74,7 +74,7 @@ def run(command: list[str], keep: bool) -> int:
 
 
 def take_down(failed: bool) -> None:
-    """Ends the recorded cluster; the Ray's logs of a failed job are kept in the storage."""
+    """Ends the recorded cluster; keeps Ray's logs of a failed job in the storage."""
     cluster = read_state()
     if cluster is None:
         return
@@ -85,7 +85,7 @@ def take_down(failed: bool) -> None:
     finally:
         stop(cluster)
     if (database := local_folder() / "mlflow.db").exists():
-        say(f"nothing is left running; for MLflow's pages: {mlflow_command(database, 5000)}")
+        say(f"everything is stopped; to see MLflow's pages: {mlflow_command(database, 5000)}")
 
 
 def keep_logs(cluster: Cluster) -> None:
@@ -102,7 +102,7 @@ def mlflow_command(database: Path, port: int) -> str:
 
 
 def serve_mlflow(cluster: Cluster) -> str:
-    """Starts MLflow's pages as a part of the cluster and waits for them; returns their address."""
+    """Starts MLflow's pages as part of the cluster and waits for them; returns their address."""
     port = free_port()
     with (Path(cluster.folder) / "mlflow.log").open("w") as log:
         server = subprocess.Popen(
@@ -121,7 +121,7 @@ def serve_mlflow(cluster: Cluster) -> str:
                 return address
         except (urllib.error.URLError, OSError):
             time.sleep(0.2)
-    return f"not up: see {log.name}"
+    return f"did not start: see {log.name}"
 
 
 def announce(cluster: Cluster, mlflow_address: str) -> None:
@@ -134,7 +134,7 @@ def announce(cluster: Cluster, mlflow_address: str) -> None:
 
 
 def stop_all() -> int:
-    """Ends the recorded cluster, and the demo that it belongs to if that still runs."""
+    """Ends the recorded cluster, and its demo if that still runs."""
     cluster = read_state()
     if cluster is None:
         say("nothing is running")
@@ -143,12 +143,12 @@ def stop_all() -> int:
         owner = psutil.Process(cluster.owner_pid)
         owner.terminate()
         psutil.wait_procs([owner], timeout=OWNER_STOP_TIMEOUT_S)
-    say(f"ended; {stop(cluster)} processes had been left running")
+    say(f"ended {stop(cluster)} processes")
     return 0
 
 
 def main() -> int:
-    """The job's exit code; 2 for bad input, and nothing done."""
+    """Returns the job's exit code; 2 for bad input, without doing anything."""
     parser = argparse.ArgumentParser(
         prog="python -m gram_platform.engine.local_cluster", description=__doc__.split("\n")[0]
     )
@@ -156,7 +156,7 @@ def main() -> int:
     run_parser = commands.add_parser("run", help="run a command as a job on a private local Ray cluster")
     run_parser.add_argument("--keep", action="store_true", help="leave Ray, and MLflow's pages, running afterwards")
     run_parser.add_argument("job", nargs="+", help="the command, after --")
-    commands.add_parser("stop", help="end what a run left running, and nothing else")
+    commands.add_parser("stop", help="stop only what a run left running")
     arguments = parser.parse_args()
     try:
         return run(arguments.job, arguments.keep) if arguments.command == "run" else stop_all()

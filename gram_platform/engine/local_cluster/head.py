@@ -1,7 +1,6 @@
-"""A private Ray cluster on this machine: start its head, give it one job, return the job's exit code.
+"""Starts the head of a private Ray on this machine, submits one job to it, returns the job's exit code.
 
-Private means: token authentication with a token of its own, free ports, a folder of its own, and no look at anyone
-else's cluster.
+The Ray is private: it has its own token, free ports and folder, and ignores other clusters.
 """
 
 import contextlib
@@ -22,14 +21,14 @@ import psutil
 
 from gram_platform.engine.local_cluster.state import MARK, Cluster, default_storage, stop, write_state
 
-OBJECT_STORE_BYTES = 256 * 2**20  # nodes pass small values; weights and data go through the storage
+OBJECT_STORE_BYTES = 256 * 2**20  # holds small values; weights and data go through the storage
 START_TIMEOUT_S = 120.0
 START_ATTEMPTS = 3
 JOB_ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 
 
 def free_port() -> int:
-    """A port that nobody listens on, below the range that the system and Ray's own components draw from."""
+    """Returns a port without a listener, below the range from which the system and Ray's components draw."""
     while True:
         port = random.randrange(20_000, 32_000)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -38,7 +37,7 @@ def free_port() -> int:
 
 
 def num_cpus() -> int:
-    """The cores this process may use: its affinity, cut to the quota of its control group (version 2) if it has one."""
+    """Counts the cores of this process: its affinity, capped by its control group's quota (version 2)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with contextlib.suppress(OSError, ValueError):
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -47,7 +46,7 @@ def num_cpus() -> int:
 
 
 def environment(cluster: Cluster) -> dict[str, str]:
-    """The environment of everything in the cluster: ours without other Rays' settings; mark, token, storage."""
+    """Returns the environment of every process of the cluster: ours without Ray settings, plus mark, token, storage."""
     mine = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     no_proxy = ",".join(filter(None, [os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), "127.0.0.1"]))
     return mine | {
@@ -60,12 +59,12 @@ def environment(cluster: Cluster) -> dict[str, str]:
         "RAY_AUTH_TOKEN_PATH": str(cluster.token_file),
         "RAY_USAGE_STATS_ENABLED": "0",
         "MLFLOW_DISABLE_TELEMETRY": "true",
-        "SPT_NOENV": "1",  # setproctitle would overwrite the environment that the mark is read from
+        "SPT_NOENV": "1",  # keeps setproctitle from overwriting the environment, which has the mark
     }
 
 
 def head_command(cluster: Cluster) -> list[str]:
-    """`ray start` of a head that binds no default port: 0 lets a component choose, the other two want a number."""
+    """Builds `ray start` of a head without default ports: 0 lets a component choose, two need a number."""
     options = {
         "port": 0,
         "dashboard-host": "127.0.0.1",
@@ -83,7 +82,7 @@ def head_command(cluster: Cluster) -> list[str]:
 
 
 def ask(cluster: Cluster, path: str) -> dict | None:
-    """One answer of the cluster's job server; None while it cannot be reached."""
+    """Queries the cluster's job server; None if it cannot be reached."""
     headers = {"Authorization": f"Bearer {cluster.token_file.read_text()}"}
     request = urllib.request.Request(cluster.address + path, headers=headers)
     try:
@@ -94,13 +93,13 @@ def ask(cluster: Cluster, path: str) -> dict | None:
 
 
 def start() -> Cluster:
-    """Starts a head and waits until it takes jobs.
+    """Starts a head and waits until it accepts jobs.
 
-    Raises RuntimeError with the end of the head's log when it does not come up in three attempts.
+    RuntimeError with the end of the head's log if three attempts fail.
     """
     created = psutil.Process().create_time()
     for _ in range(START_ATTEMPTS):
-        folder = tempfile.mkdtemp(prefix="gram-", dir="/tmp")  # short: the paths of sockets hold 107 bytes
+        folder = tempfile.mkdtemp(prefix="gram-", dir="/tmp")  # short: a socket's path has at most 107 bytes
         cluster = Cluster(secrets.token_hex(16), os.getpid(), created, folder, f"http://127.0.0.1:{free_port()}")
         write_state(cluster)
         cluster.token_file.touch(mode=0o600)
@@ -109,7 +108,7 @@ def start() -> Cluster:
             head = subprocess.Popen(
                 head_command(cluster),
                 env=environment(cluster),
-                cwd=cluster.folder,  # so that a job sees the upload, and nothing of the current directory
+                cwd=cluster.folder,  # so that a job sees only its upload, not the current directory
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -119,7 +118,7 @@ def start() -> Cluster:
             return cluster
         tail = cluster.head_log.read_text()[-2000:]
         stop(cluster)
-    raise RuntimeError(f"Ray did not start in {START_ATTEMPTS} attempts; the last one said:\n{tail}")
+    raise RuntimeError(f"Ray did not start in {START_ATTEMPTS} attempts; end of the last log:\n{tail}")
 
 
 def comes_up(cluster: Cluster, head: subprocess.Popen) -> bool:
@@ -132,14 +131,14 @@ def comes_up(cluster: Cluster, head: subprocess.Popen) -> bool:
 
 
 def submit(cluster: Cluster, command: list[str]) -> int:
-    """Runs the command as a Ray job that uploads the current directory, shows its log, and returns its exit code."""
+    """Runs the command as a Ray job that uploads the current directory; shows its log, returns its exit code."""
     job = "gram-" + secrets.token_hex(4)
     ray = ["ray", "job", "submit", "--address", cluster.address, "--submission-id", job, "--working-dir", "."]
     style = ["--log-style", "pretty", "--log-color", "auto" if sys.stdout.isatty() else "false"]
     code = subprocess.run(
         [*ray, *style, "--", *command], env=environment(cluster), stdin=subprocess.DEVNULL, check=False
     ).returncode
-    # The client returns 1 for every failure, 0 for a job that was stopped, and early when it loses the connection.
+    # The client returns 1 for every failure and 0 for a stopped job, and returns early if it loses the connection.
     info = ask(cluster, f"/api/jobs/{job}")
     while info and info["status"] not in JOB_ENDED:
         time.sleep(1)

@@ -1,7 +1,7 @@
-"""Which local cluster there is: its state file, its processes, and their end.
+"""Records the local cluster in a state file, finds its processes, and ends them.
 
-Every process that descends from a cluster carries the cluster's random mark in its environment, so that exactly these
-are ended, whatever their process ids and groups. They are killed, not asked: a study survives that by design.
+Every process of a cluster inherits the cluster's random mark in its environment, so exactly these are ended, whatever
+their process ids and groups. They are killed without warning; a study survives that by design.
 """
 
 import contextlib
@@ -20,13 +20,13 @@ MARK = "GRAM_LOCAL_CLUSTER"  # the environment variable that every process of a 
 
 @dataclass(frozen=True)
 class Cluster:
-    """What is written to the state file: enough to stop a cluster whose starter was killed."""
+    """Holds the state file's fields: enough to stop a cluster whose starter was killed."""
 
     mark: str
     owner_pid: int
-    owner_created: float  # Unix seconds; with the pid it names one process: pids are reused
-    folder: str  # the token, Ray's temporary files; only we may enter it
-    address: str  # of the dashboard, which takes jobs
+    owner_created: float  # Unix seconds; pid and time identify a process, because pids are reused
+    folder: str  # the token and Ray's temporary files; accessible to this user only
+    address: str  # of the dashboard, which accepts jobs
 
     @property
     def token_file(self) -> Path:
@@ -34,14 +34,14 @@ class Cluster:
 
     @property
     def ray_folder(self) -> Path:
-        return Path(self.folder) / "ray"  # Ray opens this one to everybody
+        return Path(self.folder) / "ray"  # Ray makes it accessible to everybody
 
     @property
     def head_log(self) -> Path:
         return Path(self.folder) / "head.log"
 
     def owner_is_alive(self) -> bool:
-        """Whether the process that started this still runs; its creation time moves a little when clocks are set."""
+        """Tells whether the starter still runs; its creation time may shift slightly when clocks are set."""
         with contextlib.suppress(psutil.NoSuchProcess):
             owner = psutil.Process(self.owner_pid)
             return abs(owner.create_time() - self.owner_created) < 5 and owner.status() != psutil.STATUS_ZOMBIE
@@ -52,9 +52,9 @@ class Cluster:
 
 
 def default_storage() -> str:
-    """`$GRAM_STORAGE`, else `~/.gram`; absolute, unless it is the URL of an object store.
+    """Returns `$GRAM_STORAGE`, else `~/.gram`, as an absolute path or an object store's URL.
 
-    ValueError for the home of a user that does not exist.
+    ValueError for the home of an unknown user.
     """
     storage = os.environ.get("GRAM_STORAGE") or "~/.gram"
     try:
@@ -64,7 +64,7 @@ def default_storage() -> str:
 
 
 def local_folder() -> Path:
-    """The storage if it is on this machine, else `~/.gram`: where the state file and a failed cluster's logs go."""
+    """Returns the folder of the state file and a failed cluster's logs: the storage if local, else `~/.gram`."""
     storage = default_storage()
     return Path("~/.gram").expanduser() if "://" in storage else Path(storage)
 
@@ -74,14 +74,14 @@ def state_file() -> Path:
 
 
 def read_state() -> Cluster | None:
-    """The cluster that is written down; ValueError for a storage that is no folder, or that we may not read."""
+    """Returns the recorded cluster; ValueError if the storage is not a readable folder."""
     try:
         return Cluster(**json.loads(state_file().read_text()))
     except FileNotFoundError:
         return None
     except (NotADirectoryError, PermissionError) as error:
-        raise invalid("storage", default_storage(), f"a folder that we may read ({error})") from error
-    except (ValueError, TypeError):  # half written by a machine that died: nothing of it can still run
+        raise invalid("storage", default_storage(), f"a readable folder ({error})") from error
+    except (ValueError, TypeError):  # half written when the machine died, so nothing runs any more
         state_file().unlink(missing_ok=True)
         return None
 
@@ -91,11 +91,11 @@ def write_state(cluster: Cluster) -> None:
     state_file().write_text(json.dumps(asdict(cluster), indent=1))
 
 
-# ------------------------------------------------------------------------------------------ processes and ports
+# ----------------------------------------------------------------------------------------------------- processes
 
 
 def processes_of(cluster: Cluster) -> list[psutil.Process]:
-    """Every process that carries the cluster's mark, and their descendants; never this one."""
+    """Finds every process with the cluster's mark, and their descendants, except this one."""
     found = set()
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -105,9 +105,9 @@ def processes_of(cluster: Cluster) -> list[psutil.Process]:
 
 
 def kill_processes(cluster: Cluster) -> int:
-    """Kills all that `processes_of` finds until it finds nothing; returns how many there were."""
+    """Kills `processes_of` until none is left; returns their number."""
     num_processes = 0
-    while processes := processes_of(cluster):  # again, since a dying raylet may still start a worker
+    while processes := processes_of(cluster):  # repeats, because a dying raylet may still start a worker
         num_processes += len(processes)
         for process in processes:
             with contextlib.suppress(psutil.Error):
@@ -117,7 +117,7 @@ def kill_processes(cluster: Cluster) -> int:
 
 
 def stop(cluster: Cluster) -> int:
-    """Kills the cluster's processes, removes its folder and the state file; returns how many processes there were."""
+    """Kills the cluster's processes, removes its folder and the state file; returns the number of processes."""
     num_processes = kill_processes(cluster)
     shutil.rmtree(cluster.folder, ignore_errors=True)
     state_file().unlink(missing_ok=True)

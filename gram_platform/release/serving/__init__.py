@@ -1,1 +1,1 @@
-"""A run behind an HTTP interface, where a caller's token decides which modules answer it."""
+"""Serves a run over HTTP; a caller's token decides which modules answer."""

@@ -1,4 +1,4 @@
-"""`python -m gram_platform.release.serving JSON`: what `gram serve` becomes, with its exit codes."""
+"""Runs the process that `gram serve` starts: `python -m gram_platform.release.serving JSON`, with its exit codes."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""One completion on its way: an order is given to the model, and its deliveries become text."""
+"""Answers one completion: sends the request to the model, turns its deliveries into text, counts and times it."""
 
 import time
 import uuid
@@ -6,76 +6,124 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Protocol
 
-from gram_platform.release.serving import refusals
-from gram_platform.release.serving.batch import STOP, Order
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from gram_platform.release.serving.batch import STOP, GenerationRequest
 from gram_platform.release.serving.engine import BUSY, FAILED, LATE, Delivery
-from gram_platform.release.serving.metrics import Metrics, Timed
 from gram_platform.release.serving.policy import Grant
+from gram_platform.release.serving.requests import Refusal, busy, interrupted, late, unavailable, unknown_model
 from gram_platform.release.serving.text import TextStream, Vocabulary
 
-FORBIDDEN = "forbidden"  # the model's own look at the policy found no grant
+FORBIDDEN = "forbidden"  # the model's process found no grant in its copy of the policy
+REFUSALS = {BUSY: busy, LATE: late, FAILED: interrupted, FORBIDDEN: unknown_model}
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
 class ModelLost(Exception):
-    """The model's process is not there, or has ended while it answered."""
+    """Raised when the model's process is absent, or ended while it answered."""
+
+
+class Metrics:
+    """Counts in Prometheus' format, per process that answers HTTP. Labels come from the policy, never a caller."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        registered = {"registry": self.registry}
+        by_profile = ("profile",)
+        self.ended = Counter("gram_completions", "Completions by how they ended", ("profile", "end"), **registered)
+        self.refused = Counter("gram_refusals", "Requests that were not served", ("status", "code"), **registered)
+        self.prompt_tokens = Counter("gram_prompt_tokens", "Tokens read", by_profile, **registered)
+        self.drawn_tokens = Counter("gram_completion_tokens", "Tokens drawn", by_profile, **registered)
+        self.open = Gauge("gram_open_completions", "Completions being answered", by_profile, **registered)
+        names = ("gram_first_token_seconds", "gram_completion_seconds")
+        texts = ("From a request to its first token", "From a request to its end")
+        self.first_token, self.whole = (
+            Histogram(name, text, by_profile, buckets=SECONDS, **registered)
+            for name, text in zip(names, texts, strict=True)
+        )
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)
+
+
+class CompletionTimer:
+    """Times and counts one completion."""
+
+    def __init__(self, metrics: Metrics, profile: str, num_prompt_tokens: int):
+        self._metrics, self._profile, self._started = metrics, profile, time.monotonic()
+        self.num_drawn, self.end = 0, "abandoned"
+        metrics.open.labels(profile).inc()
+        metrics.prompt_tokens.labels(profile).inc(num_prompt_tokens)
+
+    def drew(self, num_tokens: int) -> None:
+        if num_tokens and not self.num_drawn:
+            self._metrics.first_token.labels(self._profile).observe(time.monotonic() - self._started)
+        self.num_drawn += num_tokens
+
+    def close(self) -> None:
+        metrics, profile = self._metrics, self._profile
+        metrics.open.labels(profile).dec()
+        metrics.drawn_tokens.labels(profile).inc(self.num_drawn)
+        metrics.ended.labels(profile, self.end).inc()
+        metrics.whole.labels(profile).observe(time.monotonic() - self._started)
 
 
 class Completions(Protocol):
-    """Where deliveries come from."""
+    """Generates completions; the source of deliveries."""
 
-    def stream(self, digest: str, profile: str, order: Order, whole: bool) -> AsyncIterator[Delivery]:
-        """The first delivery says that the order is taken up; closing it abandons the order. ModelLost.
+    def stream(self, digest: str, profile: str, request: GenerationRequest, whole: bool) -> AsyncIterator[Delivery]:
+        """Yields deliveries; the first says that generation was accepted. Closing it abandons the request. ModelLost.
 
-        `whole`: nobody looks before the end.
+        `whole`: the caller needs nothing before the end.
         """
 
     async def is_ready(self) -> bool:
-        """Whether the model answers now."""
+        """Tells whether the model answers now."""
 
 
 class Answer:
-    """A granted order with its text. `finish_reason` is known once the texts have ended."""
+    """Generates the text of a granted request. `finish_reason` is set once the texts have ended."""
 
     def __init__(
         self,
         completions: Completions,
         digest: str,
         grant: Grant,
-        order: Order,
+        request: GenerationRequest,
         vocabulary: Vocabulary,
         stops: tuple[str, ...],
         metrics: Metrics,
     ):
         self.id, self.created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
-        self.grant, self.order, self.finish_reason, self.num_drawn = grant, order, "", 0
+        self.grant, self.request, self.finish_reason, self.num_drawn = grant, request, "", 0
         self._completions, self._digest, self._metrics = completions, digest, metrics
         self._stops, self._text = stops, TextStream(vocabulary, stops)
 
     def usage(self) -> dict[str, int]:
-        num_prompt = len(self.order.prompt)
+        num_prompt = len(self.request.prompt)
         counts = {"prompt_tokens": num_prompt, "completion_tokens": self.num_drawn}
         return counts | {"total_tokens": num_prompt + self.num_drawn}
 
     async def texts(self, whole: bool = False) -> AsyncIterator[str]:
-        """An empty text when the order is taken up, then text as it comes. Refusal when it cannot be finished."""
-        timed = Timed(self._metrics, self.grant.profile, len(self.order.prompt))
-        whole = whole and not self._stops  # a stop ends it early
-        stream = self._completions.stream(self._digest, self.grant.profile, self.order, whole)
-        is_taken_up = False
+        """Yields an empty text when generation is accepted, then text as it comes. Refusal if it cannot finish."""
+        timed = CompletionTimer(self._metrics, self.grant.profile, len(self.request.prompt))
+        whole = whole and not self._stops  # a stop can end it early
+        stream = self._completions.stream(self._digest, self.grant.profile, self.request, whole)
+        is_accepted = False
         try:
             async with aclosing(stream):
                 async for delivery in stream:
-                    is_taken_up = True
+                    is_accepted = True
                     timed.drew(len(delivery.tokens))
                     yield self._shown(delivery)
                     if self.finish_reason:
                         timed.end = self.finish_reason
                         return
-            raise ModelLost("its answer has no end")
+            raise ModelLost("the stream ended without a final delivery")
         except ModelLost:
             timed.end = FAILED
-            raise (refusals.interrupted() if is_taken_up else refusals.unavailable()) from None
-        except refusals.Refusal as refusal:
+            raise (interrupted() if is_accepted else unavailable()) from None
+        except Refusal as refusal:
             timed.end = refusal.code
             raise
         finally:
@@ -88,11 +136,3 @@ class Answer:
         text = self._text.add(delivery.tokens, last=bool(delivery.end))
         self.finish_reason = STOP if self._text.stopped else delivery.end
         return text
-
-
-REFUSALS = {
-    BUSY: refusals.busy,
-    LATE: refusals.late,
-    FAILED: refusals.interrupted,
-    FORBIDDEN: refusals.unknown_model,
-}

@@ -1,4 +1,4 @@
-"""The HTTP interface: who asks, what for, and the answer as one body or as a stream. It has no weights.
+"""Answers HTTP: authenticates the caller, parses the request, returns one body or a stream. Holds no weights.
 
     POST /v1/completions   OpenAI's text completions: one prompt, one completion; `model` names a profile of the token
     GET  /v1/models        the token's own profiles
@@ -6,15 +6,20 @@
     GET  /metrics          Prometheus' text, for tokens whose policy says `metrics = true`
     GET  /                 the samples page
 
-A token comes as `Authorization: Bearer ...` and in no other way. Refusals are logged with the token's name, the status
-and a code; prompts, tokens and whatever else a caller wrote never are (Ray Serve itself notes a header X-Request-ID).
+Accepts a token only as `Authorization: Bearer ...`. Logs a refusal with the token's name, the status and a code, never
+prompts, tokens or other text of a caller (Ray Serve itself logs the header X-Request-ID).
 """
 
+import base64
+import functools
+import hashlib
 import json
 import logging
+import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from importlib import resources
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -22,29 +27,25 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from gram_platform.release.serving import refusals
-from gram_platform.release.serving.answers import Answer, Completions
-from gram_platform.release.serving.batch import Order
-from gram_platform.release.serving.metrics import Metrics
-from gram_platform.release.serving.page import page_and_policy
+from gram_platform.release.serving.answers import Answer, Completions, Metrics
+from gram_platform.release.serving.batch import GenerationRequest
 from gram_platform.release.serving.policy import NotGranted, Policy, TokenRule, token_digest
-from gram_platform.release.serving.refusals import Refusal
-from gram_platform.release.serving.requests import parse_request
+from gram_platform.release.serving.requests import Refusal, parse_request, unavailable, unknown_model
 from gram_platform.release.serving.text import Vocabulary
 
-LOG = logging.getLogger("ray.serve.gram")  # below the logger that Ray Serve writes to its files
+LOG = logging.getLogger("ray.serve.gram")  # a child of the logger that Ray Serve writes to its files
 MAX_BODY_BYTES = 256 * 1024
 MAX_TOKEN_LENGTH = 256
 NO_ROUTE = {
-    404: ("not_found", "there is nothing at this path"),
-    405: ("method_not_allowed", "this path has another method"),
+    404: ("not_found", "no such path"),
+    405: ("method_not_allowed", "this path does not accept this method"),
 }
-OTHER_ERROR = ("http_error", "the request is not one that this server understands")
+OTHER_ERROR = ("http_error", "the server does not understand this request")
 NO_STORE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
 class Api:
-    """The application for one policy; `completions` is where its answers come from."""
+    """Serves one policy over HTTP; `completions` generates the answers."""
 
     def __init__(self, policy: Policy, vocabulary: Vocabulary, completions: Completions):
         self.policy, self.vocabulary, self.completions = policy, vocabulary, completions
@@ -73,14 +74,14 @@ class Api:
         try:
             grant = self.policy.grant(digest, wanted.profile)
         except NotGranted:
-            raise refusals.unknown_model() from None
+            raise unknown_model() from None
         prompt = self.vocabulary.prompt_ids(wanted)
-        order = Order(prompt, wanted.max_tokens, wanted.temperature, wanted.top_p, wanted.seed)
-        answer = Answer(self.completions, digest, grant, order, self.vocabulary, wanted.stop, self.metrics)
+        generation = GenerationRequest(prompt, wanted.max_tokens, wanted.temperature, wanted.top_p, wanted.seed)
+        answer = Answer(self.completions, digest, grant, generation, self.vocabulary, wanted.stop, self.metrics)
         if not wanted.stream:
             return await self._at_once(answer)
         events = self._events(answer, rule)
-        first = await anext(events)  # whether it is taken up at all has a status of its own
+        first = await anext(events)  # sets the status: accepted or refused
         headers = NO_STORE | {"X-Accel-Buffering": "no"}
         return StreamingResponse(_chained(first, events), media_type="text/event-stream", headers=headers)
 
@@ -93,7 +94,7 @@ class Api:
     async def health(self, _: Request) -> Response:
         if await self.completions.is_ready():
             return PlainTextResponse("ok\n", headers=NO_STORE)
-        refusal = refusals.unavailable()
+        refusal = unavailable()
         return JSONResponse(refusal.body(), refusal.status, NO_STORE | refusal.headers())
 
     async def scrape(self, request: Request) -> Response:
@@ -118,7 +119,7 @@ class Api:
         return JSONResponse(body, headers=NO_STORE)
 
     async def _events(self, answer: Answer, rule: TokenRule) -> AsyncIterator[str]:
-        """Server-sent events; the first is empty and comes when the order is taken up. An error is the last event."""
+        """Yields server-sent events. The first is empty: generation was accepted. An error becomes the last event."""
         async with aclosing(answer.texts()) as parts:
             yield await anext(parts)
             try:
@@ -130,17 +131,17 @@ class Api:
                 self._count(refusal, rule.name)
                 yield _event(refusal.body())
 
-    # ------------------------------------------------------------------------------------------ who, and no
+    # ------------------------------------------------------------------------------ authentication, refusals
 
     def _caller(self, request: Request) -> tuple[str, TokenRule]:
-        """(the token's digest, its line of the policy). Refusal 401 unless there is exactly one known token."""
+        """Returns (the token's digest, its rule in the policy). Refusal 401 unless there is exactly one known token."""
         given = request.headers.getlist("authorization")
         scheme, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
         is_token = scheme.lower() == "bearer" and token.isascii() and 0 < len(token) <= MAX_TOKEN_LENGTH
         digest = token_digest(token if is_token else "")
         rule = self.policy.holder(digest)
         if rule is None or not is_token:
-            raise Refusal(401, "invalid_token", "a known token is needed: Authorization: Bearer TOKEN")
+            raise Refusal(401, "invalid_token", "send one known token: Authorization: Bearer TOKEN")
         request.state.holder = rule.name
         return digest, rule
 
@@ -154,7 +155,7 @@ class Api:
         return JSONResponse(refusal.body(), refusal.status, NO_STORE | dict(error.headers or {}))
 
     async def _failed(self, request: Request, _: Exception) -> Response:
-        refusal = Refusal(500, "internal", "the server made a mistake; its log has the cause")
+        refusal = Refusal(500, "internal", "internal error; the server's log has the cause")
         return await self._refused(request, refusal)
 
     def _count(self, refusal: Refusal, holder: str) -> None:
@@ -172,7 +173,7 @@ def _require_json(request: Request) -> None:
 
 
 async def _body(request: Request) -> bytes:
-    """Refusal 413 as soon as it is known to be too large."""
+    """Reads the body. Refusal 413 as soon as it proves too large."""
     too_large = Refusal(413, "body_too_large", f"a body has at most {MAX_BODY_BYTES} bytes")
     declared = request.headers.get("content-length", "0")
     if declared.isdigit() and int(declared[:20]) > MAX_BODY_BYTES:
@@ -201,3 +202,20 @@ async def _chained(first: str, rest: AsyncIterator[str]) -> AsyncIterator[str]:
             yield first
         async for event in rest:
             yield event
+
+
+# ---------------------------------------------------------------------------------------------------- the samples page
+
+
+@functools.cache
+def page_and_policy() -> tuple[str, str]:
+    """Returns (the page's HTML, a Content-Security-Policy that allows only its own script and style)."""
+    html = resources.files("gram_platform.release.serving").joinpath("page.html").read_text(encoding="utf-8")
+    script, style = (_hash_of(html, tag) for tag in ("script", "style"))
+    parts = ["default-src 'none'", f"script-src {script}", f"style-src {style}", "connect-src 'self'"]
+    return html, "; ".join([*parts, "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"])
+
+
+def _hash_of(html: str, tag: str) -> str:
+    content = re.search(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL).group(1)
+    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"

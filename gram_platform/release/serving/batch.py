@@ -1,10 +1,10 @@
-"""Sequences that are continued together, one token of each at a time, whatever their profiles.
+"""Continues sequences of any profiles together, one token of each at a time.
 
-The first B rows of the reader's memory are the sequences at work; a new one is put behind them, and the last takes the
-place of one that has ended.
+The first B rows of the reader's memory are active. A new sequence is appended; the last one moves into the place of one
+that ends. Shapes: B rows, T tokens of the longest prompt, V vocabulary.
 """
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -13,17 +13,17 @@ import torch
 from gram_platform.config.identity import invalid, require_int, require_real
 from gram_platform.model.row_modules import Activation, activation
 from gram_platform.model.rows import RowReader
-from gram_platform.release.serving.drawing import next_tokens
 from gram_platform.release.serving.policy import Grant
-from gram_platform.train.evaluate import uniforms
+from gram_platform.train.evaluate import draw, uniforms
 
-STOP, LENGTH = "stop", "length"  # why a completion ends: an end of text, or as many tokens as were asked for
+STOP, LENGTH = "stop", "length"  # why a completion ends: end of text (or a stop), or max_tokens reached
+COLDEST = 1e-6  # lower temperatures take the likeliest token: logits divided by them may overflow
 _NUMBERS = count()
 
 
 @dataclass(frozen=True)
-class Order:
-    """What is to be continued, and how: token ids, and no text."""
+class GenerationRequest:
+    """Says what to continue and how, in token ids."""
 
     prompt: tuple[int, ...]
     max_tokens: int
@@ -32,7 +32,7 @@ class Order:
     seed: int = 0
 
     def check(self, vocab_size: int, context: int) -> None:
-        """ValueError unless it is valid and fits a context of so many tokens; the last token is never read."""
+        """ValueError unless it is valid and fits a context of `context` tokens; the last drawn token is never read."""
         require_int("max_tokens", self.max_tokens, 1, context)
         require_real("temperature", self.temperature, 0.0, 100.0)
         require_real("top_p", self.top_p, 0.0, 1.0, open_low=True)
@@ -45,52 +45,52 @@ class Order:
 
 
 @dataclass(eq=False)
-class Sequence:
-    """An order at work: what it may use, and how far it is."""
+class ActiveSequence:
+    """Holds a request in progress: its grant and the tokens drawn so far."""
 
-    order: Order
+    request: GenerationRequest
     grant: Grant
     number: int = field(default_factory=lambda: next(_NUMBERS))
     drawn: list[int] = field(default_factory=list)
     end: str = ""
 
     def __post_init__(self) -> None:
-        self.uniforms = uniforms(self.order.max_tokens, "completion", self.order.seed)
+        self.uniforms = uniforms(self.request.max_tokens, "completion", self.request.seed)
 
     @property
     def num_read(self) -> int:
-        """The last token drawn is not read yet."""
-        return len(self.order.prompt) + max(0, len(self.drawn) - 1)
+        """Counts the tokens read so far; the last drawn one is not read yet."""
+        return len(self.request.prompt) + max(0, len(self.drawn) - 1)
 
 
 class Batch:
-    """The sequences at work. Not safe for several threads."""
+    """Holds the active sequences and advances them. Not thread-safe."""
 
     def __init__(self, reader: RowReader, vocab_size: int, end_of_text: int):
         self.reader, self.vocab_size, self.end_of_text = reader, vocab_size, end_of_text
-        self.sequences: list[Sequence] = []
+        self.sequences: list[ActiveSequence] = []
         self._active: Activation | None = None
 
     @property
     def num_free(self) -> int:
         return self.reader.num_rows - len(self.sequences)
 
-    def admit(self, new: Many[Sequence]) -> list[Sequence]:
-        """Read the prompts and draw each one's first token; those that have not ended are at work. Returns `new`."""
+    def admit(self, new: Sequence[ActiveSequence]) -> list[ActiveSequence]:
+        """Reads the prompts and draws each sequence's first token; keeps those that have not ended. Returns `new`."""
         assert 0 < len(new) <= self.num_free
         first = len(self.sequences)
         self.reader.clear(first, len(new))
-        lengths_B = torch.tensor([len(s.order.prompt) for s in new])
+        lengths_B = torch.tensor([len(s.request.prompt) for s in new])
         tokens_BT = torch.zeros(len(new), int(lengths_B.max()), dtype=torch.int64)
         for row, sequence in enumerate(new):
-            tokens_BT[row, : lengths_B[row]] = torch.tensor(sequence.order.prompt)
+            tokens_BT[row, : lengths_B[row]] = torch.tensor(sequence.request.prompt)
         self.sequences.extend(new)
         self._active = None
         self._advance(new, tokens_BT, torch.zeros_like(lengths_B), lengths_B, self._activation(new), first)
         return list(new)
 
-    def step(self) -> list[Sequence]:
-        """Draw one token more of every sequence at work; returns them, also those that have ended with it."""
+    def step(self) -> list[ActiveSequence]:
+        """Draws one more token of every active sequence; returns them all, including those that end with it."""
         at_work = list(self.sequences)
         if not at_work:
             return []
@@ -101,8 +101,8 @@ class Batch:
         self._advance(at_work, tokens_B1, seen_B, torch.ones_like(seen_B), self._active, 0)
         return at_work
 
-    def remove(self, sequence: Sequence) -> None:
-        """Its row is free from now on; nothing when it is not at work."""
+    def remove(self, sequence: ActiveSequence) -> None:
+        """Frees the sequence's row; does nothing if it is not active."""
         if sequence not in self.sequences:
             return
         row, last = self.sequences.index(sequence), len(self.sequences) - 1
@@ -112,15 +112,15 @@ class Batch:
         self.sequences.pop()
         self._active = None
 
-    def _activation(self, sequences: Many[Sequence]) -> Activation:
+    def _activation(self, sequences: Sequence[ActiveSequence]) -> Activation:
         return activation(self.reader.domains, [dict(s.grant.weights) for s in sequences], str(self.reader.device))
 
     def _advance(self, sequences, tokens_BT, seen_B, lengths_B, active: Activation, first: int) -> None:
         device = self.reader.device
         inputs = (tokens_BT.to(device), seen_B.to(device), lengths_B.to(device))
         logits_BV = self.reader.read(*inputs, active, first)[:, : self.vocab_size]
-        temperatures_B = torch.tensor([s.order.temperature for s in sequences], dtype=torch.float64)
-        top_ps_B = torch.tensor([s.order.top_p for s in sequences], dtype=torch.float64)
+        temperatures_B = torch.tensor([s.request.temperature for s in sequences], dtype=torch.float64)
+        top_ps_B = torch.tensor([s.request.top_p for s in sequences], dtype=torch.float64)
         uniforms_B = torch.stack([s.uniforms[len(s.drawn)] for s in sequences])
         for sequence, token in zip(
             sequences, next_tokens(logits_BV, temperatures_B, top_ps_B, uniforms_B).tolist(), strict=True
@@ -128,7 +128,37 @@ class Batch:
             sequence.drawn.append(token)
             if token == self.end_of_text:
                 sequence.end = STOP
-            elif len(sequence.drawn) == sequence.order.max_tokens:
+            elif len(sequence.drawn) == sequence.request.max_tokens:
                 sequence.end = LENGTH
         for sequence in [s for s in sequences if s.end]:
             self.remove(sequence)
+
+
+# ------------------------------------------------------------------------------------------------------------- drawing
+
+
+def next_tokens(
+    logits_BV: torch.Tensor, temperatures_B: torch.Tensor, top_ps_B: torch.Tensor, uniforms_B: torch.Tensor
+) -> torch.Tensor:
+    """Draws tokens_B (int64, on the CPU), each at its row's temperature and with its row's random numbers.
+
+    A temperature below COLDEST takes the likeliest token (the lowest id among equals). `top_p` keeps the likeliest
+    tokens until their probabilities reach it, at least one. A row's token depends only on its own logits and numbers.
+    """
+    tokens_B = logits_BV.argmax(dim=-1).cpu()
+    warm = (temperatures_B >= COLDEST).nonzero()[:, 0]
+    if len(warm):
+        scaled = logits_BV[warm.to(logits_BV.device)].cpu().double() / temperatures_B[warm, None]
+        if (top_ps_B[warm] < 1).any():
+            scaled = _nucleus(scaled, top_ps_B[warm])
+        tokens_B[warm] = draw(scaled, uniforms_B[warm])[0]
+    return tokens_B
+
+
+def _nucleus(logits_BV: torch.Tensor, top_ps_B: torch.Tensor) -> torch.Tensor:
+    """Masks the logits outside each row's nucleus with -inf."""
+    p_BV, order_BV = logits_BV.softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
+    before_BV = p_BV.cumsum(dim=-1) - p_BV
+    outside_BV = (before_BV >= top_ps_B[:, None]) & (top_ps_B[:, None] < 1)
+    outside_BV[:, 0] = False
+    return logits_BV.masked_fill(torch.zeros_like(outside_BV).scatter(1, order_BV, outside_BV), -torch.inf)

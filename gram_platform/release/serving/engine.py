@@ -1,7 +1,7 @@
-"""The thread that continues sequences: orders come in, tokens go out as they are drawn, nobody waits for another's end.
+"""Runs a batch in a thread: requests come in, tokens go out as they are drawn, and no request waits for another to end.
 
-Between two steps ended, abandoned and late orders leave their rows, and one group of new ones takes up free rows: the
-rows at work wait while its prompts are read, at most MAX_PROMPT_TOKENS of them or a single longer one.
+Between two steps, ended, abandoned and late requests leave their rows, and one group of new ones fills free rows. The
+active rows wait while its prompts are read: at most MAX_PROMPT_TOKENS, or one longer prompt.
 """
 
 import logging
@@ -13,19 +13,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gram_platform.config.identity import require_int, require_real
-from gram_platform.release.serving.batch import Batch, Order, Sequence
+from gram_platform.release.serving.batch import ActiveSequence, Batch, GenerationRequest
 from gram_platform.release.serving.policy import Grant
 
-LOG = logging.getLogger("ray.serve.gram.engine")  # below the logger that Ray Serve writes to its files
-BUSY, LATE, FAILED = "busy", "late", "failed"  # ends that are no completion's
-MAX_PROMPT_TOKENS = 8192  # read between two steps, padding included: rows at work wait for them
-IDLE_S = 1.0  # between two looks at the clock without work
-LOOK_S = 0.1  # between two looks for late orders
+LOG = logging.getLogger("ray.serve.gram.engine")  # a child of the logger that Ray Serve writes to its files
+BUSY, LATE, FAILED = "busy", "late", "failed"  # ends without a completion
+MAX_PROMPT_TOKENS = 8192  # read between two steps, padding included; active rows wait for them
+IDLE_S = 1.0  # longest wait for arrivals without work
+LATE_CHECK_S = 0.1  # between two checks for late requests
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """Some of an order's tokens; the last one says why it is the last. The first one has neither: it is taken up."""
+    """Carries some of a request's tokens. The first is empty (accepted); the last says why generation ended."""
 
     tokens: tuple[int, ...] = ()
     end: str = ""  # stop, length, busy, late, failed
@@ -33,12 +33,12 @@ class Delivery:
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """How much one engine takes up; more is refused as busy."""
+    """Limits the requests of one engine; more are refused as busy."""
 
     num_rows: int = 64
     num_waiting: int = 512
-    deadline_s: float = 60.0  # from an order's arrival to its end
-    stall_s: float = 120.0  # without a step or prompts read, though there is work: then the engine counts as dead
+    deadline_s: float = 60.0  # from a request's arrival to its end
+    stall_s: float = 120.0  # longest time without a step, though there is work; then the engine counts as dead
 
     def __post_init__(self) -> None:
         require_int("num_rows", self.num_rows, 1)
@@ -52,32 +52,32 @@ Receive = Callable[[Delivery], None]
 
 @dataclass(eq=False)
 class _Job:
-    sequence: Sequence
+    sequence: ActiveSequence
     receive: Receive
     deadline: float
     num_sent: int = 0
 
 
 class Engine:
-    """Runs a batch in a thread of its own. Deliveries are made from that thread; `receive` must not block."""
+    """Runs a batch in its own thread and delivers from there; `receive` must not block."""
 
     def __init__(self, batch: Batch, limits: EngineLimits):
         self.limits = limits
         self._batch = batch
-        self._lock = threading.Lock()  # of `_num_open`, and of arriving before the end
+        self._lock = threading.Lock()  # guards `_num_open`, and arrivals against closing
         self._arrivals: queue.SimpleQueue[_Job | int | None] = queue.SimpleQueue()  # int: abandoned; None: wake up
         self._waiting: deque[_Job] = deque()
-        self._at_work: dict[int, _Job] = {}
+        self._active_jobs: dict[int, _Job] = {}
         self._num_open = 0
         self._closed = False
-        self._last_step = self._next_look = time.monotonic()
+        self._last_step = self._next_late_check = time.monotonic()
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="gram-engine", daemon=True)
         self._thread.start()
 
-    def submit(self, order: Order, grant: Grant, receive: Receive) -> int | None:
-        """The order's number; None, and nothing is delivered, when there are too many. Checks nothing of the order."""
-        job = _Job(Sequence(order, grant), receive, time.monotonic() + self.limits.deadline_s)
+    def submit(self, request: GenerationRequest, grant: Grant, receive: Receive) -> int | None:
+        """Queues an unchecked request and returns its number; None, without deliveries, if there are too many."""
+        job = _Job(ActiveSequence(request, grant), receive, time.monotonic() + self.limits.deadline_s)
         with self._lock:
             if self._closed or self._num_open >= self.limits.num_rows + self.limits.num_waiting:
                 return None
@@ -86,11 +86,11 @@ class Engine:
         return job.sequence.number
 
     def abandon(self, number: int) -> None:
-        """Nobody waits for this order any more; nothing when it has ended."""
+        """Cancels the request; does nothing if it has ended."""
         self._arrivals.put(number)
 
     def check(self) -> None:
-        """RuntimeError when the thread has died or stands still with work to do."""
+        """RuntimeError if the thread has died, or has work but makes no progress."""
         if self.failure is not None or not self._thread.is_alive():
             raise RuntimeError(f"the engine has stopped: {self.failure!r}")
         idle_s = time.monotonic() - self._last_step
@@ -98,11 +98,11 @@ class Engine:
             raise RuntimeError(f"the engine has made no step for {idle_s:.0f} s")
 
     def load(self) -> tuple[int, int]:
-        """(sequences at work, orders that wait)."""
-        return len(self._at_work), max(0, self._num_open - len(self._at_work))
+        """Returns (active sequences, waiting requests)."""
+        return len(self._active_jobs), max(0, self._num_open - len(self._active_jobs))
 
     def close(self) -> None:
-        """End the thread; open orders end as failed."""
+        """Ends the thread; open requests end as failed."""
         self._closed = True
         self._arrivals.put(None)
         self._thread.join()
@@ -123,12 +123,12 @@ class Engine:
             with self._lock:
                 self._closed = True
             self._collect()
-            for job in [*self._at_work.values(), *self._waiting]:
+            for job in [*self._active_jobs.values(), *self._waiting]:
                 self._end(job, Delivery(end=FAILED))
 
     def _collect(self) -> None:
-        """Take in what has arrived; wait for it when there is nothing else to do."""
-        idle = not self._at_work and not self._waiting and not self._closed
+        """Receives new requests and cancellations; waits for them if the engine is idle."""
+        idle = not self._active_jobs and not self._waiting and not self._closed
         try:
             arrival = self._arrivals.get(timeout=IDLE_S) if idle else self._arrivals.get_nowait()
             while True:
@@ -142,33 +142,33 @@ class Engine:
 
     def _drop_late(self) -> None:
         now = time.monotonic()
-        if now > self._next_look:
-            self._next_look = now + LOOK_S
+        if now > self._next_late_check:
+            self._next_late_check = now + LATE_CHECK_S
             self._drop(lambda job: now > job.deadline)
 
     def _drop(self, is_over: Callable[[_Job], bool]) -> None:
-        """These orders give up their rows and places."""
-        for job in [job for job in [*self._at_work.values(), *self._waiting] if is_over(job)]:
+        """Ends the matching requests, which frees their rows and places."""
+        for job in [job for job in [*self._active_jobs.values(), *self._waiting] if is_over(job)]:
             self._batch.remove(job.sequence)
             self._end(job, Delivery(end=LATE))
         self._waiting = deque(job for job in self._waiting if not job.sequence.end)
 
     def _admit(self) -> None:
-        """One group: as many as there are rows for and may be read at once, the oldest first."""
+        """Admits one group, oldest first: as many as fit the free rows and MAX_PROMPT_TOKENS."""
         jobs, longest = [], 0
         while self._waiting and len(jobs) < self._batch.num_free:
-            longest = max(longest, len(self._waiting[0].sequence.order.prompt))
+            longest = max(longest, len(self._waiting[0].sequence.request.prompt))
             if jobs and longest * (len(jobs) + 1) > MAX_PROMPT_TOKENS:
                 break
             jobs.append(self._waiting.popleft())
         if jobs:
-            self._at_work |= {job.sequence.number: job for job in jobs}
+            self._active_jobs |= {job.sequence.number: job for job in jobs}
             self._deliver(self._batch.admit([job.sequence for job in jobs]))
 
-    def _deliver(self, sequences: list[Sequence]) -> None:
+    def _deliver(self, sequences: list[ActiveSequence]) -> None:
         self._last_step = time.monotonic()
         for sequence in sequences:
-            job = self._at_work[sequence.number]
+            job = self._active_jobs[sequence.number]
             delivery = Delivery(tuple(sequence.drawn[job.num_sent :]), sequence.end)
             job.num_sent = len(sequence.drawn)
             if sequence.end:
@@ -178,7 +178,7 @@ class Engine:
 
     def _end(self, job: _Job, delivery: Delivery) -> None:
         job.sequence.end = delivery.end
-        self._at_work.pop(job.sequence.number, None)
+        self._active_jobs.pop(job.sequence.number, None)
         with self._lock:
             self._num_open -= 1
         job.receive(delivery)

@@ -1,4 +1,4 @@
-"""The process that has the weights: it looks up every grant itself, and runs the engine."""
+"""Runs the engine in the process that holds the weights; checks every grant there."""
 
 import asyncio
 import contextlib
@@ -14,24 +14,24 @@ from gram_platform.config.identity import invalid
 from gram_platform.model.rows import RowReader
 from gram_platform.model.transformer import Transformer
 from gram_platform.release.serving.answers import FORBIDDEN
-from gram_platform.release.serving.batch import Batch, Order
+from gram_platform.release.serving.batch import Batch, GenerationRequest
 from gram_platform.release.serving.engine import BUSY, Delivery, Engine, EngineLimits
 from gram_platform.release.serving.policy import NotGranted, Policy
 from gram_platform.store import Store
 from gram_platform.store.views import load_view
 
-PAUSE_S = 0.03  # in which a stream's tokens are gathered
-BEAT_S = 2.0  # after which a delivery is made, if only an empty one
+PAUSE_S = 0.03  # a stream's tokens of this time go out together
+BEAT_S = 2.0  # longest time between deliveries, which may be empty
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Which weights to load and how: with everything here, a model server starts anywhere."""
+    """Says which weights to load and how; complete, so that a model server can start anywhere."""
 
     storage: str
     run_id: str
     policy: Policy
-    vocab_size: int  # ids that have a text
+    vocab_size: int  # number of ids that have a text
     end_of_text: int
     limits: EngineLimits = field(default_factory=EngineLimits)
     precision: str = "float32"
@@ -40,17 +40,17 @@ class ModelSource:
 
 
 def require_servable(source_config, policy: Policy) -> None:
-    """ValueError for a run that has no core of its own, or lacks a module that the policy names."""
+    """ValueError for a run without a core, or without a module that the policy names."""
     model = source_config.model
     if not model.d_mlp:
-        raise invalid("run_id", source_config.run_id, "a run with a core MLP: an expert for each domain is not served")
+        raise invalid("run_id", source_config.run_id, "a run with a core MLP, not one expert per domain")
     policy.require_modules(model.module_domains)
 
 
 def load_granted(source: ModelSource) -> Transformer:
-    """The run's model with the modules that some token is granted.
+    """Loads the run's model with the modules that some token is granted.
 
-    Other modules are read from the file, because its hash covers them, and dropped before there is a model.
+    Reads the other modules too, because the file's hash covers them, and drops them before building the model.
     """
     store = Store(source.storage)
     require_servable(run_from_plain(store.run(source.run_id).config()), source.policy)
@@ -61,10 +61,10 @@ def load_granted(source: ModelSource) -> Transformer:
 
 
 class ModelServer:
-    """Continues orders for whoever the policy grants them to. Coroutines belong to one event loop."""
+    """Continues requests that the policy grants. All coroutines belong to one event loop."""
 
     def __init__(self, source: ModelSource, model: Transformer | None = None):
-        """`model`: as `load_granted` gives it, which is called without one."""
+        """Loads the model with `load_granted` unless `model` is given."""
         torch.set_num_threads(source.num_threads)
         self.policy, self.model = source.policy, model or load_granted(source)
         self._context = self.model.config.seq_len
@@ -73,27 +73,29 @@ class ModelServer:
         self.engine = Engine(batch, source.limits)
 
     def change_policy(self, policy: Policy) -> None:
-        """Orders from now on; those at work are finished. ValueError for a module that is not in memory."""
+        """Applies to later requests; active ones finish. ValueError for a module that is not in memory."""
         policy.require_loaded(self.model.config.module_domains)
         self.policy = policy
 
-    async def stream(self, digest: str, profile: str, order: Order, whole: bool) -> AsyncIterator[Delivery]:
-        """Deliveries of one order. The first is empty, or the last: busy or forbidden. ValueError for a bad order.
+    async def stream(
+        self, digest: str, profile: str, request: GenerationRequest, whole: bool
+    ) -> AsyncIterator[Delivery]:
+        """Yields one request's deliveries, the first empty or final (busy, forbidden). ValueError for a bad request.
 
-        Then come its tokens, a few times a second; with `whole` less often. Without any an empty delivery comes every
-        `BEAT_S`, so that silence means that this process is lost.
+        Tokens follow a few times a second, less often with `whole`. Without tokens an empty delivery comes every
+        `BEAT_S`; a longer silence means that this process is lost.
 
-        The grant is looked up here and not taken from whoever calls: without a token's digest nothing is answered, and
-        no call names a module.
+        Checks the grant here instead of trusting the caller: without a token's digest there is no answer, and no call
+        names a module.
         """
         try:
             grant = self.policy.grant(digest, profile)
         except NotGranted:
             yield Delivery(end=FORBIDDEN)
             return
-        order.check(self._vocab_size, self._context)
+        request.check(self._vocab_size, self._context)
         loop, received = asyncio.get_running_loop(), asyncio.Queue()
-        number = self.engine.submit(order, grant, lambda d: loop.call_soon_threadsafe(received.put_nowait, d))
+        number = self.engine.submit(request, grant, lambda d: loop.call_soon_threadsafe(received.put_nowait, d))
         if number is None:
             yield Delivery(end=BUSY)
             return
@@ -108,7 +110,7 @@ class ModelServer:
                 self.engine.abandon(number)
 
     async def _next(self, received: asyncio.Queue, whole: bool) -> Delivery:
-        """What has come within a pause as one delivery: passing one on costs more than drawing a token."""
+        """Joins the deliveries of one pause: passing one on costs more than drawing a token."""
         delivery, started = Delivery(), time.monotonic()
         with contextlib.suppress(TimeoutError):
             delivery = await asyncio.wait_for(received.get(), BEAT_S)

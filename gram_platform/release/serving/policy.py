@@ -1,4 +1,4 @@
-"""Who may use which modules: a file that maps tokens to profiles, and profiles to modules.
+"""Reads, checks and writes a policy: a file that maps tokens to profiles, and profiles to modules.
 
     [profiles.open]
     modules = []                                # core alone
@@ -11,12 +11,12 @@
 
     [[tokens]]
     name = "alice"                              # for people and logs
-    sha256 = "..."                              # of the token; the token itself is nowhere
+    sha256 = "..."                              # hash of the token, which is stored nowhere
     profiles = ["open", "medicine"]
-    default = "medicine"                        # needed where there are several
+    default = "medicine"                        # required with several profiles
     metrics = true                              # may read /metrics; default false
 
-A token is 256 random bits, so its plain SHA-256 cannot be turned back by guessing and needs no salt.
+A token is 256 random bits, so nobody can guess it from its plain SHA-256, which needs no salt.
 """
 
 import hashlib
@@ -32,18 +32,18 @@ from pathlib import Path
 
 from gram_platform.config.identity import invalid, local_path, require_name, require_real
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+-]{0,63}")  # what a caller writes: no look-alikes from other alphabets
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+-]{0,63}")  # ASCII only, because callers type it: no look-alikes
 DIGEST = re.compile(r"[0-9a-f]{64}")
 TOKEN_FIELDS = ("name", "sha256", "profiles", "default", "metrics")
 
 
 class NotGranted(Exception):
-    """The token is unknown, or does not have the profile; it does not say whether the profile exists."""
+    """Raised for an unknown token or a profile that it lacks; does not say whether the profile exists."""
 
 
 @dataclass(frozen=True)
 class Grant:
-    """What one request may use. Only `Policy.grant` makes one."""
+    """Says what one request may use. Only `Policy.grant` makes one."""
 
     holder: str  # the token's name
     profile: str
@@ -52,7 +52,7 @@ class Grant:
 
 @dataclass(frozen=True)
 class TokenRule:
-    """One token's line of the policy."""
+    """Holds one token's entry of the policy."""
 
     name: str
     sha256: str
@@ -63,13 +63,13 @@ class TokenRule:
 
 @dataclass(frozen=True)
 class Policy:
-    """The whole file, validated."""
+    """Holds the validated file."""
 
     profiles: tuple[tuple[str, tuple[tuple[str, float], ...]], ...]
     tokens: tuple[TokenRule, ...]
 
     def holder(self, digest: str) -> TokenRule | None:
-        """The token's line. Every line is compared, each in constant time."""
+        """Returns the token's rule. Compares all rules, each in constant time."""
         found = None
         for rule in self.tokens:
             if hmac.compare_digest(rule.sha256.encode(), digest.encode()):
@@ -77,7 +77,7 @@ class Policy:
         return found
 
     def grant(self, digest: str, profile: str | None = None) -> Grant:
-        """Of the token's default profile, or of the one that is named. NotGranted when it is not the token's."""
+        """Grants the named profile, or the token's default one. NotGranted if it is not the token's."""
         rule = self.holder(digest)
         if rule is None:
             raise NotGranted("token")
@@ -88,12 +88,12 @@ class Policy:
 
     @property
     def granted_modules(self) -> tuple[str, ...]:
-        """The modules that some token can reach: no other one is loaded."""
+        """Lists the modules that some token can reach: only these are loaded."""
         reachable = {name for rule in self.tokens for name in rule.profiles}
         return tuple(sorted({m for name, weights in self.profiles if name in reachable for m, _ in weights}))
 
     def require_modules(self, available: tuple[str, ...]) -> None:
-        """ValueError for a profile with a module that the run does not have."""
+        """ValueError for a profile with a module that the run lacks."""
         for name, weights in self.profiles:
             for module, _ in weights:
                 if module not in available:
@@ -103,12 +103,12 @@ class Policy:
     def require_loaded(self, loaded: tuple[str, ...]) -> None:
         """ValueError for a granted module that a running server has not loaded."""
         if missing := [module for module in self.granted_modules if module not in loaded]:
-            allowed = f"modules in the server's memory ({', '.join(loaded) or 'none'}): start it again"
+            allowed = f"modules in the server's memory ({', '.join(loaded) or 'none'}): restart the server"
             raise invalid("policy", ", ".join(missing), allowed)
 
 
 def token_digest(token: str) -> str:
-    """What the policy keeps of a token, 64 hexadecimal digits."""
+    """Returns a token's SHA-256, 64 hexadecimal digits: all that the policy stores of it."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
@@ -120,12 +120,12 @@ def new_token() -> str:
 
 
 def load_policy(path: str) -> Policy:
-    """Read and validate a policy file; ValueError names the field, its value and what is allowed."""
+    """Reads and validates a policy file; ValueError names the field, its value and the expected one."""
     return parse_policy(policy_text(path))
 
 
 def policy_text(path: str) -> str:
-    """The content of a policy file; ValueError when it cannot be read."""
+    """Reads a policy file's text; ValueError if that fails."""
     try:
         return local_path("policy", path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -133,7 +133,7 @@ def policy_text(path: str) -> str:
 
 
 def write_policy(path: Path, text: str) -> None:
-    """All of it at once: a server may be reading. The file keeps its mode."""
+    """Replaces the file atomically, because a server may be reading it. Keeps its mode."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     partial.write_text(text, encoding="utf-8")
     shutil.copymode(path, partial)
@@ -142,13 +142,13 @@ def write_policy(path: Path, text: str) -> None:
 
 @dataclass
 class PolicyFile:
-    """A policy file that is looked at again and again."""
+    """Watches a policy file for changes."""
 
     path: str
-    last: str | None  # its content at the last look; None when it could not be read
+    last: str | None  # its text at the last check; None if it could not be read
 
     def changed(self) -> str | None:
-        """Its content, if that is another one than at the last look; ValueError, once, when it cannot be read."""
+        """Returns its text if it changed since the last check, else None; ValueError, once, if it cannot be read."""
         before, self.last = self.last, None
         try:
             self.last = policy_text(self.path)
@@ -159,7 +159,7 @@ class PolicyFile:
 
 
 def parse_policy(text: str) -> Policy:
-    """As `load_policy`, of the file's content."""
+    """Validates a policy file's text, as `load_policy`."""
     try:
         plain = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -181,7 +181,7 @@ def parse_policy(text: str) -> Policy:
 
 
 def token_entry(name: str, token: str, profiles: tuple[str, ...], default: str, metrics: bool) -> str:
-    """The [[tokens]] entry to append to a policy file."""
+    """Formats the [[tokens]] entry to append to a policy file."""
     fields = {"name": name, "sha256": token_digest(token), "profiles": list(profiles), "default": default}
     fields |= {"metrics": True} if metrics else {}
     return "\n[[tokens]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in fields.items())
@@ -222,7 +222,7 @@ def _rule(index: int, entry: object, known: tuple[str, ...]) -> TokenRule:
     name = _name(f"{field}.name", entry.get("name"))
     sha256, profiles, metrics = entry.get("sha256"), entry.get("profiles"), entry.get("metrics", False)
     if not isinstance(sha256, str) or not DIGEST.fullmatch(sha256):
-        # the value is not repeated: it may be the token itself
+        # never repeats the value: it may be the token itself
         raise ValueError(f"{field}.sha256 of {name!r}: expected 64 lower-case hexadecimal digits")
     if not isinstance(profiles, list) or not profiles or len(set(map(str, profiles))) != len(profiles):
         raise invalid(f"{field}.profiles", profiles, "a list of at least one profile, each once")

@@ -1,4 +1,4 @@
-"""The body of a completion request, read strictly: what is not understood is refused, never ignored."""
+"""Parses a completion request's body strictly (an unknown field is refused, never ignored), and defines refusals."""
 
 import json
 import math
@@ -6,12 +6,10 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gram_platform.release.serving.refusals import Refusal, bad_request
-
 DEFAULT_MAX_TOKENS = 16
 MAX_STOPS, MAX_STOP_LENGTH = 4, 256
 FIELDS = ("model", "prompt", "max_tokens", "temperature", "top_p", "seed", "stop", "stream", "n", "user")
-NEUTRAL = {  # fields of OpenAI's API that may be sent with values that ask for nothing
+NEUTRAL = {  # unsupported fields of OpenAI's API, and the values that have no effect
     "best_of": (1, None),
     "echo": (False, None),
     "frequency_penalty": (0, None),
@@ -25,7 +23,7 @@ NEUTRAL = {  # fields of OpenAI's API that may be sent with values that ask for 
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """A request as its sender wrote it, with defaults filled in."""
+    """Holds a request as its sender wrote it, with defaults filled in."""
 
     prompt: str | tuple[int, ...]
     profile: str | None  # the field `model`
@@ -38,16 +36,16 @@ class CompletionRequest:
 
 
 def parse_request(body: bytes) -> CompletionRequest:
-    """Refusal with status 400 that names the field."""
+    """Parses a body; Refusal 400 that names the field."""
     fields = _object(body)
     for name in fields:
         if name in NEUTRAL:
             if not any(fields[name] is value or _same(fields[name], value) for value in NEUTRAL[name]):
                 raise bad_request(name, "not supported here; leave it out", "unsupported")
         elif name not in FIELDS:
-            # names of callers' own making are not repeated
+            # never repeats a caller's text
             known = ", ".join(FIELDS)
-            raise Refusal(400, "unknown_field", f"the body has a field that is not known here; known are {known}")
+            raise Refusal(400, "unknown_field", f"the body has an unknown field; known are {known}")
     if fields.get("n", 1) not in (1, None) or isinstance(fields.get("n"), bool):
         raise bad_request("n", "1: one completion a request", "unsupported")
     seed = _integer(fields, "seed", None, -(2**63), 2**63 - 1)
@@ -64,7 +62,7 @@ def parse_request(body: bytes) -> CompletionRequest:
 
 
 def _object(body: bytes) -> Mapping:
-    """One JSON object without repeated names, NaN or infinities."""
+    """Parses one JSON object without repeated names, NaN or infinities."""
     try:
         fields = json.loads(body.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
     except (ValueError, RecursionError):
@@ -94,7 +92,7 @@ def _prompt(fields: Mapping) -> str | tuple[int, ...]:
     prompt = fields.get("prompt")
     if isinstance(prompt, str):
         if any("\ud800" <= character <= "\udfff" for character in prompt):
-            raise bad_request("prompt", "text without halves of surrogate pairs")
+            raise bad_request("prompt", "text without lone surrogates")
         return prompt
     if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
         return tuple(prompt)
@@ -149,3 +147,51 @@ def _stops(fields: Mapping) -> tuple[str, ...]:
     if not is_list or not all(isinstance(text, str) and 0 < len(text) <= MAX_STOP_LENGTH for text in stops):
         raise bad_request("stop", f"at most {MAX_STOPS} texts of 1 to {MAX_STOP_LENGTH} characters")
     return tuple(stops)
+
+
+# ------------------------------------------------------------------------------------------------------------ refusals
+
+
+class Refusal(Exception):
+    """Refuses a request; becomes {"error": {"message", "type", "code", "param"}}, in the form of OpenAI's API.
+
+    The message never repeats text of the caller.
+    """
+
+    def __init__(self, status: int, code: str, message: str, param: str | None = None, retry_after_s: int = 0):
+        super().__init__(message)
+        self.status, self.code, self.message, self.param = status, code, message, param
+        self.retry_after_s = retry_after_s
+
+    def body(self) -> dict:
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        return {"error": {"message": self.message, "type": kind, "code": self.code, "param": self.param}}
+
+    def headers(self) -> Mapping[str, str]:
+        headers = {"Retry-After": str(self.retry_after_s)} if self.retry_after_s else {}
+        return headers | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
+
+
+def bad_request(param: str, expected: str, code: str = "invalid_value") -> Refusal:
+    return Refusal(400, code, f"{param}: expected {expected}", param)
+
+
+def unknown_model() -> Refusal:
+    """Answers alike for a profile that does not exist and for one that the token lacks."""
+    return Refusal(404, "model_not_found", "this token has no such model; GET /v1/models lists its models", "model")
+
+
+def busy() -> Refusal:
+    return Refusal(429, "busy", "too many requests wait for the model; try again later", retry_after_s=1)
+
+
+def late() -> Refusal:
+    return Refusal(504, "deadline", "the model did not finish before the request's deadline")
+
+
+def unavailable() -> Refusal:
+    return Refusal(503, "unavailable", "the model is unavailable at the moment; try again later", retry_after_s=5)
+
+
+def interrupted() -> Refusal:
+    return Refusal(503, "interrupted", "the model's process ended during the request; send it again", retry_after_s=5)

@@ -1,25 +1,24 @@
-"""Between text and tokens: a prompt's ids, and the text of tokens as they come, up to a stop."""
+"""Converts a prompt to token ids, and tokens to text as they come, up to a stop."""
 
 from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
 from gram_platform.corpora.tokenizer import configured, end_of_text_id
-from gram_platform.release.serving.refusals import bad_request
-from gram_platform.release.serving.requests import CompletionRequest
+from gram_platform.release.serving.requests import CompletionRequest, bad_request
 
-UNFINISHED = "\ufffd"  # what the bytes of half a character are shown as
+UNFINISHED = "\ufffd"  # the decoder shows half a character as this
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """A run's tokenizer and what its model can read."""
+    """Holds a run's tokenizer and its model's context."""
 
     tokenizer: Tokenizer
-    num_tokens: int  # ids that have a text; a model's vocabulary may be padded above it
+    num_tokens: int  # number of ids that have a text; a model's vocabulary may be padded beyond it
     context: int
     end_of_text: int
-    longest_piece: int  # characters, or bytes of a byte-level tokenizer
+    longest_piece: int  # in characters, or bytes of a byte-level tokenizer
 
     @classmethod
     def of(cls, tokenizer_json: str, context: int) -> "Vocabulary":
@@ -29,13 +28,13 @@ class Vocabulary:
         return cls(tokenizer, max(ids.values()) + 1, context, end_of_text_id(tokenizer), longest)
 
     def prompt_ids(self, request: CompletionRequest) -> tuple[int, ...]:
-        """The request's prompt; an empty text is the end of another. Refusal when it does not fit."""
-        room = self.context + 1 - request.max_tokens  # the last token drawn is never read
+        """Returns the prompt's ids; an empty text becomes the end of text. Refusal if it does not fit."""
+        room = self.context + 1 - request.max_tokens  # the model never reads the last drawn token
         if room < 1:
             raise bad_request("max_tokens", f"at most {self.context}: the model reads {self.context} tokens")
         fits = f"at most {room} tokens beside max_tokens = {request.max_tokens}: the model reads {self.context}"
         if isinstance(request.prompt, str):
-            if len(request.prompt) > room * self.longest_piece:  # not worth splitting
+            if len(request.prompt) > room * self.longest_piece:  # too long even in the longest pieces
                 raise bad_request("prompt", fits, "context_length_exceeded")
             ids = tuple(self.tokenizer.encode(request.prompt).ids) or (self.end_of_text,)
         else:
@@ -48,20 +47,20 @@ class Vocabulary:
 
 
 class TextStream:
-    """The text of tokens that come bit by bit; what may be the beginning of a stop or half a character waits.
+    """Decodes tokens as they come; holds back half a character, and text that may begin a stop.
 
-    `stopped` is set once a stop was reached; the text ends before it.
+    `stopped` is set once a stop is reached; the text ends before it.
     """
 
     def __init__(self, vocabulary: Vocabulary, stops: tuple[str, ...]):
         self.stopped = False
         self._vocabulary, self._stops = vocabulary, stops
-        self._context: list[int] = []  # tokens whose text is out: some tokenizers join what follows to them
+        self._context: list[int] = []  # tokens already shown: some tokenizers join the next ones to them
         self._new: list[int] = []
         self._held = ""
 
     def add(self, tokens: tuple[int, ...], last: bool = False) -> str:
-        """What can be shown now; with `last` all that is left."""
+        """Returns the text that can be shown now; with `last` all of the rest."""
         self._new += [token for token in tokens if token != self._vocabulary.end_of_text]
         text = self._decoded_new(last)
         if not self._stops or self.stopped:
@@ -91,6 +90,6 @@ class TextStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """How many characters at the text's end are a beginning of the stop."""
+    """Counts the characters at the text's end that begin the stop."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

@@ -94,15 +94,15 @@ def served(limits: EngineLimits | None = None) -> Iterator[Served]:
     source = ModelSource("", "", plan.policy, words.num_tokens, END_OF_TEXT, limits or EngineLimits(num_rows=8))
     model = ModelServer(source, planted_model(plan.config))
     app = Api(plan.policy, words, model).app()
-    with contextlib.closing(socket.socket()) as listening:
-        listening.bind(("127.0.0.1", 0))
+    with contextlib.closing(socket.socket()) as endpoint:
+        endpoint.bind(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
-        thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+        thread = threading.Thread(target=server.run, args=([endpoint],), daemon=True)
         thread.start()
         while not server.started:
             time.sleep(0.01)
         try:
-            yield Served(listening.getsockname()[1], plan, model)
+            yield Served(endpoint.getsockname()[1], plan, model)
         finally:
             server.should_exit = True
             thread.join()

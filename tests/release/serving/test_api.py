@@ -254,7 +254,7 @@ def slowed(site: Served, step_s: float) -> None:
     site.server.engine._batch.step = lambda: (time.sleep(step_s), step())[1]
 
 
-def test_too_many_are_told_to_come_again_and_late_ones_that_it_is_over():
+def test_too_many_requests_get_429_and_late_ones_504():
     with served(EngineLimits(num_rows=1, num_waiting=1, deadline_s=1.0)) as site:
         slowed(site, 0.1)
         got: list = []
@@ -271,7 +271,7 @@ def test_too_many_are_told_to_come_again_and_late_ones_that_it_is_over():
         assert got.events[-1]["error"]["code"] == "deadline"
 
 
-def test_who_leaves_gives_up_the_row():
+def test_a_disconnected_caller_frees_the_row():
     with served(EngineLimits(num_rows=1, num_waiting=4)) as site:
         slowed(site, 0.2)
         body = json.dumps({"prompt": "x", "max_tokens": 50, "stream": True}).encode()
@@ -283,7 +283,7 @@ def test_who_leaves_gives_up_the_row():
         assert time.monotonic() - started < 8.0  # and not the 10 s of fifty steps
 
 
-def test_a_dead_engine_is_said_and_not_waited_for():
+def test_a_dead_engine_is_reported_at_once():
     with served() as site:
         assert site.ask("GET", "/healthz").body == b"ok\n"
         site.server.engine._batch.step = lambda: 1 / 0

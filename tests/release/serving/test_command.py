@@ -12,8 +12,8 @@ import pytest
 import ray
 from ray import serve
 
-from gram_platform.release.serving import app, command
-from gram_platform.release.serving.command import Listening, Service, serve_until_stopped
+from gram_platform.release.serving import command, deployments
+from gram_platform.release.serving.command import Endpoint, Service, serve_until_stopped
 from gram_platform.release.serving.engine import EngineLimits
 from tests.release.serving.planted import planted
 from tests.release.serving.running import START_TIMEOUT_S, environment
@@ -51,13 +51,13 @@ def planted_ray(monkeypatch, tmp_path):
     monkeypatch.setattr(command, "prepare", lambda _: prepared)
     # as ray.init: SIGTERM is Ray's afterwards
     monkeypatch.setattr(command, "join_ray", lambda *_: signal.signal(signal.SIGTERM, lambda *_: sys.exit(15)))
-    monkeypatch.setattr(command, "POLICY_LOOK_S", 0.01)
+    monkeypatch.setattr(command, "POLICY_CHECK_S", 0.01)
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
     monkeypatch.setattr(ray, "shutdown", lambda: happened.append("ray.shutdown"))
     monkeypatch.setattr(serve, "start", lambda **_: None)
     monkeypatch.setattr(serve, "run", lambda *_, **__: happened.append("run"))
     monkeypatch.setattr(serve, "shutdown", lambda: happened.append("serve.shutdown"))
-    monkeypatch.setattr(app, "application", lambda *_: None)
+    monkeypatch.setattr(deployments, "application", lambda *_: None)
     yield happened
     for number, handler in handlers.items():
         signal.signal(number, handler)
@@ -66,7 +66,7 @@ def planted_ray(monkeypatch, tmp_path):
 
 def service(tmp_path, device: str = "cpu") -> Service:
     policy = str(tmp_path / "policy.toml")
-    return Service(str(tmp_path), "abc", policy, Listening(port=8123), EngineLimits(), device=device)
+    return Service(str(tmp_path), "abc", policy, Endpoint(port=8123), EngineLimits(), device=device)
 
 
 @pytest.mark.parametrize("numbers", SIGNALS.values(), ids=SIGNALS)
@@ -107,21 +107,21 @@ def test_the_policy_is_handed_on_without_waiting_for_replicas(planted_ray, monke
         planted_ray.append(text)
         if text.startswith("ready"):
             path.write_text("")
-        if text.startswith("the policy stays"):
+        if text.startswith("the policy is unchanged"):
             path.write_text(last)
         if text.startswith("the policy has changed"):
             send([signal.SIGTERM])
 
     def run_many(targets, **waiting) -> None:
-        assert [target.name for target in targets] == [app.APP]
+        assert [target.name for target in targets] == [deployments.APP]
         assert waiting["wait_for_applications_running"] is False
         planted_ray.append("run_many")
 
     monkeypatch.setattr(serve, "run_many", run_many)
     monkeypatch.setattr(serve, "RunTarget", lambda _, name, route_prefix: SimpleNamespace(name=name))
     serve_until_stopped(service(tmp_path), say)
-    stays, *rest = planted_ray[3:]
-    assert stays.startswith("the policy stays as it was: profiles=None: expected")
+    unchanged, *rest = planted_ray[3:]
+    assert unchanged.startswith("the policy is unchanged: profiles=None: expected")
     assert rest == ["run_many", "the policy has changed: 5 tokens", "stopping", "serve.shutdown", "ray.shutdown"]
 
 

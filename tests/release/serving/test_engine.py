@@ -9,8 +9,7 @@ import torch
 
 from gram_platform.model.rows import RowReader
 from gram_platform.model.transformer import build, initial_weights
-from gram_platform.release.serving.batch import LENGTH, STOP, Batch, Order, Sequence
-from gram_platform.release.serving.drawing import next_tokens
+from gram_platform.release.serving.batch import LENGTH, STOP, ActiveSequence, Batch, GenerationRequest, next_tokens
 from gram_platform.release.serving.engine import FAILED, LATE, Delivery, Engine, EngineLimits
 from gram_platform.release.serving.policy import Grant
 from gram_platform.train.evaluate import draw
@@ -35,7 +34,7 @@ def random_batch(num_rows: int, end_of_text: int = -1) -> Batch:
     return Batch(RowReader(model, num_rows), VOCAB, end_of_text)
 
 
-def completed(batch: Batch, sequences: list[Sequence]) -> list[list[int]]:
+def completed(batch: Batch, sequences: list[ActiveSequence]) -> list[list[int]]:
     """One after the other into whatever rows are free, as many steps as it takes."""
     waiting = list(sequences)
     while waiting or batch.sequences:
@@ -45,36 +44,45 @@ def completed(batch: Batch, sequences: list[Sequence]) -> list[list[int]]:
     return [s.drawn for s in sequences]
 
 
-def orders(number: int) -> list[tuple[Order, str]]:
+def requests(number: int) -> list[tuple[GenerationRequest, str]]:
     """Of all profiles, lengths, temperatures."""
     profiles, generator = list(WEIGHTS), torch.Generator().manual_seed(1)
     made = []
     for i in range(number):
         prompt = tuple(torch.randint(0, VOCAB, (1 + 5 * i % 17,), generator=generator).tolist())
-        made.append((Order(prompt, 1 + 7 * i % 23, (0.0, 1.0, 0.7)[i % 3], (1.0, 0.9)[i % 2], seed=i), profiles[i % 4]))
+        made.append(
+            (
+                GenerationRequest(prompt, 1 + 7 * i % 23, (0.0, 1.0, 0.7)[i % 3], (1.0, 0.9)[i % 2], seed=i),
+                profiles[i % 4],
+            )
+        )
     return made
 
 
 def test_the_planted_profiles_say_their_own_tokens():
     batch = planted_batch(4)
-    sequences = [Sequence(Order((7, 8), 5, temperature), grant(p)) for p in ANSWERS for temperature in (0.0, 1.0)]
+    sequences = [
+        ActiveSequence(GenerationRequest((7, 8), 5, temperature), grant(p))
+        for p in ANSWERS
+        for temperature in (0.0, 1.0)
+    ]
     for sequence, drawn in zip(sequences, completed(batch, sequences), strict=True):
         assert drawn == [ANSWERS[sequence.grant.profile]] * 5
         assert sequence.end == LENGTH
 
 
-def test_what_is_drawn_does_not_depend_on_who_else_is_at_work():
-    together = [Sequence(order, grant(profile)) for order, profile in orders(24)]
-    alone = [Sequence(order, grant(profile)) for order, profile in orders(24)]
+def test_drawn_tokens_do_not_depend_on_other_sequences():
+    together = [ActiveSequence(request, grant(profile)) for request, profile in requests(24)]
+    alone = [ActiveSequence(request, grant(profile)) for request, profile in requests(24)]
     in_turn = [completed(random_batch(1), [sequence])[0] for sequence in alone]
     assert completed(random_batch(5), together) == in_turn
     assert len({tuple(drawn) for drawn in in_turn}) > 20
 
 
 def test_an_end_of_text_ends_and_frees_the_row():
-    order = orders(3)[2][0]
-    (drawn,) = completed(random_batch(1), [Sequence(order, grant("open"))])
-    sequence = Sequence(order, grant("open"))
+    request = requests(3)[2][0]
+    (drawn,) = completed(random_batch(1), [ActiveSequence(request, grant("open"))])
+    sequence = ActiveSequence(request, grant("open"))
     completed(random_batch(1, end_of_text=drawn[3]), [sequence])
     assert sequence.end == STOP
     assert sequence.drawn == drawn[: drawn.index(drawn[3]) + 1]
@@ -103,24 +111,24 @@ def test_the_coldest_take_the_likeliest(temperature, top_p):
 
 
 @pytest.mark.parametrize(
-    ("field", "order"),
+    ("field", "wanted"),
     [
-        ("prompt", Order((), 4)),
-        ("prompt", Order((1,) * 62, 4)),
-        ("prompt", Order((VOCAB,), 4)),
-        ("prompt", Order((-1,), 4)),
-        ("prompt", Order((True,), 4)),
-        ("max_tokens", Order((1,), 0)),
-        ("max_tokens", Order((1,), SEQ_LEN + 1)),
-        ("temperature", Order((1,), 4, temperature=-0.1)),
-        ("temperature", Order((1,), 4, temperature=float("nan"))),
-        ("top_p", Order((1,), 4, top_p=0.0)),
-        ("seed", Order((1,), 4, seed=2**63)),
+        ("prompt", GenerationRequest((), 4)),
+        ("prompt", GenerationRequest((1,) * 62, 4)),
+        ("prompt", GenerationRequest((VOCAB,), 4)),
+        ("prompt", GenerationRequest((-1,), 4)),
+        ("prompt", GenerationRequest((True,), 4)),
+        ("max_tokens", GenerationRequest((1,), 0)),
+        ("max_tokens", GenerationRequest((1,), SEQ_LEN + 1)),
+        ("temperature", GenerationRequest((1,), 4, temperature=-0.1)),
+        ("temperature", GenerationRequest((1,), 4, temperature=float("nan"))),
+        ("top_p", GenerationRequest((1,), 4, top_p=0.0)),
+        ("seed", GenerationRequest((1,), 4, seed=2**63)),
     ],
 )
-def test_orders_that_do_not_fit_are_refused(field, order):
+def test_requests_that_do_not_fit_are_refused(field, wanted):
     with pytest.raises(ValueError, match=field):
-        order.check(VOCAB, SEQ_LEN)
+        wanted.check(VOCAB, SEQ_LEN)
 
 
 # ------------------------------------------------------------------------------------------------- the thread
@@ -135,9 +143,9 @@ def all_tokens(received: queue.SimpleQueue) -> tuple[list[int], str]:
             return tokens, delivery.end
 
 
-def submitted(engine: Engine, order: Order, profile: str) -> tuple[int | None, queue.SimpleQueue]:
+def submitted(engine: Engine, request: GenerationRequest, profile: str) -> tuple[int | None, queue.SimpleQueue]:
     received = queue.SimpleQueue()
-    return engine.submit(order, grant(profile), received.put), received
+    return engine.submit(request, grant(profile), received.put), received
 
 
 @pytest.fixture
@@ -153,7 +161,7 @@ def test_many_threads_get_their_own_answers(engine):
     def caller(number: int) -> None:
         for i in range(5):
             profile, length = list(ANSWERS)[(number + i) % 4], 1 + (number * 5 + i) % 20
-            got = all_tokens(submitted(engine, Order((9,) * (1 + i), length), profile)[1])
+            got = all_tokens(submitted(engine, GenerationRequest((9,) * (1 + i), length), profile)[1])
             if got != ([ANSWERS[profile]] * length, LENGTH):
                 with lock:
                     wrong.append((profile, got))
@@ -172,9 +180,9 @@ def test_more_than_fit_are_refused_and_abandoned_ones_make_room(engine):
     slow = threading.Event()
     step = engine._batch.step
     engine._batch.step = lambda: (slow.wait(), step())[1]
-    taken = [submitted(engine, Order((1,), 4), "open") for _ in range(108)]
+    taken = [submitted(engine, GenerationRequest((1,), 4), "open") for _ in range(108)]
     assert all(number is not None for number, _ in taken)
-    assert submitted(engine, Order((1,), 4), "open")[0] is None
+    assert submitted(engine, GenerationRequest((1,), 4), "open")[0] is None
     engine.abandon(taken[-1][0])
     engine.abandon(taken[0][0])
     slow.set()
@@ -184,32 +192,32 @@ def test_more_than_fit_are_refused_and_abandoned_ones_make_room(engine):
     assert engine.load() == (0, 0)
 
 
-def test_late_orders_end_and_free_their_rows():
+def test_late_requests_end_and_free_their_rows():
     batch = planted_batch(2)
     step = batch.step
     batch.step = lambda: (time.sleep(0.05), step())[1]
     engine = Engine(batch, EngineLimits(num_rows=2, num_waiting=10, deadline_s=0.6))
-    received = [submitted(engine, Order((1,), 60), "open")[1] for _ in range(3)]
+    received = [submitted(engine, GenerationRequest((1,), 60), "open")[1] for _ in range(3)]
     got = [all_tokens(r) for r in received]
     assert [end for _, end in got] == [LATE] * 3
     assert 1 <= len(got[0][0]) < 60
     assert got[2][0] == []
-    assert all_tokens(submitted(engine, Order((1,), 3), "both")[1]) == ([4, 4, 4], LENGTH)
+    assert all_tokens(submitted(engine, GenerationRequest((1,), 3), "both")[1]) == ([4, 4, 4], LENGTH)
     engine.close()
 
 
-def test_a_dead_thread_ends_every_order_and_is_unhealthy():
+def test_a_dead_thread_ends_every_request_and_is_unhealthy():
     batch, all_there = planted_batch(2), threading.Event()
     engine = Engine(batch, EngineLimits(num_rows=2, num_waiting=10))
     engine.check()
     batch.step = lambda: all_there.wait() and 1 / 0
-    received = [submitted(engine, Order((1,), 60), "open")[1] for _ in range(3)]
+    received = [submitted(engine, GenerationRequest((1,), 60), "open")[1] for _ in range(3)]
     all_there.set()
     assert [all_tokens(r)[1] for r in received] == [FAILED] * 3
     engine._thread.join(10)
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         engine.check()
-    assert submitted(engine, Order((1,), 1), "open")[0] is None
+    assert submitted(engine, GenerationRequest((1,), 1), "open")[0] is None
 
 
 def test_a_stalled_thread_is_unhealthy():
@@ -219,7 +227,7 @@ def test_a_stalled_thread_is_unhealthy():
     time.sleep(2.0)
     engine.check()  # idle is not stalled
     batch.step = lambda: (release.wait(), step())[1]
-    received = submitted(engine, Order((1,), 2), "open")[1]
+    received = submitted(engine, GenerationRequest((1,), 2), "open")[1]
     time.sleep(2.0)
     with pytest.raises(RuntimeError, match="no step for"):
         engine.check()

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from gram_platform.config import run_from_plain
-from gram_platform.release.serving import app, model_server
+from gram_platform.release.serving import deployments, model_server
 from gram_platform.release.serving.answers import FORBIDDEN, ModelLost
-from gram_platform.release.serving.batch import LENGTH, Order
+from gram_platform.release.serving.batch import LENGTH, GenerationRequest
 from gram_platform.release.serving.engine import Delivery
 from gram_platform.release.serving.model_server import ModelServer, ModelSource, load_granted, require_servable
 from gram_platform.release.serving.policy import token_digest
@@ -23,9 +23,11 @@ def source(tmp_path_factory) -> ModelSource:
     return ModelSource(str(root), write_storage(root, plan), plan.policy, 250, END_OF_TEXT)
 
 
-def answered(server: ModelServer, digest: str, profile: str, order: Order, whole: bool = False) -> list[Delivery]:
+def answered(
+    server: ModelServer, digest: str, profile: str, request: GenerationRequest, whole: bool = False
+) -> list[Delivery]:
     async def collect() -> list[Delivery]:
-        return [delivery async for delivery in server.stream(digest, profile, order, whole)]
+        return [delivery async for delivery in server.stream(digest, profile, request, whole)]
 
     return asyncio.run(collect())
 
@@ -43,7 +45,7 @@ def test_a_digest_and_a_profile_of_its_own_are_answered(source, whole):
     server = ModelServer(source)
     for profile, token in ANSWERS.items():
         digest = token_digest(planted().tokens[profile])
-        first, *rest = answered(server, digest, profile, Order((7,), 9), whole)
+        first, *rest = answered(server, digest, profile, GenerationRequest((7,), 9), whole)
         assert first == Delivery()
         assert rest[-1].end == LENGTH
         assert [t for delivery in rest for t in delivery.tokens] == [token] * 9
@@ -60,9 +62,9 @@ def test_the_process_with_the_weights_looks_the_grant_up_itself(source):
         (tokens["both"], "both"),
         ("", "open"),
     ):
-        assert answered(server, digest, profile, Order((7,), 3)) == forbidden
+        assert answered(server, digest, profile, GenerationRequest((7,), 3)) == forbidden
     with pytest.raises(ValueError, match="max_tokens"):
-        answered(server, token_digest(tokens["open"]), "open", Order((7,), 10**6))
+        answered(server, token_digest(tokens["open"]), "open", GenerationRequest((7,), 10**6))
     assert server.engine.load() == (0, 0)
     server.close()
 
@@ -78,13 +80,13 @@ def test_runs_that_cannot_be_served_are_refused(source):
         require_servable(dense, source.policy)
 
 
-def test_an_order_is_never_silent_for_long(source, monkeypatch):
+def test_a_request_is_never_silent_for_long(source, monkeypatch):
     """Also when nobody looks before the end: what has been drawn comes every beat, and is the same in all."""
     server, digest = ModelServer(source), token_digest(planted().tokens["lisp"])
-    order = Order((1,), 40)
-    in_full = [token for delivery in answered(server, digest, "lisp", order) for token in delivery.tokens]
+    request = GenerationRequest((1,), 40)
+    in_full = [token for delivery in answered(server, digest, "lisp", request) for token in delivery.tokens]
     monkeypatch.setattr(model_server, "BEAT_S", 0.001)
-    beats = answered(server, digest, "lisp", order, whole=True)
+    beats = answered(server, digest, "lisp", request, whole=True)
     server.close()
     assert len(beats) > 3
     assert [token for delivery in beats for token in delivery.tokens] == in_full
@@ -92,7 +94,7 @@ def test_an_order_is_never_silent_for_long(source, monkeypatch):
 
 
 class Handle:
-    """A handle of a replica that takes an order up; what comes of its further calls is `then`'s."""
+    """A handle of a replica that accepts a request; what comes of its further calls is `then`'s."""
 
     heard = cancelled = False
 
@@ -122,8 +124,8 @@ class Handle:
         self.cancelled = True
 
 
-async def asked(completions: app.RemoteCompletions) -> list[Delivery]:
-    return [delivery async for delivery in completions.stream("digest", "lisp", Order((1,), 4), True)]
+async def asked(completions: deployments.RemoteCompletions) -> list[Delivery]:
+    return [delivery async for delivery in completions.stream("digest", "lisp", GenerationRequest((1,), 4), True)]
 
 
 def test_a_replica_that_falls_silent_is_lost(monkeypatch):
@@ -131,14 +133,14 @@ def test_a_replica_that_falls_silent_is_lost(monkeypatch):
 
     async def both():
         model = Handle(lambda: asyncio.sleep(60))
-        completions = app.RemoteCompletions(model)
+        completions = deployments.RemoteCompletions(model)
         with pytest.raises(ModelLost, match="TimeoutError"):
             await asked(completions)
         with pytest.raises(ModelLost, match="not there yet"):
             await asked(completions)
         return model
 
-    monkeypatch.setattr(app, "SILENCE_S", 0.1)
+    monkeypatch.setattr(deployments, "SILENCE_S", 0.1)
     assert asyncio.run(both()).cancelled
 
 
@@ -151,7 +153,7 @@ def test_a_cancellation_that_is_not_the_callers_is_a_loss():
 
     async def ask():
         model = Handle(cancelled_by_ray)
-        completions = app.RemoteCompletions(model)
+        completions = deployments.RemoteCompletions(model)
         assert not await completions.is_ready()
         with pytest.raises(ModelLost, match="CancelledError"):
             await asked(completions)
@@ -163,7 +165,7 @@ def test_a_cancellation_that_is_not_the_callers_is_a_loss():
 def test_a_caller_who_is_cancelled_is():
     async def leave():
         model = Handle(lambda: asyncio.sleep(60))
-        completions = app.RemoteCompletions(model)
+        completions = deployments.RemoteCompletions(model)
         for call in (asked(completions), completions.is_ready()):
             caller = asyncio.create_task(call)
             await asyncio.sleep(0.05)

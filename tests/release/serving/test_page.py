@@ -59,14 +59,14 @@ def test_two_profiles_side_by_side(browser, site):
 def test_refusals_are_shown_and_stop_stops(browser, site):
     browser.visit(f"http://127.0.0.1:{site.port}/")
     give(browser, "a", "token-of-nobody")
-    assert browser.wait_for("document.getElementById('note-a').textContent.includes('a known token is needed')")
+    assert browser.wait_for("document.getElementById('note-a').textContent.includes('send one known token')")
     give(browser, "b", site.plan.tokens["both"])
     assert browser.wait_for("!document.getElementById('profile-b').disabled")
     step = site.server.engine._batch.step
     site.server.engine._batch.step = lambda: (time.sleep(0.2), step())[1]
     browser.evaluate("document.getElementById('go').click()")
     assert browser.wait_for("document.getElementById('answer-b').lastChild.data.length > 1")
-    assert note(browser, "a") == "give a token first"
+    assert note(browser, "a") == "enter a token first"
     browser.evaluate("document.getElementById('halt').click()")
     assert browser.wait_for("document.getElementById('note-b').textContent === 'stopped'")
     site.server.engine._batch.step = step

@@ -45,7 +45,7 @@ def test_callers_get_their_own_profile_and_no_other(running):
         got = site.complete("reader", model=profile)
         assert (got.status, got.code) == (404, "model_not_found")
     assert site.complete("lisp", stream=True).events[-1] == "[DONE]"
-    assert "not in memory, since nobody is granted them: secret" in running.log.read_text()
+    assert "not in memory, because no token is granted them: secret" in running.log.read_text()
 
 
 def test_wrong_requests_have_their_statuses(running):
@@ -99,7 +99,7 @@ def test_the_policy_is_followed_while_it_serves(running, capsys):
     assert site.complete("zoe").json["choices"][0]["text"] == site.complete("lisp").json["choices"][0]["text"]
     with_zoe = path.read_text()
     path.write_text(with_zoe + "[[tokens]")
-    running.wait_until(lambda: "stays as it was: policy is not TOML" in running.log.read_text())
+    running.wait_until(lambda: "is unchanged: policy is not TOML" in running.log.read_text())
     path.write_text(before + with_zoe.removeprefix(before).replace("lisp", "nobodys"))
     running.wait_until(lambda: "policy='secret': expected" in running.log.read_text())
     assert site.complete("zoe").status == 200
@@ -111,7 +111,7 @@ def test_the_policy_is_followed_while_it_serves(running, capsys):
 
 
 @pytest.mark.slow
-def test_a_killed_model_is_said_and_replaced(running):
+def test_a_killed_model_is_reported_and_replaced(running):
     """Open streams and requests end with an error, later ones are told when to come again, and then it works."""
     site, got, is_open, is_back = running.site, [], threading.Event(), threading.Event()
     expected = site.complete("both").json["choices"][0]["text"]

@@ -33,7 +33,7 @@ def test_while_one_of_two_models_is_gone_the_other_answers(tmp_path, capsys):
     assert len(record.lost) <= 40  # each client at most the one that was being answered
 
 
-def test_on_a_ray_that_is_there_it_leaves_it_as_it_was(tmp_path, ray_cluster):
+def test_a_given_ray_is_left_unchanged(tmp_path, ray_cluster):
     before = ray_cluster.available_resources()["CPU"]
     with gram_serve(tmp_path, "--ray-address", ray_cluster.get_runtime_context().gcs_address) as running:
         texts = {p: running.site.complete(p).json["choices"][0]["text"] for p in ANSWERS}

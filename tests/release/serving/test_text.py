@@ -5,8 +5,7 @@ import json
 import pytest
 
 from gram_platform.corpora.tokenizer import train_tokenizer
-from gram_platform.release.serving.refusals import Refusal
-from gram_platform.release.serving.requests import DEFAULT_MAX_TOKENS, parse_request
+from gram_platform.release.serving.requests import DEFAULT_MAX_TOKENS, Refusal, parse_request
 from gram_platform.release.serving.text import TextStream, Vocabulary
 
 TEXT = "The naïve 语言模型 said: “stop it”, and stopped. 🦙🦙 the end of the end"

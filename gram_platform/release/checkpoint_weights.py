@@ -1,4 +1,4 @@
-"""The tensors of a StarCoder2 checkpoint as the weights of our dense model."""
+"""Reads the tensors of a StarCoder2 checkpoint as weights of our dense model."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -18,11 +18,11 @@ from gram_platform.release.starcoder2 import (
 from gram_platform.store.tensors import DiskTensors
 
 
-class OwnWeights(Mapping):
-    """A StarCoder2 checkpoint's tensors as float32 under our names, each made when it is asked for.
+class CheckpointWeights(Mapping):
+    """Maps our parameter names to a StarCoder2 checkpoint's tensors in float32, each read on access.
 
-    A tied unembedding is the embedding; the biases of linear layers are zero where the config has none of them
-    (`has_biases` False). ValueError for a tensor that is missing, has another shape, or holds NaN or infinity.
+    A tied unembedding is the embedding. Linear layers without biases (`has_biases` False) get zeros. ValueError for a
+    tensor that is missing, has another shape, or holds NaN or infinity.
     """
 
     def __init__(self, model: ModelConfig, foreign: DiskTensors, is_tied: bool, has_biases: bool) -> None:
@@ -48,7 +48,7 @@ class OwnWeights(Mapping):
         return self._read(self._foreign_name(name), shape)
 
     def rows(self, name: str, first: int, stop: int) -> torch.Tensor:
-        """The rows [first, stop) of an embedding or unembedding."""
+        """Reads the rows [first, stop) of an embedding or unembedding."""
         return self._foreign.rows(self._foreign_name(name), first, stop).float()
 
     def _foreign_name(self, name: str) -> str:
@@ -68,25 +68,26 @@ class OwnWeights(Mapping):
         tensor = self._foreign[name]
         if tuple(tensor.shape) != shape or not tensor.is_floating_point():
             found = f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
-            raise invalid(name, found, f"{shape} of a floating type, by config.json")
+            raise invalid(name, found, f"{shape} of a floating type, as config.json says")
         tensor = tensor.float()
-        if not all(map(math.isfinite, tensor.aminmax())):  # a NaN is both; nothing of the tensor's size is made
+        if not all(
+            map(math.isfinite, tensor.aminmax())
+        ):  # the minimum is NaN if any element is; no tensor-sized temporary
             raise invalid(name, "NaN or infinity", "finite numbers, in float32 too")
         return tensor
 
     def require_zero_biases(self) -> None:
-        """ValueError for an attention bias that is missing or not zero: our attention has none."""
+        """ValueError for an attention bias that is missing or not zero: ours has none."""
         shapes = foreign_shapes(self._model)
         for layer in range(self._model.num_layers):
             for projection in (*PROJECTIONS, "o_proj"):
                 name = f"model.layers.{layer}.self_attn.{projection}.bias"
                 largest = float(self._read(name, shapes[name]).abs().max())
                 if largest:
-                    text = f"zero: attention here has no biases, and that of layer {layer} {projection} is not zero"
-                    raise invalid(name, f"up to {largest:.3g}", text)
+                    raise invalid(name, f"up to {largest:.3g}", "zero, because attention here has no biases")
 
     def require_no_others(self) -> None:
-        """ValueError for tensors that our model has no place for: they would be lost."""
+        """ValueError for tensors without a place in our model: they would be lost."""
         known = {name for name in foreign_shapes(self._model) if self._has_biases or not _is_linear_bias(name)}
         if strays := sorted(set(self._foreign) - known):
             kind = "a StarCoder2 model" if self._has_biases else "a StarCoder2 model whose use_bias is false"
@@ -94,5 +95,5 @@ class OwnWeights(Mapping):
 
 
 def _is_linear_bias(name: str) -> bool:
-    """Whether a tensor of a checkpoint is among those that `use_bias` is about; norms have biases always."""
+    """Tells whether `use_bias` covers this tensor of a checkpoint; norms always have biases."""
     return name.endswith(".bias") and (".mlp." in name or ".self_attn." in name)

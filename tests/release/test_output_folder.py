@@ -7,7 +7,7 @@ import pytest
 
 from gram_platform.config import View
 from gram_platform.release import export as exporting
-from gram_platform.release import place
+from gram_platform.release import output_folder
 from gram_platform.release.export import RECORD
 from gram_platform.store import Store
 from tests import tiny
@@ -64,7 +64,7 @@ def test_a_mount_point_is_refused_before_the_work(store, view, tmp_path, monkeyp
     out = tmp_path / "out"
     out.mkdir()
     (tmp_path / "link").symlink_to("out")
-    monkeypatch.setattr(place.os.path, "ismount", lambda path: path == out)
+    monkeypatch.setattr(output_folder.os.path, "ismount", lambda path: path == out)
     for name in ("out", "link"):
         with pytest.raises(ValueError, match=r"out='.*out': expected a folder that is no mount point.*out/model"):
             exported(store, view, tmp_path / name)
@@ -75,14 +75,14 @@ def test_a_part_of_the_same_disk_that_is_mounted_is_refused(tmp_path, monkeypatc
     """`ismount` does not see it, Linux's list has it."""
     out = tmp_path / "a folder"
     out.mkdir()
-    place.require_no_mount(out)
+    output_folder.require_no_mount(out)
     line = f"36 35 98:0 /src {str(out).replace(' ', chr(92) + '040')} rw,noatime - ext3 /dev/root rw"
     (tmp_path / "mountinfo").write_text(line + "\n")
-    monkeypatch.setattr(place, "MOUNTS", tmp_path / "mountinfo")
+    monkeypatch.setattr(output_folder, "MOUNTS", tmp_path / "mountinfo")
     with pytest.raises(ValueError, match=r"out='.*a folder': expected a folder that is no mount point"):
-        place.require_no_mount(out)
-    monkeypatch.setattr(place, "MOUNTS", tmp_path / "nothing")  # elsewhere there is no list
-    place.require_no_mount(out)
+        output_folder.require_no_mount(out)
+    monkeypatch.setattr(output_folder, "MOUNTS", tmp_path / "nothing")  # elsewhere there is no list
+    output_folder.require_no_mount(out)
 
 
 @pytest.mark.parametrize("code", [errno.EBUSY, errno.EXDEV, errno.ENOTDIR])
@@ -92,7 +92,7 @@ def test_a_folder_that_cannot_be_replaced_is_named(code, store, view, tmp_path, 
     def refused(*_):
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(place.os, "rename", refused)
-    with pytest.raises(ValueError, match=rf"out=.*{os.strerror(code)}"), place.beside(tmp_path / "out"):
+    monkeypatch.setattr(output_folder.os, "rename", refused)
+    with pytest.raises(ValueError, match=rf"out=.*{os.strerror(code)}"), output_folder.atomic_folder(tmp_path / "out"):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["storage"]

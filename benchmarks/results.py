@@ -1,4 +1,4 @@
-"""What a benchmark returns, as a line of JSON and as a row for people."""
+"""Formats a benchmark's result as a line of JSON and a table row."""
 
 import json
 import operator
@@ -12,10 +12,10 @@ COMPARISONS = {"at least": operator.ge, "at most": operator.le}
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What every benchmark is told. `full`: the long form."""
+class BenchmarkSettings:
+    """Holds the arguments of every benchmark. `full`: the long form."""
 
-    storage: str  # an empty folder of its own
+    storage: str  # a new, empty folder
     full: bool = False
     tracking_uri: str = ""  # an empty database; by default SQLite in the storage
     device: str = "cpu"
@@ -23,7 +23,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Aim:
-    """What a measurement's ratio, or its value in its own unit, should be."""
+    """Bounds a result's ratio, or its value in its unit."""
 
     comparison: str  # of COMPARISONS
     bound: float
@@ -41,20 +41,20 @@ class Aim:
 
 
 @dataclass(frozen=True)
-class Measurement:
-    """A value, and what it is compared with in the same unit, each in one or more rounds of the same process.
+class BenchmarkResult:
+    """Holds a value and its reference in the same unit, each in one or more rounds of the same process.
 
-    `value` and `reference` are medians; `ratio` is the median of the rounds' value / reference, because the speed of
-    the machine changes between rounds, and `spread` is the lowest and the highest of them.
+    `value` and `reference` are medians. `ratio` is the median of the rounds' value / reference, because the machine's
+    speed changes between rounds; `spread` is the lowest and the highest of these.
     """
 
     name: str
     unit: str
     values: tuple[float, ...]
-    references: tuple[float, ...]  # () where there is nothing to compare with
-    against: str  # what the reference is, in words
+    references: tuple[float, ...]  # () without a reference
+    against: str  # describes the reference
     aim: Aim | None = None
-    details: Mapping[str, object] = field(default_factory=dict)  # more numbers, for the line of JSON alone
+    details: Mapping[str, object] = field(default_factory=dict)  # more numbers, only in the line of JSON
 
     @property
     def value(self) -> float:
@@ -74,27 +74,27 @@ class Measurement:
 
     @property
     def spread(self) -> tuple[float, float] | None:
-        """Of the ratios, or of the values where there are none; None for a single round."""
+        """Returns the range of the ratios, or of the values without a reference; None for a single round."""
         numbers = self.ratios or self.values
         return (min(numbers), max(numbers)) if len(numbers) > 1 else None
 
     @property
     def holds(self) -> bool | None:
-        """Whether the aim is met; None where there is none."""
+        """Tells whether the aim is met; None without an aim."""
         if self.aim is None:
             return None
         return self.aim.holds(self.ratio if self.aim.of == "ratio" else self.value)
 
     def line(self) -> str:
-        """One JSON object: name, value, unit, reference, ratio, and what explains them."""
+        """Formats one JSON object: name, value, unit, reference, ratio, and their explanation."""
         numbers = {"value": self.value, "unit": self.unit, "reference": self.reference, "ratio": self.ratio}
         aim = self.aim.words(self.unit) if self.aim else None
         explained = {"spread": self.spread, "against": self.against, "aim": aim, "holds": self.holds}
         return json.dumps({"name": self.name, **numbers, **explained, **self.details})
 
 
-def table(measurements: Sequence[Measurement]) -> str:
-    """Aligned columns for a terminal."""
+def table(measurements: Sequence[BenchmarkResult]) -> str:
+    """Formats aligned columns for a terminal."""
     rows = [("benchmark", "value", "against", "ratio", "spread", "aim", "")]
     verdicts = {None: "", True: "holds", False: "missed"}
     for m in measurements:

@@ -1,4 +1,4 @@
-"""Contestants in processes of their own: with a core, a memory allocator or a process group that is theirs alone."""
+"""Runs iterators in their own processes, each with its own core, memory allocator or process group."""
 
 import contextlib
 import multiprocessing
@@ -7,11 +7,11 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 
-class Elsewhere:
-    """An iterator that is made and advanced in a process of its own; while nobody asks it uses no processor."""
+class WorkerProcess:
+    """Creates and advances an iterator in another process, which is idle between items."""
 
     def __init__(self, make: Callable[..., Iterator], *arguments: Any):
-        """`make` and its arguments must be picklable, and so must what it yields."""
+        """`make`, its arguments and the items must be picklable."""
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, make, arguments), daemon=True)
@@ -19,11 +19,11 @@ class Elsewhere:
         theirs.close()
 
     def begin(self) -> None:
-        """Lets it go on to its next item."""
+        """Starts computing the next item."""
         self._pipe.send("next")
 
     def finish(self) -> Any:
-        """The item that it was let go on to. EOFError when its process has ended."""
+        """Returns that item. EOFError if the process has ended."""
         return self._pipe.recv()
 
     def __next__(self) -> Any:
@@ -36,20 +36,20 @@ class Elsewhere:
         self._pipe.close()
 
 
-class Advances(Protocol):
-    """What goes on when it is told to, and is waited for afterwards."""
+class Steppable(Protocol):
+    """Starts a step on `begin` and waits for it on `finish`."""
 
     def begin(self) -> None: ...
 
     def finish(self) -> Any: ...
 
 
-def together(contestants: Sequence[Advances]) -> None:
-    """An item of each, at the same time."""
-    for contestant in contestants:
-        contestant.begin()
-    for contestant in contestants:
-        contestant.finish()
+def step_together(workers: Sequence[Steppable]) -> None:
+    """Advances all by one item at the same time."""
+    for worker in workers:
+        worker.begin()
+    for worker in workers:
+        worker.finish()
 
 
 def _serve(pipe: Connection, make: Callable[..., Iterator], arguments: tuple) -> None:

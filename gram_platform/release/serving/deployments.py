@@ -1,7 +1,7 @@
-"""The deployments on Ray Serve: `Ingress` answers HTTP and holds connections, `Model` has the weights.
+"""Deploys on Ray Serve: `Ingress` answers HTTP and holds connections, `Model` holds the weights.
 
-They are two, so that a caller whose model process dies still has somebody who says so. The ingress hands on a token's
-digest and no grant: the model's process looks the grant up in its own copy of the policy.
+The ingress is separate so that it can answer a caller whose model process dies. It passes a token's digest and no
+grant: the model's process looks the grant up in its own copy of the policy.
 """
 
 import asyncio
@@ -15,59 +15,68 @@ from ray.serve.schema import LoggingConfig
 
 from gram_platform.release.serving.answers import ModelLost
 from gram_platform.release.serving.api import Api
-from gram_platform.release.serving.batch import Order
+from gram_platform.release.serving.batch import GenerationRequest
 from gram_platform.release.serving.engine import Delivery
 from gram_platform.release.serving.model_server import ModelServer, ModelSource
 from gram_platform.release.serving.policy import Policy, parse_policy
 from gram_platform.release.serving.text import Vocabulary
 
 APP, POLICY = "gram", "policy"
-# by default every `serve.run` starts all replicas again, as if their code were new; a change of the policy must not
+# a fixed version keeps replicas running: by default `serve.run` restarts them all, even for a change of policy
 SAME_CODE = {"version": "1", "_internal": True}
-SILENCE_S = 10.0  # after which an order counts as not taken up, or as lost: a replica says something every 2 s
-LOST = (TimeoutError, RayError, RayServeException, asyncio.CancelledError)  # the last unless the caller was cancelled
-READY_S = 2.0  # that a health check waits
+SILENCE_S = 10.0  # longest wait for a delivery; a replica sends one every 2 s
+LOST = (
+    TimeoutError,
+    RayError,
+    RayServeException,
+    asyncio.CancelledError,
+)  # CancelledError counts unless the caller itself was cancelled
+READY_S = 2.0  # time-out of a readiness check
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 30.0
 MAX_CONNECTIONS = 2000  # completions being answered; the engine's own limits are far lower
-SPARE_CALLS = 64  # to a replica beyond its engine's orders: those that it refuses, and health
+SPARE_CALLS = 64  # calls to a replica beyond its engine's requests: refused ones and health checks
 
 
 class Model:
-    """One replica: a model with the granted modules, and its engine."""
+    """Runs one replica: a model with the granted modules, and its engine."""
 
     def __init__(self, source: ModelSource):
         self._server = ModelServer(source)
 
     def reconfigure(self, user_config: Mapping) -> None:
-        """Takes a policy's text; Serve calls it at the start of every replica, and at every change."""
+        """Applies a policy's text; Serve calls it when a replica starts and at every change."""
         self._server.change_policy(parse_policy(user_config[POLICY]))
 
-    async def stream(self, digest: str, profile: str, order: Order, whole: bool) -> AsyncIterator[Delivery]:
-        async for delivery in self._server.stream(digest, profile, order, whole):
+    async def stream(
+        self, digest: str, profile: str, request: GenerationRequest, whole: bool
+    ) -> AsyncIterator[Delivery]:
+        async for delivery in self._server.stream(digest, profile, request, whole):
             yield delivery
 
     async def is_ready(self) -> bool:
         return await self._server.is_ready()
 
     def check_health(self) -> None:
-        """Serve replaces a replica whose engine has died or stands still."""
+        """Raises if the engine has died or stalled; Serve then replaces the replica."""
         self._server.engine.check()
 
 
 class RemoteCompletions:
-    """`Completions` of a deployment of `Model`. Once it was lost, nobody waits for it until it answers again."""
+    """Generates with a `Model` deployment. After a loss it refuses at once until the model answers again."""
 
     def __init__(self, model: DeploymentHandle):
         self._model, self._streams = model, model.options(stream=True)
         self._recovery: asyncio.Task | None = None
 
-    async def stream(self, digest: str, profile: str, order: Order, whole: bool) -> AsyncIterator[Delivery]:
+    async def stream(
+        self, digest: str, profile: str, request: GenerationRequest, whole: bool
+    ) -> AsyncIterator[Delivery]:
         if self._recovery is not None and not self._recovery.done():
             raise ModelLost("not there yet")
-        responses = self._streams.stream.remote(digest, profile, order, whole)
+        responses = self._streams.stream.remote(digest, profile, request, whole)
         delivery = None
         try:
-            # nothing promises that the stream of a replica that dies ends or raises
+            # the stream of a replica that dies may neither end nor raise
             delivery = await asyncio.wait_for(anext(responses, None), SILENCE_S)
             while delivery is not None:
                 yield delivery
@@ -95,13 +104,13 @@ class RemoteCompletions:
 
 
 def is_cancelled(error: BaseException) -> bool:
-    """Whether the error is the running task's own cancellation, and none that came out of what it waited for."""
+    """Tells whether the error is the running task's own cancellation, not one from the awaited call."""
     return isinstance(error, asyncio.CancelledError) and asyncio.current_task().cancelling() > 0
 
 
 @serve.ingress()
 class Ingress:
-    """The HTTP interface; it is built in the replica, since a tokenizer and locks do not travel."""
+    """Answers HTTP; built inside the replica, because a tokenizer and locks cannot be pickled."""
 
     def __init__(self, policy: Policy, tokenizer_json: str, context: int, model: DeploymentHandle):
         self._api = Api(policy, Vocabulary.of(tokenizer_json, context), RemoteCompletions(model))
@@ -116,11 +125,11 @@ class Ingress:
 def application(
     source: ModelSource, tokenizer_json: str, context: int, num_replicas: int, policy_text: str
 ) -> serve.Application:
-    """What `serve.run` takes. Run again with another policy, it changes that in the replicas that are there.
+    """Builds the application for `serve.run`. A second run with another policy changes it in the present replicas.
 
-    The policy's profiles can have no module that the source's policy does not grant: it would not be in memory.
+    The new policy may name only modules that the source's policy grants: others are not in memory.
     """
-    quiet = LoggingConfig(enable_access_log=False)  # what is counted is in the metrics
+    quiet = LoggingConfig(enable_access_log=False)  # the metrics count requests
     resources = {"num_cpus": source.num_threads} | ({"num_gpus": 1} if source.device == "cuda" else {})
     calls = source.limits.num_rows + source.limits.num_waiting + SPARE_CALLS
     model = serve.deployment(

@@ -1,4 +1,4 @@
-"""What the studies of a storage say about one view: its losses and compute ratios, with their intervals."""
+"""Reads what a storage's studies measured for one view: losses and compute ratios, with intervals."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,26 +19,27 @@ CLASS_COLUMNS = ["class", "domain", "loss (nats a token)", "this run", "all seed
 
 @dataclass(frozen=True)
 class ProfileNumbers:
-    """One study's numbers of a profile, as text for people."""
+    """Holds one study's numbers for a profile, as text."""
 
     study: str
     title: str
-    names: Mapping[str, str]  # the study's tags of the view: method, size, seed, profile, retained, variant
-    facts: tuple[str, ...]  # how the study was run
-    domains: pd.DataFrame  # CLASS_COLUMNS: a row a domain and class
+    names: Mapping[str, str]  # the view's tags in the study: method, size, seed, profile, retained, variant
+    facts: tuple[str, ...]  # the study's set-up
+    domains: pd.DataFrame  # CLASS_COLUMNS: a row for each domain and class
     classes: Mapping[str, str]  # class -> `mean [low, high]` over seeds
     num_seeds: int
-    missing: tuple[str, ...]  # what is not there, and why
+    missing: tuple[str, ...]  # `missing number: reason`
 
     @property
     def removed(self) -> tuple[str, ...]:
-        """The domains that the profile forgets."""
+        """Lists the domains that the profile forgets."""
         return tuple(self.domains.loc[self.domains["class"] == "forget", "domain"])
 
 
-def numbers_of(store: Store, view: View) -> tuple[ProfileNumbers, ...]:
-    """Of every study that evaluated the view, as far as its baseline is done; () when there is none."""
-    records = [load_record(store, name) for name in store.list_studies() if _is_study(store, name)]
+def profile_numbers(store: Store, view: View) -> tuple[ProfileNumbers, ...]:
+    """Returns the numbers of every study that evaluated the view and has its baseline; () if there is none."""
+    studies = [name for name in store.list_studies() if store.study_dir(name).exists("study.json")]  # without searches
+    records = [load_record(store, name) for name in studies]
     records = [record for record in records if record.measurement == LOSSES]
     wanted = {record.name: _entries(store, record, view) for record in records}
     frames = Frames(store)
@@ -52,13 +53,8 @@ def numbers_of(store: Store, view: View) -> tuple[ProfileNumbers, ...]:
     return tuple(found)
 
 
-def _is_study(store: Store, name: str) -> bool:
-    """Searches write into folders of the same kind."""
-    return store.study_dir(name).exists("study.json")
-
-
 def _entries(store: Store, record: StudyRecord, view: View) -> list[Mapping[str, str]]:
-    """The names under which a study evaluated the view: one a variant that has it."""
+    """Returns the study's tags of the view, once for each variant that has it."""
     entries = [entry for entry in record.entries if entry["kind"] == "evaluation"]
     return [entry["tags"] for entry in entries if _view_of(store, entry["id"]) == view]
 
@@ -88,24 +84,24 @@ def _numbers(record: StudyRecord, results: Results, tags: Mapping[str, str]) -> 
 
 
 def _named(frame: pd.DataFrame, tags: Mapping[str, str], names: list[str]) -> pd.DataFrame:
-    """The rows that the study names so, with its variant where it has any."""
+    """Selects the rows with these tags, and the same variant if there is one."""
     for key in (*names, *(name for name in (VARIANT,) if name in tags)):
         frame = frame[frame[key] == tags[key]]
     return frame
 
 
 def _domains(ratios: pd.DataFrame, seed: str) -> pd.DataFrame:
-    """One row a domain and class: this seed's loss and ratio, and the mean over seeds with its interval."""
+    """Makes a row for each domain and class: this seed's loss and ratio, and the mean over seeds with its interval."""
     if not len(ratios):
         return pd.DataFrame(columns=CLASS_COLUMNS)
     means = domain_table(ratios).set_index(["domain", "class"])
     rows = []
-    for own in ratios[ratios["seed"] == seed].to_dict("records"):
-        key = (own["domain"], own["class"])
+    for this_run in ratios[ratios["seed"] == seed].to_dict("records"):
+        key = (this_run["domain"], this_run["class"])
         known = means.loc[[key]].iloc[0] if key in means.index else None
         over_seeds = "" if known is None else interval_text(known["compute_ratio"], known["low"], known["high"])
-        numbers = [interval_text(own[name], float("nan"), float("nan")) for name in ("loss", "compute_ratio")]
+        numbers = [interval_text(this_run[name], float("nan"), float("nan")) for name in ("loss", "compute_ratio")]
         count = 0 if known is None else int(known["num_seeds"])
-        rows.append((own["class"], own["domain"], *numbers, over_seeds, count))
+        rows.append((this_run["class"], this_run["domain"], *numbers, over_seeds, count))
     frame = pd.DataFrame(rows, columns=CLASS_COLUMNS)
     return frame.sort_values("class", key=lambda c: c.map(CLASSES.index), kind="stable", ignore_index=True)

@@ -1,4 +1,4 @@
-"""Where an export appears: a folder of its own, which comes into being as a whole."""
+"""Checks an export's target folder and creates it atomically."""
 
 import contextlib
 import errno
@@ -12,12 +12,12 @@ from pathlib import Path
 from gram_platform.config.identity import invalid
 
 MOUNTS = Path("/proc/self/mountinfo")  # proc(5): the fifth field is the mount point, blanks in it as \040
-# what the user's folder or disk is the cause of; EBUSY and EXDEV: something was mounted there meanwhile
-ABOUT_OUT = (errno.ENOSPC, errno.EDQUOT, errno.ENOTEMPTY, errno.ENOTDIR, errno.EBUSY, errno.EXDEV)
+# errors caused by the user's folder or disk; EBUSY and EXDEV: something was mounted there meanwhile
+USER_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.ENOTEMPTY, errno.ENOTDIR, errno.EBUSY, errno.EXDEV)
 
 
-def followed(out: Path) -> Path:
-    """The folder that a path leads to through symbolic links. ValueError when they lead in a circle."""
+def resolved(out: Path) -> Path:
+    """Resolves symbolic links. ValueError if they form a circle."""
     try:
         return out.resolve()
     except (OSError, RuntimeError) as error:
@@ -31,7 +31,7 @@ def require_no_mount(out: Path) -> None:
 
 
 def _listed_mounts() -> set[str]:
-    """Linux's mount points; parts of the same disk that are mounted again are among them, unlike in `ismount`."""
+    """Lists Linux's mount points, including bind mounts, which `ismount` does not see."""
     if not MOUNTS.is_file():
         return set()
     fields = (line.split()[4] for line in MOUNTS.read_text(errors="surrogateescape").splitlines())
@@ -39,43 +39,43 @@ def _listed_mounts() -> set[str]:
 
 
 def require_room(out: Path, num_bytes: int) -> None:
-    """ValueError when the disk of a folder, which need not exist, has less room."""
+    """ValueError if the disk of a folder, which need not exist yet, has less than `num_bytes` free."""
     existing = next(parent for parent in out.absolute().parents if parent.exists())
     free = shutil.disk_usage(existing).free
     if free < num_bytes:
-        raise invalid("out", str(out), f"a place with {num_bytes / 1e9:,.2f} GB free, found {free / 1e9:,.2f} GB")
+        raise invalid("out", str(out), f"a disk with {num_bytes / 1e9:,.2f} GB free, found {free / 1e9:,.2f} GB")
 
 
 @contextlib.contextmanager
-def beside(out: Path) -> Iterator[Path]:
-    """A folder beside `out` that becomes `out` when the block ends, and goes away when it fails.
+def atomic_folder(out: Path) -> Iterator[Path]:
+    """Yields a temporary folder beside `out`; renames it to `out` when the block ends, removes it if the block fails.
 
-    What a process that was killed has left is removed by the next export to `out`.
+    Also removes temporary folders of killed processes.
     """
     partial = out.parent / f".{out.name}.{os.getpid()}.part"
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         for stale in out.parent.glob(f".{out.name}.*.part"):
-            with contextlib.suppress(OSError), held(stale):
+            with contextlib.suppress(OSError), folder_lock(stale):
                 shutil.rmtree(stale)
         partial.mkdir()
     except OSError as error:
-        raise invalid("out", str(out), f"a place where files can be written ({error})") from error
+        raise invalid("out", str(out), f"a writable folder ({error})") from error
     try:
-        with held(partial):
+        with folder_lock(partial):
             yield partial
-            os.rename(partial, out)  # onto an empty folder too; anything that came meanwhile is kept
+            os.rename(partial, out)  # replaces an empty folder; fails if files have appeared there meanwhile
     except OSError as error:
-        if error.errno not in ABOUT_OUT:
+        if error.errno not in USER_ERRNOS:
             raise
-        raise invalid("out", str(out), f"a place where the export can be written ({error.strerror})") from error
+        raise invalid("out", str(out), f"a folder that accepts the export ({error.strerror})") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """BlockingIOError (an OSError) while another process holds the folder."""
+def folder_lock(folder: Path) -> Iterator[None]:
+    """Locks the folder while the block runs; BlockingIOError (an OSError) if another process holds the lock."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,0 +1,161 @@
+"""Implements `gram export`, `import`, `serve` and `token`."""
+
+from pathlib import Path
+from typing import Literal
+
+from gram_platform.cli.flags import Positional, Storage, report_progress, storage_place, stored
+from gram_platform.config.flops import total_parameters
+from gram_platform.config.identity import invalid, local_path, require_choice, require_int, require_real
+from gram_platform.config.view import PRECISIONS
+from gram_platform.release.card import card_subject, card_text
+from gram_platform.release.export import CARD, ExportRequest, export_view
+from gram_platform.release.files import MAX_FILE_BYTES
+from gram_platform.release.importing import import_checkpoint, read_config
+from gram_platform.release.profile_numbers import profile_numbers
+from gram_platform.release.selection import available_modules, find_run, parse_modules, parse_sources
+from gram_platform.release.serving.policy import load_policy, new_token, parse_policy, token_entry, write_policy
+from gram_platform.store import Store
+
+
+def export_command(
+    run_id: Positional[str],
+    out: str = "",
+    modules: str | None = None,
+    all_modules: bool = False,
+    sources: str = "",
+    storage: Storage = "",
+    dtype: Literal["float32", "bfloat16"] = "float32",
+    max_file_gb: float = MAX_FILE_BYTES / 1e9,
+    check: Literal["own", "transformers"] = "own",
+) -> None:
+    """Write a view as a stock StarCoder2 checkpoint; modules that the view lacks are physically absent.
+
+    Args:
+        run_id: a complete run or imported model, by its id or the beginning of it
+        out: a new or empty folder
+        modules: modules to switch on beside core, such as virology,lisp=0.5; "" is core alone
+        all_modules: switch on every module
+        sources: virology=RUN_ID, for modules that several branches have trained (FT-LoRA, FT-MLP)
+        storage: folder or URL of the storage
+        dtype: data type of the checkpoint
+        max_file_gb: split a larger checkpoint into files of at most this size
+        check: own reads the files back layer by layer; transformers also loads the whole model with that library
+    """
+    if not out:
+        raise invalid("out", out, "a folder for the checkpoint")
+    place = local_path("out", out)
+    require_real("max_file_gb", max_file_gb, 0.0, open_low=True)
+    store = stored(storage)
+    found = available_modules(store, find_run(store, run_id))
+    if modules is None and not all_modules and found.modules:
+        raise invalid("modules", modules, f'names of {", ".join(found.modules)}, "" for core alone, or --all-modules')
+    if modules is not None and all_modules:
+        raise invalid("modules", modules, "no value beside --all-modules")
+    wanted = dict.fromkeys(found.modules, 1.0) if all_modules else parse_modules(modules or "")
+    origins = {domain: find_run(store, beginning) for domain, beginning in parse_sources(sources).items()}
+    export = ExportRequest(found.view(wanted, origins), dtype, round(max_file_gb * 1e9), check)
+    subject = card_subject(store, export.view, dtype, profile_numbers(store, export.view))
+
+    def write_card(folder: Path, part: str, agreements: tuple) -> None:
+        (folder / CARD).write_text(card_text(subject, part, agreements), encoding="utf-8")
+
+    exported = export_view(store, export, place, write_card, report_progress)
+    for name, agreements in exported.agreements.items():
+        for agreement in agreements:
+            print(f"{name + ': ' if name else ''}{agreement}")
+    state = f"{exported.num_bytes / 1e6:,.1f} MB of tensors" if exported.is_new else "already exported; card rewritten"
+    print(f"{exported.folder}: {state}")
+
+
+def import_command(checkpoint: Positional[str], storage: Storage = "", seq_len: int | None = None) -> None:
+    """Import a StarCoder2 checkpoint into the storage, so that runs can start from it and add modules.
+
+    Args:
+        checkpoint: a folder with config.json and safetensors files
+        storage: folder or URL of the storage; created if absent
+        seq_len: sequence length of later runs; default: all the model's positions
+    """
+    folder = local_path("checkpoint", checkpoint)
+    read_config(folder)
+    store = Store(storage_place(storage)).open_for_writing()
+    imported = import_checkpoint(folder, store, seq_len, report_progress)
+    model = imported.model
+    for note in imported.notes:
+        print(f"note: {note}")
+    shape = f"{model.num_layers} layers, width {model.d_model}, MLP {model.d_mlp}, {model.num_heads} heads"
+    shape += f" ({model.num_kv_heads} key-value), vocabulary {model.vocab_size:,}, sequences of {model.seq_len}"
+    print(f"{total_parameters(model):,} parameters: {shape}")
+    state = "imported" if imported.is_new else "already imported"
+    print(f"{imported.import_id}: {state}; start studies from it: --start {imported.import_id}")
+
+
+def serve_command(
+    run_id: Positional[str],
+    policy: str = "policy.toml",
+    storage: Storage = "",
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    replicas: int = 1,
+    rows: int = 64,
+    waiting: int = 512,
+    deadline: float = 60.0,
+    precision: str = "float32",
+    device: str = "cpu",
+    threads: int = 1,
+    ray_address: str = "",
+) -> None:
+    """Serve a run over HTTP; a caller's token decides which modules answer. Ctrl-C stops it.
+
+    Args:
+        run_id: a complete run, such as one of GRAM's
+        policy: the file that maps tokens to profiles and profiles to modules
+        storage: folder or URL of the storage
+        host: interface to listen on; the default is this machine alone
+        port: port to listen on; 0 takes a free one
+        replicas: processes that each hold the model
+        rows: completions that one replica continues at once
+        waiting: further requests that may wait; more are refused with status 429
+        deadline: seconds after which a request is abandoned
+        precision: float32 or bfloat16
+        device: cpu or cuda
+        threads: CPU threads of a replica
+        ray_address: a Ray cluster to join; default $RAY_ADDRESS, else a private one on this machine
+    """
+    from gram_platform.release.serving.command import Endpoint, Service
+    from gram_platform.release.serving.engine import EngineLimits
+
+    require_choice("precision", precision, PRECISIONS)
+    require_choice("device", device, ("cpu", "cuda"))
+    require_int("threads", threads, 1)
+    endpoint = Endpoint(host, port, replicas, ray_address)
+    limits = EngineLimits(rows, waiting, deadline)
+    place = str(local_path("policy", policy))
+    Service(stored(storage).root, run_id, place, endpoint, limits, precision, device, threads).run()
+
+
+def token_command(
+    name: Positional[str],
+    profiles: tuple[str, ...],
+    policy: str = "policy.toml",
+    default: str = "",
+    metrics: bool = False,
+) -> None:
+    """Make a token, add its hash to a policy, and print it once; it cannot be recovered.
+
+    Args:
+        name: the owner, for people and logs
+        profiles: profiles of the policy that it may use
+        policy: the file to add it to, which must define the profiles
+        default: the profile of a request that names none; required with several
+        metrics: whether it may read /metrics
+    """
+    if not profiles:
+        raise invalid("profiles", profiles, "at least one profile of the policy")
+    load_policy(policy)
+    token, path = new_token(), local_path("policy", policy)
+    text = path.read_text(encoding="utf-8") + token_entry(name, token, profiles, default or profiles[0], metrics)
+    if len(profiles) > 1 and not default:
+        raise invalid("default", default, "one of " + ", ".join(profiles))
+    parse_policy(text)
+    write_policy(path, text)
+    print(token)
