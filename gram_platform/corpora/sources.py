@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from gram_platform.config.crash_safe import process_is_alive
 from gram_platform.config.identity import invalid
 from gram_platform.corpora.packed import CorruptCorpus, PackedCorpus
 from gram_platform.corpora.records import FORMATS, Digest, Unit, is_data_file, read_unit
@@ -46,12 +47,9 @@ def _is_abandoned(staging: Path, host: str) -> bool:
     try:
         if f".{host}.{pid}." not in staging.name:
             return time.time() - staging.stat().st_mtime > STALE_S
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return True
-    except (FileNotFoundError, PermissionError, ValueError):
-        pass  # published or removed meanwhile, another user's process, or a name that is not ours
-    return False
+        return not process_is_alive(int(pid))
+    except (FileNotFoundError, ValueError):  # published or removed meanwhile, or a name that is not ours
+        return False
 
 
 def publish(staging: Path, target: Path) -> None:

@@ -5,9 +5,7 @@ a commit counts from the moment its manifest is in place, a result from the mome
 once share nothing that either changes, except checkpoints that a newer commit has made superfluous.
 """
 
-import threading
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -28,13 +26,11 @@ from gram_platform.store.checkpoints import (
     write_segment,
 )
 from gram_platform.store.files import CorruptFile, Folder, seal
-from gram_platform.store.leases import LONGEST_STEP_S, new_lease
+from gram_platform.store.leases import HEARTBEAT_INTERVAL_S, LONGEST_STEP_S, Lease
 from gram_platform.store.shards import Resumed, checkpoint_folder, read_checkpoint, write_manifest, write_shard
 from gram_platform.store.tensors import hash_tensors, save_tensors
 
 NUM_CHECKPOINTS_KEPT = 2
-HEARTBEAT_INTERVAL_S = 1.0
-RENEWALS_A_LEASE = 3
 
 
 class Attempt:
@@ -49,18 +45,14 @@ class Attempt:
         self.attempt_id = attempt_id
         self._attempts = run.attempts
         self._folder = run.attempts.child(attempt_id)
-        self._lease = new_lease(owner, lease_seconds)
         self._chain: list[dict] = []
         self._step = -1
         self._earlier_s = 0.0  # seconds of the attempts this one continues, up to their commit
         self._started = time.time()
         self._clock = time.monotonic()
         self._last_step = self._clock
-        self._news: dict = {}  # of the last heartbeat, not written yet
-        self._warned = False
-        self._writing, self._released = threading.Lock(), threading.Event()
-        self._write_lease()
-        threading.Thread(target=self._renew, name="lease", daemon=True).start()
+        warning = f"run {run.run_id}: its lease cannot be written, so others may train it too"
+        self._lease = Lease(self._folder, owner, lease_seconds, self._is_working, HEARTBEAT_INTERVAL_S, warning)
 
     def __enter__(self) -> "Attempt":
         return self
@@ -128,7 +120,7 @@ class Attempt:
     def heartbeat(self, step: int, num_steps: int, tokens_per_second: float) -> None:
         """Say where the attempt is; the storage hears of it within a second. Correctness never needs it."""
         self._last_step = time.monotonic()
-        self._news = {"step": step, "num_steps": num_steps, "tokens_per_second": float(tokens_per_second)}
+        self._lease.report(step=step, num_steps=num_steps, tokens_per_second=float(tokens_per_second))
 
     def complete(
         self,
@@ -187,10 +179,7 @@ class Attempt:
 
     def release(self) -> None:
         """Give up the lease; the last heartbeat's numbers stay readable."""
-        if not self._released.is_set():
-            self._released.set()
-            self._lease["released"] = True
-            self._tell()
+        self._lease.release()
 
     def _require_above_last(self, step: int) -> None:
         if step <= self._step:
@@ -205,7 +194,7 @@ class Attempt:
     def _timing(self, final: Mapping) -> dict:
         elapsed_s = self.elapsed_s
         rate = final.get("num_tokens", 0) / elapsed_s if elapsed_s else 0.0
-        started = {"started": self._started, "ended": time.time(), "host": self._lease["host"]}
+        started = {"started": self._started, "ended": time.time(), "host": self._lease.fields["host"]}
         return {"elapsed_s": elapsed_s, "tokens_per_second": rate, "attempt": self.attempt_id, **started}
 
     def _remove_superfluous(self, result: Mapping) -> None:
@@ -216,29 +205,6 @@ class Attempt:
             self._folder.remove(FINISHED)
             remove_weights(self._folder)
 
-    def _renew(self) -> None:
-        """Writes what heartbeats said, and renews the lease while they say nothing, until the work must hang."""
-        renewal_s = max(self._lease["lease_seconds"], HEARTBEAT_INTERVAL_S) / RENEWALS_A_LEASE
-        written = time.monotonic()
-        while not self._released.wait(min(HEARTBEAT_INTERVAL_S, renewal_s)):
-            now = time.monotonic()
-            is_due = now - written >= renewal_s and now - self._last_step < LONGEST_STEP_S
-            if self._news or is_due:
-                self._tell()
-                written = now
-
-    def _tell(self) -> None:
-        """Writes the lease; a storage that refuses is warned about once, for the lease only saves work."""
-        try:
-            self._write_lease()
-        except OSError as error:
-            if not self._warned:
-                self._warned = True
-                text = f"run {self.run.run_id}: its lease cannot be written, so others may train it too: {error}"
-                warnings.warn(text, RuntimeWarning, stacklevel=2)
-
-    def _write_lease(self) -> None:
-        with self._writing:
-            news, self._news = self._news, {}
-            self._lease |= {**news, "time": time.time()}
-            self._folder.write_json("lease.json", self._lease, durable=False)
+    def _is_working(self) -> bool:
+        """Tells whether the last step is recent: the lease of an attempt that hangs shall expire."""
+        return time.monotonic() - self._last_step < LONGEST_STEP_S
