@@ -2,6 +2,56 @@
 
 import contextlib
 import os
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def whole_file(path: str | Path, durable: bool = False) -> Iterator[str]:
+    """Yields a temporary path to fill; when the block ends well, that file replaces `path` in one step.
+
+    Readers see the former file or the new one. `durable` content survives a crash of the machine, and so does the name
+    after `sync` of the folder.
+    """
+    with temporary_beside(path) as temporary:
+        yield temporary
+        if durable:
+            sync(temporary)
+        os.replace(temporary, path)
+
+
+@contextlib.contextmanager
+def temporary_beside(path: str | Path) -> Iterator[str]:
+    """Yields a hidden path in the same folder, named after `path` and this process; removes it after the block."""
+    folder, name = os.path.split(path)
+    temporary = os.path.join(folder, f".{name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    try:
+        yield temporary
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+
+
+def sync(path: str) -> None:
+    """Flushes a file, or a folder's list of names, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def create_database(path: Path, make: Callable[[str], None]) -> None:
+    """Has `make(URL)` create an SQLite database under another name, then renames it: a kill leaves no half-made one.
+
+    One process at a time: what a killed one left is removed.
+    """
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    for name in (unfinished.name, f"{unfinished.name}-journal"):
+        path.with_name(name).unlink(missing_ok=True)
+    make(f"sqlite:///{unfinished}")
+    os.replace(unfinished, path)
 
 
 def process_is_alive(pid: int, start: int | None = None) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from gram_platform.config.crash_safe import process_is_alive
+from gram_platform.config.crash_safe import process_is_alive, whole_file
 from gram_platform.config.identity import invalid
 from gram_platform.corpora.packed import CorruptCorpus, PackedCorpus
 from gram_platform.corpora.records import FORMATS, Digest, Unit, is_data_file, read_unit
@@ -205,7 +205,5 @@ def _cached(unit: Unit, cache_dir: Path | None) -> Scan | None:
 def _keep(unit: Unit, cache_dir: Path | None, scan: Scan) -> None:
     if cache_dir is None:
         return
-    target = _cache_path(unit, cache_dir)
-    temporary = target.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(asdict(scan)))
-    temporary.replace(target)
+    with whole_file(_cache_path(unit, cache_dir)) as temporary:
+        Path(temporary).write_text(json.dumps(asdict(scan)))

@@ -3,7 +3,6 @@
 import contextlib
 import fcntl
 import os
-import secrets
 import shutil
 import tempfile
 import time
@@ -13,6 +12,7 @@ from typing import IO
 
 import fsspec
 
+from gram_platform.config.crash_safe import sync, temporary_beside, whole_file
 from gram_platform.config.identity import invalid
 from gram_platform.store.files import Folder, hash_file, is_safe_name, is_transient, persistent, safe_name
 
@@ -34,11 +34,10 @@ class LocalFolder(Folder):
     @persistent
     def write(self, name: str, data: bytes, durable: bool = True) -> None:
         """Replace the file atomically; `durable` also survives a crash of the machine."""
-        with self._temporary(name) as temporary:
-            _write_bytes(temporary, data, durable)
-            os.replace(temporary, self.file(name))
+        with whole_file(self._target(name), durable) as temporary:
+            Path(temporary).write_bytes(data)
         if durable:
-            _sync_directory(self.path)
+            sync(self.path)
 
     @persistent
     def write_with(self, name: str, writer: Callable[[str], None]) -> str:
@@ -46,13 +45,9 @@ class LocalFolder(Folder):
 
         A crash of the machine may lose the name, until a durable write to the same folder.
         """
-        with self._temporary(name) as temporary:
+        with whole_file(self._target(name), durable=True) as temporary:
             writer(temporary)
-            digest = hash_file(temporary)
-            with open(temporary, "rb") as file:
-                os.fsync(file.fileno())
-            os.replace(temporary, self.file(name))
-        return digest
+            return hash_file(temporary)
 
     @persistent
     def create(self, name: str, data: bytes) -> bool:
@@ -60,10 +55,12 @@ class LocalFolder(Folder):
 
         After a transient error it may be False for the writer that made it: equal bytes are then there.
         """
-        with self._temporary(name) as temporary:
-            _write_bytes(temporary, data, durable=True)
+        path = self._target(name)
+        with temporary_beside(path) as temporary:
+            Path(temporary).write_bytes(data)
+            sync(temporary)
             try:
-                os.link(temporary, self.file(name))
+                os.link(temporary, path)
             except FileExistsError:
                 return False
             except OSError as error:  # without hard links the race of two first writers stays open
@@ -71,8 +68,8 @@ class LocalFolder(Folder):
                     raise
                 if self.exists(name):
                     return False
-                os.replace(temporary, self.file(name))
-        _sync_directory(self.path)
+                os.replace(temporary, path)
+        sync(self.path)
         return True
 
     @persistent
@@ -138,32 +135,11 @@ class LocalFolder(Folder):
         os.makedirs(self.path, exist_ok=True)
         return open(os.path.join(self.path, f".{name}.lock"), "w")
 
-    @contextlib.contextmanager
-    def _temporary(self, name: str) -> Iterator[str]:
+    def _target(self, name: str) -> str:
+        """The path of a file to be written, in a folder that exists."""
         self._check_writable()
         os.makedirs(self.path, exist_ok=True)
-        path = os.path.join(self.path, f".{safe_name('file', name)}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-        try:
-            yield path
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-
-
-def _write_bytes(path: str, data: bytes, durable: bool) -> None:
-    with open(path, "xb") as file:
-        file.write(data)
-        file.flush()
-        if durable:
-            os.fsync(file.fileno())
-
-
-def _sync_directory(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        return self.file(name)
 
 
 CHUNK_BYTES = 64 * 2**20  # of a download: what a lost connection costs

@@ -18,6 +18,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException, RestException
 
+from gram_platform.config.crash_safe import create_database
 from gram_platform.config.identity import invalid
 from gram_platform.store.folders import LocalFolder
 
@@ -61,7 +62,7 @@ class Connection:
                 self._connect()
             yield self._client
         except (MlflowException, OSError) as error:
-            self._reason = f"MLflow at {self.tracking_uri} is not available: {_first_line(error)}"
+            self._reason = f"MLflow at {self.tracking_uri} is not available: {first_line(error)}"
             self._quiet_until = time.monotonic() + QUIET_S
             raise TrackingUnavailable(self._reason) from error
 
@@ -111,7 +112,7 @@ class Connection:
     def _open(self, artifact_location: str | None, database: Path | None = None) -> None:
         try:
             if database is not None and not database.exists():
-                _create_database(database)
+                create_database(database, MlflowClient)  # which makes every table
             client = MlflowClient(self.tracking_uri)
             self._experiment_id = _ensure_experiment(client, self._experiment, artifact_location)
         except MlflowException:
@@ -142,15 +143,6 @@ def require_database(uri: str) -> None:
         raise TrackingUnavailable(f"MLflow at {uri} is not available: there is no {database}")
 
 
-def _create_database(database: Path) -> None:
-    """Under another name until it is whole: MLflow never opens a database whose making was killed half-way."""
-    unfinished = database.with_name(f".{database.name}.unfinished")
-    for name in (unfinished.name, f"{unfinished.name}-journal"):
-        database.with_name(name).unlink(missing_ok=True)
-    MlflowClient(f"sqlite:///{unfinished}")  # makes every table
-    os.replace(unfinished, database)
-
-
 def _ensure_experiment(client: MlflowClient, name: str, artifact_location: str | None) -> str:
     found = client.get_experiment_by_name(name)
     if found is None:
@@ -178,7 +170,8 @@ def _probe(tracking_uri: str) -> None:
         socket.create_connection((parts.hostname, port), timeout=3.0).close()
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, cut to 300 characters; its class where there is no message."""
     lines = str(error).strip().splitlines()
     return lines[0][:300] if lines else type(error).__name__
 

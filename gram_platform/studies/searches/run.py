@@ -22,7 +22,7 @@ from gram_platform.studies.flags import checked_common
 from gram_platform.studies.live import LiveView
 from gram_platform.studies.run import provide_data
 from gram_platform.studies.searches.control import CANCELLED, LOST, RUNNING, Control, Driver, machine_hours
-from gram_platform.studies.searches.databases import first_line, open_storage
+from gram_platform.studies.searches.databases import open_storage
 from gram_platform.studies.searches.definition import SEARCH_VERSION, GridSearch, OptunaSearch, Scene, Search
 from gram_platform.studies.searches.flags import SearchFlags, checked_search_flags, parse_flags
 from gram_platform.studies.searches.view import SearchView, trial_overheads
@@ -37,6 +37,7 @@ from gram_platform.studies.session import (
     say,
 )
 from gram_platform.tracking import Tracker, TrackingUnavailable
+from gram_platform.tracking.connection import first_line
 
 
 def main(search: Search, arguments: list[str] | None = None) -> None:
