@@ -25,7 +25,7 @@ from gram_platform.analysis.surface import (
     levelled_losses,
     require_window,
 )
-from gram_platform.analysis.trials import COMPLETE, RUNNING, STATE, WAITING
+from gram_platform.analysis.trials import COMPLETE, DIVERGED, FAILED, RUNNING, STATE, WAITING
 from gram_platform.config.identity import invalid
 
 CORE_LOSS, DOMAIN_LOSS = "loss_core", "loss_"
@@ -88,7 +88,7 @@ def _named_count(line: int, size: str) -> float:
     return float(found[1]) * UNITS[found[2]]
 
 
-STATES = ("complete", "diverged", "failed")
+STATES = (COMPLETE, DIVERGED, FAILED)
 REQUIRED = ["size", "parameters", "seed", "lr", "batch", "loss", "state"]
 CELL = ["size", "parameters", "lr", "batch"]
 POOLED = "pooled"  # in the place of a seed: all seeds of the size
@@ -117,7 +117,7 @@ def checked_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFra
     names = {name: trials[name].astype(str) for name in ("size", "seed")}
     runs = trials["run_id"].fillna("") if "run_id" in trials else ""
     frame = trials.assign(run_id=runs, loss=floats("trials.loss", trials["loss"]), **names)
-    complete = frame[frame["state"] == "complete"]
+    complete = frame[frame["state"] == COMPLETE]
     bad = complete[~(np.isfinite(complete["loss"]) & (complete["loss"] > 0))]
     if len(bad):
         raise invalid("trials.loss", bad["loss"].iloc[0], "a finite positive loss of a complete run")
@@ -147,7 +147,7 @@ def cells(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
     Also `loss_low, loss_high` over the seeds, `used` (whether fits take it: a complete seed and none diverged), `runs`.
     """
     frame = checked_trials(trials, may_repeat)
-    frame["measured"] = frame["loss"].where(frame["state"] == "complete")
+    frame["measured"] = frame["loss"].where(frame["state"] == COMPLETE)
     for name, state in zip(("num_seeds", "num_diverged", "num_failed"), STATES, strict=True):
         frame[name] = frame["seed"].where(frame["state"] == state)
     counts = {name: (name, "nunique") for name in ("num_seeds", "num_diverged", "num_failed")}
@@ -166,7 +166,7 @@ def used_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
     """The complete trials of the cells that fits take."""
     frame, table = checked_trials(trials, may_repeat), cells(trials, may_repeat)
     kept = frame.merge(table.loc[table["used"], CELL], on=CELL)
-    return kept[kept["state"] == "complete"].reset_index(drop=True)
+    return kept[kept["state"] == COMPLETE].reset_index(drop=True)
 
 
 def optima_table(trials: pd.DataFrame, window: float | None = None, as_published: bool = False) -> pd.DataFrame:

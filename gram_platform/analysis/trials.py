@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
+from gram_platform.config import State
 from gram_platform.config.identity import invalid, require_choice
 
 SEARCH, TRIAL, STATE, RUNS, ELAPSED, STARTED, URL = "search", "trial", "state", "runs", "elapsed_s", "started", "url"
-COMPLETE, DIVERGED, FAILED, RUNNING, WAITING = "complete", "diverged", "failed", "running", "waiting"
-STATES = (COMPLETE, DIVERGED, FAILED, RUNNING, WAITING)
+COMPLETE, DIVERGED, FAILED = State.COMPLETE, State.DIVERGED, State.FAILED
+RUNNING, WAITING = State.RUNNING, State.WAITING
 DIRECTIONS = ("max", "min")
 
 Objectives = Mapping[str, str]  # {metric: "max" or "min"}

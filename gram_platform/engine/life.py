@@ -13,12 +13,14 @@ The driver of a graph, a trial of a search and the supervisor of several ranks a
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gram_platform.config import State
 from gram_platform.methods.nodes import Node
 from gram_platform.store import Store
 from gram_platform.train.loop import TrainingDiverged
 
 MAX_CRASHES = 4
 HELD_RETRY_S = 2.0
+DIVERGENCE = {"kind": State.DIVERGED}  # the details of a recorded failure
 
 
 @dataclass(frozen=True)
@@ -66,4 +68,4 @@ class Lives:
 
 def is_divergence(failure: Mapping | None) -> bool:
     """Whether a run's failure is a non-finite loss."""
-    return failure is not None and failure.get("details", {}).get("kind") == "diverged"
+    return failure is not None and failure.get("details", {}).get("kind") == DIVERGENCE["kind"]

@@ -15,6 +15,7 @@ from gram_platform.config.identity import invalid
 from gram_platform.config.routing import Plan
 from gram_platform.corpora import PackedCorpus
 from gram_platform.engine.execution import Execution, owner
+from gram_platform.engine.life import DIVERGENCE
 from gram_platform.engine.process import (
     Background,
     Notice,
@@ -131,7 +132,7 @@ def execute_run(run: RunConfig, tags: Mapping[str, str], execution: Execution) -
         try:
             return RunExecution(run, corpus, attempt, execution, notice=notice).finish()
         except TrainingDiverged as error:
-            attempt.fail(str(error), {"kind": "diverged"})
+            attempt.fail(str(error), DIVERGENCE)
             raise
         except Exception as error:
             if is_out_of_memory(error):

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from gram_platform.config import RunConfig
 from gram_platform.config.flops import total_parameters
 from gram_platform.engine.execution import Execution, owner
+from gram_platform.engine.life import DIVERGENCE
 from gram_platform.engine.node import RunExecution, new_learner, starting_point
 from gram_platform.engine.process import (
     Notice,
@@ -81,7 +82,7 @@ def _train(
         ShardedExecution(run, corpus, attempt, execution, start, notice, patient).finish()
     except TrainingDiverged as error:  # on every rank alike
         if attempt is not None:
-            attempt.fail(str(error), {"kind": "diverged"})
+            attempt.fail(str(error), DIVERGENCE)
         return Ended(DIVERGED, str(error))
     except _GroupLeft as error:
         return Ended(LEFT, str(error))

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from gram_platform.config import State
 from gram_platform.engine.dispatch import execute_node
 from gram_platform.engine.execution import Execution, Resources, owner
 from gram_platform.engine.life import HELD_RETRY_S, Lives
@@ -18,7 +19,7 @@ from gram_platform.train.loop import TrainingDiverged
 
 Point = Mapping[str, float | int | str]
 
-COMPLETE, DIVERGED, FAILED = "complete", "diverged", "failed"  # how a trial ends
+COMPLETE, DIVERGED, FAILED = State.COMPLETE, State.DIVERGED, State.FAILED  # how a trial ends
 GO, WAIT, STOP, CANCEL = "go", "wait", "stop", "cancel"  # what a driver decides before it starts the next
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gram_platform.config import IMPORTED, AnyEvaluation, ModelConfig
+from gram_platform.config import IMPORTED, AnyEvaluation, ModelConfig, State
 from gram_platform.config.identity import canonical_json, invalid, short_hash, to_plain
 from gram_platform.store.checkpoints import WEIGHTS
 from gram_platform.store.files import CorruptFile, Folder, hash_file, seal, unseal
@@ -119,9 +119,9 @@ class EvaluationDirectory(NodeDirectory):
             raise invalid("eval_id", evaluation.eval_id, f"{self.eval_id}, the directory's")
         self._ensure_config(evaluation)
 
-    def status(self) -> str:
-        """ "complete" or "absent": an evaluation is short enough to be done again from the beginning."""
-        return "absent" if self.result() is None else "complete"
+    def status(self) -> State:
+        """Reads the evaluation's state, complete or absent: it is short, and is never continued half-way."""
+        return State.ABSENT if self.result() is None else State.COMPLETE
 
     def timing(self) -> dict:
         """When and where the evaluation ended and how long it took, if that is known; {} before the end."""

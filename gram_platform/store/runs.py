@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from gram_platform.config import RunConfig
+from gram_platform.config import RunConfig, State
 from gram_platform.config.identity import invalid
 from gram_platform.store.checkpoints import (
     FINISHED,
@@ -64,16 +64,16 @@ class RunDirectory(NodeDirectory):
             if is_fresh(lease):
                 raise LeaseHeld(self.run_id, lease)
 
-    def status(self) -> str:
-        """One of complete (has a result), running (a fresh lease), failed, interrupted, absent (never attempted)."""
+    def status(self) -> State:
+        """Reads the run's state: complete, running (a fresh lease), failed, interrupted, or absent."""
         if self.result() is not None:
-            return "complete"
+            return State.COMPLETE
         attempt_ids = self.attempts.list()
         if any(is_fresh(read_lease(self.attempts.child(attempt_id))) for attempt_id in attempt_ids):
-            return "running"
+            return State.RUNNING
         if not attempt_ids:
-            return "absent"
-        return "interrupted" if self.failure() is None else "failed"
+            return State.ABSENT
+        return State.INTERRUPTED if self.failure() is None else State.FAILED
 
     def failure(self) -> dict | None:
         """{"message", "details", "time", "attempt"} if the last attempt failed."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from mlflow.entities import Metric
 
-from gram_platform.config import view_from_plain
+from gram_platform.config import State, view_from_plain
 from gram_platform.config.identity import canonical_json, metric_name
 from gram_platform.store import CorruptFile, EvaluationDirectory, RunDirectory
 from gram_platform.store.checkpoints import NORM
@@ -22,7 +22,12 @@ RUN_ID, EVAL_ID, VIEW_ID, VIEW_RUN = "gram.run_id", "gram.eval_id", "gram.view_i
 MIRRORED_STEP, SENDING_STEP, FAILURE = "gram.mirrored_step", "gram.sending_step", "gram.failure"
 NOTE = "mlflow.note.content"  # what MLflow shows as a run's description
 ID_TAGS = {"run": RUN_ID, "evaluation": EVAL_ID}
-MLFLOW_STATUS = {"complete": "FINISHED", "failed": "FAILED", "running": "RUNNING", "interrupted": "KILLED"}
+MLFLOW_STATUS = {
+    State.COMPLETE: "FINISHED",
+    State.FAILED: "FAILED",
+    State.RUNNING: "RUNNING",
+    State.INTERRUPTED: "KILLED",
+}
 
 VALIDATION_LOSS = "validation/loss/"  # + domain, in the records
 SIZES = ("num_steps", "num_tokens", "parameters", "compute_units", "hardware_flops")
@@ -42,7 +47,7 @@ class Entry:
     kind: str
     node_id: str
     name: str
-    status: str  # as the storage calls it
+    status: State
     tags: Mapping[str, str]
     params: Mapping[str, str]
     result_metrics: Mapping[str, float] = field(default_factory=dict)
@@ -59,17 +64,17 @@ def unescape(key: str) -> str:
 def run_entry(run: RunDirectory) -> Entry | None:
     """The run's entry; None while nothing was attempted, or with a warning when its config is corrupted."""
     status = run.status()
-    if status == "absent":
+    if status == State.ABSENT:
         return None
     config, result, timing = _config(run), run.result() or {}, run.timing()
     if config is None:
         return None
-    own = {RUN_ID: run.run_id, FAILURE: (run.failure() or {}).get("message", "")[:500] if status == "failed" else ""}
-    own[NOTE] = run_note(config, run)
+    message = (run.failure() or {}).get("message", "") if status == State.FAILED else ""
+    run_tags = {RUN_ID: run.run_id, FAILURE: message[:500], NOTE: run_note(config, run)}
     return Entry(
         kind="run",
         node_id=run.run_id,
-        tags=_tags("run", run, status, result, own),
+        tags=_tags("run", run, status, result, run_tags),
         name=node_name("run", run.run_id, run.tags()),
         status=status,
         params=run_params(config),
@@ -93,9 +98,9 @@ def evaluation_entry(evaluation: EvaluationDirectory) -> Entry | None:
     return Entry(
         kind="evaluation",
         node_id=evaluation.eval_id,
-        tags=_tags("evaluation", evaluation, "complete", result, own),
+        tags=_tags("evaluation", evaluation, State.COMPLETE, result, own),
         name=node_name("evaluation", evaluation.eval_id, evaluation.tags()),
-        status="complete",
+        status=State.COMPLETE,
         params=evaluation_params(config),
         result_metrics=evaluation_metrics(result, timing),
         ended_ms=_milliseconds(timing),
@@ -205,9 +210,9 @@ def start_ms(records: Sequence[Mapping], entry: Entry, now_s: float) -> int:
     return round((entry.ended_ms or now_s * 1000) - elapsed_s * 1000)
 
 
-def _tags(kind: str, node: RunDirectory | EvaluationDirectory, status: str, result: Mapping, own: Mapping) -> dict:
+def _tags(kind: str, node: RunDirectory | EvaluationDirectory, status: State, result: Mapping, own: Mapping) -> dict:
     study = {metric_name(name): value for name, value in node.tags().items()}
-    common = {KIND: kind, STATUS: status, TAG_NAMES: ",".join(sorted(study)), RESULT: result.get("sha256", "")}
+    common = {KIND: kind, STATUS: status.value, TAG_NAMES: ",".join(sorted(study)), RESULT: result.get("sha256", "")}
     return {**study, **common, **own}
 
 

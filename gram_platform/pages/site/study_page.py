@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from gram_platform.config import LOSSES, SAMPLES, TOKENS
+from gram_platform.config import LOSSES, SAMPLES, TOKENS, State
 from gram_platform.pages.report import localization, report_footer, report_sections, samples
 from gram_platform.pages.report.localization import TokenResults, localization_sections, read_tokens
 from gram_platform.pages.report.page import Section
@@ -16,7 +16,7 @@ from gram_platform.pages.report.study import with_verdicts
 from gram_platform.pages.report.tables import clock
 from gram_platform.pages.results.record import StudyRecord
 from gram_platform.pages.results.results import Results, read_results, study_report
-from gram_platform.pages.site.facts import COMPLETE, MISSING, Facts
+from gram_platform.pages.site.facts import Facts
 from gram_platform.pages.site.studies import StudyFacts, Totals
 from gram_platform.pages.site.words import dollars, fact_table, hours, moment, name_of
 
@@ -82,7 +82,7 @@ def with_pages(results: Any, facts: Facts, links: Mapping[str, str]) -> Any:
 
 def study_intro(study: StudyFacts, totals: Totals, source: str, claims: pd.DataFrame | None) -> str:
     """How its claims came out, whether it is complete, the question, and how it was run."""
-    record, num_left = study.record, totals.num_nodes - totals.counts[COMPLETE]
+    record, num_left = study.record, totals.num_nodes - totals.counts[State.COMPLETE]
     state = f"{num_left} of {totals.num_nodes} nodes are not complete: see Not complete.\n\n" if num_left else ""
     return with_verdicts(f"{state}{record.question}\n\n{' '.join(record.facts)} {source}".strip(), claims)
 
@@ -116,8 +116,8 @@ def _unfinished(study: StudyFacts, facts: Facts) -> list[Section]:
     rows = []
     for node_id in study.node_ids:
         node = facts.node(node_id)
-        status = node.status if node else MISSING
-        if status == COMPLETE:
+        status = node.status if node else State.MISSING
+        if status == State.COMPLETE:
             continue
         entry = tags.get(node_id, {"kind": "run", "tags": {}})
         name = name_of(entry["kind"], node_id, entry["tags"])
