@@ -37,11 +37,11 @@ def measure(settings: Settings) -> list[Measurement]:
 @contextlib.contextmanager
 def logging(scene: Scene, storage: str) -> Iterator[Callable[[StepRecord], object]]:
     """What a run does with a step's record: it is summed up, and a heartbeat says where the run is."""
-    from gram_platform.engine.node import Summary  # a machine with torch and numpy alone compares without it
+    from gram_platform.engine.node import MetricsSummary  # a machine with torch and numpy alone compares without it
     from gram_platform.store import Store
 
     run = runs(scene)[DENSE]
-    summary, directory = Summary(run), Store(storage).open_for_writing().run(run.run_id)
+    summary, directory = MetricsSummary(run), Store(storage).open_for_writing().run(run.run_id)
     directory.ensure_config(run)
     with directory.start_attempt("benchmark") as attempt:
 

@@ -1,4 +1,4 @@
-"""What Ray reserves for a trial of a search, and how many ranks of trials there may be at once."""
+"""Says what Ray reserves for a trial of a search, and how many ranks of trials may run at once."""
 
 import math
 from collections.abc import Callable
@@ -11,13 +11,13 @@ from gram_platform.engine.trials import Point, Problem
 from gram_platform.planner import GIB, MACHINES, needs
 
 PROCESS_BYTES = GIB  # of a worker before it holds a model: Python, torch, Ray, the page cache's mapping
-MEMORY_STEP = GIB // 4  # requests are rounded up to it, so that trials of like sizes share processes
+MEMORY_STEP = GIB // 4  # requests are rounded up to it, so that trials of similar sizes reuse processes
 
 
 def placement(problem: Problem, point: Point, execution: Execution, resources: Resources) -> tune.PlacementGroupFactory:
-    """What Ray reserves for a trial: a rank's CPUs, GPUs and the memory that its largest run needs.
+    """Reserves one rank's CPUs and GPUs for a trial; without GPUs also the memory of the trial's largest run.
 
-    A sharded trial only waits for Ray Train's workers, which have reservations of their own.
+    A sharded trial only waits for Ray Train's workers, which have separate reservations.
     """
     if trial_ranks(problem, execution, point) > 1:
         return tune.PlacementGroupFactory([{"memory": MEMORY_STEP}])
@@ -28,10 +28,10 @@ def placement(problem: Problem, point: Point, execution: Execution, resources: R
 
 
 def most_ranks(max_concurrent: int, resources: Resources) -> Callable[[], float]:
-    """Asks how many ranks there may be at once.
+    """Makes a function that returns how many ranks may run at once.
 
-    A trial that waits for room is drawn without the results of those before it, and no pause or limit holds it up: so
-    none waits but for machines that the cluster may yet start, as many as `max_concurrent` wants of them.
+    A trial is proposed only when it can start: then Optuna knows all earlier results, and pauses and limits apply.
+    Exception: a cluster that can still grow gets up to `max_concurrent` trials, and starts machines for them.
     """
     if max_concurrent and not has_fixed_size():
         return lambda: math.inf
@@ -39,13 +39,13 @@ def most_ranks(max_concurrent: int, resources: Resources) -> Callable[[], float]
 
 
 def trial_ranks(problem: Problem, execution: Execution, point: Point) -> int:
-    """Of the widest of a trial's nodes, which run one after another."""
+    """Counts the ranks of a trial's widest node; the nodes run one after another."""
     ranks = (execution.of_node(node.config, dict(node.tags)).num_ranks for node in problem.nodes(point))
     return max(ranks, default=1)
 
 
 def trial_memory(problem: Problem, point: Point) -> int:
-    """Bytes of a one-process trial on a CPU: the largest of its runs and the process itself."""
+    """Estimates the bytes of a one-process trial on a CPU: the largest run and the process."""
     runs = [node.config for node in problem.nodes(point) if node.kind == "run"]
     largest = max((needs(run, 1, MACHINES["cpu"]).memory.total for run in runs), default=0)
     return math.ceil((largest + PROCESS_BYTES) / MEMORY_STEP) * MEMORY_STEP
