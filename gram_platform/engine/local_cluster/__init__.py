@@ -1,1 +1,1 @@
-"""A private Ray cluster on this machine for one job: started, given the job by `ray job submit`, taken down again."""
+"""Starts a private Ray cluster on this machine, runs one job on it with `ray job submit`, and stops the cluster."""

@@ -1,10 +1,10 @@
-"""What `make demo` and `make stop` run.
+"""Runs a command as a job on a private local Ray cluster, and stops the cluster: `make demo` and `make stop`.
 
 python -m gram_platform.engine.local_cluster run [--keep] -- python experiments/scaling.py --preset demo
 python -m gram_platform.engine.local_cluster stop
 
-Whatever happens to the job or to this process, nothing is left running unless `--keep` asks for it: signals end the
-cluster first, and what a `kill -9` leaves behind is ended by the next `run` or `stop`, which read the state file.
+However the job or this process ends, no process is left running, except with `--keep`. A signal stops the cluster
+first; after a `kill -9` the next `run` or `stop` reads the state file and stops the cluster.
 """
 
 import argparse
@@ -44,13 +44,13 @@ def raise_exit(number: int, frame: object) -> None:
 
 
 def run(command: list[str], keep: bool) -> int:
-    """Runs the command as a job on a cluster of its own and returns the job's exit code."""
+    """Runs the command as a job on a new cluster and returns the job's exit code."""
     before = read_state()
     if before and before.owner_is_alive():
-        say(f"another demo uses this storage (process {before.owner_pid}); wait for it, or end it with `make stop`")
+        say(f"another demo uses this storage (process {before.owner_pid}): wait for it, or stop it with `make stop`")
         return 1
     if before:
-        say(f"ended {stop(before)} processes that an earlier demo had left running")
+        say(f"stopped {stop(before)} processes that an earlier demo had left running")
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, raise_exit)
@@ -102,7 +102,7 @@ def mlflow_command(database: Path, port: int) -> str:
 
 
 def serve_mlflow(cluster: Cluster) -> str:
-    """Starts MLflow's pages as a part of the cluster and waits for them; returns their address."""
+    """Starts MLflow's pages in the cluster, waits for them and returns their address."""
     port = free_port()
     with (Path(cluster.folder) / "mlflow.log").open("w") as log:
         server = subprocess.Popen(
@@ -130,11 +130,11 @@ def announce(cluster: Cluster, mlflow_address: str) -> None:
     binary = Path(sys.executable).parent / "ray"
     token = f"RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={cluster.token_file}"
     say(f"  {token} {binary} job submit --address {cluster.address} --working-dir . -- python ...")
-    say("both keep running until `make stop`")
+    say("both run until `make stop`")
 
 
 def stop_all() -> int:
-    """Ends the recorded cluster, and the demo that it belongs to if that still runs."""
+    """Stops the recorded cluster, and the demo that started it if it still runs."""
     cluster = read_state()
     if cluster is None:
         say("nothing is running")
@@ -143,12 +143,12 @@ def stop_all() -> int:
         owner = psutil.Process(cluster.owner_pid)
         owner.terminate()
         psutil.wait_procs([owner], timeout=OWNER_STOP_TIMEOUT_S)
-    say(f"ended; {stop(cluster)} processes had been left running")
+    say(f"stopped; {stop(cluster)} processes had been left running")
     return 0
 
 
 def main() -> int:
-    """The job's exit code; 2 for bad input, and nothing done."""
+    """Returns the job's exit code, or 2 for bad input."""
     parser = argparse.ArgumentParser(
         prog="python -m gram_platform.engine.local_cluster", description=__doc__.split("\n")[0]
     )
@@ -156,7 +156,7 @@ def main() -> int:
     run_parser = commands.add_parser("run", help="run a command as a job on a private local Ray cluster")
     run_parser.add_argument("--keep", action="store_true", help="leave Ray, and MLflow's pages, running afterwards")
     run_parser.add_argument("job", nargs="+", help="the command, after --")
-    commands.add_parser("stop", help="end what a run left running, and nothing else")
+    commands.add_parser("stop", help="stop the processes that a run left running, and no others")
     arguments = parser.parse_args()
     try:
         return run(arguments.job, arguments.keep) if arguments.command == "run" else stop_all()

@@ -1,7 +1,6 @@
-"""A private Ray cluster on this machine: start its head, give it one job, return the job's exit code.
+"""Starts the head of a private Ray cluster on this machine, and runs a job on it.
 
-Private means: token authentication with a token of its own, free ports, a folder of its own, and no look at anyone
-else's cluster.
+Private means: a new token, free ports, a new folder, and no contact with other Ray clusters.
 """
 
 import contextlib
@@ -22,14 +21,14 @@ import psutil
 
 from gram_platform.engine.local_cluster.state import MARK, Cluster, default_storage, stop, write_state
 
-OBJECT_STORE_BYTES = 256 * 2**20  # nodes pass small values; weights and data go through the storage
+OBJECT_STORE_BYTES = 256 * 2**20  # tasks pass small values; weights and data go through the storage
 START_TIMEOUT_S = 120.0
 START_ATTEMPTS = 3
 JOB_ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 
 
 def free_port() -> int:
-    """A port that nobody listens on, below the range that the system and Ray's own components draw from."""
+    """Finds an unused port, below the range that the system and Ray's components draw from."""
     while True:
         port = random.randrange(20_000, 32_000)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -38,7 +37,7 @@ def free_port() -> int:
 
 
 def num_cpus() -> int:
-    """The cores this process may use: its affinity, cut to the quota of its control group (version 2) if it has one."""
+    """Counts the cores that this process may use: its affinity, cut to the quota of its control group (version 2)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with contextlib.suppress(OSError, ValueError):
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -47,10 +46,10 @@ def num_cpus() -> int:
 
 
 def environment(cluster: Cluster) -> dict[str, str]:
-    """The environment of everything in the cluster: ours without other Rays' settings; mark, token, storage."""
-    mine = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    """Makes the environment of the cluster's processes: without other Rays' settings, with mark, token, storage."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     no_proxy = ",".join(filter(None, [os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), "127.0.0.1"]))
-    return mine | {
+    return inherited | {
         MARK: cluster.mark,
         "GRAM_STORAGE": default_storage(),
         "no_proxy": no_proxy,
@@ -65,7 +64,7 @@ def environment(cluster: Cluster) -> dict[str, str]:
 
 
 def head_command(cluster: Cluster) -> list[str]:
-    """`ray start` of a head that binds no default port: 0 lets a component choose, the other two want a number."""
+    """Makes the `ray start` of a head without default ports: 0 lets Ray choose; two options need a number."""
     options = {
         "port": 0,
         "dashboard-host": "127.0.0.1",
@@ -83,7 +82,7 @@ def head_command(cluster: Cluster) -> list[str]:
 
 
 def ask(cluster: Cluster, path: str) -> dict | None:
-    """One answer of the cluster's job server; None while it cannot be reached."""
+    """Reads one answer of the cluster's job server; None while it cannot be reached."""
     headers = {"Authorization": f"Bearer {cluster.token_file.read_text()}"}
     request = urllib.request.Request(cluster.address + path, headers=headers)
     try:
@@ -94,13 +93,10 @@ def ask(cluster: Cluster, path: str) -> dict | None:
 
 
 def start() -> Cluster:
-    """Starts a head and waits until it takes jobs.
-
-    Raises RuntimeError with the end of the head's log when it does not come up in three attempts.
-    """
+    """Starts a head and waits until it accepts jobs; RuntimeError with the log's end after three failed attempts."""
     created = psutil.Process().create_time()
     for _ in range(START_ATTEMPTS):
-        folder = tempfile.mkdtemp(prefix="gram-", dir="/tmp")  # short: the paths of sockets hold 107 bytes
+        folder = tempfile.mkdtemp(prefix="gram-", dir="/tmp")  # short, because a socket's path has at most 107 bytes
         cluster = Cluster(secrets.token_hex(16), os.getpid(), created, folder, f"http://127.0.0.1:{free_port()}")
         write_state(cluster)
         cluster.token_file.touch(mode=0o600)
@@ -109,20 +105,21 @@ def start() -> Cluster:
             head = subprocess.Popen(
                 head_command(cluster),
                 env=environment(cluster),
-                cwd=cluster.folder,  # so that a job sees the upload, and nothing of the current directory
+                cwd=cluster.folder,  # a job then sees its upload alone, not the current directory
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        if comes_up(cluster, head):
+        if accepts_jobs(cluster, head):
             return cluster
         tail = cluster.head_log.read_text()[-2000:]
         stop(cluster)
-    raise RuntimeError(f"Ray did not start in {START_ATTEMPTS} attempts; the last one said:\n{tail}")
+    raise RuntimeError(f"Ray did not start in {START_ATTEMPTS} attempts; the last log ends with:\n{tail}")
 
 
-def comes_up(cluster: Cluster, head: subprocess.Popen) -> bool:
+def accepts_jobs(cluster: Cluster, head: subprocess.Popen) -> bool:
+    """Waits for the job server; False when the head has ended or the time is up."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline and head.poll() is None:
         if ask(cluster, "/api/version") is not None:
@@ -139,7 +136,7 @@ def submit(cluster: Cluster, command: list[str]) -> int:
     code = subprocess.run(
         [*ray, *style, "--", *command], env=environment(cluster), stdin=subprocess.DEVNULL, check=False
     ).returncode
-    # The client returns 1 for every failure, 0 for a job that was stopped, and early when it loses the connection.
+    # The client returns 1 for every failure, 0 for a stopped job, and too early when it loses the connection.
     info = ask(cluster, f"/api/jobs/{job}")
     while info and info["status"] not in JOB_ENDED:
         time.sleep(1)

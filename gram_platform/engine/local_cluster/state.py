@@ -1,7 +1,7 @@
-"""Which local cluster there is: its state file, its processes, and their end.
+"""Records the local cluster in a state file, finds its processes and kills them.
 
-Every process that descends from a cluster carries the cluster's random mark in its environment, so that exactly these
-are ended, whatever their process ids and groups. They are killed, not asked: a study survives that by design.
+Every process of a cluster inherits a random mark in its environment. So exactly these processes are killed, whatever
+their ids and groups. A SIGKILL is safe: a study continues from its checkpoints.
 """
 
 import contextlib
@@ -21,12 +21,12 @@ MARK = "GRAM_LOCAL_CLUSTER"  # the environment variable that every process of a 
 
 @dataclass(frozen=True)
 class Cluster:
-    """What is written to the state file: enough to stop a cluster whose starter was killed."""
+    """The content of the state file: enough to stop a cluster whose starter was killed."""
 
     mark: str
     owner_pid: int
-    owner_created: float  # Unix seconds; with the pid it names one process: pids are reused
-    folder: str  # the token, Ray's temporary files; only we may enter it
+    owner_created: float  # Unix seconds; identifies the process, because pids are reused
+    folder: str  # of the token and Ray's temporary files; only this user may enter it
     address: str  # of the dashboard, which takes jobs
 
     @property
@@ -35,14 +35,14 @@ class Cluster:
 
     @property
     def ray_folder(self) -> Path:
-        return Path(self.folder) / "ray"  # Ray opens this one to everybody
+        return Path(self.folder) / "ray"  # Ray makes this folder readable for everybody
 
     @property
     def head_log(self) -> Path:
         return Path(self.folder) / "head.log"
 
     def owner_is_alive(self) -> bool:
-        """Whether the process that started this still runs; its creation time moves a little when clocks are set."""
+        """Tells whether the process that started the cluster runs. Setting the clock shifts creation times a little."""
         with contextlib.suppress(psutil.NoSuchProcess):
             owner = psutil.Process(self.owner_pid)
             return abs(owner.create_time() - self.owner_created) < 5 and owner.status() != psutil.STATUS_ZOMBIE
@@ -53,19 +53,16 @@ class Cluster:
 
 
 def default_storage() -> str:
-    """`$GRAM_STORAGE`, else `~/.gram`; absolute, unless it is the URL of an object store.
-
-    ValueError for the home of a user that does not exist.
-    """
+    """Gives `$GRAM_STORAGE`, else `~/.gram`; absolute, unless it is a URL. ValueError for an unknown user's home."""
     storage = os.environ.get("GRAM_STORAGE") or "~/.gram"
     try:
         return storage if "://" in storage else str(Path(storage).expanduser().resolve())
     except RuntimeError as error:
-        raise invalid("storage", storage, f"a path or a URL: {error}") from error
+        raise invalid("storage", storage, f"a path in a known home, or a URL ({error})") from error
 
 
 def local_folder() -> Path:
-    """The storage if it is on this machine, else `~/.gram`: where the state file and a failed cluster's logs go."""
+    """Gives the folder of the state file and of a failed cluster's logs: a local storage, else `~/.gram`."""
     storage = default_storage()
     return Path("~/.gram").expanduser() if "://" in storage else Path(storage)
 
@@ -75,14 +72,14 @@ def state_file() -> Path:
 
 
 def read_state() -> Cluster | None:
-    """The cluster that is written down; ValueError for a storage that is no folder, or that we may not read."""
+    """Reads the recorded cluster, None without one; ValueError for a storage that is not a readable folder."""
     try:
         return Cluster(**json.loads(state_file().read_text()))
     except FileNotFoundError:
         return None
     except (NotADirectoryError, PermissionError) as error:
-        raise invalid("storage", default_storage(), f"a folder that we may read ({error})") from error
-    except (ValueError, TypeError):  # half written by a machine that died: nothing of it can still run
+        raise invalid("storage", default_storage(), f"a readable folder ({error})") from error
+    except (ValueError, TypeError):  # damaged by a crash of the machine: none of its processes can run
         state_file().unlink(missing_ok=True)
         return None
 
@@ -97,7 +94,7 @@ def write_state(cluster: Cluster) -> None:
 
 
 def processes_of(cluster: Cluster) -> list[psutil.Process]:
-    """Every process that carries the cluster's mark, and their descendants; never this one."""
+    """Lists the processes with the cluster's mark and their descendants, without this one."""
     found = set()
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -107,9 +104,9 @@ def processes_of(cluster: Cluster) -> list[psutil.Process]:
 
 
 def kill_processes(cluster: Cluster) -> int:
-    """Kills all that `processes_of` finds until it finds nothing; returns how many there were."""
+    """Kills the cluster's processes until none is left; returns their number."""
     num_processes = 0
-    while processes := processes_of(cluster):  # again, since a dying raylet may still start a worker
+    while processes := processes_of(cluster):  # repeatedly: a dying raylet may still start a worker
         num_processes += len(processes)
         for process in processes:
             with contextlib.suppress(psutil.Error):
@@ -119,7 +116,7 @@ def kill_processes(cluster: Cluster) -> int:
 
 
 def stop(cluster: Cluster) -> int:
-    """Kills the cluster's processes, removes its folder and the state file; returns how many processes there were."""
+    """Kills the cluster's processes, removes its folder and the state file; returns the number of processes."""
     num_processes = kill_processes(cluster)
     shutil.rmtree(cluster.folder, ignore_errors=True)
     state_file().unlink(missing_ok=True)
