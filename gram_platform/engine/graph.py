@@ -147,13 +147,11 @@ class _Graph:
         return time.monotonic() >= self.not_before.get(node.id, 0.0)
 
     def _submit(self, task: Task) -> ray.ObjectRef:
-        placed = _on_the_driver_node() if self.ranks[task[0].id] > 1 else self._reserved()
+        reserved = {"num_cpus": self.resources.cpus_per_rank, "num_gpus": self.resources.gpus_per_rank}
+        placed = _on_the_driver_node() if self.ranks[task[0].id] > 1 else reserved
         name = task[0].name if len(task) == 1 else f"{task[0].name} and {len(task) - 1} more profiles"
         nodes = [(node.kind, to_plain(node.config), dict(node.tags)) for node in task]
         return _execute.options(name=name, **placed).remote(nodes, self.execution, self.resources)
-
-    def _reserved(self) -> dict:
-        return {"num_cpus": self.resources.cpus_per_rank, "num_gpus": self.resources.gpus_per_rank}
 
     def wait(self, timeout_s: float) -> list[Node]:
         """Waits for the next task and returns those of its nodes that ended; none after `timeout_s`."""

@@ -105,23 +105,22 @@ class OptunaSource:
 
     def tell(self, proposal: Proposal, outcome: Outcome) -> None:
         """Tells Optuna; does nothing for an ended trial, which another driver has adopted and told alike."""
+        group, trial = proposal.key
         with contextlib.suppress(UpdateFinishedTrialError):
-            self._tell(*proposal.key, outcome)
+            self._tell(group.study, trial, outcome)
 
-    def _tell(self, group: Group, trial: optuna.Trial, outcome: Outcome) -> None:
+    def _tell(self, study: optuna.Study, trial: optuna.Trial, outcome: Outcome) -> None:
         facts = {"state": outcome.state, "message": outcome.message, "metrics": dict(outcome.metrics)}
         facts |= {"nodes": list(outcome.nodes), "runs": list(outcome.runs)}
         facts |= {"elapsed_s": outcome.elapsed_s, "trained_s": outcome.trained_s, "rank_s": outcome.rank_s}
         for key, value in facts.items():
             trial.set_user_attr(key, value)
         if outcome.state == FAILED:
-            group.study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
+            study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
             return
-        values = [self._value(objective, outcome) for objective in self.objectives]
-        group.study.tell(trial, values, skip_if_finished=True)
-
-    def _value(self, objective: Objective, outcome: Outcome) -> float:
-        return outcome.metrics[objective.metric] if outcome.state == COMPLETE else objective.worst
+        is_complete = outcome.state == COMPLETE
+        values = [outcome.metrics[one.metric] if is_complete else one.worst for one in self.objectives]
+        study.tell(trial, values, skip_if_finished=True)
 
 
 def _suggest(trial: optuna.Trial, parameter) -> float | int:

@@ -21,7 +21,6 @@ from ray.tune.search import Searcher
 
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.life import MAX_CRASHES, Crashes
-from gram_platform.engine.placement import most_ranks, placement, trial_ranks
 from gram_platform.engine.proposals import Proposal, Source, outcome_from_plain
 from gram_platform.engine.trials import (
     CANCEL,
@@ -34,6 +33,9 @@ from gram_platform.engine.trials import (
     Problem,
     committed,
     execute_trial,
+    most_ranks,
+    placement,
+    trial_ranks,
 )
 
 ASK_CLUSTER_EVERY_S = 5.0  # for its size
@@ -151,15 +153,7 @@ class _CrashCount(_Unpickled, tune.Callback):
 class _Searcher(_Unpickled, Searcher):
     """Adapts a source to Ray Tune."""
 
-    def __init__(
-        self,
-        source: Source,
-        tuning: Tuning,
-        ranks_of: Callable[[Point], int],
-        most_ranks: Callable[[], float],
-        on_start,
-        on_end,
-    ):
+    def __init__(self, source: Source, tuning: Tuning, ranks_of, most_ranks, on_start, on_end):
         super().__init__(metric="outcome", mode="min")
         self._source, self._tuning, self._ranks_of, self._most_ranks = source, tuning, ranks_of, most_ranks
         self._on_start, self._on_end = on_start, on_end

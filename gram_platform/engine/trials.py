@@ -1,25 +1,31 @@
-"""Executes one trial of a search: its nodes, from a point, then the score of their results.
+"""Executes one trial of a search and scores its results; says what Ray reserves for it.
 
-The nodes are those of studies: a finished node is reused, whichever study or search executed it, and an interrupted one
-continues from its last checkpoint.
+A trial's nodes are those of studies: finished nodes of any study or search are reused, interrupted ones continue.
 """
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from ray import tune
+
 from gram_platform.config import State
+from gram_platform.engine.capacity import capacity, has_fixed_size
 from gram_platform.engine.dispatch import execute_node
 from gram_platform.engine.execution import Execution, Resources, owner
 from gram_platform.engine.life import HELD_RETRY_S, NodeLifecycle
 from gram_platform.methods.nodes import Node
+from gram_platform.planner import GIB, MACHINES, needs
 from gram_platform.store import LeaseHeld, Store
 from gram_platform.train.loop import TrainingDiverged
 
 Point = Mapping[str, float | int | str]
 
 COMPLETE, DIVERGED, FAILED = State.COMPLETE, State.DIVERGED, State.FAILED  # how a trial ends
+PROCESS_BYTES = GIB  # of a worker before it holds a model: Python, torch, Ray, the page cache's mapping
+MEMORY_STEP = GIB // 4  # requests are rounded up to it, so that trials of similar sizes reuse processes
 GO, WAIT, STOP, CANCEL = "go", "wait", "stop", "cancel"  # a driver's decision before the next trial
 
 
@@ -128,3 +134,43 @@ class _NodeRunner:
             except LeaseHeld:
                 time.sleep(HELD_RETRY_S)
                 self.lifecycle.require_not_diverged(node)  # it may have diverged in the other process
+
+
+# ------------------------------------------------------------------------------------------------- placement
+
+
+def placement(problem: Problem, point: Point, execution: Execution, resources: Resources) -> tune.PlacementGroupFactory:
+    """Reserves one rank's CPUs and GPUs for a trial; without GPUs also the memory of the trial's largest run.
+
+    A sharded trial only waits for Ray Train's workers, which have separate reservations.
+    """
+    if trial_ranks(problem, execution, point) > 1:
+        return tune.PlacementGroupFactory([{"memory": MEMORY_STEP}])
+    bundle = {"CPU": resources.cpus_per_rank, "memory": trial_memory(problem, point)}
+    if resources.gpus_per_rank:
+        bundle = {"CPU": resources.cpus_per_rank, "GPU": resources.gpus_per_rank}
+    return tune.PlacementGroupFactory([bundle])
+
+
+def most_ranks(max_concurrent: int, resources: Resources) -> Callable[[], float]:
+    """Makes a function that returns how many ranks may run at once.
+
+    A trial is proposed only when it can start: then Optuna knows all earlier results, and pauses and limits apply.
+    Exception: a cluster that can still grow gets up to `max_concurrent` trials, and starts machines for them.
+    """
+    if max_concurrent and not has_fixed_size():
+        return lambda: math.inf
+    return lambda: capacity(resources).most
+
+
+def trial_ranks(problem: Problem, execution: Execution, point: Point) -> int:
+    """Counts the ranks of a trial's widest node; the nodes run one after another."""
+    ranks = (execution.of_node(node.config, dict(node.tags)).num_ranks for node in problem.nodes(point))
+    return max(ranks, default=1)
+
+
+def trial_memory(problem: Problem, point: Point) -> int:
+    """Estimates the bytes of a one-process trial on a CPU: the largest run and the process."""
+    runs = [node.config for node in problem.nodes(point) if node.kind == "run"]
+    largest = max((needs(run, 1, MACHINES["cpu"]).memory.total for run in runs), default=0)
+    return math.ceil((largest + PROCESS_BYTES) / MEMORY_STEP) * MEMORY_STEP

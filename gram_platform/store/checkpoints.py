@@ -121,7 +121,3 @@ def remove_weights(attempt: Folder) -> int:
         num_bytes += attempt.size(WEIGHTS)
         attempt.remove(WEIGHTS)
     return num_bytes
-
-
-def set_weights_aside(attempt: Folder, reason: object) -> None:
-    attempt.set_aside(WEIGHTS if attempt.exists(WEIGHTS) else SHARDS, reason)

@@ -19,6 +19,8 @@ from gram_platform.store.folders import LocalFolder
 if TYPE_CHECKING:
     import torch
 
+    from gram_platform.store.tensors import DiskTensors
+
 CONFIG, TAGS, RESULT, TIMING, TOKENIZER = "config.json", "tags.json", "result.json", "timing.json", "tokenizer.json"
 TENSORS_HASH = "tensors_sha256"  # in the result: the hash of the tensors' file
 WRONG_HASH = "its hash is not the result's"
@@ -140,7 +142,11 @@ class EvaluationDirectory(NodeDirectory):
             facts = {**(timing or {}), "ended": time.time(), "host": socket.gethostname()}
             self.folder.write_json(TIMING, facts)
         if tensors:
-            result = {**result, TENSORS_HASH: self._write_tensors(tensors)}
+            from gram_platform.store.tensors import hash_tensors, save_tensors
+
+            digest = hash_tensors(tensors)
+            self.folder.write_with(_tensors_name(digest), lambda path: save_tensors(path, tensors))
+            result = {**result, TENSORS_HASH: digest}
         return self.publish(seal({**result, "eval_id": self.eval_id}))
 
     def tensors(self) -> dict[str, "torch.Tensor"]:
@@ -169,13 +175,6 @@ class EvaluationDirectory(NodeDirectory):
         self.folder.set_aside(RESULT, f"{name} does not have its hash")
         expected = "an evaluation with intact tensors; to make these again, submit again"
         raise invalid("eval_id", self.eval_id, expected)
-
-    def _write_tensors(self, tensors: Mapping[str, "torch.Tensor"]) -> str:
-        from gram_platform.store.tensors import hash_tensors, save_tensors
-
-        digest = hash_tensors(tensors)
-        self.folder.write_with(_tensors_name(digest), lambda path: save_tensors(path, tensors))
-        return digest
 
 
 def _tensors_name(digest: str) -> str:
@@ -231,7 +230,7 @@ class ImportDirectory(NodeDirectory):
         return path
 
     @contextlib.contextmanager
-    def open_weights(self) -> "Iterator[Mapping[str, torch.Tensor]]":
+    def open_weights(self) -> "Iterator[DiskTensors]":
         """Yields the weights, verified, read from disk one by one; CorruptFile when they were altered."""
         from gram_platform.store.shards import open_weights
         from gram_platform.store.tensors import hash_named  # imported here: both import torch

@@ -125,20 +125,9 @@ TRANSIENT_ERRNOS = frozenset(getattr(errno, name) for name in _NAMES.split() if 
 TRANSIENT_STATUSES = {"408", "425", "429", "500", "502", "503", "504"}  # HTTP: time-outs, throttling, server errors
 # connection errors of the libraries under fsspec's drivers (aiohttp, requests, botocore, azure-core): by name, because
 # the libraries need not be installed, and not all are OSErrors
-TRANSIENT_CLASSES = frozenset(
-    {
-        "ClientConnectionError",
-        "ClientPayloadError",
-        "ConnectTimeoutError",
-        "ConnectionError",
-        "EndpointConnectionError",
-        "IncompleteReadError",
-        "ReadTimeoutError",
-        "ServiceRequestError",
-        "ServiceResponseError",
-        "Timeout",
-    }
-)
+_CLASSES = "ClientConnectionError ClientPayloadError ConnectTimeoutError ConnectionError EndpointConnectionError "
+_CLASSES += "IncompleteReadError ReadTimeoutError ServiceRequestError ServiceResponseError Timeout"
+TRANSIENT_CLASSES = frozenset(_CLASSES.split())
 
 Value = TypeVar("Value")
 _last_warned = -SILENCE_S

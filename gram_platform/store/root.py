@@ -13,6 +13,7 @@ from gram_platform.config.identity import invalid, local_path, short_hash
 from gram_platform.corpora.packed import CorruptCorpus, PackedCorpus
 from gram_platform.corpora.recipe import CorpusRecipe
 from gram_platform.corpora.sources import Progress, complete, publish
+from gram_platform.store.checkpoints import MANIFEST
 from gram_platform.store.directories import EvaluationDirectory, ImportDirectory
 from gram_platform.store.files import CorruptFile, Folder
 from gram_platform.store.folders import LocalFolder, RemoteFolder, open_folder
@@ -137,8 +138,6 @@ class Store:
 
 
 # -------------------------------------------------------------------------------------------- packed corpora
-
-MANIFEST = "manifest.json"
 
 
 def provide_corpus(recipe: CorpusRecipe, store: Store, progress: Progress | None = None) -> PackedCorpus:

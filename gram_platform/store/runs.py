@@ -12,6 +12,8 @@ from gram_platform.config import RunConfig, State
 from gram_platform.config.identity import invalid
 from gram_platform.store.checkpoints import (
     FINISHED,
+    SHARDS,
+    WEIGHTS,
     clear_debris,
     has_weights,
     last_step,
@@ -20,7 +22,6 @@ from gram_platform.store.checkpoints import (
     prune,
     read_segment,
     remove_weights,
-    set_weights_aside,
 )
 from gram_platform.store.directories import RESULT, WRONG_HASH, NodeDirectory
 from gram_platform.store.files import CorruptFile, Folder, seal
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     import torch
 
     from gram_platform.store.attempts import Attempt
+    from gram_platform.store.tensors import DiskTensors
 
 
 class RunDirectory(NodeDirectory):
@@ -168,7 +170,7 @@ class RunDirectory(NodeDirectory):
         raise self._without_weights()
 
     @contextlib.contextmanager
-    def open_weights(self) -> "Iterator[Mapping[str, torch.Tensor]]":
+    def open_weights(self) -> "Iterator[DiskTensors]":
         """Yields the verified weights; each access to a tensor reads it from disk. Errors as `weights`."""
         from gram_platform.store.shards import open_weights
         from gram_platform.store.tensors import hash_named
@@ -249,7 +251,7 @@ class RunDirectory(NodeDirectory):
 
     def _set_weights_aside(self, attempt_id: str, reason: object) -> None:
         attempt = self.attempts.child(attempt_id)
-        set_weights_aside(attempt, reason)
+        attempt.set_aside(WEIGHTS if attempt.exists(WEIGHTS) else SHARDS, reason)
         attempt.set_aside(FINISHED, "its weights are corrupted")
 
     def _head(self) -> dict | None:

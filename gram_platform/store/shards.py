@@ -12,6 +12,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -58,7 +59,7 @@ def write_shard(
     shard = TENSORS if num_ranks == 1 else f"tensors-{rank:05d}.safetensors"
     return {
         shard: folder.write_with(shard, lambda path: save_tensors(path, rows)),
-        _layout_name(shard): folder.write_with(_layout_name(shard), lambda path: _write_text(path, layout)),
+        _layout_name(shard): folder.write_with(_layout_name(shard), lambda path: Path(path).write_text(layout)),
     }
 
 
@@ -68,14 +69,9 @@ def write_manifest(
     """Writes the state and, last, the manifest; `files`: the SHA-256 by name of all shards, which are written."""
     folder = checkpoint_folder(attempt, step)
     state_text = canonical_json(state)
-    files = {**files, STATE: folder.write_with(STATE, lambda path: _write_text(path, state_text))}
+    files = {**files, STATE: folder.write_with(STATE, lambda path: Path(path).write_text(state_text))}
     manifest = {"step": step, "time": time.time(), "elapsed_s": elapsed_s, "files": files, "segments": list(chain)}
     folder.write_sealed(MANIFEST, manifest)
-
-
-def _write_text(path: str, text: str) -> None:
-    with open(path, "w") as file:
-        file.write(text)
 
 
 # -------------------------------------------------------------------------------------------------- reading

@@ -127,7 +127,7 @@ class DiskTensors(Mapping):
     """
 
     def __init__(self, holders: Mapping[str, Sequence[tuple[safe_open, StoredRows | None]]]) -> None:
-        self._holders = holders
+        self.holders = holders
 
     @classmethod
     def of_files(cls, files: Iterable[safe_open]) -> "DiskTensors":
@@ -135,18 +135,18 @@ class DiskTensors(Mapping):
         return cls({name: [(file, None)] for file in files for name in file.keys()})  # noqa: SIM118 (not a mapping)
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        file, stored = self._holders[name][0]
+        file, stored = self.holders[name][0]
         if stored is None:
             return file.get_tensor(name).clone()  # `get_tensor` returns a view of the memory map
         return self.rows(name, 0, num_rows(stored.shape))
 
     def rows(self, name: str, first: int, stop: int) -> torch.Tensor:
         """Reads only the rows [first, stop) of a tensor."""
-        file, stored = self._holders[name][0]
+        file, stored = self.holders[name][0]
         if stored is None:
             return file.get_slice(name)[first:stop].clone()
         piece = stored.empty(first, stop)
-        for file, held in self._holders[name]:
+        for file, held in self.holders[name]:
             low, high = max(first, held.first), min(stop, held.stop)
             if low < high:
                 piece.between(low, high).copy_(held.read(file, name, low, high))
@@ -154,17 +154,17 @@ class DiskTensors(Mapping):
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Gives a tensor's shape without reading it."""
-        file, stored = self._holders[name][0]
+        file, stored = self.holders[name][0]
         return tuple(file.get_slice(name).get_shape()) if stored is None else stored.shape
 
     def __contains__(self, name: object) -> bool:
-        return name in self._holders
+        return name in self.holders
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._holders)
+        return iter(self.holders)
 
     def __len__(self) -> int:
-        return len(self._holders)
+        return len(self.holders)
 
 
 def hash_tensors(tensors: Mapping[str, torch.Tensor]) -> str:

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
 
@@ -34,41 +34,16 @@ def view_weights(store: Store, view: View) -> tuple[ModelConfig, dict[str, torch
 
 
 @contextlib.contextmanager
-def open_view(store: Store, view: View) -> Iterator[tuple[ModelConfig, Mapping[str, torch.Tensor]]]:
-    """Yields what `view_weights` returns, but each access reads the tensor from disk.
-
-    `.rows(name, first, stop)` of the weights reads a part of a tensor.
-    """
+def open_view(store: Store, view: View) -> Iterator[tuple[ModelConfig, DiskTensors]]:
+    """Yields the config and weights of `view_weights`, but each access to a tensor reads it from disk."""
     config, sources = _shape(store, view)
     with contextlib.ExitStack() as stack:
         open_ids = dict.fromkeys((view.run_id, *sources.values()))
         opened = {run_id: stack.enter_context(store.origin(run_id).open_weights()) for run_id in open_ids}
-        owners = {name: opened[view.run_id] for name in opened[view.run_id] if not is_module(name)}
+        holders = {name: held for name, held in opened[view.run_id].holders.items() if not is_module(name)}
         for domain, run_id in sources.items():
-            owners |= {name: opened[run_id] for name in opened[run_id] if _is_of(domain, name)}
-        yield config, _ViewTensors(owners)
-
-
-class _ViewTensors(Mapping):
-    """Maps names to tensors, each from the run that owns it."""
-
-    def __init__(self, owners: Mapping[str, DiskTensors]) -> None:
-        self._owners = owners
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return self._owners[name][name]
-
-    def rows(self, name: str, first: int, stop: int) -> torch.Tensor:
-        return self._owners[name].rows(name, first, stop)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._owners
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._owners)
-
-    def __len__(self) -> int:
-        return len(self._owners)
+            holders |= {name: held for name, held in opened[run_id].holders.items() if _is_of(domain, name)}
+        yield config, DiskTensors(holders)
 
 
 def load_view(store: Store, view: View, precision: str = "float32") -> tuple[ModelConfig, Transformer]:

@@ -22,12 +22,8 @@ RUN_ID, EVAL_ID, VIEW_ID, VIEW_RUN = "gram.run_id", "gram.eval_id", "gram.view_i
 MIRRORED_STEP, SENDING_STEP, FAILURE = "gram.mirrored_step", "gram.sending_step", "gram.failure"
 NOTE = "mlflow.note.content"  # MLflow shows it as a run's description
 ID_TAGS = {"run": RUN_ID, "evaluation": EVAL_ID}
-MLFLOW_STATUS = {
-    State.COMPLETE: "FINISHED",
-    State.FAILED: "FAILED",
-    State.RUNNING: "RUNNING",
-    State.INTERRUPTED: "KILLED",
-}
+MLFLOW_STATUS = {State.COMPLETE: "FINISHED", State.FAILED: "FAILED", State.RUNNING: "RUNNING"}
+MLFLOW_STATUS |= {State.INTERRUPTED: "KILLED"}
 
 VALIDATION_LOSS = "validation/loss/"  # + domain, in the records
 SIZES = ("num_steps", "num_tokens", "parameters", "compute_units", "hardware_flops")
@@ -81,7 +77,7 @@ def run_entry(run: RunDirectory) -> Entry | None:
         result_metrics=run_metrics(result, timing),
         num_steps=config_steps(config),
         last_step=run.last_step(),
-        ended_ms=_milliseconds(timing),
+        ended_ms=round(timing.get("ended", 0.0) * 1000),
     )
 
 
@@ -94,8 +90,7 @@ def evaluation_entry(evaluation: EvaluationDirectory) -> Entry | None:
     if config is None:
         return None
     view = view_from_plain(config["view"])
-    view_tags = {VIEW_ID: view.view_id, VIEW_RUN: view.run_id}
-    tags = {EVAL_ID: evaluation.eval_id, **view_tags, NOTE: evaluation_note(config)}
+    tags = {EVAL_ID: evaluation.eval_id, VIEW_ID: view.view_id, VIEW_RUN: view.run_id, NOTE: evaluation_note(config)}
     return Entry(
         kind="evaluation",
         node_id=evaluation.eval_id,
@@ -104,7 +99,7 @@ def evaluation_entry(evaluation: EvaluationDirectory) -> Entry | None:
         status=State.COMPLETE,
         params=evaluation_params(config),
         result_metrics=evaluation_metrics(result, timing),
-        ended_ms=_milliseconds(timing),
+        ended_ms=round(timing.get("ended", 0.0) * 1000),
     )
 
 
@@ -225,7 +220,3 @@ def _config(node: RunDirectory | EvaluationDirectory) -> dict | None:
         text = f"{node.kind} {node.node_id} is left out until it is submitted again: {error}"
         warnings.warn(text, RuntimeWarning, stacklevel=3)
         return None
-
-
-def _milliseconds(timing: Mapping) -> int:
-    return round(timing.get("ended", 0.0) * 1000)

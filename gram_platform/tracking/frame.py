@@ -55,7 +55,8 @@ def load_store(storage: str | Store, **tags: str | Iterable[str]) -> pd.DataFram
     store = storage if isinstance(storage, Store) else Store(storage)
     entries = [content.run_entry(store.run(run_id)) for run_id in store.list_runs()]
     entries += [content.evaluation_entry(store.evaluation(eval_id)) for eval_id in store.list_evaluations()]
-    return _frame([_store_row(entry) for entry in entries if entry is not None], tags)
+    rows = [_row(e.kind, e.node_id, e.tags, e.result_metrics, e.num_steps) for e in entries if e is not None]
+    return _frame(rows, tags)
 
 
 @collector_paused()
@@ -110,16 +111,11 @@ def _mlflow_runs(tracker: Tracker) -> dict[tuple[str, str], Run]:
 
 
 def _mlflow_frame(runs: Mapping[tuple[str, str], Run], tags: Mapping[str, str | Iterable[str]]) -> pd.DataFrame:
-    return _frame([_mlflow_row(kind, node_id, run) for (kind, node_id), run in runs.items()], tags)
-
-
-def _store_row(entry: content.Entry) -> dict:
-    return _row(entry.kind, entry.node_id, entry.tags, entry.result_metrics, entry.num_steps)
-
-
-def _mlflow_row(kind: str, node_id: str, run: Run) -> dict:
-    metrics = {content.unescape(key): value for key, value in run.data.metrics.items()}
-    return _row(kind, node_id, run.data.tags, metrics, int(run.data.params.get("num_steps", 0)))
+    rows = []
+    for (kind, node_id), run in runs.items():
+        metrics = {content.unescape(key): value for key, value in run.data.metrics.items()}
+        rows.append(_row(kind, node_id, run.data.tags, metrics, int(run.data.params.get("num_steps", 0))))
+    return _frame(rows, tags)
 
 
 def _row(kind: str, node_id: str, tags: Mapping, metrics: Mapping, num_steps: int) -> dict:

@@ -11,9 +11,9 @@ from gram_platform.engine import capacity, graph
 from gram_platform.engine.execution import Resources
 from gram_platform.engine.graph import Progress
 from gram_platform.engine.life import MAX_CRASHES
-from gram_platform.engine.placement import most_ranks, trial_ranks
 from gram_platform.engine.proposals import PointList
 from gram_platform.engine.search import Tuning, _CrashCount, _Searcher
+from gram_platform.engine.trials import most_ranks, trial_ranks
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.planner import Ranks
 from gram_platform.store.files import seal
