@@ -45,7 +45,7 @@ def sync(path: str) -> None:
 def create_database(path: Path, make: Callable[[str], None]) -> None:
     """Has `make(URL)` create an SQLite database under another name, then renames it: a kill leaves no half-made one.
 
-    One process at a time: what a killed one left is removed.
+    One process at a time may call it: the leftovers of a killed one are removed.
     """
     unfinished = path.with_name(f".{path.name}.unfinished")
     for name in (unfinished.name, f"{unfinished.name}-journal"):
