@@ -36,11 +36,11 @@ def measure(settings: BenchmarkSettings) -> list[BenchmarkResult]:
 @contextlib.contextmanager
 def logging(workload: Workload, storage: str) -> Iterator[Callable[[StepRecord], object]]:
     """Yields a run's logging of a step: it updates the summary and sends a heartbeat."""
-    from gram_platform.engine.node import Summary  # `compare` must work with torch and numpy alone
+    from gram_platform.engine.node import MetricsSummary  # `compare` must work with torch and numpy alone
     from gram_platform.store import Store
 
     run = compared_runs(workload)[DENSE]
-    summary, directory = Summary(run), Store(storage).open_for_writing().run(run.run_id)
+    summary, directory = MetricsSummary(run), Store(storage).open_for_writing().run(run.run_id)
     directory.ensure_config(run)
     with directory.start_attempt("benchmark") as attempt:
 

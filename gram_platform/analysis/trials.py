@@ -12,10 +12,12 @@ import numpy as np
 import pandas as pd
 
 from gram_platform.analysis.intervals import require_columns
+from gram_platform.config import State
 from gram_platform.config.identity import invalid, require_choice
 
 SEARCH, TRIAL, STATE, RUNS, ELAPSED, STARTED, URL = "search", "trial", "state", "runs", "elapsed_s", "started", "url"
-COMPLETE, DIVERGED, FAILED, RUNNING, WAITING = "complete", "diverged", "failed", "running", "waiting"
+COMPLETE, DIVERGED, FAILED = State.COMPLETE, State.DIVERGED, State.FAILED
+RUNNING, WAITING = State.RUNNING, State.WAITING
 DIRECTIONS = ("max", "min")
 
 Objectives = Mapping[str, str]  # {metric: "max" or "min"}

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gram_platform.cli.flags import Positional, Storage, stored
-from gram_platform.config import AnyEvaluation, RunConfig, evaluation_from_plain, run_from_plain
+from gram_platform.config import AnyEvaluation, RunConfig, State, evaluation_from_plain, run_from_plain
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import flatten, invalid, require_choice
 from gram_platform.methods.nodes import view_runs
@@ -40,17 +40,17 @@ def status_command(storage: Storage = "", study: str = "", machine: str = "cpu")
             continue
         run = store.run(run_id)
         state, tags = run.status(), run.tags()
-        if state == "absent" and not run.folder.exists(CONFIG):
+        if state == State.ABSENT and not run.folder.exists(CONFIG):
             continue  # an interrupted creation, or a foreign folder
         states[state] += 1
         facts = [_where(run, state)]
-        if state != "complete":
+        if state != State.COMPLETE:
             found = _left(run, MACHINES[machine])
             left += [found] if found else []
             facts.append(str(found or UNREADABLE))
         lines.append(f"{run_id}  {state:11} {node_name('run', run_id, tags)}  {'; '.join(filter(None, facts))}")
     evaluations = [i for i in store.list_evaluations() if chosen is None or i in chosen]
-    done = sum(store.evaluation(i).status() == "complete" for i in evaluations)
+    done = sum(store.evaluation(i).status() == State.COMPLETE for i in evaluations)
     print("\n".join(lines))
     counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items())) or "no runs"
     print(f"{store.root}: {counts}; {done} of {len(evaluations)} evaluations complete")
@@ -88,10 +88,10 @@ def _left(run: RunDirectory, machine: Machine) -> _Left | None:
     return _Left(total_parameters(config.model), share_done, hours, machine.name, disk_bytes(need))
 
 
-def _where(run: RunDirectory, state: str) -> str:
-    if state == "failed":
+def _where(run: RunDirectory, state: State) -> str:
+    if state == State.FAILED:
         return run.failure()["message"]
-    if state == "complete":
+    if state == State.COMPLETE:
         timing = run.timing()
         return f"{timing['elapsed_s']:.0f} s, {timing['tokens_per_second']:,.0f} tokens/s"
     beat = run.progress()

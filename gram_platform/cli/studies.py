@@ -114,7 +114,7 @@ def replicate_command(folder: Positional[str] = "", out: str = "replication", be
     """Make tables, claims, figures and pages from losses measured elsewhere; trains nothing.
 
     Args:
-        folder: folder with losses.csv and curves.jsonl (format: docs/replicate.md); default: the per-seed compute ratios
+        folder: folder with losses.csv and curves.jsonl (format: docs/replicate.md); default: the per-seed ratios
             that the paper's authors published, which ship with this package
         out: folder of the pages and tables
         beside_published: add the published points where study and method are the same

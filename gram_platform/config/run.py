@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property
 
 from gram_platform.config.identity import invalid, require_choice, require_int, short_hash
@@ -24,6 +25,19 @@ RECIPE_VERSION = 1  # raise it when an equal config would train to another resul
 CROSS_ENTROPY = Objective()
 MAX_MODULES = 60  # a route's modules are bits of one integer
 MOST_PROBED = 4  # micro-batches of each domain in one probe, at most
+
+
+class State(StrEnum):
+    """Names the state of a run, an evaluation or a trial, as storages, frames, MLflow's tags and pages spell it."""
+
+    COMPLETE = "complete"  # it has its result
+    RUNNING = "running"  # a process holds its lease
+    FAILED = "failed"  # its last attempt ended with an error
+    DIVERGED = "diverged"  # of a trial that failed: its loss became non-finite
+    INTERRUPTED = "interrupted"  # it was attempted, and can be continued
+    WAITING = "waiting"  # of a trial: none of its nodes has started
+    ABSENT = "absent"  # it was never attempted
+    MISSING = "missing"  # of a study's node: the storage has nothing of it
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ Corpora share parts: one that needs less of a row reads the first parts, one tha
 """
 
 import json
-import os
 import re
 import socket
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from urllib.request import getproxies
 
 import zstandard
 
+from gram_platform.config.crash_safe import whole_file
 from gram_platform.config.identity import invalid, short_hash
 from gram_platform.corpora import recipe
 from gram_platform.corpora.recipe import HubRow, HubSource, part_bytes
@@ -110,9 +110,8 @@ def _fetch_row(row: HubRow, num_bytes: int, folder: Path, progress: Progress) ->
 def _write_part(found: Iterator[Record], folder: Path, number: int, num_bytes: int) -> dict:
     """Writes records until they hold `num_bytes` of text; renames the file to its name only when it is whole."""
     name, digest = f"part-{number:05d}.jsonl.zst", Digest()
-    temporary = folder / f".{name}.{os.getpid()}"
     documents = written = 0
-    with zstandard.open(temporary, "wb") as handle:
+    with whole_file(folder / name) as temporary, zstandard.open(temporary, "wb") as handle:
         while written < num_bytes:
             record = next(found, None)
             if record is None:
@@ -121,7 +120,6 @@ def _write_part(found: Iterator[Record], folder: Path, number: int, num_bytes: i
             handle.write(line.encode() + b"\n")
             written += digest.add(record.label, record.text)
             documents += 1
-    temporary.replace(folder / name)
     counts = {"bytes": written, "documents": documents, "digest": digest.hexdigest()}
     return {"name": name, **counts, "ended": written < num_bytes}
 
@@ -138,9 +136,8 @@ def _load_state(folder: Path) -> dict:
 
 
 def _save_state(folder: Path, state: dict) -> None:
-    temporary = folder / f".state.{os.getpid()}"
-    temporary.write_text(json.dumps(state))
-    temporary.replace(folder / "state.json")
+    with whole_file(folder / "state.json") as temporary:
+        Path(temporary).write_text(json.dumps(state))
 
 
 # -------------------------------------------------------------------------------------------------- records

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gram_platform.config.crash_safe import process_is_alive
 from gram_platform.config.identity import invalid, require_choice
 
 SPLITS = ("train", "validation")
@@ -225,12 +226,9 @@ def _is_abandoned(staging: Path, host: str) -> bool:
     try:
         if f".{host}.{pid}." not in staging.name:
             return time.time() - staging.stat().st_mtime > STALE_S
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return True
-    except (FileNotFoundError, PermissionError, ValueError):
-        pass  # published or removed meanwhile, another user's process, or not one of our names
-    return False
+        return not process_is_alive(int(pid))
+    except (FileNotFoundError, ValueError):  # published or removed meanwhile, or not one of our names
+        return False
 
 
 def publish(staging: Path, target: Path) -> None:

@@ -2,11 +2,11 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from gram_platform.config.crash_safe import whole_file
 from gram_platform.config.identity import invalid
 from gram_platform.corpora.records import FORMATS, Digest, Unit, is_data_file, read_unit
 
@@ -144,7 +144,5 @@ def _cached(unit: Unit, cache_dir: Path | None) -> Scan | None:
 def _store(unit: Unit, cache_dir: Path | None, scan: Scan) -> None:
     if cache_dir is None:
         return
-    target = _cache_path(unit, cache_dir)
-    temporary = target.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(asdict(scan)))
-    temporary.replace(target)
+    with whole_file(_cache_path(unit, cache_dir)) as temporary:
+        Path(temporary).write_text(json.dumps(asdict(scan)))

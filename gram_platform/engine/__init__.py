@@ -1,1 +1,1 @@
-"""Executing nodes: one by one, on several ranks, and as a graph on Ray."""
+"""Executes nodes on Ray: one by one, on several ranks, as the graph of a study, or as the trials of a search."""

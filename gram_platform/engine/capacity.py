@@ -1,4 +1,4 @@
-"""How many ranks a cluster holds: as it is, and as large as its autoscaler may make it."""
+"""Counts the ranks that a cluster holds now, and that it may hold after its autoscaler has grown it."""
 
 import json
 import math
@@ -14,24 +14,24 @@ from gram_platform.engine.execution import Execution, Resources
 from gram_platform.methods.nodes import Node
 from gram_platform.planner import ranks_at_once
 
-MONITOR_KEY = "__autoscaling_status"  # of what the monitor on Ray's head reports, and `ray status` shows
+MONITOR_KEY = "__autoscaling_status"  # under it the monitor on Ray's head stores its report; `ray status` shows it
 MONITOR_TIMEOUT_S = 10.0  # it reports every five seconds
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """Ranks that there is room for now, and at most."""
+    """Ranks that fit on the cluster now, and at most."""
 
     present: int
     most: int
 
     def at_once(self, widest: int) -> int:
-        """Ranks to hand to Ray when the widest node in flight or at hand has `widest`."""
+        """Counts ranks to submit to Ray, when the widest node that runs or is ready has `widest`."""
         return ranks_at_once(self.present, self.most, widest)
 
 
 def capacity(resources: Resources) -> Capacity:
-    """Of the cluster that Ray is connected to."""
+    """Counts the ranks of the cluster that Ray is connected to."""
     present = ray.cluster_resources()
     grown = dict(present)
     for name, amount in largest_cluster().items():
@@ -40,7 +40,7 @@ def capacity(resources: Resources) -> Capacity:
 
 
 def slots(resources: Resources, total: Mapping[str, float]) -> int:
-    """Ranks that fit into `total`."""
+    """Counts the ranks that fit into the resources `total`."""
     found = total.get("CPU", 0) / resources.cpus_per_rank
     if resources.gpus_per_rank:
         found = min(found, total.get("GPU", 0) / resources.gpus_per_rank)
@@ -48,19 +48,19 @@ def slots(resources: Resources, total: Mapping[str, float]) -> int:
 
 
 def largest_cluster() -> dict[str, float]:
-    """What the autoscaler reports that it may grow to; {} on a cluster of fixed size, and where it does not say.
+    """Reads the resources that the autoscaler may grow to; {} on a cluster of fixed size, and where it is unknown.
 
-    Ray's own autoscalers (of `ray up` and of KubeRay) do not, those of vendors may.
+    Ray's autoscalers (of `ray up` and of KubeRay) do not report it; a vendor's may.
     """
-    from ray._private.state import state  # Ray's libraries ask here; there is no public way
+    from ray._private.state import state  # as Ray's libraries do; there is no public function
 
     return (state.get_max_resources_from_cluster_config() or {}) if ray.is_initialized() else {}
 
 
 def has_fixed_size() -> bool:
-    """Whether Ray's monitor says that it starts no machines; False also where it says nothing within some seconds.
+    """Tells whether the cluster has no autoscaler; False also when Ray's monitor reports nothing for some seconds.
 
-    Without an autoscaler it calls each machine's type `node_<id>`; with one, types have the names of its config.
+    Without an autoscaler the monitor names each machine's type `node_<id>`; with one, as the autoscaler's config does.
     """
     deadline = time.monotonic() + MONITOR_TIMEOUT_S
     while not (types := _machine_types()) and time.monotonic() < deadline:
@@ -74,7 +74,7 @@ def _machine_types() -> set[str]:
 
 
 def widest_missing(nodes: Iterable[Node], execution: Execution) -> int:
-    """Ranks of the widest node without a result; 0 when every node has its own."""
+    """Counts the ranks of the widest node without a result; 0 when every node has one."""
     store, widest = execution.store(), 0
     for node in nodes:
         ranks = execution.of_node(node.config, dict(node.tags)).num_ranks
@@ -84,27 +84,27 @@ def widest_missing(nodes: Iterable[Node], execution: Execution) -> int:
 
 
 def require_room(widest: int, resources: Resources, say: Callable[[str], None]) -> None:
-    """ValueError naming the flag when the cluster can never hold `widest` ranks: they would wait for ever.
+    """Raises ValueError naming the flag when the cluster can never hold `widest` ranks, which would wait for ever.
 
-    That is certain on a cluster of fixed size alone. Others rarely report how far they grow: there a line says it.
+    Only on a cluster of fixed size is that certain. Autoscalers rarely report their limit: then `say` gets a warning.
     """
     machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     room = max(sum(slots(resources, machine) for machine in machines), slots(resources, largest_cluster()))
     if room >= widest:
         return
-    error = _lack(widest, resources, machines, room)
+    error = _shortage(widest, resources, machines, room)
     if has_fixed_size():
         raise error
-    say(f"waiting for machines that the cluster may yet start: as far as it tells, {error}")
+    say(f"waiting for machines that the cluster may yet start: {error}")
 
 
-def _lack(widest: int, resources: Resources, machines: Sequence[Mapping[str, float]], room: int) -> ValueError:
-    """What the cluster has too little of: GPUs, CPUs for the threads of one rank, or room for all ranks."""
+def _shortage(widest: int, resources: Resources, machines: Sequence[Mapping[str, float]], room: int) -> ValueError:
+    """Makes the error that says what the cluster lacks: GPUs, CPUs for one rank's threads, or room for all ranks."""
     threads = round(resources.cpus_per_rank)
     if room:
-        return invalid("num_workers", widest, f"at most {room}, the ranks of {threads} CPUs that this cluster holds")
+        return invalid("num_workers", widest, f"at most {room}, the ranks of {threads} CPUs that fit on this cluster")
     of_device = [machine for machine in machines if machine.get("GPU", 0) >= resources.gpus_per_rank]
     if not of_device:
-        return invalid("device", "cuda", "cpu: no machine of this cluster has a GPU")
+        return invalid("device", "cuda", "cpu, because no machine of this cluster has a GPU")
     most = max(math.floor(machine.get("CPU", 0)) for machine in of_device)
     return invalid("threads", threads, f"at most {most}, the CPUs of the largest machine of this cluster")

@@ -1,6 +1,6 @@
-"""Execute evaluations in this process: the losses of a view, those of every token, or continuations.
+"""Executes evaluations in this process: a view's losses, the loss of every token, or continuations.
 
-The losses of several profiles of one run are measured together, see `common_work`.
+The losses of several profiles of one run are measured together (`common_work`).
 """
 
 import time
@@ -23,7 +23,7 @@ Measured = tuple[dict, dict[str, torch.Tensor]]  # fields of the result, and ten
 
 
 def execute_evaluation(evaluation: AnyEvaluation, tags: Mapping[str, str], execution: Execution) -> dict:
-    """The evaluation's result, measured now unless it is there. ValueError for data that does not fit."""
+    """Measures an evaluation unless it has a result; returns the result. ValueError for other data than the run's."""
     torch.set_num_threads(execution.num_threads)
     store = execution.store()
     directory = store.evaluation(evaluation.eval_id)
@@ -40,27 +40,27 @@ def execute_evaluation(evaluation: AnyEvaluation, tags: Mapping[str, str], execu
 
 
 def common_work(evaluation: AnyEvaluation) -> tuple | None:
-    """Evaluations for which this is equal are profiles of one run on the same data; None for one that stands alone."""
+    """Makes a key that is equal for profiles of one run on the same data; None for an evaluation that runs alone."""
     view = evaluation.view
     if evaluation.measure != LOSSES or view.rule != "constant" or view.sources:
         return None
-    asked = (evaluation.domains, evaluation.num_sequences, evaluation.split, evaluation.precision)
-    return view.run_id, evaluation.data_id, *asked
+    sample = (evaluation.domains, evaluation.num_sequences, evaluation.split, evaluation.precision)
+    return view.run_id, evaluation.data_id, *sample
 
 
 def execute_profiles(
     evaluations: Sequence[Evaluation], tags: Sequence[Mapping[str, str]], execution: Execution
 ) -> list[dict]:
-    """What `execute_evaluation` gives for each, bit for bit, with the weights read once. All have equal `common_work`.
+    """Does as `execute_evaluation` for each, bit for bit, but reads the weights once. All have equal `common_work`.
 
-    The time of those that were measured now is shared out evenly.
+    The elapsed time is shared evenly between those that are measured now.
     """
     torch.set_num_threads(execution.num_threads)
     store, first = execution.store(), evaluations[0]
     directories = [store.evaluation(evaluation.eval_id) for evaluation in evaluations]
-    for directory, evaluation, own in zip(directories, evaluations, tags, strict=True):
+    for directory, evaluation, node_tags in zip(directories, evaluations, tags, strict=True):
         directory.ensure_config(evaluation)
-        directory.add_tags(own)
+        directory.add_tags(node_tags)
     missing = [pair for pair in zip(directories, evaluations, strict=True) if pair[0].result() is None]
     if missing:
         started = time.monotonic()
@@ -85,11 +85,11 @@ def _identity(evaluation: AnyEvaluation, corpus: PackedCorpus) -> dict[str, str]
 
 
 def _corpus(evaluation: AnyEvaluation, store: Store, execution: Execution) -> PackedCorpus:
-    """The evaluation's data; ValueError unless the view's run was trained on it."""
+    """Opens the evaluation's data; ValueError unless the view's run was trained on it."""
     corpus = execution.corpus(evaluation.data_id)
     trained = store.run(evaluation.view.run_id).result()
     if trained is None:
-        raise invalid("evaluation.view", evaluation.view.run_id, "a view of a run that is complete")
+        raise invalid("evaluation.view", evaluation.view.run_id, "a view of a complete run")
     trained_on = trained["data_fingerprint"]
     if trained_on != corpus.fingerprint:
         raise invalid("data", corpus.fingerprint, f"the data that the view's run was trained on: {trained_on}")
@@ -105,35 +105,35 @@ def _num_tokens(evaluation: Evaluation | TokenLosses, model: Transformer) -> dic
 
 
 def _losses(evaluation: Evaluation, corpus: PackedCorpus, model: Transformer) -> Measured:
-    """The view's mean loss on every domain."""
+    """Measures the view's mean loss on every domain."""
     arrays = {domain: corpus.sequences(evaluation.split, domain) for domain in evaluation.domains}
-    asked = (evaluation.domains, evaluation.num_sequences, evaluation.view.active)
-    losses = domain_losses(model, model.config, arrays, *asked, _device(model))
+    domains, num_sequences, active = evaluation.domains, evaluation.num_sequences, evaluation.view.active
+    losses = domain_losses(model, model.config, arrays, domains, num_sequences, active, _device(model))
     return {"losses": losses, "num_tokens": _num_tokens(evaluation, model)}, {}
 
 
 def _token_losses(evaluation: TokenLosses, corpus: PackedCorpus, model: Transformer) -> Measured:
-    """The loss of every token as tensors [num_sequences, seq_len] by domain; their means are the result's losses."""
+    """Measures every token's loss as tensors [num_sequences, seq_len] by domain; the result has their means."""
     arrays = {domain: corpus.validation(domain) for domain in evaluation.domains}
-    asked = (evaluation.domains, evaluation.num_sequences, evaluation.view.active)
-    losses = token_losses(model, model.config, arrays, *asked, _device(model))
+    domains, num_sequences, active = evaluation.domains, evaluation.num_sequences, evaluation.view.active
+    losses = token_losses(model, model.config, arrays, domains, num_sequences, active, _device(model))
     means = {domain: float(tensor.double().mean()) for domain, tensor in losses.items()}
     return {"losses": means, "num_tokens": _num_tokens(evaluation, model)}, losses
 
 
 def _continuations(evaluation: Continuations, corpus: PackedCorpus, model: Transformer) -> Measured:
-    """Token ids by domain, a list a document: prompts, what the documents say, and what the view says instead.
+    """Draws continuations: for each domain a list of token ids a document, of prompts, documents and continuations.
 
-    A continuation ends with the end of text if that was drawn. `surprisals` is the mean -log probability of the tokens
-    drawn.
+    A continuation ends with the end-of-text token if it was drawn. `surprisals` are mean -log probabilities of the
+    drawn tokens, in nats.
     """
     from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer  # only this needs a tokenizer
 
     end_of_text = end_of_text_id(load_tokenizer(corpus.tokenizer_path))
     fields: dict[str, dict] = {name: {} for name in ("prompts", "truths", "continuations", "surprisals", "num_tokens")}
     for domain in evaluation.domains:
-        sizes = (evaluation.num_prompt_tokens, evaluation.num_tokens)
-        pairs = prompts_and_truths(corpus.validation(domain), end_of_text, evaluation.documents, *sizes)
+        lengths = (evaluation.num_prompt_tokens, evaluation.num_tokens)
+        pairs = prompts_and_truths(corpus.validation(domain), end_of_text, evaluation.documents, *lengths)
         prompts = [prompt for prompt, _ in pairs]
         numbers = [uniforms(evaluation.num_tokens, evaluation.seed, domain, d) for d in evaluation.documents]
         active = evaluation.view.active(domain)
@@ -148,7 +148,7 @@ def _continuations(evaluation: Continuations, corpus: PackedCorpus, model: Trans
 
 
 def _until(end_of_text: int, tokens: list[int], surprisals: list[float]) -> tuple[list[int], list[float]]:
-    """Both up to the first end of text, itself included."""
+    """Cuts both after the first end-of-text token."""
     stop = tokens.index(end_of_text) + 1 if end_of_text in tokens else len(tokens)
     return tokens[:stop], surprisals[:stop]
 

@@ -1,4 +1,4 @@
-"""How nodes are executed here: where, with how many ranks and threads, and how often they are saved."""
+"""Says how nodes are executed: storage, ranks, threads, device, and the time between checkpoints."""
 
 import os
 import socket
@@ -14,7 +14,7 @@ from gram_platform.store.root import open_corpus
 
 @dataclass(frozen=True)
 class Execution:
-    """How nodes are executed here. Nothing in it changes a result on one machine but `num_threads` and `num_ranks`."""
+    """How nodes are executed. On one machine only `num_threads` and `num_ranks` change a result."""
 
     storage: str
     num_threads: int = 1
@@ -23,15 +23,15 @@ class Execution:
     checkpoint_every_s: float = 30.0
     lease_s: float = 30.0
     device: str = "cpu"
-    collective_timeout_s: float = 600.0  # after which ranks that wait for one another give up, and start again
-    activation_checkpointing: bool = False  # blocks are computed again in the backward pass: less memory, more time
-    compiled: bool = False  # by torch.compile; not tried on a GPU yet, and slower on CPUs
+    collective_timeout_s: float = 600.0  # then ranks that wait for one another give up and are started again
+    activation_checkpointing: bool = False  # recompute blocks in the backward pass: less memory, more time
+    compiled: bool = False  # by torch.compile; slower on CPUs, not measured on a GPU yet
 
     def store(self) -> Store:
         return Store(self.storage).open_for_writing()
 
     def of_node(self, config: RunConfig | AnyEvaluation, tags: Mapping[str, str]) -> "Execution":
-        """As one node is executed: a run on its own number of ranks, an evaluation on one. ValueError as `Ranks.of`."""
+        """Sets `num_ranks` for one node: an evaluation has one, a run as `Ranks.of` says. ValueError as `Ranks.of`."""
         if not isinstance(config, RunConfig):
             return replace(self, num_ranks=1, ranks=None)
         if self.ranks is None:
@@ -39,17 +39,18 @@ class Execution:
         return replace(self, num_ranks=self.ranks.of(config, tags.get("size", "")), ranks=None)
 
     def corpus(self, data_id: str) -> PackedCorpus:
-        """The packed data on this machine; ValueError when it cannot be had here."""
+        """Opens the packed data; ValueError when this machine has none and cannot fetch it."""
         return open_corpus(Store(self.storage), data_id)
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What Ray reserves for one rank."""
+    """The CPUs and GPUs that Ray reserves for one rank."""
 
     cpus_per_rank: float = 1.0
     gpus_per_rank: float = 0.0
 
 
 def owner() -> str:
+    """Names this process in leases: `host:pid`."""
     return f"{socket.gethostname()}:{os.getpid()}"

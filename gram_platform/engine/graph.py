@@ -1,7 +1,7 @@
-"""A study's nodes on Ray: every node once, dependants after what they need, as many at once as the cluster holds.
+"""Executes a study's nodes on Ray: each once, after the nodes that it needs, as many at once as the cluster holds.
 
-The run directories are the truth; this file only decides what to start next. A node whose process dies is started
-again and continues from its last checkpoint; a node that fails is reported and blocks its dependants alone.
+The storage is the truth; the graph only decides which node starts next. A node whose process crashes is started again
+and continues from its last checkpoint. A node that fails is reported and blocks only its dependants.
 """
 
 import time
@@ -19,34 +19,34 @@ from gram_platform.engine.capacity import capacity
 from gram_platform.engine.dispatch import execute_node
 from gram_platform.engine.evaluation import common_work, execute_profiles
 from gram_platform.engine.execution import Execution, Resources
-from gram_platform.engine.life import HELD_RETRY_S, MAX_CRASHES, Lives
+from gram_platform.engine.life import HELD_RETRY_S, MAX_CRASHES, NodeLifecycle
 from gram_platform.engine.process import OutOfMemory, memory_advice
 from gram_platform.methods.nodes import Node
 from gram_platform.store import LeaseHeld
 from gram_platform.train.loop import TrainingDiverged
 
-Task = tuple[Node, ...]  # what one Ray task executes: a node, or evaluations with common work
+Task = tuple[Node, ...]  # executed by one Ray task: a node, or evaluations with common work
 SUBMIT_AGAIN = "Submit again: finished runs are kept, and the others continue from their last checkpoints."
 
 
 class ClusterLost(RuntimeError):
-    """The Ray cluster under a study is gone; submitting again continues."""
+    """The study's Ray cluster is gone; submitting again continues."""
 
 
 @dataclass
 class Progress:
-    """Where a study stands; the only thing that a live view needs."""
+    """The progress of a study, for its live view."""
 
     nodes: Sequence[Node]
     done: set[str] = field(default_factory=set)
-    running: dict[str, float] = field(default_factory=dict)  # node id -> when it was handed to Ray
+    running: dict[str, float] = field(default_factory=dict)  # node id -> Unix time of its submission to Ray
     failed: dict[str, str] = field(default_factory=dict)  # node id -> message
     reused: int = 0  # nodes that were complete before
-    warnings: dict[str, list[str]] = field(default_factory=dict)  # node id -> what its process warned about
+    warnings: dict[str, list[str]] = field(default_factory=dict)  # node id -> its process's warnings
 
     @property
     def blocked(self) -> dict[str, list[str]]:
-        """Nodes that can never start: id -> the failed or blocked ids that they need."""
+        """Nodes that can never start, each with the failed or blocked ids that it needs."""
         blocked: dict[str, list[str]] = {}
         for node in self.nodes:
             culprits = [i for i in node.needs if i in self.failed or i in blocked]
@@ -63,10 +63,9 @@ def run_graph(
     poll_s: float = 1.0,
     retry_diverged: bool = False,
 ) -> Progress:
-    """Executes what is not done yet and returns how it ended.
+    """Executes all nodes that are not done and returns the final progress. Needs an initialised Ray.
 
     `on_change(progress, node)` is called when a node ends (done or failed) and, with None, every `poll_s` seconds.
-    Needs an initialised Ray.
     """
     progress = Progress(nodes)
     graph = _Graph(progress, execution, resources, retry_diverged)
@@ -79,34 +78,34 @@ def run_graph(
 class _Graph:
     def __init__(self, progress: Progress, execution: Execution, resources: Resources, retry_diverged: bool):
         self.progress, self.execution, self.resources = progress, execution, resources
-        self.lives = Lives(execution.store(), retry_diverged)
+        self.lifecycle = NodeLifecycle(execution.store(), retry_diverged)
         self.ranks = {node.id: execution.of_node(node.config, dict(node.tags)).num_ranks for node in progress.nodes}
         self.waiting: list[Node] = []
         self.in_flight: dict[ray.ObjectRef, Task] = {}
-        self.alone: set[str] = set()  # of evaluations whose common task failed: each is tried by itself
-        self.held: set[str] = set()  # nodes that another driver was found at work on
-        self.ended: list[Node] = []  # of these, those that it ended, not told of yet
+        self.alone: set[str] = set()  # evaluations whose common task failed: each is retried alone
+        self.held: set[str] = set()  # nodes that another driver works on
+        self.ended: list[Node] = []  # held nodes that the other driver has ended, not reported yet
         self.not_before: dict[str, float] = {}
         self.waiting = [node for node in progress.nodes if not self._is_settled(node)]
         progress.reused = len(progress.done)
 
     def _is_settled(self, node: Node) -> bool:
-        """Books a node that the storage has the end of, whoever brought it about."""
-        if self.lives.result(node) is not None:
+        """Records a node that has ended by the storage, whichever driver executed it; False when it has not."""
+        if self.lifecycle.result(node) is not None:
             self.progress.done.add(node.id)
-        elif message := self.lives.divergence(node):
+        elif message := self.lifecycle.divergence(node):
             self.progress.failed[node.id] = message
         else:
             return False
         return True
 
     def advance(self) -> bool:
-        """Starts what can start; False when nothing is left to do."""
-        self._look_again()
+        """Submits ready nodes that fit on the cluster; False when no node is left to execute."""
+        self._settle_held()
         blocked = self.progress.blocked
         self.waiting = [node for node in self.waiting if node.id not in blocked]
         ready = [node for node in self.waiting if node.needs <= self.progress.done and self._is_due(node)]
-        # evaluations first: they are short and fill the table; then the widest runs, which narrow ones would keep out
+        # evaluations first: they are short and fill the table; then the widest runs, else narrow ones take their room
         ready.sort(key=lambda node: (node.kind, -self.ranks[node.id]))
         for task in self._fitting(self._tasks(ready)):
             self.in_flight[self._submit(task)] = task
@@ -114,8 +113,8 @@ class _Graph:
         self.waiting = [node for node in self.waiting if node.id not in self.progress.running]
         return bool(self.in_flight or self.waiting or self.ended)
 
-    def _look_again(self) -> None:
-        """Nodes that another driver was at work on may have ended with it."""
+    def _settle_held(self) -> None:
+        """Looks again at nodes that another driver was working on: they may have ended."""
         due = [node for node in self.waiting if node.id in self.held and self._is_due(node)]
         self.held -= {node.id for node in due}
         found = [node for node in due if self._is_settled(node)]
@@ -123,7 +122,7 @@ class _Graph:
         self.waiting = [node for node in self.waiting if node not in found]
 
     def _tasks(self, ready: Sequence[Node]) -> list[Task]:
-        """One for each node, and one for all evaluations with common work."""
+        """Makes one task for each node, but one for all evaluations with common work."""
         tasks: dict[object, Task] = {}
         for node in ready:
             is_alone = node.kind == "run" or node.id in self.alone
@@ -132,15 +131,15 @@ class _Graph:
         return list(tasks.values())
 
     def _fitting(self, tasks: Sequence[Task]) -> list[Task]:
-        """Those for whose ranks the cluster has room, or may get it."""
+        """Chooses tasks whose ranks fit on the cluster, now or after it has grown."""
         if not tasks:
             return []
-        room, handed = capacity(self.resources), [self.ranks[task[0].id] for task in self.in_flight.values()]
+        room, submitted = capacity(self.resources), [self.ranks[task[0].id] for task in self.in_flight.values()]
         chosen = []
         for task in tasks:
             ranks = self.ranks[task[0].id]
-            if sum(handed) + ranks <= room.at_once(max([ranks, *handed])):
-                handed.append(ranks)
+            if sum(submitted) + ranks <= room.at_once(max([ranks, *submitted])):
+                submitted.append(ranks)
                 chosen.append(task)
         return chosen
 
@@ -148,16 +147,14 @@ class _Graph:
         return time.monotonic() >= self.not_before.get(node.id, 0.0)
 
     def _submit(self, task: Task) -> ray.ObjectRef:
-        placed = _beside_the_driver() if self.ranks[task[0].id] > 1 else self._reserved()
+        reserved = {"num_cpus": self.resources.cpus_per_rank, "num_gpus": self.resources.gpus_per_rank}
+        placed = _on_the_driver_node() if self.ranks[task[0].id] > 1 else reserved
         name = task[0].name if len(task) == 1 else f"{task[0].name} and {len(task) - 1} more profiles"
         nodes = [(node.kind, to_plain(node.config), dict(node.tags)) for node in task]
         return _execute.options(name=name, **placed).remote(nodes, self.execution, self.resources)
 
-    def _reserved(self) -> dict:
-        return {"num_cpus": self.resources.cpus_per_rank, "num_gpus": self.resources.gpus_per_rank}
-
     def wait(self, timeout_s: float) -> list[Node]:
-        """The nodes of the next task that ended, as far as they ended with it; none after `timeout_s`."""
+        """Waits for the next task and returns those of its nodes that ended; none after `timeout_s`."""
         if self.ended:
             ended, self.ended = self.ended, []
             return ended
@@ -173,7 +170,7 @@ class _Graph:
         return [node for node in task if self._settle(node, finished[0], task)]
 
     def _settle(self, node: Node, reference: ray.ObjectRef, task: Task) -> bool:
-        """Books a node's end; False when it goes back to the queue. The task's warnings are its first node's."""
+        """Records a node's end; False when it is queued again. The task's warnings count as its first node's."""
         try:
             caught = ray.get(reference)
             self.progress.warnings[node.id] = caught if node is task[0] else []
@@ -188,15 +185,15 @@ class _Graph:
             return True
         except LocalRayletDiedError as error:
             raise ClusterLost("Ray's process on this machine died. " + SUBMIT_AGAIN) from error
-        except RayError as error:  # the process, its node or its memory went away
+        except RayError as error:  # the process or its machine crashed, or memory ran out
             self.alone.add(node.id)
-            return self._book_crash(node, error)
+            return self._record_crash(node, error)
         self.progress.done.add(node.id)
         return True
 
-    def _book_crash(self, node: Node, error: RayError) -> bool:
-        """False when the node goes back to the queue."""
-        if self.lives.starts_again(node):
+    def _record_crash(self, node: Node, error: RayError) -> bool:
+        """Counts a crash; False when the node is queued again."""
+        if self.lifecycle.starts_again(node):
             return self._queue_again(node)
         message = f"{type(error).__name__} {MAX_CRASHES} times without a checkpoint in between: {error}"
         if isinstance(error, OutOfMemoryError) and node.kind == "run":
@@ -210,22 +207,22 @@ class _Graph:
         return False
 
 
-def _beside_the_driver() -> dict:
-    """Where a sharded run's own task goes, which only waits for its workers: to no machine that may be taken away."""
+def _on_the_driver_node() -> dict:
+    """Places the task that waits for a sharded run's workers on the driver's machine, which is not preempted."""
     here = ray.get_runtime_context().get_node_id()
     return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=True)}
 
 
 def _message(cause: BaseException) -> str:
-    is_for_people = isinstance(cause, TrainingDiverged | OutOfMemory | ValueError)
-    return str(cause) if is_for_people else f"{type(cause).__name__}: {cause}"
+    is_for_users = isinstance(cause, TrainingDiverged | OutOfMemory | ValueError)
+    return str(cause) if is_for_users else f"{type(cause).__name__}: {cause}"
 
 
 @ray.remote(max_retries=0)
 def _execute(
     nodes: Sequence[tuple[str, Mapping, Mapping[str, str]]], execution: Execution, resources: Resources
 ) -> list[str]:
-    """A Ray task: its process is reused by the next one, so imports are paid once. Returns its warnings.
+    """Executes a task as a Ray task and returns the warnings. Ray reuses the process, so imports are paid once.
 
     `nodes`: kind, plain config and tags of one node, or of evaluations with common work.
     """
@@ -233,7 +230,7 @@ def _execute(
         warnings.simplefilter("always", RuntimeWarning)
         from_plain = {"evaluation": evaluation_from_plain, "run": run_from_plain}
         configs = [from_plain[kind](plain) for kind, plain, _ in nodes]
-        tags = [own for _, _, own in nodes]
+        tags = [node_tags for _, _, node_tags in nodes]
         if len(nodes) > 1:
             execute_profiles(configs, tags, execution.of_node(configs[0], tags[0]))
         else:

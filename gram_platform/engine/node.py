@@ -1,4 +1,4 @@
-"""Execute one run in this process, from its last checkpoint to its result."""
+"""Executes one run in this process, from the last checkpoint to the result."""
 
 import math
 import time
@@ -15,11 +15,12 @@ from gram_platform.config.identity import invalid
 from gram_platform.config.routing import Plan
 from gram_platform.corpora import PackedCorpus
 from gram_platform.engine.execution import Execution, owner
+from gram_platform.engine.life import DIVERGENCE
 from gram_platform.engine.process import (
-    Background,
-    Notice,
+    BackgroundJob,
     OutOfMemory,
-    Usage,
+    ResourceUsage,
+    TerminationNotice,
     freed_memory_kept,
     is_out_of_memory,
     memory_advice,
@@ -38,31 +39,31 @@ from gram_platform.train.evaluate import domain_losses, require_sequences
 from gram_platform.train.learner import Learner, probed_norms
 from gram_platform.train.loop import StepRecord, TrainingDiverged, training_steps
 
-NUM_TRAIN_RECORDS = 100  # of a run's training metrics, equally spaced
+NUM_TRAIN_RECORDS = 100  # of training metrics in a run, equally spaced
 
 
 def record_interval(run: RunConfig) -> int:
-    """Steps that one record of training metrics sums up."""
+    """Counts the steps that one record of training metrics averages."""
     return max(1, run.num_steps // NUM_TRAIN_RECORDS)
 
 
 def evaluation_steps(run: RunConfig) -> frozenset[int]:
-    """The steps after which a run is evaluated."""
+    """Lists the steps after which a run is evaluated."""
     return _spaced(run.num_steps, run.eval_points.num_points)
 
 
 def probe_steps(run: RunConfig) -> frozenset[int]:
-    """The steps after which its modules' gradients are measured."""
+    """Lists the steps after which a run's modules' gradients are measured."""
     return _spaced(run.num_steps, run.eval_points.num_probes)
 
 
 def _spaced(num_steps: int, num_points: int) -> frozenset[int]:
-    """Equally spaced steps; the last is the run's last."""
+    """Spaces points equally; the last one is the run's last step."""
     return frozenset(math.ceil(num_steps * k / num_points) for k in range(1, num_points + 1))
 
 
-class Summary:
-    """Means of the training metrics over `record_interval` steps."""
+class MetricsSummary:
+    """Averages the training metrics over `record_interval` steps."""
 
     def __init__(self, run: RunConfig):
         self.run, self.interval = run, record_interval(run)
@@ -71,11 +72,11 @@ class Summary:
         self.start(0)
 
     def start(self, first_step: int) -> None:
-        """The clock of `tokens_per_second` starts here."""
+        """Starts the clock of `tokens_per_second`."""
         self.first_step, self.started = first_step, time.monotonic()
 
     def state(self) -> dict:
-        """What is summed up since the last interval ended, as JSON; {} where one ended."""
+        """Gives the losses and norms since the last interval as JSON; {} right after an interval."""
         losses = {domain: list(losses) for domain, losses in self.losses.items()}
         return {"losses": losses, "norms": list(self.norms)} if self.norms else {}
 
@@ -89,7 +90,7 @@ class Summary:
         self.norms: list[float] = []
 
     def add(self, record: StepRecord) -> dict[str, float]:
-        """The metrics of an interval that ends here, else {}."""
+        """Adds a step; returns the metrics of the interval that ends with it, else {}."""
         for domain, loss in zip(record.domains, record.losses, strict=True):
             self.losses[domain].append(loss)
         self.norms.append(record.grad_norm)
@@ -111,11 +112,11 @@ class Summary:
 
 
 def execute_run(run: RunConfig, tags: Mapping[str, str], execution: Execution) -> dict:
-    """The run's result, trained from its last checkpoint if it is not there yet.
+    """Trains the run from the last checkpoint unless it has a result; returns the result.
 
-    Raises LeaseHeld while another process works on it, TrainingDiverged (recorded as the run's failure) for a
-    non-finite loss, OutOfMemory (recorded too) with advice, ValueError for data that does not fit. A SIGTERM ends the
-    process after the step at work, with a checkpoint of it.
+    Raises LeaseHeld while another process works on it, ValueError for other data than its checkpoint's, and, recorded
+    as the run's failure, TrainingDiverged for a non-finite loss and OutOfMemory with advice. A SIGTERM ends the process
+    after the current step, with a checkpoint of it.
     """
     torch.set_num_threads(execution.num_threads)
     directory = execution.store().run(run.run_id)
@@ -126,12 +127,12 @@ def execute_run(run: RunConfig, tags: Mapping[str, str], execution: Execution) -
     corpus = execution.corpus(run.data.data_id)
     attempts = directory.start_attempt(owner(), execution.lease_s)
     with termination_notice() as notice, attempts as attempt, freed_memory_kept():
-        if (result := directory.result()) is not None:  # another driver's attempt has ended in the meantime
+        if (result := directory.result()) is not None:  # another driver has completed it meanwhile
             return result
         try:
             return RunExecution(run, corpus, attempt, execution, notice=notice).finish()
         except TrainingDiverged as error:
-            attempt.fail(str(error), {"kind": "diverged"})
+            attempt.fail(str(error), DIVERGENCE)
             raise
         except Exception as error:
             if is_out_of_memory(error):
@@ -143,35 +144,45 @@ def execute_run(run: RunConfig, tags: Mapping[str, str], execution: Execution) -
 
 
 def starting_point(run: RunConfig, execution: Execution) -> dict[str, torch.Tensor] | None:
-    """The dense weights of the view that a run starts from, read only; None for the seed's own."""
+    """Reads the dense weights of the view that a run starts from; None for a random start."""
     return None if run.start is None else materialised(Store(execution.storage), run.start)[1]
 
 
 def new_learner(
     kind: type[Learner], run: RunConfig, execution: Execution, start: dict[str, torch.Tensor] | None
 ) -> Learner:
-    """The learner of a run at its starting point."""
+    """Makes the run's learner at its starting point."""
     return kind(run, execution.device, start, execution.activation_checkpointing, execution.compiled)
 
 
 class RunExecution:
     """One attempt at a run: trains, evaluates at the run's points, commits, and writes the result."""
 
-    def __init__(self, run: RunConfig, corpus: PackedCorpus, attempt: Attempt | None, execution: Execution, **parts):
+    def __init__(
+        self,
+        run: RunConfig,
+        corpus: PackedCorpus,
+        attempt: Attempt | None,  # None on ranks other than 0
+        execution: Execution,
+        learner: Learner | None = None,
+        notice: TerminationNotice | None = None,
+        rank: int = 0,
+        num_ranks: int = 1,
+    ):
         self.run, self.corpus, self.attempt, self.execution = run, corpus, attempt, execution
         self.plan = Plan(run)
-        drawn = sorted({part.domain for budget in run.data.domains for part in budget.pool})
+        drawn = sorted({piece.domain for budget in run.data.domains for piece in budget.pool})
         self.reader = PlanReader(run, {domain: corpus.train(domain) for domain in drawn})
         points = run.eval_points
         self.validation = {d: corpus.validation(d) for d in points.domains}
         if points.num_points or points.num_probes:
             require_sequences(self.validation, points.domains, points.num_sequences)
-        self.learner = parts.get("learner") or new_learner(Learner, run, execution, starting_point(run, execution))
-        self.rank, self.num_ranks = parts.get("rank", 0), parts.get("num_ranks", 1)
-        self.notice = parts.get("notice") or Notice()
-        self.summary = Summary(run)
-        self.usage = Usage(execution.device)
-        self.background = Background()
+        self.learner = learner or new_learner(Learner, run, execution, starting_point(run, execution))
+        self.rank, self.num_ranks = rank, num_ranks
+        self.notice = notice or TerminationNotice()
+        self.summary = MetricsSummary(run)
+        self.usage = ResourceUsage(execution.device)
+        self.background = BackgroundJob()
         self.step = 0
         self.records: list[dict] = []  # since the last commit
         self.final: dict[str, float] = {}
@@ -180,11 +191,11 @@ class RunExecution:
 
     @property
     def identity(self) -> dict:
-        """What a checkpoint must agree on to be continued."""
+        """Hashes that a checkpoint must share to be continued."""
         return {"data_fingerprint": self.corpus.fingerprint, "plan_sha256": self.plan.fingerprint}
 
     def finish(self) -> dict:
-        """Trains what is left and returns the result."""
+        """Trains the remaining steps and returns the result."""
         with self.background:
             for record in self._steps(self._resume()):
                 self.step = record.step
@@ -192,11 +203,11 @@ class RunExecution:
                     break
                 if self._should_commit(record.step):
                     self.commit(record.step)
-                    self._leave_if_told()
+                    self._stop_if_told()
         return self.complete()
 
     def _is_exhausted(self, record: StepRecord) -> bool:
-        """Whether early stopping ends the run here: evaluations without a better one, or enough unlearnt."""
+        """Tells whether the run stops early: no better evaluation for long, or MaxEnt's forget loss is low enough."""
         is_unlearnt = self.run.objective.stop_below > 0.0 and record.forgetting <= self.run.objective.stop_below
         return is_unlearnt or 0 < self.run.eval_points.patience <= self.num_stale
 
@@ -206,11 +217,11 @@ class RunExecution:
             return 0
         stored = {key: resumed.state[key] for key in self.identity}
         if stored != self.identity:
-            raise invalid("data", self.identity, f"what the run's checkpoint was trained on: {stored}")
+            raise invalid("data", self.identity, f"the data and plan of the run's checkpoint, {stored}")
         torch.set_rng_state(resumed.pieces["random.torch"].rows)
         self.learner.load_state(resumed.pieces)
         self.final, self.num_stale = dict(resumed.state["final"]), resumed.state["num_stale"]
-        self.summary.load_state(resumed.state.get("summary", {}))  # absent where one ended
+        self.summary.load_state(resumed.state.get("summary", {}))  # absent in checkpoints of earlier versions
         self.evaluation_s = resumed.state.get("evaluation_s", 0.0)
         self.step = resumed.step
         return resumed.step
@@ -219,7 +230,7 @@ class RunExecution:
         return self.attempt.resume()
 
     def _steps(self, first_step: int) -> Iterator[StepRecord]:
-        """Trains and records; yields after each step's metrics are in `records`."""
+        """Trains; adds each step's metrics to `records`, then yields the step."""
         self.summary.start(first_step)
         self._last_commit = time.monotonic()
         eval_steps, steps_probed = evaluation_steps(self.run), probe_steps(self.run)
@@ -244,7 +255,7 @@ class RunExecution:
             yield record
 
     def evaluate(self) -> dict[str, float]:
-        """Validation losses with every module active."""
+        """Measures validation losses with every module active."""
         started, points = time.monotonic(), self.run.eval_points
         active = dict.fromkeys(self.run.model.module_domains, 1.0)
         losses = domain_losses(
@@ -260,14 +271,14 @@ class RunExecution:
         return losses
 
     def probe(self) -> dict[str, float]:
-        """`norm/probe/<domain>/<module>`: how hard the domain's batches pull at every module when all are on."""
+        """Measures `norm/probe/<domain>/<module>`: the gradient norm of each module on a domain, all modules active."""
         started, ranks = time.monotonic(), (self.rank, self.num_ranks)
         found = {domain: probed_norms(self.learner, rows, *ranks) for domain, rows in self.validation.items()}
         self.evaluation_s += time.monotonic() - started
         return {f"{PROBE}{domain}/{module}": n for domain, norms in found.items() for module, n in norms.items()}
 
     def _keep_best(self, losses: dict[str, float]) -> None:
-        """The losses of the evaluation whose mean over domains is lowest, as best/loss/<domain>."""
+        """Keeps the losses of the evaluation with the lowest mean over domains as `best/loss/<domain>`."""
         best = [self.final.get(f"best/loss/{domain}", math.inf) for domain in losses]
         if np.mean(list(losses.values())) < np.mean(best):
             self.final |= {f"best/loss/{domain}": loss for domain, loss in losses.items()}
@@ -276,19 +287,19 @@ class RunExecution:
             self.num_stale += 1
 
     def _should_commit(self, step: int) -> bool:
-        """Checkpoints follow the clock and the notice of an end; the last step needs none."""
+        """Tells whether to checkpoint: when due, or when the process was told to end; not at the last step."""
         return (self._is_due() or self.notice.given) and step < self.run.num_steps
 
     def _is_due(self) -> bool:
         return time.monotonic() - self._last_commit >= self.execution.checkpoint_every_s
 
-    def _leave_if_told(self) -> None:
-        """Ends the work after a commit; what is being written is waited for."""
+    def _stop_if_told(self) -> None:
+        """Ends the process after a commit if it was told to; leaving `finish` waits for the writing."""
         if self.notice.given:
-            self.notice.leave()
+            self.notice.exit()
 
     def commit(self, step: int) -> None:
-        """Copies what a checkpoint holds, and leaves its writing to the background: it exists when that has ended."""
+        """Copies the state and starts writing a checkpoint in the background; it exists once that has ended."""
         state = {**self.identity, "final": dict(self.final), "num_stale": self.num_stale}
         state |= {"summary": self.summary.state(), "evaluation_s": self.evaluation_s}
         pieces = {**self.learner.pieces(), "random.torch": whole(torch.get_rng_state())}
@@ -300,7 +311,7 @@ class RunExecution:
         self.attempt.commit(step, pieces, state, records)
 
     def complete(self) -> dict:
-        """Writes the weights and the result: deterministic fields only."""
+        """Writes the weights and the result, which has deterministic fields only."""
         done = Fraction(self.step, self.run.num_steps)  # below 1 after early stopping
         fields = {
             **self.identity,
@@ -319,7 +330,7 @@ class RunExecution:
 
 
 def _require_finite(losses: Mapping[str, float], record: StepRecord) -> None:
-    """TrainingDiverged after a step that left weights without finite losses: no later step may tell."""
+    """Raises TrainingDiverged for a non-finite validation loss: after the last step nothing else would detect it."""
     for domain, loss in losses.items():
         if not math.isfinite(loss):
             where = f"step {record.step}, domain {domain!r}, learning rate {record.learning_rate:.3g}"

@@ -1,4 +1,4 @@
-"""The process that trains: notices its end, recognises lack of memory, writes in the background, measures its use."""
+"""Supports the training process: out-of-memory advice, background writing, resource usage, SIGTERM and draining."""
 
 import contextlib
 import ctypes
@@ -17,31 +17,31 @@ from gram_platform.config import RunConfig
 from gram_platform.engine.execution import Execution
 from gram_platform.planner import GIB, MACHINES, needs
 
-CPU_ALLOCATOR = ("DefaultCPUAllocator", "not enough memory")  # torch has no class for it
+CPU_ALLOCATOR = ("DefaultCPUAllocator", "not enough memory")  # in torch's message; it has no class for this error
 
 
 class OutOfMemory(RuntimeError):
-    """A process had too little memory for its run; the message says what the planner counts and what helps."""
+    """A process ran out of memory; the message says what the planner counts and what helps."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed: Python's, numpy's, torch's on a GPU or on the CPU."""
+    """Tells whether an allocation failed, in Python, numpy or torch."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in CPU_ALLOCATOR)
 
 
 def memory_advice(error: BaseException, run: RunConfig, execution: Execution) -> str:
-    """What failed, what the planner counts for the run, and what would need less."""
+    """Writes the message: what failed, what the planner counts for the run, and what would need less memory."""
     ranks = execution.num_ranks
     more = next((n for n in range(ranks + 1, run.micro_batch + 1) if run.micro_batch % n == 0), None)
-    ways = [f"--activation-checkpointing: {_gib(run, ranks, checkpointing=True)}"]
-    ways += [f"--num-workers {more}: {_gib(run, more)} each"] if more else []
+    remedies = [f"--activation-checkpointing: {_gib(run, ranks, checkpointing=True)}"]
+    remedies += [f"--num-workers {more}: {_gib(run, more)} each"] if more else []
     counted = f"{_gib(run, ranks)} on each of {ranks} ranks" if ranks > 1 else _gib(run, 1)
     failed = f"{type(error).__name__}: {error}".strip().splitlines()[0].rstrip(": ")
     return (
         f"out of memory ({failed}). The planner counts {counted}, and about 1 GiB for the process itself. "
-        f"Less with {', or '.join(ways)}; else take a machine with more memory."
+        f"Less with {', or '.join(remedies)}; else use a machine with more memory."
     )
 
 
@@ -50,35 +50,35 @@ def _gib(run: RunConfig, num_ranks: int, checkpointing: bool = False) -> str:
     return f"{total / GIB:.3g} GiB"
 
 
-class Background:
-    """A context manager: leaving the block waits for the job at work. A job's error is raised by what waits for it."""
+class BackgroundJob:
+    """Runs one job at a time in a thread. A context manager: leaving waits. The next wait raises a job's error."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._job: Future | None = None
 
-    def __enter__(self) -> "Background":
+    def __enter__(self) -> "BackgroundJob":
         return self
 
     def __exit__(self, kind: type | None, *_) -> None:
         self._executor.shutdown(wait=True)
-        if kind is None:  # otherwise the block's own error says what happened
+        if kind is None:  # otherwise the block's error is raised
             self.wait()
 
     def start(self, job: Callable[[], object]) -> None:
-        """Hands a job to the thread, after the one before it has ended well."""
+        """Starts a job after the previous one has ended; raises that one's error."""
         self.wait()
         self._job = self._executor.submit(job)
 
     def wait(self) -> None:
-        """Until no job is at work."""
+        """Waits for the job to end; raises its error."""
         job, self._job = self._job, None
         if job is not None:
             job.result()
 
 
-class Usage:
-    """Watches one run on one rank. On a CPU the memory is the process's, looked at now and then."""
+class ResourceUsage:
+    """Measures one rank's peak memory: exactly on a GPU, on a CPU the process's, sampled by `look`."""
 
     def __init__(self, device: str):
         self.device = torch.device(device)
@@ -87,29 +87,29 @@ class Usage:
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def look(self) -> None:
-        """Takes the memory of this moment into account."""
+        """Samples the memory in use now."""
         if self.device.type == "cuda":
             self.peak_bytes = torch.cuda.max_memory_allocated(self.device)
         else:
             self.peak_bytes = max(self.peak_bytes, psutil.Process().memory_info().rss)
 
     def facts(self) -> dict[str, str | int]:
-        """`device` ("cpu", or the GPU's name) and `peak_memory_bytes`, for `timing.json`."""
+        """Gives `device` ("cpu", or the GPU's name) and `peak_memory_bytes`, for `timing.json`."""
         self.look()
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
         return {"device": name, "peak_memory_bytes": self.peak_bytes}
 
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
-LARGEST_THRESHOLD = 32 * 2**20  # of blocks that are mapped one by one: as large as glibc ever makes it by itself
+LARGEST_THRESHOLD = 32 * 2**20  # larger blocks are mapped one by one; glibc's own adaptive threshold ends here
 KEPT_BYTES = 2**31 - 1
 
 
 @contextlib.contextmanager
 def freed_memory_kept() -> Iterator[None]:
-    """Inside, this process keeps what it frees at the end of its heap; nothing changes with another C library.
+    """Keeps memory freed at the end of the heap in this process while the block runs; glibc only.
 
-    Blocks of 32 MiB and more still go back at once, so what is kept is at most what a step needs together.
+    Blocks of 32 MiB and more still return to the system at once, so no more is kept than one step uses.
     """
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallopt"):
@@ -123,11 +123,11 @@ def freed_memory_kept() -> Iterator[None]:
         libc.malloc_trim(0)
 
 
-POLL_S = 10.0  # between two questions to Ray
+POLL_S = 10.0  # between two requests to Ray
 
 
-class Notice:
-    """Whether this process has been told to end."""
+class TerminationNotice:
+    """Tells whether this process shall end, by SIGTERM or because Ray drains its machine."""
 
     def __init__(self) -> None:
         self._given = self._is_asking = False
@@ -138,7 +138,7 @@ class Notice:
 
     @property
     def given(self) -> bool:
-        """Has Ray asked now and then, beside the work: a head that is away answers only when it is back."""
+        """Whether the notice was given. Asks Ray every `POLL_S` in a thread, because a lost head blocks the request."""
         if not self._given and not self._is_asking and time.monotonic() >= self._next_poll:
             self._is_asking = True
             threading.Thread(target=self._ask, name="draining", daemon=True).start()
@@ -150,16 +150,16 @@ class Notice:
         self._next_poll = time.monotonic() + POLL_S
         self._is_asking = False
 
-    def leave(self) -> None:
-        """Ends the process as an unhandled SIGTERM would have: to whoever started it, it was taken away."""
+    def exit(self) -> None:
+        """Ends the process with the exit code of an unhandled SIGTERM, so that its starter sees a preemption."""
         raise SystemExit(128 + signal.SIGTERM)
 
 
 def is_draining() -> bool:
-    """Whether Ray takes no more work for this machine, as before a preemption that it was told of."""
+    """Tells whether Ray drains this machine, as before an announced preemption."""
     if not ray.is_initialized():
         return False
-    from ray._private.state import state  # Ray's libraries ask here; there is no public way
+    from ray._private.state import state  # as Ray's libraries do; there is no public function
 
     try:
         return ray.get_runtime_context().get_node_id() in state.get_draining_nodes()
@@ -168,33 +168,33 @@ def is_draining() -> bool:
 
 
 @contextlib.contextmanager
-def termination_notice() -> Iterator[Notice]:
-    """While the block runs, the first SIGTERM is noted and the work goes on; the second acts as before the block.
+def termination_notice() -> Iterator[TerminationNotice]:
+    """Notes the first SIGTERM while the block runs, so that the work goes on; the second acts as before the block.
 
-    Only a main thread can listen. Elsewhere the block has the notice of `listen`, if the process called that; a trial
-    of Ray Tune does not, and SIGTERM ends its process at once.
+    Only a main thread can handle signals. In another thread the notice is that of `note_sigterm`, if the process called
+    it; a trial of Ray Tune does not, and a SIGTERM ends it at once.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield _noted or Notice()
+        yield _process_notice or TerminationNotice()
         return
     before = signal.getsignal(signal.SIGTERM) or signal.SIG_DFL
     try:
-        yield _note_the_first()
+        yield _note_first_sigterm()
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-_noted: Notice | None = None  # of this process, which trains in another thread than its main one
+_process_notice: TerminationNotice | None = None  # of a process that trains in a second thread
 
 
-def listen() -> None:
-    """Called in the main thread of a process that will train in another one: from now on a first SIGTERM is noted."""
-    global _noted
-    _noted = _note_the_first()
+def note_sigterm() -> None:
+    """Notes the first SIGTERM from now on. Call it in the main thread of a process that trains in a second one."""
+    global _process_notice
+    _process_notice = _note_first_sigterm()
 
 
-def _note_the_first() -> Notice:
-    notice, before = Notice(), signal.getsignal(signal.SIGTERM) or signal.SIG_DFL
+def _note_first_sigterm() -> TerminationNotice:
+    notice, before = TerminationNotice(), signal.getsignal(signal.SIGTERM) or signal.SIG_DFL
 
     def note(number: int, frame: object) -> None:
         notice.give()

@@ -1,4 +1,4 @@
-"""Where a search's next trial comes from: a list of points, or Optuna studies that survive their driver."""
+"""Proposes a search's trials, from a list of points or from Optuna studies that survive their driver."""
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ from gram_platform.engine.trials import COMPLETE, FAILED, Outcome, Point
 
 @dataclass(frozen=True)
 class Proposal:
-    """A trial to run; `key` means something to its source alone."""
+    """A trial to run; only its source interprets `key`."""
 
     name: str
     point: Point
@@ -24,16 +24,16 @@ class Proposal:
 
 
 class Source(Protocol):
-    """What proposes trials and is told how they ended."""
+    """Proposes trials, and is told how they ended."""
 
     def next(self) -> Proposal | None:
-        """The next trial, None when there are no more."""
+        """Proposes the next trial, None when there are no more."""
 
     def tell(self, proposal: Proposal, outcome: Outcome) -> None: ...
 
 
 class PointList:
-    """Every point once."""
+    """Proposes every point once."""
 
     def __init__(self, points: Iterable[tuple[str, Point]]):
         self._points = iter(list(points))
@@ -43,12 +43,12 @@ class PointList:
         return None if found is None else Proposal(*found)
 
     def tell(self, proposal: Proposal, outcome: Outcome) -> None:
-        """Nothing depends on it."""
+        """Does nothing."""
 
 
 @dataclass(frozen=True)
 class Objective:
-    """A metric of the score that is optimised; `worst` is what the searcher is told of a diverged trial."""
+    """A metric to optimise; the sampler is told `worst` for a diverged trial."""
 
     metric: str
     direction: str  # minimize or maximize
@@ -57,14 +57,14 @@ class Objective:
 
 @dataclass
 class Group:
-    """One Optuna study of a search, with the part of the point that is fixed in it."""
+    """One Optuna study of a search, in which the parameters `fixed` do not vary."""
 
     name: str
     fixed: Point
     study: optuna.Study
-    num_trials: int  # to be complete at the end
+    num_trials: int  # that shall be complete at the end
     num_started: int = 0  # by this driver
-    adopted: list[int] = field(default_factory=list)  # numbers of trials that a driver left running
+    adopted: list[int] = field(default_factory=list)  # ids of trials that a dead driver left running
 
     @property
     def num_complete(self) -> int:
@@ -72,11 +72,11 @@ class Group:
 
 
 class OptunaSource:
-    """Proposals of one or more Optuna studies, the one that is furthest behind first.
+    """Proposes trials of one or more Optuna studies, first of the study with most trials left.
 
-    Trials that a dead driver left running are adopted: the same trial, with the parameters that it had, is proposed
-    again, so that the history has neither duplicates nor trials that run for ever; what its nodes had finished is
-    reused. There must be one driver at a time. A failed trial stays failed and is not counted.
+    Trials that a dead driver left running are adopted: each is proposed again with its parameters, and its finished
+    nodes are reused. So the history has no duplicates and no trials that run for ever. There must be one driver at a
+    time. A failed trial stays failed and is not counted.
     """
 
     def __init__(self, groups: Sequence[Group], space: Space, objectives: Sequence[Objective]):
@@ -84,12 +84,12 @@ class OptunaSource:
         self._left = {}
         for group in groups:
             running = group.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-            group.adopted = [trial._trial_id for trial in running]  # what Trial takes; it has no public name
+            group.adopted = [trial._trial_id for trial in running]  # `Trial` takes this id, which has no public name
             self._left[group.name] = max(0, group.num_trials - group.num_complete)
 
     @property
     def num_left(self) -> int:
-        """Trials still to be proposed."""
+        """Counts the trials that are left to propose."""
         return sum(max(self._left[group.name], len(group.adopted)) for group in self.groups)
 
     def next(self) -> Proposal | None:
@@ -104,24 +104,23 @@ class OptunaSource:
         return Proposal(f"{group.name} {trial.number}", {**group.fixed, **point}, (group, trial))
 
     def tell(self, proposal: Proposal, outcome: Outcome) -> None:
-        """A trial that has ended already was adopted by another driver, which told the same."""
+        """Tells Optuna; does nothing for an ended trial, which another driver has adopted and told alike."""
+        group, trial = proposal.key
         with contextlib.suppress(UpdateFinishedTrialError):
-            self._tell(*proposal.key, outcome)
+            self._tell(group.study, trial, outcome)
 
-    def _tell(self, group: Group, trial: optuna.Trial, outcome: Outcome) -> None:
+    def _tell(self, study: optuna.Study, trial: optuna.Trial, outcome: Outcome) -> None:
         facts = {"state": outcome.state, "message": outcome.message, "metrics": dict(outcome.metrics)}
         facts |= {"nodes": list(outcome.nodes), "runs": list(outcome.runs)}
         facts |= {"elapsed_s": outcome.elapsed_s, "trained_s": outcome.trained_s, "rank_s": outcome.rank_s}
         for key, value in facts.items():
             trial.set_user_attr(key, value)
         if outcome.state == FAILED:
-            group.study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
+            study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
             return
-        values = [self._value(objective, outcome) for objective in self.objectives]
-        group.study.tell(trial, values, skip_if_finished=True)
-
-    def _value(self, objective: Objective, outcome: Outcome) -> float:
-        return outcome.metrics[objective.metric] if outcome.state == COMPLETE else objective.worst
+        is_complete = outcome.state == COMPLETE
+        values = [outcome.metrics[one.metric] if is_complete else one.worst for one in self.objectives]
+        study.tell(trial, values, skip_if_finished=True)
 
 
 def _suggest(trial: optuna.Trial, parameter) -> float | int:
@@ -131,21 +130,21 @@ def _suggest(trial: optuna.Trial, parameter) -> float | int:
 
 
 def open_study(storage: optuna.storages.BaseStorage, name: str, objectives: Sequence[Objective]) -> optuna.Study:
-    """The study of this name, made if need be, with a TPE sampler (of one objective or several).
+    """Opens or creates the study of this name, with a TPE sampler for one objective or several.
 
-    The sampler's seed follows from the name and from how many trials there are: a second driver must not draw the
-    first one's random points again.
+    The sampler's seed follows from the name and the number of trials: a second driver must not draw the first one's
+    random points again.
     """
     directions = [objective.direction for objective in objectives]
     study = optuna.create_study(storage=storage, study_name=name, directions=directions, load_if_exists=True)
     num_trials = len(study.get_trials(deepcopy=False))
     seed = int(short_hash({"study": name, "trials": num_trials}), 16) % 2**31
-    # constant_liar: a running trial counts as a poor one, so that parallel trials do not flock to one place
+    # constant_liar: running trials count as poor ones, so that parallel trials do not cluster
     study.sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True)
     return study
 
 
-def told(outcome: Mapping) -> Outcome:
-    """An outcome from plain JSON."""
+def outcome_from_plain(outcome: Mapping) -> Outcome:
+    """Reads an outcome from plain JSON."""
     sequences = {key: tuple(outcome[key]) for key in ("nodes", "runs")}
     return Outcome(**{**outcome, **sequences})

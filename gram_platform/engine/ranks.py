@@ -1,4 +1,4 @@
-"""One rank of a run on several: rank 0 keeps the run's attempt, every rank reads and writes its own shard."""
+"""Trains one rank of a sharded run: rank 0 keeps the run's attempt, every rank reads and writes its shard."""
 
 import contextlib
 import time
@@ -12,10 +12,11 @@ import torch.distributed as dist
 from gram_platform.config import RunConfig
 from gram_platform.config.flops import total_parameters
 from gram_platform.engine.execution import Execution, owner
+from gram_platform.engine.life import DIVERGENCE
 from gram_platform.engine.node import RunExecution, new_learner, starting_point
 from gram_platform.engine.process import (
-    Notice,
     OutOfMemory,
+    TerminationNotice,
     freed_memory_kept,
     is_out_of_memory,
     memory_advice,
@@ -31,36 +32,36 @@ from gram_platform.train.loop import TrainingDiverged
 from gram_platform.train.sharding import ShardedLearner
 
 LEASE_MARGIN_S = 5.0
-LARGE_WEIGHTS_BYTES = 4 * 2**30  # from here on final weights are written in shards
-PATIENCE_S = 2 * 3600.0  # with a rank that fetches data or weights, or writes the result: not with one that trains
+LARGE_WEIGHTS_BYTES = 4 * 2**30  # from this size on, final weights are written in shards
+LONG_WORK_TIMEOUT_S = 2 * 3600.0  # while a rank fetches data or weights, or writes the result; not for steps
 DIVERGED, LEFT = "diverged", "left"
 
 
 @dataclass(frozen=True)
-class Ended:
-    """Why all ranks stopped without a result: the run diverged, or one was told to end and the step is committed."""
+class RanksStopped:
+    """Why all ranks stopped without a result: the run diverged, or a rank was told to end and the step is committed."""
 
     reason: str
     message: str
 
 
-class _GroupLeft(Exception):
-    pass
+class _ToldToStop(Exception):
+    """Ends the training on all ranks after a commit, because one was told to end."""
 
 
-def train_rank(run: RunConfig, execution: Execution) -> Ended | None:
-    """This rank's part of a run, in an initialised process group; None when the run is complete.
+def train_rank(run: RunConfig, execution: Execution) -> RanksStopped | None:
+    """Trains this rank's part of a run in an initialised process group; None when the run is complete.
 
-    A rank alone with long work is waited for `PATIENCE_S`, any other for the process group's own limit. Raises
-    OutOfMemory with advice on the rank whose memory did not suffice.
+    Ranks wait `LONG_WORK_TIMEOUT_S` for one that loads or saves, and the process group's time-out for a step. Raises
+    OutOfMemory with advice on a rank that runs out of memory.
     """
     torch.set_num_threads(execution.num_threads)
-    patient = dist.new_group(timeout=timedelta(seconds=PATIENCE_S), backend="gloo")
+    patient = dist.new_group(timeout=timedelta(seconds=LONG_WORK_TIMEOUT_S), backend="gloo")
     attempt = _start_attempt(run, execution) if dist.get_rank() == 0 else None
     try:
         with termination_notice() as notice, freed_memory_kept():
-            is_superseded = _told_by_rank_0(attempt and attempt.superseded, patient)
-            ended = None if is_superseded else _train(run, execution, attempt, notice, patient)
+            is_superseded = _broadcast_from_rank_0(attempt and attempt.superseded, patient)
+            stopped = None if is_superseded else _train(run, execution, attempt, notice, patient)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -69,27 +70,27 @@ def train_rank(run: RunConfig, execution: Execution) -> Ended | None:
         if attempt is not None:
             attempt.release()
     dist.barrier(patient)  # gloo can abort when one rank leaves before the others
-    return ended
+    return stopped
 
 
 def _train(
-    run: RunConfig, execution: Execution, attempt: Attempt | None, notice: Notice, patient: dist.ProcessGroup
-) -> Ended | None:
+    run: RunConfig, execution: Execution, attempt: Attempt | None, notice: TerminationNotice, patient: dist.ProcessGroup
+) -> RanksStopped | None:
     try:
         corpus, start = execution.corpus(run.data.data_id), starting_point(run, execution)
         dist.barrier(patient)
         ShardedExecution(run, corpus, attempt, execution, start, notice, patient).finish()
     except TrainingDiverged as error:  # on every rank alike
         if attempt is not None:
-            attempt.fail(str(error), {"kind": "diverged"})
-        return Ended(DIVERGED, str(error))
-    except _GroupLeft as error:
-        return Ended(LEFT, str(error))
+            attempt.fail(str(error), DIVERGENCE)
+        return RanksStopped(DIVERGED, str(error))
+    except _ToldToStop as error:
+        return RanksStopped(LEFT, str(error))
     return None
 
 
 def _start_attempt(run: RunConfig, execution: Execution) -> Attempt:
-    """Rank 0's attempt. That of a worker lost with its machine holds the lease for a while, which is waited for."""
+    """Starts rank 0's attempt, after waiting until the lease of a lost worker expires."""
     directory = execution.store().run(run.run_id)
     deadline = time.monotonic() + execution.lease_s + LEASE_MARGIN_S
     while True:
@@ -101,41 +102,41 @@ def _start_attempt(run: RunConfig, execution: Execution) -> Attempt:
             time.sleep(1.0)
 
 
-class AgreeingLearner(ShardedLearner):
-    """What ranks wish for travels with a step's losses, which are summed over ranks anyway: no collective is added.
+class VotingLearner(ShardedLearner):
+    """Adds the ranks' votes to the all-reduce of a step's losses, so that voting needs no further collective.
 
-    A wish that any rank has is granted, on all ranks after the same step.
+    One rank's vote decides for all ranks, after the same step.
     """
 
-    wishes: Callable[[], Sequence[bool]]  # of this rank; set before the first step
-    granted: tuple[bool, ...] = ()
+    votes: Callable[[], Sequence[bool]]  # of this rank; set before the first step
+    decisions: tuple[bool, ...] = ()  # of the last step, equal on all ranks
 
     def mean_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
-        wishes = torch.tensor(self.wishes(), dtype=values.dtype)
-        means = super().mean_over_ranks(torch.cat([values.flatten(), wishes.to(values.device)]))
-        self.granted = tuple((means[values.numel() :] > 0).tolist())
+        votes = torch.tensor(self.votes(), dtype=values.dtype)
+        means = super().mean_over_ranks(torch.cat([values.flatten(), votes.to(values.device)]))
+        self.decisions = tuple((means[values.numel() :] > 0).tolist())
         return means[: values.numel()].view(values.shape)
 
 
 class ShardedExecution(RunExecution):
-    """Rank 0 keeps the attempt; every decision about it is rank 0's, told to the others.
+    """One rank's execution: rank 0 keeps the attempt, decides about it and tells the other ranks.
 
-    Checkpoints follow rank 0's clock; one rank's notice is all ranks'.
+    Checkpoints follow rank 0's clock. When one rank is told to end, all ranks end.
     """
 
     def __init__(self, run, corpus, attempt, execution, start, notice, patient):
         assert run.micro_batch % dist.get_world_size() == 0, "ranks split every micro-batch evenly"
-        learner = new_learner(AgreeingLearner, run, execution, start)
-        learner.wishes = self._wishes
+        learner = new_learner(VotingLearner, run, execution, start)
+        learner.votes = self._votes
         ranks = {"rank": dist.get_rank(), "num_ranks": dist.get_world_size()}
         super().__init__(run, corpus, attempt, execution, learner=learner, notice=notice, **ranks)
         self.attempts = execution.store().run(run.run_id).attempts
         self.patient = patient
         self.folder = self.attempts.child(self._from_rank_0(attempt.attempt_id if attempt else None))
-        self.writers = dist.new_group(backend="gloo")  # the background's own: it works while the steps communicate
+        self.writers = dist.new_group(backend="gloo")  # for the background thread, which works while steps communicate
 
     def _load_checkpoint(self) -> Resumed | None:
-        """The newest checkpoint that is whole for every rank, each reading its own rows; rank 0 says which is tried."""
+        """Reads the newest checkpoint that is whole for every rank, each its own rows; rank 0 chooses which to try."""
         if self.attempt:
             resumed = self.attempt.resume(lambda _, *position: self._read_together(self._from_rank_0(position)))
             return resumed or self._from_rank_0(None)
@@ -145,48 +146,48 @@ class ShardedExecution(RunExecution):
         return None
 
     def _read_together(self, position: tuple[int, str]) -> Resumed:
-        """Raises CorruptFile on all ranks when one of them cannot read its part."""
+        """Reads this rank's rows; CorruptFile on all ranks when one of them cannot read its rows."""
         resumed, error = None, None
         try:
             resumed = read_checkpoint(self.attempts, *position, self.learner.rows_of)
         except (CorruptFile, FileNotFoundError) as reason:
             error = reason
-        if errors := _texts(_from_all_ranks(error and str(error), self.patient)):
+        if errors := _rank_errors(_from_all_ranks(error and str(error), self.patient)):
             raise CorruptFile("; ".join(errors)) from error
         return resumed
 
-    def _wishes(self) -> tuple[bool, bool]:
-        """(a checkpoint is due, by rank 0's clock; this rank has been told to end)."""
+    def _votes(self) -> tuple[bool, bool]:
+        """Votes on two questions: is a checkpoint due (by rank 0's clock), was this rank told to end."""
         return self.rank == 0 and self._is_due(), self.notice.given
 
     def _should_commit(self, step: int) -> bool:
-        return any(self.learner.granted) and step < self.run.num_steps
+        return any(self.learner.decisions) and step < self.run.num_steps
 
-    def _leave_if_told(self) -> None:
-        _, is_told = self.learner.granted
+    def _stop_if_told(self) -> None:
+        _, is_told = self.learner.decisions
         if is_told:
-            raise _GroupLeft(f"left after step {self.step}")
+            raise _ToldToStop(f"left after step {self.step}")
 
     def _write_checkpoint(self, step: int, pieces: dict[str, Piece], state: dict, records: list[dict]) -> None:
-        """Every rank writes its shard; when all have, rank 0 makes the checkpoint exist."""
+        """Writes this rank's shard; when all ranks have, rank 0 writes the manifest."""
         files = self._write_shards(checkpoint_folder(self.folder, step), pieces)
         if self.attempt:
             self.attempt.commit_shards(step, files, state, records)
 
     def _write_shards(self, folder: Folder, pieces: dict[str, Piece]) -> dict[str, str]:
-        """The files of all ranks with their SHA-256. OSError on every rank when one cannot write."""
+        """Writes this rank's shard; returns all ranks' SHA-256 by file name. OSError on all ranks when one fails."""
         files, error = {}, None
         try:
             files = write_shard(folder, pieces, self.rank, self.num_ranks)
         except OSError as reason:
             error = reason
         parts = _from_all_ranks((files, error and str(error)), self.writers)
-        if errors := _texts(text for _, text in parts):
+        if errors := _rank_errors(text for _, text in parts):
             raise OSError("; ".join(errors)) from error
         return {name: digest for files, _ in parts for name, digest in files.items()}
 
     def _write_result(self, fields: dict, measured: dict) -> dict | None:
-        """Small weights become one file of rank 0's; of large ones every rank writes its shard."""
+        """Writes small weights as one file on rank 0, large ones as a shard on every rank."""
         if self.num_weights_bytes < LARGE_WEIGHTS_BYTES:
             weights = self.learner.weights()
             return self.attempt.complete(fields, weights, self.records, measured) if self.attempt else None
@@ -201,21 +202,21 @@ class ShardedExecution(RunExecution):
         return 4 * total_parameters(self.run.model)
 
     def _from_rank_0(self, value):
-        return _told_by_rank_0(value, self.patient)
+        return _broadcast_from_rank_0(value, self.patient)
 
 
-def _told_by_rank_0(value, group: dist.ProcessGroup):
+def _broadcast_from_rank_0(value, group: dist.ProcessGroup):
     box = [value]
     dist.broadcast_object_list(box, src=0, group=group)
     return box[0]
 
 
 def _from_all_ranks(value, group: dist.ProcessGroup) -> list:
-    """Every rank's value, in the order of ranks."""
+    """Gathers every rank's value, in the order of ranks."""
     values = [None] * dist.get_world_size()
     dist.all_gather_object(values, value, group)
     return values
 
 
-def _texts(errors: Iterable[str | None]) -> list[str]:
+def _rank_errors(errors: Iterable[str | None]) -> list[str]:
     return [f"rank {rank}: {error}" for rank, error in enumerate(errors) if error]

@@ -1,9 +1,9 @@
-"""Trials on Ray Tune: as many at once as the cluster holds or could grow to, each with what its size needs.
+"""Runs a search's trials on Ray Tune, as many at once as the cluster holds or could grow to.
 
-Ray Tune places trials, reuses their processes and starts them again when these die; what to try next, pausing and
-limits are a searcher of ours, because Tune's own state dies with the driver and ours does not (Optuna's database, the
-run directories). Tune gives a free process to a trial whose own has not started yet, and cancels that start: processes
-that start one by one would never be more than one where trials are shorter than a start.
+Ray Tune places trials, reuses their processes and restarts crashed ones. A searcher of the platform proposes trials,
+pauses and applies limits: Tune's state dies with the driver, while Optuna's database and the storage stay. Many
+processes start at once, because Tune gives a trial that waits for its process the next free one and cancels the start:
+started one by one, there would never be more than one process where a trial is shorter than a start.
 """
 
 import json
@@ -21,8 +21,7 @@ from ray.tune.search import Searcher
 
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.life import MAX_CRASHES, Crashes
-from gram_platform.engine.placement import most_ranks, placement, trial_ranks
-from gram_platform.engine.proposals import Proposal, Source, told
+from gram_platform.engine.proposals import Proposal, Source, outcome_from_plain
 from gram_platform.engine.trials import (
     CANCEL,
     FAILED,
@@ -34,26 +33,29 @@ from gram_platform.engine.trials import (
     Problem,
     committed,
     execute_trial,
+    most_ranks,
+    placement,
+    trial_ranks,
 )
 
-ASK_CLUSTER_EVERY_S = 5.0  # how large it is
+ASK_CLUSTER_EVERY_S = 5.0  # for its size
 TUNE = {
     "TUNE_MAX_PENDING_TRIALS_PG": "64",  # processes started at once; Ray Tune's default for a searcher is 1
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # the run directories have it all
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # it would make an interrupted search look like one that has ended
-    "TUNE_GLOBAL_CHECKPOINT_S": "600",  # nothing is restored from Tune's own state
-    "RAY_AIR_NEW_OUTPUT": "0",  # the driver says what happens
+    "TUNE_GLOBAL_CHECKPOINT_S": "600",  # nothing is restored from Tune's state
+    "RAY_AIR_NEW_OUTPUT": "0",  # the driver prints progress
 }
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """How many trials run at once, and who may hold them up."""
+    """How many trials run at once, and when the next may start."""
 
-    name: str  # of the folder of Ray Tune's own files
-    max_concurrent: int = 0  # 0: what the cluster can hold; more only waits for one that may grow
+    name: str  # of the folder of Ray Tune's files
+    max_concurrent: int = 0  # 0: as many as the cluster holds; more only on a cluster that can grow
     decide: Callable[[], str] = lambda: GO  # before a trial starts: go, wait (paused), stop (limit) or cancel
-    retry_diverged: bool = False  # train runs again whose loss is known to become non-finite
+    retry_diverged: bool = False  # train diverged runs again
 
 
 def run_trials(
@@ -65,26 +67,26 @@ def run_trials(
     on_start: Callable[[Proposal], None] = lambda proposal: None,
     on_end: Callable[[Outcome], None] = lambda outcome: None,
 ) -> None:
-    """Runs the source's trials to the end. Needs an initialised Ray; `on_start` and `on_end` are called here.
+    """Runs all trials of the source. Needs an initialised Ray; `on_start` and `on_end` are called in this process.
 
-    An error of `source`, `on_start` or `on_end` ends the trials, and is raised.
+    An error of `source`, `on_start` or `on_end` ends the trials and is raised.
     """
     for name, value in TUNE.items():
         os.environ.setdefault(name, value)
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     ranks_of = partial(trial_ranks, problem, execution)
     searcher = _Searcher(source, tuning, ranks_of, most_ranks(tuning.max_concurrent, resources), on_start, on_end)
-    patience = _Patience(lambda point: committed(problem, point, execution.store()))
+    crash_count = _CrashCount(lambda point: committed(problem, point, execution.store()))
     shared = {"problem": problem, "execution": execution, "resources": resources}
     trainable = tune.with_parameters(_trial, **shared, retry_diverged=tuning.retry_diverged)
     placed = tune.with_resources(trainable, lambda config: placement(problem, config["point"], execution, resources))
-    with tempfile.TemporaryDirectory(prefix="gram-tune-") as own_files:  # nothing in them outlives the driver
-        _tuner(placed, searcher, patience, tuning, own_files).fit()
+    with tempfile.TemporaryDirectory(prefix="gram-tune-") as scratch:  # Tune's files end with the driver
+        _tuner(placed, searcher, crash_count, tuning, scratch).fit()
     if searcher.error is not None:
         raise searcher.error
 
 
-def _tuner(trainable, searcher: "_Searcher", patience: "_Patience", tuning: Tuning, own_files: str) -> tune.Tuner:
+def _tuner(trainable, searcher: "_Searcher", crash_count: "_CrashCount", tuning: Tuning, scratch: str) -> tune.Tuner:
     return tune.Tuner(
         trainable,
         tune_config=tune.TuneConfig(
@@ -95,9 +97,9 @@ def _tuner(trainable, searcher: "_Searcher", patience: "_Patience", tuning: Tuni
         ),
         run_config=tune.RunConfig(
             name=tuning.name,
-            storage_path=own_files,
+            storage_path=scratch,
             failure_config=tune.FailureConfig(max_failures=MAX_CRASHES - 1),
-            callbacks=[patience],
+            callbacks=[crash_count],
             stop=_Cancelled(tuning, searcher),
             verbose=0,
         ),
@@ -105,7 +107,7 @@ def _tuner(trainable, searcher: "_Searcher", patience: "_Patience", tuning: Tuni
 
 
 def _trial(config: dict, **shared) -> None:
-    """The function that Ray Tune calls; text, because Tune flattens nested results."""
+    """Executes one trial for Ray Tune; reports the outcome as text, because Tune flattens nested results."""
     outcome = execute_trial(config["name"], config["point"], **shared)
     tune.report({"outcome": json.dumps(asdict(outcome))})
 
@@ -113,8 +115,8 @@ def _trial(config: dict, **shared) -> None:
 # ----------------------------------------------------------------------------------------------------- searcher
 
 
-class _Unsaved:
-    """Ray Tune stores its searcher and stopper for a restoration that we never ask for; ours stay in this process."""
+class _Unpickled:
+    """Keeps an object in this process: Ray Tune pickles its searcher and stopper for a restore that is never used."""
 
     def __reduce__(self):
         return object, ()
@@ -123,8 +125,8 @@ class _Unsaved:
         return self
 
 
-class _Cancelled(_Unsaved, tune.Stopper):
-    """Ends running trials too; their checkpoints stay."""
+class _Cancelled(_Unpickled, tune.Stopper):
+    """Ends all running trials when the search is cancelled; their checkpoints stay."""
 
     def __init__(self, tuning: Tuning, searcher: "_Searcher"):
         self._decide, self._searcher = tuning.decide, searcher
@@ -136,8 +138,8 @@ class _Cancelled(_Unsaved, tune.Stopper):
         return self._searcher.error is not None or self._decide() == CANCEL
 
 
-class _Patience(_Unsaved, tune.Callback):
-    """Counts the crashes of a trial's process since its last checkpoint, in the place of Ray Tune's own count."""
+class _CrashCount(_Unpickled, tune.Callback):
+    """Counts a trial's crashes since its last checkpoint; Ray Tune counts all of them."""
 
     def __init__(self, committed_of: Callable[[Point], int]):
         self._committed_of, self._crashes = committed_of, {}
@@ -148,18 +150,10 @@ class _Patience(_Unsaved, tune.Callback):
         trial.max_failures = trial.num_failures + MAX_CRASHES - 1 - crashes.number
 
 
-class _Searcher(_Unsaved, Searcher):
-    """Ray Tune's view of a source."""
+class _Searcher(_Unpickled, Searcher):
+    """Adapts a source to Ray Tune."""
 
-    def __init__(
-        self,
-        source: Source,
-        tuning: Tuning,
-        ranks_of: Callable[[Point], int],
-        most_ranks: Callable[[], float],
-        on_start,
-        on_end,
-    ):
+    def __init__(self, source: Source, tuning: Tuning, ranks_of, most_ranks, on_start, on_end):
         super().__init__(metric="outcome", mode="min")
         self._source, self._tuning, self._ranks_of, self._most_ranks = source, tuning, ranks_of, most_ranks
         self._on_start, self._on_end = on_start, on_end
@@ -167,7 +161,7 @@ class _Searcher(_Unsaved, Searcher):
         self._widest = 1  # of the trials so far: the next one's is known only when it is drawn
         self._running: dict[str, tuple[Proposal, float]] = {}
         self._most, self._ask_again = 0, 0.0
-        self.error: Exception | None = None  # of the end of a trial; Ray Tune would make it text, and the trial's own
+        self.error: Exception | None = None  # kept here: Ray Tune would turn it into text, and blame the trial
 
     def suggest(self, trial_id: str) -> dict | str | None:
         decision = self._tuning.decide()
@@ -185,7 +179,7 @@ class _Searcher(_Unsaved, Searcher):
         return {"name": proposal.name, "point": dict(proposal.point)}
 
     def _has_room(self) -> bool:
-        """The cluster is asked now and then, because Ray Tune asks for the next trial many times a second."""
+        """Tells whether one more trial fits. Ray Tune asks many times a second, so the cluster's size is cached."""
         if not self._running:
             return True
         if 0 < self._tuning.max_concurrent <= len(self._running):
@@ -195,27 +189,27 @@ class _Searcher(_Unsaved, Searcher):
         return sum(self._ranks.values()) + self._widest <= self._most
 
     def on_trial_result(self, trial_id: str, result: dict) -> None:
-        """A trial reports once, at its end."""
+        """Does nothing: a trial reports once, at its end."""
 
     def on_trial_complete(self, trial_id: str, result: dict | None = None, error: bool = False) -> None:
         proposal, started = self._running.pop(trial_id)
         self._ranks.pop(trial_id)
         if result and "outcome" in result:
-            outcome = told(json.loads(result["outcome"]))
+            outcome = outcome_from_plain(json.loads(result["outcome"]))
         elif error:
             message = f"its process died {MAX_CRASHES} times without a checkpoint in between"
             facts = {"name": proposal.name, "point": proposal.point, "state": FAILED, "message": message}
             outcome = Outcome(**facts, started=started, elapsed_s=time.time() - started)
         else:
-            return  # cancelled: the next driver adopts it
+            return  # cancelled; the next driver adopts it
         try:
             self._source.tell(proposal, outcome)
             self._on_end(outcome)
         except Exception as error:
-            self.error = error  # raised when Ray Tune has ended
+            self.error = error  # raised after Ray Tune has ended
 
     def save(self, checkpoint_path: str) -> None:
-        """Nothing: the source's state is elsewhere."""
+        """Writes an empty file: the source keeps the state."""
         with open(checkpoint_path, "wb"):
             pass
 

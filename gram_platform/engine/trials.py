@@ -1,35 +1,42 @@
-"""One trial of a search: a point becomes nodes, the nodes results, the results a score.
+"""Executes one trial of a search and scores its results; says what Ray reserves for it.
 
-Nodes are those of the studies: what is finished is reused, whoever asked for it first, and what a dead process left is
-continued from its last checkpoint.
+A trial's nodes are those of studies: finished nodes of any study or search are reused, interrupted ones continue.
 """
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from ray import tune
+
+from gram_platform.config import State
+from gram_platform.engine.capacity import capacity, has_fixed_size
 from gram_platform.engine.dispatch import execute_node
 from gram_platform.engine.execution import Execution, Resources, owner
-from gram_platform.engine.life import HELD_RETRY_S, Lives
+from gram_platform.engine.life import HELD_RETRY_S, NodeLifecycle
 from gram_platform.methods.nodes import Node
+from gram_platform.planner import GIB, MACHINES, needs
 from gram_platform.store import LeaseHeld, Store
 from gram_platform.train.loop import TrainingDiverged
 
 Point = Mapping[str, float | int | str]
 
-COMPLETE, DIVERGED, FAILED = "complete", "diverged", "failed"  # how a trial ends
-GO, WAIT, STOP, CANCEL = "go", "wait", "stop", "cancel"  # what a driver decides before it starts the next
+COMPLETE, DIVERGED, FAILED = State.COMPLETE, State.DIVERGED, State.FAILED  # how a trial ends
+PROCESS_BYTES = GIB  # of a worker before it holds a model: Python, torch, Ray, the page cache's mapping
+MEMORY_STEP = GIB // 4  # requests are rounded up to it, so that trials of similar sizes reuse processes
+GO, WAIT, STOP, CANCEL = "go", "wait", "stop", "cancel"  # a driver's decision before the next trial
 
 
 class Problem(Protocol):
-    """What a search asks. It travels to the workers, so it holds plain values alone."""
+    """A search's problem: points to nodes, results to scores. It is pickled to workers: plain values only."""
 
     def nodes(self, point: Point) -> list[Node]:
-        """The trial's nodes, each after those that it needs; what the whole search needs is done already."""
+        """Lists the trial's nodes, each after those that it needs; nodes that all trials share are done already."""
 
     def score(self, point: Point, results: Mapping[str, Mapping]) -> dict[str, float]:
-        """Finite metrics from the nodes' results by id. ValueError where they cannot be had."""
+        """Computes finite metrics from the nodes' results by id. ValueError where that is impossible."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +48,9 @@ class Outcome:
     state: str  # complete, diverged or failed
     started: float  # Unix time
     elapsed_s: float
-    trained_s: float = 0.0  # of it in nodes that were executed now
-    rank_s: float = 0.0  # the same, of all their ranks together
-    metrics: Mapping[str, float] = field(default_factory=dict)  # of a complete one
+    trained_s: float = 0.0  # in nodes that were executed now
+    rank_s: float = 0.0  # the same, summed over ranks
+    metrics: Mapping[str, float] = field(default_factory=dict)  # of a complete trial
     nodes: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()
     message: str = ""  # why it is not complete
@@ -60,9 +67,9 @@ def execute_trial(
     resources: Resources,
     retry_diverged: bool = False,
 ) -> Outcome:
-    """Executes what is missing of a trial and scores it; every error becomes the outcome's message."""
+    """Executes a trial's missing nodes and scores it; every error becomes the outcome's message."""
     started, clock = time.time(), time.monotonic()
-    work = _Work(execution, resources, retry_diverged)
+    work = _NodeRunner(execution, resources, retry_diverged)
     metrics, state, message, nodes = {}, COMPLETE, "", []
     try:
         work.store.open_for_writing()
@@ -70,7 +77,7 @@ def execute_trial(
         metrics = problem.score(point, {node.id: work.result(node) for node in nodes})
     except TrainingDiverged as error:
         state, message = DIVERGED, str(error)
-    except Exception as error:  # one trial must not end a search; the run directory has it too
+    except Exception as error:  # one trial must not end a search; the run's directory has the error too
         state, message = FAILED, str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
     return Outcome(
         name=name,
@@ -91,26 +98,26 @@ def execute_trial(
 
 
 def committed(problem: Problem, point: Point, store: Store) -> int:
-    """Steps of a trial's runs that need not be trained again."""
+    """Counts the steps of a trial's runs that are saved."""
     runs = [(node.config, store.run(node.id)) for node in problem.nodes(point) if node.kind == "run"]
     return sum(config.num_steps if run.result() else run.committed_step() for config, run in runs)
 
 
-class _Work:
-    """Executes nodes one after another and counts."""
+class _NodeRunner:
+    """Executes a trial's nodes one after another; counts nodes and seconds."""
 
     def __init__(self, execution: Execution, resources: Resources, retry_diverged: bool):
         self.execution, self.resources = execution, resources
         self.store = Store(execution.storage)
-        self.lives = Lives(self.store, retry_diverged)
+        self.lifecycle = NodeLifecycle(self.store, retry_diverged)
         self.num_executed = self.num_reused = 0
         self.seconds = self.rank_seconds = 0.0
 
     def result(self, node: Node) -> dict:
-        if (result := self.lives.result(node)) is not None:
+        if (result := self.lifecycle.result(node)) is not None:
             self.num_reused += 1
             return result
-        self.lives.require_not_diverged(node)
+        self.lifecycle.require_not_diverged(node)
         started = time.monotonic()
         result = self._when_free(node)
         elapsed_s = time.monotonic() - started
@@ -120,10 +127,50 @@ class _Work:
         return result
 
     def _when_free(self, node: Node) -> dict:
-        """The node's result; while another process works on it, wait."""
+        """Executes the node; waits while another process works on it."""
         while True:
             try:
                 return execute_node(node.config, dict(node.tags), self.execution, self.resources)
             except LeaseHeld:
                 time.sleep(HELD_RETRY_S)
-                self.lives.require_not_diverged(node)  # it may have diverged there
+                self.lifecycle.require_not_diverged(node)  # it may have diverged in the other process
+
+
+# ------------------------------------------------------------------------------------------------- placement
+
+
+def placement(problem: Problem, point: Point, execution: Execution, resources: Resources) -> tune.PlacementGroupFactory:
+    """Reserves one rank's CPUs and GPUs for a trial; without GPUs also the memory of the trial's largest run.
+
+    A sharded trial only waits for Ray Train's workers, which have separate reservations.
+    """
+    if trial_ranks(problem, execution, point) > 1:
+        return tune.PlacementGroupFactory([{"memory": MEMORY_STEP}])
+    bundle = {"CPU": resources.cpus_per_rank, "memory": trial_memory(problem, point)}
+    if resources.gpus_per_rank:
+        bundle = {"CPU": resources.cpus_per_rank, "GPU": resources.gpus_per_rank}
+    return tune.PlacementGroupFactory([bundle])
+
+
+def most_ranks(max_concurrent: int, resources: Resources) -> Callable[[], float]:
+    """Makes a function that returns how many ranks may run at once.
+
+    A trial is proposed only when it can start: then Optuna knows all earlier results, and pauses and limits apply.
+    Exception: a cluster that can still grow gets up to `max_concurrent` trials, and starts machines for them.
+    """
+    if max_concurrent and not has_fixed_size():
+        return lambda: math.inf
+    return lambda: capacity(resources).most
+
+
+def trial_ranks(problem: Problem, execution: Execution, point: Point) -> int:
+    """Counts the ranks of a trial's widest node; the nodes run one after another."""
+    ranks = (execution.of_node(node.config, dict(node.tags)).num_ranks for node in problem.nodes(point))
+    return max(ranks, default=1)
+
+
+def trial_memory(problem: Problem, point: Point) -> int:
+    """Estimates the bytes of a one-process trial on a CPU: the largest run and the process."""
+    runs = [node.config for node in problem.nodes(point) if node.kind == "run"]
+    largest = max((needs(run, 1, MACHINES["cpu"]).memory.total for run in runs), default=0)
+    return math.ceil((largest + PROCESS_BYTES) / MEMORY_STEP) * MEMORY_STEP

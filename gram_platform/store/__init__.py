@@ -1,4 +1,4 @@
-"""The storage: directories of runs and evaluations. It is the truth, of which MLflow is a mirror."""
+"""Keeps runs, evaluations, imported models and packed corpora in a storage; MLflow only mirrors it."""
 
 from gram_platform.store.directories import EvaluationDirectory
 from gram_platform.store.files import CorruptFile, Folder

@@ -1,13 +1,11 @@
-"""One attempt at a run: its lease, commits, result or failure, in a folder of its own.
+"""Writes one attempt at a run into a separate folder: lease, commits, result or failure.
 
-Killed at any point, an attempt leaves a run that continues from the last commit and ends with the same `result.json`:
-a commit counts from the moment its manifest is in place, a result from the moment `result.json` is. Two attempts at
-once share nothing that either changes, except checkpoints that a newer commit has made superfluous.
+An attempt may be killed at any point: the run continues from the last commit and ends with the same `result.json`.
+A commit counts once its manifest is written, a result once `result.json` is. Two attempts at once change no common
+files, except that each removes checkpoints older than its newest commit.
 """
 
-import threading
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -27,21 +25,20 @@ from gram_platform.store.checkpoints import (
     step_name,
     write_segment,
 )
+from gram_platform.store.directories import RESULT
 from gram_platform.store.files import CorruptFile, Folder, seal
-from gram_platform.store.leases import LONGEST_STEP_S, new_lease
+from gram_platform.store.leases import HEARTBEAT_INTERVAL_S, LONGEST_STEP_S, Lease
 from gram_platform.store.shards import Resumed, checkpoint_folder, read_checkpoint, write_manifest, write_shard
 from gram_platform.store.tensors import hash_tensors, save_tensors
 
 NUM_CHECKPOINTS_KEPT = 2
-HEARTBEAT_INTERVAL_S = 1.0
-RENEWALS_A_LEASE = 3
 
 
 class Attempt:
-    """Made by `RunDirectory.start_attempt`. A context manager: leaving the block releases the lease.
+    """An attempt that `RunDirectory.start_attempt` started. A context manager: leaving it releases the lease.
 
-    A thread writes the heartbeats and renews the lease: loading, a step or an evaluation may take longer than it lasts,
-    and no step waits for the storage, nor ends with it, because of a lease.
+    The lease is written and renewed by a thread: loading, a step or an evaluation may take longer than the lease, and
+    a slow or failing storage neither delays nor ends a step.
     """
 
     def __init__(self, run, attempt_id: str, owner: str, lease_seconds: float) -> None:
@@ -49,18 +46,14 @@ class Attempt:
         self.attempt_id = attempt_id
         self._attempts = run.attempts
         self._folder = run.attempts.child(attempt_id)
-        self._lease = new_lease(owner, lease_seconds)
         self._chain: list[dict] = []
         self._step = -1
-        self._earlier_s = 0.0  # seconds of the attempts this one continues, up to their commit
+        self._earlier_s = 0.0  # seconds of the attempts that this one continues, up to the commit
         self._started = time.time()
         self._clock = time.monotonic()
         self._last_step = self._clock
-        self._news: dict = {}  # of the last heartbeat, not written yet
-        self._warned = False
-        self._writing, self._released = threading.Lock(), threading.Event()
-        self._write_lease()
-        threading.Thread(target=self._renew, name="lease", daemon=True).start()
+        warning = f"run {run.run_id}: its lease cannot be written, so others may train it too"
+        self._lease = Lease(self._folder, owner, lease_seconds, self._is_working, HEARTBEAT_INTERVAL_S, warning)
 
     def __enter__(self) -> "Attempt":
         return self
@@ -70,19 +63,19 @@ class Attempt:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds of work in the history of this attempt: its own, and of those it continues up to their commits."""
+        """Seconds of work in this attempt and, up to their commits, in those that it continues."""
         return self._earlier_s + time.monotonic() - self._clock
 
     @property
     def superseded(self) -> bool:
-        """Whether another attempt has written the run's result, so that going on is wasted work."""
-        return self.run.folder.exists("result.json")
+        """Whether another attempt has written the run's result, so that this one need not go on."""
+        return self.run.folder.exists(RESULT)
 
     def resume(self, read: Callable[[Folder, int, str], Resumed] = read_checkpoint) -> Resumed | None:
-        """The newest checkpoint over all attempts whose every file verifies; None to begin at the beginning.
+        """Reads the newest intact checkpoint of all attempts; later commits continue its history. None without any.
 
-        Corrupted checkpoints are renamed, warned about and passed over. Later commits extend what is returned.
-        `read(attempts, step, attempt_id)` reads one, and raises CorruptFile when it is not whole.
+        Corrupted checkpoints are set aside with a warning. `read(attempts, step, attempt_id)` reads one and raises
+        CorruptFile when it is not whole.
         """
         clear_debris(self._attempts, self.attempt_id)
         for step, attempt_id in reversed(list_checkpoints(self._attempts)):
@@ -104,10 +97,10 @@ class Attempt:
     def commit(
         self, step: int, tensors: Mapping[str, torch.Tensor | Piece], state: Mapping, records: Sequence[Mapping] = ()
     ) -> None:
-        """Make the run continuable from `step` and its records part of the history.
+        """Writes a checkpoint of `step` and adds `records` to the history.
 
-        `tensors` are any CPU tensors under flat names, `state` JSON values with finite numbers, `records` the metric
-        records {"step", "time", "metrics"} since the last commit. ValueError when steps do not rise.
+        `tensors` are CPU tensors by flat name, `state` JSON values with finite numbers, `records` the metric records
+        {"step", "time", "metrics"} since the last commit. ValueError when steps do not rise.
         """
         self._require_above_last(step)
         self.commit_shards(step, write_shard(checkpoint_folder(self._folder, step), tensors), state, records)
@@ -115,9 +108,9 @@ class Attempt:
     def commit_shards(
         self, step: int, files: Mapping[str, str], state: Mapping, records: Sequence[Mapping] = ()
     ) -> None:
-        """`commit` of a checkpoint whose shards lie in this attempt's folder.
+        """Does as `commit`, with shards that are already written to this attempt's folder.
 
-        `files` is what `write_shard` returned to all ranks together.
+        `files`: the SHA-256 by name that `write_shard` returned, of all ranks.
         """
         self._require_above_last(step)
         chain = self._extended(records)
@@ -126,9 +119,9 @@ class Attempt:
         prune(self._attempts, NUM_CHECKPOINTS_KEPT, self.attempt_id)
 
     def heartbeat(self, step: int, num_steps: int, tokens_per_second: float) -> None:
-        """Say where the attempt is; the storage hears of it within a second. Correctness never needs it."""
+        """Reports progress, which the thread writes within a second. Correctness never needs it."""
         self._last_step = time.monotonic()
-        self._news = {"step": step, "num_steps": num_steps, "tokens_per_second": float(tokens_per_second)}
+        self._lease.report(step=step, num_steps=num_steps, tokens_per_second=float(tokens_per_second))
 
     def complete(
         self,
@@ -137,7 +130,7 @@ class Attempt:
         records: Sequence[Mapping] = (),
         measured: Mapping[str, float | str] | None = None,
     ) -> dict:
-        """Save the final weights and write `result.json` unless another attempt has; returns the result in force.
+        """Saves the final weights and writes `result.json` unless another attempt has; returns the result in force.
 
         `final` holds the deterministic fields alone; `run_id`, `weights_sha256` and `sha256` are added here. `records`
         are those since the last commit; `measured` (seconds by what took them, and what the machine gave) becomes part
@@ -157,7 +150,7 @@ class Attempt:
         records: Sequence[Mapping] = (),
         measured: Mapping[str, float | str] | None = None,
     ) -> dict:
-        """`complete` with weights whose shards lie in this attempt's folder: `files` are `write_shard`'s of all ranks.
+        """Does as `complete`, with weights whose shards are already written: `files` as in `commit_shards`.
 
         `weights_sha256` is `hash_tensors` of the whole weights.
         """
@@ -181,23 +174,20 @@ class Attempt:
         return result
 
     def fail(self, message: str, details: Mapping | None = None) -> None:
-        """Record why the run cannot go on; its status is then `failed` until another attempt starts."""
+        """Records why the run cannot go on: it is `failed` until another attempt starts."""
         self.run.record_failure(self.attempt_id, message, details)
         self.release()
 
     def release(self) -> None:
-        """Give up the lease; the last heartbeat's numbers stay readable."""
-        if not self._released.is_set():
-            self._released.set()
-            self._lease["released"] = True
-            self._tell()
+        """Releases the lease; the last heartbeat's numbers stay readable."""
+        self._lease.release()
 
     def _require_above_last(self, step: int) -> None:
         if step <= self._step:
-            raise invalid("step", step, f"above {self._step}, the last one committed")
+            raise invalid("step", step, f"a step above {self._step}, the last one committed")
 
     def _extended(self, records: Sequence[Mapping]) -> list[dict]:
-        """The chain with a new segment of `records`, if there are any."""
+        """Writes `records`, if any, as a new segment; returns the chain with it."""
         if not records:
             return self._chain
         return [*self._chain, write_segment(self._folder, self.attempt_id, records, last_step(self._chain))]
@@ -205,7 +195,7 @@ class Attempt:
     def _timing(self, final: Mapping) -> dict:
         elapsed_s = self.elapsed_s
         rate = final.get("num_tokens", 0) / elapsed_s if elapsed_s else 0.0
-        started = {"started": self._started, "ended": time.time(), "host": self._lease["host"]}
+        started = {"started": self._started, "ended": time.time(), "host": self._lease.fields["host"]}
         return {"elapsed_s": elapsed_s, "tokens_per_second": rate, "attempt": self.attempt_id, **started}
 
     def _remove_superfluous(self, result: Mapping) -> None:
@@ -216,29 +206,6 @@ class Attempt:
             self._folder.remove(FINISHED)
             remove_weights(self._folder)
 
-    def _renew(self) -> None:
-        """Writes what heartbeats said, and renews the lease while they say nothing, until the work must hang."""
-        renewal_s = max(self._lease["lease_seconds"], HEARTBEAT_INTERVAL_S) / RENEWALS_A_LEASE
-        written = time.monotonic()
-        while not self._released.wait(min(HEARTBEAT_INTERVAL_S, renewal_s)):
-            now = time.monotonic()
-            is_due = now - written >= renewal_s and now - self._last_step < LONGEST_STEP_S
-            if self._news or is_due:
-                self._tell()
-                written = now
-
-    def _tell(self) -> None:
-        """Writes the lease; a storage that refuses is warned about once, for the lease only saves work."""
-        try:
-            self._write_lease()
-        except OSError as error:
-            if not self._warned:
-                self._warned = True
-                text = f"run {self.run.run_id}: its lease cannot be written, so others may train it too: {error}"
-                warnings.warn(text, RuntimeWarning, stacklevel=2)
-
-    def _write_lease(self) -> None:
-        with self._writing:
-            news, self._news = self._news, {}
-            self._lease |= {**news, "time": time.time()}
-            self._folder.write_json("lease.json", self._lease, durable=False)
+    def _is_working(self) -> bool:
+        """Tells whether the last step is recent; the lease of an attempt that hangs expires."""
+        return time.monotonic() - self._last_step < LONGEST_STEP_S

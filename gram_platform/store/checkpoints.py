@@ -1,4 +1,4 @@
-"""Which checkpoints, metric records and final weights an attempt has: each counts once its manifest is written."""
+"""Lists, prunes and reads an attempt's checkpoints, metric records and weights; each counts once it has a manifest."""
 
 import hashlib
 import json
@@ -10,6 +10,12 @@ from gram_platform.store.leases import has_ended, read_lease
 
 TENSORS, LAYOUT, STATE = "tensors.safetensors", "layout", "state.json"
 FINISHED = "complete.json"
+WEIGHTS, SHARDS = "weights.safetensors", "weights"
+MANIFEST = "manifest.json"  # written last: the files beside it count from then on
+NORM = "norm/"  # + gradient/<set> or weights/<set>: metrics for the storage alone, they would crowd MLflow's table
+PROBE = NORM + "probe/"  # + <domain>/<module>: see `train.learner.probed_norms`
+
+# ----------------------------------------------------------------------------------------------- checkpoints
 
 
 def step_name(step: int) -> str:
@@ -17,7 +23,7 @@ def step_name(step: int) -> str:
 
 
 def list_checkpoints(attempts: Folder) -> list[tuple[int, str]]:
-    """(step, attempt_id) of every checkpoint of a run, oldest step first."""
+    """Lists (step, attempt_id) of every checkpoint of a run, the lowest step first."""
     found = []
     for attempt_id in attempts.list():
         folder = attempts.child(attempt_id, "checkpoints")
@@ -27,33 +33,33 @@ def list_checkpoints(attempts: Folder) -> list[tuple[int, str]]:
 
 
 def newest_manifest(attempts: Folder) -> dict | None:
-    """The manifest of the newest checkpoint that can be read, without looking at its tensors."""
+    """Reads the manifest of the newest checkpoint that can be read; tensors are not verified."""
     for step, attempt_id in reversed(list_checkpoints(attempts)):
         try:
             manifest = attempts.child(attempt_id, "checkpoints", step_name(step)).read_sealed(MANIFEST)
         except CorruptFile:
-            continue  # set aside, with a warning, by the attempt that continues the run
+            continue  # the attempt that continues the run sets it aside with a warning
         if manifest is not None:
             return manifest
     return None
 
 
-def prune(attempts: Folder, keep: int, own_id: str | None = None) -> None:
-    """Remove all but the newest `keep` checkpoints of the run and the newest of the attempt `own_id`."""
+def prune(attempts: Folder, keep: int, writer_id: str | None = None) -> None:
+    """Removes all but the newest `keep` checkpoints of the run and the newest of the attempt `writer_id`."""
     checkpoints = list_checkpoints(attempts)
-    own_newest = max((c for c in checkpoints if c[1] == own_id), default=None) if keep else None
+    writers_newest = max((c for c in checkpoints if c[1] == writer_id), default=None) if keep else None
     for step, attempt_id in checkpoints[: len(checkpoints) - keep]:
-        if (step, attempt_id) != own_newest:
+        if (step, attempt_id) != writers_newest:
             folder = attempts.child(attempt_id, "checkpoints")
             folder.child(step_name(step)).remove(MANIFEST)  # first, so that a half-removed checkpoint does not exist
             folder.remove(step_name(step))
 
 
-def clear_debris(attempts: Folder, own_id: str | None = None) -> None:
-    """Remove half-written checkpoints, weights and files of attempts other than `own_id` that certainly ended."""
+def clear_debris(attempts: Folder, keep_id: str | None = None) -> None:
+    """Removes half-written checkpoints, weights and files of attempts that certainly ended, but not of `keep_id`."""
     for attempt_id in attempts.list():
         attempt = attempts.child(attempt_id)
-        if attempt_id == own_id or not has_ended(read_lease(attempt)):
+        if attempt_id == keep_id or not has_ended(read_lease(attempt)):
             continue
         attempt.remove_temporaries()
         folder = attempt.child("checkpoints")
@@ -64,16 +70,15 @@ def clear_debris(attempts: Folder, own_id: str | None = None) -> None:
             remove_weights(attempt)
 
 
-NORM = "norm/"  # + gradient/<set> or weights/<set>: metrics that stay in the storage, they would crowd MLflow's table
-PROBE = NORM + "probe/"  # + <domain>/<module>: see `train/learner.py`
+# ----------------------------------------------------------------------------------------------------- records
 
 
 def write_segment(attempt: Folder, attempt_id: str, records: Sequence[Mapping], after_step: int) -> dict:
-    """Write records (steps rising, all above `after_step`) and return the chain's entry for them."""
+    """Writes records (steps rising, all above `after_step`) as one file and returns the chain's entry for it."""
     steps = [record["step"] for record in records]
     if any(b <= a for a, b in zip([after_step, *steps], steps, strict=False)):
         raise invalid("records", steps, f"rising steps above {after_step}, the last one committed")
-    lines = (json.dumps(record, sort_keys=True, separators=(",", ":")) for record in records)  # NaN is a value here
+    lines = (json.dumps(record, sort_keys=True, separators=(",", ":")) for record in records)  # NaN is allowed
     data = "".join(line + "\n" for line in lines).encode()
     name = f"{steps[0]:09d}-{steps[-1]:09d}.jsonl"
     attempt.child("segments").write(name, data)
@@ -82,7 +87,7 @@ def write_segment(attempt: Folder, attempt_id: str, records: Sequence[Mapping], 
 
 
 def read_segment(attempts: Folder, entry: dict) -> list[dict]:
-    """The records of one entry of a chain; CorruptFile when the file is missing or altered."""
+    """Reads the records of one entry of a chain; CorruptFile when the file is missing or altered."""
     folder = attempts.child(entry["attempt"], "segments")
     try:
         data = folder.read(entry["file"])
@@ -94,21 +99,20 @@ def read_segment(attempts: Folder, entry: dict) -> list[dict]:
 
 
 def last_step(chain: Sequence[dict]) -> int:
-    """The last step a chain has records of; -1 for an empty chain."""
+    """Gives the last step that a chain has records of; -1 for an empty chain."""
     return chain[-1]["last_step"] if chain else -1
 
 
-WEIGHTS, SHARDS = "weights.safetensors", "weights"
-MANIFEST = "manifest.json"  # of whatever has several files: they count from the moment it is there
+# ----------------------------------------------------------------------------------------------------- weights
 
 
 def has_weights(attempt: Folder) -> bool:
-    """Whether the attempt has weights that were written to their end."""
+    """Tells whether the attempt has completely written weights."""
     return attempt.exists(WEIGHTS) or attempt.child(SHARDS).exists(MANIFEST)
 
 
 def remove_weights(attempt: Folder) -> int:
-    """Remove the attempt's weights, finished or not; the number of bytes that became free."""
+    """Removes the attempt's weights, finished or not; returns the bytes that became free."""
     shards = attempt.child(SHARDS)
     num_bytes = sum(shards.size(name) for name in shards.list())
     shards.remove(MANIFEST)  # first, so that half-removed weights do not exist
@@ -117,7 +121,3 @@ def remove_weights(attempt: Folder) -> int:
         num_bytes += attempt.size(WEIGHTS)
         attempt.remove(WEIGHTS)
     return num_bytes
-
-
-def set_weights_aside(attempt: Folder, reason: object) -> None:
-    attempt.set_aside(WEIGHTS if attempt.exists(WEIGHTS) else SHARDS, reason)

@@ -1,4 +1,4 @@
-"""The directories of evaluations and imported models, and what they share with those of runs."""
+"""Reads and writes the directories of evaluations and imported models, and the files that runs have too."""
 
 import contextlib
 import hashlib
@@ -10,17 +10,24 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gram_platform.config import IMPORTED, AnyEvaluation, ModelConfig
+from gram_platform.config import IMPORTED, AnyEvaluation, ModelConfig, State
 from gram_platform.config.identity import canonical_json, invalid, short_hash, to_plain
 from gram_platform.store.checkpoints import WEIGHTS
 from gram_platform.store.files import CorruptFile, Folder, hash_file, seal, unseal
 from gram_platform.store.folders import LocalFolder
 
-CONFIG, TAGS, RESULT = "config.json", "tags.json", "result.json"
+if TYPE_CHECKING:
+    import torch
+
+    from gram_platform.store.tensors import DiskTensors
+
+CONFIG, TAGS, RESULT, TIMING, TOKENIZER = "config.json", "tags.json", "result.json", "timing.json", "tokenizer.json"
+TENSORS_HASH = "tensors_sha256"  # in the result: the hash of the tensors' file
+WRONG_HASH = "its hash is not the result's"
 
 
 class NodeDirectory:
-    """One directory of the storage; `kind` is "run" or "evaluation", `node_id` its run_id or eval_id."""
+    """One directory of the storage. `kind` is run, evaluation or import, `node_id` the id of that kind."""
 
     kind: str
     id_field: str
@@ -30,14 +37,14 @@ class NodeDirectory:
         self.node_id = node_id
 
     def config(self) -> dict:
-        """The stored config as plain JSON (see `run_from_plain`); ValueError when the storage has no such node."""
+        """Reads the config as plain JSON (see `run_from_plain`); ValueError when the storage has no such node."""
         plain = self.folder.read_json(CONFIG)
         if plain is None:
             raise invalid(self.id_field, self.node_id, f"one of the {self.kind}s in this storage ({self.folder.path})")
         return plain
 
     def tags(self) -> dict[str, str]:
-        """The tags of all studies that use this node."""
+        """Reads the merged tags of all studies that use this node."""
         try:
             return self.folder.read_json(TAGS) or {}
         except CorruptFile as error:
@@ -45,17 +52,17 @@ class NodeDirectory:
             return {}
 
     def add_tags(self, tags: Mapping[str, str]) -> None:
-        """Merge `tags` into the stored ones, new values over old. On an object store the last of two writers wins."""
+        """Merges `tags` into the stored ones; new values win. On an object store the last of two writers wins."""
         wrong = {key: value for key, value in tags.items() if not isinstance(key, str) or not isinstance(value, str)}
         if wrong:
-            raise invalid("tags", wrong, "strings under strings")
+            raise invalid("tags", wrong, "names and values that are strings")
         if tags.items() <= self.tags().items():
             return
         with self.folder.lock("tags"):
             self.folder.write_json(TAGS, {**self.tags(), **tags}, durable=False)
 
     def result(self) -> dict | None:
-        """The sealed result, None while there is none; a corrupted file is set aside with a warning and is none."""
+        """Reads the sealed result, None while there is none; a corrupted file is set aside with a warning."""
         try:
             result = self.folder.read_sealed(RESULT)
             if result is not None and result.get(self.id_field) != self.node_id:
@@ -66,15 +73,15 @@ class NodeDirectory:
         return result
 
     def publish(self, data: bytes) -> dict:
-        """Make `data` the result unless there is one; returns the result in force, warning when that one differs."""
+        """Makes `data` the result unless there is one; returns the result in force, with a warning when it differs."""
         if self.folder.create(RESULT, data):
             return unseal(data)
         existing = self.result()
         if existing is None:
             return self.publish(data)
         if existing != unseal(data):
-            text = "finished again with another result; the first one stays"
-            warnings.warn(f"{self.kind} {self.node_id} {text}", RuntimeWarning, stacklevel=3)
+            text = f"{self.kind} {self.node_id} finished again with another result; the first one stays"
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
         return existing
 
     def _ensure_config(self, config: object) -> None:
@@ -88,22 +95,14 @@ class NodeDirectory:
             self._ensure_config(config)
             return
         if existing != json.loads(text):
-            raise invalid(
-                "config", self.folder.file(CONFIG), f"the config of {self.kind} {self.node_id}, found another one"
-            )
-
-
-if TYPE_CHECKING:
-    import torch
-
-TIMING = "timing.json"
-TENSORS_HASH = "tensors_sha256"  # in the result: of the tensors that lie beside it
+            expected = f"the config of {self.kind} {self.node_id}, found another one"
+            raise invalid("config", self.folder.file(CONFIG), expected)
 
 
 class EvaluationDirectory(NodeDirectory):
     """`<storage>/evaluations/<eval_id>/{config.json, tags.json, result.json, timing.json}`.
 
-    What is too large for JSON lies beside it in `tensors-<hash>.safetensors`: of two writers, the result names its own.
+    Tensors are in `tensors-<hash>.safetensors`; the result names the hash, so two writers do not mix.
     """
 
     kind = "evaluation"
@@ -114,17 +113,17 @@ class EvaluationDirectory(NodeDirectory):
         self.eval_id = eval_id
 
     def ensure_config(self, evaluation: AnyEvaluation) -> None:
-        """Store the config; ValueError when the directory belongs to another one."""
+        """Stores the config; ValueError when the directory belongs to another evaluation."""
         if evaluation.eval_id != self.eval_id:
-            raise invalid("eval_id", evaluation.eval_id, f"{self.eval_id}, the directory's")
+            raise invalid("eval_id", evaluation.eval_id, f"the directory's eval_id, {self.eval_id}")
         self._ensure_config(evaluation)
 
-    def status(self) -> str:
-        """ "complete" or "absent": an evaluation is short enough to be done again from the beginning."""
-        return "absent" if self.result() is None else "complete"
+    def status(self) -> State:
+        """Reads the evaluation's state, complete or absent: it is short, and is never continued half-way."""
+        return State.ABSENT if self.result() is None else State.COMPLETE
 
     def timing(self) -> dict:
-        """When and where the evaluation ended and how long it took, if that is known; {} before the end."""
+        """Reads {"elapsed_s", "ended", "host"}, as far as known; {} before the end."""
         try:
             return self.folder.read_json(TIMING) or {}
         except CorruptFile as error:
@@ -134,24 +133,28 @@ class EvaluationDirectory(NodeDirectory):
     def complete(
         self, result: Mapping, timing: Mapping | None = None, tensors: Mapping[str, "torch.Tensor"] | None = None
     ) -> dict:
-        """Write the deterministic fields of `result` (eval_id and sha256 are added); returns the result in force.
+        """Writes the deterministic fields of `result`, adding eval_id and sha256; returns the result in force.
 
-        `timing` may hold `elapsed_s`; the time of the end and the host are added. `tensors` are written before, and
-        the result says their hash.
+        `timing` may hold `elapsed_s`; `ended` and `host` are added. `tensors` are written first, and the result has
+        their hash.
         """
         if self.result() is None:
             facts = {**(timing or {}), "ended": time.time(), "host": socket.gethostname()}
             self.folder.write_json(TIMING, facts)
         if tensors:
-            result = {**result, TENSORS_HASH: self._write_tensors(tensors)}
+            from gram_platform.store.tensors import hash_tensors, save_tensors
+
+            digest = hash_tensors(tensors)
+            self.folder.write_with(_tensors_name(digest), lambda path: save_tensors(path, tensors))
+            result = {**result, TENSORS_HASH: digest}
         return self.publish(seal({**result, "eval_id": self.eval_id}))
 
     def tensors(self) -> dict[str, "torch.Tensor"]:
-        """The tensors of a complete evaluation, verified against its result. ValueError when it has none.
+        """Reads the tensors of a complete evaluation, verified. ValueError when it has none.
 
-        Corrupted ones are set aside, and the result with them, so that submitting again makes them again.
+        Corrupted ones are set aside, and the result with them: submitting again then makes them again.
         """
-        from gram_platform.store.tensors import hash_tensors, load_tensors  # here, because it imports torch
+        from gram_platform.store.tensors import hash_tensors, load_tensors  # imported here: it imports torch
 
         digest = (self.result() or {}).get(TENSORS_HASH)
         if digest is None:
@@ -162,53 +165,29 @@ class EvaluationDirectory(NodeDirectory):
                 tensors = load_tensors(path)
             if hash_tensors(tensors) == digest:
                 return tensors
-            reason = "its hash is not the result's"
+            reason = WRONG_HASH
         except FileNotFoundError:
             reason = ""
         except ValueError as error:
             reason = str(error)
         if reason:
             self.folder.set_aside(name, reason)
-        self.folder.set_aside(RESULT, f"{name} is not what it says")
-        raise invalid("eval_id", self.eval_id, "an evaluation with intact tensors; submit again to make them again")
-
-    def _write_tensors(self, tensors: Mapping[str, "torch.Tensor"]) -> str:
-        from gram_platform.store.tensors import hash_tensors, save_tensors
-
-        digest = hash_tensors(tensors)
-        self.folder.write_with(_tensors_name(digest), lambda path: save_tensors(path, tensors))
-        return digest
+        self.folder.set_aside(RESULT, f"{name} does not have its hash")
+        expected = "an evaluation with intact tensors; to make these again, submit again"
+        raise invalid("eval_id", self.eval_id, expected)
 
 
 def _tensors_name(digest: str) -> str:
     return f"tensors-{digest[:16]}.safetensors"
 
 
-if TYPE_CHECKING:
-    import torch
-
-    from gram_platform.store.tensors import DiskTensors
-
-TOKENIZER = "tokenizer.json"
-
-
-def import_id(model: ModelConfig, weights_sha256: str, tokenizer: bytes | None = None) -> str:
-    """What a view names the model by: `IMPORTED` and 12 hexadecimal digits. `tokenizer`: its tokenizer.json, if any."""
-    hashes = {"weights_sha256": weights_sha256}
-    if tokenizer is not None:
-        hashes["tokenizer_sha256"] = _sha256(tokenizer)
-    return IMPORTED + short_hash({"model": model, **hashes})
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
 class ImportDirectory(NodeDirectory):
-    """`<storage>/imports/<import_id>`; its config is `{"model": ...}`, its result the provenance."""
+    """`<storage>/imports/<import_id>`: the config is `{"model": ...}`, the result says where the weights come from."""
 
     kind = "import"
     id_field = "import_id"
+
+    from gram_platform.store.tensors import DiskTensors
 
     def __init__(self, root: Folder, node_id: str) -> None:
         super().__init__(root.child("imports", node_id), node_id)
@@ -216,13 +195,13 @@ class ImportDirectory(NodeDirectory):
     def complete(
         self, model: ModelConfig, fields: Mapping, write: Callable[[str], None], tokenizer: bytes | None = None
     ) -> dict:
-        """Let `write` fill a local path with the weights, then publish; returns the result in force.
+        """Lets `write` fill a local path with the weights, then publishes; returns the result in force.
 
-        `fields`: `weights_sha256`, and the provenance. `tokenizer`: the checkpoint's tokenizer.json.
+        `fields`: `weights_sha256` and the origin. `tokenizer`: the checkpoint's tokenizer.json.
         """
         expected = import_id(model, fields["weights_sha256"], tokenizer)
         if self.node_id != expected:
-            raise invalid("import_id", expected, f"{self.node_id}, the directory's")
+            raise invalid("import_id", expected, f"the directory's import_id, {self.node_id}")
         self._ensure_config({"model": to_plain(model)})
         if self.result() is None:
             self.folder.write_with(WEIGHTS, write)
@@ -232,14 +211,14 @@ class ImportDirectory(NodeDirectory):
         return self.publish(seal({**fields, "import_id": self.node_id}))
 
     def require_result(self) -> dict:
-        """The provenance; ValueError when the import was not finished."""
+        """Reads the result; ValueError when the import was not finished."""
         result = self.result()
         if result is None:
-            raise invalid("import_id", self.node_id, f"an import of this storage ({self.folder.path})")
+            raise invalid("import_id", self.node_id, f"a finished import of this storage ({self.folder.path})")
         return result
 
     def tokenizer(self, local: Path) -> Path | None:
-        """Its tokenizer.json, None without one; from an object store a copy under the folder `local`."""
+        """Gives a local path of tokenizer.json, None without one; an object store's is copied to the folder `local`."""
         expected = self.require_result().get("tokenizer_sha256")
         if expected is None:
             return None
@@ -249,22 +228,40 @@ class ImportDirectory(NodeDirectory):
             copies.write(f"{expected}.json", self.folder.read(TOKENIZER))
             path = Path(copies.file(f"{expected}.json"))
         if hash_file(str(path)) != expected:
-            raise CorruptFile(f"{self.folder.path}/{TOKENIZER} is not what was imported: import the model again")
+            raise self._altered(TOKENIZER)
         return path
 
     @contextlib.contextmanager
     def open_weights(self) -> "Iterator[DiskTensors]":
-        """The weights, read from disk one by one; verified before. ValueError when they are not what was imported."""
+        """Yields the weights, verified, read from disk one by one; CorruptFile when they were altered."""
         from gram_platform.store.shards import open_weights
-        from gram_platform.store.tensors import hash_named  # here, because they import torch
+        from gram_platform.store.tensors import hash_named  # imported here: both import torch
 
         result = self.require_result()
         with open_weights(self.folder) as tensors:
             if hash_named((name, tensors[name]) for name in sorted(tensors)) != result["weights_sha256"]:
-                raise CorruptFile(f"{self.folder.path}/{WEIGHTS} is not what was imported: import the model again")
+                raise self._altered(WEIGHTS)
             yield tensors
 
     def weights(self) -> "dict[str, torch.Tensor]":
-        """All of `open_weights`, in memory."""
+        """Reads all of `open_weights` into memory."""
         with self.open_weights() as tensors:
             return dict(tensors)
+
+    def _altered(self, name: str) -> CorruptFile:
+        return CorruptFile(f"{self.folder.path}/{name} differs from the imported file: import the model again")
+
+
+def import_id(model: ModelConfig, weights_sha256: str, tokenizer: bytes | None = None) -> str:
+    """Makes the id by which views name an imported model: `IMPORTED` and 12 hexadecimal digits.
+
+    `tokenizer`: the bytes of tokenizer.json, if there is one.
+    """
+    hashes = {"weights_sha256": weights_sha256}
+    if tokenizer is not None:
+        hashes["tokenizer_sha256"] = _sha256(tokenizer)
+    return IMPORTED + short_hash({"model": model, **hashes})
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,7 +1,7 @@
-"""What every folder of the storage shares: safe names, sealed JSON, setting corrupted files aside.
+"""Shares between local and remote folders: safe names, sealed JSON, corrupted files set aside, retries.
 
-A file is there whole or not at all (`local.py` and `remote.py` say how). A folder opened read-only refuses every
-change. Names are single path components of safe characters, so nothing can leave the storage's root.
+Every file is written whole or not at all (`folders.py`). A folder opened read-only refuses every change. Names are
+single path components of safe characters, so no path can leave the storage's root.
 """
 
 import contextlib
@@ -22,35 +22,35 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_+.=@-]{0,199}")
 
 
 class CorruptFile(ValueError):
-    """A file whose content is not what was written: bad JSON or a wrong hash."""
+    """A file differs from what was written: bad JSON or a wrong hash."""
 
 
 def safe_name(field: str, name: str) -> str:
-    """`name` if it can be one component of a path; ValueError naming `field` otherwise."""
+    """Returns `name`; ValueError naming `field` unless it can be one component of a path."""
     if not isinstance(name, str) or not is_safe_name(name):
-        raise invalid(field, name, "letters, digits and _ + . = @ -, at most 200, not beginning with a sign")
+        raise invalid(field, name, "at most 200 letters, digits and _ + . = @ -, the first a letter, digit or _")
     return name
 
 
 def is_safe_name(name: str) -> bool:
-    """Whether `name` can be a file or folder of the storage; whatever else lies there is not ours."""
+    """Tells whether `name` can be a file or folder of the storage; files of other names are ignored."""
     return _NAME.fullmatch(name) is not None
 
 
 def hash_file(path: str) -> str:
-    """SHA-256 of a local file's bytes."""
+    """Computes the SHA-256 of a local file's bytes."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def seal(fields: Mapping) -> bytes:
-    """Canonical JSON of `fields` and of their own SHA-256 under `sha256`: equal fields give equal bytes."""
+    """Writes canonical JSON of `fields` with their SHA-256 under `sha256`: equal fields give equal bytes."""
     digest = hashlib.sha256(canonical_json(fields).encode()).hexdigest()
     return (canonical_json({**fields, "sha256": digest}) + "\n").encode()
 
 
 def unseal(data: bytes) -> dict:
-    """The inverse of `seal`, with `sha256` kept; CorruptFile when the bytes are not a sealed JSON object."""
+    """Inverts `seal`, keeping `sha256`; CorruptFile when the bytes are not a sealed JSON object."""
     try:
         fields = json.loads(data)
         intact = isinstance(fields, dict) and seal({k: v for k, v in fields.items() if k != "sha256"}) == data
@@ -62,7 +62,7 @@ def unseal(data: bytes) -> dict:
 
 
 class Folder:
-    """What local and remote folders share; `path` is a directory or a URL without its protocol."""
+    """The part that local and remote folders share; `path` is a directory, or a URL without its protocol."""
 
     # each kind of folder defines these
     child: Callable[..., Any]
@@ -83,11 +83,11 @@ class Folder:
         self.writable = writable
 
     def file(self, name: str) -> str:
-        """The full path of a file of this folder."""
+        """Returns the full path of a file in this folder."""
         return f"{self.path}/{safe_name('file', name)}"
 
     def read_json(self, name: str) -> Any:
-        """The file's JSON value, None when the file is absent; CorruptFile when it is not JSON."""
+        """Reads a file's JSON value, None when the file is absent; CorruptFile when it is not JSON."""
         try:
             return json.loads(self.read(name))
         except FileNotFoundError:
@@ -96,7 +96,7 @@ class Folder:
             raise CorruptFile(f"{self.path}/{name} is not JSON: {error}") from error
 
     def read_sealed(self, name: str) -> dict | None:
-        """The sealed fields of a file, None when it is absent; CorruptFile when its hash is wrong."""
+        """Reads a file's sealed fields, None when the file is absent; CorruptFile when its hash is wrong."""
         try:
             return unseal(self.read(name))
         except FileNotFoundError:
@@ -111,7 +111,7 @@ class Folder:
         self.write(name, seal(fields))
 
     def set_aside(self, name: str, reason: object) -> None:
-        """Rename a corrupted file or directory to `<name>.corrupt-<n>` and warn; read-only folders only warn."""
+        """Renames a corrupted file or directory to `<name>.corrupt-<n>` and warns; read-only folders only warn."""
         if self.writable:
             taken = set(self.list())
             number = next(n for n in range(1, 10**6) if f"{name}.corrupt-{n}" not in taken)
@@ -120,44 +120,35 @@ class Folder:
         warnings.warn(f"{self.path}/{name} is corrupted and set aside: {reason}", RuntimeWarning, stacklevel=2)
 
     def remove_temporaries(self, older_than_s: float = 0.0) -> None:
-        """Remove what writers that were killed left half-written here. Object stores have nothing of the kind."""
+        """Removes half-written files of killed writers. Object stores have none."""
 
     def _check_writable(self) -> None:
         if not self.writable:
             raise invalid("storage", self.path, "a store opened with Store.open_for_writing()")
 
 
-PATIENCE_S = 300.0
+# --------------------------------------------------------------------------------------------------- retries
+
+PATIENCE_S = 300.0  # of retries
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0
 SILENCE_S = 600.0  # between two warnings of one process
 
 _NAMES = "EIO ESTALE EAGAIN EBUSY EINTR ETIMEDOUT EPIPE ECONNRESET ECONNREFUSED ECONNABORTED ENOTCONN ESHUTDOWN "
 _NAMES += "ENETDOWN ENETUNREACH ENETRESET EHOSTDOWN EHOSTUNREACH EREMOTEIO"
 TRANSIENT_ERRNOS = frozenset(getattr(errno, name) for name in _NAMES.split() if hasattr(errno, name))
-TRANSIENT_STATUSES = {"408", "425", "429", "500", "502", "503", "504"}  # HTTP: timeouts, throttling, servers in trouble
-# connection errors of the libraries under fsspec's drivers (aiohttp, requests, botocore, azure-core), which need not
-# be installed and are not all OSErrors
-TRANSIENT_CLASSES = frozenset(
-    {
-        "ClientConnectionError",
-        "ClientPayloadError",
-        "ConnectTimeoutError",
-        "ConnectionError",
-        "EndpointConnectionError",
-        "IncompleteReadError",
-        "ReadTimeoutError",
-        "ServiceRequestError",
-        "ServiceResponseError",
-        "Timeout",
-    }
-)
+TRANSIENT_STATUSES = {"408", "425", "429", "500", "502", "503", "504"}  # HTTP: time-outs, throttling, server errors
+# connection errors of the libraries under fsspec's drivers (aiohttp, requests, botocore, azure-core): by name, because
+# the libraries need not be installed, and not all are OSErrors
+_CLASSES = "ClientConnectionError ClientPayloadError ConnectTimeoutError ConnectionError EndpointConnectionError "
+_CLASSES += "IncompleteReadError ReadTimeoutError ServiceRequestError ServiceResponseError Timeout"
+TRANSIENT_CLASSES = frozenset(_CLASSES.split())
 
 Value = TypeVar("Value")
-_last_said = -SILENCE_S
+_last_warned = -SILENCE_S
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the same call may well succeed a little later."""
+    """Tells whether the same call may succeed a little later."""
     if isinstance(error, TimeoutError | ConnectionError):
         return True
     if isinstance(error, OSError) and error.errno in TRANSIENT_ERRNOS:
@@ -168,9 +159,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def keep_trying(work: Callable[[], Value], place: str) -> Value:
-    """`work()`, tried again while it fails transiently, for `PATIENCE_S`; then its last error. `place` goes into the
-    warning.
-    """
+    """Retries `work()` on transient errors for `PATIENCE_S`, then raises the last one. Warnings name `place`."""
     deadline = time.monotonic() + PATIENCE_S
     for delay_s in _delays():
         try:
@@ -178,13 +167,13 @@ def keep_trying(work: Callable[[], Value], place: str) -> Value:
         except Exception as error:
             if not is_transient(error) or time.monotonic() + delay_s > deadline:
                 raise
-            _say(place, error)
+            _warn(place, error)
         time.sleep(delay_s)
     raise AssertionError("delays never end")
 
 
 def persistent(method: Callable) -> Callable:
-    """A method of a folder, tried again as above."""
+    """Decorates a method of a folder: transient errors are retried as in `keep_trying`."""
 
     @functools.wraps(method)
     def trying(self, *args, **kwargs):
@@ -194,17 +183,17 @@ def persistent(method: Callable) -> Callable:
 
 
 def _delays() -> Iterator[float]:
-    """Doubling up to `LONGEST_DELAY_S`, each between half and all of it, so that many clients spread out."""
+    """Yields delays that double up to `LONGEST_DELAY_S`, each cut at random to half or more: clients spread out."""
     delay_s = FIRST_DELAY_S
     while True:
         yield delay_s * random.uniform(0.5, 1.0)
         delay_s = min(2 * delay_s, LONGEST_DELAY_S)
 
 
-def _say(place: str, error: Exception) -> None:
-    global _last_said
-    if time.monotonic() - _last_said < SILENCE_S:
+def _warn(place: str, error: Exception) -> None:
+    global _last_warned
+    if time.monotonic() - _last_warned < SILENCE_S:
         return
-    _last_said = time.monotonic()
-    text = f"the storage fails ({place}: {type(error).__name__}: {error}); tried again for up to {PATIENCE_S:.0f} s"
+    _last_warned = time.monotonic()
+    text = f"the storage fails ({place}: {type(error).__name__}: {error}); retried for up to {PATIENCE_S:.0f} s"
     warnings.warn(text, RuntimeWarning, stacklevel=4)

@@ -1,9 +1,8 @@
-"""Folders of the storage: on this machine, or in an object store through fsspec."""
+"""Reads and writes the storage's folders, on this machine or in an object store through fsspec."""
 
 import contextlib
 import fcntl
 import os
-import secrets
 import shutil
 import tempfile
 import time
@@ -13,12 +12,13 @@ from typing import IO
 
 import fsspec
 
+from gram_platform.config.crash_safe import sync, temporary_beside, whole_file
 from gram_platform.config.identity import invalid
 from gram_platform.store.files import Folder, hash_file, is_safe_name, is_transient, persistent, safe_name
 
 
 class LocalFolder(Folder):
-    """A directory of this machine or of a file system mounted on it; made by the first write."""
+    """A directory of this machine or of a mounted file system; the first write creates it."""
 
     def child(self, *names: str) -> "LocalFolder":
         return LocalFolder(os.path.join(self.path, *(safe_name("folder", name) for name in names)), self.writable)
@@ -28,51 +28,48 @@ class LocalFolder(Folder):
         try:
             with open(self.file(name), "rb") as file:
                 return file.read()
-        except NotADirectoryError as error:  # a strange file has the folder's name
+        except NotADirectoryError as error:  # a file has the folder's name
             raise FileNotFoundError(self.file(name)) from error
 
     @persistent
     def write(self, name: str, data: bytes, durable: bool = True) -> None:
-        """Replace the file atomically; `durable` also survives a crash of the machine."""
-        with self._temporary(name) as temporary:
-            _write_bytes(temporary, data, durable)
-            os.replace(temporary, self.file(name))
+        """Replaces the file atomically; a `durable` one survives a crash of the machine."""
+        with whole_file(self._target(name), durable) as temporary:
+            Path(temporary).write_bytes(data)
         if durable:
-            _sync_directory(self.path)
+            sync(self.path)
 
     @persistent
     def write_with(self, name: str, writer: Callable[[str], None]) -> str:
-        """Let `writer` fill a local path, publish it as `name`, return its SHA-256.
+        """Lets `writer` fill a local path, publishes the file as `name` and returns its SHA-256.
 
-        A crash of the machine may lose the name, until a durable write to the same folder.
+        Until the next durable write to the same folder, a crash of the machine may lose the name.
         """
-        with self._temporary(name) as temporary:
+        with whole_file(self._target(name), durable=True) as temporary:
             writer(temporary)
-            digest = hash_file(temporary)
-            with open(temporary, "rb") as file:
-                os.fsync(file.fileno())
-            os.replace(temporary, self.file(name))
-        return digest
+            return hash_file(temporary)
 
     @persistent
     def create(self, name: str, data: bytes) -> bool:
-        """Write the file unless it exists; True for the one writer that made it.
+        """Writes the file unless it exists; True for the one writer that created it.
 
-        After a transient error it may be False for the writer that made it: equal bytes are then there.
+        After a transient error that writer may get False too, although its bytes are in the file.
         """
-        with self._temporary(name) as temporary:
-            _write_bytes(temporary, data, durable=True)
+        path = self._target(name)
+        with temporary_beside(path) as temporary:
+            Path(temporary).write_bytes(data)
+            sync(temporary)
             try:
-                os.link(temporary, self.file(name))
+                os.link(temporary, path)
             except FileExistsError:
                 return False
-            except OSError as error:  # without hard links the race of two first writers stays open
+            except OSError as error:  # no hard links here: of two first writers, the last one wins
                 if is_transient(error):
                     raise
                 if self.exists(name):
                     return False
-                os.replace(temporary, self.file(name))
-        _sync_directory(self.path)
+                os.replace(temporary, path)
+        sync(self.path)
         return True
 
     @persistent
@@ -81,7 +78,7 @@ class LocalFolder(Folder):
 
     @persistent
     def exists(self, name: str) -> bool:
-        """As `os.path.exists`, which also calls absent what a failing mount cannot show."""
+        """Tells whether the file exists. Raises where a mount fails; `os.path.exists` would say no."""
         try:
             os.stat(self.file(name))
         except (FileNotFoundError, NotADirectoryError):
@@ -90,7 +87,7 @@ class LocalFolder(Folder):
 
     @persistent
     def list(self) -> list[str]:
-        """Sorted names of files and folders that can be ours; empty when the folder does not exist."""
+        """Lists safe names of files and folders, sorted; empty when the folder does not exist."""
         try:
             return sorted(filter(is_safe_name, os.listdir(self.path)))
         except (FileNotFoundError, NotADirectoryError):
@@ -98,7 +95,7 @@ class LocalFolder(Folder):
 
     @persistent
     def remove(self, name: str) -> None:
-        """Remove a file or a whole folder; one that is absent is fine."""
+        """Removes a file or a whole folder, if it exists."""
         self._check_writable()
         path = self.file(name)
         if os.path.isdir(path):
@@ -122,12 +119,12 @@ class LocalFolder(Folder):
 
     @contextlib.contextmanager
     def local_copy(self, name: str) -> Iterator[str]:
-        """A local path with the file's content."""
+        """Yields a local path with the file's content."""
         yield self.file(name)
 
     @contextlib.contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """Exclude other processes of this machine while the block runs; it saves work, correctness never needs it."""
+        """Keeps other processes of this machine out while the block runs. It saves work; correctness never needs it."""
         self._check_writable()
         with self._open_lock(safe_name("lock", name)) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -138,39 +135,18 @@ class LocalFolder(Folder):
         os.makedirs(self.path, exist_ok=True)
         return open(os.path.join(self.path, f".{name}.lock"), "w")
 
-    @contextlib.contextmanager
-    def _temporary(self, name: str) -> Iterator[str]:
+    def _target(self, name: str) -> str:
+        """Returns the path of a file to be written; creates this folder."""
         self._check_writable()
         os.makedirs(self.path, exist_ok=True)
-        path = os.path.join(self.path, f".{safe_name('file', name)}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-        try:
-            yield path
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+        return self.file(name)
 
 
-def _write_bytes(path: str, data: bytes, durable: bool) -> None:
-    with open(path, "xb") as file:
-        file.write(data)
-        file.flush()
-        if durable:
-            os.fsync(file.fileno())
-
-
-def _sync_directory(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-CHUNK_BYTES = 64 * 2**20  # of a download: what a lost connection costs
+CHUNK_BYTES = 64 * 2**20  # of a download: a lost connection repeats one chunk
 
 
 class RemoteFolder(Folder):
-    """A prefix of an fsspec file system: every write is one put, there are no locks."""
+    """A prefix of an fsspec file system: every write is one put, and there are no locks."""
 
     def __init__(self, filesystem: fsspec.AbstractFileSystem, path: str, writable: bool) -> None:
         super().__init__(path, writable)
@@ -199,12 +175,12 @@ class RemoteFolder(Folder):
 
     @persistent
     def upload(self, name: str, path: str) -> None:
-        """Put the local file at `path` under `name`."""
+        """Puts the local file at `path` under `name`."""
         self._check_writable()
         self._put(lambda: self.filesystem.put_file(path, self.file(name)))
 
     def download(self, name: str, path: str) -> None:
-        """Copy the file to the local `path`, whose folder exists; a part of it that is there is continued."""
+        """Copies the file to the local `path`, whose folder exists; continues a partial copy."""
         num_bytes = self.size(name)
         with open(path, "ab") as file:
             while (done := file.tell()) < num_bytes:
@@ -216,7 +192,7 @@ class RemoteFolder(Folder):
 
     @persistent
     def create(self, name: str, data: bytes) -> bool:
-        """As locally; "if it does not exist" is the store's own where its fsspec driver offers it (S3, GCS)."""
+        """Writes the file unless it exists, atomically where the fsspec driver supports it (S3, GCS)."""
         self._check_writable()
         try:
             self._put(lambda: self.filesystem.pipe_file(self.file(name), data, mode="create"))
@@ -254,7 +230,7 @@ class RemoteFolder(Folder):
         self.filesystem.mv(self.file(old), self.file(new), recursive=True)
 
     def _put(self, put: Callable[[], None]) -> None:
-        """Object stores have no directories to make; file systems behind a URL do."""
+        """Retries after creating the directory: object stores need none, file systems behind a URL do."""
         try:
             put()
         except FileNotFoundError:
@@ -275,7 +251,7 @@ class RemoteFolder(Folder):
 
 
 def open_folder(root: str, writable: bool = False) -> Folder:
-    """The folder at a local path (`~` expanded) or an fsspec URL; ValueError naming `storage` for an unknown URL."""
+    """Opens a local path (`~` expanded) or an fsspec URL; ValueError naming `storage` for an unknown URL."""
     protocol, separator, _ = str(root).partition("://")
     if not separator or protocol in ("file", "local"):
         path = str(root).removeprefix(f"{protocol}://") if separator else str(root)

@@ -1,18 +1,27 @@
-"""Who works on a run at the moment. A lease only saves work: with a wrong one two attempts train the same bytes.
+"""Leases with heartbeats: which process works on a run, or leads a search, at the moment.
 
-A lease is fresh while its owner's clock and ours differ by at most `lease_seconds` from its last heartbeat, so a clock
-that is wrong by more makes every lease stale (work is done twice) and never blocks a run. On the machine and in the
-process namespace that wrote it a lease is stale at once when its process is gone.
+A lease only saves work: with a wrong one two attempts train the same bytes.
+
+A lease is fresh while the owner's clock and ours differ by at most `lease_seconds` from its last heartbeat. So a clock
+that is wrong by more makes every lease stale (work is done twice) and never blocks a run. On the machine and in the pid
+namespace that wrote it, a lease is stale as soon as its process is gone.
 """
 
 import contextlib
 import os
 import socket
+import threading
 import time
+import warnings
+from collections.abc import Callable
 
+from gram_platform.config.crash_safe import process_is_alive, process_start
 from gram_platform.store.files import CorruptFile, Folder
 
-LONGEST_STEP_S = 3600.0  # an attempt that is silent for longer hangs, and its lease is left to expire
+LEASE = "lease.json"
+HEARTBEAT_INTERVAL_S = 1.0
+RENEWALS_A_LEASE = 3
+LONGEST_STEP_S = 3600.0  # an attempt that is silent for longer hangs, and its lease may expire
 GONE_AFTER_S = 2 * LONGEST_STEP_S  # a lease of another machine that is this old: nobody works on the attempt any more
 
 
@@ -24,17 +33,82 @@ class LeaseHeld(RuntimeError):
         self.run_id, self.lease = run_id, lease
 
     def __reduce__(self):
-        return LeaseHeld, (self.run_id, self.lease)  # an exception that cannot travel is a crash to Ray
+        return LeaseHeld, (self.run_id, self.lease)  # without this Ray cannot pickle it and reports a crash
+
+
+class Lease:
+    """The lease of this process on a folder: written at once, renewed by a thread until `release`.
+
+    The thread renews while `is_working()`, and writes each `report` within `interval_s`. OSError when the first write
+    fails; later failures only warn once with `warning`, "" for silence, because a lease only saves work. In a
+    `contested` folder another process may take an expired lease over; then this one is lost and writes nothing more.
+    """
+
+    def __init__(
+        self,
+        folder: Folder,
+        owner: str,
+        lease_seconds: float,
+        is_working: Callable[[], bool] = lambda: True,
+        interval_s: float = HEARTBEAT_INTERVAL_S,
+        warning: str = "",
+        contested: bool = False,
+    ) -> None:
+        self.fields = new_lease(owner, lease_seconds)
+        self._folder, self._is_working, self._interval_s = folder, is_working, interval_s
+        self._warning, self._contested = warning, contested
+        self._unwritten: dict = {}
+        self._writing, self._released = threading.Lock(), threading.Event()
+        self._folder.write_json(LEASE, self.fields, durable=False)
+        threading.Thread(target=self._renew, name="lease", daemon=True).start()
+
+    def report(self, **progress: float) -> None:
+        """Sets fields such as `step`, to be written with the next heartbeat."""
+        self._unwritten = progress
+
+    def is_lost(self) -> bool:
+        """Tells whether another process has taken the lease over."""
+        lease = read_lease(self._folder)
+        return lease is not None and any(lease[key] != self.fields[key] for key in ("place", "pid", "process_start"))
+
+    def release(self) -> None:
+        """Ends the lease; the last reported fields stay readable."""
+        if not self._released.is_set():
+            self._released.set()
+            self.fields["released"] = True
+            self._write()
+
+    def _renew(self) -> None:
+        renewal_s = max(self.fields["lease_seconds"], self._interval_s) / RENEWALS_A_LEASE
+        written = time.monotonic()
+        while not self._released.wait(min(self._interval_s, renewal_s)):
+            now = time.monotonic()
+            if self._unwritten or (now - written >= renewal_s and self._is_working()):
+                self._write()
+                written = now
+
+    def _write(self) -> None:
+        try:
+            with self._writing:
+                if self._contested and self.is_lost():
+                    return
+                progress, self._unwritten = self._unwritten, {}
+                self.fields |= {**progress, "time": time.time()}
+                self._folder.write_json(LEASE, self.fields, durable=False)
+        except OSError as error:
+            warning, self._warning = self._warning, ""
+            if warning:
+                warnings.warn(f"{warning}: {error}", RuntimeWarning, stacklevel=2)
 
 
 def new_lease(owner: str, lease_seconds: float) -> dict:
-    """The lease of this process, before its first step."""
+    """Makes the fields of a lease of this process, before its first step."""
     return {
         "owner": owner,
         "host": socket.gethostname(),
-        "place": _place(),
+        "place": _pid_namespace(),
         "pid": os.getpid(),
-        "process_start": _process_start(os.getpid()),
+        "process_start": process_start(os.getpid()),
         "lease_seconds": float(lease_seconds),
         "time": time.time(),
         "step": 0,
@@ -44,54 +118,38 @@ def new_lease(owner: str, lease_seconds: float) -> dict:
     }
 
 
-def read_lease(attempt: Folder) -> dict | None:
-    """The attempt's last heartbeat; an unreadable one counts as absent, since nothing depends on it."""
+def read_lease(folder: Folder) -> dict | None:
+    """Reads a folder's lease as of its last heartbeat; an unreadable one counts as absent."""
     try:
-        return attempt.read_json("lease.json")
+        return folder.read_json(LEASE)
     except CorruptFile:
         return None
 
 
 def is_fresh(lease: dict | None) -> bool:
-    """Whether the lease's owner can be assumed at work."""
-    if not lease or lease["released"] or process_is_gone(lease):
+    """Tells whether the lease's owner can be assumed at work."""
+    if not lease or lease["released"] or _process_is_gone(lease):
         return False
     return abs(time.time() - lease["time"]) <= lease["lease_seconds"]
 
 
 def has_ended(lease: dict | None) -> bool:
-    """Whether the lease's owner has certainly ended, so that what it left half-written can go."""
+    """Tells whether the lease's owner has certainly ended, so that its half-written files can be removed."""
     if not lease:
         return False
-    return lease["released"] or process_is_gone(lease) or time.time() - lease["time"] > GONE_AFTER_S
+    return lease["released"] or _process_is_gone(lease) or time.time() - lease["time"] > GONE_AFTER_S
 
 
-def process_is_gone(lease: dict) -> bool:
-    """True only for a process of this machine that certainly ended; its pid may be in use again."""
-    if lease["place"] != _place():
-        return False
-    try:
-        os.kill(lease["pid"], 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        pass
-    return _process_start(lease["pid"]) != lease["process_start"]
+def _process_is_gone(lease: dict) -> bool:
+    """True only for a process of this machine that certainly ended."""
+    return lease["place"] == _pid_namespace() and not process_is_alive(lease["pid"], lease["process_start"])
 
 
-def _place() -> str:
-    """The running kernel and process namespace, which together give a pid its meaning."""
+def _pid_namespace() -> str:
+    """Names the running kernel and pid namespace: only within it does a pid name a process."""
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
         parts.append(file.read().strip())
     with contextlib.suppress(OSError):
         parts.append(os.readlink("/proc/self/ns/pid"))
     return " ".join(parts)
-
-
-def _process_start(pid: int) -> int:
-    """Clock ticks from boot to the start of a process (proc(5), stat, field 22); 0 for zombies and without /proc."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
-        fields = file.read().rpartition(")")[2].split()
-        return 0 if fields[0] in "ZX" else int(fields[19])
-    return 0

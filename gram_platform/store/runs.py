@@ -1,4 +1,4 @@
-"""A run's directory: config, tags, status, history, result and weights. Reading it imports no torch but for weights."""
+"""Reads and writes a run's directory: config, tags, state, history, result, weights. Only weights import torch."""
 
 import contextlib
 import datetime
@@ -8,10 +8,12 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from gram_platform.config import RunConfig
+from gram_platform.config import RunConfig, State
 from gram_platform.config.identity import invalid
 from gram_platform.store.checkpoints import (
     FINISHED,
+    SHARDS,
+    WEIGHTS,
     clear_debris,
     has_weights,
     last_step,
@@ -20,9 +22,8 @@ from gram_platform.store.checkpoints import (
     prune,
     read_segment,
     remove_weights,
-    set_weights_aside,
 )
-from gram_platform.store.directories import RESULT, NodeDirectory
+from gram_platform.store.directories import RESULT, WRONG_HASH, NodeDirectory
 from gram_platform.store.files import CorruptFile, Folder, seal
 from gram_platform.store.leases import GONE_AFTER_S, LeaseHeld, is_fresh, read_lease
 
@@ -45,39 +46,39 @@ class RunDirectory(NodeDirectory):
         self.attempts = self.folder.child("attempts")
 
     def ensure_config(self, run: RunConfig) -> None:
-        """Store the config; ValueError when the directory belongs to another one."""
+        """Stores the config; ValueError when the directory belongs to another run."""
         if run.run_id != self.run_id:
-            raise invalid("run_id", run.run_id, f"{self.run_id}, the directory's")
+            raise invalid("run_id", run.run_id, f"the directory's run_id, {self.run_id}")
         self._ensure_config(run)
 
     def start_attempt(self, owner: str, lease_seconds: float = 30.0) -> "Attempt":
-        """A new attempt with a lease in the name of `owner`; LeaseHeld while another attempt's lease is fresh."""
-        from gram_platform.store.attempts import Attempt  # here, because it imports torch
+        """Starts an attempt with a lease of `owner`; LeaseHeld while another attempt's lease is fresh."""
+        from gram_platform.store.attempts import Attempt  # imported here: it imports torch
 
         with self.folder.lock("attempts"):
             self.require_free()
             return Attempt(self, _next_id(self.attempts.list()), owner, lease_seconds)
 
     def require_free(self) -> None:
-        """LeaseHeld while an attempt's lease is fresh."""
+        """Raises LeaseHeld while an attempt's lease is fresh."""
         for attempt_id in self.attempts.list():
             lease = read_lease(self.attempts.child(attempt_id))
-            if lease is not None and is_fresh(lease):
+            if is_fresh(lease):
                 raise LeaseHeld(self.run_id, lease)
 
-    def status(self) -> str:
-        """One of complete (has a result), running (a fresh lease), failed, interrupted, absent (never attempted)."""
+    def status(self) -> State:
+        """Reads the run's state: complete, running (a fresh lease), failed, interrupted, or absent."""
         if self.result() is not None:
-            return "complete"
+            return State.COMPLETE
         attempt_ids = self.attempts.list()
         if any(is_fresh(read_lease(self.attempts.child(attempt_id))) for attempt_id in attempt_ids):
-            return "running"
+            return State.RUNNING
         if not attempt_ids:
-            return "absent"
-        return "interrupted" if self.failure() is None else "failed"
+            return State.ABSENT
+        return State.INTERRUPTED if self.failure() is None else State.FAILED
 
     def failure(self) -> dict | None:
-        """{"message", "details", "time", "attempt"} if the last attempt failed."""
+        """Reads {"message", "details", "time", "attempt"} if the last attempt failed."""
         attempt_ids = self.attempts.list()
         try:
             return self.attempts.child(attempt_ids[-1]).read_json("failure.json") if attempt_ids else None
@@ -85,38 +86,39 @@ class RunDirectory(NodeDirectory):
             return {"message": str(error), "details": {}, "attempt": attempt_ids[-1]}
 
     def record_failure(self, attempt_id: str, message: str, details: Mapping | None = None) -> None:
-        """Why an attempt cannot go on; the run's status is then `failed` until another attempt starts."""
+        """Records why an attempt cannot go on: the run is `failed` until another attempt starts."""
         failure = {"message": message, "details": details or {}, "time": time.time(), "attempt": attempt_id}
         self.attempts.child(attempt_id).write_json("failure.json", failure)
 
     def progress(self) -> dict | None:
-        """The last attempt's last heartbeat: step, num_steps, tokens_per_second, time, attempt, pid, host, owner."""
+        """Reads the last attempt's heartbeat: step, num_steps, tokens_per_second, time, attempt, pid, host, owner."""
         attempt_ids = self.attempts.list()
         lease = read_lease(self.attempts.child(attempt_ids[-1])) if attempt_ids else None
         return None if lease is None else {**lease, "attempt": attempt_ids[-1]}
 
     def timing(self) -> dict:
-        """{"elapsed_s"} of the committed history, and for a complete run also tokens_per_second, host, started, ended.
+        """Reads {"elapsed_s"} of the committed history; for a complete run tokens_per_second, host, started, ended too.
 
-        `elapsed_s` adds up attempts from their starts to the commits they were continued from.
+        `elapsed_s` adds up the attempts, each from its start to the commit that the next one continued from.
         """
         head = self._head()
         return {} if head is None else head.get("timing", {"elapsed_s": head["elapsed_s"]})
 
     def last_step(self) -> int:
-        """The last step with a committed record; -1 without any."""
+        """Reads the last step with a committed record; -1 without any."""
         head = self._head()
         return -1 if head is None else last_step(head["segments"])
 
     def committed_step(self) -> int:
-        """The step that the run would continue from; 0 without a checkpoint."""
+        """Reads the step that the run would continue from; 0 without a checkpoint."""
         manifest = newest_manifest(self.attempts)
         return 0 if manifest is None else manifest["step"]
 
     def records(self) -> list[dict]:
-        """The committed metric records in order, no step twice: the winner's, else up to the newest checkpoint.
+        """Reads the committed metric records in order, no step twice.
 
-        A segment that was altered on disk is left out with a warning.
+        They are the complete attempt's, else those up to the newest checkpoint. A segment that was altered on disk is
+        left out with a warning.
         """
         head = self._head()
         records = []
@@ -128,21 +130,21 @@ class RunDirectory(NodeDirectory):
         return records
 
     def result(self) -> dict | None:
-        """The sealed result, None while there is none. A corrupted file is set aside with a warning.
+        """Reads the sealed result, None while there is none. A corrupted file is set aside with a warning.
 
-        A store opened for writing then restores it from a finished attempt whose weights verify, if there is one.
+        A store opened for writing then restores it from a finished attempt with intact weights, if there is one.
         """
         result = super().result()
         if result is not None or not self.folder.writable:
             return result
         for attempt_id, finished in self.finished_attempts():
-            present = has_weights(self.attempts.child(attempt_id))  # they may have been removed on purpose
+            present = has_weights(self.attempts.child(attempt_id))  # `drop_weights` may have removed them
             if not present or self._load_weights(attempt_id, finished["result"]) is not None:
                 return self.publish(seal(finished["result"]))
         return None
 
     def finished_attempts(self, result: dict | None = None) -> list[tuple[str, dict]]:
-        """(attempt_id, finish) of the attempts that trained to the end, with this result if one is given."""
+        """Lists (attempt_id, finish) of attempts that trained to the end; with `result`, only those that have it."""
         expected = None if result is None else {key: value for key, value in result.items() if key != "sha256"}
         found = []
         for attempt_id in self.attempts.list():
@@ -156,9 +158,9 @@ class RunDirectory(NodeDirectory):
         return found
 
     def weights(self) -> dict[str, "torch.Tensor"]:
-        """The final weights, verified against the result. ValueError when the run is not complete or they are gone.
+        """Reads the final weights, verified. ValueError when the run is not complete or the weights are gone.
 
-        Corrupted weights are set aside, and the result with them, so that submitting again trains the run again.
+        Corrupted weights are set aside, and the result with them: submitting again then trains the run again.
         """
         result = self.require_result()
         for attempt_id in self._attempts_with_weights(result):
@@ -169,7 +171,7 @@ class RunDirectory(NodeDirectory):
 
     @contextlib.contextmanager
     def open_weights(self) -> "Iterator[DiskTensors]":
-        """`weights` that are read from disk one by one, each time one is asked for; verified before, errors alike."""
+        """Yields the verified weights; each access to a tensor reads it from disk. Errors as `weights`."""
         from gram_platform.store.shards import open_weights
         from gram_platform.store.tensors import hash_named
 
@@ -179,7 +181,7 @@ class RunDirectory(NodeDirectory):
                 try:
                     tensors = stack.enter_context(open_weights(self.attempts.child(attempt_id)))
                     found = hash_named((name, tensors[name]) for name in sorted(tensors))
-                except FileNotFoundError:  # a second attempt has just removed its own
+                except FileNotFoundError:  # a second attempt has just removed its weights
                     continue
                 except ValueError as error:
                     self._set_weights_aside(attempt_id, error)
@@ -187,60 +189,60 @@ class RunDirectory(NodeDirectory):
                 if found == result["weights_sha256"]:
                     yield tensors
                     return
-                self._set_weights_aside(attempt_id, "its hash is not the result's")
+                self._set_weights_aside(attempt_id, WRONG_HASH)
         raise self._without_weights()
 
     def require_result(self) -> dict:
-        """The result; ValueError when there is none yet."""
+        """Reads the result; ValueError when there is none yet."""
         result = self.result()
         if result is None:
-            raise invalid("run_id", self.run_id, f"a complete run, this one is {self.status()}")
+            raise invalid("run_id", self.run_id, f"a complete run, found one that is {self.status()}")
         return result
 
     def _attempts_with_weights(self, result: dict) -> list[str]:
-        """Those whose weights may be the result's, the likeliest first; ValueError when there are none."""
+        """Lists attempts with weights, those with this result first; ValueError when there are none."""
         attempt_ids = [attempt_id for attempt_id, _ in self.finished_attempts(result)]
         attempt_ids += [attempt_id for attempt_id in self.attempts.list() if attempt_id not in attempt_ids]
         present = [attempt_id for attempt_id in attempt_ids if has_weights(self.attempts.child(attempt_id))]
         if not present:
-            raise invalid("run_id", self.run_id, "a run whose weights are kept, those of this one were removed")
+            raise invalid("run_id", self.run_id, "a run whose weights are kept, found one whose weights were removed")
         return present
 
     def _without_weights(self) -> ValueError:
-        self.folder.set_aside(RESULT, "no attempt has the weights it names")
-        return invalid("run_id", self.run_id, "a run with intact weights; submit again to train it again")
+        self.folder.set_aside(RESULT, "no attempt has weights of this hash")
+        return invalid("run_id", self.run_id, "a run with intact weights; to train this one again, submit again")
 
     def drop_weights(self) -> int:
-        """Remove the weights of a complete run; its losses and history stay. The number of bytes that became free.
+        """Removes the weights of a complete run and returns the bytes that became free; losses and history stay.
 
-        ValueError when the run is not complete: its weights would be made again.
+        ValueError when the run is not complete, because it would be trained again.
         """
         self.require_result()
         return sum(remove_weights(self.attempts.child(attempt_id)) for attempt_id in self.attempts.list())
 
     def num_superfluous(self) -> int:
-        """The checkpoints of a complete run: a kill after the result can leave some."""
+        """Counts the checkpoints of a complete run: a kill after the result can leave some."""
         return 0 if self.result() is None else len(list_checkpoints(self.attempts))
 
     def remove_remains(self) -> None:
-        """Remove what killed attempts left, and the checkpoints of a complete run."""
+        """Removes half-written files of killed attempts, and the checkpoints of a complete run."""
         if self.num_superfluous():
             prune(self.attempts, keep=0)
         clear_debris(self.attempts)
         self.folder.remove_temporaries(GONE_AFTER_S)
 
     def _load_weights(self, attempt_id: str, result: dict) -> dict[str, "torch.Tensor"] | None:
-        """The attempt's weights if they are the result's; None when they are gone, or set aside as corrupted."""
+        """Reads an attempt's weights if their hash is the result's; None when gone, or set aside as corrupted."""
         from gram_platform.store.shards import read_weights
-        from gram_platform.store.tensors import hash_tensors  # here, because they import torch
+        from gram_platform.store.tensors import hash_tensors  # imported here: both import torch
 
         attempt = self.attempts.child(attempt_id)
         try:
             tensors = read_weights(attempt)
             if hash_tensors(tensors) == result["weights_sha256"]:
                 return tensors
-            reason: object = "its hash is not the result's"
-        except FileNotFoundError:  # a second attempt at a run that is complete has just removed its own
+            reason = WRONG_HASH
+        except FileNotFoundError:  # a second attempt has just removed its weights
             return None
         except ValueError as error:
             reason = error
@@ -249,18 +251,18 @@ class RunDirectory(NodeDirectory):
 
     def _set_weights_aside(self, attempt_id: str, reason: object) -> None:
         attempt = self.attempts.child(attempt_id)
-        set_weights_aside(attempt, reason)
+        attempt.set_aside(WEIGHTS if attempt.exists(WEIGHTS) else SHARDS, reason)
         attempt.set_aside(FINISHED, "its weights are corrupted")
 
     def _head(self) -> dict | None:
-        """What ends the run's history: the winner's finish, or the manifest of the newest checkpoint."""
+        """Reads the end of the run's history: the complete attempt's finish, else the newest checkpoint's manifest."""
         result = self.result()
         finished = self.finished_attempts(result) if result is not None else []
         return finished[0][1] if finished else newest_manifest(self.attempts)
 
 
 def _next_id(attempt_ids: list[str]) -> str:
-    """Ids sort in the order of starting, also between machines whose clocks differ."""
+    """Makes an id that sorts after all earlier ones, also when machines' clocks differ."""
     number = 1 + max((int(attempt_id.partition("-")[0]) for attempt_id in attempt_ids), default=0)
     now = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S")
     return f"{number:04d}-{now}-{secrets.token_hex(3)}"

@@ -1,10 +1,10 @@
-"""Writing and reading checkpoints in shards: the manifest last, every file verified before it is used.
+"""Writes and reads checkpoints in shards: the manifest is written last, and every file is verified before it is used.
 
     checkpoints/<step>/{tensors.safetensors, layout.json, state.json, manifest.json}
     checkpoints/<step>/{tensors-00000.safetensors, layout-00000.json, tensors-00001..., manifest.json}
 
-The second is that of several ranks: each writes the rows that it holds. A layout says which rows of which tensor its
-file has. Any number of processes can read: each takes the rows that it needs from the shards that have them.
+With several ranks (second line) each writes the rows that it holds. A layout lists the rows of each tensor in its
+shard. Any number of ranks can read a checkpoint: each reads only the rows that it needs.
 """
 
 import contextlib
@@ -12,6 +12,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -22,22 +23,22 @@ from gram_platform.store.files import CorruptFile, Folder, hash_file
 from gram_platform.store.tensors import DiskTensors, StoredRows, load_tensors, open_tensors, save_tensors
 
 Range = tuple[int, int]  # rows [first, stop)
-RowsOf = Callable[[str, tuple[int, ...]], Range]  # name, full shape -> the rows wanted
-Layout = Mapping[str, StoredRows]  # what a shard holds, by the tensor's name
+RowsOf = Callable[[str, tuple[int, ...]], Range]  # name, full shape -> the rows to read
+Layout = Mapping[str, StoredRows]  # a shard's rows by the tensor's name
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """Where a run continues: the step that was committed last, its tensors and state; the manifest has its history."""
+    """A checkpoint that a run continues from: step, tensors and state; the manifest lists the history."""
 
     step: int
-    pieces: dict[str, Piece]  # the rows that were asked for
+    pieces: dict[str, Piece]  # the requested rows
     state: dict
     manifest: dict
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The rows of every piece: whole tensors for a process that works alone."""
+        """The rows of every piece: whole tensors where there is one rank."""
         return {name: piece.rows for name, piece in self.pieces.items()}
 
 
@@ -51,45 +52,38 @@ def checkpoint_folder(attempt: Folder, step: int) -> Folder:
 def write_shard(
     folder: Folder, tensors: Mapping[str, torch.Tensor | Piece], rank: int = 0, num_ranks: int = 1
 ) -> dict[str, str]:
-    """Write one rank's files; returns their SHA-256 by name. They count once the folder has its manifest."""
+    """Writes one rank's files; returns their SHA-256 by name. They count once the folder has a manifest."""
     pieces = {name: as_piece(value) for name, value in tensors.items()}
     rows = {name: piece.rows for name, piece in pieces.items()}
     layout = canonical_json({n: to_plain(StoredRows.of(piece)) for n, piece in pieces.items()})
     shard = TENSORS if num_ranks == 1 else f"tensors-{rank:05d}.safetensors"
     return {
         shard: folder.write_with(shard, lambda path: save_tensors(path, rows)),
-        _layout_name(shard): folder.write_with(_layout_name(shard), lambda path: _write_text(path, layout)),
+        _layout_name(shard): folder.write_with(_layout_name(shard), lambda path: Path(path).write_text(layout)),
     }
 
 
 def write_manifest(
     attempt: Folder, step: int, files: Mapping[str, str], state: Mapping, chain: Sequence, elapsed_s: float
 ) -> None:
-    """Make a checkpoint exist whose shards are all written: `files` are theirs."""
+    """Writes the state and, last, the manifest; `files`: the SHA-256 by name of all shards, which are written."""
     folder = checkpoint_folder(attempt, step)
     state_text = canonical_json(state)
-    files = {**files, STATE: folder.write_with(STATE, lambda path: _write_text(path, state_text))}
+    files = {**files, STATE: folder.write_with(STATE, lambda path: Path(path).write_text(state_text))}
     manifest = {"step": step, "time": time.time(), "elapsed_s": elapsed_s, "files": files, "segments": list(chain)}
     folder.write_sealed(MANIFEST, manifest)
-
-
-def _write_text(path: str, text: str) -> None:
-    with open(path, "w") as file:
-        file.write(text)
 
 
 # -------------------------------------------------------------------------------------------------- reading
 
 
 def read_checkpoint(attempts: Folder, step: int, attempt_id: str, rows_of: RowsOf = all_rows) -> Resumed:
-    """A checkpoint with the rows that `rows_of` asks for; every file that is read is verified.
+    """Reads a checkpoint's rows that `rows_of` asks for; every file that is read is verified.
 
-    CorruptFile when one is not what was written or rows are missing, FileNotFoundError when one is gone.
+    CorruptFile when a file was altered or rows are missing, FileNotFoundError when a file is gone.
     """
     folder = checkpoint_folder(attempts.child(attempt_id), step)
-    manifest = folder.read_sealed(MANIFEST)
-    if manifest is None:
-        raise FileNotFoundError(folder.file(MANIFEST))
+    manifest = _manifest(folder)
     files = manifest["files"]
     pieces = _read_pieces(folder, files, rows_of)
     with _verified(folder, STATE, files[STATE]) as path, open(path) as file:
@@ -98,22 +92,20 @@ def read_checkpoint(attempts: Folder, step: int, attempt_id: str, rows_of: RowsO
 
 
 def read_weights(attempt: Folder) -> dict[str, torch.Tensor]:
-    """An attempt's final weights, whole. FileNotFoundError when they are gone, ValueError when they are not intact."""
+    """Reads an attempt's final weights. FileNotFoundError when they are gone, ValueError when they are not intact."""
     if attempt.exists(WEIGHTS):
         with attempt.local_copy(WEIGHTS) as path:
             return load_tensors(path)
     shards = attempt.child(SHARDS)
-    manifest = shards.read_sealed(MANIFEST)
-    if manifest is None:
-        raise FileNotFoundError(shards.file(MANIFEST))
-    return {name: piece.rows for name, piece in _read_pieces(shards, manifest["files"], all_rows).items()}
+    files = _manifest(shards)["files"]
+    return {name: piece.rows for name, piece in _read_pieces(shards, files, all_rows).items()}
 
 
 @contextlib.contextmanager
 def open_weights(attempt: Folder) -> Iterator[DiskTensors]:
-    """An attempt's final weights, read tensor by tensor while the block runs; errors as `read_weights`.
+    """Yields an attempt's final weights, read tensor by tensor; errors as `read_weights`.
 
-    Not verified: `hash_named` over them says whether they are what was written.
+    They are not verified: compare `hash_named` of them with the result's hash.
     """
     with contextlib.ExitStack() as stack:
         if attempt.exists(WEIGHTS):
@@ -121,15 +113,20 @@ def open_weights(attempt: Folder) -> Iterator[DiskTensors]:
             yield DiskTensors.of_files([file])
             return
         shards = attempt.child(SHARDS)
-        manifest = shards.read_sealed(MANIFEST)
-        if manifest is None:
-            raise FileNotFoundError(shards.file(MANIFEST))
-        parts: dict[str, list] = {}
-        for shard in [name for name in manifest["files"] if name.endswith(".safetensors")]:
+        files = _manifest(shards)["files"]
+        holders: dict[str, list] = {}
+        for shard in [name for name in files if name.endswith(".safetensors")]:
             file = stack.enter_context(open_tensors(stack.enter_context(shards.local_copy(shard))))
-            for name, rows in _layout(shards, shard, manifest["files"]).items():
-                parts.setdefault(name, []).append((file, rows))
-        yield DiskTensors(parts)
+            for name, rows in _layout(shards, shard, files).items():
+                holders.setdefault(name, []).append((file, rows))
+        yield DiskTensors(holders)
+
+
+def _manifest(folder: Folder) -> dict:
+    manifest = folder.read_sealed(MANIFEST)
+    if manifest is None:
+        raise FileNotFoundError(folder.file(MANIFEST))
+    return manifest
 
 
 def _read_pieces(folder: Folder, files: Mapping[str, str], rows_of: RowsOf) -> dict[str, Piece]:
@@ -148,14 +145,14 @@ def _read_pieces(folder: Folder, files: Mapping[str, str], rows_of: RowsOf) -> d
                 missing[name] -= stop - first
     if lacking := sorted(name for name, count in missing.items() if count):
         raise CorruptFile(f"{folder.path}: its shards lack rows of {lacking[:4]}")
-    for name in wanted.keys() - pieces.keys():  # a tensor of fewer rows than ranks, none of them this rank's
+    for name in wanted.keys() - pieces.keys():  # of a tensor with fewer rows than ranks this rank has none
         stored = next(layout[name] for layout in layouts.values() if name in layout)
         pieces[name] = stored.empty(*wanted[name])
     return pieces
 
 
 def _choose(layouts: Mapping[str, Layout], wanted: Mapping[str, tuple[int, int]]) -> dict[str, dict[str, Range]]:
-    """shard -> name -> rows to read there. What several shards have comes from one that is read anyway."""
+    """Chooses {shard: {name: rows to read there}}; rows that several shards have come from one that is read anyway."""
     overlaps = {shard: _overlaps(layout, wanted) for shard, layout in layouts.items()}
     by_size = sorted(overlaps, key=lambda shard: (-sum(b - a for a, b in overlaps[shard].values()), shard))
     taken: set[tuple[str, Range]] = set()
@@ -187,7 +184,7 @@ def _layout_name(shard: str) -> str:
 
 @contextlib.contextmanager
 def _verified(folder: Folder, name: str, digest: str) -> Iterator[str]:
-    """A local path with the file's content; CorruptFile when it is not what was written."""
+    """Yields a local path with the file's content; CorruptFile when it was altered."""
     with folder.local_copy(name) as path:
         if hash_file(path) != digest:
             raise CorruptFile(f"{folder.path}/{name} does not match its sha256")

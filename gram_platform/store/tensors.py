@@ -1,4 +1,4 @@
-"""Tensors on disk: a safetensors file of a flat dict, and the hash that identifies a set of weights. No pickle.
+"""Writes and reads tensors as safetensors files, and hashes a set of weights. No pickle.
 
 Large sets are written and read tensor by tensor: `write_stream`, `DiskTensors`.
 """
@@ -19,11 +19,11 @@ from safetensors.torch import load_file, save_file
 from gram_platform.model.pieces import Piece, num_rows
 
 FILE_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}  # as safetensors spells them
-HEADER_ALIGNMENT = 8  # of the data's first byte, by the format's own writer
+HEADER_ALIGNMENT = 8  # of the data's first byte, as the format's reference writer has it
 
 
 def save_tensors(path: str | os.PathLike, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write tensors of any shape and dtype as one safetensors file; equal tensors give equal bytes."""
+    """Writes tensors of any shape and dtype as one safetensors file; equal tensors give equal bytes."""
     try:
         save_file({name: _owned(tensors[name]) for name in sorted(tensors)}, os.fspath(path))
     except SafetensorError as error:
@@ -31,7 +31,7 @@ def save_tensors(path: str | os.PathLike, tensors: Mapping[str, torch.Tensor]) -
 
 
 def load_tensors(path: str | os.PathLike) -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file, copied into memory. ValueError when it is not whole."""
+    """Reads the tensors of a safetensors file into memory. ValueError when it is not whole."""
     try:
         return {name: tensor.clone() for name, tensor in load_file(os.fspath(path)).items()}
     except SafetensorError as error:
@@ -40,7 +40,7 @@ def load_tensors(path: str | os.PathLike) -> dict[str, torch.Tensor]:
 
 @dataclass(frozen=True)
 class StoredRows:
-    """Rows [first, stop) of a tensor of `shape`, as a file holds them; a scalar counts as one row."""
+    """Rows [first, stop) of a tensor of `shape`, held by a file; a scalar counts as one row."""
 
     first: int
     stop: int
@@ -57,12 +57,12 @@ class StoredRows:
         return cls(**{**fields, "shape": tuple(fields["shape"])})
 
     def empty(self, first: int, stop: int) -> Piece:
-        """A piece for the rows [first, stop) of the tensor, not filled yet."""
+        """Makes an uninitialised piece for the rows [first, stop) of the tensor."""
         shape = (stop - first, *self.shape[1:]) if self.shape else ()
         return Piece(torch.empty(shape, dtype=getattr(torch, self.dtype)), first, self.shape)
 
     def read(self, file: safe_open, name: str, first: int, stop: int) -> torch.Tensor:
-        """The rows [first, stop) of the tensor from an open file that holds at least those."""
+        """Reads the rows [first, stop) of the tensor from an open file that holds them."""
         if not self.shape:
             return file.get_tensor(name)
         return file.get_slice(name)[first - self.first : stop - self.first]
@@ -70,7 +70,7 @@ class StoredRows:
 
 @contextlib.contextmanager
 def open_tensors(path: str | os.PathLike) -> Iterator[safe_open]:
-    """A safetensors file to read slices from. ValueError when it is not whole."""
+    """Opens a safetensors file to read slices from. ValueError when it is not whole."""
     try:
         with safe_open(os.fspath(path), "pt") as file:
             yield file
@@ -78,7 +78,7 @@ def open_tensors(path: str | os.PathLike) -> Iterator[safe_open]:
         raise ValueError(f"{os.fspath(path)} is not a whole safetensors file: {error}") from error
 
 
-Shapes = Mapping[str, tuple[int, ...]]  # by a tensor's name
+Shapes = Mapping[str, tuple[int, ...]]  # by tensor name
 
 
 def write_stream(
@@ -88,15 +88,15 @@ def write_stream(
     tensors: Iterable[tuple[str, torch.Tensor]],
     progress: Callable[[int], None] = lambda num_bytes: None,
 ) -> None:
-    """Write one safetensors file from tensors that come one by one in the order of `shapes`, converted to `dtype`.
+    """Writes one safetensors file from tensors that come one by one in the order of `shapes`, converted to `dtype`.
 
-    No more than one of them is held. `progress` is told the bytes of each. OSError when the file cannot be written.
+    One tensor is held at a time. `progress` gets the bytes of each. OSError when the file cannot be written.
     """
-    coming = iter(tensors)
+    remaining = iter(tensors)
     with open(path, "wb") as file:
         file.write(_header(shapes, dtype))
         for name, shape in shapes.items():
-            found, tensor = next(coming)
+            found, tensor = next(remaining)
             assert (found, tuple(tensor.shape)) == (name, shape), f"{found} {tuple(tensor.shape)} in place of {name}"
             file.write(memoryview(tensor.detach().to("cpu", dtype).contiguous().reshape(-1).view(torch.uint8).numpy()))
             progress(tensor.numel() * dtype.itemsize)
@@ -106,12 +106,12 @@ def write_stream(
 
 
 def stream_bytes(shapes: Shapes, dtype: torch.dtype) -> int:
-    """The size of `write_stream`'s file."""
+    """Counts the bytes of `write_stream`'s file."""
     return len(_header(shapes, dtype)) + sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize
 
 
 def _header(shapes: Shapes, dtype: torch.dtype) -> bytes:
-    """Its length in 8 bytes, then JSON: where every tensor lies behind it. The format pads it with blanks."""
+    """Writes the header: its length in 8 bytes, then JSON with each tensor's offsets, padded with blanks."""
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, shape in shapes.items():
@@ -123,32 +123,32 @@ def _header(shapes: Shapes, dtype: torch.dtype) -> bytes:
 
 
 class DiskTensors(Mapping):
-    """Tensors of open files by name, each read whenever it is asked for; nothing is held.
+    """Maps names to tensors of open files; each access reads the tensor from disk.
 
-    `parts`: for each name the files that have it, each with the rows that it holds, or None for all of them.
+    `holders`: for each name the files that hold it, each with the rows that it has, or None for all rows.
     """
 
-    def __init__(self, parts: Mapping[str, Sequence[tuple[safe_open, StoredRows | None]]]) -> None:
-        self._parts = parts
+    def __init__(self, holders: Mapping[str, Sequence[tuple[safe_open, StoredRows | None]]]) -> None:
+        self.holders = holders
 
     @classmethod
     def of_files(cls, files: Iterable[safe_open]) -> "DiskTensors":
-        """Of files that hold whole tensors."""
+        """Makes the mapping of files that hold whole tensors."""
         return cls({name: [(file, None)] for file in files for name in file.keys()})  # noqa: SIM118 (not a mapping)
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        file, stored = self._parts[name][0]
+        file, stored = self.holders[name][0]
         if stored is None:
-            return file.get_tensor(name).clone()  # the file's own tensor is a view of its memory map
+            return file.get_tensor(name).clone()  # `get_tensor` returns a view of the memory map
         return self.rows(name, 0, num_rows(stored.shape))
 
     def rows(self, name: str, first: int, stop: int) -> torch.Tensor:
-        """The rows [first, stop) of a tensor, without reading the others."""
-        file, stored = self._parts[name][0]
+        """Reads only the rows [first, stop) of a tensor."""
+        file, stored = self.holders[name][0]
         if stored is None:
             return file.get_slice(name)[first:stop].clone()
         piece = stored.empty(first, stop)
-        for file, held in self._parts[name]:
+        for file, held in self.holders[name]:
             assert held is not None, "a split tensor is split in every file"
             low, high = max(first, held.first), min(stop, held.stop)
             if low < high:
@@ -156,27 +156,27 @@ class DiskTensors(Mapping):
         return piece.rows
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Without reading the tensor."""
-        file, stored = self._parts[name][0]
+        """Gives a tensor's shape without reading it."""
+        file, stored = self.holders[name][0]
         return tuple(file.get_slice(name).get_shape()) if stored is None else stored.shape
 
     def __contains__(self, name: object) -> bool:
-        return name in self._parts
+        return name in self.holders
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._parts)
+        return iter(self.holders)
 
     def __len__(self) -> int:
-        return len(self._parts)
+        return len(self.holders)
 
 
 def hash_tensors(tensors: Mapping[str, torch.Tensor]) -> str:
-    """SHA-256 over the names in sorted order, each with its dtype, shape and raw bytes."""
+    """Computes SHA-256 over the names in sorted order, each with dtype, shape and raw bytes."""
     return hash_named((name, tensors[name]) for name in sorted(tensors))
 
 
 def hash_named(items: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """`hash_tensors` of tensors that come one by one, names in sorted order."""
+    """Computes `hash_tensors` of tensors that come one by one, names in sorted order."""
     digest = hashlib.sha256()
     for name, value in items:
         tensor = value.detach().cpu().contiguous()
@@ -186,7 +186,7 @@ def hash_named(items: Iterable[tuple[str, torch.Tensor]]) -> str:
 
 
 def _owned(tensor: torch.Tensor) -> torch.Tensor:
-    """safetensors refuses tensors that share memory: a slice of a larger buffer becomes a copy."""
+    """Copies a slice of a larger buffer: safetensors refuses tensors that share memory."""
     tensor = tensor.detach().cpu().contiguous()
     is_slice = tensor.untyped_storage().nbytes() != tensor.nbytes
     return tensor.clone() if is_slice else tensor

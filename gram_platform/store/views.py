@@ -1,8 +1,8 @@
-"""The weights of a view, taken from the store: as a routed model, or as the plain dense model it is."""
+"""Reads the weights of a view from the store, as a routed model or merged into the equal dense model."""
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
 
@@ -18,13 +18,13 @@ from gram_platform.train.learner import DTYPES
 
 
 def view_weights(store: Store, view: View) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
-    """(the model with only the view's modules, its float32 weights by name), modules from the runs they belong to.
+    """Reads (the model's config with only the view's modules, float32 weights by name), modules from their own runs.
 
-    Modules that the view does not have are absent, not switched off. ValueError when a run has no such module.
+    Modules outside the view are absent, not switched off. ValueError when a run lacks a module.
     """
     config, sources = _shape(store, view)
     weights = {}
-    for run_id in dict.fromkeys((view.run_id, *sources.values())):  # each is read once, and one is held at a time
+    for run_id in dict.fromkeys((view.run_id, *sources.values())):  # each is read once, one at a time
         wanted = [domain for domain, source in sources.items() if source == run_id]
         for name, weight in store.origin(run_id).weights().items():
             is_shared = run_id == view.run_id and not is_module(name)
@@ -34,60 +34,35 @@ def view_weights(store: Store, view: View) -> tuple[ModelConfig, dict[str, torch
 
 
 @contextlib.contextmanager
-def open_view(store: Store, view: View) -> Iterator[tuple[ModelConfig, Mapping[str, torch.Tensor]]]:
-    """`view_weights` that are read from disk one by one, each time one is asked for: nothing is held.
-
-    `.rows(name, first, stop)` reads a part of a tensor.
-    """
+def open_view(store: Store, view: View) -> Iterator[tuple[ModelConfig, DiskTensors]]:
+    """Yields the config and weights of `view_weights`, but each access to a tensor reads it from disk."""
     config, sources = _shape(store, view)
     with contextlib.ExitStack() as stack:
         open_ids = dict.fromkeys((view.run_id, *sources.values()))
         opened = {run_id: stack.enter_context(store.origin(run_id).open_weights()) for run_id in open_ids}
-        owners = {name: opened[view.run_id] for name in opened[view.run_id] if not is_module(name)}
+        holders = {name: held for name, held in opened[view.run_id].holders.items() if not is_module(name)}
         for domain, run_id in sources.items():
-            owners |= {name: opened[run_id] for name in opened[run_id] if _is_of(domain, name)}
-        yield config, _Chosen(owners)
-
-
-class _Chosen(Mapping):
-    """Tensors by name, each from the file that has it."""
-
-    def __init__(self, owners: Mapping[str, DiskTensors]) -> None:
-        self._owners = owners
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return self._owners[name][name]
-
-    def rows(self, name: str, first: int, stop: int) -> torch.Tensor:
-        return self._owners[name].rows(name, first, stop)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._owners
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._owners)
-
-    def __len__(self) -> int:
-        return len(self._owners)
+            holders |= {name: held for name, held in opened[run_id].holders.items() if _is_of(domain, name)}
+        yield config, DiskTensors(holders)
 
 
 def load_view(store: Store, view: View, precision: str = "float32") -> tuple[ModelConfig, Transformer]:
-    """(`view_weights`' shape, its routed model in `precision`), in evaluation mode."""
+    """Loads (the view's config, its routed model in `precision`), in evaluation mode."""
     config, weights = view_weights(store, view)
     return config, model_of(config, weights, precision)
 
 
 def materialised(store: Store, view: View) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
-    """The view as one dense model: its shape and float32 weights. ValueError for a view that depends on the domain."""
+    """Merges the view into one dense model: (config, float32 weights). ValueError unless its rule is constant."""
     if view.rule != "constant":
-        raise invalid("view.rule", view.rule, "constant: any other view is a different model for each domain")
+        raise invalid("view.rule", view.rule, "constant, because other views are a different model for each domain")
     config, weights = view_weights(store, view)
     active = dict(view.weights)
     return merged_config(config, active), merged_weights(config, weights, active)
 
 
 def model_of(config: ModelConfig, weights: dict[str, torch.Tensor], precision: str = "float32") -> Transformer:
-    """A model of these weights, in evaluation mode."""
+    """Makes a model of these weights, in evaluation mode."""
     with torch.device("meta"):
         model = Transformer(config)
     converted = {name: weight.to(DTYPES[precision]) for name, weight in weights.items()}
@@ -98,18 +73,18 @@ def model_of(config: ModelConfig, weights: dict[str, torch.Tensor], precision: s
 
 
 def model_config(store: Store, run_id: str) -> ModelConfig:
-    """The shape of a run's model, or of an imported one. ValueError when the storage has neither."""
+    """Reads the config of a run's model, or of an imported one. ValueError when the storage has neither."""
     plain = store.origin(run_id).config()
     return model_from_plain(plain["model"])
 
 
 def view_model(store: Store, view: View) -> ModelConfig:
-    """The model with only the view's modules. ValueError when a run has no such module."""
+    """Reads the model's config with only the view's modules. ValueError when a run lacks a module."""
     return _shape(store, view)[0]
 
 
 def _shape(store: Store, view: View) -> tuple[ModelConfig, dict[str, str]]:
-    """(the model with only the view's modules, the run that each of them comes from)."""
+    """Reads (the model's config with only the view's modules, the run of each module)."""
     model = model_config(store, view.run_id)
     sources = {domain: view.run_id for domain, _ in view.weights} | dict(view.sources)
     if view.rule == "by_domain":
@@ -119,7 +94,7 @@ def _shape(store: Store, view: View) -> tuple[ModelConfig, dict[str, str]]:
 
 
 def _is_of(domain: str, name: str) -> bool:
-    """Whether a parameter is of the domain's module."""
+    """Tells whether a parameter belongs to the domain's module."""
     return parameter_set(name) == module_set(domain)
 
 
@@ -127,4 +102,4 @@ def _module_spec(source: ModelConfig, run_id: str, domain: str) -> ModuleSpec:
     for module in source.modules:
         if module.domain == domain:
             return module
-    raise invalid("view.weights", domain, f"one of run {run_id}'s modules: {', '.join(source.module_domains)}")
+    raise invalid("view.weights", domain, f"a module of run {run_id}: {', '.join(source.module_domains)}")

@@ -11,7 +11,7 @@ from gram_platform.config.flops import total_parameters
 from gram_platform.engine.capacity import require_room, widest_missing
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.graph import Progress, run_graph
-from gram_platform.engine.life import Lives
+from gram_platform.engine.life import NodeLifecycle
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, method_costs, unique
 from gram_platform.pages.results.kinds import AnyResults, result_kind
@@ -198,8 +198,8 @@ class GraphsRun:
 
     def _placed(self) -> tuple[Execution, Resources]:
         """How nodes are executed, on a Ray that has room for them; finished studies need no Ray."""
-        lives = Lives(self.store)
-        if all(lives.result(node) is not None for node in self.nodes):
+        lifecycle = NodeLifecycle(self.store)
+        if all(lifecycle.result(node) is not None for node in self.nodes):
             return execution_of(self.flags, has_gpu=False)
         connect()
         execution, resources = execution_of(self.flags, bool(ray.cluster_resources().get("GPU")))

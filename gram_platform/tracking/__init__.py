@@ -1,4 +1,4 @@
-"""MLflow as a mirror of the storage: the only code that writes to it."""
+"""Mirrors the storage to MLflow, and reads runs and curves back as data frames. No other room writes to MLflow."""
 
 from gram_platform.tracking.connection import TrackingUnavailable
 from gram_platform.tracking.tracker import Tracker, default_tracking_uri

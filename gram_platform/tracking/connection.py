@@ -1,7 +1,7 @@
-"""The way to an MLflow database or server: fast failure, one experiment, searches without page limits.
+"""Connects to an MLflow server or database: one experiment, fast failures, searches over all pages.
 
-A server that is down must not slow training: requests are tried twice with short time-outs, and after a failure every
-call fails at once for a minute. MLflow's own environment variables, where they are set, go before ours.
+A server that is down must not slow training: a request is retried once, with short time-outs, and after a failure every
+call fails at once for a minute. MLflow's own environment variables override ours.
 """
 
 import contextlib
@@ -18,6 +18,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException, RestException
 
+from gram_platform.config.crash_safe import create_database
 from gram_platform.config.identity import invalid
 from gram_platform.store.folders import LocalFolder
 
@@ -30,18 +31,15 @@ SETTINGS = {
 }
 PAGE = 1000
 SERVERS = ("http", "https")
-DATABASES = ("sqlite", "postgresql", "mysql", "mssql")  # MLflow's; `analysis` reads histories from them directly
+DATABASES = ("sqlite", "postgresql", "mysql", "mssql")  # that MLflow supports; `frame.py` queries them directly
 
 
 class TrackingUnavailable(RuntimeError):
-    """MLflow could not be reached or refused; the storage is unaffected and a later `sync` catches up."""
+    """MLflow could not be reached, or refused a call. The storage is unaffected, and a later `sync` catches up."""
 
 
 class Connection:
-    """One experiment of one MLflow. `client` and `experiment_id` connect at their first use within `reaching`.
-
-    ValueError as `require_tracking_uri`.
-    """
+    """One experiment of one MLflow; the first `reaching` connects. ValueError as `require_tracking_uri`."""
 
     def __init__(self, tracking_uri: str, experiment: str) -> None:
         require_tracking_uri(tracking_uri)
@@ -53,7 +51,7 @@ class Connection:
 
     @contextlib.contextmanager
     def reaching(self) -> Iterator[MlflowClient]:
-        """The client, for a block of MLflow calls and nothing else; TrackingUnavailable when one of them fails."""
+        """Yields the client for a block of MLflow calls alone; TrackingUnavailable when one of them fails."""
         if time.monotonic() < self._quiet_until:
             raise TrackingUnavailable(self._reason)
         try:
@@ -61,7 +59,7 @@ class Connection:
                 self._connect()
             yield self._client
         except (MlflowException, OSError) as error:
-            self._reason = f"MLflow at {self.tracking_uri} is not available: {_first_line(error)}"
+            self._reason = f"MLflow at {self.tracking_uri} is not available: {first_line(error)}"
             self._quiet_until = time.monotonic() + QUIET_S
             raise TrackingUnavailable(self._reason) from error
 
@@ -76,12 +74,12 @@ class Connection:
         return self._experiment_id
 
     def has_refused(self, error: MlflowException) -> bool:
-        """Whether MLflow answered, and refused the call: it is there, and a changed call may well succeed."""
+        """Tells whether MLflow was reached and refused the call, so that a changed call may succeed."""
         answered = isinstance(error, RestException) or not self.tracking_uri.startswith("http")
-        return answered and error.error_code != "TEMPORARILY_UNAVAILABLE"  # what it says of its own database
+        return answered and error.error_code != "TEMPORARILY_UNAVAILABLE"  # which means that its database is away
 
     def search(self, filter_string: str) -> list[Run]:
-        """All active runs of the experiment that satisfy the filter."""
+        """Lists all active runs of the experiment that satisfy the filter."""
         runs, token = [], None
         while True:
             page = self.client.search_runs([self.experiment_id], filter_string, max_results=PAGE, page_token=token)
@@ -97,7 +95,7 @@ class Connection:
         for name, value in SETTINGS.items():
             os.environ.setdefault(name, value)
         for name in ("mlflow.store.db.utils", "psycopg"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)  # errors are raised, and said once
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # errors are raised, and need no log
         logging.getLogger("alembic").setLevel(logging.WARNING)
         database = _sqlite_path(self.tracking_uri)
         if database is None:
@@ -111,18 +109,18 @@ class Connection:
     def _open(self, artifact_location: str | None, database: Path | None = None) -> None:
         try:
             if database is not None and not database.exists():
-                _create_database(database)
+                create_database(database, MlflowClient)  # which makes every table
             client = MlflowClient(self.tracking_uri)
             self._experiment_id = _ensure_experiment(client, self._experiment, artifact_location)
         except MlflowException:
             raise
-        except Exception as error:  # the database driver's own exceptions, of a library that is not ours to import
+        except Exception as error:  # of the database driver, whose library need not be installed
             raise ConnectionError(f"{type(error).__name__}: {error}") from error
         self._client = client
 
 
 def require_tracking_uri(uri: str) -> None:
-    """ValueError unless it is the address of an MLflow server, or of a database that MLflow can keep its runs in."""
+    """ValueError unless `uri` is the address of an MLflow server, or of a database that MLflow supports."""
     scheme, separator, _ = uri.partition("://")
     if not separator or (scheme not in SERVERS and scheme.partition("+")[0] not in DATABASES):
         schemes = f"{', '.join(SERVERS + DATABASES)}; a database also with its driver, as postgresql+psycopg"
@@ -136,19 +134,10 @@ def require_tracking_uri(uri: str) -> None:
 
 
 def require_database(uri: str) -> None:
-    """TrackingUnavailable where the file of a database to be read is not there: MLflow would make an empty one."""
+    """TrackingUnavailable when the file of a database is missing: MLflow would create an empty one."""
     database = _sqlite_path(uri)
     if database is not None and not database.exists():
         raise TrackingUnavailable(f"MLflow at {uri} is not available: there is no {database}")
-
-
-def _create_database(database: Path) -> None:
-    """Under another name until it is whole: MLflow never opens a database whose making was killed half-way."""
-    unfinished = database.with_name(f".{database.name}.unfinished")
-    for name in (unfinished.name, f"{unfinished.name}-journal"):
-        database.with_name(name).unlink(missing_ok=True)
-    MlflowClient(f"sqlite:///{unfinished}")  # makes every table
-    os.replace(unfinished, database)
 
 
 def _ensure_experiment(client: MlflowClient, name: str, artifact_location: str | None) -> str:
@@ -171,21 +160,22 @@ def _sqlite_path(tracking_uri: str) -> Path | None:
 
 
 def _probe(tracking_uri: str) -> None:
-    """Fail within seconds where a database server does not answer: MLflow would try for minutes."""
+    """Fails within seconds when a database server does not answer; MLflow would retry for minutes."""
     parts = urlsplit(tracking_uri)
     port = parts.port or {"postgresql": 5432, "mysql": 3306}.get(parts.scheme.partition("+")[0])
     if parts.hostname and port and not parts.scheme.startswith("http"):
         socket.create_connection((parts.hostname, port), timeout=3.0).close()
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
+    """Gives the first line of an error's message, at most 300 characters, or the error's class if it has none."""
     lines = str(error).strip().splitlines()
     return lines[0][:300] if lines else type(error).__name__
 
 
 @contextlib.contextmanager
 def collector_paused() -> Iterator[None]:
-    """No search for reference cycles within the block: over a million new objects of which none is garbage."""
+    """Pauses Python's cycle collector: the block makes over a million objects, none of them garbage."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,8 +1,8 @@
-"""What a run or evaluation looks like in MLflow: names, tags, parameters and metrics. Pure functions of the storage.
+"""Describes a run or evaluation for MLflow: name, tags, parameters and metrics, read from the storage.
 
-Tags of the study and metrics of the records keep their names, with characters that MLflow refuses written as
-`:<hex>:`; our own tags begin with `gram.`. Curves are thinned to about a hundred points, and every validation loss is
-sent: MLflow's pages slow down beyond that, and the storage has every step.
+Tags of the study and metrics of the records keep their names, but a character that MLflow refuses becomes `:<hex>:`;
+the platform's tags begin with `gram.`. Curves are thinned to about a hundred points, because MLflow's pages slow down
+beyond that; every validation loss is sent. The storage has every step.
 """
 
 import re
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from mlflow.entities import Metric
 
-from gram_platform.config import view_from_plain
+from gram_platform.config import State, view_from_plain
 from gram_platform.config.identity import canonical_json, metric_name
 from gram_platform.store import CorruptFile, EvaluationDirectory, RunDirectory
 from gram_platform.store.checkpoints import NORM
@@ -20,14 +20,15 @@ from gram_platform.store.checkpoints import NORM
 KIND, STATUS, TAG_NAMES, RESULT = "gram.kind", "gram.status", "gram.tags", "gram.result"
 RUN_ID, EVAL_ID, VIEW_ID, VIEW_RUN = "gram.run_id", "gram.eval_id", "gram.view_id", "gram.view_run_id"
 MIRRORED_STEP, SENDING_STEP, FAILURE = "gram.mirrored_step", "gram.sending_step", "gram.failure"
-NOTE = "mlflow.note.content"  # what MLflow shows as a run's description
+NOTE = "mlflow.note.content"  # MLflow shows it as a run's description
 ID_TAGS = {"run": RUN_ID, "evaluation": EVAL_ID}
-MLFLOW_STATUS = {"complete": "FINISHED", "failed": "FAILED", "running": "RUNNING", "interrupted": "KILLED"}
+MLFLOW_STATUS = {State.COMPLETE: "FINISHED", State.FAILED: "FAILED", State.RUNNING: "RUNNING"}
+MLFLOW_STATUS |= {State.INTERRUPTED: "KILLED"}
 
 VALIDATION_LOSS = "validation/loss/"  # + domain, in the records
 SIZES = ("num_steps", "num_tokens", "parameters", "compute_units", "hardware_flops")
 TIMES = ("elapsed_s", "tokens_per_second")
-LOSS, SURPRISAL = "loss/", "surprisal/"  # + domain: of evaluations; the second is that of drawn tokens
+LOSS, SURPRISAL = "loss/", "surprisal/"  # + domain, of evaluations; surprisal: of the drawn tokens
 EVALUATION_PARAMS = ("data_id", "num_sequences", "split", "precision")
 EVALUATION_PARAMS += ("num_prompt_tokens", "num_tokens", "temperature", "seed")  # of continuations
 NUM_CURVE_POINTS = 100
@@ -37,83 +38,84 @@ _ESCAPE = re.compile(r":([0-9a-f]+):")
 
 @dataclass(frozen=True)
 class Entry:
-    """One node as MLflow shall show it. Metrics of the result are {name: value}, empty until there is one."""
+    """One node as MLflow shows it; `result_metrics` is empty until there is a result."""
 
     kind: str
     node_id: str
     name: str
-    status: str  # as the storage calls it
+    status: State
     tags: Mapping[str, str]
     params: Mapping[str, str]
     result_metrics: Mapping[str, float] = field(default_factory=dict)
     num_steps: int = 0
-    last_step: int = -1  # the last one with a committed record
+    last_step: int = -1  # with a committed record
     ended_ms: int = 0
 
 
 def unescape(key: str) -> str:
-    """The name of which `metric_name` is the form that MLflow takes."""
+    """Inverts `metric_name`."""
     return _ESCAPE.sub(lambda match: chr(int(match[1], 16)), key)
 
 
 def run_entry(run: RunDirectory) -> Entry | None:
-    """The run's entry; None while nothing was attempted, or with a warning when its config is corrupted."""
+    """Describes a run; None before the first attempt, and with a warning when the config is corrupted."""
     status = run.status()
-    if status == "absent":
+    if status == State.ABSENT:
         return None
     config, result, timing = _config(run), run.result() or {}, run.timing()
     if config is None:
         return None
-    own = {RUN_ID: run.run_id, FAILURE: (run.failure() or {}).get("message", "")[:500] if status == "failed" else ""}
-    own[NOTE] = run_note(config, run)
+    message = (run.failure() or {}).get("message", "") if status == State.FAILED else ""
+    run_tags = {RUN_ID: run.run_id, FAILURE: message[:500], NOTE: run_note(config, run)}
     return Entry(
         kind="run",
         node_id=run.run_id,
-        tags=_tags("run", run, status, result, own),
+        tags=_tags("run", run, status, result, run_tags),
         name=node_name("run", run.run_id, run.tags()),
         status=status,
         params=run_params(config),
         result_metrics=run_metrics(result, timing),
         num_steps=config_steps(config),
         last_step=run.last_step(),
-        ended_ms=_milliseconds(timing),
+        ended_ms=round(timing.get("ended", 0.0) * 1000),
     )
 
 
 def evaluation_entry(evaluation: EvaluationDirectory) -> Entry | None:
-    """The evaluation's entry; None before its result, or with a warning when its config is corrupted."""
+    """Describes an evaluation; None before the result, and with a warning when the config is corrupted."""
     result = evaluation.result()
     if result is None:
         return None
     config, timing = _config(evaluation), evaluation.timing()
     if config is None:
         return None
-    own = {EVAL_ID: evaluation.eval_id, VIEW_ID: view_from_plain(config["view"]).view_id}
-    own |= {VIEW_RUN: config["view"]["run_id"], NOTE: evaluation_note(config)}
+    view = view_from_plain(config["view"])
+    tags = {EVAL_ID: evaluation.eval_id, VIEW_ID: view.view_id, VIEW_RUN: view.run_id, NOTE: evaluation_note(config)}
     return Entry(
         kind="evaluation",
         node_id=evaluation.eval_id,
-        tags=_tags("evaluation", evaluation, "complete", result, own),
+        tags=_tags("evaluation", evaluation, State.COMPLETE, result, tags),
         name=node_name("evaluation", evaluation.eval_id, evaluation.tags()),
-        status="complete",
+        status=State.COMPLETE,
         params=evaluation_params(config),
         result_metrics=evaluation_metrics(result, timing),
-        ended_ms=_milliseconds(timing),
+        ended_ms=round(timing.get("ended", 0.0) * 1000),
     )
 
 
 def node_name(kind: str, node_id: str, tags: Mapping[str, str]) -> str:
-    """For people, such as `gram tiny s0`, `gram tiny core+lisp s0, evaluated` (or `, tokens`: what was measured), or
-    `..., attacked for virology`.
+    """Names a node for people: `gram tiny s0`, `gram tiny core+lisp s0, evaluated`, `..., attacked for virology`.
+
+    An evaluation of another measure than losses ends in the measure's name, such as `, tokens`.
     """
     parts = [tags[key] for key in ("method", "size", "profile") if tags.get(key)]
     parts += [f"s{tags['seed']}"] if "seed" in tags else []
-    done = f", {tags.get('measure', 'evaluated')}" if kind == "evaluation" else ""
-    return (" ".join(parts) or node_id) + (f", attacked for {tags['elicited']}" if tags.get("elicited") else done)
+    measured = f", {tags.get('measure', 'evaluated')}" if kind == "evaluation" else ""
+    return (" ".join(parts) or node_id) + (f", attacked for {tags['elicited']}" if tags.get("elicited") else measured)
 
 
 def run_note(config: Mapping, run: RunDirectory) -> str:
-    """A run's description for people, in Markdown."""
+    """Describes a run for people, in Markdown."""
     tokens = config["batch_size"] * config["model"]["seq_len"]
     drawn = ", ".join(f"{d['name']} ({d['num_draws']:,})" for d in config["data"]["domains"])
     modules = ", ".join(f"{m['domain']} ({m['kind']}, {m['width']} wide)" for m in config["model"]["modules"])
@@ -127,21 +129,21 @@ def run_note(config: Mapping, run: RunDirectory) -> str:
 
 
 def evaluation_note(config: Mapping) -> str:
-    """The same for an evaluation of any kind."""
-    view, number = config["view"], config.get("num_sequences", len(config.get("documents", ())))
-    where = f"{number:,} {config.get('split', 'validation')} sequences of each domain"
+    """Describes an evaluation of any measure for people, in Markdown."""
+    view, num_sequences = config["view"], config.get("num_sequences", len(config.get("documents", ())))
+    where = f"{num_sequences:,} {config.get('split', 'validation')} sequences of each domain"
     active = ", ".join(f"{domain} x {weight:g}" for domain, weight in view["weights"]) or "none"
-    what = f"Continuations of {where}" if "documents" in config else f"Losses on {where}, nats a token"
-    return f"{what}. View of run `{view['run_id']}`; modules switched on: {active}."
+    measured = f"Continuations of {where}" if "documents" in config else f"Losses on {where}, nats a token"
+    return f"{measured}. View of run `{view['run_id']}`; modules switched on: {active}."
 
 
 def config_steps(config: Mapping) -> int:
-    """Optimizer steps of a plain RunConfig."""
+    """Counts the optimizer steps of a plain RunConfig."""
     return sum(domain["num_draws"] for domain in config["data"]["domains"]) // config["batch_size"]
 
 
 def run_params(config: Mapping) -> dict[str, str]:
-    """The few fields by which people tell runs apart, from a plain RunConfig; the whole is in the run directory."""
+    """Picks the fields of a plain RunConfig by which people tell runs apart; the run directory has all."""
     model, routing, optimizer = config["model"], config["routing"], config["optimizer"]
     params = {key: config[key] for key in ("batch_size", "micro_batch", "seed", "precision", "objective")}
     params |= {key: model[key] for key in ("num_layers", "d_model", "d_mlp", "vocab_size", "seq_len")}
@@ -156,14 +158,14 @@ def run_params(config: Mapping) -> dict[str, str]:
 
 
 def evaluation_params(config: Mapping) -> dict[str, str]:
-    """The same for a plain evaluation of any kind."""
+    """Picks the same of a plain evaluation of any measure."""
     params = {key: config[key] for key in EVALUATION_PARAMS if key in config}
     params["view"] = canonical_json(config["view"])
     return {key: str(value) for key, value in params.items()}
 
 
 def run_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
-    """{name: value} of a complete run: its sizes, costs and times, and `final/<metric>`; {} for any other."""
+    """Reads {name: value} of a complete run: sizes, costs, times and `final/<metric>`; {} for other runs."""
     if not result:
         return {}
     values = {key: result[key] for key in SIZES if key in result} | {key: timing[key] for key in TIMES if key in timing}
@@ -172,14 +174,14 @@ def run_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
 
 
 def evaluation_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
-    """{name: value} of an evaluation: `loss/<domain>`, of continuations `surprisal/<domain>`, and elapsed_s."""
+    """Reads {name: value} of an evaluation: `loss/<domain>` or `surprisal/<domain>`, and elapsed_s."""
     kinds = {"losses": LOSS, "surprisals": SURPRISAL}
     values = {f"{kinds[kind]}{d}": float(v) for kind in kinds for d, v in result.get(kind, {}).items()}
     return values | {key: float(timing[key]) for key in TIMES if key in timing}
 
 
 def curve_metrics(records: Iterable[Mapping], num_steps: int, after_step: int) -> list[Metric]:
-    """The metrics of committed records above `after_step`, with their stored times, thinned the same way every time."""
+    """Lists the metrics of committed records above `after_step`, with stored times, always thinned alike."""
     stride = max(1, num_steps // NUM_CURVE_POINTS)
     metrics = []
     for record in records:
@@ -192,33 +194,29 @@ def curve_metrics(records: Iterable[Mapping], num_steps: int, after_step: int) -
 
 
 def result_metrics(entry: Entry) -> list[Metric]:
-    """The result's metrics at the run's last step and its time of ending."""
+    """Lists the result's metrics, at the run's last step and time of ending."""
     values = entry.result_metrics.items()
     return [Metric(metric_name(name), value, entry.ended_ms, entry.num_steps) for name, value in values]
 
 
 def start_ms(records: Sequence[Mapping], entry: Entry, now_s: float) -> int:
-    """When the work began as far as the storage knows: the first record, or the end less the time it took."""
+    """Estimates when the work began, in Unix milliseconds: the first record, else the end less the elapsed time."""
     if records:
         return round(records[0]["time"] * 1000)
     elapsed_s = entry.result_metrics.get("elapsed_s", 0.0)
     return round((entry.ended_ms or now_s * 1000) - elapsed_s * 1000)
 
 
-def _tags(kind: str, node: RunDirectory | EvaluationDirectory, status: str, result: Mapping, own: Mapping) -> dict:
+def _tags(kind: str, node: RunDirectory | EvaluationDirectory, status: State, result: Mapping, more: Mapping) -> dict:
     study = {metric_name(name): value for name, value in node.tags().items()}
-    common = {KIND: kind, STATUS: status, TAG_NAMES: ",".join(sorted(study)), RESULT: result.get("sha256", "")}
-    return {**study, **common, **own}
+    common = {KIND: kind, STATUS: status.value, TAG_NAMES: ",".join(sorted(study)), RESULT: result.get("sha256", "")}
+    return {**study, **common, **more}
 
 
 def _config(node: RunDirectory | EvaluationDirectory) -> dict | None:
     try:
         return node.config()
     except CorruptFile as error:
-        text = f"left out until it is submitted again: {error}"
-        warnings.warn(f"{node.kind} {node.node_id} is {text}", RuntimeWarning, stacklevel=3)
+        text = f"{node.kind} {node.node_id} is left out until it is submitted again: {error}"
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
         return None
-
-
-def _milliseconds(timing: Mapping) -> int:
-    return round(timing.get("ended", 0.0) * 1000)

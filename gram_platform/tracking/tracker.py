@@ -1,9 +1,9 @@
-"""Sending the storage to MLflow: one MLflow run for each node, found by its tag, and nothing sent twice.
+"""Sends the storage to MLflow: one MLflow run for each node, found by a tag, and nothing sent twice.
 
-A tracker may fail at any call with TrackingUnavailable and nothing is lost: the next `mirror_*` or `sync` compares what
-MLflow has with the storage and sends the difference. A send that was cut short is recognised by its `gram.sending_step`
-tag, and then the histories themselves are compared. Processes of one machine take turns at a node. Machines share no
-lock, and may collide: then the node is looked for again, and what it still lacks is sent.
+Any call may fail with TrackingUnavailable, and nothing is lost: the next `mirror_*` or `sync` compares MLflow with the
+storage and sends the difference. An interrupted send leaves the tag `gram.sending_step`; then whole histories are
+compared. Processes of one machine lock a node. Machines share no lock: after a collision the sender looks again and
+sends the rest.
 """
 
 import contextlib
@@ -22,32 +22,32 @@ from gram_platform.tracking.connection import Connection, collector_paused
 from gram_platform.tracking.entry import Entry
 
 METRICS_PER_REQUEST = 1000  # MLflow's own limit
-NUM_TRIES, LONGEST_PAUSE_S = 8, 0.25  # of a node that other machines are sending too
+NUM_TRIES, LONGEST_PAUSE_S = 8, 0.25  # for a node that other machines send too
 
 
 class Tracker:
-    """The writer to one experiment of one MLflow. Making it connects to nothing; see `connection.py` for failures."""
+    """Writes to one experiment of one MLflow. It connects at the first call; `connection.py` describes failures."""
 
     def __init__(self, tracking_uri: str, experiment: str = "gram") -> None:
         self.tracking_uri = tracking_uri
         self._connection = Connection(tracking_uri, experiment)
-        self._known: dict[tuple[str, str], str] = {}  # (kind, node_id) -> MLflow's own run id
+        self._known: dict[tuple[str, str], str] = {}  # (kind, node_id) -> MLflow's run id
 
     def prepare_database(self) -> str:
-        """Create the database and the experiment if need be, once before workers start; the experiment's id."""
+        """Creates the database and the experiment if need be, before workers start; returns the experiment's id."""
         with self._connection.reaching():
             return self._connection.experiment_id
 
     def mirror_run(self, run: RunDirectory) -> str | None:
-        """Bring MLflow up to the run's last commit, tags and status; its MLflow run id, None if never attempted."""
+        """Sends what MLflow lacks of a run; returns the MLflow run id, None for a run that was never attempted."""
         return self._mirror(run, content.run_entry(run))
 
     def mirror_evaluation(self, evaluation: EvaluationDirectory) -> str | None:
-        """The same for an evaluation; None before its result."""
+        """Sends an evaluation; None before the result."""
         return self._mirror(evaluation, content.evaluation_entry(evaluation))
 
     def sync(self, store: Store, ids: Iterable[str] | None = None) -> dict[str, int]:
-        """Mirror all runs and evaluations, or those with the given ids; how many were {"sent", "unchanged"}."""
+        """Mirrors all runs and evaluations, or those of the given ids; counts them as {"sent", "unchanged"}."""
         wanted = None if ids is None else set(ids)
         entries = [(node, content.run_entry(node)) for node in map(store.run, _chosen(store.list_runs(), wanted))]
         chosen = _chosen(store.list_evaluations(), wanted)
@@ -64,7 +64,7 @@ class Tracker:
 
     @collector_paused()
     def runs(self) -> dict[tuple[str, str], Run]:
-        """{(kind, node_id): MLflow run} of the whole experiment, one request for a thousand runs."""
+        """Reads {(kind, node_id): MLflow run} of the whole experiment, a thousand runs a request."""
         with self._connection.reaching():
             found = self._connection.search("")
         oldest: dict[tuple[str, str], Run] = {}
@@ -83,9 +83,9 @@ class Tracker:
         figures: Mapping[str, object],
         params: Mapping[str, object],
     ) -> str:
-        """One MLflow run for a study's name and parameters, with its table, report and plotly figures as artifacts.
+        """Logs a study's table, report and plotly figures as artifacts of one MLflow run; returns the MLflow run id.
 
-        Logging it again replaces the artifacts. Returns the MLflow run id.
+        The run belongs to the study's name and parameters: logging them again replaces the artifacts.
         """
         params = {key: str(value) for key, value in params.items()}
         study_id = short_hash({"study": name, "params": params})
@@ -105,7 +105,7 @@ class Tracker:
         return run.info.run_id
 
     def run_url(self, mlflow_run_id: str, ui_url: str | None = None) -> str | None:
-        """The page of a run at `ui_url`, by default the tracking server; None for a database without one."""
+        """Gives the address of a run's page at `ui_url` (default: the tracking server); None for a mere database."""
         base = ui_url or (self.tracking_uri if self.tracking_uri.startswith("http") else None)
         if base is None:
             return None
@@ -126,7 +126,10 @@ class Tracker:
         return run.info.run_id
 
     def _bring_up(self, entry: Entry, records: Sequence[Mapping]) -> Run:
-        """Found or made, and sent. A collision deletes the run under our hands, or adds what we were about to add."""
+        """Finds or makes the node's MLflow run and sends the difference; retries when another machine interferes.
+
+        That machine may have deleted our duplicate, or written the same values first.
+        """
         for num_left in reversed(range(NUM_TRIES)):
             try:
                 run = self._find(entry) or self._create(entry, records)
@@ -140,7 +143,7 @@ class Tracker:
         raise AssertionError("the last try returns or raises")
 
     def _find(self, entry: Entry) -> Run | None:
-        """The node's MLflow run. Of several, made at once by machines that share no lock, all but the oldest go."""
+        """Finds the node's MLflow run; deletes all but the oldest where several machines made one at once."""
         known = self._known.get((entry.kind, entry.node_id))
         if known is not None:
             with contextlib.suppress(MlflowException):  # deleted by hand: look for it again
@@ -160,7 +163,7 @@ class Tracker:
         return self._find(entry) or run
 
     def _send(self, run: Run, entry: Entry, records: Sequence[Mapping]) -> None:
-        """All that MLflow lacks: curves and results, then tags (`gram.mirrored_step` among them), then the status."""
+        """Sends curves and results, then tags (`gram.mirrored_step` among them), then the status."""
         client, run_id, tags = self._connection.client, run.info.run_id, run.data.tags
         mirrored = int(tags.get(content.MIRRORED_STEP, -1))
         metrics = content.curve_metrics(records, entry.num_steps, mirrored)
@@ -184,7 +187,7 @@ class Tracker:
         self._set_status(run, entry)
 
     def _unsent(self, run_id: str, metrics: Sequence[Metric]) -> Iterator[Metric]:
-        """The metrics of which MLflow has no value at their step."""
+        """Yields the metrics that MLflow lacks at their step."""
         client = self._connection.client
         keys = sorted({metric.key for metric in metrics})
         present = {key: {metric.step for metric in client.get_metric_history(run_id, key)} for key in keys}
@@ -201,15 +204,17 @@ class Tracker:
 
 
 def default_tracking_uri(storage: str) -> str:
-    """SQLite inside a local storage; ValueError for an object store, which needs a server."""
+    """Names an SQLite database in a local storage; ValueError for an object store, which needs a server."""
     store = Store(storage)
     if not store.is_local:
-        raise invalid("tracking_uri", None, f"the address of an MLflow server or database: {storage} cannot hold one")
+        raise invalid(
+            "tracking_uri", None, f"the address of an MLflow server or database, because {storage} cannot hold one"
+        )
     return f"sqlite:///{store.root}/mlflow.db"
 
 
 def _is_mirrored(run: Run, entry: Entry) -> bool:
-    """Whether MLflow shows the node as the storage has it."""
+    """Tells whether MLflow has all that the storage has of the node."""
     tags = run.data.tags
     up_to_date = int(tags.get(content.MIRRORED_STEP, -2)) >= entry.last_step
     same_tags = all(tags.get(key, "") == value for key, value in entry.tags.items())

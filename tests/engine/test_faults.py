@@ -163,10 +163,10 @@ def test_only_crashes_without_progress_count(setting, execution, monkeypatch):
     study, committed = empty_graph(execution, [found]), 0
     monkeypatch.setattr(execution.store().run(found.id).__class__, "committed_step", lambda _: committed)
     for committed in range(3 * MAX_CRASHES):  # noqa: B007
-        assert not study._book_crash(found, WorkerCrashedError())
+        assert not study._record_crash(found, WorkerCrashedError())
     for _ in range(MAX_CRASHES - 2):
-        assert not study._book_crash(found, WorkerCrashedError())
-    assert study._book_crash(found, WorkerCrashedError())
+        assert not study._record_crash(found, WorkerCrashedError())
+    assert study._record_crash(found, WorkerCrashedError())
     assert f"{MAX_CRASHES} times without a checkpoint in between" in study.progress.failed[found.id]
 
 
@@ -175,7 +175,7 @@ def test_killed_for_its_memory(setting, execution):
     found = method_nodes("baseline", setting)[0]
     study = empty_graph(execution, [found])
     for _ in range(MAX_CRASHES):
-        study._book_crash(found, OutOfMemoryError("node memory 98%"))
+        study._record_crash(found, OutOfMemoryError("node memory 98%"))
     assert study.progress.failed[found.id].startswith("out of memory (OutOfMemoryError: node memory 98%). The planner")
 
 

@@ -79,6 +79,6 @@ def test_a_trial_diverges_with_the_run_that_it_waits_for(node, execution, other,
     waited.start()
     started = time.monotonic()
     with pytest.raises(TrainingDiverged, match="loss nan at step 7"):
-        trials._Work(execution, Resources(), retry_diverged=False).result(node)
+        trials._NodeRunner(execution, Resources(), retry_diverged=False).result(node)
     assert time.monotonic() - started >= 0.4
     assert len(Store(execution.storage).run(node.id).attempts.list()) == 1

@@ -11,9 +11,9 @@ from gram_platform.engine import capacity, graph
 from gram_platform.engine.execution import Resources
 from gram_platform.engine.graph import Progress
 from gram_platform.engine.life import MAX_CRASHES
-from gram_platform.engine.placement import most_ranks, trial_ranks
 from gram_platform.engine.proposals import PointList
-from gram_platform.engine.search import Tuning, _Patience, _Searcher
+from gram_platform.engine.search import Tuning, _CrashCount, _Searcher
+from gram_platform.engine.trials import most_ranks, trial_ranks
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.planner import Ranks
 from gram_platform.store.files import seal
@@ -176,7 +176,7 @@ def test_trials_wait_only_for_machines_that_may_yet_come(machines, monkeypatch, 
 def test_deaths_of_a_trials_process_count_since_its_last_checkpoint():
     """As those of a study's node: a long trial on machines that come and go is not failed by their number."""
     step = [0]
-    patience = _Patience(lambda point: step[0])
+    patience = _CrashCount(lambda point: step[0])
     trial = SimpleNamespace(trial_id="a", config={"point": {}}, num_failures=0, max_failures=MAX_CRASHES - 1)
 
     def recovers() -> bool:

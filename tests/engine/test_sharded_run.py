@@ -106,7 +106,7 @@ def test_what_a_restart_would_not_change_ends_a_run(execution, setting):
     from ray.train import WorkerGroupError
     from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 
-    from gram_platform.engine.dispatch import _failures, _raise_what_stays
+    from gram_platform.engine.dispatch import _failures, _raise_permanent
 
     run = plan("baseline", setting).runs["all"]
     directory = execution.store().run(run.run_id)
@@ -116,10 +116,10 @@ def test_what_a_restart_would_not_change_ends_a_run(execution, setting):
     error = WorkerGroupError("", {0: RuntimeError("Connection closed by peer"), 1: OutOfMemory("too large"), 2: lost})
     assert isinstance(_failures(error)[2], OutOfMemoryError)
     with pytest.raises(OutOfMemory, match="too large"):
-        _raise_what_stays(_failures(error), directory)
+        _raise_permanent(_failures(error), directory)
     assert directory.failure()["message"] == "too large"
-    _raise_what_stays([RuntimeError("Connection closed by peer"), OutOfMemoryError("node memory 98%")], directory)
+    _raise_permanent([RuntimeError("Connection closed by peer"), OutOfMemoryError("node memory 98%")], directory)
     directory.start_attempt("rank 0").release()
     with pytest.raises(LeaseHeld):
-        _raise_what_stays([ValueError("a consequence"), LeaseHeld(run.run_id, new_lease("another", 30.0))], directory)
+        _raise_permanent([ValueError("a consequence"), LeaseHeld(run.run_id, new_lease("another", 30.0))], directory)
     assert directory.failure() is None

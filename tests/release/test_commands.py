@@ -99,4 +99,4 @@ def test_a_run_that_is_not_complete(setting, execution, tmp_path, capsys):
     execution.store().run(node.id).ensure_config(node.config)
     with pytest.raises(SystemExit):
         gram("export", node.id, "--modules", "", "--storage", execution.storage, "--out", tmp_path / "out")
-    assert "a complete run, this one is absent" in capsys.readouterr().err
+    assert "a complete run, found one that is absent" in capsys.readouterr().err

@@ -167,7 +167,7 @@ def test_a_broken_copy_is_replaced_and_a_broken_store_refused(provided, recipe, 
     stored = provided.folder / "data" / recipe.data_id / digest
     stored.write_bytes(bytes(stored.stat().st_size))
     provided.move_to("another worker")
-    with pytest.raises(ValueError, match=r"storage=.*whose data is intact"):
+    with pytest.raises(ValueError, match=r"storage=.*intact data"):
         open_corpus(Store(provided.url), recipe.data_id)
     assert not list((provided.root / "another worker").rglob("manifest.json"))
 
@@ -194,7 +194,7 @@ def test_a_store_that_throttles_for_a_while(place, monkeypatch):
     """The same result as without, and one warning."""
     run = run_config(8)
     expected = train(str(place.root / "local"), run)
-    monkeypatch.setattr(files, "_last_said", -files.SILENCE_S)
+    monkeypatch.setattr(files, "_last_warned", -files.SILENCE_S)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         place.fail(5)
@@ -202,7 +202,7 @@ def test_a_store_that_throttles_for_a_while(place, monkeypatch):
         place.fail(5)
         assert train(place.url, run) == expected
     (said,) = [str(w.message) for w in caught]
-    assert "tried again for up to 300 s" in said
+    assert "retried for up to 300 s" in said
     assert "reduce your request rate" in said
     assert (place.root / "bucket.failures").read_text() == "0"
 

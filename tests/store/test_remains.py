@@ -32,7 +32,7 @@ def committed(directory: RunDirectory, *steps: int):
     for step in steps:
         attempt.commit(step, WEIGHTS, {}, [record(s) for s in range(last + 1, step + 1)])
         last = step
-    attempt._released.set()  # its thread ends as with its process
+    attempt._lease._released.set()  # its thread ends as with its process
     return attempt
 
 

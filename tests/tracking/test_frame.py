@@ -10,7 +10,7 @@ from pandas.testing import assert_frame_equal
 from gram_platform.config import Continuations, Evaluation, TokenLosses, View
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, TrackingUnavailable, default_tracking_uri, frame
-from gram_platform.tracking.frame import load_curves, load_links, load_runs, load_store, load_store_curves
+from gram_platform.tracking.frame import load_curves, load_runs, load_store, load_store_curves
 from tests.store.training import run_config, train
 from tests.tracking.servers import running_mlflow
 
@@ -117,14 +117,6 @@ def test_curves_are_equal_and_tidy(study):
     assert load_curves(uri, []).dtypes.equals(frame.dtypes)
 
 
-def test_links_name_every_node(study):
-    _, uri, _ = study
-    links = load_links(uri, ui_url="http://127.0.0.1:5000")
-    assert links[["kind", "id"]].equals(load_runs(uri)[["kind", "id"]])
-    assert links["mlflow_run_id"].is_unique
-    assert links["url"].str.startswith("http://127.0.0.1:5000/#/experiments/").all()
-
-
 def test_server_that_is_down_is_an_error_of_its_own():
     for load in (load_runs, load_curves):
         with pytest.raises(TrackingUnavailable):
@@ -132,7 +124,7 @@ def test_server_that_is_down_is_an_error_of_its_own():
 
 
 def test_a_database_that_is_not_there_is_not_made(tmp_path):
-    for load in (load_runs, load_curves, load_links):
+    for load in (load_runs, load_curves):
         with pytest.raises(TrackingUnavailable, match=r"there is no.*/typo/mlflow\.db"):
             load(f"sqlite:///{tmp_path}/typo/mlflow.db")
     assert not list(tmp_path.iterdir())
@@ -153,7 +145,6 @@ def test_the_same_through_a_server(study, tmp_path, monkeypatch):
             monkeypatch.setattr(frame, "POINTS_PER_RESPONSE", most)
             assert_frame_equal(load_curves(uri, **served), load_store_curves(store), check_exact=True)
         assert load_curves(uri, run_ids[:1], **served)["run_id"].unique().tolist() == run_ids[:1]
-        assert load_links(uri, **served)["url"].str.startswith(uri).all()
 
 
 def test_frames_import_no_ray():

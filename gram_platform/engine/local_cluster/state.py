@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+from gram_platform.config.crash_safe import whole_file
 from gram_platform.config.identity import invalid
 
 MARK = "GRAM_LOCAL_CLUSTER"  # the environment variable that every process of a cluster inherits
@@ -88,7 +89,8 @@ def read_state() -> Cluster | None:
 
 def write_state(cluster: Cluster) -> None:
     state_file().parent.mkdir(parents=True, exist_ok=True)
-    state_file().write_text(json.dumps(asdict(cluster), indent=1))
+    with whole_file(state_file()) as temporary:
+        Path(temporary).write_text(json.dumps(asdict(cluster), indent=1))
 
 
 # ----------------------------------------------------------------------------------------------------- processes

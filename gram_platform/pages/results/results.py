@@ -8,6 +8,7 @@ import pandas as pd
 from gram_platform.analysis.ratios import ATTACK_COLUMNS, BASELINE, ELICITED, VARIANT, VIEW
 from gram_platform.analysis.tables import Analysis, aligned, analyse, format_table, table_csv
 from gram_platform.analysis.variants import analyse_variants, by_number, drop_table, final_shares, load_shares
+from gram_platform.config import State
 from gram_platform.pages.report import StudyReport, build_report, report_sections, study_figures
 from gram_platform.pages.report.modules import readable_drops, readable_shares
 from gram_platform.pages.report.page import Section
@@ -47,7 +48,7 @@ def read_results(
     `frames` of the same two to read them once for several studies.
     """
     frame, curves, source = load_frames(record.ids, record.baseline_runs, store, tracking_uri, why_not, frames)
-    complete = frame[frame["status"] == "complete"]
+    complete = frame[frame["status"] == State.COMPLETE]
     evaluations = _named(record, _entries(record, "evaluation"), complete)
     if evaluations.empty or curves.empty:
         return None
@@ -145,7 +146,7 @@ def load_frames(
 
 
 def _complete_ids(frame: pd.DataFrame) -> set[str]:
-    return set(frame.loc[frame["status"] == "complete", "id"])
+    return set(frame.loc[frame["status"] == State.COMPLETE, "id"])
 
 
 def _entries(record: StudyRecord, kind: str) -> list[Mapping]:

@@ -4,12 +4,12 @@ import datetime
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gram_platform.config import State
 from gram_platform.planner import MACHINES
 from gram_platform.store import CorruptFile, EvaluationDirectory, RunDirectory, Store
 from gram_platform.store.leases import is_fresh, read_lease
 
-COMPLETE, RUNNING, FAILED, INTERRUPTED, MISSING = "complete", "running", "failed", "interrupted", "missing"
-STATES = (COMPLETE, RUNNING, FAILED, INTERRUPTED, MISSING)
+STATES = (State.COMPLETE, State.RUNNING, State.FAILED, State.INTERRUPTED, State.MISSING)
 CORRUPT = {"message": "its config.json is corrupted: submit again"}
 
 
@@ -30,7 +30,7 @@ class NodeFacts:
 
     kind: str
     node_id: str
-    status: str  # of STATES, never missing
+    status: State  # of STATES, never missing
     tags: Mapping[str, str]
     config: Mapping  # {} if it is corrupted
     result: Mapping | None
@@ -87,19 +87,19 @@ def read_facts(store: Store) -> Facts:
 
 def _run_facts(run: RunDirectory) -> NodeFacts | None:
     status = run.status()
-    if status == "absent":
+    if status == State.ABSENT:
         return None
     timing = run.timing()
     config = _config(run)
     return NodeFacts(
         kind="run",
         node_id=run.run_id,
-        status=status if config else FAILED,
+        status=status if config else State.FAILED,
         tags=run.tags(),
         config=config,
         result=run.result(),
         timing=timing,
-        failure=(run.failure() if status == FAILED else None) if config else CORRUPT,
+        failure=(run.failure() if status == State.FAILED else None) if config else CORRUPT,
         progress=run.progress(),
         last_step=run.last_step(),
         attempts=tuple(_attempt_facts(run, name, timing.get("attempt", "")) for name in run.attempts.list()),
@@ -113,7 +113,7 @@ def _attempt_facts(run: RunDirectory, attempt_id: str, winner: str) -> AttemptFa
         failure = folder.read_json("failure.json")
     except CorruptFile as error:
         failure = {"message": str(error)}
-    outcome = "interrupted"
+    outcome = str(State.INTERRUPTED)
     if attempt_id == winner:
         outcome = "finished"
     elif is_fresh(lease):
@@ -138,7 +138,7 @@ def _evaluation_facts(evaluation: EvaluationDirectory) -> NodeFacts | None:
     return NodeFacts(
         kind="evaluation",
         node_id=evaluation.eval_id,
-        status=COMPLETE if config else FAILED,
+        status=State.COMPLETE if config else State.FAILED,
         tags=evaluation.tags(),
         config=config,
         result=result,

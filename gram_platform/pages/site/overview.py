@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
+from gram_platform.config import State
 from gram_platform.pages.report.page import Section
 from gram_platform.pages.report.sections import FEW
 from gram_platform.pages.report.tables import clock, whole
 from gram_platform.pages.site.cards import Card, cards_html
-from gram_platform.pages.site.facts import COMPLETE, FAILED, INTERRUPTED, MISSING, RUNNING, Facts, NodeFacts
+from gram_platform.pages.site.facts import Facts, NodeFacts
 from gram_platform.pages.site.run_page import steps_done
 from gram_platform.pages.site.studies import StudyFacts, Totals
 from gram_platform.pages.site.words import dollars, hours, moment
@@ -50,10 +51,10 @@ def _study_row(study: StudyFacts, totals: Totals, uses: Mapping[str, Sequence[st
     return {
         "study": study.title,
         "study_url": f"studies/{study.name}.html",
-        "done": f"{totals.counts[COMPLETE]} of {totals.num_nodes}",
-        "running": totals.counts[RUNNING],
-        "failed": totals.counts[FAILED],
-        "missing": totals.counts[MISSING] + totals.counts[INTERRUPTED],
+        "done": f"{totals.counts[State.COMPLETE]} of {totals.num_nodes}",
+        "running": totals.counts[State.RUNNING],
+        "failed": totals.counts[State.FAILED],
+        "missing": totals.counts[State.MISSING] + totals.counts[State.INTERRUPTED],
         "shared_runs": f"{sum(len(uses[run_id]) > 1 for run_id in runs)} of {len(runs)}",
         **_cost(totals),
     }
@@ -92,7 +93,7 @@ def _search_row(search: StudyFacts, totals: Totals) -> dict:
 
 
 def _failures(facts: Facts) -> list[Section]:
-    failed = [node for node in facts.runs.values() if node.status == FAILED]
+    failed = [node for node in facts.runs.values() if node.status == State.FAILED]
     if not failed:
         return []
     errors = {node.node_id: (node.failure or {}).get("message", "") for node in failed}

@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gram_platform.config import core_first
+from gram_platform.config import State, core_first
 from gram_platform.config.identity import flatten
 from gram_platform.pages.report.page import Section
 from gram_platform.pages.report.tables import clock, whole
-from gram_platform.pages.site.facts import COMPLETE, FAILED, NodeFacts
+from gram_platform.pages.site.facts import NodeFacts
 from gram_platform.pages.site.histories import history_sections, route_sections
 from gram_platform.pages.site.words import GIB, columns_of, dollars, fact_table, hours, moment
 from gram_platform.tracking.entry import config_steps, node_name
@@ -31,7 +31,7 @@ def run_intro(node: NodeFacts) -> str:
     """Writes the run's state as a sentence."""
     total = config_steps(node.config) if node.config else 0
     done = steps_done(node)
-    if node.status == COMPLETE:
+    if node.status == State.COMPLETE:
         early = f", stopped early after {done:,} of {total:,} steps" if done < total else f" after {done:,} steps"
         return f"Complete{early}, on {moment(node.timing.get('ended', 0.0))} UTC."
     return f"{node.status.capitalize()}: {done:,} of {total:,} steps, last sign of life {moment(node.changed)} UTC."
@@ -57,7 +57,7 @@ def run_sections(node: NodeFacts, context: RunContext, records: Sequence[Mapping
 
 
 def _failure(node: NodeFacts) -> list[Section]:
-    if node.status != FAILED:
+    if node.status != State.FAILED:
         return []
     return [Section("Failed", str((node.failure or {}).get("message", "no reason is recorded")), is_warning=True)]
 
@@ -112,7 +112,7 @@ def _branches(context: RunContext) -> list[Section]:
 
 def _resources(node: NodeFacts) -> Section:
     timing, attempts = node.timing, node.attempts
-    interrupted = sum(attempt.outcome == "interrupted" for attempt in attempts)
+    interrupted = sum(attempt.outcome == State.INTERRUPTED for attempt in attempts)
     peak = timing.get("peak_memory_bytes")
     price = node.dollars_per_hour
     known = [

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from gram_platform.config import State
 from gram_platform.pages.results.record import StudyRecord, load_record
-from gram_platform.pages.site.facts import COMPLETE, MISSING, STATES, Facts, NodeFacts
+from gram_platform.pages.site.facts import STATES, Facts, NodeFacts
 from gram_platform.store import CorruptFile, Store
 from gram_platform.store.leases import is_fresh, read_lease
 
@@ -96,7 +97,7 @@ def totals(node_ids: Iterable[str], facts: Facts) -> Totals:
     """Sums over these nodes, each once; an evaluation is priced by the machine of its run."""
     ids = list(dict.fromkeys(node_ids))
     nodes = [node for node_id in ids if (node := facts.node(node_id)) is not None]
-    counts = Counter(node.status for node in nodes) + Counter({MISSING: len(ids) - len(nodes)})
+    counts = Counter(node.status for node in nodes) + Counter({State.MISSING: len(ids) - len(nodes)})
     worked = [node for node in nodes if node.seconds == node.seconds]
     costs = [_dollars(node, facts) for node in worked]
     return Totals(
@@ -104,7 +105,7 @@ def totals(node_ids: Iterable[str], facts: Facts) -> Totals:
         rank_hours=sum(node.rank_hours for node in worked),
         dollars=None if None in costs else sum(costs),
         busy_s=_covered([_interval(node) for node in worked if "ended" in node.timing]),
-        compute_units=sum((node.result or {}).get("compute_units", 0) for node in nodes if node.status == COMPLETE),
+        compute_units=sum((n.result or {}).get("compute_units", 0) for n in nodes if n.status == State.COMPLETE),
         changed=max((node.changed for node in nodes), default=0.0),
     )
 

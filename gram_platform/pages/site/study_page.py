@@ -5,12 +5,13 @@ from dataclasses import replace
 
 import pandas as pd
 
+from gram_platform.config import State
 from gram_platform.pages.report.page import Section
 from gram_platform.pages.report.sections import FEW
 from gram_platform.pages.report.study import with_verdicts
 from gram_platform.pages.report.tables import clock
 from gram_platform.pages.results.kinds import RESULT_KINDS, AnyResults
-from gram_platform.pages.site.facts import COMPLETE, MISSING, Facts
+from gram_platform.pages.site.facts import Facts
 from gram_platform.pages.site.studies import StudyFacts, Totals
 from gram_platform.pages.site.words import dollars, fact_table, hours, moment
 from gram_platform.tracking.entry import node_name
@@ -38,7 +39,7 @@ def with_pages(results: AnyResults, facts: Facts, links: Mapping[str, str]) -> A
 
 def study_intro(study: StudyFacts, totals: Totals, source: str, claims: pd.DataFrame | None) -> str:
     """Writes the verdicts on the study's claims, whether it is complete, its question, and how it was run."""
-    record, num_left = study.record, totals.num_nodes - totals.counts[COMPLETE]
+    record, num_left = study.record, totals.num_nodes - totals.counts[State.COMPLETE]
     state = f"{num_left} of {totals.num_nodes} nodes are not complete: see Not complete.\n\n" if num_left else ""
     return with_verdicts(f"{state}{record.question}\n\n{' '.join(record.facts)} {source}".strip(), claims)
 
@@ -72,8 +73,8 @@ def _incomplete(study: StudyFacts, facts: Facts) -> list[Section]:
     rows = []
     for node_id in study.node_ids:
         node = facts.node(node_id)
-        status = node.status if node else MISSING
-        if status == COMPLETE:
+        status = node.status if node else State.MISSING
+        if status == State.COMPLETE:
             continue
         entry = entries.get(node_id, {"kind": "run", "tags": {}})
         name = node_name(entry["kind"], node_id, entry["tags"])

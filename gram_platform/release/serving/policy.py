@@ -30,6 +30,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from gram_platform.config.crash_safe import whole_file
 from gram_platform.config.identity import invalid, local_path, require_name, require_real
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+-]{0,63}")  # ASCII only, because callers type it: no look-alikes
@@ -134,10 +135,9 @@ def policy_text(path: str) -> str:
 
 def write_policy(path: Path, text: str) -> None:
     """Replaces the file atomically, because a server may be reading it. Keeps its mode."""
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    partial.write_text(text, encoding="utf-8")
-    shutil.copymode(path, partial)
-    partial.replace(path)
+    with whole_file(path) as temporary:
+        Path(temporary).write_text(text, encoding="utf-8")
+        shutil.copymode(path, temporary)
 
 
 @dataclass

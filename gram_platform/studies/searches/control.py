@@ -1,7 +1,5 @@
 """One driver for each search, and what it is told from outside: pause, resume, cancel. Limits on hours and cost."""
 
-import contextlib
-import threading
 import time
 from collections.abc import Callable, Mapping
 
@@ -9,7 +7,7 @@ from gram_platform.config.identity import invalid, require_choice
 from gram_platform.engine.execution import owner
 from gram_platform.engine.trials import CANCEL, GO, STOP, WAIT
 from gram_platform.store.files import CorruptFile, Folder
-from gram_platform.store.leases import is_fresh, new_lease, read_lease
+from gram_platform.store.leases import Lease, is_fresh, read_lease
 
 RUNNING, PAUSED, CANCELLED = "running", "paused", "cancelled"
 STATES = (RUNNING, PAUSED, CANCELLED)
@@ -28,7 +26,6 @@ class Driver:
 
     def __init__(self, folder: Folder, name: str):
         self.folder, self.name = folder, name
-        self._ended = threading.Event()
 
     def __enter__(self) -> "Driver":
         deadline = time.monotonic() + LEASE_S + 1.0
@@ -37,34 +34,21 @@ class Driver:
                 who = (read_lease(self.folder) or {}).get("owner")
                 raise invalid("search", self.name, f"one driver at a time: {who} leads it (`gram search` can stop it)")
             time.sleep(LOOK_EVERY_S)
-        threading.Thread(target=self._beat, name="search lease", daemon=True).start()
         return self
 
     def __exit__(self, *_) -> None:
-        self._ended.set()
-        with contextlib.suppress(OSError):  # the right of a process that is gone ends by itself
-            if not self.is_lost():
-                self.folder.write_json("lease.json", {**self._lease, "released": True}, durable=False)
+        self._lease.release()
 
     def is_lost(self) -> bool:
         """Whether another driver has taken the right."""
-        lease = read_lease(self.folder)
-        return lease is not None and any(lease[key] != self._lease[key] for key in ("place", "pid", "process_start"))
+        return self._lease.is_lost()
 
     def _take(self) -> bool:
         with self.folder.lock("driver"):
             if is_fresh(read_lease(self.folder)):
                 return False
-            self._lease = new_lease(owner(), LEASE_S)
-            self.folder.write_json("lease.json", self._lease)
+            self._lease = Lease(self.folder, owner(), LEASE_S, contested=True)
         return True
-
-    def _beat(self) -> None:
-        while not self._ended.wait(LEASE_S / 4):
-            with contextlib.suppress(OSError):  # the next beat may come through
-                if self.is_lost():
-                    return
-                self.folder.write_json("lease.json", {**self._lease, "time": time.time()}, durable=False)
 
 
 def order(folder: Folder, state: str) -> None:

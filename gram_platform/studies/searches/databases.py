@@ -1,13 +1,14 @@
 """Optuna's database: SQLite in the storage, made under another name until it is whole, or a server's."""
 
-import os
 from pathlib import Path
 
 import optuna
 from sqlalchemy.exc import SQLAlchemyError
 
+from gram_platform.config.crash_safe import create_database
 from gram_platform.config.identity import invalid
 from gram_platform.store.folders import LocalFolder
+from gram_platform.tracking.connection import first_line
 
 PREFIX = "sqlite:///"
 
@@ -24,23 +25,8 @@ def open_storage(uri: str) -> optuna.storages.RDBStorage:
         path = Path(uri.removeprefix(PREFIX))
         with LocalFolder(str(path.parent), writable=True).lock("optuna"):
             if not path.exists():
-                _create(path)
+                create_database(path, lambda url: optuna.storages.RDBStorage(url).engine.dispose())
         # a driver and readers share the file: wait for each other's locks
         return optuna.storages.RDBStorage(uri, engine_kwargs={"connect_args": {"timeout": 60}})
     except (SQLAlchemyError, RuntimeError, OSError) as error:
         raise invalid("optuna_uri", uri, f"a database that Optuna can open ({first_line(error)})") from error
-
-
-def _create(path: Path) -> None:
-    """Optuna never opens a database whose making was killed half-way."""
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    for name in (unfinished.name, f"{unfinished.name}-journal"):
-        path.with_name(name).unlink(missing_ok=True)
-    storage = optuna.storages.RDBStorage(f"{PREFIX}{unfinished}")
-    storage.engine.dispose()
-    os.replace(unfinished, path)
-
-
-def first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:300] if lines else type(error).__name__

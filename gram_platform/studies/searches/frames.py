@@ -6,6 +6,7 @@ import pandas as pd
 
 from gram_platform.analysis.ratios import ATTACK_COLUMNS, ELICITED, PREFIX, VIEW
 from gram_platform.analysis.trials import COMPLETE, DIVERGED, FAILED, RUNNING, WAITING
+from gram_platform.config import State
 from gram_platform.engine.life import is_divergence
 from gram_platform.methods.nodes import Node
 from gram_platform.pages.results.results import load_frames
@@ -88,7 +89,7 @@ def trial_state(nodes: Iterable[Node], frame: pd.DataFrame, store: Store) -> tup
         return COMPLETE, ""
     begun = [store.run(node.id) for node in left if node.kind == "run"]
     for run in begun:
-        if run.status() == "failed":
+        if run.status() == State.FAILED:
             failure = run.failure() or {}
             return DIVERGED if is_divergence(failure) else FAILED, str(failure.get("message", ""))
-    return (RUNNING if any(run.status() == "running" for run in begun) else WAITING), ""
+    return (RUNNING if any(run.status() == State.RUNNING for run in begun) else WAITING), ""

@@ -9,7 +9,7 @@ from optuna.exceptions import StorageInternalError
 from gram_platform.config.identity import short_hash, to_plain
 from gram_platform.engine.capacity import require_room, widest_missing
 from gram_platform.engine.graph import SUBMIT_AGAIN, run_graph
-from gram_platform.engine.life import Lives
+from gram_platform.engine.life import NodeLifecycle
 from gram_platform.engine.proposals import Group, OptunaSource, PointList, Source, open_study
 from gram_platform.engine.search import Tuning, run_trials
 from gram_platform.engine.trials import FAILED, Outcome
@@ -22,7 +22,7 @@ from gram_platform.studies.flags import checked_common
 from gram_platform.studies.live import LiveView
 from gram_platform.studies.run import provide_data
 from gram_platform.studies.searches.control import CANCELLED, LOST, RUNNING, Control, Driver, machine_hours
-from gram_platform.studies.searches.databases import first_line, open_storage
+from gram_platform.studies.searches.databases import open_storage
 from gram_platform.studies.searches.definition import SEARCH_VERSION, GridSearch, OptunaSearch, Scene, Search
 from gram_platform.studies.searches.flags import SearchFlags, checked_search_flags, parse_flags
 from gram_platform.studies.searches.view import SearchView, trial_overheads
@@ -37,6 +37,7 @@ from gram_platform.studies.session import (
     say,
 )
 from gram_platform.tracking import Tracker, TrackingUnavailable
+from gram_platform.tracking.connection import first_line
 
 
 def main(search: Search, arguments: list[str] | None = None) -> None:
@@ -171,8 +172,8 @@ class _SearchRun:
                 self._run_trials(PointList(missing), len(missing))
 
     def _is_done(self, point) -> bool:
-        nodes, lives = self.problem.nodes(point), Lives(self.store)
-        if any(lives.result(node) is None for node in nodes):
+        nodes, lifecycle = self.problem.nodes(point), NodeLifecycle(self.store)
+        if any(lifecycle.result(node) is None for node in nodes):
             return False
         directories = [self.store.node(node.kind, node.id) for node in nodes]
         self.before_hours += sum(machine_hours(directory.timing()) for directory in directories)

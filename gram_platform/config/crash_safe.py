@@ -1,0 +1,76 @@
+"""Writes files whole or not at all, and tells whether a process is still alive."""
+
+import contextlib
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def whole_file(path: str | Path, durable: bool = False) -> Iterator[str]:
+    """Yields a temporary path to fill; when the block ends well, that file replaces `path` in one step.
+
+    Readers see the former file or the new one. `durable` content survives a crash of the machine, and so does the name
+    after `sync` of the folder.
+    """
+    with temporary_beside(path) as temporary:
+        yield temporary
+        if durable:
+            sync(temporary)
+        os.replace(temporary, path)
+
+
+@contextlib.contextmanager
+def temporary_beside(path: str | Path) -> Iterator[str]:
+    """Yields a hidden path in the same folder, named after `path` and this process; removes it after the block."""
+    folder, name = os.path.split(path)
+    temporary = os.path.join(folder, f".{name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    try:
+        yield temporary
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+
+
+def sync(path: str) -> None:
+    """Flushes a file, or a folder's list of names, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def create_database(path: Path, make: Callable[[str], None]) -> None:
+    """Has `make(URL)` create an SQLite database under another name, then renames it: a kill leaves no half-made one.
+
+    One process at a time may call it: the leftovers of a killed one are removed.
+    """
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    for name in (unfinished.name, f"{unfinished.name}-journal"):
+        path.with_name(name).unlink(missing_ok=True)
+    make(f"sqlite:///{unfinished}")
+    os.replace(unfinished, path)
+
+
+def process_is_alive(pid: int, start: int | None = None) -> bool:
+    """Tells whether a process of this machine and pid namespace runs; with its `process_start`, the very same one.
+
+    Pids are reused: without `start` another process may have the pid. With it, a zombie is not alive.
+    """
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's process
+        pass
+    return start is None or process_start(pid) == start
+
+
+def process_start(pid: int) -> int:
+    """Clock ticks from boot to the start of a process (proc(5), stat, field 22); 0 for zombies and without /proc."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+        return 0 if fields[0] in "ZX" else int(fields[19])
+    return 0
