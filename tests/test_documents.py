@@ -11,7 +11,7 @@ import pytest
 import tyro
 
 from gram_platform.cli import COMMANDS
-from gram_platform.cli.site import site_command
+from gram_platform.cli.studies import site_command
 from gram_platform.config.identity import require_choice
 from gram_platform.methods import METHODS
 from gram_platform.studies import Study, definition

@@ -86,7 +86,8 @@ class _Rotation(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_BnTh: torch.Tensor):
-        return _rotate(grad_BnTh, *ctx.saved_tensors, -1.0), None, None
+        cos, sin = ctx.saved_tensors
+        return _rotate(grad_BnTh, cos, sin, -1.0), None, None
 
 
 def _rotate(x_BnTh: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, direction: float) -> torch.Tensor:

@@ -187,8 +187,6 @@ class ImportDirectory(NodeDirectory):
     kind = "import"
     id_field = "import_id"
 
-    from gram_platform.store.tensors import DiskTensors
-
     def __init__(self, root: Folder, node_id: str) -> None:
         super().__init__(root.child("imports", node_id), node_id)
 

@@ -68,7 +68,7 @@ class Folder:
     child: Callable[..., Any]
     read: Callable[[str], bytes]
     write: Callable[..., None]
-    write_with: Callable[[str, Callable[[str], None]], str]
+    write_with: Callable[[str, Callable[[str], object]], str]
     create: Callable[[str, bytes], bool]
     size: Callable[[str], int]
     exists: Callable[[str], bool]

@@ -40,7 +40,7 @@ class LocalFolder(Folder):
             sync(self.path)
 
     @persistent
-    def write_with(self, name: str, writer: Callable[[str], None]) -> str:
+    def write_with(self, name: str, writer: Callable[[str], object]) -> str:
         """Lets `writer` fill a local path, publishes the file as `name` and returns its SHA-256.
 
         Until the next durable write to the same folder, a crash of the machine may lose the name.
@@ -165,7 +165,7 @@ class RemoteFolder(Folder):
         self._check_writable()
         self._put(lambda: self.filesystem.pipe_file(self.file(name), data))
 
-    def write_with(self, name: str, writer: Callable[[str], None]) -> str:
+    def write_with(self, name: str, writer: Callable[[str], object]) -> str:
         self._check_writable()
         with tempfile.TemporaryDirectory(prefix="gram-") as scratch:
             path = os.path.join(scratch, name)

@@ -63,7 +63,7 @@ class RunDirectory(NodeDirectory):
         """Raises LeaseHeld while an attempt's lease is fresh."""
         for attempt_id in self.attempts.list():
             lease = read_lease(self.attempts.child(attempt_id))
-            if is_fresh(lease):
+            if lease is not None and is_fresh(lease):
                 raise LeaseHeld(self.run_id, lease)
 
     def status(self) -> State:
@@ -241,7 +241,7 @@ class RunDirectory(NodeDirectory):
             tensors = read_weights(attempt)
             if hash_tensors(tensors) == result["weights_sha256"]:
                 return tensors
-            reason = WRONG_HASH
+            reason: object = WRONG_HASH
         except FileNotFoundError:  # a second attempt has just removed its weights
             return None
         except ValueError as error:
