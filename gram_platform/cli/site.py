@@ -5,8 +5,8 @@ from contextlib import suppress
 
 from gram_platform.cli.flags import Storage, TrackingUri, stored
 from gram_platform.config.identity import invalid
-from gram_platform.pages.site import build_site, watch_site
 from gram_platform.pages.site.build import tracking_of
+from gram_platform.studies.site import build_site, watch_site
 
 
 def site_command(storage: Storage = "", tracking_uri: TrackingUri = "", out: str = "", watch: float = 0.0) -> None:

@@ -3,8 +3,8 @@
 from gram_platform.cli.flags import Positional, Storage, TrackingUri, stored
 from gram_platform.cli.site import site_command
 from gram_platform.config.identity import invalid, require_choice
-from gram_platform.pages.results.outcomes import outcome_of
 from gram_platform.pages.results.record import load_record
+from gram_platform.studies.measurements import MEASUREMENTS
 from gram_platform.studies.searches.command import ACTIONS, give_order, search_lines
 from gram_platform.tracking import Tracker, default_tracking_uri
 
@@ -51,13 +51,13 @@ def _report_study(study: str, storage: str, tracking_uri: str) -> None:
     store = stored(storage).open_for_writing()
     record = load_record(store, study)
     uri = tracking_uri or default_tracking_uri(store.root)
-    outcome = outcome_of(record)
-    results = outcome.read(record, store, uri)
+    measurement = MEASUREMENTS[record.measurement]
+    results = measurement.read(record, store, uri)
     if results is None:
         raise invalid("study", study, "a study with a complete baseline and its evaluation")
     failures = {i: failure["message"] for i in record.ids if (failure := store.run(i).failure())}
-    paths = outcome.write(record, store, results, failures, Tracker(uri) if results.source == "MLflow" else None)
-    print(outcome.text(record, results))
+    paths = measurement.write(record, store, results, failures, Tracker(uri) if results.source == "MLflow" else None)
+    print(measurement.text(record, results))
     print("\n".join(f"{name:12} {path}" for name, path in paths.items()))
     print(f"read from {results.source}")
 

@@ -15,8 +15,9 @@ from gram_platform.methods import Profile, Setting
 from gram_platform.methods.nodes import Node, require_closed, unique
 from gram_platform.methods.setting import MaxEnt, profile_name
 from gram_platform.store import Store
-from gram_platform.studies.definition import Measurement, Preset, Study, Variant
+from gram_platform.studies.definition import Preset, Study, Variant
 from gram_platform.studies.flags import CommonFlags, Flags, by_law, ranks_of
+from gram_platform.studies.measurements import Losses
 
 BEST = "best.json"
 DEFAULT = MaxEnt()
@@ -111,7 +112,7 @@ class Cell:
 
     variant: Variant
     setting: Setting
-    measurement: Measurement
+    measurement: Losses
 
     def nodes(self, method: str) -> list[Node]:
         """The method's nodes, named by the variant if that has a name."""

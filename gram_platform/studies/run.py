@@ -14,7 +14,6 @@ from gram_platform.engine.graph import Progress, run_graph
 from gram_platform.engine.life import Lives
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, method_costs, unique
-from gram_platform.pages.results.outcomes import Results, outcome_of
 from gram_platform.pages.results.record import StudyRecord
 from gram_platform.store import Store
 from gram_platform.store.root import provide_corpus
@@ -23,6 +22,7 @@ from gram_platform.studies.definition import FAMILIES, NOT_REPRODUCED, OURS, Stu
 from gram_platform.studies.dry_run import described
 from gram_platform.studies.flags import CommonFlags, Flags, parse
 from gram_platform.studies.live import LiveView
+from gram_platform.studies.measurements import MEASUREMENTS
 from gram_platform.studies.session import (
     Mirror,
     connect,
@@ -223,11 +223,11 @@ class GraphsRun:
 
     def _write_partial(self, record: StudyRecord, progress: Progress) -> None:
         """The table and report so far, from the run directories: the mirror may be behind."""
-        outcome = outcome_of(record)
-        results = outcome.read(record, self.store, None, "the study is running")
+        measurement = MEASUREMENTS[record.measurement]
+        results = measurement.read(record, self.store, None, "the study is running")
         if results is not None:
-            paths = outcome.write(record, self.store, results, progress.failed, None)
-            self.view.say(f"\n{outcome.text(record, results)}\nso far: {paths['report.html']}\n")
+            paths = measurement.write(record, self.store, results, progress.failed, None)
+            self.view.say(f"\n{measurement.text(record, results)}\nso far: {paths['report.html']}\n")
 
     def _report(self, progress: Progress, elapsed_s: float) -> None:
         say = self.view.say
@@ -240,20 +240,20 @@ class GraphsRun:
 
     def _finish(self, record: StudyRecord, is_mirrored: bool, progress: Progress) -> None:
         say, uri = self.view.say, self.flags.tracking_uri if is_mirrored else None
-        outcome = outcome_of(record)
-        results = outcome.read(record, self.store, uri, "MLflow is away")
+        measurement = MEASUREMENTS[record.measurement]
+        results = measurement.read(record, self.store, uri, "MLflow is away")
         if results is None:
             say(f"{record.name}: no table: no baseline is complete with its evaluation yet")
             return
         paths = self._write(record, results, progress)
-        say(f"\n{record.title}\n{outcome.text(record, results)}\n")
+        say(f"\n{record.title}\n{measurement.text(record, results)}\n")
         if results.source != "MLflow":
             say(f"read from {results.source}")
         for name, path in paths.items():
             say(f"{name:12} {path}")
 
-    def _write(self, record: StudyRecord, results: Results, progress: Progress) -> dict[str, str]:
-        write = outcome_of(record).write
+    def _write(self, record: StudyRecord, results, progress: Progress) -> dict[str, str]:
+        write = MEASUREMENTS[record.measurement].write
         try:
             return write(record, self.store, results, progress.failed, self.tracker)
         except TrackingUnavailable as error:

@@ -16,7 +16,7 @@ from gram_platform.pages.report.samples import read_samples, samples_sections, s
 from gram_platform.pages.results.record import StudyRecord
 from gram_platform.planner import Ranks
 from gram_platform.store import Store
-from gram_platform.studies.definition import Samples
+from gram_platform.studies.measurements import Samples
 
 NUM_SEQUENCES = 5
 

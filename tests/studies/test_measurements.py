@@ -17,14 +17,13 @@ from gram_platform.methods import METHODS, Setting
 from gram_platform.methods.nodes import method_nodes, require_closed
 from gram_platform.methods.setting import Elicitation, Options
 from gram_platform.pages.report.localization import increases_frame, shaded_html
-from gram_platform.pages.results.outcomes import outcome_of
 from gram_platform.pages.results.record import load_record
 from gram_platform.store import Store
 from gram_platform.studies.build import build_graph
-from gram_platform.studies.definition import Samples, TokenIncreases
 from gram_platform.studies.dry_run import describe
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library import samples
+from gram_platform.studies.measurements import MEASUREMENTS, Samples, TokenIncreases
 from gram_platform.studies.supply import shortages
 from gram_platform.tracking import default_tracking_uri
 from tests.studies.processes import submit
@@ -164,9 +163,9 @@ def test_both_studies_from_end_to_end(tmp_path):
     assert samples["continuation"].notna().all()
     before = (tokens / "table.csv").read_bytes()
     record = load_record(store, "token_localization")
-    outcome = outcome_of(record)
-    results = outcome.read(record, store, default_tracking_uri(store.root))
+    measurement = MEASUREMENTS[record.measurement]
+    results = measurement.read(record, store, default_tracking_uri(store.root))
     assert results.source == "MLflow"
     assert results.claims["explanation"].tolist() == [""] * len(results.claims)
-    outcome.write(record, store.open_for_writing(), results, {}, None)
+    measurement.write(record, store.open_for_writing(), results, {}, None)
     assert (tokens / "table.csv").read_bytes() == before

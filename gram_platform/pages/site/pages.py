@@ -16,8 +16,6 @@ from gram_platform.pages.site.studies import CLAIMS, REPORT, StudyFacts
 from gram_platform.pages.site.study_page import (
     frame_sections,
     nothing_yet,
-    page_of,
-    result_footer,
     study_intro,
     with_pages,
 )
@@ -98,7 +96,7 @@ def write_studies(site: SiteFolder, snapshot: Snapshot) -> dict[str, dict]:
 
 def _study_page(snapshot: Snapshot, study: StudyFacts) -> tuple[str, dict]:
     record, mirror, problem, results = study.record, snapshot.mirror, "", None
-    page = page_of(record)
+    page = snapshot.measurements.get(record.measurement)  # None: a kind that this version does not know
     if page is not None:
         try:
             results = page.read(record, snapshot.store, mirror.tracking_uri, mirror.why_not, mirror.frames)
@@ -110,7 +108,7 @@ def _study_page(snapshot: Snapshot, study: StudyFacts) -> tuple[str, dict]:
     sections = [Section("Results", problem, is_warning=True)] if problem else []
     source = mirror.said
     if results is None:
-        sections += nothing_yet(study)
+        sections += nothing_yet(page)
     else:
         results = with_pages(results, snapshot.facts, mirror.links)
         sections += page.sections(record, results)
@@ -118,7 +116,8 @@ def _study_page(snapshot: Snapshot, study: StudyFacts) -> tuple[str, dict]:
     claims = getattr(results, "claims", None)
     intro, picture = study_intro(study, totals, source, claims), picture_of(sections)
     sections += frame_sections(study, totals, snapshot.facts, shared, files)
-    text = page_html(study.title, intro, sections, result_footer(record, results), shell(STUDIES))
+    footer = page.footer(results) if results is not None else ""
+    text = page_html(study.title, intro, sections, footer, shell(STUDIES))
     return text, {"claims": claim_rows(claims, scale_of(record)), "problem": problem, "picture": picture}
 
 

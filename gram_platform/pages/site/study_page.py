@@ -1,63 +1,34 @@
 """The page of one study: its state, and the sections of its report with links to the pages of runs."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
 
 import pandas as pd
 
-from gram_platform.config import LOSSES, SAMPLES, TOKENS
-from gram_platform.pages.report import localization, report_footer, report_sections, samples
-from gram_platform.pages.report.localization import TokenResults, localization_sections, read_tokens
 from gram_platform.pages.report.page import Section
-from gram_platform.pages.report.samples import SampleResults, read_samples, samples_sections
 from gram_platform.pages.report.sections import FEW
 from gram_platform.pages.report.study import with_verdicts
 from gram_platform.pages.report.tables import clock
 from gram_platform.pages.results.record import StudyRecord
-from gram_platform.pages.results.results import Results, read_results, study_report
 from gram_platform.pages.site.facts import COMPLETE, MISSING, Facts
 from gram_platform.pages.site.studies import StudyFacts, Totals
 from gram_platform.pages.site.words import dollars, fact_table, hours, moment, name_of
+from gram_platform.store import Store
+from gram_platform.tracking.frame import Frames
 
 RUN_PAGES = "../runs/"
 
 
-def study_sections(record: StudyRecord, results: Results) -> list[Section]:
-    """The report's sections: the paper's figure from our runs, beside the paper's own values where it prints them."""
-    return report_sections(study_report(record, results, results.runs))
+class StudyPage(Protocol):
+    """How a measurement is read and shown."""
 
+    def read(self, record: StudyRecord, store: Store, uri: str | None, why_not: str, frames: Frames) -> Any:
+        """Returns the results with `source`, and `runs` and `claims` where there are any; None without results."""
 
-@dataclass(frozen=True)
-class StudyPage:
-    """How a kind of study is read and shown. `read` takes what `read_results` takes, and may give None.
+    def sections(self, record: StudyRecord, results: Any) -> list[Section]: ...
 
-    What it gives has `source` (a text) and, as far as there are any, `runs` and `claims` as `Results` has them.
-    """
-
-    read: Callable[..., Any] = read_results
-    sections: Callable[[StudyRecord, Any], list[Section]] = study_sections
-    footer: Callable[[pd.DataFrame], str] = report_footer  # of the frame of runs
-
-
-def _token_sections(record: StudyRecord, results: TokenResults) -> list[Section]:
-    return localization_sections(results.found, results.texts, results.claims, results.runs)
-
-
-def _sample_sections(record: StudyRecord, results: SampleResults) -> list[Section]:
-    return samples_sections(results.samples, results.missing, results.runs)
-
-
-STUDY_PAGES = {  # by what a study measures; the frames that the site has read are of use to losses alone
-    LOSSES: StudyPage(),
-    TOKENS: StudyPage(lambda *place: read_tokens(*place[:4]), _token_sections, lambda runs: localization.FOOTER),
-    SAMPLES: StudyPage(lambda *place: read_samples(*place[:4]), _sample_sections, lambda runs: samples.FOOTER),
-}
-
-
-def page_of(record: StudyRecord) -> StudyPage | None:
-    """None for a kind that the site does not know: its page links to the report that the study wrote."""
-    return STUDY_PAGES.get(record.measurement)
+    def footer(self, results: Any) -> str: ...
 
 
 def with_pages(results: Any, facts: Facts, links: Mapping[str, str]) -> Any:
@@ -130,13 +101,8 @@ def _unfinished(study: StudyFacts, facts: Facts) -> list[Section]:
     return [Section("Not complete", text, table=pd.DataFrame(rows), table_is_open=len(rows) <= FEW, is_warning=True)]
 
 
-def result_footer(record: StudyRecord, results: Any) -> str:
-    page, runs = page_of(record), getattr(results, "runs", None)
-    return "" if runs is None or page is None else page.footer(runs)
-
-
-def nothing_yet(study: StudyFacts) -> Sequence[Section]:
+def nothing_yet(page: StudyPage | None) -> Sequence[Section]:
     text = "No baseline is complete with its evaluation yet, so there is nothing to compare with."
-    if study.record is not None and page_of(study.record) is None:
+    if page is None:
         text = "What this study measured is in its own report."
     return [Section("Results", text)]

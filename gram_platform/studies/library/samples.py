@@ -6,8 +6,8 @@ from gram_platform.config import RoutingConfig
 from gram_platform.config.ladder import GRID_DEMO_SIZES
 from gram_platform.methods.setting import MaxEnt, Options
 from gram_platform.studies import Preset, Study
-from gram_platform.studies.definition import Samples
 from gram_platform.studies.library import scaling, stories
+from gram_platform.studies.measurements import Samples
 
 
 def measured(preset: Preset, num_prompt_tokens: int, num_tokens: int) -> Preset:

@@ -14,9 +14,9 @@ from gram_platform.engine.node import execute_run
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.pages.results.record import StudyRecord
-from gram_platform.pages.site import build_site
 from gram_platform.pages.site.build import tracking_of
 from gram_platform.store import Store
+from gram_platform.studies.site import build_site
 from gram_platform.tracking import Tracker, default_tracking_uri
 from tests.pages.site.browser import running_browser
 from tests.pages.site.pages import CONTRAST, DESK, DRAWN, require_whole
