@@ -44,7 +44,7 @@ class Lives:
         directory = self._store.node(node.kind, node.id)
         result = directory.result()
         if result is not None:
-            directory.add_tags(dict(node.tags))
+            directory.add_tags(node.names)
         return result
 
     def divergence(self, node: Node) -> str:

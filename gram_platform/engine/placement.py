@@ -40,7 +40,7 @@ def most_ranks(max_concurrent: int, resources: Resources) -> Callable[[], float]
 
 def trial_ranks(problem: Problem, execution: Execution, point: Point) -> int:
     """Of the widest of a trial's nodes, which run one after another."""
-    ranks = (execution.of_node(node.config, dict(node.tags)).num_ranks for node in problem.nodes(point))
+    ranks = (execution.of_node(node.config, node.names).num_ranks for node in problem.nodes(point))
     return max(ranks, default=1)
 
 

@@ -115,7 +115,7 @@ class _Work:
         result = self._when_free(node)
         elapsed_s = time.monotonic() - started
         self.seconds += elapsed_s
-        self.rank_seconds += elapsed_s * self.execution.of_node(node.config, dict(node.tags)).num_ranks
+        self.rank_seconds += elapsed_s * self.execution.of_node(node.config, node.names).num_ranks
         self.num_executed += 1
         return result
 
@@ -123,7 +123,7 @@ class _Work:
         """The node's result; while another process works on it, wait."""
         while True:
             try:
-                return execute_node(node.config, dict(node.tags), self.execution, self.resources)
+                return execute_node(node.config, node.names, self.execution, self.resources)
             except LeaseHeld:
                 time.sleep(HELD_RETRY_S)
                 self.lives.require_not_diverged(node)  # it may have diverged there

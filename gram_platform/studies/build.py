@@ -17,7 +17,6 @@ from gram_platform.methods.setting import MaxEnt, profile_name
 from gram_platform.store import Store
 from gram_platform.studies.definition import Preset, Study, Variant
 from gram_platform.studies.flags import CommonFlags, Flags, by_law, ranks_of
-from gram_platform.studies.measurements import Losses
 
 BEST = "best.json"
 DEFAULT = MaxEnt()
@@ -83,7 +82,6 @@ class Graph:
     recipes: Mapping[str, tuple[CorpusRecipe, ...]]  # of each size: one, or one for every way to divide the labels
     settings: tuple[Setting, ...]
     entries: tuple[Node, ...]
-    variants: tuple[Variant, ...] = ()  # of every setting; searches have none
 
     @property
     def corpora(self) -> tuple[CorpusRecipe, ...]:
@@ -103,21 +101,12 @@ class Graph:
         return unique(self.entries)
 
     def of_size(self, size: str) -> list[Node]:
-        return [node for node in self.entries if dict(node.tags)["size"] == size]
+        return [node for node in self.entries if node.size == size]
 
-
-@dataclass(frozen=True)
-class Cell:
-    """A variant of the study at one size and seed."""
-
-    variant: Variant
-    setting: Setting
-    measurement: Losses
-
-    def nodes(self, method: str) -> list[Node]:
-        """The method's nodes, named by the variant if that has a name."""
-        nodes = self.measurement.nodes(method, self.setting) if self.variant.serves(method) else []
-        return [node.tagged(variant=self.variant.name) for node in nodes] if self.variant.name else nodes
+    def methods_of(self, setting: Setting) -> list[str]:
+        """Returns the methods that the setting's variant serves."""
+        variant = next(v for v in self.preset.variants if v.name == setting.variant)
+        return [method for method in self.flags.methods if variant.serves(method)]
 
 
 def build_graph(study: Study, flags: Flags, progress=None) -> Graph:
@@ -129,14 +118,15 @@ def build_graph(study: Study, flags: Flags, progress=None) -> Graph:
         best = load_best(Store(flags.storage), flags.maxent, data_id, preset.options.maxent)
         preset = replace(preset, options=replace(preset.options, maxent_profiles=best))
     recipes = recipes_of(preset, flags, named, progress)
-    cells = [cell for variant in recipes for cell in _cells(variant, preset, flags, recipes[variant])]
+    settings = tuple(s for variant, of_size in recipes.items() for s in _of_variant(variant, preset, flags, of_size))
     if flags.maxent:
-        _require_searched(flags.maxent, cells[0].setting)
-    entries = tuple(node for cell in cells for method in flags.methods for node in cell.nodes(method))
-    require_closed(entries)
+        _require_searched(flags.maxent, settings[0])
     of_size = {size: tuple({own[size].data_id: own[size] for own in recipes.values()}.values()) for size in named}
-    settings, variants = tuple(cell.setting for cell in cells), tuple(cell.variant for cell in cells)
-    return Graph(study, preset, flags, of_size, settings, entries, variants)
+    graph = Graph(study, preset, flags, of_size, settings, ())
+    nodes_of = preset.measurement.nodes
+    entries = tuple(n for s in settings for method in graph.methods_of(s) for n in nodes_of(method, s))
+    require_closed(entries)
+    return replace(graph, entries=entries)
 
 
 def preset_of(study: Study, flags: Flags) -> tuple[Preset, Flags]:
@@ -190,11 +180,14 @@ def _auxiliary_labels(recipe: CorpusRecipe, flags: CommonFlags) -> list[str]:
     return sorted(named if is_given else recipe.domain_of)
 
 
-def _cells(variant: Variant, preset: Preset, flags: CommonFlags, recipes: Mapping[str, CorpusRecipe]) -> list[Cell]:
+def _of_variant(
+    variant: Variant, preset: Preset, flags: CommonFlags, recipes: Mapping[str, CorpusRecipe]
+) -> list[Setting]:
+    """Returns a variant's setting of every size and seed."""
     settings = settings_of(preset, flags, recipes)
     if variant.num_auxiliary:
         settings = tuple(replace(s, available=_safe_sequences(recipes[s.size.name])) for s in settings)
-    return [Cell(variant, variant.changed(setting), preset.measurement) for setting in settings]
+    return [replace(variant.changed(setting), variant=variant.name) for setting in settings]
 
 
 def _safe_sequences(recipe: CorpusRecipe) -> dict[str, int]:
@@ -293,5 +286,5 @@ def require_memory(nodes: Iterable[Node], flags: CommonFlags) -> None:
     """ValueError when --num-workers auto finds no number of ranks for a run; nothing has been packed yet."""
     ranks = ranks_of(flags)
     for node in nodes:
-        if node.kind == "run":
-            ranks.of(node.config, dict(node.tags)["size"])
+        if node.is_run:
+            ranks.of(node.config, node.size)

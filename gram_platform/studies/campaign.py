@@ -97,9 +97,9 @@ def num_trials(needed: NeededSearch) -> str:
 def what_follows(needed: NeededSearch, graph: Graph) -> str:
     """How many MaxEnt runs a study has after its search, and what they cost."""
     machine, seeds = MACHINES[graph.flags.machine], {str(setting.seed) for setting in needed.scene.settings}
-    tagged = [(node, dict(node.tags)) for node in graph.nodes if node.kind == "run" and node.needs]
-    unlearning = [(node, tags) for node, tags in tagged if tags["method"] == METHOD and "elicited" not in tags]
-    new = [node for node, tags in unlearning if tags["seed"] not in seeds]
+    trained = [node for node in graph.nodes if node.is_run and not node.is_attack and node.needs]
+    unlearning = [node for node in trained if node.method == METHOD]
+    new = [node for node in unlearning if node.names["seed"] not in seeds]
     hours = sum(needs(node.config, 1, machine, UTILISATION).gpu_hours for node in new)
     own, num_best = needed.scene.settings[0].options.maxent, len(unlearning) - len(new)
     return (
@@ -170,7 +170,7 @@ def sharing(graphs: Sequence[Graph]) -> list[str]:
     """What the studies need together, and what training every run once saves against one study after the other."""
     if not graphs:
         return []
-    runs = {graph.study.name: [n for n in graph.nodes if n.kind == "run"] for graph in graphs}
+    runs = {graph.study.name: [n for n in graph.nodes if n.is_run] for graph in graphs}
     union = unique(node for own in runs.values() for node in own)
     machine = MACHINES[graphs[0].flags.machine]
     hours = {node.id: needs(node.config, 1, machine, UTILISATION).gpu_hours for node in union}

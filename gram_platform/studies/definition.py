@@ -1,17 +1,16 @@
 """A study as a value, and its presets."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
-from gram_platform.config import CORE, RoutingConfig
+from gram_platform.config import CORE
 from gram_platform.config.identity import invalid, require_choice, require_int, require_real
 from gram_platform.config.ladder import Size
 from gram_platform.methods import Profile, Setting
-from gram_platform.methods.setting import Conventions, Factors, Options
+from gram_platform.methods.setting import Setup
+from gram_platform.pages.results.record import Description
 from gram_platform.studies.measurements import Losses
 
-DEFAULT_OPTIONS = Options()
-DEFAULT_CONVENTIONS = Conventions()
 LOSSES_OF_DOMAINS = Losses()
 OURS, PAPER, AS_RUN = "ours", "paper", "as_run"
 FAMILIES = {  # what a report says of where a preset's numbers are from
@@ -56,35 +55,24 @@ class MaxEntRanges:
     search: str = "maxent_search"  # its name: searches of one storage on other data have other names
 
 
-@dataclass(frozen=True)
-class Preset:
-    """One scale of a study: sizes, data, routing and evaluation. Every number of a study that is not a flag is here."""
+@dataclass(frozen=True, kw_only=True)
+class Preset(Setup):
+    """One scale of a study: sizes, data, set-up and seeds. Every number of a study that is not a flag is here."""
 
     sizes: dict[str, Size]
     num_seeds: int
     corpus: str  # of the catalog
     aux_share: float  # tokens of all auxiliary domains together over core's, spread evenly
-    routing: RoutingConfig
-    warmup_fraction: float
-    decay_fraction: float
-    num_eval_points: int
-    num_eval_sequences: int  # of each domain: no more than evaluations of 15% of a run's time allow
-    aux_factor: float = 1.0  # p_af
-    aux_factor_of: Factors = ()  # of single domains, where the corpus has them
-    equal_compute: bool = True
     retain: str = ""  # the domain of the compared profile, if the corpus has it; else its first, or each
     every_single: bool = False  # compare core alone too, and core with each domain where none is named
     core_only: bool = False  # compare core alone instead
     methods: tuple[str, ...] = ()  # where a scale has no time for all of the study's; (): all
-    every_subset: bool = False  # beside these, evaluate every subset of modules where that costs no training
-    options: Options = DEFAULT_OPTIONS  # of single methods, and the attack
     # sizes whose routed methods accumulate otherwise, as the paper's did
     accumulation_of_size: tuple[tuple[str, str], ...] = ()
     eval_sequences_of_size: tuple[tuple[str, int], ...] = ()  # where a size's runs allow others
     machine: str = "cpu"  # what --dry-run plans for
     sample_bytes: int = 4_000_000  # of text that a trained tokenizer sees
     tokenizer: str = ""  # a tokenizer.json; "": the corpus's own, or one that is trained on it
-    conventions: Conventions = DEFAULT_CONVENTIONS  # where the paper's text and its settings differ
     masks_documents: bool = False  # attention does not cross documents
     family: str = OURS
     seeds_of_size: tuple[tuple[str, int], ...] = ()  # where a size has another number of seeds
@@ -156,38 +144,28 @@ class Preset:
         core_sequences = size.core_tokens // size.seq_len
         aux_sequences = max(1, round(core_sequences * self.aux_share / len(auxiliary)))
         accumulation = dict(self.accumulation_of_size).get(size.name, self.routing.accumulation)
+        shared = {field.name: getattr(self, field.name) for field in fields(Setup)}
+        at_size = {
+            "routing": replace(self.routing, accumulation=accumulation),
+            "num_eval_sequences": self.eval_sequences(size.name),
+            "aux_factor_of": tuple((d, factor) for d, factor in self.aux_factor_of if d in auxiliary),
+            "conventions": replace(self.conventions, document_end=document_end if self.masks_documents else -1),
+        }
         return Setting(
             size=size,
             seed=seed,
             data_id=data_id,
             num_sequences={CORE: core_sequences, **dict.fromkeys(auxiliary, aux_sequences)},
             profiles=profiles,
-            routing=replace(self.routing, accumulation=accumulation),
-            warmup_fraction=self.warmup_fraction,
-            decay_fraction=self.decay_fraction,
-            num_eval_points=self.num_eval_points,
-            num_eval_sequences=self.eval_sequences(size.name),
-            aux_factor=self.aux_factor,
-            aux_factor_of=tuple((d, factor) for d, factor in self.aux_factor_of if d in auxiliary),
-            equal_compute=self.equal_compute,
-            options=self.options,
-            conventions=replace(self.conventions, document_end=document_end if self.masks_documents else -1),
-            every_subset=self.every_subset,
+            **(shared | at_size),
         )
 
 
 @dataclass(frozen=True)
-class Study:
+class Study(Description):
     """What an experiment file declares."""
 
-    name: str
-    title: str
-    question: str  # plain text of the report's head
     methods: tuple[str, ...]
     presets: dict[str, Preset]
     default_preset: str = "demo"
-    compare_with: str = ""  # of the paper's tables and claims: those that are set beside ours
-    varies: str = ""  # the column of the variants, such as "accumulation"
-    unit: str = ""  # the variant whose baselines are the unit for all; "": each variant's own
     profile: str = ""  # that figures against the variants show, such as "core" or "mean"; "": the compared one
-    own_baseline: bool = False  # compute ratios against the baseline of the same seed, not against all seeds' pooled

@@ -39,13 +39,12 @@ def describe(graph: Graph) -> str:
     totals and savings.
     """
     store, machine = Store(graph.flags.storage), MACHINES[graph.flags.machine]
-    runs = {node.id: node for node in graph.nodes if node.kind == "run"}
+    runs = {node.id: node for node in graph.nodes if node.is_run}
     done = {run_id for run_id in runs if store.run(run_id).result() is not None}
     groups: dict[tuple[str, str], list[RunConfig]] = defaultdict(list)
     for node in runs.values():
-        tags = dict(node.tags)
-        groups[tags["method"] + (" attacks" if "elicited" in tags else ""), tags["size"]].append(node.config)
-    evaluations = [node for node in graph.nodes if node.kind == "evaluation"]
+        groups[node.method + (" attacks" if node.is_attack else ""), node.size].append(node.config)
+    evaluations = [node for node in graph.nodes if not node.is_run]
     evaluated = {node.id for node in evaluations if store.evaluation(node.id).result() is not None}
     lines = [
         f"study {graph.study.name}, preset {graph.flags.preset}",
@@ -180,7 +179,7 @@ def _size_totals(groups: dict[tuple[str, str], list[RunConfig]], machine: Machin
 
 def _savings(graph: Graph, machine: Machine) -> str:
     """What training every run once saves against training it for each method that asks for it."""
-    asked: Sequence[Node] = [node for node in graph.entries if node.kind == "run"]
+    asked: Sequence[Node] = [node for node in graph.entries if node.is_run]
     seen: set[str] = set()
     again = [node for node in asked if node.id in seen or seen.add(node.id)]
     hours = sum(needs(node.config, 1, machine, UTILISATION).gpu_hours for node in again)

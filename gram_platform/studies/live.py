@@ -77,7 +77,7 @@ class LiveView:
 
     def _is_training(self, node: Node) -> bool:
         """Evaluations and attacks are many and short: the summary counts them."""
-        return node.kind == "run" and "elicited" not in dict(node.tags)
+        return node.is_run and not node.is_attack
 
     def _running(self, progress: Progress) -> list[tuple[Node, dict]]:
         """Running nodes with their last heartbeat; those that wait for a process are left out."""

@@ -41,7 +41,7 @@ def record_of(graph: Graph) -> StudyRecord:
     flags, setting = graph.flags, graph.settings[0]
     routing, data = setting.routing, ", ".join(graph.data_ids)
     kinds = dict.fromkeys(cell.routing.accumulation for cell in graph.settings)
-    variants = dict.fromkeys(tags["variant"] for node in graph.entries if "variant" in (tags := dict(node.tags)))
+    variants = dict.fromkeys(names["variant"] for node in graph.entries if "variant" in (names := node.names))
     ranges = {size: graph.preset.seeds(size, flags.seeds, flags.first_seed) for size in flags.sizes}
     seeds = seeds_text({size: len(own) for size, own in ranges.items()})
     first = next(iter(ranges.values())).start
@@ -64,9 +64,7 @@ def record_of(graph: Graph) -> StudyRecord:
     given = {"law": flags.law, "maxent": flags.maxent, "start": flags.start}
     params |= {name: value for name, value in given.items() if value}
     return StudyRecord(
-        name=graph.study.name,
-        title=graph.study.title,
-        question=graph.study.question,
+        **graph.study.description,
         facts=facts,
         params=params,
         sizes=flags.sizes,
@@ -74,13 +72,9 @@ def record_of(graph: Graph) -> StudyRecord:
         profile=graph.study.profile or _compared_profile(setting),
         entries=tuple(_entry(node) for node in graph.entries),
         costs=_costs(graph),
-        compare_with=graph.study.compare_with,
-        varies=graph.study.varies,
         variants=tuple(variants),
-        unit=graph.study.unit,
-        own_baseline=graph.study.own_baseline,
         measurement=graph.preset.measurement.name,
-        probed=tuple(n.id for n in graph.nodes if n.kind == "run" and n.config.eval_points.num_probes),
+        probed=tuple(n.id for n in graph.nodes if n.is_run and n.config.eval_points.num_probes),
         by_modules=graph.preset.every_subset,
     )
 
@@ -106,7 +100,7 @@ def _compared_profile(setting: Setting) -> str:
 
 
 def _entry(node: Node) -> dict:
-    return {"id": node.id, "kind": node.kind, "tags": dict(node.tags)}
+    return {"id": node.id, "kind": node.kind, "tags": node.names}
 
 
 def _costs(graph: Graph) -> tuple[dict, ...]:
@@ -114,11 +108,10 @@ def _costs(graph: Graph) -> tuple[dict, ...]:
 
     A row of several variants names them all.
     """
-    pairs = zip(graph.settings, graph.variants, strict=True)
-    cells = {(setting.size.name, variant.name): (setting, variant) for setting, variant in pairs}
+    cells = {(setting.size.name, setting.variant): setting for setting in graph.settings}
     variants_of: dict[tuple, list[str]] = {}  # by size and cost
-    for (size, name), (setting, variant) in cells.items():
-        for cost in method_costs(setting, [m for m in graph.flags.methods if variant.serves(m)]):
+    for (size, name), setting in cells.items():
+        for cost in method_costs(setting, graph.methods_of(setting)):
             variants_of.setdefault((("size", size), *cost.items()), []).append(name)
     named = [(dict(row), ", ".join(names)) for row, names in variants_of.items()]
     sizes, methods = graph.flags.sizes, graph.flags.methods

@@ -184,7 +184,7 @@ class Mirror:
 
     def _send(self, node: Node) -> None:
         try:
-            if node.kind == "run":
+            if node.is_run:
                 self.tracker.mirror_run(self.store.run(node.id))
             else:
                 self.tracker.mirror_evaluation(self.store.evaluation(node.id))

@@ -37,7 +37,7 @@ def needed_sequences(nodes: Iterable[Node], data_id: str) -> dict[str, int]:
     """Training sequences of each domain that the runs on these data draw from."""
     needed: dict[str, int] = {}
     for node in nodes:
-        if node.kind == "run" and node.config.data.data_id == data_id:
+        if node.is_run and node.config.data.data_id == data_id:
             for part in (part for budget in node.config.data.domains for part in budget.pool):
                 needed[part.domain] = max(needed.get(part.domain, 0), part.first + part.num_sequences)
     return needed
@@ -47,7 +47,7 @@ def shortages(nodes: Sequence[Node], preset: Preset, recipes: Mapping[str, Seque
     """Every label and split that a size needs more of than there is; `recipes` are each size's, one a variant."""
     found: dict[tuple[str, str, bool], Shortage] = {}
     for size, own in recipes.items():
-        of_size = [node for node in nodes if dict(node.tags)["size"] == size]
+        of_size = [node for node in nodes if node.size == size]
         for short in (short for recipe in own for short in _of_recipe(of_size, recipe, size, preset)):
             key = (short.domain, short.split, short.is_certain)
             first = found.setdefault(key, short)
@@ -95,7 +95,7 @@ def require_enough_data(nodes: Iterable[Node], preset: Preset, flags: CommonFlag
 
 def require_document_end(nodes: Iterable[Node], corpus: PackedCorpus) -> None:
     """ValueError when runs that must not attend across documents name another end of text than the corpus has."""
-    runs = (node.config for node in nodes if node.kind == "run" and node.config.data.data_id == corpus.data_id)
+    runs = (node.config for node in nodes if node.is_run and node.config.data.data_id == corpus.data_id)
     named = {run.model.document_end for run in runs} - {-1}
     end = end_of_text_id(load_tokenizer(corpus.tokenizer_path)) if named else -1
     for own in named - {end}:

@@ -49,13 +49,13 @@ SETTING = Setting(
 def test_the_runs_are_those_of_the_study_of_losses(method, measurement):
     nodes, others = measurement.nodes(method, SETTING), method_nodes(method, SETTING)
     require_closed(nodes)
-    runs = [node for node in others if node.kind == "run" and "elicited" not in dict(node.tags)]
+    runs = [node for node in others if node.is_run and not node.is_attack]
     assert [node for node in nodes if node.kind == "run"] == runs
-    tags = [dict(node.tags) for node in nodes if node.kind == "evaluation"]
+    tags = [node.names for node in nodes if node.kind == "evaluation"]
     assert tags
     assert {own["measure"] for own in tags} == {measurement.name}
-    views = {(n.config.view, dict(n.tags)["profile"]) for n in others if n.kind == "evaluation"}
-    assert {(n.config.view, dict(n.tags)["profile"]) for n in nodes if n.kind == "evaluation"} <= views
+    views = {(n.config.view, n.names["profile"]) for n in others if n.kind == "evaluation"}
+    assert {(n.config.view, n.names["profile"]) for n in nodes if n.kind == "evaluation"} <= views
 
 
 def test_what_is_asked_of_a_view():
@@ -64,7 +64,7 @@ def test_what_is_asked_of_a_view():
     assert {(config.domains, config.num_sequences) for config in tokens} == {(AUXILIARY, 4)}
     assert len(tokens) == 4  # core, two single domains, all
     nodes = Samples(8, 16, documents=(3,)).nodes("gram", SETTING)
-    asked = {dict(n.tags)["profile"]: n.config for n in nodes if n.kind == "evaluation"}
+    asked = {n.names["profile"]: n.config for n in nodes if n.kind == "evaluation"}
     assert {profile: config.domains for profile, config in asked.items()} == {
         "core": AUXILIARY,
         "core+airport": ("airport",),
@@ -85,7 +85,7 @@ def test_the_compared_views_continue_core_too():
         "filtering": {"core": (CORE, "beach"), "core+beach": (CORE, "beach")},
     }.items():
         nodes = Samples(8, 16, compared_only=True).nodes(method, compared)
-        assert {dict(n.tags)["profile"]: n.config.domains for n in nodes if n.kind == "evaluation"} == expected
+        assert {n.names["profile"]: n.config.domains for n in nodes if n.kind == "evaluation"} == expected
 
 
 def test_python_and_cpp_from_the_packages_on_this_disk(storage):
@@ -93,7 +93,7 @@ def test_python_and_cpp_from_the_packages_on_this_disk(storage):
     graph = build_graph(samples.STUDY, parse(samples.STUDY, ["--preset", "installed"]))
     evaluations = [node for node in graph.nodes if node.kind == "evaluation"]
     assert {node.config.domains for node in evaluations} == {(CORE, "cpp")}
-    profiles = [dict(node.tags)["profile"] for node in evaluations if dict(node.tags)["method"] == "filtering"]
+    profiles = [node.names["profile"] for node in evaluations if node.method == "filtering"]
     assert sorted(profiles) == ["core", "core+cpp"]
     assert not shortages(graph.nodes, graph.preset, graph.recipes)
     other = build_graph(samples.STUDY, parse(samples.STUDY, ["--preset", "installed", "--retain", "stubs"]))

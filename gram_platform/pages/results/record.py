@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 
 import pandas as pd
 
@@ -14,12 +14,29 @@ from gram_platform.tracking import Tracker
 
 
 @dataclass(frozen=True)
-class StudyRecord:
-    """A study as its tables need it. `entries` has every node as each method names it: id, kind and tags."""
+class Description:
+    """What a study is about, and how its results are compared."""
 
     name: str
     title: str
-    question: str
+    question: str  # plain text of the report's head
+    compare_with: str = field(default="", kw_only=True)  # the paper's study whose tables and claims stand beside ours
+    varies: str = field(default="", kw_only=True)  # the column of the variants, such as "accumulation"
+    # the variant whose baselines are the reference of all; "": each variant's own
+    unit: str = field(default="", kw_only=True)
+    # compute ratios against the baseline of the same seed, not against all seeds' pooled
+    own_baseline: bool = field(default=False, kw_only=True)
+
+    @property
+    def description(self) -> dict:
+        """The fields of the description by name."""
+        return {field.name: getattr(self, field.name) for field in fields(Description)}
+
+
+@dataclass(frozen=True)
+class StudyRecord(Description):
+    """A study as its tables need it. `entries` has every node as each method names it: id, kind and tags."""
+
     facts: tuple[str, ...]  # how it was run, in sentences
     params: Mapping[str, str]  # what it was asked for, as MLflow shows it
     sizes: tuple[str, ...]
@@ -27,12 +44,8 @@ class StudyRecord:
     profile: str  # the compared one, or mean
     entries: tuple[Mapping, ...]
     costs: tuple[Mapping, ...] = ()  # size, method, and `method_costs` of it: over the baseline's
-    compare_with: str = ""  # of the paper's tables
-    varies: str = ""  # the column of the variants
     variants: tuple[str, ...] = ()  # in order; () in studies that vary nothing beside method, size and profile
-    unit: str = ""  # see Study
-    own_baseline: bool = False
-    measurement: str = LOSSES  # what is measured of every view: see `outcomes.py`
+    measurement: str = LOSSES  # what is measured of every view: a name in the table of measurements
     probed: tuple[str, ...] = ()  # the ids of runs with probes: see `analysis/absorption.py`
     by_modules: bool = False  # its page leads with compute ratios against the number of modules that are on
 

@@ -30,7 +30,7 @@ def result_frame(nodes: Iterable[Node], results: Mapping[str, Mapping]) -> pd.Da
     """Results by node id in the columns of the stored frame that `view_frame` and `attack_frame` read."""
     rows = []
     for node in nodes:
-        result, is_run = results[node.id], node.kind == "run"
+        result, is_run = results[node.id], node.is_run
         losses = {f"final/{name}": value for name, value in result["final"].items()} if is_run else {}
         losses |= {} if is_run else {PREFIX + domain: value for domain, value in result["losses"].items()}
         run_id = node.id if is_run else node.config.view.run_id
@@ -40,7 +40,7 @@ def result_frame(nodes: Iterable[Node], results: Mapping[str, Mapping]) -> pd.Da
 
 def declared_frame(nodes: Iterable[Node]) -> pd.DataFrame:
     """Every view that the nodes evaluate: `id, method, size, seed, profile, retained`."""
-    rows = [{"id": node.id, **dict(node.tags)} for node in nodes if node.kind == "evaluation"]
+    rows = [{"id": node.id, **node.names} for node in nodes if not node.is_run]
     return pd.DataFrame(rows, columns=["id", *VIEW, "retained"])
 
 
@@ -53,7 +53,7 @@ def view_frame(nodes: Iterable[Node], frame: pd.DataFrame) -> pd.DataFrame:
 
 def attack_frame(nodes: Iterable[Node], frame: pd.DataFrame) -> pd.DataFrame:
     """Every attack among the nodes as `tables.analyse` takes it; the loss is NaN where there is no result."""
-    rows = [{"run_id": node.id, **dict(node.tags)} for node in nodes if is_attack(node)]
+    rows = [{"run_id": node.id, **node.names} for node in nodes if node.is_attack]
     complete = frame[frame["status"] == COMPLETE].set_index("id")
     best = {name.removeprefix(BEST_LOSS): complete[name] for name in complete if name.startswith(BEST_LOSS)}
     for row in rows:
@@ -64,20 +64,16 @@ def attack_frame(nodes: Iterable[Node], frame: pd.DataFrame) -> pd.DataFrame:
 def curve_frame(nodes: Iterable[Node], curves: pd.DataFrame) -> pd.DataFrame:
     """The points of these runs' validation curves with `method, size, seed`: as `tables.analyse` takes them."""
     columns = ["run_id", "method", "size", "seed"]
-    runs = pd.DataFrame([{"run_id": n.id, **dict(n.tags)} for n in nodes if n.kind == "run"], columns=columns)
+    runs = pd.DataFrame([{"run_id": n.id, **n.names} for n in nodes if n.is_run], columns=columns)
     return curves.merge(runs, on="run_id")
 
 
 def baseline_frames(store: Store, nodes: Sequence[Node]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """(evaluations, curves) of the baselines that are complete in the storage: what compute ratios stand on."""
-    results = {n.id: store.evaluation(n.id).result() for n in nodes if n.kind == "evaluation"}
+    results = {n.id: store.evaluation(n.id).result() for n in nodes if not n.is_run}
     done = [node for node in nodes if results.get(node.id) is not None]
     evaluations = view_frame(done, result_frame(done, results))
-    return evaluations, curve_frame(nodes, load_store_curves(store, [n.id for n in nodes if n.kind == "run"]))
-
-
-def is_attack(node: Node) -> bool:
-    return ELICITED in dict(node.tags)
+    return evaluations, curve_frame(nodes, load_store_curves(store, [n.id for n in nodes if n.is_run]))
 
 
 def trial_state(nodes: Iterable[Node], frame: pd.DataFrame, store: Store) -> tuple[str, str]:
@@ -86,7 +82,7 @@ def trial_state(nodes: Iterable[Node], frame: pd.DataFrame, store: Store) -> tup
     left = [node for node in nodes if node.id not in complete]
     if not left:
         return COMPLETE, ""
-    begun = [store.run(node.id) for node in left if node.kind == "run"]
+    begun = [store.run(node.id) for node in left if node.is_run]
     for run in begun:
         if run.status() == "failed":
             failure = run.failure() or {}

@@ -58,7 +58,7 @@ class SweepProblem:
         setting = knob.turned(self._setting(point), float(point["value"]))
         own = {name: f"{k.read(setting):g}" for name, k in KNOBS.items() if k.method == knob.method}
         nodes = method_nodes(knob.method, setting)
-        return [Node(node.config, tuple(sorted((dict(node.tags) | own).items()))) for node in nodes]
+        return [node.tagged(**own) for node in nodes]
 
     def score(self, point: Point, results: Mapping[str, Mapping]) -> dict[str, float]:
         """The compute ratios of this seed as in the table, over profiles; ValueError where core has none."""

@@ -98,7 +98,7 @@ def _read(points: Sequence[Point], baselines: Sequence[Node], scene: Scene, stor
     problem = SweepProblem(scene.settings)
     trials = tuple((point, problem.nodes(point)) for point in points)
     ids = {node.id for nodes in (baselines, *(nodes for _, nodes in trials)) for node in nodes}
-    runs = [node.id for node in baselines if node.kind == "run"]
+    runs = [node.id for node in baselines if node.is_run]
     return Stored(trials, tuple(baselines), *frames(scene, store, ids, runs))
 
 
@@ -139,7 +139,7 @@ def _trials(stored: Stored, sweep: SweepAnalysis, store: Store, name: str) -> pd
         seconds = [elapsed[node.id] for node in nodes if elapsed.get(node.id, math.nan) == elapsed.get(node.id)]
         own = {"search": name, "trial": trial_name(point), "state": state, **point}
         own |= {metric: metrics.get(metric, math.nan) for metric in SWEEP_CLASSES}
-        runs = " ".join(node.id for node in nodes if node.kind == "run")
+        runs = " ".join(node.id for node in nodes if node.is_run)
         rows.append({**own, "runs": runs, "elapsed_s": sum(seconds) if seconds else math.nan, "message": message})
     return pd.DataFrame(rows)
 

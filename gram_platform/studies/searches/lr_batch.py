@@ -81,8 +81,8 @@ class LrBatchProblem:
         (setting,) = (s for s in self.settings if (s.size.name, s.seed) == (point["size"], point["seed"]))
         at_cell = replace(setting, size=at(setting.size, (point["lr"], point["batch"])))
         cell = {"lr": f"{point['lr']:.6g}", "batch": str(point["batch"])}
-        runs = [node for node in method_nodes(BASELINE, at_cell) if node.kind == "run"]
-        return [Node(node.config, tuple(sorted({**dict(node.tags), **cell}.items()))) for node in runs]
+        runs = [node for node in method_nodes(BASELINE, at_cell) if node.is_run]
+        return [node.tagged(**cell) for node in runs]
 
     def score(self, point: Point, results: Mapping[str, Mapping]) -> dict[str, float]:
         """The objective `loss` and its halves, in nats a token."""

@@ -30,7 +30,7 @@ class MaxEntProblem:
 
     def score(self, point: Point, results: Mapping[str, Mapping]) -> dict[str, float]:
         """`objective, forget, penalty, core, retain` averaged over seeds; ValueError for a loss that is no number."""
-        evaluations = [node.id for node in self.nodes(point) if node.kind == "evaluation"]
+        evaluations = [node.id for node in self.nodes(point) if not node.is_run]
         ratios = mean_ratios([ratios_of(self.references, results[node_id]["losses"]) for node_id in evaluations])
         return self.objective.score(ratios, retained_by(self.settings[0], point[PROFILE]))
 
@@ -49,9 +49,9 @@ def unlearning_nodes(setting: Setting, point: Point) -> list[Node]:
     own = maxent_at(setting, point)
     options = replace(setting.options, maxent=own, maxent_profiles=(), elicitation=None)
     cell = replace(setting, profiles=(retained_by(setting, point[PROFILE]),), options=options)
-    parameters = ((PEAK_LR, f"{own.peak_lr:g}"), (RETAIN_WEIGHT, f"{own.retain_weight:g}"))
+    parameters = {PEAK_LR: f"{own.peak_lr:g}", RETAIN_WEIGHT: f"{own.retain_weight:g}"}
     nodes = [node for node in method_nodes(METHOD, cell) if node.needs]
-    return [Node(node.config, tuple(sorted({**dict(node.tags), **dict(parameters)}.items()))) for node in nodes]
+    return [node.tagged(**parameters) for node in nodes]
 
 
 def searched_profiles(setting: Setting) -> dict[str, Profile]:

@@ -22,7 +22,7 @@ from gram_platform.engine.trials import Point
 from gram_platform.methods import Setting
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.nodes import Node, method_nodes
-from gram_platform.studies.searches.frames import attack_frame, is_attack, result_frame, view_frame
+from gram_platform.studies.searches.frames import attack_frame, result_frame, view_frame
 
 METHOD = "gram"
 P_AS, P_CR, D_AUX, PEAK_LR = "p_as", "p_cr", "d_aux", "peak_lr"
@@ -71,7 +71,7 @@ class ParetoProblem:
         """Training compute of the point's runs by their plans, over that of the baselines."""
         baselines = [node for setting in self.settings for node in method_nodes(BASELINE, setting)]
         own, base = (
-            sum(plan_compute_units(n.config) for n in nodes if n.kind == "run" and not is_attack(n))
+            sum(plan_compute_units(n.config) for n in nodes if n.is_run and not n.is_attack)
             for nodes in (self.nodes(point), baselines)
         )
         return own / base
@@ -82,7 +82,7 @@ def point_nodes(setting: Setting, point: Point) -> list[Node]:
     cell = cell_at(setting, point)
     parameters = {name: f"{point[name]:g}" for name in (P_AS, P_CR, D_AUX, PEAK_LR)}
     nodes = method_nodes(METHOD, cell)
-    return [Node(node.config, tuple(sorted({**dict(node.tags), **parameters}.items()))) for node in nodes]
+    return [node.tagged(**parameters) for node in nodes]
 
 
 def cell_at(setting: Setting, point: Point) -> Setting:

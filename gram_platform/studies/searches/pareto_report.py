@@ -129,7 +129,7 @@ def _row(label: str, point: Point, problem: ParetoProblem, read: ReadResult) -> 
     """A point's means over seeds with their intervals; without them where some of its nodes have no result."""
     nodes = problem.nodes(point)
     results = {node.id: read(node) for node in nodes}
-    row = {LABEL: label, **point, RUNS: " ".join(node.id for node in nodes if node.kind == "run")}
+    row = {LABEL: label, **point, RUNS: " ".join(node.id for node in nodes if node.is_run)}
     if any(result is None for result in results.values()):
         return row
     seeds = problem.per_seed(point, results)

@@ -56,7 +56,7 @@ class SearchView:
 
     def _share(self, proposal: Proposal) -> float:
         """Of a trial's runs, the part that is done."""
-        runs = [node.id for node in self.problem.nodes(proposal.point) if node.kind == "run"]
+        runs = [node.id for node in self.problem.nodes(proposal.point) if node.is_run]
         done = 0.0
         for run_id in runs:
             run = self.store.run(run_id)

@@ -58,7 +58,7 @@ def test_a_trial_is_the_studies_own_runs_without_the_baseline(problem):
         assert run.needs == {plan("baseline", cell).runs["all"].run_id}
         assert evaluation.needs == {run.id}
         named = {"peak_lr": "0.0017", "retain_weight": "33", "profile": "core+biology", "method": "maxent"}
-        assert dict(run.tags).items() >= named.items()
+        assert run.names.items() >= named.items()
         assert run.config.objective.forget == ("chemistry",)
 
 
