@@ -5,7 +5,7 @@ from gram_platform.cli.site import site_command
 from gram_platform.config.identity import invalid, require_choice
 from gram_platform.pages.results.record import load_record
 from gram_platform.studies.measurements import MEASUREMENTS
-from gram_platform.studies.searches.command import ACTIONS, give_order, search_lines
+from gram_platform.studies.searches.control import ACTIONS, give_order, search_lines
 from gram_platform.tracking import Tracker, default_tracking_uri
 
 

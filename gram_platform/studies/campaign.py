@@ -7,22 +7,21 @@ runs with the best parameters are those trials.
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Annotated
-
-import tyro
 
 from gram_platform.config.identity import invalid, require_choice
 from gram_platform.methods.nodes import unique
 from gram_platform.planner import MACHINES, needs
 from gram_platform.store import Store
 from gram_platform.studies import Study
-from gram_platform.studies.build import Graph, build_graph
+from gram_platform.studies.build import Graph, build_graph, is_complete, preset_of
 from gram_platform.studies.dry_run import UTILISATION, described
-from gram_platform.studies.flags import CommonFlags, Flags, checked, parse, split_list
+from gram_platform.studies.flags import CommonFlags, Flags, checked, parse, parse_flags, split_list
+from gram_platform.studies.library.maxent_search import NUM_SEEDS, SEARCH, searched
 from gram_platform.studies.run import GraphsRun, provide_data, run_study
-from gram_platform.studies.searches.definition import Search
-from gram_platform.studies.searches.maxent_problem import METHOD
-from gram_platform.studies.searches.needed import NeededSearch, needed_search
+from gram_platform.studies.searches.definition import Scene, Search
+from gram_platform.studies.searches.flags import OptunaFlags
+from gram_platform.studies.searches.maxent import MaxEntSearch
+from gram_platform.studies.searches.maxent_trials import METHOD
 from gram_platform.studies.searches.run import build_scene, checked_flags, run_search, search_id
 from gram_platform.studies.session import exit_with, one_site, open_tracker, reporter, say
 
@@ -56,6 +55,41 @@ def run_searched(study: Study, flags: Flags) -> int:
     with contextlib.nullcontext() if flags.dry_run else one_site(flags, say):
         ready, _, code = after_searches([(study, flags)])
         return max(code, *(run_study(*each) for each in ready), 0)
+
+
+@dataclass(frozen=True)
+class NeededSearch:
+    """A search whose best trials a study takes as MaxEnt's parameters."""
+
+    search: MaxEntSearch
+    scene: Scene
+
+    @property
+    def flags(self) -> OptunaFlags:
+        return self.scene.flags
+
+    @property
+    def search_id(self) -> str:
+        return search_id(self.search, self.scene)
+
+    def is_complete(self) -> bool:
+        """Whether the storage has all its trials."""
+        return is_complete(Store(self.flags.storage), self.search_id, self.search.num_trials[self.flags.preset])
+
+
+def needed_search(study: Study, flags: Flags) -> NeededSearch | None:
+    """The search that the study's preset begins with; None where the preset has fixed parameters, --maxent names a
+    search, or MaxEnt is not among the methods.
+
+    ValueError for several sizes: what is best at one is not at another.
+    """
+    preset, flags = preset_of(study, flags)
+    if preset.maxent_search is None or flags.maxent or METHOD not in flags.methods:
+        return None
+    search = replace(SEARCH, presets={flags.preset: searched(preset)}).of_preset(flags.preset)
+    common = {field.name: getattr(flags, field.name) for field in fields(CommonFlags)}
+    own = checked_flags(search, OptunaFlags(**{**common, "seeds": NUM_SEEDS}))
+    return NeededSearch(search, build_scene(search, own))
 
 
 def after_searches(submitted: Sequence[tuple[Study, Flags]]) -> tuple[list[tuple[Study, Flags]], set[str], int]:
@@ -115,12 +149,7 @@ def main(studies: Sequence[Study], searches: Sequence[Search], arguments: list[s
     """The entrypoint of an experiment file."""
     about = "The searches that studies begin with, every study as one graph, then the other searches: what any of them "
     about += "has trained is not trained again."
-    exit_with(lambda: run_campaign(studies, searches, _parsed(about, arguments)))
-
-
-def _parsed(description: str, arguments: list[str] | None) -> CampaignFlags:
-    unnamed = Annotated[CampaignFlags, tyro.conf.arg(name="")]
-    return tyro.cli(unnamed, args=arguments, description=description, config=(tyro.conf.OmitArgPrefixes,))
+    exit_with(lambda: run_campaign(studies, searches, parse_flags(CampaignFlags, about, arguments)))
 
 
 def run_campaign(studies: Sequence[Study], searches: Sequence[Search], flags: CampaignFlags) -> int:

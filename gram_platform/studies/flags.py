@@ -94,14 +94,14 @@ AnyFlags = TypeVar("AnyFlags", bound=CommonFlags)
 
 
 def parse(study: Study, arguments: list[str] | None = None) -> Flags:
-    """The flags of a command line; ends the process with usage on `--help` and on unknown flags."""
-    flags = tyro.cli(
-        Annotated[Flags, tyro.conf.arg(name="")],
-        args=arguments,
-        description=f"{study.title}\n\n{study.question}",
-        config=(tyro.conf.OmitArgPrefixes,),
-    )
-    return checked(study, flags)
+    """Returns the checked flags of a study; ValueError as `checked`."""
+    return checked(study, parse_flags(Flags, f"{study.title}\n\n{study.question}", arguments))
+
+
+def parse_flags(kind: type[AnyFlags], description: str, arguments: list[str] | None = None) -> AnyFlags:
+    """Parses a command line; ends the process with usage on `--help` and on unknown flags."""
+    unnamed = Annotated[kind, tyro.conf.arg(name="")]
+    return tyro.cli(unnamed, args=arguments, description=description, config=(tyro.conf.OmitArgPrefixes,))
 
 
 def checked(study: Study, flags: Flags) -> Flags:

@@ -3,12 +3,9 @@
 import time
 from collections.abc import Mapping, Sequence
 
-import ray
-
 from gram_platform.analysis.ratios import MEAN, VARIANT
 from gram_platform.config import CORE
 from gram_platform.config.flops import total_parameters
-from gram_platform.engine.capacity import require_room, widest_missing
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.graph import Progress, run_graph
 from gram_platform.engine.life import Lives
@@ -25,13 +22,13 @@ from gram_platform.studies.live import LiveView
 from gram_platform.studies.measurements import MEASUREMENTS
 from gram_platform.studies.session import (
     Mirror,
-    connect,
     execution_of,
     exit_with,
     open_tracker,
     refresh_site,
     reporter,
     say,
+    start_ray,
 )
 from gram_platform.studies.supply import require_document_end, require_enough_data, require_supply
 from gram_platform.tracking import Tracker, TrackingUnavailable
@@ -194,10 +191,7 @@ class GraphsRun:
         lives = Lives(self.store)
         if all(lives.result(node) is not None for node in self.nodes):
             return execution_of(self.flags, has_gpu=False)
-        connect()
-        execution, resources = execution_of(self.flags, bool(ray.cluster_resources().get("GPU")))
-        require_room(widest_missing(self.nodes, execution), resources, self.view.say)
-        return execution, resources
+        return start_ray(self.flags, self.nodes, self.view.say)
 
     def _on_change(self, progress: Progress, ended: Node | None) -> None:
         self.view.update(progress, ended)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import ray
 
+from gram_platform.engine.capacity import require_room, widest_missing
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.graph import SUBMIT_AGAIN, ClusterLost
 from gram_platform.methods.nodes import Node
@@ -75,6 +76,14 @@ def execution_of(flags: CommonFlags, has_gpu: bool) -> tuple[Execution, Resource
         device=device,
     )
     return execution, Resources(float(flags.threads), float(device == "cuda"))
+
+
+def start_ray(flags: CommonFlags, nodes: Iterable[Node], say: Callable[[str], None]) -> tuple[Execution, Resources]:
+    """Connects to Ray; returns how to execute nodes there. ValueError if no machine has room for the widest one."""
+    connect()
+    execution, resources = execution_of(flags, bool(ray.cluster_resources().get("GPU")))
+    require_room(widest_missing(nodes, execution), resources, say)
+    return execution, resources
 
 
 SITE_VARIABLE = "GRAM_SITE"  # 0: studies and searches leave the site alone

@@ -15,7 +15,7 @@ from gram_platform.methods.nodes import method_nodes
 from gram_platform.store import Store
 from gram_platform.studies.library.hyperparams import SEARCH
 from gram_platform.studies.searches.hyperparams import chosen_values
-from gram_platform.studies.searches.hyperparams_problem import KNOBS, trial_name
+from gram_platform.studies.searches.hyperparams_trials import KNOBS, trial_name
 from gram_platform.studies.searches.run import build_scene, parse, search_id
 from gram_platform.tracking import Tracker
 from tests.studies.processes import attempts, results, submit

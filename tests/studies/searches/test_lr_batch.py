@@ -21,7 +21,8 @@ from gram_platform.methods.nodes import method_nodes
 from gram_platform.store import Store
 from gram_platform.store.files import seal
 from gram_platform.studies.library.lr_bs_grid import SEARCH
-from gram_platform.studies.searches.lr_batch import GridShape, at, objective, why_not
+from gram_platform.studies.searches.lr_batch import GridShape, why_not
+from gram_platform.studies.searches.lr_batch_trials import at, objective
 from gram_platform.studies.searches.run import build_scene, parse, search_id
 
 ROOT = Path(__file__).resolve().parents[3]

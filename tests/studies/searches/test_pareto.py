@@ -23,16 +23,19 @@ from gram_platform.pages.report.page import page_html
 from gram_platform.studies.library.pareto import SEARCH
 from gram_platform.studies.library.stories import SMOKE
 from gram_platform.studies.searches.frames import attack_frame, result_frame, view_frame
-from gram_platform.studies.searches.history import trials_frame
+from gram_platform.studies.searches.optuna_studies import trials_frame
 from gram_platform.studies.searches.pareto import space_around
-from gram_platform.studies.searches.pareto_problem import OBJECTIVES, ParetoProblem, cell_at, default_point
-from gram_platform.studies.searches.pareto_report import (
+from gram_platform.studies.searches.pareto_trials import (
+    OBJECTIVES,
     PRESET,
     REFERENCE,
     Front,
+    ParetoProblem,
     all_figures,
+    default_point,
     front_table,
     sections,
+    setting_with,
     trials_table,
 )
 from gram_platform.studies.searches.run import build_scene, parse, search_id
@@ -106,7 +109,7 @@ def test_lambda_keeps_the_training_compute_whatever_the_width(problem, d_aux):
     plain, mixed = ({**POINT, "d_aux": d_aux, "p_cr": p_cr} for p_cr in (0.0, 1.0))
     unit = CELLS[0].size.batch_size / sum(CELLS[0].num_sequences.values())  # budgets are whole batches
     assert problem.compute(plain) == pytest.approx(1.0, abs=2 * unit)
-    model = cell_at(CELLS[0], mixed).size.modular(DOMAINS)
+    model = setting_with(CELLS[0], mixed).size.modular(DOMAINS)
     module = active_parameters(model, ("biology",)) - active_parameters(model, ())
     added = 20000 / 25000 * module / active_parameters(model, ())
     assert problem.compute(mixed) - problem.compute(plain) == pytest.approx(added, rel=0.1)

@@ -1,13 +1,16 @@
-"""What Optuna remembers of a search, as a trials frame, and how much each parameter matters."""
+"""Opens the Optuna studies of a search, and reads their trials as a frame and the importance of each parameter."""
 
 import math
+import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import optuna
 import pandas as pd
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.exc import SQLAlchemyError
 
 from gram_platform.analysis.trials import (
     COMPLETE,
@@ -22,6 +25,60 @@ from gram_platform.analysis.trials import (
     WAITING,
 )
 from gram_platform.config.identity import invalid
+from gram_platform.config.space import Parameter, Space
+from gram_platform.engine.proposals import Group, open_study
+from gram_platform.store.folders import LocalFolder
+from gram_platform.studies.searches.definition import OptunaSearch, Scene
+
+PREFIX = "sqlite:///"
+
+
+def open_groups(
+    search: OptunaSearch, scene: Scene, storage: optuna.storages.BaseStorage, search_id: str
+) -> list[Group]:
+    """Opens the Optuna studies of a search, named by its id and the group."""
+    target = scene.flags.trials or search.num_trials[scene.flags.preset]
+    return [
+        Group(name, fixed, open_study(storage, f"{search.name}-{search_id}-{name}", search.objectives), target)
+        for name, fixed in search.groups(scene).items()
+    ]
+
+
+def open_storage(uri: str) -> optuna.storages.RDBStorage:
+    """Opens or creates the database at `uri`; ValueError naming `optuna_uri` if it cannot be opened.
+
+    It must not be MLflow's: both keep their schema's version in a table of the same name.
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        if not uri.startswith(PREFIX):
+            return optuna.storages.RDBStorage(uri)
+        path = Path(uri.removeprefix(PREFIX))
+        with LocalFolder(str(path.parent), writable=True).lock("optuna"):
+            if not path.exists():
+                _create(path)
+        # a driver and readers share the file, and wait for each other's locks
+        return optuna.storages.RDBStorage(uri, engine_kwargs={"connect_args": {"timeout": 60}})
+    except (SQLAlchemyError, RuntimeError, OSError) as error:
+        raise invalid("optuna_uri", uri, f"a database that Optuna can open ({first_line(error)})") from error
+
+
+def _create(path: Path) -> None:
+    """Creates the file under another name first, because Optuna cannot open a half-created database."""
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    for name in (unfinished.name, f"{unfinished.name}-journal"):
+        path.with_name(name).unlink(missing_ok=True)
+    storage = optuna.storages.RDBStorage(f"{PREFIX}{unfinished}")
+    storage.engine.dispose()
+    os.replace(unfinished, path)
+
+
+def first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:300] if lines else type(error).__name__
+
+
+# ---------------------------------------------------------------------------------------------------- trials
 
 OPTUNA_STATES = {
     TrialState.COMPLETE: COMPLETE,
@@ -30,15 +87,15 @@ OPTUNA_STATES = {
     TrialState.WAITING: WAITING,
     TrialState.PRUNED: "stopped",
 }
-MIN_TRIALS = 10  # complete ones, below which importances would be read out of noise [ours]
+MIN_TRIALS = 10  # complete ones; with fewer, importances would be noise [ours]
 
 
 def trials_frame(study: optuna.Study, objectives: Sequence[str]) -> pd.DataFrame:
-    """One row a trial of the study, in their order; see `analysis.trials` for the columns.
+    """Returns one row for each trial, in order, with the columns of `analysis.trials`.
 
-    `objectives` names the study's values in their order; further metrics are those of the trials' user attributes.
-    A metric that does not exist is NaN, also where the searcher was told a penalty. ValueError when `objectives` does
-    not fit the study, or a name is both a parameter's and a metric's.
+    `objectives` names the study's values in their order; user attributes hold further metrics. A metric that does not
+    exist is NaN, also where Optuna was told a penalty. ValueError if `objectives` does not fit the study, or a
+    parameter and a metric share a name.
     """
     if len(objectives) != len(study.directions):
         raise invalid("objectives", tuple(objectives), f"{len(study.directions)} names, as the study has values")
@@ -68,11 +125,11 @@ def trials_frame(study: optuna.Study, objectives: Sequence[str]) -> pd.DataFrame
 
 
 def importances(study: optuna.Study, target: str) -> dict[str, float]:
-    """Share of the variance of the metric `target` that each parameter alone explains, the largest first.
+    """Returns the share of the variance of the metric `target` that each parameter explains alone, largest first.
 
-    fANOVA (Hutter and others, 2014) on a forest with a fixed seed, over the searched ranges, logarithmic ones on their
-    logarithm; what is missing to 1 is interactions. Only complete trials count. {} where `why_no_importances` says
-    why. Optuna's default, PED-ANOVA, is not taken: with tens of trials it looks at the best two or three of them.
+    fANOVA (Hutter and others, 2014) on a forest with a fixed seed, over the searched ranges, on the logarithm of
+    logarithmic ones; interactions explain the rest. Counts complete trials only; {} if `why_no_importances` has a
+    reason. Optuna's default, PED-ANOVA, would look at only the best two or three of tens of trials.
     """
     if why_no_importances(study, target):
         return {}
@@ -88,7 +145,7 @@ def importances(study: optuna.Study, target: str) -> dict[str, float]:
 
 
 def why_no_importances(study: optuna.Study, target: str) -> str:
-    """Why `importances` has nothing to say; empty when it has."""
+    """Returns the reason for which there are no importances; "" if there are."""
     trials = _complete(study, target)
     if len(trials) < MIN_TRIALS:
         return f"{len(trials)} complete trials; importances need {MIN_TRIALS}"
@@ -100,12 +157,12 @@ def why_no_importances(study: optuna.Study, target: str) -> str:
 
 
 def _state(trial: FrozenTrial) -> str:
-    """What the engine noted of a trial that ended, else Optuna's own word."""
+    """Returns the state that the engine noted when the trial ended, else Optuna's."""
     return trial.user_attrs.get("state", OPTUNA_STATES[trial.state])
 
 
 def _metrics(trial: FrozenTrial, objectives: Sequence[str]) -> dict[str, float]:
-    """The measured metrics of a complete trial; those that only Optuna holds by its values."""
+    """Returns the measured metrics of a complete trial; of a trial without user attributes, its values."""
     if _state(trial) != COMPLETE:
         return {}
     values = dict(zip(objectives, trial.values or (), strict=False))
@@ -113,7 +170,7 @@ def _metrics(trial: FrozenTrial, objectives: Sequence[str]) -> dict[str, float]:
 
 
 def _complete(study: optuna.Study, target: str) -> list[tuple[FrozenTrial, float]]:
-    """(trial, finite metric) of every complete trial that has it; the one value of a trial without metrics is it."""
+    """Returns (trial, finite metric) of complete trials; without user attributes, a single value is the metric."""
     is_single = len(study.directions) == 1
     pairs = []
     for trial in study.get_trials(deepcopy=False):
@@ -123,7 +180,7 @@ def _complete(study: optuna.Study, target: str) -> list[tuple[FrozenTrial, float
 
 
 def _linear_space(trials: Sequence[tuple[FrozenTrial, float]]) -> dict[str, BaseDistribution]:
-    """The parameters that all trials have and that could vary, on scales that fANOVA may take as linear."""
+    """Returns the ranges of the parameters that vary in all trials, on scales that fANOVA may take as linear."""
     shared = set.intersection(*(set(trial.distributions) for trial, _ in trials)) if trials else set()
     found = {}
     for name in sorted(shared):
@@ -146,10 +203,23 @@ def _on_linear_scales(trial: FrozenTrial, space: dict[str, BaseDistribution], va
 
 
 def _silent_study() -> optuna.Study:
-    """A study in memory, whose creation Optuna would announce on the terminal."""
+    """Creates a study in memory without Optuna's announcement on the terminal."""
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
         return optuna.create_study()
     finally:
         optuna.logging.set_verbosity(verbosity)
+
+
+def spread_points(space: Space, shares: Iterable[float]) -> list[dict[str, float | int]]:
+    """Returns a point at each share of all ranges, from 0 (low ends) to 1; logarithmic ranges by their logarithm."""
+    return [{parameter.name: _at(parameter, share) for parameter in space.parameters} for share in shares]
+
+
+def _at(parameter: Parameter, share: float) -> float | int:
+    if parameter.log:
+        value = parameter.low * (parameter.high / parameter.low) ** share
+    else:
+        value = parameter.low + share * (parameter.high - parameter.low)
+    return round(value) if parameter.is_integer else float(value)
