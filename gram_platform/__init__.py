@@ -17,7 +17,7 @@ PUBLIC = {
     "load_runs": "tracking.frame",
     "load_store": "tracking.frame",
     "load_store_curves": "tracking.frame",
-    "load_trials": "analysis.lr_trials",
+    "load_trials": "analysis.lr_grid",
 }  # function: its module
 
 __all__ = ["__version__", *PUBLIC]

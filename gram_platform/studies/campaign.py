@@ -1,7 +1,7 @@
-"""Studies with the searches that they begin with; all of them at once, as one graph, then the other searches.
+"""Runs studies after the MaxEnt searches that set their parameters, and all studies and searches at once.
 
-Each node is trained once: the trials of a search start from the baselines of the study that it is for, and the study's
-runs with the best parameters are those trials.
+Each node is trained once: the trials of a search start from the baselines of its study, and the best trials are the
+study's runs.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ NONE = "none"
 
 @dataclass(frozen=True)
 class CampaignFlags(CommonFlags):
-    """The flags of all studies together."""
+    """The flags of all studies and searches together."""
 
     studies: tuple[str, ...] = ()
     """names of studies (default: all), or none"""
@@ -39,18 +39,18 @@ class CampaignFlags(CommonFlags):
 
 
 def study_main(study: Study, arguments: list[str] | None = None) -> None:
-    """The entrypoint of the file of one study whose presets may begin with a search."""
+    """Runs the command line of an experiment file whose study may need a search, and ends the process."""
     exit_with(lambda: run_searched(study, parse(study, arguments)))
 
 
 def run_searched(study: Study, flags: Flags) -> int:
-    """Runs the search that the preset begins with, if it does, then the study; returns the exit code.
+    """Runs the search that the preset needs, if it does, then the study; returns the exit code.
 
     ValueError for bad input, before anything trains.
     """
     if needed_search(study, flags) is None:
         return run_study(study, flags)
-    if not flags.dry_run:  # what the study lacks must not come out after the search
+    if not flags.dry_run:  # errors of the study must come before the search
         provide_data((build_graph(study, flags, reporter()),), Store(flags.storage).open_for_writing())
     with contextlib.nullcontext() if flags.dry_run else one_site(flags, say):
         ready, _, code = after_searches([(study, flags)])
@@ -59,7 +59,7 @@ def run_searched(study: Study, flags: Flags) -> int:
 
 @dataclass(frozen=True)
 class NeededSearch:
-    """A search whose best trials a study takes as MaxEnt's parameters."""
+    """A search whose best trials set MaxEnt's parameters in a study."""
 
     search: MaxEntSearch
     scene: Scene
@@ -73,15 +73,13 @@ class NeededSearch:
         return search_id(self.search, self.scene)
 
     def is_complete(self) -> bool:
-        """Whether the storage has all its trials."""
+        """Tells whether the storage has all trials."""
         return is_complete(Store(self.flags.storage), self.search_id, self.search.num_trials[self.flags.preset])
 
 
 def needed_search(study: Study, flags: Flags) -> NeededSearch | None:
-    """The search that the study's preset begins with; None where the preset has fixed parameters, --maxent names a
-    search, or MaxEnt is not among the methods.
-
-    ValueError for several sizes: what is best at one is not at another.
+    """Returns the search that a study needs first; None if its preset has none, --maxent names one, or no method is
+    MaxEnt. ValueError for several sizes, since each has its own best parameters.
     """
     preset, flags = preset_of(study, flags)
     if preset.maxent_search is None or flags.maxent or METHOD not in flags.methods:
@@ -93,10 +91,10 @@ def needed_search(study: Study, flags: Flags) -> NeededSearch | None:
 
 
 def after_searches(submitted: Sequence[tuple[Study, Flags]]) -> tuple[list[tuple[Study, Flags]], set[str], int]:
-    """Runs the searches that presets begin with; the studies with the best trials, the searches' ids, the exit code.
+    """Runs the searches that presets need; returns the studies with the best trials, the searches' ids, the exit code.
 
-    A study whose search is not complete is left out: which runs it has depends on it. A dry run describes the search
-    instead and leaves the study the preset's own parameters.
+    Leaves out a study whose search is not complete, since its runs depend on it. A dry run only describes the search,
+    and keeps the preset's parameters.
     """
     ready, ids, code = [], set(), 0
     for study, flags in submitted:
@@ -122,14 +120,14 @@ def after_searches(submitted: Sequence[tuple[Study, Flags]]) -> tuple[list[tuple
 
 
 def num_trials(needed: NeededSearch) -> str:
-    """The length of a search in words."""
+    """Returns the length of a search in words."""
     own, profiles = needed.search.num_trials[needed.flags.preset], needed.search.groups(needed.scene)
     seeds = ", ".join(str(setting.seed) for setting in needed.scene.settings)
     return f"{own} trials of each of {len(profiles)} profiles on seed {seeds}"
 
 
 def what_follows(needed: NeededSearch, graph: Graph) -> str:
-    """How many MaxEnt runs a study has after its search, and what they cost."""
+    """Returns the number and cost of the MaxEnt runs that a study has after its search."""
     machine, seeds = MACHINES[graph.flags.machine], {str(setting.seed) for setting in needed.scene.settings}
     trained = [node for node in graph.nodes if node.is_run and not node.is_attack and node.needs]
     unlearning = [node for node in trained if node.method == METHOD]
@@ -146,14 +144,14 @@ def what_follows(needed: NeededSearch, graph: Graph) -> str:
 
 
 def main(studies: Sequence[Study], searches: Sequence[Search], arguments: list[str] | None = None) -> None:
-    """The entrypoint of an experiment file."""
+    """Runs the command line of an experiment file, and ends the process."""
     about = "The searches that studies begin with, every study as one graph, then the other searches: what any of them "
     about += "has trained is not trained again."
     exit_with(lambda: run_campaign(studies, searches, parse_flags(CampaignFlags, about, arguments)))
 
 
 def run_campaign(studies: Sequence[Study], searches: Sequence[Search], flags: CampaignFlags) -> int:
-    """Runs what is not done yet; returns the exit code. ValueError for bad input, before anything trains."""
+    """Runs whatever is not done; returns the exit code. ValueError for bad input, before anything trains."""
     if split_list(flags.sizes):
         raise invalid("sizes", flags.sizes, "no value: each study has its own sizes; give --sizes to one study")
     chosen = _chosen("studies", flags.studies, studies)
@@ -182,7 +180,7 @@ def run_campaign(studies: Sequence[Study], searches: Sequence[Search], flags: Ca
 
 
 def _run_studies(of_study: list[tuple[Study, Flags]], graphs: list[Graph]) -> tuple[int, set[str]]:
-    """The searches that studies begin with, then one graph; `graphs` are those before. Exit code, ids of searches."""
+    """Runs needed searches, then all studies as one graph; returns the exit code and the searches' ids."""
     store = Store(graphs[0].flags.storage).open_for_writing()
     provide_data(graphs, store)
     ready, ids, code = after_searches(of_study)
@@ -196,7 +194,7 @@ def _run_studies(of_study: list[tuple[Study, Flags]], graphs: list[Graph]) -> tu
 
 
 def sharing(graphs: Sequence[Graph]) -> list[str]:
-    """What the studies need together, and what training every run once saves against one study after the other."""
+    """Returns the number of runs of each study and of all, and the saving by training each run once."""
     if not graphs:
         return []
     runs = {graph.study.name: [n for n in graph.nodes if n.is_run] for graph in graphs}
@@ -211,7 +209,7 @@ def sharing(graphs: Sequence[Graph]) -> list[str]:
 
 
 def _chosen(field: str, names: tuple[str, ...], known: Sequence) -> list:
-    """Those that are named, all by default; ValueError for an unknown name."""
+    """Returns the named ones, by default all; ValueError for an unknown name."""
     names = split_list(names)
     if names == (NONE,):
         return []

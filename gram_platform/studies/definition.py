@@ -1,4 +1,4 @@
-"""A study as a value, and its presets."""
+"""Defines a study as a value: its presets and variants."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -13,7 +13,7 @@ from gram_platform.studies.measurements import Losses
 
 LOSSES_OF_DOMAINS = Losses()
 OURS, PAPER, AS_RUN = "ours", "paper", "as_run"
-FAMILIES = {  # what a report says of where a preset's numbers are from
+FAMILIES = {  # the origin of a preset's numbers, in a report's words
     OURS: "a set-up of this platform, not the paper's",
     PAPER: "as the paper's text prints it",
     AS_RUN: "as the authors' published settings have it, where these differ from the paper's text",
@@ -25,16 +25,12 @@ NOT_REPRODUCED = (
 )
 
 
-def unchanged(setting: Setting) -> Setting:
-    return setting
-
-
 @dataclass(frozen=True)
 class Variant:
-    """One value of what a study varies beside method, size and profile, and what it changes in every cell."""
+    """One value of the quantity that a study varies beside method, size and profile."""
 
     name: str = ""  # as tables have it; "" in studies that vary nothing else
-    changed: Callable[[Setting], Setting] = unchanged
+    changed: Callable[[Setting], Setting] = lambda setting: setting
     methods: tuple[str, ...] = ()  # of the study's; (): all. The baseline is always there
     num_auxiliary: int = 0  # the first so many auxiliary domains by name, the others counting as core; 0: all
 
@@ -47,17 +43,17 @@ PLAIN = (Variant(),)
 
 @dataclass(frozen=True)
 class MaxEntRanges:
-    """What a MaxEnt search looks through: both ranges on their logarithms, and how many trials each profile has."""
+    """The logarithmic ranges of a MaxEnt search, and its number of trials for each profile."""
 
     peak_lr: tuple[float, float]
     retain_weight: tuple[float, float]
     num_trials: int
-    search: str = "maxent_search"  # its name: searches of one storage on other data have other names
+    search: str = "maxent_search"  # name; searches on other data in one storage need other names
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preset(Setup):
-    """One scale of a study: sizes, data, set-up and seeds. Every number of a study that is not a flag is here."""
+    """One scale of a study: sizes, data, set-up and seeds. It has every number of a study that is not a flag."""
 
     sizes: dict[str, Size]
     num_seeds: int
@@ -66,20 +62,20 @@ class Preset(Setup):
     retain: str = ""  # the domain of the compared profile, if the corpus has it; else its first, or each
     every_single: bool = False  # compare core alone too, and core with each domain where none is named
     core_only: bool = False  # compare core alone instead
-    methods: tuple[str, ...] = ()  # where a scale has no time for all of the study's; (): all
-    # sizes whose routed methods accumulate otherwise, as the paper's did
+    methods: tuple[str, ...] = ()  # (): all of the study
+    # sizes whose routed methods accumulate differently, as in the paper
     accumulation_of_size: tuple[tuple[str, str], ...] = ()
-    eval_sequences_of_size: tuple[tuple[str, int], ...] = ()  # where a size's runs allow others
+    eval_sequences_of_size: tuple[tuple[str, int], ...] = ()  # overrides `num_eval_sequences`
     machine: str = "cpu"  # what --dry-run plans for
-    sample_bytes: int = 4_000_000  # of text that a trained tokenizer sees
-    tokenizer: str = ""  # a tokenizer.json; "": the corpus's own, or one that is trained on it
+    sample_bytes: int = 4_000_000  # of text on which a tokenizer is trained
+    tokenizer: str = ""  # a tokenizer.json; "": the corpus's, or one trained on it
     masks_documents: bool = False  # attention does not cross documents
     family: str = OURS
-    seeds_of_size: tuple[tuple[str, int], ...] = ()  # where a size has another number of seeds
-    first_seed: int = 0  # seeds that a set-up was chosen on are not those that it is reported on
+    seeds_of_size: tuple[tuple[str, int], ...] = ()  # overrides `num_seeds`
+    first_seed: int = 0  # a set-up is reported on other seeds than it was chosen on
     variants: tuple[Variant, ...] = PLAIN
     measurement: Losses = LOSSES_OF_DOMAINS
-    # where MaxEnt's rate and weight of every profile are searched before the study runs; None: those of the options
+    # ranges in which to search MaxEnt's rate and weight of every profile before the study; None: those of `options`
     maxent_search: MaxEntRanges | None = None
 
     def __post_init__(self) -> None:
@@ -95,17 +91,17 @@ class Preset(Setup):
             raise invalid("preset.variants", names, "at least one variant, each name once")
 
     def eval_sequences(self, size: str) -> int:
-        """Validation sequences of each domain at a size."""
+        """Returns the validation sequences of each domain at a size."""
         return dict(self.eval_sequences_of_size).get(size, self.num_eval_sequences)
 
     @property
     def most_eval_sequences(self) -> int:
         return max(self.num_eval_sequences, *(n for _, n in self.eval_sequences_of_size), 0)
 
-    def seeds(self, size: str, asked: int = 0, first: int = -1) -> range:
-        """The seeds of a size; `asked` is the user's number, `first` where they begin (0 and -1: as the preset has)."""
+    def seeds(self, size: str, number: int = 0, first: int = -1) -> range:
+        """Returns the seeds of a size; `number` and `first` come from the user (0 and -1: as in the preset)."""
         begin = self.first_seed if first < 0 else first
-        return range(begin, begin + (asked or dict(self.seeds_of_size).get(size, self.num_seeds)))
+        return range(begin, begin + (number or dict(self.seeds_of_size).get(size, self.num_seeds)))
 
     @property
     def seq_len(self) -> int:
@@ -115,15 +111,15 @@ class Preset(Setup):
     def vocab_size(self) -> int:
         return next(iter(self.sizes.values())).vocab_size
 
-    def with_size(self, name: str, own: Size, tokenizer: str) -> "Preset":
-        """This preset with one size of another name and shape in the place of all, and its tokenizer."""
+    def with_size(self, name: str, size: Size, tokenizer: str) -> "Preset":
+        """Returns the preset with `size` as its only size, in place of the one called `name`, and its tokenizer."""
 
         def renamed(values: tuple[tuple[str, object], ...]) -> tuple:
-            return tuple((own.name, value) for size, value in values if size == name)
+            return tuple((size.name, value) for of_size, value in values if of_size == name)
 
         return replace(
             self,
-            sizes={own.name: own},
+            sizes={size.name: size},
             tokenizer=tokenizer,
             accumulation_of_size=renamed(self.accumulation_of_size),
             seeds_of_size=renamed(self.seeds_of_size),
@@ -139,7 +135,7 @@ class Preset(Setup):
         profiles: tuple[Profile, ...],
         document_end: int = -1,
     ) -> Setting:
-        """The cell of one size and seed on a corpus with these domains; `document_end` ends its documents."""
+        """Returns the setting of a size and seed on a corpus; the token `document_end` ends its documents."""
         auxiliary = [d for d in domains if d != CORE]
         core_sequences = size.core_tokens // size.seq_len
         aux_sequences = max(1, round(core_sequences * self.aux_share / len(auxiliary)))
@@ -163,9 +159,9 @@ class Preset(Setup):
 
 @dataclass(frozen=True)
 class Study(Description):
-    """What an experiment file declares."""
+    """The declaration of a study in an experiment file."""
 
     methods: tuple[str, ...]
     presets: dict[str, Preset]
     default_preset: str = "demo"
-    profile: str = ""  # that figures against the variants show, such as "core" or "mean"; "": the compared one
+    profile: str = ""  # in figures against the variants, such as "core" or "mean"; "": the compared one

@@ -1,4 +1,4 @@
-"""Running studies: flags -> nodes -> data -> graph on Ray -> tables and reports."""
+"""Runs studies: flags -> nodes -> data -> graph on Ray -> tables and reports."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -35,6 +35,7 @@ from gram_platform.tracking import Tracker, TrackingUnavailable
 
 
 def record_of(graph: Graph) -> StudyRecord:
+    """Describes a study for its tables and report, with the facts of its flags and preset."""
     flags, setting = graph.flags, graph.settings[0]
     routing, data = setting.routing, ", ".join(graph.data_ids)
     kinds = dict.fromkeys(cell.routing.accumulation for cell in graph.settings)
@@ -77,7 +78,7 @@ def record_of(graph: Graph) -> StudyRecord:
 
 
 def seeds_text(of_size: Mapping[str, int]) -> str:
-    """The number of seeds, or the most common one and those of other sizes: `3 (2B 1, 5B 1)`."""
+    """Returns the most common number of seeds, then those of other sizes: `3 (2B 1, 5B 1)`."""
     counts = list(of_size.values())
     common = max(counts, key=counts.count)
     others = ", ".join(f"{size} {number}" for size, number in of_size.items() if number != common)
@@ -85,12 +86,12 @@ def seeds_text(of_size: Mapping[str, int]) -> str:
 
 
 def _factors(setting: Setting) -> str:
-    own = "".join(f" ({domain} {factor:.3g})" for domain, factor in setting.aux_factor_of)
-    return f"{setting.aux_factor:.3g}{own}"
+    exceptions = "".join(f" ({domain} {factor:.3g})" for domain, factor in setting.aux_factor_of)
+    return f"{setting.aux_factor:.3g}{exceptions}"
 
 
 def _compared_profile(setting: Setting) -> str:
-    """The only profile that is compared, the first of several, or their mean where core alone is among them."""
+    """Returns the first compared profile, or `mean` if core alone is one of several."""
     if () in setting.profiles and len(setting.profiles) > 1:
         return MEAN
     return "+".join((CORE, *setting.profiles[0]))
@@ -101,10 +102,7 @@ def _entry(node: Node) -> dict:
 
 
 def _costs(graph: Graph) -> tuple[dict, ...]:
-    """The cost of every method at every size, and of every variant that has it; seeds cost the same.
-
-    A row of several variants names them all.
-    """
+    """Returns the cost of every method at every size, one row for all variants of equal cost; seeds cost the same."""
     cells = {(setting.size.name, setting.variant): setting for setting in graph.settings}
     variants_of: dict[tuple, list[str]] = {}  # by size and cost
     for (size, name), setting in cells.items():
@@ -117,12 +115,12 @@ def _costs(graph: Graph) -> tuple[dict, ...]:
 
 
 def main(study: Study, arguments: list[str] | None = None) -> None:
-    """The entrypoint of an experiment file."""
+    """Runs the command line of an experiment file, and ends the process."""
     exit_with(lambda: run_study(study, parse(study, arguments)))
 
 
 def run_study(study: Study, flags: Flags) -> int:
-    """Runs what is not done yet; returns the exit code. ValueError for bad input, before anything trains."""
+    """Runs whatever is not done; returns the exit code. ValueError for bad input, before anything trains."""
     if flags.dry_run:
         say(described(build_graph(study, flags)))
         return 0
@@ -135,10 +133,10 @@ def run_study(study: Study, flags: Flags) -> int:
 
 
 def provide_data(graphs: Sequence[Graph], store: Store) -> None:
-    """Packs what is not packed yet.
+    """Packs the corpora that are not packed yet.
 
-    ValueError for a run that no number of ranks can hold, and for a label that has too little text: before anything is
-    fetched or packed, as far as that is known then.
+    ValueError for a run that fits no number of ranks, and for a label with too little text; before fetching and packing
+    where that is known by then.
     """
     for graph in graphs:
         require_memory(graph.nodes, graph.flags)
@@ -153,7 +151,7 @@ def provide_data(graphs: Sequence[Graph], store: Store) -> None:
 
 
 class GraphsRun:
-    """One execution of one study or several: their graph, its view, its mirror, and the tables as they fill in."""
+    """Executes the graph of one or more studies, shows and mirrors it, and writes tables as they fill in."""
 
     def __init__(self, graphs: Sequence[Graph], flags: CommonFlags, store: Store, tracker: Tracker):
         self.flags, self.store, self.tracker = flags, store, tracker
@@ -161,14 +159,14 @@ class GraphsRun:
         self.by_id = {node.id: node for node in self.nodes}
         self.records = [record_of(graph) for graph in graphs]
         self.view = LiveView(self.nodes, store)
-        self.unwritten = {  # (study, size) -> its nodes, until its rows are in the table
+        self.unwritten = {  # (study, size) -> ids of nodes, until the table has their rows
             (place, size): {node.id for node in graph.of_size(size)}
             for place, graph in enumerate(graphs)
             for size in graph.flags.sizes
         }
 
     def run(self) -> int:
-        """Executes what is missing and writes every study; returns the exit code. ValueError as `require_room`."""
+        """Executes missing nodes and writes every study; returns the exit code. ValueError as `require_room`."""
         started = time.monotonic()
         execution, resources = self._placed()
         for record in self.records:
@@ -187,7 +185,7 @@ class GraphsRun:
         return 1 if progress.failed else 0
 
     def _placed(self) -> tuple[Execution, Resources]:
-        """How nodes are executed, on a Ray that has room for them; finished studies need no Ray."""
+        """Returns how to execute nodes; starts Ray unless every node is done."""
         lives = Lives(self.store)
         if all(lives.result(node) is not None for node in self.nodes):
             return execution_of(self.flags, has_gpu=False)
@@ -202,14 +200,14 @@ class GraphsRun:
         full = [part for part, ids in self.unwritten.items() if ended.id in ids and ids <= progress.done]
         for part in full:
             del self.unwritten[part]
-        for place in dict.fromkeys(place for place, _ in full if self.unwritten):  # else the end is near
+        for place in dict.fromkeys(place for place, _ in full if self.unwritten):  # the last table comes at the end
             try:
                 self._write_partial(self.records[place], progress)
-            except Exception as error:  # what trains must not end with a table; the end tries again, and says so
+            except Exception as error:  # a table must not stop training; it is tried again at the end
                 self.view.say(f"no table so far: {type(error).__name__}: {error}")
 
     def _write_partial(self, record: StudyRecord, progress: Progress) -> None:
-        """The table and report so far, from the run directories: the mirror may be behind."""
+        """Writes the table and report so far from the run directories, since MLflow may be behind."""
         measurement = MEASUREMENTS[record.measurement]
         results = measurement.read(record, self.store, None, "the study is running")
         if results is not None:

@@ -1,4 +1,4 @@
-"""Where does the loss of a removed capability sit? (the paper's "Capability Removal Concentrates Loss ...")"""
+"""Declares the study of single tokens' losses (the paper's "Capability Removal Concentrates Loss ...")."""
 
 import dataclasses
 

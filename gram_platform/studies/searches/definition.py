@@ -124,10 +124,10 @@ class OptunaSearch(Search):
         """Returns the ranges of the preset, or those of `--space`; ValueError for a bad one."""
         raise NotImplementedError
 
-    def groups(self, scene: Scene) -> Mapping[str, Point]:
-        """Returns the names of the Optuna studies, and the part of the point that each one holds fixed."""
-        raise NotImplementedError
-
     def target(self, scene: Scene) -> int:
         """Returns the number of trials to complete in each group."""
         return scene.flags.trials or self.num_trials[scene.flags.preset]
+
+    def groups(self, scene: Scene) -> Mapping[str, Point]:
+        """Returns the names of the Optuna studies, and the part of the point that each one holds fixed."""
+        raise NotImplementedError

@@ -25,7 +25,7 @@ class SearchFlags(CommonFlags):
 
 @dataclass(frozen=True)
 class OptunaFlags(SearchFlags):
-    """Of searches that Optuna leads."""
+    """The flags of searches with Optuna."""
 
     trials: int = 0
     """trials to be complete, in each Optuna study of the search (default: the preset's)"""
@@ -35,7 +35,7 @@ class OptunaFlags(SearchFlags):
 
 @dataclass(frozen=True)
 class GridFlags(SearchFlags):
-    """Of the LR/batch grid."""
+    """The flags of the LR/batch grid."""
 
     lrs: tuple[str, ...] = (AUTO,)
     """peak learning rates for every size; auto: the preset's, around each size's own"""

@@ -37,6 +37,8 @@ from gram_platform.studies.searches.frames import (
 from gram_platform.studies.searches.report import Written, counts_text, frame_text, json_file, run_links
 from gram_platform.tracking import Tracker
 
+RULE = f"{JUDGED} {MARGINS_TEXT} Paper: the difference in its figure, at its scale."
+
 
 @dataclass(frozen=True)
 class Knob:
@@ -110,10 +112,7 @@ def trial_name(point: Point) -> str:
     return f"{point['knob']} {point['value']:g} {point['size']} s{point['seed']}"
 
 
-# ---------------------------------------- report
-
-
-RULE = f"{JUDGED} {MARGINS_TEXT} Paper: the difference in its figure, at its scale."
+# -------------------------------------------------------------------------------------------------------------- report
 
 
 @dataclass(frozen=True)

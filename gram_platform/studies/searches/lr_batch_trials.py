@@ -119,7 +119,7 @@ def trial_rows(size: Size, nodes: Mapping[tuple[Cell, int], Node], frame: pd.Dat
     return pd.DataFrame(rows, columns=TRIAL_COLUMNS)
 
 
-# ---------------------------------------------------------------------------------------------------- report
+# -------------------------------------------------------------------------------------------------------------- report
 
 
 def grid_report(

@@ -93,7 +93,7 @@ class MaxEntSearch(OptunaSearch):
     def example(self, scene: Scene) -> list[Node]:
         """Returns the nodes of as many points for each profile as there will be trials, spread over the ranges."""
         problem = MaxEntProblem(scene.settings, self.objective, {})
-        num_trials = scene.flags.trials or self.num_trials[scene.flags.preset]
+        num_trials = self.target(scene)
         spread = spread_points(self.space(scene), [(index + 0.5) / num_trials for index in range(num_trials)])
         points = [{**fixed, **point} for fixed in self.groups(scene).values() for point in spread]
         return unique(node for point in points for node in problem.nodes(point))

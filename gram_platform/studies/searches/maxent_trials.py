@@ -33,6 +33,8 @@ from gram_platform.tracking import Tracker
 
 METHOD, METRIC = "maxent", "objective"
 PROFILE, PEAK_LR, RETAIN_WEIGHT = "profile", "peak_lr", "retain_weight"
+METRICS = (METRIC, "forget", "penalty", "core", "retain")
+EDGE_SHARE = 0.05  # of a range: the report names a best trial this close to an end
 
 
 @dataclass(frozen=True)
@@ -87,11 +89,7 @@ def default_values(setting: Setting) -> Point:
     return {PEAK_LR: setting.options.maxent.peak_lr, RETAIN_WEIGHT: setting.options.maxent.retain_weight}
 
 
-# ---------------------------------------- report
-
-
-METRICS = (METRIC, "forget", "penalty", "core", "retain")
-EDGE_SHARE = 0.05  # of a range: the report names a best trial this close to an end
+# -------------------------------------------------------------------------------------------------------------- report
 
 
 @dataclass(frozen=True)

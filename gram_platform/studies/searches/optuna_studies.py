@@ -37,7 +37,7 @@ def open_groups(
     search: OptunaSearch, scene: Scene, storage: optuna.storages.BaseStorage, search_id: str
 ) -> list[Group]:
     """Opens the Optuna studies of a search, named by its id and the group."""
-    target = scene.flags.trials or search.num_trials[scene.flags.preset]
+    target = search.target(scene)
     return [
         Group(name, fixed, open_study(storage, f"{search.name}-{search_id}-{name}", search.objectives), target)
         for name, fixed in search.groups(scene).items()
@@ -78,7 +78,8 @@ def first_line(error: BaseException) -> str:
     return lines[0][:300] if lines else type(error).__name__
 
 
-# ---------------------------------------------------------------------------------------------------- trials
+# -------------------------------------------------------------------------------------------------------------- trials
+
 
 OPTUNA_STATES = {
     TrialState.COMPLETE: COMPLETE,

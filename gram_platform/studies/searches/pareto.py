@@ -102,9 +102,8 @@ class ParetoSearch(OptunaSearch):
 
     def example(self, scene: Scene) -> list[Node]:
         """Returns the nodes of as many points as there will be trials, from the low ends of all ranges to the high."""
-        num_trials = scene.flags.trials or self.num_trials[scene.flags.preset]
         problem = ParetoProblem(scene.settings, {})
-        points = spread_points(self.space(scene), np.linspace(0.0, 1.0, num_trials))
+        points = spread_points(self.space(scene), np.linspace(0.0, 1.0, self.target(scene)))
         return unique(node for point in points for node in problem.nodes(point))
 
     def write(self, scene: Scene, store: Store, tracker: Tracker | None, search_id: str) -> Written | None:

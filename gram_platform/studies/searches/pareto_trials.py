@@ -61,6 +61,10 @@ METHOD = "gram"
 P_AS, P_CR, D_AUX, PEAK_LR = "p_as", "p_cr", "d_aux", "peak_lr"
 OBJECTIVES = {"core": "max", "retain": "max", "elicited": "min"}
 COMPUTE = "compute"  # of the plans of a trial's training, over the baselines'
+REFERENCE = {"core": 0.0, "retain": 0.0, "elicited": 1.0}  # of the hypervolume: an attack recovers the whole baseline
+METRICS = (*OBJECTIVES, "forget", COMPUTE)
+PRESET = "the preset's own"  # label of the preset's parameters
+ReadResult = Callable[[Node], Mapping | None]  # a node's stored result, None while there is none
 
 
 @dataclass(frozen=True)
@@ -131,14 +135,7 @@ def default_point(setting: Setting) -> dict[str, float]:
     return {P_AS: routing.p_aux_spread, P_CR: routing.p_core_robust, D_AUX: size.d_aux, PEAK_LR: size.peak_lr}
 
 
-# ---------------------------------------- report
-
-
-REFERENCE = {"core": 0.0, "retain": 0.0, "elicited": 1.0}  # of the hypervolume: an attack recovers the whole baseline
-METRICS = (*OBJECTIVES, "forget", COMPUTE)
-PRESET = "the preset's own"  # label of the preset's parameters
-
-ReadResult = Callable[[Node], Mapping | None]  # a node's stored result, None while there is none
+# -------------------------------------------------------------------------------------------------------------- report
 
 
 @dataclass(frozen=True)
