@@ -34,86 +34,6 @@ from gram_platform.studies.supply import require_document_end, require_enough_da
 from gram_platform.tracking import Tracker, TrackingUnavailable
 
 
-def record_of(graph: Graph) -> StudyRecord:
-    """Describes a study for its tables and report, with the facts of its flags and preset."""
-    flags, setting = graph.flags, graph.settings[0]
-    routing, data = setting.routing, ", ".join(graph.data_ids)
-    kinds = dict.fromkeys(cell.routing.accumulation for cell in graph.settings)
-    variants = dict.fromkeys(names["variant"] for node in graph.entries if "variant" in (names := node.names))
-    ranges = {size: graph.preset.seeds(size, flags.seeds, flags.first_seed) for size in flags.sizes}
-    seeds = seeds_text({size: len(own) for size, own in ranges.items()})
-    first = next(iter(ranges.values())).start
-    facts = (
-        f"Preset {flags.preset}: {FAMILIES[graph.preset.family]}.",
-        f"Corpus {flags.corpus} (data {data}), {seeds} seeds from {first}.",
-        f"Routing: p_as {routing.p_aux_spread}, p_cr {routing.p_core_robust}, p_af {_factors(setting)}, "
-        f"{' or '.join(kinds)} accumulation; compute {'' if setting.equal_compute else 'not '}matched by lambda.",
-    )
-    if graph.preset.family != OURS:
-        facts += (NOT_REPRODUCED,)
-    params = {"preset": flags.preset, "family": graph.preset.family, "data_id": data, "seeds": seeds}
-    params |= {"sizes": ",".join(flags.sizes), "methods": ",".join(flags.methods)}
-    if flags.law:
-        facts += (f"Learning rates and batches by the law {flags.law}.",)
-    if flags.maxent:
-        facts += (f"MaxEnt's rate and weight of every profile from the search {flags.maxent}.",)
-    if flags.start:
-        facts += (f"Training begins with the imported model {flags.start}.",)
-    given = {"law": flags.law, "maxent": flags.maxent, "start": flags.start}
-    params |= {name: value for name, value in given.items() if value}
-    return StudyRecord(
-        **graph.study.description,
-        facts=facts,
-        params=params,
-        sizes=flags.sizes,
-        parameters={s.size.name: total_parameters(s.size.dense()) for s in graph.settings},
-        profile=graph.study.profile or _compared_profile(setting),
-        entries=tuple(_entry(node) for node in graph.entries),
-        costs=_costs(graph),
-        variants=tuple(variants),
-        measurement=graph.preset.measurement.name,
-        probed=tuple(n.id for n in graph.nodes if n.is_run and n.config.eval_points.num_probes),
-        by_modules=graph.preset.every_subset,
-    )
-
-
-def seeds_text(of_size: Mapping[str, int]) -> str:
-    """Returns the most common number of seeds, then those of other sizes: `3 (2B 1, 5B 1)`."""
-    counts = list(of_size.values())
-    common = max(counts, key=counts.count)
-    others = ", ".join(f"{size} {number}" for size, number in of_size.items() if number != common)
-    return f"{common} ({others})" if others else str(common)
-
-
-def _factors(setting: Setting) -> str:
-    exceptions = "".join(f" ({domain} {factor:.3g})" for domain, factor in setting.aux_factor_of)
-    return f"{setting.aux_factor:.3g}{exceptions}"
-
-
-def _compared_profile(setting: Setting) -> str:
-    """Returns the first compared profile, or `mean` if core alone is one of several."""
-    if () in setting.profiles and len(setting.profiles) > 1:
-        return MEAN
-    return "+".join((CORE, *setting.profiles[0]))
-
-
-def _entry(node: Node) -> dict:
-    return {"id": node.id, "kind": node.kind, "tags": node.names}
-
-
-def _costs(graph: Graph) -> tuple[dict, ...]:
-    """Returns the cost of every method at every size, one row for all variants of equal cost; seeds cost the same."""
-    cells = {(setting.size.name, setting.variant): setting for setting in graph.settings}
-    variants_of: dict[tuple, list[str]] = {}  # by size and cost
-    for (size, name), setting in cells.items():
-        for cost in method_costs(setting, graph.methods_of(setting)):
-            variants_of.setdefault((("size", size), *cost.items()), []).append(name)
-    named = [(dict(row), ", ".join(names)) for row, names in variants_of.items()]
-    sizes, methods = graph.flags.sizes, graph.flags.methods
-    named.sort(key=lambda pair: (sizes.index(pair[0]["size"]), methods.index(pair[0]["method"])))
-    return tuple({**row, VARIANT: names} if names else row for row, names in named)
-
-
 def main(study: Study, arguments: list[str] | None = None) -> None:
     """Runs the command line of an experiment file, and ends the process."""
     exit_with(lambda: run_study(study, parse(study, arguments)))
@@ -248,3 +168,85 @@ class GraphsRun:
     def _mlflow_command(self) -> str:
         uri = self.flags.tracking_uri
         return uri if uri.startswith("http") else f"mlflow ui --backend-store-uri {uri}"
+
+
+# ------------------------------------------------------------------------------------------------------------- record
+
+
+SOURCES = {  # flags that name where numbers of a study are from
+    "law": "Learning rates and batches by the law {}.",
+    "maxent": "MaxEnt's rate and weight of every profile from the search {}.",
+    "start": "Training begins with the imported model {}.",
+}
+
+
+def record_of(graph: Graph) -> StudyRecord:
+    """Describes a study for its tables and report, with the facts of its flags and preset."""
+    flags, setting = graph.flags, graph.settings[0]
+    routing, data = setting.routing, ", ".join(graph.data_ids)
+    kinds = dict.fromkeys(each.routing.accumulation for each in graph.settings)
+    variants = dict.fromkeys(names["variant"] for node in graph.entries if "variant" in (names := node.names))
+    ranges = {size: graph.preset.seeds(size, flags.seeds, flags.first_seed) for size in flags.sizes}
+    seeds = seeds_text({size: len(found) for size, found in ranges.items()})
+    first = next(iter(ranges.values())).start
+    facts = (
+        f"Preset {flags.preset}: {FAMILIES[graph.preset.family]}.",
+        f"Corpus {flags.corpus} (data {data}), {seeds} seeds from {first}.",
+        f"Routing: p_as {routing.p_aux_spread}, p_cr {routing.p_core_robust}, p_af {_factors(setting)}, "
+        f"{' or '.join(kinds)} accumulation; compute {'' if setting.equal_compute else 'not '}matched by lambda.",
+    )
+    if graph.preset.family != OURS:
+        facts += (NOT_REPRODUCED,)
+    params = {"preset": flags.preset, "family": graph.preset.family, "data_id": data, "seeds": seeds}
+    params |= {"sizes": ",".join(flags.sizes), "methods": ",".join(flags.methods)}
+    for name, sentence in SOURCES.items():
+        if source := getattr(flags, name):
+            facts += (sentence.format(source),)
+            params[name] = source
+    return StudyRecord(
+        **graph.study.description,
+        facts=facts,
+        params=params,
+        sizes=flags.sizes,
+        parameters={s.size.name: total_parameters(s.size.dense()) for s in graph.settings},
+        profile=graph.study.profile or _compared_profile(setting),
+        entries=tuple({"id": node.id, "kind": node.kind, "tags": node.names} for node in graph.entries),
+        costs=_costs(graph),
+        variants=tuple(variants),
+        measurement=graph.preset.measurement.name,
+        probed=tuple(n.id for n in graph.nodes if n.is_run and n.config.eval_points.num_probes),
+        by_modules=graph.preset.every_subset,
+    )
+
+
+def seeds_text(of_size: Mapping[str, int]) -> str:
+    """Returns the most common number of seeds, then those of other sizes: `3 (2B 1, 5B 1)`."""
+    counts = list(of_size.values())
+    common = max(counts, key=counts.count)
+    others = ", ".join(f"{size} {number}" for size, number in of_size.items() if number != common)
+    return f"{common} ({others})" if others else str(common)
+
+
+def _factors(setting: Setting) -> str:
+    exceptions = "".join(f" ({domain} {factor:.3g})" for domain, factor in setting.aux_factor_of)
+    return f"{setting.aux_factor:.3g}{exceptions}"
+
+
+def _compared_profile(setting: Setting) -> str:
+    """Returns the first compared profile, or `mean` if core alone is one of several."""
+    if () in setting.profiles and len(setting.profiles) > 1:
+        return MEAN
+    return "+".join((CORE, *setting.profiles[0]))
+
+
+def _costs(graph: Graph) -> tuple[dict, ...]:
+    """Returns the cost of every method at every size, one row for all variants of equal cost; seeds cost the same."""
+    cells = {(setting.size.name, setting.variant): setting for setting in graph.settings}
+    variants_of: dict[tuple, list[str]] = {}  # by size and cost
+    for (size, name), setting in cells.items():
+        for cost in method_costs(setting, graph.methods_of(setting)):
+            variants_of.setdefault((("size", size), *cost.items()), []).append(name)
+    named = [(dict(row), ", ".join(names)) for row, names in variants_of.items()]
+    sizes, methods = graph.flags.sizes, graph.flags.methods
+    named.sort(key=lambda pair: (sizes.index(pair[0]["size"]), methods.index(pair[0]["method"])))
+    return tuple({**row, VARIANT: names} if names else row for row, names in named)

@@ -117,7 +117,7 @@ def refresh_site(flags: CommonFlags, say: Callable[[str], None]) -> None:
     except subprocess.TimeoutExpired:
         say(f"the site was not built within {SITE_TIMEOUT_S:.0f} s; `gram report` builds it")
         return
-    lines = (done.stderr if done.returncode else done.stdout).strip().splitlines() or ["no word"]
+    lines = (done.stderr if done.returncode else done.stdout).strip().splitlines() or ["no output"]
     say(f"the site was not built ({lines[-1]})" if done.returncode else f"{'site':12} {lines[-1]}")
 
 
