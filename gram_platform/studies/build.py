@@ -39,7 +39,7 @@ class Graph:
     @property
     def corpora(self) -> tuple[CorpusRecipe, ...]:
         """The distinct recipes."""
-        return tuple({recipe.data_id: recipe for own in self.recipes.values() for recipe in own}.values())
+        return tuple({recipe.data_id: recipe for of_size in self.recipes.values() for recipe in of_size}.values())
 
     @property
     def recipe(self) -> CorpusRecipe:
@@ -74,8 +74,8 @@ def build_graph(study: Study, flags: Flags, progress=None) -> Graph:
     settings = tuple(s for variant, of_size in recipes.items() for s in _of_variant(variant, preset, flags, of_size))
     if flags.maxent:
         _require_searched(flags.maxent, settings[0])
-    of_size = {size: tuple({own[size].data_id: own[size] for own in recipes.values()}.values()) for size in named}
-    graph = Graph(study, preset, flags, of_size, settings, ())
+    recipes_of_size = {size: tuple({r[size].data_id: r[size] for r in recipes.values()}.values()) for size in named}
+    graph = Graph(study, preset, flags, recipes_of_size, settings, ())
     nodes_of = preset.measurement.nodes
     entries = tuple(n for s in settings for method in graph.methods_of(s) for n in nodes_of(method, s))
     require_closed(entries)

@@ -86,8 +86,8 @@ def needed_search(study: Study, flags: Flags) -> NeededSearch | None:
         return None
     search = replace(SEARCH, presets={flags.preset: searched(preset)}).of_preset(flags.preset)
     common = {field.name: getattr(flags, field.name) for field in fields(CommonFlags)}
-    own = checked_flags(search, OptunaFlags(**{**common, "seeds": NUM_SEEDS}))
-    return NeededSearch(search, build_scene(search, own))
+    search_flags = checked_flags(search, OptunaFlags(**{**common, "seeds": NUM_SEEDS}))
+    return NeededSearch(search, build_scene(search, search_flags))
 
 
 def after_searches(submitted: Sequence[tuple[Study, Flags]]) -> tuple[list[tuple[Study, Flags]], set[str], int]:
@@ -121,9 +121,9 @@ def after_searches(submitted: Sequence[tuple[Study, Flags]]) -> tuple[list[tuple
 
 def num_trials(needed: NeededSearch) -> str:
     """Returns the length of a search in words."""
-    own, profiles = needed.search.num_trials[needed.flags.preset], needed.search.groups(needed.scene)
+    number, profiles = needed.search.num_trials[needed.flags.preset], needed.search.groups(needed.scene)
     seeds = ", ".join(str(setting.seed) for setting in needed.scene.settings)
-    return f"{own} trials of each of {len(profiles)} profiles on seed {seeds}"
+    return f"{number} trials of each of {len(profiles)} profiles on seed {seeds}"
 
 
 def what_follows(needed: NeededSearch, graph: Graph) -> str:
@@ -133,13 +133,13 @@ def what_follows(needed: NeededSearch, graph: Graph) -> str:
     unlearning = [node for node in trained if node.method == METHOD]
     new = [node for node in unlearning if node.names["seed"] not in seeds]
     hours = sum(needs(node.config, 1, machine, UTILISATION).gpu_hours for node in new)
-    own, num_best = needed.scene.settings[0].options.maxent, len(unlearning) - len(new)
+    preset, num_best = needed.scene.settings[0].options.maxent, len(unlearning) - len(new)
     return (
         f"{len(unlearning)} MaxEnt runs of {graph.study.name} follow the search: {num_best} are its best trials, "
         f"{len(new)} are trained with their parameters in {hours:,.2f} {machine.name} hours "
         f"(${hours * machine.dollars_per_hour:,.2f})\n"
-        f"below, the preset's learning rate {own.peak_lr:g} and retain weight {own.retain_weight:g} stand in for what "
-        "the search will find; what both list, such as baselines, is trained once"
+        f"below, the preset's learning rate {preset.peak_lr:g} and retain weight {preset.retain_weight:g} stand in for "
+        "what the search will find; what both list, such as baselines, is trained once"
     )
 
 
@@ -159,23 +159,23 @@ def run_campaign(studies: Sequence[Study], searches: Sequence[Search], flags: Ca
     of_search = [(s, checked_flags(s, s.flags_type(**common))) for s in _chosen("searches", flags.searches, searches)]
     of_study = [(study, checked(study, Flags(**common))) for study in chosen]
     report = None if flags.dry_run else reporter()
-    graphs = [build_graph(study, own, report) for study, own in of_study]
+    graphs = [build_graph(study, flags_of_study, report) for study, flags_of_study in of_study]
     if flags.dry_run:
         ready, _, _ = after_searches(of_study)
         graphs = graphs if ready == of_study else [build_graph(*each) for each in ready]
         say("\n\n".join([*map(described, graphs), "\n".join(sharing(graphs))]))
         return 0
-    codes, parts, ids = [], [own for _, own in (*of_study, *of_search)], set()
-    with one_site(parts[0], say) if parts else contextlib.nullcontext():
+    codes, submitted, ids = [], (*of_study, *of_search), set()
+    with one_site(submitted[0][1], say) if submitted else contextlib.nullcontext():
         if of_study:
             code, ids = _run_studies(of_study, graphs)
             codes.append(code)
-        for search, own in of_search:
-            named = search.of_preset(own.preset)
-            if search_id(named, build_scene(named, own)) in ids:
+        for search, search_flags in of_search:
+            named = search.of_preset(search_flags.preset)
+            if search_id(named, build_scene(named, search_flags)) in ids:
                 continue  # some study began with it
             say(f"\n{search.title}")
-            codes.append(run_search(search, own))
+            codes.append(run_search(search, search_flags))
     return max(codes, default=0)
 
 
@@ -198,12 +198,12 @@ def sharing(graphs: Sequence[Graph]) -> list[str]:
     if not graphs:
         return []
     runs = {graph.study.name: [n for n in graph.nodes if n.is_run] for graph in graphs}
-    union = unique(node for own in runs.values() for node in own)
+    union = unique(node for of_study in runs.values() for node in of_study)
     machine = MACHINES[graphs[0].flags.machine]
     hours = {node.id: needs(node.config, 1, machine, UTILISATION).gpu_hours for node in union}
-    alone = sum(hours[node.id] for own in runs.values() for node in own)
+    alone = sum(hours[node.id] for of_study in runs.values() for node in of_study)
     num_alone = sum(map(len, runs.values()))
-    lines = [f"{name}: {len(own)} runs" for name, own in runs.items()]
+    lines = [f"{name}: {len(of_study)} runs" for name, of_study in runs.items()]
     saved = f"{num_alone - len(union)} saved by sharing ({alone - sum(hours.values()):,.2f} {machine.name} hours)"
     return [*lines, f"all studies: {len(union)} runs, {saved}"]
 

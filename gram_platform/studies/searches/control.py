@@ -74,7 +74,7 @@ def order(folder: Folder, state: str) -> None:
     folder.write_json("control.json", {"state": state})
 
 
-def ordered(folder: Folder) -> str:
+def last_order(folder: Folder) -> str:
     """Returns the last order to a search's driver; running if there is none, or none that can be read."""
     try:
         state = (folder.read_json("control.json") or {}).get("state")
@@ -108,7 +108,7 @@ class Control:
 
     def resume(self) -> str:
         """Withdraws the last order to an earlier driver; returns it."""
-        was = ordered(self.folder)
+        was = last_order(self.folder)
         order(self.folder, RUNNING)
         return was
 
@@ -122,7 +122,7 @@ class Control:
         """Returns GO, WAIT, STOP or CANCEL; reads the files about once a second."""
         if self.state != LOST and time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + LOOK_EVERY_S
-            self.state = LOST if self.is_lost() else ordered(self.folder)
+            self.state = LOST if self.is_lost() else last_order(self.folder)
         decision = DECISIONS[self.state]
         return STOP if decision == GO and self.limit_reached() else decision
 
@@ -149,7 +149,7 @@ def search_lines(store: Store) -> list[str]:
     for search_id in store.list_searches():
         folder = store.search_dir(search_id)
         facts, lease = folder.read_json("search.json") or {}, read_lease(folder)
-        state = f"{ordered(folder)}, led by {lease['owner']}" if is_fresh(lease) else "no driver"
+        state = f"{last_order(folder)}, led by {lease['owner']}" if is_fresh(lease) else "no driver"
         lines.append(f"{search_id}  {facts.get('name', '?'):16} {facts.get('preset', '?'):8} {state}")
     return lines
 

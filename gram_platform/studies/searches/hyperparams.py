@@ -54,7 +54,7 @@ class HyperparameterSweep(GridSearch):
     def identity(self, scene: Scene) -> dict:
         """Hashes the nodes, which depend on data, sizes, seeds and everything that the preset fixes."""
         ids = [node.id for node in (*self.prerequisites(scene), *self.example(scene))]
-        values = {knob: list(own) for knob, own in self.sweep_values(scene).items()}
+        values = {knob: list(values) for knob, values in self.sweep_values(scene).items()}
         return {"data_id": scene.data_id, "knobs": values, "nodes": short_hash(ids)}
 
     def sweep_values(self, scene: Scene) -> Values:
@@ -103,9 +103,9 @@ def chosen_values(texts: Sequence[str], preset: Values) -> Values:
     return {knob: chosen[knob] for knob in KNOBS if knob in chosen}
 
 
-def _checked_values(knob: str, text: str, parts: Sequence[str]) -> tuple[float, ...]:
+def _checked_values(knob: str, text: str, numbers: Sequence[str]) -> tuple[float, ...]:
     try:
-        values = tuple(sorted(float(part) for part in parts))
+        values = tuple(sorted(float(number) for number in numbers))
     except ValueError as error:
         raise invalid("knobs", text, KNOB_FORM) from error
     for value in values:

@@ -51,8 +51,8 @@ class Knob:
     open_low: bool = False
 
 
-def _with_routing(setting: Setting, **parts: float) -> Setting:
-    return replace(setting, routing=replace(setting.routing, **parts))
+def _with_routing(setting: Setting, **changes: float) -> Setting:
+    return replace(setting, routing=replace(setting.routing, **changes))
 
 
 def _with_ratio(setting: Setting, value: float) -> Setting:

@@ -141,11 +141,9 @@ class LrBatchGrid(GridSearch):
         nodes = {size: self._nodes(scene, size, self.grown(scene, store, size)[0]) for size in sizes_of(scene)}
         ids = {node.id for of_size in nodes.values() for node in of_size.values()}
         frame, _, source = frames(scene, store, ids, ())
-        parts = [trial_rows(size, of_size, frame, store) for size, of_size in nodes.items()]
-        timed = pd.concat(parts, ignore_index=True).merge(
-            frame[["id", "elapsed_s"]], "left", left_on="run_id", right_on="id"
-        )
-        trials = timed.drop(columns="id")
+        rows = [trial_rows(size, of_size, frame, store) for size, of_size in nodes.items()]
+        seconds = frame[["id", "elapsed_s"]].rename(columns={"id": "run_id"})
+        trials = pd.concat(rows, ignore_index=True).merge(seconds, "left", on="run_id")
         return grid_report(self, scene, trials, source, tracker, search_id)
 
 

@@ -137,7 +137,7 @@ def maxent_report(
         "search.json": json_file(record | to_plain({"space": space.parameters, "objective": problem.objective})),
         BEST: json_file(content),
     }
-    named = {f"{profile}-{i}".replace(" ", "_"): f for profile, own in figures.items() for i, f in enumerate(own)}
+    named = {f"{profile}-{i}".replace(" ", "_"): f for profile, drawn in figures.items() for i, f in enumerate(drawn)}
     return Written(files, named, _text(table, search_id))
 
 

@@ -103,7 +103,7 @@ def trials_frame(study: optuna.Study, objectives: Sequence[str]) -> pd.DataFrame
     trials = study.get_trials(deepcopy=False)
     metrics_of = {trial.number: _metrics(trial, objectives) for trial in trials}
     parameters = list(dict.fromkeys(name for trial in trials for name in trial.params))
-    metrics = list(dict.fromkeys([*objectives, *(name for own in metrics_of.values() for name in own)]))
+    metrics = list(dict.fromkeys([*objectives, *(name for metrics in metrics_of.values() for name in metrics)]))
     columns = [SEARCH, TRIAL, STATE, *parameters, *metrics, RUNS, ELAPSED, STARTED]
     doubled = sorted({name for name in columns if columns.count(name) > 1})
     if doubled:
@@ -185,12 +185,12 @@ def _linear_space(trials: Sequence[tuple[FrozenTrial, float]]) -> dict[str, Base
     shared = set.intersection(*(set(trial.distributions) for trial, _ in trials)) if trials else set()
     found = {}
     for name in sorted(shared):
-        own = [trial.distributions[name] for trial, _ in trials]
-        if isinstance(own[0], CategoricalDistribution):
-            found[name] = own[0]
+        ranges = [trial.distributions[name] for trial, _ in trials]
+        if isinstance(ranges[0], CategoricalDistribution):
+            found[name] = ranges[0]
         else:
-            low, high = min(d.low for d in own), max(d.high for d in own)
-            found[name] = FloatDistribution(_linear(own[0], low), _linear(own[0], high))
+            low, high = min(d.low for d in ranges), max(d.high for d in ranges)
+            found[name] = FloatDistribution(_linear(ranges[0], low), _linear(ranges[0], high))
     return {name: distribution for name, distribution in found.items() if not distribution.single()}
 
 
