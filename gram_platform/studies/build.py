@@ -99,7 +99,7 @@ def from_import(preset: Preset, size: str, store: Store, import_id: str) -> Pres
     directory.require_result()
     model, tokenizer = model_from_plain(directory.config()["model"]), directory.tokenizer(store.data_root)
     if tokenizer is None:
-        raise invalid("start", import_id, "an import with a tokenizer.json in its checkpoint, to pack text with")
+        raise invalid("start", import_id, "an import whose checkpoint had a tokenizer.json, to pack text with")
     imported = imported_size(preset.sizes[size], model, total_parameters(model), import_id)
     return preset.with_size(size, imported, str(tokenizer))
 
