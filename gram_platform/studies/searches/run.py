@@ -17,11 +17,12 @@ from gram_platform.store import Store
 from gram_platform.studies.build import Graph, resolve_corpora, settings_of
 from gram_platform.studies.dry_run import described
 from gram_platform.studies.flags import checked_common, parse_flags
-from gram_platform.studies.live import LiveView, SearchView, trial_overheads
+from gram_platform.studies.live import LiveView
 from gram_platform.studies.run import provide_data
 from gram_platform.studies.searches.control import CANCELLED, LOST, RUNNING, Control, Driver, machine_hours
 from gram_platform.studies.searches.definition import SEARCH_VERSION, GridSearch, OptunaSearch, Scene, Search
 from gram_platform.studies.searches.flags import SearchFlags, checked_search_flags
+from gram_platform.studies.searches.live import SearchView, trial_overheads
 from gram_platform.studies.searches.optuna_studies import first_line, open_groups, open_storage
 from gram_platform.studies.session import Mirror, exit_with, open_tracker, refresh_site, reporter, say, start_ray
 from gram_platform.tracking import Tracker, TrackingUnavailable
