@@ -56,7 +56,7 @@ def frame_text(frame: pd.DataFrame, digits: str = ".3g", missing: str = "-") -> 
             return "yes" if value else "no"
         if pd.isna(value):
             return missing
-        return f"{value:{digits}}" if isinstance(value, float) else str(value) or missing
+        return f"{value:{digits}}" if isinstance(value, float) else str(value) or "-"
 
     rows = [[cell(value) for value in row] for row in frame.itertuples(index=False)]
     return aligned([list(frame.columns), *rows])
