@@ -81,7 +81,7 @@ class LiveView:
 
     def _running(self, progress: Progress) -> list[tuple[Node, dict]]:
         """Returns running nodes with their last heartbeat, without those that wait for a process."""
-        nodes = [self.nodes[i] for i in progress.running if self.nodes[i].kind == "run"]
+        nodes = [self.nodes[i] for i in progress.running if self.nodes[i].is_run]
         beats = [(node, self.store.run(node.id).progress()) for node in nodes]
         started = progress.running
         return [(n, b) for n, b in beats if b and b["time"] >= started[n.id] and not b.get("released")]
