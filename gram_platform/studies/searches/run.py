@@ -116,7 +116,7 @@ class SearchRun:
         for source, num_trials in self._grid() if isinstance(self.search, GridSearch) else self._optuna():
             self._run_trials(source, num_trials)
         if self.control.state == LOST:
-            say("another driver took over while this one was suspended; stopping, nothing is lost")
+            say("another driver leads this search since this one was suspended: stopping, nothing is lost")
             return 1
         self.mirror.finish({i for outcome in self.outcomes.values() for i in outcome.nodes})
         return self.finish(self._count())
@@ -180,7 +180,7 @@ class SearchRun:
         done = [t for g in groups for t in g.study.get_trials(deepcopy=False) if t.state.is_finished()]
         self.before_hours = sum(t.user_attrs.get("rank_s", 0.0) for t in done) / 3600
         num_adopted = sum(len(group.adopted) for group in groups)
-        say(f"{len(done)} trials ended before, {num_adopted} were left running and continue")
+        say(f"{len(done)} trials ended before, {num_adopted} were left running and are taken up again")
         if source.num_left:
             yield source, source.num_left
 
