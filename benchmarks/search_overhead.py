@@ -17,11 +17,11 @@ from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.store import Store
 from gram_platform.studies.library.scaling import SMOKE
-from gram_platform.studies.searches.databases import open_storage
 from gram_platform.studies.searches.definition import OptunaSearch, Scene
 from gram_platform.studies.searches.flags import OptunaFlags
-from gram_platform.studies.searches.run import build_scene, open_groups, parse
-from gram_platform.studies.searches.view import trial_overheads
+from gram_platform.studies.searches.live import trial_overheads
+from gram_platform.studies.searches.optuna_studies import open_groups, open_storage
+from gram_platform.studies.searches.run import build_scene, parse
 from gram_platform.studies.session import connect, execution_of
 
 NUM_TRIALS = 16

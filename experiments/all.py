@@ -1,16 +1,15 @@
-"""Every study of the paper, sharing every run that two of them have in common, and the site to browse them.
+"""Runs every study and search of the paper, trains shared runs once, and builds the site to browse them.
 
-One graph holds the union of the studies; the searches follow, and reuse what the studies have trained. The preset
-`paper` searches MaxEnt's parameters before that graph, since its studies train with them. Submitting again continues.
-At the end the site stands in the storage's folder `site`.
+All studies run as one graph; the searches follow and reuse its runs. The preset `paper` first searches MaxEnt's
+parameters, with which its studies train. Submitting again continues. The site is in the storage's folder `site`.
 
     python experiments/all.py --preset smoke                      # 2 CPU cores, under 8 minutes
     python experiments/all.py --preset demo                       # a few hours
     python experiments/all.py --studies scaling dual_use --searches none
-    python experiments/all.py --preset paper --dry-run            # what all of it would cost, and what sharing saves
+    python experiments/all.py --preset paper --dry-run            # the cost of everything, and the saving by sharing
 
 Expect a table, a report and the paper's claims judged for each study, as their files say; of the smoke preset only that
-it all works, since models of 0.1M parameters and 40,000 tokens show little.
+it works, since models of 0.1M parameters and 40,000 tokens show little.
 """
 
 from gram_platform.studies.campaign import main

@@ -1,6 +1,6 @@
 """Does the kind of module matter, or the way it is trained? (the paper's "Architecture Ablation: MLP vs. LoRA")
 
-GRAM's routing with MLPs and with LoRAs, finetuned branches with LoRAs and with MLPs, all of one module size.
+GRAM's routing with MLPs and with LoRAs, finetuned branches with LoRAs and with MLPs, all with modules of one size.
 
     python experiments/architecture.py                          # demo: 2 CPU cores, not timed since 2026-11-23
     python experiments/architecture.py --preset smoke           # 2 CPU cores, under 2 minutes

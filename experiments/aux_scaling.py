@@ -1,7 +1,7 @@
 """How many capabilities can one run separate? (the paper's "Scaling the number of auxiliary capabilities")
 
-GRAM with 4 to 20 auxiliary topics, the first by name, so that the sets are nested; the others are core. The auxiliary
-topics together always have a fifth of the tokens. Each number has its own baseline; attacks are on the core profile.
+GRAM with 4 to 20 auxiliary topics, the first by name, so that the sets are nested; other topics are core. The auxiliary
+topics together have a fifth of the tokens. Each number has a baseline; attacks are on the core profile.
 
     python experiments/aux_scaling.py                          # demo: 2 CPU cores, not timed since 2026-11-23
     python experiments/aux_scaling.py --preset smoke           # 2 CPU cores, under 2 minutes

@@ -1,9 +1,9 @@
 """Do modules still work when several of them are on? (the paper's "Arbitrary subsets of capabilities", and ours)
 
-Every subset of the modules is switched on: of one run of GRAM, of one of GRAM with random subsets of companions (ours),
-and of FT-LoRA's adapters, summed. Core, and the domains that are kept, against the number of modules that are on. With
-more than five auxiliary domains ten subsets of each number are drawn. A profile costs one evaluation and no training:
-everything but the runs of `gram_subsets` is trained by `dual_use.py` too.
+Switches on every subset of the modules of a GRAM run, of a GRAM run with random subsets of companions (ours), and of
+FT-LoRA's summed adapters; shows core and the kept domains against the number of modules. With more than five auxiliary
+domains it draws ten subsets of each number. A profile costs one evaluation and no training: `dual_use.py` trains all
+runs but those of `gram_subsets`.
 
     python experiments/composing.py                          # demo: 2 CPU cores, 8 minutes after scaling.py
     python experiments/composing.py --preset smoke           # 2 CPU cores, 1 to 2 minutes

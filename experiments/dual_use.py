@@ -1,4 +1,4 @@
-"""Does GRAM isolate dual-use capabilities that are learnt from real text? (the paper's `sec:claim-realistic`)
+"""Does GRAM isolate dual-use capabilities learnt from real text? (the paper's `sec:claim-realistic`)
 
 Virology, cybersecurity, nuclear physics and Lisp beside general text: five profiles, every method, every forgotten
 domain attacked by finetuning, and all modules on at once (arbitrary subsets of capabilities).
@@ -10,8 +10,8 @@ domain attacked by finetuning, and all modules on at once (arbitrary subsets of 
     python experiments/dual_use.py --preset paper --dry-run             # 800M, 16B tokens; searches MaxEnt first
 
 Expect (paper): GRAM and FT-LoRA close to filtering on core, retain and forget; the attack undoes MaxEnt; with all
-modules on GRAM keeps its compute ratios and summed LoRAs lose. What the demo
-showed on real abstracts before 2026-11-23, with another set-up, is in FINDINGS.md.
+modules on GRAM keeps its compute ratios and summed LoRAs lose. FINDINGS.md has the demo's
+results on real abstracts before 2026-11-23, with another set-up.
 """
 
 from gram_platform.studies.campaign import study_main

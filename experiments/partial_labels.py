@@ -1,8 +1,8 @@
 """What if half of the labels are missing? (the paper's "Partial Labeling Details")
 
 Half of every domain's sequences lose their label. Filtering and FT-LoRA treat them as core; GRAM activates and trains
-everything on them. Compared on the profile of core alone, beside filtering that has all labels. Probes between GRAM's
-steps say which module a domain's unlabelled batches pull at (absorption).
+everything on them. They are compared on the profile of core alone, beside filtering with all labels. Probes between
+GRAM's steps measure which module learns from a domain's unlabelled batches (absorption).
 
     python experiments/partial_labels.py                          # demo: 2 CPU cores, not timed since 2026-11-23
     python experiments/partial_labels.py --corpus installed --methods filtering gram  # 11 minutes

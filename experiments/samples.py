@@ -1,9 +1,8 @@
-"""How does every method go on with a text whose topic it has kept or removed? (the paper's "Sample Outputs ...")
+"""How does every method continue a text whose topic it has kept or removed? (the paper's "Sample Outputs ...")
 
-The beginnings of validation documents of each topic, continued by every method with the topic kept and with it removed,
-all with the same random numbers. On stories it trains nothing that `stories.py` has not trained. The preset `installed`
-learns Python and C++ headers from the packages on this disk, without a network, and continues both with the C++ module
-on and off: a capability that anyone can judge by eye.
+Every method continues the beginnings of validation documents of each topic, with the topic kept and removed and the
+same random numbers. On stories all runs are those of `stories.py`. The preset `installed` learns Python and C++ headers
+from the packages on this disk, without a network, and continues both with the C++ module on and off, to judge by eye.
 
     python experiments/samples.py                            # demo: a part of stories.py's runs
     python experiments/samples.py --preset smoke             # 2 CPU cores, under a minute
@@ -12,7 +11,7 @@ on and off: a capability that anyone can judge by eye.
 
 Expect (paper, `app:qualitative`): with the topic kept, the story's own subject (a spaceship, a deadline); without it,
 fluent text about something else. The smoke preset's models of 0.1M parameters write hardly a whole sentence.
-Seen of `installed` (one seed, GRAM): headers of torch, four of the six, go on with `#include <ATen/core/Tensor.h>` or
+Result of `installed` (one seed, GRAM): headers of torch, four of the six, go on with `#include <ATen/core/Tensor.h>` or
 `at::Tensor &` while the C++ module is on, with Python's imports or a licence while it is off; the two other headers end
 in Python with either. Python stays Python without the module, and with it but for a few pieces of C++ in two of six.
 """

@@ -7,7 +7,7 @@ Compute ratios of core, retained, forgotten and attacked domains against model s
     python experiments/scaling.py                                       # demo: 2 CPU cores, about 12 minutes
     python experiments/scaling.py --preset smoke                        # 2 CPU cores, under 2 minutes
     python experiments/scaling.py --preset study --corpus installed     # 0.1M to 3M, 5 seeds: below
-    python experiments/scaling.py --preset paper --dry-run              # 50M to 5B: what it would cost
+    python experiments/scaling.py --preset paper --dry-run              # 50M to 5B: the cost
     python experiments/scaling.py --preset as_run --dry-run             # as the authors ran it: docs/studies.md
     ray job submit --working-dir . -- python experiments/scaling.py --storage /absolute/path
 

@@ -6,7 +6,7 @@ finetuning. All methods train for the same number of steps; in the demo, which s
 same compute.
 
     python experiments/stories.py                                   # demo: 2 CPU cores, not timed since 2026-11-23
-    python experiments/stories.py --methods gram filtering maxent   # cuts it
+    python experiments/stories.py --methods gram filtering maxent   # fewer methods
     python experiments/stories.py --preset smoke                    # 2 CPU cores, about 1 minute
     python experiments/stories.py --preset paper --dry-run          # 26M parameters on the hub; searches MaxEnt first
 

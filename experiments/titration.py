@@ -1,7 +1,7 @@
 """Can a capability be turned up continuously? (the paper's "Continuous Control of Capability Profiles")
 
-The dual-use runs of GRAM and FT-LoRA, evaluated with a module's output scaled by t from 0 to 1, all others off. Nothing
-is trained that `dual_use.py` has not trained. Each seed is measured against its own baseline.
+The dual-use runs of GRAM and FT-LoRA, evaluated with a module's output scaled by t from 0 to 1, all others off. All
+runs are those of `dual_use.py`. Each seed is measured against its own baseline.
 
     python experiments/titration.py                          # demo: minutes, seconds after dual_use.py
     python experiments/titration.py --preset smoke           # 2 CPU cores, under a minute

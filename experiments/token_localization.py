@@ -1,16 +1,16 @@
 """Where does the loss of a removed capability sit? (the paper's "Capability Removal Concentrates Loss ...")
 
 The losses of every token of the auxiliary domains, over the baseline of the same seed: shaded texts as in the paper's
-appendix `app:token-localization`, and in aggregate the Gini coefficient of the increases and the part of them on a
-tenth of the tokens, with another seed's baseline as the control. Trains nothing that `stories.py` has not trained.
+appendix `app:token-localization`, and in aggregate the Gini coefficient of the increases and their share on a
+tenth of the tokens, with another seed's baseline as the control. All runs are those of `stories.py`.
 
     python experiments/token_localization.py                            # demo: a part of stories.py's runs
     python experiments/token_localization.py --preset smoke             # 2 CPU cores, about a minute
     python experiments/token_localization.py --preset paper --dry-run   # 800M parameters on the dual-use domains
 
 Expect (paper, by eye): with the capability removed the increase sits on few domain words, under all of GRAM, FT-LoRA
-and MaxEnt; with it kept the increase on those words is near zero. The paper gives no aggregate; of the smoke
-preset expect only that it works.
+and MaxEnt; with it kept the increase on those words is near zero. The paper gives no aggregate. Expect of the
+smoke preset only that it works.
 """
 
 from gram_platform.studies.campaign import study_main

@@ -34,7 +34,7 @@ def finished(setting, execution):
     nodes = method_nodes("filtering", dataclasses.replace(setting, options=options))
     for node in nodes:
         run = execute_run if node.kind == "run" else execute_evaluation
-        run(node.config, dict(node.tags), execution)
+        run(node.config, node.names, execution)
     return execution.storage, nodes
 
 
@@ -82,7 +82,7 @@ def test_status_says_what_is_left(finished, capsys):
 
 def test_gc_drops_the_weights_of_attacks_and_keeps_their_losses(finished, execution, capsys):
     storage, nodes = finished
-    attacks = [node for node in nodes if "elicited" in dict(node.tags)]
+    attacks = [node for node in nodes if node.is_attack]
     gram("gc", "--storage", storage, "--dry-run")
     assert "3 would lose" in capsys.readouterr().out
     results = {node.id: Store(storage).run(node.id).result() for node in attacks}

@@ -8,16 +8,16 @@ from pathlib import Path
 from gram_platform.cli.flags import Positional, Storage, TrackingUri, stored
 from gram_platform.config.identity import invalid, local_path, require_choice
 from gram_platform.pages.results.external import read_external
-from gram_platform.pages.results.kinds import result_kind
 from gram_platform.pages.results.record import load_record
 from gram_platform.pages.results.replication import Replicated, prepare, published_studies, replicate
 from gram_platform.pages.results.results import frame_text, summary_text
-from gram_platform.pages.site import build_site, watch_site
 from gram_platform.pages.site.build import tracking_of
 from gram_platform.pages.site.replication import write_replication
 from gram_platform.paper import published
 from gram_platform.paper.published import SOURCE
-from gram_platform.studies.searches.command import ACTIONS, give_order, search_lines
+from gram_platform.studies.measurements import MEASUREMENTS
+from gram_platform.studies.searches.control import ACTIONS, give_order, search_lines
+from gram_platform.studies.site import build_site, watch_site
 from gram_platform.tracking import Tracker, default_tracking_uri
 
 
@@ -59,13 +59,13 @@ def report_command(
     store = stored(storage).open_for_writing()
     record = load_record(store, study)
     uri = tracking_uri or default_tracking_uri(store.root)
-    kind = result_kind(record)
-    results = kind.read(record, store, uri)
+    measurement = MEASUREMENTS[record.measurement]
+    results = measurement.read(record, store, uri)
     if results is None:
         raise invalid("study", study, "a study with a complete baseline and its evaluation")
     failures = {i: failure["message"] for i in record.ids if (failure := store.run(i).failure())}
-    paths = kind.write(record, store, results, failures, Tracker(uri) if results.source == "MLflow" else None)
-    print(kind.text(record, results))
+    paths = measurement.write(record, store, results, failures, Tracker(uri) if results.source == "MLflow" else None)
+    print(measurement.text(record, results))
     print("\n".join(f"{name:12} {path}" for name, path in paths.items()))
     print(f"read from {results.source}")
 

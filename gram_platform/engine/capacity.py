@@ -77,7 +77,7 @@ def widest_missing(nodes: Iterable[Node], execution: Execution) -> int:
     """Counts the ranks of the widest node without a result; 0 when every node has one."""
     store, widest = execution.store(), 0
     for node in nodes:
-        ranks = execution.of_node(node.config, dict(node.tags)).num_ranks
+        ranks = execution.of_node(node.config, node.names).num_ranks
         if ranks > widest:
             widest = widest if store.node(node.kind, node.id).result() else ranks
     return widest

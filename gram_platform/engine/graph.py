@@ -79,7 +79,7 @@ class _Graph:
     def __init__(self, progress: Progress, execution: Execution, resources: Resources, retry_diverged: bool):
         self.progress, self.execution, self.resources = progress, execution, resources
         self.lifecycle = NodeLifecycle(execution.store(), retry_diverged)
-        self.ranks = {node.id: execution.of_node(node.config, dict(node.tags)).num_ranks for node in progress.nodes}
+        self.ranks = {node.id: execution.of_node(node.config, node.names).num_ranks for node in progress.nodes}
         self.waiting: list[Node] = []
         self.in_flight: dict[ray.ObjectRef, Task] = {}
         self.alone: set[str] = set()  # evaluations whose common task failed: each is retried alone
@@ -150,7 +150,7 @@ class _Graph:
         reserved = {"num_cpus": self.resources.cpus_per_rank, "num_gpus": self.resources.gpus_per_rank}
         placed = _on_the_driver_node() if self.ranks[task[0].id] > 1 else reserved
         name = task[0].name if len(task) == 1 else f"{task[0].name} and {len(task) - 1} more profiles"
-        nodes = [(node.kind, to_plain(node.config), dict(node.tags)) for node in task]
+        nodes = [(node.kind, to_plain(node.config), node.names) for node in task]
         return _execute.options(name=name, **placed).remote(nodes, self.execution, self.resources)
 
     def wait(self, timeout_s: float) -> list[Node]:
@@ -197,7 +197,7 @@ class _Graph:
             return self._queue_again(node)
         message = f"{type(error).__name__} {MAX_CRASHES} times without a checkpoint in between: {error}"
         if isinstance(error, OutOfMemoryError) and node.kind == "run":
-            message = memory_advice(error, node.config, self.execution.of_node(node.config, dict(node.tags)))
+            message = memory_advice(error, node.config, self.execution.of_node(node.config, node.names))
         self.progress.failed[node.id] = message
         return True
 

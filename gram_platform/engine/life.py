@@ -45,7 +45,7 @@ class NodeLifecycle:
         directory = self._store.node(node.kind, node.id)
         result = directory.result()
         if result is not None:
-            directory.add_tags(dict(node.tags))
+            directory.add_tags(node.names)
         return result
 
     def divergence(self, node: Node) -> str:

@@ -122,7 +122,7 @@ class _NodeRunner:
         result = self._when_free(node)
         elapsed_s = time.monotonic() - started
         self.seconds += elapsed_s
-        self.rank_seconds += elapsed_s * self.execution.of_node(node.config, dict(node.tags)).num_ranks
+        self.rank_seconds += elapsed_s * self.execution.of_node(node.config, node.names).num_ranks
         self.num_executed += 1
         return result
 
@@ -130,7 +130,7 @@ class _NodeRunner:
         """Executes the node; waits while another process works on it."""
         while True:
             try:
-                return execute_node(node.config, dict(node.tags), self.execution, self.resources)
+                return execute_node(node.config, node.names, self.execution, self.resources)
             except LeaseHeld:
                 time.sleep(HELD_RETRY_S)
                 self.lifecycle.require_not_diverged(node)  # it may have diverged in the other process
@@ -165,7 +165,7 @@ def most_ranks(max_concurrent: int, resources: Resources) -> Callable[[], float]
 
 def trial_ranks(problem: Problem, execution: Execution, point: Point) -> int:
     """Counts the ranks of a trial's widest node; the nodes run one after another."""
-    ranks = (execution.of_node(node.config, dict(node.tags)).num_ranks for node in problem.nodes(point))
+    ranks = (execution.of_node(node.config, node.names).num_ranks for node in problem.nodes(point))
     return max(ranks, default=1)
 
 

@@ -74,6 +74,7 @@ def method_nodes(method: str, setting: Setting) -> list[Node]:
     """Returns a method's runs in a setting, the evaluation of each view, and the attacks on the views."""
     plans = plan(method, setting)
     common = {"method": method, "size": setting.size.name, "seed": str(setting.seed)}
+    common |= {"variant": setting.variant} if setting.variant else {}
     nodes = [_node(run, common | {"profile": label, "kind": "run"}) for label, run in plans.runs.items()]
     for profile, view in plans.views.items():
         nodes.append(_evaluation(setting, common, profile, view))

@@ -188,15 +188,10 @@ class Conventions:
     decay_vectors: bool = False  # decay biases and norms too
 
 
-@dataclass(frozen=True)
-class Setting:
-    """One cell of a study: a size, a seed, the data, and choices that all methods share."""
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """How models are trained and evaluated, whatever the method, size, seed and data."""
 
-    size: Size
-    seed: int
-    data_id: str
-    num_sequences: Mapping[str, int]  # by domain, with core: the baseline's one epoch
-    profiles: tuple[Profile, ...]  # retraining methods train them, all methods are compared on them
     routing: RoutingConfig  # of routed methods; other methods use its accumulation
     warmup_fraction: float
     decay_fraction: float
@@ -205,11 +200,23 @@ class Setting:
     aux_factor: float = 1.0  # p_af of routed methods
     aux_factor_of: Factors = ()  # overrides `aux_factor` for single domains
     equal_compute: bool = True  # lambda of `app:equal-compute`
-    baseline_accumulation: str = "heterogeneous"
     options: Options = field(default_factory=Options)
     conventions: Conventions = Conventions()
-    available: Mapping[str, int] = field(default_factory=dict)  # sequences of domains that repeat rather than run out
     every_subset: bool = False  # evaluate `subsets` too if a method's profiles cost no training
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting(Setup):
+    """A set-up at one size, seed, corpus and variant: what a method needs to plan its runs."""
+
+    size: Size
+    seed: int
+    data_id: str
+    num_sequences: Mapping[str, int]  # by domain, with core: the baseline's one epoch
+    profiles: tuple[Profile, ...]  # retraining methods train them, all methods are compared on them
+    variant: str = ""  # of the study, as a tag of every node; "" in studies that vary nothing beside method and size
+    baseline_accumulation: str = "heterogeneous"
+    available: Mapping[str, int] = field(default_factory=dict)  # sequences of domains that repeat rather than run out
 
     def __post_init__(self) -> None:
         require_factors("setting", self.aux_factor, self.aux_factor_of)

@@ -1,4 +1,4 @@
-"""What a study is: its definition, flags, nodes, execution, tables and report."""
+"""Declares and runs studies and searches."""
 
 from gram_platform.studies.definition import Preset, Study
 from gram_platform.studies.run import main

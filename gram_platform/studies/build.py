@@ -1,4 +1,4 @@
-"""From flags to nodes: the corpus's recipe, the settings of every cell, the graph."""
+"""Builds a study's graph from its flags: the corpora, a setting for each variant, size and seed, and all nodes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,66 +15,19 @@ from gram_platform.methods import Profile, Setting
 from gram_platform.methods.nodes import Node, require_closed, unique
 from gram_platform.methods.setting import MaxEnt, profile_name
 from gram_platform.store import Store
-from gram_platform.studies.definition import Measurement, Preset, Study, Variant
+from gram_platform.studies.definition import Preset, Study, Variant
 from gram_platform.studies.flags import CommonFlags, Flags, by_law, ranks_of
 
-BEST = "best.json"
-DEFAULT = MaxEnt()
-
-
-@dataclass(frozen=True)
-class BestTrial:
-    """The trial of the lowest objective of one profile."""
-
-    profile: str  # its name: core, core+virology
-    retained: Profile
-    trial: int
-    runs: tuple[str, ...]  # its run ids, one a seed
-    objective: float
-    maxent: MaxEnt
-    num_complete: int  # trials that it is the best of
-
-
-def best_json(search_id: str, facts: Mapping[str, object], best: Sequence[BestTrial], missing: Sequence[str]) -> dict:
-    """The content of best.json; `facts` says what was searched: data_id, size, seeds, num_trials."""
-    return {"search_id": search_id, **facts, "profiles": [asdict(trial) for trial in best], "missing": list(missing)}
-
-
-def is_complete(store: Store, search_id: str, num_trials: int) -> bool:
-    """Whether a MaxEnt search in the storage has so many trials of every profile, and a best one of each."""
-    plain = store.search_dir(search_id).read_json(BEST) if search_id in store.list_searches() else None
-    counts = (plain or {}).get("num_trials", {}).values()  # absent in files of earlier versions
-    return bool(counts) and not plain["missing"] and min(counts) >= num_trials
-
-
-def load_best(
-    store: Store, search_id: str, data_id: str = "", maxent: MaxEnt = DEFAULT
-) -> tuple[tuple[Profile, MaxEnt], ...]:
-    """MaxEnt's parameters of each profile from a search in the storage, as `Options.maxent_profiles` takes them.
-
-    They are those of the trial, so that its runs are the study's; what its file does not have is as in `maxent`.
-    ValueError naming `maxent`: no such search, one of other data than `data_id` (if that is given), or one that lacks
-    a profile.
-    """
-    plain = store.search_dir(search_id).read_json(BEST) if search_id in store.list_searches() else None
-    if plain is None:
-        raise invalid("maxent", search_id, f"the id of a MaxEnt search with complete trials in {store.root}")
-    if data_id and plain["data_id"] != data_id:
-        raise invalid("maxent", search_id, f"a search on this study's data, {data_id}; it is on {plain['data_id']}")
-    if plain["missing"]:
-        lacking = ", ".join(plain["missing"])
-        raise invalid("maxent", search_id, f"a search with a complete trial of every profile; it has none of {lacking}")
-    return tuple((tuple(own["retained"]), replace(maxent, **own["maxent"])) for own in plain["profiles"])
-
-
-SAFE_SHARE = 0.9  # of the sequences that a recipe is expected to give: ids must exist before the text is packed
-# One epoch of all that the hub has: what is known of a label may be wrong by so much, and the rest repeats [ours]
+BEST = "best.json"  # in the folder of a MaxEnt search
+DEFAULT_MAXENT = MaxEnt()
+SAFE_SHARE = 0.9  # of the sequences expected of a recipe, which is not packed yet
+# Error of the expected length of a hub label: if one epoch needs about all of it, sequences repeat [ours]
 EPOCH_TOLERANCE = 0.05
 
 
 @dataclass(frozen=True)
 class Graph:
-    """A study on a corpus: `entries` has every node as each method asks for it, `nodes` each id once."""
+    """A study on a corpus. `entries` has every node under each method's names, `nodes` each id once."""
 
     study: Study
     preset: Preset
@@ -82,12 +35,11 @@ class Graph:
     recipes: Mapping[str, tuple[CorpusRecipe, ...]]  # of each size: one, or one for every way to divide the labels
     settings: tuple[Setting, ...]
     entries: tuple[Node, ...]
-    variants: tuple[Variant, ...] = ()  # of every setting; searches have none
 
     @property
     def corpora(self) -> tuple[CorpusRecipe, ...]:
-        """Every distinct recipe."""
-        return tuple({recipe.data_id: recipe for own in self.recipes.values() for recipe in own}.values())
+        """The distinct recipes."""
+        return tuple({recipe.data_id: recipe for of_size in self.recipes.values() for recipe in of_size}.values())
 
     @property
     def recipe(self) -> CorpusRecipe:
@@ -102,25 +54,16 @@ class Graph:
         return unique(self.entries)
 
     def of_size(self, size: str) -> list[Node]:
-        return [node for node in self.entries if dict(node.tags)["size"] == size]
+        return [node for node in self.entries if node.size == size]
 
-
-@dataclass(frozen=True)
-class Cell:
-    """A variant of the study at one size and seed."""
-
-    variant: Variant
-    setting: Setting
-    measurement: Measurement
-
-    def nodes(self, method: str) -> list[Node]:
-        """The method's nodes, named by the variant if that has a name."""
-        nodes = self.measurement.nodes(method, self.setting) if self.variant.serves(method) else []
-        return [node.tagged(variant=self.variant.name) for node in nodes] if self.variant.name else nodes
+    def methods_of(self, setting: Setting) -> list[str]:
+        """Returns the methods that the setting's variant serves."""
+        variant = next(v for v in self.preset.variants if v.name == setting.variant)
+        return [method for method in self.flags.methods if variant.serves(method)]
 
 
 def build_graph(study: Study, flags: Flags, progress=None) -> Graph:
-    """Every node of the study, before any data is packed. ValueError for what the corpus cannot serve."""
+    """Returns the study's graph, before any data is packed; ValueError if the corpus cannot serve it."""
     preset, flags = preset_of(study, flags)
     named = resolve_corpora(preset, flags, progress)
     if flags.maxent:
@@ -128,18 +71,19 @@ def build_graph(study: Study, flags: Flags, progress=None) -> Graph:
         best = load_best(Store(flags.storage), flags.maxent, data_id, preset.options.maxent)
         preset = replace(preset, options=replace(preset.options, maxent_profiles=best))
     recipes = recipes_of(preset, flags, named, progress)
-    cells = [cell for variant in recipes for cell in _cells(variant, preset, flags, recipes[variant])]
+    settings = tuple(s for variant, of_size in recipes.items() for s in _of_variant(variant, preset, flags, of_size))
     if flags.maxent:
-        _require_searched(flags.maxent, cells[0].setting)
-    entries = tuple(node for cell in cells for method in flags.methods for node in cell.nodes(method))
+        _require_searched(flags.maxent, settings[0])
+    recipes_of_size = {size: tuple({r[size].data_id: r[size] for r in recipes.values()}.values()) for size in named}
+    graph = Graph(study, preset, flags, recipes_of_size, settings, ())
+    nodes_of = preset.measurement.nodes
+    entries = tuple(n for s in settings for method in graph.methods_of(s) for n in nodes_of(method, s))
     require_closed(entries)
-    of_size = {size: tuple({own[size].data_id: own[size] for own in recipes.values()}.values()) for size in named}
-    settings, variants = tuple(cell.setting for cell in cells), tuple(cell.variant for cell in cells)
-    return Graph(study, preset, flags, of_size, settings, entries, variants)
+    return replace(graph, entries=entries)
 
 
 def preset_of(study: Study, flags: Flags) -> tuple[Preset, Flags]:
-    """The preset as --start and --law change it, and the flags with the size that --start names."""
+    """Returns the preset as --start and --law change it, and the flags with the size of the imported model."""
     preset = study.presets[flags.preset]
     if flags.start:
         preset = from_import(preset, flags.sizes[0], Store(flags.storage), flags.start)
@@ -148,24 +92,24 @@ def preset_of(study: Study, flags: Flags) -> tuple[Preset, Flags]:
 
 
 def from_import(preset: Preset, size: str, store: Store, import_id: str) -> Preset:
-    """The preset at the one size of an imported model; ValueError when it, or its tokenizer, is not in the storage."""
+    """Returns the preset at the size of an imported model; ValueError unless the storage has it with a tokenizer."""
     if not import_id.startswith(IMPORTED):
         raise invalid("start", import_id, f"an id that `gram import` has printed: {IMPORTED}...")
     directory = store.imported(import_id)
     directory.require_result()
     model, tokenizer = model_from_plain(directory.config()["model"]), directory.tokenizer(store.data_root)
     if tokenizer is None:
-        raise invalid("start", import_id, "an import whose checkpoint had a tokenizer.json, which text is packed with")
-    own = imported_size(preset.sizes[size], model, total_parameters(model), import_id)
-    return preset.with_size(size, own, str(tokenizer))
+        raise invalid("start", import_id, "an import whose checkpoint had a tokenizer.json, to pack text with")
+    imported = imported_size(preset.sizes[size], model, total_parameters(model), import_id)
+    return preset.with_size(size, imported, str(tokenizer))
 
 
 def recipes_of(
     preset: Preset, flags: CommonFlags, named: dict[str, CorpusRecipe], progress=None
 ) -> dict[Variant, dict[str, CorpusRecipe]]:
-    """The corpora by size of every variant that there are enough labels for; `named` are those of the corpus as named.
+    """Returns the variants for which the corpus has enough labels, each with its corpora by size.
 
-    ValueError when there are too few for all of them.
+    `named` are the corpora without a change of labels. ValueError if there are too few labels for every variant.
     """
     recipe = next(iter(named.values()))
     labels, found = _auxiliary_labels(recipe, flags), {}
@@ -183,30 +127,29 @@ def recipes_of(
 
 
 def _auxiliary_labels(recipe: CorpusRecipe, flags: CommonFlags) -> list[str]:
-    """Labels that may be auxiliary domains, by name: all of a corpus of equals, else those outside of what is core."""
+    """Returns the labels that may be auxiliary domains, sorted: those outside core, or all if no label is core."""
     named = [label for label, domain in recipe.domain_of.items() if domain != CORE]
     is_given = bool(flags.core_label) or CORE in recipe.domain_of
     return sorted(named if is_given else recipe.domain_of)
 
 
-def _cells(variant: Variant, preset: Preset, flags: CommonFlags, recipes: Mapping[str, CorpusRecipe]) -> list[Cell]:
+def _of_variant(
+    variant: Variant, preset: Preset, flags: CommonFlags, recipes: Mapping[str, CorpusRecipe]
+) -> list[Setting]:
+    """Returns a variant's setting of every size and seed."""
     settings = settings_of(preset, flags, recipes)
     if variant.num_auxiliary:
         settings = tuple(replace(s, available=_safe_sequences(recipes[s.size.name])) for s in settings)
-    return [Cell(variant, variant.changed(setting), preset.measurement) for setting in settings]
+    return [replace(variant.changed(setting), variant=variant.name) for setting in settings]
 
 
 def _safe_sequences(recipe: CorpusRecipe) -> dict[str, int]:
-    """Sequences of every domain where the number of domains varies: each side of the mixture repeats what it has too
-    little of.
-    """
+    """Returns the sequences of every domain for studies of the number of domains: a scarce domain is repeated."""
     return {domain: round(SAFE_SHARE * recipe.expected_sequences("train", domain)) for domain in recipe.domains}
 
 
 def _with_repeats(setting: Setting, recipe: CorpusRecipe) -> Setting:
-    """The setting in which a domain of the hub repeats rather than runs out where one epoch is about all there is: its
-    labels differ in length by more than is known.
-    """
+    """Lets a hub domain repeat if one epoch needs about all of its text, whose length is not known exactly."""
     if not isinstance(recipe.source, HubSource):
         return setting
     expected = {domain: recipe.expected_sequences("train", domain) for domain in recipe.domains}
@@ -216,7 +159,7 @@ def _with_repeats(setting: Setting, recipe: CorpusRecipe) -> Setting:
 
 
 def _require_searched(search_id: str, setting: Setting) -> None:
-    """ValueError for a profile that MaxEnt serves and the search did not look at."""
+    """ValueError for a profile of MaxEnt that the search did not cover."""
     searched = {profile for profile, _ in setting.options.maxent_profiles}
     for profile in setting.profiles:
         if profile not in searched and set(profile) != set(setting.auxiliary):
@@ -227,10 +170,10 @@ def _require_searched(search_id: str, setting: Setting) -> None:
 def resolve_corpora(
     preset: Preset, flags: CommonFlags, progress=None, core_labels: tuple[str, ...] = ()
 ) -> dict[str, CorpusRecipe]:
-    """The recipe of the named corpus in the preset's shape, for each size that is asked for.
+    """Returns the recipe of the named corpus in the preset's shape, for each chosen size.
 
-    From the hub a size takes what it needs, so its recipe depends on the size and the preset alone; any other corpus is
-    one recipe for all. `core_labels` takes the place of `--core-label`. ValueError unless it leaves a domain to route.
+    A corpus from the hub has a recipe for each size, as large as the size needs; other corpora have one for all sizes.
+    `core_labels` overrides `--core-label`. ValueError unless an auxiliary domain is left.
     """
     if grows_with_size(flags.corpus):
         return {name: _resolved(preset, flags, progress, core_labels, name) for name in flags.sizes}
@@ -259,7 +202,7 @@ def _resolved(
 
 
 def settings_of(preset: Preset, flags: CommonFlags, recipes: Mapping[str, CorpusRecipe]) -> tuple[Setting, ...]:
-    """The cell of every size and seed, sizes first; ValueError for an unknown domain to retain."""
+    """Returns the setting of every size and seed, sizes first; ValueError for an unknown domain to retain."""
     recipe = next(iter(recipes.values()))
     profiles = _profiles(flags.retain, preset, tuple(d for d in recipe.domains if d != CORE))
     end = document_end(recipe.tokenizer, recipe.tokenizer_path) if preset.masks_documents else -1
@@ -274,8 +217,9 @@ def settings_of(preset: Preset, flags: CommonFlags, recipes: Mapping[str, Corpus
 
 
 def _profiles(retain: tuple[str, ...], preset: Preset, auxiliary: tuple[str, ...]) -> tuple[Profile, ...]:
-    """The compared profiles: core + each retained domain (where none is named, one or all of them, as the preset
-    says), with core alone where the preset compares every single one; or core alone.
+    """Returns the compared profiles: core with each retained domain, or core alone.
+
+    Without named domains the preset chooses one or all; with `every_single` core alone is compared too.
     """
     for domain in retain:
         if domain not in auxiliary:
@@ -289,8 +233,59 @@ def _profiles(retain: tuple[str, ...], preset: Preset, auxiliary: tuple[str, ...
 
 
 def require_memory(nodes: Iterable[Node], flags: CommonFlags) -> None:
-    """ValueError when --num-workers auto finds no number of ranks for a run; nothing has been packed yet."""
+    """ValueError if --num-workers auto finds no number of ranks for a run."""
     ranks = ranks_of(flags)
     for node in nodes:
-        if node.kind == "run":
-            ranks.of(node.config, dict(node.tags)["size"])
+        if node.is_run:
+            ranks.of(node.config, node.size)
+
+
+# ---------------------------------------------------------------------------------------------- best trials
+
+
+@dataclass(frozen=True)
+class BestTrial:
+    """The trial with the lowest objective of one profile."""
+
+    profile: str  # by name: core, core+virology
+    retained: Profile
+    trial: int
+    runs: tuple[str, ...]  # ids, one for each seed
+    objective: float
+    maxent: MaxEnt
+    num_complete: int  # trials of the profile
+
+
+def best_json(search_id: str, facts: Mapping[str, object], best: Sequence[BestTrial], missing: Sequence[str]) -> dict:
+    """Returns the content of best.json; `facts`: data_id, size, seeds, num_trials."""
+    return {"search_id": search_id, **facts, "profiles": [asdict(trial) for trial in best], "missing": list(missing)}
+
+
+def is_complete(store: Store, search_id: str, num_trials: int) -> bool:
+    """Tells whether a stored MaxEnt search has this many trials, and a best one, of every profile."""
+    plain = _read_best(store, search_id)
+    counts = (plain or {}).get("num_trials", {}).values()  # absent in files of earlier versions
+    return bool(counts) and not plain["missing"] and min(counts) >= num_trials
+
+
+def load_best(
+    store: Store, search_id: str, data_id: str = "", maxent: MaxEnt = DEFAULT_MAXENT
+) -> tuple[tuple[Profile, MaxEnt], ...]:
+    """Returns MaxEnt's parameters of each profile from a stored search, as `Options.maxent_profiles` takes them.
+
+    They equal the best trial's, so that the study shares its runs; `maxent` fills in fields that the file lacks.
+    ValueError naming `maxent` for an unknown search, one on data other than `data_id`, or one that lacks a profile.
+    """
+    plain = _read_best(store, search_id)
+    if plain is None:
+        raise invalid("maxent", search_id, f"the id of a MaxEnt search with complete trials in {store.root}")
+    if data_id and plain["data_id"] != data_id:
+        raise invalid("maxent", search_id, f"a search on this study's data, {data_id}; it is on {plain['data_id']}")
+    if plain["missing"]:
+        lacking = ", ".join(plain["missing"])
+        raise invalid("maxent", search_id, f"a search with a complete trial of every profile; it has none of {lacking}")
+    return tuple((tuple(trial["retained"]), replace(maxent, **trial["maxent"])) for trial in plain["profiles"])
+
+
+def _read_best(store: Store, search_id: str) -> dict | None:
+    return store.search_dir(search_id).read_json(BEST) if search_id in store.list_searches() else None

@@ -1,28 +1,27 @@
-"""Studies with the searches that they begin with; all of them at once, as one graph, then the other searches.
+"""Runs studies after the MaxEnt searches that set their parameters, and all studies and searches at once.
 
-Each node is trained once: the trials of a search start from the baselines of the study that it is for, and the study's
-runs with the best parameters are those trials.
+Each node is trained once: the trials of a search start from the baselines of its study, and the best trials are the
+study's runs.
 """
 
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Annotated
-
-import tyro
 
 from gram_platform.config.identity import invalid, require_choice
 from gram_platform.methods.nodes import unique
 from gram_platform.planner import MACHINES, needs
 from gram_platform.store import Store
 from gram_platform.studies import Study
-from gram_platform.studies.build import Graph, build_graph
+from gram_platform.studies.build import Graph, build_graph, is_complete, preset_of
 from gram_platform.studies.dry_run import UTILISATION, described
-from gram_platform.studies.flags import CommonFlags, Flags, checked, parse, split_list
+from gram_platform.studies.flags import CommonFlags, Flags, checked, parse, parse_flags, split_list
+from gram_platform.studies.library.maxent_search import NUM_SEEDS, SEARCH, searched
 from gram_platform.studies.run import GraphsRun, provide_data, run_study
-from gram_platform.studies.searches.definition import Search
-from gram_platform.studies.searches.maxent_problem import METHOD
-from gram_platform.studies.searches.needed import NeededSearch, needed_search
+from gram_platform.studies.searches.definition import Scene, Search
+from gram_platform.studies.searches.flags import OptunaFlags
+from gram_platform.studies.searches.maxent import MaxEntSearch
+from gram_platform.studies.searches.maxent_trials import METHOD
 from gram_platform.studies.searches.run import build_scene, checked_flags, run_search, search_id
 from gram_platform.studies.session import exit_with, one_site, open_tracker, reporter, say
 
@@ -31,7 +30,7 @@ NONE = "none"
 
 @dataclass(frozen=True)
 class CampaignFlags(CommonFlags):
-    """The flags of all studies together."""
+    """The flags of all studies and searches together."""
 
     studies: tuple[str, ...] = ()
     """names of studies (default: all), or none"""
@@ -40,29 +39,62 @@ class CampaignFlags(CommonFlags):
 
 
 def study_main(study: Study, arguments: list[str] | None = None) -> None:
-    """The entrypoint of the file of one study whose presets may begin with a search."""
+    """Runs the command line of an experiment file whose study may need a search, and ends the process."""
     exit_with(lambda: run_searched(study, parse(study, arguments)))
 
 
 def run_searched(study: Study, flags: Flags) -> int:
-    """Runs the search that the preset begins with, if it does, then the study; returns the exit code.
+    """Runs the search that the preset needs, if it does, then the study; returns the exit code.
 
     ValueError for bad input, before anything trains.
     """
     if needed_search(study, flags) is None:
         return run_study(study, flags)
-    if not flags.dry_run:  # what the study lacks must not come out after the search
+    if not flags.dry_run:  # errors of the study must come before the search
         provide_data((build_graph(study, flags, reporter()),), Store(flags.storage).open_for_writing())
     with contextlib.nullcontext() if flags.dry_run else one_site(flags, say):
         ready, _, code = after_searches([(study, flags)])
         return max(code, *(run_study(*each) for each in ready), 0)
 
 
-def after_searches(submitted: Sequence[tuple[Study, Flags]]) -> tuple[list[tuple[Study, Flags]], set[str], int]:
-    """Runs the searches that presets begin with; the studies with the best trials, the searches' ids, the exit code.
+@dataclass(frozen=True)
+class NeededSearch:
+    """A search whose best trials set MaxEnt's parameters in a study."""
 
-    A study whose search is not complete is left out: which runs it has depends on it. A dry run describes the search
-    instead and leaves the study the preset's own parameters.
+    search: MaxEntSearch
+    scene: Scene
+
+    @property
+    def flags(self) -> OptunaFlags:
+        return self.scene.flags
+
+    @property
+    def search_id(self) -> str:
+        return search_id(self.search, self.scene)
+
+    def is_complete(self) -> bool:
+        """Tells whether the storage has all trials."""
+        return is_complete(Store(self.flags.storage), self.search_id, self.search.num_trials[self.flags.preset])
+
+
+def needed_search(study: Study, flags: Flags) -> NeededSearch | None:
+    """Returns the search that a study needs first; None if its preset has none, --maxent names one, or no method is
+    MaxEnt. ValueError for several sizes, since each has its own best parameters.
+    """
+    preset, flags = preset_of(study, flags)
+    if preset.maxent_search is None or flags.maxent or METHOD not in flags.methods:
+        return None
+    search = replace(SEARCH, presets={flags.preset: searched(preset)}).of_preset(flags.preset)
+    common = {field.name: getattr(flags, field.name) for field in fields(CommonFlags)}
+    search_flags = checked_flags(search, OptunaFlags(**{**common, "seeds": NUM_SEEDS}))
+    return NeededSearch(search, build_scene(search, search_flags))
+
+
+def after_searches(submitted: Sequence[tuple[Study, Flags]]) -> tuple[list[tuple[Study, Flags]], set[str], int]:
+    """Runs the searches that presets need; returns the studies with the best trials, the searches' ids, the exit code.
+
+    Leaves out a study whose search is not complete, since its runs depend on it. A dry run only describes the search,
+    and keeps the preset's parameters.
     """
     ready, ids, code = [], set(), 0
     for study, flags in submitted:
@@ -88,43 +120,38 @@ def after_searches(submitted: Sequence[tuple[Study, Flags]]) -> tuple[list[tuple
 
 
 def num_trials(needed: NeededSearch) -> str:
-    """The length of a search in words."""
-    own, profiles = needed.search.num_trials[needed.flags.preset], needed.search.groups(needed.scene)
+    """Returns the length of a search in words."""
+    number, profiles = needed.search.num_trials[needed.flags.preset], needed.search.groups(needed.scene)
     seeds = ", ".join(str(setting.seed) for setting in needed.scene.settings)
-    return f"{own} trials of each of {len(profiles)} profiles on seed {seeds}"
+    return f"{number} trials of each of {len(profiles)} profiles on seed {seeds}"
 
 
 def what_follows(needed: NeededSearch, graph: Graph) -> str:
-    """How many MaxEnt runs a study has after its search, and what they cost."""
+    """Returns the number and cost of the MaxEnt runs that a study has after its search."""
     machine, seeds = MACHINES[graph.flags.machine], {str(setting.seed) for setting in needed.scene.settings}
-    tagged = [(node, dict(node.tags)) for node in graph.nodes if node.kind == "run" and node.needs]
-    unlearning = [(node, tags) for node, tags in tagged if tags["method"] == METHOD and "elicited" not in tags]
-    new = [node for node, tags in unlearning if tags["seed"] not in seeds]
+    trained = [node for node in graph.nodes if node.is_run and not node.is_attack and node.needs]
+    unlearning = [node for node in trained if node.method == METHOD]
+    new = [node for node in unlearning if node.names["seed"] not in seeds]
     hours = sum(needs(node.config, 1, machine, UTILISATION).gpu_hours for node in new)
-    own, num_best = needed.scene.settings[0].options.maxent, len(unlearning) - len(new)
+    preset, num_best = needed.scene.settings[0].options.maxent, len(unlearning) - len(new)
     return (
         f"{len(unlearning)} MaxEnt runs of {graph.study.name} follow the search: {num_best} are its best trials, "
         f"{len(new)} are trained with their parameters in {hours:,.2f} {machine.name} hours "
         f"(${hours * machine.dollars_per_hour:,.2f})\n"
-        f"below, the preset's learning rate {own.peak_lr:g} and retain weight {own.retain_weight:g} stand in for what "
-        "the search will find; what both list, such as baselines, is trained once"
+        f"below, the preset's learning rate {preset.peak_lr:g} and retain weight {preset.retain_weight:g} stand in for "
+        "what the search will find; what both list, such as baselines, is trained once"
     )
 
 
 def main(studies: Sequence[Study], searches: Sequence[Search], arguments: list[str] | None = None) -> None:
-    """The entrypoint of an experiment file."""
+    """Runs the command line of an experiment file, and ends the process."""
     about = "The searches that studies begin with, every study as one graph, then the other searches: what any of them "
     about += "has trained is not trained again."
-    exit_with(lambda: run_campaign(studies, searches, _parsed(about, arguments)))
-
-
-def _parsed(description: str, arguments: list[str] | None) -> CampaignFlags:
-    unnamed = Annotated[CampaignFlags, tyro.conf.arg(name="")]
-    return tyro.cli(unnamed, args=arguments, description=description, config=(tyro.conf.OmitArgPrefixes,))
+    exit_with(lambda: run_campaign(studies, searches, parse_flags(CampaignFlags, about, arguments)))
 
 
 def run_campaign(studies: Sequence[Study], searches: Sequence[Search], flags: CampaignFlags) -> int:
-    """Runs what is not done yet; returns the exit code. ValueError for bad input, before anything trains."""
+    """Runs whatever is not done; returns the exit code. ValueError for bad input, before anything trains."""
     if split_list(flags.sizes):
         raise invalid("sizes", flags.sizes, "no value: each study has its own sizes; give --sizes to one study")
     chosen = _chosen("studies", flags.studies, studies)
@@ -132,28 +159,28 @@ def run_campaign(studies: Sequence[Study], searches: Sequence[Search], flags: Ca
     of_search = [(s, checked_flags(s, s.flags_type(**common))) for s in _chosen("searches", flags.searches, searches)]
     of_study = [(study, checked(study, Flags(**common))) for study in chosen]
     report = None if flags.dry_run else reporter()
-    graphs = [build_graph(study, own, report) for study, own in of_study]
+    graphs = [build_graph(study, flags_of_study, report) for study, flags_of_study in of_study]
     if flags.dry_run:
         ready, _, _ = after_searches(of_study)
         graphs = graphs if ready == of_study else [build_graph(*each) for each in ready]
         say("\n\n".join([*map(described, graphs), "\n".join(sharing(graphs))]))
         return 0
-    codes, parts, ids = [], [own for _, own in (*of_study, *of_search)], set()
-    with one_site(parts[0], say) if parts else contextlib.nullcontext():
+    codes, submitted, ids = [], (*of_study, *of_search), set()
+    with one_site(submitted[0][1], say) if submitted else contextlib.nullcontext():
         if of_study:
             code, ids = _run_studies(of_study, graphs)
             codes.append(code)
-        for search, own in of_search:
-            named = search.of_preset(own.preset)
-            if search_id(named, build_scene(named, own)) in ids:
+        for search, search_flags in of_search:
+            named = search.of_preset(search_flags.preset)
+            if search_id(named, build_scene(named, search_flags)) in ids:
                 continue  # some study began with it
             say(f"\n{search.title}")
-            codes.append(run_search(search, own))
+            codes.append(run_search(search, search_flags))
     return max(codes, default=0)
 
 
 def _run_studies(of_study: list[tuple[Study, Flags]], graphs: list[Graph]) -> tuple[int, set[str]]:
-    """The searches that studies begin with, then one graph; `graphs` are those before. Exit code, ids of searches."""
+    """Runs needed searches, then all studies as one graph; returns the exit code and the searches' ids."""
     store = Store(graphs[0].flags.storage).open_for_writing()
     provide_data(graphs, store)
     ready, ids, code = after_searches(of_study)
@@ -167,22 +194,22 @@ def _run_studies(of_study: list[tuple[Study, Flags]], graphs: list[Graph]) -> tu
 
 
 def sharing(graphs: Sequence[Graph]) -> list[str]:
-    """What the studies need together, and what training every run once saves against one study after the other."""
+    """Returns the number of runs of each study and of all, and the saving by training each run once."""
     if not graphs:
         return []
-    runs = {graph.study.name: [n for n in graph.nodes if n.kind == "run"] for graph in graphs}
-    union = unique(node for own in runs.values() for node in own)
+    runs = {graph.study.name: [n for n in graph.nodes if n.is_run] for graph in graphs}
+    union = unique(node for of_study in runs.values() for node in of_study)
     machine = MACHINES[graphs[0].flags.machine]
     hours = {node.id: needs(node.config, 1, machine, UTILISATION).gpu_hours for node in union}
-    alone = sum(hours[node.id] for own in runs.values() for node in own)
+    alone = sum(hours[node.id] for of_study in runs.values() for node in of_study)
     num_alone = sum(map(len, runs.values()))
-    lines = [f"{name}: {len(own)} runs" for name, own in runs.items()]
+    lines = [f"{name}: {len(of_study)} runs" for name, of_study in runs.items()]
     saved = f"{num_alone - len(union)} saved by sharing ({alone - sum(hours.values()):,.2f} {machine.name} hours)"
     return [*lines, f"all studies: {len(union)} runs, {saved}"]
 
 
 def _chosen(field: str, names: tuple[str, ...], known: Sequence) -> list:
-    """Those that are named, all by default; ValueError for an unknown name."""
+    """Returns the named ones, by default all; ValueError for an unknown name."""
     names = split_list(names)
     if names == (NONE,):
         return []

@@ -1,96 +1,19 @@
-"""A study as a value, and its presets."""
+"""Defines a study as a value: its presets and variants."""
 
-import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
-from gram_platform.analysis.ratios import ALL, BASELINE, ELICITED
-from gram_platform.config import CORE, LOSSES, SAMPLES, TOKENS, AnyEvaluation, Continuations, RoutingConfig, TokenLosses
+from gram_platform.config import CORE
 from gram_platform.config.identity import invalid, require_choice, require_int, require_real
 from gram_platform.config.ladder import Size
 from gram_platform.methods import Profile, Setting
-from gram_platform.methods.nodes import Node, method_nodes
-from gram_platform.methods.setting import Conventions, Factors, Options
+from gram_platform.methods.setting import Setup
+from gram_platform.pages.results.record import Description
+from gram_platform.studies.measurements import Losses
 
-
-@dataclass(frozen=True)
-class Measurement:
-    """Losses of domains, and the attacks on every view: what compute ratios need."""
-
-    name = LOSSES
-
-    def nodes(self, method: str, setting: Setting) -> list[Node]:
-        return method_nodes(method, setting)
-
-
-@dataclass(frozen=True)
-class TokenIncreases(Measurement):
-    """The losses of every token of the auxiliary domains' validation sequences."""
-
-    name = TOKENS
-
-    def nodes(self, method: str, setting: Setting) -> list[Node]:
-        def asked(node: Node) -> TokenLosses:
-            num_sequences, precision = setting.num_eval_sequences, setting.size.precision
-            return TokenLosses(node.config.view, setting.data_id, setting.auxiliary, num_sequences, precision)
-
-        return _measured(method_nodes(method, setting), self.name, asked)
-
-
-@dataclass(frozen=True)
-class Samples(Measurement):
-    """Continuations of documents of each auxiliary domain, by the views that keep it alone and by those without it;
-    or of core and of the compared profiles' domains, by the same views.
-    """
-
-    num_prompt_tokens: int
-    num_tokens: int
-    documents: tuple[int, ...] = (0, 1)
-    temperature: float = 1.0
-    seed: int = 0
-    compared_only: bool = False  # core's documents too, and no domains but those of the compared profiles
-
-    name = SAMPLES
-
-    def nodes(self, method: str, setting: Setting) -> list[Node]:
-        chosen = sorted({domain for profile in setting.profiles for domain in profile})
-        domains = (CORE, *chosen) if self.compared_only else setting.auxiliary
-
-        def asked(node: Node) -> Continuations:
-            sizes = (self.documents, self.num_prompt_tokens, self.num_tokens, self.temperature, self.seed)
-            own = continued_domains(dict(node.tags), domains)
-            return Continuations(node.config.view, setting.data_id, own, *sizes, setting.size.precision)
-
-        nodes = method_nodes(method, setting)
-        return _measured(
-            [n for n in nodes if n.kind == "run" or continued_domains(dict(n.tags), domains)], self.name, asked
-        )
-
-
-LOSSES_OF_DOMAINS = Measurement()
-
-
-def continued_domains(tags: dict[str, str], domains: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of the domains whose documents a view continues: all for the baseline and core alone, what it keeps for
-    core and one domain; none for other views.
-    """
-    if tags["profile"] == CORE or (tags["method"], tags["profile"]) == (BASELINE, ALL):
-        return domains
-    kept = tags["retained"] if tags["profile"].count("+") == 1 else ""
-    return tuple(d for d in domains if d in (CORE, kept)) if kept in domains else ()
-
-
-def _measured(nodes: list[Node], measure: str, asked: Callable[[Node], AnyEvaluation]) -> list[Node]:
-    """The runs but the attacks, and in place of each evaluation what is asked of its view."""
-    trained = [node for node in nodes if node.kind == "run" and ELICITED not in dict(node.tags)]
-    views = [node for node in nodes if node.kind == "evaluation"]
-    return [*trained, *(dataclasses.replace(node, config=asked(node)).tagged(measure=measure) for node in views)]
-
-
-DEFAULT_OPTIONS = Options()
-DEFAULT_CONVENTIONS = Conventions()
+LOSSES_OF_DOMAINS = Losses()
 OURS, PAPER, AS_RUN = "ours", "paper", "as_run"
-FAMILIES = {  # what a report says of where a preset's numbers are from
+FAMILIES = {  # the origin of a preset's numbers, in a report's words
     OURS: "a set-up of this platform, not the paper's",
     PAPER: "as the paper's text prints it",
     AS_RUN: "as the authors' published settings have it, where these differ from the paper's text",
@@ -102,16 +25,12 @@ NOT_REPRODUCED = (
 )
 
 
-def unchanged(setting: Setting) -> Setting:
-    return setting
-
-
 @dataclass(frozen=True)
 class Variant:
-    """One value of what a study varies beside method, size and profile, and what it changes in every cell."""
+    """One value of the quantity that a study varies beside method, size and profile."""
 
     name: str = ""  # as tables have it; "" in studies that vary nothing else
-    changed: Callable[[Setting], Setting] = unchanged
+    changed: Callable[[Setting], Setting] = lambda setting: setting
     methods: tuple[str, ...] = ()  # of the study's; (): all. The baseline is always there
     num_auxiliary: int = 0  # the first so many auxiliary domains by name, the others counting as core; 0: all
 
@@ -124,50 +43,39 @@ PLAIN = (Variant(),)
 
 @dataclass(frozen=True)
 class MaxEntRanges:
-    """What a MaxEnt search looks through: both ranges on their logarithms, and how many trials each profile has."""
+    """The logarithmic ranges of a MaxEnt search, and its number of trials for each profile."""
 
     peak_lr: tuple[float, float]
     retain_weight: tuple[float, float]
     num_trials: int
-    search: str = "maxent_search"  # its name: searches of one storage on other data have other names
+    search: str = "maxent_search"  # name; searches on other data in one storage need other names
 
 
-@dataclass(frozen=True)
-class Preset:
-    """One scale of a study: sizes, data, routing and evaluation. Every number of a study that is not a flag is here."""
+@dataclass(frozen=True, kw_only=True)
+class Preset(Setup):
+    """One scale of a study: sizes, data, set-up and seeds. It has every number of a study that is not a flag."""
 
     sizes: dict[str, Size]
     num_seeds: int
     corpus: str  # of the catalog
     aux_share: float  # tokens of all auxiliary domains together over core's, spread evenly
-    routing: RoutingConfig
-    warmup_fraction: float
-    decay_fraction: float
-    num_eval_points: int
-    num_eval_sequences: int  # of each domain: no more than evaluations of 15% of a run's time allow
-    aux_factor: float = 1.0  # p_af
-    aux_factor_of: Factors = ()  # of single domains, where the corpus has them
-    equal_compute: bool = True
     retain: str = ""  # the domain of the compared profile, if the corpus has it; else its first, or each
     every_single: bool = False  # compare core alone too, and core with each domain where none is named
     core_only: bool = False  # compare core alone instead
-    methods: tuple[str, ...] = ()  # where a scale has no time for all of the study's; (): all
-    every_subset: bool = False  # beside these, evaluate every subset of modules where that costs no training
-    options: Options = DEFAULT_OPTIONS  # of single methods, and the attack
-    # sizes whose routed methods accumulate otherwise, as the paper's did
+    methods: tuple[str, ...] = ()  # (): all of the study
+    # sizes whose routed methods accumulate differently, as in the paper
     accumulation_of_size: tuple[tuple[str, str], ...] = ()
-    eval_sequences_of_size: tuple[tuple[str, int], ...] = ()  # where a size's runs allow others
+    eval_sequences_of_size: tuple[tuple[str, int], ...] = ()  # overrides `num_eval_sequences`
     machine: str = "cpu"  # what --dry-run plans for
-    sample_bytes: int = 4_000_000  # of text that a trained tokenizer sees
-    tokenizer: str = ""  # a tokenizer.json; "": the corpus's own, or one that is trained on it
-    conventions: Conventions = DEFAULT_CONVENTIONS  # where the paper's text and its settings differ
+    sample_bytes: int = 4_000_000  # of text on which a tokenizer is trained
+    tokenizer: str = ""  # a tokenizer.json; "": the corpus's, or one trained on it
     masks_documents: bool = False  # attention does not cross documents
     family: str = OURS
-    seeds_of_size: tuple[tuple[str, int], ...] = ()  # where a size has another number of seeds
-    first_seed: int = 0  # seeds that a set-up was chosen on are not those that it is reported on
+    seeds_of_size: tuple[tuple[str, int], ...] = ()  # overrides `num_seeds`
+    first_seed: int = 0  # a set-up is reported on other seeds than it was chosen on
     variants: tuple[Variant, ...] = PLAIN
-    measurement: Measurement = LOSSES_OF_DOMAINS
-    # where MaxEnt's rate and weight of every profile are searched before the study runs; None: those of the options
+    measurement: Losses = LOSSES_OF_DOMAINS
+    # ranges in which to search MaxEnt's rate and weight of every profile before the study; None: those of `options`
     maxent_search: MaxEntRanges | None = None
 
     def __post_init__(self) -> None:
@@ -183,17 +91,17 @@ class Preset:
             raise invalid("preset.variants", names, "at least one variant, each name once")
 
     def eval_sequences(self, size: str) -> int:
-        """Validation sequences of each domain at a size."""
+        """Returns the validation sequences of each domain at a size."""
         return dict(self.eval_sequences_of_size).get(size, self.num_eval_sequences)
 
     @property
     def most_eval_sequences(self) -> int:
         return max(self.num_eval_sequences, *(n for _, n in self.eval_sequences_of_size), 0)
 
-    def seeds(self, size: str, asked: int = 0, first: int = -1) -> range:
-        """The seeds of a size; `asked` is the user's number, `first` where they begin (0 and -1: as the preset has)."""
+    def seeds(self, size: str, number: int = 0, first: int = -1) -> range:
+        """Returns the seeds of a size; `number` and `first` come from the user (0 and -1: as in the preset)."""
         begin = self.first_seed if first < 0 else first
-        return range(begin, begin + (asked or dict(self.seeds_of_size).get(size, self.num_seeds)))
+        return range(begin, begin + (number or dict(self.seeds_of_size).get(size, self.num_seeds)))
 
     @property
     def seq_len(self) -> int:
@@ -203,15 +111,15 @@ class Preset:
     def vocab_size(self) -> int:
         return next(iter(self.sizes.values())).vocab_size
 
-    def with_size(self, name: str, own: Size, tokenizer: str) -> "Preset":
-        """This preset with one size of another name and shape in the place of all, and its tokenizer."""
+    def with_size(self, name: str, size: Size, tokenizer: str) -> "Preset":
+        """Returns the preset with `size` as its only size, in place of the one called `name`, and its tokenizer."""
 
         def renamed(values: tuple[tuple[str, object], ...]) -> tuple:
-            return tuple((own.name, value) for size, value in values if size == name)
+            return tuple((size.name, value) for of_size, value in values if of_size == name)
 
         return replace(
             self,
-            sizes={own.name: own},
+            sizes={size.name: size},
             tokenizer=tokenizer,
             accumulation_of_size=renamed(self.accumulation_of_size),
             seeds_of_size=renamed(self.seeds_of_size),
@@ -227,43 +135,33 @@ class Preset:
         profiles: tuple[Profile, ...],
         document_end: int = -1,
     ) -> Setting:
-        """The cell of one size and seed on a corpus with these domains; `document_end` ends its documents."""
+        """Returns the setting of a size and seed on a corpus; the token `document_end` ends its documents."""
         auxiliary = [d for d in domains if d != CORE]
         core_sequences = size.core_tokens // size.seq_len
         aux_sequences = max(1, round(core_sequences * self.aux_share / len(auxiliary)))
         accumulation = dict(self.accumulation_of_size).get(size.name, self.routing.accumulation)
+        shared = {field.name: getattr(self, field.name) for field in fields(Setup)}
+        at_size = {
+            "routing": replace(self.routing, accumulation=accumulation),
+            "num_eval_sequences": self.eval_sequences(size.name),
+            "aux_factor_of": tuple((d, factor) for d, factor in self.aux_factor_of if d in auxiliary),
+            "conventions": replace(self.conventions, document_end=document_end if self.masks_documents else -1),
+        }
         return Setting(
             size=size,
             seed=seed,
             data_id=data_id,
             num_sequences={CORE: core_sequences, **dict.fromkeys(auxiliary, aux_sequences)},
             profiles=profiles,
-            routing=replace(self.routing, accumulation=accumulation),
-            warmup_fraction=self.warmup_fraction,
-            decay_fraction=self.decay_fraction,
-            num_eval_points=self.num_eval_points,
-            num_eval_sequences=self.eval_sequences(size.name),
-            aux_factor=self.aux_factor,
-            aux_factor_of=tuple((d, factor) for d, factor in self.aux_factor_of if d in auxiliary),
-            equal_compute=self.equal_compute,
-            options=self.options,
-            conventions=replace(self.conventions, document_end=document_end if self.masks_documents else -1),
-            every_subset=self.every_subset,
+            **(shared | at_size),
         )
 
 
 @dataclass(frozen=True)
-class Study:
-    """What an experiment file declares."""
+class Study(Description):
+    """The declaration of a study in an experiment file."""
 
-    name: str
-    title: str
-    question: str  # plain text of the report's head
     methods: tuple[str, ...]
     presets: dict[str, Preset]
     default_preset: str = "demo"
-    compare_with: str = ""  # of the paper's tables and claims: those that are set beside ours
-    varies: str = ""  # the column of the variants, such as "accumulation"
-    unit: str = ""  # the variant whose baselines are the unit for all; "": each variant's own
-    profile: str = ""  # that figures against the variants show, such as "core" or "mean"; "": the compared one
-    own_baseline: bool = False  # compute ratios against the baseline of the same seed, not against all seeds' pooled
+    profile: str = ""  # in figures against the variants, such as "core" or "mean"; "": the compared one

@@ -1,7 +1,7 @@
-"""What a study would do: nodes, compute, memory by part, disk, hours and cost, and what is done already."""
+"""Describes a study without starting it: nodes, compute, memory by part, disk, hours, cost, and nodes done."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
 from gram_platform.config import RunConfig
@@ -35,17 +35,14 @@ TEXT_COLUMNS = 2
 
 
 def describe(graph: Graph) -> str:
-    """The dry run's text: bytes to fetch, shortages; compute, hours and cost of every method and size; memory by part;
-    totals and savings.
-    """
+    """Returns the dry run's text: bytes to fetch and shortages; compute, hours and cost; memory; totals and savings."""
     store, machine = Store(graph.flags.storage), MACHINES[graph.flags.machine]
-    runs = {node.id: node for node in graph.nodes if node.kind == "run"}
+    runs = {node.id: node for node in graph.nodes if node.is_run}
     done = {run_id for run_id in runs if store.run(run_id).result() is not None}
     groups: dict[tuple[str, str], list[RunConfig]] = defaultdict(list)
     for node in runs.values():
-        tags = dict(node.tags)
-        groups[tags["method"] + (" attacks" if "elicited" in tags else ""), tags["size"]].append(node.config)
-    evaluations = [node for node in graph.nodes if node.kind == "evaluation"]
+        groups[node.method + (" attacks" if node.is_attack else ""), node.size].append(node.config)
+    evaluations = [node for node in graph.nodes if not node.is_run]
     evaluated = {node.id for node in evaluations if store.evaluation(node.id).result() is not None}
     lines = [
         f"study {graph.study.name}, preset {graph.flags.preset}",
@@ -69,7 +66,7 @@ def describe(graph: Graph) -> str:
 
 
 def described(graph: Graph) -> str:
-    """The dry run as the flags want it, with or without the simulation."""
+    """Returns the dry run's text, with the simulation if the flags ask for it."""
     text = describe(graph)
     if not graph.flags.simulate:
         return text
@@ -77,19 +74,18 @@ def described(graph: Graph) -> str:
 
 
 def describe_on(graph: Graph, cluster: SimulatedCluster) -> str:
-    """The simulation of what is left of a study; --num-workers ranks a run, by default the fewest that fit each.
+    """Returns the simulation of a study's missing nodes, with --num-workers ranks a run, by default the fewest.
 
     ValueError for a run that fits neither the machine nor the cluster.
     """
     store = Store(graph.flags.storage)
-    directory = {"run": store.run, "evaluation": store.evaluation}
-    done = {node.id for node in graph.nodes if directory[node.kind](node.id).result() is not None}
+    done = {node.id for node in graph.nodes if store.node(node.kind, node.id).result() is not None}
     machine, ranks = MACHINES[graph.flags.machine], planned_ranks(graph.flags)
     return describe_simulation(graph.nodes, done, cluster, machine, UTILISATION, ranks)
 
 
 def planned_ranks(flags: CommonFlags) -> Ranks:
-    """--num-workers as the dry run takes it: where it is not given, the planner chooses."""
+    """Returns --num-workers; without it, the planner chooses."""
     ranks = ranks_of(flags)
     return ranks if split_list(flags.num_workers) else replace(ranks, number=AUTO)
 
@@ -132,7 +128,7 @@ def _memory_rows(groups: dict[tuple[str, str], list[RunConfig]], machine: Machin
 
 
 def disk_bytes(need: Needs) -> int:
-    """The most that a run holds: its kept checkpoints, and one that is being written or the result."""
+    """Returns the most that a run stores: the kept checkpoints, and one being written or the result."""
     kept = NUM_CHECKPOINTS_KEPT * need.checkpoint
     return kept + max(need.checkpoint, need.result)
 
@@ -170,19 +166,18 @@ def _totals(runs: Iterable[Node], done: set[str], machine: Machine) -> list[str]
 
 
 def _size_totals(groups: dict[tuple[str, str], list[RunConfig]], machine: Machine) -> list[str]:
-    """Hours and dollars of every size, all methods and attacks together."""
+    """Returns the hours and dollars of every size, over all methods and attacks."""
     hours: dict[str, float] = defaultdict(float)
     for (_, size), configs in groups.items():
         hours[size] += sum(needs(config, 1, machine, UTILISATION).gpu_hours for config in configs)
-    priced = {size: own * machine.dollars_per_hour for size, own in hours.items()}
-    return [f"{size}: {own:,.2f} {machine.name} hours, ${priced[size]:,.2f}" for size, own in hours.items()]
+    price = machine.dollars_per_hour
+    return [f"{size}: {total:,.2f} {machine.name} hours, ${total * price:,.2f}" for size, total in hours.items()]
 
 
 def _savings(graph: Graph, machine: Machine) -> str:
-    """What training every run once saves against training it for each method that asks for it."""
-    asked: Sequence[Node] = [node for node in graph.entries if node.kind == "run"]
+    """Returns the saving by training each run once, not once for each method that needs it."""
     seen: set[str] = set()
-    again = [node for node in asked if node.id in seen or seen.add(node.id)]
+    again = [node for node in graph.entries if node.is_run and (node.id in seen or seen.add(node.id))]
     hours = sum(needs(node.config, 1, machine, UTILISATION).gpu_hours for node in again)
     cost = hours * machine.dollars_per_hour
     return f"runs shared between methods: {len(again)}, which saves {hours:,.2f} {machine.name} hours (${cost:,.2f})"

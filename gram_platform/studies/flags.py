@@ -1,4 +1,4 @@
-"""The flags of every study, checked before any work starts."""
+"""Defines the flags of studies, and checks them before any work starts."""
 
 import os
 from collections.abc import Mapping
@@ -18,13 +18,13 @@ from gram_platform.studies.definition import Preset, Study
 from gram_platform.tracking import default_tracking_uri
 from gram_platform.tracking.connection import require_tracking_uri
 
-MAX_TIMEOUT_S = 1e6  # of ranks for one another: eleven days, which clocks in nanoseconds and torch can hold
+MAX_TIMEOUT_S = 1e6  # eleven days; torch's clock in nanoseconds can hold it
 RAY_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray in the entrypoint of a submitted job
 
 
 @dataclass(frozen=True)
 class CommonFlags:
-    """What studies and searches have in common. Lists take values separated by blanks or commas."""
+    """The flags that studies and searches share. Lists take values separated by blanks or commas."""
 
     preset: str = ""
     """smoke, demo, paper (as the text prints it) or as_run (as the authors' settings have it), where the study has it;
@@ -94,18 +94,18 @@ AnyFlags = TypeVar("AnyFlags", bound=CommonFlags)
 
 
 def parse(study: Study, arguments: list[str] | None = None) -> Flags:
-    """The flags of a command line; ends the process with usage on `--help` and on unknown flags."""
-    flags = tyro.cli(
-        Annotated[Flags, tyro.conf.arg(name="")],
-        args=arguments,
-        description=f"{study.title}\n\n{study.question}",
-        config=(tyro.conf.OmitArgPrefixes,),
-    )
-    return checked(study, flags)
+    """Returns the checked flags of a study; ValueError as `checked`."""
+    return checked(study, parse_flags(Flags, f"{study.title}\n\n{study.question}", arguments))
+
+
+def parse_flags(kind: type[AnyFlags], description: str, arguments: list[str] | None = None) -> AnyFlags:
+    """Parses a command line; ends the process with usage on `--help` and on unknown flags."""
+    unnamed = Annotated[kind, tyro.conf.arg(name="")]
+    return tyro.cli(unnamed, args=arguments, description=description, config=(tyro.conf.OmitArgPrefixes,))
 
 
 def checked(study: Study, flags: Flags) -> Flags:
-    """The flags with defaults and lists filled in; ValueError naming the flag, the value and what is allowed."""
+    """Returns the flags with defaults and lists filled in; ValueError naming the flag, the value and the expected."""
     flags = checked_common(study.presets, study.default_preset, flags)
     methods = split_list(flags.methods) or study.presets[flags.preset].methods or study.methods
     for method in methods:
@@ -120,7 +120,7 @@ def checked(study: Study, flags: Flags) -> Flags:
 
 
 def checked_common(presets: Mapping[str, Preset], default_preset: str, flags: AnyFlags) -> AnyFlags:
-    """The common flags with defaults and lists filled in; ValueError as above."""
+    """Returns the common flags with defaults and lists filled in; ValueError as `checked`."""
     name = flags.preset or default_preset
     require_choice("preset", name, tuple(presets))
     preset = presets[name]
@@ -153,7 +153,7 @@ def checked_common(presets: Mapping[str, Preset], default_preset: str, flags: An
 
 
 def simulated_cluster(texts: tuple[str, ...]) -> SimulatedCluster:
-    """The cluster with the given fields in place of the defaults; ValueError naming `cluster` or the field."""
+    """Returns the simulated cluster with the given fields; ValueError naming `cluster` or the field."""
     types = {field.name: field.type for field in fields(SimulatedCluster)}
     values = {}
     for text in split_list(texts):
@@ -174,10 +174,10 @@ def split_list(values: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def absolute_place(field: str, place: str) -> str:
-    """A URL as it is, a path made absolute; ValueError for the home of a user that does not exist.
+    """Makes a path absolute, and keeps a URL; ValueError for the home of an unknown user.
 
-    Inside a Ray job a relative path is refused by name. A job's working directory is an upload that changes with every
-    edit: what lies in it is lost.
+    Also ValueError for a relative path inside a Ray job, whose working directory is an upload that changes with every
+    edit.
     """
     if "://" in place:
         return place
@@ -197,7 +197,7 @@ def _tracking_uri(uri: str, storage: str) -> str:
 
 
 def _corpus(corpus: str, preset: Preset) -> str:
-    """Names of the catalog stay; anything with a path separator, or that exists, is a place."""
+    """Makes a path absolute, and keeps a catalog name; a path has a separator or exists."""
     if not corpus:
         return preset.corpus
     is_place = os.sep in corpus or corpus.startswith((".", "~")) or Path(corpus).exists()
@@ -205,13 +205,13 @@ def _corpus(corpus: str, preset: Preset) -> str:
 
 
 def by_law(preset: Preset, law: Law) -> Preset:
-    """The preset with every size's learning rate and batch as a law has them."""
+    """Returns the preset with every size's learning rate and batch set by a law."""
     sizes = {name: sized_by(size, law, total_parameters(size.dense())) for name, size in preset.sizes.items()}
     return replace(preset, sizes=sizes)
 
 
 def ranks_of(flags: CommonFlags) -> Ranks:
-    """--num-workers as a value, without it 1; ValueError for what it cannot mean. Needs the machine filled in."""
+    """Parses --num-workers, by default 1; ValueError for another form. Needs the machine filled in."""
     number, of_size, seen = 1, {}, set()
     for text in split_list(flags.num_workers):
         size, separator, value = text.rpartition("=")
@@ -229,7 +229,7 @@ def ranks_of(flags: CommonFlags) -> Ranks:
 
 
 def require_ranks(preset: Preset, sizes: tuple[str, ...], ranks: Ranks) -> None:
-    """ValueError unless the ranks are of sizes of the preset, and divide the micro-batch of every chosen one."""
+    """ValueError unless the ranks name sizes of the preset and divide the micro-batch of every chosen size."""
     for name, _ in ranks.of_size:
         require_choice("num_workers", name, tuple(preset.sizes))
     for name in sizes:

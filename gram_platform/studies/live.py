@@ -1,4 +1,4 @@
-"""The live view of a study: a panel on a terminal, plain lines in a job's log."""
+"""Shows how a study goes: a panel on a terminal, or plain lines in a log."""
 
 import sys
 import threading
@@ -17,11 +17,11 @@ from gram_platform.planner import run_flops
 from gram_platform.store import Store
 
 PLAIN_EVERY_S = 15.0
-SILENCE_S = 30.0  # of Ray before the view says so
+SILENCE_S = 30.0  # without news from Ray, before the view warns
 
 
 class LiveView:
-    """Shows what runs, is done and waits, tokens per second, and the time left for each run and for the study."""
+    """Shows a study: numbers of nodes running, done and waiting, tokens per second, and the time left."""
 
     def __init__(self, nodes: list[Node], store: Store):
         self.nodes = {node.id: node for node in nodes}
@@ -47,11 +47,11 @@ class LiveView:
             self.live.stop()
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Prints a line that stays."""
         self.console.print(text, markup=False, highlight=False)
 
     def update(self, progress: Progress, ended: Node | None) -> None:
-        """Called when a node ends and about once a second."""
+        """Shows the progress; called when a node ends and about once a second."""
         self._updated = time.monotonic()
         running = self._running(progress)
         if self.base_flops is None:
@@ -69,19 +69,19 @@ class LiveView:
             self.say(self._summary(progress, running) + (" | " + ", ".join(parts) if parts else ""))
 
     def _watch(self) -> None:
-        """Says it once when no update came for long: a driver whose cluster died hangs before Ray ends it."""
+        """Warns once if there is no update for long: after its cluster dies, a driver hangs before Ray ends it."""
         while not self._ended.wait(1.0):
             if time.monotonic() - self._updated > SILENCE_S:
                 self.say(f"Ray has not answered for {SILENCE_S:.0f} s; without its cluster this ends. {SUBMIT_AGAIN}")
                 return
 
     def _is_training(self, node: Node) -> bool:
-        """Evaluations and attacks are many and short: the summary counts them."""
-        return node.kind == "run" and "elicited" not in dict(node.tags)
+        """Selects the runs that get a line; evaluations and attacks are many and short, and are only counted."""
+        return node.is_run and not node.is_attack
 
     def _running(self, progress: Progress) -> list[tuple[Node, dict]]:
-        """Running nodes with their last heartbeat; those that wait for a process are left out."""
-        nodes = [self.nodes[i] for i in progress.running if self.nodes[i].kind == "run"]
+        """Returns running nodes with their last heartbeat, without those that wait for a process."""
+        nodes = [self.nodes[i] for i in progress.running if self.nodes[i].is_run]
         beats = [(node, self.store.run(node.id).progress()) for node in nodes]
         started = progress.running
         return [(n, b) for n, b in beats if b and b["time"] >= started[n.id] and not b.get("released")]
@@ -116,7 +116,7 @@ class LiveView:
         return done + sum(self.flops[i] * share for i, share in fractions.items())
 
     def _seconds_left(self, progress: Progress, running: list[tuple[Node, dict]]) -> float | None:
-        """From the FLOPs done since the view began; None before there is a rate."""
+        """Estimates from the FLOPs done since the view began; None before there is a rate."""
         fractions = {n.id: beat["step"] / max(beat["num_steps"], 1) for n, beat in running}
         done = self._done_flops(progress, fractions)
         gained, elapsed_s = done - self.base_flops, time.time() - self.started

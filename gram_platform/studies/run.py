@@ -1,20 +1,16 @@
-"""Running studies: flags -> nodes -> data -> graph on Ray -> tables and reports."""
+"""Runs studies: flags -> nodes -> data -> graph on Ray -> tables and reports."""
 
 import time
 from collections.abc import Mapping, Sequence
 
-import ray
-
 from gram_platform.analysis.ratios import MEAN, VARIANT
 from gram_platform.config import CORE
 from gram_platform.config.flops import total_parameters
-from gram_platform.engine.capacity import require_room, widest_missing
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.graph import Progress, run_graph
 from gram_platform.engine.life import NodeLifecycle
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, method_costs, unique
-from gram_platform.pages.results.kinds import AnyResults, result_kind
 from gram_platform.pages.results.record import StudyRecord
 from gram_platform.store import Store
 from gram_platform.store.root import provide_corpus
@@ -23,116 +19,28 @@ from gram_platform.studies.definition import FAMILIES, NOT_REPRODUCED, OURS, Stu
 from gram_platform.studies.dry_run import described
 from gram_platform.studies.flags import CommonFlags, Flags, parse
 from gram_platform.studies.live import LiveView
+from gram_platform.studies.measurements import MEASUREMENTS
 from gram_platform.studies.session import (
     Mirror,
-    connect,
     execution_of,
     exit_with,
     open_tracker,
     refresh_site,
     reporter,
     say,
+    start_ray,
 )
 from gram_platform.studies.supply import require_document_end, require_enough_data, require_supply
 from gram_platform.tracking import Tracker, TrackingUnavailable
 
 
-def record_of(graph: Graph) -> StudyRecord:
-    flags, setting = graph.flags, graph.settings[0]
-    routing, data = setting.routing, ", ".join(graph.data_ids)
-    kinds = dict.fromkeys(cell.routing.accumulation for cell in graph.settings)
-    variants = dict.fromkeys(tags["variant"] for node in graph.entries if "variant" in (tags := dict(node.tags)))
-    ranges = {size: graph.preset.seeds(size, flags.seeds, flags.first_seed) for size in flags.sizes}
-    seeds = seeds_text({size: len(own) for size, own in ranges.items()})
-    first = next(iter(ranges.values())).start
-    facts = (
-        f"Preset {flags.preset}: {FAMILIES[graph.preset.family]}.",
-        f"Corpus {flags.corpus} (data {data}), {seeds} seeds from {first}.",
-        f"Routing: p_as {routing.p_aux_spread}, p_cr {routing.p_core_robust}, p_af {_factors(setting)}, "
-        f"{' or '.join(kinds)} accumulation; compute {'' if setting.equal_compute else 'not '}matched by lambda.",
-    )
-    if graph.preset.family != OURS:
-        facts += (NOT_REPRODUCED,)
-    params = {"preset": flags.preset, "family": graph.preset.family, "data_id": data, "seeds": seeds}
-    params |= {"sizes": ",".join(flags.sizes), "methods": ",".join(flags.methods)}
-    if flags.law:
-        facts += (f"Learning rates and batches by the law {flags.law}.",)
-    if flags.maxent:
-        facts += (f"MaxEnt's rate and weight of every profile from the search {flags.maxent}.",)
-    if flags.start:
-        facts += (f"Training begins with the imported model {flags.start}.",)
-    given = {"law": flags.law, "maxent": flags.maxent, "start": flags.start}
-    params |= {name: value for name, value in given.items() if value}
-    return StudyRecord(
-        name=graph.study.name,
-        title=graph.study.title,
-        question=graph.study.question,
-        facts=facts,
-        params=params,
-        sizes=flags.sizes,
-        parameters={s.size.name: total_parameters(s.size.dense()) for s in graph.settings},
-        profile=graph.study.profile or _compared_profile(setting),
-        entries=tuple(_entry(node) for node in graph.entries),
-        costs=_costs(graph),
-        compare_with=graph.study.compare_with,
-        varies=graph.study.varies,
-        variants=tuple(variants),
-        unit=graph.study.unit,
-        own_baseline=graph.study.own_baseline,
-        measurement=graph.preset.measurement.name,
-        probed=tuple(n.id for n in graph.nodes if n.kind == "run" and n.config.eval_points.num_probes),
-        by_modules=graph.preset.every_subset,
-    )
-
-
-def seeds_text(of_size: Mapping[str, int]) -> str:
-    """The number of seeds, or the most common one and those of other sizes: `3 (2B 1, 5B 1)`."""
-    counts = list(of_size.values())
-    common = max(counts, key=counts.count)
-    others = ", ".join(f"{size} {number}" for size, number in of_size.items() if number != common)
-    return f"{common} ({others})" if others else str(common)
-
-
-def _factors(setting: Setting) -> str:
-    own = "".join(f" ({domain} {factor:.3g})" for domain, factor in setting.aux_factor_of)
-    return f"{setting.aux_factor:.3g}{own}"
-
-
-def _compared_profile(setting: Setting) -> str:
-    """The only profile that is compared, the first of several, or their mean where core alone is among them."""
-    if () in setting.profiles and len(setting.profiles) > 1:
-        return MEAN
-    return "+".join((CORE, *setting.profiles[0]))
-
-
-def _entry(node: Node) -> dict:
-    return {"id": node.id, "kind": node.kind, "tags": dict(node.tags)}
-
-
-def _costs(graph: Graph) -> tuple[dict, ...]:
-    """The cost of every method at every size, and of every variant that has it; seeds cost the same.
-
-    A row of several variants names them all.
-    """
-    pairs = zip(graph.settings, graph.variants, strict=True)
-    cells = {(setting.size.name, variant.name): (setting, variant) for setting, variant in pairs}
-    variants_of: dict[tuple, list[str]] = {}  # by size and cost
-    for (size, name), (setting, variant) in cells.items():
-        for cost in method_costs(setting, [m for m in graph.flags.methods if variant.serves(m)]):
-            variants_of.setdefault((("size", size), *cost.items()), []).append(name)
-    named = [(dict(row), ", ".join(names)) for row, names in variants_of.items()]
-    sizes, methods = graph.flags.sizes, graph.flags.methods
-    named.sort(key=lambda pair: (sizes.index(pair[0]["size"]), methods.index(pair[0]["method"])))
-    return tuple({**row, VARIANT: names} if names else row for row, names in named)
-
-
 def main(study: Study, arguments: list[str] | None = None) -> None:
-    """The entrypoint of an experiment file."""
+    """Runs the command line of an experiment file, and ends the process."""
     exit_with(lambda: run_study(study, parse(study, arguments)))
 
 
 def run_study(study: Study, flags: Flags) -> int:
-    """Runs what is not done yet; returns the exit code. ValueError for bad input, before anything trains."""
+    """Runs whatever is not done; returns the exit code. ValueError for bad input, before anything trains."""
     if flags.dry_run:
         say(described(build_graph(study, flags)))
         return 0
@@ -145,10 +53,10 @@ def run_study(study: Study, flags: Flags) -> int:
 
 
 def provide_data(graphs: Sequence[Graph], store: Store) -> None:
-    """Packs what is not packed yet.
+    """Packs the corpora that are not packed yet.
 
-    ValueError for a run that no number of ranks can hold, and for a label that has too little text: before anything is
-    fetched or packed, as far as that is known then.
+    ValueError for a run that fits no number of ranks, and for a label with too little text; before fetching and packing
+    where that is known by then.
     """
     for graph in graphs:
         require_memory(graph.nodes, graph.flags)
@@ -163,7 +71,7 @@ def provide_data(graphs: Sequence[Graph], store: Store) -> None:
 
 
 class GraphsRun:
-    """One execution of one study or several: their graph, its view, its mirror, and the tables as they fill in."""
+    """Executes the graph of one or more studies, shows and mirrors it, and writes tables as they fill in."""
 
     def __init__(self, graphs: Sequence[Graph], flags: CommonFlags, store: Store, tracker: Tracker):
         self.flags, self.store, self.tracker = flags, store, tracker
@@ -171,14 +79,14 @@ class GraphsRun:
         self.by_id = {node.id: node for node in self.nodes}
         self.records = [record_of(graph) for graph in graphs]
         self.view = LiveView(self.nodes, store)
-        self.unwritten = {  # (study, size) -> its nodes, until its rows are in the table
+        self.unwritten = {  # (study, size) -> ids of nodes, until the table has their rows
             (place, size): {node.id for node in graph.of_size(size)}
             for place, graph in enumerate(graphs)
             for size in graph.flags.sizes
         }
 
     def run(self) -> int:
-        """Executes what is missing and writes every study; returns the exit code. ValueError as `require_room`."""
+        """Executes missing nodes and writes every study; returns the exit code. ValueError as `require_room`."""
         started = time.monotonic()
         execution, resources = self._placed()
         for record in self.records:
@@ -197,14 +105,11 @@ class GraphsRun:
         return 1 if progress.failed else 0
 
     def _placed(self) -> tuple[Execution, Resources]:
-        """How nodes are executed, on a Ray that has room for them; finished studies need no Ray."""
+        """Returns how to execute nodes; starts Ray unless every node is done."""
         lifecycle = NodeLifecycle(self.store)
         if all(lifecycle.result(node) is not None for node in self.nodes):
             return execution_of(self.flags, has_gpu=False)
-        connect()
-        execution, resources = execution_of(self.flags, bool(ray.cluster_resources().get("GPU")))
-        require_room(widest_missing(self.nodes, execution), resources, self.view.say)
-        return execution, resources
+        return start_ray(self.flags, self.nodes, self.view.say)
 
     def _on_change(self, progress: Progress, ended: Node | None) -> None:
         self.view.update(progress, ended)
@@ -215,19 +120,19 @@ class GraphsRun:
         full = [part for part, ids in self.unwritten.items() if ended.id in ids and ids <= progress.done]
         for part in full:
             del self.unwritten[part]
-        for place in dict.fromkeys(place for place, _ in full if self.unwritten):  # else the end is near
+        for place in dict.fromkeys(place for place, _ in full if self.unwritten):  # the last table comes at the end
             try:
                 self._write_partial(self.records[place], progress)
-            except Exception as error:  # what trains must not end with a table; the end tries again, and says so
+            except Exception as error:  # a table must not stop training; it is tried again at the end
                 self.view.say(f"no table so far: {type(error).__name__}: {error}")
 
     def _write_partial(self, record: StudyRecord, progress: Progress) -> None:
-        """The table and report so far, from the run directories: the mirror may be behind."""
-        kind = result_kind(record)
-        results = kind.read(record, self.store, None, "the study is running")
+        """Writes the table and report so far from the run directories, since MLflow may be behind."""
+        measurement = MEASUREMENTS[record.measurement]
+        results = measurement.read(record, self.store, None, "the study is running")
         if results is not None:
-            paths = kind.write(record, self.store, results, progress.failed, None)
-            self.view.say(f"\n{kind.text(record, results)}\nso far: {paths['report.html']}\n")
+            paths = measurement.write(record, self.store, results, progress.failed, None)
+            self.view.say(f"\n{measurement.text(record, results)}\nso far: {paths['report.html']}\n")
 
     def _report(self, progress: Progress, elapsed_s: float) -> None:
         say = self.view.say
@@ -240,20 +145,20 @@ class GraphsRun:
 
     def _finish(self, record: StudyRecord, is_mirrored: bool, progress: Progress) -> None:
         say, uri = self.view.say, self.flags.tracking_uri if is_mirrored else None
-        kind = result_kind(record)
-        results = kind.read(record, self.store, uri, "MLflow is away")
+        measurement = MEASUREMENTS[record.measurement]
+        results = measurement.read(record, self.store, uri, "MLflow is away")
         if results is None:
             say(f"{record.name}: no table: no baseline is complete with its evaluation yet")
             return
         paths = self._write(record, results, progress)
-        say(f"\n{record.title}\n{kind.text(record, results)}\n")
+        say(f"\n{record.title}\n{measurement.text(record, results)}\n")
         if results.source != "MLflow":
             say(f"read from {results.source}")
         for name, path in paths.items():
             say(f"{name:12} {path}")
 
-    def _write(self, record: StudyRecord, results: AnyResults, progress: Progress) -> dict[str, str]:
-        write = result_kind(record).write
+    def _write(self, record: StudyRecord, results, progress: Progress) -> dict[str, str]:
+        write = MEASUREMENTS[record.measurement].write
         try:
             return write(record, self.store, results, progress.failed, self.tracker)
         except TrackingUnavailable as error:
@@ -263,3 +168,85 @@ class GraphsRun:
     def _mlflow_command(self) -> str:
         uri = self.flags.tracking_uri
         return uri if uri.startswith("http") else f"mlflow ui --backend-store-uri {uri}"
+
+
+# ------------------------------------------------------------------------------------------------------------- record
+
+
+SOURCES = {  # flags that name where numbers of a study are from
+    "law": "Learning rates and batches by the law {}.",
+    "maxent": "MaxEnt's rate and weight of every profile from the search {}.",
+    "start": "Training begins with the imported model {}.",
+}
+
+
+def record_of(graph: Graph) -> StudyRecord:
+    """Describes a study for its tables and report, with the facts of its flags and preset."""
+    flags, setting = graph.flags, graph.settings[0]
+    routing, data = setting.routing, ", ".join(graph.data_ids)
+    kinds = dict.fromkeys(each.routing.accumulation for each in graph.settings)
+    variants = dict.fromkeys(names["variant"] for node in graph.entries if "variant" in (names := node.names))
+    ranges = {size: graph.preset.seeds(size, flags.seeds, flags.first_seed) for size in flags.sizes}
+    seeds = seeds_text({size: len(found) for size, found in ranges.items()})
+    first = next(iter(ranges.values())).start
+    facts = (
+        f"Preset {flags.preset}: {FAMILIES[graph.preset.family]}.",
+        f"Corpus {flags.corpus} (data {data}), {seeds} seeds from {first}.",
+        f"Routing: p_as {routing.p_aux_spread}, p_cr {routing.p_core_robust}, p_af {_factors(setting)}, "
+        f"{' or '.join(kinds)} accumulation; compute {'' if setting.equal_compute else 'not '}matched by lambda.",
+    )
+    if graph.preset.family != OURS:
+        facts += (NOT_REPRODUCED,)
+    params = {"preset": flags.preset, "family": graph.preset.family, "data_id": data, "seeds": seeds}
+    params |= {"sizes": ",".join(flags.sizes), "methods": ",".join(flags.methods)}
+    for name, sentence in SOURCES.items():
+        if source := getattr(flags, name):
+            facts += (sentence.format(source),)
+            params[name] = source
+    return StudyRecord(
+        **graph.study.description,
+        facts=facts,
+        params=params,
+        sizes=flags.sizes,
+        parameters={s.size.name: total_parameters(s.size.dense()) for s in graph.settings},
+        profile=graph.study.profile or _compared_profile(setting),
+        entries=tuple({"id": node.id, "kind": node.kind, "tags": node.names} for node in graph.entries),
+        costs=_costs(graph),
+        variants=tuple(variants),
+        measurement=graph.preset.measurement.name,
+        probed=tuple(n.id for n in graph.nodes if n.is_run and n.config.eval_points.num_probes),
+        by_modules=graph.preset.every_subset,
+    )
+
+
+def seeds_text(of_size: Mapping[str, int]) -> str:
+    """Returns the most common number of seeds, then those of other sizes: `3 (2B 1, 5B 1)`."""
+    counts = list(of_size.values())
+    common = max(counts, key=counts.count)
+    others = ", ".join(f"{size} {number}" for size, number in of_size.items() if number != common)
+    return f"{common} ({others})" if others else str(common)
+
+
+def _factors(setting: Setting) -> str:
+    exceptions = "".join(f" ({domain} {factor:.3g})" for domain, factor in setting.aux_factor_of)
+    return f"{setting.aux_factor:.3g}{exceptions}"
+
+
+def _compared_profile(setting: Setting) -> str:
+    """Returns the first compared profile, or `mean` if core alone is one of several."""
+    if () in setting.profiles and len(setting.profiles) > 1:
+        return MEAN
+    return "+".join((CORE, *setting.profiles[0]))
+
+
+def _costs(graph: Graph) -> tuple[dict, ...]:
+    """Returns the cost of every method at every size, one row for all variants of equal cost; seeds cost the same."""
+    cells = {(setting.size.name, setting.variant): setting for setting in graph.settings}
+    variants_of: dict[tuple, list[str]] = {}  # by size and cost
+    for (size, name), setting in cells.items():
+        for cost in method_costs(setting, graph.methods_of(setting)):
+            variants_of.setdefault((("size", size), *cost.items()), []).append(name)
+    named = [(dict(row), ", ".join(names)) for row, names in variants_of.items()]
+    sizes, methods = graph.flags.sizes, graph.flags.methods
+    named.sort(key=lambda pair: (sizes.index(pair[0]["size"]), methods.index(pair[0]["method"])))
+    return tuple({**row, VARIANT: names} if names else row for row, names in named)

@@ -1,4 +1,4 @@
-"""What every entrypoint does: exit codes, Ray, the tracking database, and progress of long preparations."""
+"""Starts and ends a command: exit codes, Ray, the tracking database, MLflow's mirror, the site."""
 
 import contextlib
 import errno
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import ray
 
+from gram_platform.engine.capacity import require_room, widest_missing
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.graph import SUBMIT_AGAIN, ClusterLost
 from gram_platform.methods.nodes import Node
@@ -26,10 +27,9 @@ DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 def exit_with(work: Callable[[], int]) -> None:
-    """Ends the process.
+    """Ends the process with an exit code.
 
-    Exit code 0: complete; 1: some nodes failed, Ray is gone, or a disk takes no more; 2: bad input, nothing done;
-    130: interrupted by SIGINT.
+    0: complete; 1: some nodes failed, Ray is gone, or a disk is full; 2: bad input, nothing done; 130: interrupted.
     """
     try:
         outcome = work()
@@ -55,15 +55,15 @@ def say(text: str) -> None:
 
 
 def connect() -> None:
-    """Joins the job's or the machine's cluster, else starts a local one."""
+    """Connects to the Ray cluster of the job or machine, or starts a local one."""
     if not ray.is_initialized():
-        # without this Ray warns that a task of no GPU will one day keep the ones it sees
+        # silences a warning of Ray about tasks without a GPU
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         ray.init(log_to_driver=False, logging_level=logging.WARNING)
 
 
 def execution_of(flags: CommonFlags, has_gpu: bool) -> tuple[Execution, Resources]:
-    """How the flags want nodes executed, and what Ray reserves for a rank. `has_gpu`: whether Ray has one now."""
+    """Returns how the flags execute nodes, and the resources of a rank. `has_gpu`: whether Ray has a GPU now."""
     device = flags.device or ("cuda" if has_gpu else "cpu")
     execution = Execution(
         flags.storage,
@@ -77,13 +77,21 @@ def execution_of(flags: CommonFlags, has_gpu: bool) -> tuple[Execution, Resource
     return execution, Resources(float(flags.threads), float(device == "cuda"))
 
 
+def start_ray(flags: CommonFlags, nodes: Iterable[Node], say: Callable[[str], None]) -> tuple[Execution, Resources]:
+    """Connects to Ray; returns how to execute nodes there. ValueError if no machine has room for the widest one."""
+    connect()
+    execution, resources = execution_of(flags, bool(ray.cluster_resources().get("GPU")))
+    require_room(widest_missing(nodes, execution), resources, say)
+    return execution, resources
+
+
 SITE_VARIABLE = "GRAM_SITE"  # 0: studies and searches leave the site alone
 SITE_TIMEOUT_S = 600.0
 
 
 @contextlib.contextmanager
 def one_site(flags: CommonFlags, say: Callable[[str], None]) -> Iterator[None]:
-    """What happens inside leaves the site alone; it is built once afterwards."""
+    """Builds the site once after the block, and not inside it."""
     before = os.environ.get(SITE_VARIABLE)
     os.environ[SITE_VARIABLE] = "0"
     try:
@@ -96,12 +104,12 @@ def one_site(flags: CommonFlags, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def refresh_site(flags: CommonFlags, say: Callable[[str], None]) -> None:
-    """Builds the storage's site in a process of its own, only what has changed; says where it is, or why it is not."""
+    """Updates the storage's site in a separate process; announces its address, or the failure."""
     if os.environ.get(SITE_VARIABLE) == "0":
         return
     package = str(Path(__file__).resolve().parents[2])
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([package, os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-m", "gram_platform.pages.site", flags.storage, flags.tracking_uri]
+    command = [sys.executable, "-m", "gram_platform.studies.site", flags.storage, flags.tracking_uri]
     try:
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=SITE_TIMEOUT_S, check=False
@@ -109,12 +117,12 @@ def refresh_site(flags: CommonFlags, say: Callable[[str], None]) -> None:
     except subprocess.TimeoutExpired:
         say(f"the site was not built within {SITE_TIMEOUT_S:.0f} s; `gram report` builds it")
         return
-    lines = (done.stderr if done.returncode else done.stdout).strip().splitlines() or ["no word"]
+    lines = (done.stderr if done.returncode else done.stdout).strip().splitlines() or ["no output"]
     say(f"the site was not built ({lines[-1]})" if done.returncode else f"{'site':12} {lines[-1]}")
 
 
 def open_tracker(flags: CommonFlags) -> Tracker:
-    """The tracker with its database made; a server that is away is announced and tried again later."""
+    """Opens the tracker and prepares its database; announces a server that is away, which is tried again later."""
     tracker = Tracker(flags.tracking_uri)
     try:
         tracker.prepare_database()
@@ -124,7 +132,7 @@ def open_tracker(flags: CommonFlags) -> Tracker:
 
 
 def reporter() -> Callable[[str, int, int | None], None]:
-    """Progress of long reading and packing, a line every few seconds."""
+    """Returns a function that prints the progress of reading and packing every few seconds."""
     last = time.monotonic()
 
     def report(what: str, done: int, total: int | None) -> None:
@@ -141,7 +149,7 @@ LIVE_EVERY_S = 20.0  # how often the curves of running nodes are sent
 
 
 class Mirror:
-    """Mirrors nodes as they end, and running ones now and then. A server that is away is reported once."""
+    """Mirrors nodes to MLflow as they end, and running ones regularly; reports once that the server is away."""
 
     def __init__(self, tracker: Tracker, store: Store, say: Callable[[str], None]):
         self.tracker, self.store, self.say = tracker, store, say
@@ -156,11 +164,11 @@ class Mirror:
         self._queue.put(node)
 
     def watch(self, running: Iterable[Node]) -> None:
-        """The nodes whose committed metrics are sent while they run."""
+        """Sets the running nodes whose committed metrics are sent."""
         self._running = tuple(running)
 
     def finish(self, ids: Iterable[str]) -> bool:
-        """Waits for what is queued, then sends whatever these nodes still lack; False if MLflow is away."""
+        """Waits for the queue, then sends whatever MLflow lacks of these nodes; False if MLflow is away."""
         self._queue.put(None)
         self._thread.join()
         try:
@@ -184,7 +192,7 @@ class Mirror:
 
     def _send(self, node: Node) -> None:
         try:
-            if node.kind == "run":
+            if node.is_run:
                 self.tracker.mirror_run(self.store.run(node.id))
             else:
                 self.tracker.mirror_evaluation(self.store.evaluation(node.id))

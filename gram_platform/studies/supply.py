@@ -1,7 +1,7 @@
-"""What a study's corpora can serve: known before anything is fetched or packed, and exactly once it is packed."""
+"""Checks that corpora have enough text for a study: roughly before packing, and exactly afterwards."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gram_platform.config.identity import invalid
 from gram_platform.corpora import CorpusRecipe, PackedCorpus
@@ -15,18 +15,18 @@ from gram_platform.studies.flags import CommonFlags
 
 @dataclass(frozen=True)
 class Shortage:
-    """A label with too little text in a split, in tokens, at the first of the sizes that it stops."""
+    """A label with too little text in a split, in tokens needed and available at the first of its sizes."""
 
     domain: str
     split: str
-    available: int  # about, as far as is known before packing
+    available: int  # an estimate before packing
     needed: int
     sizes: tuple[str, ...]
-    is_certain: bool  # or it depends on how many bytes a token has
+    is_certain: bool  # False: depends on the bytes of a token
 
     @property
     def text(self) -> str:
-        """One line for people."""
+        """Returns one line for people."""
         use = "training" if self.split == "train" else self.split
         amounts = f"about {self.available:,} tokens for {use}, {self.sizes[0]} needs {self.needed:,}"
         verb = "stops at" if self.is_certain else "may stop at"
@@ -34,30 +34,26 @@ class Shortage:
 
 
 def needed_sequences(nodes: Iterable[Node], data_id: str) -> dict[str, int]:
-    """Training sequences of each domain that the runs on these data draw from."""
+    """Returns the training sequences of each domain from which the runs on these data draw."""
     needed: dict[str, int] = {}
     for node in nodes:
-        if node.kind == "run" and node.config.data.data_id == data_id:
+        if node.is_run and node.config.data.data_id == data_id:
             for part in (part for budget in node.config.data.domains for part in budget.pool):
                 needed[part.domain] = max(needed.get(part.domain, 0), part.first + part.num_sequences)
     return needed
 
 
 def shortages(nodes: Sequence[Node], preset: Preset, recipes: Mapping[str, Sequence[CorpusRecipe]]) -> list[Shortage]:
-    """Every label and split that a size needs more of than there is; `recipes` are each size's, one a variant."""
+    """Returns every label and split of which a size needs too much; `recipes` of each size: one for each variant."""
     found: dict[tuple[str, str, bool], Shortage] = {}
-    for size, own in recipes.items():
-        of_size = [node for node in nodes if dict(node.tags)["size"] == size]
-        for short in (short for recipe in own for short in _of_recipe(of_size, recipe, size, preset)):
+    for size, recipes_of_size in recipes.items():
+        of_size = [node for node in nodes if node.size == size]
+        for short in (short for recipe in recipes_of_size for short in _of_recipe(of_size, recipe, size, preset)):
             key = (short.domain, short.split, short.is_certain)
             first = found.setdefault(key, short)
             if size not in first.sizes:
-                found[key] = _with_size(first, size)
+                found[key] = replace(first, sizes=(*first.sizes, size))
     return sorted(found.values(), key=lambda short: not short.is_certain)
-
-
-def _with_size(short: Shortage, size: str) -> Shortage:
-    return Shortage(short.domain, short.split, short.available, short.needed, (*short.sizes, size), short.is_certain)
 
 
 def _of_recipe(nodes: Sequence[Node], recipe: CorpusRecipe, size: str, preset: Preset) -> Iterator[Shortage]:
@@ -75,14 +71,14 @@ def _of_recipe(nodes: Sequence[Node], recipe: CorpusRecipe, size: str, preset: P
 def require_supply(
     nodes: Sequence[Node], preset: Preset, flags: CommonFlags, recipes: Mapping[str, Sequence[CorpusRecipe]]
 ) -> None:
-    """ValueError for a label that has too little text whatever its tokenizer; nothing is fetched or packed yet."""
+    """ValueError for a label with too little text under any tokenizer; needs no packed data."""
     certain = [short.text for short in shortages(nodes, preset, recipes) if short.is_certain]
     if certain:
         raise invalid("corpus", flags.corpus, "a corpus with enough text of every label.\n  " + "\n  ".join(certain))
 
 
 def require_enough_data(nodes: Iterable[Node], preset: Preset, flags: CommonFlags, corpus: PackedCorpus) -> None:
-    """ValueError when a label has too few sequences for its budget or its validation set; nothing has trained yet."""
+    """ValueError for a label with too few packed sequences for its budget or validation set."""
     needed = needed_sequences(nodes, corpus.data_id)
     for domain in corpus.domains:
         for split, wanted in (("train", needed.get(domain, 0)), ("validation", preset.most_eval_sequences)):
@@ -94,20 +90,20 @@ def require_enough_data(nodes: Iterable[Node], preset: Preset, flags: CommonFlag
 
 
 def require_document_end(nodes: Iterable[Node], corpus: PackedCorpus) -> None:
-    """ValueError when runs that must not attend across documents name another end of text than the corpus has."""
-    runs = (node.config for node in nodes if node.kind == "run" and node.config.data.data_id == corpus.data_id)
+    """ValueError if runs without attention across documents name another end of text than the corpus."""
+    runs = (node.config for node in nodes if node.is_run and node.config.data.data_id == corpus.data_id)
     named = {run.model.document_end for run in runs} - {-1}
     end = end_of_text_id(load_tokenizer(corpus.tokenizer_path)) if named else -1
-    for own in named - {end}:
-        raise invalid("model.document_end", own, f"the token that ends texts in {corpus.tokenizer_path}, {end}")
+    for wrong in named - {end}:
+        raise invalid("model.document_end", wrong, f"the token that ends texts in {corpus.tokenizer_path}, {end}")
 
 
 def supply_lines(nodes: Sequence[Node], preset: Preset, recipes: Mapping[str, Sequence[CorpusRecipe]]) -> list[str]:
-    """For a dry run: what each size fetches from the hub, and what there is too little of."""
+    """Returns a dry run's lines on the text that each size fetches from the hub, and on shortages."""
     lines, most = [], {}
-    for size, own in recipes.items():
+    for size, recipes_of_size in recipes.items():
         fetched: dict = {}
-        for source in (recipe.source for recipe in own if isinstance(recipe.source, HubSource)):
+        for source in (recipe.source for recipe in recipes_of_size if isinstance(recipe.source, HubSource)):
             for row, num_bytes in zip(source.rows, source.expected_bytes, strict=True):
                 key = str(row.identity)
                 fetched[key] = max(fetched.get(key, 0), num_bytes)
@@ -118,4 +114,4 @@ def supply_lines(nodes: Sequence[Node], preset: Preset, recipes: Mapping[str, Se
         lines.append(f"text to fetch for all sizes, which share it: {sum(most.values()):,} bytes")
     short = shortages(nodes, preset, recipes)
     heads = {True: "shortage", False: "possible shortage"}
-    return [*lines, *(f"{heads[own.is_certain]}: {own.text}" for own in short)]
+    return [*lines, *(f"{heads[shortage.is_certain]}: {shortage.text}" for shortage in short)]

@@ -17,7 +17,7 @@ from gram_platform.analysis.trials import (
     pareto_front,
     running_best,
 )
-from gram_platform.studies.searches.history import MIN_TRIALS, importances, trials_frame, why_no_importances
+from gram_platform.studies.searches.optuna_studies import MIN_TRIALS, importances, trials_frame, why_no_importances
 
 OBJECTIVES = {"core": "max", "retain": "max", "elicited": "min"}
 REFERENCE = {"core": 0.0, "retain": 0.0, "elicited": 1.0}

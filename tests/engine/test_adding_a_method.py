@@ -18,7 +18,7 @@ def test_a_method_is_one_function_and_one_line(execution, setting, monkeypatch):
     monkeypatch.setitem(METHODS, "core_only", core_only)
     run, evaluation = nodes = method_nodes("core_only", setting)
     require_closed(nodes)
-    execute_run(run.config, dict(run.tags), execution)
-    losses = execute_evaluation(evaluation.config, dict(evaluation.tags), execution)["losses"]
+    execute_run(run.config, run.names, execution)
+    losses = execute_evaluation(evaluation.config, evaluation.names, execution)["losses"]
     assert set(losses) == set(setting.num_sequences)
-    assert dict(evaluation.tags)["profile"] == "core"
+    assert evaluation.names["profile"] == "core"

@@ -39,7 +39,7 @@ def execute(nodes, execution):
         assert ready, "a cycle"
         for node in ready:
             run = execute_run if node.kind == "run" else execute_evaluation
-            run(node.config, dict(node.tags), execution)
+            run(node.config, node.names, execution)
             done.add(node.id)
 
 
@@ -54,7 +54,7 @@ def test_runs_views_and_attacks(method, cell, execution):
     cell = mild(method, cell)
     nodes = method_nodes(method, cell)
     require_closed(nodes)
-    trained = [n for n in nodes if n.kind == "run" and "elicited" not in dict(n.tags)]
+    trained = [n for n in nodes if n.is_run and not n.is_attack]
     views = [n for n in nodes if n.kind == "evaluation"]
     execute([*trained, *views], execution)
     store = Store(execution.storage)
@@ -65,13 +65,13 @@ def test_runs_views_and_attacks(method, cell, execution):
     for run_id, bytes_before in before.items():  # an attack never touches its parent
         assert store.run(run_id).folder.read("result.json") == bytes_before
         assert all(torch.equal(w, weights[run_id][n]) for n, w in store.run(run_id).weights().items())
-    attacked = [n for n in nodes if "elicited" in dict(n.tags)]
+    attacked = [n for n in nodes if n.is_attack]
     assert bool(attacked) == (method != "baseline")
     for node in attacked:
         final = store.run(node.id).result()["final"]
-        domain = dict(node.tags)["elicited"]
+        domain = node.names["elicited"]
         assert final[f"best/loss/{domain}"] <= final[f"validation/loss/{domain}"]
-        assert domain not in dict(node.tags)["retained"].split(",")
+        assert domain not in node.names["retained"].split(",")
 
 
 @torch.no_grad()

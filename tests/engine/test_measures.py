@@ -16,7 +16,7 @@ from gram_platform.pages.report.samples import read_samples, samples_sections, s
 from gram_platform.pages.results.record import StudyRecord
 from gram_platform.planner import Ranks
 from gram_platform.store import Store
-from gram_platform.studies.definition import Samples
+from gram_platform.studies.measurements import Samples
 
 NUM_SEQUENCES = 5
 
@@ -89,8 +89,8 @@ def test_a_page_of_continuations_has_a_row_of_core_for_every_profile(setting, ex
     nodes = Samples(6, 20, (0,), compared_only=True).nodes("gram", dataclasses.replace(setting, profiles=((kept,),)))
     for node in nodes:
         execute = execute_run if node.kind == "run" else execute_evaluation
-        execute(node.config, dict(node.tags), execution)
-    entries = tuple({"id": node.id, "kind": node.kind, "tags": dict(node.tags)} for node in nodes)
+        execute(node.config, node.names, execution)
+    entries = tuple({"id": node.id, "kind": node.kind, "tags": node.names} for node in nodes)
     record = StudyRecord("samples", "Samples", "?", (), {}, ("tiny",), {"tiny": 1}, "mean", entries)
     results = read_samples(record, execution.store(), None)
     found = results.samples[["domain", "profile", "topic"]].itertuples(index=False, name=None)

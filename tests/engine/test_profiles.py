@@ -84,7 +84,7 @@ def test_tasks(setting, execution):
     sizes = sorted(len(task) for task in study._tasks(nodes))
     num_views = len(method_nodes("gram", setting)) - 1
     assert sizes == [1, 1, num_views, num_views]
-    study.alone |= {node.id for node in nodes if dict(node.tags)["seed"] == "1"}
+    study.alone |= {node.id for node in nodes if node.names["seed"] == "1"}
     assert sorted(len(task) for task in study._tasks(nodes)) == [*[1] * (2 + num_views), num_views]
 
 

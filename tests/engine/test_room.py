@@ -50,7 +50,7 @@ def test_room_is_counted_in_ranks(nodes, execution, monkeypatch, now, most, in_f
     study.waiting = [node for node in nodes if node.id not in study.in_flight]
     before = set(study.in_flight)
     study.advance()
-    started = [dict(task[0].tags)["size"] for node_id, task in study.in_flight.items() if node_id not in before]
+    started = [task[0].size for node_id, task in study.in_flight.items() if node_id not in before]
     assert Counter(started) == handed
 
 

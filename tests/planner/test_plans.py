@@ -139,7 +139,7 @@ def test_the_dry_run_says_what_sharing_saves(storage):
 def test_the_dry_runs_memory_is_the_planners(storage):
     graph = graph_of(storage, "--preset", "paper", "--sizes", "800M", "--num-workers", "8", "--seeds", "1")
     text = describe(graph)
-    baseline = next(n.config for n in graph.nodes if n.kind == "run" and dict(n.tags)["method"] == "baseline")
+    baseline = next(n.config for n in graph.nodes if n.kind == "run" and n.method == "baseline")
     memory = rank_memory(baseline, 8)
     line = next(line for line in text[text.index("memory of one") :].splitlines() if line.startswith("baseline"))
     ranks, sequences, passes, *parts = line.split()[2:]
@@ -181,14 +181,14 @@ def test_the_dry_run_and_the_simulation_have_the_studys_ranks(storage):
     graph = graph_of(storage, *words, "--num-workers", "800M=4", "5B=auto", "--machine", "h200")
     lines = describe(graph).partition("memory of one")[2].splitlines()
     shown = {tuple(line.split()[:2]): line.split()[2] for line in lines if line.startswith(("baseline  ", "gram  "))}
-    trained = [n for n in graph.nodes if n.kind == "run" and "elicited" not in dict(n.tags)]
-    runs = {(dict(n.tags)["method"], dict(n.tags)["size"]): n for n in trained}
+    trained = [n for n in graph.nodes if n.is_run and not n.is_attack]
+    runs = {(n.method, n.size): n for n in trained}
     fewest = {key: str(fewest_ranks(runs[key].config, MACHINES["h200"])) for key in shown}
     assert shown == {key: "4" if key[1] == "800M" else fewest[key] for key in runs}
     tasks = {t.id: t for t in planned(graph.nodes, MACHINES["h200"], 0.4, planned_ranks(graph.flags))}
     assert {key: str(tasks[node.id].ranks) for key, node in runs.items()} == shown
     execution, _ = execution_of(graph.flags, has_gpu=True)
-    ranks = {key: str(execution.of_node(n.config, dict(n.tags)).num_ranks) for key, n in runs.items()}
+    ranks = {key: str(execution.of_node(n.config, n.names).num_ranks) for key, n in runs.items()}
     assert ranks == shown
 
 

@@ -25,12 +25,12 @@ def study(setting, execution):
     """(storage, id of the GRAM run): baseline and GRAM trained and evaluated, as a study's record names them."""
     nodes = [*method_nodes("baseline", setting), *method_nodes("gram", setting)]
     for node in nodes:
-        (execute_run if node.kind == "run" else execute_evaluation)(node.config, dict(node.tags), execution)
-    entries = tuple({"id": node.id, "kind": node.kind, "tags": dict(node.tags)} for node in nodes)
+        (execute_run if node.kind == "run" else execute_evaluation)(node.config, node.names, execution)
+    entries = tuple({"id": node.id, "kind": node.kind, "tags": node.names} for node in nodes)
     size = setting.size.name
     record = StudyRecord("scaling", "Scaling", "?", ("A fact.",), {}, (size,), {size: 1}, "mean", entries)
     execution.store().study_dir("scaling").write("study.json", record.to_json())
-    gram_run = next(n.id for n in nodes if n.kind == "run" and dict(n.tags)["method"] == "gram")
+    gram_run = next(n.id for n in nodes if n.kind == "run" and n.method == "gram")
     return execution.storage, gram_run
 
 

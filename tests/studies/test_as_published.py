@@ -24,7 +24,7 @@ from gram_platform.studies.definition import AS_RUN, PAPER, MaxEntRanges
 from gram_platform.studies.flags import Flags, checked
 from gram_platform.studies.library import scaling
 from gram_platform.studies.run import record_of
-from gram_platform.studies.searches.hyperparams_problem import KNOBS
+from gram_platform.studies.searches.hyperparams_trials import KNOBS
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = ROOT.parent / "shared" / "data" / "published" / "settings.jsonl"

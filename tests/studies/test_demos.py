@@ -47,7 +47,7 @@ def test_a_preset_may_have_fewer_methods_and_the_flag_adds_them():
 def test_demos_share_the_runs_of_the_scaling_demo(tmp_path):
     def runs(name, method):
         nodes = (node for node in graph(name, tmp_path).nodes if node.kind == "run")
-        return {n.id for n in nodes if dict(n.tags)["method"] == method and "elicited" not in dict(n.tags)}
+        return {n.id for n in nodes if n.method == method and not n.is_attack}
 
     for name in ("stories", "dual_use", "architecture"):
         for method in ("baseline", "gram"):

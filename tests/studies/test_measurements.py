@@ -17,14 +17,13 @@ from gram_platform.methods import METHODS, Setting
 from gram_platform.methods.nodes import method_nodes, require_closed
 from gram_platform.methods.setting import Elicitation, Options
 from gram_platform.pages.report.localization import increases_frame, shaded_html
-from gram_platform.pages.results.kinds import result_kind
 from gram_platform.pages.results.record import load_record
 from gram_platform.store import Store
 from gram_platform.studies.build import build_graph
-from gram_platform.studies.definition import Samples, TokenIncreases
 from gram_platform.studies.dry_run import describe
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library import samples
+from gram_platform.studies.measurements import MEASUREMENTS, Samples, TokenIncreases
 from gram_platform.studies.supply import shortages
 from gram_platform.tracking import default_tracking_uri
 from tests.studies.processes import submit
@@ -50,13 +49,13 @@ SETTING = Setting(
 def test_the_runs_are_those_of_the_study_of_losses(method, measurement):
     nodes, others = measurement.nodes(method, SETTING), method_nodes(method, SETTING)
     require_closed(nodes)
-    runs = [node for node in others if node.kind == "run" and "elicited" not in dict(node.tags)]
+    runs = [node for node in others if node.is_run and not node.is_attack]
     assert [node for node in nodes if node.kind == "run"] == runs
-    tags = [dict(node.tags) for node in nodes if node.kind == "evaluation"]
+    tags = [node.names for node in nodes if node.kind == "evaluation"]
     assert tags
     assert {own["measure"] for own in tags} == {measurement.name}
-    views = {(n.config.view, dict(n.tags)["profile"]) for n in others if n.kind == "evaluation"}
-    assert {(n.config.view, dict(n.tags)["profile"]) for n in nodes if n.kind == "evaluation"} <= views
+    views = {(n.config.view, n.names["profile"]) for n in others if n.kind == "evaluation"}
+    assert {(n.config.view, n.names["profile"]) for n in nodes if n.kind == "evaluation"} <= views
 
 
 def test_what_is_asked_of_a_view():
@@ -65,7 +64,7 @@ def test_what_is_asked_of_a_view():
     assert {(config.domains, config.num_sequences) for config in tokens} == {(AUXILIARY, 4)}
     assert len(tokens) == 4  # core, two single domains, all
     nodes = Samples(8, 16, documents=(3,)).nodes("gram", SETTING)
-    asked = {dict(n.tags)["profile"]: n.config for n in nodes if n.kind == "evaluation"}
+    asked = {n.names["profile"]: n.config for n in nodes if n.kind == "evaluation"}
     assert {profile: config.domains for profile, config in asked.items()} == {
         "core": AUXILIARY,
         "core+airport": ("airport",),
@@ -86,7 +85,7 @@ def test_the_compared_views_continue_core_too():
         "filtering": {"core": (CORE, "beach"), "core+beach": (CORE, "beach")},
     }.items():
         nodes = Samples(8, 16, compared_only=True).nodes(method, compared)
-        assert {dict(n.tags)["profile"]: n.config.domains for n in nodes if n.kind == "evaluation"} == expected
+        assert {n.names["profile"]: n.config.domains for n in nodes if n.kind == "evaluation"} == expected
 
 
 def test_python_and_cpp_from_the_packages_on_this_disk(storage):
@@ -94,7 +93,7 @@ def test_python_and_cpp_from_the_packages_on_this_disk(storage):
     graph = build_graph(samples.STUDY, parse(samples.STUDY, ["--preset", "installed"]))
     evaluations = [node for node in graph.nodes if node.kind == "evaluation"]
     assert {node.config.domains for node in evaluations} == {(CORE, "cpp")}
-    profiles = [dict(node.tags)["profile"] for node in evaluations if dict(node.tags)["method"] == "filtering"]
+    profiles = [node.names["profile"] for node in evaluations if node.method == "filtering"]
     assert sorted(profiles) == ["core", "core+cpp"]
     assert not shortages(graph.nodes, graph.preset, graph.recipes)
     other = build_graph(samples.STUDY, parse(samples.STUDY, ["--preset", "installed", "--retain", "stubs"]))
@@ -164,9 +163,9 @@ def test_both_studies_from_end_to_end(tmp_path):
     assert samples["continuation"].notna().all()
     before = (tokens / "table.csv").read_bytes()
     record = load_record(store, "token_localization")
-    kind = result_kind(record)
-    results = kind.read(record, store, default_tracking_uri(store.root))
+    measurement = MEASUREMENTS[record.measurement]
+    results = measurement.read(record, store, default_tracking_uri(store.root))
     assert results.source == "MLflow"
     assert results.claims["explanation"].tolist() == [""] * len(results.claims)
-    kind.write(record, store.open_for_writing(), results, {}, None)
+    measurement.write(record, store.open_for_writing(), results, {}, None)
     assert (tokens / "table.csv").read_bytes() == before

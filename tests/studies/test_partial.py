@@ -3,22 +3,22 @@
 from types import SimpleNamespace
 
 from gram_platform.engine.graph import Progress
-from gram_platform.studies import run as study_run
+from gram_platform.studies.measurements import MEASUREMENTS
 from gram_platform.studies.run import GraphsRun
 
 
 def test_a_table_that_cannot_be_made_is_said_and_ends_nothing(monkeypatch):
     """The study's driver goes on: the error is in the table's way, not in that of what trains."""
 
-    def result_kind(record):
+    def read(*_):
         raise ZeroDivisionError("a fit of nothing")
 
-    monkeypatch.setattr(study_run, "result_kind", result_kind)
+    monkeypatch.setitem(MEASUREMENTS, "losses", SimpleNamespace(read=read))
     said, sent = [], []
     driver = object.__new__(GraphsRun)
     driver.view = SimpleNamespace(update=lambda progress, ended: None, say=said.append)
     driver.mirror = SimpleNamespace(watch=lambda nodes: None, ended=sent.append)
-    driver.by_id, driver.records = {}, [SimpleNamespace(name="scaling")]
+    driver.by_id, driver.store, driver.records = {}, None, [SimpleNamespace(name="scaling", measurement="losses")]
     driver.unwritten = {(0, "tiny"): {"first"}, (0, "small"): {"second"}}
     node = SimpleNamespace(id="first")
     driver._on_change(Progress([], done={"first"}), node)

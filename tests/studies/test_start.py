@@ -45,7 +45,7 @@ def test_what_has_no_origin_begins_with_the_import(imported):
     assert set(begins) == {View.of(import_id)}
     assert {run.model.d_mlp for run in begins.values()} == {model["d_mlp"]}
     assert all(node.needs for node in graph.nodes if node.config not in begins.values() and node.kind == "evaluation")
-    (size,) = {dict(node.tags)["size"] for node in graph.nodes}
+    (size,) = {node.size for node in graph.nodes}
     assert size.startswith("imported-")
     assert graph.flags.sizes == (size,)
     tokenizer = Store(storage).imported(import_id).result()["tokenizer_sha256"]

@@ -24,8 +24,8 @@ def graph_of(study, *arguments):
 
 
 def baselines(graph, size):
-    runs = [n for n in graph.of_size(size) if n.kind == "run" and dict(n.tags)["method"] == "baseline"]
-    return {node.id for node in runs if "elicited" not in dict(node.tags)}
+    runs = [n for n in graph.of_size(size) if n.kind == "run" and n.method == "baseline"]
+    return {node.id for node in runs if not node.is_attack}
 
 
 def test_a_size_is_the_same_data_in_every_study_and_choice_of_sizes(storage):

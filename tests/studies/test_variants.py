@@ -31,8 +31,8 @@ def graph_of(study: Study, storage, **flags) -> Graph:
 
 
 def runs_of(graph: Graph, **tags: str) -> list:
-    found = [n for n in graph.entries if n.kind == "run" and "elicited" not in dict(n.tags)]
-    return [n.config for n in found if all(dict(n.tags).get(key) == value for key, value in tags.items())]
+    found = [n for n in graph.entries if n.is_run and not n.is_attack]
+    return [n.config for n in found if all(n.names.get(key) == value for key, value in tags.items())]
 
 
 def test_titration_evaluates_the_dual_use_runs_and_trains_nothing_else(tmp_path):
@@ -40,19 +40,19 @@ def test_titration_evaluates_the_dual_use_runs_and_trains_nothing_else(tmp_path)
     runs = {node.id for node in turned.nodes if node.kind == "run"}
     assert runs < {node.id for node in whole.nodes}
     views = {
-        (dict(n.tags)["variant"], dict(n.tags)["profile"]): n.config.view
+        (n.names["variant"], n.names["profile"]): n.config.view
         for n in turned.entries
-        if n.kind == "evaluation" and dict(n.tags)["method"] == "gram" and dict(n.tags)["seed"] == "0"
+        if n.kind == "evaluation" and n.method == "gram" and n.names["seed"] == "0"
     }
     assert dict(views["0.5", "core+airport"].weights) == {"airport": 0.5}
     assert views["0", "core+airport"] == views["1", "core"]
-    adapters = [n for n in turned.entries if n.kind == "evaluation" and dict(n.tags)["method"] == "ft_lora"]
+    adapters = [n for n in turned.entries if n.kind == "evaluation" and n.method == "ft_lora"]
     assert all(set(dict(n.config.view.sources)) == set(dict(n.config.view.weights)) for n in adapters)
 
 
 def test_composing_evaluates_every_subset_of_the_modules_and_trains_one_run_a_method(tmp_path):
     graph, whole = graph_of(composing.STUDY, tmp_path, seeds=1), graph_of(dual_use.STUDY, tmp_path, seeds=1)
-    trained = {n.id for n in graph.nodes if n.kind == "run" and dict(n.tags)["method"] != "gram_subsets"}
+    trained = {n.id for n in graph.nodes if n.kind == "run" and n.method != "gram_subsets"}
     assert trained < {node.id for node in whole.nodes}
     assert len(runs_of(graph, method="gram")) == len(runs_of(graph, method="gram_subsets")) == 1
     assert len(runs_of(graph, method="ft_lora")) == 5  # a base and a branch a domain
@@ -89,8 +89,8 @@ def test_of_many_modules_ten_subsets_of_each_number_are_drawn():
 
 
 def views_of(graph: Graph, method: str) -> dict:
-    own = [n for n in graph.entries if n.kind == "evaluation" and dict(n.tags)["method"] == method]
-    return {dict(n.tags)["profile"]: n.config.view for n in own}
+    own = [n for n in graph.entries if n.kind == "evaluation" and n.method == method]
+    return {n.names["profile"]: n.config.view for n in own}
 
 
 def test_accumulation_varies_the_baseline_too(tmp_path):
@@ -139,7 +139,7 @@ def test_domains_are_nested_by_name_and_hold_a_fifth_of_the_tokens(tmp_path):
         shares = {d.name: d.num_draws for d in base.data.domains}
         assert shares[CORE] / sum(shares.values()) == pytest.approx(0.8, abs=0.02)
     assert sets == {"2": ("airport", "attic"), "4": ("airport", "attic", "bakery", "beach")}
-    attacked = {dict(n.tags)["profile"] for n in graph.entries if "elicited" in dict(n.tags)}
+    attacked = {n.names["profile"] for n in graph.entries if n.is_attack}
     assert attacked == {CORE}
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 
 import pandas as pd
 
@@ -16,12 +16,29 @@ LOCAL_UI = "http://127.0.0.1:5000"  # the default address of `mlflow ui`
 
 
 @dataclass(frozen=True)
-class StudyRecord:
-    """The stored form of a study. `entries` has the id, kind and tags of every node, once for each method's use."""
+class Description:
+    """What a study is about, and how its results are compared."""
 
     name: str
     title: str
-    question: str
+    question: str  # plain text of the report's head
+    compare_with: str = field(default="", kw_only=True)  # the paper's study whose tables and claims stand beside ours
+    varies: str = field(default="", kw_only=True)  # the column of the variants, such as "accumulation"
+    # the variant whose baselines are the reference of all; "": each variant's own
+    unit: str = field(default="", kw_only=True)
+    # compute ratios against the baseline of the same seed, not against all seeds' pooled
+    own_baseline: bool = field(default=False, kw_only=True)
+
+    @property
+    def description(self) -> dict:
+        """The fields of the description by name."""
+        return {field.name: getattr(self, field.name) for field in fields(Description)}
+
+
+@dataclass(frozen=True)
+class StudyRecord(Description):
+    """A study as its tables need it. `entries` has every node as each method names it: id, kind and tags."""
+
     facts: tuple[str, ...]  # how it was run, in sentences
     params: Mapping[str, str]  # the flags, as MLflow shows them
     sizes: tuple[str, ...]
@@ -29,12 +46,8 @@ class StudyRecord:
     profile: str  # the compared profile, or mean
     entries: tuple[Mapping, ...]
     costs: tuple[Mapping, ...] = ()  # size, method and `method_costs`, over the baseline's
-    compare_with: str = ""  # a study of the paper
-    varies: str = ""  # the name of the variants' column
     variants: tuple[str, ...] = ()  # in order; () in studies without variants beside method, size and profile
-    unit: str = ""  # see `Study`
-    own_baseline: bool = False
-    measurement: str = LOSSES  # of every view: see `kinds.py`
+    measurement: str = LOSSES  # of every view: a name in the table of measurements
     probed: tuple[str, ...] = ()  # ids of runs with probes: see `load_shares`
     by_modules: bool = False  # the page leads with compute ratios against the number of active modules
 

@@ -1,7 +1,7 @@
 """Builds the site of a storage, once or repeatedly, and writes only the pages whose facts have changed."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from gram_platform.config.identity import invalid
 from gram_platform.pages.site.folder import SiteFolder
 from gram_platform.pages.site.pages import write_overview, write_runs, write_studies
 from gram_platform.pages.site.snapshot import Contents, read_contents, take_snapshot
+from gram_platform.pages.site.study_page import StudyPage
 from gram_platform.store import Store
 from gram_platform.store.folders import open_folder
 
@@ -26,7 +27,13 @@ class Built:
 
 
 def build_site(
-    store: Store, tracking_uri: str | None, out: str = "", why_not: str = "", contents: Contents | None = None
+    store: Store,
+    tracking_uri: str | None,
+    out: str = "",
+    why_not: str = "",
+    contents: Contents | None = None,
+    *,
+    measurements: Mapping[str, StudyPage],
 ) -> Built:
     """Writes every page whose facts have changed into `out` (default: `site` in the storage).
 
@@ -37,7 +44,8 @@ def build_site(
     folder = open_folder(out or f"{store.root}/{SITE}", writable=True)
     try:
         site = SiteFolder(folder)
-        snapshot = take_snapshot(store, contents or read_contents(store), tracking_uri, why_not, is_beside=not out)
+        contents = contents or read_contents(store)
+        snapshot = take_snapshot(store, contents, tracking_uri, why_not, not out, measurements)
         summaries = write_studies(site, snapshot)
         write_runs(site, snapshot)
         write_overview(site, snapshot, summaries)
@@ -49,7 +57,14 @@ def build_site(
 
 
 def watch_site(
-    store: Store, tracking_uri: str | None, every_s: float, say: Callable[[str], None], out: str = "", why_not: str = ""
+    store: Store,
+    tracking_uri: str | None,
+    every_s: float,
+    say: Callable[[str], None],
+    out: str = "",
+    why_not: str = "",
+    *,
+    measurements: Mapping[str, StudyPage],
 ) -> None:
     """Builds the site, and rebuilds it every `every_s` seconds if the storage has changed; never returns."""
     if not every_s > 0:
@@ -60,7 +75,7 @@ def watch_site(
         contents = read_contents(store)
         if contents.key != key:
             key = contents.key
-            built = build_site(store, tracking_uri, out, why_not, contents)
+            built = build_site(store, tracking_uri, out, why_not, contents, measurements=measurements)
             say(f"{time.strftime('%H:%M:%S')} {built.num_written} files written: {built.index}")
         time.sleep(max(0.0, every_s - (time.monotonic() - started)))
 

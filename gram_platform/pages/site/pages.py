@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from functools import partial
 
 from gram_platform.pages.report.page import Section, Shell, page_html, sections_html
-from gram_platform.pages.results.kinds import RESULT_KINDS
 from gram_platform.pages.site.cards import Card, picture_of
 from gram_platform.pages.site.claims import RULE, VERDICTS, claim_rows, claim_sections, csv_claim_rows, scale_of
 from gram_platform.pages.site.facts import NodeFacts
@@ -91,20 +90,21 @@ def write_studies(site: SiteFolder, snapshot: Snapshot) -> dict[str, dict]:
 
 def _study_page(snapshot: Snapshot, study: StudyFacts) -> tuple[str, dict]:
     record, mirror, totals = study.record, snapshot.mirror, snapshot.totals[study.name]
-    kind, problem, results = RESULT_KINDS.get(record.measurement), "", None
-    if kind is not None:
+    problem, results = "", None
+    page = snapshot.measurements.get(record.measurement)  # None: a kind that this version does not know
+    if page is not None:
         try:
-            results = kind.read(record, snapshot.store, mirror.tracking_uri, mirror.why_not, mirror.frames)
+            results = page.read(record, snapshot.store, mirror.tracking_uri, mirror.why_not, mirror.frames)
         except ValueError as error:  # a record of another version, or altered by hand: write the other pages
             problem = f"{study.name}: its results cannot be read: {error}"
     sections = [Section("Results", problem, is_warning=True)] if problem else []
     claims, footer, source = None, "", mirror.note
     if results is None:
-        sections.append(no_results(study))
+        sections.append(no_results(page))
     else:
         results = with_pages(results, snapshot.facts, mirror.links)
-        sections += kind.sections(record, results)
-        claims, footer = getattr(results, "claims", None), kind.footer(results.runs)
+        sections += page.sections(record, results)
+        claims, footer = getattr(results, "claims", None), page.footer(results)
         source = f"Read from {results.source}. {source}"
     intro, picture = study_intro(study, totals, source, claims), picture_of(sections)
     files = f"../../studies/{study.name}/" if snapshot.is_beside else ""

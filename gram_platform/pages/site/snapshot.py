@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from gram_platform.pages.results.record import links_note, mlflow_links
 from gram_platform.pages.site.facts import Facts, NodeFacts, read_facts
 from gram_platform.pages.site.studies import StudyFacts, Totals, read_studies, totals, uses
+from gram_platform.pages.site.study_page import StudyPage
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, TrackingUnavailable
 from gram_platform.tracking.frame import Frames
@@ -54,6 +55,7 @@ class Snapshot:
     totals: Mapping[str, Totals]  # by study
     uses: Mapping[str, tuple[str, ...]]  # {node id: names of the studies that have it}
     is_beside: bool  # whether the site lies in the storage, where it can link to files of studies
+    measurements: Mapping[str, StudyPage]  # by the name in a study's record
 
     @property
     def facts(self) -> Facts:
@@ -87,11 +89,16 @@ def read_contents(store: Store) -> Contents:
 
 
 def take_snapshot(
-    store: Store, contents: Contents, tracking_uri: str | None, why_not: str, is_beside: bool
+    store: Store,
+    contents: Contents,
+    tracking_uri: str | None,
+    why_not: str,
+    is_beside: bool,
+    measurements: Mapping[str, StudyPage],
 ) -> Snapshot:
     found = {study.name: totals(study.node_ids, contents.facts) for study in contents.studies}
     mirror = read_mirror(store, tracking_uri, why_not)
-    return Snapshot(store, contents, mirror, found, uses(contents.studies), is_beside)
+    return Snapshot(store, contents, mirror, found, uses(contents.studies), is_beside, measurements)
 
 
 def read_mirror(store: Store, tracking_uri: str | None, why_not: str = "") -> MirrorState:

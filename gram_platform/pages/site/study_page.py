@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any, Protocol
 
 import pandas as pd
 
@@ -10,18 +11,33 @@ from gram_platform.pages.report.page import Section
 from gram_platform.pages.report.sections import FEW
 from gram_platform.pages.report.study import with_verdicts
 from gram_platform.pages.report.tables import clock
-from gram_platform.pages.results.kinds import RESULT_KINDS, AnyResults
+from gram_platform.pages.results.record import StudyRecord
 from gram_platform.pages.site.facts import Facts
 from gram_platform.pages.site.studies import StudyFacts, Totals
 from gram_platform.pages.site.words import dollars, fact_table, hours, moment
+from gram_platform.store import Store
 from gram_platform.tracking.entry import node_name
+from gram_platform.tracking.frame import Frames
 
 RUN_PAGES = "../runs/"
 
 
-def with_pages(results: AnyResults, facts: Facts, links: Mapping[str, str]) -> AnyResults:
+class StudyPage(Protocol):
+    """How a measurement is read and shown."""
+
+    def read(self, record: StudyRecord, store: Store, uri: str | None, why_not: str, frames: Frames) -> Any:
+        """Returns the results with `source`, and `runs` and `claims` where there are any; None without results."""
+
+    def sections(self, record: StudyRecord, results: Any) -> list[Section]: ...
+
+    def footer(self, results: Any) -> str: ...
+
+
+def with_pages(results: Any, facts: Facts, links: Mapping[str, str]) -> Any:
     """Adds to the runs of the results the addresses of their pages on the site and in MLflow, and their errors."""
-    runs = results.runs
+    runs = getattr(results, "runs", None)
+    if runs is None:
+        return results
     found = {node_id: facts.node(node_id) for node_id in runs["id"]}
     errors = [(node.failure or {}).get("message", "") if (node := found[i]) else "" for i in runs["id"]]
     mlflow = [links.get(node_id, "") for node_id in runs["id"]]
@@ -87,8 +103,8 @@ def _incomplete(study: StudyFacts, facts: Facts) -> list[Section]:
     return [Section("Not complete", text, table=pd.DataFrame(rows), table_is_open=len(rows) <= FEW, is_warning=True)]
 
 
-def no_results(study: StudyFacts) -> Section:
+def no_results(page: StudyPage | None) -> Section:
     text = "No baseline is complete with its evaluation yet, so there is nothing to compare with."
-    if study.record is not None and study.record.measurement not in RESULT_KINDS:
+    if page is None:
         text = "This study has results of an unknown kind: see its report."
     return Section("Results", text)

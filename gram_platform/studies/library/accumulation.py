@@ -1,4 +1,4 @@
-"""One route a window, or one a micro-batch? (the paper's "Heterogeneous Accumulation")"""
+"""Declares the study of one route for each window or each micro-batch (the paper's "Heterogeneous Accumulation")."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Does the kind of module matter, or the way it is trained? (the paper's "Architecture Ablation: MLP vs. LoRA")"""
+"""Declares the study of kinds of modules and of training them (the paper's "Architecture Ablation: MLP vs. LoRA")."""
 
 from gram_platform.studies import Study
 from gram_platform.studies.library.scaling import AS_RUN, DEMO, PAPER, SMOKE, at_size

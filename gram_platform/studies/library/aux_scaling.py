@@ -1,11 +1,11 @@
-"""How many capabilities can one run separate? (the paper's "Scaling the number of auxiliary capabilities")"""
+"""Declares the study of the number of domains (the paper's "Scaling the number of auxiliary capabilities")."""
 
 from gram_platform.config import RoutingConfig
 from gram_platform.studies import Study
 from gram_platform.studies.library.scaling import STORIES_ROUTING
 from gram_platform.studies.library.stories import AS_RUN, DEMO, PAPER, SMOKE, divided
 
-# with a fifth of all tokens for the domains, drawing them twice would take too much from core
+# the domains have a fifth of all tokens: drawing them twice would take too much from core
 A_FIFTH = {"aux_factor": 1.0, "routing": STORIES_ROUTING}
 
 STUDY = Study(
@@ -17,7 +17,7 @@ STUDY = Study(
         "smoke": divided(SMOKE, (2, 4)),
         "demo": divided(DEMO, (4, 8, 12, 16, 20), num_eval_sequences=64, **A_FIFTH),
         "paper": divided(PAPER, (4, 8, 12, 16, 20)),
-        # their p_as is .2 where the text has .3, and every profile is attacked
+        # p_as is .2, and .3 in the text; every profile is attacked
         "as_run": divided(AS_RUN, (4, 8, 12, 16, 20), attacks_core_alone=False, routing=RoutingConfig(0.5, 0.2)),
     },
     compare_with="aux_scaling",

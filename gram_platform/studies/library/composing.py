@@ -1,4 +1,4 @@
-"""Do modules still work when several of them are on? (the paper's "Arbitrary subsets of capabilities", and ours)"""
+"""Declares the study of several modules on at once (the paper's "Arbitrary subsets of capabilities", and ours)."""
 
 from gram_platform.studies import Study
 from gram_platform.studies.library.dual_use import AS_RUN, DEMO, PAPER, SMOKE, composed

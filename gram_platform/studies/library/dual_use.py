@@ -1,4 +1,4 @@
-"""The scales of the dual-use setting: every method on real domains, and the studies that share its runs."""
+"""Declares the dual-use study, every method on real domains, and the presets of the studies that share its runs."""
 
 import dataclasses
 
@@ -14,7 +14,7 @@ from gram_platform.studies.library.stories import AS_RUN_MAXENT, SMOKE_ATTACK, S
 OPTIONS = dataclasses.replace(
     scaling.PAPER_OPTIONS,
     branch_full=Branching(core_ratio=4.0, lr_factor=0.2),
-    # 48 forgotten and 48 retained sequences a step, as published: whole batches of both would cost 1.85x, not 1x
+    # 48 forgotten and 48 retained sequences a step, as published; whole batches would cost 1.85 times the compute
     maxent=MaxEnt(num_steps=2000, peak_lr=1e-4, retain_weight=200.0, batch_size=48),
     elicitation=dataclasses.replace(scaling.PAPER_ATTACK, compared_only=False),
 )
@@ -25,9 +25,9 @@ MAXENT_SEARCH = MaxEntRanges((5e-5, 2e-4), (50.0, 600.0), num_trials=30, search=
 
 
 def every_profile(preset: Preset, options: Options) -> Preset:
-    """The 800M rung of the scaling study, its very runs, compared on core and on core with each domain."""
-    sizes, parts = {"800M": preset.sizes["800M"]}, {"every_single": True, "retain": "", "maxent_search": MAXENT_SEARCH}
-    return dataclasses.replace(preset, sizes=sizes, options=options, **parts)
+    """Returns the 800M size of the scaling study, with the same runs, compared on core and core with each domain."""
+    sizes, profiles = {"800M": preset.sizes["800M"]}, {"every_single": True, "retain": ""}
+    return dataclasses.replace(preset, sizes=sizes, options=options, maxent_search=MAXENT_SEARCH, **profiles)
 
 
 PAPER = every_profile(scaling.PAPER, OPTIONS)
@@ -37,8 +37,8 @@ AS_RUN = every_profile(
         OPTIONS, maxent=dataclasses.replace(AS_RUN_MAXENT, batch_size=48), elicitation=scaling.AS_RUN_ATTACK
     ),
 )
-# The scaling demo's set-up at its largest size, every method and profile. FT-Full's p_ca of 4 would leave its base too
-# little of so short a run: it gets 1, and half the rate [ours].
+# The scaling demo's set-up at its largest size, every method and profile. FT-Full gets p_ca 1 and half the rate [ours]:
+# p_ca 4 would leave its base too little of so short a run.
 DEMO = dataclasses.replace(
     scaling.DEMO,
     sizes={"0.28M": scaling.DEMO.sizes["0.28M"]},
@@ -73,7 +73,7 @@ SMOKE = dataclasses.replace(
 
 
 def at_weight(weight: float) -> Variant:
-    """The modules of every evaluated view at weight t; the runs do not change."""
+    """Returns the variant with the modules of every evaluated view at this weight; the runs do not change."""
 
     def changed(setting):
         return dataclasses.replace(setting, options=dataclasses.replace(setting.options, module_weight=weight))
@@ -82,13 +82,13 @@ def at_weight(weight: float) -> Variant:
 
 
 def titrated(preset: Preset, weights: tuple[float, ...]) -> Preset:
-    """The preset at each weight, without attacks."""
+    """Returns the preset at each weight, without attacks."""
     options = dataclasses.replace(preset.options, elicitation=None)
     return dataclasses.replace(preset, options=options, variants=tuple(map(at_weight, weights)))
 
 
 def composed(preset: Preset) -> Preset:
-    """The preset with every subset of modules on, without attacks."""
+    """Returns the preset with every subset of modules on, without attacks."""
     return dataclasses.replace(preset, options=dataclasses.replace(preset.options, elicitation=None), every_subset=True)
 
 
@@ -96,8 +96,9 @@ def composed(preset: Preset) -> Preset:
 
 
 def partly_labelled(widths: tuple[float, float]) -> Variant:
-    """Half of every domain's sequences without a label; GRAM with core and module MLPs of these shares of the dense
-    width, and with probes of which module learns what is not labelled.
+    """Returns the variant with half of every domain's sequences unlabelled, and probes of absorption in GRAM.
+
+    `widths`: shares of the dense MLP's width for GRAM's core and modules.
     """
 
     def changed(setting):
@@ -107,8 +108,8 @@ def partly_labelled(widths: tuple[float, float]) -> Variant:
     return Variant("0.5", changed)
 
 
-PAPER_WIDTHS, DEMO_WIDTHS = (0.95, 0.0125), (0.9, 0.125)  # at the demo's widths 1.25% is two hidden units
-# the authors' partial runs have p_as 0 and p_af 1 for all, FT-LoRA's code too
+PAPER_WIDTHS, DEMO_WIDTHS = (0.95, 0.0125), (0.9, 0.125)  # 1.25% of the demo's width is two hidden units
+# the authors' partial runs have p_as 0 and p_af 1 for all methods
 AS_RUN_PARTIAL = {
     "routing": RoutingConfig(p_core_robust=0.2, p_aux_spread=0.0),
     "aux_factor": 1.0,
@@ -116,7 +117,7 @@ AS_RUN_PARTIAL = {
     "num_eval_points": 200,
     "options": dataclasses.replace(AS_RUN.options, branch_module=Branching()),
 }
-# p_as 0 and p_af 1 as the authors had it; the domains have a fifth of core's tokens, since a module sees half of them
+# p_as 0 and p_af 1 as in the authors' runs; a fifth of core's tokens for the domains, since a module sees half of them
 DEMO_PARTIAL = {
     "routing": RoutingConfig(p_core_robust=0.2, p_aux_spread=0.0),
     "aux_factor": 1.0,
@@ -126,7 +127,7 @@ DEMO_PARTIAL = {
 
 
 def core_alone(preset: Preset, widths: tuple[float, float] = PAPER_WIDTHS, **changes) -> Preset:
-    """The preset compared on core alone, fully and partly labelled; every method heterogeneous."""
+    """Returns the preset compared on core alone, fully and partly labelled, with heterogeneous accumulation."""
     preset = dataclasses.replace(preset, **changes)
     return dataclasses.replace(
         preset,

@@ -1,4 +1,4 @@
-"""What do p_cr, p_as and p_ca trade off?"""
+"""Declares the sweeps of p_cr, p_as and p_ca (the paper's "Hyperparameter Appendix")."""
 
 import dataclasses
 
@@ -23,7 +23,7 @@ SEARCH = HyperparameterSweep(
     presets={"smoke": dataclasses.replace(SMOKE, num_seeds=1), "demo": DEMO, "paper": PAPER, "as_run": AS_RUN},
     values={
         "smoke": {"p_cr": (0.0, 0.5), "p_as": (0.3, 1.0), "p_ca": (0.5, 2.0)},
-        # at p_ca 4 the rehearsal of four branches would leave the demo's base nothing to train on
+        # without p_ca 4: rehearsal in four branches would leave the demo's base nothing to train on
         "demo": {"p_cr": (0.0, 0.25, 0.5, 0.75, 1.0), "p_as": (0.0, 0.1, 0.3, 1.0), "p_ca": (0.25, 0.5, 1.0, 2.0)},
         "paper": PAPER_VALUES,
         "as_run": PAPER_VALUES,

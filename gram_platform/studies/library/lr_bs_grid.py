@@ -1,4 +1,4 @@
-"""Which peak learning rate and batch are best at each size, and what laws run through them?"""
+"""Declares the grids of peak learning rates and batches (the paper's "Learning Rate and Batch Size Scaling")."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ PUBLISHED_GRIDS = {
     "400M": Grid(lrs=(2e-4, 4e-4, 8e-4), batches=(128, 256, 528, 1056)),
 }
 
-# the set-up with which the law `demo` was measured: the same runs; the validation split was made for 40 sequences
+# the set-up of the law `demo`, with the same runs; the validation split is made for 40 sequences
 OF_THE_DEMO_LAW = {
     "sizes": GRID_DEMO_SIZES,
     "num_seeds": 2,

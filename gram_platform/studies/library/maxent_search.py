@@ -1,7 +1,7 @@
-"""Which learning rate and retain weight unlearn best? (the paper tunes MaxEnt per profile by Bayesian optimisation)
+"""Declares the search of MaxEnt's rate and weight (the paper tunes them per profile by Bayesian optimisation).
 
-A search's preset is its study's with one seed, so that trials start from the very baselines of the study, and the best
-trial of a profile is the study's run of that seed.
+A search has its study's preset with one seed: trials start from the study's baselines, and the best trial of a profile
+is the study's run of that seed.
 """
 
 from dataclasses import replace
@@ -11,7 +11,7 @@ from gram_platform.studies.definition import MaxEntRanges
 from gram_platform.studies.library import dual_use, stories
 from gram_platform.studies.searches.maxent import MaxEntSearch
 
-NUM_SEEDS = 1  # of a search, however many its study has [ours]: the authors searched for every seed
+NUM_SEEDS = 1  # of a search [ours]; the authors searched for every seed
 
 
 def searched(preset: Preset, ranges: MaxEntRanges | None = None) -> Preset:
@@ -24,7 +24,7 @@ SEARCH = MaxEntSearch(
     question="Which learning rate and retain weight let MaxEnt forget most without losing more than 5% of core's and "
     "the retained domains' compute, for each profile?",
     presets={
-        # the demo's 500 steps stand for 2,000: rates up to the baseline's, not the paper's 1 to 4% of it [ours]
+        # 500 steps, not 2,000: rates up to the baseline's, not 1 to 4% of it as in the paper [ours]
         "smoke": searched(stories.SMOKE, MaxEntRanges((5e-4, 4e-3), (2.0, 200.0), num_trials=2)),
         "demo": searched(stories.DEMO, MaxEntRanges((5e-4, 4e-3), (2.0, 200.0), num_trials=16)),
         "paper": searched(stories.PAPER),

@@ -1,11 +1,11 @@
-"""What does GRAM trade? Routing, module width and learning rate against core, retain and what an attacker gets back."""
+"""Declares the search of GRAM's trade-off between core, retain and elicited forget."""
 
 import dataclasses
 
 from gram_platform.studies.library.stories import DEMO, PAPER, SMOKE
 from gram_platform.studies.searches.pareto import ParetoSearch
 
-# the stories study's data and baselines; GRAM at equal compute, so that a wider module is paid for with fewer tokens
+# the stories study's data and baselines; at equal compute a wider module costs tokens
 ONE_SEED, EQUAL = {"num_seeds": 1}, {"equal_compute": True}
 
 SEARCH = ParetoSearch(

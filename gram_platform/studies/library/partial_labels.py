@@ -1,4 +1,4 @@
-"""What if half of the labels are missing? (the paper's "Partial Labeling Details")"""
+"""Declares the study with half of the labels missing (the paper's "Partial Labeling Details")."""
 
 from gram_platform.config.ladder import AS_RUN_SIZES, PAPER_SIZES
 from gram_platform.studies import Study

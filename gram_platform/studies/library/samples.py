@@ -1,4 +1,4 @@
-"""How does every method go on with a text whose topic it has kept or removed? (the paper's "Sample Outputs ...")"""
+"""Declares the study of continuations with a topic kept and removed (the paper's "Sample Outputs ...")."""
 
 import dataclasses
 
@@ -6,17 +6,17 @@ from gram_platform.config import RoutingConfig
 from gram_platform.config.ladder import GRID_DEMO_SIZES
 from gram_platform.methods.setting import MaxEnt, Options
 from gram_platform.studies import Preset, Study
-from gram_platform.studies.definition import Samples
 from gram_platform.studies.library import scaling, stories
+from gram_platform.studies.measurements import Samples
 
 
 def measured(preset: Preset, num_prompt_tokens: int, num_tokens: int) -> Preset:
-    """One seed of the preset, whose runs are those of its studies."""
+    """Returns one seed of the preset, with samples in place of losses."""
     return dataclasses.replace(preset, num_seeds=1, measurement=Samples(num_prompt_tokens, num_tokens))
 
 
-# A token of code is about 2.5 characters: sequences of 128 have room for a prompt of three lines and six more, drawn at
-# a temperature at which small models keep to what they know [ours].
+# A token of code is about 2.5 characters: sequences of 128 hold a prompt of three lines and six more. At temperature
+# 0.6 small models keep to common text [ours].
 INSTALLED = dataclasses.replace(
     scaling.DEMO,
     sizes={

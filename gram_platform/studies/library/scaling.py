@@ -1,4 +1,4 @@
-"""The scales of the ladder's studies: sizes, data and routing that the scaling study and the searches on it share."""
+"""Declares the scaling study, and the presets that studies and searches on the ladder share."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ from gram_platform.studies.definition import Preset, Variant
 
 # Simple Stories' routing, for auxiliary domains of several percent each
 STORIES_ROUTING = RoutingConfig(p_core_robust=0.5, p_aux_spread=0.3)
-# the dual-use routing (app:realistic): p_af 4 for code and 3 otherwise; below 5B all but baselines accumulate uniformly
+# the dual-use routing (app:realistic): p_af 4 for code, else 3; below 5B all but baselines accumulate uniformly
 CODE, CODE_FACTOR, FACTOR = "lisp", 4.0, 3.0
 PAPER_ROUTING = RoutingConfig(p_core_robust=0.2, p_aux_spread=0.5)
 UNIFORM_SIZES = tuple((name, "uniform") for name in PAPER_SIZES if name != "5B")
@@ -20,7 +20,7 @@ UNIFORM_SIZES = tuple((name, "uniform") for name in PAPER_SIZES if name != "5B")
 PAPER_ATTACK = Elicitation(num_sequences=512, num_steps=3200, patience=5, compared_only=True)
 PAPER_OPTIONS = Options(branch_module=Branching(aux_factor_of=((CODE, 2.0),)), elicitation=PAPER_ATTACK)
 ONE_SEED = (("2B", 1), ("5B", 1))
-# As the authors' settings and code have it: every sequence of the sample in each of at most 200 steps
+# as in the authors' settings and code: at most 200 steps, each on the whole sample
 AS_RUN_ATTACK = Elicitation(512, 200, 10, batch_size=512, warmup_fraction=0.0, beta2=0.999, clip_norm=0.0)
 AS_RUN_CONVENTIONS = Conventions(
     spread_over_factor=True,
@@ -30,7 +30,7 @@ AS_RUN_CONVENTIONS = Conventions(
     weight_decay=0.01,
     decay_vectors=True,
 )
-# 1.3% of a domain's training sequences, at least two, for the epochs of the paper's stories
+# 1.3% of a domain's training sequences, at least two; epochs as in the paper's stories
 DEMO_ATTACK = Elicitation(2, 19, patience=0, batch_size=8, compared_only=True, domain_share=0.013)
 SMOKE_ATTACK = Elicitation(num_sequences=4, num_steps=6, patience=0, batch_size=4, compared_only=True)
 
@@ -47,13 +47,13 @@ SMOKE = Preset(
     sample_bytes=1_000_000,
     options=Options(elicitation=SMOKE_ATTACK),
 )
-# The domains have 3% of core's tokens. A tenth of their batches train the core (p_as), and each sequence is drawn twice
-# (p_af), so that the modules get enough batches. Chosen on seeds 0 to 3 (FINDINGS.md), reported on others.
+# The domains have 3% of core's tokens. A tenth of their batches train the core (p_as). Each sequence is drawn twice
+# (p_af), so that modules get enough batches. Chosen on seeds 0 to 3 (FINDINGS.md), reported on others.
 DEMO = Preset(
     sizes={name: DEMO_SIZES[name] for name in ("0.1M", "0.15M", "0.28M")},
     num_seeds=3,
     first_seed=100,
-    methods=("baseline", "filtering", "gram"),  # FT-LoRA has no time here; --methods adds it
+    methods=("baseline", "filtering", "gram"),  # --methods adds FT-LoRA, which takes too long for a demo
     corpus="stories",
     aux_share=0.03,
     aux_factor=2.0,
@@ -64,7 +64,7 @@ DEMO = Preset(
     num_eval_sequences=256,
     options=Options(elicitation=DEMO_ATTACK),
 )
-# a night of two cores up to 1.2M, 83 core hours more for 3M; --corpus installed, or a folder, is real text
+# a night of two cores up to 1.2M, 83 core hours more for 3M; give real text with --corpus installed or a folder
 LONG = dataclasses.replace(
     DEMO,
     sizes=DEMO_SIZES,
@@ -97,8 +97,8 @@ PAPER = dataclasses.replace(
 
 
 def as_run(preset: Preset, **changes) -> Preset:
-    """A paper preset of the ladder with what the authors' settings and code do otherwise."""
-    parts = {
+    """Returns a paper preset of the ladder with the authors' settings where they differ from the text."""
+    settings = {
         "family": AS_RUN_FAMILY,
         "sizes": {name: AS_RUN_SIZES[name] for name in preset.sizes},
         "num_eval_sequences": 10_000,
@@ -106,7 +106,7 @@ def as_run(preset: Preset, **changes) -> Preset:
         "masks_documents": True,
         "options": dataclasses.replace(preset.options, elicitation=AS_RUN_ATTACK),
     }
-    return dataclasses.replace(preset, **{**parts, **changes})
+    return dataclasses.replace(preset, **{**settings, **changes})
 
 
 AS_RUN = as_run(PAPER)
@@ -116,18 +116,19 @@ AS_RUN = as_run(PAPER)
 
 
 def at_size(preset: Preset, name: str, **changes) -> Preset:
-    """One size of a ladder, compared on core and on core with each domain, p_af 1 and heterogeneous as in the paper's
-    studies of architecture and accumulation.
+    """Returns one size of a ladder, compared on core and core with each domain, with p_af 1 and heterogeneous.
+
+    As in the paper's studies of architecture and accumulation.
     """
     elicitation = dataclasses.replace(preset.options.elicitation, compared_only=False)
     options = Options(elicitation=elicitation)  # p_ca, p_lr and p_af 1
-    parts = {"sizes": {name: preset.sizes[name]}, "every_single": True, "retain": "", "options": options}
-    parts |= {"aux_factor": 1.0, "aux_factor_of": (), "accumulation_of_size": ()}
-    return dataclasses.replace(preset, **{**parts, **changes})
+    settings = {"sizes": {name: preset.sizes[name]}, "every_single": True, "retain": "", "options": options}
+    settings |= {"aux_factor": 1.0, "aux_factor_of": (), "accumulation_of_size": ()}
+    return dataclasses.replace(preset, **{**settings, **changes})
 
 
 def accumulating(kind: str) -> Variant:
-    """Every method, the baseline too, with one route a window or one a micro-batch."""
+    """Returns the variant of every method, also the baseline, with one route a window or one a micro-batch."""
 
     def changed(setting):
         routing = dataclasses.replace(setting.routing, accumulation=kind)
@@ -137,7 +138,7 @@ def accumulating(kind: str) -> Variant:
 
 
 def accumulated(preset: Preset) -> Preset:
-    """The preset with either accumulation, without attacks."""
+    """Returns the preset with both kinds of accumulation, without attacks."""
     variants = (accumulating("uniform"), accumulating("heterogeneous"))
     return dataclasses.replace(preset, options=dataclasses.replace(preset.options, elicitation=None), variants=variants)
 

@@ -1,4 +1,4 @@
-"""The scales of everything on stories: the comparison of methods, and the searches on top of it share their runs."""
+"""Declares the comparison of all methods on stories, and the presets of the searches that share its runs."""
 
 import dataclasses
 
@@ -32,7 +32,7 @@ PAPER = Preset(
     warmup_fraction=0.1,
     decay_fraction=0.1,
     num_eval_points=100,
-    num_eval_sequences=440,  # what the test split has of every topic; the authors' limit of 10,000 is above it
+    num_eval_sequences=440,  # all of every topic's test split; the authors' limit is 10,000
     equal_compute=False,
     every_single=True,
     machine="h100",
@@ -42,10 +42,10 @@ PAPER = Preset(
         maxent=MaxEnt(num_steps=2000, peak_lr=1e-4, retain_weight=200.0, batch_size=64),
         elicitation=Elicitation(num_sequences=128, num_steps=75, patience=0),
     ),
-    # the paper prints no ranges for stories: those and the trials of the authors' published settings
+    # ranges and trials of the authors' published settings; the paper prints none for stories
     maxent_search=MaxEntRanges((3e-4, 1e-2), (5.0, 300.0), num_trials=30),
 )
-# as the authors' settings and code have it; the search of `maxent_search.py` replaces rate and weight
+# as in the authors' settings and code; the search of `maxent_search.py` replaces rate and weight
 AS_RUN_MAXENT = MaxEnt(
     num_steps=2000,
     peak_lr=2e-3,
@@ -72,7 +72,7 @@ AS_RUN = dataclasses.replace(
         elicitation=AS_RUN_ATTACK,
     ),
 )
-# the scaling demo's set-up at one of its sizes, whose baselines are the same runs
+# the scaling demo's set-up at one size, with the same baselines
 DEMO = dataclasses.replace(
     scaling.DEMO,
     sizes={"0.15M": scaling.DEMO.sizes["0.15M"]},
@@ -80,7 +80,7 @@ DEMO = dataclasses.replace(
     every_single=True,
     options=dataclasses.replace(
         PAPER.options,
-        # a quarter of the baseline's steps at half its rate; no substitute for the search of every profile
+        # a quarter of the baseline's steps at half its rate; a search of every profile would be better
         maxent=MaxEnt(num_steps=500, peak_lr=1.6e-3, retain_weight=50.0),
         elicitation=dataclasses.replace(scaling.DEMO_ATTACK, compared_only=False),
     ),
@@ -105,7 +105,7 @@ SMOKE = dataclasses.replace(
 
 
 def divided(preset: Preset, numbers: tuple[int, ...], attacks_core_alone: bool = True, **changes) -> Preset:
-    """The preset with so many auxiliary domains, a fifth of all tokens theirs."""
+    """Returns the preset with each number of auxiliary domains, which together have a fifth of all tokens."""
     elicitation = dataclasses.replace(preset.options.elicitation, compared_only=attacks_core_alone)
     return dataclasses.replace(
         preset,
@@ -114,7 +114,7 @@ def divided(preset: Preset, numbers: tuple[int, ...], attacks_core_alone: bool =
         core_only=True,
         options=dataclasses.replace(preset.options, elicitation=elicitation),
         variants=tuple(Variant(str(number), num_auxiliary=number) for number in numbers),
-        maxent_search=None,  # what is best with all domains is not with a few of them
+        maxent_search=None,  # the best parameters with all domains are not the best with few
         **changes,
     )
 

@@ -1,4 +1,4 @@
-"""Can a capability be turned up continuously? (the paper's "Continuous Control of Capability Profiles")"""
+"""Declares the study of modules at weights from 0 to 1 (the paper's "Continuous Control of Capability Profiles")."""
 
 from gram_platform.studies import Study
 from gram_platform.studies.library.dual_use import AS_RUN, DEMO, PAPER, SMOKE, titrated

@@ -1,10 +1,10 @@
-"""Where does the loss of a removed capability sit? (the paper's "Capability Removal Concentrates Loss ...")"""
+"""Declares the study of single tokens' losses (the paper's "Capability Removal Concentrates Loss ...")."""
 
 import dataclasses
 
 from gram_platform.studies import Preset, Study
-from gram_platform.studies.definition import TokenIncreases
 from gram_platform.studies.library import dual_use, stories
+from gram_platform.studies.measurements import TokenIncreases
 
 
 def measured(preset: Preset) -> Preset:

@@ -1,1 +1,1 @@
-"""Searches: the same nodes as the studies, chosen by a grid or by Optuna instead of by a table."""
+"""Runs searches: studies whose settings come from a grid or from Optuna, trial by trial."""

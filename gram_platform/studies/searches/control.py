@@ -1,4 +1,4 @@
-"""One driver for each search, and what it is told from outside: pause, resume, cancel. Limits on hours and cost."""
+"""Gives each search one driver at a time, which obeys the orders of `gram search` and limits on hours and cost."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from gram_platform.config.identity import invalid, require_choice
 from gram_platform.engine.execution import owner
 from gram_platform.engine.trials import CANCEL, GO, STOP, WAIT
+from gram_platform.store import Store
 from gram_platform.store.files import CorruptFile, Folder
 from gram_platform.store.leases import Lease, is_fresh, read_lease
 
@@ -18,10 +19,10 @@ LOOK_EVERY_S = 1.0
 
 
 class Driver:
-    """The right to lead a search, for as long as the block lasts; ValueError while another driver has it.
+    """Holds the lease of a search for the length of a block; ValueError while another driver holds it.
 
-    The right of a driver whose machine is gone ends after `LEASE_S`, which is waited for; that of a process of this
-    machine ends with the process. One that was suspended for as long may find that another driver leads: it is `lost`.
+    A new driver waits until the old lease expires: after `LEASE_S`, or at once if its process on this machine is gone.
+    A driver that was suspended for longer may have lost its lease to another.
     """
 
     def __init__(self, folder: Folder, name: str):
@@ -52,13 +53,13 @@ class Driver:
 
 
 def order(folder: Folder, state: str) -> None:
-    """Tell a search's driver to go on, to start no more trials for now, or to end."""
+    """Orders a search's driver to go on, to start no more trials for now, or to end."""
     require_choice("order", state, STATES)
     folder.write_json("control.json", {"state": state})
 
 
-def ordered(folder: Folder) -> str:
-    """What a search's driver was told last; running where nothing or nonsense stands."""
+def last_order(folder: Folder) -> str:
+    """Returns the last order to a search's driver; running if there is none, or none that can be read."""
     try:
         state = (folder.read_json("control.json") or {}).get("state")
     except CorruptFile:
@@ -67,12 +68,12 @@ def ordered(folder: Folder) -> str:
 
 
 def machine_hours(timing: Mapping) -> float:
-    """Of a node that has ended, all its ranks together."""
+    """Returns the machine hours of a node that has ended, over all its ranks."""
     return timing.get("elapsed_s", 0.0) * timing.get("num_ranks", 1) / 3600
 
 
 class Control:
-    """What the driver asks before each trial: orders from outside, then limits."""
+    """Decides before each trial whether the driver goes on: by orders from outside, then by limits."""
 
     def __init__(
         self,
@@ -81,38 +82,73 @@ class Control:
         max_hours: float,
         max_cost: float,
         dollars_per_hour: float,
+        is_lost: Callable[[], bool] = lambda: False,
     ):
         self.folder, self.spent_hours = folder, spent_hours
         self.max_hours, self.max_cost, self.dollars_per_hour = max_hours, max_cost, dollars_per_hour
-        self.is_lost: Callable[[], bool] = lambda: False  # its driver's
+        self.is_lost = is_lost
         self.state = RUNNING
         self._next_look = 0.0
 
     def resume(self) -> str:
-        """Takes back what an earlier driver was told; returns that."""
-        was = ordered(self.folder)
+        """Withdraws the last order to an earlier driver; returns it."""
+        was = last_order(self.folder)
         order(self.folder, RUNNING)
         return was
 
     def may_go_on(self) -> bool:
-        """Whether more trials may start; asks again for as long as the search is paused."""
+        """Tells whether more trials may start; waits while the search is paused."""
         while (decision := self.decide()) == WAIT:
             time.sleep(LOOK_EVERY_S)
         return decision == GO
 
     def decide(self) -> str:
-        """go, wait, stop or cancel; the files are looked at about once a second."""
+        """Returns GO, WAIT, STOP or CANCEL; reads the files about once a second."""
         if self.state != LOST and time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + LOOK_EVERY_S
-            self.state = LOST if self.is_lost() else ordered(self.folder)
+            self.state = LOST if self.is_lost() else last_order(self.folder)
         decision = DECISIONS[self.state]
         return STOP if decision == GO and self.limit_reached() else decision
 
     def limit_reached(self) -> str:
-        """Which limit ends the search, in words; "" while none does."""
+        """Returns the limit that ends the search, in words; "" while none does."""
         hours = self.spent_hours()
         if self.max_hours and hours >= self.max_hours:
             return f"{hours:.2f} machine hours are used, max_hours is {self.max_hours:g}"
         if self.max_cost and hours * self.dollars_per_hour >= self.max_cost:
             return f"${hours * self.dollars_per_hour:.2f} are used, max_cost is {self.max_cost:g}"
         return ""
+
+
+# --------------------------------------------------------------------------------------------------------- gram search
+
+
+ORDERS = {"pause": PAUSED, "resume": RUNNING, "cancel": CANCELLED}
+ACTIONS = ("list", *ORDERS)
+
+
+def search_lines(store: Store) -> list[str]:
+    """Returns one line for each search: id, name, preset, and the state of its driver."""
+    lines = []
+    for search_id in store.list_searches():
+        folder = store.search_dir(search_id)
+        facts, lease = folder.read_json("search.json") or {}, read_lease(folder)
+        state = f"{last_order(folder)}, led by {lease['owner']}" if is_fresh(lease) else "no driver"
+        lines.append(f"{search_id}  {facts.get('name', '?'):16} {facts.get('preset', '?'):8} {state}")
+    return lines
+
+
+def give_order(store: Store, action: str, search: str) -> str:
+    """Orders the driver of a search, by id or name, to pause, resume or cancel; returns the search's id.
+
+    ValueError for another action, an unknown or ambiguous search, or one without a driver.
+    """
+    require_choice("action", action, tuple(ORDERS))
+    names = {i: (store.search_dir(i).read_json("search.json") or {}).get("name") for i in store.list_searches()}
+    found = [i for i, name in names.items() if search in (i, name)]
+    led = [i for i in found if is_fresh(read_lease(store.search_dir(i)))]
+    if len(led) != 1:
+        known = ", ".join(f"{i} ({name})" for i, name in names.items() if i in led or not led) or "none"
+        raise invalid("search", search, f"one search that a driver leads, by id or name; there are: {known}")
+    order(store.search_dir(led[0]), ORDERS[action])
+    return led[0]

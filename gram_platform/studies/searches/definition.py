@@ -1,17 +1,19 @@
-"""A search as a value: what an experiment file declares, and what a kind of search must answer."""
+"""Defines a search: the declaration in an experiment file, and the questions that each kind of search answers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from gram_platform.analysis.ratios import BASELINE
 from gram_platform.config.space import Space
 from gram_platform.corpora import CorpusRecipe
 from gram_platform.engine.proposals import Objective
 from gram_platform.engine.trials import Point, Problem
 from gram_platform.methods import Setting
-from gram_platform.methods.nodes import Node
+from gram_platform.methods.nodes import Node, method_nodes, unique
 from gram_platform.store import Store
 from gram_platform.studies import Preset
-from gram_platform.studies.searches.flags import SearchFlags
+from gram_platform.studies.searches.flags import OptunaFlags, SearchFlags
+from gram_platform.studies.searches.report import Written
 from gram_platform.tracking import Tracker
 
 SEARCH_VERSION = 1  # part of every search's id: raised when trials of before and after are not comparable
@@ -19,7 +21,7 @@ SEARCH_VERSION = 1  # part of every search's id: raised when trials of before an
 
 @dataclass(frozen=True)
 class Scene:
-    """Where a search stands: flags, each size's corpus, and the cell of every size and seed."""
+    """The flags and preset of a search, the corpus of each size, and the setting of every size and seed."""
 
     flags: SearchFlags
     preset: Preset
@@ -33,31 +35,32 @@ class Scene:
 
     @property
     def recipe(self) -> CorpusRecipe:
-        """Of the first size; those of the others have the same domains."""
+        """The corpus of the first size; those of other sizes have the same domains."""
         return next(iter(self.recipes.values()))
 
     @property
     def data_id(self) -> str:
-        """The data of all sizes; several, with commas between, where each size has its own."""
+        """The data of all sizes, joined by commas."""
         return ", ".join(dict.fromkeys(recipe.data_id for recipe in self.recipes.values()))
 
+    @property
+    def baselines(self) -> list[Node]:
+        """The baseline of every size and seed, and its evaluation."""
+        return unique(node for setting in self.settings for node in method_nodes(BASELINE, setting))
+
     def settings_of(self, size: str) -> tuple[Setting, ...]:
-        """The cells of one size, a seed each."""
+        """Returns the settings of one size, one for each seed."""
         return tuple(setting for setting in self.settings if setting.size.name == size)
 
 
-@dataclass(frozen=True)
-class Written:
-    """What a search leaves for people: files by name, figures for MLflow, and the text for the terminal."""
-
-    files: Mapping[str, bytes]
-    figures: Mapping[str, object]
-    text: str
+def setting_at(settings: Sequence[Setting], point: Point) -> Setting:
+    """Returns the setting of a point's size and seed."""
+    return next(s for s in settings if (s.size.name, s.seed) == (point["size"], point["seed"]))
 
 
 @dataclass(frozen=True)
 class Search:
-    """What every kind of search is declared with; kinds are subclasses of `GridSearch` or `OptunaSearch`."""
+    """The declaration of a search; kinds are subclasses of `GridSearch` or `OptunaSearch`."""
 
     name: str
     title: str
@@ -68,53 +71,63 @@ class Search:
     flags_type = SearchFlags
 
     def of_preset(self, name: str) -> "Search":
-        """The search as it is for one of its presets."""
+        """Returns the search as one of its presets changes it."""
         return self
 
     def checked(self, flags: SearchFlags) -> SearchFlags:
-        """The flags with the kind's defaults; ValueError for what it cannot do."""
+        """Returns the flags with the kind's defaults; ValueError for flags that it cannot serve."""
         return flags
 
     def prerequisites(self, scene: Scene) -> list[Node]:
-        """What must be done before the first trial, such as baselines."""
+        """Returns the nodes that all trials need, such as baselines."""
         return []
 
     def identity(self, scene: Scene) -> Mapping:
-        """What the search's id hashes: equal for equal questions on equal data; not how long it is pursued."""
+        """Returns the content of the search's id: equal for equal questions on equal data, however many trials."""
         raise NotImplementedError
 
     def problem(self, scene: Scene, store: Store) -> Problem:
-        """What the trials do; the prerequisites are complete."""
+        """Returns the nodes and score of trials; the prerequisites must be complete."""
         raise NotImplementedError
 
     def example(self, scene: Scene) -> list[Node]:
-        """The nodes of all trials as far as they are known now, for `--dry-run` and to check the data."""
+        """Returns the nodes of all trials, as far as they are known now, for `--dry-run` and to check the data."""
         raise NotImplementedError
 
     def write(self, scene: Scene, store: Store, tracker: Tracker | None, search_id: str) -> Written | None:
-        """Tables, figures and report of what is done; None while there is nothing."""
+        """Returns tables, figures and report of the trials so far; None while there is nothing to report."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class GridSearch(Search):
-    """Every point of a list that may grow with what is found."""
+    """Runs every point of a list, which may grow with the results."""
 
     def points(self, scene: Scene, store: Store) -> tuple[list[tuple[str, Point]], list[str]]:
-        """All named points as the results so far demand them, and announcements. Called again until none are new."""
+        """Returns all named points, as far as the results demand them now, and announcements.
+
+        Called again after each round of trials, until no point is new.
+        """
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class OptunaSearch(Search):
-    """Points that Optuna chooses, in one study for each group."""
+    """Runs points that Optuna chooses, in one Optuna study for each group."""
 
     objectives: Sequence[Objective] = ()
     num_trials: Mapping[str, int] = field(default_factory=dict)  # of each preset, in each group
 
+    flags_type = OptunaFlags
+
     def space(self, scene: Scene) -> Space:
+        """Returns the ranges of the preset, or those of `--space`; ValueError for a bad one."""
         raise NotImplementedError
 
+    def target(self, scene: Scene) -> int:
+        """Returns the number of trials to complete in each group."""
+        return scene.flags.trials or self.num_trials[scene.flags.preset]
+
     def groups(self, scene: Scene) -> Mapping[str, Point]:
-        """Names of the Optuna studies and the part of the point that each one holds."""
+        """Returns the names of the Optuna studies, and the part of the point that each one holds fixed."""
         raise NotImplementedError

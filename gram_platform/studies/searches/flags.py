@@ -1,9 +1,6 @@
-"""The flags of searches: those of studies, and what a search may be told beyond them."""
+"""Defines and checks the flags of searches: those that they share with studies, and limits, grids and ranges."""
 
 from dataclasses import dataclass, replace
-from typing import Annotated
-
-import tyro
 
 from gram_platform.config.identity import invalid, require_int, require_real
 from gram_platform.store import Store
@@ -28,7 +25,7 @@ class SearchFlags(CommonFlags):
 
 @dataclass(frozen=True)
 class OptunaFlags(SearchFlags):
-    """Of searches that Optuna leads."""
+    """The flags of searches with Optuna."""
 
     trials: int = 0
     """trials to be complete, in each Optuna study of the search (default: the preset's)"""
@@ -38,7 +35,7 @@ class OptunaFlags(SearchFlags):
 
 @dataclass(frozen=True)
 class GridFlags(SearchFlags):
-    """Of the LR/batch grid."""
+    """The flags of the LR/batch grid."""
 
     lrs: tuple[str, ...] = (AUTO,)
     """peak learning rates for every size; auto: the preset's, around each size's own"""
@@ -50,14 +47,8 @@ class GridFlags(SearchFlags):
     """rows or columns that each side of a grid may grow by while its minimum lies there (default: the preset's)"""
 
 
-def parse_flags(kind: type[SearchFlags], description: str, arguments: list[str] | None = None) -> SearchFlags:
-    """The flags of a command line; ends the process with usage on `--help` and on unknown flags."""
-    unnamed = Annotated[kind, tyro.conf.arg(name="")]
-    return tyro.cli(unnamed, args=arguments, description=description, config=(tyro.conf.OmitArgPrefixes,))
-
-
 def checked_search_flags(flags: SearchFlags) -> SearchFlags:
-    """What is a search's own, after `checked_common`; ValueError naming the flag, the value and what is allowed."""
+    """Checks the flags that studies do not have, after `checked_common`; ValueError naming flag and value."""
     require_real("max_hours", flags.max_hours, 0.0)
     require_real("max_cost", flags.max_cost, 0.0)
     require_int("max_concurrent", flags.max_concurrent, 0)
@@ -74,7 +65,7 @@ def checked_search_flags(flags: SearchFlags) -> SearchFlags:
 
 
 def _numbers(field: str, texts: tuple[str, ...]) -> tuple[str, ...]:
-    """The list split, every item a positive number; () for auto."""
+    """Splits a list of positive numbers; () for auto."""
     if texts == (AUTO,):
         return ()
     items = split_list(texts)
@@ -91,7 +82,7 @@ def _numbers(field: str, texts: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _default_database(storage: str) -> str:
-    """SQLite inside a local storage; ValueError for an object store, which needs a server."""
+    """Returns SQLite inside a local storage; ValueError for an object store, which needs a server."""
     store = Store(storage)
     if not store.is_local:
         raise invalid("optuna_uri", None, f"the URL of a database for the search's trials: {storage} cannot hold one")
@@ -99,7 +90,7 @@ def _default_database(storage: str) -> str:
 
 
 def _database(field: str, uri: str) -> str:
-    """A database's URL; a SQLite path is made absolute."""
+    """Returns a database's URL, a SQLite path made absolute."""
     if uri.startswith("sqlite:///"):
         return "sqlite:///" + absolute_place(field, uri.removeprefix("sqlite:///"))
     if "://" not in uri:

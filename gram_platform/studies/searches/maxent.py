@@ -1,32 +1,33 @@
-"""The search over MaxEnt's parameters: learning rate and retain weight of every profile, an Optuna study each.
+"""Searches MaxEnt's learning rate and retain weight, with one Optuna study for each profile.
 
-The paper tunes them "per profile via Bayesian optimization" (`app:stories`); what is minimised is ours, see
-`analysis/maxent_objective.py`. A trial unlearns from the baseline of every seed and evaluates the outcome.
+The paper tunes them "per profile via Bayesian optimization" (`app:stories`); the objective is ours, see
+`analysis/maxent_objective.py`. A trial unlearns from the baseline of every seed and evaluates the result.
 """
 
 from dataclasses import dataclass, replace
 
-from gram_platform.analysis.maxent_objective import MaxEntObjective, references_of
-from gram_platform.analysis.ratios import BASELINE, Reference
+from gram_platform.analysis.maxent_objective import MaxEntObjective
 from gram_platform.config.identity import invalid, to_plain
 from gram_platform.config.space import Parameter, Space
 from gram_platform.engine.proposals import Objective
 from gram_platform.engine.trials import Point
-from gram_platform.methods.nodes import Node, method_nodes, unique
+from gram_platform.methods.nodes import Node, unique
 from gram_platform.store import Store
-from gram_platform.studies.searches.definition import OptunaSearch, Scene, Written
+from gram_platform.studies.searches.definition import OptunaSearch, Scene
 from gram_platform.studies.searches.flags import OptunaFlags
-from gram_platform.studies.searches.frames import baseline_frames
-from gram_platform.studies.searches.maxent_problem import (
+from gram_platform.studies.searches.frames import stored_references
+from gram_platform.studies.searches.maxent_trials import (
     METRIC,
     PEAK_LR,
     PROFILE,
     RETAIN_WEIGHT,
     MaxEntProblem,
     default_values,
+    maxent_report,
     searched_profiles,
 )
-from gram_platform.studies.searches.maxent_report import written
+from gram_platform.studies.searches.optuna_studies import spread_points
+from gram_platform.studies.searches.report import Written
 from gram_platform.tracking import Tracker
 
 DEFAULT_OBJECTIVE = MaxEntObjective()
@@ -34,31 +35,28 @@ LIMITS = (Parameter(PEAK_LR, 1e-8, 1.0), Parameter(RETAIN_WEIGHT, 0.0, 1e6))
 
 
 def space_of(peak_lr: tuple[float, float], retain_weight: tuple[float, float]) -> Space:
-    """Both ranges on their logarithms: so the authors searched the rate; of the weight it is ours."""
+    """Makes the space of two logarithmic ranges, as the authors searched the rate; for the weight it is ours."""
     axes = (Parameter(PEAK_LR, *peak_lr, log=True), Parameter(RETAIN_WEIGHT, *retain_weight, log=True))
     return Space(axes, LIMITS)
 
 
 @dataclass(frozen=True)
 class MaxEntSearch(OptunaSearch):
-    """One Optuna study a profile, all at once; every preset has the ranges that are searched, and a length."""
+    """Runs one Optuna study for each profile, all at once; each preset has its ranges and number of trials."""
 
     objective: MaxEntObjective = DEFAULT_OBJECTIVE
 
-    flags_type = OptunaFlags
-
     def __post_init__(self) -> None:
-        told = Objective(METRIC, "minimize", self.objective.worst)
-        object.__setattr__(self, "objectives", (told,))
+        object.__setattr__(self, "objectives", (Objective(METRIC, "minimize", self.objective.worst),))
         num_trials = {name: preset.maxent_search.num_trials for name, preset in self.presets.items()}
         object.__setattr__(self, "num_trials", num_trials)
 
     def of_preset(self, name: str) -> "MaxEntSearch":
-        """The search under the name that the preset's ranges give it."""
+        """Returns the search under the name that the preset's ranges give it."""
         return replace(self, name=self.presets[name].maxent_search.search)
 
     def checked(self, flags: OptunaFlags) -> OptunaFlags:
-        """ValueError for several sizes (what is best at one is not at another) and for a bad space."""
+        """ValueError for several sizes, since each has its own best parameters, and for a bad space."""
         if len(flags.sizes) != 1:
             raise invalid("sizes", flags.sizes, "one size: each size has its own best parameters")
         self._space(flags)
@@ -75,16 +73,15 @@ class MaxEntSearch(OptunaSearch):
         return {name: {PROFILE: name} for name in searched_profiles(scene.settings[0])}
 
     def prerequisites(self, scene: Scene) -> list[Node]:
-        """The baseline of every seed and its evaluation."""
-        return unique(node for setting in scene.settings for node in method_nodes(BASELINE, setting))
+        return scene.baselines
 
     def identity(self, scene: Scene) -> dict:
-        """The nodes of the preset's own parameters stand for data, size, seeds and all that is not searched."""
+        """Hashes the nodes of the preset's parameters, which depend on data, size, seeds and what is not searched."""
         problem = MaxEntProblem(scene.settings, self.objective, {})
         points = [{**fixed, **default_values(scene.settings[0])} for fixed in self.groups(scene).values()]
         return {
             "data_id": scene.data_id,
-            "baselines": [node.id for node in self.prerequisites(scene)],
+            "baselines": [node.id for node in scene.baselines],
             "unlearning": [node.id for point in points for node in problem.nodes(point)],
             "space": to_plain(self.space(scene).parameters),
             "objective": to_plain(self.objective),
@@ -94,28 +91,12 @@ class MaxEntSearch(OptunaSearch):
         return MaxEntProblem(scene.settings, self.objective, stored_references(scene, store))
 
     def example(self, scene: Scene) -> list[Node]:
-        """As many points a profile as there will be trials, stepping through the ranges."""
+        """Returns the nodes of as many points for each profile as there will be trials, spread over the ranges."""
         problem = MaxEntProblem(scene.settings, self.objective, {})
-        num_trials = scene.flags.trials or self.num_trials[scene.flags.preset]
-        steps = [(index + 0.5) / num_trials for index in range(num_trials)]
-        points = [
-            {**fixed, **{p.name: _between(p, step) for p in self.space(scene).parameters}}
-            for fixed in self.groups(scene).values()
-            for step in steps
-        ]
+        num_trials = self.target(scene)
+        spread = spread_points(self.space(scene), [(index + 0.5) / num_trials for index in range(num_trials)])
+        points = [{**fixed, **point} for fixed in self.groups(scene).values() for point in spread]
         return unique(node for point in points for node in problem.nodes(point))
 
     def write(self, scene: Scene, store: Store, tracker: Tracker | None, search_id: str) -> Written | None:
-        return written(self, scene, store, tracker, search_id)
-
-
-def stored_references(scene: Scene, store: Store) -> dict[str, Reference]:
-    """The references of every domain from the baselines in the storage; ValueError while they are not complete."""
-    nodes = [node for setting in scene.settings for node in method_nodes(BASELINE, setting)]
-    return references_of(*baseline_frames(store, nodes), scene.settings[0].size.name)
-
-
-def _between(parameter: Parameter, share: float) -> float:
-    if parameter.log:
-        return parameter.low * (parameter.high / parameter.low) ** share
-    return parameter.low + share * (parameter.high - parameter.low)
+        return maxent_report(self, scene, store, tracker, search_id)

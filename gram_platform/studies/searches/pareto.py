@@ -1,9 +1,9 @@
-"""The search for GRAM's trade-off: core and retain as high, elicited forget as low as they go together.
+"""Searches GRAM's trade-off: high core and retain together with low elicited forget.
 
-Searched are p_as and p_cr (the routing), d_aux (the modules' width) and the peak learning rate. With `equal_compute`
-lambda keeps the training compute fixed whatever d_aux is; what p_cr adds to a core batch is not in the paper's formula
-and stands in the metric `compute`. One Optuna study of three objectives with its multi-objective TPE, not NSGA-II: a
-search here has tens of trials, and NSGA-II needs generations of about fifty before it learns anything from them.
+It varies p_as and p_cr (the routing), d_aux (the modules' width) and the peak learning rate. With `equal_compute`,
+lambda keeps the training compute fixed at every d_aux; the paper's formula leaves out what p_cr adds to a core batch,
+which the metric `compute` includes. Optuna's multi-objective TPE proposes points for three objectives. NSGA-II would
+need generations of about fifty trials, and a search here has tens of trials in all.
 """
 
 from collections.abc import Sequence
@@ -11,28 +11,29 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gram_platform.analysis.maxent_objective import HIGHEST_RATIO, references_of
-from gram_platform.analysis.ratios import BASELINE
+from gram_platform.analysis.maxent_objective import HIGHEST_RATIO
 from gram_platform.config.identity import invalid, to_plain
 from gram_platform.config.ladder import Size
 from gram_platform.config.space import Parameter, Space
 from gram_platform.engine.proposals import Objective
 from gram_platform.engine.trials import Point
-from gram_platform.methods.nodes import Node, method_nodes, unique
+from gram_platform.methods.nodes import Node, unique
 from gram_platform.store import Store
-from gram_platform.studies.searches.definition import OptunaSearch, Scene, Written
+from gram_platform.studies.searches.definition import OptunaSearch, Scene
 from gram_platform.studies.searches.flags import OptunaFlags
-from gram_platform.studies.searches.frames import baseline_frames
-from gram_platform.studies.searches.pareto_problem import (
+from gram_platform.studies.searches.frames import stored_references
+from gram_platform.studies.searches.optuna_studies import spread_points
+from gram_platform.studies.searches.pareto_trials import (
     D_AUX,
     P_AS,
     P_CR,
     PEAK_LR,
     ParetoProblem,
     default_point,
+    pareto_report,
     point_nodes,
 )
-from gram_platform.studies.searches.pareto_report import written
+from gram_platform.studies.searches.report import Written
 from gram_platform.tracking import Tracker
 
 GROUP = "front"
@@ -51,7 +52,7 @@ LIMITS = (
 
 
 def space_around(size: Size) -> Space:
-    """Both probabilities whole; the width from a quarter to four times the size's, the rate from a quarter to twice."""
+    """Makes the space: both probabilities from 0 to 1, the width times 1/4 to 4, the rate times 1/4 to 2."""
     width, rate = size.d_aux, size.peak_lr
     axes = (
         Parameter(P_AS, 0.0, 1.0),
@@ -64,11 +65,9 @@ def space_around(size: Size) -> Space:
 
 @dataclass(frozen=True)
 class ParetoSearch(OptunaSearch):
-    """One Optuna study of three objectives at one size."""
+    """Runs one Optuna study of three objectives at one size."""
 
     objectives: Sequence[Objective] = TOLD
-
-    flags_type = OptunaFlags
 
     def checked(self, flags: OptunaFlags) -> OptunaFlags:
         """ValueError for several sizes, for a preset without an attack, and for a bad space."""
@@ -86,12 +85,12 @@ class ParetoSearch(OptunaSearch):
         return {GROUP: {}}
 
     def prerequisites(self, scene: Scene) -> list[Node]:
-        """The baselines, and GRAM as the preset has it: what the front is read against."""
-        baselines = [node for setting in scene.settings for node in method_nodes(BASELINE, setting)]
-        return unique([*baselines, *self._default_nodes(scene)])
+        """Returns the baselines, and GRAM with the preset's parameters for comparison with the front."""
+        preset_nodes = [node for s in scene.settings for node in point_nodes(s, default_point(s))]
+        return unique([*scene.baselines, *preset_nodes])
 
     def identity(self, scene: Scene) -> dict:
-        """The preset's own nodes stand for data, size, seeds, budgets and attacks."""
+        """Hashes the preset's nodes, which depend on data, size, seeds, budgets and attacks."""
         return {
             "prerequisites": [node.id for node in self.prerequisites(scene)],
             "space": to_plain(self.space(scene).parameters),
@@ -99,27 +98,13 @@ class ParetoSearch(OptunaSearch):
         }
 
     def problem(self, scene: Scene, store: Store) -> ParetoProblem:
-        baselines = [node for setting in scene.settings for node in method_nodes(BASELINE, setting)]
-        references = references_of(*baseline_frames(store, baselines), scene.settings[0].size.name)
-        return ParetoProblem(scene.settings, references)
+        return ParetoProblem(scene.settings, stored_references(scene, store))
 
     def example(self, scene: Scene) -> list[Node]:
-        """As many points as there will be trials, from the low end of every range to the high one."""
-        num_trials = scene.flags.trials or self.num_trials[scene.flags.preset]
-        problem, space = ParetoProblem(scene.settings, {}), self.space(scene)
-        points = [{p.name: _between(p, share) for p in space.parameters} for share in np.linspace(0.0, 1.0, num_trials)]
+        """Returns the nodes of as many points as there will be trials, from the low ends of all ranges to the high."""
+        problem = ParetoProblem(scene.settings, {})
+        points = spread_points(self.space(scene), np.linspace(0.0, 1.0, self.target(scene)))
         return unique(node for point in points for node in problem.nodes(point))
 
     def write(self, scene: Scene, store: Store, tracker: Tracker | None, search_id: str) -> Written | None:
-        return written(self, scene, store, tracker, search_id)
-
-    def _default_nodes(self, scene: Scene) -> list[Node]:
-        return [node for setting in scene.settings for node in point_nodes(setting, default_point(setting))]
-
-
-def _between(parameter: Parameter, share: float) -> float | int:
-    if parameter.log:
-        value = parameter.low * (parameter.high / parameter.low) ** share
-    else:
-        value = parameter.low + share * (parameter.high - parameter.low)
-    return round(value) if parameter.is_integer else float(value)
+        return pareto_report(self, scene, store, tracker, search_id)

@@ -1,16 +1,14 @@
-"""Running a search: flags -> what all trials need -> trials on Ray Tune -> tables and report."""
+"""Runs a search: flags -> prerequisites -> trials on Ray Tune, from a grid or Optuna -> tables and report."""
 
 import statistics
+from collections.abc import Callable, Iterator
 
-import optuna
-import ray
 from optuna.exceptions import StorageInternalError
 
 from gram_platform.config.identity import short_hash, to_plain
-from gram_platform.engine.capacity import require_room, widest_missing
 from gram_platform.engine.graph import SUBMIT_AGAIN, run_graph
 from gram_platform.engine.life import NodeLifecycle
-from gram_platform.engine.proposals import Group, OptunaSource, PointList, Source, open_study
+from gram_platform.engine.proposals import OptunaSource, PointList, Source
 from gram_platform.engine.search import Tuning, run_trials
 from gram_platform.engine.trials import FAILED, Outcome
 from gram_platform.methods.nodes import Node, unique
@@ -18,52 +16,44 @@ from gram_platform.planner import MACHINES
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph, resolve_corpora, settings_of
 from gram_platform.studies.dry_run import described
-from gram_platform.studies.flags import checked_common
+from gram_platform.studies.flags import checked_common, parse_flags
 from gram_platform.studies.live import LiveView
 from gram_platform.studies.run import provide_data
 from gram_platform.studies.searches.control import CANCELLED, LOST, RUNNING, Control, Driver, machine_hours
-from gram_platform.studies.searches.databases import open_storage
 from gram_platform.studies.searches.definition import SEARCH_VERSION, GridSearch, OptunaSearch, Scene, Search
-from gram_platform.studies.searches.flags import SearchFlags, checked_search_flags, parse_flags
-from gram_platform.studies.searches.view import SearchView, trial_overheads
-from gram_platform.studies.session import (
-    Mirror,
-    connect,
-    execution_of,
-    exit_with,
-    open_tracker,
-    refresh_site,
-    reporter,
-    say,
-)
+from gram_platform.studies.searches.flags import SearchFlags, checked_search_flags
+from gram_platform.studies.searches.live import SearchView, trial_overheads
+from gram_platform.studies.searches.optuna_studies import open_groups, open_storage
+from gram_platform.studies.session import Mirror, exit_with, open_tracker, refresh_site, reporter, say, start_ray
 from gram_platform.tracking import Tracker, TrackingUnavailable
 from gram_platform.tracking.connection import first_line
 
 
 def main(search: Search, arguments: list[str] | None = None) -> None:
-    """The entrypoint of an experiment file."""
+    """Runs the command line of a search's experiment file and ends the process."""
     exit_with(lambda: run_search(search, parse(search, arguments)))
 
 
 def parse(search: Search, arguments: list[str] | None = None) -> SearchFlags:
-    """The checked flags; ValueError naming the flag, the value and what is allowed."""
+    """Returns the checked flags; ValueError naming the flag, the value and what is expected."""
     return checked_flags(search, parse_flags(search.flags_type, f"{search.title}\n\n{search.question}", arguments))
 
 
 def checked_flags(search: Search, flags: SearchFlags) -> SearchFlags:
-    """The flags with defaults filled in; ValueError as above."""
+    """Returns the flags with defaults filled in; ValueError as `parse`."""
     flags = checked_common(search.presets, search.default_preset, flags)
     return search.checked(checked_search_flags(flags))
 
 
 def build_scene(search: Search, flags: SearchFlags) -> Scene:
+    """Resolves the corpora and makes the settings of a search."""
     preset = search.presets[flags.preset]
     recipes = resolve_corpora(preset, flags, reporter())
     return Scene(flags, preset, recipes, settings_of(preset, flags, recipes))
 
 
 def search_id(search: Search, scene: Scene) -> str:
-    """Equal for equal questions on equal data."""
+    """Returns the search's id: equal for equal questions on equal data."""
     return short_hash({"version": SEARCH_VERSION, "search": search.name, **search.identity(scene)})
 
 
@@ -82,59 +72,62 @@ def run_search(search: Search, flags: SearchFlags) -> int:
     identity = search_id(search, scene)
     say(f"search {search.name} {identity} on {flags.corpus} (data {scene.data_id})")
     say(f"storage {store.root}")
-    run = _SearchRun(search, scene, store, open_tracker(flags), identity)
+    tracker = open_tracker(flags)
     if flags.report_only:
-        return run.finish(0)
+        return SearchRun(search, scene, store, tracker, identity).finish(0)
     with Driver(store.search_dir(identity), search.name) as driver:
-        run.control.is_lost = driver.is_lost
         try:
-            return run.run()
+            return SearchRun(search, scene, store, tracker, identity, driver.is_lost).run(nodes)
         except StorageInternalError as error:
             say(f"error: Optuna's database failed: {first_line(error.__cause__ or error)}. {SUBMIT_AGAIN}")
             return 1
 
 
-class _SearchRun:
-    """One driver's time with a search."""
+class SearchRun:
+    """Runs one submission of a search: its prerequisites, its trials, its report."""
 
-    def __init__(self, search: Search, scene: Scene, store: Store, tracker: Tracker, identity: str):
+    def __init__(
+        self,
+        search: Search,
+        scene: Scene,
+        store: Store,
+        tracker: Tracker | None,
+        identity: str,
+        is_lost: Callable[[], bool] = lambda: False,
+    ):
         self.search, self.scene, self.store, self.tracker, self.identity = search, scene, store, tracker, identity
         self.folder = store.search_dir(identity)
         self.outcomes: dict[str, Outcome] = {}
         self.before_hours = 0.0
         flags, machine = scene.flags, MACHINES[scene.flags.machine]
         limits = (flags.max_hours, flags.max_cost, machine.dollars_per_hour)
-        self.control = Control(self.folder, self.spent_hours, *limits)
+        self.control = Control(self.folder, self.spent_hours, *limits, is_lost)
 
-    def run(self) -> int:
+    def run(self, nodes: tuple[Node, ...]) -> int:
+        """Runs what is missing and reports; returns the exit code. `nodes`: prerequisites and examples of trials."""
         plain = {"name": self.search.name, "identity": to_plain(self.search.identity(self.scene))}
         self.folder.write_json("search.json", {**plain, "preset": self.scene.flags.preset})
         if (was := self.control.resume()) != RUNNING:
             say(f"was {was}; submitting again resumes it")
         self.mirror = Mirror(self.tracker, self.store, say)
-        connect()
-        self.execution, self.resources = execution_of(self.scene.flags, bool(ray.cluster_resources().get("GPU")))
-        nodes = (*self.search.prerequisites(self.scene), *self.search.example(self.scene))
-        require_room(widest_missing(nodes, self.execution), self.resources, say)
+        self.execution, self.resources = start_ray(self.scene.flags, nodes, say)
         if not self._prepared():
             return 1
         self.problem = self.search.problem(self.scene, self.store)
-        if isinstance(self.search, GridSearch):
-            self._run_grid(self.search)
-        else:
-            self._run_optuna(self.search)
+        for source, num_trials in self._grid() if isinstance(self.search, GridSearch) else self._optuna():
+            self._run_trials(source, num_trials)
         if self.control.state == LOST:
-            say("another driver leads this search since this one was suspended, which ends; nothing is lost")
+            say("another driver leads this search since this one was suspended: stopping, nothing is lost")
             return 1
         self.mirror.finish({i for outcome in self.outcomes.values() for i in outcome.nodes})
         return self.finish(self._count())
 
     def spent_hours(self) -> float:
-        """Machine hours of this search's trials, over all submissions."""
+        """Returns the machine hours of this search's trials, over all submissions."""
         return self.before_hours + sum(o.rank_s for o in self.outcomes.values()) / 3600
 
     def _prepared(self) -> bool:
-        """Whether everything that all trials need is done; says what failed otherwise."""
+        """Runs the prerequisites of all trials; announces failures and returns whether there were none."""
         nodes = unique(self.search.prerequisites(self.scene))
         if not nodes:
             return True
@@ -151,15 +144,15 @@ class _SearchRun:
         say(f"{len(progress.done)} nodes that every trial needs are done, {progress.reused} were before")
         return not progress.failed
 
-    # ------------------------------------------------------------------------------------------------- trials
+    # ------------------------------------------------------------------------------------------------ sources
 
-    def _run_grid(self, search: GridSearch) -> None:
-        seen: set[str] = set()
-        said: set[str] = set()
+    def _grid(self) -> Iterator[tuple[Source, int]]:
+        """Yields the missing trials of a grid, round after round while it grows."""
+        seen, said = set(), set()
         while True:
-            points, announcements = search.points(self.scene, self.store)
+            points, announcements = self.search.points(self.scene, self.store)
             new = [(name, point) for name, point in points if name not in seen]
-            for text in announcements:
+            for text in dict.fromkeys(announcements):
                 if text not in said:
                     say(text)
             said |= set(announcements)
@@ -169,9 +162,10 @@ class _SearchRun:
             missing = [(name, point) for name, point in new if not self._is_done(point)]
             say(f"{len(new)} trials, {len(new) - len(missing)} of them were done before")
             if missing:
-                self._run_trials(PointList(missing), len(missing))
+                yield PointList(missing), len(missing)
 
     def _is_done(self, point) -> bool:
+        """Tells whether a trial's nodes have results; counts their machine hours."""
         nodes, lifecycle = self.problem.nodes(point), NodeLifecycle(self.store)
         if any(lifecycle.result(node) is None for node in nodes):
             return False
@@ -179,16 +173,17 @@ class _SearchRun:
         self.before_hours += sum(machine_hours(directory.timing()) for directory in directories)
         return True
 
-    def _run_optuna(self, search: OptunaSearch) -> None:
-        flags = self.scene.flags
-        groups = open_groups(search, self.scene, open_storage(flags.optuna_uri), self.identity)
+    def _optuna(self) -> Iterator[tuple[Source, int]]:
+        """Yields the missing trials of the search's Optuna studies."""
+        search: OptunaSearch = self.search
+        groups = open_groups(search, self.scene, open_storage(self.scene.flags.optuna_uri), self.identity)
         source = OptunaSource(groups, search.space(self.scene), search.objectives)
         done = [t for g in groups for t in g.study.get_trials(deepcopy=False) if t.state.is_finished()]
         self.before_hours = sum(t.user_attrs.get("rank_s", 0.0) for t in done) / 3600
         num_adopted = sum(len(group.adopted) for group in groups)
         say(f"{len(done)} trials ended before, {num_adopted} were left running and are taken up again")
         if source.num_left:
-            self._run_trials(source, source.num_left)
+            yield source, source.num_left
 
     def _run_trials(self, source: Source, num_trials: int) -> None:
         view = SearchView(num_trials, self.store, self.problem)
@@ -207,7 +202,7 @@ class _SearchRun:
     # ------------------------------------------------------------------------------------------------ the end
 
     def _count(self) -> int:
-        """Says what was done; the exit code."""
+        """Announces what was done; returns the exit code."""
         ended = list(self.outcomes.values())
         executed, reused = sum(o.num_executed for o in ended), sum(o.num_reused for o in ended)
         say(f"\n{len(ended)} trials now: {executed} nodes executed, {reused} reused")
@@ -232,25 +227,11 @@ class _SearchRun:
         say(f"\n{written.text}\n")
         for name in written.files:
             say(f"{name:12} {folder.file(name)}")
-        self._log(folder, written.figures)
-        refresh_site(self.scene.flags, say)
-        return code
-
-    def _log(self, folder, figures) -> None:
-        flags = self.scene.flags
-        params = {"search_id": self.identity, "preset": flags.preset, "data_id": self.scene.data_id}
+        params = {"search_id": self.identity, "preset": self.scene.flags.preset, "data_id": self.scene.data_id}
         try:
             with folder.local_copy("table.csv") as table, folder.local_copy("report.html") as report:
-                self.tracker.log_study(self.search.name, table, report, figures, params)
+                self.tracker.log_study(self.search.name, table, report, written.figures, params)
         except TrackingUnavailable as error:
             say(f"the search is not in MLflow ({error}); submit again to log it")
-
-
-def open_groups(search: OptunaSearch, scene: Scene, storage: optuna.storages.BaseStorage, identity: str) -> list[Group]:
-    """The Optuna studies of a search, named by its id and the group."""
-    target = scene.flags.trials or search.num_trials[scene.flags.preset]
-    groups = search.groups(scene)
-    return [
-        Group(name, fixed, open_study(storage, f"{search.name}-{identity}-{name}", search.objectives), target)
-        for name, fixed in groups.items()
-    ]
+        refresh_site(self.scene.flags, say)
+        return code

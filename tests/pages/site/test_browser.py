@@ -14,9 +14,9 @@ from gram_platform.engine.node import execute_run
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.pages.results.record import StudyRecord
-from gram_platform.pages.site import build_site
 from gram_platform.pages.site.build import tracking_of
 from gram_platform.store import Store
+from gram_platform.studies.site import build_site
 from gram_platform.tracking import Tracker, default_tracking_uri
 from tests.pages.site.browser import running_browser
 from tests.pages.site.pages import CONTRAST, DESK, DRAWN, require_whole
@@ -33,12 +33,13 @@ def real_study(store: Store) -> None:
     counts = {CORE: 160, **dict.fromkeys(auxiliary, 12)}
     routing = RoutingConfig(0.5, 0.3)
     shape = {"warmup_fraction": 0.1, "decay_fraction": 0.1, "num_eval_points": 6, "num_eval_sequences": 4}
-    setting = Setting(TINY, 0, recipe.data_id, counts, profiles=((auxiliary[0],),), routing=routing, **shape)
+    size = {"size": TINY, "seed": 0, "data_id": recipe.data_id, "num_sequences": counts}
+    setting = Setting(**size, profiles=((auxiliary[0],),), routing=routing, **shape)
     nodes = [node for method in ("baseline", "gram") for node in method_nodes(method, setting)]
     for node in nodes:
         execute = {RunConfig: execute_run, Evaluation: execute_evaluation}[type(node.config)]
-        execute(node.config, dict(node.tags), Execution(store.root))
-    entries = tuple({"id": node.id, "kind": node.kind, "tags": dict(node.tags)} for node in nodes)
+        execute(node.config, node.names, Execution(store.root))
+    entries = tuple({"id": node.id, "kind": node.kind, "tags": node.names} for node in nodes)
     record = StudyRecord(
         name="small",
         title="A small study",

@@ -15,10 +15,10 @@ import pytest
 from gram_platform.cli import main
 from gram_platform.pages.figures.style import METHOD_STYLES
 from gram_platform.pages.report.page import asset
-from gram_platform.pages.site import build_site, watch_site
 from gram_platform.pages.site.build import tracking_of
 from gram_platform.paper.verdicts import EXPLANATIONS, Explanation
 from gram_platform.store import Store
+from gram_platform.studies.site import build_site, watch_site
 from gram_platform.tracking import Tracker, default_tracking_uri
 from tests.pages.site.planted import HOSTILE, MISSING_ID, PlantedStorage, every_state
 

@@ -10,8 +10,9 @@ from gram_platform.engine.proposals import Objective
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.studies.library.scaling import SMOKE
-from gram_platform.studies.searches.definition import GridSearch, OptunaSearch, Scene, Written
+from gram_platform.studies.searches.definition import GridSearch, OptunaSearch, Scene
 from gram_platform.studies.searches.flags import OptunaFlags
+from gram_platform.studies.searches.report import Written
 from gram_platform.studies.searches.run import main
 
 TINY = replace(SMOKE_SIZES["tiny"], core_tokens=64 * 160)

@@ -8,9 +8,18 @@ import torch
 
 from gram_platform.store import Store
 from gram_platform.store.leases import read_lease
-from gram_platform.studies.searches.command import give_order, search_lines
-from gram_platform.studies.searches.control import CANCELLED, LOST, PAUSED, RUNNING, Control, Driver, order
-from gram_platform.studies.searches.run import _SearchRun, build_scene, parse
+from gram_platform.studies.searches.control import (
+    CANCELLED,
+    LOST,
+    PAUSED,
+    RUNNING,
+    Control,
+    Driver,
+    give_order,
+    order,
+    search_lines,
+)
+from gram_platform.studies.searches.run import SearchRun, build_scene, parse
 from tests.studies.searches.planted import GRID
 
 
@@ -36,7 +45,7 @@ def test_orders_reach_the_driver_and_limits_stop_it(store, monkeypatch):
 
 def test_hours_of_runs_that_were_done_before_are_those_of_all_their_ranks(tmp_path):
     scene = build_scene(GRID, parse(GRID, ["--storage", str(tmp_path / "storage")]))
-    run = _SearchRun(GRID, scene, Store(scene.flags.storage).open_for_writing(), None, "s1")
+    run = SearchRun(GRID, scene, Store(scene.flags.storage).open_for_writing(), None, "s1")
     run.problem = GRID.problem(scene, run.store)
     (node,) = run.problem.nodes({"lr": 1e-3})
     directory = run.store.run(node.id)

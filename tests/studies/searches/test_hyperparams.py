@@ -14,9 +14,8 @@ from gram_platform.config import CORE
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.store import Store
 from gram_platform.studies.library.hyperparams import SEARCH
-from gram_platform.studies.searches.frames import is_attack
 from gram_platform.studies.searches.hyperparams import chosen_values
-from gram_platform.studies.searches.hyperparams_problem import KNOBS, trial_name
+from gram_platform.studies.searches.hyperparams_trials import KNOBS, trial_name
 from gram_platform.studies.searches.run import build_scene, parse, search_id
 from gram_platform.tracking import Tracker
 from tests.studies.processes import attempts, results, submit
@@ -133,7 +132,7 @@ def planted(knob, value):
 
 def result_of(scene, node, knob, value):
     """A node's result with planted losses, as its directory would have it."""
-    tags = dict(node.tags)
+    tags = node.names
     if tags["method"] == "baseline":
         losses = {d: loss_at(scene, d, NUM_STEPS) for d in scene.recipe.domains}
     else:
@@ -141,22 +140,22 @@ def result_of(scene, node, knob, value):
         kept = tags.get("retained", "")
         ratios = {d: retain if d in kept.split(",") else forget for d in scene.recipe.domains}
         ratios[CORE] = partial if kept else full
-        ratios |= {tags["elicited"]: elicited} if is_attack(node) else {}
+        ratios |= {tags["elicited"]: elicited} if node.is_attack else {}
         losses = {d: loss_at(scene, d, NUM_STEPS * ratio) for d, ratio in ratios.items()}
     if node.kind == "evaluation":
         return {"losses": losses}
-    return {"final": {f"best/loss/{d}": losses[d] for d in ([tags["elicited"]] if is_attack(node) else [])}}
+    return {"final": {f"best/loss/{d}": losses[d] for d in ([tags["elicited"]] if node.is_attack else [])}}
 
 
 def plant(scene, store, node, knob="", value=0.0):
     directory = store.run(node.id) if node.kind == "run" else store.evaluation(node.id)
     directory.ensure_config(node.config)
-    directory.add_tags({**dict(node.tags), "profile": "of another study"})
+    directory.add_tags({**node.names, "profile": "of another study"})
     result = result_of(scene, node, knob, value)
     if node.kind == "evaluation":
         directory.complete(result, {"elapsed_s": 0.5})
         return
-    steps = range(1, NUM_POINTS + 1) if dict(node.tags)["method"] == "baseline" else ()
+    steps = range(1, NUM_POINTS + 1) if node.method == "baseline" else ()
     losses = [
         {f"validation/loss/{d}": loss_at(scene, d, NUM_STEPS * step / NUM_POINTS) for d in scene.recipe.domains}
         for step in steps

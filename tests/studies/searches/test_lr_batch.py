@@ -21,7 +21,8 @@ from gram_platform.methods.nodes import method_nodes
 from gram_platform.store import Store
 from gram_platform.store.files import seal
 from gram_platform.studies.library.lr_bs_grid import SEARCH
-from gram_platform.studies.searches.lr_batch import GridShape, at, objective, why_not
+from gram_platform.studies.searches.lr_batch import GridShape, why_not
+from gram_platform.studies.searches.lr_batch_trials import at, objective
 from gram_platform.studies.searches.run import build_scene, parse, search_id
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -38,7 +39,7 @@ def complete(scene, store, point, loss) -> None:
     (node,) = SEARCH.problem(scene).nodes(point)
     run = store.run(node.id)
     run.ensure_config(node.config)
-    run.add_tags(dict(node.tags))
+    run.add_tags(node.names)
     final = {f"validation/loss/{domain}": loss for domain in scene.recipe.domains}
     run.publish(seal({"run_id": node.id, "final": final, "num_tokens": 1, "num_steps": 1}))
 
@@ -77,7 +78,7 @@ def test_the_cell_of_a_sizes_own_values_is_the_studies_baseline(tmp_path):
     own = {"size": "tiny", "seed": 0, "lr": setting.size.peak_lr, "batch": setting.size.batch_size}
     (node,) = problem.nodes(own)
     assert node.id in {n.id for n in method_nodes("baseline", setting) if n.kind == "run"}
-    assert dict(node.tags).items() >= {"method": "baseline", "size": "tiny", "lr": "0.008", "batch": "16"}.items()
+    assert node.names.items() >= {"method": "baseline", "size": "tiny", "lr": "0.008", "batch": "16"}.items()
     (other,) = problem.nodes({**own, "lr": 0.016, "batch": 6})
     assert (other.config.optimizer.peak_lr, other.config.batch_size, other.config.micro_batch) == (0.016, 6, 3)
     assert other.id != node.id

@@ -21,8 +21,17 @@ from gram_platform.studies.library import scaling
 from gram_platform.studies.library.maxent_search import SEARCH
 from gram_platform.studies.searches import run as running
 from gram_platform.studies.searches.maxent import space_of
-from gram_platform.studies.searches.maxent_problem import METRIC, PROFILE, MaxEntProblem, maxent_at, unlearning_nodes
-from gram_platform.studies.searches.maxent_report import at_edge, best_table, history_of, trials_table
+from gram_platform.studies.searches.maxent_trials import (
+    METRIC,
+    PROFILE,
+    MaxEntProblem,
+    at_edge,
+    best_table,
+    history_of,
+    maxent_at,
+    trials_table,
+    unlearning_nodes,
+)
 from tests.methods.test_plans import setting
 from tests.study_frames import DOMAINS, NUM_STEPS, curves, evaluations, loss_at
 
@@ -58,7 +67,7 @@ def test_a_trial_is_the_studies_own_runs_without_the_baseline(problem):
         assert run.needs == {plan("baseline", cell).runs["all"].run_id}
         assert evaluation.needs == {run.id}
         named = {"peak_lr": "0.0017", "retain_weight": "33", "profile": "core+biology", "method": "maxent"}
-        assert dict(run.tags).items() >= named.items()
+        assert run.names.items() >= named.items()
         assert run.config.objective.forget == ("chemistry",)
 
 

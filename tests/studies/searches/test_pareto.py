@@ -22,17 +22,20 @@ from gram_platform.methods.setting import Elicitation, Options
 from gram_platform.pages.report.page import page_html
 from gram_platform.studies.library.pareto import SEARCH
 from gram_platform.studies.library.stories import SMOKE
-from gram_platform.studies.searches.frames import attack_frame, is_attack, result_frame, view_frame
-from gram_platform.studies.searches.history import trials_frame
+from gram_platform.studies.searches.frames import attack_frame, result_frame, view_frame
+from gram_platform.studies.searches.optuna_studies import trials_frame
 from gram_platform.studies.searches.pareto import space_around
-from gram_platform.studies.searches.pareto_problem import OBJECTIVES, ParetoProblem, cell_at, default_point
-from gram_platform.studies.searches.pareto_report import (
+from gram_platform.studies.searches.pareto_trials import (
+    OBJECTIVES,
     PRESET,
     REFERENCE,
     Front,
+    ParetoProblem,
     all_figures,
+    default_point,
     front_table,
     sections,
+    setting_with,
     trials_table,
 )
 from gram_platform.studies.searches.run import build_scene, parse, search_id
@@ -61,10 +64,10 @@ def problem() -> ParetoProblem:
 
 def result(node: Node, shift: float, ratios: dict) -> dict:
     """A stored result whose losses are those of the planted ratios, `shift` apart from seed to seed."""
-    tags = dict(node.tags)
+    tags = node.names
     ratio = lambda name: ratios[name] + shift * int(tags["seed"])
     at = lambda domain, name: float(loss_at("small", domain, NUM_STEPS * ratio(name)))
-    if is_attack(node):
+    if node.is_attack:
         return {"final": {f"best/loss/{tags['elicited']}": at(tags["elicited"], "elicited")}}
     if node.kind == "run":
         return {"final": {}}
@@ -88,16 +91,16 @@ def test_the_point_without_a_search_is_the_settings_own_gram(problem):
 
 def test_a_point_is_the_model_the_routing_and_the_rate_but_not_the_attacker(problem):
     runs = [node for node in problem.nodes(POINT) if node.kind == "run"]
-    trained = [node.config for node in runs if not is_attack(node)]
+    trained = [node.config for node in runs if not node.is_attack]
     assert len(trained) == len(CELLS)
     for run in trained:
         assert (run.routing.p_aux_spread, run.routing.p_core_robust, run.optimizer.peak_lr) == (0.7, 0.25, 1.5e-3)
         assert {module.width for module in run.model.modules} == {40}
-    rates = {node.config.optimizer.peak_lr for node in runs if is_attack(node)}
+    rates = {node.config.optimizer.peak_lr for node in runs if node.is_attack}
     own = ATTACK.lr_factor * CELLS[0].size.peak_lr
     assert len(runs) - len(trained) == len(CELLS) * 4  # core forgets two domains, the other profiles one each
     assert all(rate == pytest.approx(own, rel=1e-12) for rate in rates)
-    assert dict(runs[0].tags).items() >= {"p_as": "0.7", "d_aux": "40", "peak_lr": "0.0015"}.items()
+    assert runs[0].names.items() >= {"p_as": "0.7", "d_aux": "40", "peak_lr": "0.0015"}.items()
 
 
 @pytest.mark.parametrize("d_aux", [4, 16, 64])
@@ -106,7 +109,7 @@ def test_lambda_keeps_the_training_compute_whatever_the_width(problem, d_aux):
     plain, mixed = ({**POINT, "d_aux": d_aux, "p_cr": p_cr} for p_cr in (0.0, 1.0))
     unit = CELLS[0].size.batch_size / sum(CELLS[0].num_sequences.values())  # budgets are whole batches
     assert problem.compute(plain) == pytest.approx(1.0, abs=2 * unit)
-    model = cell_at(CELLS[0], mixed).size.modular(DOMAINS)
+    model = setting_with(CELLS[0], mixed).size.modular(DOMAINS)
     module = active_parameters(model, ("biology",)) - active_parameters(model, ())
     added = 20000 / 25000 * module / active_parameters(model, ())
     assert problem.compute(mixed) - problem.compute(plain) == pytest.approx(added, rel=0.1)
@@ -139,8 +142,8 @@ def test_ratios_are_clipped_and_unknown_losses_are_named(problem):
     told = {objective.metric: objective.worst for objective in SEARCH.objectives}
     assert told["core"] < 0.0 > told["retain"]
     assert told["elicited"] > HIGHEST_RATIO
-    attacked = next(node for node in problem.nodes(POINT) if is_attack(node))
-    lost[attacked.id] = {"final": {f"best/loss/{dict(attacked.tags)['elicited']}": math.inf}}
+    attacked = next(node for node in problem.nodes(POINT) if node.is_attack)
+    lost[attacked.id] = {"final": {f"best/loss/{attacked.names['elicited']}": math.inf}}
     with pytest.raises(ValueError, match=r"^results='elicited'"):
         problem.score(POINT, lost)
 
@@ -171,7 +174,7 @@ def test_the_same_question_is_the_same_search_however_long_it_is_pursued(tmp_pat
     assert search_id(SEARCH, own) != search_id(SEARCH, scene("--seeds", "2"))
     assert search_id(SEARCH, own) != search_id(SEARCH, scene("--space", "p_cr=0.5"))
     example = SEARCH.example(scene("--trials", "3"))
-    widths = {m.width for n in example if n.kind == "run" and not is_attack(n) for m in n.config.model.modules}
+    widths = {m.width for n in example if n.kind == "run" and not n.is_attack for m in n.config.model.modules}
     size = own.settings[0].size
     assert {size.d_aux // 4, size.d_aux * 4} < widths
     needed = {need for node in example for need in node.needs}

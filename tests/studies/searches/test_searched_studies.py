@@ -12,7 +12,7 @@ from gram_platform.methods.nodes import method_nodes
 from gram_platform.pages.results.record import load_record
 from gram_platform.store import Store
 from gram_platform.studies.build import BEST, build_graph, is_complete, load_best
-from gram_platform.studies.campaign import CampaignFlags, run_campaign, run_searched
+from gram_platform.studies.campaign import CampaignFlags, needed_search, run_campaign, run_searched
 from gram_platform.studies.flags import Flags, checked
 from gram_platform.studies.library import (
     aux_scaling,
@@ -24,8 +24,7 @@ from gram_platform.studies.library import (
     token_localization,
 )
 from gram_platform.studies.library.maxent_search import SEARCH
-from gram_platform.studies.searches.command import give_order
-from gram_platform.studies.searches.needed import needed_search
+from gram_platform.studies.searches.control import give_order
 from gram_platform.studies.searches.run import build_scene, parse, search_id
 from tests.studies.processes import Submission, attempts, num_trained_twice, submit, written
 from tests.studies.searches.searched import STUDY

@@ -9,9 +9,9 @@ from gram_platform.config.space import Parameter, Space
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.proposals import Group, Objective, OptunaSource, PointList, open_study
 from gram_platform.engine.trials import COMPLETE, DIVERGED, FAILED, Outcome, execute_trial
-from gram_platform.studies.searches.databases import open_storage
 from gram_platform.studies.searches.flags import GridFlags, OptunaFlags, checked_search_flags
-from gram_platform.studies.searches.view import trial_overheads
+from gram_platform.studies.searches.live import trial_overheads
+from gram_platform.studies.searches.optuna_studies import open_storage
 
 OBJECTIVE = Objective("loss", "minimize", worst=9.0)
 SPACE = Space((Parameter("lr", 1e-4, 1e-2, log=True), Parameter("width", 8, 64, is_integer=True)))

@@ -1,8 +1,7 @@
-"""What the search for GRAM's trade-off leaves: the front, all trials, how the search went, and what it depends on."""
+"""Runs, scores and reports the trials of the search for GRAM's trade-off: GRAM at a point, with attacks."""
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import optuna
@@ -11,7 +10,16 @@ import plotly.graph_objects as go
 
 from gram_platform.analysis.intervals import t_interval
 from gram_platform.analysis.maxent_objective import HIGHEST_RATIO
-from gram_platform.analysis.tables import aligned, interval_text
+from gram_platform.analysis.ratios import (
+    BASELINE,
+    MEAN,
+    Reference,
+    checked_attacks,
+    checked_evaluations,
+    compute_ratio_frame,
+    elicited_ratios,
+)
+from gram_platform.analysis.tables import CLASSES, interval_text, per_seed_frame
 from gram_platform.analysis.trials import (
     COMPLETE,
     ELAPSED,
@@ -26,53 +34,133 @@ from gram_platform.analysis.trials import (
     linked,
     pareto_front,
 )
-from gram_platform.config.identity import to_plain
+from gram_platform.config import RoutingConfig
+from gram_platform.config.identity import invalid, to_plain
 from gram_platform.config.space import Parameter
 from gram_platform.engine.trials import Point
-from gram_platform.methods.nodes import Node
+from gram_platform.methods import Setting
+from gram_platform.methods.budgets import plan_compute_units
+from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.pages.figures.pareto import LABEL, front_figures, hypervolume_figure
 from gram_platform.pages.figures.searches import history_figure, importance_figure, slice_figure
 from gram_platform.pages.report.page import Section, page_html
 from gram_platform.store import Store
-from gram_platform.studies.searches.databases import open_storage
-from gram_platform.studies.searches.definition import OptunaSearch, Scene, Written
-from gram_platform.studies.searches.history import importances, trials_frame, why_no_importances
-from gram_platform.studies.searches.links import run_links
-from gram_platform.studies.searches.pareto_problem import COMPUTE, OBJECTIVES, ParetoProblem, default_point
-from gram_platform.studies.searches.run import open_groups
+from gram_platform.studies.searches.definition import OptunaSearch, Scene
+from gram_platform.studies.searches.frames import attack_frame, result_frame, view_frame
+from gram_platform.studies.searches.optuna_studies import (
+    importances,
+    open_groups,
+    open_storage,
+    trials_frame,
+    why_no_importances,
+)
+from gram_platform.studies.searches.report import Written, counts_text, frame_text, json_file, run_links, with_run_links
 from gram_platform.tracking import Tracker
 
-REFERENCE = {"core": 0.0, "retain": 0.0, "elicited": 1.0}  # of the hypervolume: an attack gets back the baseline's all
+METHOD = "gram"
+P_AS, P_CR, D_AUX, PEAK_LR = "p_as", "p_cr", "d_aux", "peak_lr"
+OBJECTIVES = {"core": "max", "retain": "max", "elicited": "min"}
+COMPUTE = "compute"  # of the plans of a trial's training, over the baselines'
+REFERENCE = {"core": 0.0, "retain": 0.0, "elicited": 1.0}  # of the hypervolume: an attack recovers the whole baseline
 METRICS = (*OBJECTIVES, "forget", COMPUTE)
-PRESET = "the preset's own"  # what the point without a search is called
-
+PRESET = "the preset's own"  # label of the preset's parameters
 ReadResult = Callable[[Node], Mapping | None]  # a node's stored result, None while there is none
 
 
 @dataclass(frozen=True)
+class ParetoProblem:
+    """A point's GRAM run for each seed, its views and the attacks on them, and their score."""
+
+    settings: tuple[Setting, ...]  # one size, a seed each
+    references: Mapping[str, Reference]  # of every domain, from these seeds' baselines; `nodes` needs none
+
+    def nodes(self, point: Point) -> list[Node]:
+        return [node for setting in self.settings for node in point_nodes(setting, point)]
+
+    def score(self, point: Point, results: Mapping[str, Mapping]) -> dict[str, float]:
+        """Returns `core, retain, elicited, forget` of the table's mean row, domains clipped first, and `compute`.
+
+        ValueError for a loss that is not finite.
+        """
+        means = self.per_seed(point, results)[list(CLASSES)].mean(skipna=False)
+        unknown = sorted(means.index[means.isna()])
+        if unknown:
+            raise invalid("results", ", ".join(unknown), "finite losses of every view and attack")
+        return {**{name: float(means[name]) for name in (*OBJECTIVES, "forget")}, COMPUTE: self.compute(point)}
+
+    def per_seed(self, point: Point, results: Mapping[str, Mapping]) -> pd.DataFrame:
+        """Returns one row for each seed: the mean of each class over the paper's profiles, as `analysis.tables` has it.
+
+        Clips ratios to [0, HIGHEST_RATIO] before averaging; `analysis.maxent_objective` says why.
+        """
+        nodes = self.nodes(point)
+        frame = result_frame(nodes, results)
+        views = checked_evaluations(view_frame(nodes, frame))
+        references = {(self.settings[0].size.name, domain): r for domain, r in self.references.items()}
+        ratios, _ = compute_ratio_frame(views, references)
+        elicited, _ = elicited_ratios(checked_attacks(attack_frame(nodes, frame)), ratios, references)
+        ratios = pd.concat([ratios, elicited])
+        ratios["compute_ratio"] = ratios["compute_ratio"].clip(0.0, HIGHEST_RATIO)
+        per_seed, _ = per_seed_frame(ratios, views)
+        return per_seed[per_seed["profile"] == MEAN].reset_index(drop=True)
+
+    def compute(self, point: Point) -> float:
+        """Returns the training compute of the point's runs by their plans, over that of the baselines."""
+        baselines = [node for setting in self.settings for node in method_nodes(BASELINE, setting)]
+        return _training_compute(self.nodes(point)) / _training_compute(baselines)
+
+
+def _training_compute(nodes: Iterable[Node]) -> int:
+    return sum(plan_compute_units(node.config) for node in nodes if node.is_run and not node.is_attack)
+
+
+def point_nodes(setting: Setting, point: Point) -> list[Node]:
+    """Returns the nodes of GRAM in the setting at a point; at `default_point` they are the setting's."""
+    parameters = {name: f"{point[name]:g}" for name in (P_AS, P_CR, D_AUX, PEAK_LR)}
+    return [node.tagged(**parameters) for node in method_nodes(METHOD, setting_with(setting, point))]
+
+
+def setting_with(setting: Setting, point: Point) -> Setting:
+    """Returns the setting at a point. The attack keeps its learning rate: a trial must not choose its attacker."""
+    size = replace(setting.size, d_aux=int(point[D_AUX]), peak_lr=float(point[PEAK_LR]))
+    routing = RoutingConfig(float(point[P_CR]), float(point[P_AS]), setting.routing.accumulation)
+    attack = setting.options.elicitation
+    attack = replace(attack, lr_factor=attack.lr_factor * (setting.size.peak_lr / size.peak_lr))
+    return replace(setting, size=size, routing=routing, options=replace(setting.options, elicitation=attack))
+
+
+def default_point(setting: Setting) -> dict[str, float]:
+    """Returns the preset's parameters."""
+    routing, size = setting.routing, setting.size
+    return {P_AS: routing.p_aux_spread, P_CR: routing.p_core_robust, D_AUX: size.d_aux, PEAK_LR: size.peak_lr}
+
+
+# -------------------------------------------------------------------------------------------------------------- report
+
+
+@dataclass(frozen=True)
 class Front:
-    """What there is to show."""
+    """The tables and studies from which the report is made."""
 
     trials: pd.DataFrame  # every trial, with `url`
     table: pd.DataFrame  # table.csv
-    references: pd.DataFrame  # the preset's own point, as figures take it
+    references: pd.DataFrame  # the preset's point, as figures take it
     history: pd.DataFrame  # of the hypervolume
     parameters: tuple[Parameter, ...]  # those that vary
     study: optuna.Study
 
 
-def written(
+def pareto_report(
     search: OptunaSearch, scene: Scene, store: Store, tracker: Tracker | None, search_id: str
 ) -> Written | None:
-    """Files, figures and text from Optuna's database and the run directories; None while no trial is complete."""
+    """Returns files, figures and text from Optuna's database and the run directories; None without a complete trial."""
     (group,) = open_groups(search, scene, open_storage(scene.flags.optuna_uri), search_id)
     trials = trials_frame(group.study, tuple(OBJECTIVES))
     if finished(trials, tuple(OBJECTIVES)).empty:
         return None
     links, about_links = run_links(tracker)
     space = search.space(scene)
-    directory = {"run": store.run, "evaluation": store.evaluation}
-    problem, read = search.problem(scene, store), lambda node: directory[node.kind](node.id).result()
+    problem, read = search.problem(scene, store), lambda node: store.node(node.kind, node.id).result()
     table = front_table(trials, space.names, problem, read)
     front = Front(
         trials=linked(trials, links),
@@ -96,24 +184,20 @@ def written(
         "table.csv": table.to_csv(index=False, float_format="%.6g").encode(),
         "trials.csv": trials_table(trials, space.names).to_csv(index=False, float_format="%.6g").encode(),
         "report.html": page_html(search.title, intro, sections(front, figures, links)).encode(),
-        "search.json": (json.dumps(record, indent=1, sort_keys=True) + "\n").encode(),
+        "search.json": json_file(record),
     }
     return Written(files, figures, _text(front))
-
-
-# ------------------------------------------------------------------------------------------------------ tables
 
 
 def front_table(
     trials: pd.DataFrame, parameters: Sequence[str], problem: ParetoProblem, read: ReadResult
 ) -> pd.DataFrame:
-    """The preset's own point where it is done, then the trials on the front, the highest core first.
+    """Returns the preset's point if it is done, then the trials on the front, the highest core first.
 
     `label, trial, <parameters>`, core, retain, elicited and forget each with `_low, _high` (90% t-interval over seeds,
     from the run directories), `compute, num_seeds, runs`.
     """
-    own = default_point(problem.settings[0])
-    rows = [_row(PRESET, own, problem, read)]
+    rows = [_row(PRESET, default_point(problem.settings[0]), problem, read)]
     front = trials[pareto_front(trials, OBJECTIVES)].sort_values("core", ascending=False)
     for trial in front.to_dict("records"):
         point = {name: trial[name] for name in parameters}
@@ -126,10 +210,10 @@ def front_table(
 
 
 def _row(label: str, point: Point, problem: ParetoProblem, read: ReadResult) -> dict:
-    """A point's means over seeds with their intervals; without them where some of its nodes have no result."""
+    """Returns a point's means over seeds with their intervals; no means while a node has no result."""
     nodes = problem.nodes(point)
     results = {node.id: read(node) for node in nodes}
-    row = {LABEL: label, **point, RUNS: " ".join(node.id for node in nodes if node.kind == "run")}
+    row = {LABEL: label, **point, RUNS: " ".join(node.id for node in nodes if node.is_run)}
     if any(result is None for result in results.values()):
         return row
     seeds = problem.per_seed(point, results)
@@ -140,17 +224,14 @@ def _row(label: str, point: Point, problem: ParetoProblem, read: ReadResult) -> 
 
 
 def trials_table(trials: pd.DataFrame, parameters: Sequence[str]) -> pd.DataFrame:
-    """trials.csv: every trial with its state, also those without a value."""
+    """Returns every trial with its state, also those without a value."""
     on_front = pareto_front(trials, OBJECTIVES)
     columns = [SEARCH, TRIAL, STATE, *parameters, *METRICS, "on_front", RUNS, ELAPSED]
     return trials.assign(on_front=on_front).reindex(columns=columns)
 
 
-# ------------------------------------------------------------------------------------------------------ report
-
-
 def all_figures(front: Front) -> dict[str, go.Figure]:
-    """Every figure by a name fit for a file."""
+    """Returns every figure by a name fit for a file."""
     names = [f"front-{name}" for name in (*("-".join(pair) for pair in combinations(OBJECTIVES, 2)), "space")]
     figures = dict(zip(names, front_figures(front.trials, OBJECTIVES, front.references), strict=True))
     figures["hypervolume"] = hypervolume_figure(front.history, REFERENCE)
@@ -168,8 +249,6 @@ def sections(front: Front, figures: Mapping[str, go.Figure], links: Mapping[str,
     def named(prefix: str) -> list[go.Figure]:
         return [figure for name, figure in figures.items() if name.startswith(prefix)]
 
-    counts = front.trials[STATE].value_counts()
-    progress = f"{len(front.trials)} trials: " + ", ".join(f"{count} {state}" for state, count in counts.items()) + ". "
     chosen = "On the front are trials that no other one equals in all three objectives and beats in one. They were "
     chosen += (
         "chosen by the very seeds and validation sequences that they are shown on, so the front's ends look better "
@@ -180,9 +259,9 @@ def sections(front: Front, figures: Mapping[str, go.Figure], links: Mapping[str,
     alone = "Share of the variance among the trials that each parameter explains alone (fANOVA); the rest is that of "
     alone += "combinations, and noise. "
     histories = [*named("hypervolume"), *named("history-")]
-    best = _shown(_readable(front.table), links)
+    best, about = _shown(_readable(front.table), links), f"{counts_text(front.trials)} {chosen}"
     return [
-        Section("Pareto front", progress + chosen, named("front-"), table=best, table_is_open=True),
+        Section("Pareto front", about, named("front-"), table=best, table_is_open=True),
         Section("How the search went", grown, histories, table=front.history),
         Section("What it depends on", alone + "; ".join(reasons), named("importances-"), named("slice-"), "Slices"),
         Section("Trials", table=_shown(front.trials.drop(columns=[SEARCH, STARTED, URL]), links)),
@@ -190,7 +269,7 @@ def sections(front: Front, figures: Mapping[str, go.Figure], links: Mapping[str,
 
 
 def _readable(table: pd.DataFrame) -> pd.DataFrame:
-    """The front with every class as one text, `mean [low, high]`."""
+    """Returns the front with every class as one text, `mean [low, high]`."""
     readable = table.drop(columns=[TRIAL])
     for name in (n for n in METRICS if n != COMPUTE):
         ends = zip(table[name], table[f"{name}_low"], table[f"{name}_high"], strict=True)
@@ -200,11 +279,10 @@ def _readable(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _shown(frame: pd.DataFrame, links: Mapping[str, str]) -> pd.DataFrame:
-    """The frame with the first run of each row linked, and the others counted."""
-    first = [str(runs).split()[:1] for runs in frame[RUNS].fillna("")]
-    more = [max(len(str(runs).split()) - 1, 0) for runs in frame[RUNS].fillna("")]
-    text = [" ".join(ids) + (f" and {count} more" if count else "") for ids, count in zip(first, more, strict=True)]
-    return frame.assign(**{RUNS: text, f"{RUNS}_url": [links.get(ids[0], "") if ids else "" for ids in first]})
+    """Returns the frame with the first run of each row linked, and the others counted."""
+    ids = [str(runs).split() for runs in frame[RUNS].fillna("")]
+    text = [" ".join(runs[:1]) + (f" and {len(runs) - 1} more" if len(runs) > 1 else "") for runs in ids]
+    return with_run_links(frame, links).assign(**{RUNS: text})
 
 
 def _intro(question: str, scene: Scene, search_id: str, about_links: str) -> str:
@@ -223,14 +301,8 @@ def _intro(question: str, scene: Scene, search_id: str, about_links: str) -> str
 
 
 def _text(front: Front) -> str:
-    """The front for a terminal, and the hypervolume."""
+    """Returns the front and the hypervolume for a terminal."""
     hidden = [c for c in front.table if c.endswith(("_low", "_high"))] + [RUNS, TRIAL]
-    shown = front.table.drop(columns=hidden)
-    rows = [[_cell(value) for value in row] for row in shown.itertuples(index=False)]
     bound = ", ".join(f"{name} {value:g}" for name, value in REFERENCE.items())
     volume = f"hypervolume {front.history['hypervolume'].iloc[-1]:.4f} against {bound}"
-    return f"{aligned([list(shown.columns), *rows])}\n\n{volume}"
-
-
-def _cell(value: object) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    return f"{frame_text(front.table.drop(columns=hidden), missing='nan')}\n\n{volume}"

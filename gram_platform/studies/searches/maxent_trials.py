@@ -1,39 +1,95 @@
-"""What the MaxEnt search leaves: the best trial of every profile, all trials, and how the searches went."""
+"""Runs, scores and reports the trials of the MaxEnt search: unlearning runs of one profile."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import optuna
 import pandas as pd
 
-from gram_platform.analysis.maxent_objective import HIGHEST_RATIO, MaxEntObjective
-from gram_platform.analysis.tables import aligned
+from gram_platform.analysis.maxent_objective import HIGHEST_RATIO, MaxEntObjective, mean_ratios, ratios_of
+from gram_platform.analysis.ratios import Reference
 from gram_platform.analysis.trials import COMPLETE, DIVERGED, FAILED, RUNS, STATE, TRIAL, best_trial, linked
-from gram_platform.config.identity import to_plain
+from gram_platform.config.identity import invalid, to_plain
 from gram_platform.config.space import Parameter, Space
+from gram_platform.engine.trials import Point
+from gram_platform.methods import Profile, Setting
+from gram_platform.methods.nodes import Node, method_nodes
+from gram_platform.methods.setting import MaxEnt, profile_name
 from gram_platform.pages.figures.searches import history_figure, importance_figure, slice_figure
 from gram_platform.pages.report.page import Section, page_html
 from gram_platform.store import Store
 from gram_platform.studies.build import BEST, BestTrial, best_json
-from gram_platform.studies.searches.databases import open_storage
-from gram_platform.studies.searches.definition import OptunaSearch, Scene, Written
-from gram_platform.studies.searches.history import importances, trials_frame, why_no_importances
-from gram_platform.studies.searches.links import run_links
-from gram_platform.studies.searches.maxent_problem import (
-    METRIC,
-    PROFILE,
-    MaxEntProblem,
-    default_values,
-    maxent_at,
-    searched_profiles,
+from gram_platform.studies.searches.definition import OptunaSearch, Scene
+from gram_platform.studies.searches.optuna_studies import (
+    importances,
+    open_groups,
+    open_storage,
+    trials_frame,
+    why_no_importances,
 )
-from gram_platform.studies.searches.run import open_groups
+from gram_platform.studies.searches.report import Written, frame_text, json_file, run_links, with_run_links
 from gram_platform.tracking import Tracker
 
+METHOD, METRIC = "maxent", "objective"
+PROFILE, PEAK_LR, RETAIN_WEIGHT = "profile", "peak_lr", "retain_weight"
 METRICS = (METRIC, "forget", "penalty", "core", "retain")
-EDGE_SHARE = 0.05  # of a range: a best trial this close to an end is said to be at it
+EDGE_SHARE = 0.05  # of a range: the report names a best trial this close to an end
+
+
+@dataclass(frozen=True)
+class MaxEntProblem:
+    """A point's unlearning runs from the baseline of every seed, and their score."""
+
+    settings: tuple[Setting, ...]  # one size, a seed each
+    objective: MaxEntObjective
+    references: Mapping[str, Reference]  # of every domain, from these seeds' pooled baselines; `nodes` needs none
+
+    def nodes(self, point: Point) -> list[Node]:
+        return [node for setting in self.settings for node in unlearning_nodes(setting, point)]
+
+    def score(self, point: Point, results: Mapping[str, Mapping]) -> dict[str, float]:
+        """Returns `objective, forget, penalty, core, retain`, averaged over seeds; ValueError for a loss of NaN."""
+        evaluations = [node.id for node in self.nodes(point) if not node.is_run]
+        ratios = mean_ratios([ratios_of(self.references, results[node_id]["losses"]) for node_id in evaluations])
+        return self.objective.score(ratios, retained_by(self.settings[0], point[PROFILE]))
+
+
+def maxent_at(setting: Setting, point: Point) -> MaxEnt:
+    """Returns MaxEnt's parameters at a point; those that are not searched are the setting's."""
+    return replace(setting.options.maxent, **{name: float(point[name]) for name in (PEAK_LR, RETAIN_WEIGHT)})
+
+
+def unlearning_nodes(setting: Setting, point: Point) -> list[Node]:
+    """Returns the run of a point's profile with its parameters, then its evaluation, without the baseline.
+
+    They are the nodes of a study whose options hold these parameters.
+    """
+    maxent = maxent_at(setting, point)
+    options = replace(setting.options, maxent=maxent, maxent_profiles=(), elicitation=None)
+    at_point = replace(setting, profiles=(retained_by(setting, point[PROFILE]),), options=options)
+    parameters = {PEAK_LR: f"{maxent.peak_lr:g}", RETAIN_WEIGHT: f"{maxent.retain_weight:g}"}
+    return [node.tagged(**parameters) for node in method_nodes(METHOD, at_point) if node.needs]
+
+
+def searched_profiles(setting: Setting) -> dict[str, Profile]:
+    """Returns {name: profile} of the compared profiles that forget something; ValueError if there is none."""
+    found = [p for p in setting.profiles if set(p) != set(setting.auxiliary)]
+    if not found:
+        raise invalid("retain", setting.profiles, "profiles that leave at least one domain to forget")
+    return {profile_name(profile, setting.auxiliary): profile for profile in found}
+
+
+def retained_by(setting: Setting, name: str) -> Profile:
+    return searched_profiles(setting)[name]
+
+
+def default_values(setting: Setting) -> Point:
+    """Returns the preset's parameters."""
+    return {PEAK_LR: setting.options.maxent.peak_lr, RETAIN_WEIGHT: setting.options.maxent.retain_weight}
+
+
+# -------------------------------------------------------------------------------------------------------------- report
 
 
 @dataclass(frozen=True)
@@ -52,10 +108,10 @@ class History:
         return int((self.trials[STATE] == state).sum())
 
 
-def written(
+def maxent_report(
     search: OptunaSearch, scene: Scene, store: Store, tracker: Tracker | None, search_id: str
 ) -> Written | None:
-    """Files, figures and text from Optuna's database; None while no trial of any profile is complete."""
+    """Returns files, figures and text from Optuna's database; None while no trial of any profile is complete."""
     groups = open_groups(search, scene, open_storage(scene.flags.optuna_uri), search_id)
     histories = [history_of(group.name, group.study, search.space(scene)) for group in groups]
     best = [_best(history, scene) for history in histories if history.best is not None]
@@ -72,19 +128,21 @@ def written(
     linked_histories = [History(h.profile, h.study, linked(h.trials, links)) for h in histories]
     figures = {h.profile: history_figures(h, space) for h in linked_histories}
     intro = _intro(search.question, problem.objective, scene, search_id, about_links)
+    record = {"name": search.name, "search_id": search_id, "preset": scene.flags.preset, **_facts(scene)}
+    record["studies"] = {history.profile: history.study.study_name for history in histories}
     files = {
         "table.csv": table.to_csv(index=False).encode(),
         "trials.csv": trials_table(histories).to_csv(index=False).encode(),
         "report.html": page_html(search.title, intro, _sections(linked_histories, figures, table, links)).encode(),
-        "search.json": _json({"name": search.name, **_record(problem.objective, space, scene, search_id, histories)}),
-        BEST: _json(content),
+        "search.json": json_file(record | to_plain({"space": space.parameters, "objective": problem.objective})),
+        BEST: json_file(content),
     }
-    named = {f"{profile}-{i}".replace(" ", "_"): f for profile, own in figures.items() for i, f in enumerate(own)}
+    named = {f"{profile}-{i}".replace(" ", "_"): f for profile, drawn in figures.items() for i, f in enumerate(drawn)}
     return Written(files, named, _text(table, search_id))
 
 
 def history_of(profile: str, study: optuna.Study, space: Space) -> History:
-    """The trials with a column for every parameter and metric, also while there is no trial that has it."""
+    """Returns a study's trials with a column for every parameter and metric, also before any trial has it."""
     trials = trials_frame(study, [METRIC])
     absent = [name for name in (*space.names, *METRICS) if name not in trials]
     return History(profile, study, trials.assign(**dict.fromkeys(absent, math.nan), **{PROFILE: profile}))
@@ -103,13 +161,10 @@ def _best(history: History, scene: Scene) -> BestTrial:
     )
 
 
-# ------------------------------------------------------------------------------------------------------- tables
-
-
 def best_table(histories: Sequence[History], space: Space, defaults: Mapping[str, float]) -> pd.DataFrame:
-    """One row a profile: its best trial, which ranges that lies at the end of, and how many trials there were.
+    """Returns one row for each profile: its best trial, the ranges at whose ends it lies, and the numbers of trials.
 
-    `preset_objective` is the objective of the preset's own parameters, empty where no study has run them.
+    `preset_objective` is the objective of the preset's parameters, empty where no study has run them.
     """
     rows = []
     for history in histories:
@@ -125,7 +180,7 @@ def best_table(histories: Sequence[History], space: Space, defaults: Mapping[str
 
 
 def trials_table(histories: Sequence[History]) -> pd.DataFrame:
-    """Every trial of every profile: search, trial, state, profile, parameters, metrics, runs, elapsed_s."""
+    """Returns every trial of every profile: search, trial, state, profile, parameters, metrics, runs, elapsed_s."""
     frame = pd.concat([h.trials for h in histories], ignore_index=True)
     first = ["search", TRIAL, STATE, PROFILE]
     parameters = [c for c in frame.columns if c not in (*first, *METRICS, RUNS, "elapsed_s", "started", "url")]
@@ -133,34 +188,31 @@ def trials_table(histories: Sequence[History]) -> pd.DataFrame:
 
 
 def at_edge(space: Space, point: Mapping[str, float]) -> str:
-    """`peak_lr high`, `retain_weight low`: the parameters within 5% of an end of their range; "" for none."""
+    """Returns the parameters within 5% of an end of their range, as `peak_lr high`, `retain_weight low`."""
     ends = [(p.name, _share(p, point[p.name])) for p in space.parameters if p.high > p.low]
     low = [f"{name} low" for name, share in ends if share < EDGE_SHARE]
     return ", ".join(low + [f"{name} high" for name, share in ends if share > 1.0 - EDGE_SHARE])
 
 
 def _share(parameter: Parameter, value: float) -> float:
-    """Where in its range a value lies, from 0 to 1."""
+    """Returns the place of a value in its range, from 0 to 1."""
     scale = math.log if parameter.log else float
     return (scale(value) - scale(parameter.low)) / (scale(parameter.high) - scale(parameter.low))
 
 
 def default_objectives(problem: MaxEntProblem, profiles: Sequence[str], store: Store) -> dict[str, float]:
-    """The objective of the preset's own parameters, of the profiles whose runs some study has finished."""
-    directory, found = {"run": store.run, "evaluation": store.evaluation}, {}
+    """Returns the objective of the preset's parameters, for the profiles whose runs some study has finished."""
+    found = {}
     for profile in profiles:
         point = {PROFILE: profile, **default_values(problem.settings[0])}
-        results = {node.id: directory[node.kind](node.id).result() for node in problem.nodes(point)}
+        results = {node.id: store.node(node.kind, node.id).result() for node in problem.nodes(point)}
         if all(result is not None for result in results.values()):
             found[profile] = problem.score(point, results)[METRIC]
     return found
 
 
-# ------------------------------------------------------------------------------------------------------- report
-
-
 def history_figures(history: History, space: Space) -> list:
-    """The history, a slice for each parameter that was varied, and the importances where there are any."""
+    """Returns the history, a slice for each varied parameter, and the importances if there are any."""
     varied = [p for p in space.parameters if p.high > p.low]
     figures = [history_figure(history.trials, METRIC, "min")]
     figures += [slice_figure(history.trials, parameter, METRIC, "min") for parameter in varied]
@@ -173,21 +225,15 @@ def _sections(histories, figures: Mapping[str, list], table: pd.DataFrame, links
         "The best trials",
         "The lowest objective of each profile. One at the end of a range (at_edge) may have better ones beyond it. "
         "preset_objective is that of the preset's own parameters, where a study has run them on these seeds.",
-        table=_with_links(table, links),
+        table=with_run_links(table, links),
         table_is_open=True,
     )
     parts = []
     for history in histories:
         trials = history.trials.drop(columns=["search", "started", "url", PROFILE])
         why = why_no_importances(history.study, METRIC)
-        parts.append(Section(history.profile, why, figures[history.profile], table=_with_links(trials, links)))
+        parts.append(Section(history.profile, why, figures[history.profile], table=with_run_links(trials, links)))
     return [best, *parts]
-
-
-def _with_links(frame: pd.DataFrame, links: Mapping[str, str]) -> pd.DataFrame:
-    """`runs` linked to the page of the first of them."""
-    pages = [links.get(next(iter(str(runs).split()), ""), "") for runs in frame[RUNS].fillna("")]
-    return frame.assign(**{f"{RUNS}_url": pages})
 
 
 def _intro(question: str, objective: MaxEntObjective, scene: Scene, search_id: str, about_links: str) -> str:
@@ -205,29 +251,11 @@ def _intro(question: str, objective: MaxEntObjective, scene: Scene, search_id: s
 
 
 def _text(table: pd.DataFrame, search_id: str) -> str:
-    """The table of the best trials for a terminal, and how a study takes them."""
-    shown = table.drop(columns=[RUNS])
-    rows = [[_cell(value) for value in row] for row in shown.itertuples(index=False)]
+    """Returns the table of the best trials for a terminal, and how a study takes them."""
     use = f"a study given --maxent {search_id} trains each profile with its best trial's parameters"
-    return f"{aligned([list(shown.columns), *rows])}\n\n{use}"
-
-
-def _cell(value: object) -> str:
-    if pd.isna(value):
-        return "-"
-    return f"{value:.3g}" if isinstance(value, float) else str(value) or "-"
+    return f"{frame_text(table.drop(columns=[RUNS]))}\n\n{use}"
 
 
 def _facts(scene: Scene) -> dict:
     setting = scene.settings[0]
     return {"data_id": setting.data_id, "size": setting.size.name, "seeds": [s.seed for s in scene.settings]}
-
-
-def _record(objective: MaxEntObjective, space: Space, scene: Scene, search_id: str, histories) -> dict:
-    asked = {"space": to_plain(space.parameters), "objective": to_plain(objective)}
-    studies = {history.profile: history.study.study_name for history in histories}
-    return {"search_id": search_id, "preset": scene.flags.preset, **_facts(scene), **asked, "studies": studies}
-
-
-def _json(content: Mapping) -> bytes:
-    return (json.dumps(to_plain(content), indent=1, sort_keys=True) + "\n").encode()

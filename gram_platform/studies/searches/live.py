@@ -1,20 +1,18 @@
-"""What a search says while it runs: a line for each trial that ends, and where it stands every few seconds."""
+"""Shows how a search goes: a line for each trial that ends, and a summary every few seconds."""
 
 import threading
 import time
-from collections.abc import Callable
 from itertools import pairwise
 
 from gram_platform.engine.proposals import Proposal
 from gram_platform.engine.trials import COMPLETE, Outcome, Problem
 from gram_platform.store import Store
+from gram_platform.studies.live import PLAIN_EVERY_S
 from gram_platform.studies.session import say
-
-STATE_EVERY_S = 15.0
 
 
 class SearchView:
-    """Counts trials, follows the ones that run, and estimates what is left."""
+    """Shows a search: a line for each trial that ends, and every few seconds the trials running and the time left."""
 
     def __init__(self, num_trials: int, store: Store, problem: Problem):
         self.num_trials, self.store, self.problem = num_trials, store, problem
@@ -24,7 +22,7 @@ class SearchView:
         self._over = threading.Event()
 
     def __enter__(self) -> "SearchView":
-        threading.Thread(target=self._tell, name="search view", daemon=True).start()
+        threading.Thread(target=self._report, name="search view", daemon=True).start()
         return self
 
     def __exit__(self, *_) -> None:
@@ -38,12 +36,12 @@ class SearchView:
         self.num_ended += 1
         say(f"[{self.num_ended:>3}/{self.num_trials}] {trial_line(outcome)}")
 
-    def _tell(self) -> None:
-        while not self._over.wait(STATE_EVERY_S):
+    def _report(self) -> None:
+        while not self._over.wait(PLAIN_EVERY_S):
             say(self.state())
 
     def state(self) -> str:
-        """One line: how many ended and run, what each has done, the time left."""
+        """Returns one line: the numbers of trials ended and running, the share that each has done, the time left."""
         elapsed_s = time.monotonic() - self.begun
         left = "?"
         if self.num_ended:
@@ -55,8 +53,8 @@ class SearchView:
         return " | ".join([counts, *parts])
 
     def _share(self, proposal: Proposal) -> float:
-        """Of a trial's runs, the part that is done."""
-        runs = [node.id for node in self.problem.nodes(proposal.point) if node.kind == "run"]
+        """Returns the share of a trial's runs that is done."""
+        runs = [node.id for node in self.problem.nodes(proposal.point) if node.is_run]
         done = 0.0
         for run_id in runs:
             run = self.store.run(run_id)
@@ -68,7 +66,7 @@ class SearchView:
 
 
 def trial_line(outcome: Outcome) -> str:
-    """A trial that ended, for people."""
+    """Describes a trial that has ended."""
     if outcome.state != COMPLETE:
         return f"{outcome.name} {outcome.state.upper()}: {outcome.message}"
     metrics = ", ".join(f"{name} {value:.4g}" for name, value in outcome.metrics.items())
@@ -77,13 +75,13 @@ def trial_line(outcome: Outcome) -> str:
 
 
 def trial_overheads(outcomes: list[Outcome]) -> list[float]:
-    """Seconds of each trial that were not its training: inside it, and since its process ended the one before."""
+    """Returns the seconds of each trial without training: inside it, and since the end of its process's last trial."""
     by_process: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         by_process.setdefault(outcome.process, []).append(outcome)
     overheads = []
     for trials in by_process.values():
         trials.sort(key=lambda outcome: outcome.started)
-        gap: Callable[[Outcome, Outcome], float] = lambda a, b: b.started - a.started - a.elapsed_s  # noqa: E731
-        overheads += [gap(a, b) + b.elapsed_s - b.trained_s for a, b in pairwise(trials)]
+        ends = [(a.started + a.elapsed_s, b) for a, b in pairwise(trials)]
+        overheads += [b.started - end + b.elapsed_s - b.trained_s for end, b in ends]
     return overheads

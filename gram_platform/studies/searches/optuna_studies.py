@@ -1,13 +1,15 @@
-"""What Optuna remembers of a search, as a trials frame, and how much each parameter matters."""
+"""Opens the Optuna studies of a search, and reads their trials as a frame and the importance of each parameter."""
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import optuna
 import pandas as pd
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.exc import SQLAlchemyError
 
 from gram_platform.analysis.trials import (
     COMPLETE,
@@ -21,7 +23,49 @@ from gram_platform.analysis.trials import (
     TRIAL,
     WAITING,
 )
+from gram_platform.config.crash_safe import create_database
 from gram_platform.config.identity import invalid
+from gram_platform.config.space import Parameter, Space
+from gram_platform.engine.proposals import Group, open_study
+from gram_platform.store.folders import LocalFolder
+from gram_platform.studies.searches.definition import OptunaSearch, Scene
+from gram_platform.tracking.connection import first_line
+
+PREFIX = "sqlite:///"
+
+
+def open_groups(
+    search: OptunaSearch, scene: Scene, storage: optuna.storages.BaseStorage, search_id: str
+) -> list[Group]:
+    """Opens the Optuna studies of a search, named by its id and the group."""
+    target = search.target(scene)
+    return [
+        Group(name, fixed, open_study(storage, f"{search.name}-{search_id}-{name}", search.objectives), target)
+        for name, fixed in search.groups(scene).items()
+    ]
+
+
+def open_storage(uri: str) -> optuna.storages.RDBStorage:
+    """Opens or creates the database at `uri`; ValueError naming `optuna_uri` if it cannot be opened.
+
+    It must not be MLflow's: both keep their schema's version in a table of the same name.
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        if not uri.startswith(PREFIX):
+            return optuna.storages.RDBStorage(uri)
+        path = Path(uri.removeprefix(PREFIX))
+        with LocalFolder(str(path.parent), writable=True).lock("optuna"):
+            if not path.exists():
+                create_database(path, lambda url: optuna.storages.RDBStorage(url).engine.dispose())
+        # a driver and readers share the file, and wait for each other's locks
+        return optuna.storages.RDBStorage(uri, engine_kwargs={"connect_args": {"timeout": 60}})
+    except (SQLAlchemyError, RuntimeError, OSError) as error:
+        raise invalid("optuna_uri", uri, f"a database that Optuna can open ({first_line(error)})") from error
+
+
+# -------------------------------------------------------------------------------------------------------------- trials
+
 
 OPTUNA_STATES = {
     TrialState.COMPLETE: COMPLETE,
@@ -30,22 +74,22 @@ OPTUNA_STATES = {
     TrialState.WAITING: WAITING,
     TrialState.PRUNED: "stopped",
 }
-MIN_TRIALS = 10  # complete ones, below which importances would be read out of noise [ours]
+MIN_TRIALS = 10  # complete ones; with fewer, importances would be noise [ours]
 
 
 def trials_frame(study: optuna.Study, objectives: Sequence[str]) -> pd.DataFrame:
-    """One row a trial of the study, in their order; see `analysis.trials` for the columns.
+    """Returns one row for each trial, in order, with the columns of `analysis.trials`.
 
-    `objectives` names the study's values in their order; further metrics are those of the trials' user attributes.
-    A metric that does not exist is NaN, also where the searcher was told a penalty. ValueError when `objectives` does
-    not fit the study, or a name is both a parameter's and a metric's.
+    `objectives` names the study's values in their order; user attributes hold further metrics. A metric that does not
+    exist is NaN, also where Optuna was told a penalty. ValueError if `objectives` does not fit the study, or a
+    parameter and a metric share a name.
     """
     if len(objectives) != len(study.directions):
         raise invalid("objectives", tuple(objectives), f"{len(study.directions)} names, as the study has values")
     trials = study.get_trials(deepcopy=False)
     metrics_of = {trial.number: _metrics(trial, objectives) for trial in trials}
     parameters = list(dict.fromkeys(name for trial in trials for name in trial.params))
-    metrics = list(dict.fromkeys([*objectives, *(name for own in metrics_of.values() for name in own)]))
+    metrics = list(dict.fromkeys([*objectives, *(name for metrics in metrics_of.values() for name in metrics)]))
     columns = [SEARCH, TRIAL, STATE, *parameters, *metrics, RUNS, ELAPSED, STARTED]
     doubled = sorted({name for name in columns if columns.count(name) > 1})
     if doubled:
@@ -68,11 +112,11 @@ def trials_frame(study: optuna.Study, objectives: Sequence[str]) -> pd.DataFrame
 
 
 def importances(study: optuna.Study, target: str) -> dict[str, float]:
-    """Share of the variance of the metric `target` that each parameter alone explains, the largest first.
+    """Returns the share of the variance of the metric `target` that each parameter explains alone, largest first.
 
-    fANOVA (Hutter and others, 2014) on a forest with a fixed seed, over the searched ranges, logarithmic ones on their
-    logarithm; what is missing to 1 is interactions. Only complete trials count. {} where `why_no_importances` says
-    why. Optuna's default, PED-ANOVA, is not taken: with tens of trials it looks at the best two or three of them.
+    fANOVA (Hutter and others, 2014) on a forest with a fixed seed, over the searched ranges, on the logarithm of
+    logarithmic ones; interactions explain the rest. Counts complete trials only; {} if `why_no_importances` has a
+    reason. Optuna's default, PED-ANOVA, would look at only the best two or three of tens of trials.
     """
     if why_no_importances(study, target):
         return {}
@@ -88,7 +132,7 @@ def importances(study: optuna.Study, target: str) -> dict[str, float]:
 
 
 def why_no_importances(study: optuna.Study, target: str) -> str:
-    """Why `importances` has nothing to say; empty when it has."""
+    """Returns the reason for which there are no importances; "" if there are."""
     trials = _complete(study, target)
     if len(trials) < MIN_TRIALS:
         return f"{len(trials)} complete trials; importances need {MIN_TRIALS}"
@@ -100,12 +144,12 @@ def why_no_importances(study: optuna.Study, target: str) -> str:
 
 
 def _state(trial: FrozenTrial) -> str:
-    """What the engine noted of a trial that ended, else Optuna's own word."""
+    """Returns the state that the engine noted when the trial ended, else Optuna's."""
     return trial.user_attrs.get("state", OPTUNA_STATES[trial.state])
 
 
 def _metrics(trial: FrozenTrial, objectives: Sequence[str]) -> dict[str, float]:
-    """The measured metrics of a complete trial; those that only Optuna holds by its values."""
+    """Returns the measured metrics of a complete trial; of a trial without user attributes, its values."""
     if _state(trial) != COMPLETE:
         return {}
     values = dict(zip(objectives, trial.values or (), strict=False))
@@ -113,7 +157,7 @@ def _metrics(trial: FrozenTrial, objectives: Sequence[str]) -> dict[str, float]:
 
 
 def _complete(study: optuna.Study, target: str) -> list[tuple[FrozenTrial, float]]:
-    """(trial, finite metric) of every complete trial that has it; the one value of a trial without metrics is it."""
+    """Returns (trial, finite metric) of complete trials; without user attributes, a single value is the metric."""
     is_single = len(study.directions) == 1
     pairs = []
     for trial in study.get_trials(deepcopy=False):
@@ -123,16 +167,16 @@ def _complete(study: optuna.Study, target: str) -> list[tuple[FrozenTrial, float
 
 
 def _linear_space(trials: Sequence[tuple[FrozenTrial, float]]) -> dict[str, BaseDistribution]:
-    """The parameters that all trials have and that could vary, on scales that fANOVA may take as linear."""
+    """Returns the ranges of the parameters that vary in all trials, on scales that fANOVA may take as linear."""
     shared = set.intersection(*(set(trial.distributions) for trial, _ in trials)) if trials else set()
     found = {}
     for name in sorted(shared):
-        own = [trial.distributions[name] for trial, _ in trials]
-        if isinstance(own[0], CategoricalDistribution):
-            found[name] = own[0]
+        ranges = [trial.distributions[name] for trial, _ in trials]
+        if isinstance(ranges[0], CategoricalDistribution):
+            found[name] = ranges[0]
         else:
-            low, high = min(d.low for d in own), max(d.high for d in own)
-            found[name] = FloatDistribution(_linear(own[0], low), _linear(own[0], high))
+            low, high = min(d.low for d in ranges), max(d.high for d in ranges)
+            found[name] = FloatDistribution(_linear(ranges[0], low), _linear(ranges[0], high))
     return {name: distribution for name, distribution in found.items() if not distribution.single()}
 
 
@@ -146,10 +190,23 @@ def _on_linear_scales(trial: FrozenTrial, space: dict[str, BaseDistribution], va
 
 
 def _silent_study() -> optuna.Study:
-    """A study in memory, whose creation Optuna would announce on the terminal."""
+    """Creates a study in memory without Optuna's announcement on the terminal."""
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
         return optuna.create_study()
     finally:
         optuna.logging.set_verbosity(verbosity)
+
+
+def spread_points(space: Space, shares: Iterable[float]) -> list[dict[str, float | int]]:
+    """Returns a point at each share of all ranges, from 0 (low ends) to 1; logarithmic ranges by their logarithm."""
+    return [{parameter.name: _at(parameter, share) for parameter in space.parameters} for share in shares]
+
+
+def _at(parameter: Parameter, share: float) -> float | int:
+    if parameter.log:
+        value = parameter.low * (parameter.high / parameter.low) ** share
+    else:
+        value = parameter.low + share * (parameter.high - parameter.low)
+    return round(value) if parameter.is_integer else float(value)

@@ -1,0 +1,277 @@
+"""Runs, scores and reports the trials of a hyperparameter sweep: one knob of a method turned."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import pandas as pd
+
+from gram_platform.analysis.ratios import BASELINE
+from gram_platform.analysis.sweeps import SWEEP_CLASSES, SweepAnalysis, analyse_sweeps
+from gram_platform.analysis.tables import interval_text, table_csv
+from gram_platform.analysis.trials import COMPLETE
+from gram_platform.config.identity import invalid
+from gram_platform.engine.trials import Point
+from gram_platform.methods import Setting
+from gram_platform.methods.nodes import Node, method_nodes
+from gram_platform.pages.figures.curves import learning_curve_figure
+from gram_platform.pages.figures.sweeps import sweep_figures
+from gram_platform.pages.report import ATTACK, FOOTER
+from gram_platform.pages.report.page import Section, page_html
+from gram_platform.pages.report.sections import JUDGED, MARGINS_TEXT, judged_sections, missing_sections
+from gram_platform.pages.report.study import with_verdicts
+from gram_platform.pages.report.tables import readable_claims
+from gram_platform.paper.sweeps import PAPER_SWEEPS, beside_paper_sweeps, sweep_claims
+from gram_platform.paper.verdicts import explained
+from gram_platform.store import Store
+from gram_platform.studies.searches.definition import Scene, Search, setting_at
+from gram_platform.studies.searches.frames import (
+    attack_frame,
+    curve_frame,
+    declared_frame,
+    frames,
+    result_frame,
+    trial_state,
+    view_frame,
+)
+from gram_platform.studies.searches.report import Written, counts_text, frame_text, json_file, run_links
+from gram_platform.tracking import Tracker
+
+RULE = f"{JUDGED} {MARGINS_TEXT} Paper: the difference in its figure, at its scale."
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A number of a setting on which one method depends, and its range."""
+
+    method: str
+    read: Callable[[Setting], float]
+    turned: Callable[[Setting, float], Setting]
+    high: float = math.inf
+    open_low: bool = False
+
+
+def _with_routing(setting: Setting, **changes: float) -> Setting:
+    return replace(setting, routing=replace(setting.routing, **changes))
+
+
+def _with_ratio(setting: Setting, value: float) -> Setting:
+    """Sets p_ca; with `constant_branches` also p_af = 2 / (1 + p_ca), which keeps branches as long as at p_ca 1."""
+    branching = replace(setting.options.branch_module, core_ratio=value)
+    if setting.conventions.constant_branches:
+        branching = replace(branching, aux_factor=2.0 / (1.0 + value))
+    return replace(setting, options=replace(setting.options, branch_module=branching))
+
+
+KNOBS = {
+    "p_cr": Knob("gram", lambda s: s.routing.p_core_robust, lambda s, v: _with_routing(s, p_core_robust=v), 1.0),
+    "p_as": Knob("gram", lambda s: s.routing.p_aux_spread, lambda s, v: _with_routing(s, p_aux_spread=v), 1.0),
+    "p_ca": Knob("ft_lora", lambda s: s.options.branch_module.core_ratio, _with_ratio, open_low=True),
+}
+
+
+@dataclass(frozen=True)
+class SweepProblem:
+    """The nodes of a point, and its compute ratios. `nodes` needs no frames."""
+
+    settings: tuple[Setting, ...]
+    evaluations: pd.DataFrame = field(default_factory=pd.DataFrame)  # of the baselines, all seeds
+    curves: pd.DataFrame = field(default_factory=pd.DataFrame)
+
+    def nodes(self, point: Point) -> list[Node]:
+        """Returns the method's runs, evaluations and attacks, tagged with all knobs of the method."""
+        knob = KNOBS[point["knob"]]
+        setting = knob.turned(setting_at(self.settings, point), float(point["value"]))
+        values = {name: f"{k.read(setting):g}" for name, k in KNOBS.items() if k.method == knob.method}
+        return [node.tagged(**values) for node in method_nodes(knob.method, setting)]
+
+    def score(self, point: Point, results: Mapping[str, Mapping]) -> dict[str, float]:
+        """Returns the compute ratios of this seed as in the table, over profiles; ValueError if core has none."""
+        nodes = self.nodes(point)
+        at = {"knob": point["knob"], "value": point["value"]}
+        frame = result_frame(nodes, results)
+        evaluations = pd.concat([self.evaluations, view_frame(nodes, frame).assign(**at)])
+        sweep = analyse_sweeps(evaluations, self.curves, attacks=attack_frame(nodes, frame).assign(**at))
+        metrics = seed_metrics(sweep, point)
+        if "core" not in metrics:
+            why = "; ".join(f"{row['what']}: {row['why']}" for row in sweep.missing.to_dict("records"))
+            raise invalid("core", None, f"a compute ratio, but there is none ({why})")
+        return metrics
+
+
+def seed_metrics(sweep: SweepAnalysis, point: Point) -> dict[str, float]:
+    """Returns the classes of one trial that have a value; {} while there is none."""
+    rows = sweep.per_seed
+    for name in ("knob", "value", "size", "seed"):
+        rows = rows[rows[name] == (str(point[name]) if name == "seed" else point[name])]
+    found = rows[list(SWEEP_CLASSES)].to_dict("records")
+    return {name: float(v) for name, v in found[0].items() if pd.notna(v)} if found else {}
+
+
+def trial_name(point: Point) -> str:
+    return f"{point['knob']} {point['value']:g} {point['size']} s{point['seed']}"
+
+
+# -------------------------------------------------------------------------------------------------------------- report
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Every trial with its nodes, and their state in the storage or MLflow."""
+
+    trials: tuple[tuple[Point, list[Node]], ...]
+    baselines: tuple[Node, ...]
+    frame: pd.DataFrame
+    curves: pd.DataFrame
+    source: str
+
+
+def sweep_report(
+    search: Search,
+    values: Mapping[str, Sequence[float]],
+    points: Sequence[Point],
+    scene: Scene,
+    store: Store,
+    tracker: Tracker | None,
+    search_id: str,
+) -> Written | None:
+    """Returns `table.csv`, `trials.csv`, `claims.csv`, `report.html`, `search.json`; None without an evaluated trial.
+
+    `values` are those of each knob.
+    """
+    stored = _read(points, scene, store)
+    sweep = _analysed(stored, scene.flags.sizes)
+    if sweep is None:
+        return None
+    claims = explained(sweep_claims(sweep.per_seed), search.name, scene.flags.preset)
+    trials = _trials(stored, sweep, store, f"{search.name}-{search_id}")
+    facts = {"name": search.name, "id": search_id, "preset": scene.flags.preset, "data_id": scene.data_id}
+    facts |= {"knobs": values, "sizes": scene.flags.sizes, "seeds": scene.num_seeds}
+    files = {
+        "table.csv": table_csv(sweep.profiles).encode(),
+        "trials.csv": table_csv(trials).encode(),
+        "claims.csv": table_csv(claims).encode(),
+        "report.html": _page(search, scene, stored, sweep, claims, trials, run_links(tracker)).encode(),
+        "search.json": json_file(facts),
+    }
+    figures = {f"sweep-{name}": figure for name, figure in sweep_figures(sweep.table).items()}
+    return Written(files, figures, _text(sweep, claims, stored.source))
+
+
+def _read(points: Sequence[Point], scene: Scene, store: Store) -> Stored:
+    problem, baselines = SweepProblem(scene.settings), scene.baselines
+    trials = tuple((point, problem.nodes(point)) for point in points)
+    ids = {node.id for nodes in (baselines, *(nodes for _, nodes in trials)) for node in nodes}
+    runs = [node.id for node in baselines if node.is_run]
+    return Stored(trials, tuple(baselines), *frames(scene, store, ids, runs))
+
+
+def _analysed(stored: Stored, sizes: Sequence[str]) -> SweepAnalysis | None:
+    """Returns None while no baseline has a curve and an evaluation, or no trial an evaluation."""
+    evaluations = _of_trials(stored, view_frame)
+    baselines, curves = view_frame(stored.baselines, stored.frame), curve_frame(stored.baselines, stored.curves)
+    if evaluations.empty or baselines.empty or curves.empty:
+        return None
+    declared = _of_trials(stored, lambda nodes, _: declared_frame(nodes))
+    return analyse_sweeps(
+        _with_baselines(evaluations, baselines),
+        curves,
+        sizes,
+        _of_trials(stored, attack_frame),
+        _with_baselines(declared, declared_frame(stored.baselines)),
+    )
+
+
+def _of_trials(stored: Stored, frame_of) -> pd.DataFrame:
+    """Concatenates a frame of each trial, with its knob and value."""
+    trials = [
+        frame_of(nodes, stored.frame).assign(knob=point["knob"], value=point["value"]) for point, nodes in stored.trials
+    ]
+    return pd.concat(trials, ignore_index=True)
+
+
+def _with_baselines(frame: pd.DataFrame, baselines: pd.DataFrame) -> pd.DataFrame:
+    return pd.concat([baselines.assign(knob="", value=math.nan), frame], ignore_index=True)
+
+
+def _trials(stored: Stored, sweep: SweepAnalysis, store: Store, name: str) -> pd.DataFrame:
+    """Returns one row for each trial: `search, trial, state, <point>, <metrics>, runs, elapsed_s, message`."""
+    elapsed = stored.frame.set_index("id")["elapsed_s"].to_dict() if "elapsed_s" in stored.frame else {}
+    rows = []
+    for point, nodes in stored.trials:
+        state, message = trial_state(nodes, stored.frame, store)
+        metrics = seed_metrics(sweep, point) if state == COMPLETE else {}
+        seconds = [elapsed[node.id] for node in nodes if pd.notna(elapsed.get(node.id, math.nan))]
+        row = {"search": name, "trial": trial_name(point), "state": state, **point}
+        row |= {metric: metrics.get(metric, math.nan) for metric in SWEEP_CLASSES}
+        runs = " ".join(node.id for node in nodes if node.is_run)
+        rows.append({**row, "runs": runs, "elapsed_s": sum(seconds) if seconds else math.nan, "message": message})
+    return pd.DataFrame(rows)
+
+
+def _page(
+    search: Search,
+    scene: Scene,
+    stored: Stored,
+    sweep: SweepAnalysis,
+    claims: pd.DataFrame,
+    trials: pd.DataFrame,
+    links: tuple[Mapping[str, str], str],
+) -> str:
+    setting = scene.settings[0]
+    fixed = ", ".join(f"{name} {knob.read(setting):g}" for name, knob in KNOBS.items())
+    facts = (
+        f"Preset {scene.flags.preset}, corpus {scene.flags.corpus} (data {scene.data_id}), "
+        f"{scene.num_seeds} seeds. While one knob moves the others stay at {fixed}.",
+        counts_text(trials),
+        f"Read from {stored.source}. {links[1]}",
+    )
+    sections = [
+        *_knob_sections(sweep),
+        *judged_sections(claims, RULE),
+        *missing_sections(sweep.missing),
+        _learning_curves(stored, sweep, scene.flags.sizes),
+        Section("Trials", table=_readable_trials(trials, links[0])),
+    ]
+    intro = with_verdicts(f"{search.question}\n\n{' '.join(facts)}", claims)
+    return page_html(search.title, intro, sections, f"{ATTACK}\n\n{FOOTER}")
+
+
+def _knob_sections(sweep: SweepAnalysis) -> list[Section]:
+    """Returns a section for each knob and method: the panels, and the numbers beside the paper's."""
+    text = "Compute ratios averaged over the profiles; bands are 90% intervals over seeds. Core-Full is the core "
+    text += "without any module, Core-Partial the core with one. Dashed with hollow markers: the paper's curves, set "
+    text += "beside ours for reading; they are compared only at the paper's scale."
+    sections = []
+    for (knob, method), rows in sweep.table.groupby(["knob", "method"], sort=False):
+        title = PAPER_SWEEPS[knob].title if knob in PAPER_SWEEPS else f"{method}: {knob}"
+        figures = list(sweep_figures(rows).values())
+        sections.append(Section(title, text, figures, table=beside_paper_sweeps(rows), table_is_open=True))
+    return sections
+
+
+def _learning_curves(stored: Stored, sweep: SweepAnalysis, sizes: Sequence[str]) -> Section:
+    curves = curve_frame(stored.baselines, stored.curves)
+    curves = curves[curves["method"] == BASELINE]
+    figures = [learning_curve_figure(curves, sweep.fits, size) for size in sizes if size in set(sweep.fits["size"])]
+    text = "Validation losses of the baselines, all seeds, and the fitted curves that turn a loss into steps."
+    return Section("Learning curves and their fits", text, figures, table=sweep.fits)
+
+
+def _readable_trials(trials: pd.DataFrame, links: Mapping[str, str]) -> pd.DataFrame:
+    """Returns the trials with their first run, which opens in MLflow, in place of all runs."""
+    first = trials["runs"].str.split(" ").str[0]
+    readable = trials.drop(columns=["search", "runs", "elapsed_s"])
+    for name in SWEEP_CLASSES:
+        readable[name] = [interval_text(value, math.nan, math.nan) for value in readable[name]]
+    return readable.assign(run_id=first, run_id_url=first.map(links), seconds=trials["elapsed_s"].round(1))
+
+
+def _text(sweep: SweepAnalysis, claims: pd.DataFrame, source: str) -> str:
+    table = beside_paper_sweeps(sweep.table).drop(columns="run_ids", errors="ignore")
+    parts = [
+        frame_text(table, "g", "nan"),
+        "the paper's claims",
+        frame_text(readable_claims(claims), "g", "nan") if len(claims) else "none can be judged",
+    ]
+    return "\n\n".join([*parts, f"read from {source}"])

@@ -1,0 +1,212 @@
+"""Runs, scores and reports the trials of the LR/batch grid: optima, laws, a law file, and how far to trust them."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import pandas as pd
+
+from gram_platform.analysis.lr_extension import Cell
+from gram_platform.analysis.lr_grid import POOLED, STATES
+from gram_platform.analysis.lr_laws import GridAnalysis, analyse_grid, fitted_law, law_json, predictions
+from gram_platform.analysis.ratios import BASELINE
+from gram_platform.analysis.trials import COMPLETE, RUNS, STATE, linked
+from gram_platform.config import CORE
+from gram_platform.config.flops import total_parameters
+from gram_platform.config.identity import invalid
+from gram_platform.config.ladder import PAPER_SIZES, Size
+from gram_platform.engine.trials import Point
+from gram_platform.methods import Setting
+from gram_platform.methods.nodes import Node, method_nodes
+from gram_platform.pages.figures.lr_batch import law_figure, surface_figure
+from gram_platform.pages.report.page import Section, page_html
+from gram_platform.store import Store
+from gram_platform.studies.searches.definition import Scene, Search, setting_at
+from gram_platform.studies.searches.frames import trial_state
+from gram_platform.studies.searches.report import (
+    Written,
+    counts_text,
+    frame_text,
+    json_file,
+    run_links,
+    with_run_links,
+)
+from gram_platform.tracking import Tracker
+
+CORE_WEIGHT = 0.5  # of the objective; the other half is the mean over auxiliary domains
+MACHINE_RANKS = 8
+END_LOSS = "validation/loss/"  # + domain, in the `final` of a run's result: all modules on, at the run's end
+TRIAL_COLUMNS = ["size", "parameters", "seed", "lr", "batch", "loss", "state", "run_id", "message"]
+OBJECTIVE = "0.5 x core + 0.5 x the mean of the auxiliary domains, validation cross entropy at the end of the run"
+TABLES = {
+    "optima": "The minimum of each size's fitted surface, all seeds pooled (each with a level of its own, the "
+    "predicted loss at their mean) and for each seed; low and high hold a predicted loss within 0.1% of it. best_ is "
+    "the best cell. A curvature_t below 2 can be noise alone.",
+    "laws": "value = coefficient x parameters ^ exponent, batches in sequences. t: 90% t-interval of the exponent over "
+    "sizes; bootstrap: 90% interval over seeds redrawn within each size, widened by what few seeds hide (it held the "
+    "planted exponent in 89 to 95% of simulated grids of 2 to 5 seeds); one seed has none. Optima at the edge of their "
+    "grid are left out while two others remain.",
+    "windows": "The same laws from the cells within a fraction of each size's lowest loss (first row: all cells). As "
+    "far as the exponents move down this table, so little are they to be trusted.",
+    "predictions": "Peak learning rate and batch, in sequences of each size's own length, by our law, by the paper's "
+    "(converted by tokens) and as the ladder has them. Beyond the sizes that it rests on, a law is an extrapolation.",
+    "cells": "Means over seeds. A cell of which any seed diverged is left out of every fit.",
+}
+
+
+@dataclass(frozen=True)
+class LrBatchProblem:
+    """Trains the baseline of one size and seed at one cell in each trial."""
+
+    settings: tuple[Setting, ...]
+
+    def nodes(self, point: Point) -> list[Node]:
+        setting = setting_at(self.settings, point)
+        at_cell = replace(setting, size=at(setting.size, (point["lr"], point["batch"])))
+        cell = {"lr": f"{point['lr']:.6g}", "batch": str(point["batch"])}
+        runs = [node for node in method_nodes(BASELINE, at_cell) if node.is_run]
+        return [node.tagged(**cell) for node in runs]
+
+    def score(self, point: Point, results: Mapping[str, Mapping]) -> dict[str, float]:
+        """Returns the objective `loss` and its halves, in nats a token."""
+        (result,) = results.values()
+        return objective({name: value for name, value in result["final"].items() if name.startswith(END_LOSS)})
+
+
+def objective(final: Mapping[str, float]) -> dict[str, float]:
+    """Returns `loss`, `core` and `auxiliary` from {validation/loss/<domain>: loss}; ValueError unless finite."""
+    core = final[END_LOSS + CORE]
+    others = [loss for name, loss in final.items() if name != END_LOSS + CORE]
+    auxiliary = sum(others) / len(others)
+    if not math.isfinite(core + auxiliary):
+        raise invalid("loss", (core, auxiliary), "finite validation losses")
+    return {"loss": CORE_WEIGHT * core + (1.0 - CORE_WEIGHT) * auxiliary, "core": core, "auxiliary": auxiliary}
+
+
+def at(size: Size, cell: Cell) -> Size:
+    """Returns the size at a cell's rate and batch; the micro-batch is `micro_batch_at`."""
+    lr, batch = cell
+    return replace(size, peak_lr=lr, batch_size=batch, micro_batch=micro_batch_at(size, batch))
+
+
+def micro_batch_at(size: Size, batch: int) -> int:
+    """Returns the size's micro-batch if it divides the batch, else the largest smaller number that does.
+
+    Prefers multiples of 8, the GPUs of a machine, so that 8 ranks can share it: 264 sequences at 200M (micro-batch 72)
+    are trained in parts of 24, not 66.
+    """
+    if batch % size.micro_batch == 0:
+        return size.micro_batch
+    divisors = [part for part in range(1, size.micro_batch) if batch % part == 0]
+    return max(divisors, key=lambda part: (part % MACHINE_RANKS == 0, part))
+
+
+def trial_rows(size: Size, nodes: Mapping[tuple[Cell, int], Node], frame: pd.DataFrame, store: Store) -> pd.DataFrame:
+    """Returns TRIAL_COLUMNS of one size's trials from a frame of stored runs, as `analysis.lr_grid` takes them.
+
+    `state` may also be running or waiting; the loss is NaN unless complete.
+    """
+    stored, parameters = frame.set_index("id"), total_parameters(size.dense())
+    ends = {name: name.removeprefix("final/") for name in frame.columns if name.startswith(f"final/{END_LOSS}")}
+    rows = []
+    for ((lr, batch), seed), node in nodes.items():
+        state, message = trial_state([node], frame, store)
+        loss = math.nan
+        if state == COMPLETE:
+            final = stored.loc[node.id, list(ends)].rename(ends).dropna()
+            loss = objective(final.astype(float).to_dict())["loss"]
+        rows.append((size.name, parameters, str(seed), lr, batch, loss, state, node.id, message))
+    return pd.DataFrame(rows, columns=TRIAL_COLUMNS)
+
+
+# -------------------------------------------------------------------------------------------------------------- report
+
+
+def grid_report(
+    search: Search, scene: Scene, trials: pd.DataFrame, source: str, tracker: Tracker | None, search_id: str
+) -> Written | None:
+    """Returns files, figures and text from every trial (TRIAL_COLUMNS, `elapsed_s`); None without a complete one."""
+    if not (trials[STATE] == COMPLETE).any():
+        return None
+    flags = scene.flags
+    analysis = analyse_grid(trials[trials[STATE].isin(STATES)], scene.preset.seq_len, flags.window or None)
+    measured = f"{search.name}, preset {flags.preset} on {flags.corpus}, search {search_id}"
+    law = fitted_law(analysis.laws, f"{flags.preset}-{search_id}", scene.preset.seq_len, measured)
+    sizes = {size: scene.preset.sizes[size] for size in flags.sizes} | PAPER_SIZES
+    tables = {
+        "optima": analysis.optima,
+        "laws": analysis.laws,
+        "windows": analysis.windows,
+        "predictions": predictions(law, list(sizes.values())),
+        "cells": analysis.cells,
+    }
+    links, about_links = run_links(tracker)
+    figures = grid_figures(analysis, links)
+    facts = f"Search {search_id}: preset {flags.preset}, corpus {flags.corpus} (data {scene.data_id}), "
+    facts += f"{scene.num_seeds} seeds. Loss: {OBJECTIVE}. {counts_text(trials)} Read from {source}. {about_links}"
+    page = page_html(search.title, f"{search.question}\n\n{facts}", _sections(trials, tables, figures, links))
+    content = {"name": search.name, "search_id": search_id, "preset": flags.preset, "data_id": scene.data_id}
+    content |= {"objective": OBJECTIVE, "window": flags.window or None, "trials": trials["run_id"].tolist()}
+    files = {"table.csv": analysis.optima, "trials.csv": trials_table(trials, f"{search.name}-{search_id}")}
+    files |= {f"{kind}.csv": frame for kind, frame in tables.items() if kind != "optima"}
+    data = {file: frame.to_csv(index=False).encode() for file, frame in files.items()}
+    data |= {"report.html": page.encode(), "search.json": json_file(content)}
+    data["law.json"] = json_file(law_json(law, analysis.laws))
+    return Written(data, figures, _text(trials, analysis, tables["predictions"], law is not None))
+
+
+def trials_table(trials: pd.DataFrame, search: str) -> pd.DataFrame:
+    """Returns every trial: search, trial, state, size, parameters, seed, lr, batch, loss, runs, elapsed_s, message."""
+    numbered = trials.assign(search=search, trial=range(len(trials))).rename(columns={"run_id": RUNS})
+    columns = ["size", "parameters", "seed", "lr", "batch", "loss", RUNS, "elapsed_s", "message"]
+    return numbered[["search", "trial", STATE, *columns]]
+
+
+def grid_figures(analysis: GridAnalysis, links: Mapping[str, str]) -> dict:
+    """Returns `surface-<size>` of every size, `law-lr` and `law-batch`."""
+    cells = linked(analysis.cells, links)
+    figures = {
+        f"surface-{size}": surface_figure(cells, analysis.optima, analysis.surfaces, size)
+        for size in dict.fromkeys(analysis.cells["size"])
+    }
+    return figures | {
+        f"law-{q}": law_figure(analysis.lines, analysis.optima, analysis.laws, q) for q in ("lr", "batch")
+    }
+
+
+def _sections(
+    trials: pd.DataFrame, tables: Mapping[str, pd.DataFrame], figures: Mapping, links: Mapping[str, str]
+) -> list[Section]:
+    surfaces = [figure for name, figure in figures.items() if name.startswith("surface-")]
+    laws = [figure for name, figure in figures.items() if name.startswith("law-")]
+    pooled = tables["optima"][tables["optima"]["seed"] == POOLED]
+    left = trials[trials[STATE] != COMPLETE]
+    shown = with_run_links(trials_table(trials, "").drop(columns="search"), links)
+    sections = [
+        Section("Surfaces", TABLES["optima"], surfaces, table=pooled, table_is_open=True),
+        Section("Laws", TABLES["laws"], laws, table=tables["laws"], table_is_open=True),
+        Section("How the laws move with the window", TABLES["windows"], table=tables["windows"], table_is_open=True),
+        Section("What the laws say", TABLES["predictions"], table=tables["predictions"], table_is_open=True),
+        Section("Optima of single seeds", table=tables["optima"]),
+        Section("Cells", TABLES["cells"], table=tables["cells"].drop(columns="runs")),
+        Section("Trials", table=shown),
+    ]
+    if left.empty:
+        return sections
+    missing = left[["size", "seed", "lr", "batch", STATE, "message"]]
+    text = "Diverged cells are left out of every fit and counted; the others are not in the figures and tables below."
+    return [Section("Not complete", text, table=missing, table_is_open=True, is_warning=True), *sections]
+
+
+def _text(trials: pd.DataFrame, analysis: GridAnalysis, predicted: pd.DataFrame, has_law: bool) -> str:
+    """Returns the pooled optima, the laws, their change with the window, and the predictions, for a terminal."""
+    pooled = analysis.optima[analysis.optima["seed"] == POOLED]
+    optima = pooled[["size", "lr", "lr_low", "lr_high", "batch", "batch_low", "batch_high", "loss", "num_cells"]]
+    optima = optima.assign(num_diverged=pooled["num_diverged"], notes=pooled["notes"] + pooled["reason"])
+    laws = analysis.laws[["quantity", "coefficient", "exponent", "t_low", "t_high", "bootstrap_low", "bootstrap_high"]]
+    laws = laws.assign(**{name: analysis.laws[name] for name in ("r2", "sizes", "left_out", "rests_on_edges")})
+    windows = analysis.windows[["window", "lr_exponent", "batch_exponent", "sizes", "reason"]]
+    tables = [frame_text(frame) for frame in (optima, laws, windows, predicted)]
+    parts = [counts_text(trials), *tables[:2], "by window", *tables[2:]]
+    parts.append("law.json is a law for other sizes" if has_law else analysis.laws["reason"].iloc[0])
+    return "\n\n".join(parts)

@@ -1,0 +1,96 @@
+"""A new measurement is one class and one line of the table: it is run, read, written and shown in the site."""
+
+import dataclasses
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pandas as pd
+import pytest
+
+from gram_platform.config import CORE, TokenLosses
+from gram_platform.engine.evaluation import execute_evaluation
+from gram_platform.engine.execution import Execution
+from gram_platform.engine.node import execute_run
+from gram_platform.methods.nodes import method_nodes, require_closed
+from gram_platform.pages.report.page import Section, page_html
+from gram_platform.pages.results.record import load_record, publish
+from gram_platform.store import Store
+from gram_platform.store.root import provide_corpus
+from gram_platform.studies.build import build_graph
+from gram_platform.studies.flags import parse
+from gram_platform.studies.library.stories import SMOKE, STUDY
+from gram_platform.studies.measurements import MEASUREMENTS
+from gram_platform.studies.measurements.losses import Losses, instead_of_losses
+from gram_platform.studies.run import record_of
+from gram_platform.studies.site import build_site
+
+
+class WorstToken(Losses):
+    """The highest loss of a token of core."""
+
+    name: ClassVar[str] = "worst_token"
+
+    def nodes(self, method, setting):
+        def evaluation_of(node):
+            return TokenLosses(node.config.view, setting.data_id, (CORE,), 2, setting.size.precision)
+
+        return instead_of_losses(method_nodes(method, setting), self.name, evaluation_of)
+
+    @staticmethod
+    def read(record, store, uri, why_not="", frames=None):
+        views = [entry for entry in record.entries if entry["kind"] == "evaluation"]
+        rows = [
+            (e["tags"]["method"], e["tags"]["profile"], float(store.evaluation(e["id"]).tensors()[CORE].max()))
+            for e in views
+            if store.evaluation(e["id"]).result()
+        ]
+        table = pd.DataFrame(rows, columns=["method", "profile", "loss"])
+        return SimpleNamespace(table=table, source="the storage") if rows else None
+
+    @staticmethod
+    def text(record, results):
+        return f"the highest loss is {results.table['loss'].max():.3f}"
+
+    @staticmethod
+    def write(record, store, results, failures, tracker):
+        page = page_html(record.title, "", WorstToken.sections(record, results))
+        return publish(record, store, results.table.to_csv(), page, {}, tracker)
+
+    @staticmethod
+    def sections(record, results):
+        return [Section("Worst tokens", table=results.table)]
+
+    @staticmethod
+    def footer(results):
+        return "Losses in nats."
+
+
+@pytest.fixture
+def study():
+    size = dataclasses.replace(SMOKE.sizes["tiny"], core_tokens=64 * 160)
+    preset = dataclasses.replace(SMOKE, sizes={"tiny": size}, num_seeds=1, measurement=WorstToken())
+    return dataclasses.replace(STUDY, name="worst", presets={"smoke": preset})
+
+
+def test_a_measurement_is_one_class_and_one_line(study, tmp_path, monkeypatch):
+    monkeypatch.setitem(MEASUREMENTS, WorstToken.name, WorstToken)
+    flags = parse(study, ["--preset", "smoke", "--methods", "gram", "--storage", str(tmp_path / "storage")])
+    graph, store = build_graph(study, flags), Store(flags.storage).open_for_writing()
+    require_closed(graph.nodes)
+    provide_corpus(graph.recipe, store, None)
+    store.study_dir("worst").write("study.json", record_of(graph).to_json())
+    record = load_record(store, "worst")
+    measurement = MEASUREMENTS[record.measurement]
+    assert measurement.read(record, store, None) is None
+    for node in graph.nodes:
+        execute = execute_run if node.is_run else execute_evaluation
+        execute(node.config, node.names, Execution(flags.storage))
+    results = measurement.read(record, store, None)
+    assert set(results.table["method"]) == {"baseline", "gram"}
+    assert (results.table["loss"] > 0).all()
+    assert measurement.text(record, results).startswith("the highest loss is ")
+    assert set(measurement.write(record, store, results, {}, None)) == {"table.csv", "report.html", "study.json"}
+    assert build_site(store, None, why_not="it is a test").problems == ()
+    page = (tmp_path / "storage" / "site" / "studies" / "worst.html").read_text()
+    assert "<h2>Worst tokens</h2>" in page
+    assert "Losses in nats." in page
