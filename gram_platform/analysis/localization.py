@@ -30,7 +30,7 @@ View = tuple[str, str, str, str]  # method, size, seed, profile
 
 
 @dataclass(frozen=True)
-class TokenLosses:
+class MeasuredTokens:
     """The losses of one view on validation sequences, token by token."""
 
     method: str
@@ -90,7 +90,7 @@ def _not_negative(values: np.ndarray) -> np.ndarray:
 # ------------------------------------------------------------------------------------------------------- tables
 
 
-def localize(views: Sequence[TokenLosses], references: Mapping[tuple[str, str], TokenLosses]) -> pd.DataFrame:
+def localize(views: Sequence[MeasuredTokens], references: Mapping[tuple[str, str], MeasuredTokens]) -> pd.DataFrame:
     """Returns a row per view and domain: ROW, `retained`, seed, MEASURES, num_tokens, `runs` and `curve`.
 
     `references` holds the baselines by (size, seed). Views without one have no rows. ValueError if token counts differ.

@@ -47,7 +47,7 @@ class PointList:
 
 
 @dataclass(frozen=True)
-class Objective:
+class SearchObjective:
     """A metric to optimise; the sampler is told `worst` for a diverged trial."""
 
     metric: str
@@ -79,7 +79,7 @@ class OptunaSource:
     time. A failed trial stays failed and is not counted.
     """
 
-    def __init__(self, groups: Sequence[Group], space: Space, objectives: Sequence[Objective]):
+    def __init__(self, groups: Sequence[Group], space: Space, objectives: Sequence[SearchObjective]):
         self.groups, self.space, self.objectives = groups, space, objectives
         self._left = {}
         for group in groups:
@@ -129,7 +129,7 @@ def _suggest(trial: optuna.Trial, parameter) -> float | int:
     return trial.suggest_float(parameter.name, parameter.low, parameter.high, log=parameter.log)
 
 
-def open_study(storage: optuna.storages.BaseStorage, name: str, objectives: Sequence[Objective]) -> optuna.Study:
+def open_study(storage: optuna.storages.BaseStorage, name: str, objectives: Sequence[SearchObjective]) -> optuna.Study:
     """Opens or creates the study of this name, with a TPE sampler for one objective or several.
 
     The sampler's seed follows from the name and the number of trials: a second driver must not draw the first one's

@@ -7,7 +7,7 @@ import pytest
 
 from gram_platform.analysis.localization import (
     TABLE_COLUMNS,
-    TokenLosses,
+    MeasuredTokens,
     concentration_curve,
     gini,
     localization_tables,
@@ -56,22 +56,22 @@ def test_shading_is_calibrated_on_the_filtered_model():
     assert (shades(filtered, np.nan) == 0).all()
 
 
-def planted_views() -> tuple[list[TokenLosses], dict]:
+def planted_views() -> tuple[list[MeasuredTokens], dict]:
     """Two seeds of a baseline, and a method whose forgotten loss rises by 4 nats on every tenth token."""
     views, references = [], {}
     for seed in ("0", "1"):
         rng = np.random.default_rng(int(seed))
         base = {d: rng.uniform(1.0, 2.0, SHAPE) for d in DOMAINS}
-        references["tiny", seed] = TokenLosses("baseline", "tiny", seed, "all", DOMAINS, base)
+        references["tiny", seed] = MeasuredTokens("baseline", "tiny", seed, "all", DOMAINS, base)
         spike = np.zeros(SHAPE)
         spike[:, 3] = 4.0 + int(seed)
         for retained in ((), DOMAINS[:1], DOMAINS):
             profile = {0: "core", 1: "core+lisp", 2: "all"}[len(retained)]
             losses = {d: base[d] + (0.01 if d in retained else spike) for d in DOMAINS}
-            views.append(TokenLosses("gram", "tiny", seed, profile, retained, losses, f"run{seed}"))
+            views.append(MeasuredTokens("gram", "tiny", seed, profile, retained, losses, f"run{seed}"))
     for seed, other in (("0", "1"), ("1", "0")):
         control = references["tiny", other]
-        views.append(TokenLosses("baseline", "tiny", seed, "all", DOMAINS, control.losses))
+        views.append(MeasuredTokens("baseline", "tiny", seed, "all", DOMAINS, control.losses))
     return views, references
 
 
@@ -104,8 +104,8 @@ def test_a_planted_gini_comes_back():
     quantiles = -np.log1p(-(np.arange(1000) + 0.5) / 1000)
     base = {"lisp": np.full((20, 100), 2.0)}
     increases = np.random.default_rng(0).permutation(np.concatenate([quantiles, np.full(1000, -0.5)]))
-    view = TokenLosses("gram", "tiny", "0", "core", (), {"lisp": base["lisp"] + increases.reshape(20, 100)})
-    reference = TokenLosses("baseline", "tiny", "0", "all", ("lisp",), base)
+    view = MeasuredTokens("gram", "tiny", "0", "core", (), {"lisp": base["lisp"] + increases.reshape(20, 100)})
+    reference = MeasuredTokens("baseline", "tiny", "0", "all", ("lisp",), base)
     row = localization_tables(localize([view], {("tiny", "0"): reference})).table.iloc[0]
     assert row["gini"] == pytest.approx(0.5, abs=2e-3)
     assert row["positive"] == 0.5
@@ -132,7 +132,7 @@ def test_a_view_without_its_baseline_has_no_row_and_other_tokens_are_refused():
     one = {key: value for key, value in references.items() if key[1] == "0"}
     assert set(localize(views, one)["seed"]) == {"0"}
     shorter = {d: losses[:3] for d, losses in references["tiny", "0"].losses.items()}
-    wrong = {("tiny", "0"): TokenLosses("baseline", "tiny", "0", "all", DOMAINS, shorter)}
+    wrong = {("tiny", "0"): MeasuredTokens("baseline", "tiny", "0", "all", DOMAINS, shorter)}
     with pytest.raises(ValueError, match="tokens"):
         localize(views, wrong)
     nothing = localization_tables(localize([], {}))

@@ -17,7 +17,7 @@ from gram_platform.analysis.localization import (
     TABLE_COLUMNS,
     Localization,
     ShadedText,
-    TokenLosses,
+    MeasuredTokens,
     localization_tables,
     localize,
     shades,
@@ -265,18 +265,18 @@ def _named(entry: Mapping) -> tuple[str, str, str, str]:
     return tags["method"], tags["size"], tags["seed"], tags["profile"]
 
 
-def _loaded(store: Store, entries: Sequence[Mapping]) -> list[TokenLosses]:
+def _loaded(store: Store, entries: Sequence[Mapping]) -> list[MeasuredTokens]:
     """Loads the token losses of views."""
     found = []
     for entry in entries:
         evaluation = store.evaluation(entry["id"])
         retained = tuple(filter(None, entry["tags"]["retained"].split(",")))
         losses = {domain: tensor.numpy() for domain, tensor in evaluation.tensors().items()}
-        found.append(TokenLosses(*_named(entry), retained, losses, evaluation.result()["run_id"]))
+        found.append(MeasuredTokens(*_named(entry), retained, losses, evaluation.result()["run_id"]))
     return found
 
 
-def _control(store: Store, of_size: Sequence[Mapping], seed: str) -> list[TokenLosses]:
+def _control(store: Store, of_size: Sequence[Mapping], seed: str) -> list[MeasuredTokens]:
     """Loads the next seed's baseline (after the last seed: the first's) as a view of this seed; [] without another."""
     baselines = {entry["tags"]["seed"]: entry for entry in of_size if _is_baseline(entry)}
     seeds = list(baselines)
@@ -287,7 +287,7 @@ def _control(store: Store, of_size: Sequence[Mapping], seed: str) -> list[TokenL
 
 
 def _texts(
-    store: Store, eval_id: str, measured: Sequence[TokenLosses], baseline: TokenLosses
+    store: Store, eval_id: str, measured: Sequence[MeasuredTokens], baseline: MeasuredTokens
 ) -> tuple[ShadedText, ...]:
     """Shades the beginning of every domain's first validation sequence, under core and under core with the domain.
 
@@ -308,5 +308,5 @@ def _texts(
     return tuple(texts)
 
 
-def _label(view: TokenLosses, domain: str) -> str:
+def _label(view: MeasuredTokens, domain: str) -> str:
     return f"{method_style(view.method).label}, {domain} {'kept' if domain in view.retained else 'removed'}"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from gram_platform.analysis.ratios import BASELINE
 from gram_platform.config.space import Space
 from gram_platform.corpora import CorpusRecipe
-from gram_platform.engine.proposals import Objective
+from gram_platform.engine.proposals import SearchObjective
 from gram_platform.engine.trials import Point, Problem
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, method_nodes, unique
@@ -115,7 +115,7 @@ class GridSearch(Search):
 class OptunaSearch(Search):
     """Runs points that Optuna chooses, in one Optuna study for each group."""
 
-    objectives: Sequence[Objective] = ()
+    objectives: Sequence[SearchObjective] = ()
     num_trials: Mapping[str, int] = field(default_factory=dict)  # of each preset, in each group
 
     flags_type = OptunaFlags

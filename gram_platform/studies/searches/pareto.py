@@ -15,7 +15,7 @@ from gram_platform.analysis.maxent_objective import HIGHEST_RATIO
 from gram_platform.config.identity import invalid, to_plain
 from gram_platform.config.ladder import Size
 from gram_platform.config.space import Parameter, Space
-from gram_platform.engine.proposals import Objective
+from gram_platform.engine.proposals import SearchObjective
 from gram_platform.engine.trials import Point
 from gram_platform.methods.nodes import Node, unique
 from gram_platform.store import Store
@@ -39,9 +39,9 @@ from gram_platform.tracking import Tracker
 GROUP = "front"
 # a diverged trial: beyond everything that ratios clipped to [0, HIGHEST_RATIO] can reach
 TOLD = (
-    Objective("core", "maximize", -1.0),
-    Objective("retain", "maximize", -1.0),
-    Objective("elicited", "minimize", HIGHEST_RATIO + 1.0),
+    SearchObjective("core", "maximize", -1.0),
+    SearchObjective("retain", "maximize", -1.0),
+    SearchObjective("elicited", "minimize", HIGHEST_RATIO + 1.0),
 )
 LIMITS = (
     Parameter(P_AS, 0.0, 1.0),
@@ -67,7 +67,7 @@ def space_around(size: Size) -> Space:
 class ParetoSearch(OptunaSearch):
     """Runs one Optuna study of three objectives at one size."""
 
-    objectives: Sequence[Objective] = TOLD
+    objectives: Sequence[SearchObjective] = TOLD
 
     def checked(self, flags: OptunaFlags) -> OptunaFlags:
         """ValueError for several sizes, for a preset without an attack, and for a bad space."""
