@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from gram_platform.config import CORE
 from gram_platform.config.ladder import SMOKE_SIZES
 from gram_platform.config.space import Parameter, Space
-from gram_platform.engine.proposals import Objective
+from gram_platform.engine.proposals import SearchObjective
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.studies.library.scaling import SMOKE
@@ -17,7 +17,7 @@ from gram_platform.studies.searches.run import main
 
 TINY = replace(SMOKE_SIZES["tiny"], core_tokens=64 * 160)
 PRESET = replace(SMOKE, sizes={"tiny": TINY}, num_seeds=1, num_eval_points=1, num_eval_sequences=4)
-OBJECTIVE = Objective("loss", "minimize", worst=20.0)
+OBJECTIVE = SearchObjective("loss", "minimize", worst=20.0)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from gram_platform.analysis.maxent_objective import MaxEntObjective, references_of
-from gram_platform.engine.proposals import Group, Objective, OptunaSource
+from gram_platform.engine.proposals import Group, OptunaSource, SearchObjective
 from gram_platform.engine.trials import COMPLETE, DIVERGED, FAILED, Outcome
 from gram_platform.methods import plan
 from gram_platform.methods.nodes import method_nodes
@@ -98,7 +98,7 @@ def history(outcomes: list[tuple[str, float]]):
     """The history of a profile whose trials ended as given: (state, objective)."""
     study = optuna.create_study(study_name="s-core")
     group = Group("core", {PROFILE: "core"}, study, len(outcomes))
-    source = OptunaSource([group], SPACE, (Objective(METRIC, "minimize", OBJECTIVE.worst),))
+    source = OptunaSource([group], SPACE, (SearchObjective(METRIC, "minimize", OBJECTIVE.worst),))
     for index, (state, value) in enumerate(outcomes):
         proposal = source.next()
         metrics = {METRIC: value, "forget": value, "penalty": 0.0, "core": 1.0} if state == COMPLETE else {}

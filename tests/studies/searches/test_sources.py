@@ -7,13 +7,13 @@ import pytest
 
 from gram_platform.config.space import Parameter, Space
 from gram_platform.engine.execution import Execution, Resources
-from gram_platform.engine.proposals import Group, Objective, OptunaSource, PointList, open_study
+from gram_platform.engine.proposals import Group, OptunaSource, PointList, SearchObjective, open_study
 from gram_platform.engine.trials import COMPLETE, DIVERGED, FAILED, Outcome, execute_trial
 from gram_platform.studies.searches.flags import GridFlags, OptunaFlags, checked_search_flags
 from gram_platform.studies.searches.live import trial_overheads
 from gram_platform.studies.searches.optuna_studies import open_storage
 
-OBJECTIVE = Objective("loss", "minimize", worst=9.0)
+OBJECTIVE = SearchObjective("loss", "minimize", worst=9.0)
 SPACE = Space((Parameter("lr", 1e-4, 1e-2, log=True), Parameter("width", 8, 64, is_integer=True)))
 
 
@@ -175,7 +175,7 @@ def test_a_second_driver_does_not_draw_the_first_ones_random_points_again(databa
 
 
 def test_several_objectives_are_told_in_order(database):
-    objectives = [Objective("core", "maximize", 0.0), Objective("forget", "minimize", 5.0)]
+    objectives = [SearchObjective("core", "maximize", 0.0), SearchObjective("forget", "minimize", 5.0)]
     source = OptunaSource([Group("p", {}, open_study(database, "p", objectives), 2)], SPACE, objectives)
     good, bad = source.next(), source.next()
     source.tell(good, Outcome("", {}, COMPLETE, 0.0, 1.0, metrics={"forget": 0.5, "core": 0.9}))
