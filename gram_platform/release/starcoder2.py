@@ -10,8 +10,7 @@ import torch
 from gram_platform.config import ModelConfig
 from gram_platform.config.identity import invalid, require_int, require_real
 from gram_platform.config.training import merged_config
-from gram_platform.model.merge import merged_mlp
-from gram_platform.model.transformer import Transformer
+from gram_platform.model.transformer import Transformer, merged_mlp
 
 Weights = Mapping[str, torch.Tensor]
 ACTIVATION = "gelu_pytorch_tanh"

@@ -10,8 +10,7 @@ from gram_platform.config import CORE, ModelConfig, ModuleSpec, View, model_from
 from gram_platform.config.identity import invalid
 from gram_platform.config.routing import module_set
 from gram_platform.config.training import merged_config
-from gram_platform.model.merge import merged_weights
-from gram_platform.model.transformer import Transformer, is_module, parameter_set
+from gram_platform.model.transformer import Transformer, is_module, merged_weights, parameter_set
 from gram_platform.store import Store
 from gram_platform.store.tensors import DiskTensors
 from gram_platform.train.learner import DTYPES

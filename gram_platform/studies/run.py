@@ -16,7 +16,7 @@ from gram_platform.store import Store
 from gram_platform.store.root import provide_corpus
 from gram_platform.studies.build import Graph, build_graph, require_memory
 from gram_platform.studies.definition import FAMILIES, NOT_REPRODUCED, OURS, Study
-from gram_platform.studies.dry_run import described
+from gram_platform.studies.dry_run import described, require_document_end, require_enough_data, require_supply
 from gram_platform.studies.flags import CommonFlags, Flags, parse
 from gram_platform.studies.live import LiveView
 from gram_platform.studies.measurements import MEASUREMENTS
@@ -30,7 +30,6 @@ from gram_platform.studies.session import (
     say,
     start_ray,
 )
-from gram_platform.studies.supply import require_document_end, require_enough_data, require_supply
 from gram_platform.tracking import Tracker, TrackingUnavailable
 
 

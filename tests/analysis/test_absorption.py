@@ -6,8 +6,9 @@ import pytest
 
 from gram_platform.analysis.intervals import t_interval
 from gram_platform.analysis.variants import analyse_variants, final_shares, load_shares, probed_shares, share_curves
-from gram_platform.pages.report import StudyReport, build_report, study_figures
+from gram_platform.pages.report.build import build_report, study_figures
 from gram_platform.pages.report.modules import readable_shares
+from gram_platform.pages.report.study import StudyReport
 from gram_platform.store import Store
 from tests.study_frames import SIZES, curves, evaluations
 from tests.tiny import run_config

@@ -10,7 +10,8 @@ import pytest
 from gram_platform.analysis.intervals import t_interval
 from gram_platform.analysis.tables import CLASSES, analyse
 from gram_platform.analysis.variants import by_number, drop_table, number_table
-from gram_platform.pages.report import StudyReport, build_report, study_figures
+from gram_platform.pages.report.build import build_report, study_figures
+from gram_platform.pages.report.study import StudyReport
 from gram_platform.pages.results.record import StudyRecord
 from gram_platform.pages.results.results import Results, study_report, summary_text
 from tests.study_frames import NUM_STEPS, loss_at

@@ -1,7 +1,7 @@
 """Checks the runs that a row of a table names."""
 
 from gram_platform.analysis.tables import analyse, with_runs
-from gram_platform.pages.figures.ratios import scaling_figure
+from gram_platform.pages.figures.study import scaling_figure
 from tests.study_frames import SIZES, curves, evaluations
 
 

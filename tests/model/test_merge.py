@@ -9,8 +9,7 @@ from gram_platform.config import ModelConfig, ModuleSpec
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.ladder import PAPER_SIZES, lora_rank
 from gram_platform.config.training import merged_config
-from gram_platform.model.merge import merged_weights
-from gram_platform.model.transformer import Transformer, build, initial_weights
+from gram_platform.model.transformer import Transformer, build, initial_weights, merged_weights
 from tests import tiny
 
 

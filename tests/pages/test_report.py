@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 
 from gram_platform.analysis.tables import Analysis, analyse
-from gram_platform.pages.report import StudyReport, build_report, shared_profile, study_figures
-from gram_platform.pages.report.page import Section, sections_html
-from gram_platform.pages.report.tables import readable_claims, readable_runs
+from gram_platform.pages.report.build import build_report, study_figures
+from gram_platform.pages.report.page import Section, readable_claims, readable_runs, sections_html
+from gram_platform.pages.report.study import StudyReport, shared_profile
 from gram_platform.paper.claims import paper_claims
 from gram_platform.paper.paper_claims import CLAIMS, STORIES_CLAIMS
 from gram_platform.paper.published import with_published

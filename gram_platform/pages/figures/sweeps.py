@@ -5,7 +5,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from gram_platform.config.identity import require_choice
-from gram_platform.pages.figures.ratios import CLASS_TITLES
+from gram_platform.pages.figures.study import CLASS_TITLES
 from gram_platform.pages.figures.style import (
     BLUE,
     GREEN,

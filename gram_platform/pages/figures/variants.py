@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from gram_platform.analysis.ratios import VARIANT
 from gram_platform.config.identity import require_choice
-from gram_platform.pages.figures.ratios import CLASS_TITLES, HIDDEN, VALUE_COLUMNS
+from gram_platform.pages.figures.study import CLASS_TITLES, HIDDEN, VALUE_COLUMNS
 from gram_platform.pages.figures.style import (
     GREY,
     Style,

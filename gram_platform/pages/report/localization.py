@@ -28,10 +28,9 @@ from gram_platform.analysis.tables import aligned, interval_text, table_csv
 from gram_platform.config import CORE
 from gram_platform.corpora.tokenizer import load_tokenizer, token_texts
 from gram_platform.pages.figures.style import GREY, hover_runs, method_style, styled
-from gram_platform.pages.report.page import Section, page_html, render
+from gram_platform.pages.report.page import Section, page_html, readable_runs, render
 from gram_platform.pages.report.sections import JUDGED, judged_sections, missing_sections
 from gram_platform.pages.report.study import with_verdicts
-from gram_platform.pages.report.tables import readable_runs
 from gram_platform.pages.results.record import StudyRecord, intro_text, publish, with_links
 from gram_platform.pages.results.results import load_frames, nodes_frame
 from gram_platform.paper.claims import localization_claims

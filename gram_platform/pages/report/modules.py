@@ -12,9 +12,8 @@ from gram_platform.analysis.variants import COMPOSED, MODULES, drop_table, final
 from gram_platform.config import core_first
 from gram_platform.pages.figures.style import GREY, Style, add_band, domain_styles, hover_runs, method_style, styled
 from gram_platform.pages.figures.variants import variant_figure
-from gram_platform.pages.report.page import Section
+from gram_platform.pages.report.page import Section, readable_table
 from gram_platform.pages.report.study import StudyReport
-from gram_platform.pages.report.tables import readable_table
 
 OWN_WIDTH, OTHER_WIDTH = 3.5, 1.2
 OTHER_OPACITY = 0.55

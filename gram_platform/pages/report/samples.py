@@ -9,8 +9,7 @@ from gram_platform.analysis.tables import table_csv
 from gram_platform.config import CORE
 from gram_platform.corpora.tokenizer import decoded, load_tokenizer
 from gram_platform.pages.figures.style import method_style
-from gram_platform.pages.report.page import Section, page_html, render
-from gram_platform.pages.report.tables import readable_runs
+from gram_platform.pages.report.page import Section, page_html, readable_runs, render
 from gram_platform.pages.results.record import StudyRecord, intro_text, publish, with_links
 from gram_platform.pages.results.results import load_frames, nodes_frame
 from gram_platform.store import Store

@@ -8,18 +8,24 @@ import plotly.graph_objects as go
 from gram_platform.analysis.power_law import trend_table
 from gram_platform.analysis.ratios import ALL, MEAN, VARIANT
 from gram_platform.analysis.tables import CLASSES, averaged_profiles, domain_table, interval_text
-from gram_platform.pages.figures.curves import learning_curve_figure
-from gram_platform.pages.figures.ratios import HIDDEN, aggregate_figure, profile_bars_figure, scaling_figure
+from gram_platform.pages.figures.study import (
+    HIDDEN,
+    aggregate_figure,
+    learning_curve_figure,
+    profile_bars_figure,
+    scaling_figure,
+)
 from gram_platform.pages.report.modules import composing_figures, composing_sections
-from gram_platform.pages.report.page import Section, render
-from gram_platform.pages.report.study import StudyReport
-from gram_platform.pages.report.tables import (
+from gram_platform.pages.report.page import (
+    Section,
     is_attack,
     readable_attacks,
     readable_claims,
     readable_costs,
     readable_table,
+    render,
 )
+from gram_platform.pages.report.study import StudyReport
 from gram_platform.paper.paper import PAPER, beside_paper
 from gram_platform.paper.published import beside_published, published_means
 from gram_platform.paper.verdicts import ABOVE, AGREE, BELOW, CANNOT_TELL, DISAGREE, NO_INTERVAL

@@ -8,7 +8,7 @@ import pandas as pd
 
 from gram_platform.analysis.ratios import ALL, MEAN, VARIANT
 from gram_platform.analysis.tables import Analysis, interval_text, with_runs
-from gram_platform.pages.figures.ratios import HIDDEN
+from gram_platform.pages.figures.study import HIDDEN
 from gram_platform.pages.figures.style import method_style
 from gram_platform.pages.report.page import Section, render
 from gram_platform.paper.verdicts import verdict_counts

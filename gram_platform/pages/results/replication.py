@@ -20,7 +20,7 @@ from gram_platform.analysis.tables import Analysis
 from gram_platform.config import CORE
 from gram_platform.config.identity import invalid
 from gram_platform.methods.setting import profile_name
-from gram_platform.pages.report import StudyReport
+from gram_platform.pages.report.study import StudyReport
 from gram_platform.pages.results.baselines import Baseline, BaselineRules
 from gram_platform.pages.results.declarations import KNOWN, Declaration, declaration, declarations
 from gram_platform.pages.results.external import CURVES_FILE, LOSSES_FILE, External, parameters_of

@@ -9,11 +9,11 @@ from gram_platform.analysis.ratios import ATTACK_COLUMNS, BASELINE, ELICITED, VA
 from gram_platform.analysis.tables import Analysis, aligned, analyse, format_table, table_csv
 from gram_platform.analysis.variants import analyse_variants, by_number, drop_table, final_shares, load_shares
 from gram_platform.config import State
-from gram_platform.pages.report import StudyReport, build_report, report_sections, study_figures
+from gram_platform.pages.report.build import build_report, report_sections, study_figures
 from gram_platform.pages.report.modules import readable_drops, readable_shares
-from gram_platform.pages.report.page import Section
+from gram_platform.pages.report.page import Section, shown_columns
 from gram_platform.pages.report.sections import renamed
-from gram_platform.pages.report.tables import shown_columns
+from gram_platform.pages.report.study import StudyReport
 from gram_platform.pages.results.record import StudyRecord, intro_text, publish, with_links
 from gram_platform.paper.claims import paper_claims, separation_claims
 from gram_platform.paper.paper import PAPER, beside_paper

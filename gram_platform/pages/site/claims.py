@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from gram_platform.pages.report.page import Section
+from gram_platform.pages.report.page import Section, readable_claims
 from gram_platform.pages.report.sections import JUDGED, MARGINS_TEXT
-from gram_platform.pages.report.tables import readable_claims
 from gram_platform.pages.results.record import StudyRecord
 from gram_platform.paper.verdicts import CANNOT_TELL, EXPLANATION, VERDICTS
 

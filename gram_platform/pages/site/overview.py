@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from gram_platform.config import State
-from gram_platform.pages.report.page import Section
+from gram_platform.pages.report.page import Section, clock, whole
 from gram_platform.pages.report.sections import FEW
-from gram_platform.pages.report.tables import clock, whole
 from gram_platform.pages.site.cards import Card, cards_html
 from gram_platform.pages.site.facts import Facts, NodeFacts
 from gram_platform.pages.site.run_page import steps_done

@@ -7,7 +7,7 @@ import pandas as pd
 
 from gram_platform.analysis.tables import table_csv
 from gram_platform.config.identity import invalid
-from gram_platform.pages.report import ATTACK, FOOTER, report_sections
+from gram_platform.pages.report.build import ATTACK, FOOTER, report_sections
 from gram_platform.pages.report.page import ASSETS, Section, Shell, asset, page_html
 from gram_platform.pages.report.sections import renamed
 from gram_platform.pages.report.study import with_verdicts

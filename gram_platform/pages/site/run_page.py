@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from gram_platform.config import State, core_first
 from gram_platform.config.identity import flatten
-from gram_platform.pages.report.page import Section
-from gram_platform.pages.report.tables import clock, whole
+from gram_platform.pages.report.page import Section, clock, whole
 from gram_platform.pages.site.facts import NodeFacts
 from gram_platform.pages.site.histories import history_sections, route_sections
 from gram_platform.pages.site.words import GIB, columns_of, dollars, fact_table, hours, moment

@@ -5,8 +5,7 @@ import re
 import pandas as pd
 from markupsafe import Markup
 
-from gram_platform.pages.report.page import Section, Shell, document
-from gram_platform.pages.report.tables import clock
+from gram_platform.pages.report.page import Section, Shell, clock, document
 from gram_platform.pages.site.facts import Facts
 from gram_platform.pages.site.studies import REPORT, StudyFacts, Totals
 from gram_platform.pages.site.words import dollars, fact_table, hours, moment

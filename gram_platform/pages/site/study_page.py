@@ -7,10 +7,9 @@ from typing import Any, Protocol
 import pandas as pd
 
 from gram_platform.config import State
-from gram_platform.pages.report.page import Section
+from gram_platform.pages.report.page import Section, clock
 from gram_platform.pages.report.sections import FEW
 from gram_platform.pages.report.study import with_verdicts
-from gram_platform.pages.report.tables import clock
 from gram_platform.pages.results.record import StudyRecord
 from gram_platform.pages.site.facts import Facts
 from gram_platform.pages.site.studies import StudyFacts, Totals

@@ -7,7 +7,7 @@ from typing import ClassVar
 from gram_platform.config import LOSSES, AnyEvaluation
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, method_nodes
-from gram_platform.pages.report import report_footer
+from gram_platform.pages.report.build import report_footer
 from gram_platform.pages.results.results import read_results, results_sections, summary_text, write_results
 
 

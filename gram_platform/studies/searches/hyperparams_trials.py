@@ -14,13 +14,12 @@ from gram_platform.config.identity import invalid
 from gram_platform.engine.trials import Point
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, method_nodes
-from gram_platform.pages.figures.curves import learning_curve_figure
+from gram_platform.pages.figures.study import learning_curve_figure
 from gram_platform.pages.figures.sweeps import sweep_figures
-from gram_platform.pages.report import ATTACK, FOOTER
-from gram_platform.pages.report.page import Section, page_html
+from gram_platform.pages.report.build import ATTACK, FOOTER
+from gram_platform.pages.report.page import Section, page_html, readable_claims
 from gram_platform.pages.report.sections import JUDGED, MARGINS_TEXT, judged_sections, missing_sections
 from gram_platform.pages.report.study import with_verdicts
-from gram_platform.pages.report.tables import readable_claims
 from gram_platform.paper.sweeps import PAPER_SWEEPS, beside_paper_sweeps, sweep_claims
 from gram_platform.paper.verdicts import explained
 from gram_platform.store import Store

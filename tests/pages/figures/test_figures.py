@@ -13,8 +13,13 @@ import pytest
 from gram_platform.analysis.power_law import trends
 from gram_platform.analysis.ratios import METHODS
 from gram_platform.analysis.tables import CLASSES, analyse, domain_table
-from gram_platform.pages.figures.curves import learning_curve_figure
-from gram_platform.pages.figures.ratios import add_trends, aggregate_figure, profile_bars_figure, scaling_figure
+from gram_platform.pages.figures.study import (
+    add_trends,
+    aggregate_figure,
+    learning_curve_figure,
+    profile_bars_figure,
+    scaling_figure,
+)
 from gram_platform.pages.figures.style import METHOD_STYLES, domain_styles, log_ticks, method_style
 from gram_platform.pages.figures.thumbnail import thumbnail_svg
 from gram_platform.paper.paper import STORIES_TABLE

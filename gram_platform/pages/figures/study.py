@@ -1,4 +1,4 @@
-"""Draws compute ratios: means by method, against model size, and by profile and domain."""
+"""Draws a study: compute ratios by size, method and profile, and learning curves with their fits."""
 
 from collections.abc import Mapping
 from textwrap import wrap
@@ -18,6 +18,7 @@ from gram_platform.pages.figures.style import (
     add_line,
     domain_styles,
     hover_runs,
+    log_ticks,
     method_style,
     padded_range,
     reference_line,
@@ -34,7 +35,7 @@ CLASS_TITLES = {
 HIDDEN = ("baseline",)  # the line at 1
 VALUE_COLUMNS = [name + end for name in CLASS_TITLES for end in ("", "_low", "_high")]
 OFFSET = 0.2  # if both are drawn: of our bar to the left and the paper's point to the right
-LINE_POINTS = 25
+TREND_POINTS = 25
 MAX_LETTERS, LINE_HEIGHT = 10, 13  # of the labels below groups of bars: letters in a line, pixels
 
 Paper = Mapping[str, tuple[tuple[float, float], ...]]  # {method: (value, half-width of its interval) of each class}
@@ -200,8 +201,8 @@ def add_trends(figure: go.Figure, rows: pd.DataFrame, parameters: Mapping[str, f
 
 
 def _add_trend(figure: go.Figure, trend: Trend, smallest: float, style: Style) -> None:
-    along = np.geomspace(smallest, trend.parameters, LINE_POINTS)
-    rest = np.full(LINE_POINTS - 1, np.nan)
+    along = np.geomspace(smallest, trend.parameters, TREND_POINTS)
+    rest = np.full(TREND_POINTS - 1, np.nan)
     above, below = trend.high - trend.predicted, trend.predicted - trend.low
     figure.add_scatter(
         x=along,
@@ -278,3 +279,60 @@ def _bars(bars: pd.DataFrame, style: Style, has_whiskers: bool = True) -> dict:
         "[%{customdata[1]:.3f}, %{customdata[2]:.3f}], %{customdata[3]} seeds<br>%{customdata[4]}<extra></extra>",
         "meta": {"runs": 4},
     }
+
+
+LINE_POINTS = 80
+
+
+def learning_curve_figure(curves: pd.DataFrame, fits: pd.DataFrame, size: str) -> go.Figure:
+    """Draws validation loss against step at one size: points of every seed and domain, and each domain's pooled fit.
+
+    `curves` has `size, seed, step, domain, loss` (and `run_id` for the hover), `fits` the columns of `fits_frame`.
+    Both axes are logarithmic. A domain without a fit has points only; the legend marks fits at a bound and poor ones.
+    """
+    points, laws = curves[curves["size"] == size], fits[fits["size"] == size].set_index("domain")
+    figure = go.Figure()
+    for domain, style in domain_styles(points["domain"]).items():
+        _add_points(figure, points[points["domain"] == domain], style)
+        if domain in laws.index:
+            _add_fit(figure, laws.loc[domain], style)
+    styled(figure, f"Baseline, {size}", "step", "validation loss (nats a token)")
+    positive = points["step"][points["step"] > 0]
+    ticks = log_ticks(positive.min(), positive.max()) if len(positive) else []
+    figure.update_xaxes(type="log", tickvals=ticks, ticktext=[f"{tick:g}" for tick in ticks])
+    figure.update_yaxes(type="log", nticks=6)
+    return figure
+
+
+def _add_points(figure: go.Figure, points: pd.DataFrame, style: Style) -> None:
+    runs = points["run_id"] if "run_id" in points else pd.Series("", index=points.index)
+    figure.add_scatter(
+        x=points["step"],
+        y=points["loss"],
+        name=style.label,
+        legendgroup=style.label,
+        mode="markers",
+        marker={"symbol": style.symbol, "size": 5, "color": style.colour, "opacity": 0.6},
+        customdata=np.stack([points["seed"].to_numpy(object), runs.to_numpy(object)], axis=1),
+        hovertemplate="<b>%{fullData.name}</b>, step %{x}<br>loss %{y:.4f}<br>seed %{customdata[0]} %{customdata[1]}"
+        "<extra></extra>",
+        meta={"runs": 1},
+    )
+
+
+def _add_fit(figure: go.Figure, fit: pd.Series, style: Style) -> None:
+    steps = np.geomspace(max(fit["first_step"], 1.0), fit["last_step"], LINE_POINTS)
+    shifted = (steps + fit["s0"]) / (fit["first_step"] + fit["s0"])
+    warning = " at its bound" * bool(fit["at_bound"]) + " poor" * bool(fit["poor"])
+    law = f"A {fit['A']:.4g}, alpha {fit['alpha']:.4g}, s0 {fit['s0']:.4g}"
+    law += f", residual {fit['rms']:.2%} of the loss, {fit['step_rms']:.1%} of the steps"
+    figure.add_scatter(
+        x=steps,
+        y=fit["first_loss"] * shifted ** -fit["alpha"],
+        name=f"{style.label} fit{' (' + warning.strip() + ')' if warning else ''}",
+        legendgroup=style.label,
+        showlegend=bool(warning),
+        mode="lines",
+        line={"color": style.colour, "dash": style.dash, "width": 2},
+        hovertemplate=f"<b>{style.label}</b> fit{warning}<br>step %{{x:.0f}}, loss %{{y:.4f}}<br>{law}<extra></extra>",
+    )
