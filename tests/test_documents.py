@@ -10,14 +10,16 @@ from pathlib import Path
 import pytest
 import tyro
 
+from gram_platform import config
 from gram_platform.cli import COMMANDS
 from gram_platform.cli.studies import site_command
 from gram_platform.config.identity import require_choice
 from gram_platform.methods import METHODS
-from gram_platform.studies import Study, definition
+from gram_platform.studies import Study
 from gram_platform.studies.build import build_graph
 from gram_platform.studies.campaign import CampaignFlags
 from gram_platform.studies.flags import parse
+from gram_platform.studies.measurements import Losses, tokens
 from gram_platform.studies.searches.run import parse as parse_search
 from tests.test_architecture import ROOMS, ROOT
 
@@ -201,10 +203,10 @@ def test_the_example_of_a_study_builds(tmp_path):
 
 
 def test_the_example_of_a_measurement_has_the_runs_of_the_study(tmp_path):
-    names = example("gram_platform/studies/definition.py", **vars(definition))
+    names = example("gram_platform/studies/measurements/core_tokens.py", **{**vars(config), **vars(tokens)})
     study = declared("experiments/scaling")["STUDY"]
     flags = parse(study, ["--preset", "smoke", "--seeds", "1", "--sizes", "tiny", "--storage", str(tmp_path)])
     (setting,) = build_graph(study, flags).settings
-    nodes, plain = names["CoreTokens"]().nodes("gram", setting), definition.Measurement().nodes("gram", setting)
+    nodes, plain = names["CoreTokens"]().nodes("gram", setting), Losses().nodes("gram", setting)
     assert [n for n in nodes if n.is_run] == [n for n in plain if n.is_run and not n.is_attack]
     assert {n.config.domains for n in nodes if not n.is_run} == {("core",)}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from gram_platform.analysis.maxent_objective import MaxEntObjective
 from gram_platform.config.identity import invalid, to_plain
 from gram_platform.config.space import Parameter, Space
-from gram_platform.engine.proposals import Objective
+from gram_platform.engine.proposals import SearchObjective
 from gram_platform.engine.trials import Point
 from gram_platform.methods.nodes import Node, unique
 from gram_platform.store import Store
@@ -47,7 +47,7 @@ class MaxEntSearch(OptunaSearch):
     objective: MaxEntObjective = DEFAULT_OBJECTIVE
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "objectives", (Objective(METRIC, "minimize", self.objective.worst),))
+        object.__setattr__(self, "objectives", (SearchObjective(METRIC, "minimize", self.objective.worst),))
         num_trials = {name: preset.maxent_search.num_trials for name, preset in self.presets.items()}
         object.__setattr__(self, "num_trials", num_trials)
 
