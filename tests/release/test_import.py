@@ -241,5 +241,5 @@ def test_an_import_that_was_damaged_is_not_used(foreign, store, tmp_path):
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    with pytest.raises(ValueError, match="not what was imported"):
+    with pytest.raises(ValueError, match="differs from the imported file"):
         load_view(store, View.of(imported.import_id))

@@ -197,7 +197,7 @@ def test_a_storage_that_is_a_file_or_of_another_recipe(storage, tmp_path, capsys
     (storage / "store.json").write_text(json.dumps({"layout": 1, "recipe_version": RECIPE_VERSION + 1}))
     code, text = outcome(capsys, "--storage", str(storage))
     assert code == 2
-    assert "readable, not written" in text
+    assert "which can only be read" in text
 
 
 def test_a_budget_that_the_corpus_cannot_serve(storage):
