@@ -10,7 +10,7 @@ from benchmarks.results import Aim, BenchmarkResult, BenchmarkSettings
 from gram_platform.config import CORE
 from gram_platform.config.space import Parameter, Space
 from gram_platform.corpora import prepare
-from gram_platform.engine.proposals import Objective, OptunaSource
+from gram_platform.engine.proposals import OptunaSource, SearchObjective
 from gram_platform.engine.search import Tuning, run_trials
 from gram_platform.engine.trials import Outcome, Point
 from gram_platform.methods import Setting
@@ -56,7 +56,7 @@ class _Search(OptunaSearch):
 def measure(settings: BenchmarkSettings) -> list[BenchmarkResult]:
     """Runs one-worker trials of the smallest size, which are shorter than starting a process."""
     preset = replace(SMOKE, sizes={"tiny": SMOKE.sizes["tiny"]})
-    objectives = (Objective("loss", "minimize", worst=20.0),)
+    objectives = (SearchObjective("loss", "minimize", worst=20.0),)
     trials = {"bench": NUM_TRIALS}
     search = _Search("bench", "", "", {"bench": preset}, "bench", objectives=objectives, num_trials=trials)
     scene = build_scene(search, parse(search, ["--storage", settings.storage, "--seeds", "1"]))

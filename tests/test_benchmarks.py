@@ -1,6 +1,7 @@
 """Runs tiny forms of every benchmark, and checks the invariants that make a comparison fair."""
 
 import dataclasses
+import importlib
 import itertools
 import json
 import os
@@ -16,6 +17,7 @@ from benchmarks import (
     corpus,
     evaluation,
     peers,
+    results,
     serving,
     site,
     step_shares,
@@ -39,6 +41,11 @@ from tests.test_architecture import NOT_IN_CORE
 ROOT = Path(__file__).resolve().parents[1]
 TINY = dataclasses.replace(STORIES_SMOKE_SIZES["tiny"], precision="bfloat16")
 WORKLOAD = Workload(TINY, num_micro_batches=2, num_rounds=2)
+
+
+@pytest.mark.parametrize("path", sorted(Path(results.__file__).parent.glob("*.py")), ids=lambda path: path.stem)
+def test_every_measurement_imports(path):
+    importlib.import_module(f"benchmarks.{path.stem}".removesuffix(".__init__"))
 
 
 def test_ratios_are_of_neighbouring_rounds():
