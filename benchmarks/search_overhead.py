@@ -17,11 +17,11 @@ from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.store import Store
 from gram_platform.studies.library.scaling import SMOKE
-from gram_platform.studies.searches.definition import OptunaSearch, Scene
+from gram_platform.studies.searches.definition import OptunaSearch, SearchSetup
 from gram_platform.studies.searches.flags import OptunaFlags
 from gram_platform.studies.searches.live import trial_overheads
 from gram_platform.studies.searches.optuna_studies import open_groups, open_storage
-from gram_platform.studies.searches.run import build_scene, parse
+from gram_platform.studies.searches.run import build_setup, parse
 from gram_platform.studies.session import connect, execution_of
 
 NUM_TRIALS = 16
@@ -46,10 +46,10 @@ class Baselines:
 class _Search(OptunaSearch):
     flags_type = OptunaFlags
 
-    def space(self, scene: Scene) -> Space:
+    def space(self, setup: SearchSetup) -> Space:
         return Space((Parameter("lr", 1e-3, 2e-2, log=True),))
 
-    def groups(self, scene: Scene) -> Mapping[str, Point]:
+    def groups(self, setup: SearchSetup) -> Mapping[str, Point]:
         return {"lr": {}}
 
 
@@ -59,13 +59,13 @@ def measure(settings: BenchmarkSettings) -> list[BenchmarkResult]:
     objectives = (SearchObjective("loss", "minimize", worst=20.0),)
     trials = {"bench": NUM_TRIALS}
     search = _Search("bench", "", "", {"bench": preset}, "bench", objectives=objectives, num_trials=trials)
-    scene = build_scene(search, parse(search, ["--storage", settings.storage, "--seeds", "1"]))
-    prepare(scene.recipe, Store(settings.storage).open_for_writing().data_root)
+    setup = build_setup(search, parse(search, ["--storage", settings.storage, "--seeds", "1"]))
+    prepare(setup.recipe, Store(settings.storage).open_for_writing().data_root)
     connect()
-    groups = open_groups(search, scene, open_storage(scene.flags.optuna_uri), "bench")
-    source = OptunaSource(groups, search.space(scene), objectives)
+    groups = open_groups(search, setup, open_storage(setup.flags.optuna_uri), "bench")
+    source = OptunaSource(groups, search.space(setup), objectives)
     outcomes: list[Outcome] = []
-    problem, places = Baselines(scene.settings[0]), execution_of(scene.flags, has_gpu=False)
+    problem, places = Baselines(setup.settings[0]), execution_of(setup.flags, has_gpu=False)
     run_trials(source, problem, *places, Tuning("bench"), on_end=outcomes.append)
     return [_overhead(outcomes), _whole(outcomes, num_slots=int(ray.cluster_resources()["CPU"]))]
 

@@ -1,4 +1,4 @@
-"""What is left of a study on a hypothetical cluster: expected makespan, cost and lost work, in closed form.
+"""Estimates the rest of a study on a hypothetical cluster: expected makespan, cost and lost work, in closed form.
 
 Tasks start by list scheduling, as the engine starts them: what is ready, evaluations first, then the widest runs. A
 task takes its expected time: machines are interrupted at a constant rate (exponential lives), an interruption loses
@@ -125,7 +125,7 @@ def _write_s(task: Task, cluster: SimulatedCluster) -> float:
 
 
 def simulate(tasks: Sequence[Task], cluster: SimulatedCluster, done: Collection[str] = ()) -> Expected:
-    """The tasks that are not `done`, by list scheduling; infinite hours where one never finishes.
+    """Schedules the tasks that are not `done`, by list scheduling; infinite hours if one never finishes.
 
     ValueError for a task that asks for more ranks than the cluster can have, or needs one that is nowhere.
     """
@@ -205,7 +205,7 @@ def describe_simulation(
     utilisation: float = 0.4,
     ranks: Ranks | None = None,
 ) -> str:
-    """What is left of a study on a cluster: expected hours, cost, where the time goes, the best checkpoint interval."""
+    """Describes the rest of a study on a cluster: expected hours, cost, their parts, the best checkpoint interval."""
     tasks = planned(nodes, machine, utilisation, ranks)
     left = [task for task in tasks if task.id not in done]
     if not left:

@@ -18,11 +18,11 @@ from gram_platform.studies.dry_run import UTILISATION, described
 from gram_platform.studies.flags import CommonFlags, Flags, checked, parse, parse_flags, split_list
 from gram_platform.studies.library.maxent_search import NUM_SEEDS, SEARCH, searched
 from gram_platform.studies.run import GraphsRun, provide_data, run_study
-from gram_platform.studies.searches.definition import Scene, Search
+from gram_platform.studies.searches.definition import Search, SearchSetup
 from gram_platform.studies.searches.flags import OptunaFlags
 from gram_platform.studies.searches.maxent import MaxEntSearch
 from gram_platform.studies.searches.maxent_trials import METHOD
-from gram_platform.studies.searches.run import build_scene, checked_flags, run_search, search_id
+from gram_platform.studies.searches.run import build_setup, checked_flags, run_search, search_id
 from gram_platform.studies.session import exit_with, one_site, open_tracker, reporter, say
 
 NONE = "none"
@@ -62,15 +62,15 @@ class NeededSearch:
     """A search whose best trials set MaxEnt's parameters in a study."""
 
     search: MaxEntSearch
-    scene: Scene
+    setup: SearchSetup
 
     @property
     def flags(self) -> OptunaFlags:
-        return self.scene.flags
+        return self.setup.flags
 
     @property
     def search_id(self) -> str:
-        return search_id(self.search, self.scene)
+        return search_id(self.search, self.setup)
 
     def is_complete(self) -> bool:
         """Tells whether the storage has all trials."""
@@ -87,7 +87,7 @@ def needed_search(study: Study, flags: Flags) -> NeededSearch | None:
     search = replace(SEARCH, presets={flags.preset: searched(preset)}).of_preset(flags.preset)
     common = {field.name: getattr(flags, field.name) for field in fields(CommonFlags)}
     search_flags = checked_flags(search, OptunaFlags(**{**common, "seeds": NUM_SEEDS}))
-    return NeededSearch(search, build_scene(search, search_flags))
+    return NeededSearch(search, build_setup(search, search_flags))
 
 
 def after_searches(submitted: Sequence[tuple[Study, Flags]]) -> tuple[list[tuple[Study, Flags]], set[str], int]:
@@ -121,19 +121,19 @@ def after_searches(submitted: Sequence[tuple[Study, Flags]]) -> tuple[list[tuple
 
 def num_trials(needed: NeededSearch) -> str:
     """Returns the length of a search in words."""
-    number, profiles = needed.search.num_trials[needed.flags.preset], needed.search.groups(needed.scene)
-    seeds = ", ".join(str(setting.seed) for setting in needed.scene.settings)
+    number, profiles = needed.search.num_trials[needed.flags.preset], needed.search.groups(needed.setup)
+    seeds = ", ".join(str(setting.seed) for setting in needed.setup.settings)
     return f"{number} trials of each of {len(profiles)} profiles on seed {seeds}"
 
 
 def what_follows(needed: NeededSearch, graph: Graph) -> str:
     """Returns the number and cost of the MaxEnt runs that a study has after its search."""
-    machine, seeds = MACHINES[graph.flags.machine], {str(setting.seed) for setting in needed.scene.settings}
+    machine, seeds = MACHINES[graph.flags.machine], {str(setting.seed) for setting in needed.setup.settings}
     trained = [node for node in graph.nodes if node.is_run and not node.is_attack and node.needs]
     unlearning = [node for node in trained if node.method == METHOD]
     new = [node for node in unlearning if node.names["seed"] not in seeds]
     hours = sum(needs(node.config, 1, machine, UTILISATION).gpu_hours for node in new)
-    preset, num_best = needed.scene.settings[0].options.maxent, len(unlearning) - len(new)
+    preset, num_best = needed.setup.settings[0].options.maxent, len(unlearning) - len(new)
     return (
         f"{len(unlearning)} MaxEnt runs of {graph.study.name} follow the search: {num_best} are its best trials, "
         f"{len(new)} are trained with their parameters in {hours:,.2f} {machine.name} hours "
@@ -172,7 +172,7 @@ def run_campaign(studies: Sequence[Study], searches: Sequence[Search], flags: Ca
             codes.append(code)
         for search, search_flags in of_search:
             named = search.of_preset(search_flags.preset)
-            if search_id(named, build_scene(named, search_flags)) in ids:
+            if search_id(named, build_setup(named, search_flags)) in ids:
                 continue  # some study began with it
             say(f"\n{search.title}")
             codes.append(run_search(search, search_flags))

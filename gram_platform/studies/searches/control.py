@@ -41,7 +41,7 @@ class Driver:
         self._lease.release()
 
     def is_lost(self) -> bool:
-        """Whether another driver has taken the right."""
+        """Tells whether another driver has taken the lease."""
         return self._lease.is_lost()
 
     def _take(self) -> bool:

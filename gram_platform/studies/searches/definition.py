@@ -13,14 +13,14 @@ from gram_platform.methods.nodes import Node, method_nodes, unique
 from gram_platform.store import Store
 from gram_platform.studies import Preset
 from gram_platform.studies.searches.flags import OptunaFlags, SearchFlags
-from gram_platform.studies.searches.report import Written
+from gram_platform.studies.searches.report import SearchOutput
 from gram_platform.tracking import Tracker
 
 SEARCH_VERSION = 1  # part of every search's id: raised when trials of before and after are not comparable
 
 
 @dataclass(frozen=True)
-class Scene:
+class SearchSetup:
     """The flags and preset of a search, the corpus of each size, and the setting of every size and seed."""
 
     flags: SearchFlags
@@ -78,23 +78,23 @@ class Search:
         """Returns the flags with the kind's defaults; ValueError for flags that it cannot serve."""
         return flags
 
-    def prerequisites(self, scene: Scene) -> list[Node]:
+    def prerequisites(self, setup: SearchSetup) -> list[Node]:
         """Returns the nodes that all trials need, such as baselines."""
         return []
 
-    def identity(self, scene: Scene) -> Mapping:
+    def identity(self, setup: SearchSetup) -> Mapping:
         """Returns the content of the search's id: equal for equal questions on equal data, however many trials."""
         raise NotImplementedError
 
-    def problem(self, scene: Scene, store: Store) -> Problem:
+    def problem(self, setup: SearchSetup, store: Store) -> Problem:
         """Returns the nodes and score of trials; the prerequisites must be complete."""
         raise NotImplementedError
 
-    def example(self, scene: Scene) -> list[Node]:
+    def example(self, setup: SearchSetup) -> list[Node]:
         """Returns the nodes of all trials, as far as they are known now, for `--dry-run` and to check the data."""
         raise NotImplementedError
 
-    def write(self, scene: Scene, store: Store, tracker: Tracker | None, search_id: str) -> Written | None:
+    def write(self, setup: SearchSetup, store: Store, tracker: Tracker | None, search_id: str) -> SearchOutput | None:
         """Returns tables, figures and report of the trials so far; None while there is nothing to report."""
         raise NotImplementedError
 
@@ -103,7 +103,7 @@ class Search:
 class GridSearch(Search):
     """Runs every point of a list, which may grow with the results."""
 
-    def points(self, scene: Scene, store: Store) -> tuple[list[tuple[str, Point]], list[str]]:
+    def points(self, setup: SearchSetup, store: Store) -> tuple[list[tuple[str, Point]], list[str]]:
         """Returns all named points, as far as the results demand them now, and announcements.
 
         Called again after each round of trials, until no point is new.
@@ -120,14 +120,14 @@ class OptunaSearch(Search):
 
     flags_type = OptunaFlags
 
-    def space(self, scene: Scene) -> Space:
+    def space(self, setup: SearchSetup) -> Space:
         """Returns the ranges of the preset, or those of `--space`; ValueError for a bad one."""
         raise NotImplementedError
 
-    def target(self, scene: Scene) -> int:
+    def target(self, setup: SearchSetup) -> int:
         """Returns the number of trials to complete in each group."""
-        return scene.flags.trials or self.num_trials[scene.flags.preset]
+        return setup.flags.trials or self.num_trials[setup.flags.preset]
 
-    def groups(self, scene: Scene) -> Mapping[str, Point]:
+    def groups(self, setup: SearchSetup) -> Mapping[str, Point]:
         """Returns the names of the Optuna studies, and the part of the point that each one holds fixed."""
         raise NotImplementedError

@@ -12,18 +12,18 @@ from gram_platform.engine.life import is_divergence
 from gram_platform.methods.nodes import Node
 from gram_platform.pages.results.results import BEST_LOSS, load_frames
 from gram_platform.store import Store
-from gram_platform.studies.searches.definition import Scene
+from gram_platform.studies.searches.definition import SearchSetup
 from gram_platform.tracking.frame import load_store_curves
 
 
 def frames(
-    scene: Scene, store: Store, ids: Collection[str], baseline_runs: Sequence[str]
+    setup: SearchSetup, store: Store, ids: Collection[str], baseline_runs: Sequence[str]
 ) -> tuple[pd.DataFrame, pd.DataFrame, str]:
     """Returns (frame of these nodes, curves of these runs, their source): MLflow, or the run directories and why.
 
     The frame has every run that was begun and every evaluation that is complete, as `load_runs` does.
     """
-    return load_frames(ids, baseline_runs, store, scene.flags.tracking_uri)
+    return load_frames(ids, baseline_runs, store, setup.flags.tracking_uri)
 
 
 def result_frame(nodes: Iterable[Node], results: Mapping[str, Mapping]) -> pd.DataFrame:
@@ -78,9 +78,9 @@ def baseline_frames(store: Store, nodes: Sequence[Node]) -> tuple[pd.DataFrame, 
     return evaluations, curve_frame(nodes, load_store_curves(store, [n.id for n in nodes if n.is_run]))
 
 
-def stored_references(scene: Scene, store: Store) -> dict[str, Reference]:
+def stored_references(setup: SearchSetup, store: Store) -> dict[str, Reference]:
     """Returns every domain's reference from the stored baselines of one size; ValueError unless they are complete."""
-    return references_of(*baseline_frames(store, scene.baselines), scene.settings[0].size.name)
+    return references_of(*baseline_frames(store, setup.baselines), setup.settings[0].size.name)
 
 
 def trial_state(nodes: Iterable[Node], frame: pd.DataFrame, store: Store) -> tuple[str, str]:

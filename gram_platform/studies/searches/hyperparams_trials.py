@@ -23,7 +23,7 @@ from gram_platform.pages.report.study import with_verdicts
 from gram_platform.paper.sweeps import PAPER_SWEEPS, beside_paper_sweeps, sweep_claims
 from gram_platform.paper.verdicts import explained
 from gram_platform.store import Store
-from gram_platform.studies.searches.definition import Scene, Search, setting_at
+from gram_platform.studies.searches.definition import Search, SearchSetup, setting_at
 from gram_platform.studies.searches.frames import (
     attack_frame,
     curve_frame,
@@ -33,7 +33,7 @@ from gram_platform.studies.searches.frames import (
     trial_state,
     view_frame,
 )
-from gram_platform.studies.searches.report import Written, counts_text, frame_text, json_file, run_links
+from gram_platform.studies.searches.report import SearchOutput, counts_text, frame_text, json_file, run_links
 from gram_platform.tracking import Tracker
 
 RULE = f"{JUDGED} {MARGINS_TEXT} Paper: the difference in its figure, at its scale."
@@ -115,7 +115,7 @@ def trial_name(point: Point) -> str:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTrials:
     """Every trial with its nodes, and their state in the storage or MLflow."""
 
     trials: tuple[tuple[Point, list[Node]], ...]
@@ -129,43 +129,43 @@ def sweep_report(
     search: Search,
     values: Mapping[str, Sequence[float]],
     points: Sequence[Point],
-    scene: Scene,
+    setup: SearchSetup,
     store: Store,
     tracker: Tracker | None,
     search_id: str,
-) -> Written | None:
+) -> SearchOutput | None:
     """Returns `table.csv`, `trials.csv`, `claims.csv`, `report.html`, `search.json`; None without an evaluated trial.
 
     `values` are those of each knob.
     """
-    stored = _read(points, scene, store)
-    sweep = _analysed(stored, scene.flags.sizes)
+    stored = _read(points, setup, store)
+    sweep = _analysed(stored, setup.flags.sizes)
     if sweep is None:
         return None
-    claims = explained(sweep_claims(sweep.per_seed), search.name, scene.flags.preset)
+    claims = explained(sweep_claims(sweep.per_seed), search.name, setup.flags.preset)
     trials = _trials(stored, sweep, store, f"{search.name}-{search_id}")
-    facts = {"name": search.name, "id": search_id, "preset": scene.flags.preset, "data_id": scene.data_id}
-    facts |= {"knobs": values, "sizes": scene.flags.sizes, "seeds": scene.num_seeds}
+    facts = {"name": search.name, "id": search_id, "preset": setup.flags.preset, "data_id": setup.data_id}
+    facts |= {"knobs": values, "sizes": setup.flags.sizes, "seeds": setup.num_seeds}
     files = {
         "table.csv": table_csv(sweep.profiles).encode(),
         "trials.csv": table_csv(trials).encode(),
         "claims.csv": table_csv(claims).encode(),
-        "report.html": _page(search, scene, stored, sweep, claims, trials, run_links(tracker)).encode(),
+        "report.html": _page(search, setup, stored, sweep, claims, trials, run_links(tracker)).encode(),
         "search.json": json_file(facts),
     }
     figures = {f"sweep-{name}": figure for name, figure in sweep_figures(sweep.table).items()}
-    return Written(files, figures, _text(sweep, claims, stored.source))
+    return SearchOutput(files, figures, _text(sweep, claims, stored.source))
 
 
-def _read(points: Sequence[Point], scene: Scene, store: Store) -> Stored:
-    problem, baselines = SweepProblem(scene.settings), scene.baselines
+def _read(points: Sequence[Point], setup: SearchSetup, store: Store) -> StoredTrials:
+    problem, baselines = SweepProblem(setup.settings), setup.baselines
     trials = tuple((point, problem.nodes(point)) for point in points)
     ids = {node.id for nodes in (baselines, *(nodes for _, nodes in trials)) for node in nodes}
     runs = [node.id for node in baselines if node.is_run]
-    return Stored(trials, tuple(baselines), *frames(scene, store, ids, runs))
+    return StoredTrials(trials, tuple(baselines), *frames(setup, store, ids, runs))
 
 
-def _analysed(stored: Stored, sizes: Sequence[str]) -> SweepAnalysis | None:
+def _analysed(stored: StoredTrials, sizes: Sequence[str]) -> SweepAnalysis | None:
     """Returns None while no baseline has a curve and an evaluation, or no trial an evaluation."""
     evaluations = _of_trials(stored, view_frame)
     baselines, curves = view_frame(stored.baselines, stored.frame), curve_frame(stored.baselines, stored.curves)
@@ -181,7 +181,7 @@ def _analysed(stored: Stored, sizes: Sequence[str]) -> SweepAnalysis | None:
     )
 
 
-def _of_trials(stored: Stored, frame_of) -> pd.DataFrame:
+def _of_trials(stored: StoredTrials, frame_of) -> pd.DataFrame:
     """Concatenates a frame of each trial, with its knob and value."""
     trials = [
         frame_of(nodes, stored.frame).assign(knob=point["knob"], value=point["value"]) for point, nodes in stored.trials
@@ -193,7 +193,7 @@ def _with_baselines(frame: pd.DataFrame, baselines: pd.DataFrame) -> pd.DataFram
     return pd.concat([baselines.assign(knob="", value=math.nan), frame], ignore_index=True)
 
 
-def _trials(stored: Stored, sweep: SweepAnalysis, store: Store, name: str) -> pd.DataFrame:
+def _trials(stored: StoredTrials, sweep: SweepAnalysis, store: Store, name: str) -> pd.DataFrame:
     """Returns one row for each trial: `search, trial, state, <point>, <metrics>, runs, elapsed_s, message`."""
     elapsed = stored.frame.set_index("id")["elapsed_s"].to_dict() if "elapsed_s" in stored.frame else {}
     rows = []
@@ -210,18 +210,18 @@ def _trials(stored: Stored, sweep: SweepAnalysis, store: Store, name: str) -> pd
 
 def _page(
     search: Search,
-    scene: Scene,
-    stored: Stored,
+    setup: SearchSetup,
+    stored: StoredTrials,
     sweep: SweepAnalysis,
     claims: pd.DataFrame,
     trials: pd.DataFrame,
     links: tuple[Mapping[str, str], str],
 ) -> str:
-    setting = scene.settings[0]
+    setting = setup.settings[0]
     fixed = ", ".join(f"{name} {knob.read(setting):g}" for name, knob in KNOBS.items())
     facts = (
-        f"Preset {scene.flags.preset}, corpus {scene.flags.corpus} (data {scene.data_id}), "
-        f"{scene.num_seeds} seeds. While one knob moves the others stay at {fixed}.",
+        f"Preset {setup.flags.preset}, corpus {setup.flags.corpus} (data {setup.data_id}), "
+        f"{setup.num_seeds} seeds. While one knob moves the others stay at {fixed}.",
         counts_text(trials),
         f"Read from {stored.source}. {links[1]}",
     )
@@ -229,7 +229,7 @@ def _page(
         *_knob_sections(sweep),
         *judged_sections(claims, RULE),
         *missing_sections(sweep.missing),
-        _learning_curves(stored, sweep, scene.flags.sizes),
+        _learning_curves(stored, sweep, setup.flags.sizes),
         Section("Trials", table=_readable_trials(trials, links[0])),
     ]
     intro = with_verdicts(f"{search.question}\n\n{' '.join(facts)}", claims)
@@ -249,7 +249,7 @@ def _knob_sections(sweep: SweepAnalysis) -> list[Section]:
     return sections
 
 
-def _learning_curves(stored: Stored, sweep: SweepAnalysis, sizes: Sequence[str]) -> Section:
+def _learning_curves(stored: StoredTrials, sweep: SweepAnalysis, sizes: Sequence[str]) -> Section:
     curves = curve_frame(stored.baselines, stored.curves)
     curves = curves[curves["method"] == BASELINE]
     figures = [learning_curve_figure(curves, sweep.fits, size) for size in sizes if size in set(sweep.fits["size"])]

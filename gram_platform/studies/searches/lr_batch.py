@@ -20,7 +20,7 @@ from gram_platform.planner import AUTO
 from gram_platform.store import Store
 from gram_platform.studies import Preset
 from gram_platform.studies.flags import ranks_of
-from gram_platform.studies.searches.definition import GridSearch, Scene
+from gram_platform.studies.searches.definition import GridSearch, SearchSetup
 from gram_platform.studies.searches.flags import GridFlags
 from gram_platform.studies.searches.frames import frames, result_frame
 from gram_platform.studies.searches.lr_batch_trials import (
@@ -30,7 +30,7 @@ from gram_platform.studies.searches.lr_batch_trials import (
     micro_batch_at,
     trial_rows,
 )
-from gram_platform.studies.searches.report import Written
+from gram_platform.studies.searches.report import SearchOutput
 from gram_platform.tracking import Tracker
 
 NO_RUNS = pd.DataFrame({"id": [], "status": []})
@@ -93,68 +93,68 @@ class LrBatchGrid(GridSearch):
         lrs = tuple(sorted(float(lr) for lr in flags.lrs)) or grid.lrs
         return Grid(lrs, _whole(sorted(float(batch) for batch in flags.batches)) or grid.batches)
 
-    def problem(self, scene: Scene, store: Store | None = None) -> LrBatchProblem:
-        return LrBatchProblem(scene.settings)
+    def problem(self, setup: SearchSetup, store: Store | None = None) -> LrBatchProblem:
+        return LrBatchProblem(setup.settings)
 
-    def identity(self, scene: Scene) -> Mapping:
+    def identity(self, setup: SearchSetup) -> Mapping:
         """Hashes the runs of the first grids, which depend on data, sizes, cells and seeds."""
-        return {"runs": [node.id for node in self.example(scene)], "core_weight": CORE_WEIGHT}
+        return {"runs": [node.id for node in self.example(setup)], "core_weight": CORE_WEIGHT}
 
-    def example(self, scene: Scene) -> list[Node]:
+    def example(self, setup: SearchSetup) -> list[Node]:
         """Returns the nodes of the first grids; their growth is not known yet."""
-        points = [p for size in sizes_of(scene) for p in cell_points(scene, size, self.grid(scene.flags, size))]
-        problem = self.problem(scene)
+        points = [p for size in sizes_of(setup) for p in cell_points(setup, size, self.grid(setup.flags, size))]
+        problem = self.problem(setup)
         return [node for _, point in points for node in problem.nodes(point)]
 
-    def points(self, scene: Scene, store: Store) -> tuple[list[tuple[str, Point]], list[str]]:
+    def points(self, setup: SearchSetup, store: Store) -> tuple[list[tuple[str, Point]], list[str]]:
         """Returns the cells of every size's grid, grown as far as the results demand."""
         points, messages = [], []
-        for size in sizes_of(scene):
-            grid, said = self.grown(scene, store, size)
-            points += cell_points(scene, size, grid)
+        for size in sizes_of(setup):
+            grid, said = self.grown(setup, store, size)
+            points += cell_points(setup, size, grid)
             messages += said
         return points, messages
 
-    def grown(self, scene: Scene, store: Store, size: Size) -> tuple[Grid, list[str]]:
+    def grown(self, setup: SearchSetup, store: Store, size: Size) -> tuple[Grid, list[str]]:
         """Returns one size's grid as its results demand, and announcements; it grows once all its trials have ended."""
-        flags, messages = scene.flags, []
+        flags, messages = setup.flags, []
         grid = self.grid(flags, size)
         while True:
-            nodes = self._nodes(scene, size, grid)
+            nodes = self._nodes(setup, size, grid)
             done = {node.id: result for node in nodes.values() if (result := store.run(node.id).result()) is not None}
             frame = result_frame([node for node in nodes.values() if node.id in done], done) if done else NO_RUNS
             trials = trial_rows(size, nodes, frame, store)
             if not set(trials["state"]) <= set(STATES):
                 return grid, messages
-            allowed = lambda batch: why_not(flags, scene.preset, size, batch)  # noqa: E731
+            allowed = lambda batch: why_not(flags, setup.preset, size, batch)  # noqa: E731
             step = extension(trials, grid, flags.max_extensions, flags.window or None, allowed)
             messages += step.messages
             if not step.new_cells:
                 return step.grid, messages
             grid = step.grid
 
-    def _nodes(self, scene: Scene, size: Size, grid: Grid) -> dict[tuple[Cell, int], Node]:
-        problem, points = self.problem(scene), cell_points(scene, size, grid)
+    def _nodes(self, setup: SearchSetup, size: Size, grid: Grid) -> dict[tuple[Cell, int], Node]:
+        problem, points = self.problem(setup), cell_points(setup, size, grid)
         return {((p["lr"], p["batch"]), p["seed"]): problem.nodes(p)[0] for _, p in points}
 
-    def write(self, scene: Scene, store: Store, tracker: Tracker | None, search_id: str) -> Written | None:
-        nodes = {size: self._nodes(scene, size, self.grown(scene, store, size)[0]) for size in sizes_of(scene)}
+    def write(self, setup: SearchSetup, store: Store, tracker: Tracker | None, search_id: str) -> SearchOutput | None:
+        nodes = {size: self._nodes(setup, size, self.grown(setup, store, size)[0]) for size in sizes_of(setup)}
         ids = {node.id for of_size in nodes.values() for node in of_size.values()}
-        frame, _, source = frames(scene, store, ids, ())
+        frame, _, source = frames(setup, store, ids, ())
         rows = [trial_rows(size, of_size, frame, store) for size, of_size in nodes.items()]
         seconds = frame[["id", "elapsed_s"]].rename(columns={"id": "run_id"})
         trials = pd.concat(rows, ignore_index=True).merge(seconds, "left", on="run_id")
-        return grid_report(self, scene, trials, source, tracker, search_id)
+        return grid_report(self, setup, trials, source, tracker, search_id)
 
 
-def sizes_of(scene: Scene) -> list[Size]:
-    return [scene.preset.sizes[name] for name in scene.flags.sizes]
+def sizes_of(setup: SearchSetup) -> list[Size]:
+    return [setup.preset.sizes[name] for name in setup.flags.sizes]
 
 
-def cell_points(scene: Scene, size: Size, grid: Grid) -> list[tuple[str, Point]]:
+def cell_points(setup: SearchSetup, size: Size, grid: Grid) -> list[tuple[str, Point]]:
     """Returns a named point for each seed of each cell, a cell's seeds together."""
     cells = [{"size": size.name, "lr": lr, "batch": batch} for lr, batch in grid.cells]
-    seeds = [setting.seed for setting in scene.settings_of(size.name)]
+    seeds = [setting.seed for setting in setup.settings_of(size.name)]
     name = "{size} lr {lr:.6g} batch {batch} s{seed}"
     return [(name.format(**point), point) for cell in cells for seed in seeds for point in ({**cell, "seed": seed},)]
 

@@ -21,10 +21,10 @@ from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.pages.figures.lr_batch import law_figure, surface_figure
 from gram_platform.pages.report.page import Section, page_html
 from gram_platform.store import Store
-from gram_platform.studies.searches.definition import Scene, Search, setting_at
+from gram_platform.studies.searches.definition import Search, SearchSetup, setting_at
 from gram_platform.studies.searches.frames import trial_state
 from gram_platform.studies.searches.report import (
-    Written,
+    SearchOutput,
     counts_text,
     frame_text,
     json_file,
@@ -123,16 +123,16 @@ def trial_rows(size: Size, nodes: Mapping[tuple[Cell, int], Node], frame: pd.Dat
 
 
 def grid_report(
-    search: Search, scene: Scene, trials: pd.DataFrame, source: str, tracker: Tracker | None, search_id: str
-) -> Written | None:
+    search: Search, setup: SearchSetup, trials: pd.DataFrame, source: str, tracker: Tracker | None, search_id: str
+) -> SearchOutput | None:
     """Returns files, figures and text from every trial (TRIAL_COLUMNS, `elapsed_s`); None without a complete one."""
     if not (trials[STATE] == COMPLETE).any():
         return None
-    flags = scene.flags
-    analysis = analyse_grid(trials[trials[STATE].isin(STATES)], scene.preset.seq_len, flags.window or None)
+    flags = setup.flags
+    analysis = analyse_grid(trials[trials[STATE].isin(STATES)], setup.preset.seq_len, flags.window or None)
     measured = f"{search.name}, preset {flags.preset} on {flags.corpus}, search {search_id}"
-    law = fitted_law(analysis.laws, f"{flags.preset}-{search_id}", scene.preset.seq_len, measured)
-    sizes = {size: scene.preset.sizes[size] for size in flags.sizes} | PAPER_SIZES
+    law = fitted_law(analysis.laws, f"{flags.preset}-{search_id}", setup.preset.seq_len, measured)
+    sizes = {size: setup.preset.sizes[size] for size in flags.sizes} | PAPER_SIZES
     tables = {
         "optima": analysis.optima,
         "laws": analysis.laws,
@@ -142,17 +142,17 @@ def grid_report(
     }
     links, about_links = run_links(tracker)
     figures = grid_figures(analysis, links)
-    facts = f"Search {search_id}: preset {flags.preset}, corpus {flags.corpus} (data {scene.data_id}), "
-    facts += f"{scene.num_seeds} seeds. Loss: {OBJECTIVE}. {counts_text(trials)} Read from {source}. {about_links}"
+    facts = f"Search {search_id}: preset {flags.preset}, corpus {flags.corpus} (data {setup.data_id}), "
+    facts += f"{setup.num_seeds} seeds. Loss: {OBJECTIVE}. {counts_text(trials)} Read from {source}. {about_links}"
     page = page_html(search.title, f"{search.question}\n\n{facts}", _sections(trials, tables, figures, links))
-    content = {"name": search.name, "search_id": search_id, "preset": flags.preset, "data_id": scene.data_id}
+    content = {"name": search.name, "search_id": search_id, "preset": flags.preset, "data_id": setup.data_id}
     content |= {"objective": OBJECTIVE, "window": flags.window or None, "trials": trials["run_id"].tolist()}
     files = {"table.csv": analysis.optima, "trials.csv": trials_table(trials, f"{search.name}-{search_id}")}
     files |= {f"{kind}.csv": frame for kind, frame in tables.items() if kind != "optima"}
     data = {file: frame.to_csv(index=False).encode() for file, frame in files.items()}
     data |= {"report.html": page.encode(), "search.json": json_file(content)}
     data["law.json"] = json_file(law_json(law, analysis.laws))
-    return Written(data, figures, _text(trials, analysis, tables["predictions"], law is not None))
+    return SearchOutput(data, figures, _text(trials, analysis, tables["predictions"], law is not None))
 
 
 def trials_table(trials: pd.DataFrame, search: str) -> pd.DataFrame:

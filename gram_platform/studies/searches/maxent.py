@@ -13,7 +13,7 @@ from gram_platform.engine.proposals import SearchObjective
 from gram_platform.engine.trials import Point
 from gram_platform.methods.nodes import Node, unique
 from gram_platform.store import Store
-from gram_platform.studies.searches.definition import OptunaSearch, Scene
+from gram_platform.studies.searches.definition import OptunaSearch, SearchSetup
 from gram_platform.studies.searches.flags import OptunaFlags
 from gram_platform.studies.searches.frames import stored_references
 from gram_platform.studies.searches.maxent_trials import (
@@ -27,7 +27,7 @@ from gram_platform.studies.searches.maxent_trials import (
     searched_profiles,
 )
 from gram_platform.studies.searches.optuna_studies import spread_points
-from gram_platform.studies.searches.report import Written
+from gram_platform.studies.searches.report import SearchOutput
 from gram_platform.tracking import Tracker
 
 DEFAULT_OBJECTIVE = MaxEntObjective()
@@ -62,41 +62,41 @@ class MaxEntSearch(OptunaSearch):
         self._space(flags)
         return flags
 
-    def space(self, scene: Scene) -> Space:
-        return self._space(scene.flags)
+    def space(self, setup: SearchSetup) -> Space:
+        return self._space(setup.flags)
 
     def _space(self, flags: OptunaFlags) -> Space:
         ranges = self.presets[flags.preset].maxent_search
         return space_of(ranges.peak_lr, ranges.retain_weight).with_overrides(flags.space)
 
-    def groups(self, scene: Scene) -> dict[str, Point]:
-        return {name: {PROFILE: name} for name in searched_profiles(scene.settings[0])}
+    def groups(self, setup: SearchSetup) -> dict[str, Point]:
+        return {name: {PROFILE: name} for name in searched_profiles(setup.settings[0])}
 
-    def prerequisites(self, scene: Scene) -> list[Node]:
-        return scene.baselines
+    def prerequisites(self, setup: SearchSetup) -> list[Node]:
+        return setup.baselines
 
-    def identity(self, scene: Scene) -> dict:
+    def identity(self, setup: SearchSetup) -> dict:
         """Hashes the nodes of the preset's parameters, which depend on data, size, seeds and what is not searched."""
-        problem = MaxEntProblem(scene.settings, self.objective, {})
-        points = [{**fixed, **default_values(scene.settings[0])} for fixed in self.groups(scene).values()]
+        problem = MaxEntProblem(setup.settings, self.objective, {})
+        points = [{**fixed, **default_values(setup.settings[0])} for fixed in self.groups(setup).values()]
         return {
-            "data_id": scene.data_id,
-            "baselines": [node.id for node in scene.baselines],
+            "data_id": setup.data_id,
+            "baselines": [node.id for node in setup.baselines],
             "unlearning": [node.id for point in points for node in problem.nodes(point)],
-            "space": to_plain(self.space(scene).parameters),
+            "space": to_plain(self.space(setup).parameters),
             "objective": to_plain(self.objective),
         }
 
-    def problem(self, scene: Scene, store: Store) -> MaxEntProblem:
-        return MaxEntProblem(scene.settings, self.objective, stored_references(scene, store))
+    def problem(self, setup: SearchSetup, store: Store) -> MaxEntProblem:
+        return MaxEntProblem(setup.settings, self.objective, stored_references(setup, store))
 
-    def example(self, scene: Scene) -> list[Node]:
+    def example(self, setup: SearchSetup) -> list[Node]:
         """Returns the nodes of as many points for each profile as there will be trials, spread over the ranges."""
-        problem = MaxEntProblem(scene.settings, self.objective, {})
-        num_trials = self.target(scene)
-        spread = spread_points(self.space(scene), [(index + 0.5) / num_trials for index in range(num_trials)])
-        points = [{**fixed, **point} for fixed in self.groups(scene).values() for point in spread]
+        problem = MaxEntProblem(setup.settings, self.objective, {})
+        num_trials = self.target(setup)
+        spread = spread_points(self.space(setup), [(index + 0.5) / num_trials for index in range(num_trials)])
+        points = [{**fixed, **point} for fixed in self.groups(setup).values() for point in spread]
         return unique(node for point in points for node in problem.nodes(point))
 
-    def write(self, scene: Scene, store: Store, tracker: Tracker | None, search_id: str) -> Written | None:
-        return maxent_report(self, scene, store, tracker, search_id)
+    def write(self, setup: SearchSetup, store: Store, tracker: Tracker | None, search_id: str) -> SearchOutput | None:
+        return maxent_report(self, setup, store, tracker, search_id)

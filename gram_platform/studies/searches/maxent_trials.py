@@ -20,7 +20,7 @@ from gram_platform.pages.figures.searches import history_figure, importance_figu
 from gram_platform.pages.report.page import Section, page_html
 from gram_platform.store import Store
 from gram_platform.studies.build import BEST, BestTrial, best_json
-from gram_platform.studies.searches.definition import OptunaSearch, Scene
+from gram_platform.studies.searches.definition import OptunaSearch, SearchSetup
 from gram_platform.studies.searches.optuna_studies import (
     importances,
     open_groups,
@@ -28,7 +28,7 @@ from gram_platform.studies.searches.optuna_studies import (
     trials_frame,
     why_no_importances,
 )
-from gram_platform.studies.searches.report import Written, frame_text, json_file, run_links, with_run_links
+from gram_platform.studies.searches.report import SearchOutput, frame_text, json_file, run_links, with_run_links
 from gram_platform.tracking import Tracker
 
 METHOD, METRIC = "maxent", "objective"
@@ -109,26 +109,26 @@ class History:
 
 
 def maxent_report(
-    search: OptunaSearch, scene: Scene, store: Store, tracker: Tracker | None, search_id: str
-) -> Written | None:
+    search: OptunaSearch, setup: SearchSetup, store: Store, tracker: Tracker | None, search_id: str
+) -> SearchOutput | None:
     """Returns files, figures and text from Optuna's database; None while no trial of any profile is complete."""
-    groups = open_groups(search, scene, open_storage(scene.flags.optuna_uri), search_id)
-    histories = [history_of(group.name, group.study, search.space(scene)) for group in groups]
-    best = [_best(history, scene) for history in histories if history.best is not None]
+    groups = open_groups(search, setup, open_storage(setup.flags.optuna_uri), search_id)
+    histories = [history_of(group.name, group.study, search.space(setup)) for group in groups]
+    best = [_best(history, setup) for history in histories if history.best is not None]
     if not best:
         return None
-    problem = search.problem(scene, store)
-    space, defaults = search.space(scene), default_objectives(problem, [h.profile for h in histories], store)
+    problem = search.problem(setup, store)
+    space, defaults = search.space(setup), default_objectives(problem, [h.profile for h in histories], store)
     table = best_table(histories, space, defaults)
-    facts = {**_facts(scene), "num_trials": {group.name: group.num_complete for group in groups}}
+    facts = {**_facts(setup), "num_trials": {group.name: group.num_complete for group in groups}}
     content = best_json(search_id, facts, best, [h.profile for h in histories if h.best is None])
     if store.writable:
         store.search_dir(search_id).write_json(BEST, content)
     links, about_links = run_links(tracker)
     linked_histories = [History(h.profile, h.study, linked(h.trials, links)) for h in histories]
     figures = {h.profile: history_figures(h, space) for h in linked_histories}
-    intro = _intro(search.question, problem.objective, scene, search_id, about_links)
-    record = {"name": search.name, "search_id": search_id, "preset": scene.flags.preset, **_facts(scene)}
+    intro = _intro(search.question, problem.objective, setup, search_id, about_links)
+    record = {"name": search.name, "search_id": search_id, "preset": setup.flags.preset, **_facts(setup)}
     record["studies"] = {history.profile: history.study.study_name for history in histories}
     files = {
         "table.csv": table.to_csv(index=False).encode(),
@@ -138,7 +138,7 @@ def maxent_report(
         BEST: json_file(content),
     }
     named = {f"{profile}-{i}".replace(" ", "_"): f for profile, drawn in figures.items() for i, f in enumerate(drawn)}
-    return Written(files, named, _text(table, search_id))
+    return SearchOutput(files, named, _text(table, search_id))
 
 
 def history_of(profile: str, study: optuna.Study, space: Space) -> History:
@@ -148,8 +148,8 @@ def history_of(profile: str, study: optuna.Study, space: Space) -> History:
     return History(profile, study, trials.assign(**dict.fromkeys(absent, math.nan), **{PROFILE: profile}))
 
 
-def _best(history: History, scene: Scene) -> BestTrial:
-    row, setting = history.best, scene.settings[0]
+def _best(history: History, setup: SearchSetup) -> BestTrial:
+    row, setting = history.best, setup.settings[0]
     return BestTrial(
         profile=history.profile,
         retained=searched_profiles(setting)[history.profile],
@@ -236,10 +236,10 @@ def _sections(histories, figures: Mapping[str, list], table: pd.DataFrame, links
     return [best, *parts]
 
 
-def _intro(question: str, objective: MaxEntObjective, scene: Scene, search_id: str, about_links: str) -> str:
-    facts, seeds = _facts(scene), ", ".join(str(setting.seed) for setting in scene.settings)
+def _intro(question: str, objective: MaxEntObjective, setup: SearchSetup, search_id: str, about_links: str) -> str:
+    facts, seeds = _facts(setup), ", ".join(str(setting.seed) for setting in setup.settings)
     sentences = (
-        f"Search {search_id}: preset {scene.flags.preset}, size {facts['size']}, corpus {scene.flags.corpus} "
+        f"Search {search_id}: preset {setup.flags.preset}, size {facts['size']}, corpus {setup.flags.corpus} "
         f"(data {facts['data_id']}), seeds {seeds}. Read from Optuna's database.",
         f"Minimised: forget + {objective.penalty_weight:g} x what core and retain each lack to {objective.floor:g} of "
         f"the baseline, as compute ratios, each clipped to 0 to {HIGHEST_RATIO:g} and averaged over seeds. A diverged "
@@ -256,6 +256,6 @@ def _text(table: pd.DataFrame, search_id: str) -> str:
     return f"{frame_text(table.drop(columns=[RUNS]))}\n\n{use}"
 
 
-def _facts(scene: Scene) -> dict:
-    setting = scene.settings[0]
-    return {"data_id": setting.data_id, "size": setting.size.name, "seeds": [s.seed for s in scene.settings]}
+def _facts(setup: SearchSetup) -> dict:
+    setting = setup.settings[0]
+    return {"data_id": setting.data_id, "size": setting.size.name, "seeds": [s.seed for s in setup.settings]}

@@ -28,20 +28,20 @@ from gram_platform.config.identity import invalid
 from gram_platform.config.space import Parameter, Space
 from gram_platform.engine.proposals import Group, open_study
 from gram_platform.store.folders import LocalFolder
-from gram_platform.studies.searches.definition import OptunaSearch, Scene
+from gram_platform.studies.searches.definition import OptunaSearch, SearchSetup
 from gram_platform.tracking.connection import first_line
 
 PREFIX = "sqlite:///"
 
 
 def open_groups(
-    search: OptunaSearch, scene: Scene, storage: optuna.storages.BaseStorage, search_id: str
+    search: OptunaSearch, setup: SearchSetup, storage: optuna.storages.BaseStorage, search_id: str
 ) -> list[Group]:
     """Opens the Optuna studies of a search, named by its id and the group."""
-    target = search.target(scene)
+    target = search.target(setup)
     return [
         Group(name, fixed, open_study(storage, f"{search.name}-{search_id}-{name}", search.objectives), target)
-        for name, fixed in search.groups(scene).items()
+        for name, fixed in search.groups(setup).items()
     ]
 
 

@@ -19,7 +19,7 @@ from gram_platform.engine.proposals import SearchObjective
 from gram_platform.engine.trials import Point
 from gram_platform.methods.nodes import Node, unique
 from gram_platform.store import Store
-from gram_platform.studies.searches.definition import OptunaSearch, Scene
+from gram_platform.studies.searches.definition import OptunaSearch, SearchSetup
 from gram_platform.studies.searches.flags import OptunaFlags
 from gram_platform.studies.searches.frames import stored_references
 from gram_platform.studies.searches.optuna_studies import spread_points
@@ -33,12 +33,12 @@ from gram_platform.studies.searches.pareto_trials import (
     pareto_report,
     point_nodes,
 )
-from gram_platform.studies.searches.report import Written
+from gram_platform.studies.searches.report import SearchOutput
 from gram_platform.tracking import Tracker
 
 GROUP = "front"
 # a diverged trial: beyond everything that ratios clipped to [0, HIGHEST_RATIO] can reach
-TOLD = (
+SEARCH_OBJECTIVES = (
     SearchObjective("core", "maximize", -1.0),
     SearchObjective("retain", "maximize", -1.0),
     SearchObjective("elicited", "minimize", HIGHEST_RATIO + 1.0),
@@ -67,7 +67,7 @@ def space_around(size: Size) -> Space:
 class ParetoSearch(OptunaSearch):
     """Runs one Optuna study of three objectives at one size."""
 
-    objectives: Sequence[SearchObjective] = TOLD
+    objectives: Sequence[SearchObjective] = SEARCH_OBJECTIVES
 
     def checked(self, flags: OptunaFlags) -> OptunaFlags:
         """ValueError for several sizes, for a preset without an attack, and for a bad space."""
@@ -78,33 +78,33 @@ class ParetoSearch(OptunaSearch):
         space_around(self.presets[flags.preset].sizes[flags.sizes[0]]).with_overrides(flags.space)
         return flags
 
-    def space(self, scene: Scene) -> Space:
-        return space_around(scene.settings[0].size).with_overrides(scene.flags.space)
+    def space(self, setup: SearchSetup) -> Space:
+        return space_around(setup.settings[0].size).with_overrides(setup.flags.space)
 
-    def groups(self, scene: Scene) -> dict[str, Point]:
+    def groups(self, setup: SearchSetup) -> dict[str, Point]:
         return {GROUP: {}}
 
-    def prerequisites(self, scene: Scene) -> list[Node]:
+    def prerequisites(self, setup: SearchSetup) -> list[Node]:
         """Returns the baselines, and GRAM with the preset's parameters for comparison with the front."""
-        preset_nodes = [node for s in scene.settings for node in point_nodes(s, default_point(s))]
-        return unique([*scene.baselines, *preset_nodes])
+        preset_nodes = [node for s in setup.settings for node in point_nodes(s, default_point(s))]
+        return unique([*setup.baselines, *preset_nodes])
 
-    def identity(self, scene: Scene) -> dict:
+    def identity(self, setup: SearchSetup) -> dict:
         """Hashes the preset's nodes, which depend on data, size, seeds, budgets and attacks."""
         return {
-            "prerequisites": [node.id for node in self.prerequisites(scene)],
-            "space": to_plain(self.space(scene).parameters),
+            "prerequisites": [node.id for node in self.prerequisites(setup)],
+            "space": to_plain(self.space(setup).parameters),
             "objectives": to_plain(tuple(self.objectives)),
         }
 
-    def problem(self, scene: Scene, store: Store) -> ParetoProblem:
-        return ParetoProblem(scene.settings, stored_references(scene, store))
+    def problem(self, setup: SearchSetup, store: Store) -> ParetoProblem:
+        return ParetoProblem(setup.settings, stored_references(setup, store))
 
-    def example(self, scene: Scene) -> list[Node]:
+    def example(self, setup: SearchSetup) -> list[Node]:
         """Returns the nodes of as many points as there will be trials, from the low ends of all ranges to the high."""
-        problem = ParetoProblem(scene.settings, {})
-        points = spread_points(self.space(scene), np.linspace(0.0, 1.0, self.target(scene)))
+        problem = ParetoProblem(setup.settings, {})
+        points = spread_points(self.space(setup), np.linspace(0.0, 1.0, self.target(setup)))
         return unique(node for point in points for node in problem.nodes(point))
 
-    def write(self, scene: Scene, store: Store, tracker: Tracker | None, search_id: str) -> Written | None:
-        return pareto_report(self, scene, store, tracker, search_id)
+    def write(self, setup: SearchSetup, store: Store, tracker: Tracker | None, search_id: str) -> SearchOutput | None:
+        return pareto_report(self, setup, store, tracker, search_id)

@@ -9,12 +9,12 @@ import pandas as pd
 from gram_platform.analysis.tables import aligned
 from gram_platform.analysis.trials import RUNS, STATE
 from gram_platform.config.identity import to_plain
-from gram_platform.pages.results.record import LOCAL_UI
+from gram_platform.pages.results.record import links_note, mlflow_links
 from gram_platform.tracking import Tracker, TrackingUnavailable
 
 
 @dataclass(frozen=True)
-class Written:
+class SearchOutput:
     """A search's output: files by name, figures for MLflow, and the text for the terminal."""
 
     files: Mapping[str, bytes]
@@ -26,14 +26,11 @@ def run_links(tracker: Tracker | None) -> tuple[dict[str, str], str]:
     """Returns {node id: page in MLflow}, and a sentence on what the links need or why there are none."""
     if tracker is None:
         return {}, "There are no links: nothing was written to MLflow."
-    is_server = tracker.tracking_uri.startswith("http")
-    ui_url = None if is_server else LOCAL_UI
     try:
-        urls = {node_id: tracker.run_url(run.info.run_id, ui_url) for (_, node_id), run in tracker.runs().items()}
+        urls = mlflow_links(tracker, tracker.runs())
     except TrackingUnavailable as error:
         return {}, f"There are no links: MLflow is away ({error})."
-    hint = f"Links to MLflow open while `mlflow ui --backend-store-uri {tracker.tracking_uri}` runs."
-    return {node_id: url for node_id, url in urls.items() if url}, "" if is_server else hint
+    return {node_id: url for node_id, url in urls.items() if url}, links_note(tracker.tracking_uri)
 
 
 def with_run_links(frame: pd.DataFrame, links: Mapping[str, str]) -> pd.DataFrame:

@@ -20,7 +20,7 @@ from gram_platform.studies.flags import checked_common, parse_flags
 from gram_platform.studies.live import LiveView
 from gram_platform.studies.run import provide_data
 from gram_platform.studies.searches.control import CANCELLED, LOST, RUNNING, Control, Driver, machine_hours
-from gram_platform.studies.searches.definition import SEARCH_VERSION, GridSearch, OptunaSearch, Scene, Search
+from gram_platform.studies.searches.definition import SEARCH_VERSION, GridSearch, OptunaSearch, Search, SearchSetup
 from gram_platform.studies.searches.flags import SearchFlags, checked_search_flags
 from gram_platform.studies.searches.live import SearchView, trial_overheads
 from gram_platform.studies.searches.optuna_studies import open_groups, open_storage
@@ -45,39 +45,39 @@ def checked_flags(search: Search, flags: SearchFlags) -> SearchFlags:
     return search.checked(checked_search_flags(flags))
 
 
-def build_scene(search: Search, flags: SearchFlags) -> Scene:
+def build_setup(search: Search, flags: SearchFlags) -> SearchSetup:
     """Resolves the corpora and makes the settings of a search."""
     preset = search.presets[flags.preset]
     recipes = resolve_corpora(preset, flags, reporter())
-    return Scene(flags, preset, recipes, settings_of(preset, flags, recipes))
+    return SearchSetup(flags, preset, recipes, settings_of(preset, flags, recipes))
 
 
-def search_id(search: Search, scene: Scene) -> str:
+def search_id(search: Search, setup: SearchSetup) -> str:
     """Returns the search's id: equal for equal questions on equal data."""
-    return short_hash({"version": SEARCH_VERSION, "search": search.name, **search.identity(scene)})
+    return short_hash({"version": SEARCH_VERSION, "search": search.name, **search.identity(setup)})
 
 
 def run_search(search: Search, flags: SearchFlags) -> int:
     """Runs the trials that are missing; returns the exit code. ValueError for bad input, before anything trains."""
     search = search.of_preset(flags.preset)
-    scene = build_scene(search, flags)
-    nodes = (*search.prerequisites(scene), *search.example(scene))
-    recipes = {size: (recipe,) for size, recipe in scene.recipes.items()}
-    graph = Graph(search, scene.preset, flags, recipes, scene.settings, nodes)
+    setup = build_setup(search, flags)
+    nodes = (*search.prerequisites(setup), *search.example(setup))
+    recipes = {size: (recipe,) for size, recipe in setup.recipes.items()}
+    graph = Graph(search, setup.preset, flags, recipes, setup.settings, nodes)
     if flags.dry_run:
         say(described(graph))
         return 0
     store = Store(flags.storage).open_for_writing()
     provide_data((graph,), store)
-    identity = search_id(search, scene)
-    say(f"search {search.name} {identity} on {flags.corpus} (data {scene.data_id})")
+    identity = search_id(search, setup)
+    say(f"search {search.name} {identity} on {flags.corpus} (data {setup.data_id})")
     say(f"storage {store.root}")
     tracker = open_tracker(flags)
     if flags.report_only:
-        return SearchRun(search, scene, store, tracker, identity).finish(0)
+        return SearchRun(search, setup, store, tracker, identity).finish(0)
     with Driver(store.search_dir(identity), search.name) as driver:
         try:
-            return SearchRun(search, scene, store, tracker, identity, driver.is_lost).run(nodes)
+            return SearchRun(search, setup, store, tracker, identity, driver.is_lost).run(nodes)
         except StorageInternalError as error:
             say(f"error: Optuna's database failed: {first_line(error.__cause__ or error)}. {SUBMIT_AGAIN}")
             return 1
@@ -89,31 +89,31 @@ class SearchRun:
     def __init__(
         self,
         search: Search,
-        scene: Scene,
+        setup: SearchSetup,
         store: Store,
         tracker: Tracker | None,
         identity: str,
         is_lost: Callable[[], bool] = lambda: False,
     ):
-        self.search, self.scene, self.store, self.tracker, self.identity = search, scene, store, tracker, identity
+        self.search, self.setup, self.store, self.tracker, self.identity = search, setup, store, tracker, identity
         self.folder = store.search_dir(identity)
         self.outcomes: dict[str, Outcome] = {}
         self.before_hours = 0.0
-        flags, machine = scene.flags, MACHINES[scene.flags.machine]
+        flags, machine = setup.flags, MACHINES[setup.flags.machine]
         limits = (flags.max_hours, flags.max_cost, machine.dollars_per_hour)
         self.control = Control(self.folder, self.spent_hours, *limits, is_lost)
 
     def run(self, nodes: tuple[Node, ...]) -> int:
         """Runs what is missing and reports; returns the exit code. `nodes`: prerequisites and examples of trials."""
-        plain = {"name": self.search.name, "identity": to_plain(self.search.identity(self.scene))}
-        self.folder.write_json("search.json", {**plain, "preset": self.scene.flags.preset})
+        plain = {"name": self.search.name, "identity": to_plain(self.search.identity(self.setup))}
+        self.folder.write_json("search.json", {**plain, "preset": self.setup.flags.preset})
         if (was := self.control.resume()) != RUNNING:
             say(f"was {was}; submitting again resumes it")
         self.mirror = Mirror(self.tracker, self.store, say)
-        self.execution, self.resources = start_ray(self.scene.flags, nodes, say)
+        self.execution, self.resources = start_ray(self.setup.flags, nodes, say)
         if not self._prepared():
             return 1
-        self.problem = self.search.problem(self.scene, self.store)
+        self.problem = self.search.problem(self.setup, self.store)
         for source, num_trials in self._grid() if isinstance(self.search, GridSearch) else self._optuna():
             self._run_trials(source, num_trials)
         if self.control.state == LOST:
@@ -128,7 +128,7 @@ class SearchRun:
 
     def _prepared(self) -> bool:
         """Runs the prerequisites of all trials; announces failures and returns whether there were none."""
-        nodes = unique(self.search.prerequisites(self.scene))
+        nodes = unique(self.search.prerequisites(self.setup))
         if not nodes:
             return True
         with LiveView(nodes, self.store) as view:
@@ -150,7 +150,7 @@ class SearchRun:
         """Yields the missing trials of a grid, round after round while it grows."""
         seen, said = set(), set()
         while True:
-            points, announcements = self.search.points(self.scene, self.store)
+            points, announcements = self.search.points(self.setup, self.store)
             new = [(name, point) for name, point in points if name not in seen]
             for text in dict.fromkeys(announcements):
                 if text not in said:
@@ -176,8 +176,8 @@ class SearchRun:
     def _optuna(self) -> Iterator[tuple[Source, int]]:
         """Yields the missing trials of the search's Optuna studies."""
         search: OptunaSearch = self.search
-        groups = open_groups(search, self.scene, open_storage(self.scene.flags.optuna_uri), self.identity)
-        source = OptunaSource(groups, search.space(self.scene), search.objectives)
+        groups = open_groups(search, self.setup, open_storage(self.setup.flags.optuna_uri), self.identity)
+        source = OptunaSource(groups, search.space(self.setup), search.objectives)
         done = [t for g in groups for t in g.study.get_trials(deepcopy=False) if t.state.is_finished()]
         self.before_hours = sum(t.user_attrs.get("rank_s", 0.0) for t in done) / 3600
         num_adopted = sum(len(group.adopted) for group in groups)
@@ -187,7 +187,7 @@ class SearchRun:
 
     def _run_trials(self, source: Source, num_trials: int) -> None:
         view = SearchView(num_trials, self.store, self.problem)
-        flags, name = self.scene.flags, f"{self.search.name}-{self.identity}"
+        flags, name = self.setup.flags, f"{self.search.name}-{self.identity}"
         tuning = Tuning(name, flags.max_concurrent, self.control.decide, flags.retry_failed)
 
         def on_end(outcome: Outcome) -> None:
@@ -217,7 +217,7 @@ class SearchRun:
 
     def finish(self, code: int) -> int:
         """Writes tables and report from what is stored; returns the exit code."""
-        written = self.search.write(self.scene, self.store, self.tracker, self.identity)
+        written = self.search.write(self.setup, self.store, self.tracker, self.identity)
         if written is None:
             say("no table: no trial is complete yet")
             return code or 1
@@ -227,11 +227,11 @@ class SearchRun:
         say(f"\n{written.text}\n")
         for name in written.files:
             say(f"{name:12} {folder.file(name)}")
-        params = {"search_id": self.identity, "preset": self.scene.flags.preset, "data_id": self.scene.data_id}
+        params = {"search_id": self.identity, "preset": self.setup.flags.preset, "data_id": self.setup.data_id}
         try:
             with folder.local_copy("table.csv") as table, folder.local_copy("report.html") as report:
                 self.tracker.log_study(self.search.name, table, report, written.figures, params)
         except TrackingUnavailable as error:
             say(f"the search is not in MLflow ({error}); submit again to log it")
-        refresh_site(self.scene.flags, say)
+        refresh_site(self.setup.flags, say)
         return code

@@ -10,9 +10,9 @@ from gram_platform.engine.proposals import SearchObjective
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.studies.library.scaling import SMOKE
-from gram_platform.studies.searches.definition import GridSearch, OptunaSearch, Scene
+from gram_platform.studies.searches.definition import GridSearch, OptunaSearch, SearchSetup
 from gram_platform.studies.searches.flags import OptunaFlags
-from gram_platform.studies.searches.report import Written
+from gram_platform.studies.searches.report import SearchOutput
 from gram_platform.studies.searches.run import main
 
 TINY = replace(SMOKE_SIZES["tiny"], core_tokens=64 * 160)
@@ -38,23 +38,23 @@ class Baselines:
 
 
 class _Common:
-    def identity(self, scene: Scene):
-        return {"data": scene.recipe.data_id}
+    def identity(self, setup: SearchSetup):
+        return {"data": setup.recipe.data_id}
 
-    def problem(self, scene: Scene, store):
-        return Baselines(scene.settings[0])
+    def problem(self, setup: SearchSetup, store):
+        return Baselines(setup.settings[0])
 
-    def example(self, scene: Scene):
-        return Baselines(scene.settings[0]).nodes({"lr": 1e-3})
+    def example(self, setup: SearchSetup):
+        return Baselines(setup.settings[0]).nodes({"lr": 1e-3})
 
-    def write(self, scene, store, tracker, search_id):
+    def write(self, setup, store, tracker, search_id):
         names = ("table.csv", "report.html")
-        return Written(dict.fromkeys(names, b"-"), {}, f"{len(store.list_runs())} runs")
+        return SearchOutput(dict.fromkeys(names, b"-"), {}, f"{len(store.list_runs())} runs")
 
 
 @dataclass(frozen=True)
 class PlantedGrid(_Common, GridSearch):
-    def points(self, scene, store):
+    def points(self, setup, store):
         return [(f"lr {lr:g}", {"lr": lr}) for lr in (1e-3, 2e-3, 4e-3, 8e-3)], []
 
 
@@ -62,10 +62,10 @@ class PlantedGrid(_Common, GridSearch):
 class PlantedSearch(_Common, OptunaSearch):
     flags_type = OptunaFlags
 
-    def space(self, scene):
-        return Space((Parameter("lr", 1e-3, 1e-1, log=True),)).with_overrides(scene.flags.space)
+    def space(self, setup):
+        return Space((Parameter("lr", 1e-3, 1e-1, log=True),)).with_overrides(setup.flags.space)
 
-    def groups(self, scene):
+    def groups(self, setup):
         return {"a": {"group": "a"}, "b": {"group": "b"}}
 
 

@@ -19,7 +19,7 @@ from gram_platform.studies.searches.control import (
     order,
     search_lines,
 )
-from gram_platform.studies.searches.run import SearchRun, build_scene, parse
+from gram_platform.studies.searches.run import SearchRun, build_setup, parse
 from tests.studies.searches.planted import GRID
 
 
@@ -44,9 +44,9 @@ def test_orders_reach_the_driver_and_limits_stop_it(store, monkeypatch):
 
 
 def test_hours_of_runs_that_were_done_before_are_those_of_all_their_ranks(tmp_path):
-    scene = build_scene(GRID, parse(GRID, ["--storage", str(tmp_path / "storage")]))
-    run = SearchRun(GRID, scene, Store(scene.flags.storage).open_for_writing(), None, "s1")
-    run.problem = GRID.problem(scene, run.store)
+    setup = build_setup(GRID, parse(GRID, ["--storage", str(tmp_path / "storage")]))
+    run = SearchRun(GRID, setup, Store(setup.flags.storage).open_for_writing(), None, "s1")
+    run.problem = GRID.problem(setup, run.store)
     (node,) = run.problem.nodes({"lr": 1e-3})
     directory = run.store.run(node.id)
     with directory.start_attempt("test") as attempt:

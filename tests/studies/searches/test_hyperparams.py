@@ -16,7 +16,7 @@ from gram_platform.store import Store
 from gram_platform.studies.library.hyperparams import SEARCH
 from gram_platform.studies.searches.hyperparams import chosen_values
 from gram_platform.studies.searches.hyperparams_trials import KNOBS, trial_name
-from gram_platform.studies.searches.run import build_scene, parse, search_id
+from gram_platform.studies.searches.run import build_setup, parse, search_id
 from gram_platform.tracking import Tracker
 from tests.studies.processes import attempts, results, submit
 
@@ -25,7 +25,7 @@ COMMAND = (sys.executable, "experiments/hyperparams.py")
 
 
 def scene_of(root, *arguments):
-    return build_scene(SEARCH, parse(SEARCH, ["--preset", "smoke", "--storage", str(root), *arguments]))
+    return build_setup(SEARCH, parse(SEARCH, ["--preset", "smoke", "--storage", str(root), *arguments]))
 
 
 @pytest.fixture(scope="module")
@@ -34,13 +34,13 @@ def root(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def scene(root):
+def setup(root):
     return scene_of(root, "--knobs", "p_cr=0.5:1", "p_as=0.3", "p_ca=0.5:2")
 
 
 @pytest.fixture(scope="module")
-def points(scene):
-    return dict(SEARCH.points(scene, Store(scene.flags.storage))[0])
+def points(setup):
+    return dict(SEARCH.points(setup, Store(setup.flags.storage))[0])
 
 
 # ------------------------------------------------------------------------------------------------------- flags
@@ -80,17 +80,17 @@ def test_a_ratio_that_leaves_no_base_is_refused_before_anything_trains(root):
 # ------------------------------------------------------------------------------------------------------- nodes
 
 
-def test_the_presets_own_values_are_the_studys_nodes(scene, points):
-    problem = SEARCH.problem(scene, Store(scene.flags.storage))
+def test_the_presets_own_values_are_the_studys_nodes(setup, points):
+    problem = SEARCH.problem(setup, Store(setup.flags.storage))
     for name, method in (("p_cr 0.5 tiny s0", "gram"), ("p_as 0.3 tiny s0", "gram"), ("p_ca 2 tiny s0", "ft_lora")):
-        studys = method_nodes(method, scene.settings[0])
+        studys = method_nodes(method, setup.settings[0])
         assert [node.id for node in problem.nodes(points[name])] == [node.id for node in studys]
     tags = dict(problem.nodes(points["p_cr 1 tiny s0"])[0].tags)
     assert (tags["p_cr"], tags["p_as"], tags["method"]) == ("1", "0.3", "gram")
 
 
-def test_a_value_changes_its_knob_and_nothing_else(scene, points):
-    problem = SEARCH.problem(scene, Store(scene.flags.storage))
+def test_a_value_changes_its_knob_and_nothing_else(setup, points):
+    problem = SEARCH.problem(setup, Store(setup.flags.storage))
     routings = [problem.nodes(points[f"p_cr {value} tiny s0"])[0].config for value in ("0.5", "1")]
     assert [run.routing.p_core_robust for run in routings] == [0.5, 1.0]
     assert {run.routing.p_aux_spread for run in routings} == {0.3}
@@ -103,25 +103,25 @@ def test_a_value_changes_its_knob_and_nothing_else(scene, points):
     assert ratios == pytest.approx([0.5, 2.0], rel=0.2)  # whole micro-batches of a tiny run
 
 
-def test_shared_runs_come_last_and_everything_is_there_once(scene, points):
+def test_shared_runs_come_last_and_everything_is_there_once(setup, points):
     assert list(points)[-1] == "p_as 0.3 tiny s0"
-    assert sorted(points) == sorted(trial_name(point) for point in SEARCH.all_points(scene))
-    wanted = {(knob, value) for knob, values in SEARCH.sweep_values(scene).items() for value in values}
+    assert sorted(points) == sorted(trial_name(point) for point in SEARCH.all_points(setup))
+    wanted = {(knob, value) for knob, values in SEARCH.sweep_values(setup).items() for value in values}
     assert {(point["knob"], point["value"]) for point in points.values()} == wanted
 
 
-def test_the_id_follows_the_question(root, scene):
+def test_the_id_follows_the_question(root, setup):
     again = scene_of(root, "--knobs", "p_ca=2:0.5", "p_as=0.3", "p_cr=0.5:1", "--max-hours", "1")
-    assert search_id(SEARCH, again) == search_id(SEARCH, scene)
+    assert search_id(SEARCH, again) == search_id(SEARCH, setup)
     for other in (["--knobs", "p_as"], ["--seeds", "2", "--knobs", "p_cr=0.5:1", "p_as=0.3", "p_ca=0.5:2"]):
-        assert search_id(SEARCH, scene_of(root, *other)) != search_id(SEARCH, scene)
+        assert search_id(SEARCH, scene_of(root, *other)) != search_id(SEARCH, setup)
 
 
 # ------------------------------------------------------------------------------------------- results and tables
 
 
-def loss_at(scene, domain, step):
-    j = scene.recipe.domains.index(domain)
+def loss_at(setup, domain, step):
+    j = setup.recipe.domains.index(domain)
     return float((5.0 + 0.2 * j) * (np.asarray(step, float) + 10.0 + 5.0 * j) ** -(0.2 + 0.02 * j))
 
 
@@ -130,34 +130,34 @@ def planted(knob, value):
     return (0.95 - 0.1 * value, 0.85 + 0.05 * value, 0.9, 0.5 + 0.1 * value, 0.6 + 0.1 * value)
 
 
-def result_of(scene, node, knob, value):
+def result_of(setup, node, knob, value):
     """A node's result with planted losses, as its directory would have it."""
     tags = node.names
     if tags["method"] == "baseline":
-        losses = {d: loss_at(scene, d, NUM_STEPS) for d in scene.recipe.domains}
+        losses = {d: loss_at(setup, d, NUM_STEPS) for d in setup.recipe.domains}
     else:
         full, partial, retain, forget, elicited = planted(knob, value)
         kept = tags.get("retained", "")
-        ratios = {d: retain if d in kept.split(",") else forget for d in scene.recipe.domains}
+        ratios = {d: retain if d in kept.split(",") else forget for d in setup.recipe.domains}
         ratios[CORE] = partial if kept else full
         ratios |= {tags["elicited"]: elicited} if node.is_attack else {}
-        losses = {d: loss_at(scene, d, NUM_STEPS * ratio) for d, ratio in ratios.items()}
+        losses = {d: loss_at(setup, d, NUM_STEPS * ratio) for d, ratio in ratios.items()}
     if node.kind == "evaluation":
         return {"losses": losses}
     return {"final": {f"best/loss/{d}": losses[d] for d in ([tags["elicited"]] if node.is_attack else [])}}
 
 
-def plant(scene, store, node, knob="", value=0.0):
+def plant(setup, store, node, knob="", value=0.0):
     directory = store.run(node.id) if node.kind == "run" else store.evaluation(node.id)
     directory.ensure_config(node.config)
     directory.add_tags({**node.names, "profile": "of another study"})
-    result = result_of(scene, node, knob, value)
+    result = result_of(setup, node, knob, value)
     if node.kind == "evaluation":
         directory.complete(result, {"elapsed_s": 0.5})
         return
     steps = range(1, NUM_POINTS + 1) if node.method == "baseline" else ()
     losses = [
-        {f"validation/loss/{d}": loss_at(scene, d, NUM_STEPS * step / NUM_POINTS) for d in scene.recipe.domains}
+        {f"validation/loss/{d}": loss_at(setup, d, NUM_STEPS * step / NUM_POINTS) for d in setup.recipe.domains}
         for step in steps
     ]
     records = [{"step": i, "time": 1.5e9 + i, "metrics": own} for i, own in zip(steps, losses, strict=True)]
@@ -168,23 +168,23 @@ def plant(scene, store, node, knob="", value=0.0):
         attempt.complete({**facts, **result}, {}, records)
 
 
-def written(scene, store):
-    return SEARCH.write(scene, store, None, "abc")
+def written(setup, store):
+    return SEARCH.write(setup, store, None, "abc")
 
 
 @pytest.fixture(scope="module")
-def store(scene, points, root):
+def store(setup, points, root):
     """A storage with all trials but one value of p_ca, of which the base has failed."""
     store = Store(root).open_for_writing(min_free_bytes=0)
-    assert written(scene, store) is None
-    for node in SEARCH.prerequisites(scene):
-        plant(scene, store, node)
-    assert written(scene, store) is None
-    problem = SEARCH.problem(scene, store)
+    assert written(setup, store) is None
+    for node in SEARCH.prerequisites(setup):
+        plant(setup, store, node)
+    assert written(setup, store) is None
+    problem = SEARCH.problem(setup, store)
     for name, point in points.items():
         if name != "p_ca 2 tiny s0" and not name.startswith("p_as"):
             for node in problem.nodes(point):
-                plant(scene, store, node, point["knob"], point["value"])
+                plant(setup, store, node, point["knob"], point["value"])
     failing = problem.nodes(points["p_ca 2 tiny s0"])[0]
     store.run(failing.id).ensure_config(failing.config)
     with store.run(failing.id).start_attempt("test") as attempt:
@@ -192,16 +192,16 @@ def store(scene, points, root):
     return store
 
 
-def test_a_score_is_the_tables_row(scene, points, store):
-    problem = pickle.loads(pickle.dumps(SEARCH.problem(scene, store)))
+def test_a_score_is_the_tables_row(setup, points, store):
+    problem = pickle.loads(pickle.dumps(SEARCH.problem(setup, store)))
     point = points["p_cr 1 tiny s0"]
-    results = {node.id: result_of(scene, node, "p_cr", 1.0) for node in problem.nodes(point)}
+    results = {node.id: result_of(setup, node, "p_cr", 1.0) for node in problem.nodes(point)}
     full, partial, retain, forget, elicited = planted("p_cr", 1.0)
-    num = len(scene.settings[0].auxiliary)
+    num = len(setup.settings[0].auxiliary)
     expected = {"core": (full + num * partial) / (num + 1), "core_full": full, "core_partial": partial}
     expected |= {"retain": retain, "forget": forget, "elicited": elicited}
     assert problem.score(point, results) == pytest.approx(expected)
-    trials = pd.read_csv(io.BytesIO(written(scene, store).files["trials.csv"])).set_index("trial")
+    trials = pd.read_csv(io.BytesIO(written(setup, store).files["trials.csv"])).set_index("trial")
     assert trials.loc["p_cr 1 tiny s0", list(expected)].to_dict() == pytest.approx(expected, abs=1e-6)
     lost = {
         i: r | ({"losses": dict.fromkeys(r["losses"], float("nan"))} if "losses" in r else {})
@@ -211,9 +211,9 @@ def test_a_score_is_the_tables_row(scene, points, store):
         problem.score(point, lost)
 
 
-def test_every_trial_is_in_trials_csv_with_its_state(scene, points, store):
-    trials = pd.read_csv(io.BytesIO(written(scene, store).files["trials.csv"])).set_index("trial")
-    assert trials.index.tolist() == [trial_name(point) for point in SEARCH.all_points(scene)]
+def test_every_trial_is_in_trials_csv_with_its_state(setup, points, store):
+    trials = pd.read_csv(io.BytesIO(written(setup, store).files["trials.csv"])).set_index("trial")
+    assert trials.index.tolist() == [trial_name(point) for point in SEARCH.all_points(setup)]
     assert (trials["search"] == "hyperparams-abc").all()
     assert trials["state"].value_counts().to_dict() == {"complete": 4, "diverged": 1}
     assert trials.loc["p_ca 2 tiny s0", "message"] == "loss is not finite at step 3"
@@ -223,8 +223,8 @@ def test_every_trial_is_in_trials_csv_with_its_state(scene, points, store):
     assert len(trials.loc["p_ca 0.5 tiny s0", "runs"].split()) == 5 + 16
 
 
-def test_tables_figures_and_report(scene, store):
-    result = written(scene, store)
+def test_tables_figures_and_report(setup, store):
+    result = written(setup, store)
     assert set(result.files) == {"table.csv", "trials.csv", "claims.csv", "report.html", "search.json"}
     table = pd.read_csv(io.BytesIO(result.files["table.csv"]), keep_default_na=True)
     assert list(table.columns) == PROFILE_COLUMNS
@@ -244,10 +244,10 @@ def test_tables_figures_and_report(scene, store):
 
 
 def test_mlflow_gives_the_same_table_and_links(root, store):
-    scene = scene_of(root, "--knobs", "p_cr=0.5")
-    before, tracker = written(scene, store), Tracker(scene.flags.tracking_uri)
-    tracker.sync(store, {node.id for node in (*SEARCH.prerequisites(scene), *SEARCH.example(scene))})
-    after = SEARCH.write(scene, store, tracker, "abc")
+    setup = scene_of(root, "--knobs", "p_cr=0.5")
+    before, tracker = written(setup, store), Tracker(setup.flags.tracking_uri)
+    tracker.sync(store, {node.id for node in (*SEARCH.prerequisites(setup), *SEARCH.example(setup))})
+    after = SEARCH.write(setup, store, tracker, "abc")
     assert "read from MLflow" in after.text
     assert after.files["table.csv"] == before.files["table.csv"]
     assert 'href="http://127.0.0.1:5000/#/experiments/' in after.files["report.html"].decode()

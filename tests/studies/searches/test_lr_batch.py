@@ -23,48 +23,48 @@ from gram_platform.store.files import seal
 from gram_platform.studies.library.lr_bs_grid import SEARCH
 from gram_platform.studies.searches.lr_batch import GridShape, why_not
 from gram_platform.studies.searches.lr_batch_trials import at, objective
-from gram_platform.studies.searches.run import build_scene, parse, search_id
+from gram_platform.studies.searches.run import build_setup, parse, search_id
 
 ROOT = Path(__file__).resolve().parents[3]
 FINAL = {"validation/loss/core": 4.0, "validation/loss/a": 1.0, "validation/loss/b": 2.0}
 
 
-def scene_of(tmp_path, *arguments):
+def setup_of(tmp_path, *arguments):
     flags = parse(SEARCH, ["--preset", "smoke", "--storage", str(tmp_path), *arguments])
-    return build_scene(SEARCH, flags)
+    return build_setup(SEARCH, flags)
 
 
-def complete(scene, store, point, loss) -> None:
+def complete(setup, store, point, loss) -> None:
     """The run of a point as if it had been trained to this loss on every domain."""
-    (node,) = SEARCH.problem(scene).nodes(point)
+    (node,) = SEARCH.problem(setup).nodes(point)
     run = store.run(node.id)
     run.ensure_config(node.config)
     run.add_tags(node.names)
-    final = {f"validation/loss/{domain}": loss for domain in scene.recipe.domains}
+    final = {f"validation/loss/{domain}": loss for domain in setup.recipe.domains}
     run.publish(seal({"run_id": node.id, "final": final, "num_tokens": 1, "num_steps": 1}))
 
 
-def bowl(scene, best_lr, best_batch):
+def bowl(setup, best_lr, best_batch):
     """A loss whose minimum is at the given factors of each size's own rate and batch."""
 
     def loss(point) -> float:
-        size = scene.preset.sizes[point["size"]]
+        size = setup.preset.sizes[point["size"]]
         x, y = point["lr"] / size.peak_lr / best_lr, point["batch"] / size.batch_size / best_batch
         return 3.0 + 0.1 * math.log(x) ** 2 + 0.05 * math.log(y) ** 2 + 0.001 * point["seed"]
 
     return loss
 
 
-def run_all(scene, store, loss) -> list[str]:
+def run_all(setup, store, loss) -> list[str]:
     """Every cell that the grid asks for until it asks for no more; what it announced."""
     done: set[str] = set()
     while True:
-        points, messages = SEARCH.points(scene, store)
+        points, messages = SEARCH.points(setup, store)
         new = [(name, point) for name, point in points if name not in done]
         if not new:
             return messages
         for name, point in new:
-            complete(scene, store, point, loss(point))
+            complete(setup, store, point, loss(point))
             done.add(name)
 
 
@@ -72,9 +72,9 @@ def run_all(scene, store, loss) -> list[str]:
 
 
 def test_the_cell_of_a_sizes_own_values_is_the_studies_baseline(tmp_path):
-    scene = scene_of(tmp_path)
-    problem = pickle.loads(pickle.dumps(SEARCH.problem(scene)))
-    (setting,) = scene.settings_of("tiny")
+    setup = setup_of(tmp_path)
+    problem = pickle.loads(pickle.dumps(SEARCH.problem(setup)))
+    (setting,) = setup.settings_of("tiny")
     own = {"size": "tiny", "seed": 0, "lr": setting.size.peak_lr, "batch": setting.size.batch_size}
     (node,) = problem.nodes(own)
     assert node.id in {n.id for n in method_nodes("baseline", setting) if n.kind == "run"}
@@ -91,9 +91,9 @@ def test_the_objective_is_half_core_and_half_the_auxiliary_mean():
 
 
 def test_a_score_takes_the_losses_at_the_end(tmp_path):
-    scene = scene_of(tmp_path)
+    setup = setup_of(tmp_path)
     result = {"final": {**FINAL, "train/loss": 9.0, "best/loss/core": 9.0}}
-    assert SEARCH.problem(scene).score({}, {"id": result})["loss"] == 2.75
+    assert SEARCH.problem(setup).score({}, {"id": result})["loss"] == 2.75
 
 
 def test_micro_batches_divide_the_batch():
@@ -127,15 +127,15 @@ def test_micro_batches_divide_the_batch():
 )
 def test_grids_that_cannot_work_are_refused_by_name(tmp_path, arguments, field):
     with pytest.raises(ValueError, match=f"^{field}="):
-        scene_of(tmp_path, *arguments)
+        setup_of(tmp_path, *arguments)
 
 
 def test_flags_replace_the_presets_grid(tmp_path):
-    scene = scene_of(tmp_path, "--lrs", "0.01,0.002,0.005", "--batches", "4,8,16,32", "--max-extensions", "3")
-    grid = SEARCH.grid(scene.flags, scene.preset.sizes["tiny"])
+    setup = setup_of(tmp_path, "--lrs", "0.01,0.002,0.005", "--batches", "4,8,16,32", "--max-extensions", "3")
+    grid = SEARCH.grid(setup.flags, setup.preset.sizes["tiny"])
     assert (grid.lrs, grid.batches) == ((0.002, 0.005, 0.01), (4, 8, 16, 32))
-    assert scene.flags.max_extensions == 3
-    assert scene_of(tmp_path).flags.max_extensions == SEARCH.grids["smoke"].max_extensions
+    assert setup.flags.max_extensions == 3
+    assert setup_of(tmp_path).flags.max_extensions == SEARCH.grids["smoke"].max_extensions
 
 
 def test_presets_have_their_cells():
@@ -151,29 +151,29 @@ def test_presets_have_their_cells():
 
 
 def test_the_identity_is_the_question_not_how_it_is_read(tmp_path):
-    plain = search_id(SEARCH, scene_of(tmp_path))
-    assert plain == search_id(SEARCH, scene_of(tmp_path, "--window", "0.05", "--max-extensions", "3"))
-    assert plain != search_id(SEARCH, scene_of(tmp_path, "--seeds", "2"))
-    assert plain != search_id(SEARCH, scene_of(tmp_path, "--lrs", "0.001,0.002,0.004"))
+    plain = search_id(SEARCH, setup_of(tmp_path))
+    assert plain == search_id(SEARCH, setup_of(tmp_path, "--window", "0.05", "--max-extensions", "3"))
+    assert plain != search_id(SEARCH, setup_of(tmp_path, "--seeds", "2"))
+    assert plain != search_id(SEARCH, setup_of(tmp_path, "--lrs", "0.001,0.002,0.004"))
 
 
 def test_batches_that_ranks_or_data_cannot_serve(tmp_path):
-    scene = scene_of(tmp_path)
-    size = scene.preset.sizes["tiny"]
-    assert why_not(scene.flags, scene.preset, size, 8) == ""
-    assert "4 ranks" in why_not(replace(scene.flags, num_workers=("4",)), scene.preset, size, 2)
-    assert "in all" in why_not(scene.flags, scene.preset, size, 10_000)
+    setup = setup_of(tmp_path)
+    size = setup.preset.sizes["tiny"]
+    assert why_not(setup.flags, setup.preset, size, 8) == ""
+    assert "4 ranks" in why_not(replace(setup.flags, num_workers=("4",)), setup.preset, size, 2)
+    assert "in all" in why_not(setup.flags, setup.preset, size, 10_000)
 
 
 # ------------------------------------------------------------------------------------------------------- growth
 
 
 def test_a_grid_grows_towards_its_minimum_and_then_rests(tmp_path):
-    scene = scene_of(tmp_path, "--max-extensions", "2", "--sizes", "tiny")
-    store = Store(scene.flags.storage).open_for_writing()
-    assert len(SEARCH.points(scene, store)[0]) == 9
-    messages = run_all(scene, store, bowl(scene, 1.0, 2.0))
-    points, _ = SEARCH.points(scene, store)
+    setup = setup_of(tmp_path, "--max-extensions", "2", "--sizes", "tiny")
+    store = Store(setup.flags.storage).open_for_writing()
+    assert len(SEARCH.points(setup, store)[0]) == 9
+    messages = run_all(setup, store, bowl(setup, 1.0, 2.0))
+    points, _ = SEARCH.points(setup, store)
     assert sorted({point["batch"] for _, point in points}) == [4, 8, 16, 32, 64]
     assert messages == [
         "tiny: the minimum lies at the upper edge of batch: adding batch 32",
@@ -183,20 +183,20 @@ def test_a_grid_grows_towards_its_minimum_and_then_rests(tmp_path):
 
 
 def test_a_grid_waits_for_all_its_trials(tmp_path):
-    scene = scene_of(tmp_path, "--max-extensions", "2", "--sizes", "tiny")
-    store = Store(scene.flags.storage).open_for_writing()
-    points, _ = SEARCH.points(scene, store)
+    setup = setup_of(tmp_path, "--max-extensions", "2", "--sizes", "tiny")
+    store = Store(setup.flags.storage).open_for_writing()
+    points, _ = SEARCH.points(setup, store)
     for _, point in points[:-1]:
-        complete(scene, store, point, bowl(scene, 1.0, 4.0)(point))
-    assert SEARCH.points(scene, store) == (points, [])
+        complete(setup, store, point, bowl(setup, 1.0, 4.0)(point))
+    assert SEARCH.points(setup, store) == (points, [])
 
 
 def test_sizes_grow_apart(tmp_path):
-    scene = scene_of(tmp_path, "--max-extensions", "1")
-    store = Store(scene.flags.storage).open_for_writing()
-    losses = {"tiny": bowl(scene, 1.0, 0.5), "small": bowl(scene, 4.0, 0.5)}
-    messages = run_all(scene, store, lambda point: losses[point["size"]](point))
-    points, _ = SEARCH.points(scene, store)
+    setup = setup_of(tmp_path, "--max-extensions", "1")
+    store = Store(setup.flags.storage).open_for_writing()
+    losses = {"tiny": bowl(setup, 1.0, 0.5), "small": bowl(setup, 4.0, 0.5)}
+    messages = run_all(setup, store, lambda point: losses[point["size"]](point))
+    points, _ = SEARCH.points(setup, store)
     assert sum(point["size"] == "tiny" for _, point in points) == 9
     assert sum(point["size"] == "small" for _, point in points) == 12
     assert all(message.startswith("small: ") for message in messages)
@@ -205,8 +205,8 @@ def test_sizes_grow_apart(tmp_path):
 # ------------------------------------------------------------------------------------------------------ writing
 
 
-def diverged(scene, store, point) -> None:
-    (node,) = SEARCH.problem(scene).nodes(point)
+def diverged(setup, store, point) -> None:
+    (node,) = SEARCH.problem(setup).nodes(point)
     run = store.run(node.id)
     run.ensure_config(node.config)
     with run.start_attempt("a test") as attempt:
@@ -215,14 +215,14 @@ def diverged(scene, store, point) -> None:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    scene = scene_of(tmp_path_factory.mktemp("storage"), "--seeds", "2")
-    store = Store(scene.flags.storage).open_for_writing()
-    points, _ = SEARCH.points(scene, store)
-    loss = bowl(scene, 1.1, 0.9)
+    setup = setup_of(tmp_path_factory.mktemp("storage"), "--seeds", "2")
+    store = Store(setup.flags.storage).open_for_writing()
+    points, _ = SEARCH.points(setup, store)
+    loss = bowl(setup, 1.1, 0.9)
     for _, point in points:
         is_hot = point["size"] == "tiny" and point["lr"] == 0.016 and point["batch"] == 8
-        diverged(scene, store, point) if is_hot else complete(scene, store, point, loss(point))
-    return scene, SEARCH.write(scene, store, None, "abc")
+        diverged(setup, store, point) if is_hot else complete(setup, store, point, loss(point))
+    return setup, SEARCH.write(setup, store, None, "abc")
 
 
 def table(written, name) -> pd.DataFrame:
@@ -230,8 +230,8 @@ def table(written, name) -> pd.DataFrame:
 
 
 def test_nothing_is_written_before_a_trial_is_complete(tmp_path):
-    scene = scene_of(tmp_path)
-    assert SEARCH.write(scene, Store(scene.flags.storage).open_for_writing(), None, "abc") is None
+    setup = setup_of(tmp_path)
+    assert SEARCH.write(setup, Store(setup.flags.storage).open_for_writing(), None, "abc") is None
 
 
 def test_every_trial_is_in_trials_csv(written):
@@ -246,9 +246,9 @@ def test_every_trial_is_in_trials_csv(written):
 
 
 def test_the_table_has_the_planted_optima(written):
-    scene, optima = written[0], table(written, "table.csv")
+    setup, optima = written[0], table(written, "table.csv")
     pooled = optima[optima["seed"] == POOLED].set_index("size")
-    for name, size in scene.preset.sizes.items():
+    for name, size in setup.preset.sizes.items():
         row = pooled.loc[name]
         assert row["lr"] == pytest.approx(1.1 * size.peak_lr)
         assert row["batch"] == pytest.approx(0.9 * size.batch_size)
@@ -259,13 +259,13 @@ def test_the_table_has_the_planted_optima(written):
 
 
 def test_the_law_file_is_a_studys_law(written, tmp_path):
-    scene, (tiny, small) = written[0], written[0].preset.sizes.values()
+    setup, (tiny, small) = written[0], written[0].preset.sizes.values()
     path = tmp_path / "law.json"
     path.write_bytes(written[1].files["law.json"])
     law = load_law(str(path))
     assert law.lr(total_parameters(tiny.dense())) == pytest.approx(1.1 * tiny.peak_lr)
     assert law.batch(total_parameters(small.dense())) == pytest.approx(0.9 * small.batch_size)
-    assert law.seq_len == scene.preset.seq_len
+    assert law.seq_len == setup.preset.seq_len
     predicted = table(written, "predictions.csv").set_index("size")
     assert predicted.loc["tiny", "lr"] == pytest.approx(1.1 * tiny.peak_lr)
     assert predicted.loc["800M", "ladder_lr"] == 5.7e-4
@@ -282,10 +282,10 @@ def test_the_report_and_the_text_say_what_was_done(written):
 
 
 def test_without_a_law_the_law_file_is_none_that_a_study_takes(tmp_path):
-    scene = scene_of(tmp_path, "--sizes", "tiny")
-    store = Store(scene.flags.storage).open_for_writing()
-    run_all(scene, store, bowl(scene, 1.0, 1.0))
-    left = SEARCH.write(scene, store, None, "abc")
+    setup = setup_of(tmp_path, "--sizes", "tiny")
+    store = Store(setup.flags.storage).open_for_writing()
+    run_all(setup, store, bowl(setup, 1.0, 1.0))
+    left = SEARCH.write(setup, store, None, "abc")
     (tmp_path / "law.json").write_bytes(left.files["law.json"])
     with pytest.raises(ValueError, match=r"^law=.*lacks name"):
         load_law(str(tmp_path / "law.json"))

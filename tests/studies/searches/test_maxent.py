@@ -166,26 +166,26 @@ def test_studies_read_what_a_search_wrote(tmp_path):
 # ------------------------------------------------------------------------------------------------- the experiment
 
 
-def scene_of(*arguments: str):
-    return running.build_scene(SEARCH, running.parse(SEARCH, ["--preset", "smoke", *arguments]))
+def setup_of(*arguments: str):
+    return running.build_setup(SEARCH, running.parse(SEARCH, ["--preset", "smoke", *arguments]))
 
 
 def test_the_searchs_id_is_its_question(storage):
-    ids = {running.search_id(SEARCH, scene_of(*more)) for more in ((), ("--trials", "9"), ("--max-hours", "1"))}
+    ids = {running.search_id(SEARCH, setup_of(*more)) for more in ((), ("--trials", "9"), ("--max-hours", "1"))}
     assert len(ids) == 1
     others = [("--seeds", "2"), ("--space", "retain_weight=log:5:50"), ("--retain", "airport")]
     heavier = dataclasses.replace(SEARCH, objective=MaxEntObjective(penalty_weight=20.0))
-    ids |= {running.search_id(SEARCH, scene_of(*more)) for more in others}
-    assert len(ids | {running.search_id(heavier, scene_of())}) == 5
+    ids |= {running.search_id(SEARCH, setup_of(*more)) for more in others}
+    assert len(ids | {running.search_id(heavier, setup_of())}) == 5
     assert heavier.objectives[0].worst > SEARCH.objectives[0].worst
 
 
 def test_the_dry_run_has_every_trial(storage):
-    scene = scene_of("--trials", "3")
-    assert list(SEARCH.groups(scene)) == ["core", *(f"core+{d}" for d in scene.settings[0].auxiliary)]
-    assert len(SEARCH.example(scene)) == 3 * 5 * 2
-    study = {node.id for node in method_nodes("baseline", scene.settings[0])}
-    assert {node.id for node in SEARCH.prerequisites(scene)} == study
+    setup = setup_of("--trials", "3")
+    assert list(SEARCH.groups(setup)) == ["core", *(f"core+{d}" for d in setup.settings[0].auxiliary)]
+    assert len(SEARCH.example(setup)) == 3 * 5 * 2
+    study = {node.id for node in method_nodes("baseline", setup.settings[0])}
+    assert {node.id for node in SEARCH.prerequisites(setup)} == study
 
 
 def test_bad_flags_are_refused_before_anything_starts(storage):
@@ -207,17 +207,17 @@ def test_bad_flags_are_refused_before_anything_starts(storage):
 def test_smoke_from_end_to_end(storage, ray_cluster, capsys):
     arguments = ["--preset", "smoke", "--retain", "airport", "--trials", "1"]
     assert running.run_search(SEARCH, running.parse(SEARCH, arguments)) == 0
-    scene = scene_of(*arguments[2:])
-    search_id = running.search_id(SEARCH, scene)
+    setup = setup_of(*arguments[2:])
+    search_id = running.search_id(SEARCH, setup)
     folder = storage / "studies" / "maxent_search"
     trials = pd.read_csv(folder / "trials.csv")
     assert list(trials["profile"]) == ["core", "core+airport"]
     assert (trials["state"] == COMPLETE).all()
     assert (trials["objective"] - trials["forget"] - trials["penalty"]).abs().max() < 1e-12
     assert {"table.csv", "report.html", "search.json", "best.json"} <= {path.name for path in folder.iterdir()}
-    own = load_best(Store(storage), search_id, scene.recipe.data_id)
-    options = dataclasses.replace(scene.settings[0].options, maxent_profiles=own)
-    runs = plan("maxent", dataclasses.replace(scene.settings[0], options=options)).runs
+    own = load_best(Store(storage), search_id, setup.recipe.data_id)
+    options = dataclasses.replace(setup.settings[0].options, maxent_profiles=own)
+    runs = plan("maxent", dataclasses.replace(setup.settings[0], options=options)).runs
     assert [runs[profile].run_id for profile in trials["profile"]] == list(trials["runs"])
     capsys.readouterr()
     assert running.run_search(SEARCH, running.parse(SEARCH, arguments)) == 0

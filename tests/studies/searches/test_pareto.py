@@ -38,7 +38,7 @@ from gram_platform.studies.searches.pareto_trials import (
     setting_with,
     trials_table,
 )
-from gram_platform.studies.searches.run import build_scene, parse, search_id
+from gram_platform.studies.searches.run import build_setup, parse, search_id
 from tests.methods.test_plans import setting
 from tests.study_frames import DOMAINS, NUM_STEPS, curves, evaluations, loss_at
 
@@ -168,12 +168,12 @@ def test_flags_are_refused_before_anything_is_prepared(tmp_path):
 
 
 def test_the_same_question_is_the_same_search_however_long_it_is_pursued(tmp_path):
-    scene = lambda *more: build_scene(SEARCH, parse(SEARCH, ["--preset", "smoke", "--storage", str(tmp_path), *more]))
-    own = scene()
-    assert search_id(SEARCH, own) == search_id(SEARCH, scene("--trials", "9"))
-    assert search_id(SEARCH, own) != search_id(SEARCH, scene("--seeds", "2"))
-    assert search_id(SEARCH, own) != search_id(SEARCH, scene("--space", "p_cr=0.5"))
-    example = SEARCH.example(scene("--trials", "3"))
+    setup = lambda *more: build_setup(SEARCH, parse(SEARCH, ["--preset", "smoke", "--storage", str(tmp_path), *more]))
+    own = setup()
+    assert search_id(SEARCH, own) == search_id(SEARCH, setup("--trials", "9"))
+    assert search_id(SEARCH, own) != search_id(SEARCH, setup("--seeds", "2"))
+    assert search_id(SEARCH, own) != search_id(SEARCH, setup("--space", "p_cr=0.5"))
+    example = SEARCH.example(setup("--trials", "3"))
     widths = {m.width for n in example if n.kind == "run" and not n.is_attack for m in n.config.model.modules}
     size = own.settings[0].size
     assert {size.d_aux // 4, size.d_aux * 4} < widths
