@@ -1,50 +1,136 @@
-"""Counts the ranks that a cluster holds now, and that it may hold after its autoscaler has grown it."""
+"""Decides how much work a cluster is asked to hold at once, now and after its autoscaler has grown it."""
 
 import json
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import ray
 from ray.experimental.internal_kv import _internal_kv_get
+from ray.util import placement_group_table
 
 from gram_platform.config.identity import invalid
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.methods.nodes import Node
-from gram_platform.planner import ranks_at_once
 
 MONITOR_KEY = "__autoscaling_status"  # under it the monitor on Ray's head stores its report; `ray status` shows it
 MONITOR_TIMEOUT_S = 10.0  # it reports every five seconds
 
 
-@dataclass(frozen=True)
-class Capacity:
-    """Ranks that fit on the cluster now, and at most."""
-
-    present: int
-    most: int
-
-    def at_once(self, widest: int) -> int:
-        """Counts ranks to submit to Ray, when the widest node that runs or is ready has `widest`."""
-        return ranks_at_once(self.present, self.most, widest)
+MOST_UNREPORTED = 256  # processes asked for at once where an autoscaler does not report its maximum
+ASK_EVERY_S = 2.0  # for the cluster's resources: Ray Tune wants to know many times a second
+LOOK_FOR_GROUPS_S = 5.0
+ROUNDING = 1e-9  # of sums of shares of a GPU
+PATIENCE_S, PATIENCE_FOR_GROWTH_S = 60.0, 900.0  # with ranks that wait for a machine
 
 
-def capacity(resources: Resources) -> Capacity:
-    """Counts the ranks of the cluster that Ray is connected to."""
-    present = ray.cluster_resources()
-    grown = dict(present)
-    for name, amount in largest_cluster().items():
-        grown[name] = max(grown.get(name, 0), amount)
-    return Capacity(slots(resources, present), slots(resources, grown))
+class Cluster:
+    """Tells how much may be asked of the cluster that Ray is connected to, and which machine ranks wait for."""
+
+    def __init__(self, resources: Resources):
+        self.resources = resources
+        self._can_grow: bool | None = None  # not known yet
+        self._deadline = time.monotonic() + MONITOR_TIMEOUT_S
+        self._present: Mapping[str, float] = {}  # resources
+        self._ask_again = 0.0
+        self._since: dict[str, float] = {}  # by placement group, when it was first seen waiting
+        self._next_look, self._cleared = 0.0, ""
+
+    def can_grow(self) -> bool:
+        """Tells whether the cluster has an autoscaler; False until Ray's monitor has reported, or has had the time."""
+        if self._can_grow is None:
+            if types := _machine_types():
+                self._can_grow = not _are_of_fixed_size(types)
+            elif time.monotonic() > self._deadline:
+                self._can_grow = True
+        return bool(self._can_grow)
+
+    def room(self, num_ranks: Iterable[int] = (), may_wait: bool = True) -> "Room":
+        """Returns the room beside nodes of so many ranks that are asked for already.
+
+        That is what the cluster has if its size is fixed; if it can grow, the maximum that it reports, else no limit:
+        Ray queues what has no room yet, which shows its autoscaler the demand. `--max-gpus` is a limit on both.
+        `may_wait=False`: only what the cluster has now.
+        """
+        resources = self.resources
+        if time.monotonic() >= self._ask_again:
+            self._present, self._ask_again = ray.cluster_resources(), time.monotonic() + ASK_EVERY_S
+        free = {name: self._present.get(name, 0.0) for name in ("CPU", "GPU")}
+        if may_wait and self.can_grow():
+            largest = largest_cluster()
+            free = {name: max(amount, largest.get(name, 0.0 if largest else math.inf)) for name, amount in free.items()}
+        most = MOST_UNREPORTED if math.inf in free.values() else math.inf
+        if resources.max_gpus:
+            name, of_rank = ("GPU", 1.0) if resources.gpus_per_rank else ("CPU", resources.cpus_per_rank)
+            free[name] = min(free[name], resources.max_gpus * of_rank)
+        room = Room(resources, free, most)
+        for ranks in num_ranks:
+            room.subtract(ranks)
+        return room
+
+    def machine_to_clear(self, busy: Mapping[str, int]) -> str:
+        """Returns the machine that should take no more tasks until ranks that wait long are placed; "" if none do.
+
+        Ranks of one run want one machine; without this they would wait while other work keeps a part of every machine.
+        `busy`: the number of tasks on every machine that has processes of this driver.
+        """
+        if not self.resources.gpus_per_rank or time.monotonic() < self._next_look:
+            return self._cleared
+        now = time.monotonic()
+        self._next_look = now + LOOK_FOR_GROUPS_S
+        groups = placement_group_table().items()
+        waiting = [i for i, group in groups if group["state"] == "PENDING" and group["strategy"] == STRICT_PACK]
+        self._since = {group: self._since.get(group, now) for group in waiting}
+        patience_s = PATIENCE_FOR_GROWTH_S if self.can_grow() else PATIENCE_S
+        if all(now - since < patience_s for since in self._since.values()):
+            self._cleared = ""
+        elif self._cleared not in busy:
+            self._cleared = min(busy, key=busy.get, default="")
+        return self._cleared
+
+
+class Room:
+    """The CPUs and GPUs that are free to be asked for."""
+
+    def __init__(self, resources: Resources, free: dict[str, float], num_processes: float):
+        self.resources, self.free, self.num_processes = resources, free, num_processes
+        self.is_untouched = True
+
+    def take(self, num_ranks: int) -> bool:
+        """Takes the room of a node if it is there. The first node is always taken: Ray tells what it waits for."""
+        asked = self.resources.asked(num_ranks).items()
+        has_room = self.num_processes >= num_ranks and all(
+            self.free[name] >= amount - ROUNDING for name, amount in asked
+        )
+        if not (has_room or self.is_untouched):
+            return False
+        self.subtract(num_ranks)
+        return True
+
+    def subtract(self, num_ranks: int) -> None:
+        self.is_untouched = False
+        self.num_processes -= num_ranks
+        for name, amount in self.resources.asked(num_ranks).items():
+            self.free[name] -= amount
+
+
+STRICT_PACK = "STRICT_PACK"
+
+
+def placement_strategy(resources: Resources, num_ranks: int) -> str:
+    """Returns Ray's strategy for a run's ranks: one machine if its GPUs suffice, else as few machines as possible."""
+    if not resources.gpus_per_rank:
+        return "PACK"
+    of_machine = resources.gpus_per_machine
+    if has_fixed_size():
+        of_machine = max((node["Resources"].get("GPU", 0.0) for node in ray.nodes() if node["Alive"]), default=0.0)
+    return STRICT_PACK if num_ranks * resources.gpus_per_rank <= of_machine else "PACK"
 
 
 def slots(resources: Resources, total: Mapping[str, float]) -> int:
     """Counts the ranks that fit into the resources `total`."""
-    found = total.get("CPU", 0) / resources.cpus_per_rank
-    if resources.gpus_per_rank:
-        found = min(found, total.get("GPU", 0) / resources.gpus_per_rank)
-    return math.floor(found)
+    amounts = resources.of_rank.items()
+    return math.floor(min(total.get(name, 0.0) / amount for name, amount in amounts))
 
 
 def largest_cluster() -> dict[str, float]:
@@ -65,7 +151,11 @@ def has_fixed_size() -> bool:
     deadline = time.monotonic() + MONITOR_TIMEOUT_S
     while not (types := _machine_types()) and time.monotonic() < deadline:
         time.sleep(0.5)
-    return bool(types) and types <= {f"node_{node['NodeID']}" for node in ray.nodes()}
+    return bool(types) and _are_of_fixed_size(types)
+
+
+def _are_of_fixed_size(types: set[str]) -> bool:
+    return types <= {f"node_{node['NodeID']}" for node in ray.nodes()}
 
 
 def _machine_types() -> set[str]:

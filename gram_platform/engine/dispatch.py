@@ -11,6 +11,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 
 from gram_platform.config import AnyEvaluation, RunConfig, run_from_plain
 from gram_platform.config.identity import to_plain
+from gram_platform.engine.capacity import placement_strategy
 from gram_platform.engine.evaluation import execute_evaluation
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.life import MAX_CRASHES, Crashes
@@ -20,7 +21,7 @@ from gram_platform.engine.ranks import DIVERGED, RanksStopped, train_rank
 from gram_platform.store import LeaseHeld, RunDirectory
 from gram_platform.train.loop import TrainingDiverged
 
-WORKER_START_TIMEOUT_S = "1800"  # an autoscaler takes minutes to start a machine; Ray's default is one minute
+WORKER_START_TIMEOUT_S = "1e7"  # ranks wait for machines without a limit, as slots do; Ray's default is one minute
 
 
 def execute_sharded_run(run: RunConfig, tags: Mapping[str, str], execution: Execution, resources: Resources) -> dict:
@@ -74,9 +75,6 @@ def _trainer(run: RunConfig, execution: Execution, resources: Resources) -> Torc
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", WORKER_START_TIMEOUT_S)
     os.environ["RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S"] = str(execution.collective_timeout_s)
     backend = "nccl" if execution.device == "cuda" else "gloo"
-    per_worker = {"CPU": resources.cpus_per_rank}
-    if resources.gpus_per_rank:
-        per_worker["GPU"] = resources.gpus_per_rank
     return TorchTrainer(
         _train_worker,
         train_loop_config={"run": to_plain(run), "execution": execution},
@@ -84,7 +82,8 @@ def _trainer(run: RunConfig, execution: Execution, resources: Resources) -> Torc
         scaling_config=ray.train.ScalingConfig(
             num_workers=execution.num_ranks,
             use_gpu=bool(resources.gpus_per_rank),
-            resources_per_worker=per_worker,
+            resources_per_worker=resources.of_rank,
+            placement_strategy=placement_strategy(resources, execution.num_ranks),
         ),
         run_config=ray.train.RunConfig(
             # the name has the time of this try, because Ray Train silently resumes an equal name

@@ -24,6 +24,7 @@ class Execution:
     lease_s: float = 30.0
     device: str = "cpu"
     collective_timeout_s: float = 600.0  # then ranks that wait for one another give up and are started again
+    stall_timeout_s: float = 7200.0  # then a run of one rank that makes no step is started again
     activation_checkpointing: bool = False  # recompute blocks in the backward pass: less memory, more time
     compiled: bool = False  # by torch.compile; slower on CPUs, not measured on a GPU yet
 
@@ -45,10 +46,29 @@ class Execution:
 
 @dataclass(frozen=True)
 class Resources:
-    """The CPUs and GPUs that Ray reserves for one rank."""
+    """What Ray reserves for a rank or a run, and what the cluster may be asked for."""
 
     cpus_per_rank: float = 1.0
-    gpus_per_rank: float = 0.0
+    gpus_per_rank: float = 0.0  # 1 on GPUs
+    gpus_per_run: float = 0.0  # of a run of one rank, and of an evaluation; less than 1: several share a GPU
+    gpus_per_machine: int = 8  # of the machines that an autoscaler starts for several ranks
+    max_gpus: int = 0  # to ask for at once (CPU slots where there are no GPUs); 0: no limit but the cluster's
+
+    @property
+    def of_slot(self) -> dict[str, float]:
+        """The reservation of a process that executes nodes of one rank, as Ray's options."""
+        return {"num_cpus": self.cpus_per_rank, "num_gpus": self.gpus_per_run}
+
+    @property
+    def of_rank(self) -> dict[str, float]:
+        """The reservation of one of several ranks, as Ray's resources."""
+        gpus = {"GPU": self.gpus_per_rank} if self.gpus_per_rank else {}
+        return {"CPU": self.cpus_per_rank, **gpus}
+
+    def asked(self, num_ranks: int) -> dict[str, float]:
+        """The CPUs and GPUs of a node."""
+        gpus = num_ranks * self.gpus_per_rank if num_ranks > 1 else self.gpus_per_run
+        return {"CPU": num_ranks * self.cpus_per_rank, "GPU": gpus}
 
 
 def owner() -> str:

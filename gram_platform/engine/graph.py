@@ -1,31 +1,30 @@
 """Executes a study's nodes on Ray: each once, after the nodes that it needs, as many at once as the cluster holds.
 
 The storage is the truth; the graph only decides which node starts next. A node whose process crashes is started again
-and continues from its last checkpoint. A node that fails is reported and blocks only its dependants.
+and continues from its last checkpoint. A node that fails is reported and blocks only its dependants. Nodes of one rank
+are executed by slots, nodes of several by Ray Train workers.
 """
 
 import time
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import ray
 from ray.exceptions import LocalRayletDiedError, OutOfMemoryError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from gram_platform.config import evaluation_from_plain, run_from_plain
-from gram_platform.config.identity import to_plain
-from gram_platform.engine.capacity import capacity
-from gram_platform.engine.dispatch import execute_node
-from gram_platform.engine.evaluation import common_work, execute_profiles
+from gram_platform.engine.capacity import Cluster
+from gram_platform.engine.evaluation import common_work
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.life import HELD_RETRY_S, MAX_CRASHES, NodeLifecycle
 from gram_platform.engine.process import OutOfMemory, memory_advice
+from gram_platform.engine.slots import SlotPool, Task, execute_task, plain_nodes, task_name
 from gram_platform.methods.nodes import Node
 from gram_platform.store import LeaseHeld
 from gram_platform.train.loop import TrainingDiverged
 
-Task = tuple[Node, ...]  # executed by one Ray task: a node, or evaluations with common work
+MAX_GANGS = 16  # runs of several ranks at once; each keeps a process on the driver's machine
+LOOK_FOR_STALLS_S = 30.0
 SUBMIT_AGAIN = "Submit again: finished runs are kept, and the others continue from their last checkpoints."
 
 
@@ -62,16 +61,21 @@ def run_graph(
     on_change: Callable[[Progress, Node | None], None] = lambda progress, node: None,
     poll_s: float = 1.0,
     retry_diverged: bool = False,
+    may_start: Callable[[], bool] = lambda: True,
 ) -> Progress:
     """Executes all nodes that are not done and returns the final progress. Needs an initialised Ray.
 
-    `on_change(progress, node)` is called when a node ends (done or failed) and, with None, every `poll_s` seconds.
+    `on_change(progress, node)` is called when a node ends (done or failed) and, with None, every `poll_s` seconds. When
+    `may_start()` is False no node is started, and the graph ends with the nodes that are running.
     """
     progress = Progress(nodes)
     graph = _Graph(progress, execution, resources, retry_diverged)
-    while graph.advance():
-        for node in graph.wait(poll_s) or (None,):
-            on_change(progress, node)
+    try:
+        while graph.advance(may_start()):
+            for node in graph.wait(poll_s) or (None,):
+                on_change(progress, node)
+    finally:
+        graph.slots.close()
     return progress
 
 
@@ -80,12 +84,16 @@ class _Graph:
         self.progress, self.execution, self.resources = progress, execution, resources
         self.lifecycle = NodeLifecycle(execution.store(), retry_diverged)
         self.ranks = {node.id: execution.of_node(node.config, node.names).num_ranks for node in progress.nodes}
+        self.slots, self.cluster = SlotPool(execution, resources), Cluster(resources)
         self.waiting: list[Node] = []
         self.in_flight: dict[ray.ObjectRef, Task] = {}
         self.alone: set[str] = set()  # evaluations whose common task failed: each is retried alone
         self.held: set[str] = set()  # nodes that another driver works on
         self.ended: list[Node] = []  # held nodes that the other driver has ended, not reported yet
         self.not_before: dict[str, float] = {}
+        self.stalls: dict[str, str] = {}  # node id -> why its process was killed
+        self.last_step: dict[str, tuple[int, float]] = {}  # node id -> step, and since when
+        self.next_look = 0.0
         self.waiting = [node for node in progress.nodes if not self._is_settled(node)]
         progress.reused = len(progress.done)
 
@@ -99,19 +107,40 @@ class _Graph:
             return False
         return True
 
-    def advance(self) -> bool:
-        """Submits ready nodes that fit on the cluster; False when no node is left to execute."""
+    def advance(self, may_start: bool = True) -> bool:
+        """Starts ready nodes that fit on the cluster; False when no node is left to execute."""
         self._settle_held()
         blocked = self.progress.blocked
         self.waiting = [node for node in self.waiting if node.id not in blocked]
-        ready = [node for node in self.waiting if node.needs <= self.progress.done and self._is_due(node)]
+        ready = [node for node in self.waiting if may_start and self._is_ready(node)]
         # evaluations first: they are short and fill the table; then the widest runs, else narrow ones take their room
         ready.sort(key=lambda node: (node.kind, -self.ranks[node.id]))
-        for task in self._fitting(self._tasks(ready)):
-            self.in_flight[self._submit(task)] = task
-            self.progress.running |= {node.id: time.time() for node in task}
+        self._start(self._fitting(self._tasks(ready)))
         self.waiting = [node for node in self.waiting if node.id not in self.progress.running]
-        return bool(self.in_flight or self.waiting or self.ended)
+        self._kill_stalled()
+        return bool(self.in_flight or self.ended or (self.waiting and may_start))
+
+    def _is_ready(self, node: Node) -> bool:
+        return node.needs <= self.progress.done and self._is_due(node)
+
+    def _start(self, tasks: Sequence[Task]) -> None:
+        """Starts gangs, and as many other tasks as there are free slots; asks for slots for the rest."""
+        gangs = [task for task in tasks if self._num_ranks(task) > 1]
+        others = [task for task in tasks if self._num_ranks(task) == 1]
+        for task in gangs:
+            self._note(self._submit_gang(task), task)
+        cleared = self.cluster.machine_to_clear(self.slots.machines_in_use())
+        self.slots.want(len(others), cleared)
+        for task in others[: len(self.slots.idle)]:
+            self._note(self.slots.submit(task), task)
+
+    def _note(self, reference: ray.ObjectRef, task: Task) -> None:
+        self.in_flight[reference] = task
+        self.last_step.pop(task[0].id, None)
+        self.progress.running |= {node.id: time.time() for node in task}
+
+    def _num_ranks(self, task: Task) -> int:
+        return self.ranks[task[0].id]
 
     def _settle_held(self) -> None:
         """Looks again at nodes that another driver was working on: they may have ended."""
@@ -131,42 +160,66 @@ class _Graph:
         return list(tasks.values())
 
     def _fitting(self, tasks: Sequence[Task]) -> list[Task]:
-        """Chooses tasks whose ranks fit on the cluster, now or after it has grown."""
+        """Chooses tasks that fit on the cluster beside those in flight, now or after it has grown."""
         if not tasks:
             return []
-        room, submitted = capacity(self.resources), [self.ranks[task[0].id] for task in self.in_flight.values()]
+        room = self.cluster.room(self._num_ranks(task) for task in self.in_flight.values())
+        num_gangs = sum(self._num_ranks(task) > 1 for task in self.in_flight.values())
         chosen = []
         for task in tasks:
-            ranks = self.ranks[task[0].id]
-            if sum(submitted) + ranks <= room.at_once(max([ranks, *submitted])):
-                submitted.append(ranks)
+            ranks = self._num_ranks(task)
+            if (ranks == 1 or num_gangs < MAX_GANGS) and room.take(ranks):
+                num_gangs += ranks > 1
                 chosen.append(task)
         return chosen
 
     def _is_due(self, node: Node) -> bool:
         return time.monotonic() >= self.not_before.get(node.id, 0.0)
 
-    def _submit(self, task: Task) -> ray.ObjectRef:
-        reserved = {"num_cpus": self.resources.cpus_per_rank, "num_gpus": self.resources.gpus_per_rank}
-        placed = _on_the_driver_node() if self.ranks[task[0].id] > 1 else reserved
-        name = task[0].name if len(task) == 1 else f"{task[0].name} and {len(task) - 1} more profiles"
-        nodes = [(node.kind, to_plain(node.config), node.names) for node in task]
-        return _execute.options(name=name, **placed).remote(nodes, self.execution, self.resources)
+    def _submit_gang(self, task: Task) -> ray.ObjectRef:
+        """Starts a task that waits for a sharded run's workers on the driver's machine, which is not preempted."""
+        here = ray.get_runtime_context().get_node_id()
+        placed = {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=True)}
+        execute = _execute_gang.options(name=task_name(task), **placed)
+        return execute.remote(plain_nodes(task), self.execution, self.resources)
+
+    def _kill_stalled(self) -> None:
+        """Kills the slots of runs that have made no step for `stall_timeout_s`; that counts as a crash."""
+        if time.monotonic() < self.next_look:
+            return
+        self.next_look = time.monotonic() + min(LOOK_FOR_STALLS_S, self.execution.stall_timeout_s / 4)
+        for reference in list(self.slots.busy):
+            node = self.in_flight[reference][0]
+            if not node.is_run:
+                continue
+            step = (self.lifecycle.progress(node) or {}).get("step", 0)
+            before, since = self.last_step.get(node.id, (-1, 0.0))
+            if step != before:
+                self.last_step[node.id] = step, time.monotonic()
+            elif time.monotonic() - since >= self.execution.stall_timeout_s:
+                del self.last_step[node.id]
+                self.stalls[node.id] = f"no step in {self.execution.stall_timeout_s:.0f} s (--stall-timeout)"
+                self.slots.kill(reference)
 
     def wait(self, timeout_s: float) -> list[Node]:
         """Waits for the next task and returns those of its nodes that ended; none after `timeout_s`."""
         if self.ended:
             ended, self.ended = self.ended, []
             return ended
-        if not self.in_flight:
+        awaited = [*self.in_flight, *self.slots.starting]
+        if not awaited:
             time.sleep(timeout_s)
             return []
-        finished, _ = ray.wait(list(self.in_flight), num_returns=1, timeout=timeout_s)
+        finished, _ = ray.wait(awaited, num_returns=1, timeout=timeout_s)
         if not finished:
+            return []
+        if finished[0] in self.slots.starting:
+            self.slots.started(finished[0])
             return []
         task = self.in_flight.pop(finished[0])
         for node in task:
             self.progress.running.pop(node.id, None)
+        self.slots.release(finished[0])
         return [node for node in task if self._settle(node, finished[0], task)]
 
     def _settle(self, node: Node, reference: ray.ObjectRef, task: Task) -> bool:
@@ -195,7 +248,8 @@ class _Graph:
         """Counts a crash; False when the node is queued again."""
         if self.lifecycle.starts_again(node):
             return self._queue_again(node)
-        message = f"{type(error).__name__} {MAX_CRASHES} times without a checkpoint in between: {error}"
+        name = self.stalls.get(node.id) or type(error).__name__
+        message = f"{name} {MAX_CRASHES} times without a checkpoint in between: {error}"
         if isinstance(error, OutOfMemoryError) and node.kind == "run":
             message = memory_advice(error, node.config, self.execution.of_node(node.config, node.names))
         self.progress.failed[node.id] = message
@@ -207,32 +261,9 @@ class _Graph:
         return False
 
 
-def _on_the_driver_node() -> dict:
-    """Places the task that waits for a sharded run's workers on the driver's machine, which is not preempted."""
-    here = ray.get_runtime_context().get_node_id()
-    return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=True)}
-
-
 def _message(cause: BaseException) -> str:
     is_for_users = isinstance(cause, TrainingDiverged | OutOfMemory | ValueError)
     return str(cause) if is_for_users else f"{type(cause).__name__}: {cause}"
 
 
-@ray.remote(max_retries=0)
-def _execute(
-    nodes: Sequence[tuple[str, Mapping, Mapping[str, str]]], execution: Execution, resources: Resources
-) -> list[str]:
-    """Executes a task as a Ray task and returns the warnings. Ray reuses the process, so imports are paid once.
-
-    `nodes`: kind, plain config and tags of one node, or of evaluations with common work.
-    """
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", RuntimeWarning)
-        from_plain = {"evaluation": evaluation_from_plain, "run": run_from_plain}
-        configs = [from_plain[kind](plain) for kind, plain, _ in nodes]
-        tags = [node_tags for _, _, node_tags in nodes]
-        if len(nodes) > 1:
-            execute_profiles(configs, tags, execution.of_node(configs[0], tags[0]))
-        else:
-            execute_node(configs[0], tags[0], execution, resources)
-    return [str(warning.message) for warning in caught if issubclass(warning.category, RuntimeWarning)]
+_execute_gang = ray.remote(max_retries=0)(execute_task)

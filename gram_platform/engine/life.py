@@ -48,6 +48,10 @@ class NodeLifecycle:
             directory.add_tags(node.names)
         return result
 
+    def progress(self, node: Node) -> dict | None:
+        """Reads a run's last heartbeat; None before the first."""
+        return self._store.run(node.id).progress()
+
     def divergence(self, node: Node) -> str:
         """Reads the message of a run that has diverged, else ""; always "" if diverged runs are trained again."""
         failure = self._store.run(node.id).failure() if node.kind == "run" and not self._retry_diverged else None

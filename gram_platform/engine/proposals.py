@@ -13,6 +13,8 @@ from gram_platform.config.identity import short_hash
 from gram_platform.config.space import Space
 from gram_platform.engine.trials import COMPLETE, FAILED, Outcome, Point
 
+NUM_RANDOM_TRIALS = 10  # of a study, before its sampler looks at results; Optuna's default
+
 
 @dataclass(frozen=True)
 class Proposal:
@@ -26,6 +28,10 @@ class Proposal:
 class Source(Protocol):
     """Proposes trials, and is told how they ended."""
 
+    @property
+    def is_independent(self) -> bool:
+        """Whether the next proposal would be the same whatever the results of the trials that are running."""
+
     def next(self) -> Proposal | None:
         """Proposes the next trial, None when there are no more."""
 
@@ -34,6 +40,8 @@ class Source(Protocol):
 
 class PointList:
     """Proposes every point once."""
+
+    is_independent = True
 
     def __init__(self, points: Iterable[tuple[str, Point]]):
         self._points = iter(list(points))
@@ -92,11 +100,22 @@ class OptunaSource:
         """Counts the trials that are left to propose."""
         return sum(max(self._left[group.name], len(group.adopted)) for group in self.groups)
 
-    def next(self) -> Proposal | None:
+    @property
+    def is_independent(self) -> bool:
+        """Whether the next trial is adopted, or one of the sampler's first, which are random."""
+        group = self._next_group()
+        if group is None or group.adopted:
+            return True
+        return len(group.study.get_trials(deepcopy=False)) < NUM_RANDOM_TRIALS
+
+    def _next_group(self) -> Group | None:
         open_groups = [g for g in self.groups if g.adopted or self._left[g.name] > 0]
-        if not open_groups:
+        return max(open_groups, key=lambda g: self._left[g.name] - g.num_started, default=None)
+
+    def next(self) -> Proposal | None:
+        group = self._next_group()
+        if group is None:
             return None
-        group = max(open_groups, key=lambda g: self._left[g.name] - g.num_started)
         trial = optuna.trial.Trial(group.study, group.adopted.pop(0)) if group.adopted else group.study.ask()
         self._left[group.name] -= 1
         group.num_started += 1
@@ -140,7 +159,9 @@ def open_study(storage: optuna.storages.BaseStorage, name: str, objectives: Sequ
     num_trials = len(study.get_trials(deepcopy=False))
     seed = int(short_hash({"study": name, "trials": num_trials}), 16) % 2**31
     # constant_liar: running trials count as poor ones, so that parallel trials do not cluster
-    study.sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True)
+    study.sampler = optuna.samplers.TPESampler(
+        n_startup_trials=NUM_RANDOM_TRIALS, seed=seed, multivariate=True, constant_liar=True
+    )
     return study
 
 

@@ -19,6 +19,7 @@ from functools import partial
 from ray import tune
 from ray.tune.search import Searcher
 
+from gram_platform.engine.capacity import Cluster
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.life import MAX_CRASHES, Crashes
 from gram_platform.engine.proposals import Proposal, Source, outcome_from_plain
@@ -33,12 +34,10 @@ from gram_platform.engine.trials import (
     Problem,
     committed,
     execute_trial,
-    most_ranks,
     placement,
     trial_ranks,
 )
 
-ASK_CLUSTER_EVERY_S = 5.0  # for its size
 TUNE = {
     "TUNE_MAX_PENDING_TRIALS_PG": "64",  # processes started at once; Ray Tune's default for a searcher is 1
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # the run directories have it all
@@ -53,7 +52,7 @@ class Tuning:
     """How many trials run at once, and when the next may start."""
 
     name: str  # of the folder of Ray Tune's files
-    max_concurrent: int = 0  # 0: as many as the cluster holds; more only on a cluster that can grow
+    max_concurrent: int = 0  # 0: as many as the cluster holds or may hold
     decide: Callable[[], str] = lambda: GO  # before a trial starts: go, wait (paused), stop (limit) or cancel
     retry_diverged: bool = False  # train diverged runs again
 
@@ -75,7 +74,7 @@ def run_trials(
         os.environ.setdefault(name, value)
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     ranks_of = partial(trial_ranks, problem, execution)
-    searcher = _Searcher(source, tuning, ranks_of, most_ranks(tuning.max_concurrent, resources), on_start, on_end)
+    searcher = _Searcher(source, tuning, ranks_of, Cluster(resources), on_start, on_end)
     crash_count = _CrashCount(lambda point: committed(problem, point, execution.store()))
     shared = {"problem": problem, "execution": execution, "resources": resources}
     trainable = tune.with_parameters(_trial, **shared, retry_diverged=tuning.retry_diverged)
@@ -153,14 +152,13 @@ class _CrashCount(_Unpickled, tune.Callback):
 class _Searcher(_Unpickled, Searcher):
     """Adapts a source to Ray Tune."""
 
-    def __init__(self, source: Source, tuning: Tuning, ranks_of, most_ranks, on_start, on_end):
+    def __init__(self, source: Source, tuning: Tuning, ranks_of, cluster: Cluster, on_start, on_end):
         super().__init__(metric="outcome", mode="min")
-        self._source, self._tuning, self._ranks_of, self._most_ranks = source, tuning, ranks_of, most_ranks
+        self._source, self._tuning, self._ranks_of, self._cluster = source, tuning, ranks_of, cluster
         self._on_start, self._on_end = on_start, on_end
         self._ranks: dict[str, int] = {}  # of running trials
         self._widest = 1  # of the trials so far: the next one's is known only when it is drawn
         self._running: dict[str, tuple[Proposal, float]] = {}
-        self._most, self._ask_again = 0, 0.0
         self.error: Exception | None = None  # kept here: Ray Tune would turn it into text, and blame the trial
 
     def suggest(self, trial_id: str) -> dict | str | None:
@@ -179,14 +177,19 @@ class _Searcher(_Unpickled, Searcher):
         return {"name": proposal.name, "point": dict(proposal.point)}
 
     def _has_room(self) -> bool:
-        """Tells whether one more trial fits. Ray Tune asks many times a second, so the cluster's size is cached."""
+        """Tells whether one more trial may be handed to Ray: it can start, or need not know the others' results.
+
+        A trial that depends on results is proposed only when it can start: then Optuna knows all earlier ones, and
+        pauses and limits apply. On a cluster that can grow the others wait in Ray's queue, which starts machines for
+        them, and so does what `max_concurrent` allows.
+        """
+        most = self._tuning.max_concurrent
         if not self._running:
             return True
-        if 0 < self._tuning.max_concurrent <= len(self._running):
+        if 0 < most <= len(self._running):
             return False
-        if time.monotonic() >= self._ask_again:
-            self._most, self._ask_again = self._most_ranks(), time.monotonic() + ASK_CLUSTER_EVERY_S
-        return sum(self._ranks.values()) + self._widest <= self._most
+        may_wait = bool(most) or self._source.is_independent
+        return self._cluster.room(self._ranks.values(), may_wait).take(self._widest)
 
     def on_trial_result(self, trial_id: str, result: dict) -> None:
         """Does nothing: a trial reports once, at its end."""

@@ -5,14 +5,13 @@ A trial's nodes are those of studies: finished nodes of any study or search are 
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from ray import tune
 
 from gram_platform.config import State
-from gram_platform.engine.capacity import capacity, has_fixed_size
 from gram_platform.engine.dispatch import execute_node
 from gram_platform.engine.execution import Execution, Resources, owner
 from gram_platform.engine.life import HELD_RETRY_S, NodeLifecycle
@@ -140,27 +139,16 @@ class _NodeRunner:
 
 
 def placement(problem: Problem, point: Point, execution: Execution, resources: Resources) -> tune.PlacementGroupFactory:
-    """Reserves one rank's CPUs and GPUs for a trial; without GPUs also the memory of the trial's largest run.
+    """Reserves for a trial what a run of one rank gets; without GPUs also the memory of the trial's largest run.
 
     A sharded trial only waits for Ray Train's workers, which have separate reservations.
     """
     if trial_ranks(problem, execution, point) > 1:
         return tune.PlacementGroupFactory([{"memory": MEMORY_STEP}])
     bundle = {"CPU": resources.cpus_per_rank, "memory": trial_memory(problem, point)}
-    if resources.gpus_per_rank:
-        bundle = {"CPU": resources.cpus_per_rank, "GPU": resources.gpus_per_rank}
+    if resources.gpus_per_run:
+        bundle = {"CPU": resources.cpus_per_rank, "GPU": resources.gpus_per_run}
     return tune.PlacementGroupFactory([bundle])
-
-
-def most_ranks(max_concurrent: int, resources: Resources) -> Callable[[], float]:
-    """Makes a function that returns how many ranks may run at once.
-
-    A trial is proposed only when it can start: then Optuna knows all earlier results, and pauses and limits apply.
-    Exception: a cluster that can still grow gets up to `max_concurrent` trials, and starts machines for them.
-    """
-    if max_concurrent and not has_fixed_size():
-        return lambda: math.inf
-    return lambda: capacity(resources).most
 
 
 def trial_ranks(problem: Problem, execution: Execution, point: Point) -> int:

@@ -149,11 +149,18 @@ class Ranks:
         return fewest
 
 
-def ranks_at_once(present: int, most: int, widest: int) -> int:
-    """Returns how many ranks to submit to a cluster with room for `present`, or `most` when it grows.
+@dataclass(frozen=True)
+class Budget:
+    """Limits on machine hours and on their cost, over all submissions; 0: no limit."""
 
-    `widest`: ranks of the widest node. If that is 1, submits twice the room: waiting in Ray's queue is harmless and
-    shows an autoscaler the demand. A wider run gives up if its workers do not start, so submits at most `most`.
-    """
-    present = max(present, widest)
-    return 2 * present if widest == 1 else min(2 * present, max(present, most))
+    max_hours: float = 0.0
+    max_cost: float = 0.0  # dollars
+    dollars_per_hour: float = 0.0
+
+    def reached(self, hours: float) -> str:
+        """Returns the limit that `hours` reach, in words; "" while they reach none."""
+        if self.max_hours and hours >= self.max_hours:
+            return f"{hours:.2f} machine hours are used, max_hours is {self.max_hours:g}"
+        if self.max_cost and hours * self.dollars_per_hour >= self.max_cost:
+            return f"${hours * self.dollars_per_hour:.2f} are used, max_cost is {self.max_cost:g}"
+        return ""

@@ -159,6 +159,14 @@ def _evaluation_flops(evaluations: Iterable[Node], runs: dict[str, Node]) -> flo
     return sum(evaluation_flops(node.config, runs[node.config.view.run_id].config.model) for node in evaluations)
 
 
+def planned_hours(nodes: Iterable[Node], machine: Machine) -> float:
+    """Returns the machine hours that the planner expects of runs and of evaluations of their views."""
+    nodes = list(nodes)
+    runs = {node.id: node for node in nodes if node.is_run}
+    hours = sum(needs(node.config, 1, machine, UTILISATION).gpu_hours for node in runs.values())
+    return hours + _hours(_evaluation_flops((node for node in nodes if not node.is_run), runs), machine)
+
+
 def _totals(runs: Iterable[Node], done: set[str], machine: Machine) -> list[str]:
     wanted = {node.id: needs(node.config, 1, machine, UTILISATION) for node in runs}
     hours = sum(need.gpu_hours for need in wanted.values())

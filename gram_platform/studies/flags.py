@@ -68,16 +68,33 @@ class CommonFlags:
     """seconds between checkpoints"""
     activation_checkpointing: bool = False
     """compute every block again in the backward pass: less memory, a third more time (--dry-run shows both)"""
+    max_hours: float = 0.0
+    """machine hours (a slot's, or a GPU's) of the study's runs or the search's trials, over all submissions: then no
+    more are started"""
+    max_cost: float = 0.0
+    """the same in dollars, at the price of --machine"""
+    max_gpus: int = 0
+    """GPUs to ask the cluster for at once (default: what it has, or lets its autoscaler start); CPU slots on CPUs"""
+    gpus_per_run: float = 1.0
+    """share of a GPU for a run of one rank, and for an evaluation: with 0.125 eight small runs share one"""
+    gpus_per_machine: int = 8
+    """GPUs of the machines that an autoscaler starts for several ranks: so many ranks stay on one machine"""
+    stall_timeout: float = 7200.0
+    """seconds without a training step after which a run of one rank is started again from its last checkpoint"""
     collective_timeout: float = 600.0
     """seconds after which ranks that wait for one another give up and start again from the last checkpoint"""
     retry_failed: bool = False
     """train runs again that ended with a non-finite loss"""
+    verbose: bool = False
+    """print what the workers print, into `ray job logs` too"""
 
 
 @dataclass(frozen=True)
 class Flags(CommonFlags):
     """The flags of a study."""
 
+    through: str = ""
+    """train sizes one after another, up to this one, with a line of predicted against spent hours after each"""
     methods: tuple[str, ...] = ()
     """names of methods (default: the preset's, else all of the study); the baseline is always there, it is the unit"""
     law: str = ""
@@ -107,6 +124,9 @@ def parse_flags(kind: type[AnyFlags], description: str, arguments: list[str] | N
 def checked(study: Study, flags: Flags) -> Flags:
     """Returns the flags with defaults and lists filled in; ValueError naming the flag, the value and the expected."""
     flags = checked_common(study.presets, study.default_preset, flags)
+    if flags.through:
+        require_choice("through", flags.through, flags.sizes)
+        flags = replace(flags, sizes=flags.sizes[: flags.sizes.index(flags.through) + 1])
     methods = split_list(flags.methods) or study.presets[flags.preset].methods or study.methods
     for method in methods:
         require_choice("methods", method, tuple(METHODS))
@@ -133,6 +153,12 @@ def checked_common(presets: Mapping[str, Preset], default_preset: str, flags: An
     require_int("threads", flags.threads, 1)
     require_real("checkpoint_every", flags.checkpoint_every, 0.0, open_low=True)
     require_real("collective_timeout", flags.collective_timeout, 0.0, MAX_TIMEOUT_S, open_low=True)
+    require_real("stall_timeout", flags.stall_timeout, 0.0, MAX_TIMEOUT_S, open_low=True)
+    require_real("max_hours", flags.max_hours, 0.0)
+    require_real("max_cost", flags.max_cost, 0.0)
+    require_int("max_gpus", flags.max_gpus, 0)
+    require_int("gpus_per_machine", flags.gpus_per_machine, 1)
+    require_real("gpus_per_run", flags.gpus_per_run, 0.0, 1.0, open_low=True)
     require_choice("device", flags.device or "cpu", ("cpu", "cuda"))
     require_choice("machine", flags.machine or preset.machine, tuple(MACHINES))
     machine = flags.machine or preset.machine

@@ -1,7 +1,7 @@
 """Runs studies: flags -> nodes -> data -> graph on Ray -> tables and reports."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from gram_platform.analysis.ratios import MEAN, VARIANT
 from gram_platform.config import CORE
@@ -12,18 +12,27 @@ from gram_platform.engine.life import NodeLifecycle
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, method_costs, unique
 from gram_platform.pages.results.record import StudyRecord
+from gram_platform.planner import MACHINES
 from gram_platform.store import Store
 from gram_platform.store.root import provide_corpus
 from gram_platform.studies.build import Graph, build_graph, require_memory
 from gram_platform.studies.definition import FAMILIES, NOT_REPRODUCED, OURS, Study
-from gram_platform.studies.dry_run import described, require_document_end, require_enough_data, require_supply
-from gram_platform.studies.flags import CommonFlags, Flags, parse
+from gram_platform.studies.dry_run import (
+    described,
+    planned_hours,
+    require_document_end,
+    require_enough_data,
+    require_supply,
+)
+from gram_platform.studies.flags import Flags, parse
 from gram_platform.studies.live import LiveView
 from gram_platform.studies.measurements import MEASUREMENTS
 from gram_platform.studies.session import (
     Mirror,
+    budget_of,
     execution_of,
     exit_with,
+    machine_hours,
     open_tracker,
     refresh_site,
     reporter,
@@ -72,12 +81,14 @@ def provide_data(graphs: Sequence[Graph], store: Store) -> None:
 class GraphsRun:
     """Executes the graph of one or more studies, shows and mirrors it, and writes tables as they fill in."""
 
-    def __init__(self, graphs: Sequence[Graph], flags: CommonFlags, store: Store, tracker: Tracker):
+    def __init__(self, graphs: Sequence[Graph], flags: Flags, store: Store, tracker: Tracker):
         self.flags, self.store, self.tracker = flags, store, tracker
         self.nodes = unique(node for graph in graphs for node in graph.entries)
         self.by_id = {node.id: node for node in self.nodes}
         self.records = [record_of(graph) for graph in graphs]
         self.view = LiveView(self.nodes, store)
+        self.budget = budget_of(flags)
+        self.hours: dict[str, float] = {}  # machine hours of nodes that have ended, over all submissions
         self.unwritten = {  # (study, size) -> ids of nodes, until the table has their rows
             (place, size): {node.id for node in graph.of_size(size)}
             for place, graph in enumerate(graphs)
@@ -91,9 +102,8 @@ class GraphsRun:
         for record in self.records:
             self.store.study_dir(record.name).write("study.json", record.to_json())
         self.mirror = Mirror(self.tracker, self.store, self.view.say)
-        retry = self.flags.retry_failed
         with self.view:
-            progress = run_graph(self.nodes, execution, resources, self._on_change, retry_diverged=retry)
+            progress = self._climb(execution, resources)
         is_mirrored = self.mirror.finish(self.by_id)
         self._report(progress, time.monotonic() - started)
         for record in self.records:
@@ -103,10 +113,51 @@ class GraphsRun:
         self.view.say(f"{'MLflow':12} {self._mlflow_command()}")
         return 1 if progress.failed else 0
 
+    def _climb(self, execution: Execution, resources: Resources) -> Progress:
+        """Executes all nodes; with --through one size after another, while none fails and no limit is reached."""
+        rungs = self.flags.sizes if self.flags.through else ("",)
+        nodes, done, reused = [], set(), 0
+        for number, size in enumerate(rungs):
+            nodes += [node for node in self.nodes if size in ("", node.size)]
+            progress = run_graph(
+                nodes, execution, resources, self._on_change, 1.0, self.flags.retry_failed, self._may_start
+            )
+            reused += progress.reused - len(done)  # the nodes of smaller sizes count as reused in this graph
+            progress.reused, done = reused, set(progress.done)
+            if size:
+                self._announce_rung(size, rungs[number + 1 : number + 2], progress)
+            if progress.failed or not self._may_start():
+                break
+        return progress
+
+    def _count_hours(self, nodes: Iterable[Node]) -> None:
+        """Adds the machine hours of nodes that have ended, where a limit or a ladder asks for them."""
+        if self.flags.max_hours or self.flags.max_cost or self.flags.through:
+            self.hours |= {node.id: machine_hours(self.store, node) for node in nodes}
+
+    def _may_start(self) -> bool:
+        return not self.budget.reached(sum(self.hours.values()))
+
+    def _announce_rung(self, size: str, following: Sequence[str], progress: Progress) -> None:
+        """Prints the hours of a size that has ended, and what the next would take at the same ratio to the plan."""
+        machine = MACHINES[self.flags.machine]
+        planned = {one: planned_hours((n for n in self.nodes if n.size == one), machine) for one in (size, *following)}
+        spent = sum(self.hours.get(node.id, 0.0) for node in self.nodes if node.size == size)
+        line = f"{size}: {spent:.3g} {machine.name} hours spent, {planned[size]:.3g} predicted"
+        for one in following:
+            hours = planned[one] * spent / planned[size]
+            line += f"; {one}: {planned[one]:.3g} predicted, {hours:.3g} (${hours * machine.dollars_per_hour:,.2f}) "
+            line += f"at the ratio of {size}"
+            if progress.failed:
+                line += f"; it is not started, because nodes of {size} have failed"
+        self.view.say(line)
+
     def _placed(self) -> tuple[Execution, Resources]:
         """Returns how to execute nodes; starts Ray unless every node is done."""
         lifecycle = NodeLifecycle(self.store)
-        if all(lifecycle.result(node) is not None for node in self.nodes):
+        done = [node for node in self.nodes if lifecycle.result(node) is not None]
+        self._count_hours(done)
+        if len(done) == len(self.nodes):
             return execution_of(self.flags, has_gpu=False)
         return start_ray(self.flags, self.nodes, self.view.say)
 
@@ -115,6 +166,7 @@ class GraphsRun:
         self.mirror.watch(self.by_id[i] for i in progress.running)
         if ended is None:
             return
+        self._count_hours((ended,))
         self.mirror.ended(ended)
         full = [part for part, ids in self.unwritten.items() if ended.id in ids and ids <= progress.done]
         for part in full:
@@ -141,6 +193,8 @@ class GraphsRun:
             say(f"blocked: {self.by_id[node_id].name} needs {', '.join(self.by_id[i].name for i in culprits)}")
         counts = f"{len(progress.done) - progress.reused} now in {elapsed_s:.0f} s, {progress.reused} before"
         say(f"\n{len(progress.done)} of {len(self.nodes)} nodes done: {counts}")
+        if limit := self.budget.reached(sum(self.hours.values())):
+            say(f"limit: {limit}; submit again with a higher one to go on")
 
     def _finish(self, record: StudyRecord, is_mirrored: bool, progress: Progress) -> None:
         say, uri = self.view.say, self.flags.tracking_uri if is_mirrored else None

@@ -19,6 +19,7 @@ from gram_platform.engine.capacity import require_room, widest_missing
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.graph import SUBMIT_AGAIN, ClusterLost
 from gram_platform.methods.nodes import Node
+from gram_platform.planner import MACHINES, Budget
 from gram_platform.store import Store
 from gram_platform.studies.flags import CommonFlags, ranks_of
 from gram_platform.tracking import Tracker, TrackingUnavailable
@@ -54,12 +55,12 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def connect() -> None:
-    """Connects to the Ray cluster of the job or machine, or starts a local one."""
+def connect(is_verbose: bool = False) -> None:
+    """Connects to the Ray cluster of the job or machine, or starts a local one; may print what its workers print."""
     if not ray.is_initialized():
         # silences a warning of Ray about tasks without a GPU
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        ray.init(log_to_driver=False, logging_level=logging.WARNING)
+        ray.init(log_to_driver=is_verbose, logging_level=logging.WARNING)
 
 
 def execution_of(flags: CommonFlags, has_gpu: bool) -> tuple[Execution, Resources]:
@@ -71,18 +72,38 @@ def execution_of(flags: CommonFlags, has_gpu: bool) -> tuple[Execution, Resource
         ranks=ranks_of(flags),
         checkpoint_every_s=flags.checkpoint_every,
         collective_timeout_s=flags.collective_timeout,
+        stall_timeout_s=flags.stall_timeout,
         activation_checkpointing=flags.activation_checkpointing,
         device=device,
     )
-    return execution, Resources(float(flags.threads), float(device == "cuda"))
+    is_gpu = device == "cuda"
+    resources = Resources(
+        cpus_per_rank=float(flags.threads),
+        gpus_per_rank=float(is_gpu),
+        gpus_per_run=flags.gpus_per_run * is_gpu,
+        gpus_per_machine=flags.gpus_per_machine,
+        max_gpus=flags.max_gpus,
+    )
+    return execution, resources
 
 
 def start_ray(flags: CommonFlags, nodes: Iterable[Node], say: Callable[[str], None]) -> tuple[Execution, Resources]:
     """Connects to Ray; returns how to execute nodes there. ValueError if no machine has room for the widest one."""
-    connect()
+    connect(flags.verbose)
     execution, resources = execution_of(flags, bool(ray.cluster_resources().get("GPU")))
     require_room(widest_missing(nodes, execution), resources, say)
     return execution, resources
+
+
+def budget_of(flags: CommonFlags) -> Budget:
+    """Returns the limits of --max-hours and --max-cost."""
+    return Budget(flags.max_hours, flags.max_cost, MACHINES[flags.machine].dollars_per_hour)
+
+
+def machine_hours(store: Store, node: Node) -> float:
+    """Returns the machine hours of a node that is done, over all its ranks."""
+    timing = store.node(node.kind, node.id).timing()
+    return timing.get("elapsed_s", 0.0) * timing.get("num_ranks", 1) / 3600
 
 
 SITE_VARIABLE = "GRAM_SITE"  # 0: studies and searches leave the site alone

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from ray.exceptions import OutOfMemoryError, WorkerCrashedError
 
-from gram_platform.engine import capacity, graph
+from gram_platform.engine import graph
 from gram_platform.engine.dispatch import execute_node
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.graph import Progress
@@ -177,23 +177,3 @@ def test_killed_for_its_memory(setting, execution):
     for _ in range(MAX_CRASHES):
         study._record_crash(found, OutOfMemoryError("node memory 98%"))
     assert study.progress.failed[found.id].startswith("out of memory (OutOfMemoryError: node memory 98%). The planner")
-
-
-CLUSTERS = [  # (CPUs now, CPUs at most or None, ranks) -> nodes at once
-    (0, None, 1, 2),
-    (4, None, 1, 8),
-    (4, 64, 1, 8),
-    (0, None, 4, 1),
-    (9, None, 4, 2),
-    (0, 64, 4, 2),  # nothing is there yet: two are asked for
-    (8, 64, 4, 4),
-    (40, 64, 4, 16),
-    (64, 64, 4, 16),
-]
-
-
-@pytest.mark.parametrize(("now", "most", "ranks", "nodes"), CLUSTERS)
-def test_nodes_at_once(now, most, ranks, nodes, monkeypatch):
-    monkeypatch.setattr(capacity.ray, "cluster_resources", lambda: {"CPU": float(now)})
-    monkeypatch.setattr(capacity, "largest_cluster", lambda: {"CPU": most} if most else {})
-    assert capacity.capacity(Resources()).at_once(ranks) // ranks == nodes

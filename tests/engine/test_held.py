@@ -6,7 +6,7 @@ import time
 import pytest
 from ray.exceptions import RayTaskError
 
-from gram_platform.engine import capacity, graph, trials
+from gram_platform.engine import graph, trials
 from gram_platform.engine.execution import Resources
 from gram_platform.engine.graph import Progress
 from gram_platform.methods.nodes import Node
@@ -40,9 +40,10 @@ def held_graph(node, execution, monkeypatch, retry_diverged=False):
 
     study = graph._Graph(Progress([node]), execution, Resources(), retry_diverged)
     monkeypatch.setattr(graph.ray, "get", get)
-    monkeypatch.setattr(capacity.ray, "cluster_resources", lambda: {"CPU": 2.0})
-    monkeypatch.setattr(capacity, "largest_cluster", dict)
-    monkeypatch.setattr(study, "_submit", lambda task: f"again {len(study.in_flight)}")
+    monkeypatch.setattr(study, "_fitting", lambda tasks: tasks)
+    monkeypatch.setattr(
+        study, "_start", lambda tasks: [study._note(f"again {k}", task) for k, task in enumerate(tasks)]
+    )
     study.waiting.clear()
     assert not study._settle(node, "first", (node,))
     study.not_before.clear()  # the wait is over

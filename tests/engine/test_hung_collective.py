@@ -27,7 +27,7 @@ def test_a_rank_that_hangs(ray_cluster, execution, setting):
     run = dataclasses.replace(run, data=dataclasses.replace(run.data, domains=longer))
     two = dataclasses.replace(execution, num_ranks=2, checkpoint_every_s=0.5, collective_timeout_s=TIMEOUT_S)
     directory = Store(execution.storage).run(run.run_id)
-    task = graph._execute.options(num_cpus=0).remote("run", to_plain(run), {}, two, Resources())
+    task = graph._execute_gang.options(num_cpus=0).remote([("run", to_plain(run), {})], two, Resources())
     deadline = time.monotonic() + 120
     while directory.committed_step() == 0:
         assert time.monotonic() < deadline, "no checkpoint"

@@ -95,9 +95,9 @@ def test_one_that_fails_fails_alone(setting, execution, ray_cluster, monkeypatch
     nodes = method_nodes("gram", setting)
     views = [node for node in nodes if node.kind == "evaluation"]
     wrong = dataclasses.replace(views[0].config, view=View.of(nodes[0].id, {"nope": 1.0}))
-    submitted, submit, ended = [], graph._Graph._submit, []
+    submitted, note, ended = [], graph._Graph._note, []
     monkeypatch.setattr(
-        graph._Graph, "_submit", lambda self, task: (submitted.append(len(task)), submit(self, task))[1]
+        graph._Graph, "_note", lambda self, ref, task: (submitted.append(len(task)), note(self, ref, task))[1]
     )
     asked = [*nodes, dataclasses.replace(views[0], config=wrong)]
     progress = run_graph(asked, execution, Resources(), lambda _, node: ended.append(node))

@@ -5,15 +5,17 @@ import json
 from collections import Counter
 from types import SimpleNamespace
 
+import optuna
 import pytest
 
+from gram_platform.config.space import Parameter, Space
 from gram_platform.engine import capacity, graph
 from gram_platform.engine.execution import Resources
 from gram_platform.engine.graph import Progress
 from gram_platform.engine.life import MAX_CRASHES
-from gram_platform.engine.proposals import PointList
+from gram_platform.engine.proposals import Group, OptunaSource, PointList
 from gram_platform.engine.search import Tuning, _CrashCount, _Searcher
-from gram_platform.engine.trials import most_ranks, trial_ranks
+from gram_platform.engine.trials import trial_ranks
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.planner import Ranks
 from gram_platform.store.files import seal
@@ -29,29 +31,57 @@ def nodes(setting):
     return [method_nodes("baseline", setting)[0] for setting in settings]
 
 
-ROOM = [  # (CPUs now, CPUs at most, wide nodes in flight) -> sizes that are handed over
-    (4, 4, 0, {"wide": 1}),
-    (10, 10, 0, {"wide": 2, "narrow": 2}),
-    (10, 10, 1, {"wide": 1, "narrow": 2}),
-    (3, 3, 0, {"wide": 1}),  # it does not fit; Ray Train says so
-    (4, 40, 0, {"wide": 2}),  # twice what is there, as an autoscaler may grow
-    (40, 40, 0, {"wide": 3, "narrow": 12}),
+@pytest.fixture
+def cluster(monkeypatch):
+    """Sets what Ray says of the cluster: its resources now, and at most where an autoscaler reports that."""
+    monkeypatch.setattr(capacity, "MONITOR_TIMEOUT_S", 0.0)
+
+    def set_cluster(now, most=None, can_grow=False):
+        types = {"gpu-8"} if can_grow else {"node_0"}
+        monkeypatch.setattr(capacity.ray, "cluster_resources", lambda: now)
+        monkeypatch.setattr(capacity.ray, "nodes", lambda: [{"NodeID": "0", "Alive": True, "Resources": now}])
+        monkeypatch.setattr(capacity, "largest_cluster", lambda: most or {})
+        monkeypatch.setattr(capacity, "_machine_types", lambda: types)
+
+    return set_cluster
+
+
+ROOM = [  # (CPUs now, at most, whether it can grow, --max-gpus, wide nodes in flight) -> sizes that are handed over
+    (4, None, False, 0, 0, {"wide": 1}),
+    (10, None, False, 0, 0, {"wide": 2, "narrow": 2}),
+    (10, None, False, 0, 1, {"wide": 1, "narrow": 2}),
+    (10, None, False, 5, 0, {"wide": 1, "narrow": 1}),
+    (3, None, False, 0, 0, {"wide": 1}),  # it does not fit; Ray Train says so
+    (40, None, False, 0, 0, {"wide": 3, "narrow": 12}),
+    (0, {"CPU": 9}, True, 0, 0, {"wide": 2, "narrow": 1}),
+    (0, {"CPU": 64}, True, 0, 0, {"wide": 3, "narrow": 12}),  # from zero: an autoscaler sees all of it
+    (0, None, True, 0, 0, {"wide": 3, "narrow": 12}),
+    (4, None, True, 6, 0, {"wide": 1, "narrow": 2}),
 ]
 
 
-@pytest.mark.parametrize(("now", "most", "in_flight", "handed"), ROOM)
-def test_room_is_counted_in_ranks(nodes, execution, monkeypatch, now, most, in_flight, handed):
-    monkeypatch.setattr(capacity.ray, "cluster_resources", lambda: {"CPU": float(now)})
-    monkeypatch.setattr(capacity, "largest_cluster", lambda: {"CPU": most})
+@pytest.mark.parametrize(("now", "most", "can_grow", "max_gpus", "in_flight", "handed"), ROOM)
+def test_room_is_counted_in_ranks(nodes, execution, cluster, now, most, can_grow, max_gpus, in_flight, handed):
+    cluster({"CPU": float(now)}, most, can_grow)
     own = dataclasses.replace(execution, ranks=Ranks(1, (("wide", 4),)))
-    study = graph._Graph(Progress(nodes), own, Resources(), retry_diverged=False)
-    monkeypatch.setattr(study, "_submit", lambda task: task[0].id)
+    study = graph._Graph(Progress(nodes), own, Resources(max_gpus=max_gpus), retry_diverged=False)
     study.in_flight = {node.id: (node,) for node in nodes[12 : 12 + in_flight]}
-    study.waiting = [node for node in nodes if node.id not in study.in_flight]
-    before = set(study.in_flight)
-    study.advance()
-    started = [task[0].size for node_id, task in study.in_flight.items() if node_id not in before]
-    assert Counter(started) == handed
+    waiting = [node for node in nodes if node.id not in study.in_flight]
+    chosen = study._fitting([(node,) for node in sorted(waiting, key=lambda node: -study.ranks[node.id])])
+    assert Counter(task[0].size for task in chosen) == handed
+
+
+def test_processes_that_share_gpus_are_counted_by_their_share(nodes, execution, cluster):
+    cluster({"CPU": 16.0, "GPU": 1.0})
+    asked = Resources(gpus_per_rank=1.0, gpus_per_run=0.1)
+    study = graph._Graph(Progress(nodes[:12]), execution, asked, retry_diverged=False)
+    assert len(study._fitting([(node,) for node in nodes[:12]])) == 10
+
+
+def test_many_processes_are_asked_for_in_part_where_the_maximum_is_unknown(cluster):
+    cluster({}, None, can_grow=True)
+    room = capacity.Cluster(Resources()).room()
+    assert sum(room.take(1) for _ in range(1000)) == capacity.MOST_UNREPORTED
 
 
 def test_room_is_asked_for_what_is_missing(nodes, execution):
@@ -62,13 +92,6 @@ def test_room_is_asked_for_what_is_missing(nodes, execution):
     directory.publish(seal({"run_id": nodes[12].id}))
     assert capacity.widest_missing(nodes[:13], own) == 1
     assert capacity.widest_missing(nodes[12:13], own) == 0
-
-
-def test_nodes_of_one_rank_alone_are_queued_twice_over(nodes, execution, monkeypatch):
-    monkeypatch.setattr(capacity.ray, "cluster_resources", lambda: {"CPU": 3.0})
-    monkeypatch.setattr(capacity, "largest_cluster", dict)
-    study = graph._Graph(Progress(nodes[:12]), execution, Resources(), retry_diverged=False)
-    assert len(study._fitting([(node,) for node in nodes[:12]])) == 6
 
 
 # --------------------------------------------------------------------------------- what can never be placed
@@ -143,16 +166,19 @@ def test_a_local_cluster_has_a_fixed_size(ray_cluster):
 # ------------------------------------------------------------------------------------------------------ trials
 
 
-def test_trials_leave_room_for_the_widest_so_far(nodes, execution):
+def test_trials_leave_room_for_the_widest_so_far(nodes, execution, cluster):
     class Problem:
         def nodes(self, point):
             return [nodes[point["index"]]]
 
+    cluster({"CPU": 8.0})
     own = dataclasses.replace(execution, ranks=Ranks(1, (("wide", 4),)))
     ranks_of = lambda point: trial_ranks(Problem(), own, point)
     points = [(str(i), {"index": i}) for i in (12, 0, 13, 1)]
     told = []
-    searcher = _Searcher(PointList(points), Tuning("a"), ranks_of, lambda: 8, told.append, told.append)
+    searcher = _Searcher(
+        PointList(points), Tuning("a"), ranks_of, capacity.Cluster(Resources()), told.append, told.append
+    )
     first, second, third = (searcher.suggest(trial) for trial in "abc")
     assert (first["point"], second["point"], third) == ({"index": 12}, {"index": 0}, None)  # 4 + 1 of 8 are in use
     searcher.on_trial_complete("a")  # cancelled
@@ -162,15 +188,33 @@ def test_trials_leave_room_for_the_widest_so_far(nodes, execution):
     assert searcher.suggest("d")["point"] == {"index": 1}
 
 
-@pytest.mark.parametrize(("types", "at_once"), [(None, 4), ({"cpu-4": 1}, 6)])
-def test_trials_wait_only_for_machines_that_may_yet_come(machines, monkeypatch, types, at_once):
-    """A pause or a limit does not hold up what was handed to Ray."""
-    machines([BIG], types)
-    monkeypatch.setattr(capacity.ray, "cluster_resources", lambda: BIG)
-    tuning, points, told = Tuning("a", max_concurrent=6), [(name, {}) for name in "abcdefgh"], []
-    most = most_ranks(tuning.max_concurrent, Resources())
-    searcher = _Searcher(PointList(points), tuning, lambda point: 1, most, told.append, told.append)
-    assert sum(searcher.suggest(name) is not None for name, _ in points) == at_once == len(told)
+HANDED = [  # (whether the cluster can grow, its CPUs, --max-concurrent, --max-gpus) -> trials handed to Ray
+    (False, 4.0, 0, 0, {"grid": 4, "optuna": 4}),
+    (False, 4.0, 2, 0, {"grid": 2, "optuna": 2}),
+    (True, 0.0, 0, 0, {"grid": 64, "optuna": 10}),  # from zero: all of a grid, and what Optuna draws at random
+    (True, 12.0, 0, 0, {"grid": 64, "optuna": 12}),
+    (True, 0.0, 0, 6, {"grid": 6, "optuna": 6}),
+    (True, 0.0, 20, 0, {"grid": 20, "optuna": 20}),
+]
+
+
+@pytest.mark.parametrize(("can_grow", "cpus", "max_concurrent", "max_gpus", "handed"), HANDED)
+def test_trials_that_depend_on_results_wait_only_for_machines_that_may_yet_come(
+    cluster, can_grow, cpus, max_concurrent, max_gpus, handed
+):
+    cluster({"CPU": cpus}, None, can_grow)
+    told, resources = [], Resources(max_gpus=max_gpus)
+
+    def num_handed(source) -> int:
+        searcher = _Searcher(
+            source, Tuning("a", max_concurrent), lambda point: 1, capacity.Cluster(resources), told.append, told.append
+        )
+        return sum(searcher.suggest(str(k)) is not None for k in range(64))
+
+    assert num_handed(PointList([(str(k), {}) for k in range(64)])) == handed["grid"]
+    study = optuna.create_study()
+    space = Space((Parameter("x", 0.0, 1.0),))
+    assert num_handed(OptunaSource([Group("a", {}, study, num_trials=64)], space, ())) == handed["optuna"]
 
 
 def test_deaths_of_a_trials_process_count_since_its_last_checkpoint():

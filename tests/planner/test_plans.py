@@ -14,7 +14,6 @@ from gram_platform.planner import (
     fewest_ranks,
     fits,
     needs,
-    ranks_at_once,
     run_evaluation_flops,
     run_flops,
 )
@@ -98,14 +97,6 @@ def test_ranks_of_a_studys_runs():
     assert [Ranks(6).of(run, "a size") for run in (size, attack)] == [6, 2]  # no sequence is left out
     with pytest.raises(ValueError, match="machine='toy'"):
         Ranks(AUTO, (), Machine("toy", 1e12, 1e6, 0.0)).of(run, "5B")
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 8])
-def test_a_run_of_several_ranks_waits_for_no_more_than_there_may_be(ranks):
-    for present, most in ((0, 0), (5, 5), (16, 16), (16, 64)):
-        handed = ranks_at_once(present, most, ranks)
-        assert handed >= ranks
-        assert handed <= (2 * max(present, 1) if ranks == 1 else max(present, most, ranks))
 
 
 def test_memory_falls_with_ranks():

@@ -62,6 +62,14 @@ WRONG = {
     r"storage='~nobody-of-this-name/x'.*home": ["--storage", "~nobody-of-this-name/x"],
     r"checkpoint_every=0": ["--checkpoint-every", "0"],
     r"checkpoint_every=inf": ["--checkpoint-every", "inf"],
+    r"max_hours=-1": ["--max-hours", "-1"],
+    r"max_cost=nan": ["--max-cost", "nan"],
+    r"max_gpus=-1": ["--max-gpus", "-1"],
+    r"gpus_per_run=0\.0": ["--gpus-per-run", "0"],
+    r"gpus_per_run=2\.0": ["--gpus-per-run", "2"],
+    r"gpus_per_machine=0": ["--gpus-per-machine", "0"],
+    r"stall_timeout=0": ["--stall-timeout", "0"],
+    r"through='9B'.*tiny, small": ["--preset", "smoke", "--through", "9B"],
     r"collective_timeout=nan": ["--collective-timeout", "nan"],
     r"collective_timeout=inf": ["--collective-timeout", "inf"],
     r"collective_timeout=1e\+300.*1000000": ["--collective-timeout", "1e300"],
@@ -73,6 +81,11 @@ SERVERS += [
     "mysql+pymysql://host/mlflow",
 ]
 SERVERS += ["mssql+pyodbc:///?odbc_connect=DRIVER", "http://[::1]:5000"]
+
+
+def test_through_keeps_the_sizes_up_to_one(storage):
+    assert parse(STUDY, ["--preset", "paper", "--through", "200M"]).sizes == ("50M", "100M", "200M")
+    assert parse(STUDY, ["--preset", "paper", "--sizes", "100M,400M", "--through", "400M"]).sizes == ("100M", "400M")
 
 
 @pytest.mark.parametrize("message", WRONG)

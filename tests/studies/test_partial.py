@@ -18,6 +18,7 @@ def test_a_table_that_cannot_be_made_is_said_and_ends_nothing(monkeypatch):
     driver = object.__new__(GraphsRun)
     driver.view = SimpleNamespace(update=lambda progress, ended: None, say=said.append)
     driver.mirror = SimpleNamespace(watch=lambda nodes: None, ended=sent.append)
+    driver.flags = SimpleNamespace(max_hours=0.0, max_cost=0.0, through="")
     driver.by_id, driver.store, driver.records = {}, None, [SimpleNamespace(name="scaling", measurement="losses")]
     driver.unwritten = {(0, "tiny"): {"first"}, (0, "small"): {"second"}}
     node = SimpleNamespace(id="first")

@@ -1,11 +1,12 @@
 """Gives each search one driver at a time, which obeys the orders of `gram search` and limits on hours and cost."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from gram_platform.config.identity import invalid, require_choice
 from gram_platform.engine.execution import owner
 from gram_platform.engine.trials import CANCEL, GO, STOP, WAIT
+from gram_platform.planner import Budget
 from gram_platform.store import Store
 from gram_platform.store.files import CorruptFile, Folder
 from gram_platform.store.leases import Lease, is_fresh, read_lease
@@ -67,11 +68,6 @@ def last_order(folder: Folder) -> str:
     return state if state in STATES else RUNNING
 
 
-def machine_hours(timing: Mapping) -> float:
-    """Returns the machine hours of a node that has ended, over all its ranks."""
-    return timing.get("elapsed_s", 0.0) * timing.get("num_ranks", 1) / 3600
-
-
 class Control:
     """Decides before each trial whether the driver goes on: by orders from outside, then by limits."""
 
@@ -79,14 +75,10 @@ class Control:
         self,
         folder: Folder,
         spent_hours: Callable[[], float],
-        max_hours: float,
-        max_cost: float,
-        dollars_per_hour: float,
+        budget: Budget,
         is_lost: Callable[[], bool] = lambda: False,
     ):
-        self.folder, self.spent_hours = folder, spent_hours
-        self.max_hours, self.max_cost, self.dollars_per_hour = max_hours, max_cost, dollars_per_hour
-        self.is_lost = is_lost
+        self.folder, self.spent_hours, self.budget, self.is_lost = folder, spent_hours, budget, is_lost
         self.state = RUNNING
         self._next_look = 0.0
 
@@ -112,12 +104,7 @@ class Control:
 
     def limit_reached(self) -> str:
         """Returns the limit that ends the search, in words; "" while none does."""
-        hours = self.spent_hours()
-        if self.max_hours and hours >= self.max_hours:
-            return f"{hours:.2f} machine hours are used, max_hours is {self.max_hours:g}"
-        if self.max_cost and hours * self.dollars_per_hour >= self.max_cost:
-            return f"${hours * self.dollars_per_hour:.2f} are used, max_cost is {self.max_cost:g}"
-        return ""
+        return self.budget.reached(self.spent_hours())
 
 
 # --------------------------------------------------------------------------------------------------------- gram search

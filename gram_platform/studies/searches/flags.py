@@ -13,12 +13,9 @@ AUTO = "auto"
 class SearchFlags(CommonFlags):
     """The flags of every search."""
 
-    max_hours: float = 0.0
-    """machine hours (a slot's, or a GPU's) of the search's trials, over all submissions: then no more are started"""
-    max_cost: float = 0.0
-    """the same in dollars, at the price of --machine"""
     max_concurrent: int = 0
-    """at most so many trials at once (default: what the cluster can hold at its largest, as far as it says)"""
+    """at most so many trials at once (default: what the cluster holds; on one that can grow also the trials that depend
+    on no result: all of a grid, the first ten of an Optuna study)"""
     report_only: bool = False
     """build tables and report again from what is stored; start no trial"""
 
@@ -49,8 +46,6 @@ class GridFlags(SearchFlags):
 
 def checked_search_flags(flags: SearchFlags) -> SearchFlags:
     """Checks the flags that studies do not have, after `checked_common`; ValueError naming flag and value."""
-    require_real("max_hours", flags.max_hours, 0.0)
-    require_real("max_cost", flags.max_cost, 0.0)
     require_int("max_concurrent", flags.max_concurrent, 0)
     if isinstance(flags, OptunaFlags):
         require_int("trials", flags.trials, 0)

@@ -12,19 +12,28 @@ from gram_platform.engine.proposals import OptunaSource, PointList, Source
 from gram_platform.engine.search import Tuning, run_trials
 from gram_platform.engine.trials import FAILED, Outcome
 from gram_platform.methods.nodes import Node, unique
-from gram_platform.planner import MACHINES
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph, resolve_corpora, settings_of
 from gram_platform.studies.dry_run import described
 from gram_platform.studies.flags import checked_common, parse_flags
 from gram_platform.studies.live import LiveView
 from gram_platform.studies.run import provide_data
-from gram_platform.studies.searches.control import CANCELLED, LOST, RUNNING, Control, Driver, machine_hours
+from gram_platform.studies.searches.control import CANCELLED, LOST, RUNNING, Control, Driver
 from gram_platform.studies.searches.definition import SEARCH_VERSION, GridSearch, OptunaSearch, Search, SearchSetup
 from gram_platform.studies.searches.flags import SearchFlags, checked_search_flags
 from gram_platform.studies.searches.live import SearchView, trial_overheads
 from gram_platform.studies.searches.optuna_studies import open_groups, open_storage
-from gram_platform.studies.session import Mirror, exit_with, open_tracker, refresh_site, reporter, say, start_ray
+from gram_platform.studies.session import (
+    Mirror,
+    budget_of,
+    exit_with,
+    machine_hours,
+    open_tracker,
+    refresh_site,
+    reporter,
+    say,
+    start_ray,
+)
 from gram_platform.tracking import Tracker, TrackingUnavailable
 from gram_platform.tracking.connection import first_line
 
@@ -99,9 +108,7 @@ class SearchRun:
         self.folder = store.search_dir(identity)
         self.outcomes: dict[str, Outcome] = {}
         self.before_hours = 0.0
-        flags, machine = setup.flags, MACHINES[setup.flags.machine]
-        limits = (flags.max_hours, flags.max_cost, machine.dollars_per_hour)
-        self.control = Control(self.folder, self.spent_hours, *limits, is_lost)
+        self.control = Control(self.folder, self.spent_hours, budget_of(setup.flags), is_lost)
 
     def run(self, nodes: tuple[Node, ...]) -> int:
         """Runs what is missing and reports; returns the exit code. `nodes`: prerequisites and examples of trials."""
@@ -169,8 +176,7 @@ class SearchRun:
         nodes, lifecycle = self.problem.nodes(point), NodeLifecycle(self.store)
         if any(lifecycle.result(node) is None for node in nodes):
             return False
-        directories = [self.store.node(node.kind, node.id) for node in nodes]
-        self.before_hours += sum(machine_hours(directory.timing()) for directory in directories)
+        self.before_hours += sum(machine_hours(self.store, node) for node in nodes)
         return True
 
     def _optuna(self) -> Iterator[tuple[Source, int]]:

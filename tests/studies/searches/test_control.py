@@ -6,6 +6,7 @@ import time
 import pytest
 import torch
 
+from gram_platform.planner import Budget
 from gram_platform.store import Store
 from gram_platform.store.leases import read_lease
 from gram_platform.studies.searches.control import (
@@ -31,7 +32,7 @@ def store(tmp_path):
 def test_orders_reach_the_driver_and_limits_stop_it(store, monkeypatch):
     monkeypatch.setattr("gram_platform.studies.searches.control.LOOK_EVERY_S", 0.0)
     folder, hours = store.search_dir("s1"), [0.0]
-    control = Control(folder, lambda: hours[0], max_hours=2.0, max_cost=3.0, dollars_per_hour=2.0)
+    control = Control(folder, lambda: hours[0], Budget(max_hours=2.0, max_cost=3.0, dollars_per_hour=2.0))
     assert control.decide() == "go"
     for state, decision in ((PAUSED, "wait"), (CANCELLED, "cancel"), (RUNNING, "go")):
         order(folder, state)
@@ -60,7 +61,7 @@ def test_a_pause_between_rounds_waits_for_the_next_order(store, monkeypatch):
     folder = store.search_dir("s1")
     for state, goes_on in ((RUNNING, True), (CANCELLED, False)):
         order(folder, PAUSED)
-        control = Control(folder, lambda: 0.0, max_hours=0, max_cost=0, dollars_per_hour=1.0)
+        control = Control(folder, lambda: 0.0, Budget())
         timer = threading.Timer(0.3, order, (folder, state))
         started = time.monotonic()
         timer.start()
@@ -89,7 +90,7 @@ def test_a_driver_that_was_suspended_for_too_long_has_lost_its_search(store, mon
     monkeypatch.setattr("gram_platform.studies.searches.control.LEASE_S", 0.2)
     folder = store.search_dir("s1")
     with Driver(folder, "pareto") as driver:
-        control = Control(folder, lambda: 0.0, max_hours=0, max_cost=0, dollars_per_hour=1.0)
+        control = Control(folder, lambda: 0.0, Budget())
         control.is_lost = driver.is_lost
         assert control.decide() == "go"
         taken = {**read_lease(folder), "pid": 1}  # by another process

@@ -64,7 +64,6 @@ def test_a_space_is_not_empty_and_stays_within_its_limits():
         (GridFlags(window=-0.1), "window"),
         (GridFlags(max_extensions=-2), "max_extensions"),
         (OptunaFlags(trials=-1, storage="/s"), "trials"),
-        (OptunaFlags(max_hours=-1.0, storage="/s"), "max_hours"),
         (OptunaFlags(optuna_uri="optuna.db", storage="/s"), "optuna_uri"),
         (OptunaFlags(storage="memory://s"), "optuna_uri"),
     ],

@@ -1,0 +1,167 @@
+"""Keeps the processes that execute nodes of one rank: each has the threads of a rank, or a GPU or a share of one.
+
+A slot is a Ray actor. It holds its GPU as long as it lives and executes one task after another, so two runs never share
+a GPU while another one is idle, and CUDA starts once. Slots that wait for a machine are the demand that an autoscaler
+sees: they wait without a time limit. A slot without work ends after `IDLE_S`, so that its machine can be released.
+"""
+
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayError, RayTaskError
+
+from gram_platform.config import evaluation_from_plain, run_from_plain
+from gram_platform.config.identity import to_plain
+from gram_platform.engine.dispatch import execute_node
+from gram_platform.engine.evaluation import execute_profiles
+from gram_platform.engine.execution import Execution, Resources
+from gram_platform.methods.nodes import Node
+
+Task = tuple[Node, ...]  # executed by one Ray task: a node, or evaluations with common work
+PlainNode = tuple[str, Mapping, Mapping[str, str]]  # kind, plain config and tags of a node
+IDLE_S = 10.0  # a slot without work is kept: the next node is often ready in a moment
+MAX_FAILED_STARTS = 4  # of slots, one after another
+
+
+def plain_nodes(task: Task) -> list[PlainNode]:
+    return [(node.kind, to_plain(node.config), node.names) for node in task]
+
+
+def task_name(task: Task) -> str:
+    return task[0].name if len(task) == 1 else f"{task[0].name} and {len(task) - 1} more profiles"
+
+
+def execute_task(nodes: Sequence[PlainNode], execution: Execution, resources: Resources) -> list[str]:
+    """Executes one node, or evaluations with common work, in this process; returns the warnings."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", RuntimeWarning)
+        from_plain = {"evaluation": evaluation_from_plain, "run": run_from_plain}
+        configs = [from_plain[kind](plain) for kind, plain, _ in nodes]
+        tags = [node_tags for _, _, node_tags in nodes]
+        if len(nodes) > 1:
+            execute_profiles(configs, tags, execution.of_node(configs[0], tags[0]))
+        else:
+            execute_node(configs[0], tags[0], execution, resources)
+    return [str(warning.message) for warning in caught if issubclass(warning.category, RuntimeWarning)]
+
+
+@ray.remote(max_restarts=0, max_task_retries=0)
+class Slot:
+    """The process of one slot."""
+
+    def machine(self) -> str:
+        """Returns the Ray id of the slot's machine: the first call, which ends when the process is there."""
+        return ray.get_runtime_context().get_node_id()
+
+    def execute(self, nodes: Sequence[PlainNode], execution: Execution, resources: Resources) -> list[str]:
+        try:
+            return execute_task(nodes, execution, resources)
+        finally:
+            if execution.device == "cuda":
+                import torch
+
+                torch.cuda.empty_cache()  # another process may share the GPU
+
+
+class SlotPool:
+    """Starts, fills and ends the slots of one driver."""
+
+    def __init__(self, execution: Execution, resources: Resources):
+        self.execution, self.resources = execution, resources
+        self.starting: dict[ray.ObjectRef, ActorHandle] = {}
+        self.idle: dict[ActorHandle, float] = {}  # since when, by the monotonic clock
+        self.busy: dict[ray.ObjectRef, ActorHandle] = {}
+        self.machines: dict[ActorHandle, str] = {}  # of idle and busy slots
+        self._cleared = ""
+        self._failed_starts = 0
+
+    def want(self, number: int, cleared: str = "") -> None:
+        """Sets how many slots should be free for work: starts missing ones, and ends surplus ones (idle ones later).
+
+        `cleared`: a machine that is kept free for ranks. Its slots end without a further task, and none is started.
+        """
+        self._cleared = cleared
+        for slot in [slot for slot in self.idle if cleared and self.machines[slot] == cleared]:
+            self._end_idle(slot)
+        for _ in range(0 if cleared else number - len(self.idle) - len(self.starting)):
+            slot = Slot.options(**self.resources.of_slot).remote()
+            self.starting[slot.machine.remote()] = slot
+        surplus = len(self.starting) if cleared else len(self.idle) + len(self.starting) - number
+        for reference in list(self.starting)[::-1][: max(0, surplus)]:
+            self._end(self.starting.pop(reference))
+        now, surplus = time.monotonic(), len(self.idle) - number
+        overdue = [slot for slot, since in self.idle.items() if now - since >= IDLE_S]
+        for slot in overdue[: max(0, surplus)]:
+            self._end_idle(slot)
+
+    def machines_in_use(self) -> dict[str, int]:
+        """Counts the busy slots of every machine that has slots."""
+        counts = dict.fromkeys(self.machines.values(), 0)
+        for slot in self.busy.values():
+            counts[self.machines[slot]] += 1
+        return counts
+
+    def _end_idle(self, slot: ActorHandle) -> None:
+        del self.idle[slot]
+        self._end(slot)
+
+    def started(self, reference: ray.ObjectRef) -> None:
+        """Notes that a slot is ready. Raises Ray's error when `MAX_FAILED_STARTS` in a row could not start."""
+        slot = self.starting.pop(reference)
+        try:
+            self.machines[slot] = ray.get(reference)
+        except RayError:
+            self._failed_starts += 1
+            if self._failed_starts == MAX_FAILED_STARTS:
+                raise
+            self._end(slot)
+            return
+        self._failed_starts = 0
+        self.idle[slot] = time.monotonic()
+
+    def submit(self, task: Task) -> ray.ObjectRef:
+        """Gives a task to an idle slot; returns the reference to its warnings."""
+        slot, _ = self.idle.popitem()  # the one used last: the others may end
+        named = slot.execute.options(name=task_name(task))
+        reference = named.remote(plain_nodes(task), self.execution, self.resources)
+        self.busy[reference] = slot
+        return reference
+
+    def release(self, reference: ray.ObjectRef) -> None:
+        """Notes that a task has ended: its slot is idle, or ends if its process has crashed or shall be gone."""
+        slot = self.busy.pop(reference, None)
+        if slot is None:  # a gang's
+            return
+        if _has_survived(reference) and self.machines[slot] != self._cleared:
+            self.idle[slot] = time.monotonic()
+        else:
+            self._end(slot)
+
+    def kill(self, reference: ray.ObjectRef) -> None:
+        """Kills the slot that executes a task; the task then ends as after a crash."""
+        ray.kill(self.busy[reference])
+
+    def close(self) -> None:
+        """Ends all slots without work."""
+        for slot in [*self.idle, *self.starting.values()]:
+            self._end(slot)
+        self.idle.clear()
+        self.starting.clear()
+
+    def _end(self, slot: ActorHandle) -> None:
+        self.machines.pop(slot, None)
+        ray.kill(slot)
+
+
+def _has_survived(reference: ray.ObjectRef) -> bool:
+    """Tells whether the process that executed an ended task is still there."""
+    try:
+        ray.get(reference)
+    except RayTaskError:  # raised by the task itself
+        return True
+    except RayError:
+        return False
+    return True

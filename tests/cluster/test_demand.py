@@ -1,0 +1,101 @@
+"""Which machines Ray's own autoscaler starts for our requests, by the node types of all three cluster files.
+
+The scheduler is Ray's; a request has the form in which Ray reports a placement group or an actor that waits.
+"""
+
+from collections import Counter
+
+import pytest
+from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
+from ray.autoscaler.v2.instance_manager.config import NodeTypeConfig
+from ray.autoscaler.v2.scheduler import ResourceDemandScheduler, SchedulingRequest
+from ray.autoscaler.v2.utils import ResourceRequestUtil
+from ray.core.generated.autoscaler_pb2 import GangResourceRequest, ResourceRequestByCount
+
+from gram_platform.engine import capacity
+from gram_platform.engine.execution import Resources
+from tests.cluster.files import launcher, the
+
+GPU = Resources(cpus_per_rank=1.0, gpus_per_rank=1.0, gpus_per_run=1.0)
+FILES = {
+    "aws.yaml": lambda: launcher("aws.yaml"),
+    "gcp.yaml": lambda: launcher("gcp.yaml"),
+    "kuberay/cluster.yaml": lambda: _derive_autoscaling_config_from_ray_cr(the("RayCluster", "gram")),
+}
+
+
+@pytest.fixture(params=FILES)
+def node_types(request) -> dict[str, NodeTypeConfig]:
+    config = FILES[request.param]()
+    return {
+        name: NodeTypeConfig(
+            name=name,
+            min_worker_nodes=0,
+            max_worker_nodes=kind.get("max_workers", 0),
+            resources={key: float(value) for key, value in kind["resources"].items() if key != "memory"},
+        )
+        for name, kind in config["available_node_types"].items()
+        if name != config["head_node_type"]
+    }
+
+
+@pytest.fixture(autouse=True)
+def growing(monkeypatch):
+    monkeypatch.setattr(capacity, "has_fixed_size", lambda: False)
+
+
+def gang(number: int, num_ranks: int) -> GangResourceRequest:
+    """A run's ranks, as Ray reports the placement group that Ray Train makes for them."""
+    constraints = None
+    if capacity.placement_strategy(GPU, num_ranks) == capacity.STRICT_PACK:
+        constraints = [(ResourceRequestUtil.PlacementConstraintType.AFFINITY, f"_PG_{number}", "")]
+    requests = [ResourceRequestUtil.make(GPU.of_rank, constraints) for _ in range(num_ranks)]
+    return GangResourceRequest(requests=requests)
+
+
+def machines(node_types, gangs=(), num_slots: int = 0, resources: Resources = GPU) -> Counter:
+    """The machines that are started, from zero."""
+    asked = resources.of_slot
+    slot = ResourceRequestUtil.make({"CPU": asked["num_cpus"], "GPU": asked["num_gpus"]})
+    request = SchedulingRequest(
+        disable_launch_config_check=True,
+        node_type_configs=node_types,
+        max_num_nodes=1000,
+        resource_requests=[ResourceRequestByCount(request=slot, count=num_slots)] if num_slots else [],
+        gang_resource_requests=list(gangs),
+    )
+    reply = ResourceDemandScheduler().schedule(request)
+    return Counter({launch.instance_type: launch.count for launch in reply.to_launch})
+
+
+GANGS = {2: {"gpu-8": 1}, 3: {"gpu-8": 1}, 4: {"gpu-8": 1}, 8: {"gpu-8": 1}, 16: {"gpu-8": 2}}
+
+
+@pytest.mark.parametrize("num_ranks", GANGS)
+def test_the_ranks_of_a_run_get_one_machine_or_whole_machines(node_types, num_ranks):
+    assert machines(node_types, [gang(0, num_ranks)]) == GANGS[num_ranks]
+
+
+def test_six_runs_of_four_ranks_get_three_machines(node_types):
+    assert machines(node_types, [gang(number, 4) for number in range(6)]) == {"gpu-8": 3}
+
+
+def test_gangs_take_all_large_machines_and_no_small_one(node_types):
+    most = node_types["gpu-8"].max_worker_nodes
+    assert machines(node_types, [gang(number, 8) for number in range(most + 2)]) == {"gpu-8": most}
+
+
+def num_gpus(node_types, started: Counter) -> float:
+    return sum(count * node_types[name].resources["GPU"] for name, count in started.items())
+
+
+def test_a_grid_of_64_trials_starts_every_machine(node_types):
+    every = {name: kind.max_worker_nodes for name, kind in node_types.items() if kind.resources.get("GPU")}
+    started = machines(node_types, num_slots=64)
+    assert num_gpus(node_types, started) == min(64, num_gpus(node_types, Counter(every)))
+
+
+def test_runs_that_share_gpus_start_so_many_fewer_machines(node_types):
+    eighth = Resources(cpus_per_rank=1.0, gpus_per_rank=1.0, gpus_per_run=0.125)
+    started = machines(node_types, num_slots=64, resources=eighth)
+    assert num_gpus(node_types, started) in (8.0, 16.0)

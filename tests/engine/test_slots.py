@@ -1,0 +1,102 @@
+"""The processes that execute nodes of one rank: reused, shared, killed and missed."""
+
+import contextlib
+import dataclasses
+import os
+import signal
+import time
+
+import pytest
+
+from gram_platform.engine import capacity
+from gram_platform.engine.capacity import Cluster
+from gram_platform.engine.execution import Resources
+from gram_platform.engine.graph import run_graph
+from gram_platform.methods.nodes import Node, method_nodes
+from tests.engine.test_drained import in_own_process
+
+pytestmark = pytest.mark.ray
+
+
+def processes(execution, nodes) -> dict[str, int]:
+    """The process that trained each run."""
+    return {node.id: execution.store().run(node.id).progress()["pid"] for node in nodes if node.is_run}
+
+
+def seeds(setting, number: int) -> list[Node]:
+    return [method_nodes("baseline", dataclasses.replace(setting, seed=seed))[0] for seed in range(number)]
+
+
+def test_one_process_executes_one_node_after_another(ray_cluster, execution, setting):
+    nodes = seeds(setting, 3)
+    progress = run_graph(nodes, execution, Resources(max_gpus=1))
+    assert progress.done == {node.id for node in nodes}
+    assert len(set(processes(execution, nodes).values())) == 1
+
+
+def share_a_pretended_gpu(execution, nodes) -> None:
+    import ray
+
+    ray.init(address="local", num_cpus=4, num_gpus=1, include_dashboard=False, object_store_memory=100 * 2**20)
+    most = [0]
+
+    def on_change(progress, node):
+        most[0] = max(most[0], len(progress.running))
+
+    shared = Resources(gpus_per_rank=1.0, gpus_per_run=0.5)
+    progress = run_graph(nodes, execution, shared, on_change, poll_s=0.05)
+    assert progress.done == {node.id for node in nodes}
+    assert most == [2], "two runs share the GPU, and no more"
+    assert len(set(processes(execution, nodes).values())) == 2
+
+
+def test_two_runs_share_a_gpu(execution, setting):
+    in_own_process(share_a_pretended_gpu, execution, seeds(setting, 4))
+
+
+def test_a_run_that_hangs_is_started_again(ray_cluster, execution, run):
+    """Its process is stopped: no error, no end, and no step."""
+    node, hung = Node(run, (("method", "gram"), ("size", "tiny"), ("seed", "0"), ("profile", "all"))), []
+    directory = execution.store().run(node.id)
+
+    def stop_it_once(progress, ended):
+        beat = directory.progress()
+        if not hung and beat and beat["step"] > 0 and directory.result() is None:
+            hung.append(beat["pid"])
+            os.kill(beat["pid"], signal.SIGSTOP)
+
+    impatient = dataclasses.replace(execution, stall_timeout_s=4.0, lease_s=2.0)
+    try:
+        started = time.monotonic()
+        progress = run_graph([node], impatient, Resources(), stop_it_once, poll_s=0.01)
+        assert time.monotonic() - started >= 4.0
+    finally:
+        for pid in hung:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    assert progress.done == {node.id}
+    assert hung != [directory.progress()["pid"]]
+
+
+def test_a_machine_is_cleared_for_ranks_that_wait_long(monkeypatch):
+    """Other work would else keep a part of every machine for ever."""
+    groups = {"a": {"state": "CREATED", "strategy": "STRICT_PACK"}, "b": {"state": "PENDING", "strategy": "PACK"}}
+    now = [1000.0]
+    monkeypatch.setattr(capacity, "placement_group_table", lambda: groups)
+    monkeypatch.setattr(capacity, "_machine_types", lambda: {"node_0"})
+    monkeypatch.setattr(capacity.ray, "nodes", lambda: [{"NodeID": "0"}])
+    monkeypatch.setattr(capacity.time, "monotonic", lambda: now[0])
+    cluster, busy = Cluster(Resources(gpus_per_rank=1.0, gpus_per_run=1.0)), {"x": 3, "y": 1}
+
+    def cleared_after(seconds: float) -> str:
+        now[0] += seconds
+        return cluster.machine_to_clear(busy)
+
+    assert cleared_after(capacity.PATIENCE_S) == ""
+    groups["c"] = {"state": "PENDING", "strategy": "STRICT_PACK"}
+    assert cleared_after(10.0) == ""
+    assert cleared_after(capacity.PATIENCE_S) == "y"  # where the least is lost
+    busy["y"] = 4
+    assert cleared_after(10.0) == "y"  # it stays with one machine
+    groups["c"]["state"] = "CREATED"
+    assert cleared_after(10.0) == ""

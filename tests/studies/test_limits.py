@@ -1,0 +1,57 @@
+"""Limits on machine hours, and the ladder that is climbed size after size."""
+
+import re
+
+import pytest
+
+from gram_platform.engine.slots import SlotPool
+from gram_platform.methods.nodes import Node
+from gram_platform.studies.flags import parse
+from gram_platform.studies.library.scaling import STUDY
+from gram_platform.studies.run import run_study
+
+pytestmark = pytest.mark.ray
+
+FLAGS = ("--preset", "smoke", "--methods", "baseline", "--seeds", "1")
+
+
+@pytest.fixture(autouse=True)
+def no_site(monkeypatch):
+    monkeypatch.setenv("GRAM_SITE", "0")
+
+
+@pytest.fixture
+def started(monkeypatch) -> list[Node]:
+    """The nodes that are started, in their order."""
+    nodes, submit = [], SlotPool.submit
+
+    def noting(pool, task):
+        nodes.extend(task)
+        return submit(pool, task)
+
+    monkeypatch.setattr(SlotPool, "submit", noting)
+    return nodes
+
+
+def test_a_study_within_its_limits_goes_on_where_it_stopped(ray_cluster, storage, started, capsys):
+    flags = (*FLAGS, "--sizes", "tiny", "small", "--max-gpus", "1")
+    assert run_study(STUDY, parse(STUDY, [*flags, "--max-hours", "1e-9"])) == 0
+    assert len(started) == 1  # then its hours are known
+    assert re.search(r"limit: 0\.00 machine hours are used, max_hours is 1e-09; submit again", capsys.readouterr().out)
+    assert run_study(STUDY, parse(STUDY, [*flags, "--max-cost", "1e-9"])) == 0
+    assert len(started) == 1  # of both submissions: nothing is left to spend
+    assert "max_cost is 1e-09" in capsys.readouterr().out
+    assert run_study(STUDY, parse(STUDY, [*flags, "--max-hours", "1"])) == 0
+    assert len(started) == len({node.id for node in started}) == 4
+    assert "limit" not in capsys.readouterr().out
+
+
+def test_a_ladder_is_climbed_size_after_size(ray_cluster, storage, started, capsys):
+    assert run_study(STUDY, parse(STUDY, [*FLAGS, "--through", "small"])) == 0
+    assert [node.size for node in started] == ["tiny", "tiny", "small", "small"]
+    said = capsys.readouterr().out
+    tiny = re.search(r"^tiny: (\S+) cpu hours spent, (\S+) predicted; small: (\S+) predicted, (\S+) \(\$", said, re.M)
+    spent, predicted, following, scaled = map(float, tiny.groups())
+    assert scaled == pytest.approx(following * spent / predicted, rel=0.02)
+    assert re.search(r"^small: \S+ cpu hours spent, \S+ predicted$", said, re.M)
+    assert "4 of 4 nodes done: 4 now" in said
