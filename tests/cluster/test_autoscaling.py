@@ -13,7 +13,8 @@ import pytest
 from ray.util import get_node_ip_address
 
 from gram_platform.engine.local_cluster import head, state
-from tests.cluster.files import launcher
+from gram_platform.store import Store
+from tests.cluster.files import ROOT, launcher
 
 HEAD_ID = "f" * 51 + "00000"  # what Ray's test provider calls its head
 UP_S, DOWN_S = 120, 120
@@ -32,10 +33,17 @@ print("SEEN", json.dumps({"driver": where(), "before": before, "one": one, "many
 """
 
 
-def autoscaling_config(port: int) -> dict:
-    """The machine types of aws.yaml, with a provider that pretends them; idle ones go after 3 seconds."""
+def autoscaling_config(port: int, machines: dict | None = None) -> dict:
+    """The machine types of aws.yaml, with a provider that pretends them; idle ones go after 3 seconds.
+
+    `machines`: what GPU machines there are instead.
+    """
     config = launcher("aws.yaml")
-    types = {
+    types = machines and {
+        "driver": {"resources": {"CPU": 0, "driver": 1}, "min_workers": 0, "max_workers": 1, "node_config": {}},
+        **machines,
+    }
+    types = types or {
         name: {key: value for key, value in kind.items() if key in ("resources", "min_workers", "max_workers")}
         | {"node_config": {}}
         for name, kind in config["available_node_types"].items()
@@ -62,10 +70,10 @@ def autoscaling_config(port: int) -> dict:
 
 
 @pytest.fixture
-def pretended_cluster(tmp_path, monkeypatch):
+def pretended_cluster(request, tmp_path, monkeypatch):
     port = head.free_port()
     file = tmp_path / "autoscaling.json"
-    file.write_text(json.dumps(autoscaling_config(port)))
+    file.write_text(json.dumps(autoscaling_config(port, getattr(request, "param", None))))
     plain = head.head_command
 
     def command(cluster: state.Cluster) -> list[str]:
@@ -125,3 +133,86 @@ def test_machines_come_from_zero_and_go(pretended_cluster, tmp_path):
     assert seen["one"] in ("gpu-1", "gpu-8")
     assert set(seen["many"]) == {"gpu-8"}
     wait_for(lambda: num_machines(pretended_cluster) == 1, DOWN_S)
+
+
+SMALL_MACHINES = {"gpu-2": {"resources": {"CPU": 4, "GPU": 2}, "min_workers": 0, "max_workers": 3, "node_config": {}}}
+STUDY_JOB = """
+import json, os, random, signal, sys, threading, time
+from dataclasses import replace
+import psutil, ray
+from ray._private.state import available_resources_per_node
+from ray.util import placement_group_table
+from gram_platform.engine import capacity, graph
+from gram_platform.studies import session
+from gram_platform.studies.library.scaling import STUDY
+from gram_platform.studies.flags import parse
+from gram_platform.studies.run import run_study
+
+flags_of, most, idle, longest, gangs, killed = session.execution_of, [0], {}, [0.0], [], []
+session.execution_of = lambda flags, has_gpu: (  # GPUs are numbers here: training is on CPUs
+    replace(flags_of(flags, True)[0], device="cpu"), flags_of(flags, True)[1])
+graphs, init = [], graph._Graph.__init__
+graph._Graph.__init__ = lambda self, *args: (init(self, *args), graphs.append(self))[0]
+
+def watch():
+    while True:
+        time.sleep(1.0)
+        if not graphs:
+            continue
+        machines = {n["NodeID"]: n for n in ray.nodes() if n["Alive"] and n["Resources"].get("GPU")}
+        free = available_resources_per_node()
+        most[0] = max(most[0], len(machines))
+        for group in placement_group_table().values():
+            if group["state"] == "CREATED" and len(group["bundles"]) > 1:
+                gangs.append(len(set(group["bundles_to_node_id"].values())))
+        waits = bool(graphs[-1].slots.starting)
+        for node_id in machines:
+            is_idle = waits and free.get(node_id, {}).get("GPU", 0.0) == 2.0
+            since = idle.setdefault(node_id, time.monotonic()) if is_idle else idle.pop(node_id, None)
+            if is_idle:
+                longest[0] = max(longest[0], time.monotonic() - since)
+        if len(machines) == 3 and not killed and len(graphs[-1].progress.done) >= 3:
+            victim = machines[random.choice(sorted(machines))]
+            killed.append(victim["NodeID"])
+            for process in psutil.process_iter(["cmdline"]):
+                if any(victim["RayletSocketName"] in part for part in process.info["cmdline"] or ()):
+                    process.kill()
+
+threading.Thread(target=watch, daemon=True).start()
+arguments = ["--preset", "smoke", "--methods", "baseline,gram", "--storage", sys.argv[1], "--device", "cuda",
+             "--num-workers", "tiny=1", "small=2", "--gpus-per-machine", "2"]
+code = run_study(STUDY, parse(STUDY, arguments))
+print("SEEN", json.dumps({"code": code, "most": most[0], "gangs": sorted(set(gangs)), "killed": len(killed),
+                          "longest_idle_s": longest[0]}))
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("pretended_cluster", [SMALL_MACHINES], indirect=True)
+def test_a_study_from_zero_machines_to_all(pretended_cluster, tmp_path):
+    """Ranks share a machine, a machine that is killed at random costs no finished run, and none stands idle."""
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job/study.py").write_text(STUDY_JOB)
+    wait_for(lambda: num_machines(pretended_cluster) == 1, UP_S)
+    command = ["ray", "job", "submit", "--address", pretended_cluster.address, "--working-dir", tmp_path / "job"]
+    done = subprocess.run(
+        [*command, "--entrypoint-resources", '{"driver": 1}', "--", sys.executable, "study.py", tmp_path / "storage"],
+        env=head.environment(pretended_cluster) | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=1400,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    seen = json.loads(done.stdout.split("SEEN ", 1)[1].splitlines()[0])
+    print(seen)
+    assert (seen["code"], seen["most"], seen["killed"]) == (0, 3, 1)
+    assert seen["gangs"] == [1], "a run's ranks are on several machines"
+    assert seen["longest_idle_s"] < 60
+    store = Store(str(tmp_path / "storage"))
+    tries = [len(store.run(run_id).attempts.list()) for run_id in store.list_runs()]
+    assert all(store.run(run_id).result() for run_id in store.list_runs())
+    assert sum(number > 1 for number in tries) <= 2 + 1, "of the killed machine's two processes, and a gang's"

@@ -43,7 +43,7 @@ def test_a_study_within_its_limits_goes_on_where_it_stopped(ray_cluster, storage
     assert "max_cost is 1e-09" in capsys.readouterr().out
     assert run_study(STUDY, parse(STUDY, [*flags, "--max-hours", "1"])) == 0
     assert len(started) == len({node.id for node in started}) == 4
-    assert "limit" not in capsys.readouterr().out
+    assert "limit: " not in capsys.readouterr().out
 
 
 def test_a_ladder_is_climbed_size_after_size(ray_cluster, storage, started, capsys):
