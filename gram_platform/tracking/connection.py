@@ -6,17 +6,23 @@ call fails at once for a minute. MLflow's own environment variables override our
 
 import contextlib
 import gc
+import json
 import logging
 import os
+import re
+import shlex
 import socket
+import sys
 import time
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException, RestException
+from mlflow.tracking.context.registry import resolve_tags
 
 from gram_platform.config.crash_safe import create_database
 from gram_platform.config.identity import invalid
@@ -30,6 +36,8 @@ SETTINGS = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 PAGE = 1000
+PASSWORD = re.compile(r"://[^/@\s]*@")
+MOST_CHARACTERS = 5000  # of a tag's value, where MLflow's limit is lowest
 SERVERS = ("http", "https")
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")  # that MLflow supports; `frame.py` queries them directly
 
@@ -89,7 +97,9 @@ class Connection:
                 return runs
 
     def create(self, name: str, tags: Mapping[str, str], start_ms: float) -> Run:
-        return self.client.create_run(self.experiment_id, start_time=round(start_ms), tags=dict(tags), run_name=name)
+        """Creates a run with MLflow's own tags of who started it, where from and at which commit."""
+        tags = {**context_tags(), **tags}
+        return self.client.create_run(self.experiment_id, start_time=round(start_ms), tags=tags, run_name=name)
 
     def _connect(self) -> None:
         for name, value in SETTINGS.items():
@@ -119,6 +129,14 @@ class Connection:
         self._client = client
 
 
+@cache
+def context_tags() -> dict[str, str]:
+    """Returns MLflow's tags of this process: user, source and git commit; with its command line and Ray job."""
+    tags = {**resolve_tags(), "gram.command": PASSWORD.sub("://***@", shlex.join(sys.argv))[:MOST_CHARACTERS]}
+    job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") or "{}").get("metadata", {})
+    return tags | {"gram.ray_job_id": job["job_submission_id"]} if "job_submission_id" in job else tags
+
+
 def require_tracking_uri(uri: str) -> None:
     """ValueError unless `uri` is the address of an MLflow server, or of a database that MLflow supports."""
     scheme, separator, _ = uri.partition("://")
@@ -140,17 +158,29 @@ def require_database(uri: str) -> None:
         raise TrackingUnavailable(f"MLflow at {uri} is not available: there is no {database}")
 
 
+EXPERIMENT_TAGS = {
+    "mlflow.experimentKind": "custom_model_development",  # else MLflow's page opens on traces of language models
+    "mlflow.note.content": "Runs that `gram_platform` trained; below each, when it is unfolded, the evaluations of its "
+    "views and the attacks on them. A study has a run `study NAME` with its table, report and figures, below it one "
+    "run for each method and profile, whose metrics `core`, `retain`, `forget` and `elicited` are compute ratios by "
+    "model size: select these and open Charts to draw them.",
+}
+
+
 def _ensure_experiment(client: MlflowClient, name: str, artifact_location: str | None) -> str:
     found = client.get_experiment_by_name(name)
     if found is None:
         try:
-            return client.create_experiment(name, artifact_location)
+            return client.create_experiment(name, artifact_location, tags=EXPERIMENT_TAGS)
         except MlflowException:
             found = client.get_experiment_by_name(name)  # another process has just created it
             if found is None:
                 raise
     if found.lifecycle_stage != "active":
         client.restore_experiment(found.experiment_id)
+    for key, value in EXPERIMENT_TAGS.items():
+        if key not in found.tags:  # an older one; what people wrote stays
+            client.set_experiment_tag(found.experiment_id, key, value)
     return found.experiment_id
 
 

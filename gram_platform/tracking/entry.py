@@ -31,6 +31,8 @@ TIMES = ("elapsed_s", "tokens_per_second")
 LOSS, SURPRISAL = "loss/", "surprisal/"  # + domain, of evaluations; surprisal: of the drawn tokens
 EVALUATION_PARAMS = ("data_id", "num_sequences", "split", "precision")
 EVALUATION_PARAMS += ("num_prompt_tokens", "num_tokens", "temperature", "seed")  # of continuations
+TOKENS = "train/tokens"  # so far, at a step
+PARENT = "mlflow.parentRunId"  # MLflow folds a run below its parent
 NUM_CURVE_POINTS = 100
 
 _ESCAPE = re.compile(r":([0-9a-f]+):")
@@ -47,7 +49,9 @@ class Entry:
     tags: Mapping[str, str]
     params: Mapping[str, str]
     result_metrics: Mapping[str, float] = field(default_factory=dict)
+    parent: str = ""  # id of the run that an evaluation measures or an attack starts from
     num_steps: int = 0
+    tokens_per_step: int = 0
     last_step: int = -1  # with a committed record
     ended_ms: int = 0
 
@@ -75,7 +79,9 @@ def run_entry(run: RunDirectory) -> Entry | None:
         status=status,
         params=run_params(config),
         result_metrics=run_metrics(result, timing),
+        parent=config["start"]["run_id"] if config["start"] and "elicited" in run.tags() else "",
         num_steps=config_steps(config),
+        tokens_per_step=config["batch_size"] * config["model"]["seq_len"],
         last_step=run.last_step(),
         ended_ms=round(timing.get("ended", 0.0) * 1000),
     )
@@ -99,6 +105,7 @@ def evaluation_entry(evaluation: EvaluationDirectory) -> Entry | None:
         status=State.COMPLETE,
         params=evaluation_params(config),
         result_metrics=evaluation_metrics(result, timing),
+        parent=view.run_id,
         ended_ms=round(timing.get("ended", 0.0) * 1000),
     )
 
@@ -180,8 +187,12 @@ def evaluation_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
     return values | {key: float(timing[key]) for key in TIMES if key in timing}
 
 
-def curve_metrics(records: Iterable[Mapping], num_steps: int, after_step: int) -> list[Metric]:
-    """Lists the metrics of committed records above `after_step`, with stored times, always thinned alike."""
+def curve_metrics(records: Iterable[Mapping], entry: Entry, after_step: int) -> list[Metric]:
+    """Lists the metrics of committed records above `after_step`, with stored times, always thinned alike.
+
+    `train/tokens` is an axis on which runs of different batches can be compared.
+    """
+    num_steps = entry.num_steps
     stride = max(1, num_steps // NUM_CURVE_POINTS)
     metrics = []
     for record in records:
@@ -190,6 +201,8 @@ def curve_metrics(records: Iterable[Mapping], num_steps: int, after_step: int) -
             names = [n for n in record["metrics"] if n.startswith(VALIDATION_LOSS) or (kept and not n.startswith(NORM))]
             time_ms = round(record["time"] * 1000)
             metrics += [Metric(metric_name(n), float(record["metrics"][n]), time_ms, record["step"]) for n in names]
+            if names:
+                metrics.append(Metric(TOKENS, float(record["step"] * entry.tokens_per_step), time_ms, record["step"]))
     return metrics
 
 

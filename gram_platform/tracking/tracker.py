@@ -7,12 +7,13 @@ sends the rest.
 """
 
 import contextlib
+import json
 import os
 import random
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from mlflow.entities import Metric, Param, Run, RunTag
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 
 from gram_platform.config.identity import invalid, short_hash
@@ -53,10 +54,12 @@ class Tracker:
         chosen = _chosen(store.list_evaluations(), wanted)
         entries += [(node, content.evaluation_entry(node)) for node in map(store.evaluation, chosen)]
         mirrored = self.runs()
+        self._known |= {key: run.info.run_id for key, run in mirrored.items()}
+        entries.sort(key=lambda pair: pair[1] is not None and pair[1].parent != "")  # parents first
         counts = {"sent": 0, "unchanged": 0}
         for node, entry in entries:
             known = entry and mirrored.get((entry.kind, entry.node_id))
-            unchanged = entry is None or (known is not None and _is_mirrored(known, entry))
+            unchanged = entry is None or (known is not None and self._is_mirrored(known, entry))
             counts["unchanged" if unchanged else "sent"] += entry is not None
             if not unchanged:
                 self._mirror(node, entry)
@@ -133,7 +136,7 @@ class Tracker:
         for num_left in reversed(range(NUM_TRIES)):
             try:
                 run = self._find(entry) or self._create(entry, records)
-                if not _is_mirrored(run, entry):
+                if not self._is_mirrored(run, entry):
                     self._send(run, entry, records)
                 return run
             except MlflowException as error:
@@ -141,6 +144,18 @@ class Tracker:
                     raise
             time.sleep(random.uniform(0.0, LONGEST_PAUSE_S))
         raise AssertionError("the last try returns or raises")
+
+    def _is_mirrored(self, run: Run, entry: Entry) -> bool:
+        """Tells whether MLflow has all that the storage has of the node."""
+        tags = run.data.tags
+        up_to_date = int(tags.get(content.MIRRORED_STEP, -2)) >= entry.last_step
+        same_tags = all(tags.get(key, "") == value for key, value in (entry.tags | self._parent_tag(entry)).items())
+        return up_to_date and same_tags and run.info.status == content.MLFLOW_STATUS[entry.status]
+
+    def _parent_tag(self, entry: Entry) -> dict[str, str]:
+        """Returns the tag by which MLflow folds a node below the run that it measures or attacks, if that is known."""
+        parent = self._known.get(("run", entry.parent))
+        return {content.PARENT: parent} if parent else {}
 
     def _find(self, entry: Entry) -> Run | None:
         """Finds the node's MLflow run; deletes all but the oldest where several machines made one at once."""
@@ -160,13 +175,17 @@ class Tracker:
     def _create(self, entry: Entry, records: Sequence[Mapping]) -> Run:
         tags = {content.KIND: entry.kind, content.ID_TAGS[entry.kind]: entry.node_id}
         run = self._connection.create(entry.name, tags, content.start_ms(records, entry, time.time()))
+        data_id = entry.params["data_id"]
+        dataset = Dataset(f"packed {data_id}", data_id, "gram", json.dumps({"data_id": data_id}))
+        context = InputTag("mlflow.data.context", "training" if entry.kind == "run" else "evaluation")
+        self._connection.client.log_inputs(run.info.run_id, [DatasetInput(dataset, [context])])
         return self._find(entry) or run
 
     def _send(self, run: Run, entry: Entry, records: Sequence[Mapping]) -> None:
         """Sends curves and results, then tags (`gram.mirrored_step` among them), then the status."""
         client, run_id, tags = self._connection.client, run.info.run_id, run.data.tags
         mirrored = int(tags.get(content.MIRRORED_STEP, -1))
-        metrics = content.curve_metrics(records, entry.num_steps, mirrored)
+        metrics = content.curve_metrics(records, entry, mirrored)
         if metrics and int(tags.get(content.SENDING_STEP, -1)) > mirrored:
             metrics = list(self._unsent(run_id, metrics))
         if tags.get(content.RESULT, "") != entry.tags[content.RESULT]:
@@ -178,6 +197,7 @@ class Tracker:
             metrics = metrics[METRICS_PER_REQUEST:]
         wanted = {
             **entry.tags,
+            **self._parent_tag(entry),
             content.MIRRORED_STEP: str(max(entry.last_step, mirrored)),
             "mlflow.runName": entry.name,
         }
@@ -211,14 +231,6 @@ def default_tracking_uri(storage: str) -> str:
             "tracking_uri", None, f"the address of an MLflow server or database, because {storage} cannot hold one"
         )
     return f"sqlite:///{store.root}/mlflow.db"
-
-
-def _is_mirrored(run: Run, entry: Entry) -> bool:
-    """Tells whether MLflow has all that the storage has of the node."""
-    tags = run.data.tags
-    up_to_date = int(tags.get(content.MIRRORED_STEP, -2)) >= entry.last_step
-    same_tags = all(tags.get(key, "") == value for key, value in entry.tags.items())
-    return up_to_date and same_tags and run.info.status == content.MLFLOW_STATUS[entry.status]
 
 
 def _age(run: Run) -> tuple[int, str]:

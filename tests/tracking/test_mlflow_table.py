@@ -3,11 +3,11 @@
 import pytest
 from mlflow import MlflowClient
 
-from gram_platform.config import Evaluation, View
+from gram_platform.config import Evaluation, State, View
 from gram_platform.store import Store
 from gram_platform.store.checkpoints import NORM
 from gram_platform.tracking import Tracker, default_tracking_uri
-from gram_platform.tracking.entry import curve_metrics, unescape
+from gram_platform.tracking.entry import Entry, curve_metrics, unescape
 from tests.store.training import record, run_config, train
 
 METHODS = ("baseline", "gram", "gram")
@@ -62,4 +62,6 @@ def test_every_run_has_a_description_and_few_metrics(mirrored):
 def test_norms_of_sets_stay_in_the_storage():
     plain = record(100)
     plain["metrics"][f"{NORM}weights/shared"] = 3.0
-    assert {unescape(metric.key) for metric in curve_metrics([plain], 100, -1)} == set(record(100)["metrics"])
+    entry = Entry("run", "r1", "a run", State.COMPLETE, {}, {}, num_steps=100, tokens_per_step=16)
+    keys = {unescape(metric.key) for metric in curve_metrics([plain], entry, -1)}
+    assert keys == {*record(100)["metrics"], "train/tokens"}

@@ -9,12 +9,12 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from gram_platform.config import Evaluation, View
+from gram_platform.config import Evaluation, State, View
 from gram_platform.config.identity import metric_name
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, TrackingUnavailable, default_tracking_uri
 from gram_platform.tracking.connection import Connection
-from gram_platform.tracking.entry import curve_metrics, unescape
+from gram_platform.tracking.entry import Entry, curve_metrics, run_entry, unescape
 from tests.store.training import final_fields, in_process, record, run_config, train
 
 RUN = run_config(8)
@@ -109,7 +109,7 @@ def test_a_send_that_was_cut_short_is_completed_without_repeating_a_step(store, 
     mlflow_id = tracker.mirror_run(directory)
     client = MlflowClient(tracker.tracking_uri)
     client.set_tag(mlflow_id, "gram.sending_step", "6")
-    client.log_batch(mlflow_id, metrics=curve_metrics([record(5, first_time=1.0e9)], 8, -1)[:2])
+    client.log_batch(mlflow_id, metrics=curve_metrics([record(5, first_time=1.0e9)], run_entry(directory), -1)[:2])
     train(store.root, RUN)
     Tracker(tracker.tracking_uri).mirror_run(directory)
     for key in record(1)["metrics"]:
@@ -207,10 +207,12 @@ def test_long_curves_are_thinned_the_same_way_every_time():
     for r in records:
         if r["step"] % 250:
             del r["metrics"]["validation/loss/core"], r["metrics"]["validation/loss/virology"]
-    whole = curve_metrics(records, 1000, -1)
+    entry = Entry("run", "r1", "a run", State.COMPLETE, {}, {}, num_steps=1000, tokens_per_step=16)
+    whole = curve_metrics(records, entry, -1)
+    assert [m.value for m in whole if m.key == "train/tokens"][:2] == [160.0, 320.0]
     assert len([m for m in whole if m.key == "train/loss"]) == 100
     assert [m.step for m in whole if m.key == "validation/loss/core"] == [250, 500, 750, 1000]
-    parts = curve_metrics(records[:333], 1000, -1) + curve_metrics(records, 1000, 333)
+    parts = curve_metrics(records[:333], entry, -1) + curve_metrics(records, entry, 333)
     assert [(m.key, m.step) for m in parts] == [(m.key, m.step) for m in whole]
 
 
