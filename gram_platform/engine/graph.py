@@ -7,7 +7,6 @@ and continues from its last checkpoint. A node that fails is reported and blocks
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import ray
 from ray.exceptions import LocalRayletDiedError, OutOfMemoryError, RayError, RayTaskError
@@ -19,40 +18,23 @@ from gram_platform.engine.capacity import capacity
 from gram_platform.engine.dispatch import execute_node
 from gram_platform.engine.evaluation import common_work, execute_profiles
 from gram_platform.engine.execution import Execution, Resources
-from gram_platform.engine.life import HELD_RETRY_S, MAX_CRASHES, NodeLifecycle
-from gram_platform.engine.process import OutOfMemory, memory_advice
+from gram_platform.engine.life import (
+    HELD_RETRY_S,
+    MAX_CRASHES,
+    SUBMIT_AGAIN,
+    NodeLifecycle,
+    Progress,
+    failure_message,
+)
+from gram_platform.engine.process import memory_advice
 from gram_platform.methods.nodes import Node
 from gram_platform.store import LeaseHeld
-from gram_platform.train.loop import TrainingDiverged
 
 Task = tuple[Node, ...]  # executed by one Ray task: a node, or evaluations with common work
-SUBMIT_AGAIN = "Submit again: finished runs are kept, and the others continue from their last checkpoints."
 
 
 class ClusterLost(RuntimeError):
     """The study's Ray cluster is gone; submitting again continues."""
-
-
-@dataclass
-class Progress:
-    """The progress of a study, for its live view."""
-
-    nodes: Sequence[Node]
-    done: set[str] = field(default_factory=set)
-    running: dict[str, float] = field(default_factory=dict)  # node id -> Unix time of its submission to Ray
-    failed: dict[str, str] = field(default_factory=dict)  # node id -> message
-    reused: int = 0  # nodes that were complete before
-    warnings: dict[str, list[str]] = field(default_factory=dict)  # node id -> its process's warnings
-
-    @property
-    def blocked(self) -> dict[str, list[str]]:
-        """Nodes that can never start, each with the failed or blocked ids that it needs."""
-        blocked: dict[str, list[str]] = {}
-        for node in self.nodes:
-            culprits = [i for i in node.needs if i in self.failed or i in blocked]
-            if culprits and node.id not in self.done:
-                blocked[node.id] = culprits
-        return blocked
 
 
 def run_graph(
@@ -90,14 +72,7 @@ class _Graph:
         progress.reused = len(progress.done)
 
     def _is_settled(self, node: Node) -> bool:
-        """Records a node that has ended by the storage, whichever driver executed it; False when it has not."""
-        if self.lifecycle.result(node) is not None:
-            self.progress.done.add(node.id)
-        elif message := self.lifecycle.divergence(node):
-            self.progress.failed[node.id] = message
-        else:
-            return False
-        return True
+        return self.lifecycle.settles(node, self.progress)
 
     def advance(self) -> bool:
         """Submits ready nodes that fit on the cluster; False when no node is left to execute."""
@@ -181,7 +156,7 @@ class _Graph:
             if len(task) > 1:
                 self.alone.add(node.id)
                 return self._queue_again(node, 0.0)
-            self.progress.failed[node.id] = _message(error.cause)
+            self.progress.failed[node.id] = failure_message(error.cause)
             return True
         except LocalRayletDiedError as error:
             raise ClusterLost("Ray's process on this machine died. " + SUBMIT_AGAIN) from error
@@ -211,11 +186,6 @@ def _on_the_driver_node() -> dict:
     """Places the task that waits for a sharded run's workers on the driver's machine, which is not preempted."""
     here = ray.get_runtime_context().get_node_id()
     return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=True)}
-
-
-def _message(cause: BaseException) -> str:
-    is_for_users = isinstance(cause, TrainingDiverged | OutOfMemory | ValueError)
-    return str(cause) if is_for_users else f"{type(cause).__name__}: {cause}"
 
 
 @ray.remote(max_retries=0)

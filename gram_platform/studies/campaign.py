@@ -50,9 +50,9 @@ def run_searched(study: Study, flags: Flags) -> int:
     """
     if needed_search(study, flags) is None:
         return run_study(study, flags)
-    if not flags.dry_run:  # errors of the study must come before the search
+    if not flags.starts_nothing:  # errors of the study must come before the search
         provide_data((build_graph(study, flags, reporter()),), Store(flags.storage).open_for_writing())
-    with contextlib.nullcontext() if flags.dry_run else one_site(flags, say):
+    with contextlib.nullcontext() if flags.starts_nothing else one_site(flags, say):
         ready, _, code = after_searches([(study, flags)])
         return max(code, *(run_study(*each) for each in ready), 0)
 
@@ -104,6 +104,7 @@ def after_searches(submitted: Sequence[tuple[Study, Flags]]) -> tuple[list[tuple
             continue
         named = f"{needed.search.name} {needed.search_id}"
         if not needed.is_complete() and needed.search_id not in ids:
+            _require_ray(flags, named)
             say(f"{study.name} begins with the search {named}: {num_trials(needed)}\n")
             code = max(code, run_search(needed.search, needed.flags))
         ids.add(needed.search_id)
@@ -117,6 +118,14 @@ def after_searches(submitted: Sequence[tuple[Study, Flags]]) -> tuple[list[tuple
             say(f"{study.name} waits for the search {named}: some profile lacks trials; submit again to go on")
             code = max(code, 1)
     return ready, ids, code
+
+
+def _require_ray(flags: Flags, named: str) -> None:
+    """ValueError for flags that keep a study from Ray, on which the named search has to run first."""
+    for name in ("in_process", "export_nodes"):
+        if value := getattr(flags, name):
+            expected = f"a storage with the complete search {named} (searches need Ray), --maxent, or other --methods"
+            raise invalid(name, value, expected)
 
 
 def num_trials(needed: NeededSearch) -> str:

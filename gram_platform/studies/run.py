@@ -1,14 +1,18 @@
 """Runs studies: flags -> nodes -> data -> graph on Ray -> tables and reports."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from gram_platform.analysis.ratios import MEAN, VARIANT
 from gram_platform.config import CORE
 from gram_platform.config.flops import total_parameters
+from gram_platform.config.identity import invalid, local_path
 from gram_platform.engine.execution import Execution, Resources
-from gram_platform.engine.graph import Progress, run_graph
-from gram_platform.engine.life import NodeLifecycle
+from gram_platform.engine.graph import run_graph
+from gram_platform.engine.handover import missing_nodes, write_nodes
+from gram_platform.engine.in_process import has_gpu, run_in_process
+from gram_platform.engine.life import NodeLifecycle, Progress
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, method_costs, unique
 from gram_platform.pages.results.record import StudyRecord
@@ -17,7 +21,7 @@ from gram_platform.store.root import provide_corpus
 from gram_platform.studies.build import Graph, build_graph, require_memory
 from gram_platform.studies.definition import FAMILIES, NOT_REPRODUCED, OURS, Study
 from gram_platform.studies.dry_run import described, require_document_end, require_enough_data, require_supply
-from gram_platform.studies.flags import CommonFlags, Flags, parse
+from gram_platform.studies.flags import Flags, parse
 from gram_platform.studies.live import LiveView
 from gram_platform.studies.measurements import MEASUREMENTS
 from gram_platform.studies.session import (
@@ -43,12 +47,27 @@ def run_study(study: Study, flags: Flags) -> int:
     if flags.dry_run:
         say(described(build_graph(study, flags)))
         return 0
+    if flags.export_nodes:
+        return _export_nodes(build_graph(study, flags, reporter()))
     store = Store(flags.storage).open_for_writing()
     graph = build_graph(study, flags, reporter())
     provide_data((graph,), store)
     say(f"study {study.name}: {len(graph.nodes)} nodes on {flags.corpus} (data {', '.join(graph.data_ids)})")
     say(f"storage {store.root}")
     return GraphsRun((graph,), flags, store, open_tracker(flags)).run()
+
+
+def _export_nodes(graph: Graph) -> int:
+    """Writes the missing nodes to the file of --export-nodes; returns the exit code. ValueError as `provide_data`."""
+    path = local_path("export_nodes", graph.flags.export_nodes)
+    require_supply(graph.nodes, graph.preset, graph.flags, graph.recipes)
+    nodes = missing_nodes(graph.nodes, Store(graph.flags.storage))
+    try:
+        write_nodes(path, nodes, graph.corpora)
+    except OSError as error:
+        raise invalid("export_nodes", str(path), f"a file that can be written ({error.strerror})") from error
+    say(f"{path}: {len(nodes)} of {len(graph.nodes)} nodes")
+    return 0
 
 
 def provide_data(graphs: Sequence[Graph], store: Store) -> None:
@@ -72,12 +91,12 @@ def provide_data(graphs: Sequence[Graph], store: Store) -> None:
 class GraphsRun:
     """Executes the graph of one or more studies, shows and mirrors it, and writes tables as they fill in."""
 
-    def __init__(self, graphs: Sequence[Graph], flags: CommonFlags, store: Store, tracker: Tracker):
+    def __init__(self, graphs: Sequence[Graph], flags: Flags, store: Store, tracker: Tracker):
         self.flags, self.store, self.tracker = flags, store, tracker
         self.nodes = unique(node for graph in graphs for node in graph.entries)
         self.by_id = {node.id: node for node in self.nodes}
         self.records = [record_of(graph) for graph in graphs]
-        self.view = LiveView(self.nodes, store)
+        self.view = LiveView(self.nodes, store, flags.in_process)
         self.unwritten = {  # (study, size) -> ids of nodes, until the table has their rows
             (place, size): {node.id for node in graph.of_size(size)}
             for place, graph in enumerate(graphs)
@@ -87,13 +106,13 @@ class GraphsRun:
     def run(self) -> int:
         """Executes missing nodes and writes every study; returns the exit code. ValueError as `require_room`."""
         started = time.monotonic()
-        execution, resources = self._placed()
+        execute = self._executor()
         for record in self.records:
             self.store.study_dir(record.name).write("study.json", record.to_json())
         self.mirror = Mirror(self.tracker, self.store, self.view.say)
         retry = self.flags.retry_failed
         with self.view:
-            progress = run_graph(self.nodes, execution, resources, self._on_change, retry_diverged=retry)
+            progress = execute(self._on_change, retry_diverged=retry)
         is_mirrored = self.mirror.finish(self.by_id)
         self._report(progress, time.monotonic() - started)
         for record in self.records:
@@ -103,8 +122,13 @@ class GraphsRun:
         self.view.say(f"{'MLflow':12} {self._mlflow_command()}")
         return 1 if progress.failed else 0
 
+    def _executor(self) -> Callable[..., Progress]:
+        """Returns what executes the nodes: this process, or Ray, which it starts unless every node is done."""
+        if self.flags.in_process:
+            return partial(run_in_process, self.nodes, execution_of(self.flags, has_gpu())[0])
+        return partial(run_graph, self.nodes, *self._placed())
+
     def _placed(self) -> tuple[Execution, Resources]:
-        """Returns how to execute nodes; starts Ray unless every node is done."""
         lifecycle = NodeLifecycle(self.store)
         if all(lifecycle.result(node) is not None for node in self.nodes):
             return execution_of(self.flags, has_gpu=False)

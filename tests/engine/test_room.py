@@ -9,8 +9,7 @@ import pytest
 
 from gram_platform.engine import capacity, graph
 from gram_platform.engine.execution import Resources
-from gram_platform.engine.graph import Progress
-from gram_platform.engine.life import MAX_CRASHES
+from gram_platform.engine.life import MAX_CRASHES, Progress
 from gram_platform.engine.proposals import PointList
 from gram_platform.engine.search import Tuning, _CrashCount, _Searcher
 from gram_platform.engine.trials import most_ranks, trial_ranks
