@@ -9,7 +9,7 @@ import json
 import sys
 import tarfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from gram_platform.config import RECIPE_VERSION, RunConfig, evaluation_from_plain, run_from_plain
@@ -103,24 +103,25 @@ def write_archive(path: Path, nodes: Sequence[Node], store: Store) -> int:
     return len(ended)
 
 
-class _Lines:
-    """Prints a line for every ended node, and the running ones' steps every `SAY_EVERY_S`."""
+def _printer(store: Store) -> Callable[[Progress, Node | None], None]:
+    """Returns what prints a line for every ended node, and the running run's step every `SAY_EVERY_S`."""
+    next_s = 0.0
 
-    def __init__(self, store: Store):
-        self.store, self.next_s = store, 0.0
-
-    def __call__(self, progress: Progress, ended: Node | None) -> None:
+    def say(progress: Progress, ended: Node | None) -> None:
+        nonlocal next_s
         count = f"[{len(progress.done) + len(progress.failed)}/{len(progress.nodes)}]"
         if ended is not None:
-            message, timing = progress.failed.get(ended.id), self.store.node(ended.kind, ended.id).timing()
+            message, timing = progress.failed.get(ended.id), store.node(ended.kind, ended.id).timing()
             how = f"FAILED: {message}" if message else f"{timing.get('elapsed_s', 0.0):.1f} s"
             print(f"{count} {ended.kind} {ended.id} {ended.name}: {how}", flush=True)
-        elif time.monotonic() >= self.next_s:
-            self.next_s = time.monotonic() + SAY_EVERY_S
+        elif time.monotonic() >= next_s:
+            next_s = time.monotonic() + SAY_EVERY_S
             for node in (node for node in progress.nodes if node.id in progress.running and node.is_run):
-                beat = self.store.run(node.id).progress() or {}
-                rate = f"{beat.get('tokens_per_second', 0):,.0f} tokens/s"
-                print(f"{count} {node.name}: step {beat.get('step', 0)} of {node.config.num_steps}, {rate}", flush=True)
+                beat = {"step": 0, "tokens_per_second": 0.0} | (store.run(node.id).progress() or {})
+                rate = f"{beat['tokens_per_second']:,.0f} tokens/s"
+                print(f"{count} {node.name}: step {beat['step']} of {node.config.num_steps}, {rate}", flush=True)
+
+    return say
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -157,7 +158,7 @@ def _run(flags: argparse.Namespace, started: float) -> int:
     execution = Execution(store.root, num_threads=flags.threads, device=device)
     limits = {"limit_s": 60 * flags.max_minutes - (time.monotonic() - started)} if flags.max_minutes else {}
     try:
-        progress = run_in_process(nodes, execution, _Lines(store), **limits)
+        progress = run_in_process(nodes, execution, _printer(store), **limits)
     finally:
         if flags.archive:
             num_ended = write_archive(local_path("archive", flags.archive), nodes, store)

@@ -29,7 +29,7 @@ class Progress:
 
     nodes: Sequence[Node]
     done: set[str] = field(default_factory=set)
-    running: dict[str, float] = field(default_factory=dict)  # node id -> Unix time of its start
+    running: dict[str, float] = field(default_factory=dict)  # node id -> Unix time of its submission
     failed: dict[str, str] = field(default_factory=dict)  # node id -> message
     reused: int = 0  # nodes that were complete before
     warnings: dict[str, list[str]] = field(default_factory=dict)  # node id -> its process's warnings

@@ -48,8 +48,11 @@ def run_searched(study: Study, flags: Flags) -> int:
 
     ValueError for bad input, before anything trains.
     """
-    if needed_search(study, flags) is None:
+    needed = needed_search(study, flags)
+    if needed is None:
         return run_study(study, flags)
+    if not (flags.dry_run or needed.is_complete()):
+        _require_ray(flags, needed.named)
     if not flags.starts_nothing:  # errors of the study must come before the search
         provide_data((build_graph(study, flags, reporter()),), Store(flags.storage).open_for_writing())
     with contextlib.nullcontext() if flags.starts_nothing else one_site(flags, say):
@@ -71,6 +74,10 @@ class NeededSearch:
     @property
     def search_id(self) -> str:
         return search_id(self.search, self.setup)
+
+    @property
+    def named(self) -> str:
+        return f"{self.search.name} {self.search_id}"
 
     def is_complete(self) -> bool:
         """Tells whether the storage has all trials."""
@@ -102,20 +109,18 @@ def after_searches(submitted: Sequence[tuple[Study, Flags]]) -> tuple[list[tuple
         if needed is None:
             ready.append((study, flags))
             continue
-        named = f"{needed.search.name} {needed.search_id}"
         if not needed.is_complete() and needed.search_id not in ids:
-            _require_ray(flags, named)
-            say(f"{study.name} begins with the search {named}: {num_trials(needed)}\n")
+            say(f"{study.name} begins with the search {needed.named}: {num_trials(needed)}\n")
             code = max(code, run_search(needed.search, needed.flags))
         ids.add(needed.search_id)
         if needed.is_complete():
-            say(f"MaxEnt's parameters in {study.name}: the best trials of {named}, which is complete\n")
+            say(f"MaxEnt's parameters in {study.name}: the best trials of {needed.named}, which is complete\n")
             ready.append((study, replace(flags, maxent=needed.search_id)))
         elif flags.dry_run:
             say(f"\n{what_follows(needed, build_graph(study, flags))}\n")
             ready.append((study, flags))
         else:
-            say(f"{study.name} waits for the search {named}: some profile lacks trials; submit again to go on")
+            say(f"{study.name} waits for the search {needed.named}: some profile lacks trials; submit again to go on")
             code = max(code, 1)
     return ready, ids, code
 

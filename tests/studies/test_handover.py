@@ -126,6 +126,11 @@ def test_flags_that_need_ray_are_refused(tmp_path):
             parse(scaling.STUDY, ["--preset", "smoke", "--in-process", "--num-workers", wanted])
     with pytest.raises(ValueError, match=r"^export_nodes=.*without --start"):
         parse(scaling.STUDY, ["--preset", "smoke", "--sizes", "tiny", "--start", "imported-x", "--export-nodes", "f"])
+    for wanted in (["--in-process"], ["--export-nodes", str(tmp_path / "f")]):
+        flags = parse(stories.STUDY, ["--preset", "paper", "--storage", str(tmp_path), *wanted])
+        with pytest.raises(ValueError, match=r"complete search maxent_search \w+ \(searches need Ray"):
+            run_searched(stories.STUDY, flags)
+    assert not [*tmp_path.iterdir()]
     flags = parse(stories.STUDY, ["--preset", "demo", "--export-nodes", str(tmp_path / "no folder" / "f")])
     with pytest.raises(ValueError, match=r"^export_nodes=.*a file that can be written"):
         run_searched(stories.STUDY, flags)
