@@ -8,6 +8,7 @@ same compute.
     python experiments/stories.py                                   # demo: 2 CPU cores, not timed since 2026-11-23
     python experiments/stories.py --methods gram filtering maxent   # fewer methods
     python experiments/stories.py --preset smoke                    # 2 CPU cores, about 1 minute
+    python experiments/stories.py --preset gpu --dry-run            # 3M and 10M: minutes on a GPU, docs/cluster.md
     python experiments/stories.py --preset paper --dry-run          # 26M parameters on the hub; searches MaxEnt first
 
 Expect (paper, mean over profiles: core, retain, forget, elicited): GRAM .938 .952 .766 .855; filtering .961 .962 .780

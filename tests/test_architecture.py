@@ -39,6 +39,9 @@ ROOMS = {
 }
 MAX_ROOMS = 16
 TRAINING_CORE = ("config", "methods", "model", "train", "corpora.packed")
+# what executes a node of one rank: modules of these rooms, and these of the engine
+WITHOUT_RAY = ("config", "methods", "model", "planner", "store", "train")
+WITHOUT_RAY += tuple(f"engine.{name}" for name in ("evaluation", "handover", "in_process", "life", "node", "process"))
 NOT_IN_CORE = {library for libraries in ROOMS.values() for library in libraries} - {"torch", "numpy"}
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 350, 60  # hard; about 250 and 40 is what we aim at, and what is reported
 AIM_FILE_LINES, AIM_FUNCTION_LINES = 250, 40
@@ -153,12 +156,24 @@ def test_training_core_needs_torch_and_numpy_only():
 
 
 def test_training_core_imports_where_nothing_else_is_installed():
-    modules = [module_name(path) for path in core_files()]
+    require_imports([module_name(path) for path in core_files()], NOT_IN_CORE)
+
+
+def test_a_node_is_executed_where_ray_is_not_installed():
+    """Nor MLflow, Optuna, tyro, rich, pandas, pyarrow, datasets, plotly, psutil."""
+    names = tuple(f"{PACKAGE}.{name}" for name in WITHOUT_RAY)
+    modules = [name for name in map(module_name, python_files(PACKAGE)) if f"{name}.".startswith(names)]
+    assert {name.split(".")[1] for name in modules} == {name.split(".")[0] for name in WITHOUT_RAY}
+    require_imports(modules, NOT_IN_CORE - {"safetensors", "fsspec", "tokenizers"})
+
+
+def require_imports(modules: list[str], absent: set[str]) -> None:
+    """Imports the modules in a process in which the `absent` libraries cannot be imported."""
     code = f"""
 import sys
 class Missing:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {NOT_IN_CORE!r}:
+        if name.split(".")[0] in {absent!r}:
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Missing())
 import importlib

@@ -159,6 +159,15 @@ _STORIES_TOKENS = round(STORIES_STEPS * 128 * 256 / (1 + STORIES_AUX_SHARE))
 STORIES_SIZES = {"26M": Size("26M", 8, 512, 8, 2, 2048, 1856, 192, 128, 16, _STORIES_TOKENS, 5e-3, 256, 4096)}
 # As the authors ran it: a full-width core beside the modules, one route a step.
 STORIES_AS_RUN_SIZES = {"26M": dataclasses.replace(STORIES_SIZES["26M"], d_core=2048, micro_batch=128)}
+# For minutes on a GPU [ours]: 10 core tokens for each parameter, modules half as wide as the MLP and one route a step
+# as in the demo, Simple Stories' context. The rates are below that of Simple Stories' 26M; no search has chosen them.
+STORIES_GPU_SIZES = {
+    size.name: size
+    for size in (
+        Size("3M", 6, 192, 4, 2, 768, 768, 384, 64, 64, 28_370_000, 4e-3, 256, 1024),
+        Size("10M", 8, 320, 4, 2, 1280, 1280, 640, 64, 64, 96_900_000, 3e-3, 256, 1024),
+    )
+}
 STORIES_SMOKE_SIZES = {"tiny": dataclasses.replace(SMOKE_SIZES["tiny"], d_core=112)}
 
 

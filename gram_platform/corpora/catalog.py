@@ -44,13 +44,14 @@ class HubCorpus:
 
 
 # A story has about 160 tokens at vocabulary 1,024: "stories" has 3M training tokens of core and 0.2M of each topic,
-# "stories-long" 30M of core; the law `demo` was measured on "stories-96". As in real text, a topic has many facts that
-# recur by a power law: of few facts, a model would learn all from a part of the topic's text. A tenth of the facts is
-# private to the topic and lost when the topic is removed.
+# "stories-long" 30M of core, "stories-100M" 100M of core and 0.9M of each topic; the law `demo` was measured on
+# "stories-96". As in real text, a topic has many facts that recur by a power law: of few facts, a model would learn all
+# from a part of the topic's text. A tenth of the facts is private to the topic and lost when the topic is removed.
 STORIES = {
     "stories": StoriesCorpus(core_documents=20_000, aux_documents=1_350, num_facts=384, shared_fact_share=0.9),
     "stories-96": StoriesCorpus(core_documents=16_500, aux_documents=1_350, num_facts=96, shared_fact_share=0.3),
     "stories-long": StoriesCorpus(core_documents=200_000, aux_documents=3_000, num_facts=384, shared_fact_share=0.9),
+    "stories-100M": StoriesCorpus(core_documents=700_000, aux_documents=7_000, num_facts=1_280, shared_fact_share=0.9),
     "stories-smoke": StoriesCorpus(core_documents=2_000, aux_documents=200, num_facts=96, shared_fact_share=0.3),
 }
 

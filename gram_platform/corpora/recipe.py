@@ -6,6 +6,7 @@ packed data; only local files are read once, for labels and lengths.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -303,3 +304,14 @@ class CorpusRecipe:
             pooled = "" if domain.labels == (domain.name,) else f", {len(domain.labels)} label(s) pooled"
             lines.append(f"  {domain.name}: {documents}, {domain.num_bytes / 1e6:,.1f} MB{pooled}")
         return "\n".join(lines)
+
+
+def recipe_from_plain(plain: Mapping) -> CorpusRecipe | None:
+    """Reads a recipe of generated stories from the JSON of `plain()`; None for a corpus whose text is elsewhere."""
+    tokenizer, source = TokenizerRecipe(**plain["tokenizer"]), dict(plain["source"])
+    if source.pop("kind") != StoriesSource.__name__ or not tokenizer.is_trained:
+        return None
+    source["num_documents"] = tuple(map(tuple, source["num_documents"]))
+    domains = tuple(DomainRecipe(**domain) for domain in plain["domains_from"])
+    parts = {"source": StoriesSource(**source), "domains_from": domains, "tokenizer": tokenizer}
+    return CorpusRecipe(**{**plain, **parts})

@@ -7,7 +7,6 @@ are executed by slots, nodes of several by Ray Train workers.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import ray
 from ray.exceptions import LocalRayletDiedError, OutOfMemoryError, RayError, RayTaskError
@@ -16,42 +15,25 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from gram_platform.engine.capacity import Cluster
 from gram_platform.engine.evaluation import common_work
 from gram_platform.engine.execution import Execution, Resources
-from gram_platform.engine.life import HELD_RETRY_S, MAX_CRASHES, NodeLifecycle
-from gram_platform.engine.process import OutOfMemory, memory_advice
+from gram_platform.engine.life import (
+    HELD_RETRY_S,
+    MAX_CRASHES,
+    SUBMIT_AGAIN,
+    NodeLifecycle,
+    Progress,
+    failure_message,
+)
+from gram_platform.engine.process import memory_advice
 from gram_platform.engine.slots import SlotPool, Task, execute_task, plain_nodes, task_name
 from gram_platform.methods.nodes import Node
 from gram_platform.store import LeaseHeld
-from gram_platform.train.loop import TrainingDiverged
 
 MAX_GANGS = 16  # runs of several ranks at once; each keeps a process on the driver's machine
 LOOK_FOR_STALLS_S = 30.0
-SUBMIT_AGAIN = "Submit again: finished runs are kept, and the others continue from their last checkpoints."
 
 
 class ClusterLost(RuntimeError):
     """The study's Ray cluster is gone; submitting again continues."""
-
-
-@dataclass
-class Progress:
-    """The progress of a study, for its live view."""
-
-    nodes: Sequence[Node]
-    done: set[str] = field(default_factory=set)
-    running: dict[str, float] = field(default_factory=dict)  # node id -> Unix time of its submission to Ray
-    failed: dict[str, str] = field(default_factory=dict)  # node id -> message
-    reused: int = 0  # nodes that were complete before
-    warnings: dict[str, list[str]] = field(default_factory=dict)  # node id -> its process's warnings
-
-    @property
-    def blocked(self) -> dict[str, list[str]]:
-        """Nodes that can never start, each with the failed or blocked ids that it needs."""
-        blocked: dict[str, list[str]] = {}
-        for node in self.nodes:
-            culprits = [i for i in node.needs if i in self.failed or i in blocked]
-            if culprits and node.id not in self.done:
-                blocked[node.id] = culprits
-        return blocked
 
 
 def run_graph(
@@ -98,14 +80,7 @@ class _Graph:
         progress.reused = len(progress.done)
 
     def _is_settled(self, node: Node) -> bool:
-        """Records a node that has ended by the storage, whichever driver executed it; False when it has not."""
-        if self.lifecycle.result(node) is not None:
-            self.progress.done.add(node.id)
-        elif message := self.lifecycle.divergence(node):
-            self.progress.failed[node.id] = message
-        else:
-            return False
-        return True
+        return self.lifecycle.settles(node, self.progress)
 
     def advance(self, may_start: bool = True) -> bool:
         """Starts ready nodes that fit on the cluster; False when no node is left to execute."""
@@ -234,7 +209,7 @@ class _Graph:
             if len(task) > 1:
                 self.alone.add(node.id)
                 return self._queue_again(node, 0.0)
-            self.progress.failed[node.id] = _message(error.cause)
+            self.progress.failed[node.id] = failure_message(error.cause)
             return True
         except LocalRayletDiedError as error:
             raise ClusterLost("Ray's process on this machine died. " + SUBMIT_AGAIN) from error
@@ -259,11 +234,6 @@ class _Graph:
         self.not_before[node.id] = time.monotonic() + after_s
         self.waiting.insert(0, node)
         return False
-
-
-def _message(cause: BaseException) -> str:
-    is_for_users = isinstance(cause, TrainingDiverged | OutOfMemory | ValueError)
-    return str(cause) if is_for_users else f"{type(cause).__name__}: {cause}"
 
 
 _execute_gang = ray.remote(max_retries=0)(execute_task)

@@ -8,10 +8,11 @@
 - ready: none of these.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from gram_platform.config import State
+from gram_platform.engine.process import OutOfMemory
 from gram_platform.methods.nodes import Node
 from gram_platform.store import Store
 from gram_platform.train.loop import TrainingDiverged
@@ -19,6 +20,29 @@ from gram_platform.train.loop import TrainingDiverged
 MAX_CRASHES = 4
 HELD_RETRY_S = 2.0
 DIVERGENCE = {"kind": State.DIVERGED}  # the details of a recorded failure
+SUBMIT_AGAIN = "Submit again: finished runs are kept, and the others continue from their last checkpoints."
+
+
+@dataclass
+class Progress:
+    """The progress of a study, for its live view."""
+
+    nodes: Sequence[Node]
+    done: set[str] = field(default_factory=set)
+    running: dict[str, float] = field(default_factory=dict)  # node id -> Unix time of its submission
+    failed: dict[str, str] = field(default_factory=dict)  # node id -> message
+    reused: int = 0  # nodes that were complete before
+    warnings: dict[str, list[str]] = field(default_factory=dict)  # node id -> its process's warnings
+
+    @property
+    def blocked(self) -> dict[str, list[str]]:
+        """Nodes that can never start, each with the failed or blocked ids that it needs."""
+        blocked: dict[str, list[str]] = {}
+        for node in self.nodes:
+            culprits = [i for i in node.needs if i in self.failed or i in blocked]
+            if culprits and node.id not in self.done:
+                blocked[node.id] = culprits
+        return blocked
 
 
 @dataclass(frozen=True)
@@ -57,6 +81,16 @@ class NodeLifecycle:
         failure = self._store.run(node.id).failure() if node.kind == "run" and not self._retry_diverged else None
         return failure["message"] if is_divergence(failure) else ""
 
+    def settles(self, node: Node, progress: Progress) -> bool:
+        """Records a node that has ended by the storage, whichever driver executed it; False when it has not."""
+        if self.result(node) is not None:
+            progress.done.add(node.id)
+        elif message := self.divergence(node):
+            progress.failed[node.id] = message
+        else:
+            return False
+        return True
+
     def require_not_diverged(self, node: Node) -> None:
         """Raises TrainingDiverged for a run that has diverged."""
         if message := self.divergence(node):
@@ -72,3 +106,9 @@ class NodeLifecycle:
 def is_divergence(failure: Mapping | None) -> bool:
     """Tells whether a run failed with a non-finite loss."""
     return failure is not None and failure.get("details", {}).get("kind") == DIVERGENCE["kind"]
+
+
+def failure_message(error: BaseException) -> str:
+    """Writes why a node failed: an error for users speaks for itself, any other needs its class's name."""
+    is_for_users = isinstance(error, TrainingDiverged | OutOfMemory | ValueError)
+    return str(error) if is_for_users else f"{type(error).__name__}: {error}"

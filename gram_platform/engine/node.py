@@ -1,5 +1,6 @@
 """Executes one run in this process, from the last checkpoint to the result."""
 
+import contextlib
 import math
 import time
 from collections import defaultdict
@@ -111,12 +112,14 @@ class MetricsSummary:
         return metrics
 
 
-def execute_run(run: RunConfig, tags: Mapping[str, str], execution: Execution) -> dict:
+def execute_run(
+    run: RunConfig, tags: Mapping[str, str], execution: Execution, notice: TerminationNotice | None = None
+) -> dict:
     """Trains the run from the last checkpoint unless it has a result; returns the result.
 
     Raises LeaseHeld while another process works on it, ValueError for other data than its checkpoint's, and, recorded
-    as the run's failure, TrainingDiverged for a non-finite loss and OutOfMemory with advice. A SIGTERM ends the process
-    after the current step, with a checkpoint of it.
+    as the run's failure, TrainingDiverged for a non-finite loss and OutOfMemory with advice. A SIGTERM, or the caller's
+    `notice`, ends the process after the current step, with a checkpoint of it.
     """
     torch.set_num_threads(execution.num_threads)
     directory = execution.store().run(run.run_id)
@@ -126,7 +129,8 @@ def execute_run(run: RunConfig, tags: Mapping[str, str], execution: Execution) -
         return result
     corpus = execution.corpus(run.data.data_id)
     attempts = directory.start_attempt(owner(), execution.lease_s)
-    with termination_notice() as notice, attempts as attempt, freed_memory_kept():
+    noticed = termination_notice() if notice is None else contextlib.nullcontext(notice)
+    with noticed as notice, attempts as attempt, freed_memory_kept():
         if (result := directory.result()) is not None:  # another driver has completed it meanwhile
             return result
         try:

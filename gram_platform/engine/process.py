@@ -2,16 +2,15 @@
 
 import contextlib
 import ctypes
+import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-import psutil
-import ray
 import torch
-from ray.exceptions import RaySystemError
 
 from gram_platform.config import RunConfig
 from gram_platform.engine.execution import Execution
@@ -91,13 +90,24 @@ class ResourceUsage:
         if self.device.type == "cuda":
             self.peak_bytes = torch.cuda.max_memory_allocated(self.device)
         else:
-            self.peak_bytes = max(self.peak_bytes, psutil.Process().memory_info().rss)
+            self.peak_bytes = max(self.peak_bytes, resident_bytes())
 
     def facts(self) -> dict[str, str | int]:
         """Gives `device` ("cpu", or the GPU's name) and `peak_memory_bytes`, for `timing.json`."""
         self.look()
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
         return {"device": name, "peak_memory_bytes": self.peak_bytes}
+
+
+def resident_bytes() -> int:
+    """Measures this process's memory; only systems without Linux's /proc need psutil."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except FileNotFoundError:
+        import psutil
+
+        return psutil.Process().memory_info().rss
 
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
@@ -127,14 +137,16 @@ POLL_S = 10.0  # between two requests to Ray
 
 
 class TerminationNotice:
-    """Tells whether this process shall end, by SIGTERM or because Ray drains its machine."""
+    """Tells whether this process shall end, by a signal or because Ray drains its machine. Runs ask at every step."""
 
     def __init__(self) -> None:
         self._given = self._is_asking = False
+        self._code = 128 + signal.SIGTERM
         self._next_poll = time.monotonic() + POLL_S
 
-    def give(self) -> None:
-        self._given = True
+    def give(self, code: int = 128 + signal.SIGTERM) -> None:
+        """Gives the notice; `code` becomes the exit code."""
+        self._given, self._code = True, code
 
     @property
     def given(self) -> bool:
@@ -151,15 +163,17 @@ class TerminationNotice:
         self._is_asking = False
 
     def exit(self) -> None:
-        """Ends the process with the exit code of an unhandled SIGTERM, so that its starter sees a preemption."""
-        raise SystemExit(128 + signal.SIGTERM)
+        """Ends the process as the unhandled signal would, so that its starter sees a preemption or an interruption."""
+        raise KeyboardInterrupt if self._code == 128 + signal.SIGINT else SystemExit(self._code)
 
 
 def is_draining() -> bool:
-    """Tells whether Ray drains this machine, as before an announced preemption."""
-    if not ray.is_initialized():
+    """Tells whether Ray drains this machine, as before an announced preemption; False in a process without Ray."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
         return False
     from ray._private.state import state  # as Ray's libraries do; there is no public function
+    from ray.exceptions import RaySystemError
 
     try:
         return ray.get_runtime_context().get_node_id() in state.get_draining_nodes()
@@ -168,20 +182,23 @@ def is_draining() -> bool:
 
 
 @contextlib.contextmanager
-def termination_notice() -> Iterator[TerminationNotice]:
-    """Notes the first SIGTERM while the block runs, so that the work goes on; the second acts as before the block.
+def termination_notice(
+    notice: TerminationNotice | None = None, signals: Sequence[int] = (signal.SIGTERM,)
+) -> Iterator[TerminationNotice]:
+    """Notes the first of the signals while the block runs, so that the work goes on; the second acts as before it.
 
     Only a main thread can handle signals. In another thread the notice is that of `note_sigterm`, if the process called
     it; a trial of Ray Tune does not, and a SIGTERM ends it at once.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield _process_notice or TerminationNotice()
+        yield notice or _process_notice or TerminationNotice()
         return
-    before = signal.getsignal(signal.SIGTERM) or signal.SIG_DFL
+    notice = notice or TerminationNotice()
+    restore = _give_at_first(notice, signals)
     try:
-        yield _note_first_sigterm()
+        yield notice
     finally:
-        signal.signal(signal.SIGTERM, before)
+        restore()
 
 
 _process_notice: TerminationNotice | None = None  # of a process that trains in a second thread
@@ -190,15 +207,22 @@ _process_notice: TerminationNotice | None = None  # of a process that trains in 
 def note_sigterm() -> None:
     """Notes the first SIGTERM from now on. Call it in the main thread of a process that trains in a second one."""
     global _process_notice
-    _process_notice = _note_first_sigterm()
+    _process_notice = TerminationNotice()
+    _give_at_first(_process_notice, (signal.SIGTERM,))
 
 
-def _note_first_sigterm() -> TerminationNotice:
-    notice, before = TerminationNotice(), signal.getsignal(signal.SIGTERM) or signal.SIG_DFL
+def _give_at_first(notice: TerminationNotice, signals: Sequence[int]) -> Callable[[], None]:
+    """Gives the notice at the first of the signals, and then restores their handlers; returns what restores them."""
+    before = {number: signal.getsignal(number) or signal.SIG_DFL for number in signals}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
     def note(number: int, frame: object) -> None:
-        notice.give()
-        signal.signal(signal.SIGTERM, before)
+        restore()
+        notice.give(128 + number)
 
-    signal.signal(signal.SIGTERM, note)
-    return notice
+    for number in signals:
+        signal.signal(number, note)
+    return restore

@@ -13,6 +13,7 @@ import torch
 from gram_platform.config.identity import invalid
 from gram_platform.model.pieces import Piece
 from gram_platform.store.checkpoints import (
+    CHECKPOINTS,
     FINISHED,
     MANIFEST,
     SHARDS,
@@ -82,7 +83,7 @@ class Attempt:
             try:
                 return self._continue_from(read(self._attempts, step, attempt_id))
             except (CorruptFile, FileNotFoundError) as error:
-                folder = self._attempts.child(attempt_id, "checkpoints")
+                folder = self._attempts.child(attempt_id, CHECKPOINTS)
                 if folder.child(step_name(step)).exists(MANIFEST):  # otherwise another attempt has just pruned it
                     folder.set_aside(step_name(step), error)
         return None

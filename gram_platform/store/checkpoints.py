@@ -10,7 +10,7 @@ from gram_platform.store.leases import has_ended, read_lease
 
 TENSORS, LAYOUT, STATE = "tensors.safetensors", "layout", "state.json"
 FINISHED = "complete.json"
-WEIGHTS, SHARDS = "weights.safetensors", "weights"
+CHECKPOINTS, WEIGHTS, SHARDS = "checkpoints", "weights.safetensors", "weights"  # in an attempt's folder
 MANIFEST = "manifest.json"  # written last: the files beside it count from then on
 NORM = "norm/"  # + gradient/<set> or weights/<set>: metrics for the storage alone, they would crowd MLflow's table
 PROBE = NORM + "probe/"  # + <domain>/<module>: see `train.learner.probed_norms`
@@ -26,7 +26,7 @@ def list_checkpoints(attempts: Folder) -> list[tuple[int, str]]:
     """Lists (step, attempt_id) of every checkpoint of a run, the lowest step first."""
     found = []
     for attempt_id in attempts.list():
-        folder = attempts.child(attempt_id, "checkpoints")
+        folder = attempts.child(attempt_id, CHECKPOINTS)
         names = [name for name in folder.list() if name.isdigit()]
         found += [(int(name), attempt_id) for name in names if folder.child(name).exists(MANIFEST)]
     return sorted(found)
@@ -36,7 +36,7 @@ def newest_manifest(attempts: Folder) -> dict | None:
     """Reads the manifest of the newest checkpoint that can be read; tensors are not verified."""
     for step, attempt_id in reversed(list_checkpoints(attempts)):
         try:
-            manifest = attempts.child(attempt_id, "checkpoints", step_name(step)).read_sealed(MANIFEST)
+            manifest = attempts.child(attempt_id, CHECKPOINTS, step_name(step)).read_sealed(MANIFEST)
         except CorruptFile:
             continue  # the attempt that continues the run sets it aside with a warning
         if manifest is not None:
@@ -50,7 +50,7 @@ def prune(attempts: Folder, keep: int, writer_id: str | None = None) -> None:
     writers_newest = max((c for c in checkpoints if c[1] == writer_id), default=None) if keep else None
     for step, attempt_id in checkpoints[: len(checkpoints) - keep]:
         if (step, attempt_id) != writers_newest:
-            folder = attempts.child(attempt_id, "checkpoints")
+            folder = attempts.child(attempt_id, CHECKPOINTS)
             folder.child(step_name(step)).remove(MANIFEST)  # first, so that a half-removed checkpoint does not exist
             folder.remove(step_name(step))
 
@@ -62,7 +62,7 @@ def clear_debris(attempts: Folder, keep_id: str | None = None) -> None:
         if attempt_id == keep_id or not has_ended(read_lease(attempt)):
             continue
         attempt.remove_temporaries()
-        folder = attempt.child("checkpoints")
+        folder = attempt.child(CHECKPOINTS)
         for name in folder.list():
             if name.isdigit() and not folder.child(name).exists(MANIFEST):
                 folder.remove(name)

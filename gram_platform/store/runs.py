@@ -205,7 +205,8 @@ class RunDirectory(NodeDirectory):
         attempt_ids += [attempt_id for attempt_id in self.attempts.list() if attempt_id not in attempt_ids]
         present = [attempt_id for attempt_id in attempt_ids if has_weights(self.attempts.child(attempt_id))]
         if not present:
-            raise invalid("run_id", self.run_id, "a run whose weights are kept, found one whose weights were removed")
+            removed = f"found one whose weights were removed; to train it again, remove {self.folder.path}"
+            raise invalid("run_id", self.run_id, f"a run whose weights are kept, {removed}")
         return present
 
     def _without_weights(self) -> ValueError:

@@ -18,7 +18,7 @@ import torch
 
 from gram_platform.config.identity import canonical_json, to_plain
 from gram_platform.model.pieces import Piece, all_rows, as_piece
-from gram_platform.store.checkpoints import LAYOUT, MANIFEST, SHARDS, STATE, TENSORS, WEIGHTS, step_name
+from gram_platform.store.checkpoints import CHECKPOINTS, LAYOUT, MANIFEST, SHARDS, STATE, TENSORS, WEIGHTS, step_name
 from gram_platform.store.files import CorruptFile, Folder, hash_file
 from gram_platform.store.tensors import DiskTensors, StoredRows, load_tensors, open_tensors, save_tensors
 
@@ -46,7 +46,7 @@ class Resumed:
 
 
 def checkpoint_folder(attempt: Folder, step: int) -> Folder:
-    return attempt.child("checkpoints", step_name(step))
+    return attempt.child(CHECKPOINTS, step_name(step))
 
 
 def write_shard(

@@ -48,11 +48,14 @@ def run_searched(study: Study, flags: Flags) -> int:
 
     ValueError for bad input, before anything trains.
     """
-    if needed_search(study, flags) is None:
+    needed = needed_search(study, flags)
+    if needed is None:
         return run_study(study, flags)
-    if not flags.dry_run:  # errors of the study must come before the search
+    if not (flags.dry_run or needed.is_complete()):
+        _require_ray(flags, needed.named)
+    if not flags.starts_nothing:  # errors of the study must come before the search
         provide_data((build_graph(study, flags, reporter()),), Store(flags.storage).open_for_writing())
-    with contextlib.nullcontext() if flags.dry_run else one_site(flags, say):
+    with contextlib.nullcontext() if flags.starts_nothing else one_site(flags, say):
         ready, _, code = after_searches([(study, flags)])
         return max(code, *(run_study(*each) for each in ready), 0)
 
@@ -71,6 +74,10 @@ class NeededSearch:
     @property
     def search_id(self) -> str:
         return search_id(self.search, self.setup)
+
+    @property
+    def named(self) -> str:
+        return f"{self.search.name} {self.search_id}"
 
     def is_complete(self) -> bool:
         """Tells whether the storage has all trials."""
@@ -102,21 +109,28 @@ def after_searches(submitted: Sequence[tuple[Study, Flags]]) -> tuple[list[tuple
         if needed is None:
             ready.append((study, flags))
             continue
-        named = f"{needed.search.name} {needed.search_id}"
         if not needed.is_complete() and needed.search_id not in ids:
-            say(f"{study.name} begins with the search {named}: {num_trials(needed)}\n")
+            say(f"{study.name} begins with the search {needed.named}: {num_trials(needed)}\n")
             code = max(code, run_search(needed.search, needed.flags))
         ids.add(needed.search_id)
         if needed.is_complete():
-            say(f"MaxEnt's parameters in {study.name}: the best trials of {named}, which is complete\n")
+            say(f"MaxEnt's parameters in {study.name}: the best trials of {needed.named}, which is complete\n")
             ready.append((study, replace(flags, maxent=needed.search_id)))
         elif flags.dry_run:
             say(f"\n{what_follows(needed, build_graph(study, flags))}\n")
             ready.append((study, flags))
         else:
-            say(f"{study.name} waits for the search {named}: some profile lacks trials; submit again to go on")
+            say(f"{study.name} waits for the search {needed.named}: some profile lacks trials; submit again to go on")
             code = max(code, 1)
     return ready, ids, code
+
+
+def _require_ray(flags: Flags, named: str) -> None:
+    """ValueError for flags that keep a study from Ray, on which the named search has to run first."""
+    for name in ("in_process", "export_nodes"):
+        if value := getattr(flags, name):
+            expected = f"a storage with the complete search {named} (searches need Ray), --maxent, or other --methods"
+            raise invalid(name, value, expected)
 
 
 def num_trials(needed: NeededSearch) -> str:

@@ -105,6 +105,15 @@ class Flags(CommonFlags):
     maxent: str = ""
     """id of a maxent_search whose best trials set MaxEnt's rate and weight of every profile; default: the preset's,
     which may be those of a search that runs first"""
+    in_process: bool = False
+    """run the nodes one after another in this process, without Ray; to stop in a debugger at an unexpected error:
+    python -m pdb -c continue experiments/scaling.py --in-process"""
+    export_nodes: str = ""
+    """write the missing nodes to this file, for a machine without Ray (docs/cluster.md), and start nothing"""
+
+    @property
+    def starts_nothing(self) -> bool:
+        return self.dry_run or bool(self.export_nodes)
 
 
 AnyFlags = TypeVar("AnyFlags", bound=CommonFlags)
@@ -134,6 +143,10 @@ def checked(study: Study, flags: Flags) -> Flags:
         raise invalid("sizes", ", ".join(flags.sizes), "one size beside --start, whose batch, data and rate are taken")
     if flags.start and ranks_of(flags).of_size:
         raise invalid("num_workers", ", ".join(flags.num_workers), "one number of ranks, or auto, beside --start")
+    if flags.in_process:
+        _require_one_rank(flags)
+    if flags.export_nodes and flags.start:
+        raise invalid("export_nodes", flags.export_nodes, "a study without --start: imported weights are not exported")
     if flags.law:
         require_ranks(by_law(study.presets[flags.preset], load_law(flags.law)), flags.sizes, ranks_of(flags))
     return replace(flags, methods=("baseline", *(m for m in METHODS if m in methods and m != "baseline")))
@@ -252,6 +265,14 @@ def ranks_of(flags: CommonFlags) -> Ranks:
         else:
             number = ranks
     return Ranks(number, tuple(of_size.items()), MACHINES[flags.machine], flags.activation_checkpointing)
+
+
+def _require_one_rank(flags: Flags) -> None:
+    """ValueError unless every run of the chosen sizes has one rank, as one process can train."""
+    ranks = ranks_of(flags)
+    for size in flags.sizes:
+        if ranks.wanted(size) != 1:
+            raise invalid("num_workers", ranks.wanted(size), "1 for every size, beside --in-process")
 
 
 def require_ranks(preset: Preset, sizes: tuple[str, ...], ranks: Ranks) -> None:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gram_platform.config import RunConfig
-from gram_platform.engine.graph import SUBMIT_AGAIN, Progress
+from gram_platform.engine.life import SUBMIT_AGAIN, Progress
 from gram_platform.methods.nodes import Node
 from gram_platform.planner import run_flops
 from gram_platform.store import Store
@@ -23,7 +23,7 @@ SILENCE_S = 30.0  # without news from Ray, before the view warns
 class LiveView:
     """Shows a study: numbers of nodes running, done and waiting, tokens per second, and the time left."""
 
-    def __init__(self, nodes: list[Node], store: Store):
+    def __init__(self, nodes: list[Node], store: Store, in_process: bool = False):
         self.nodes = {node.id: node for node in nodes}
         self.store = store
         self.flops = {n.id: run_flops(n.config) for n in nodes if isinstance(n.config, RunConfig)}
@@ -32,12 +32,16 @@ class LiveView:
         self._next_plain = 0.0
         self._updated, self._ended = time.monotonic(), threading.Event()
         self.console = Console(soft_wrap=True)
-        self.live = Live(console=self.console, transient=True, auto_refresh=False) if sys.stdout.isatty() else None
+        self.in_process = in_process  # without Ray; plain lines then leave the terminal to a debugger
+        has_panel = sys.stdout.isatty() and not in_process
+        self.live = Live(console=self.console, transient=True, auto_refresh=False) if has_panel else None
 
     def __enter__(self) -> "LiveView":
         if self.live:
             self.live.start()
         self._updated = time.monotonic()
+        if self.in_process:
+            return self
         threading.Thread(target=self._watch, name="silence of Ray", daemon=True).start()
         return self
 

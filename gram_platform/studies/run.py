@@ -1,14 +1,17 @@
 """Runs studies: flags -> nodes -> data -> graph on Ray -> tables and reports."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from gram_platform.analysis.ratios import MEAN, VARIANT
 from gram_platform.config import CORE
 from gram_platform.config.flops import total_parameters
-from gram_platform.engine.execution import Execution, Resources
-from gram_platform.engine.graph import Progress, run_graph
-from gram_platform.engine.life import NodeLifecycle
+from gram_platform.config.identity import invalid, local_path
+from gram_platform.engine.graph import run_graph
+from gram_platform.engine.handover import missing_nodes, write_nodes
+from gram_platform.engine.in_process import has_gpu, run_in_process
+from gram_platform.engine.life import NodeLifecycle, Progress
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, method_costs, unique
 from gram_platform.pages.results.record import StudyRecord
@@ -52,12 +55,27 @@ def run_study(study: Study, flags: Flags) -> int:
     if flags.dry_run:
         say(described(build_graph(study, flags)))
         return 0
+    if flags.export_nodes:
+        return _export_nodes(build_graph(study, flags, reporter()))
     store = Store(flags.storage).open_for_writing()
     graph = build_graph(study, flags, reporter())
     provide_data((graph,), store)
     say(f"study {study.name}: {len(graph.nodes)} nodes on {flags.corpus} (data {', '.join(graph.data_ids)})")
     say(f"storage {store.root}")
     return GraphsRun((graph,), flags, store, open_tracker(flags)).run()
+
+
+def _export_nodes(graph: Graph) -> int:
+    """Writes the missing nodes to the file of --export-nodes; returns the exit code. ValueError as `provide_data`."""
+    path = local_path("export_nodes", graph.flags.export_nodes)
+    require_supply(graph.nodes, graph.preset, graph.flags, graph.recipes)
+    nodes = missing_nodes(graph.nodes, Store(graph.flags.storage))
+    try:
+        write_nodes(path, nodes, graph.corpora)
+    except OSError as error:
+        raise invalid("export_nodes", str(path), f"a file that can be written ({error.strerror})") from error
+    say(f"{path}: {len(nodes)} of {len(graph.nodes)} nodes")
+    return 0
 
 
 def provide_data(graphs: Sequence[Graph], store: Store) -> None:
@@ -86,7 +104,7 @@ class GraphsRun:
         self.nodes = unique(node for graph in graphs for node in graph.entries)
         self.by_id = {node.id: node for node in self.nodes}
         self.records = [record_of(graph) for graph in graphs]
-        self.view = LiveView(self.nodes, store)
+        self.view = LiveView(self.nodes, store, flags.in_process)
         self.budget = budget_of(flags)
         self.hours: dict[str, float] = {}  # machine hours of nodes that have ended, over all submissions
         self.unwritten = {  # (study, size) -> ids of nodes, until the table has their rows
@@ -98,12 +116,12 @@ class GraphsRun:
     def run(self) -> int:
         """Executes missing nodes and writes every study; returns the exit code. ValueError as `require_room`."""
         started = time.monotonic()
-        execution, resources = self._placed()
+        execute = self._executor()
         for record in self.records:
             self.store.study_dir(record.name).write("study.json", record.to_json())
         self.mirror = Mirror(self.tracker, self.store, self.view.say)
         with self.view:
-            progress = self._climb(execution, resources)
+            progress = self._climb(execute)
         is_mirrored = self.mirror.finish(self.by_id)
         self._report(progress, time.monotonic() - started)
         for record in self.records:
@@ -113,15 +131,13 @@ class GraphsRun:
         self.view.say(f"{'MLflow':12} {self._mlflow_command()}")
         return 1 if progress.failed else 0
 
-    def _climb(self, execution: Execution, resources: Resources) -> Progress:
+    def _climb(self, execute: Callable[..., Progress]) -> Progress:
         """Executes all nodes; with --through one size after another, while none fails and no limit is reached."""
         rungs = self.flags.sizes if self.flags.through else ("",)
         nodes, done, reused = [], set(), 0
         for number, size in enumerate(rungs):
             nodes += [node for node in self.nodes if size in ("", node.size)]
-            progress = run_graph(
-                nodes, execution, resources, self._on_change, 1.0, self.flags.retry_failed, self._may_start
-            )
+            progress = execute(nodes)
             reused += progress.reused - len(done)  # the nodes of smaller sizes count as reused in this graph
             progress.reused, done = reused, set(progress.done)
             if size:
@@ -152,14 +168,17 @@ class GraphsRun:
                 line += f"; it is not started, because nodes of {size} have failed"
         self.view.say(line)
 
-    def _placed(self) -> tuple[Execution, Resources]:
-        """Returns how to execute nodes; starts Ray unless every node is done."""
+    def _executor(self) -> Callable[[Sequence[Node]], Progress]:
+        """Returns what executes nodes: this process, or Ray, which it starts unless every node is done."""
         lifecycle = NodeLifecycle(self.store)
         done = [node for node in self.nodes if lifecycle.result(node) is not None]
         self._count_hours(done)
-        if len(done) == len(self.nodes):
-            return execution_of(self.flags, has_gpu=False)
-        return start_ray(self.flags, self.nodes, self.view.say)
+        how = {"on_change": self._on_change, "may_start": self._may_start, "retry_diverged": self.flags.retry_failed}
+        if self.flags.in_process:
+            return partial(run_in_process, execution=execution_of(self.flags, has_gpu())[0], **how)
+        is_done = len(done) == len(self.nodes)
+        placed = execution_of(self.flags, False) if is_done else start_ray(self.flags, self.nodes, self.view.say)
+        return partial(run_graph, execution=placed[0], resources=placed[1], **how)
 
     def _on_change(self, progress: Progress, ended: Node | None) -> None:
         self.view.update(progress, ended)

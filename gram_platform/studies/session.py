@@ -17,7 +17,8 @@ import ray
 
 from gram_platform.engine.capacity import require_room, widest_missing
 from gram_platform.engine.execution import Execution, Resources
-from gram_platform.engine.graph import SUBMIT_AGAIN, ClusterLost
+from gram_platform.engine.graph import ClusterLost
+from gram_platform.engine.life import SUBMIT_AGAIN
 from gram_platform.methods.nodes import Node
 from gram_platform.planner import MACHINES, Budget
 from gram_platform.store import Store

@@ -8,7 +8,7 @@ from ray.exceptions import RayTaskError
 
 from gram_platform.engine import graph, trials
 from gram_platform.engine.execution import Resources
-from gram_platform.engine.graph import Progress
+from gram_platform.engine.life import Progress
 from gram_platform.methods.nodes import Node
 from gram_platform.store import LeaseHeld, Store
 from gram_platform.train.loop import TrainingDiverged

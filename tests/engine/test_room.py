@@ -11,8 +11,7 @@ import pytest
 from gram_platform.config.space import Parameter, Space
 from gram_platform.engine import capacity, graph
 from gram_platform.engine.execution import Resources
-from gram_platform.engine.graph import Progress
-from gram_platform.engine.life import MAX_CRASHES
+from gram_platform.engine.life import MAX_CRASHES, Progress
 from gram_platform.engine.proposals import Group, OptunaSource, PointList
 from gram_platform.engine.search import Tuning, _CrashCount, _Searcher
 from gram_platform.engine.trials import trial_ranks

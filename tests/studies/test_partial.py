@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from gram_platform.engine.graph import Progress
+from gram_platform.engine.life import Progress
 from gram_platform.studies.measurements import MEASUREMENTS
 from gram_platform.studies.run import GraphsRun
 

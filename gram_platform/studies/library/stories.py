@@ -6,6 +6,7 @@ from gram_platform.config import RoutingConfig
 from gram_platform.config.ladder import (
     STORIES_AS_RUN_SIZES,
     STORIES_AUX_SHARE,
+    STORIES_GPU_SIZES,
     STORIES_SIZES,
     STORIES_SMOKE_SIZES,
 )
@@ -85,6 +86,20 @@ DEMO = dataclasses.replace(
         elicitation=dataclasses.replace(scaling.DEMO_ATTACK, compared_only=False),
     ),
 )
+# the scaling demo's set-up at sizes for minutes on a GPU, one profile, one seed; rates are not searched
+GPU = dataclasses.replace(
+    scaling.DEMO,
+    sizes=STORIES_GPU_SIZES,
+    num_seeds=1,
+    methods=("baseline", "filtering", "gram", "maxent"),
+    corpus="stories-100M",
+    machine="h200",
+    options=dataclasses.replace(
+        PAPER.options,
+        maxent=MaxEnt(num_steps=500, peak_lr=1.5e-3, retain_weight=50.0),
+        elicitation=scaling.DEMO_ATTACK,
+    ),
+)
 SMOKE = dataclasses.replace(
     PAPER,
     family=OURS,
@@ -125,6 +140,6 @@ STUDY = Study(
     question="How close does one GRAM run come to separately filtered models on what is kept and removed, and on what "
     "an attacker gets back - and how do finetuned branches, unlearning and expert models do?",
     methods=("baseline", "filtering", "gram", "ft_full", "ft_lora", "maxent", "demix"),
-    presets={"smoke": SMOKE, "demo": DEMO, "paper": PAPER, "as_run": AS_RUN},
+    presets={"smoke": SMOKE, "demo": DEMO, "gpu": GPU, "paper": PAPER, "as_run": AS_RUN},
     compare_with="stories",
 )

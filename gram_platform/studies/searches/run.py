@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from optuna.exceptions import StorageInternalError
 
 from gram_platform.config.identity import short_hash, to_plain
-from gram_platform.engine.graph import SUBMIT_AGAIN, run_graph
-from gram_platform.engine.life import NodeLifecycle
+from gram_platform.engine.graph import run_graph
+from gram_platform.engine.life import SUBMIT_AGAIN, NodeLifecycle
 from gram_platform.engine.proposals import OptunaSource, PointList, Source
 from gram_platform.engine.search import Tuning, run_trials
 from gram_platform.engine.trials import FAILED, Outcome

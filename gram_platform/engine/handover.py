@@ -1,0 +1,171 @@
+"""Hands a study's missing nodes to a machine without Ray as a file, and their results back as an archive.
+
+A study's `--export-nodes FILE` writes the file. On the other machine, which needs torch, numpy, safetensors, fsspec and
+tokenizers, `python -m gram_platform.engine.handover FILE --storage DIR` executes the nodes; again, it continues.
+"""
+
+import argparse
+import json
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from gram_platform.config import RECIPE_VERSION, RunConfig, evaluation_from_plain, run_from_plain
+from gram_platform.config.crash_safe import whole_file
+from gram_platform.config.identity import invalid, local_path, require_choice, require_int, require_real, to_plain
+from gram_platform.corpora import CorpusRecipe
+from gram_platform.corpora.recipe import recipe_from_plain
+from gram_platform.engine.execution import Execution
+from gram_platform.engine.in_process import has_gpu, run_in_process
+from gram_platform.engine.life import NodeLifecycle, Progress
+from gram_platform.methods.nodes import Node
+from gram_platform.store import Store
+from gram_platform.store.checkpoints import CHECKPOINTS, SHARDS, WEIGHTS
+from gram_platform.store.root import open_corpus, provide_corpus
+
+FROM_PLAIN = {"evaluation": evaluation_from_plain, "run": run_from_plain}
+HEAVY = (CHECKPOINTS, SHARDS, WEIGHTS)  # in an attempt's folder, also when set aside: an archive leaves them out
+SAY_EVERY_S = 15.0
+
+
+def missing_nodes(nodes: Sequence[Node], store: Store) -> list[Node]:
+    """Returns the nodes without a result and, as weights do not travel, the runs that they need, in the given order."""
+    by_id = {node.id: node for node in nodes}
+    open_ids = [node.id for node in nodes if store.node(node.kind, node.id).result() is None]
+    wanted: set[str] = set()
+    while open_ids:
+        node_id = open_ids.pop()
+        wanted.add(node_id)
+        open_ids += by_id[node_id].needs - wanted
+    return [node for node in nodes if node.id in wanted]
+
+
+def write_nodes(path: Path, nodes: Sequence[Node], recipes: Sequence[CorpusRecipe]) -> None:
+    """Writes nodes, each after those that it needs, and the recipes of their data as JSON."""
+    data_ids = {_data_id(node) for node in nodes}
+    corpora = {recipe.data_id: recipe.plain() for recipe in recipes if recipe.data_id in data_ids}
+    plain = [{"id": n.id, "kind": n.kind, "tags": n.names, "config": to_plain(n.config)} for n in nodes]
+    with whole_file(path) as temporary:
+        Path(temporary).write_text(
+            json.dumps({"recipe_version": RECIPE_VERSION, "corpora": corpora, "nodes": plain}, indent=1)
+        )
+
+
+def read_nodes(path: Path) -> tuple[list[Node], dict[str, CorpusRecipe | None]]:
+    """Reads (nodes, recipe by data_id; None for a corpus whose text is elsewhere); ValueError for another file."""
+    try:
+        plain = json.loads(path.read_text())
+        nodes = [Node(FROM_PLAIN[n["kind"]](n["config"]), tuple(sorted(n["tags"].items()))) for n in plain["nodes"]]
+        recipes = {data_id: recipe_from_plain(recipe) for data_id, recipe in plain["corpora"].items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise invalid("file", str(path), f"a file that --export-nodes has written ({error!r})") from error
+    found = [node.id for node in nodes] + [recipe.data_id for recipe in recipes.values() if recipe]
+    expected = [n["id"] for n in plain["nodes"]] + [data_id for data_id, recipe in recipes.items() if recipe]
+    if found != expected:
+        raise invalid("file", str(path), "a file of this version of the package, which gives its nodes other ids")
+    return nodes, recipes
+
+
+def _data_id(node: Node) -> str:
+    return node.config.data.data_id if isinstance(node.config, RunConfig) else node.config.data_id
+
+
+def provide_data(recipes: Mapping[str, CorpusRecipe | None], store: Store) -> None:
+    """Packs generated stories; ValueError naming a packed folder that has to be copied into the storage."""
+    for data_id, recipe in recipes.items():
+        if recipe is not None:
+            print(f"data {data_id}: packing, unless it is there", flush=True)
+            provide_corpus(recipe, store)
+        elif not (store.data_root / data_id).exists():
+            expected = f"a storage with the folder data/{data_id} of the storage that exported the nodes: copy it there"
+            raise invalid("storage", store.root, f"{expected} (only generated stories are packed from a recipe)")
+        else:
+            open_corpus(store, data_id)
+
+
+def write_archive(path: Path, nodes: Sequence[Node], store: Store) -> int:
+    """Packs all files of ended nodes but weights and checkpoints into a .tar.gz; returns the number of nodes.
+
+    Unpacked in another storage they count there as done or diverged; a node that needs their weights fails there.
+    """
+    lifecycle, root = NodeLifecycle(store), Path(store.root)
+    ended = [node for node in nodes if lifecycle.settles(node, Progress(nodes))]
+    with whole_file(path) as temporary, tarfile.open(temporary, "w:gz") as archive:
+        for node in ended:
+            folder = Path(store.node(node.kind, node.id).folder.path)
+            for file in sorted(folder.rglob("*")):
+                parts = file.relative_to(folder).parts
+                is_heavy = parts[0] == "attempts" and len(parts) > 2 and parts[2].startswith(HEAVY)
+                if file.is_file() and not is_heavy and not any(part.startswith(".") for part in parts):
+                    archive.add(file, str(file.relative_to(root)))
+    return len(ended)
+
+
+def _printer(store: Store) -> Callable[[Progress, Node | None], None]:
+    """Returns what prints a line for every ended node, and the running run's step every `SAY_EVERY_S`."""
+    next_s = 0.0
+
+    def say(progress: Progress, ended: Node | None) -> None:
+        nonlocal next_s
+        count = f"[{len(progress.done) + len(progress.failed)}/{len(progress.nodes)}]"
+        if ended is not None:
+            message, timing = progress.failed.get(ended.id), store.node(ended.kind, ended.id).timing()
+            how = f"FAILED: {message}" if message else f"{timing.get('elapsed_s', 0.0):.1f} s"
+            print(f"{count} {ended.kind} {ended.id} {ended.name}: {how}", flush=True)
+        elif time.monotonic() >= next_s:
+            next_s = time.monotonic() + SAY_EVERY_S
+            for node in (node for node in progress.nodes if node.id in progress.running and node.is_run):
+                beat = {"step": 0, "tokens_per_second": 0.0} | (store.run(node.id).progress() or {})
+                rate = f"{beat['tokens_per_second']:,.0f} tokens/s"
+                print(f"{count} {node.name}: step {beat['step']} of {node.config.num_steps}, {rate}", flush=True)
+
+    return say
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the command. Exit code 0: all done; 1: some failed; 2: bad input; 3: time is up and nodes are left."""
+    try:
+        code = _run(_flags(arguments), time.monotonic())
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
+    raise SystemExit(code)
+
+
+def _flags(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m gram_platform.engine.handover", description=__doc__)
+    parser.add_argument("file", help="what --export-nodes has written")
+    parser.add_argument("--storage", required=True, help="local folder of runs, results and packed data")
+    parser.add_argument("--archive", default="", help="a .tar.gz for the results, without weights and checkpoints")
+    parser.add_argument("--max-minutes", type=float, default=0.0, help="then end with a checkpoint and exit code 3")
+    parser.add_argument("--device", default="", help="cpu or cuda (default: cuda if there is a GPU)")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads: part of what makes a run repeat exactly")
+    return parser.parse_args(arguments)
+
+
+def _run(flags: argparse.Namespace, started: float) -> int:
+    require_choice("device", flags.device or "cpu", ("cpu", "cuda"))
+    require_int("threads", flags.threads, 1)
+    require_real("max_minutes", flags.max_minutes, 0.0)
+    nodes, recipes = read_nodes(local_path("file", flags.file))
+    store = Store(flags.storage).open_for_writing()
+    if not store.is_local:
+        raise invalid("storage", flags.storage, "a local folder, as the archive is made from files")
+    provide_data(recipes, store)
+    device = flags.device or ("cuda" if has_gpu() else "cpu")
+    execution = Execution(store.root, num_threads=flags.threads, device=device)
+    limits = {"limit_s": 60 * flags.max_minutes - (time.monotonic() - started)} if flags.max_minutes else {}
+    try:
+        progress = run_in_process(nodes, execution, _printer(store), **limits)
+    finally:
+        if flags.archive:
+            num_ended = write_archive(local_path("archive", flags.archive), nodes, store)
+            print(f"{flags.archive}: {num_ended} of {len(nodes)} nodes", flush=True)
+    print(f"{len(progress.done)} of {len(nodes)} nodes done, {len(progress.failed)} failed", flush=True)
+    return 1 if progress.failed else 0
+
+
+if __name__ == "__main__":
+    main()
