@@ -193,13 +193,15 @@ def test_evaluations_stay_on_their_device(method, meta):
 
 
 class NoDriver(TorchFunctionMode):
-    """Replaces what asks for a GPU's driver even with fake tensors: Python's indexing, by the same views; pinning."""
+    """Replaces what asks for a driver even with fake tensors: indexing and ~, by the same operations; pinning."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if function is torch.Tensor.pin_memory:
             return args[0]
         if function is torch.Tensor.__getitem__ and args[0].device.type == "cuda":
             return view(*args)
+        if function is torch.Tensor.__invert__:
+            return torch.logical_not(*args)
         return function(*args, **(kwargs or {}))
 
 
@@ -233,9 +235,7 @@ def test_serving_stays_on_its_device(kind, meta):
     drawing = zip(profiles, (0.0, 1.0, 1.0), (1.0, 1.0, 0.5), strict=True)
     new = [
         ActiveSequence(GenerationRequest((2,) * (length + 1), 2 + length, temperature, top_p), Grant("", "", weights))
-        for length, (weights, temperature, top_p) in enumerate(
-            zip(profiles, (0.0, 1.0, 1.0), (1.0, 1.0, 0.5), strict=True)
-        )
+        for length, (weights, temperature, top_p) in enumerate(drawing)
     ]
     batch.admit(new)
     while batch.step():
