@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from gram_platform.config import Evaluation, View
+from gram_platform.config.attention import ON_CPU
 from gram_platform.config.routing import Plan
 from gram_platform.engine.evaluation import execute_evaluation
 from gram_platform.engine.node import (
@@ -173,6 +174,7 @@ def test_norms_of_sets_are_recorded_beside_the_result(run, execution):
     assert not any("norm/" in name for name in result["final"])
     timing = directory.timing()
     assert (timing["device"], timing["num_ranks"], timing["num_threads"]) == ("cpu", 1, execution.num_threads)
+    assert timing["attention"] == ON_CPU
     assert 10e6 < timing["peak_memory_bytes"] < 10e9
 
 
