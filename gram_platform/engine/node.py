@@ -37,7 +37,7 @@ from gram_platform.store.shards import Resumed
 from gram_platform.store.views import materialised
 from gram_platform.train.data import PlanReader
 from gram_platform.train.evaluate import domain_losses, require_sequences
-from gram_platform.train.learner import DTYPES, Learner, probed_norms
+from gram_platform.train.learner import DTYPES, Learner, num_graphs, probed_norms
 from gram_platform.train.loop import StepRecord, TrainingDiverged, training_steps
 
 NUM_TRAIN_RECORDS = 100  # of training metrics in a run, equally spaced
@@ -119,7 +119,7 @@ def execute_run(run: RunConfig, tags: Mapping[str, str], execution: Execution) -
     as the run's failure, TrainingDiverged for a non-finite loss and OutOfMemory with advice. A SIGTERM ends the process
     after the current step, with a checkpoint of it.
     """
-    torch.set_num_threads(execution.num_threads)
+    execution.set_up_torch()
     directory = execution.store().run(run.run_id)
     directory.ensure_config(run)
     directory.add_tags(tags)
@@ -326,8 +326,11 @@ class RunExecution:
             "hardware_flops": run_flops(self.run, self.step),
             "final": self.final,
         }
-        used = {"num_ranks": self.num_ranks, "num_threads": self.execution.num_threads, "attention": self.attention}
-        used |= self.usage.facts()
+        told = {name: getattr(self.execution, name) for name in ("num_threads", "deterministic", "compiled")}
+        used = {"num_ranks": self.num_ranks, "attention": self.attention, **told, **self.usage.facts()}
+        if self.execution.compiled:
+            used["num_graphs"] = num_graphs()
+            print(f"run {self.run.run_id}: {num_graphs()} compiled graphs", flush=True)
         return self._write_result(fields, {"evaluation_s": self.evaluation_s, **used})
 
     def _write_result(self, fields: dict, measured: dict) -> dict:

@@ -68,6 +68,10 @@ class CommonFlags:
     """seconds between checkpoints"""
     activation_checkpointing: bool = False
     """compute every block again in the backward pass: less memory, a third more time (--dry-run shows both)"""
+    compile: bool = False
+    """compile every block with torch.compile: for GPUs; timing.json has the number of graphs"""
+    deterministic: bool = False
+    """on a GPU, refuse algorithms whose sums have no fixed order: slower, the same bytes on the same kind of GPU"""
     collective_timeout: float = 600.0
     """seconds after which ranks that wait for one another give up and start again from the last checkpoint"""
     retry_failed: bool = False

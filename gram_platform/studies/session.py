@@ -72,6 +72,8 @@ def execution_of(flags: CommonFlags, has_gpu: bool) -> tuple[Execution, Resource
         checkpoint_every_s=flags.checkpoint_every,
         collective_timeout_s=flags.collective_timeout,
         activation_checkpointing=flags.activation_checkpointing,
+        compiled=flags.compile,
+        deterministic=flags.deterministic,
         device=device,
     )
     return execution, Resources(float(flags.threads), float(device == "cuda"))
