@@ -150,15 +150,15 @@ def _arguments(
 ) -> dict:
     """Returns the arguments of torch's attention; on a GPU repeats keys and values for the memory-efficient kernel."""
     is_grouped, is_masked = k_BKSh.shape[1] < q_BHTh.shape[1], mask_BTT is not None
-    if q_BHTh.device.type != "cpu" and is_grouped and _repeats_keys(q_BHTh.dtype, q_BHTh.shape[3], is_masked):
+    if q_BHTh.device.type != "cpu" and is_grouped and repeats_keys(q_BHTh.dtype, q_BHTh.shape[3], is_masked):
         group, is_grouped = q_BHTh.shape[1] // k_BKSh.shape[1], False
         k_BKSh, v_BKSh = (x.repeat_interleave(group, dim=1) for x in (k_BKSh, v_BKSh))
     seen = {"is_causal": is_causal} if mask_BTT is None else {"attn_mask": mask_BTT[:, None]}
     return {"query": q_BHTh, "key": k_BKSh, "value": v_BKSh, "enable_gqa": is_grouped, **seen}
 
 
-@torch.compiler.assume_constant_result
-def _repeats_keys(dtype: torch.dtype, head_dim: int, is_masked: bool) -> bool:
+def repeats_keys(dtype: torch.dtype, head_dim: int, is_masked: bool) -> bool:
+    """Tells whether a GPU's kernel takes keys only for every head; a constant to torch.compile."""
     return attention_kernel("cuda", dtype.itemsize, head_dim, is_masked, gpu_kernels()) == EFFICIENT
 
 

@@ -15,6 +15,7 @@ from torch import nn
 from gram_platform.config import RunConfig
 from gram_platform.config.identity import invalid
 from gram_platform.config.routing import module_set
+from gram_platform.model.kernels import repeats_keys
 from gram_platform.model.pieces import Piece, all_rows, as_piece
 from gram_platform.model.transformer import Mlp, Transformer, build, initial_weights, is_module, parameters_by_set
 from gram_platform.train.data import on_device
@@ -231,6 +232,7 @@ def compile_blocks(model: Transformer, backend: str | Callable = BACKEND, max_gr
     """
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
+    torch._dynamo.assume_constant_result(repeats_keys)
     torch._dynamo.config.recompile_limit = max_graphs
     for block in model.blocks:
         block.trunk = torch.compile(block.trunk, dynamic=False, backend=backend)
