@@ -33,16 +33,22 @@ def measure(device: str, names: Sequence[str], num_rounds: int, compiled: bool =
     if reason := why_no_peer():
         print(reason, file=sys.stderr)
     for name in names:
-        yield from _size(_workload(name, device, num_rounds, compiled), with_peer=not reason)
+        yield from _size(single_gpu_workload(name, device, num_rounds, compiled), with_peer=not reason)
     yield sharing(Workload(SMOKE_SIZES["small"], 1, num_rounds, device))
 
 
-def _workload(name: str, device: str, num_rounds: int, compiled: bool) -> Workload:
+def single_gpu_workload(name: str, device: str, num_rounds: int, compiled: bool) -> Workload:
+    """Returns a size's workload with one rank's part of its micro-batch."""
     size = SIZES[name]
     sequences = min(SEQUENCES.get(name, size.micro_batch), size.micro_batch)
     return Workload(
         replace(size, batch_size=sequences, micro_batch=sequences), NUM_MICRO_BATCHES, num_rounds, device, compiled
     )
+
+
+def utilisation(workload: Workload) -> BenchmarkResult:
+    """Measures the training rate against the model's own matrix products, without a peer."""
+    return _size(workload, with_peer=False)[0]
 
 
 def _size(workload: Workload, with_peer: bool) -> list[BenchmarkResult]:
@@ -57,7 +63,7 @@ def _size(workload: Workload, with_peer: bool) -> list[BenchmarkResult]:
     rates = {name: tuple(workload.tokens_per_step / s for s in spent) for name, spent in seconds.items()}
     flops = hardware_flops(run.model, workload.num_micro_batches * workload.size.micro_batch)
     bound = AIMS.get(workload.size.name)
-    utilisation = BenchmarkResult(
+    measured = BenchmarkResult(
         name=f"FLOPs {workload.size.name} on {workload.device}",
         unit="GFLOP/s",
         values=tuple(flops / spent / 1e9 for spent in seconds["ours"]),
@@ -66,7 +72,7 @@ def _size(workload: Workload, with_peer: bool) -> list[BenchmarkResult]:
         aim=None if bound is None else Aim("at least", bound),
         details={"tokens/s": rates["ours"], "compiled": workload.compiled},
     )
-    return [utilisation, *(_peer(workload, rates) for _ in range(with_peer))]
+    return [measured, *(_peer(workload, rates) for _ in range(with_peer))]
 
 
 def _peer(workload: Workload, rates: dict[str, tuple[float, ...]]) -> BenchmarkResult:
@@ -82,9 +88,9 @@ def _peer(workload: Workload, rates: dict[str, tuple[float, ...]]) -> BenchmarkR
     )
 
 
-def sharing(workload: Workload) -> BenchmarkResult:
+def sharing(workload: Workload, num_runs: int = NUM_SHARING) -> BenchmarkResult:
     """Measures steps per second of small runs in separate processes on one device, against running in turn."""
-    workers = [WorkerProcess(_batches_of_steps, workload) for _ in range(NUM_SHARING)]
+    workers = [WorkerProcess(_batches_of_steps, workload) for _ in range(num_runs)]
     try:
         seconds = interleaved(
             {"together": functools.partial(step_together, workers), "in turn": functools.partial(_in_turn, workers)},
@@ -93,9 +99,9 @@ def sharing(workload: Workload) -> BenchmarkResult:
     finally:
         for worker in workers:
             worker.end()
-    num_steps = NUM_SHARING * STEPS_SHARING
+    num_steps = num_runs * STEPS_SHARING
     return BenchmarkResult(
-        name=f"{NUM_SHARING} small runs on one {workload.device}",
+        name=f"{num_runs} small runs on one {workload.device}",
         unit="steps/s",
         values=tuple(num_steps / spent for spent in seconds["together"]),
         references=tuple(num_steps / spent for spent in seconds["in turn"]),

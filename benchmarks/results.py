@@ -96,7 +96,7 @@ class BenchmarkResult:
 def table(measurements: Sequence[BenchmarkResult]) -> str:
     """Formats aligned columns for a terminal."""
     rows = [("benchmark", "value", "against", "ratio", "spread", "aim", "")]
-    verdicts = {None: "", True: "holds", False: "missed"}
+    verdicts = {None: "measured", True: "holds", False: "missed"}
     for m in measurements:
         against = m.against if m.reference is None else f"{m.reference:.4g} {m.unit} ({m.against})"
         ratio = "" if m.ratio is None else f"{m.ratio:.3g}"

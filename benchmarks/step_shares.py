@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from benchmarks.timing import Clock
 from gram_platform.config.routing import Plan
 from gram_platform.train.data import PlanReader
 from gram_platform.train.learner import Learner
@@ -12,6 +13,8 @@ from gram_platform.train.loop import StepRecord, training_steps
 PER_STEP = ("optimizer", "clipping", "logging")  # once per step; other parts once per micro-batch
 OVERHEADS = (*PER_STEP, "routing", "data loading")
 ROUTING = "routing"
+BACKWARD = "backward and accumulation"
+PARTS_OF_A_STEP = {"forward": ("forward",), "backward": (BACKWARD,), "optimizer": ("optimizer", "clipping")}
 
 
 @dataclass
@@ -19,6 +22,7 @@ class Stopwatch:
     """Sums seconds by part."""
 
     spent_s: dict[str, float] = field(default_factory=dict)
+    clock: Clock = time.perf_counter  # on a GPU one that waits for queued work
 
     def watch(self, owner: object, method: str, part: str) -> None:
         """Counts later calls of `owner.method` for `part`."""
@@ -26,11 +30,11 @@ class Stopwatch:
 
     def timed(self, call: Callable, part: str) -> Callable:
         def timed_call(*args, **kwargs):
-            started = time.perf_counter()
+            started = self.clock()
             try:
                 return call(*args, **kwargs)
             finally:
-                self.spent_s[part] = self.spent_s.get(part, 0.0) + time.perf_counter() - started
+                self.spent_s[part] = self.spent_s.get(part, 0.0) + self.clock() - started
 
         return timed_call
 
@@ -53,7 +57,7 @@ def watched_steps(
         (plan, "window", ROUTING),
         (reader, "tokens", "data loading"),
         (learner, "forward", "forward"),
-        (learner, "backward", "backward and accumulation"),
+        (learner, "backward", BACKWARD),
     ):
         stopwatch.watch(owner, method, part)
     log = stopwatch.timed(log, "logging")

@@ -6,6 +6,7 @@
     python experiments/bench.py --only frame --tracking-uri postgresql+psycopg://user@host/empty_database
     python experiments/bench.py --gpu           # training and sharing on one GPU; torch and numpy suffice
     python experiments/bench.py --gpu --device cpu --sizes tiny --rounds 1 --eager
+    python experiments/bench.py --gpu --check   # is this GPU fit? about two minutes; exit code 1 if a row misses
 
 On a CPU that emulates products in bfloat16 (no AVX512-BF16, no AMX) the 26M model is measured in float32.
 
@@ -26,7 +27,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ lies beside experiments/, in no package
 
-from benchmarks import gpu
+from benchmarks import gpu, gpu_check
 from benchmarks.gpu import DEFAULT_SIZES, SIZES
 from benchmarks.results import BenchmarkResult, BenchmarkSettings, table
 
@@ -53,15 +54,25 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", choices=tuple(SIZES), default=DEFAULT_SIZES, help="for the GPU form")
     parser.add_argument("--rounds", type=int, default=5, help="for the GPU form")
     parser.add_argument("--eager", action="store_true", help="the GPU form without torch.compile")
+    parser.add_argument("--check", action="store_true", help="with --gpu: check the GPU instead of measuring peers")
     flags = parser.parse_args()
+    if flags.check and not flags.gpu:
+        parser.error("--check needs --gpu")
+    if flags.gpu and flags.device.startswith("cuda") and not torch.cuda.is_available():
+        print("no GPU: torch finds no CUDA device here; --device cpu runs the same code", file=sys.stderr)
+        sys.exit(2)
     measured: list[BenchmarkResult] = []
     for measurement in on_gpu(flags) if flags.gpu else on_cpu(flags):
         print(measurement.line(), flush=True)
         measured.append(measurement)
     print(f"\n{table(measured)}")
+    if flags.check and any(measurement.holds is False for measurement in measured):
+        sys.exit(1)
 
 
 def on_gpu(flags: argparse.Namespace) -> Iterator[BenchmarkResult]:
+    if flags.check:
+        return gpu_check.check(flags.device, flags.sizes)
     return gpu.measure(flags.device, flags.sizes, flags.rounds, compiled=not flags.eager)
 
 

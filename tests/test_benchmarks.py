@@ -173,20 +173,49 @@ def test_study_overhead(tmp_path, ray_cluster):
     assert measured.ratio > 1
 
 
-@pytest.mark.timeout(120)
-def test_the_gpu_form_needs_torch_and_numpy_alone(tmp_path):
-    """On the CPU at the smallest size; to it and the processes that it starts every other library is absent."""
+def bench(tmp_path, flags) -> subprocess.CompletedProcess:
+    """The command, with every library but torch and numpy absent from it and the processes that it starts."""
     missing = sorted(NOT_IN_CORE | {"transformers"})
     (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({missing!r}))\n")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
-    flags = "--gpu --device cpu --sizes tiny --rounds 1 --eager"
     command = [sys.executable, "experiments/bench.py", *flags.split()]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def lines_of(done: subprocess.CompletedProcess) -> list[dict]:
+    return [json.loads(line) for line in itertools.takewhile(str.strip, done.stdout.splitlines())]
+
+
+@pytest.mark.timeout(120)
+def test_the_gpu_form_needs_torch_and_numpy_alone(tmp_path):
+    """On the CPU at the smallest size."""
+    done = bench(tmp_path, "--gpu --device cpu --sizes tiny --rounds 1 --eager")
     assert done.returncode == 0, done.stderr
     assert "transformers is not installed" in done.stderr
-    lines = [json.loads(line) for line in itertools.takewhile(str.strip, done.stdout.splitlines())]
+    lines = lines_of(done)
     assert [line["name"] for line in lines] == ["FLOPs tiny on cpu", "4 small runs on one cpu"]
     assert all(line["value"] > 0 and line["reference"] > 0 for line in lines)
+
+
+@pytest.mark.timeout(180)
+def test_the_check_of_a_gpu_runs_on_a_cpu(tmp_path):
+    done = bench(tmp_path, "--gpu --check --device cpu --sizes tiny")
+    lines = {line["name"]: line for line in lines_of(done)}
+    assert any(name.startswith("attention 5B: ") for name in lines), done.stderr
+    assert lines["gradients tiny, float32 on cpu"]["value"] == 0.0
+    assert 0.0 < lines["gradients tiny, bfloat16 on cpu"]["value"] < 0.1
+    assert lines["resumed after step 2 of 4 on cpu"]["value"] == 0.0
+    assert "tokens/s; forward" in lines["FLOPs tiny on cpu"]["against"]
+    missed = [name for name, line in lines.items() if line["holds"] is False]
+    assert set(missed) <= {"2 small runs on one cpu"}  # this machine may be busy
+    assert done.returncode == (1 if missed else 0), done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_the_check_says_that_there_is_no_gpu(tmp_path):
+    done = bench(tmp_path, "--gpu --check")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no GPU" in done.stderr
 
 
 def test_a_cpu_without_units_for_bfloat16_is_measured_in_float32(monkeypatch, capsys):

@@ -24,7 +24,7 @@ Measured = tuple[dict, dict[str, torch.Tensor]]  # fields of the result, and ten
 
 def execute_evaluation(evaluation: AnyEvaluation, tags: Mapping[str, str], execution: Execution) -> dict:
     """Measures an evaluation unless it has a result; returns the result. ValueError for other data than the run's."""
-    torch.set_num_threads(execution.num_threads)
+    execution.set_up_torch()
     store = execution.store()
     directory = store.evaluation(evaluation.eval_id)
     directory.ensure_config(evaluation)
@@ -55,7 +55,7 @@ def execute_profiles(
 
     The elapsed time is shared evenly between those that are measured now.
     """
-    torch.set_num_threads(execution.num_threads)
+    execution.set_up_torch()
     store, first = execution.store(), evaluations[0]
     directories = [store.evaluation(evaluation.eval_id) for evaluation in evaluations]
     for directory, evaluation, node_tags in zip(directories, evaluations, tags, strict=True):

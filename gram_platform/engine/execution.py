@@ -5,16 +5,20 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import torch
+
 from gram_platform.config import AnyEvaluation, RunConfig
 from gram_platform.corpora import PackedCorpus
 from gram_platform.planner import Ranks
 from gram_platform.store import Store
 from gram_platform.store.root import open_corpus
 
+CUBLAS_VARIABLE, CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"  # buffers in KiB, and their number
+
 
 @dataclass(frozen=True)
 class Execution:
-    """How nodes are executed. On one machine only `num_threads` and `num_ranks` change a result."""
+    """How nodes are executed. On one machine's CPUs only `num_threads`, `num_ranks` and `compiled` change a result."""
 
     storage: str
     num_threads: int = 1
@@ -27,9 +31,19 @@ class Execution:
     stall_timeout_s: float = 7200.0  # then a run of one rank that makes no step is started again
     activation_checkpointing: bool = False  # recompute blocks in the backward pass: less memory, more time
     compiled: bool = False  # by torch.compile; slower on CPUs, not measured on a GPU yet
+    deterministic: bool = False  # no algorithm whose sums have no fixed order; CPUs have none anyway
 
     def store(self) -> Store:
         return Store(self.storage).open_for_writing()
+
+    def set_up_torch(self) -> None:
+        """Sets the threads and the determinism of this process; call it before the first product on a GPU."""
+        torch.set_num_threads(self.num_threads)
+        torch.use_deterministic_algorithms(self.deterministic)
+        torch.utils.deterministic.fill_uninitialized_memory = False
+        if self.deterministic:
+            os.environ[CUBLAS_VARIABLE] = CUBLAS_WORKSPACE
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
 
     def of_node(self, config: RunConfig | AnyEvaluation, tags: Mapping[str, str]) -> "Execution":
         """Sets `num_ranks` for one node: an evaluation has one, a run as `Ranks.of` says. ValueError as `Ranks.of`."""

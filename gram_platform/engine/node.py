@@ -28,6 +28,7 @@ from gram_platform.engine.process import (
     termination_notice,
 )
 from gram_platform.methods.budgets import plan_compute_units
+from gram_platform.model.kernels import kernel_in_use
 from gram_platform.model.pieces import Piece, whole
 from gram_platform.planner import run_flops
 from gram_platform.store import Store
@@ -37,7 +38,7 @@ from gram_platform.store.shards import Resumed
 from gram_platform.store.views import materialised
 from gram_platform.train.data import PlanReader
 from gram_platform.train.evaluate import domain_losses, require_sequences
-from gram_platform.train.learner import Learner, probed_norms
+from gram_platform.train.learner import DTYPES, Learner, num_graphs, probed_norms
 from gram_platform.train.loop import StepRecord, TrainingDiverged, training_steps
 
 NUM_TRAIN_RECORDS = 100  # of training metrics in a run, equally spaced
@@ -121,7 +122,7 @@ def execute_run(
     as the run's failure, TrainingDiverged for a non-finite loss and OutOfMemory with advice. A SIGTERM, or the caller's
     `notice`, ends the process after the current step, with a checkpoint of it.
     """
-    torch.set_num_threads(execution.num_threads)
+    execution.set_up_torch()
     directory = execution.store().run(run.run_id)
     directory.ensure_config(run)
     directory.add_tags(tags)
@@ -181,6 +182,9 @@ class RunExecution:
         self.validation = {d: corpus.validation(d) for d in points.domains}
         if points.num_points or points.num_probes:
             require_sequences(self.validation, points.domains, points.num_sequences)
+        self.attention = kernel_in_use(run.model, DTYPES[run.precision], execution.device)
+        if execution.device != "cpu":
+            print(f"run {run.run_id}: {self.attention} attention in {run.precision}", flush=True)
         self.learner = learner or new_learner(Learner, run, execution, starting_point(run, execution))
         self.rank, self.num_ranks = rank, num_ranks
         self.notice = notice or TerminationNotice()
@@ -326,7 +330,11 @@ class RunExecution:
             "hardware_flops": run_flops(self.run, self.step),
             "final": self.final,
         }
-        used = {"num_ranks": self.num_ranks, "num_threads": self.execution.num_threads, **self.usage.facts()}
+        told = {name: getattr(self.execution, name) for name in ("num_threads", "deterministic", "compiled")}
+        used = {"num_ranks": self.num_ranks, "attention": self.attention, **told, **self.usage.facts()}
+        if self.execution.compiled:
+            used["num_graphs"] = num_graphs()
+            print(f"run {self.run.run_id}: {num_graphs()} compiled graphs", flush=True)
         return self._write_result(fields, {"evaluation_s": self.evaluation_s, **used})
 
     def _write_result(self, fields: dict, measured: dict) -> dict:

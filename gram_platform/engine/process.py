@@ -14,7 +14,8 @@ import torch
 
 from gram_platform.config import RunConfig
 from gram_platform.engine.execution import Execution
-from gram_platform.planner import GIB, MACHINES, needs
+from gram_platform.planner import GIB
+from gram_platform.planner.memory import rank_memory
 
 CPU_ALLOCATOR = ("DefaultCPUAllocator", "not enough memory")  # in torch's message; it has no class for this error
 
@@ -32,11 +33,11 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def memory_advice(error: BaseException, run: RunConfig, execution: Execution) -> str:
     """Writes the message: what failed, what the planner counts for the run, and what would need less memory."""
-    ranks = execution.num_ranks
+    ranks, device = execution.num_ranks, execution.device
     more = next((n for n in range(ranks + 1, run.micro_batch + 1) if run.micro_batch % n == 0), None)
-    remedies = [f"--activation-checkpointing: {_gib(run, ranks, checkpointing=True)}"]
-    remedies += [f"--num-workers {more}: {_gib(run, more)} each"] if more else []
-    counted = f"{_gib(run, ranks)} on each of {ranks} ranks" if ranks > 1 else _gib(run, 1)
+    remedies = [f"--activation-checkpointing: {_gib(run, ranks, device, checkpointing=True)}"]
+    remedies += [f"--num-workers {more}: {_gib(run, more, device)} each"] if more else []
+    counted = f"{_gib(run, ranks, device)} on each of {ranks} ranks" if ranks > 1 else _gib(run, 1, device)
     failed = f"{type(error).__name__}: {error}".strip().splitlines()[0].rstrip(": ")
     return (
         f"out of memory ({failed}). The planner counts {counted}, and about 1 GiB for the process itself. "
@@ -44,8 +45,8 @@ def memory_advice(error: BaseException, run: RunConfig, execution: Execution) ->
     )
 
 
-def _gib(run: RunConfig, num_ranks: int, checkpointing: bool = False) -> str:
-    total = needs(run, num_ranks, MACHINES["cpu"], checkpointing=checkpointing).memory.total
+def _gib(run: RunConfig, num_ranks: int, device: str, checkpointing: bool = False) -> str:
+    total = rank_memory(run, num_ranks, checkpointing, device).total
     return f"{total / GIB:.3g} GiB"
 
 

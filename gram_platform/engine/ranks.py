@@ -55,7 +55,7 @@ def train_rank(run: RunConfig, execution: Execution) -> RanksStopped | None:
     Ranks wait `LONG_WORK_TIMEOUT_S` for one that loads or saves, and the process group's time-out for a step. Raises
     OutOfMemory with advice on a rank that runs out of memory.
     """
-    torch.set_num_threads(execution.num_threads)
+    execution.set_up_torch()
     patient = dist.new_group(timeout=timedelta(seconds=LONG_WORK_TIMEOUT_S), backend="gloo")
     attempt = _start_attempt(run, execution) if dist.get_rank() == 0 else None
     try:

@@ -4,10 +4,24 @@ Each kernel is the same function as torch's, with similar rounding; FINDINGS.md 
 `transformer.py`; G = H / K query heads share a key-value head.
 """
 
+import functools
 import math
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend
+
+from gram_platform.config import ModelConfig
+from gram_platform.config.attention import (
+    CUDNN,
+    EFFICIENT,
+    FLASH,
+    GPU_KERNELS,
+    MATH,
+    attention_kernel,
+    model_kernel,
+    require_fast_attention,
+)
 
 GELU_SMALL = 2**15  # numbers up to which torch's single pass is as fast as ours
 GELU_AT_ONCE = 2**18  # numbers in one chunk
@@ -128,10 +142,64 @@ def attention(
         return _CausalAttention.apply(q_BHTh, k_BKSh, v_BKSh, mask_BTT)
     if mask_BTT is not None and q_BHTh.device.type == "cpu":
         return _causal_flash(q_BHTh, k_BKSh, v_BKSh, mask_BTT)[0]
-    if mask_BTT is not None:
-        mask_B1TT = mask_BTT[:, None]
-        return F.scaled_dot_product_attention(q_BHTh, k_BKSh, v_BKSh, attn_mask=mask_B1TT, enable_gqa=True)
-    return F.scaled_dot_product_attention(q_BHTh, k_BKSh, v_BKSh, is_causal=is_causal, enable_gqa=True)
+    return F.scaled_dot_product_attention(**_arguments(q_BHTh, k_BKSh, v_BKSh, is_causal, mask_BTT))
+
+
+def _arguments(
+    q_BHTh: torch.Tensor, k_BKSh: torch.Tensor, v_BKSh: torch.Tensor, is_causal: bool, mask_BTT: torch.Tensor | None
+) -> dict:
+    """Returns the arguments of torch's attention; on a GPU repeats keys and values for the memory-efficient kernel."""
+    is_grouped, is_masked = k_BKSh.shape[1] < q_BHTh.shape[1], mask_BTT is not None
+    if q_BHTh.device.type != "cpu" and is_grouped and repeats_keys(q_BHTh.dtype, q_BHTh.shape[3], is_masked):
+        group, is_grouped = q_BHTh.shape[1] // k_BKSh.shape[1], False
+        k_BKSh, v_BKSh = (x.repeat_interleave(group, dim=1) for x in (k_BKSh, v_BKSh))
+    seen = {"is_causal": is_causal} if mask_BTT is None else {"attn_mask": mask_BTT[:, None]}
+    return {"query": q_BHTh, "key": k_BKSh, "value": v_BKSh, "enable_gqa": is_grouped, **seen}
+
+
+def repeats_keys(dtype: torch.dtype, head_dim: int, is_masked: bool) -> bool:
+    """Tells whether a GPU's kernel takes keys only for every head; a constant to torch.compile."""
+    return attention_kernel("cuda", dtype.itemsize, head_dim, is_masked, gpu_kernels()) == EFFICIENT
+
+
+@functools.cache
+def gpu_kernels() -> frozenset[str]:
+    """Returns the attention kernels that torch may use on this process's GPU; all of them where there is no GPU."""
+    if not torch.cuda.is_available():
+        return GPU_KERNELS
+    switches, is_ampere = torch.backends.cuda, torch.cuda.get_device_capability() >= (8, 0)
+    usable = {
+        FLASH: is_ampere and switches.flash_sdp_enabled() and switches.is_flash_attention_available(),
+        CUDNN: is_ampere and switches.cudnn_sdp_enabled() and torch.backends.cudnn.is_available(),
+        EFFICIENT: switches.mem_efficient_sdp_enabled(),
+    }
+    return frozenset(kernel for kernel, is_usable in usable.items() if is_usable)
+
+
+BACKENDS = {
+    SDPBackend.FLASH_ATTENTION: FLASH,
+    SDPBackend.CUDNN_ATTENTION: CUDNN,
+    SDPBackend.EFFICIENT_ATTENTION: EFFICIENT,
+    SDPBackend.MATH: MATH,
+}
+
+
+def kernel_in_use(config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> str:
+    """Names the kernel that trains this model; on a GPU, asks torch about the model's own shapes.
+
+    ValueError if plain matrix products would attend in a long context on a GPU.
+    """
+    device = torch.device(device)
+    if device.type != "cuda":
+        return model_kernel("cpu", dtype.itemsize, config)
+    shapes = [(1, heads, config.seq_len, config.head_dim) for heads in (config.num_heads, config.num_kv_heads)]
+    q_BHTh, k_BKTh = (torch.empty(shape, dtype=dtype, device=device, requires_grad=True) for shape in shapes)
+    has_mask = config.document_end >= 0
+    mask_BTT = torch.empty(1, config.seq_len, config.seq_len, dtype=dtype, device=device) if has_mask else None
+    asked = _arguments(q_BHTh, k_BKTh, k_BKTh, True, mask_BTT)
+    kernel = BACKENDS[SDPBackend(torch._fused_sdp_choice(**asked))]
+    require_fast_attention(kernel, config)
+    return kernel
 
 
 def _causal_flash(

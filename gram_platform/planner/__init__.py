@@ -22,6 +22,11 @@ class Machine:
     memory_bytes: float
     dollars_per_hour: float
 
+    @property
+    def device(self) -> str:
+        """cpu or cuda."""
+        return "cpu" if self.name == "cpu" else "cuda"
+
 
 MACHINES = {  # vendor datasheets for dense bfloat16; prices are round figures for on-demand clouds [ours]
     "h200": Machine("h200", 989e12, 141e9, 4.0),
@@ -87,7 +92,7 @@ def needs(
     run: RunConfig, num_ranks: int, machine: Machine, utilisation: float = 0.4, checkpointing: bool = False
 ) -> Needs:
     """Estimates a run on `num_ranks` of a machine at `utilisation` of its rate; `checkpointing`: of activations."""
-    memory = rank_memory(run, num_ranks, checkpointing)
+    memory = rank_memory(run, num_ranks, checkpointing, machine.device)
     flops, evaluations = run_flops(run), run_evaluation_flops(run)
     recomputed = recomputed_flops(run) if checkpointing else 0.0
     return Needs(
@@ -109,7 +114,7 @@ def checkpoint_bytes(run: RunConfig) -> int:
 
 def fits(run: RunConfig, num_ranks: int, machine: Machine, checkpointing: bool = False) -> bool:
     """Tells whether a rank's peak memory stays within USABLE_MEMORY of the machine's."""
-    return rank_memory(run, num_ranks, checkpointing).total <= USABLE_MEMORY * machine.memory_bytes
+    return rank_memory(run, num_ranks, checkpointing, machine.device).total <= USABLE_MEMORY * machine.memory_bytes
 
 
 def fewest_ranks(run: RunConfig, machine: Machine, checkpointing: bool = False) -> int | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from gram_platform.config import ModelConfig, RunConfig
+from gram_platform.config.attention import EFFICIENT, model_kernel
 from gram_platform.config.flops import BYTES, keeps_gathered
 from gram_platform.config.routing import CORE_MLP, SHARED, Route, module_set, route_counts
 
@@ -102,7 +103,9 @@ class Saved:
     outside: int
 
 
-def saved_bytes(config: ModelConfig, width: int, active: Collection[str], trained: Collection[str]) -> Saved:
+def saved_bytes(
+    config: ModelConfig, width: int, active: Collection[str], trained: Collection[str], device: str = "cpu"
+) -> Saved:
     """Counts saved bytes. `width`: bytes of a value in the forward pass; `trained`: a route's parameter sets."""
     shared, core = SHARED in trained, CORE_MLP in trained and config.d_mlp > 0
     modules_trained = any(module_set(d) in trained for d in active)
@@ -110,22 +113,26 @@ def saved_bytes(config: ModelConfig, width: int, active: Collection[str], traine
     inputs, layers = [], []
     for _ in range(config.num_layers):
         inputs.append(width * config.d_model)
-        layers.append(_attention(config, width, flowing, shared) + _mlps(config, width, flowing, active, trained))
+        attention = _attention(config, width, flowing, shared, device)
+        layers.append(attention + _mlps(config, width, flowing, active, trained))
         flowing = flowing or shared or core or modules_trained
     head = (width * config.d_model + NORM_STATISTICS) * flowing + width * config.d_model * shared
-    return Saved(tuple(inputs), tuple(layers), head + INDEX_BYTES)
+    mask = width * config.seq_len * (config.document_end >= 0 and flowing)  # one for all layers
+    return Saved(tuple(inputs), tuple(layers), head + mask + INDEX_BYTES)
 
 
-def _attention(config: ModelConfig, width: int, flowing: bool, shared: bool) -> int:
+def _attention(config: ModelConfig, width: int, flowing: bool, shared: bool, device: str) -> int:
     """Counts the first norm and attention; rotated queries and keys are one tensor.
 
-    Values are a view of the projection's output, kept whole; float32 kernels repeat keys and values for every head.
+    Values are a view of the projection's output, kept whole. The memory-efficient kernel of GPUs, and the CPU's in
+    float32, keep keys and values that are repeated for every head. All keep the output and a log-sum-exp for each head.
     """
     if not (flowing or shared):
         return 0
     d_model, key_width = config.d_model, config.num_kv_heads * config.head_dim
     normed_input = d_model * shared
-    is_repeated = width == FLOAT_BYTES and config.num_kv_heads < config.num_heads
+    repeats = width == FLOAT_BYTES if device == "cpu" else model_kernel(device, width, config) == EFFICIENT
+    is_repeated = repeats and config.num_kv_heads < config.num_heads
     keys_and_values = 2 * d_model if is_repeated else d_model + 2 * key_width
     values = d_model + normed_input + (d_model + key_width) + keys_and_values + d_model
     return width * values + NORM_STATISTICS + FLOAT_BYTES * config.num_heads
@@ -212,10 +219,11 @@ def drawn_routes(run: RunConfig) -> list[Route]:
     return list(dict.fromkeys(route for _, route in route_counts(run)))
 
 
-def rank_memory(run: RunConfig, num_ranks: int, checkpointing: bool = False) -> Memory:
+def rank_memory(run: RunConfig, num_ranks: int, checkpointing: bool = False, device: str = "cpu") -> Memory:
     """Estimates the memory of the first of `num_ranks` ranks, which has the most rows of every parameter.
 
-    `checkpointing`: every block saves only its input and is recomputed in the backward pass.
+    `checkpointing`: every block saves only its input and is recomputed in the backward pass. `device`: cpu or cuda, on
+    which the kernel of attention depends.
     """
     weights, routes = model_weights(run.model), drawn_routes(run)
     stepped = _of_sets(weights, frozenset().union(*(route.trained for route in routes)))
@@ -225,7 +233,7 @@ def rank_memory(run: RunConfig, num_ranks: int, checkpointing: bool = False) -> 
     has_loras = any(module.kind == "lora" for module in run.model.modules)
     is_each_reduced = num_ranks > 1 and has_loras and run.precision != "float32"
     gradients, reduction = _gradients(window, num_ranks, width, run.micro_batches_per_step > 1, is_each_reduced)
-    activations, recomputed = _activations(run.model, routes, width, tokens, checkpointing)
+    activations, recomputed = _activations(run.model, routes, width, tokens, checkpointing, device)
     keeps = num_ranks > 1 and keeps_gathered(run.model, run.precision)
     return Memory(
         weights=FLOAT_BYTES * sum(w.padded_shard(num_ranks) for w in weights),
@@ -297,10 +305,10 @@ def _gradients(
 
 
 def _activations(
-    model: ModelConfig, routes: list[Route], width: int, tokens: int, checkpointing: bool
+    model: ModelConfig, routes: list[Route], width: int, tokens: int, checkpointing: bool, device: str
 ) -> tuple[int, int]:
     """Returns (bytes saved of a micro-batch, bytes of the layer that is recomputed), each of the largest route."""
-    saved = [saved_bytes(model, width, dict(route.active), route.trained) for route in routes]
+    saved = [saved_bytes(model, width, dict(route.active), route.trained, device) for route in routes]
     if checkpointing:
         return max(tokens * (sum(s.layer_inputs) + s.outside) for s in saved), max(
             tokens * max(s.layers) for s in saved

@@ -1,6 +1,6 @@
 """Leases with heartbeats: which process works on a run, or leads a search, at the moment.
 
-A lease only saves work: with a wrong one two attempts train the same bytes.
+A lease only saves work: with a wrong one two attempts train the same bytes, on CPUs.
 
 A lease is fresh while the owner's clock and ours differ by at most `lease_seconds` from its last heartbeat. So a clock
 that is wrong by more makes every lease stale (work is done twice) and never blocks a run. On the machine and in the pid

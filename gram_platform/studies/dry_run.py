@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gram_platform.config import RunConfig
-from gram_platform.config.flops import total_parameters
+from gram_platform.config.attention import model_kernel
+from gram_platform.config.flops import BYTES, total_parameters
 from gram_platform.config.identity import invalid
 from gram_platform.corpora import CorpusRecipe, PackedCorpus
 from gram_platform.corpora.packed import SPLITS
@@ -35,7 +36,8 @@ from gram_platform.studies.flags import CommonFlags, ranks_of, simulated_cluster
 UTILISATION = 0.4  # of the machine's dense rate [ours]
 RUN_HEADER = ("method", "size", "runs", "done", "params", "tokens", "compute", "FLOPs")
 MEMORY_PARTS = ("weights", "copies", "gathered", "gradients", "optimizer", "activations", "logits")
-MEMORY_HEADER = ("method", "size", "ranks", "sequences", "passes", *MEMORY_PARTS, "peak", "recomputing", "disk")
+COUNTS = ("ranks", "sequences", "passes")
+MEMORY_HEADER = ("method", "size", "attention", *COUNTS, *MEMORY_PARTS, "peak", "recomputing", "disk")
 TEXT_COLUMNS = 2
 
 
@@ -122,6 +124,7 @@ def _memory_rows(groups: dict[tuple[str, str], list[RunConfig]], machine: Machin
         parts["gradients"] += need.memory.reduction
         yield (
             *key,
+            model_kernel(machine.device, BYTES[run.precision], run.model),
             str(ranks) if ranks else f">{run.micro_batch}",
             str(run.micro_batch // (ranks or run.micro_batch)),
             str(run.micro_batches_per_step),
@@ -145,6 +148,7 @@ def _legend(machine: Machine) -> list[str]:
         f"ranks: --num-workers, else the fewest whose peak is within {USABLE_MEMORY:.0%} of "
         f"{machine.memory_bytes / GIB:.0f} GiB; sequences: of a micro-batch on each; "
         "passes: micro-batches of an optimizer step",
+        "attention: the kernel, which decides what a layer keeps for the backward pass",
         "peak: what is alive at once, less than the sum of the parts; recomputing: ranks that would do if every block",
         "kept its input alone and computed the rest again; disk: the most while it trains "
         f"({NUM_CHECKPOINTS_KEPT} checkpoints and one being written)",

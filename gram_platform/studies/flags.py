@@ -81,6 +81,10 @@ class CommonFlags:
     """GPUs of the machines that an autoscaler starts for several ranks: so many ranks stay on one machine"""
     stall_timeout: float = 7200.0
     """seconds without a training step after which a run of one rank is started again from its last checkpoint"""
+    compile: bool = False
+    """compile every block with torch.compile: for GPUs; timing.json has the number of graphs"""
+    deterministic: bool = False
+    """on a GPU, refuse algorithms whose sums have no fixed order: slower, the same bytes on the same kind of GPU"""
     collective_timeout: float = 600.0
     """seconds after which ranks that wait for one another give up and start again from the last checkpoint"""
     retry_failed: bool = False

@@ -75,6 +75,8 @@ def execution_of(flags: CommonFlags, has_gpu: bool) -> tuple[Execution, Resource
         collective_timeout_s=flags.collective_timeout,
         stall_timeout_s=flags.stall_timeout,
         activation_checkpointing=flags.activation_checkpointing,
+        compiled=flags.compile,
+        deterministic=flags.deterministic,
         device=device,
     )
     is_gpu = device == "cuda"

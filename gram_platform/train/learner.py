@@ -15,6 +15,7 @@ from torch import nn
 from gram_platform.config import RunConfig
 from gram_platform.config.identity import invalid
 from gram_platform.config.routing import module_set
+from gram_platform.model.kernels import repeats_keys
 from gram_platform.model.pieces import Piece, all_rows, as_piece
 from gram_platform.model.transformer import Mlp, Transformer, build, initial_weights, is_module, parameters_by_set
 from gram_platform.train.data import on_device
@@ -22,6 +23,7 @@ from gram_platform.train.objectives import cross_entropy
 from gram_platform.train.optimizers import Sets, clip_gradients, gradient_norms, make_optimizers, set_learning_rate
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+BACKEND = "inductor"
 MAX_GRAPHS = 16  # compiled graphs of one function
 
 
@@ -222,12 +224,15 @@ def starting_weights(config: RunConfig, start: Mapping[str, torch.Tensor]) -> It
         raise invalid("start", sorted(left)[:4], "weights that the run's model has")
 
 
-def compile_blocks(model: Transformer, backend: str | Callable = "inductor", max_graphs: int = MAX_GRAPHS) -> None:
+def compile_blocks(model: Transformer, backend: str | Callable = BACKEND, max_graphs: int = MAX_GRAPHS) -> None:
     """Compiles every block's trunk and auxiliary MLPs in place, before or after sharding.
 
-    FSDP2's hooks stay outside the graphs. `max_graphs` bounds the graphs of one function; torch keeps one bound for the
-    whole process, so the last call decides.
+    FSDP2's hooks stay outside the graphs. `max_graphs` bounds the graphs of one function. torch keeps one bound and one
+    cache for the whole process: drops the graphs of earlier models, which would count for this one.
     """
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    torch._dynamo.assume_constant_result(repeats_keys)
     torch._dynamo.config.recompile_limit = max_graphs
     for block in model.blocks:
         block.trunk = torch.compile(block.trunk, dynamic=False, backend=backend)
@@ -235,6 +240,11 @@ def compile_blocks(model: Transformer, backend: str | Callable = "inductor", max
             if isinstance(module, Mlp):
                 compiled = torch.compile(module.forward, dynamic=False, backend=backend)
                 module.forward = compiled  # type: ignore[method-assign]
+
+
+def num_graphs() -> int:
+    """Counts the graphs that were compiled since the last `compile_blocks`."""
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
 def probed_norms(learner: Learner, sequences: np.ndarray, rank: int = 0, num_ranks: int = 1) -> dict[str, float]:

@@ -1,12 +1,14 @@
 """One node in this process: from nothing, from a checkpoint, and when it must not go on."""
 
 import dataclasses
+import functools
 import json
 
 import pytest
 import torch
 
 from gram_platform.config import Evaluation, View
+from gram_platform.config.attention import ON_CPU
 from gram_platform.config.routing import Plan
 from gram_platform.engine.evaluation import execute_evaluation
 from gram_platform.engine.node import (
@@ -25,6 +27,7 @@ from gram_platform.methods.setting import MaxEnt, Options
 from gram_platform.store import Store
 from gram_platform.store.checkpoints import PROBE
 from gram_platform.store.views import load_view
+from gram_platform.train import learner
 from gram_platform.train.data import PlanReader
 from gram_platform.train.learner import Learner
 from gram_platform.train.loop import TrainingDiverged, training_steps
@@ -173,7 +176,35 @@ def test_norms_of_sets_are_recorded_beside_the_result(run, execution):
     assert not any("norm/" in name for name in result["final"])
     timing = directory.timing()
     assert (timing["device"], timing["num_ranks"], timing["num_threads"]) == ("cpu", 1, execution.num_threads)
+    assert timing["attention"] == ON_CPU
     assert 10e6 < timing["peak_memory_bytes"] < 10e9
+
+
+def test_deterministic_algorithms_change_no_byte_on_a_cpu(execution, undisturbed, run):
+    straight, _ = undisturbed
+    execute_run(run, {}, dataclasses.replace(execution, deterministic=True, checkpoint_every_s=1e9))
+    assert torch.are_deterministic_algorithms_enabled()
+    assert result_bytes(execution, run.run_id) == result_bytes(straight, run.run_id)
+    assert Store(execution.storage).run(run.run_id).timing()["deterministic"]
+    execution.set_up_torch()
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_compiled_run_counts_its_graphs(execution, setting, capsys, monkeypatch):
+    """As many graphs in a process that has compiled another run before: each run starts from none."""
+    monkeypatch.setattr(learner, "compile_blocks", functools.partial(learner.compile_blocks, backend="eager"))
+    run = plan("gram", setting).runs["all"]
+    compiled = dataclasses.replace(execution, compiled=True, checkpoint_every_s=1e9)
+    counts = []
+    for seed in (0, 1):
+        again = dataclasses.replace(run, seed=seed)
+        execute_run(again, {}, compiled)
+        timing = Store(execution.storage).run(again.run_id).timing()
+        assert f"run {again.run_id}: {timing['num_graphs']} compiled graphs" in capsys.readouterr().out
+        counts.append(timing["num_graphs"])
+    assert min(counts) >= 2
+    assert max(counts) <= 2 * learner.MAX_GRAPHS
+    torch._dynamo.reset()
 
 
 def test_maxent_stops_once_it_has_unlearnt_enough(execution, setting, tmp_path, monkeypatch):

@@ -4,8 +4,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gram_platform.model.kernels import GELU_AT_ONCE, GELU_SMALL, QUERIES_AT_ONCE, attention, gelu, rotated
+from gram_platform.config.attention import ON_CPU, ON_CPU_IN_BLOCKS
+from gram_platform.model.kernels import (
+    GELU_AT_ONCE,
+    GELU_SMALL,
+    QUERIES_AT_ONCE,
+    _arguments,
+    attention,
+    gelu,
+    kernel_in_use,
+    rotated,
+)
 from gram_platform.train.objectives import LOGITS_AT_ONCE, cross_entropy
+from tests import tiny
 
 SHAPES = [(2, QUERIES_AT_ONCE + 41, 8, 2, 16), (3, 2 * QUERIES_AT_ONCE, 4, 4, 8), (1, 1, 2, 1, 8), (5, 24, 4, 1, 16)]
 
@@ -40,6 +51,27 @@ def test_attention_and_its_gradients(shape):
         assert mine.dtype == torch.bfloat16
         torch.testing.assert_close(mine.double(), value, rtol=0.02, atol=0.02 * float(value.abs().max()) + 1e-3)
         assert (mine - value).norm() <= 0.008 * value.norm() + 1e-3  # a value of bfloat16 is off by up to 0.004
+
+
+GPU_HEADS = [(torch.float32, 64, False, 8), (torch.bfloat16, 64, False, 2), (torch.bfloat16, 384, False, 8)]
+
+
+@pytest.mark.parametrize(("dtype", "head_dim", "is_masked", "heads_given"), [*GPU_HEADS, (torch.bfloat16, 64, True, 8)])
+def test_a_gpu_gets_repeated_keys_where_its_kernel_takes_no_groups(dtype, head_dim, is_masked, heads_given):
+    q, k = (torch.empty(2, n, 16, head_dim, dtype=dtype, device="meta") for n in (8, 2))
+    mask = torch.empty(2, 16, 16, dtype=dtype, device="meta") if is_masked else None
+    asked = _arguments(q, k, k, True, mask)
+    assert asked["key"].shape == asked["value"].shape == (2, heads_given, 16, head_dim)
+    assert asked["enable_gqa"] == (heads_given < 8)
+    assert F.scaled_dot_product_attention(**asked).shape == q.shape
+
+
+def test_the_cpus_kernel_is_named():
+    model = tiny.model_config()
+    assert {kernel_in_use(model, dtype, "cpu") for dtype in (torch.float32, torch.bfloat16)} == {
+        ON_CPU,
+        ON_CPU_IN_BLOCKS,
+    }
 
 
 def test_no_token_sees_a_later_one():

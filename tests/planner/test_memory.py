@@ -45,18 +45,19 @@ SAVED = {
 }
 
 
-def saved_by_autograd(run, active, trained) -> int:
+def saved_by_autograd(run, active, trained, device="cpu") -> int:
     """Bytes of the distinct storages that a forward pass saves, weights and buffers left out."""
-    learner, kept = Learner(run), {}
-    own = {t.untyped_storage().data_ptr() for t in [*learner.model.parameters(), *learner.model.buffers()]}
+    learner, kept = Learner(run, device), {}
+    own = {t.untyped_storage()._cdata for t in [*learner.model.parameters(), *learner.model.buffers()]}
 
     def pack(tensor):
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage
+        if storage._cdata not in own:
+            kept[storage._cdata] = storage
         return tensor
 
-    tokens_BT = torch.randint(0, run.model.vocab_size, (run.micro_batch, run.model.seq_len + 1))
+    shape = (run.micro_batch, run.model.seq_len + 1)
+    tokens_BT = torch.randint(0, run.model.vocab_size, shape, device=device)
     learner.train_only(frozenset(trained))
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         cross_entropy(learner.forward(tokens_BT[:, :-1], dict.fromkeys(active, 1.0)), tokens_BT[:, 1:])
@@ -71,6 +72,38 @@ def test_activations_are_what_autograd_saves(case, precision):
     saved = saved_bytes(run.model, BYTES[precision], active, trained)
     expected = run.micro_batch * run.model.seq_len * (sum(saved.layers) + saved.outside)
     assert expected == pytest.approx(saved_by_autograd(run, active, trained), rel=0.02)
+
+
+@pytest.mark.parametrize("precision", BYTES)
+@pytest.mark.parametrize("case", ["baseline", "companion", "lora on a frozen base"])
+def test_with_a_mask_of_documents_the_mask_is_saved_once(case, precision):
+    name, active, trained = SAVED[case]
+    run = run_of(name, precision=precision)
+    run = dataclasses.replace(run, model=dataclasses.replace(run.model, document_end=0))
+    saved = saved_bytes(run.model, BYTES[precision], active, trained)
+    expected = run.micro_batch * run.model.seq_len * (sum(saved.layers) + saved.outside)
+    assert expected == pytest.approx(saved_by_autograd(run, active, trained), rel=0.02)
+
+
+def gpu_attention(query, key, value, enable_gqa, is_causal=False, attn_mask=None):
+    """The GPU kernel's shapes, on the meta device, where torch without CUDA would choose plain products."""
+    if enable_gqa or (query.dtype == torch.bfloat16 and attn_mask is None):
+        return torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, is_causal)[0]
+    return torch.ops.aten._scaled_dot_product_efficient_attention(query, key, value, attn_mask, True, 0.0, is_causal)[0]
+
+
+@pytest.mark.parametrize("document_end", [-1, 0])
+@pytest.mark.parametrize("precision", BYTES)
+@pytest.mark.parametrize("case", SAVED)
+def test_activations_are_what_the_kernels_of_gpus_save(case, precision, document_end, monkeypatch):
+    """Heads of 8 of bfloat16, and of 4 of float32, are aligned."""
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", gpu_attention)
+    name, active, trained = SAVED[case]
+    run = run_of(name, precision=precision)
+    run = dataclasses.replace(run, model=dataclasses.replace(run.model, document_end=document_end))
+    saved = saved_bytes(run.model, BYTES[precision], active, trained, "cuda")
+    expected = run.micro_batch * run.model.seq_len * (sum(saved.layers) + saved.outside)
+    assert expected == pytest.approx(saved_by_autograd(run, active, trained, "meta"), rel=0.02)
 
 
 def test_the_logits_in_float32_together_are_those_of_the_objective():

@@ -133,8 +133,8 @@ def test_the_dry_runs_memory_is_the_planners(storage):
     baseline = next(n.config for n in graph.nodes if n.kind == "run" and n.method == "baseline")
     memory = rank_memory(baseline, 8)
     line = next(line for line in text[text.index("memory of one") :].splitlines() if line.startswith("baseline"))
-    ranks, sequences, passes, *parts = line.split()[2:]
-    assert (ranks, sequences, passes) == ("8", "12", "7")
+    attention, ranks, sequences, passes, *parts = line.split()[2:]
+    assert (attention, ranks, sequences, passes) == ("flash", "8", "12", "7")
     shown = [memory.weights, memory.copies, memory.gathered, memory.gradients + memory.reduction, memory.optimizer]
     shown += [memory.activations, memory.logits, memory.total]
     assert parts[:8] == [f"{value / GIB:.2f}" for value in shown]
@@ -171,7 +171,7 @@ def test_the_dry_run_and_the_simulation_have_the_studys_ranks(storage):
     words = ("--preset", "paper", "--sizes", "800M", "5B", "--seeds", "1", "--methods", "gram")
     graph = graph_of(storage, *words, "--num-workers", "800M=4", "5B=auto", "--machine", "h200")
     lines = describe(graph).partition("memory of one")[2].splitlines()
-    shown = {tuple(line.split()[:2]): line.split()[2] for line in lines if line.startswith(("baseline  ", "gram  "))}
+    shown = {tuple(line.split()[:2]): line.split()[3] for line in lines if line.startswith(("baseline  ", "gram  "))}
     trained = [n for n in graph.nodes if n.is_run and not n.is_attack]
     runs = {(n.method, n.size): n for n in trained}
     fewest = {key: str(fewest_ranks(runs[key].config, MACHINES["h200"])) for key in shown}

@@ -17,6 +17,7 @@ from gram_platform.studies.dry_run import describe, require_enough_data
 from gram_platform.studies.flags import RAY_JOB_VARIABLE, parse, ranks_of
 from gram_platform.studies.library.scaling import STUDY
 from gram_platform.studies.run import main, provide_data
+from gram_platform.studies.session import execution_of
 
 
 def flags(*arguments):
@@ -30,6 +31,13 @@ def test_defaults(storage):
     assert got.methods == ("baseline", "filtering", "gram")  # the preset's
     assert got.seeds == 0  # the preset's, size by size
     assert got.sizes == tuple(STUDY.presets["demo"].sizes)
+
+
+def test_the_flags_of_execution_reach_it(storage):
+    execution, _ = execution_of(flags("--compile", "--deterministic"), has_gpu=False)
+    assert (execution.compiled, execution.deterministic) == (True, True)
+    execution, _ = execution_of(flags(), has_gpu=False)
+    assert (execution.compiled, execution.deterministic) == (False, False)
 
 
 def test_lists_take_blanks_and_commas(storage):
