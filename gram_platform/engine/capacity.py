@@ -24,7 +24,7 @@ ROUNDING = 1e-9  # of sums of shares of a GPU
 PATIENCE_S, PATIENCE_FOR_GROWTH_S = 60.0, 900.0  # with ranks that wait for a machine
 
 
-class Cluster:
+class Admission:
     """Tells how much may be asked of the cluster that Ray is connected to, and which machine ranks wait for."""
 
     def __init__(self, resources: Resources):

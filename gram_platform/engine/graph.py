@@ -12,7 +12,7 @@ import ray
 from ray.exceptions import LocalRayletDiedError, OutOfMemoryError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from gram_platform.engine.capacity import Cluster
+from gram_platform.engine.capacity import Admission
 from gram_platform.engine.evaluation import common_work
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.life import (
@@ -66,7 +66,7 @@ class _Graph:
         self.progress, self.execution, self.resources = progress, execution, resources
         self.lifecycle = NodeLifecycle(execution.store(), retry_diverged)
         self.ranks = {node.id: execution.of_node(node.config, node.names).num_ranks for node in progress.nodes}
-        self.slots, self.cluster = SlotPool(execution, resources), Cluster(resources)
+        self.slots, self.admission = SlotPool(execution, resources), Admission(resources)
         self.waiting: list[Node] = []
         self.in_flight: dict[ray.ObjectRef, Task] = {}
         self.alone: set[str] = set()  # evaluations whose common task failed: each is retried alone
@@ -104,7 +104,7 @@ class _Graph:
         others = [task for task in tasks if self._num_ranks(task) == 1]
         for task in gangs:
             self._note(self._submit_gang(task), task)
-        cleared = self.cluster.machine_to_clear(self.slots.machines_in_use())
+        cleared = self.admission.machine_to_clear(self.slots.machines_in_use())
         self.slots.want(len(others), cleared)
         for task in others[: len(self.slots.idle)]:
             self._note(self.slots.submit(task), task)
@@ -138,7 +138,7 @@ class _Graph:
         """Chooses tasks that fit on the cluster beside those in flight, now or after it has grown."""
         if not tasks:
             return []
-        room = self.cluster.room(self._num_ranks(task) for task in self.in_flight.values())
+        room = self.admission.room(self._num_ranks(task) for task in self.in_flight.values())
         num_gangs = sum(self._num_ranks(task) > 1 for task in self.in_flight.values())
         chosen = []
         for task in tasks:

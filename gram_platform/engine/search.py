@@ -19,7 +19,7 @@ from functools import partial
 from ray import tune
 from ray.tune.search import Searcher
 
-from gram_platform.engine.capacity import Cluster
+from gram_platform.engine.capacity import Admission
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.life import MAX_CRASHES, Crashes
 from gram_platform.engine.proposals import Proposal, Source, outcome_from_plain
@@ -74,7 +74,7 @@ def run_trials(
         os.environ.setdefault(name, value)
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     ranks_of = partial(trial_ranks, problem, execution)
-    searcher = _Searcher(source, tuning, ranks_of, Cluster(resources), on_start, on_end)
+    searcher = _Searcher(source, tuning, ranks_of, Admission(resources), on_start, on_end)
     crash_count = _CrashCount(lambda point: committed(problem, point, execution.store()))
     shared = {"problem": problem, "execution": execution, "resources": resources}
     trainable = tune.with_parameters(_trial, **shared, retry_diverged=tuning.retry_diverged)
@@ -152,9 +152,9 @@ class _CrashCount(_Unpickled, tune.Callback):
 class _Searcher(_Unpickled, Searcher):
     """Adapts a source to Ray Tune."""
 
-    def __init__(self, source: Source, tuning: Tuning, ranks_of, cluster: Cluster, on_start, on_end):
+    def __init__(self, source: Source, tuning: Tuning, ranks_of, admission: Admission, on_start, on_end):
         super().__init__(metric="outcome", mode="min")
-        self._source, self._tuning, self._ranks_of, self._cluster = source, tuning, ranks_of, cluster
+        self._source, self._tuning, self._ranks_of, self._admission = source, tuning, ranks_of, admission
         self._on_start, self._on_end = on_start, on_end
         self._ranks: dict[str, int] = {}  # of running trials
         self._widest = 1  # of the trials so far: the next one's is known only when it is drawn
@@ -189,7 +189,7 @@ class _Searcher(_Unpickled, Searcher):
         if 0 < most <= len(self._running):
             return False
         may_wait = bool(most) or self._source.is_independent
-        return self._cluster.room(self._ranks.values(), may_wait).take(self._widest)
+        return self._admission.room(self._ranks.values(), may_wait).take(self._widest)
 
     def on_trial_result(self, trial_id: str, result: dict) -> None:
         """Does nothing: a trial reports once, at its end."""

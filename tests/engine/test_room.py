@@ -79,7 +79,7 @@ def test_processes_that_share_gpus_are_counted_by_their_share(nodes, execution, 
 
 def test_many_processes_are_asked_for_in_part_where_the_maximum_is_unknown(cluster):
     cluster({}, None, can_grow=True)
-    room = capacity.Cluster(Resources()).room()
+    room = capacity.Admission(Resources()).room()
     assert sum(room.take(1) for _ in range(1000)) == capacity.MOST_UNREPORTED
 
 
@@ -176,7 +176,7 @@ def test_trials_leave_room_for_the_widest_so_far(nodes, execution, cluster):
     points = [(str(i), {"index": i}) for i in (12, 0, 13, 1)]
     told = []
     searcher = _Searcher(
-        PointList(points), Tuning("a"), ranks_of, capacity.Cluster(Resources()), told.append, told.append
+        PointList(points), Tuning("a"), ranks_of, capacity.Admission(Resources()), told.append, told.append
     )
     first, second, third = (searcher.suggest(trial) for trial in "abc")
     assert (first["point"], second["point"], third) == ({"index": 12}, {"index": 0}, None)  # 4 + 1 of 8 are in use
@@ -206,7 +206,12 @@ def test_trials_that_depend_on_results_wait_only_for_machines_that_may_yet_come(
 
     def num_handed(source) -> int:
         searcher = _Searcher(
-            source, Tuning("a", max_concurrent), lambda point: 1, capacity.Cluster(resources), told.append, told.append
+            source,
+            Tuning("a", max_concurrent),
+            lambda point: 1,
+            capacity.Admission(resources),
+            told.append,
+            told.append,
         )
         return sum(searcher.suggest(str(k)) is not None for k in range(64))
 

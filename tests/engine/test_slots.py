@@ -9,7 +9,7 @@ import time
 import pytest
 
 from gram_platform.engine import capacity
-from gram_platform.engine.capacity import Cluster
+from gram_platform.engine.capacity import Admission
 from gram_platform.engine.execution import Resources
 from gram_platform.engine.graph import run_graph
 from gram_platform.methods.nodes import Node, method_nodes
@@ -86,7 +86,7 @@ def test_a_machine_is_cleared_for_ranks_that_wait_long(monkeypatch):
     monkeypatch.setattr(capacity, "_machine_types", lambda: {"node_0"})
     monkeypatch.setattr(capacity.ray, "nodes", lambda: [{"NodeID": "0"}])
     monkeypatch.setattr(capacity.time, "monotonic", lambda: now[0])
-    cluster, busy = Cluster(Resources(gpus_per_rank=1.0, gpus_per_run=1.0)), {"x": 3, "y": 1}
+    cluster, busy = Admission(Resources(gpus_per_rank=1.0, gpus_per_run=1.0)), {"x": 3, "y": 1}
 
     def cleared_after(seconds: float) -> str:
         now[0] += seconds
