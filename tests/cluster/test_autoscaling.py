@@ -193,12 +193,12 @@ print("SEEN", json.dumps({"code": code, "most": most[0], "gangs": sorted(set(gan
 @pytest.mark.parametrize("pretended_cluster", [SMALL_MACHINES], indirect=True)
 def test_a_study_from_zero_machines_to_all(pretended_cluster, tmp_path):
     """Ranks share a machine, a machine that is killed at random costs no finished run, and none stands idle."""
-    (tmp_path / "job").mkdir()
-    (tmp_path / "job/study.py").write_text(STUDY_JOB)
+    job = tmp_path / "study.py"  # not in an upload: the pretended machines share one, and one that dies removes it
+    job.write_text(STUDY_JOB)
     wait_for(lambda: num_machines(pretended_cluster) == 1, UP_S)
-    command = ["ray", "job", "submit", "--address", pretended_cluster.address, "--working-dir", tmp_path / "job"]
+    command = ["ray", "job", "submit", "--address", pretended_cluster.address]
     done = subprocess.run(
-        [*command, "--entrypoint-resources", '{"driver": 1}', "--", sys.executable, "study.py", tmp_path / "storage"],
+        [*command, "--entrypoint-resources", '{"driver": 1}', "--", sys.executable, job, tmp_path / "storage"],
         env=head.environment(pretended_cluster) | {"PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -208,8 +208,7 @@ def test_a_study_from_zero_machines_to_all(pretended_cluster, tmp_path):
     )
     assert done.returncode == 0, done.stdout[-3000:]
     seen = json.loads(done.stdout.split("SEEN ", 1)[1].splitlines()[0])
-    print(seen)
-    assert (seen["code"], seen["most"], seen["killed"]) == (0, 3, 1)
+    assert (seen["code"], seen["most"], seen["killed"]) == (0, 3, 1), done.stdout[-6000:]
     assert seen["gangs"] == [1], "a run's ranks are on several machines"
     assert seen["longest_idle_s"] < 60
     store = Store(str(tmp_path / "storage"))
