@@ -14,7 +14,7 @@ from gram_platform.engine.in_process import has_gpu, run_in_process
 from gram_platform.engine.life import NodeLifecycle, Progress
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, method_costs, unique
-from gram_platform.pages.results.record import StudyRecord
+from gram_platform.pages.results.record import StudyRecord, study_links
 from gram_platform.planner import MACHINES
 from gram_platform.store import Store
 from gram_platform.store.root import provide_corpus
@@ -120,8 +120,12 @@ class GraphsRun:
         for record in self.records:
             self.store.study_dir(record.name).write("study.json", record.to_json())
         self.mirror = Mirror(self.tracker, self.store, self.view.say)
-        with self.view:
-            progress = self._climb(execute)
+        try:
+            with self.view:
+                progress = self._climb(execute)
+        except (KeyboardInterrupt, SystemExit):  # Ctrl-C; SIGTERM, as by `ray job stop`
+            self.mirror.leave()
+            raise
         is_mirrored = self.mirror.finish(self.by_id)
         self._report(progress, time.monotonic() - started)
         for record in self.records:
@@ -228,6 +232,9 @@ class GraphsRun:
             say(f"read from {results.source}")
         for name, path in paths.items():
             say(f"{name:12} {path}")
+        if is_mirrored:
+            for name, url in study_links(self.tracker, record.name).items():
+                say(f"{'MLflow ' + name:13} {url}")
 
     def _write(self, record: StudyRecord, results, progress: Progress) -> dict[str, str]:
         write = MEASUREMENTS[record.measurement].write

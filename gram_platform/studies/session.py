@@ -191,6 +191,11 @@ class Mirror:
         """Sets the running nodes whose committed metrics are sent."""
         self._running = tuple(running)
 
+    def leave(self) -> None:
+        """Marks the running nodes as killed, when the driver is told to end: they go on when it is submitted again."""
+        with contextlib.suppress(TrackingUnavailable):
+            self.tracker.mark_killed(node.id for node in self._running if node.is_run)
+
     def finish(self, ids: Iterable[str]) -> bool:
         """Waits for the queue, then sends whatever MLflow lacks of these nodes; False if MLflow is away."""
         self._queue.put(None)

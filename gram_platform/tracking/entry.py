@@ -32,6 +32,7 @@ LOSS, SURPRISAL = "loss/", "surprisal/"  # + domain, of evaluations; surprisal: 
 EVALUATION_PARAMS = ("data_id", "num_sequences", "split", "precision")
 EVALUATION_PARAMS += ("num_prompt_tokens", "num_tokens", "temperature", "seed")  # of continuations
 TOKENS = "train/tokens"  # so far, at a step
+STUDY, STUDY_ID = "gram.study", "gram.study_id"
 PARENT = "mlflow.parentRunId"  # MLflow folds a run below its parent
 NUM_CURVE_POINTS = 100
 

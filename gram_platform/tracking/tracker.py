@@ -12,6 +12,8 @@ import os
 import random
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import quote, urlencode
 
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
@@ -22,8 +24,18 @@ from gram_platform.tracking import entry as content
 from gram_platform.tracking.connection import Connection, collector_paused
 from gram_platform.tracking.entry import Entry
 
+LINE = "line"  # the kind of MLflow's runs that hold a line of a study's figures
 METRICS_PER_REQUEST = 1000  # MLflow's own limit
 NUM_TRIES, LONGEST_PAUSE_S = 8, 0.25  # for a node that other machines send too
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a study's figures, which MLflow draws as a run: its metrics have model sizes for steps."""
+
+    name: str
+    tags: Mapping[str, str]
+    points: Mapping[int, Mapping[str, float]]  # number of parameters -> metric -> value
 
 
 class Tracker:
@@ -46,6 +58,13 @@ class Tracker:
     def mirror_evaluation(self, evaluation: EvaluationDirectory) -> str | None:
         """Sends an evaluation; None before the result."""
         return self._mirror(evaluation, content.evaluation_entry(evaluation))
+
+    def mark_killed(self, run_ids: Iterable[str]) -> None:
+        """Gives MLflow's status KILLED to runs that were sent while they trained, and that now lose their driver."""
+        sent = [self._known[key] for run_id in run_ids if (key := ("run", run_id)) in self._known]
+        with self._connection.reaching() as client:
+            for mlflow_id in sent:
+                client.set_terminated(mlflow_id, "KILLED")
 
     def sync(self, store: Store, ids: Iterable[str] | None = None) -> dict[str, int]:
         """Mirrors all runs and evaluations, or those of the given ids; counts them as {"sent", "unchanged"}."""
@@ -85,18 +104,22 @@ class Tracker:
         report_path: str,
         figures: Mapping[str, object],
         params: Mapping[str, object],
+        lines: Sequence[Line] = (),
+        node_ids: Iterable[str] = (),
     ) -> str:
         """Logs a study's table, report and plotly figures as artifacts of one MLflow run; returns the MLflow run id.
 
-        The run belongs to the study's name and parameters: logging them again replaces the artifacts.
+        The run belongs to the study's name and parameters: logging them again replaces the artifacts, and the runs
+        below it that hold its lines. Runs and evaluations of `node_ids` get the tag `gram.study.NAME`.
         """
         params = {key: str(value) for key, value in params.items()}
         study_id = short_hash({"study": name, "params": params})
-        tags = {content.KIND: "study", "gram.study": name, "gram.study_id": study_id}
+        tags = {content.KIND: "study", content.STUDY: name, content.STUDY_ID: study_id}
         facts = ", ".join(f"{key} {value}" for key, value in params.items())
         note = f"{name}: {facts}. Among the artifacts: the table, the report (one page) and every figure."
         with self._connection.reaching() as client:
-            found = self._connection.search(f"tags.`gram.study_id` = '{study_id}'")
+            of_study = self._connection.search(f"tags.`{content.STUDY_ID}` = '{study_id}'")
+            found = [run for run in of_study if run.data.tags.get(content.KIND) == "study"]
             run = min(found, key=_age) if found else self._connection.create(f"study {name}", tags, time.time() * 1000)
             missing = [Param(key, value) for key, value in params.items() if key not in run.data.params]
             client.log_batch(run.info.run_id, params=missing, tags=[RunTag(content.NOTE, note)])
@@ -104,8 +127,41 @@ class Tracker:
                 client.log_artifact(run.info.run_id, os.fspath(path))
             for figure_name, figure in figures.items():
                 client.log_figure(run.info.run_id, figure, f"figures/{figure_name}.html")
+            self._replace_lines(run, [other for other in of_study if other not in found], lines)
             client.set_terminated(run.info.run_id, "FINISHED")
+        self._tag_nodes(f"{content.STUDY}.{name}", study_id, set(node_ids))
         return run.info.run_id
+
+    def _replace_lines(self, study: Run, present: Sequence[Run], lines: Sequence[Line]) -> None:
+        """Makes a run for each line below the study's; keeps equal ones, deletes those of other content."""
+        client = self._connection.client
+        wanted = {short_hash({"name": line.name, "points": line.points}): line for line in lines}
+        for run in present:
+            if wanted.pop(run.data.tags.get(content.RESULT, ""), None) is None:
+                client.delete_run(run.info.run_id)
+        of_study = {key: study.data.tags[key] for key in (content.STUDY, content.STUDY_ID)}
+        now = round(time.time() * 1000)
+        for digest, line in wanted.items():
+            tags = {content.KIND: LINE, content.RESULT: digest, content.PARENT: study.info.run_id, **of_study}
+            run = self._connection.create(line.name, {**line.tags, **tags}, now)
+            points = [Metric(key, value, now, step) for step, at in line.points.items() for key, value in at.items()]
+            client.log_batch(run.info.run_id, metrics=points)
+            client.set_terminated(run.info.run_id, "FINISHED")
+
+    def _tag_nodes(self, tag: str, value: str, node_ids: set[str]) -> None:
+        """Tags the nodes' MLflow runs that lack the tag, so that one filter lists a study's runs."""
+        runs = self.runs() if node_ids else {}
+        with self._connection.reaching() as client:
+            for (_, node_id), run in runs.items():
+                if node_id in node_ids and run.data.tags.get(tag) != value:
+                    client.set_tag(run.info.run_id, tag, value)
+
+    def runs_url(self, filter_string: str, ui_url: str | None = None, as_charts: bool = False) -> str | None:
+        """Gives the address of MLflow's page of the runs that a filter keeps, as `run_url`."""
+        page = self.run_url("", ui_url)
+        view = {"workflowType": "machine_learning", "searchFilter": filter_string}
+        view |= {"compareRunsMode": "CHART"} if as_charts else {}
+        return page and f"{page.rstrip('/')}?{urlencode(view, quote_via=quote)}"
 
     def run_url(self, mlflow_run_id: str, ui_url: str | None = None) -> str | None:
         """Gives the address of a run's page at `ui_url` (default: the tracking server); None for a mere database."""

@@ -1,4 +1,4 @@
-"""What a user meets in MLflow's own table: descriptions, few metrics, and the three searches of docs/results.md."""
+"""What a user meets in MLflow's own table: descriptions, few metrics, and the searches of docs/results.md."""
 
 import pytest
 from mlflow import MlflowClient
@@ -8,6 +8,7 @@ from gram_platform.store import Store
 from gram_platform.store.checkpoints import NORM
 from gram_platform.tracking import Tracker, default_tracking_uri
 from gram_platform.tracking.entry import Entry, curve_metrics, unescape
+from gram_platform.tracking.tracker import Line
 from tests.store.training import record, run_config, train
 
 METHODS = ("baseline", "gram", "gram")
@@ -15,7 +16,9 @@ SEARCHES = {
     "tags.gram.kind = 'run' and tags.method = 'gram' and tags.size = 'tiny'": {"gram tiny all s1", "gram tiny all s2"},
     "tags.gram.kind = 'run' and attributes.status = 'FAILED'": {"gram tiny all s2"},
     "tags.gram.kind = 'evaluation' and metrics.`loss/virology` < 3.3": {"gram tiny all s1, evaluated"},
+    "tags.gram.kind = 'line' and tags.gram.study = 'scaling' and tags.profile = 'mean'": {"gram mean"},
 }
+LINES = [Line(f"gram {profile}", {"profile": profile}, {100: {"forget": 0.5}}) for profile in ("core+virology", "mean")]
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +41,10 @@ def mirrored(tmp_path_factory):
         place.complete({"losses": {"core": 2.5, "virology": 3.4 - 0.15 * seed}}, {"elapsed_s": 0.5})
     tracker = Tracker(default_tracking_uri(store.root))
     tracker.sync(store)
+    for name in ("table.csv", "report.html"):
+        store.study_dir("scaling").write(name, b"content")
+    folder = store.study_dir("scaling").path
+    tracker.log_study("scaling", f"{folder}/table.csv", f"{folder}/report.html", {}, {"preset": "smoke"}, LINES)
     client = MlflowClient(tracker.tracking_uri)
     return client, client.get_experiment_by_name("gram").experiment_id
 
@@ -50,7 +57,8 @@ def test_the_documented_searches_find_what_they_say(mirrored, text):
 
 def test_every_run_has_a_description_and_few_metrics(mirrored):
     client, experiment = mirrored
-    runs = {run.info.run_name: run for run in client.search_runs([experiment])}
+    found = client.search_runs([experiment], "tags.gram.kind IN ('run', 'evaluation')")
+    runs = {run.info.run_name: run for run in found}
     assert len(runs) == 5
     notes = {name: run.data.tags["mlflow.note.content"] for name, run in runs.items()}
     assert notes["gram tiny all s1"].startswith("4 steps of 16 tokens from seed 1. Sequences drawn: core (4), virology")

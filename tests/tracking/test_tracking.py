@@ -1,9 +1,11 @@
 """The mirror: one MLflow run for each node, every committed step once, nothing lost while the server is away."""
 
+import dataclasses
 import random
 import socket
 import sqlite3
 import time
+from urllib.parse import parse_qs
 
 import pytest
 from mlflow import MlflowClient
@@ -13,8 +15,9 @@ from gram_platform.config import Evaluation, State, View
 from gram_platform.config.identity import metric_name
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, TrackingUnavailable, default_tracking_uri
-from gram_platform.tracking.connection import Connection
+from gram_platform.tracking.connection import Connection, context_tags
 from gram_platform.tracking.entry import Entry, curve_metrics, run_entry, unescape
+from gram_platform.tracking.tracker import Line
 from tests.store.training import final_fields, in_process, record, run_config, train
 
 RUN = run_config(8)
@@ -252,6 +255,93 @@ def test_study_is_logged_once(tmp_path, store, tracker):
     assert tracker.runs() == {}
     assert tracker.run_url(first) is None
     assert tracker.run_url(first, "http://127.0.0.1:5000/").endswith(f"/#/experiments/1/runs/{first}")
+
+
+LINE = Line("gram core+virology", {"method": "gram"}, {100: {"core": 0.9, "forget": 0.5}, 400: {"core": 1.0}})
+
+
+def test_the_lines_of_a_study_are_replaced_as_a_whole(tmp_path, store, tracker):
+    for name in ("table.csv", "report.html"):
+        store.study_dir("scaling").write(name, b"content")
+    folder, client = store.study_dir("scaling").path, MlflowClient(tracker.tracking_uri)
+    train(store.root, RUN)
+    tracker.sync(store)
+
+    def log(*lines) -> dict[str, str]:
+        """Logs a study with these lines; returns the MLflow ids of those that are there, by name."""
+        files = (f"{folder}/table.csv", f"{folder}/report.html")
+        study = tracker.log_study("scaling", *files, {}, {"preset": "smoke"}, lines, [RUN.run_id])
+        found = client.search_runs(["1"], "tags.`gram.kind` = 'line' and tags.`gram.study` = 'scaling'")
+        assert {run.data.tags["mlflow.parentRunId"] for run in found} <= {study}
+        return {run.info.run_name: run.info.run_id for run in found}
+
+    other = Line("filtering core+virology", {"method": "filtering"}, {100: {"core": 1.0}})
+    first = log(LINE, other)
+    assert set(first) == {LINE.name, other.name}
+    history = client.get_metric_history(first[LINE.name], "core")
+    assert sorted((point.step, point.value) for point in history) == [(100, 0.9), (400, 1.0)]
+    changed = dataclasses.replace(LINE, points={100: {"core": 0.8}})
+    second = log(changed, other)
+    assert second[other.name] == first[other.name]  # it has not changed
+    assert second[LINE.name] != first[LINE.name]
+    assert [point.value for point in client.get_metric_history(second[LINE.name], "core")] == [0.8]
+    assert set(log(other)) == {other.name}
+    (run,) = client.search_runs(["1"], "tags.`gram.kind` = 'run' and tags.`gram.study.scaling` != ''")
+    assert run.data.tags["gram.run_id"] == RUN.run_id
+    assert tracker.sync(store) == {"sent": 0, "unchanged": 1}
+
+
+def test_an_evaluation_is_below_its_run_with_its_data_and_origin(store, tracker):
+    train(store.root, RUN)
+    evaluate(store)
+    evaluation = tracker.mirror_evaluation(store.evaluation(EVALUATION.eval_id))
+    client = MlflowClient(tracker.tracking_uri)
+    assert "mlflow.parentRunId" not in client.get_run(evaluation).data.tags  # the run is not there yet
+    assert tracker.sync(store) == {"sent": 2, "unchanged": 0}
+    assert tracker.sync(store) == {"sent": 0, "unchanged": 2}
+    run = client.get_run(tracker.mirror_run(store.run(RUN.run_id)))
+    assert client.get_run(evaluation).data.tags["mlflow.parentRunId"] == run.info.run_id
+    (dataset,) = (entry.dataset for entry in run.inputs.dataset_inputs)
+    assert (dataset.digest, dataset.source_type) == (RUN.data.data_id, "gram")
+    assert run.data.tags["mlflow.user"]
+    assert "pytest" in run.data.tags["gram.command"]
+    tokens = client.get_metric_history(run.info.run_id, "train/tokens")
+    assert {(point.step, point.value) for point in tokens} == {(s, s * RUN.num_tokens / 8) for s in range(1, 9)}
+    experiment = client.get_experiment_by_name("gram")
+    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
+
+
+def test_no_password_reaches_mlflow(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["scaling.py", "--tracking-uri", "postgresql://user:word@host/mlflow"])
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", '{"metadata": {"job_submission_id": "raysubmit_1"}}')
+    tags = context_tags.__wrapped__()
+    assert tags["gram.command"] == "scaling.py --tracking-uri postgresql://***@host/mlflow"
+    assert tags["gram.ray_job_id"] == "raysubmit_1"
+
+
+def test_runs_that_lose_their_driver_are_killed_until_they_go_on(store, tracker):
+    directory, client = store.run(RUN.run_id), MlflowClient(tracker.tracking_uri)
+    directory.ensure_config(RUN)
+    with directory.start_attempt("first") as attempt:
+        attempt.resume()
+        mlflow_id = tracker.mirror_run(directory)
+        assert client.get_run(mlflow_id).info.status == "RUNNING"
+        tracker.mark_killed([RUN.run_id, "not sent"])
+        assert client.get_run(mlflow_id).info.status == "KILLED"
+        tracker.mirror_run(directory)
+        assert client.get_run(mlflow_id).info.status == "RUNNING"
+
+
+def test_links_open_on_a_filter(tracker):
+    url = tracker.runs_url("tags.`gram.kind` = 'line'", "http://host:5000/", as_charts=True)
+    page, _, query = url.partition("?")
+    assert page == "http://host:5000/#/experiments/1/runs"
+    assert parse_qs(query) == {
+        "workflowType": ["machine_learning"],
+        "searchFilter": ["tags.`gram.kind` = 'line'"],
+        "compareRunsMode": ["CHART"],
+    }
+    assert tracker.runs_url("") is None  # of a mere database
 
 
 def test_unfinished_final_fields_are_not_needed(store, tracker):

@@ -1,7 +1,7 @@
 """Stores a study as `study.json`, from which its tables and reports are built, and publishes the results."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 
 import pandas as pd
@@ -11,6 +11,8 @@ from gram_platform.config import LOSSES
 from gram_platform.config.identity import invalid
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker
+from gram_platform.tracking.entry import KIND, STUDY
+from gram_platform.tracking.tracker import LINE, Line
 
 LOCAL_UI = "http://127.0.0.1:5000"  # the default address of `mlflow ui`
 
@@ -86,15 +88,19 @@ def publish(
     report: str,
     figures: Mapping[str, object],
     tracker: Tracker | None,
+    lines: Sequence[Line] = (),
 ) -> dict[str, str]:
-    """Writes table.csv, report.html and study.json, logs them to MLflow if there is a tracker; returns {name: path}."""
+    """Writes table.csv, report.html and study.json, logs them to MLflow if there is a tracker; returns {name: path}.
+
+    `lines`: of the figures that MLflow shall draw too.
+    """
     folder = store.study_dir(record.name)
     files = {"table.csv": table.encode(), "report.html": report.encode(), "study.json": record.to_json()}
     for name, data in files.items():
         folder.write(name, data)
     if tracker is not None:
         with folder.local_copy("table.csv") as table_path, folder.local_copy("report.html") as report_path:
-            tracker.log_study(record.name, table_path, report_path, figures, record.params)
+            tracker.log_study(record.name, table_path, report_path, figures, record.params, lines, record.ids)
     return {name: folder.file(name) for name in files}
 
 
@@ -109,6 +115,15 @@ def mlflow_links(tracker: Tracker, runs: Mapping) -> dict[str, str]:
     """Returns {node id: page} of MLflow's runs by (kind, node id), at the server or where `mlflow ui` listens."""
     ui_url = None if tracker.tracking_uri.startswith("http") else LOCAL_UI
     return {node_id: tracker.run_url(run.info.run_id, ui_url) for (_, node_id), run in runs.items()}
+
+
+def study_links(tracker: Tracker, name: str) -> dict[str, str]:
+    """Returns {what it shows: address} of MLflow's pages about a study."""
+    ui_url, of_study = None if tracker.tracking_uri.startswith("http") else LOCAL_UI, f"tags.`{STUDY}` = '{name}'"
+    return {
+        "ratios": tracker.runs_url(f"tags.`{KIND}` = '{LINE}' and {of_study}", ui_url, as_charts=True),
+        "runs": tracker.runs_url(f"tags.`{KIND}` = 'run' and tags.`{STUDY}.{name}` != ''", ui_url),
+    }
 
 
 def links_note(tracking_uri: str) -> str:

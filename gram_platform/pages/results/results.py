@@ -23,7 +23,9 @@ from gram_platform.paper.verdicts import EXPLANATION, claims_frame, explained
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, TrackingUnavailable
 from gram_platform.tracking.frame import Frames, load_curves, load_store_curves
+from gram_platform.tracking.tracker import Line
 
+RATIOS = ("core", "retain", "forget", "elicited")
 BEST_LOSS = "final/best/loss/"  # + domain, in the frames of runs
 
 
@@ -210,7 +212,18 @@ def write_results(
     report = build_report(record.title, intro_text(record, results.source, tracker), study)
     figures = study_figures(study) if tracker is not None else {}
     table = table_csv(renamed(results.analysis.table, record.varies))
-    return publish(record, store, table, report, figures, tracker)
+    return publish(record, store, table, report, figures, tracker, ratio_lines(record, results.analysis.table))
+
+
+def ratio_lines(record: StudyRecord, table: pd.DataFrame) -> list[Line]:
+    """Returns the compute ratios of each method, variant and profile against model size, for MLflow's charts."""
+    names = ["method", *_variant(record), "profile"]
+    lines = []
+    for values, rows in table.groupby(names, sort=False):
+        points = {record.parameters[row["size"]]: row[list(RATIOS)].dropna().to_dict() for _, row in rows.iterrows()}
+        tags = {name: str(value) for name, value in zip(names, values, strict=True)}
+        lines.append(Line(" ".join(tags.values()), tags, points))
+    return lines
 
 
 def results_sections(record: StudyRecord, results: Results) -> list[Section]:
