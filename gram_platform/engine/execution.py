@@ -15,6 +15,8 @@ from gram_platform.store.root import open_corpus
 
 CUBLAS_VARIABLE, CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"  # buffers in KiB, and their number
 
+LONGEST_INTERVAL_S = 1800.0  # between two checkpoints: what a machine that dies may cost [ours]
+
 
 @dataclass(frozen=True)
 class Execution:
@@ -25,6 +27,7 @@ class Execution:
     num_ranks: int = 1  # of every run, unless `ranks` says otherwise
     ranks: Ranks | None = None
     checkpoint_every_s: float = 30.0
+    commit_share: float = 0.0  # of the time that commits may take; 0: commit by `checkpoint_every_s` alone
     lease_s: float = 30.0
     device: str = "cpu"
     collective_timeout_s: float = 600.0  # then ranks that wait for one another give up and are started again
@@ -32,6 +35,12 @@ class Execution:
     activation_checkpointing: bool = False  # recompute blocks in the backward pass: less memory, more time
     compiled: bool = False  # by torch.compile; slower on CPUs, not measured on a GPU yet
     deterministic: bool = False  # no algorithm whose sums have no fixed order; CPUs have none anyway
+
+    def commit_interval(self, commit_s: float) -> float:
+        """Returns the seconds between two commits, of which the last stopped training for `commit_s`."""
+        if not self.commit_share:
+            return self.checkpoint_every_s
+        return min(max(self.checkpoint_every_s, commit_s / self.commit_share), LONGEST_INTERVAL_S)
 
     def store(self) -> Store:
         return Store(self.storage).open_for_writing()

@@ -194,8 +194,7 @@ class RunExecution:
         self.step = 0
         self.records: list[dict] = []  # since the last commit
         self.final: dict[str, float] = {}
-        self.num_stale = 0  # evaluations since the best one
-        self.evaluation_s = 0.0
+        self.num_stale, self.evaluation_s = 0, 0.0  # evaluations since the best one; seconds in all of them
 
     @property
     def identity(self) -> dict:
@@ -240,7 +239,7 @@ class RunExecution:
     def _steps(self, first_step: int) -> Iterator[StepRecord]:
         """Trains; adds each step's metrics to `records`, then yields the step."""
         self.summary.start(first_step)
-        self._last_commit = time.monotonic()
+        self._last_commit, self._commit_s = time.monotonic(), 0.0
         eval_steps, steps_probed = evaluation_steps(self.run), probe_steps(self.run)
         ranks = (self.rank, self.num_ranks)
         steps = training_steps(self.learner, self.plan, self.reader, first_step, *ranks, self.summary.interval)
@@ -299,7 +298,7 @@ class RunExecution:
         return (self._is_due() or self.notice.given) and step < self.run.num_steps
 
     def _is_due(self) -> bool:
-        return time.monotonic() - self._last_commit >= self.execution.checkpoint_every_s
+        return time.monotonic() - self._last_commit >= self.execution.commit_interval(self._commit_s)
 
     def _stop_if_told(self) -> None:
         """Ends the process after a commit if it was told to; leaving `finish` waits for the writing."""
@@ -308,12 +307,14 @@ class RunExecution:
 
     def commit(self, step: int) -> None:
         """Copies the state and starts writing a checkpoint in the background; it exists once that has ended."""
+        started = time.monotonic()
         state = {**self.identity, "final": dict(self.final), "num_stale": self.num_stale}
         state |= {"summary": self.summary.state(), "evaluation_s": self.evaluation_s}
         pieces = {**self.learner.pieces(), "random.torch": whole(torch.get_rng_state())}
         records, self.records = self.records, []
         self.background.start(lambda: self._write_checkpoint(step, pieces, state, records))
         self._last_commit = time.monotonic()
+        self._commit_s = self._last_commit - started  # with the wait for a former checkpoint that is still written
 
     def _write_checkpoint(self, step: int, pieces: dict[str, Piece], state: dict, records: list[dict]) -> None:
         self.attempt.commit(step, pieces, state, records)

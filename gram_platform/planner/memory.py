@@ -11,7 +11,8 @@ from gram_platform.config.flops import BYTES, keeps_gathered
 from gram_platform.config.routing import CORE_MLP, SHARED, Route, module_set, route_counts
 
 LOGITS_AT_ONCE = 2**26  # logits that a GPU has in float32 at a time (`train/objectives.py`)
-EVALUATION_LOGITS_BYTES = 64 * 2**20  # equals `train.evaluate.LOGITS_BYTES`: float32 logits of one evaluation batch
+# equals `train.evaluate.LOGITS_BYTES`: float32 logits of one evaluation batch, by device
+EVALUATION_LOGITS_BYTES = {"cpu": 64 * 2**20, "cuda": 2 * 2**30}
 INDEX_BYTES = 8  # token ids are int64
 FLOAT_BYTES = 4
 NORM_STATISTICS = 2 * FLOAT_BYTES  # mean and reciprocal deviation of a LayerNorm, for each token
@@ -247,7 +248,7 @@ def rank_memory(run: RunConfig, num_ranks: int, checkpointing: bool = False, dev
         gathered=width * _num_gathered(weights, routes, num_ranks, keeps) if num_ranks > 1 else 0,
         keeps_gathered=keeps,
         reduction=reduction,
-        evaluation=evaluation_logits_bytes(run.model, width, _evaluation_tokens(run)),
+        evaluation=evaluation_logits_bytes(run.model, width, _evaluation_tokens(run, device)),
     )
 
 
@@ -316,9 +317,10 @@ def _activations(
     return max(tokens * (sum(s.layers) + s.outside) for s in saved), 0
 
 
-def _evaluation_tokens(run: RunConfig) -> int:
+def _evaluation_tokens(run: RunConfig, device: str) -> int:
     """Counts the tokens of an evaluation batch while training (`train.evaluate.evaluation_batch`)."""
     if not run.eval_points.num_points:
         return 0
     per_sequence = FLOAT_BYTES * run.model.seq_len * run.model.vocab_size
-    return min(run.eval_points.num_sequences, max(1, EVALUATION_LOGITS_BYTES // per_sequence)) * run.model.seq_len
+    batch = max(1, EVALUATION_LOGITS_BYTES[device] // per_sequence)
+    return min(run.eval_points.num_sequences, batch) * run.model.seq_len

@@ -18,6 +18,7 @@ from gram_platform.studies.definition import Preset, Study
 from gram_platform.tracking import default_tracking_uri
 from gram_platform.tracking.connection import require_tracking_uri
 
+AUTO_INTERVAL = "auto"
 MAX_TIMEOUT_S = 1e6  # eleven days; torch's clock in nanoseconds can hold it
 RAY_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray in the entrypoint of a submitted job
 
@@ -64,8 +65,8 @@ class CommonFlags:
     """what --dry-run and --num-workers auto plan for: h200, h100, a100 or cpu (default: the preset's)"""
     threads: int = 1
     """CPU threads of a rank: part of what makes a run repeat bit for bit"""
-    checkpoint_every: float = 30.0
-    """seconds between checkpoints"""
+    checkpoint_every: str = "auto"
+    """seconds between checkpoints; auto: 30, or as many more as keep writing them below 2% of the time"""
     activation_checkpointing: bool = False
     """compute every block again in the backward pass: less memory, a third more time (--dry-run shows both)"""
     max_hours: float = 0.0
@@ -168,7 +169,7 @@ def checked_common(presets: Mapping[str, Preset], default_preset: str, flags: An
     require_int("seeds", flags.seeds, 0, 1000)
     require_int("first_seed", flags.first_seed, -1, 2**31)
     require_int("threads", flags.threads, 1)
-    require_real("checkpoint_every", flags.checkpoint_every, 0.0, open_low=True)
+    checkpoint_interval(flags.checkpoint_every)
     require_real("collective_timeout", flags.collective_timeout, 0.0, MAX_TIMEOUT_S, open_low=True)
     require_real("stall_timeout", flags.stall_timeout, 0.0, MAX_TIMEOUT_S, open_low=True)
     require_real("max_hours", flags.max_hours, 0.0)
@@ -193,6 +194,18 @@ def checked_common(presets: Mapping[str, Preset], default_preset: str, flags: An
         sizes=tuple(size for size in preset.sizes if size in sizes),
         machine=machine,
     )
+
+
+def checkpoint_interval(text: str) -> tuple[float, float]:
+    """Returns the seconds between checkpoints, and the share of the time that they may take; 0: any share."""
+    if text == AUTO_INTERVAL:
+        return 30.0, 0.02
+    try:
+        seconds = float(text)
+        require_real("checkpoint_every", seconds, 0.0, open_low=True)
+    except ValueError as error:
+        raise invalid("checkpoint_every", text, f"seconds above 0, or {AUTO_INTERVAL}") from error
+    return seconds, 0.0
 
 
 def simulated_cluster(texts: tuple[str, ...]) -> SimulatedCluster:

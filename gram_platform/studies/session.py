@@ -22,7 +22,7 @@ from gram_platform.engine.life import SUBMIT_AGAIN
 from gram_platform.methods.nodes import Node
 from gram_platform.planner import MACHINES, Budget
 from gram_platform.store import Store
-from gram_platform.studies.flags import CommonFlags, ranks_of
+from gram_platform.studies.flags import CommonFlags, checkpoint_interval, ranks_of
 from gram_platform.tracking import Tracker, TrackingUnavailable
 
 DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
@@ -67,11 +67,13 @@ def connect(is_verbose: bool = False) -> None:
 def execution_of(flags: CommonFlags, has_gpu: bool) -> tuple[Execution, Resources]:
     """Returns how the flags execute nodes, and the resources of a rank. `has_gpu`: whether Ray has a GPU now."""
     device = flags.device or ("cuda" if has_gpu else "cpu")
+    interval_s, commit_share = checkpoint_interval(flags.checkpoint_every)
     execution = Execution(
         flags.storage,
         num_threads=flags.threads,
         ranks=ranks_of(flags),
-        checkpoint_every_s=flags.checkpoint_every,
+        checkpoint_every_s=interval_s,
+        commit_share=commit_share,
         collective_timeout_s=flags.collective_timeout,
         stall_timeout_s=flags.stall_timeout,
         activation_checkpointing=flags.activation_checkpointing,

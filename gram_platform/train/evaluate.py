@@ -16,12 +16,14 @@ from gram_platform.train.objectives import cross_entropy, token_cross_entropy
 Forward = Callable[[torch.Tensor, Mapping[str, float]], torch.Tensor]
 Active = Callable[[str], Mapping[str, float]]
 
-LOGITS_BYTES = 64 * 2**20  # float32 logits of one batch; the batch, hence the rounding, depends only on the config
+# float32 logits of one batch; the batch, hence the rounding, depends only on the config and the kind of device
+LOGITS_BYTES = {"cpu": 64 * 2**20, "cuda": 2 * 2**30}
 
 
-def evaluation_batch(config: ModelConfig) -> int:
+def evaluation_batch(config: ModelConfig, device: torch.device | str = "cpu") -> int:
     """Returns the number of sequences in one forward pass."""
-    return max(1, LOGITS_BYTES // (4 * config.seq_len * config.vocab_size))
+    most = LOGITS_BYTES.get(torch.device(device).type, LOGITS_BYTES["cpu"])
+    return max(1, most // (4 * config.seq_len * config.vocab_size))
 
 
 def require_sequences(arrays: Mapping[str, np.ndarray], domains: Sequence[str], num_sequences: int) -> None:
@@ -114,7 +116,7 @@ def _batches(
     config: ModelConfig, rows: np.ndarray, num_sequences: int, device: torch.device | str
 ) -> Iterator[torch.Tensor]:
     """Yields tokens_BT of the first rows, `evaluation_batch` rows at a time."""
-    batch = evaluation_batch(config)
+    batch = evaluation_batch(config, device)
     for first in range(0, num_sequences, batch):
         sequences = rows[first : min(first + batch, num_sequences)]
         yield on_device(torch.from_numpy(sequences.astype(np.int64)), device)

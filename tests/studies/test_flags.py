@@ -68,8 +68,9 @@ WRONG = {
     r"tracking_uri='mysql://host:99999/x'.*port": ["--tracking-uri", "mysql://host:99999/x"],
     r"tracking_uri='http://'.*host": ["--tracking-uri", "http://"],
     r"storage='~nobody-of-this-name/x'.*home": ["--storage", "~nobody-of-this-name/x"],
-    r"checkpoint_every=0": ["--checkpoint-every", "0"],
-    r"checkpoint_every=inf": ["--checkpoint-every", "inf"],
+    r"checkpoint_every='0'.*auto": ["--checkpoint-every", "0"],
+    r"checkpoint_every='inf'": ["--checkpoint-every", "inf"],
+    r"checkpoint_every='often'.*seconds": ["--checkpoint-every", "often"],
     r"max_hours=-1": ["--max-hours", "-1"],
     r"max_cost=nan": ["--max-cost", "nan"],
     r"max_gpus=-1": ["--max-gpus", "-1"],
@@ -89,6 +90,13 @@ SERVERS += [
     "mysql+pymysql://host/mlflow",
 ]
 SERVERS += ["mssql+pyodbc:///?odbc_connect=DRIVER", "http://[::1]:5000"]
+
+
+def test_checkpoints_are_as_far_apart_as_writing_them_asks(storage):
+    own = execution_of(parse(STUDY, ["--preset", "smoke"]), has_gpu=False)[0]
+    assert [own.commit_interval(s) for s in (0.0, 0.5, 3.0, 100.0)] == pytest.approx([30.0, 30.0, 150.0, 1800.0])
+    fixed = execution_of(parse(STUDY, ["--preset", "smoke", "--checkpoint-every", "45"]), has_gpu=False)[0]
+    assert fixed.commit_interval(100.0) == 45.0
 
 
 def test_through_keeps_the_sizes_up_to_one(storage):

@@ -60,7 +60,7 @@ def of_three(model, *asked):
 
 @pytest.mark.parametrize(("evaluate", "num_profiles"), [(of_one, 1), (of_three, 3)])
 def test_an_evaluation_is_given_to_the_device_as_a_whole(monkeypatch, evaluate, num_profiles):
-    monkeypatch.setattr("gram_platform.train.evaluate.evaluation_batch", lambda _: 4)
+    monkeypatch.setattr("gram_platform.train.evaluate.evaluation_batch", lambda *_: 4)
     model, num_passes = Learner(tiny.run_config(), "meta").model, []
     model.register_forward_hook(lambda *_: num_passes.append(1))
     with pytest.raises(NotImplementedError, match="meta"):
