@@ -37,6 +37,11 @@ class Line:
     tags: Mapping[str, str]
     points: Mapping[int, Mapping[str, float]]  # number of parameters -> metric -> value
 
+    @property
+    def digest(self) -> str:
+        points = {str(step): dict(values) for step, values in self.points.items()}
+        return short_hash({"name": self.name, "points": points})
+
 
 class Tracker:
     """Writes to one experiment of one MLflow. It connects at the first call; `connection.py` describes failures."""
@@ -135,7 +140,7 @@ class Tracker:
     def _replace_lines(self, study: Run, present: Sequence[Run], lines: Sequence[Line]) -> None:
         """Makes a run for each line below the study's; keeps equal ones, deletes those of other content."""
         client = self._connection.client
-        wanted = {short_hash({"name": line.name, "points": line.points}): line for line in lines}
+        wanted = {line.digest: line for line in lines}
         for run in present:
             if wanted.pop(run.data.tags.get(content.RESULT, ""), None) is None:
                 client.delete_run(run.info.run_id)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import multiprocessing
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,10 +22,11 @@ WARNING_S = 60.0  # between the notice and the end of the machine
 
 def in_own_process(work: Callable, *args) -> None:
     """`work(*args)` where no Ray is initialised, as it may be here."""
-    os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])  # for Ray's workers
-    process = multiprocessing.get_context("spawn").Process(target=work, args=args)
-    process.start()
-    process.join()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))  # for Ray's workers
+        process = multiprocessing.get_context("spawn").Process(target=work, args=args)
+        process.start()
+        process.join()
     assert process.exitcode == 0
 
 

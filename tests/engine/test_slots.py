@@ -50,6 +50,7 @@ def share_a_pretended_gpu(execution, nodes) -> None:
     assert len(set(processes(execution, nodes).values())) == 2
 
 
+@pytest.mark.slow
 def test_two_runs_share_a_gpu(execution, setting):
     in_own_process(share_a_pretended_gpu, execution, seeds(setting, 4))
 

@@ -47,6 +47,7 @@ def exported(tmp_path_factory) -> Path:
     return folder / "nodes.json"
 
 
+@pytest.mark.slow
 def test_a_study_in_process_writes_the_same_bytes(finished_study, prepared_storage):
     output = submit(prepared_storage, (*SMALL, "--in-process"), **NO_RAY)
     assert "12 of 12 nodes done: 12 now" in output
@@ -54,6 +55,7 @@ def test_a_study_in_process_writes_the_same_bytes(finished_study, prepared_stora
     assert table(prepared_storage) == table(finished_study)
 
 
+@pytest.mark.slow
 def test_results_from_elsewhere_are_a_studys_own(exported, finished_study, tmp_path):
     archive, away, home = tmp_path / "results.tar.gz", tmp_path / "away", tmp_path / "home"
     flags = (str(exported), "--storage", str(away), "--archive", str(archive))
@@ -74,6 +76,7 @@ def test_results_from_elsewhere_are_a_studys_own(exported, finished_study, tmp_p
     assert table(home) == table(finished_study)
 
 
+@pytest.mark.slow
 def test_missing_nodes_come_with_the_runs_that_they_need(finished_copy, tmp_path):
     """Weights do not travel: a missing evaluation is exported with its run."""
     nodes = read_nodes(export(finished_copy, tmp_path))[0]

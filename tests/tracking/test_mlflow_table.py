@@ -57,8 +57,8 @@ def test_the_documented_searches_find_what_they_say(mirrored, text):
 
 def test_every_run_has_a_description_and_few_metrics(mirrored):
     client, experiment = mirrored
-    found = client.search_runs([experiment], "tags.gram.kind IN ('run', 'evaluation')")
-    runs = {run.info.run_name: run for run in found}
+    found = client.search_runs([experiment])
+    runs = {run.info.run_name: run for run in found if run.data.tags["gram.kind"] in ("run", "evaluation")}
     assert len(runs) == 5
     notes = {name: run.data.tags["mlflow.note.content"] for name, run in runs.items()}
     assert notes["gram tiny all s1"].startswith("4 steps of 16 tokens from seed 1. Sequences drawn: core (4), virology")
