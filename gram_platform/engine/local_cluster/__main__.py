@@ -33,6 +33,8 @@ from gram_platform.engine.local_cluster.state import (
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 OWNER_STOP_TIMEOUT_S = 20.0
 MLFLOW_START_TIMEOUT_S = 60.0
+MLFLOW_PORT = 5000  # of `mlflow ui`, where the links of reports point to
+TRAINING_RUNS = "/#/experiments/1/runs?workflowType=machine_learning"  # else MLflow opens on traces of language models
 
 
 def say(text: str) -> None:
@@ -85,7 +87,7 @@ def take_down(failed: bool) -> None:
     finally:
         stop(cluster)
     if (database := local_folder() / "mlflow.db").exists():
-        say(f"everything is stopped; to see MLflow's pages: {mlflow_command(database, 5000)}")
+        say(f"everything is stopped; to see MLflow's pages: {mlflow_command(database, MLFLOW_PORT)}")
 
 
 def keep_logs(cluster: Cluster) -> None:
@@ -103,7 +105,7 @@ def mlflow_command(database: Path, port: int) -> str:
 
 def serve_mlflow(cluster: Cluster) -> str:
     """Starts MLflow's pages as part of the cluster and waits for them; returns their address."""
-    port = free_port()
+    port = free_port(MLFLOW_PORT)
     with (Path(cluster.folder) / "mlflow.log").open("w") as log:
         server = subprocess.Popen(
             [*shlex.split(mlflow_command(local_folder() / "mlflow.db", port)), "--host", "127.0.0.1", "--workers", "1"],
@@ -125,7 +127,7 @@ def serve_mlflow(cluster: Cluster) -> str:
 
 
 def announce(cluster: Cluster, mlflow_address: str) -> None:
-    say(f"MLflow: {mlflow_address}")
+    say(f"MLflow: {mlflow_address}{TRAINING_RUNS if mlflow_address.startswith('http') else ''}")
     say(f"Ray:    {cluster.address} (its pages ask for the token in {cluster.token_file}); to submit another job:")
     binary = Path(sys.executable).parent / "ray"
     token = f"RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={cluster.token_file}"

@@ -27,10 +27,11 @@ START_ATTEMPTS = 3
 JOB_ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 
 
-def free_port() -> int:
-    """Returns a port without a listener, below the range from which the system and Ray's components draw."""
+def free_port(*wanted: int) -> int:
+    """Returns a port without a listener: a wanted one, else below the range from which the system and Ray draw."""
+    candidates = list(wanted)
     while True:
-        port = random.randrange(20_000, 32_000)
+        port = candidates.pop(0) if candidates else random.randrange(20_000, 32_000)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("", port))
             return port
