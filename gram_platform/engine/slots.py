@@ -20,7 +20,7 @@ from gram_platform.engine.evaluation import execute_profiles
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.methods.nodes import Node
 
-Task = tuple[Node, ...]  # executed by one Ray task: a node, or evaluations with common work
+Task = tuple[Node, ...]  # executed by one slot at once: a node, or evaluations with common work
 PlainNode = tuple[str, Mapping, Mapping[str, str]]  # kind, plain config and tags of a node
 IDLE_S = 10.0  # a slot without work is kept: the next node is often ready in a moment
 MAX_FAILED_STARTS = 4  # of slots, one after another
