@@ -78,7 +78,7 @@ def _run(settings: BenchmarkSettings, first: list[Node], nodes: list[Node]) -> t
 
     Ahead is the time that runs of `nodes` had worked when the last of `first` ended.
     """
-    started, ended, ahead_s = time.perf_counter(), [], 0.0
+    started, ended, ahead_s, store = time.perf_counter(), [], 0.0, Store(settings.storage)
     awaited = {node.id for node in first}
 
     def on_change(progress: Progress, node: Node | None) -> None:
@@ -86,6 +86,7 @@ def _run(settings: BenchmarkSettings, first: list[Node], nodes: list[Node]) -> t
         if not ended and awaited <= progress.done:
             ended.append(time.perf_counter())
             ahead_s = sum(time.time() - since for since in progress.running.values())
+            ahead_s += sum(_elapsed_s(store, node) for node in nodes if node.is_run and node.id in progress.done)
 
     progress = run_graph([*first, *nodes], Execution(settings.storage), Resources(), on_change)
     assert len(progress.done) == len(first) + len(nodes), progress.failed

@@ -138,6 +138,7 @@ KILLERS = {
 TARGETS = dict.fromkeys(KILLERS, command) | {"worker": training, "head": heads}  # who must be there
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)  # a busy machine takes several times what a quiet one does
 def test_one_of_each(finished_study, prepared_storage, tmp_path, monkeypatch):
     """A worker, the head and the MLflow server of the smallest study; `test_faults.py` kills the driver and Ray."""

@@ -33,6 +33,7 @@ def test_while_one_of_two_models_is_gone_the_other_answers(tmp_path, capsys):
     assert len(record.lost) <= 40  # each client at most the one that was being answered
 
 
+@pytest.mark.slow
 def test_a_given_ray_is_left_unchanged(tmp_path, ray_cluster):
     before = ray_cluster.available_resources()["CPU"]
     with gram_serve(tmp_path, "--ray-address", ray_cluster.get_runtime_context().gcs_address) as running:
