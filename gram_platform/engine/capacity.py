@@ -15,11 +15,10 @@ from gram_platform.methods.nodes import Node
 
 MONITOR_KEY = "__autoscaling_status"  # under it the monitor on Ray's head stores its report; `ray status` shows it
 MONITOR_TIMEOUT_S = 10.0  # it reports every five seconds
-
-
 MOST_UNREPORTED = 256  # processes asked for at once where an autoscaler does not report its maximum
 ASK_EVERY_S = 2.0  # for the cluster's resources: Ray Tune wants to know many times a second
 LOOK_FOR_GROUPS_S = 5.0
+STRICT_PACK = "STRICT_PACK"  # Ray's placement strategy: all on one machine
 ROUNDING = 1e-9  # of sums of shares of a GPU
 PATIENCE_S, PATIENCE_FOR_GROWTH_S = 60.0, 900.0  # with ranks that wait for a machine
 
@@ -78,14 +77,18 @@ class Admission:
             return self._cleared
         now = time.monotonic()
         self._next_look = now + LOOK_FOR_GROUPS_S
-        groups = placement_group_table().items()
-        waiting = [i for i, group in groups if group["state"] == "PENDING" and group["strategy"] == STRICT_PACK]
+        groups = {i: g for i, g in placement_group_table().items() if g["strategy"] == STRICT_PACK}
+        waiting = [i for i, group in groups.items() if group["state"] == "PENDING"]
         self._since = {group: self._since.get(group, now) for group in waiting}
         patience_s = PATIENCE_FOR_GROWTH_S if self.can_grow() else PATIENCE_S
-        if all(now - since < patience_s for since in self._since.values()):
+        overdue = [group for group, since in self._since.items() if now - since >= patience_s]
+        gpus = {node["NodeID"]: node["Resources"].get("GPU", 0.0) for node in ray.nodes() if node["Alive"]}
+        if not overdue:
             self._cleared = ""
-        elif self._cleared not in busy:
-            self._cleared = min(busy, key=busy.get, default="")
+        elif self._cleared not in gpus:  # none yet, or it has died
+            asked = sum(bundle.get("GPU", 0.0) for bundle in groups[overdue[0]]["bundles"].values())
+            large_enough = [machine for machine in busy if gpus.get(machine, 0.0) >= asked]
+            self._cleared = min(large_enough, key=busy.get, default="")
         return self._cleared
 
 
@@ -112,9 +115,6 @@ class Room:
         self.num_processes -= num_ranks
         for name, amount in self.resources.asked(num_ranks).items():
             self.free[name] -= amount
-
-
-STRICT_PACK = "STRICT_PACK"
 
 
 def placement_strategy(resources: Resources, num_ranks: int) -> str:

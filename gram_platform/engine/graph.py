@@ -28,7 +28,8 @@ from gram_platform.engine.slots import SlotPool, Task, execute_task, plain_nodes
 from gram_platform.methods.nodes import Node
 from gram_platform.store import LeaseHeld
 
-MAX_GANGS = 16  # runs of several ranks at once; each keeps a process on the driver's machine
+# runs of several ranks (a gang: all start or none) at once; each keeps a process on the driver's machine
+MAX_GANGS = 16
 LOOK_FOR_STALLS_S = 30.0
 
 

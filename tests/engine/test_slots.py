@@ -81,23 +81,32 @@ def test_a_run_that_hangs_is_started_again(ray_cluster, execution, run):
 
 def test_a_machine_is_cleared_for_ranks_that_wait_long(monkeypatch):
     """Other work would else keep a part of every machine for ever."""
-    groups = {"a": {"state": "CREATED", "strategy": "STRICT_PACK"}, "b": {"state": "PENDING", "strategy": "PACK"}}
-    now = [1000.0]
+    pair, four = ({k: {"CPU": 1.0, "GPU": 1.0} for k in range(number)} for number in (2, 4))
+    groups = {
+        "a": {"state": "CREATED", "strategy": "STRICT_PACK", "bundles": pair},
+        "b": {"state": "PENDING", "strategy": "PACK", "bundles": pair},
+    }
+    gpus, now = {"x": 4.0, "y": 4.0, "small": 1.0}, [1000.0]
+    machines = lambda: [{"NodeID": name, "Alive": True, "Resources": {"GPU": n}} for name, n in gpus.items()]
     monkeypatch.setattr(capacity, "placement_group_table", lambda: groups)
-    monkeypatch.setattr(capacity, "_machine_types", lambda: {"node_0"})
-    monkeypatch.setattr(capacity.ray, "nodes", lambda: [{"NodeID": "0"}])
+    monkeypatch.setattr(capacity, "_machine_types", lambda: {"node_x", "node_y", "node_small"})
+    monkeypatch.setattr(capacity.ray, "nodes", machines)
     monkeypatch.setattr(capacity.time, "monotonic", lambda: now[0])
-    cluster, busy = Admission(Resources(gpus_per_rank=1.0, gpus_per_run=1.0)), {"x": 3, "y": 1}
+    admission, busy = Admission(Resources(gpus_per_rank=1.0, gpus_per_run=1.0)), {"x": 3, "y": 1, "small": 0}
 
     def cleared_after(seconds: float) -> str:
         now[0] += seconds
-        return cluster.machine_to_clear(busy)
+        return admission.machine_to_clear(busy)
 
     assert cleared_after(capacity.PATIENCE_S) == ""
-    groups["c"] = {"state": "PENDING", "strategy": "STRICT_PACK"}
+    groups["c"] = {"state": "PENDING", "strategy": "STRICT_PACK", "bundles": four}
     assert cleared_after(10.0) == ""
-    assert cleared_after(capacity.PATIENCE_S) == "y"  # where the least is lost
+    assert cleared_after(capacity.PATIENCE_S) == "y"  # where the least is lost, and the ranks have room
     busy["y"] = 4
     assert cleared_after(10.0) == "y"  # it stays with one machine
+    del busy["y"]
+    assert cleared_after(10.0) == "y"  # also when that has no process left, until the ranks are placed
+    del gpus["y"]
+    assert cleared_after(10.0) == "x"  # it has died
     groups["c"]["state"] = "CREATED"
     assert cleared_after(10.0) == ""
