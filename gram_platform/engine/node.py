@@ -37,7 +37,7 @@ from gram_platform.store.checkpoints import NORM, PROBE
 from gram_platform.store.shards import Resumed
 from gram_platform.store.views import materialised
 from gram_platform.train.data import PlanReader
-from gram_platform.train.evaluate import domain_losses, require_sequences
+from gram_platform.train.evaluate import require_sequences, validation_losses
 from gram_platform.train.learner import DTYPES, Learner, num_graphs, probed_norms
 from gram_platform.train.loop import StepRecord, TrainingDiverged, training_steps
 
@@ -263,17 +263,8 @@ class RunExecution:
 
     def evaluate(self) -> dict[str, float]:
         """Measures validation losses with every module active."""
-        started, points = time.monotonic(), self.run.eval_points
-        active = dict.fromkeys(self.run.model.module_domains, 1.0)
-        losses = domain_losses(
-            self.learner.forward,
-            self.run.model,
-            self.validation,
-            points.domains,
-            points.num_sequences,
-            lambda _: active,
-            self.execution.device,
-        )
+        started = time.monotonic()
+        losses = validation_losses(self.learner, self.validation, self.rank, self.num_ranks)
         self.evaluation_s += time.monotonic() - started
         return losses
 

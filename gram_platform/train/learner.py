@@ -5,6 +5,7 @@ In bfloat16 the model computes with a bfloat16 copy of every weight, and each mi
 to the master, as FSDP2's mixed precision does. Sets that a route does not train get no gradient, so AdamW skips them.
 """
 
+import contextlib
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
@@ -97,6 +98,14 @@ class Learner:
                 else:
                     master.grad.add_(copy.grad)
                 copy.grad = None
+
+    def evaluating(self) -> contextlib.AbstractContextManager:
+        """Makes a block of forward passes without gradients, for which ranks gather every weight once."""
+        return contextlib.nullcontext()
+
+    def sum_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
+        """Adds over ranks; in one process returns the values."""
+        return values
 
     def mean_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
         """Averages per-rank means of equally many sequences over ranks; in one process returns the values."""
