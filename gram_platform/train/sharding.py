@@ -28,7 +28,7 @@ class ShardedLearner(Learner):
 
     _is_evaluating = False
 
-    def _build(self, weights: Iterable[tuple[str, torch.Tensor]]) -> tuple[nn.Module, Sets]:
+    def _build(self, weights: Iterable[tuple[str, Piece]]) -> tuple[nn.Module, Sets]:
         """Shards the model on the meta device, then fills this rank's rows, one weight at a time."""
         self.mesh = init_device_mesh(self.device.type, (dist.get_world_size(),))
         with torch.device("meta"):
@@ -46,8 +46,8 @@ class ShardedLearner(Learner):
         model.rotary.reset_tables()
         assert all(isinstance(p, DTensor) for p in model.parameters())
         parameters = dict(model.named_parameters())
-        for name, value in weights:
-            self._fill(parameters[name], f"model.{name}", value)
+        for name, piece in weights:
+            self._fill(parameters[name], f"model.{name}", piece)
         has_loras = any(module.kind == "lora" for module in self.config.model.modules)
         self._reduces_every_micro_batch = has_loras and self.config.precision != "float32"
         self.model = model
