@@ -29,15 +29,15 @@ from gram_platform.engine.process import (
 )
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.model.kernels import kernel_in_use
-from gram_platform.model.pieces import Piece, whole
+from gram_platform.model.pieces import Piece, RowsOnDisk, whole
 from gram_platform.planner import run_flops
 from gram_platform.store import Store
 from gram_platform.store.attempts import Attempt
 from gram_platform.store.checkpoints import NORM, PROBE
 from gram_platform.store.shards import Resumed
-from gram_platform.store.views import materialised
+from gram_platform.store.views import open_dense
 from gram_platform.train.data import PlanReader
-from gram_platform.train.evaluate import domain_losses, require_sequences
+from gram_platform.train.evaluate import require_sequences, validation_losses
 from gram_platform.train.learner import DTYPES, Learner, num_graphs, probed_norms
 from gram_platform.train.loop import StepRecord, TrainingDiverged, training_steps
 
@@ -135,7 +135,9 @@ def execute_run(
         if (result := directory.result()) is not None:  # another driver has completed it meanwhile
             return result
         try:
-            return RunExecution(run, corpus, attempt, execution, notice=notice).finish()
+            with starting_point(run, execution) as start:
+                learner = new_learner(Learner, run, execution, start)
+            return RunExecution(run, corpus, attempt, execution, learner, notice).finish()
         except TrainingDiverged as error:
             attempt.fail(str(error), DIVERGENCE)
             raise
@@ -148,14 +150,20 @@ def execute_run(
             raise
 
 
-def starting_point(run: RunConfig, execution: Execution) -> dict[str, torch.Tensor] | None:
-    """Reads the dense weights of the view that a run starts from; None for a random start."""
-    return None if run.start is None else materialised(Store(execution.storage), run.start)[1]
+Start = Mapping[str, RowsOnDisk] | None
 
 
-def new_learner(
-    kind: type[Learner], run: RunConfig, execution: Execution, start: dict[str, torch.Tensor] | None
-) -> Learner:
+@contextlib.contextmanager
+def starting_point(run: RunConfig, execution: Execution) -> Iterator[Start]:
+    """Opens the dense weights of the view that a run starts from, verified; yields None for a random start."""
+    if run.start is None:
+        yield None
+        return
+    with open_dense(Store(execution.storage), run.start) as (_, weights):
+        yield weights
+
+
+def new_learner(kind: type[Learner], run: RunConfig, execution: Execution, start: Start) -> Learner:
     """Makes the run's learner at its starting point."""
     return kind(run, execution.device, start, execution.activation_checkpointing, execution.compiled)
 
@@ -169,8 +177,8 @@ class RunExecution:
         corpus: PackedCorpus,
         attempt: Attempt | None,  # None on ranks other than 0
         execution: Execution,
-        learner: Learner | None = None,
-        notice: TerminationNotice | None = None,
+        learner: Learner,
+        notice: TerminationNotice,
         rank: int = 0,
         num_ranks: int = 1,
     ):
@@ -185,9 +193,8 @@ class RunExecution:
         self.attention = kernel_in_use(run.model, DTYPES[run.precision], execution.device)
         if execution.device != "cpu":
             print(f"run {run.run_id}: {self.attention} attention in {run.precision}", flush=True)
-        self.learner = learner or new_learner(Learner, run, execution, starting_point(run, execution))
+        self.learner, self.notice = learner, notice
         self.rank, self.num_ranks = rank, num_ranks
-        self.notice = notice or TerminationNotice()
         self.summary = MetricsSummary(run)
         self.usage = ResourceUsage(execution.device)
         self.background = BackgroundJob()
@@ -263,17 +270,8 @@ class RunExecution:
 
     def evaluate(self) -> dict[str, float]:
         """Measures validation losses with every module active."""
-        started, points = time.monotonic(), self.run.eval_points
-        active = dict.fromkeys(self.run.model.module_domains, 1.0)
-        losses = domain_losses(
-            self.learner.forward,
-            self.run.model,
-            self.validation,
-            points.domains,
-            points.num_sequences,
-            lambda _: active,
-            self.execution.device,
-        )
+        started = time.monotonic()
+        losses = validation_losses(self.learner, self.validation, self.rank, self.num_ranks)
         self.evaluation_s += time.monotonic() - started
         return losses
 

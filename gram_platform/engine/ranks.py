@@ -77,9 +77,11 @@ def _train(
     run: RunConfig, execution: Execution, attempt: Attempt | None, notice: TerminationNotice, patient: dist.ProcessGroup
 ) -> RanksStopped | None:
     try:
-        corpus, start = execution.corpus(run.data.data_id), starting_point(run, execution)
-        dist.barrier(patient)
-        ShardedExecution(run, corpus, attempt, execution, start, notice, patient).finish()
+        corpus = execution.corpus(run.data.data_id)
+        with starting_point(run, execution) as start:
+            dist.barrier(patient)
+            rank = ShardedExecution(run, corpus, attempt, execution, start, notice, patient)
+        rank.finish()
     except TrainingDiverged as error:  # on every rank alike
         if attempt is not None:
             attempt.fail(str(error), DIVERGENCE)
@@ -129,7 +131,7 @@ class ShardedExecution(RunExecution):
         learner = new_learner(VotingLearner, run, execution, start)
         learner.votes = self._votes
         ranks = {"rank": dist.get_rank(), "num_ranks": dist.get_world_size()}
-        super().__init__(run, corpus, attempt, execution, learner=learner, notice=notice, **ranks)
+        super().__init__(run, corpus, attempt, execution, learner, notice, **ranks)
         self.attempts = execution.store().run(run.run_id).attempts
         self.patient = patient
         self.folder = self.attempts.child(self._from_rank_0(attempt.attempt_id if attempt else None))

@@ -1,5 +1,6 @@
 """Describes the rows of a tensor that one process holds, all or some consecutive ones, for saving and loading."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,17 @@ class Piece:
             return self.rows
         assert self.first_row <= first <= stop <= self.first_row + len(self.rows), (first, stop, self.first_row)
         return self.rows[first - self.first_row : stop - self.first_row]
+
+
+@dataclass(frozen=True)
+class RowsOnDisk:
+    """A tensor of which a slice of rows, as in `rows_on_disk[first:stop]`, is read when it is asked for."""
+
+    shape: tuple[int, ...]
+    read: Callable[[int, int], torch.Tensor]
+
+    def __getitem__(self, rows: slice) -> torch.Tensor:
+        return self.read(rows.start, rows.stop)
 
 
 def whole(tensor: torch.Tensor) -> Piece:

@@ -7,7 +7,7 @@ Shapes: B sequences, T tokens, S tokens seen, D d_model, H heads, K key-value he
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from gram_platform.config import ModelConfig, ModuleSpec
 from gram_platform.config.identity import invalid
 from gram_platform.config.routing import CORE_MLP, SHARED, module_set
+from gram_platform.config.training import merged_config
 from gram_platform.model.kernels import attention, gelu, rotated
 
 NO_MODULES: Mapping[str, float] = {}
@@ -228,29 +229,37 @@ def parameters_by_set(model: nn.Module) -> dict[str, dict[str, nn.Parameter]]:
     return sets
 
 
+def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Lists the shape of every parameter by qualified name, in the model's order."""
+    with torch.device("meta"):
+        skeleton = Transformer(config)
+    return {name: tuple(parameter.shape) for name, parameter in skeleton.named_parameters()}
+
+
 def initial_weights(config: ModelConfig, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields (name, float32 tensor) of every parameter.
+    """Yields (name, float32 tensor) of every parameter, see `initial_weight`."""
+    return ((name, initial_weight(config, seed, name, shape)) for name, shape in parameter_shapes(config).items())
+
+
+def initial_weight(config: ModelConfig, seed: int, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """Draws a parameter in float32.
 
     A draw depends only on the seed, the parameter's name and its shape, so adding a module changes no other weight.
     Normal with `init_std`, divided by sqrt(2 x layers) for projections into the residual stream (GPT-2's convention;
     the paper does not say); biases 0, LayerNorm gains 1; a LoRA's B is 0, its A has variance 1 / (3 fan-in) [ours].
     """
-    with torch.device("meta"):
-        skeleton = Transformer(config)
-    for name, parameter in skeleton.named_parameters():
-        if name.endswith(("bias", "fc_b.weight", "proj_b.weight")):
-            yield name, torch.zeros(parameter.shape)
-        elif parameter.dim() == 1:
-            yield name, torch.ones(parameter.shape)
-        else:
-            digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-            generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-            yield name, torch.randn(parameter.shape, generator=generator) * _initial_std(config, name, parameter)
+    if name.endswith(("bias", "fc_b.weight", "proj_b.weight")):
+        return torch.zeros(shape)
+    if len(shape) == 1:
+        return torch.ones(shape)
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    return torch.randn(shape, generator=generator) * _initial_std(config, name, shape)
 
 
-def _initial_std(config: ModelConfig, name: str, parameter: torch.Tensor) -> float:
+def _initial_std(config: ModelConfig, name: str, shape: tuple[int, ...]) -> float:
     if name.endswith(("fc_a.weight", "proj_a.weight")):
-        return (3 * parameter.shape[1]) ** -0.5
+        return (3 * shape[1]) ** -0.5
     into_residual = name.endswith(("c_proj.weight", "o_proj.weight"))
     return config.init_std / ((2 * config.num_layers) ** 0.5 if into_residual else 1.0)
 
@@ -281,30 +290,55 @@ def merged_weights(config: ModelConfig, weights: Weights, active: Mapping[str, f
 
 def merged_mlp(config: ModelConfig, weights: Weights, active: Mapping[str, float], block: str) -> dict:
     """Returns the merged weights of one MLP, `block` being `blocks.<layer>`; reads only this layer's `weights`."""
-    names = ("c_fc.weight", "c_fc.bias", "c_proj.weight", "c_proj.bias")
-    stacks: dict[str, list[torch.Tensor]] = {name: [] for name in names}
-    if config.d_mlp:
-        core = {name: weights[f"{block}.mlp.{name}"] for name in names}
-        for module in config.modules:
-            if module.kind == "lora" and module.domain in active:
-                core = _with_lora(core, weights, f"{block}.aux.{module.domain}", active[module.domain])
-        for name in names:
-            stacks[name].append(core[name])
+
+    def read(name: str, first: int, stop: int) -> torch.Tensor:
+        return weights[name][first:stop]
+
+    num_hidden = merged_config(config, active).d_mlp
+    rows = {"c_fc.weight": num_hidden, "c_fc.bias": num_hidden}
+    rows |= {"c_proj.weight": config.d_model, "c_proj.bias": config.d_model}
+    names = {f"{block}.mlp.{part}": stop for part, stop in rows.items()}
+    return {name: merged_rows(config, read, active, name, 0, stop) for name, stop in names.items()}
+
+
+ReadRows = Callable[[str, int, int], torch.Tensor]  # name, first, stop -> rows [first, stop) of a tensor
+
+
+def merged_rows(
+    config: ModelConfig, read: ReadRows, active: Mapping[str, float], name: str, first: int, stop: int
+) -> torch.Tensor:
+    """Returns rows [first, stop) of a merged MLP's tensor, such as `blocks.0.mlp.c_fc.weight`.
+
+    `read` reads the routed model's weights: only rows that are needed, but output biases and LoRAs whole.
+    """
+    block, _, part = name.partition(".mlp.")
+    mlps = [m for m in config.modules if m.kind == "mlp" and m.domain in active]
+    owners = [(f"{block}.mlp", config.d_mlp, 1.0)] if config.d_mlp else []
+    owners += [(f"{block}.aux.{m.domain}", m.width, active[m.domain]) for m in mlps]
+    if part == "c_proj.bias":
+        biases = [weight * read(f"{owner}.{part}", 0, config.d_model) for owner, _, weight in owners]
+        return torch.stack(biases).sum(0)[first:stop]
+    pieces, begin = [], 0
+    for owner, width, weight in owners:
+        low, high = first, stop
+        if part.startswith("c_fc"):  # the owners' hidden units are rows, one owner after another
+            low, high = (min(max(row - begin, 0), width) for row in (first, stop))
+        begin += width
+        rows = read(f"{owner}.{part}", low, high)
+        if owner.endswith(".mlp") and part.endswith("weight"):
+            for change in _lora_changes(config, read, active, block, part):
+                rows = rows + change[low:high]
+        pieces.append(weight * rows if part == "c_proj.weight" else rows)
+    return torch.cat(pieces, dim=1 if part == "c_proj.weight" else 0)
+
+
+def _lora_changes(
+    config: ModelConfig, read: ReadRows, active: Mapping[str, float], block: str, part: str
+) -> Iterator[torch.Tensor]:
+    """Yields what each active LoRA adds to the core MLP's `part`."""
+    side, num_rows = ("fc", config.d_mlp) if part == "c_fc.weight" else ("proj", config.d_model)
     for module in config.modules:
-        if module.kind == "mlp" and module.domain in active:
-            for name in names:
-                value = weights[f"{block}.aux.{module.domain}.{name}"]
-                stacks[name].append(active[module.domain] * value if name.startswith("c_proj") else value)
-    return {
-        f"{block}.mlp.c_fc.weight": torch.cat(stacks["c_fc.weight"]),
-        f"{block}.mlp.c_fc.bias": torch.cat(stacks["c_fc.bias"]),
-        f"{block}.mlp.c_proj.weight": torch.cat(stacks["c_proj.weight"], dim=1),
-        f"{block}.mlp.c_proj.bias": torch.stack(stacks["c_proj.bias"]).sum(0),
-    }
-
-
-def _with_lora(core: Mapping, weights: Weights, lora: str, weight: float) -> dict:
-    up = weights[f"{lora}.fc_b.weight"] @ weights[f"{lora}.fc_a.weight"]
-    down = weights[f"{lora}.proj_b.weight"] @ weights[f"{lora}.proj_a.weight"]
-    changed = {"c_fc.weight": core["c_fc.weight"] + weight * up, "c_proj.weight": core["c_proj.weight"] + weight * down}
-    return {**core, **changed}
+        if module.kind == "lora" and module.domain in active:
+            lora = f"{block}.aux.{module.domain}.{side}"
+            change = read(f"{lora}_b.weight", 0, num_rows) @ read(f"{lora}_a.weight", 0, module.width)
+            yield active[module.domain] * change

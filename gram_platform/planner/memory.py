@@ -248,7 +248,7 @@ def rank_memory(run: RunConfig, num_ranks: int, checkpointing: bool = False, dev
         gathered=width * _num_gathered(weights, routes, num_ranks, keeps) if num_ranks > 1 else 0,
         keeps_gathered=keeps,
         reduction=reduction,
-        evaluation=evaluation_logits_bytes(run.model, width, _evaluation_tokens(run, device)),
+        evaluation=_evaluation_bytes(run, weights, num_ranks, device),
     )
 
 
@@ -317,10 +317,12 @@ def _activations(
     return max(tokens * (sum(s.layers) + s.outside) for s in saved), 0
 
 
-def _evaluation_tokens(run: RunConfig, device: str) -> int:
-    """Counts the tokens of an evaluation batch while training (`train.evaluate.evaluation_batch`)."""
+def _evaluation_bytes(run: RunConfig, weights: Iterable[Weight], num_ranks: int, device: str) -> int:
+    """Counts bytes of an evaluation while training: a batch's logits and, on several ranks, all gathered weights."""
     if not run.eval_points.num_points:
         return 0
-    per_sequence = FLOAT_BYTES * run.model.seq_len * run.model.vocab_size
-    batch = max(1, EVALUATION_LOGITS_BYTES[device] // per_sequence)
-    return min(run.eval_points.num_sequences, batch) * run.model.seq_len
+    width, per_sequence = BYTES[run.precision], FLOAT_BYTES * run.model.seq_len * run.model.vocab_size
+    batch = max(1, EVALUATION_LOGITS_BYTES[device] // per_sequence)  # `train.evaluate.evaluation_batch`
+    tokens = min(run.eval_points.num_sequences, batch) * run.model.seq_len
+    gathered = sum(num_ranks * w.padded_shard(num_ranks) for w in weights) if num_ranks > 1 else 0
+    return width * gathered + evaluation_logits_bytes(run.model, width, tokens)

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Iterator
 
 import torch
@@ -10,7 +11,8 @@ from gram_platform.config import CORE, ModelConfig, ModuleSpec, View, model_from
 from gram_platform.config.identity import invalid
 from gram_platform.config.routing import module_set
 from gram_platform.config.training import merged_config
-from gram_platform.model.transformer import Transformer, is_module, merged_weights, parameter_set
+from gram_platform.model.pieces import RowsOnDisk
+from gram_platform.model.transformer import Transformer, is_module, merged_rows, parameter_set, parameter_shapes
 from gram_platform.store import Store
 from gram_platform.store.tensors import DiskTensors
 from gram_platform.train.learner import DTYPES
@@ -51,13 +53,27 @@ def load_view(store: Store, view: View, precision: str = "float32") -> tuple[Mod
     return config, model_of(config, weights, precision)
 
 
-def materialised(store: Store, view: View) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
-    """Merges the view into one dense model: (config, float32 weights). ValueError unless its rule is constant."""
+@contextlib.contextmanager
+def open_dense(store: Store, view: View) -> Iterator[tuple[ModelConfig, dict[str, RowsOnDisk]]]:
+    """Yields (config, float32 weights) of the view merged into one dense model; reads rows when they are asked for.
+
+    ValueError unless the view's rule is constant.
+    """
     if view.rule != "constant":
         raise invalid("view.rule", view.rule, "constant, because other views are a different model for each domain")
-    config, weights = view_weights(store, view)
-    active = dict(view.weights)
-    return merged_config(config, active), merged_weights(config, weights, active)
+    with open_view(store, view) as (config, weights):
+        active = dict(view.weights)
+        dense = merged_config(config, active)
+        merged, rows = functools.partial(merged_rows, config, weights.rows, active), {}
+        for name, shape in parameter_shapes(dense).items():
+            rows[name] = RowsOnDisk(shape, functools.partial(merged if ".mlp." in name else weights.rows, name))
+        yield dense, rows
+
+
+def materialised(store: Store, view: View) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
+    """Reads all of `open_dense` into memory."""
+    with open_dense(store, view) as (config, weights):
+        return config, {name: rows[0 : rows.shape[0]] for name, rows in weights.items()}
 
 
 def model_of(config: ModelConfig, weights: dict[str, torch.Tensor], precision: str = "float32") -> Transformer:

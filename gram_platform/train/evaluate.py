@@ -1,7 +1,8 @@
 """Evaluates weights on packed sequences: mean losses of domains, losses of single tokens, sampled continuations."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from gram_platform.config.identity import invalid
 from gram_platform.model.reuse import kv_cache, shared_first_trunk
 from gram_platform.model.transformer import Transformer
 from gram_platform.train.data import on_device
+from gram_platform.train.learner import Learner
 from gram_platform.train.objectives import cross_entropy, token_cross_entropy
 
 Forward = Callable[[torch.Tensor, Mapping[str, float]], torch.Tensor]
@@ -35,6 +37,15 @@ def require_sequences(arrays: Mapping[str, np.ndarray], domains: Sequence[str], 
             raise invalid("eval_points.num_sequences", num_sequences, allowed)
 
 
+@dataclass(frozen=True)
+class Share:
+    """One rank's share of an evaluation: batches `rank`, `rank + num_ranks`, ...; `add` sums tensors over all ranks."""
+
+    rank: int = 0
+    num_ranks: int = 1
+    add: Callable[[torch.Tensor], torch.Tensor] = lambda values: values
+
+
 @torch.no_grad()
 def domain_losses(
     forward: Forward,
@@ -44,18 +55,38 @@ def domain_losses(
     num_sequences: int,
     active: Active,
     device: torch.device | str = "cpu",
+    share: Share = Share(),
 ) -> dict[str, float]:
     """Returns each domain's mean cross entropy per token, in nats, over its first `num_sequences` rows.
 
     `forward(tokens_BT, active)` returns logits_BTV; `active(domain)` returns the module weights for a domain's batches.
+    With several ranks each calls it with its share and gets all losses; their number changes no bit, since a batch is
+    never split. Ranks make equally many passes: one that has no batch left repeats the last one for nothing.
     """
-    require_sequences(arrays, domains, num_sequences)
-    losses: dict[str, list[tuple[torch.Tensor, int]]] = {domain: [] for domain in domains}
-    for domain in domains:
-        for tokens_BT in _batches(config, arrays[domain], num_sequences, device):
-            loss = cross_entropy(forward(tokens_BT[:, :-1], active(domain)), tokens_BT[:, 1:])
-            losses[domain].append((loss, len(tokens_BT)))
-    return {domain: _mean(of_domain) for domain, of_domain in losses.items()}
+    batches = _batches(config, arrays, domains, num_sequences, device)
+    losses = [torch.zeros((), device=device)] * len(batches)
+    for first in range(0, len(batches), share.num_ranks):
+        index = first + share.rank
+        domain, rows = batches[min(index, len(batches) - 1)]
+        tokens_BT = _tokens(rows, device)
+        loss = cross_entropy(forward(tokens_BT[:, :-1], active(domain)), tokens_BT[:, 1:])
+        if index < len(batches):
+            losses[index] = loss
+    return _means(batches, share.add(torch.stack(losses)).tolist())
+
+
+def validation_losses(
+    learner: Learner, arrays: Mapping[str, np.ndarray], rank: int = 0, num_ranks: int = 1
+) -> dict[str, float]:
+    """Returns `domain_losses` at a run's evaluation points: all modules active, weights gathered once.
+
+    With several ranks all must call it.
+    """
+    model, points = learner.config.model, learner.config.eval_points
+    active = dict.fromkeys(model.module_domains, 1.0)
+    asked = (arrays, points.domains, points.num_sequences, lambda _: active, learner.device)
+    with learner.evaluating():
+        return domain_losses(learner.forward, model, *asked, Share(rank, num_ranks, learner.sum_over_ranks))
 
 
 @torch.no_grad()
@@ -68,16 +99,15 @@ def profile_losses(
     device: torch.device | str = "cpu",
 ) -> list[dict[str, float]]:
     """Returns `domain_losses` of every profile, bit for bit; computes the first layer's trunk once for all profiles."""
-    require_sequences(arrays, domains, num_sequences)
-    losses: list[dict[str, list]] = [{domain: [] for domain in domains} for _ in profiles]
+    batches = _batches(model.config, arrays, domains, num_sequences, device)
+    losses: list[list[torch.Tensor]] = [[] for _ in profiles]
     with shared_first_trunk(model) as clear_cache:
-        for domain in domains:
-            for tokens_BT in _batches(model.config, arrays[domain], num_sequences, device):
-                for of_profile, active in zip(losses, profiles, strict=True):
-                    loss = cross_entropy(model(tokens_BT[:, :-1], active(domain)), tokens_BT[:, 1:])
-                    of_profile[domain].append((loss, len(tokens_BT)))
-                clear_cache()
-    return [{domain: _mean(of_domain) for domain, of_domain in of_profile.items()} for of_profile in losses]
+        for domain, rows in batches:
+            tokens_BT = _tokens(rows, device)
+            for of_profile, active in zip(losses, profiles, strict=True):
+                of_profile.append(cross_entropy(model(tokens_BT[:, :-1], active(domain)), tokens_BT[:, 1:]))
+            clear_cache()
+    return [_means(batches, torch.stack(of_profile).tolist()) for of_profile in losses]
 
 
 @torch.no_grad()
@@ -94,32 +124,42 @@ def token_losses(
 
     Column t is the loss of a row's token t + 1; token 0 has no prediction. Arguments as in `domain_losses`.
     """
-    require_sequences(arrays, domains, num_sequences)
-    losses = {}
-    for domain in domains:
-        batches = _batches(config, arrays[domain], num_sequences, device)
-        of_batches = [token_cross_entropy(forward(b[:, :-1], active(domain)), b[:, 1:]).cpu() for b in batches]
-        losses[domain] = torch.cat(of_batches)
-    return losses
+    losses: dict[str, list[torch.Tensor]] = {domain: [] for domain in domains}
+    for domain, rows in _batches(config, arrays, domains, num_sequences, device):
+        tokens_BT = _tokens(rows, device)
+        logits_BTV = forward(tokens_BT[:, :-1], active(domain))
+        losses[domain].append(token_cross_entropy(logits_BTV, tokens_BT[:, 1:]).cpu())
+    return {domain: torch.cat(of_batches) for domain, of_batches in losses.items()}
 
 
-def _mean(losses: Sequence[tuple[torch.Tensor, int]]) -> float:
-    """Averages (batch's mean loss, number of sequences) pairs; synchronises with the device once."""
-    total = 0.0  # not `sum`, which rounds differently from Python 3.12 on
-    values = torch.stack([loss for loss, _ in losses]).tolist()
-    for value, (_, num_sequences) in zip(values, losses, strict=True):
-        total += value * num_sequences
-    return total / sum(num_sequences for _, num_sequences in losses)
+Batches = list[tuple[str, np.ndarray]]  # domain, rows [batch, seq_len + 1] that are read from disk when used
 
 
 def _batches(
-    config: ModelConfig, rows: np.ndarray, num_sequences: int, device: torch.device | str
-) -> Iterator[torch.Tensor]:
-    """Yields tokens_BT of the first rows, `evaluation_batch` rows at a time."""
+    config: ModelConfig,
+    arrays: Mapping[str, np.ndarray],
+    domains: Sequence[str],
+    num_sequences: int,
+    device: torch.device | str,
+) -> Batches:
+    """Lists the domains' first rows, `evaluation_batch` rows at a time; ValueError when there are too few."""
+    require_sequences(arrays, domains, num_sequences)
     batch = evaluation_batch(config, device)
-    for first in range(0, num_sequences, batch):
-        sequences = rows[first : min(first + batch, num_sequences)]
-        yield on_device(torch.from_numpy(sequences.astype(np.int64)), device)
+    parts = [slice(first, min(first + batch, num_sequences)) for first in range(0, num_sequences, batch)]
+    return [(domain, arrays[domain][part]) for domain in domains for part in parts]
+
+
+def _tokens(rows: np.ndarray, device: torch.device | str) -> torch.Tensor:
+    return on_device(torch.from_numpy(rows.astype(np.int64)), device)
+
+
+def _means(batches: Batches, losses: Sequence[float]) -> dict[str, float]:
+    """Averages the batches' mean losses by domain, weighted by their numbers of sequences."""
+    totals = {domain: (0.0, 0) for domain, _ in batches}
+    for (domain, rows), loss in zip(batches, losses, strict=True):  # not `sum`, which rounds differently in Python 3.12
+        total, num_sequences = totals[domain]
+        totals[domain] = total + loss * len(rows), num_sequences + len(rows)
+    return {domain: total / num_sequences for domain, (total, num_sequences) in totals.items()}
 
 
 def uniforms(num_tokens: int, *names: object) -> torch.Tensor:

@@ -5,6 +5,7 @@ In bfloat16 the model computes with a bfloat16 copy of every weight, and each mi
 to the master, as FSDP2's mixed precision does. Sets that a route does not train get no gradient, so AdamW skips them.
 """
 
+import contextlib
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
@@ -16,8 +17,16 @@ from gram_platform.config import RunConfig
 from gram_platform.config.identity import invalid
 from gram_platform.config.routing import module_set
 from gram_platform.model.kernels import repeats_keys
-from gram_platform.model.pieces import Piece, all_rows, as_piece
-from gram_platform.model.transformer import Mlp, Transformer, build, initial_weights, is_module, parameters_by_set
+from gram_platform.model.pieces import Piece, RowsOnDisk, all_rows, as_piece, whole
+from gram_platform.model.transformer import (
+    Mlp,
+    Transformer,
+    build,
+    initial_weight,
+    is_module,
+    parameter_shapes,
+    parameters_by_set,
+)
 from gram_platform.train.data import on_device
 from gram_platform.train.objectives import cross_entropy
 from gram_platform.train.optimizers import Sets, clip_gradients, gradient_norms, make_optimizers, set_learning_rate
@@ -34,7 +43,7 @@ class Learner:
         self,
         config: RunConfig,
         device: torch.device | str = "cpu",
-        start: Mapping[str, torch.Tensor] | None = None,
+        start: Mapping[str, torch.Tensor | RowsOnDisk] | None = None,
         activation_checkpointing: bool = False,
         compiled: bool = False,
     ):
@@ -46,7 +55,7 @@ class Learner:
         self.config = config
         self.device = torch.device(device)
         self._copies: dict[str, list[tuple[nn.Parameter, nn.Parameter]]] = {}  # set -> (copy to compute with, master)
-        self.model, self.master_sets = self._build(starting_weights(config, start or {}))
+        self.model, self.master_sets = self._build(starting_weights(config, start or {}, self.rows_of))
         self.masters = {name: p for named in self.master_sets.values() for name, p in named.items()}
         self.model.keeps_activations = not activation_checkpointing
         if compiled:
@@ -56,9 +65,9 @@ class Learner:
         self._trained: frozenset[str] | None = None
         self._publish(self.master_sets)
 
-    def _build(self, weights: Iterable[tuple[str, torch.Tensor]]) -> tuple[nn.Module, Sets]:
+    def _build(self, weights: Iterable[tuple[str, Piece]]) -> tuple[nn.Module, Sets]:
         """Returns the model that computes and the master weights by set; in float32 they are the same parameters."""
-        master = build(self.config.model, weights).to(self.device)
+        master = build(self.config.model, ((name, piece.rows) for name, piece in weights)).to(self.device)
         master_sets = parameters_by_set(master)
         if self.config.precision == "float32":
             return master, master_sets
@@ -97,6 +106,14 @@ class Learner:
                 else:
                     master.grad.add_(copy.grad)
                 copy.grad = None
+
+    def evaluating(self) -> contextlib.AbstractContextManager:
+        """Makes a block of forward passes without gradients, for which ranks gather every weight once."""
+        return contextlib.nullcontext()
+
+    def sum_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
+        """Adds over ranks; in one process returns the values."""
+        return values
 
     def mean_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
         """Averages per-rank means of equally many sequences over ranks; in one process returns the values."""
@@ -206,20 +223,27 @@ class Learner:
         return value
 
 
-def starting_weights(config: RunConfig, start: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields (name, float32 tensor) of every parameter: from `start` if it has the name, else drawn from the seed.
+def starting_weights(
+    config: RunConfig, start: Mapping[str, torch.Tensor | RowsOnDisk], rows_of: Callable = all_rows
+) -> Iterator[tuple[str, Piece]]:
+    """Yields (name, float32 piece) of every parameter: the rows that `rows_of` asks for if `start` has the name, else
+    all rows, drawn from the seed.
 
     `start` may lack modules, since a branch adds modules to its base; ValueError for any other difference.
     """
     left = dict(start)
-    for name, value in initial_weights(config.model, config.seed):
+    for name, shape in parameter_shapes(config.model).items():
         given = left.pop(name, None)
-        expected = f"a start with {name} of shape {tuple(value.shape)}"
+        expected = f"a start with {name} of shape {shape}"
         if given is None and start and not is_module(name):
             raise invalid("start", "nothing", expected)
-        if given is not None and given.shape != value.shape:
+        if given is None:
+            yield name, whole(initial_weight(config.model, config.seed, name, shape))
+            continue
+        if tuple(given.shape) != shape:
             raise invalid("start", tuple(given.shape), expected)
-        yield name, value if given is None else given
+        first, stop = rows_of(f"model.{name}", shape)
+        yield name, Piece(given[first:stop], first, shape)
     if left:
         raise invalid("start", sorted(left)[:4], "weights that the run's model has")
 

@@ -6,6 +6,7 @@ decides whether weights stay gathered between passes. The order of calls matters
 train wrongly without an error.
 """
 
+import contextlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import torch
@@ -25,7 +26,9 @@ from gram_platform.train.optimizers import Sets
 class ShardedLearner(Learner):
     """One rank's part of a run; needs an initialised process group. Ranks must call methods in the same order."""
 
-    def _build(self, weights: Iterable[tuple[str, torch.Tensor]]) -> tuple[nn.Module, Sets]:
+    _is_evaluating = False
+
+    def _build(self, weights: Iterable[tuple[str, Piece]]) -> tuple[nn.Module, Sets]:
         """Shards the model on the meta device, then fills this rank's rows, one weight at a time."""
         self.mesh = init_device_mesh(self.device.type, (dist.get_world_size(),))
         with torch.device("meta"):
@@ -43,8 +46,8 @@ class ShardedLearner(Learner):
         model.rotary.reset_tables()
         assert all(isinstance(p, DTensor) for p in model.parameters())
         parameters = dict(model.named_parameters())
-        for name, value in weights:
-            self._fill(parameters[name], f"model.{name}", value)
+        for name, piece in weights:
+            self._fill(parameters[name], f"model.{name}", piece)
         has_loras = any(module.kind == "lora" for module in self.config.model.modules)
         self._reduces_every_micro_batch = has_loras and self.config.precision != "float32"
         self.model = model
@@ -62,9 +65,21 @@ class ShardedLearner(Learner):
 
     def forward(self, tokens_BT: torch.Tensor, active: Mapping[str, float]) -> torch.Tensor:
         logits_BTV = self.model(tokens_BT, active)
-        if not torch.is_grad_enabled():
+        if not (torch.is_grad_enabled() or self._is_evaluating):
             self._reshard()
         return logits_BTV
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Keeps all weights gathered inside the block: between two steps there are no gradients and no activations."""
+        self.model.set_reshard_after_forward(False)
+        self._is_evaluating = True
+        try:
+            yield
+        finally:
+            self._is_evaluating = False
+            self.model.set_reshard_after_forward(not self._keeps_gathered)
+            self._reshard()
 
     def train_only(self, trained: frozenset[str]) -> None:
         """Reshards before changing what is trained: FSDP fixes requires_grad at all-gather time.
@@ -91,11 +106,15 @@ class ShardedLearner(Learner):
         self.model.set_reshard_after_backward(is_last or not self._keeps_gathered)
         loss.backward()
 
-    def mean_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
-        """Averages by one all-reduce; returns the means on the CPU."""
+    def sum_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
+        """Adds by one all-reduce; may change `values`."""
         total = values.to(self.device)
         dist.all_reduce(total)
-        return (total / dist.get_world_size()).cpu()
+        return total
+
+    def mean_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
+        """Averages by one all-reduce; returns the means on the CPU."""
+        return (self.sum_over_ranks(values) / dist.get_world_size()).cpu()
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Gathers the full weights one by one; returns them on rank 0, on the CPU, and {} on all other ranks."""

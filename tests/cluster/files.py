@@ -9,8 +9,8 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 CLUSTER = ROOT / "cluster"
 LAUNCHER_FILES = ("aws.yaml", "gcp.yaml")
-KUBERNETES_FILES = ("kuberay/base.yaml", "kuberay/network.yaml", "kuberay/cluster.yaml", "kuberay/job.yaml")
-KUBERNETES_FILES += ("mlflow/kubernetes.yaml",)
+CLUSTER_FILE, JOB_FILE = "kuberay/cluster/cluster.yaml", "kuberay/job/job.yaml"
+KUBERNETES_FILES = ("kuberay/base.yaml", "kuberay/network.yaml", CLUSTER_FILE, JOB_FILE, "mlflow/kubernetes.yaml")
 
 
 def text(name: str) -> str:
@@ -23,8 +23,11 @@ def launcher(name: str) -> dict:
 
 
 def objects(name: str) -> list[dict]:
-    """The Kubernetes objects of a file."""
-    return list(yaml.safe_load_all(text(name)))
+    """The Kubernetes objects of a file, the job as kustomize completes it (`test_kuberay.py` compares the two)."""
+    found = list(yaml.safe_load_all(text(name)))
+    if name == JOB_FILE:
+        found[0]["spec"]["rayClusterSpec"] = ray_cluster_spec()
+    return found
 
 
 def all_objects() -> list[dict]:
@@ -38,7 +41,8 @@ def the(kind: str, name: str) -> dict:
 
 
 def ray_cluster_spec() -> dict:
-    return the("RayCluster", "gram")["spec"]
+    (cluster,) = objects(CLUSTER_FILE)
+    return cluster["spec"]
 
 
 def compose() -> dict:

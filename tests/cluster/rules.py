@@ -71,8 +71,10 @@ def autoscaling(spec: dict) -> list[str]:
         is_tolerant = any(t.get("value") == pod["nodeSelector"].get("gram-pool") for t in pod.get("tolerations", []))
         if is_tolerant != (name in SPOT_GROUPS):
             complaints.append(f"{name}: tolerates spot machines: {is_tolerant}")
-        if name in SPOT_GROUPS and not 0 < pod.get("terminationGracePeriodSeconds", 0) <= 30:
-            complaints.append(f"{name}: outlives the notice of a spot machine")
+        if name in SPOT_GROUPS and "terminationGracePeriodSeconds" not in pod:
+            complaints.append(f"{name}: is killed at once")
+        if not pod.get("serviceAccountName"):
+            complaints.append(f"{name}: reaches no object store")
         num_gpus = pod["containers"][0]["resources"]["limits"].get("nvidia.com/gpu")
         if num_gpus != group["resources"].get("GPU"):
             complaints.append(f"{name}: tells Ray {group['resources'].get('GPU')} GPUs and has {num_gpus}")

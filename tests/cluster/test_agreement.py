@@ -2,6 +2,8 @@
 
 import copy
 import re
+import shutil
+import subprocess
 import tomllib
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from tests.cluster import rules
 from tests.cluster.files import (
     CLUSTER,
+    JOB_FILE,
     KUBERNETES_FILES,
     LAUNCHER_FILES,
     ROOT,
@@ -26,6 +29,7 @@ from tests.cluster.files import (
 )
 
 GUIDE = text("README.md")
+BUILD_SCRIPT = CLUSTER / "build_images.sh"
 IMAGE = re.compile(r"[\w.${}:/-]*gram-(?:platform|mlflow):[\w.]+")
 MLFLOW = "http://mlflow:5000"
 MOUNT = "/mnt/gram"
@@ -115,13 +119,13 @@ def test_storage_is_one_place():
         assert {"name": "storage", "mountPath": MOUNT} in container["volumeMounts"]
         claims = [v["persistentVolumeClaim"]["claimName"] for v in group["template"]["spec"]["volumes"][:1]]
         assert [the("PersistentVolumeClaim", name)["spec"]["accessModes"] for name in claims] == [["ReadWriteMany"]]
-    assert set(re.findall(r"--storage (/\S+)", GUIDE + text("kuberay/job.yaml"))) == {MOUNT}
+    assert set(re.findall(r"--storage (/\S+)", GUIDE + text(JOB_FILE))) == {MOUNT}
 
 
 def test_mlflow_is_one_address():
     (port,) = the("Service", "mlflow")["spec"]["ports"]
     assert f"http://{the('Service', 'mlflow')['metadata']['name']}:{port['port']}" == MLFLOW
-    assert set(re.findall(r"--tracking-uri (\S+?)[`\s]", GUIDE + text("kuberay/job.yaml"))) == {MLFLOW}
+    assert set(re.findall(r"--tracking-uri (\S+?)[`\s]", GUIDE + text(JOB_FILE))) == {MLFLOW}
     for config in map(launcher, LAUNCHER_FILES):
         assert "--add-host mlflow:YOUR_MLFLOW_ADDRESS" in config["docker"]["run_options"]
 
@@ -210,4 +214,24 @@ def test_services_that_are_reachable_are_refused():
 
 
 def test_no_logic_lives_here():
-    assert not [path for path in CLUSTER.rglob("*") if path.suffix in {".py", ".sh"}]
+    assert [path for path in CLUSTER.rglob("*") if path.suffix in {".py", ".sh"}] == [BUILD_SCRIPT]
+
+
+def test_the_build_script_is_sound():
+    subprocess.run(["bash", "-n", BUILD_SCRIPT], check=True)
+    if not shutil.which("shellcheck"):
+        pytest.skip("shellcheck is not installed: only bash has parsed the script")
+    subprocess.run(["shellcheck", BUILD_SCRIPT], check=True)
+
+
+def test_the_build_script_makes_the_images_of_the_files():
+    """It builds what every file names, then pushes it; and nothing without a registry."""
+    printed = subprocess.run([BUILD_SCRIPT, "--print", "YOUR_REGISTRY"], capture_output=True, text=True, check=True)
+    targets = re.findall(r"^docker build -f (\S+) --target (\S+) -t (\S+) \.$", printed.stdout, re.MULTILINE)
+    pushed = re.findall(r"^docker push (\S+)$", printed.stdout, re.MULTILINE)
+    assert [image for *_, image in targets] == pushed
+    assert set(pushed) == {image for content in every_file().values() for image in IMAGE.findall(content)}
+    stages = re.findall(r"^FROM base AS (\S+)$", text("Containerfile"), re.MULTILINE)
+    assert {(file, stage) for file, stage, _ in targets} == {("cluster/Containerfile", stage) for stage in stages}
+    assert all(f"gram-{stage}:" in image for _, stage, image in targets)
+    assert subprocess.run([BUILD_SCRIPT, "--print"], capture_output=True, check=False).returncode == 2

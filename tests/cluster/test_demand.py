@@ -14,13 +14,13 @@ from ray.core.generated.autoscaler_pb2 import GangResourceRequest, ResourceReque
 
 from gram_platform.engine import capacity
 from gram_platform.engine.execution import Resources
-from tests.cluster.files import launcher, the
+from tests.cluster.files import CLUSTER_FILE, launcher, the
 
 GPU = Resources(cpus_per_rank=1.0, gpus_per_rank=1.0, gpus_per_run=1.0)
 FILES = {
     "aws.yaml": lambda: launcher("aws.yaml"),
     "gcp.yaml": lambda: launcher("gcp.yaml"),
-    "kuberay/cluster.yaml": lambda: _derive_autoscaling_config_from_ray_cr(the("RayCluster", "gram")),
+    CLUSTER_FILE: lambda: _derive_autoscaling_config_from_ray_cr(the("RayCluster", "gram")),
 }
 
 

@@ -2,15 +2,38 @@
 
 import copy
 import importlib.util
+import shutil
+import subprocess
 
 import pytest
+import yaml
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 
+from gram_platform.config.flops import hardware_flops, total_parameters
+from gram_platform.config.ladder import PAPER_SIZES
+from gram_platform.planner import MACHINES
+from gram_platform.planner.simulation import SimulatedCluster
 from gram_platform.studies.flags import parse
 from gram_platform.studies.session import execution_of
 from tests.cluster import rules
-from tests.cluster.files import KUBERNETES_FILES, ROOT, all_objects, objects, ray_cluster_spec, the, walk
+from tests.cluster.files import (
+    CLUSTER,
+    CLUSTER_FILE,
+    JOB_FILE,
+    KUBERNETES_FILES,
+    ROOT,
+    all_objects,
+    objects,
+    ray_cluster_spec,
+    the,
+    walk,
+)
 
+KUSTOMIZATION_FIELDS = {"apiVersion", "kind", "resources", "patches", "replacements"}
+PUBLISHED_SCHEMAS = (
+    "https://raw.githubusercontent.com/datreeio/CRDs-catalog/main/"
+    "{{.Group}}/{{.ResourceKind}}_{{.ResourceAPIVersion}}.json"
+)
 NAMED = [(name, found) for name in KUBERNETES_FILES for found in objects(name)]
 
 
@@ -46,6 +69,11 @@ def test_a_broken_form_is_refused(change):
     assert rules.form(cluster), change
 
 
+def test_service_accounts_exist():
+    named = {pod["serviceAccountName"] for o in all_objects() for pod in rules.pods(o) if "serviceAccountName" in pod}
+    assert named == {o["metadata"]["name"] for o in all_objects() if o["kind"] == "ServiceAccount"}
+
+
 def test_names_are_unique():
     names = [(found["kind"], found["metadata"]["name"]) for found in all_objects()]
     assert len(set(names)) == len(names)
@@ -76,9 +104,10 @@ BROKEN_CLUSTERS = {
     "the head takes work": lambda s: s["headGroupSpec"].pop("resources"),
     "gpu-1: does not start from zero": lambda s: s["workerGroupSpecs"][1].update(minReplicas=1),
     "gpu-1: tolerates spot machines: False": lambda s: s["workerGroupSpecs"][1]["template"]["spec"].pop("tolerations"),
-    "gpu-8: outlives the notice of a spot machine": lambda s: s["workerGroupSpecs"][2]["template"]["spec"].update(
-        terminationGracePeriodSeconds=600
+    "gpu-8: is killed at once": lambda s: s["workerGroupSpecs"][2]["template"]["spec"].pop(
+        "terminationGracePeriodSeconds"
     ),
+    "gpu-8: reaches no object store": lambda s: s["workerGroupSpecs"][2]["template"]["spec"].pop("serviceAccountName"),
     "gpu-8: tells Ray 8 GPUs and has 1": lambda s: s["workerGroupSpecs"][2]["template"]["spec"]["containers"][0][
         "resources"
     ]["limits"].update({"nvidia.com/gpu": "1"}),
@@ -107,10 +136,44 @@ def test_requests_and_volumes_are_checked():
     assert "ray-head: no volume storage" in complaints
 
 
-def test_job_is_the_cluster_and_is_submitted_again():
-    spec = the("RayJob", "gram-scaling")["spec"]
-    assert spec["rayClusterSpec"] == ray_cluster_spec(), "job.yaml and cluster.yaml must describe one cluster"
-    assert rules.job(spec) == []
+def test_job_is_submitted_again():
+    assert rules.job(the("RayJob", "gram-scaling")["spec"]) == []
+
+
+@pytest.mark.parametrize(("folder", "file"), [("cluster", CLUSTER_FILE), ("job", JOB_FILE)])
+def test_kustomize_makes_one_object_of_a_folder(folder, file):
+    """By kubectl itself: the standing cluster, or the job with the cluster's spec and nothing beside it."""
+    path = CLUSTER / "kuberay" / folder
+    assert set(yaml.safe_load((path / "kustomization.yaml").read_text())) <= KUSTOMIZATION_FIELDS
+    if not shutil.which("kubectl"):
+        pytest.skip("kubectl is not installed: the kustomizations were read, not applied")
+    made = subprocess.run(["kubectl", "kustomize", path], capture_output=True, text=True, check=True)
+    assert list(yaml.safe_load_all(made.stdout)) == objects(file)
+
+
+def test_kubeconform_finds_nothing(tmp_path):
+    """Against the published schemas of Kubernetes and KubeRay, which it fetches."""
+    if not shutil.which("kubeconform"):
+        pytest.skip("kubeconform is not installed: only our own table of fields was compared")
+    (tmp_path / "all.yaml").write_text(yaml.safe_dump_all(all_objects()))
+    schemas = ["-schema-location", "default", "-schema-location", PUBLISHED_SCHEMAS]
+    subprocess.run(["kubeconform", "-strict", "-summary", *schemas, tmp_path / "all.yaml"], check=True)
+
+
+def test_spot_machines_have_time_for_a_step_and_a_checkpoint(study_of_entrypoint):
+    """Each size of the job, all modules in every pass, at the planner's rates of a machine and of the storage."""
+    study, arguments = study_of_entrypoint
+    flags, domains = parse(study, arguments), ("core", "virology", "cybersecurity", "nuclear", "lisp")
+    groups = [group for group in ray_cluster_spec()["workerGroupSpecs"] if group["groupName"] in rules.SPOT_GROUPS]
+    grace_s = min(group["template"]["spec"]["terminationGracePeriodSeconds"] for group in groups)
+    rate = 4 * 0.4 * MACHINES["h100"].flops_per_second  # four ranks
+    assert "2B" in flags.sizes
+    for size in (PAPER_SIZES[name] for name in flags.sizes):
+        model = size.modular(domains)
+        active = model.module_domains
+        step_s = hardware_flops(model, size.batch_size, active, modules_trained=active) / rate
+        write_s = 12 * total_parameters(model) / SimulatedCluster().storage_bytes_per_s  # weights and two moments
+        assert step_s + write_s < 0.75 * grace_s, size.name
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,8 @@ def test_maxent_stops_once_it_has_unlearnt_enough(execution, setting, tmp_path, 
     runs = plan("maxent", cell).runs
     execute_run(runs["all"], {}, execution)
     unlearning = next(run for run in runs.values() if run.objective.forget)
-    learner = new_learner(Learner, unlearning, execution, starting_point(unlearning, execution))
+    with starting_point(unlearning, execution) as start:
+        learner = new_learner(Learner, unlearning, execution, start)
     corpus = execution.corpus(unlearning.data.data_id)
     plan_of_run = Plan(unlearning)
     reader = PlanReader(unlearning, {d: corpus.train(d) for d in corpus.domains})

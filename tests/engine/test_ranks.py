@@ -6,13 +6,21 @@ import shutil
 import time
 
 import pytest
+import torch
 
+from gram_platform.config import RoutingConfig, View
+from gram_platform.config.training import merged_config
 from gram_platform.engine import ranks
-from gram_platform.engine.node import execute_run
+from gram_platform.engine.node import execute_run, new_learner, starting_point
 from gram_platform.engine.ranks import train_rank
 from gram_platform.methods import plan
+from gram_platform.model.transformer import merged_weights
 from gram_platform.store import Store, attempts
 from gram_platform.store.checkpoints import list_checkpoints
+from gram_platform.store.tensors import DiskTensors
+from gram_platform.store.views import view_weights
+from gram_platform.train.sharding import ShardedLearner
+from tests.planner.conftest import as_rank  # noqa: F401  a fixture
 from tests.ranks import Ranks, run_ranks
 
 # Sums in another order, in float32, through ten steps and AdamW's division by small moments.
@@ -176,3 +184,33 @@ def train_on_a_full_disk(rank, num_ranks, run, execution):
         ranks.write_shard = full
     with pytest.raises(OSError, match=r"rank 1: .*No space left on device"):
         train_rank(run, execution)
+
+
+@pytest.mark.parametrize("is_large", [False, True], ids=["one file", "shards"])
+def test_a_rank_reads_its_own_rows_of_a_start(execution, run, monkeypatch, as_rank, is_large):  # noqa: F811
+    """Merged with a module, from one file and from two ranks' shards; no rank reads, or holds, much more."""
+    create(execution, run)
+    run_ranks(2, train_to_shards if is_large else train, run, execution)
+    view = View.of(run.run_id, {run.model.module_domains[0]: 0.5})
+    config, weights = view_weights(Store(execution.storage), view)
+    expected = merged_weights(config, weights, dict(view.weights))
+    dense = merged_config(config, dict(view.weights))
+    attack = dataclasses.replace(run, model=dense, start=view, routing=RoutingConfig())
+    num_read, read = [], DiskTensors.rows
+
+    def counted(tensors, *asked):
+        rows = read(tensors, *asked)
+        num_read.append(rows.numel())
+        return rows
+
+    monkeypatch.setattr(DiskTensors, "rows", counted)
+    for rank in range(3):
+        as_rank(rank, 3)
+        with starting_point(attack, execution) as start:
+            num_read.clear()  # the files are verified
+            learner = new_learner(ShardedLearner, attack, execution, start)
+        whole = sum(tensor.numel() for tensor in expected.values())
+        assert sum(num_read) < 0.4 * whole
+        assert max(num_read) < 0.4 * max(tensor.numel() for tensor in expected.values())
+        for name, piece in learner.weight_pieces().items():
+            assert torch.equal(piece.rows, expected[name][piece.first_row : piece.first_row + len(piece.rows)]), name

@@ -9,7 +9,8 @@ from gram_platform.config import ModelConfig, ModuleSpec
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.ladder import PAPER_SIZES, lora_rank
 from gram_platform.config.training import merged_config
-from gram_platform.model.transformer import Transformer, build, initial_weights, merged_weights
+from gram_platform.model.pieces import rank_rows
+from gram_platform.model.transformer import Transformer, build, initial_weights, merged_rows, merged_weights
 from tests import tiny
 
 
@@ -93,3 +94,21 @@ def test_a_model_with_every_kind_counts_its_parameters():
     config = config_of("lora", "mlp", "lora")
     with torch.device("meta"):
         assert sum(p.numel() for p in Transformer(config).parameters()) == total_parameters(config)
+
+
+@pytest.mark.parametrize("kinds", [("mlp", "mlp", "mlp"), ("lora", "lora", "lora"), ("lora", "mlp", "lora")])
+@pytest.mark.parametrize("active", ACTIVE)
+def test_merged_rows_are_the_merged_tensors_rows(kinds, active):
+    """Bit for bit, for each of 1, 3 and 50 ranks: rows of one owner, of two, and none."""
+    config = config_of(*kinds)
+    weights, _ = randomised(config)
+
+    def read(name, first, stop):
+        assert 0 <= first <= stop <= len(weights[name])
+        return weights[name][first:stop]
+
+    for name, merged in merged_weights(config, weights, active).items():
+        for num_ranks in (1, 3, 50) if ".mlp." in name else ():
+            for rank in range(num_ranks):
+                first, stop = rank_rows(len(merged), rank, num_ranks)
+                assert torch.equal(merged_rows(config, read, active, name, first, stop), merged[first:stop]), name

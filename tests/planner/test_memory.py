@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from gram_platform.config import RoutingConfig, flops
+from gram_platform.config import EvalPoints, RoutingConfig, flops
+from gram_platform.config.ladder import PAPER_SIZES
 from gram_platform.config.routing import Plan
 from gram_platform.planner import checkpoint_bytes
 from gram_platform.planner.memory import (
@@ -23,13 +24,14 @@ from gram_platform.planner.memory import (
     saved_bytes,
 )
 from gram_platform.train import objectives
-from gram_platform.train.evaluate import LOGITS_BYTES, evaluation_batch
+from gram_platform.train.evaluate import LOGITS_BYTES, evaluation_batch, validation_losses
 from gram_platform.train.learner import Learner
 from gram_platform.train.loop import _micro_step
 from gram_platform.train.objectives import cross_entropy, maxent_entropy, maxent_kl
 from gram_platform.train.sharding import ShardedLearner
+from tests import tiny
 from tests.allocations import Allocations
-from tests.planner.scene import CORE_SETS, MODELS, model, run_of
+from tests.planner.scene import CORE_SETS, DOMAINS, MODELS, model, run_of
 
 # --------------------------------------------------------------------------------------------- activations
 
@@ -274,3 +276,37 @@ def test_an_evaluation_may_need_more_than_a_small_models_training():
     assert EVALUATION_LOGITS_BYTES == LOGITS_BYTES
     assert memory.evaluation == evaluation_batch(run.model) * run.model.seq_len * run.model.vocab_size * 8
     assert memory.total == memory.weights + memory.optimizer + memory.evaluation
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 2**30])
+@pytest.mark.parametrize("precision", BYTES)
+def test_an_evaluation_of_ranks_gathers_all_weights(precision, kept_bytes, as_rank, monkeypatch):
+    """And frees them: afterwards a rank has what it had before."""
+    monkeypatch.setattr(flops, "KEPT_BYTES", kept_bytes)
+    as_rank(0, 4)
+    run = run_of("gram", precision=precision, eval_points=EvalPoints(1, 4, tiny.DOMAINS))
+    rows = torch.zeros(4, run.model.seq_len + 1, dtype=torch.uint16).numpy()
+    with Allocations() as bytes_of:
+        learner = ShardedLearner(run)
+        gc.collect()
+        bytes_of.peak = before = bytes_of.live
+        validation_losses(learner, dict.fromkeys(tiny.DOMAINS, rows), 0, 4)
+        gc.collect()
+    assert bytes_of.live == before
+    assert rank_memory(run, 4).evaluation == pytest.approx(bytes_of.peak - before, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["400M", "800M", "2B", "5B"])
+def test_gathering_for_an_evaluation_raises_no_peak_of_models_that_need_ranks(name):
+    size = PAPER_SIZES[name]
+    run = tiny.run_config(
+        model=size.modular(DOMAINS),
+        micro_batch=size.micro_batch,
+        batch_size=size.batch_size,
+        draws=(4 * size.batch_size, size.batch_size, size.batch_size),
+        precision="bfloat16",
+        eval_points=EvalPoints(1, 1000, tiny.DOMAINS),
+    )
+    for num_ranks in (n for n in (2, 4, 8, 16) if size.micro_batch % n == 0):
+        memory = rank_memory(run, num_ranks, checkpointing=True, device="cuda")
+        assert memory.total == dataclasses.replace(memory, evaluation=0).total

@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gram_platform.config import ModuleSpec, Objective, RoutingConfig, flops
+from gram_platform.config import EvalPoints, ModuleSpec, Objective, RoutingConfig, flops
 from gram_platform.config.routing import Plan
+from gram_platform.train import evaluate
 from gram_platform.train.data import PlanReader
+from gram_platform.train.evaluate import domain_losses, evaluation_batch, validation_losses
 from gram_platform.train.learner import Learner
 from gram_platform.train.loop import training_steps
 from gram_platform.train.sharding import ShardedLearner
@@ -213,3 +215,73 @@ def test_a_window_communicates_no_more_than_it_must(tmp_path, kept_bytes):
         assert scatters == core * (1 + num_layers) + len(modules) * num_layers, (step, scatters)
         totals = [totals[0] + gathers, totals[1] + sum(groups)]
     assert totals[0] < totals[1] if kept_bytes else totals[0] == 2 * totals[1]
+
+
+NUM_EVALUATED = 10  # of each of three domains; `few_at_a_time` makes batches of 4, 4 and 2
+
+
+def few_at_a_time(patch, config):
+    patch.setitem(evaluate.LOGITS_BYTES, "cpu", 4 * 4 * config.model.seq_len * config.model.vocab_size)
+    assert evaluation_batch(config.model) == 4
+
+
+def whole_losses(forward, config):
+    """Each rank measures everything."""
+    active = dict.fromkeys(config.model.module_domains, 1.0)
+    points = config.eval_points
+    return domain_losses(forward, config.model, tiny.arrays(), points.domains, points.num_sequences, lambda _: active)
+
+
+def evaluate_between_steps(rank, num_ranks, folder):
+    """Trains, evaluates, trains on; and once without an evaluation. Twice: with weights that stay gathered, and not."""
+    out = {}
+    for name, config in evaluated_configs().items():
+        for kept_bytes in (0, flops.KEPT_BYTES):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(flops, "KEPT_BYTES", kept_bytes)
+                few_at_a_time(patch, config)
+                out[name, kept_bytes] = evaluated_after_two_steps(config, rank, num_ranks)
+    torch.save(out, folder / f"{rank}.pt")
+
+
+def evaluated_after_two_steps(config, rank, num_ranks) -> dict:
+    learner, undisturbed = ShardedLearner(config), ShardedLearner(config)
+    for each in (learner, undisturbed):
+        train(each, config, stop=2, rank=rank, num_ranks=num_ranks)
+    found = {"state": learner.state(), "whole": whole_losses(learner.forward, config)}
+    passes, forward = [], learner.forward
+    learner.forward = lambda *inputs: passes.append(1) or forward(*inputs)
+    with Collectives() as collectives:
+        found["split"] = validation_losses(learner, tiny.arrays(), rank, num_ranks)
+    del learner.forward
+    found["counts"] = [len(passes), *(collectives.count(kind) for kind in ("allgather", "allreduce"))]
+    for each in (learner, undisturbed):
+        train(each, config, 2, 3, rank=rank, num_ranks=num_ranks)
+    found["same"] = equal(learner.state(), undisturbed.state())
+    return found
+
+
+def evaluated_configs() -> dict:
+    points = EvalPoints(1, NUM_EVALUATED, tiny.DOMAINS)
+    chosen = {name: method_configs()[name] for name in ("gram", "gram_lora, bfloat16", "demix")}
+    return {name: dataclasses.replace(config, eval_points=points) for name, config in chosen.items()}
+
+
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_ranks_split_an_evaluation(tmp_path, monkeypatch, num_ranks):
+    """Bit for bit the losses of ranks that measure all; in float32 also of one process. Training goes on as without."""
+    run_ranks(num_ranks, evaluate_between_steps, tmp_path)
+    ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(num_ranks)]
+    for name, config in evaluated_configs().items():
+        num_groups = 1 + config.model.num_layers * (1 + sum(m.kind == "mlp" for m in config.model.modules))
+        few_at_a_time(monkeypatch, config)
+        for kept_bytes in (0, flops.KEPT_BYTES):
+            rounds = [rank[name, kept_bytes] for rank in ranks]
+            alone = Learner(config)
+            alone.load_state(rounds[0]["state"])
+            losses = validation_losses(alone, tiny.arrays())
+            for found in rounds:
+                assert found["split"] == found["whole"], name
+                assert found["counts"] == [-(-9 // num_ranks), num_groups, 1], name
+                assert found["same"], name
+                assert config.precision != "float32" or found["split"] == losses, name
