@@ -1,4 +1,4 @@
-"""Builds the site of a storage: the state of every study and search, a page for each and for each run, all claims.
+"""Builds the site of a storage: the state of every study and search, a page for each, all claims.
 
     python dashboards/build.py --storage ~/.gram --out ~/site
 

@@ -16,7 +16,7 @@ import pytest
 
 from gram_platform.analysis.ratios import ordered
 from gram_platform.analysis.tables import CLASSES, Analysis, analyse, per_seed_frame
-from gram_platform.paper.published import COLUMNS, PUBLISHED_FILE, SOURCE
+from gram_platform.paper.paper import PUBLISHED_COLUMNS, PUBLISHED_FILE, SOURCE
 
 FOLDER = Path(__file__).resolve().parents[1].parent / "shared" / "data" / "published"
 METHODS = {"base": "baseline", "grmoe": "gram", "lora": "ft_lora", "coreftaux": "ft_full"}
@@ -83,7 +83,7 @@ def published_table() -> pd.DataFrame:
     for study in BASELINE_STUDY:
         both = pd.concat([published_analysis(study).per_seed, *_per_seed_without_curves(study)])
         parts.append(ordered(both, ()).assign(study=study, variant=""))
-    return pd.concat(parts, ignore_index=True)[list(COLUMNS)].round(dict.fromkeys(CLASSES, 6))
+    return pd.concat(parts, ignore_index=True)[list(PUBLISHED_COLUMNS)].round(dict.fromkeys(CLASSES, 6))
 
 
 def _per_seed_without_curves(study: str) -> list[pd.DataFrame]:

@@ -10,7 +10,9 @@ from scipy import optimize, stats
 
 from gram_platform.config.identity import invalid
 
-CONFIDENCE = 0.90  # of every interval in the paper
+CONFIDENCE = 0.90  # of every interval, in the paper and here
+TAIL = 0.5 + CONFIDENCE / 2.0  # the quantile of an interval's upper end
+POWER = 0.8  # with which a difference of the smallest detectable size is shown
 ENDS = ("", "_low", "_high")  # suffixes of the three columns of a mean and its interval
 
 # ------------------------------------------------------------------------------------------------------- checks
@@ -34,11 +36,6 @@ def positive(field: str, values: Sequence[float]) -> np.ndarray:
         place = f"entry {bad[0]} of {len(array)}" + (f", and {len(bad) - 1} more" if len(bad) > 1 else "")
         raise invalid(field, float(array[bad[0]]), f"finite positive numbers; this is {place}")
     return array
-
-
-def require_confidence(confidence: float) -> None:
-    if not 0.0 < confidence < 1.0:
-        raise invalid("confidence", confidence, "a probability strictly between 0 and 1")
 
 
 def require_columns(field: str, frame: pd.DataFrame, names: Sequence[str]) -> None:
@@ -66,17 +63,16 @@ class Contrast(NamedTuple):
     interval: Interval
 
 
-def t_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
+def t_interval(values: Sequence[float]) -> Interval:
     """Returns (mean, low, high): mean -+ t(n-1) sd / sqrt(n) over `values` [n], one per seed; NaN ends if n is 1.
 
     ValueError if there is no value or one is not finite: leave out unknown values first.
     """
     array = _finite("values", values)
-    require_confidence(confidence)
     mean, num = float(array.mean()), len(array)
     if num < 2:
         return Interval(mean, math.nan, math.nan)
-    half = float(stats.t.ppf(0.5 + confidence / 2.0, num - 1) * array.std(ddof=1) / math.sqrt(num))
+    half = float(stats.t.ppf(TAIL, num - 1) * array.std(ddof=1) / math.sqrt(num))
     return Interval(mean, mean - half, mean + half)
 
 
@@ -88,33 +84,26 @@ def interval_columns(name: str, values: Sequence[float]) -> dict[str, float]:
     return {name + end: number for end, number in zip(ENDS, interval, strict=True)}
 
 
-def paired_contrast(
-    left: Mapping[Hashable, float], right: Mapping[Hashable, float], confidence: float = CONFIDENCE
-) -> Contrast:
+def paired_contrast(left: Mapping[Hashable, float], right: Mapping[Hashable, float]) -> Contrast:
     """Returns the t-interval of left - right (`{seed: value}`) over the seeds of both; ValueError if there are none."""
     seeds = tuple(sorted(set(left) & set(right), key=str))
     if not seeds:
         raise invalid("seeds", (sorted(left, key=str), sorted(right, key=str)), "at least one seed on both sides")
     differences = tuple(float(left[s]) - float(right[s]) for s in seeds)
-    return Contrast(seeds, differences, t_interval(differences, confidence))
+    return Contrast(seeds, differences, t_interval(differences))
 
 
-def smallest_detectable(differences: Sequence[float], confidence: float = CONFIDENCE, power: float = 0.8) -> float:
-    """Returns the true difference whose interval excludes 0 with probability `power`, at this spread and seed count.
+def smallest_detectable(differences: Sequence[float]) -> float:
+    """Returns the true difference whose interval excludes 0 with probability POWER, at this spread and seed count.
 
-    Exact under normal noise (noncentral t); at power 0.5 about the half-width of the t-interval. NaN for one value.
+    Exact under normal noise (noncentral t). NaN for one value.
     """
     array = _finite("differences", differences)
-    require_confidence(confidence)
-    if not 0.0 < power < 1.0:
-        raise invalid("power", power, "a probability strictly between 0 and 1")
     num = len(array)
     if num < 2:
         return math.nan
-    critical = stats.t.ppf(0.5 + confidence / 2.0, num - 1)
-    if stats.nct.sf(critical, num - 1, 0.0) >= power:
-        return 0.0
-    shift = optimize.brentq(lambda d: stats.nct.sf(critical, num - 1, d) - power, 0.0, 10.0 * critical + 10.0)
+    critical = stats.t.ppf(TAIL, num - 1)
+    shift = optimize.brentq(lambda d: stats.nct.sf(critical, num - 1, d) - POWER, 0.0, 10.0 * critical + 10.0)
     return float(shift * array.std(ddof=1) / math.sqrt(num))
 
 
@@ -141,14 +130,13 @@ def bootstrap(
     return np.array([np.full(width, np.nan) if row is None else row for row in rows], float)
 
 
-def percentile_interval(samples: Sequence[float], centre: float, confidence: float = CONFIDENCE) -> Interval:
-    """Returns (centre, low, high): the middle `confidence` of the finite samples [R]; NaN ends with fewer than two."""
-    require_confidence(confidence)
+def percentile_interval(samples: Sequence[float], centre: float) -> Interval:
+    """Returns (centre, low, high): the middle 90% of the finite samples [R]; NaN ends with fewer than two."""
     array = np.asarray(samples, float)
     array = array[np.isfinite(array)]
     if len(array) < 2:
         return Interval(float(centre), math.nan, math.nan)
-    tail = 50.0 * (1.0 - confidence)
+    tail = 50.0 * (1.0 - CONFIDENCE)
     low, high = np.percentile(array, [tail, 100.0 - tail])
     return Interval(float(centre), float(low), float(high))
 

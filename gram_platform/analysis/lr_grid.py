@@ -9,14 +9,13 @@ does not bend the surface. A size whose fit fails keeps its row, with the reason
 """
 
 import math
-import re
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from gram_platform.analysis.intervals import floats, require_columns
-from gram_platform.analysis.ratios import seed_key
+from gram_platform.analysis.ratios import seed_key, size_key
 from gram_platform.analysis.surface import (
     EDGE_FRACTION,
     SAME_CELL,
@@ -40,8 +39,6 @@ OPTIMA_COLUMNS += ["edges", "notes", "reason"]
 NOISE_T = 2.0  # a smallest curvature below this many standard errors may be only noise
 SURFACE_POINTS = 25  # of each axis
 CORE_LOSS, DOMAIN_LOSS = "loss_core", "loss_"
-SIZE = re.compile(r"(\d+(?:\.\d+)?)([kMB])")
-UNITS = {"k": 1e3, "M": 1e6, "B": 1e9}
 
 
 def cells(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
@@ -163,10 +160,10 @@ def _require_values(table: pd.DataFrame, name: str, states: pd.Series, is_loss: 
 
 
 def _named_count(line: int, size: str) -> float:
-    found = SIZE.fullmatch(size)
-    if not found:
+    is_other, count, _ = size_key(size)
+    if is_other:
         raise invalid(f"line {line + 2}, size", size, "a number of parameters such as 50M")
-    return float(found[1]) * UNITS[found[2]]
+    return count
 
 
 def checked_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:

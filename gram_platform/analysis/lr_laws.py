@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from gram_platform.analysis.intervals import CONFIDENCE, Interval, bootstrap, percentile_interval, positive
+from gram_platform.analysis.intervals import TAIL, Interval, bootstrap, percentile_interval, positive
 from gram_platform.analysis.lr_grid import POOLED, cells, optima_table, surface_table, used_trials
 from gram_platform.analysis.power_law import PowerLaw, fit_power_law
 from gram_platform.analysis.surface import fit_quadratic
@@ -191,7 +191,7 @@ class SeedSpread:
     deviations: np.ndarray  # [R, J] from the pooled log optima, widened; NaN where a resample failed
     freedoms: np.ndarray  # [J] seeds - 1
 
-    def interval(self, weights: np.ndarray, centre: float, confidence: float = CONFIDENCE) -> Interval:
+    def interval(self, weights: np.ndarray, centre: float) -> Interval:
         """Returns (centre, low, high) of weights [J] @ log optima, pooled value `centre`; NaN ends with too few."""
         known = self.deviations[np.isfinite(self.deviations).all(axis=1)]
         if len(known) < 2:
@@ -199,9 +199,9 @@ class SeedSpread:
         variances = weights**2 * known.var(axis=0)
         total = variances.sum()
         shares = variances / total if total > 0.0 else np.full(len(variances), 1.0 / len(variances))
-        freedom, tail = 1.0 / np.sum(shares**2 / self.freedoms), 0.5 + confidence / 2.0
-        factor = stats.t.ppf(tail, freedom) / stats.norm.ppf(tail)
-        return percentile_interval(centre + factor * (known @ weights), centre, confidence)
+        freedom = 1.0 / np.sum(shares**2 / self.freedoms)
+        factor = stats.t.ppf(TAIL, freedom) / stats.norm.ppf(TAIL)
+        return percentile_interval(centre + factor * (known @ weights), centre)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from gram_platform.analysis.intervals import CONFIDENCE, positive, require_confidence
+from gram_platform.analysis.intervals import TAIL, positive
 from gram_platform.analysis.surface import Optimum, fit_quadratic
 from gram_platform.config.identity import invalid
 
@@ -48,14 +48,13 @@ class PowerLaw:
         return self.coefficient * np.asarray(size, float)[()] ** self.exponent
 
 
-def fit_power_law(sizes: Sequence[float], values: Sequence[float], confidence: float = CONFIDENCE) -> PowerLaw:
-    """Fits log value on log size [n] by least squares; `confidence` is that of `exponent_interval`.
+def fit_power_law(sizes: Sequence[float], values: Sequence[float]) -> PowerLaw:
+    """Fits log value on log size [n] by least squares.
 
     ValueError unless all are finite and positive, with two different sizes or more. The minimum of a surface that is
     not convex is NaN: leave that size out, and report it.
     """
     n, v = positive("sizes", sizes), positive("values", values)
-    require_confidence(confidence)
     if len(n) != len(v):
         raise invalid("values", f"{len(v)} values", f"one for each of {len(n)} sizes")
     if len(np.unique(n)) < 2:
@@ -67,7 +66,7 @@ def fit_power_law(sizes: Sequence[float], values: Sequence[float], confidence: f
     total, left = float(np.sum((y - y.mean()) ** 2)), float(residuals @ residuals)
     half = math.nan
     if len(n) > 2:
-        half = stats.t.ppf(0.5 + confidence / 2.0, len(n) - 2) * math.sqrt(left / (len(n) - 2) / (centred @ centred))
+        half = stats.t.ppf(TAIL, len(n) - 2) * math.sqrt(left / (len(n) - 2) / (centred @ centred))
     return PowerLaw(
         coefficient=float(np.exp(y.mean() - exponent * x.mean())),
         exponent=exponent,
@@ -96,7 +95,7 @@ class Trend:
         return INSIDE if self.low <= self.measured <= self.high else OUTSIDE
 
 
-def leave_largest_out(parameters: Sequence[float], values: Sequence[float], confidence: float = CONFIDENCE) -> Trend:
+def leave_largest_out(parameters: Sequence[float], values: Sequence[float]) -> Trend:
     """Fits `values` [n] of all `parameters` [n] except the largest, and predicts the value there.
 
     The interval (t, n - 3 degrees of freedom) is for one more value with the fitted values' noise around the law, so it
@@ -104,7 +103,6 @@ def leave_largest_out(parameters: Sequence[float], values: Sequence[float], conf
     counts, or fewer than three sizes.
     """
     n, y = positive("parameters", parameters), positive("values", values)
-    require_confidence(confidence)
     if len(n) != len(y):
         raise invalid("values", f"{len(y)} values", f"one for each of {len(n)} sizes")
     if len(n) < MIN_SIZES or len(np.unique(n)) < len(n):
@@ -117,7 +115,7 @@ def leave_largest_out(parameters: Sequence[float], values: Sequence[float], conf
         residuals, centred = np.log(known) - np.log(law.predict(fitted)), x - x.mean()
         reach = 1.0 + 1.0 / len(x) + (math.log(largest) - x.mean()) ** 2 / (centred @ centred)
         variance = float(residuals @ residuals) / freedom * reach
-        half = float(stats.t.ppf(0.5 + confidence / 2.0, freedom)) * math.sqrt(variance)
+        half = float(stats.t.ppf(TAIL, freedom)) * math.sqrt(variance)
     ends = (predicted * math.exp(-half), predicted * math.exp(half))
     return Trend(law, len(fitted), largest, measured, predicted, *ends)
 
@@ -135,16 +133,14 @@ def trends(table: pd.DataFrame, parameters: Mapping[str, float], value: str) -> 
     return found
 
 
-def trend_table(
-    table: pd.DataFrame, parameters: Mapping[str, float], classes: Sequence[str] = TREND_CLASSES
-) -> pd.DataFrame:
+def trend_table(table: pd.DataFrame, parameters: Mapping[str, float]) -> pd.DataFrame:
     """Returns TREND_COLUMNS, a row per class and method, from the rows of one profile; `parameters`: as in `trends`.
 
     `size` is the largest, which the law has not seen; `measured` and `predicted` are its compute ratio, `low` and
     `high` the 90% prediction interval, `verdict` whether it holds the measured ratio.
     """
     rows = []
-    for name in classes:
+    for name in TREND_CLASSES:
         for method, t in trends(table, parameters, name).items():
             size = next(size for size in table["size"] if parameters[size] == t.parameters)
             left_out = (size, t.parameters, t.num_fitted, t.law.exponent)

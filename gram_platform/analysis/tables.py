@@ -268,6 +268,11 @@ def interval_cell(row: Mapping, name: str) -> str:
     return interval_text(*(row[name + end] for end in ENDS))
 
 
+def interval_texts(frame: pd.DataFrame, name: str) -> list[str]:
+    """Returns `interval_text` of the columns `name, name_low, name_high` in every row."""
+    return [interval_text(*row) for row in frame[[name + end for end in ENDS]].itertuples(index=False, name=None)]
+
+
 def interval_text(mean: float, low: float, high: float) -> str:
     """Returns `mean [low, high]`, the mean alone without an interval, nothing without a mean."""
     if np.isnan(mean):

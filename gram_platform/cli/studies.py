@@ -13,8 +13,7 @@ from gram_platform.pages.results.replication import Replicated, prepare, publish
 from gram_platform.pages.results.results import frame_text, summary_text
 from gram_platform.pages.site.build import tracking_of
 from gram_platform.pages.site.replication import write_replication
-from gram_platform.paper import published
-from gram_platform.paper.published import SOURCE
+from gram_platform.paper import paper
 from gram_platform.studies.measurements import MEASUREMENTS
 from gram_platform.studies.searches.control import ACTIONS, give_order, search_lines
 from gram_platform.studies.site import build_site, watch_site
@@ -71,7 +70,7 @@ def report_command(
 
 
 def site_command(storage: Storage = "", tracking_uri: TrackingUri = "", out: str = "", watch: float = 0.0) -> None:
-    """Build the site of a storage: an index, a page for every study, search and run, and one of all claims.
+    """Build the site of a storage: an index, a page for every study and search, and one of all claims.
 
     Args:
         storage: folder or URL of the storage
@@ -124,7 +123,7 @@ def replicate_command(folder: Positional[str] = "", out: str = "replication", be
     if place.exists() and not place.is_dir():
         raise invalid("out", str(place), "a folder, or a new name")
     studies = list(_studies(folder, beside_published))
-    facts = f"From {local_path('folder', folder).resolve()}." if folder else f"{SOURCE}."
+    facts = f"From {local_path('folder', folder).resolve()}." if folder else f"{paper.SOURCE}."
     paths = write_replication(studies, str(place), facts)
     for study in studies:
         print(f"\n{study.record.title}\n{' '.join(study.record.facts)}\n\n{_text(study)}")
@@ -151,7 +150,7 @@ def _text(study: Replicated) -> str:
     """Formats the table with the published rows, the claims, and missing values."""
     parts = [summary_text(study.record, study.results)]
     if study.published is not None:
-        rows = published.beside_published(study.results.analysis.table, study.published, study.report.shown_profile)
+        rows = paper.beside_published(study.results.analysis.table, study.published, study.report.shown_profile)
         parts.append(f"beside the published\n\n{frame_text(rows)}")
     missing = study.results.analysis.missing
     return "\n\n".join([*parts, *([f"missing\n\n{frame_text(missing)}"] if len(missing) else [])])

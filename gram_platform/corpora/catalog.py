@@ -55,56 +55,16 @@ STORIES = {
     "stories-smoke": StoriesCorpus(core_documents=2_000, aux_documents=200, num_facts=96, shared_fact_share=0.3),
 }
 
-SIMPLE_STORIES_TOPICS = (
-    "a deadline or time limit",
-    "alien encounters",
-    "bygone eras",
-    "cultural traditions",
-    "dinosaurs",
-    "dream worlds",
-    "enchanted forests",
-    "fairy tales",
-    "fantasy worlds",
-    "gardens",
-    "giant creatures",
-    "haunted places",
-    "hidden treasures",
-    "holidays",
-    "invisibility",
-    "island adventures",
-    "living objects",
-    "lost cities",
-    "lost civilizations",
-    "magical lands",
-    "magical objects",
-    "miniature worlds",
-    "mysterious maps",
-    "mystical creatures",
-    "outer space",
-    "pirates",
-    "riddles",
-    "robots and technology",
-    "royal kingdoms",
-    "school life",
-    "seasonal changes",
-    "secret societies",
-    "shape-shifting",
-    "sibling rivalry",
-    "snowy adventures",
-    "space exploration",
-    "sports",
-    "subterranean worlds",
-    "superheroes",
-    "talking animals",
-    "the arts",
-    "the sky",
-    "time travel",
-    "treasure hunts",
-    "undercover missions",
-    "underwater adventures",
-    "unusual vehicles",
-    "virtual worlds",
-)
+TOPICS_OF_SIMPLE_STORIES = """
+    a deadline or time limit, alien encounters, bygone eras, cultural traditions, dinosaurs, dream worlds, enchanted
+    forests, fairy tales, fantasy worlds, gardens, giant creatures, haunted places, hidden treasures, holidays,
+    invisibility, island adventures, living objects, lost cities, lost civilizations, magical lands, magical objects,
+    miniature worlds, mysterious maps, mystical creatures, outer space, pirates, riddles, robots and technology, royal
+    kingdoms, school life, seasonal changes, secret societies, shape-shifting, sibling rivalry, snowy adventures,
+    space exploration, sports, subterranean worlds, superheroes, talking animals, the arts, the sky, time travel,
+    treasure hunts, undercover missions, underwater adventures, unusual vehicles, virtual worlds
+"""
+SIMPLE_STORIES_TOPICS = tuple(" ".join(topic.split()) for topic in TOPICS_OF_SIMPLE_STORIES.split(","))
 
 STORIES_REVISION = "e63b8adc3b1a1bdc7cac5b500d150b71346b0628"
 STORIES_ROW = HubRow(

@@ -1,17 +1,23 @@
-"""Judges claims on a study's seeds: computes the two sides of each claim; `verdicts` judges their difference."""
+"""Judges claims on a study's seeds, ours and the published: computes the two sides of each claim.
+
+`verdicts` judges the difference of the sides.
+"""
 
 import math
 from collections.abc import Mapping
+from functools import cache
 
 import pandas as pd
 
 from gram_platform.analysis.localization import CONTROL, FORGET, RETAIN
 from gram_platform.analysis.ratios import BASELINE, MEAN, VARIANT
-from gram_platform.analysis.tables import NUM_DOMAINS, averaged_profiles, pair_means
+from gram_platform.analysis.tables import NUM_DOMAINS, averaged_profiles, interval_text, pair_means
 from gram_platform.config.identity import invalid
+from gram_platform.paper.paper import published_per_seed
 from gram_platform.paper.paper_claims import CLAIMS, FIRST, chosen, paper_difference
 from gram_platform.paper.verdicts import COLUMNS, Claim, Judgement, Side, claims_frame, judge
 
+VERDICT_COLUMNS = ["claim", "size", VARIANT, "verdict", "difference", "low", "high"]
 PAPER_COLUMNS = [*COLUMNS, "paper", "source", "size", VARIANT]
 LOCALIZATION_CLAIMS = (  # text, value, and (method, class) of the left and the right side; "": the judged method
     ("forgotten domains lose more than retained ones", "increase", ("", FORGET), ("", RETAIN)),
@@ -136,3 +142,47 @@ def localization_claims(per_seed: pd.DataFrame) -> pd.DataFrame:
             if set(left) & set(right):
                 judgements.append(judge(f"{method}, {size}: {text}", left, right))
     return claims_frame(judgements)
+
+
+# -------------------------------------------------------------------------------------------- on the published numbers
+
+
+def published_verdicts(study: str, per_seed: pd.DataFrame | None = None) -> pd.DataFrame:
+    """Judges a study's claims on published numbers, as on ours: VERDICT_COLUMNS, a row per claim, size and variant.
+
+    `per_seed`: the published rows, in the format of `analyse` (default: those that ship with the package). Empty if the
+    study has none.
+    """
+    return _shipped_verdicts(study) if per_seed is None else paper_claims(per_seed, study)[VERDICT_COLUMNS]
+
+
+@cache
+def _shipped_verdicts(study: str) -> pd.DataFrame:
+    return paper_claims(published_per_seed(study), study)[VERDICT_COLUMNS]
+
+
+def with_published(claims: pd.DataFrame, study: str, per_seed: pd.DataFrame | None = None) -> pd.DataFrame:
+    """Adds a column `published` to our claims: verdict and difference on the published numbers, in words.
+
+    Uses our size if it is published, else every published size. The published difference replaces `paper`, that of
+    printed means, which becomes NaN. Empty if nothing is published. Arguments: `published_verdicts`.
+    """
+    theirs = published_verdicts(study, per_seed)
+    words = [
+        _published_words(theirs, *key) for key in zip(claims["claim"], claims["size"], claims[VARIANT], strict=True)
+    ]
+    paper = claims["paper"].astype(float).where([not text for text in words])
+    return claims.assign(paper=paper, published=pd.Series(words, claims.index, dtype=object))
+
+
+def _published_words(theirs: pd.DataFrame, claim: str, size: str, variant: str) -> str:
+    """Returns `agree, 0.100 [0.050, 0.150]`; for several sizes `agree at 2B; cannot tell at 50M; -0.020 to 0.040`."""
+    of_claim = theirs[(theirs["claim"] == claim) & (theirs[VARIANT] == variant)]
+    here = of_claim[of_claim["size"] == size]
+    found = here if len(here) else of_claim
+    if len(found) > 1:
+        sizes = found.groupby("verdict", sort=False)["size"].agg(", ".join)
+        judged = "; ".join(f"{verdict} at {names}" for verdict, names in sizes.items())
+        return f"{judged}; {found['difference'].min():.3f} to {found['difference'].max():.3f}"
+    of_one = zip(found["verdict"], found["difference"], found["low"], found["high"], strict=True)
+    return "".join(f"{verdict}, {interval_text(*numbers)}" for verdict, *numbers in of_one)

@@ -1,12 +1,21 @@
-"""Holds the numbers that the paper prints, each with its label in the paper, and puts them beside ours."""
+"""Holds the numbers that the paper prints and those that its authors published by seed, and puts them beside ours.
+
+The printed ones have their label in the paper. `published.csv` holds the `per_seed` frames of `tables.analyse`,
+computed by this package from the published losses of three studies: Simple Stories, scaling from 50M to 5B, and dual
+use, whose baseline is scaling's at 800M. For 2B and 5B no baseline curves are available: the authors' ratios of each
+domain are averaged by the same rule, and the baseline has no row. A test computes the file again from the losses.
+Domains have the authors' names; DEMix's views have one expert for every domain.
+"""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from functools import cache
+from pathlib import Path
 
 import pandas as pd
 
-from gram_platform.analysis.ratios import BASELINE, MEAN, VARIANT
-from gram_platform.analysis.tables import CLASSES, interval_cell, interval_text
+from gram_platform.analysis.ratios import BASELINE, MEAN, ROW, VARIANT, ordered
+from gram_platform.analysis.tables import CLASSES, NUM_DOMAINS, interval_cell, interval_text, interval_texts, over_seeds
 
 STORIES, AUX_SCALING, PARTIAL_LABELS = "stories", "aux_scaling", "partial_labels"  # our studies with such numbers
 ARCHITECTURE, ACCUMULATION = "architecture", "accumulation"
@@ -115,3 +124,67 @@ def beside_paper(table: pd.DataFrame, study: str = STORIES, profile: str = MEAN)
             rows.append({**key, "size": paper_size, "from": "paper", **paper, "num_seeds": paper_seeds})
     columns = [VARIANT, "method", "size", "from", *CLASSES, "num_seeds"]
     return pd.DataFrame(rows, columns=columns if VARIANT in table else columns[1:])
+
+
+# -------------------------------------------------------------------------------------------------- published by seed
+
+SOURCE = (
+    "Per-seed compute ratios computed from the losses in the public results of agencyenterprise/modular-pretraining"
+)
+SOURCE += ", read through the public fork JR-Vickers/modular-pretraining, commit b55fb36"
+SOURCE += "; 2B and 5B: averaged from the ratios published there, for want of baseline curves"
+PUBLISHED_FILE = Path(__file__).with_name("published.csv")
+PUBLISHED_COLUMNS = ("study", VARIANT, *ROW, "seed", *CLASSES, "retained", *NUM_DOMAINS.values())
+OURS, PUBLISHED = "ours", "published"
+OUR_DOMAINS = {  # the published names of the dual-use domains: the names in our corpora
+    "papers-biology": "virology",
+    "papers-nuclear": "nuclear",
+    "papers-cyber": "cybersecurity",
+    "code-lisp": "lisp",
+}
+
+
+def published_per_seed(study: str) -> pd.DataFrame:
+    """Returns a study's `per_seed` frame (see `tables.per_seed_frame`) with `variant`; no rows if none is published."""
+    rows = _published()
+    return rows[rows["study"] == study].drop(columns="study").reset_index(drop=True)
+
+
+@cache
+def _published() -> pd.DataFrame:
+    texts = dict.fromkeys(("study", VARIANT, *ROW, "seed", "retained"), str)
+    return pd.read_csv(PUBLISHED_FILE, comment="#", dtype=texts).fillna(dict.fromkeys(texts, ""))
+
+
+def published_table(study: str, domains: Collection[str] = ()) -> pd.DataFrame | None:
+    """Returns a study's published table in the columns of table.csv; None if nothing is published.
+
+    Profiles have the published names of domains, or ours if `domains` contains only ours.
+    """
+    per_seed = published_per_seed(study).drop(columns=VARIANT)
+    if per_seed.empty:
+        return None
+    names = {theirs: ours for theirs, ours in OUR_DOMAINS.items() if ours in domains and theirs not in domains}
+    table = ordered(over_seeds(per_seed), ())
+    profiles = ["+".join(names.get(name, name) for name in profile.split("+")) for profile in table["profile"]]
+    return table.assign(profile=profiles)
+
+
+def published_means(published: pd.DataFrame, size: str) -> Mapping[str, tuple[tuple[float, float], ...]]:
+    """Returns {method: (value, half-width of the interval) of each class} of the published means at a size."""
+    rows = published[(published["profile"] == MEAN) & (published["size"] == size)].to_dict("records")
+    return {row["method"]: tuple((row[n], row[f"{n}_high"] - row[n]) for n in CLASSES) for row in rows}
+
+
+def beside_published(table: pd.DataFrame, published: pd.DataFrame, profile: str = MEAN) -> pd.DataFrame:
+    """Returns our rows of a profile and of `mean`, each followed by the published row of the same name.
+
+    Columns: `method, size, profile, from` ("ours" or "published"), the four classes as `mean [low, high]`, `num_seeds`.
+    Published rows of our methods at other sizes are sorted in. No rows if no method is in both.
+    """
+    methods = (set(table["method"]) & set(published["method"])) - {BASELINE}
+    both = [frame.assign(**{"from": name}) for frame, name in ((table, OURS), (published, PUBLISHED))]
+    rows = pd.concat(both, ignore_index=True)
+    rows = ordered(rows[rows["method"].isin(methods) & rows["profile"].isin([profile, MEAN])], ())
+    rows = rows.assign(**{name: pd.Series(interval_texts(rows, name), rows.index, "str") for name in CLASSES})
+    return rows[[*ROW, "from", *CLASSES, "num_seeds"]]

@@ -20,8 +20,10 @@ from gram_platform.paper.verdicts import (
     ABOVE,
     BELOW,
     MARGINS,
+    POSITIVE,
     WORDS,
     Claim,
+    Range,
     Side,
     alike,
     drop,
@@ -36,27 +38,23 @@ FIRST, LAST = "first", "last"
 LABELS = (("gram", "GRAM"), ("filtering", "Filtering"), ("ft_lora", "FT-LoRA"))
 SCALING, DUAL_USE, TITRATION = "scaling", "dual_use", "titration"
 
+
+def _classes(text: str, method: str, left: str, right: str, source: str, within: Range = POSITIVE) -> Claim:
+    """Compares two classes of one method."""
+    return Claim(text, Side(method, left), Side(method, right), source, within)
+
+
+def _methods(text: str, name: str, left: str, right: str, source: str) -> Claim:
+    """Compares one class of two methods."""
+    return Claim(text, Side(left, name), Side(right, name), source)
+
+
 STORIES_CLAIMS = (  # on means over the profiles of core with at most one auxiliary domain
-    Claim("GRAM: retain is above forget", Side("gram", "retain"), Side("gram", "forget"), "fig:grmoe_vs_filtering"),
-    Claim(
-        "Filtering: retain is above forget",
-        Side("filtering", "retain"),
-        Side("filtering", "forget"),
-        "fig:grmoe_vs_filtering",
-    ),
+    _classes("GRAM: retain is above forget", "gram", "retain", "forget", "fig:grmoe_vs_filtering"),
+    _classes("Filtering: retain is above forget", "filtering", "retain", "forget", "fig:grmoe_vs_filtering"),
     *follows("GRAM", "gram", "filtering", "filtering", "tab:synthetic"),
-    Claim(
-        "GRAM after the attack: retain is above elicited",
-        Side("gram", "retain"),
-        Side("gram", "elicited"),
-        "app:stories",
-    ),
-    Claim(
-        "The attack undoes MaxEnt: elicited is above forget",
-        Side("maxent", "elicited"),
-        Side("maxent", "forget"),
-        "app:stories",
-    ),
+    _classes("GRAM after the attack: retain is above elicited", "gram", "retain", "elicited", "app:stories"),
+    _classes("The attack undoes MaxEnt: elicited is above forget", "maxent", "elicited", "forget", "app:stories"),
     Claim(
         f"MaxEnt recovers almost completely: elicited is no more than {ABOVE:.2f} below the baseline",
         Side("maxent", "elicited"),
@@ -64,33 +62,26 @@ STORIES_CLAIMS = (  # on means over the profiles of core with at most one auxili
         "app:stories",
         not_below("elicited"),
     ),
-    Claim(
-        "MaxEnt is less robust than GRAM: its elicited is above",
-        Side("maxent", "elicited"),
-        Side("gram", "elicited"),
-        "app:stories",
+    _methods("MaxEnt is less robust than GRAM: its elicited is above", "elicited", "maxent", "gram", "app:stories"),
+    _methods(
+        "MaxEnt is less robust than filtering: its elicited is above", "elicited", "maxent", "filtering", "app:stories"
     ),
-    Claim(
-        "MaxEnt is less robust than filtering: its elicited is above",
-        Side("maxent", "elicited"),
-        Side("filtering", "elicited"),
-        "app:stories",
-    ),
-    Claim("FT-LoRA has a lower core than GRAM", Side("gram", "core"), Side("ft_lora", "core"), "app:stories"),
-    Claim("FT-Full has a lower core than GRAM", Side("gram", "core"), Side("ft_full", "core"), "app:stories"),
-    Claim("DEMix is poor on core: below GRAM", Side("gram", "core"), Side("demix", "core"), "app:stories"),
-    Claim("DEMix is poor on retain: below GRAM", Side("gram", "retain"), Side("demix", "retain"), "app:stories"),
-    Claim(
+    _methods("FT-LoRA has a lower core than GRAM", "core", "gram", "ft_lora", "app:stories"),
+    _methods("FT-Full has a lower core than GRAM", "core", "gram", "ft_full", "app:stories"),
+    _methods("DEMix is poor on core: below GRAM", "core", "gram", "demix", "app:stories"),
+    _methods("DEMix is poor on retain: below GRAM", "retain", "gram", "demix", "app:stories"),
+    _classes(
         f"DEMix recovers little: elicited is no more than {ABOVE:.2f} above forget",
-        Side("demix", "elicited"),
-        Side("demix", "forget"),
+        "demix",
+        "elicited",
+        "forget",
         "app:stories",
         not_above("elicited"),
     ),
 )
 SCALING_CLAIMS = (
-    Claim("GRAM: retain is above forget", Side("gram", "retain"), Side("gram", "forget"), "fig:scaling"),
-    Claim("Filtering: retain is above forget", Side("filtering", "retain"), Side("filtering", "forget"), "fig:scaling"),
+    _classes("GRAM: retain is above forget", "gram", "retain", "forget", "fig:scaling"),
+    _classes("Filtering: retain is above forget", "filtering", "retain", "forget", "fig:scaling"),
     *(
         Claim(
             f"{label}'s {WORDS.get(name, name)} falls with size",
@@ -105,20 +96,14 @@ SCALING_CLAIMS = (
     *follows("FT-LoRA", "ft_lora", "filtering", "filtering", "fig:scaling"),
 )
 DUAL_USE_CLAIMS = (
-    Claim("GRAM: retain is above forget", Side("gram", "retain"), Side("gram", "forget"), "fig:realistic-results"),
+    _classes("GRAM: retain is above forget", "gram", "retain", "forget", "fig:realistic-results"),
     *follows("GRAM", "gram", "filtering", "filtering", "fig:realistic-results"),
     *follows("FT-LoRA", "ft_lora", "filtering", "filtering", "fig:realistic-results"),
-    Claim(
-        "The attack undoes MaxEnt: elicited is above forget",
-        Side("maxent", "elicited"),
-        Side("maxent", "forget"),
-        "sec:claim-realistic",
+    _classes(
+        "The attack undoes MaxEnt: elicited is above forget", "maxent", "elicited", "forget", "sec:claim-realistic"
     ),
-    Claim(
-        "MaxEnt is less robust than GRAM: its elicited is above",
-        Side("maxent", "elicited"),
-        Side("gram", "elicited"),
-        "sec:claim-realistic",
+    _methods(
+        "MaxEnt is less robust than GRAM: its elicited is above", "elicited", "maxent", "gram", "sec:claim-realistic"
     ),
     *(
         Claim(
@@ -143,8 +128,8 @@ DUAL_USE_CLAIMS = (
     ),
 )
 AUX_SCALING_CLAIMS = (
-    Claim("Retain is above forget", Side("gram", "retain"), Side("gram", "forget"), "fig:aux-scaling-main"),
-    Claim("Retain is above elicited", Side("gram", "retain"), Side("gram", "elicited"), "fig:aux-scaling-main"),
+    _classes("Retain is above forget", "gram", "retain", "forget", "fig:aux-scaling-main"),
+    _classes("Retain is above elicited", "gram", "retain", "elicited", "fig:aux-scaling-main"),
     *(
         Claim(
             f"{name.capitalize()} stays as domains are added: no more than {MARGINS[name]:.2f} below",

@@ -1,16 +1,18 @@
 """Holds the paper's three hyperparameter sweeps on Simple Stories, and judges the paper's claims on ours.
 
-Source: the coordinates of the figures in the paper's "Hyperparameter Appendix" (`app:hyperparams`). Every number is a
-compute ratio, averaged within each of three seeds and then over them, with the ends of the 90% interval. Core-partial
-averages core over the four profiles of core and one module; core-full is core without modules. The p_cr figure has
-these two, the other figures core over all five profiles.
+`sweeps.csv` has the coordinates of the figures in the paper's "Hyperparameter Appendix" (`app:hyperparams`). Every
+number is a compute ratio, averaged within each of three seeds and then over them, with the ends of the 90% interval.
+Core-partial averages core over the four profiles of core and one module; core-full is core without modules. The p_cr
+figure has these two, the other figures core over all five profiles.
 
 At p_ca 2 the FT-LoRA of the main table (`tab:synthetic`: .841 .928 .692 .774) lies below this sweep's (.899 .969 .739
 .826); the paper does not say why.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -21,166 +23,59 @@ from gram_platform.paper.paper import STORIES_SIZE
 from gram_platform.paper.verdicts import COLUMNS, MARGINS, POSITIVE, Range, alike, judge
 
 Point = tuple[float, float, float]  # (mean, low, high)
-
 SWEEP_SEEDS = 3
+SWEEPS_FILE = Path(__file__).with_name("sweeps.csv")
 
 
 @dataclass(frozen=True)
 class PaperSweep:
-    """One knob of one method, and the paper's figure: a point per class at each value of the knob."""
+    """One knob of one method, and the paper's figure of it in `sweeps.csv`."""
 
+    knob: str
     method: str
     title: str
-    fixed: Mapping[str, float]  # the other knobs
     source: str  # label in the paper
-    values: tuple[float, ...]
-    is_log: bool  # the figure's axis is logarithmic
-    classes: Mapping[str, tuple[Point, ...]]  # the figure's classes, in the order of SWEEP_CLASSES
+    is_log: bool = False  # the figure's axis is logarithmic
+
+    @cached_property
+    def points(self) -> pd.DataFrame:
+        """The figure: `value, class, mean, low, high`, classes in the order of SWEEP_CLASSES, values ascending."""
+        rows = pd.read_csv(SWEEPS_FILE, comment="#", dtype={"knob": str, "class": str}, float_precision="round_trip")
+        return rows[rows["knob"] == self.knob].drop(columns="knob").reset_index(drop=True)
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The values of the knob."""
+        return tuple(self.points["value"].astype(float).unique())
+
+    @property
+    def classes(self) -> dict[str, tuple[Point, ...]]:
+        """The figure's classes with a point for each value."""
+        groups = self.points.groupby("class", sort=False)[["mean", "low", "high"]]
+        return {str(name): tuple(rows.itertuples(index=False, name=None)) for name, rows in groups}
 
 
-PAPER_SWEEPS = {
-    "p_cr": PaperSweep(
-        method="gram",
-        title="GRAM: core robustness p_cr",
-        fixed={"p_as": 0.3},
-        source="fig:hyperparam_robust",
-        values=(0.0, 0.2, 0.4, 0.6, 0.8, 1.0),
-        is_log=False,
-        classes={
-            "core_partial": (
-                (0.865480380134408, 0.857844490080138, 0.873116270188678),
-                (0.948779694300747, 0.923073972398174, 0.97448541620332),
-                (0.926198436100937, 0.904555999072229, 0.947840873129645),
-                (0.93029584395641, 0.892874178134876, 0.967717509777944),
-                (0.924863776313856, 0.902143013099316, 0.947584539528395),
-                (0.925080041052258, 0.899379079207784, 0.950781002896733),
-            ),
-            "core_full": (
-                (0.978096359615534, 0.968871664092531, 0.987321055138536),
-                (0.961111800364375, 0.935760654508155, 0.986462946220595),
-                (0.930119589207962, 0.908293060920301, 0.951946117495623),
-                (0.932509430943718, 0.89544041549291, 0.969578446394525),
-                (0.924640343789207, 0.902273004735759, 0.947007682842655),
-                (0.785210696229158, 0.745112761850905, 0.825308630607411),
-            ),
-            "retain": (
-                (1.05332272014185, 1.04448377052018, 1.06216166976352),
-                (1.00549879377843, 0.978670459922949, 1.03232712763391),
-                (0.944215920047757, 0.920825404524627, 0.967606435570888),
-                (0.94290086691564, 0.901258112171169, 0.984543621660111),
-                (0.922548535661355, 0.899374260217656, 0.945722811105054),
-                (0.915443783171946, 0.888357656378789, 0.942529909965103),
-            ),
-            "forget": (
-                (0.771453379656345, 0.763707029548179, 0.779199729764511),
-                (0.790137317406239, 0.769547984305231, 0.810726650507246),
-                (0.7627826322992, 0.742011085214635, 0.783554179383765),
-                (0.757673435818259, 0.726277669640135, 0.789069201996383),
-                (0.745003989094107, 0.730514915526055, 0.759493062662159),
-                (0.705451989690399, 0.692047359257674, 0.718856620123125),
-            ),
-            "elicited": (
-                (0.904214460856164, 0.894921583751458, 0.91350733796087),
-                (0.881302304266502, 0.856464545063614, 0.906140063469389),
-                (0.849445905956412, 0.830626286409983, 0.868265525502841),
-                (0.848648197859944, 0.815748362760845, 0.881548032959044),
-                (0.837455468435842, 0.817440900546089, 0.857470036325594),
-                (0.831929017037227, 0.808735350199541, 0.855122683874913),
-            ),
-        },
-    ),
-    "p_as": PaperSweep(
-        method="gram",
-        title="GRAM: auxiliary spread p_as",
-        fixed={"p_cr": 0.5},
-        source="fig:hyperparam_auxroute",
-        values=(0.0, 0.25, 0.5, 0.75, 1.0),
-        is_log=False,
-        classes={
-            "core": (
-                (0.897227748307668, 0.878573235539218, 0.915882261076119),
-                (0.936201740826718, 0.916336878824608, 0.956066602828828),
-                (0.943782738928664, 0.927569800010048, 0.95999567784728),
-                (0.950144568604007, 0.943386936507252, 0.956902200700762),
-                (0.970255986782786, 0.944419841008663, 0.996092132556909),
-            ),
-            "retain": (
-                (0.878079379291118, 0.856083809171292, 0.900074949410945),
-                (0.945291482618651, 0.92180792258735, 0.968775042649953),
-                (0.974012076250811, 0.952378648619009, 0.995645503882613),
-                (0.999170057048658, 0.987560188924968, 1.01077992517235),
-                (1.03944719807588, 1.01369319507826, 1.06520120107349),
-            ),
-            "forget": (
-                (0.68613207457495, 0.667533866438095, 0.704730282711806),
-                (0.753557507534023, 0.73677581676676, 0.770339198301287),
-                (0.797077424895903, 0.781128884966609, 0.813025964825197),
-                (0.837430471267199, 0.828094772665725, 0.846766169868674),
-                (0.889691833716366, 0.86888679090552, 0.910496876527211),
-            ),
-            "elicited": (
-                (0.777984894683137, 0.760641498636672, 0.795328290729602),
-                (0.844922110049516, 0.826734151507826, 0.863110068591205),
-                (0.885081746827833, 0.870137853708036, 0.90002563994763),
-                (0.923529628303152, 0.914479856492001, 0.932579400114303),
-                (0.973308438726218, 0.953056889400817, 0.993559988051619),
-            ),
-        },
-    ),
-    "p_ca": PaperSweep(
-        method="ft_lora",
-        title="FT-LoRA: core to auxiliary batches p_ca",
-        fixed={},
-        source="fig:hyperparam_lora",
-        values=(0.25, 0.5, 1.0, 2.0, 4.0),
-        is_log=True,
-        classes={
-            "core": (
-                (0.815464626118325, 0.785482461893829, 0.845446790342822),
-                (0.860202405437941, 0.823111833677897, 0.897292977197986),
-                (0.892748533570466, 0.860380588403276, 0.925116478737656),
-                (0.898810014887881, 0.880845042291259, 0.916774987484503),
-                (0.89967833334219, 0.887809671507268, 0.911546995177113),
-            ),
-            "retain": (
-                (1.06243198823966, 1.02264382939665, 1.10222014708266),
-                (1.06596231100094, 1.01270906331275, 1.11921555868914),
-                (1.0356502554851, 0.999607950606987, 1.07169256036321),
-                (0.968972049889054, 0.947768330300142, 0.990175769477967),
-                (0.900883659308399, 0.893511725660989, 0.908255592955808),
-            ),
-            "forget": (
-                (0.684632298855674, 0.658968315776058, 0.710296281935289),
-                (0.716695552880022, 0.68624556206436, 0.747145543695684),
-                (0.736981122886743, 0.712004125402182, 0.761958120371304),
-                (0.738844740879258, 0.72020051131627, 0.757488970442246),
-                (0.736153448828106, 0.721535513619889, 0.750771384036322),
-            ),
-            "elicited": (
-                (0.784562321288928, 0.755252248640436, 0.81387239393742),
-                (0.812847553636631, 0.778570206925379, 0.847124900347882),
-                (0.830252370912197, 0.804545900626848, 0.855958841197546),
-                (0.825948324661514, 0.807392996336518, 0.84450365298651),
-                (0.820790434723775, 0.808706242483053, 0.832874626964497),
-            ),
-        },
-    ),
-}
+SWEEPS = (
+    PaperSweep("p_cr", "gram", "GRAM: core robustness p_cr", "fig:hyperparam_robust"),  # at p_as 0.3
+    PaperSweep("p_as", "gram", "GRAM: auxiliary spread p_as", "fig:hyperparam_auxroute"),  # at p_cr 0.5
+    PaperSweep("p_ca", "ft_lora", "FT-LoRA: core to auxiliary batches p_ca", "fig:hyperparam_lora", is_log=True),
+)
+PAPER_SWEEPS = {sweep.knob: sweep for sweep in SWEEPS}
 
 
 def paper_curve(knob: str, name: str) -> pd.DataFrame:
     """Returns the paper's curve of one class: `value, mean, low, high`; empty if it has none."""
-    sweep = PAPER_SWEEPS.get(knob)
-    points = sweep.classes.get(name, ()) if sweep else ()
-    rows = [(value, *point) for value, point in zip(sweep.values, points, strict=True)] if points else []
-    return pd.DataFrame(rows, columns=["value", "mean", "low", "high"])
+    if knob not in PAPER_SWEEPS:
+        return pd.DataFrame(columns=["value", "mean", "low", "high"])
+    points = PAPER_SWEEPS[knob].points
+    return points[points["class"] == name].drop(columns="class").reset_index(drop=True)
 
 
 def paper_means(knob: str) -> pd.DataFrame:
     """Returns the paper's means of a knob: a column per class in the figure, indexed by the knob's value."""
-    sweep = PAPER_SWEEPS[knob]
-    means = {name: [mean for mean, _, _ in points] for name, points in sweep.classes.items()}
-    return pd.DataFrame(means, index=pd.Index(sweep.values, name="value"))
+    points = PAPER_SWEEPS[knob].points
+    means = points.pivot(index="value", columns="class", values="mean")
+    return means[list(points["class"].unique())].rename_axis(columns=None)
 
 
 def beside_paper_sweeps(table: pd.DataFrame) -> pd.DataFrame:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from gram_platform.analysis.intervals import CONFIDENCE, Contrast, paired_contrast, smallest_detectable
+from gram_platform.analysis.intervals import Contrast, paired_contrast, smallest_detectable
 from gram_platform.analysis.ratios import ALL
 from gram_platform.analysis.tables import CLASSES
 from gram_platform.config.identity import invalid
@@ -128,16 +128,14 @@ class Judgement:
     detectable: float  # smallest true difference that is shown with power 0.8; NaN with one seed
 
 
-def judge(
-    claim: str, left: Values, right: Values, within: Range = POSITIVE, confidence: float = CONFIDENCE
-) -> Judgement:
+def judge(claim: str, left: Values, right: Values, within: Range = POSITIVE) -> Judgement:
     """Judges whether left - right, both `{seed: value}`, lies in the range.
 
     ValueError if they share no seed or a value is not finite.
     """
-    contrast = paired_contrast(left, right, confidence)
+    contrast = paired_contrast(left, right)
     is_one = len(contrast.seeds) == 1
-    detectable = math.nan if is_one else smallest_detectable(contrast.differences, confidence)
+    detectable = math.nan if is_one else smallest_detectable(contrast.differences)
     return Judgement(claim, _verdict(contrast, within), *contrast.interval, len(contrast.seeds), detectable)
 
 

@@ -70,12 +70,6 @@ def test_one_resample_or_one_seed_gives_no_interval():
     assert tuple(exact.lr_exponent) == pytest.approx((-0.308,) * 3)
 
 
-@pytest.mark.parametrize("confidence", [2, -0.5, 0, 1, math.nan])
-def test_a_confidence_is_a_probability(confidence):
-    with pytest.raises(ValueError, match=r"^confidence="):
-        fit_power_law([1.0, 2.0, 3.0], [1.0, 2.0, 2.5], confidence)
-
-
 @pytest.mark.parametrize(
     "change",
     [

@@ -6,17 +6,9 @@ import pandas as pd
 import pytest
 
 from gram_platform.analysis.tables import CLASSES
-from gram_platform.paper.claims import paper_claims
-from gram_platform.paper.paper import STORIES_TABLE
+from gram_platform.paper.claims import paper_claims, published_verdicts, with_published
+from gram_platform.paper.paper import PUBLISHED_COLUMNS, PUBLISHED_FILE, SOURCE, STORIES_TABLE, published_per_seed
 from gram_platform.paper.paper_claims import STORIES_CLAIMS
-from gram_platform.paper.published import (
-    COLUMNS,
-    PUBLISHED_FILE,
-    SOURCE,
-    published_per_seed,
-    published_verdicts,
-    with_published,
-)
 from tests.published import (
     BASELINE_STUDY,
     NEEDS_FOLDER,
@@ -67,12 +59,12 @@ def test_the_shipped_file_is_what_the_analysis_gives():
     shipped = pd.concat([published_per_seed(study).assign(study=study) for study in BASELINE_STUDY])
     expected = published_table()
     pd.testing.assert_frame_equal(
-        shipped[list(COLUMNS)].reset_index(drop=True), expected, check_exact=False, rtol=0.0, atol=1.01e-6
+        shipped[list(PUBLISHED_COLUMNS)].reset_index(drop=True), expected, check_exact=False, rtol=0.0, atol=1.01e-6
     )
 
 
 def test_the_shipped_file_names_its_source():
-    assert PUBLISHED_FILE.read_text().startswith(f"# {SOURCE}\n{','.join(COLUMNS)}\n")
+    assert PUBLISHED_FILE.read_text().startswith(f"# {SOURCE}\n{','.join(PUBLISHED_COLUMNS)}\n")
     assert published_per_seed("architecture").empty
     counts = {study: published_per_seed(study)["seed"].nunique() for study in BASELINE_STUDY}
     assert counts == dict.fromkeys(BASELINE_STUDY, 3)

@@ -6,8 +6,21 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from gram_platform.analysis.intervals import ENDS
 from gram_platform.analysis.lr_grid import POOLED
-from gram_platform.pages.figures.style import BLUE, GREY, INK, ORANGE, VERMILION, log_ticks, styled, translucent
+from gram_platform.pages.figures.style import (
+    BLUE,
+    GREY,
+    INK,
+    ORANGE,
+    VERMILION,
+    Style,
+    add_band,
+    log_axis,
+    log_ticks,
+    styled,
+    whiskers,
+)
 
 TITLES = {"lr": "Peak learning rate", "batch": "Batch (sequences)"}
 NUM_CONTOURS = 14
@@ -39,7 +52,7 @@ def surface_figure(cells: pd.DataFrame, optima: pd.DataFrame, surfaces: pd.DataF
     styled(figure, f"{size}: {notes}" if notes else size, TITLES["lr"], TITLES["batch"])
     for axis, name in ((figure.update_xaxes, "lr"), (figure.update_yaxes, "batch")):
         values = sorted(set(of_size[name]))
-        axis(type="log", tickvals=values, ticktext=[f"{v:.3g}" for v in values], range=_range(values, pooled, name))
+        log_axis(axis, values, range=_range(values, pooled, name))
     return figure
 
 
@@ -55,16 +68,8 @@ def law_figure(lines: pd.DataFrame, optima: pd.DataFrame, laws: pd.DataFrame, qu
     figure = go.Figure()
     sure = line[line["low"].notna()]
     if len(sure):
-        figure.add_scatter(
-            x=[*sure["parameters"], *sure["parameters"][::-1]],
-            y=[*sure["high"], *sure["low"][::-1]],
-            fill="toself",
-            fillcolor=translucent(BLUE),
-            line={"width": 0},
-            mode="lines",
-            hoverinfo="skip",
-            name="90% over seeds",
-        )
+        add_band(figure, sure["parameters"], sure["low"], sure["high"], Style("90% over seeds", BLUE, "", ""))
+        figure.data[-1].update(name="90% over seeds", showlegend=True)
     _add_line(figure, line["parameters"], line["paper"], "the paper's law", {"color": GREY, "dash": "dash", "width": 2})
     if line["value"].notna().any():
         _add_line(figure, line["parameters"], line["value"], "our law", {"color": BLUE, "width": 2.5})
@@ -72,11 +77,9 @@ def law_figure(lines: pd.DataFrame, optima: pd.DataFrame, laws: pd.DataFrame, qu
     _add_optima(figure, shown[shown["seed"] == POOLED], quantity, "optimum (hollow: at the edge)", 11)
     styled(figure, f"{TITLES[quantity]}: {_law_text(law)}", "parameters", TITLES[quantity])
     ticks = optima[["size", "parameters"]].drop_duplicates()
-    figure.update_xaxes(type="log", tickvals=ticks["parameters"].tolist(), ticktext=ticks["size"].tolist())
+    log_axis(figure.update_xaxes, ticks["parameters"].tolist(), ticks["size"].tolist())
     low, high = _extent(line, shown.loc[shown["seed"] == POOLED, quantity])
-    marks = log_ticks(low, high)
-    ends = [math.log10(low), math.log10(high)]
-    figure.update_yaxes(type="log", tickvals=marks, ticktext=[f"{mark:g}" for mark in marks], range=ends)
+    log_axis(figure.update_yaxes, log_ticks(low, high), range=[math.log10(low), math.log10(high)])
     return figure
 
 
@@ -132,9 +135,8 @@ def _add_minimum(figure: go.Figure, row: dict, name: str, marker: dict, has_span
     bars = {}
     if has_span:
         for axis, quantity in (("error_x", "lr"), ("error_y", "batch")):
-            low, high, value = row[f"{quantity}_low"], row[f"{quantity}_high"], row[quantity]
-            style = {"color": VERMILION, "thickness": 1.5}
-            bars[axis] = {"type": "data", "array": [high - value], "arrayminus": [value - low], **style}
+            value, low, high = (np.array([row[quantity + end]]) for end in ENDS)
+            bars[axis] = whiskers(value, low, high, color=VERMILION, thickness=1.5, width=None)
     figure.add_scatter(
         x=[row["lr"]],
         y=[row["batch"]],
@@ -187,7 +189,7 @@ def _add_optima(figure: go.Figure, rows: pd.DataFrame, quantity: str, name: str,
     if rows.empty:
         return
     value, is_pooled = rows[quantity].astype(float), marker_size > 5
-    spans = {"array": rows[f"{quantity}_high"] - value, "arrayminus": value - rows[f"{quantity}_low"]}
+    spans = whiskers(value, *(rows[quantity + end] for end in ENDS[1:]), color=VERMILION, thickness=1.5, width=None)
     figure.add_scatter(
         x=rows["parameters"],
         y=value,
@@ -198,7 +200,7 @@ def _add_optima(figure: go.Figure, rows: pd.DataFrame, quantity: str, name: str,
             "size": marker_size,
             "color": VERMILION if is_pooled else ORANGE,
         },
-        error_y={"type": "data", "color": VERMILION, "thickness": 1.5, **spans} if is_pooled else None,
+        error_y=spans if is_pooled else None,
         customdata=rows[["size", "seed", "notes"]].to_numpy(object),
         hovertemplate="<b>%{customdata[0]}</b>, %{customdata[1]}<br>%{y:.4g}<br>%{customdata[2]}<extra></extra>",
     )

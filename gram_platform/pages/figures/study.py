@@ -18,12 +18,14 @@ from gram_platform.pages.figures.style import (
     add_line,
     domain_styles,
     hover_runs,
+    log_axis,
     log_ticks,
     method_style,
     padded_range,
     reference_line,
     styled,
     translucent,
+    whiskers,
 )
 
 CLASS_TITLES = {
@@ -68,7 +70,6 @@ def aggregate_figure(table: pd.DataFrame, size: str, value: str, paper: Paper | 
 def _add_bars(figure: go.Figure, rows: pd.DataFrame, value: str, shift: float) -> None:
     low, high = rows[f"{value}_low"], rows[f"{value}_high"]
     labels = [method_style(method).label for method in rows["method"]]
-    whiskers = {"array": high - rows[value], "arrayminus": rows[value] - low}
     figure.add_bar(
         x=[place - shift for place in range(len(rows))],
         y=rows[value],
@@ -76,7 +77,7 @@ def _add_bars(figure: go.Figure, rows: pd.DataFrame, value: str, shift: float) -
         name="this study",
         showlegend=False,
         marker={"color": [method_style(method).colour for method in rows["method"]]},
-        error_y={"type": "data", "thickness": 1.3, "width": 3, "color": GREY, **whiskers},
+        error_y=whiskers(rows[value], low, high),
         customdata=np.stack([np.array(labels, object), low, high, rows["num_seeds"], hover_runs(rows)], axis=1),
         hovertemplate="<b>%{customdata[0]}</b><br>%{y:.3f} [%{customdata[1]:.3f}, %{customdata[2]:.3f}], "
         "%{customdata[3]} seeds<br>%{customdata[4]}<extra></extra>",
@@ -134,7 +135,7 @@ def scaling_figure(
     styled(figure, CLASS_TITLES[value], "parameters", "compute ratio")
     ticks = pd.concat([rows, theirs]).drop_duplicates("size")
     text = [f"{size}<br>{_short(n)}" for size, n in zip(ticks["size"], ticks["parameters"], strict=True)]
-    figure.update_xaxes(type="log", tickvals=ticks["parameters"].tolist(), ticktext=text)
+    log_axis(figure.update_xaxes, ticks["parameters"].tolist(), text)
     shown = [frame[(frame["profile"] == profile) & ~frame["method"].isin(HIDDEN)] for frame in (table, beside)]
     # one scale for the panels of all classes, so that they can be compared
     figure.update_yaxes(range=padded_range([*pd.concat(shown)[VALUE_COLUMNS].to_numpy(float).ravel(), 1.0]))
@@ -149,7 +150,6 @@ def _points(table: pd.DataFrame, parameters: Mapping[str, float], profile: str, 
 
 def _add_published(figure: go.Figure, line: pd.DataFrame, value: str, style: Style) -> None:
     low, high = f"{value}_low", f"{value}_high"
-    ends = {"array": line[high] - line[value], "arrayminus": line[value] - line[low]}
     figure.add_scatter(
         x=line["parameters"],
         y=line[value],
@@ -158,7 +158,7 @@ def _add_published(figure: go.Figure, line: pd.DataFrame, value: str, style: Sty
         mode="lines+markers",
         line={"color": style.colour, "dash": "dot", "width": 1.2},
         marker={"symbol": "diamond-open", "size": 9, "color": style.colour, "line": {"width": 1.5}},
-        error_y={"type": "data", "thickness": 1.0, "width": 3, "color": style.colour, **ends},
+        error_y=whiskers(line[value], line[low], line[high], thickness=1.0, color=style.colour),
         customdata=line[["size", low, high, "num_seeds"]].to_numpy(object),
         hovertemplate="<b>%{fullData.name}</b>, %{customdata[0]} (%{x:.3s})<br>%{y:.3f} "
         "[%{customdata[1]:.3f}, %{customdata[2]:.3f}], %{customdata[3]} seeds<extra></extra>",
@@ -265,10 +265,8 @@ def _wrapped(profile: str) -> str:
 
 def _bars(bars: pd.DataFrame, style: Style, has_whiskers: bool = True) -> dict:
     """Returns the arguments of a domain's bars."""
-    ends = {"array": bars["high"] - bars["compute_ratio"], "arrayminus": bars["compute_ratio"] - bars["low"]}
-    whiskers = {"error_y": {"type": "data", "thickness": 1.3, "width": 3, "color": GREY, **ends}}
     return {
-        **(whiskers if has_whiskers else {}),
+        "error_y": whiskers(bars["compute_ratio"], bars["low"], bars["high"]) if has_whiskers else None,
         "x": bars["profile"],
         "y": bars["compute_ratio"],
         "name": style.label,
@@ -288,29 +286,33 @@ def learning_curve_figure(curves: pd.DataFrame, fits: pd.DataFrame, size: str) -
     """Draws validation loss against step at one size: points of every seed and domain, and each domain's pooled fit.
 
     `curves` has `size, seed, step, domain, loss` (and `run_id` for the hover), `fits` the columns of `fits_frame`.
-    Both axes are logarithmic. A domain without a fit has points only; the legend marks fits at a bound and poor ones.
+    Both axes are logarithmic. A domain without a fit has points only; the legend has one entry a domain
+    and marks fits at a bound and poor ones.
     """
     points, laws = curves[curves["size"] == size], fits[fits["size"] == size].set_index("domain")
     figure = go.Figure()
     for domain, style in domain_styles(points["domain"]).items():
-        _add_points(figure, points[points["domain"] == domain], style)
-        if domain in laws.index:
-            _add_fit(figure, laws.loc[domain], style)
+        fit = laws.loc[domain] if domain in laws.index else None
+        warning = "" if fit is None else " at its bound" * bool(fit["at_bound"]) + " poor" * bool(fit["poor"])
+        _add_points(figure, points[points["domain"] == domain], style, showlegend=not warning)
+        if fit is not None:
+            _add_fit(figure, fit, style, warning)
     styled(figure, f"Baseline, {size}", "step", "validation loss (nats a token)")
     positive = points["step"][points["step"] > 0]
     ticks = log_ticks(positive.min(), positive.max()) if len(positive) else []
-    figure.update_xaxes(type="log", tickvals=ticks, ticktext=[f"{tick:g}" for tick in ticks])
+    log_axis(figure.update_xaxes, ticks)
     figure.update_yaxes(type="log", nticks=6)
     return figure
 
 
-def _add_points(figure: go.Figure, points: pd.DataFrame, style: Style) -> None:
+def _add_points(figure: go.Figure, points: pd.DataFrame, style: Style, showlegend: bool) -> None:
     runs = points["run_id"] if "run_id" in points else pd.Series("", index=points.index)
     figure.add_scatter(
         x=points["step"],
         y=points["loss"],
         name=style.label,
         legendgroup=style.label,
+        showlegend=showlegend,
         mode="markers",
         marker={"symbol": style.symbol, "size": 5, "color": style.colour, "opacity": 0.6},
         customdata=np.stack([points["seed"].to_numpy(object), runs.to_numpy(object)], axis=1),
@@ -320,10 +322,9 @@ def _add_points(figure: go.Figure, points: pd.DataFrame, style: Style) -> None:
     )
 
 
-def _add_fit(figure: go.Figure, fit: pd.Series, style: Style) -> None:
+def _add_fit(figure: go.Figure, fit: pd.Series, style: Style, warning: str) -> None:
     steps = np.geomspace(max(fit["first_step"], 1.0), fit["last_step"], LINE_POINTS)
     shifted = (steps + fit["s0"]) / (fit["first_step"] + fit["s0"])
-    warning = " at its bound" * bool(fit["at_bound"]) + " poor" * bool(fit["poor"])
     law = f"A {fit['A']:.4g}, alpha {fit['alpha']:.4g}, s0 {fit['s0']:.4g}"
     law += f", residual {fit['rms']:.2%} of the loss, {fit['step_rms']:.1%} of the steps"
     figure.add_scatter(

@@ -5,7 +5,7 @@ page. Markers and dashes differ too, so that no series is told by colour alone.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -69,30 +69,39 @@ def translucent(colour: str, opacity: float = 0.18) -> str:
 
 def styled(figure: go.Figure, title: str, x: str, y: str) -> go.Figure:
     """Gives the figure the common layout: transparent, as wide as its frame, the legend at the bottom."""
-    layout = styled_layout(title, x, y)
-    axes = {name: layout.pop(name) for name in ("xaxis", "yaxis")}
-    figure.update_layout(template="none", **layout)
-    figure.update_xaxes(axes["xaxis"])
-    figure.update_yaxes(axes["yaxis"])
+    axis = {"gridcolor": GRID, "zerolinecolor": GRID, "linecolor": GRID, "automargin": True}
+    legend = {"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0, "xanchor": "left"}
+    figure.update_layout(
+        template="none",
+        title={"text": title, "x": 0.02, "xanchor": "left", "font": {"size": 15}},
+        font={"family": "system-ui, -apple-system, 'Segoe UI', sans-serif", "size": 12, "color": INK},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        autosize=True,
+        height=HEIGHT,
+        margin={"l": 56, "r": 16, "t": 44, "b": 52},
+        legend=legend,
+        hoverlabel={"align": "left"},
+    )
+    figure.update_xaxes(title={"text": x, "standoff": 8}, **axis)
+    figure.update_yaxes(title={"text": y, "standoff": 8}, **axis)
     return figure
 
 
-def styled_layout(title: str, x: str, y: str) -> dict:
-    """Returns the common layout in plotly's JSON form."""
-    axis = {"gridcolor": GRID, "zerolinecolor": GRID, "linecolor": GRID, "automargin": True}
-    return {
-        "title": {"text": title, "x": 0.02, "xanchor": "left", "font": {"size": 15}},
-        "font": {"family": "system-ui, -apple-system, 'Segoe UI', sans-serif", "size": 12, "color": INK},
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "autosize": True,
-        "height": HEIGHT,
-        "margin": {"l": 56, "r": 16, "t": 44, "b": 52},
-        "legend": {"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0, "xanchor": "left"},
-        "hoverlabel": {"align": "left"},
-        "xaxis": {"title": {"text": x, "standoff": 8}, **axis},
-        "yaxis": {"title": {"text": y, "standoff": 8}, **axis},
-    }
+def drawn(figures: Mapping[str, go.Figure]) -> dict[str, go.Figure]:
+    """Leaves out the figures without data."""
+    return {name: figure for name, figure in figures.items() if len(figure.data)}
+
+
+def whiskers(values, low, high, **look: object) -> dict:
+    """Returns error bars from `low` to `high`; thin and grey unless `look` says otherwise."""
+    ends = {"array": high - values, "arrayminus": values - low}
+    return {"type": "data", "thickness": 1.3, "width": 3, "color": GREY, **look, **ends}
+
+
+def log_axis(update: Callable, ticks: Sequence[float], texts: Sequence[str] = (), **options: object) -> None:
+    """Makes an axis logarithmic with these ticks; `update` is the figure's `update_xaxes` or `update_yaxes`."""
+    update(type="log", tickvals=ticks, ticktext=texts or [f"{tick:.3g}" for tick in ticks], **options)
 
 
 def add_band(figure: go.Figure, x, low, high, style: Style, opacity: float = 0.18, group: str = "") -> None:

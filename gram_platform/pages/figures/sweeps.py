@@ -15,6 +15,8 @@ from gram_platform.pages.figures.style import (
     Style,
     add_band,
     add_line,
+    drawn,
+    log_axis,
     padded_range,
     reference_line,
     styled,
@@ -62,7 +64,7 @@ def sweep_figures(table: pd.DataFrame) -> dict[str, go.Figure]:
     figures = {
         "-".join((*sweep, value)): sweep_figure(table, *sweep, value) for sweep in sweeps for value in CLASS_TITLES
     }
-    return {name: figure for name, figure in figures.items() if len(figure.data)}
+    return drawn(figures)
 
 
 def _lines(knob: str, value: str) -> tuple[str, ...]:
@@ -116,4 +118,4 @@ def _scale(figure: go.Figure, rows: pd.DataFrame, knob: str, has_paper: bool) ->
     figure.update_yaxes(range=padded_range([*rows[columns].to_numpy(float).ravel(), *ends, 1.0]))
     if knob in PAPER_SWEEPS and PAPER_SWEEPS[knob].is_log:
         ticks = sorted({*rows["value"], *PAPER_SWEEPS[knob].values})
-        figure.update_xaxes(type="log", tickvals=ticks, ticktext=[f"{tick:g}" for tick in ticks])
+        log_axis(figure.update_xaxes, ticks)

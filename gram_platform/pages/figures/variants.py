@@ -18,6 +18,7 @@ from gram_platform.pages.figures.style import (
     padded_range,
     reference_line,
     styled,
+    whiskers,
 )
 from gram_platform.paper.paper import PAPER_SCALES, paper_value
 
@@ -88,7 +89,6 @@ def _add_series(
 ) -> None:
     """Adds a series with error bars; `runs` has the run ids of each value for the hover."""
     low, high = ends
-    whiskers = {"array": high - values, "arrayminus": values - low}
     numeric = is_numeric(all_variants)
     figure.add_scatter(
         x=variants.astype(float) if numeric else variants,
@@ -97,7 +97,7 @@ def _add_series(
         mode="lines+markers" if numeric else "markers",
         line={"color": style.colour, "dash": style.dash, "width": 2.5},
         marker={"symbol": style.symbol, "size": 9, "color": style.colour},
-        error_y={"type": "data", "thickness": 1.3, "width": 4, "color": style.colour, **whiskers},
+        error_y=whiskers(values, low, high, width=4, color=style.colour),
         offsetgroup=style.label,
         customdata=np.stack([low, high, runs], axis=1),
         hovertemplate="<b>%{fullData.name}</b>, %{x}<br>%{y:.3f} [%{customdata[0]:.3f}, %{customdata[1]:.3f}]<br>"

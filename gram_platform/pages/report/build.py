@@ -1,14 +1,14 @@
 """Builds the report of a study as one self-contained HTML page, and the sections of studies with variants."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import pandas as pd
 import plotly.graph_objects as go
 
 from gram_platform.analysis.compute_ratio import POOR_RMS, POOR_STEP_RMS
-from gram_platform.analysis.ratios import VARIANT
 from gram_platform.analysis.tables import CLASSES, domain_table
-from gram_platform.pages.figures.study import HIDDEN, learning_curve_figure
+from gram_platform.pages.figures.study import HIDDEN
+from gram_platform.pages.figures.style import drawn
 from gram_platform.pages.figures.variants import domain_variant_figure, variant_figure
 from gram_platform.pages.report.modules import absorption_figures, absorption_sections
 from gram_platform.pages.report.page import Section, is_attack, page_html, readable_runs, readable_table
@@ -18,14 +18,16 @@ from gram_platform.pages.report.sections import (
     capabilities_section,
     claim_sections,
     cost_sections,
-    is_drawn,
+    curve_figures,
+    curve_sections,
     missing_sections,
+    paper_sections,
     plain_figures,
     plain_sections,
     renamed,
 )
 from gram_platform.pages.report.study import StudyReport, headline_sections, with_verdicts
-from gram_platform.paper.paper import PAPER, beside_paper
+from gram_platform.paper.paper import PAPER
 
 FOOTER = f"""Compute ratio: the share of the baseline's training steps after which the baseline has the same loss on a
 domain; 1 is the baseline at its end. Core: the core domain. Retain: the auxiliary domains that the profile keeps;
@@ -51,9 +53,17 @@ def report_sections(study: StudyReport) -> list[Section]:
 
     They are: six numbers, main figure, claims, missing results, tables, other figures, runs.
     """
+    main, others = varied_sections(study) if study.varies else plain_sections(study)
     return [
         *headline_sections(study),
-        *(varied_sections(study) if study.varies else plain_sections(study)),
+        *main,
+        *claim_sections(study),
+        *missing_sections(study.analysis.missing),
+        capabilities_section(study),
+        *paper_sections(study),
+        *others,
+        *cost_sections(study),
+        *curve_sections(study),
         *([Section("Runs", table=readable_runs(study.runs))] if len(study.runs) else []),
         *attack_sections(study),
     ]
@@ -66,24 +76,13 @@ def report_footer(runs: pd.DataFrame) -> str:
 
 def study_figures(study: StudyReport) -> dict[str, go.Figure]:
     """Draws every figure of the page; keys name files: `scaling-core`, `aggregate-core-small`, `curves-small`, ..."""
-    return varied_figures(study) if study.varies else plain_figures(study)
+    return (varied_figures(study) if study.varies else plain_figures(study)) | curve_figures(study)
 
 
-def varied_sections(study: StudyReport) -> list[Section]:
-    """Builds the sections between the six numbers and the runs, the largest size first."""
+def varied_sections(study: StudyReport) -> tuple[list[Section], list[Section]]:
+    """Builds the main figures, and the other sections that only a study with variants has."""
     figures = _variant_sections(study)
-    return [
-        *figures[:1],
-        *absorption_sections(study),
-        *claim_sections(study),
-        *missing_sections(study.analysis.missing),
-        capabilities_section(study),
-        *_paper_sections(study),
-        *figures[1:],
-        *_domain_sections(study),
-        *cost_sections(study),
-        *_curve_sections(study),
-    ]
+    return [*figures[:1], *absorption_sections(study)], [*figures[1:], *_domain_sections(study)]
 
 
 def varied_figures(study: StudyReport) -> dict[str, go.Figure]:
@@ -92,8 +91,7 @@ def varied_figures(study: StudyReport) -> dict[str, go.Figure]:
     for size in dict.fromkeys(study.table["size"]):
         figures |= {f"{study.varies}-{name}-{size}": figure for name, figure in _panels(study, size).items()}
     figures |= absorption_figures(study)
-    figures |= {f"domains-{name}": figure for name, figure in _domain_figures(study).items()}
-    return figures | {f"curves-{name}": figure for name, figure in _curve_figures(study).items()}
+    return figures | {f"domains-{name}": figure for name, figure in _domain_figures(study).items()}
 
 
 def _variant_sections(study: StudyReport) -> list[Section]:
@@ -110,15 +108,6 @@ def _variant_sections(study: StudyReport) -> list[Section]:
     return sections
 
 
-def _paper_sections(study: StudyReport) -> list[Section]:
-    """Puts below each row of these figures the paper's, if it prints one."""
-    if study.compare_with not in PAPER:
-        return []
-    text = f"Profile {study.shown_profile}. The rows marked paper are the paper's. {AT_ITS_SCALE}"
-    beside = renamed(beside_paper(study.table, study.compare_with, study.shown_profile), study.varies)
-    return [Section("Beside the paper", text, table=beside, table_is_open=True)] if len(beside) else []
-
-
 def _domain_sections(study: StudyReport) -> list[Section]:
     """Shows every method's domains against the variants."""
     figures = list(_domain_figures(study).values())
@@ -128,44 +117,12 @@ def _domain_sections(study: StudyReport) -> list[Section]:
     return [Section("By domain", text, figures, table=table)] if figures else []
 
 
-def _curve_sections(study: StudyReport) -> list[Section]:
-    """Shows the learning curves of every variant's baselines, each set of runs once."""
-    figures = list(_curve_figures(study).values())
-    text = "Validation losses of the baselines and the fitted curves that turn a loss into steps."
-    title, fits = "Learning curves and their fits", study.analysis.fits.rename(columns={VARIANT: "for"})
-    return [Section(title, text, (), figures, "The curves", fits)] if figures else []
-
-
 def _panels(study: StudyReport, size: str) -> Mapping[str, go.Figure]:
     shown = (study.table, study.varies, size, study.shown_profile)
-    panels = {name: variant_figure(*shown, name, study.compare_with) for name in CLASSES}
-    return {name: figure for name, figure in panels.items() if is_drawn(figure)}
+    return drawn({name: variant_figure(*shown, name, study.compare_with) for name in CLASSES})
 
 
 def _domain_figures(study: StudyReport) -> dict[str, go.Figure]:
     domains = domain_table(study.analysis.ratios)
     pairs = dict.fromkeys(zip(domains["method"], domains["size"], strict=True))
-    figures = {f"{m}-{s}": domain_variant_figure(domains, study.varies, m, s) for m, s in pairs if m not in HIDDEN}
-    return {name: figure for name, figure in figures.items() if is_drawn(figure)}
-
-
-def _curve_figures(study: StudyReport) -> dict[str, go.Figure]:
-    """Draws the curves by size, variant and, if seeds are fitted separately, seed; shared fits are drawn once."""
-    all_fits, curves, figures, seen = study.analysis.fits, study.curves, {}, set()
-    for name, fits in _groups(all_fits, [c for c in ("size", VARIANT, "seed") if c in all_fits]):
-        key = fits.drop(columns=VARIANT, errors="ignore").to_csv(index=False)
-        if key in seen:
-            continue
-        seen.add(key)
-        variant = fits[VARIANT].iloc[0]
-        points = curves[curves[VARIANT] == variant] if (curves[VARIANT] == variant).any() else curves
-        points = points[points["seed"] == fits["seed"].iloc[0]] if "seed" in fits else points
-        points = points.drop_duplicates(["run_id", "step", "domain"])
-        figure = learning_curve_figure(points, fits, fits["size"].iloc[0])
-        figures[name] = figure.update_layout(title_text=f"Baseline, {name.replace('-', ', ')}")
-    return figures
-
-
-def _groups(frame: pd.DataFrame, columns: list[str]) -> Iterator[tuple[str, pd.DataFrame]]:
-    for key, group in frame.groupby(columns, sort=False):
-        yield "-".join(str(part) for part in key), group
+    return drawn({f"{m}-{s}": domain_variant_figure(domains, study.varies, m, s) for m, s in pairs if m not in HIDDEN})

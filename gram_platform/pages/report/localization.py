@@ -24,14 +24,14 @@ from gram_platform.analysis.localization import (
     shading_scale,
 )
 from gram_platform.analysis.ratios import ALL, BASELINE, MEAN
-from gram_platform.analysis.tables import aligned, interval_text, table_csv
+from gram_platform.analysis.tables import aligned, interval_texts, table_csv
 from gram_platform.config import CORE
 from gram_platform.corpora.tokenizer import load_tokenizer, token_texts
-from gram_platform.pages.figures.style import GREY, hover_runs, method_style, styled
+from gram_platform.pages.figures.style import GREY, drawn, hover_runs, method_style, styled, whiskers
 from gram_platform.pages.report.page import Section, page_html, readable_runs, render
 from gram_platform.pages.report.sections import JUDGED, judged_sections, missing_sections
 from gram_platform.pages.report.study import with_verdicts
-from gram_platform.pages.results.record import StudyRecord, intro_text, publish, with_links
+from gram_platform.pages.results.record import StudyRecord, intro_text, mlflow_links, publish, with_links
 from gram_platform.pages.results.results import load_frames, nodes_frame
 from gram_platform.paper.claims import localization_claims
 from gram_platform.paper.verdicts import EXPLANATION, explained
@@ -109,7 +109,7 @@ def write_tokens(
     record: StudyRecord, store: Store, results: TokenResults, failures: Mapping[str, str], tracker: Tracker | None
 ) -> dict[str, str]:
     """Writes the study's files as `write_results` does."""
-    linked = replace(results, runs=with_links(results.runs, failures, tracker))
+    linked = replace(results, runs=with_links(results.runs, failures, mlflow_links(tracker)))
     intro = intro_text(record, f"{results.source}; token losses from the storage", tracker)
     report = page_html(record.title, with_verdicts(intro, results.claims), tokens_sections(record, linked), FOOTER)
     figures = {} if tracker is None else localization_figures(results.found)
@@ -145,8 +145,7 @@ def readable_localization(table: pd.DataFrame) -> pd.DataFrame:
     """Writes each value of table.csv as one text, `mean [low, high]`."""
     readable = table[ROW].copy()
     for name in MEASURES:
-        triples = zip(table[name], table[f"{name}_low"], table[f"{name}_high"], strict=True)
-        readable[name] = [interval_text(*triple) for triple in triples]
+        readable[name] = interval_texts(table, name)
     return readable.assign(num_tokens=table["num_tokens"], num_seeds=table["num_seeds"])
 
 
@@ -159,7 +158,7 @@ def localization_figures(found: Localization) -> dict[str, go.Figure]:
     for size in dict.fromkeys(found.table["size"]):
         figures[f"concentration-{size}"] = concentration_figure(found.curves, size)
         figures |= {f"{v}-{size}": localization_bars(found.table, size, v) for v in TITLES}
-    return {name: figure for name, figure in figures.items() if len(figure.data)}
+    return drawn(figures)
 
 
 def concentration_figure(curves: pd.DataFrame, size: str) -> go.Figure:
@@ -201,7 +200,6 @@ def localization_bars(table: pd.DataFrame, size: str, value: str) -> go.Figure:
         rows = means[means["class"] == kind]
         if rows.empty:
             continue
-        ends = {"array": rows[f"{value}_high"] - rows[value], "arrayminus": rows[value] - rows[f"{value}_low"]}
         figure.add_bar(
             x=[method_style(method).label for method in rows["method"]],
             y=rows[value],
@@ -210,7 +208,7 @@ def localization_bars(table: pd.DataFrame, size: str, value: str) -> go.Figure:
                 "color": [method_style(method).colour for method in rows["method"]],
                 "pattern": {"shape": pattern, "size": 6},
             },
-            error_y={"type": "data", "thickness": 1.3, "width": 3, "color": GREY, **ends},
+            error_y=whiskers(rows[value], rows[f"{value}_low"], rows[f"{value}_high"]),
             customdata=np.column_stack([rows[[f"{value}_low", f"{value}_high", "num_seeds"]], hover_runs(rows)]),
             hovertemplate="<b>%{x}</b>, %{fullData.name}<br>%{y:.3f} [%{customdata[0]:.3f}, %{customdata[1]:.3f}], "
             "%{customdata[2]} seeds<br>%{customdata[3]}<extra></extra>",

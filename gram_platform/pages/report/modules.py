@@ -7,10 +7,19 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from gram_platform.analysis.ratios import MEAN, VARIANT
-from gram_platform.analysis.tables import interval_text
+from gram_platform.analysis.tables import interval_text, interval_texts
 from gram_platform.analysis.variants import COMPOSED, MODULES, drop_table, final_shares, number_table, share_curves
 from gram_platform.config import core_first
-from gram_platform.pages.figures.style import GREY, Style, add_band, domain_styles, hover_runs, method_style, styled
+from gram_platform.pages.figures.style import (
+    GREY,
+    Style,
+    add_band,
+    domain_styles,
+    drawn,
+    hover_runs,
+    method_style,
+    styled,
+)
 from gram_platform.pages.figures.variants import variant_figure
 from gram_platform.pages.report.page import Section, readable_table
 from gram_platform.pages.report.study import StudyReport
@@ -96,8 +105,7 @@ def _add_module(figure: go.Figure, line: pd.DataFrame, style: Style, is_own: boo
 def readable_shares(final: pd.DataFrame) -> pd.DataFrame:
     """Tabulates the share of a domain's module, then every module's, on the domain's batches: `mean [low, high]`."""
     names = [name for name in (VARIANT, "method", "size") if name in final]
-    texts = [interval_text(*row) for row in final[["share", "low", "high"]].itertuples(index=False, name=None)]
-    final, rows = final.assign(text=texts), []
+    final, rows = final.assign(text=list(map(interval_text, final["share"], final["low"], final["high"]))), []
     for key, group in final.groupby([*names, "domain"], sort=False):
         own_share = group.loc[group["is_own"], "text"]
         others = dict(zip(group["module"], group["text"], strict=True)) if key[-1] != MEAN else {}
@@ -154,17 +162,15 @@ def readable_drops(drops: pd.DataFrame) -> pd.DataFrame:
     """Writes each value of `drop_table` as one text, `mean [low, high]`."""
     readable = drops[["method", "size", "class"]].copy()
     for name in ("one", "all", "drop", "less_than_gram"):
-        triples = zip(drops[name], drops[f"{name}_low"], drops[f"{name}_high"], strict=True)
-        readable[name] = [interval_text(*triple) for triple in triples]
+        readable[name] = interval_texts(drops, name)
     return readable.assign(num_seeds=drops["num_seeds"])
 
 
 def _number_panels(table: pd.DataFrame, size: str) -> Mapping[str, go.Figure]:
     """Draws the numbers of modules as variants."""
-    drawn = table.rename(columns={MODULES: VARIANT}).sort_values(VARIANT, kind="stable").assign(profile="")
-    drawn[VARIANT] = drawn[VARIANT].astype(str)
-    figures = {name: variant_figure(drawn, AXIS, size, "", name) for name in COMPOSED}
-    panels = {name: figure for name, figure in figures.items() if len(figure.data)}
+    rows = table.rename(columns={MODULES: VARIANT}).sort_values(VARIANT, kind="stable").assign(profile="")
+    rows[VARIANT] = rows[VARIANT].astype(str)
+    panels = drawn({name: variant_figure(rows, AXIS, size, "", name) for name in COMPOSED})
     for panel in panels.values():
         panel.update_xaxes(range=[-MARGIN, table[MODULES].max() + MARGIN])
     return panels

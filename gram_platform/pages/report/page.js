@@ -2,7 +2,7 @@
 (function () {
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const narrow = window.matchMedia("(max-width: 480px)");
-  const FILTERED_FROM = 10; // rows; shorter tables have no filter and no sorting
+  const FILTERED_FROM = 15; // rows; shorter tables have no filter and no sorting
 
   function theme() {
     const ink = dark.matches ? "#c9ced6" : "#4a4e54";
@@ -24,18 +24,16 @@
     return copy;
   }
 
-  // meta.url and meta.runs are indices in a point's customdata: of a page's address, and of run ids
+  // meta.url and meta.runs are indices in a point's customdata: of a page's address, and of run ids, whose pages in
+  // MLflow the page's tables know
   function follow(event) {
     const point = event.points[0];
     const meta = point.data.meta;
     if (!meta || !point.customdata) return;
-    const url = meta.url === undefined ? "" : String(point.customdata[meta.url]);
-    if (/^https?:\/\//.test(url)) {
-      window.open(url, "_blank", "noopener");
-      return;
-    }
-    const found = meta.runs === undefined ? null : /[0-9a-f]{12}/.exec(String(point.customdata[meta.runs]));
-    if (found && document.body.dataset.runs) window.location.href = `${document.body.dataset.runs}${found[0]}.html`;
+    const run = meta.runs === undefined ? null : /[0-9a-f]{12}/.exec(String(point.customdata[meta.runs]));
+    const link = run && Array.from(document.querySelectorAll("td a")).find((place) => place.textContent === run[0]);
+    const url = link ? link.href : String(point.customdata[meta.url]);
+    if (/^https?:\/\//.test(url)) window.open(url, "_blank", "noopener");
   }
 
   function draw(place) {

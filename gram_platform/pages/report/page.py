@@ -4,7 +4,6 @@ The templates of `pages/templates` escape every text that is not `Markup`. Figur
 they come into view; plotly.js stands in a self-contained page once, or beside the pages of a site.
 """
 
-import json
 import math
 import numbers
 import re
@@ -22,7 +21,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from gram_platform.analysis.ratios import ELICITED, VARIANT
-from gram_platform.analysis.tables import CLASSES, interval_text, naming_columns
+from gram_platform.analysis.tables import CLASSES, interval_text, interval_texts, naming_columns
 from gram_platform.paper.paper import COST_TABLE
 from gram_platform.paper.verdicts import EXPLANATION
 
@@ -30,10 +29,6 @@ LONG = 26  # letters of a cell that may be broken: an interval has 23
 PLOTLY = "plotly.min.js"
 ASSETS = ("page.css", "page.js", PLOTLY)  # shared by the pages of a site
 _ADDRESS = re.compile(r"https?://\S+|(\.\./)*\w[\w+.=@/-]*\.(html|csv)(#[\w-]+)?", re.ASCII)
-
-# plain data beside the libraries' objects, which take too long to make for thousands of pages
-Figure = go.Figure | Mapping  # plotly's JSON form {"data": [...], "layout": {...}}
-Table = pd.DataFrame | Mapping[str, Sequence]  # {column: values}, all of one length
 
 
 @dataclass(frozen=True)
@@ -46,10 +41,10 @@ class Section:
 
     title: str
     text: str = ""
-    figures: Sequence[Figure] = ()
-    more_figures: Sequence[Figure] = ()  # folded away, under `more_label`
+    figures: Sequence[go.Figure] = ()
+    more_figures: Sequence[go.Figure] = ()  # folded away, under `more_label`
     more_label: str = "More"
-    table: Table | None = None
+    table: pd.DataFrame | None = None
     table_is_open: bool = False  # shown in full; otherwise folded under the figures
     is_warning: bool = False
     markup: str = ""  # `Markup` of `render`; other text is escaped
@@ -87,11 +82,6 @@ def sections_html(sections: Sequence[Section]) -> Markup:
     return render("sections.html", sections=zip(sections, anchors, strict=True), number=count().__next__)
 
 
-def table_html(table: Table, caption: str) -> Markup:
-    """Renders one table, with links as in a `Section`."""
-    return _templates().get_template("table.html").module.table_of(table, caption, is_folded=False)
-
-
 def render(template: str, **values: object) -> Markup:
     """Fills a template of `pages/templates`, escaping every text in `values` that is not `Markup`."""
     return Markup(_templates().get_template(template).render(values))
@@ -104,18 +94,12 @@ def asset(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-def figure_title(figure: Figure) -> str:
-    title = figure.layout.title.text if isinstance(figure, go.Figure) else figure["layout"]["title"]["text"]
-    return str(title or "")
-
-
 @cache
 def _templates() -> Environment:
     blocks = {"trim_blocks": True, "lstrip_blocks": True}
     loader = PackageLoader("gram_platform.pages")
     found = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, **blocks)
-    found.filters |= {"cells": _cells, "paragraphs": _paragraphs}
-    found.filters |= {"figure_title": figure_title, "figure_json": _figure_json}
+    found.filters |= {"cells": _cells, "paragraphs": _paragraphs, "figure_json": _figure_json}
     found.globals["asset"] = lambda name: Markup(asset(name))
     return found
 
@@ -135,40 +119,29 @@ def _anchors(titles: Iterable[str]) -> list[str]:
     return anchors
 
 
-def _figure_json(figure: Figure) -> Markup:
-    text = figure.to_json() if isinstance(figure, go.Figure) else json.dumps(figure, separators=(",", ":"))
-    return Markup(str(text).replace("<", "\\u003c"))  # no text in it can end the script element
+def _figure_json(figure: go.Figure) -> Markup:
+    return Markup(str(figure.to_json()).replace("<", "\\u003c"))  # no text in it can end the script element
 
 
 # --------------------------------------------------------------------------------------------------------------- tables
 
 
-def _cells(table: Table) -> tuple[list[tuple[str, str]], list[tuple]]:
+def _cells(table: pd.DataFrame) -> tuple[list[tuple[str, str]], list[tuple]]:
     """Returns (heads as (CSS class, name), rows of cells as (CSS class, text, address or "")).
 
     Class `number` aligns to the right; class `long` breaks sentences into lines.
     """
-    columns, heads, cells = _columns(table), [], []
-    for name, (values, is_number) in columns.items():
-        if name.endswith("_url") and name.removesuffix("_url") in columns:
+    heads, cells = [], []
+    for name in table.columns:
+        if name.endswith("_url") and name.removesuffix("_url") in table:
             continue
-        texts = list(map(_text, values))
-        kind = "number" if is_number else "long" if max(map(len, texts), default=0) > LONG else ""
+        texts = list(map(_text, table[name].tolist()))
+        is_number, is_long = pd.api.types.is_numeric_dtype(table[name]), max(map(len, texts), default=0) > LONG
+        kind = "number" if is_number else "long" if is_long else ""
         heads.append((kind, name.replace("_", " ")))
-        addresses = map(_address, columns[f"{name}_url"][0]) if f"{name}_url" in columns else repeat("")
+        addresses = map(_address, table[f"{name}_url"]) if f"{name}_url" in table else repeat("")
         cells.append(list(zip(repeat(kind), texts, addresses, strict=False)))
     return heads, list(zip(*cells, strict=True))
-
-
-def _columns(table: Table) -> dict[str, tuple[Sequence, bool]]:
-    """Returns {name: (values, whether they are numbers)}."""
-    if isinstance(table, pd.DataFrame):
-        is_number = pd.api.types.is_numeric_dtype
-        return {str(name): (table[name].tolist(), is_number(table[name])) for name in table.columns}
-    return {
-        name: (values, all(type(v) in (int, float) for v in values) and len(values) > 0)
-        for name, values in table.items()
-    }
 
 
 def _address(url: object) -> str:
@@ -191,9 +164,9 @@ def _text(value: object) -> str:
 
 
 RUN_COLUMNS = ("run_id", "run_id_url", "kind", "method", "size", "seed", "profile", "status", "steps", "num_tokens")
-RUN_COLUMNS += ("elapsed", "tokens_per_second", "error", "mlflow", "mlflow_url")
+RUN_COLUMNS += ("elapsed", "tokens_per_second", "error")
 ATTACK_COLUMNS = ("run_id", "run_id_url", "method", "size", "seed", "profile", "attacked_for", "best_loss", "status")
-ATTACK_COLUMNS += ("elapsed", "error", "mlflow", "mlflow_url")
+ATTACK_COLUMNS += ("elapsed", "error")
 CLAIM_COLUMNS = ("verdict", "claim", VARIANT, "size", "difference", "detectable", "num_seeds")
 CLAIM_COLUMNS += ("published", "paper", "source", "judged_at", EXPLANATION)
 COSTS = {"train": "train FLOPs", "plan": "by its plan", "active_mlp": "active MLP", "total_mlp": "total MLP"}
@@ -206,8 +179,7 @@ def readable_table(table: pd.DataFrame) -> pd.DataFrame:
     readable = table[naming_columns(table)].copy()
     for name in CLASSES:
         if table[name].notna().any():
-            triples = zip(table[name], table[f"{name}_low"], table[f"{name}_high"], strict=True)
-            readable[name] = [interval_text(*triple) for triple in triples]
+            readable[name] = interval_texts(table, name)
     return readable.assign(num_seeds=table["num_seeds"])
 
 
@@ -215,8 +187,7 @@ def readable_claims(claims: pd.DataFrame) -> pd.DataFrame:
     """Puts the verdict first and writes numbers with three decimals, the difference with its interval."""
     readable = claims.copy()
     if "difference" in claims:
-        triples = zip(claims["difference"], claims["low"], claims["high"], strict=True)
-        readable["difference"] = [interval_text(*triple) for triple in triples]
+        readable["difference"] = list(map(interval_text, claims["difference"], claims["low"], claims["high"]))
     for name in ("detectable", "paper"):
         if name in claims:
             readable[name] = [interval_text(value, math.nan, math.nan) for value in claims[name]]

@@ -15,6 +15,7 @@ from gram_platform.pages.figures.study import (
     profile_bars_figure,
     scaling_figure,
 )
+from gram_platform.pages.figures.style import drawn
 from gram_platform.pages.report.modules import composing_figures, composing_sections
 from gram_platform.pages.report.page import (
     Section,
@@ -26,8 +27,7 @@ from gram_platform.pages.report.page import (
     render,
 )
 from gram_platform.pages.report.study import StudyReport
-from gram_platform.paper.paper import PAPER, beside_paper
-from gram_platform.paper.published import beside_published, published_means
+from gram_platform.paper.paper import PAPER, beside_paper, beside_published, published_means
 from gram_platform.paper.verdicts import ABOVE, AGREE, BELOW, CANNOT_TELL, DISAGREE, NO_INTERVAL
 
 JUDGED = f"""Each claim is a difference between runs of the same seed, left minus right. It lies above zero if the claim
@@ -50,34 +50,19 @@ MARGINS_TEXT = f"""The margins are the same in every study: core and retain no m
 elicited no more than {ABOVE:.2f} above, in compute ratio."""
 
 
-def plain_sections(study: StudyReport) -> list[Section]:
-    """Builds the sections between the six numbers and the runs."""
+def plain_sections(study: StudyReport) -> tuple[list[Section], list[Section]]:
+    """Builds the main figure, and the other sections that only a study without variants has."""
     figures = [*composing_sections(study), *_scaling_sections(study), *_aggregate_sections(study)]
-    return [
-        *figures[:1],
-        *claim_sections(study),
-        *missing_sections(study.analysis.missing),
-        capabilities_section(study),
-        *_paper_sections(study),
-        *published_sections(study),
-        *figures[1:],
-        *trend_sections(study),
-        *_profile_sections(study),
-        *cost_sections(study),
-        *_learning_curves_sections(study),
-    ]
+    others = [*published_sections(study), *figures[1:], *trend_sections(study), *_profile_sections(study)]
+    return figures[:1], others
 
 
 def plain_figures(study: StudyReport) -> dict[str, go.Figure]:
     """Draws every figure of these sections; the keys name files."""
-    table, figures = study.table, composing_figures(study)
-    figures |= {f"scaling-{name}": figure for name, figure in zip(CLASSES, _scaling_panels(study), strict=True)}
-    for size in _aggregated_sizes(table):
-        panels = zip(CLASSES, _panels(study, size), strict=True)
-        figures |= {f"aggregate-{name}-{size}": panel for name, panel in panels}
-    figures = {name: figure for name, figure in figures.items() if is_drawn(figure)}
-    figures |= {f"profiles-{method}-{size}": figure for (method, size), figure in _profile_bars(study).items()}
-    return figures | {f"curves-{name}": figure for name, figure in _curve_figures(study).items()}
+    figures = composing_figures(study) | _scaling_panels(study)
+    for size in _aggregated_sizes(study.table):
+        figures |= _panels(study, size)
+    return figures | {f"profiles-{method}-{size}": figure for (method, size), figure in _profile_bars(study).items()}
 
 
 # ----------------------------------------------------------------------------------------------------- of a plain study
@@ -92,12 +77,12 @@ def _scaling_sections(study: StudyReport) -> list[Section]:
     if study.published is not None:
         text += " Hollow markers: the published points."
     rows = readable_table(table[table["profile"] == profile])
-    return [Section("Scaling", text, [f for f in _scaling_panels(study) if is_drawn(f)], table=rows)]
+    return [Section("Scaling", text, list(_scaling_panels(study).values()), table=rows)]
 
 
-def _scaling_panels(study: StudyReport) -> list[go.Figure]:
+def _scaling_panels(study: StudyReport) -> dict[str, go.Figure]:
     shown = (study.table, study.parameters, study.shown_profile)
-    return [scaling_figure(*shown, name, study.published) for name in CLASSES]
+    return drawn({f"scaling-{name}": scaling_figure(*shown, name, study.published) for name in CLASSES})
 
 
 def _aggregate_sections(study: StudyReport) -> list[Section]:
@@ -105,7 +90,7 @@ def _aggregate_sections(study: StudyReport) -> list[Section]:
     table, sizes = study.table, _aggregated_sizes(study.table)
     if not sizes:
         return []
-    panels = {size: [f for f in _panels(study, size) if is_drawn(f)] for size in sizes}
+    panels = {size: list(_panels(study, size).values()) for size in sizes}
     text = "Compute ratios averaged over the profiles; error bars are 90% intervals over seeds."
     title, means = "Methods", readable_table(table[table["profile"] == MEAN])
     if study.compare_with in PAPER:
@@ -127,21 +112,12 @@ def _aggregated_sizes(table: pd.DataFrame) -> list[str]:
     return [size for size in _in_order(rows["size"]) if size in with_means and len(averaged[size]) == 1]
 
 
-def _panels(study: StudyReport, size: str) -> list[go.Figure]:
+def _panels(study: StudyReport, size: str) -> dict[str, go.Figure]:
     """Draws the means beside the paper's printed ones, else beside the published means at that size."""
     paper = PAPER.get(study.compare_with, {}).get("")
     if paper is None and study.published is not None:
         paper = published_means(study.published, size)
-    return [aggregate_figure(study.table, size, name, paper) for name in CLASSES]
-
-
-def _paper_sections(study: StudyReport) -> list[Section]:
-    """Puts below each of these means the paper's."""
-    if study.compare_with not in PAPER or not _aggregated_sizes(study.table):
-        return []
-    text = f"Means over the profiles. The rows marked paper are the paper's. {AT_ITS_SCALE}"
-    beside = beside_paper(study.table, study.compare_with)
-    return [Section("Beside the paper", text, table=beside, table_is_open=True)]
+    return drawn({f"aggregate-{name}-{size}": aggregate_figure(study.table, size, name, paper) for name in CLASSES})
 
 
 def _profile_sections(study: StudyReport) -> list[Section]:
@@ -182,31 +158,9 @@ def trend_sections(study: StudyReport) -> list[Section]:
 
 
 def _readable_trends(found: pd.DataFrame) -> pd.DataFrame:
-    triples = zip(found["predicted"], found["low"], found["high"], strict=True)
-    predicted = [interval_text(*triple) for triple in triples]
+    predicted = list(map(interval_text, found["predicted"], found["low"], found["high"]))
     numbers = {name: [f"{value:.3f}" for value in found[name]] for name in ("exponent", "measured")}
     return found.drop(columns=["parameters", "low", "high"]).assign(**numbers, predicted=predicted)
-
-
-def _learning_curves_sections(study: StudyReport) -> list[Section]:
-    figures = list(_curve_figures(study).values())
-    text = "Validation losses of the baselines, all seeds, and the fitted curves that turn a loss into steps."
-    fits = study.analysis.fits
-    return [Section("Learning curves and their fits", text, figures, table=fits)] if figures else []
-
-
-def _curve_figures(study: StudyReport) -> dict[str, go.Figure]:
-    """Draws the curves for each size, and for each seed if seeds are fitted separately."""
-    figures, fits = {}, study.analysis.fits
-    for size in _in_order(fits["size"]):
-        of_size = fits[fits["size"] == size]
-        for seed in _in_order(of_size["seed"]) if "seed" in of_size else [""]:
-            curves = study.curves[study.curves["seed"] == seed] if seed else study.curves
-            figure = learning_curve_figure(curves, of_size[of_size["seed"] == seed] if seed else of_size, size)
-            figures[f"{size}-{seed}" if seed else size] = figure
-            if seed:
-                figure.update_layout(title_text=f"Baseline, {size}, seed {seed}")
-    return figures
 
 
 def published_sections(study: StudyReport) -> list[Section]:
@@ -219,6 +173,43 @@ def published_sections(study: StudyReport) -> list[Section]:
 
 
 # --------------------------------------------------------------------------------------------------------- of any study
+
+
+def paper_sections(study: StudyReport) -> list[Section]:
+    """Puts below each row of a profile, of the means in a study without variants, the paper's row if it prints one."""
+    if study.compare_with not in PAPER or not (study.varies or _aggregated_sizes(study.table)):
+        return []
+    profile = study.shown_profile if study.varies else MEAN
+    text = f"Profile {profile}. The rows marked paper are the paper's. {AT_ITS_SCALE}"
+    beside = renamed(beside_paper(study.table, study.compare_with, profile), study.varies)
+    return [Section("Beside the paper", text, table=beside, table_is_open=True)] if len(beside) else []
+
+
+def curve_sections(study: StudyReport) -> list[Section]:
+    """Shows the baselines' learning curves; folded in a study with variants, which has many."""
+    figures = list(curve_figures(study).values())
+    shown, folded = ((), figures) if study.varies else (figures, ())
+    text = "Validation losses of the baselines and the fitted curves that turn a loss into steps."
+    title, fits = "Learning curves and their fits", study.analysis.fits.rename(columns={VARIANT: "for"})
+    return [Section(title, text, shown, folded, "The curves", fits)] if figures else []
+
+
+def curve_figures(study: StudyReport) -> dict[str, go.Figure]:
+    """Draws the curves by size, variant and, if seeds are fitted separately, seed; shared fits are drawn once."""
+    all_fits, figures, seen = study.analysis.fits, {}, set()
+    for key, fits in all_fits.groupby([c for c in ("size", VARIANT, "seed") if c in all_fits], sort=False):
+        values = fits.drop(columns=VARIANT, errors="ignore").to_csv(index=False)
+        if values in seen:
+            continue
+        seen.add(values)
+        points = study.curves
+        if VARIANT in fits:
+            of_variant = points[points[VARIANT] == fits[VARIANT].iloc[0]]
+            points = (of_variant if len(of_variant) else points).drop_duplicates(["run_id", "step", "domain"])
+        points = points[points["seed"] == fits["seed"].iloc[0]] if "seed" in fits else points
+        figure = learning_curve_figure(points, fits, fits["size"].iloc[0])
+        figures["curves-" + "-".join(key)] = figure.update_layout(title_text=f"Baseline, {', '.join(key)}")
+    return figures
 
 
 def missing_sections(missing: pd.DataFrame) -> list[Section]:
@@ -262,10 +253,6 @@ def attack_sections(study: StudyReport) -> list[Section]:
 def renamed(frame: pd.DataFrame, varies: str) -> pd.DataFrame:
     """Renames the column of variants, if there is one, to `varies`."""
     return frame.rename(columns={VARIANT: varies})
-
-
-def is_drawn(figure: go.Figure) -> bool:
-    return len(figure.data) > 0
 
 
 def _progress(runs: pd.DataFrame) -> str:

@@ -104,22 +104,31 @@ def publish(
     return {name: folder.file(name) for name in files}
 
 
-def with_links(runs: pd.DataFrame, failures: Mapping[str, str], tracker: Tracker | None) -> pd.DataFrame:
-    """Adds `run_id_url`, each node's page in MLflow, and `error`, from {node id: message} in `failures`."""
-    links = {} if tracker is None else mlflow_links(tracker, tracker.runs())
+def with_links(runs: pd.DataFrame, failures: Mapping[str, str], links: Mapping[str, str]) -> pd.DataFrame:
+    """Adds `run_id_url`, each node's page in MLflow by `links`, and `error`, from {node id: message} in `failures`."""
     errors = [failures.get(node_id, "") for node_id in runs["id"]]
     return runs.assign(run_id_url=runs["id"].map(links), run_id=runs["id"], error=errors)
 
 
-def mlflow_links(tracker: Tracker, runs: Mapping) -> dict[str, str]:
-    """Returns {node id: page} of MLflow's runs by (kind, node id), at the server or where `mlflow ui` listens."""
-    ui_url = None if tracker.tracking_uri.startswith("http") else LOCAL_UI
+def mlflow_links(tracker: Tracker | None, runs: Mapping | None = None) -> dict[str, str]:
+    """Returns {node id: page in MLflow}, at the server or where `mlflow ui` listens; {} without a tracker.
+
+    `runs` are MLflow's by (kind, node id), where the caller has them.
+    """
+    if tracker is None:
+        return {}
+    runs, ui_url = tracker.runs() if runs is None else runs, ui_of(tracker)
     return {node_id: tracker.run_url(run.info.run_id, ui_url) for (_, node_id), run in runs.items()}
+
+
+def ui_of(tracker: Tracker) -> str | None:
+    """Returns the address where `mlflow ui` listens for a database; None for a server, which has its own."""
+    return None if tracker.tracking_uri.startswith("http") else LOCAL_UI
 
 
 def study_links(tracker: Tracker, name: str) -> dict[str, str]:
     """Returns {what it shows: address} of MLflow's pages about a study."""
-    ui_url, of_study = None if tracker.tracking_uri.startswith("http") else LOCAL_UI, f"tags.`{STUDY}` = '{name}'"
+    ui_url, of_study = ui_of(tracker), f"tags.`{STUDY}` = '{name}'"
     return {
         "ratios": tracker.runs_url(f"tags.`{KIND}` = '{LINE}' and {of_study}", ui_url, as_charts=True),
         "runs": tracker.runs_url(f"tags.`{KIND}` = 'run' and tags.`{STUDY}.{name}` != ''", ui_url),

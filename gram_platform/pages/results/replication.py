@@ -21,12 +21,18 @@ from gram_platform.config import CORE
 from gram_platform.config.identity import invalid
 from gram_platform.methods.setting import profile_name
 from gram_platform.pages.report.study import StudyReport
-from gram_platform.pages.results.baselines import Baseline, BaselineRules
-from gram_platform.pages.results.declarations import KNOWN, Declaration, declaration, declarations
+from gram_platform.pages.results.declarations import (
+    KNOWN,
+    Baseline,
+    BaselineRules,
+    Declaration,
+    declaration,
+    declarations,
+)
 from gram_platform.pages.results.external import CURVES_FILE, LOSSES_FILE, External, parameters_of
 from gram_platform.pages.results.record import StudyRecord
 from gram_platform.pages.results.results import Results, analysed, judged, study_report
-from gram_platform.paper.published import SOURCE, published_per_seed, published_table
+from gram_platform.paper.paper import SOURCE, published_per_seed, published_table
 
 NO_RUNS, NO_NOTES = pd.DataFrame({"id": []}), pd.DataFrame(columns=["what", "why"])
 NO_CURVES = pd.DataFrame(columns=["size", "seed", "step", "domain", "loss"])
@@ -112,18 +118,7 @@ def published_studies() -> list[Replicated]:
 def _published(name: str) -> Replicated:
     declared, per_seed = declaration(name, {}, []), published_per_seed(name).drop(columns=VARIANT)
     table = published_table(name)
-    record = StudyRecord(
-        name=name,
-        title=declared.title,
-        question=declared.question,
-        facts=(f"{SOURCE}.",),
-        params={},
-        sizes=tuple(dict.fromkeys(table["size"])),
-        parameters={size: parameters_of(size) for size in table["size"]},
-        profile=declared.profile,
-        entries=(),
-        compare_with=declared.compare_with,
-    )
+    record = declared.record(name, tuple(dict.fromkeys(table["size"])), (f"{SOURCE}.",), variants=())
     ratios = pd.DataFrame(columns=[*VIEW, "retained", "domain", "class", "compute_ratio"])
     analysis = Analysis(table, per_seed, ratios, pd.DataFrame(columns=FIT_COLUMNS), NO_NOTES)
     return Replicated(record, Results(analysis, NO_CURVES, NO_RUNS, judged(record, analysis), "the shipped file"))
@@ -232,20 +227,4 @@ def _record(
     facts += [f"The curves of {size} are those of {study}, whose losses are the same." for study, size in copied]
     facts += [f"Every ratio is against the baseline of {unit}."] if unit else []
     facts += ["Each seed is measured against the baseline of the same seed."] if declared.own_baseline else []
-    return StudyRecord(
-        name=name,
-        title=declared.title,
-        question=declared.question,
-        facts=tuple(facts),
-        params={},
-        sizes=sizes,
-        parameters={size: parameters_of(size) for size in sizes},
-        profile=declared.profile,
-        entries=(),
-        compare_with=declared.compare_with,
-        varies=declared.varies if variants else "",
-        variants=variants,
-        unit=unit,
-        own_baseline=declared.own_baseline,
-        by_modules=declared.by_modules,
-    )
+    return replace(declared.record(name, sizes, facts, variants), unit=unit)

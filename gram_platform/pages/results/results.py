@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from gram_platform.analysis.ratios import ATTACK_COLUMNS, BASELINE, ELICITED, VARIANT, VIEW
-from gram_platform.analysis.tables import Analysis, aligned, analyse, format_table, table_csv
+from gram_platform.analysis.tables import CLASSES, Analysis, aligned, analyse, format_table, table_csv
 from gram_platform.analysis.variants import analyse_variants, by_number, drop_table, final_shares, load_shares
 from gram_platform.config import State
 from gram_platform.pages.report.build import build_report, report_sections, study_figures
@@ -14,18 +14,16 @@ from gram_platform.pages.report.modules import readable_drops, readable_shares
 from gram_platform.pages.report.page import Section, shown_columns
 from gram_platform.pages.report.sections import renamed
 from gram_platform.pages.report.study import StudyReport
-from gram_platform.pages.results.record import StudyRecord, intro_text, publish, with_links
-from gram_platform.paper.claims import paper_claims, separation_claims
+from gram_platform.pages.results.record import StudyRecord, intro_text, mlflow_links, publish, with_links
+from gram_platform.paper.claims import paper_claims, separation_claims, with_published
 from gram_platform.paper.paper import PAPER, beside_paper
 from gram_platform.paper.paper_claims import CLAIMS
-from gram_platform.paper.published import with_published
 from gram_platform.paper.verdicts import EXPLANATION, claims_frame, explained
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, TrackingUnavailable
 from gram_platform.tracking.frame import Frames, load_curves, load_store_curves
 from gram_platform.tracking.tracker import Line
 
-RATIOS = ("core", "retain", "forget", "elicited")
 BEST_LOSS = "final/best/loss/"  # + domain, in the frames of runs
 
 
@@ -208,7 +206,7 @@ def write_results(
     record: StudyRecord, store: Store, results: Results, failures: Mapping[str, str], tracker: Tracker | None
 ) -> dict[str, str]:
     """Writes table.csv, report.html and study.json, logs them to MLflow if there is a tracker; returns {name: path}."""
-    study = study_report(record, results, with_links(results.runs, failures, tracker))
+    study = study_report(record, results, with_links(results.runs, failures, mlflow_links(tracker)))
     report = build_report(record.title, intro_text(record, results.source, tracker), study)
     figures = study_figures(study) if tracker is not None else {}
     table = table_csv(renamed(results.analysis.table, record.varies))
@@ -220,7 +218,7 @@ def ratio_lines(record: StudyRecord, table: pd.DataFrame) -> list[Line]:
     names = ["method", *_variant(record), "profile"]
     lines = []
     for values, rows in table.groupby(names, sort=False):
-        points = {record.parameters[row["size"]]: row[list(RATIOS)].dropna().to_dict() for _, row in rows.iterrows()}
+        points = {record.parameters[row["size"]]: row[list(CLASSES)].dropna().to_dict() for _, row in rows.iterrows()}
         tags = {name: str(value) for name, value in zip(names, values, strict=True)}
         lines.append(Line(" ".join(tags.values()), tags, points))
     return lines

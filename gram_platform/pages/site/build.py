@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gram_platform.config.identity import invalid
+from gram_platform.pages.site.facts import Facts, read_facts
 from gram_platform.pages.site.folder import SiteFolder
-from gram_platform.pages.site.pages import write_overview, write_runs, write_studies
-from gram_platform.pages.site.snapshot import Contents, read_contents, take_snapshot
-from gram_platform.pages.site.study_page import StudyPage
+from gram_platform.pages.site.pages import Snapshot, read_mirror, write_overview, write_studies
+from gram_platform.pages.site.sections import StudyPage
 from gram_platform.store import Store
 from gram_platform.store.folders import open_folder
 
@@ -31,23 +31,21 @@ def build_site(
     tracking_uri: str | None,
     out: str = "",
     why_not: str = "",
-    contents: Contents | None = None,
+    facts: Facts | None = None,
     *,
     measurements: Mapping[str, StudyPage],
 ) -> Built:
     """Writes every page whose facts have changed into `out` (default: `site` in the storage).
 
     Studies are read from MLflow at `tracking_uri`, or from the run directories if there is no URI (`why_not` says why),
-    or if MLflow is away or behind. Pages of runs always read the run directories: only they have attempts, hosts and
-    norms. ValueError if `out` cannot be written.
+    or if MLflow is away or behind. ValueError if `out` cannot be written.
     """
     folder = open_folder(out or f"{store.root}/{SITE}", writable=True)
     try:
         site = SiteFolder(folder)
-        contents = contents or read_contents(store)
-        snapshot = take_snapshot(store, contents, tracking_uri, why_not, not out, measurements)
+        facts = facts or read_facts(store)
+        snapshot = Snapshot(store, facts, read_mirror(store, tracking_uri, why_not), not out, measurements)
         summaries = write_studies(site, snapshot)
-        write_runs(site, snapshot)
         write_overview(site, snapshot, summaries)
         site.finish()
     except (PermissionError, FileExistsError, NotADirectoryError) as error:
@@ -72,10 +70,10 @@ def watch_site(
     key = ""
     while True:
         started = time.monotonic()
-        contents = read_contents(store)
-        if contents.key != key:
-            key = contents.key
-            built = build_site(store, tracking_uri, out, why_not, contents, measurements=measurements)
+        facts = read_facts(store)
+        if facts.key != key:
+            key = facts.key
+            built = build_site(store, tracking_uri, out, why_not, facts, measurements=measurements)
             say(f"{time.strftime('%H:%M:%S')} {built.num_written} files written: {built.index}")
         time.sleep(max(0.0, every_s - (time.monotonic() - started)))
 

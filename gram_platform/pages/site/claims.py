@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from gram_platform.pages.report.page import Section, readable_claims
+from gram_platform.pages.report.page import Section, readable_claims, render
 from gram_platform.pages.report.sections import JUDGED, MARGINS_TEXT
 from gram_platform.pages.results.record import StudyRecord
 from gram_platform.paper.verdicts import CANNOT_TELL, EXPLANATION, VERDICTS
@@ -61,7 +61,8 @@ def claim_sections(rows: Mapping[str, Sequence[Mapping]], titles: Mapping[str, t
         for name in judged
     ]
     total = {"study": "all", "study_url": "", **{v: sum(count[v] for count in counts.values()) for v in VERDICTS}}
-    sections = [Section("All claims", table=pd.DataFrame([*summary, total]), table_is_open=True)]
+    rule, table = render("rule.html", rule=RULE), pd.DataFrame([*summary, total])
+    sections = [Section("All claims", table=table, table_is_open=True, markup=rule)]
     for name, found in judged.items():
         frame = pd.DataFrame(found)
         numbers = [column for column in NUMBERS if column in frame]

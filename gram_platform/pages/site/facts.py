@@ -1,27 +1,20 @@
-"""Reads the state of every run and evaluation of a storage, once for all pages, without their histories."""
+"""Reads the nodes, studies and searches of a storage once for all pages: states and costs, without histories."""
 
-import datetime
-from collections.abc import Mapping
-from dataclasses import dataclass
+import csv
+import io
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from gram_platform.config import State
+from gram_platform.pages.results.record import StudyRecord, load_record
 from gram_platform.planner import MACHINES
 from gram_platform.store import CorruptFile, EvaluationDirectory, RunDirectory, Store
 from gram_platform.store.leases import is_fresh, read_lease
 
 STATES = (State.COMPLETE, State.RUNNING, State.FAILED, State.INTERRUPTED, State.MISSING)
 CORRUPT = {"message": "its config.json is corrupted: submit again"}
-
-
-@dataclass(frozen=True)
-class AttemptFacts:
-    """One attempt at a run."""
-
-    attempt_id: str
-    started: str  # UTC
-    host: str
-    step: int  # of the last heartbeat
-    outcome: str  # finished, at work, failed with the reason, or interrupted
+REPORT, TRIALS, TABLE, CLAIMS = "report.html", "trials.csv", "table.csv", "claims.csv"
 
 
 @dataclass(frozen=True)
@@ -37,8 +30,11 @@ class NodeFacts:
     timing: Mapping
     failure: Mapping | None = None
     progress: Mapping | None = None  # of runs: the last heartbeat
-    last_step: int = -1  # of runs: the last step with a committed record
-    attempts: tuple[AttemptFacts, ...] = ()
+
+    @property
+    def error(self) -> str:
+        """The message of a failed node; "" for any other."""
+        return (self.failure or {}).get("message", "")
 
     @property
     def seconds(self) -> float:
@@ -67,29 +63,64 @@ class NodeFacts:
 
 
 @dataclass(frozen=True)
+class StudyFacts:
+    """A study or a search, read from its folder."""
+
+    name: str
+    title: str
+    node_ids: tuple[str, ...]  # each once, in the order of the record or of the trials
+    record: StudyRecord | None = None  # of studies
+    search: Mapping = field(default_factory=dict)  # of searches: search.json
+    driver: str = ""  # of searches: the owner of its lease, "" without a fresh one
+    files: Mapping[str, int] = field(default_factory=dict)  # {name in its folder: bytes}
+    trials: Mapping[str, int] = field(default_factory=dict)  # of searches: {state: number}
+
+
+@dataclass(frozen=True)
+class Totals:
+    """The nodes of a study by state, and their costs."""
+
+    counts: Mapping[str, int]  # a number for each of STATES
+    rank_hours: float
+    dollars: float | None  # None if the machine of a node is not known
+    busy_s: float  # time in which at least one node was at work
+    compute_units: float
+    changed: float  # seconds of the epoch; 0 if no node has begun
+
+    @property
+    def num_nodes(self) -> int:
+        return sum(self.counts.values())
+
+
+@dataclass(frozen=True)
 class Facts:
-    """The nodes of a storage by id."""
+    """The nodes of a storage by id, and its studies and searches by name."""
 
     runs: Mapping[str, NodeFacts]
     evaluations: Mapping[str, NodeFacts]
+    studies: tuple[StudyFacts, ...] = ()
 
     def node(self, node_id: str) -> NodeFacts | None:
         return self.runs.get(node_id) or self.evaluations.get(node_id)
 
+    @property
+    def key(self) -> str:
+        """Equal for two reads between which nothing has changed."""
+        return repr(self)
+
 
 def read_facts(store: Store) -> Facts:
-    """Reads every run with an attempt, and every evaluation with a result."""
+    """Reads every run with an attempt, every evaluation with a result, and every study and search."""
     runs = (_run_facts(store.run(run_id)) for run_id in store.list_runs())
     evaluations = (_evaluation_facts(store.evaluation(eval_id)) for eval_id in store.list_evaluations())
     found = [{node.node_id: node for node in nodes if node is not None} for nodes in (runs, evaluations)]
-    return Facts(*found)
+    return Facts(*found, tuple(_read_studies(store)))
 
 
 def _run_facts(run: RunDirectory) -> NodeFacts | None:
     status = run.status()
     if status == State.ABSENT:
         return None
-    timing = run.timing()
     config = _config(run)
     return NodeFacts(
         kind="run",
@@ -98,36 +129,10 @@ def _run_facts(run: RunDirectory) -> NodeFacts | None:
         tags=run.tags(),
         config=config,
         result=run.result(),
-        timing=timing,
+        timing=run.timing(),
         failure=(run.failure() if status == State.FAILED else None) if config else CORRUPT,
         progress=run.progress(),
-        last_step=run.last_step(),
-        attempts=tuple(_attempt_facts(run, name, timing.get("attempt", "")) for name in run.attempts.list()),
     )
-
-
-def _attempt_facts(run: RunDirectory, attempt_id: str, winner: str) -> AttemptFacts:
-    folder = run.attempts.child(attempt_id)
-    lease = read_lease(folder)
-    try:
-        failure = folder.read_json("failure.json")
-    except CorruptFile as error:
-        failure = {"message": str(error)}
-    outcome = str(State.INTERRUPTED)
-    if attempt_id == winner:
-        outcome = "finished"
-    elif is_fresh(lease):
-        outcome = "at work"
-    elif failure:
-        outcome = f"failed: {failure['message']}"
-    lease = lease or {}
-    return AttemptFacts(attempt_id, _started(attempt_id), lease.get("host", ""), lease.get("step", 0), outcome)
-
-
-def _started(attempt_id: str) -> str:
-    """Reads the start time in an attempt's name."""
-    moment = datetime.datetime.strptime(attempt_id.split("-")[1], "%Y%m%dT%H%M%S")
-    return moment.strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _evaluation_facts(evaluation: EvaluationDirectory) -> NodeFacts | None:
@@ -152,3 +157,93 @@ def _config(node: RunDirectory | EvaluationDirectory) -> Mapping:
         return node.config()
     except (CorruptFile, ValueError):
         return {}
+
+
+# ------------------------------------------------------------------------------------------- studies and searches
+
+
+def _read_studies(store: Store) -> list[StudyFacts]:
+    """Reads every study and search of the storage, sorted by name, including searches without any file yet."""
+    written = [_study_facts(store, name) for name in store.list_studies()]
+    found = {study.name: study for study in written if study is not None}
+    for search_id in store.list_searches():
+        facts = _json(store.search_dir(search_id), "search.json")
+        lease = read_lease(store.search_dir(search_id))
+        name = facts.get("name", search_id)
+        driver = f"led by {lease['owner']}" if is_fresh(lease) else ""
+        known = found.get(name)
+        if known is None:
+            found[name] = StudyFacts(name, name, (), search={"search_id": search_id, **facts}, driver=driver)
+        elif driver:
+            found[name] = replace(known, driver=driver)
+    return [found[name] for name in sorted(found)]
+
+
+def _study_facts(store: Store, name: str) -> StudyFacts | None:
+    folder = store.study_dir(name)
+    files = {file: folder.size(file) for file in folder.list() if "." in file}
+    if "study.json" in files:
+        record = load_record(store, name)
+        ids = tuple(dict.fromkeys(entry["id"] for entry in record.entries))
+        return StudyFacts(name, record.title, ids, record, files=files)
+    if "search.json" not in files:
+        return None
+    rows = list(csv.DictReader(io.StringIO(folder.read(TRIALS).decode()))) if TRIALS in files else []
+    ids = tuple(dict.fromkeys(run for row in rows for run in row.get("runs", "").split()))
+    states = dict(Counter(row.get("state", "") for row in rows))
+    return StudyFacts(name, name, ids, search=_json(folder, "search.json"), files=files, trials=states)
+
+
+def _json(folder, name: str) -> Mapping:
+    try:
+        return folder.read_json(name) or {}
+    except CorruptFile:
+        return {}
+
+
+def uses(studies: Sequence[StudyFacts]) -> dict[str, tuple[str, ...]]:
+    """Returns {node id: names of the studies and searches that have it}."""
+    names: dict[str, list[str]] = {}
+    for study in studies:
+        for node_id in study.node_ids:
+            names.setdefault(node_id, []).append(study.name)
+    return {node_id: tuple(found) for node_id, found in names.items()}
+
+
+def totals(node_ids: Iterable[str], facts: Facts) -> Totals:
+    """Sums over these nodes, each once; an evaluation is priced by the machine of its run."""
+    ids = list(dict.fromkeys(node_ids))
+    nodes = [node for node_id in ids if (node := facts.node(node_id)) is not None]
+    counts = Counter(node.status for node in nodes) + Counter({State.MISSING: len(ids) - len(nodes)})
+    worked = [node for node in nodes if node.seconds == node.seconds]
+    costs = [_dollars(node, facts) for node in worked]
+    return Totals(
+        counts={state: counts[state] for state in STATES},
+        rank_hours=sum(node.rank_hours for node in worked),
+        dollars=None if None in costs else sum(costs),
+        busy_s=_covered([_interval(node) for node in worked if "ended" in node.timing]),
+        compute_units=sum((n.result or {}).get("compute_units", 0) for n in nodes if n.status == State.COMPLETE),
+        changed=max((node.changed for node in nodes), default=0.0),
+    )
+
+
+def _dollars(node: NodeFacts, facts: Facts) -> float | None:
+    machine = node
+    if node.kind == "evaluation":
+        machine = facts.runs.get(node.config.get("view", {}).get("run_id", ""), node)
+    price = machine.dollars_per_hour
+    return None if price is None else node.seconds / 3600 * price
+
+
+def _interval(node: NodeFacts) -> tuple[float, float]:
+    ended = node.timing["ended"]
+    return ended - node.seconds, ended
+
+
+def _covered(intervals: Iterable[tuple[float, float]]) -> float:
+    """Returns the length of the union of intervals."""
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(intervals):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total

@@ -19,7 +19,7 @@ ROOMS = ("analysis", "pages", "paper", "tracking")  # a change of their code rew
 
 
 class SiteFolder:
-    """The pages by address, such as `index.html` or `runs/0123456789ab.html`. Call `finish` after the last page."""
+    """The pages by address, such as `index.html` or `studies/scaling.html`. Call `finish` after the last page."""
 
     def __init__(self, folder: Folder) -> None:
         self.folder = folder
@@ -29,7 +29,7 @@ class SiteFolder:
         except CorruptFile:
             self._before = {}
         self._present = set(folder.list())
-        self._present |= {f"{place}/{name}" for place in ("runs", "studies") for name in folder.child(place).list()}
+        self._present |= {f"studies/{name}" for name in folder.child("studies").list()}
         self._pages: dict[str, dict] = {}
 
     def page(self, address: str, inputs: object, render: Callable[[], tuple[str, object]]) -> object:
@@ -48,7 +48,7 @@ class SiteFolder:
         return self._pages[address]["leaves"]
 
     def finish(self) -> None:
-        """Writes the shared assets, removes pages of deleted nodes, and writes the manifest."""
+        """Writes the shared assets, removes the pages that are no longer written, and writes the manifest."""
         for name in ASSETS:
             data = asset(name).encode()
             if name not in self._present or self._before.get(name) != _hash(data.decode()):

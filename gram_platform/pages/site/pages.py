@@ -1,72 +1,97 @@
-"""Writes every page of the site from a snapshot, and says what each page depends on."""
+"""Reads all that one build of the site shows, and writes each page with what it depends on."""
 
 from collections import Counter
 from collections.abc import Mapping
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any
 
 from gram_platform.pages.report.page import Section, Shell, page_html, sections_html
-from gram_platform.pages.site.cards import Card, picture_of
-from gram_platform.pages.site.claims import RULE, VERDICTS, claim_rows, claim_sections, csv_claim_rows, scale_of
-from gram_platform.pages.site.facts import NodeFacts
+from gram_platform.pages.results.record import links_note, mlflow_links, study_links, with_links
+from gram_platform.pages.site.claims import claim_rows, claim_sections, csv_claim_rows, scale_of
+from gram_platform.pages.site.facts import CLAIMS, REPORT, Facts, NodeFacts, StudyFacts, Totals, totals, uses
 from gram_platform.pages.site.folder import SiteFolder
-from gram_platform.pages.site.overview import TERMS, index_sections, runs_sections
-from gram_platform.pages.site.run_page import RunContext, run_intro, run_sections, run_title
-from gram_platform.pages.site.search_page import embedded, runs_section, state_section
-from gram_platform.pages.site.snapshot import Snapshot
-from gram_platform.pages.site.studies import CLAIMS, REPORT, StudyFacts
-from gram_platform.pages.site.study_page import no_results, state_sections, study_intro, with_pages
-from gram_platform.tracking.entry import node_name
+from gram_platform.pages.site.sections import (
+    TERMS,
+    Card,
+    StudyPage,
+    embedded,
+    index_sections,
+    no_results,
+    picture_of,
+    search_runs,
+    search_state,
+    state_sections,
+    study_intro,
+)
+from gram_platform.paper.verdicts import VERDICTS
+from gram_platform.store import Store
+from gram_platform.tracking import Tracker, TrackingUnavailable
+from gram_platform.tracking.frame import Frames
 
-LINKS = (("Studies", "index.html"), ("Runs", "runs.html"), ("Claims", "claims.html"))
-STUDIES, RUNS, CLAIMS_PAGE = (label for label, _ in LINKS)
+LINKS = (("Studies", "index.html"), ("Claims", "claims.html"))
+STUDIES, CLAIMS_PAGE = (label for label, _ in LINKS)
+
+
+@dataclass(frozen=True)
+class MirrorState:
+    """MLflow's frames and links if it can be reached, else `why_not` says why it cannot."""
+
+    frames: Frames
+    tracker: Tracker | None = None
+    links: Mapping[str, str] = field(default_factory=dict)  # {node id: its page}
+    why_not: str = ""
+
+    @property
+    def note(self) -> str:
+        """Says what the links need, or why there are none."""
+        if self.tracker is None:
+            return f"There are no links to MLflow: {self.why_not}."
+        return links_note(self.tracker.tracking_uri)
+
+    def pages(self, study: str) -> dict[str, str]:
+        """Returns {what it shows: address} of MLflow's pages about a study; {} without MLflow."""
+        return {} if self.tracker is None else study_links(self.tracker, study)
+
+
+def read_mirror(store: Store, tracking_uri: str | None, why_not: str = "") -> MirrorState:
+    """Reads MLflow's runs and their links; none without `tracking_uri` or while MLflow is away."""
+    if tracking_uri is None:
+        return MirrorState(Frames(store), why_not=why_not)
+    frames, tracker = Frames(store, tracking_uri), Tracker(tracking_uri)
+    try:
+        return MirrorState(frames, tracker, mlflow_links(tracker, frames.mlflow_runs))
+    except TrackingUnavailable as error:
+        return MirrorState(Frames(store), why_not=f"MLflow is away ({error})")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The storage, the state of its mirror in MLflow, and sums over both."""
+
+    store: Store
+    facts: Facts
+    mirror: MirrorState
+    is_beside: bool  # whether the site lies in the storage, where it can link to files of studies
+    measurements: Mapping[str, StudyPage]  # by the name in a study's record
+
+    @cached_property
+    def totals(self) -> Mapping[str, Totals]:
+        """The states and costs of every study, by name."""
+        return {study.name: totals(study.node_ids, self.facts) for study in self.facts.studies}
+
+    @cached_property
+    def uses(self) -> Mapping[str, tuple[str, ...]]:
+        """The studies that have a node, by the node's id."""
+        return uses(self.facts.studies)
+
+    def num_shared(self, study: StudyFacts) -> int:
+        """Counts the study's runs that other studies have too."""
+        return sum(len(self.uses[i]) > 1 for i in study.node_ids if i in self.facts.runs)
 
 
 def shell(current: str, root: str = "../") -> Shell:
     return Shell(root, LINKS, current)
-
-
-# -------------------------------------------------------------------------------------------------------- runs
-
-
-def write_runs(site: SiteFolder, snapshot: Snapshot) -> None:
-    """Writes a page for each run, and the list of all runs."""
-    evaluations, branches = snapshot.evaluations_by_run(), snapshot.branches_by_run()
-    names = {study.name: _names_in(study) for study in snapshot.studies}
-    for run_id, node in snapshot.facts.runs.items():
-        context = RunContext(
-            studies=tuple(
-                _use(snapshot, study, names[study].get(run_id, "")) for study in snapshot.uses.get(run_id, ())
-            ),
-            evaluations=tuple(evaluations.get(run_id, ())),
-            branches=tuple((b.node_id, node_name("run", b.node_id, b.tags)) for b in branches.get(run_id, ())),
-            mlflow_url=snapshot.mirror.links.get(run_id, ""),
-        )
-        inputs = [vars(node), {**vars(context), "evaluations": [_identity(e) for e in context.evaluations]}]
-        site.page(f"runs/{run_id}.html", inputs, partial(_run_page, snapshot, node, context))
-    page = page_html("Runs", "", runs_sections(snapshot.facts, snapshot.uses), "", shell(RUNS, ""))
-    site.page("runs.html", page, lambda: (page, None))
-
-
-def _run_page(snapshot: Snapshot, node: NodeFacts, context: RunContext) -> tuple[str, None]:
-    records = snapshot.store.run(node.node_id).records()
-    sections = run_sections(node, context, records)
-    footer = f"Read from the run directory, runs/{node.node_id} of the storage."
-    return page_html(run_title(node), run_intro(node), sections, footer, shell(RUNS)), None
-
-
-def _names_in(study: StudyFacts) -> dict[str, str]:
-    """Returns {node id: first name of the node in the study}."""
-    entries = study.record.entries if study.record else ()
-    return {entry["id"]: node_name(entry["kind"], entry["id"], entry["tags"]) for entry in reversed(entries)}
-
-
-def _use(snapshot: Snapshot, name: str, run_name: str) -> tuple[str, str, str]:
-    title = next(study.title for study in snapshot.studies if study.name == name)
-    return title, f"../studies/{name}.html", run_name
-
-
-def _identity(node: NodeFacts) -> tuple:
-    return node.node_id, node.status, dict(node.tags), (node.result or {}).get("sha256", ""), dict(node.failure or {})
 
 
 # ----------------------------------------------------------------------------------------------------- studies
@@ -74,18 +99,23 @@ def _identity(node: NodeFacts) -> tuple:
 
 def write_studies(site: SiteFolder, snapshot: Snapshot) -> dict[str, dict]:
     """Writes a page for each study and search; returns {name: claims, problem and picture}."""
-    summaries = {}
-    for study in snapshot.studies:
+    summaries, mirror = {}, snapshot.mirror
+    for study in snapshot.facts.studies:
+        nodes = [node for i in study.node_ids if (node := snapshot.facts.node(i)) is not None]
         inputs = [
             vars(study) | {"record": study.record and study.record.to_json().decode()},
             vars(snapshot.totals[study.name]),
             snapshot.num_shared(study),
-            [_identity(node) for i in study.node_ids if (node := snapshot.facts.node(i)) is not None],
-            [snapshot.mirror.note, bool(snapshot.mirror.links), snapshot.is_beside],
+            [_identity(node) for node in nodes],
+            [mirror.note, [mirror.links.get(node.node_id, "") for node in nodes], snapshot.is_beside],
         ]
         render = _search_page if study.record is None else _study_page
         summaries[study.name] = site.page(f"studies/{study.name}.html", inputs, partial(render, snapshot, study))
     return summaries
+
+
+def _identity(node: NodeFacts) -> tuple:
+    return node.node_id, node.status, dict(node.tags), (node.result or {}).get("sha256", ""), node.error
 
 
 def _study_page(snapshot: Snapshot, study: StudyFacts) -> tuple[str, dict]:
@@ -94,7 +124,7 @@ def _study_page(snapshot: Snapshot, study: StudyFacts) -> tuple[str, dict]:
     page = snapshot.measurements.get(record.measurement)  # None: a kind that this version does not know
     if page is not None:
         try:
-            results = page.read(record, snapshot.store, mirror.tracking_uri, mirror.why_not, mirror.frames)
+            results = page.read(record, snapshot.store, mirror.frames.tracking_uri, mirror.why_not, mirror.frames)
         except ValueError as error:  # a record of another version, or altered by hand: write the other pages
             problem = f"{study.name}: its results cannot be read: {error}"
     sections = [Section("Results", problem, is_warning=True)] if problem else []
@@ -102,25 +132,35 @@ def _study_page(snapshot: Snapshot, study: StudyFacts) -> tuple[str, dict]:
     if results is None:
         sections.append(no_results(page))
     else:
-        results = with_pages(results, snapshot.facts, mirror.links)
+        results = _linked(results, snapshot)
         sections += page.sections(record, results)
         claims, footer = getattr(results, "claims", None), page.footer(results)
         source = f"Read from {results.source}. {source}"
     intro, picture = study_intro(study, totals, source, claims), picture_of(sections)
-    files = f"../../studies/{study.name}/" if snapshot.is_beside else ""
-    sections += state_sections(study, totals, snapshot.facts, snapshot.num_shared(study), files)
+    files, shared = f"../../studies/{study.name}/" if snapshot.is_beside else "", snapshot.num_shared(study)
+    pages = mirror.pages(study.name)
+    sections += state_sections(study, totals, snapshot.facts, shared, files, mirror.links, pages)
     text = page_html(study.title, intro, sections, footer, shell(STUDIES))
     return text, {"claims": claim_rows(claims, scale_of(record)), "problem": problem, "picture": picture}
 
 
+def _linked(results: Any, snapshot: Snapshot) -> Any:
+    """Adds to the runs of the results, where there are any, their pages in MLflow and their errors."""
+    if getattr(results, "runs", None) is None:
+        return results
+    errors = {node_id: node.error for node_id, node in snapshot.facts.runs.items()}
+    return replace(results, runs=with_links(results.runs, errors, snapshot.mirror.links))
+
+
 def _search_page(snapshot: Snapshot, search: StudyFacts) -> tuple[str, dict]:
-    """Renders the search's report between the search's state and the pages of its runs."""
-    folder, files, claims = snapshot.store.study_dir(search.name), search.files or {}, []
-    state, runs = state_section(search, snapshot.totals[search.name]), runs_section(search, snapshot.facts)
-    if CLAIMS in files:
-        scale = f"preset {(search.search or {}).get('preset', '?')}"
+    """Renders the search's report between the search's state and the list of its runs."""
+    folder, claims = snapshot.store.study_dir(search.name), []
+    state = search_state(search, snapshot.totals[search.name])
+    runs = search_runs(search, snapshot.facts, snapshot.mirror.links)
+    if CLAIMS in search.files:
+        scale = f"preset {search.search.get('preset', '?')}"
         claims = csv_claim_rows(folder.read(CLAIMS).decode(), scale)
-    if REPORT in files:
+    if REPORT in search.files:
         report = folder.read(REPORT).decode()
         text = embedded(report, shell(STUDIES), sections_html([state]), sections_html([runs]))
     else:
@@ -133,18 +173,20 @@ def _search_page(snapshot: Snapshot, search: StudyFacts) -> tuple[str, dict]:
 
 def write_overview(site: SiteFolder, snapshot: Snapshot, summaries: Mapping[str, Mapping]) -> None:
     """Writes the page of claims and the index; `summaries` are those of `write_studies`."""
+    studies = snapshot.facts.studies
     rows = {name: summary["claims"] for name, summary in summaries.items()}
-    titles = {study.name: (study.title, f"studies/{study.name}.html") for study in snapshot.studies}
-    claims = page_html("Claims", RULE, claim_sections(rows, titles), "", shell(CLAIMS_PAGE, ""))
+    titles = {study.name: (study.title, f"studies/{study.name}.html") for study in studies}
+    claims = page_html("Claims", "", claim_sections(rows, titles), "", shell(CLAIMS_PAGE, ""))
     site.page("claims.html", claims, lambda: (claims, None))
     counts = Counter(row["verdict"] for found in rows.values() for row in found)
     ordered = {verdict: counts[verdict] for verdict in VERDICTS if counts}
-    cards = [
-        Card(*titles[study.name], [row["verdict"] for row in rows[study.name]], summaries[study.name]["picture"])
-        for study in snapshot.studies
-        if study.record is not None
-    ]
-    sections = index_sections(snapshot.studies, snapshot.totals, snapshot.uses, snapshot.facts, ordered, cards)
+    cards = [_card(snapshot, study, titles[study.name], summaries) for study in studies if study.record is not None]
+    sections = index_sections(snapshot.facts, snapshot.totals, snapshot.uses, ordered, cards, snapshot.mirror.links)
     intro = f"Storage {snapshot.store.root}. {snapshot.mirror.note}"
     index = page_html("Studies", intro, sections, TERMS, shell(STUDIES, ""))
     site.page("index.html", index, lambda: (index, None))
+
+
+def _card(snapshot: Snapshot, study: StudyFacts, title: tuple[str, str], summaries: Mapping[str, Mapping]) -> Card:
+    summary, pages = summaries[study.name], snapshot.mirror.pages(study.name)
+    return Card(*title, [row["verdict"] for row in summary["claims"]], summary["picture"], pages.get("runs", ""))

@@ -12,11 +12,12 @@ from gram_platform.pages.report.page import ASSETS, Section, Shell, asset, page_
 from gram_platform.pages.report.sections import renamed
 from gram_platform.pages.report.study import with_verdicts
 from gram_platform.pages.results.replication import Replicated
-from gram_platform.pages.site.cards import Card, cards_html, picture_of
-from gram_platform.pages.site.claims import RULE, VERDICTS, claim_rows, claim_sections
+from gram_platform.pages.site.claims import claim_rows, claim_sections
+from gram_platform.pages.site.pages import LINKS
+from gram_platform.pages.site.sections import Card, cards_html, picture_of
+from gram_platform.paper.verdicts import VERDICTS
 from gram_platform.store.folders import open_folder
 
-LINKS = (("Studies", "index.html"), ("Claims", "claims.html"))
 INTRO = """Losses measured elsewhere, analysed as this platform analyses its runs: compute ratios, their 90% intervals
 over seeds, and verdicts on the paper's claims."""
 
@@ -86,7 +87,7 @@ def _index(studies: Sequence[Replicated], sections: Mapping[str, Sequence[Sectio
 def _claims_page(studies: Sequence[Replicated]) -> str:
     rows = {s.record.name: claim_rows(s.results.claims, _judged_at(s)) for s in studies}
     titles = {s.record.name: (s.record.title, f"{s.record.name}/report.html") for s in studies}
-    return page_html("Claims", RULE, claim_sections(rows, titles), "", Shell("", LINKS, "Claims"))
+    return page_html("Claims", "", claim_sections(rows, titles), "", Shell("", LINKS, "Claims"))
 
 
 def _judged_at(study: Replicated) -> str:

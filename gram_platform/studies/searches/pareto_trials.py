@@ -41,8 +41,14 @@ from gram_platform.engine.trials import Point
 from gram_platform.methods import Setting
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.nodes import Node, method_nodes
-from gram_platform.pages.figures.pareto import LABEL, front_figures, hypervolume_figure
-from gram_platform.pages.figures.searches import history_figure, importance_figure, slice_figure
+from gram_platform.pages.figures.searches import (
+    LABEL,
+    front_figures,
+    history_figure,
+    hypervolume_figure,
+    importance_figure,
+    slice_figure,
+)
 from gram_platform.pages.report.page import Section, page_html
 from gram_platform.store import Store
 from gram_platform.studies.searches.definition import OptunaSearch, SearchSetup

@@ -10,8 +10,15 @@ import pytest
 
 from gram_platform.analysis.trials import hypervolume_history, linked, pareto_front
 from gram_platform.config.space import Parameter
-from gram_platform.pages.figures.pareto import front_figures, hypervolume_figure, projection_figure, space_figure
-from gram_platform.pages.figures.searches import history_figure, importance_figure, slice_figure
+from gram_platform.pages.figures.searches import (
+    front_figures,
+    history_figure,
+    hypervolume_figure,
+    importance_figure,
+    projection_figure,
+    slice_figure,
+    space_figure,
+)
 from gram_platform.pages.report.page import Section, page_html
 from tests.pages.site.browser import IN_SPACE, running_browser
 from tests.pages.site.pages import DRAWN

@@ -13,8 +13,7 @@ from gram_platform.cli import main
 from gram_platform.pages.results.declarations import KNOWN
 from gram_platform.pages.results.external import read_external
 from gram_platform.pages.results.replication import Replicated, prepare, published_studies, replicate
-from gram_platform.paper.paper import STORIES_TABLE
-from gram_platform.paper.published import published_per_seed
+from gram_platform.paper.paper import STORIES_TABLE, published_per_seed
 from tests.external_folder import (
     SEEDS,
     baseline_rows,

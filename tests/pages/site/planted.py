@@ -4,6 +4,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
+import plotly.graph_objects as go
+
 from gram_platform.config import Evaluation, RunConfig, View
 from gram_platform.pages.report.page import Section, page_html
 from gram_platform.pages.results.record import StudyRecord
@@ -121,15 +124,13 @@ class PlantedStorage:
         trials = "search,trial,state,loss,runs\n" + "".join(rows)
         claims = "claim,verdict,difference,low,high,num_seeds,detectable,paper,source\n"
         claims += "p_cr helps,agree,0.1,0.05,0.15,3,0.02,,app:hyperparams\n"
-        table = Section("Trials", "All of them.", [figure()], table={"trial": [1, 2], "loss": [1.0, 2.0]})
+        trials_frame = pd.DataFrame({"trial": [1, 2], "loss": [1.0, 2.0]})
+        figure = go.Figure(go.Scatter(x=[1, 2], y=[1, 2]), {"title": {"text": "Trials in order"}})
+        table = Section("Trials", "All of them.", [figure], table=trials_frame)
         files = {"trials.csv": trials, "claims.csv": claims, "search.json": json.dumps({"name": name, "size": "tiny"})}
         files["report.html"] = page_html("A search", "What it asks.", [table])
         for file, text in files.items():
             self.store.study_dir(name).write(file, text.encode())
-
-
-def figure() -> dict:
-    return {"data": [{"type": "scatter", "x": [1, 2], "y": [1, 2]}], "layout": {"title": {"text": "Trials in order"}}}
 
 
 def ratio(method: str, size: str, seed: str, profile: str, domain: str) -> float:

@@ -1,16 +1,13 @@
-"""Costs, times and routes as the pages state them."""
+"""Costs, times and links as the pages state them."""
 
 import math
 
 import pandas as pd
 import pytest
 
-from gram_platform.config.routing import CORE_MLP, SHARED, Route, module_set
-from gram_platform.pages.report.page import table_html
-from gram_platform.pages.site.facts import Facts, NodeFacts
-from gram_platform.pages.site.histories import route_kind
-from gram_platform.pages.site.studies import totals
-from gram_platform.pages.site.words import dollars, moment
+from gram_platform.pages.report.page import Section, sections_html
+from gram_platform.pages.site.facts import Facts, NodeFacts, totals
+from gram_platform.pages.site.sections import dollars, moment
 
 
 def node(node_id: str, kind: str = "run", status: str = "complete", config=None, **timing) -> NodeFacts:
@@ -45,24 +42,9 @@ def test_what_is_not_known_is_empty():
 
 
 @pytest.mark.parametrize(
-    ("domain", "active", "trained", "kind"),
-    [
-        ("core", (), {SHARED, CORE_MLP}, "the core alone"),
-        ("core", ("lisp",), {SHARED, CORE_MLP, module_set("lisp")}, "another module and the core"),
-        ("core", ("lisp",), {module_set("lisp")}, "another module alone"),
-        ("lisp", ("lisp",), {module_set("lisp")}, "its own module alone"),
-        ("lisp", ("lisp",), {SHARED, CORE_MLP, module_set("lisp")}, "its own module and the core"),
-        ("unlabelled", ("lisp", "virology"), {SHARED, CORE_MLP}, "everything"),
-    ],
-)
-def test_routes_by_kind(domain, active, trained, kind):
-    assert route_kind(domain, Route(tuple((name, 1.0) for name in active), frozenset(trained))) == kind
-
-
-@pytest.mark.parametrize(
     ("address", "is_link"),
     [
-        ("../runs/0123456789ab.html#evaluations", True),
+        ("../studies/scaling.html#state", True),
         ("https://host/x?y=1", True),
         ("../../studies/scaling/table.csv", True),
         ("javascript:alert(1).html", False),
@@ -73,4 +55,4 @@ def test_routes_by_kind(domain, active, trained, kind):
 )
 def test_only_pages_nearby_and_web_addresses_are_links(address, is_link):
     frame = pd.DataFrame({"run": ["a"], "run_url": [address]})
-    assert ("<a href" in table_html(frame, "t")) == is_link
+    assert ("<a href" in sections_html([Section("Runs", table=frame)])) == is_link

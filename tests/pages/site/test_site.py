@@ -9,7 +9,6 @@ from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
 
-import plotly.graph_objects as go
 import pytest
 
 from gram_platform.cli import main
@@ -58,10 +57,6 @@ def rows_of(page: Path, title: str) -> list[list[str]]:
     section = page.read_text().split(f"<h2>{html.escape(title)}</h2>")[1].split("</section>")[0]
     rows = re.findall(r"<tr>(.*?)</tr>", section.split("<tbody>")[1])
     return [[html.unescape(re.sub("<.*?>", "", cell)) for cell in re.findall(r"<td.*?</td>", row)] for row in rows]
-
-
-def run_pages(site: Path, status: str) -> list[Path]:
-    return [site / "runs" / f"{row[0]}.html" for row in rows_of(site / "runs.html", "All runs") if row[1] == status]
 
 
 def test_the_index_has_the_state_of_every_study_and_search(site):
@@ -145,48 +140,6 @@ def test_a_study_with_holes_builds_and_says_what_is_missing(site):
     assert "No baseline is complete" in text(site / "studies" / "empty.html")
 
 
-def test_a_run_has_its_curves_routes_evaluations_attempts_and_config(site):
-    page = next(page for page in run_pages(site, "complete") if ">gram</td>" in page.read_text())
-    titles = re.findall(r"<h2>(.*?)</h2>", page.read_text())
-    expected = ["Summary", "Losses", "Norms", "Throughput", "Routes", "Evaluations", "Attempts and resources", "Config"]
-    assert titles == expected
-    figures = [
-        json.loads(data) for data in re.findall(r'<script type="application/json".*?>(.*?)</script>', page.read_text())
-    ]
-    assert len(figures) == 8
-    for figure in figures:
-        assert go.Figure(figure).data  # plotly's own validation
-    losses = {trace["name"]: trace for trace in figures[0]["data"]}
-    assert list(losses) == ["core", "lisp", "virology"]
-    assert len(losses["core"]["x"]) == 12
-    assert {t["name"] for t in figures[2]["data"]} == {
-        "shared",
-        "core MLP",
-        "module lisp",
-        "module virology",
-        "all together",
-    }
-    routes = rows_of(page, "Routes")
-    assert sum(int(row[3]) for row in routes) == 12 * 4
-    assert {row[0] for row in routes} == {"core", "lisp", "virology"}
-    evaluations = rows_of(page, "Evaluations")
-    assert sorted(row[1] for row in evaluations) == ["all", "core", "core+lisp", "core+virology"]
-    assert "1 attempt, 0 of them interrupted; device cpu; 1 rank(s) of 1 thread(s); at most 0.25 GiB" in text(page)
-    assert ["routing.p_core_robust", "0.5"] in rows_of(page, "Config")
-    studies = [row[1] for row in rows_of(page, "Summary") if row[0] == "study"]
-    assert [name.partition(":")[0] for name in studies] == ["Scaling <of> sizes", "Stories with holes"]
-
-
-def test_runs_that_are_not_complete_say_how_far_they_came(site):
-    failed, interrupted = (run_pages(site, status)[0] for status in ("failed", "interrupted"))
-    assert rows_of(failed, "Attempts and resources")[0][4] == f"failed: {HOSTILE}"
-    assert "Nothing is recorded yet" in text(failed)
-    assert HOSTILE not in failed.read_text()
-    assert "Interrupted: 6 of 12 steps" in text(interrupted)
-    assert "2 attempts, 2 of them interrupted" in text(interrupted)
-    assert "in the 6 steps done" in text(interrupted)
-
-
 def test_the_claims_of_all_studies_and_searches_on_one_page(site):
     page = site / "claims.html"
     assert "90% t-interval" in text(page)
@@ -208,7 +161,7 @@ def test_a_search_is_its_own_report_within_the_site(site):
 
 def test_links_lead_somewhere_and_nothing_comes_from_elsewhere(site):
     pages = sorted(site.rglob("*.html"))
-    assert len(pages) == 14 + 4 + 3
+    assert len(pages) == 4 + 2
     for page in pages:
         for address in re.findall(r'(?:href|src)="([^"]*)"', page.read_text()):
             assert not address.startswith(("http", "//", "javascript")), (page, address)
@@ -226,21 +179,27 @@ def test_only_what_has_changed_is_written(storage_copy):
     store, site = Store(storage_copy), storage_copy / "site"
     assert build_site(store, None, why_not="it is a test").num_written == 0
     before = {page: page.stat().st_mtime_ns for page in site.rglob("*.html")}
-    store.open_for_writing(0)
-    run_id = rows_of(site / "runs.html", "All runs")[3][0]
-    store.run(run_id).add_tags({"profile": "of another study"})
     (site / "claims.html").unlink()
-    shutil.rmtree(storage_copy / "runs" / run_pages(site, "failed")[0].stem)
+    shutil.rmtree(storage_copy / "runs" / rows_of(site / "index.html", "Failed runs")[0][0])
     build_site(Store(storage_copy), None, why_not="it is a test")
     changed = {
         page.relative_to(site).as_posix()
         for page, at in before.items()
         if page.exists() and page.stat().st_mtime_ns != at
     }
-    assert f"runs/{run_id}.html" in changed
-    assert {page for page in changed if page.startswith("runs/")} == {f"runs/{run_id}.html"}
-    assert changed >= {"claims.html", "index.html", "runs.html", "studies/stories.html"}
-    assert {page.stem for page in (site / "runs").iterdir()} == set(store.list_runs())
+    assert changed == {"claims.html", "index.html", "studies/stories.html"}
+
+
+def test_pages_that_are_no_longer_written_are_removed(storage_copy):
+    site, page = storage_copy / "site", storage_copy / "site" / "runs" / "0123456789ab.html"
+    page.parent.mkdir()
+    page.write_text("of an earlier version")
+    manifest = json.loads((site / "manifest.json").read_text())
+    manifest["runs/0123456789ab.html"] = {"made_from": "", "leaves": None}
+    (site / "manifest.json").write_text(json.dumps(manifest))
+    build_site(Store(storage_copy), None, why_not="it is a test")
+    assert not page.exists()
+    assert (site / "studies" / "scaling.html").exists()
 
 
 def test_links_into_mlflow_and_the_source_of_a_study(tmp_path):
@@ -256,8 +215,12 @@ def test_links_into_mlflow_and_the_source_of_a_study(tmp_path):
     page = tmp_path / "site" / "studies" / "scaling.html"
     assert "Read from MLflow." in text(page)
     assert page.read_text().count('href="http://127.0.0.1:5000/#/experiments/1/runs/') == 9
-    run = run_pages(tmp_path / "site", "complete")[0]
-    assert 'href="http://127.0.0.1:5000/#/experiments/1/runs/' in run.read_text()
+    state = page.read_text().split("<h2>State</h2>")[1]
+    of_study = re.findall(r'href="http://127.0.0.1:5000/#/experiments/1/runs\?(.*?)"', state)
+    ratios, runs = of_study
+    assert "compareRunsMode=CHART" in ratios
+    assert "gram.study.scaling" in runs
+    assert runs in (tmp_path / "site" / "index.html").read_text()
 
 
 def test_without_a_server_the_run_directories_are_read(storage_copy):
@@ -283,7 +246,7 @@ def test_a_study_that_cannot_be_read_does_not_stop_the_others(storage_copy):
 
 def test_watching_builds_again_when_something_has_happened(storage_copy):
     store, said = Store(storage_copy), []
-    run_id = store.list_runs()[0]
+    run_id = rows_of(storage_copy / "site" / "studies" / "maxent_search.html", "Runs behind the trials")[0][0]
 
     def say(line: str) -> None:
         said.append(line)
@@ -295,8 +258,8 @@ def test_watching_builds_again_when_something_has_happened(storage_copy):
 
     with pytest.raises(KeyboardInterrupt):
         watch_site(store, None, 0.05, say, why_not="it is a test")
-    assert [line.split()[1] for line in said] == ["0", "5"]
-    assert "changed while watched" in text(storage_copy / "site" / "runs" / f"{run_id}.html")
+    assert [line.split()[1] for line in said] == ["0", "3"]
+    assert "changed while watched" in text(storage_copy / "site" / "studies" / "maxent_search.html")
 
 
 def test_gram_report_without_a_study_builds_the_site(storage_copy, capsys):
@@ -311,5 +274,4 @@ def test_gram_report_without_a_study_builds_the_site(storage_copy, capsys):
 def test_an_empty_storage_has_a_site(tmp_path):
     build_site(Store(tmp_path), None, why_not="it is a test")
     assert "No study has been submitted" in text(tmp_path / "site" / "index.html")
-    assert "No run has been attempted" in text(tmp_path / "site" / "runs.html")
     assert "No study has what a claim needs yet" in text(tmp_path / "site" / "claims.html")
