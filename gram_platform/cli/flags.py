@@ -31,6 +31,12 @@ def stored(storage: str) -> Store:
     return store
 
 
+def has_study(storage: str, study: str) -> bool:
+    """Tells whether there is a storage with a study of this name."""
+    store = Store(storage_place(storage))
+    return (not store.is_local or Path(store.root).is_dir()) and study in store.list_studies()
+
+
 def report_progress(what: str, done: int, total: int | None) -> None:
     if sys.stderr.isatty():
         share = f" {done / total:.0%}" if total else ""

@@ -5,7 +5,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from gram_platform.cli.flags import Positional, Storage, TrackingUri, stored
+from gram_platform.cli.flags import Positional, Storage, TrackingUri, has_study, stored
+from gram_platform.cli.mlflow_report import report_from_mlflow
 from gram_platform.config.identity import invalid, local_path, require_choice
 from gram_platform.pages.results.external import read_external
 from gram_platform.pages.results.record import load_record
@@ -43,6 +44,8 @@ def report_command(
 ) -> None:
     """Build the site of the whole storage; with a study, rebuild its table and report from stored results.
 
+    A study that the storage lacks is read from MLflow at --tracking-uri alone; its files then go into --out, if given.
+
     Args:
         study: name of a submitted study, such as scaling
         storage: folder or URL of the storage
@@ -52,6 +55,9 @@ def report_command(
     """
     if not study:
         site_command(storage, tracking_uri, out, watch)
+        return
+    if tracking_uri and not has_study(storage, study):
+        print(report_from_mlflow(study, tracking_uri, out))
         return
     if out or watch:
         raise invalid("study", study, "no value with --out or --watch, which build the whole site")

@@ -14,7 +14,7 @@ import shlex
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -27,6 +27,7 @@ from mlflow.tracking.context.registry import resolve_tags
 from gram_platform.config.crash_safe import create_database
 from gram_platform.config.identity import invalid
 from gram_platform.store.folders import LocalFolder
+from gram_platform.tracking.views import ABOUT, NOTE
 
 QUIET_S = 60.0  # after a failure
 SETTINGS = {
@@ -96,6 +97,23 @@ class Connection:
             if not token:
                 return runs
 
+    def experiment_tags(self) -> dict[str, str]:
+        """Reads the tags of the experiment."""
+        return dict(self.client.get_experiment(self.experiment_id).tags)
+
+    def set_experiment_tags(self, tags: Mapping[str, str]) -> None:
+        """Sets those tags of the experiment that have other values."""
+        present = self.experiment_tags()
+        for key, value in tags.items():
+            if present.get(key) != value:
+                self.client.set_experiment_tag(self.experiment_id, key, value)
+
+    def describe(self, note: Callable[[Mapping[str, str], str], str]) -> None:
+        """Sets the experiment's description to `note(tags, experiment id)`, unless people have written another."""
+        tags = self.experiment_tags()
+        if ABOUT in tags.get(DESCRIPTION, ABOUT):
+            self.set_experiment_tags({DESCRIPTION: note(tags, self.experiment_id)})
+
     def create(self, name: str, tags: Mapping[str, str], start_ms: float) -> Run:
         """Creates a run with MLflow's own tags of who started it, where from and at which commit."""
         tags = {**context_tags(), **tags}
@@ -158,13 +176,8 @@ def require_database(uri: str) -> None:
         raise TrackingUnavailable(f"MLflow at {uri} is not available: there is no {database}")
 
 
-EXPERIMENT_TAGS = {
-    "mlflow.experimentKind": "custom_model_development",  # else MLflow's page opens on traces of language models
-    "mlflow.note.content": "Runs that `gram_platform` trained; below each, when it is unfolded, the evaluations of its "
-    "views and the attacks on them. A study has a run `study NAME` with its table, report and figures, below it one "
-    "run for each method and profile, whose metrics `core`, `retain`, `forget` and `elicited` are compute ratios by "
-    "model size: select these and open Charts to draw them.",
-}
+DESCRIPTION = "mlflow.note.content"
+EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development", DESCRIPTION: NOTE}
 
 
 def _ensure_experiment(client: MlflowClient, name: str, artifact_location: str | None) -> str:

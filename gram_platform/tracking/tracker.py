@@ -8,12 +8,12 @@ sends the rest.
 
 import contextlib
 import json
-import os
 import random
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from urllib.parse import quote, urlencode
+from pathlib import Path
 
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
@@ -21,10 +21,10 @@ from mlflow.exceptions import MlflowException
 from gram_platform.config.identity import invalid, short_hash
 from gram_platform.store import EvaluationDirectory, RunDirectory, Store
 from gram_platform.tracking import entry as content
-from gram_platform.tracking.connection import Connection, collector_paused
+from gram_platform.tracking.connection import Connection, collector_paused, require_database
 from gram_platform.tracking.entry import Entry
+from gram_platform.tracking.views import LINE, VIEW, SavedView, experiment_note, saved_views
 
-LINE = "line"  # the kind of MLflow's runs that hold a line of a study's figures
 METRICS_PER_REQUEST = 1000  # MLflow's own limit
 NUM_TRIES, LONGEST_PAUSE_S = 8, 0.25  # for a node that other machines send too
 
@@ -40,7 +40,12 @@ class Line:
     @property
     def digest(self) -> str:
         points = {str(step): dict(values) for step, values in self.points.items()}
-        return short_hash({"name": self.name, "points": points})
+        return short_hash({"name": self.name, "tags": dict(self.tags), "points": points})
+
+
+def study_id(name: str, params: Mapping[str, str]) -> str:
+    """Identifies a study with its parameters, for which MLflow has one run."""
+    return short_hash({"study": name, "params": dict(params)})
 
 
 class Tracker:
@@ -105,40 +110,59 @@ class Tracker:
     def log_study(
         self,
         name: str,
-        table_path: str,
-        report_path: str,
+        files: Mapping[str, bytes],
         figures: Mapping[str, object],
         params: Mapping[str, object],
         lines: Sequence[Line] = (),
         node_ids: Iterable[str] = (),
+        views: Sequence[SavedView] = (),
     ) -> str:
-        """Logs a study's table, report and plotly figures as artifacts of one MLflow run; returns the MLflow run id.
+        """Logs a study's files (UTF-8) and plotly figures as artifacts of one MLflow run; returns the MLflow run id.
 
         The run belongs to the study's name and parameters: logging them again replaces the artifacts, and the runs
-        below it that hold its lines. Runs and evaluations of `node_ids` get the tag `gram.study.NAME`.
+        that hold its lines. Runs and evaluations of `node_ids` get the tag `gram.study.NAME`. The experiment gets the
+        views, and its description links to them unless people have written another.
         """
         params = {key: str(value) for key, value in params.items()}
-        study_id = short_hash({"study": name, "params": params})
-        tags = {content.KIND: "study", content.STUDY: name, content.STUDY_ID: study_id}
+        identity = study_id(name, params)
+        tags = {content.KIND: "study", content.STUDY: name, content.STUDY_ID: identity}
         facts = ", ".join(f"{key} {value}" for key, value in params.items())
         note = f"{name}: {facts}. Among the artifacts: the table, the report (one page) and every figure."
         with self._connection.reaching() as client:
-            of_study = self._connection.search(f"tags.`{content.STUDY_ID}` = '{study_id}'")
+            of_study = self._connection.search(f"tags.`{content.STUDY_ID}` = '{identity}'")
             found = [run for run in of_study if run.data.tags.get(content.KIND) == "study"]
             run = min(found, key=_age) if found else self._connection.create(f"study {name}", tags, time.time() * 1000)
             missing = [Param(key, value) for key, value in params.items() if key not in run.data.params]
             client.log_batch(run.info.run_id, params=missing, tags=[RunTag(content.NOTE, note)])
-            for path in (table_path, report_path):
-                client.log_artifact(run.info.run_id, os.fspath(path))
+            for file, content_bytes in files.items():
+                client.log_text(run.info.run_id, content_bytes.decode(), file)
             for figure_name, figure in figures.items():
                 client.log_figure(run.info.run_id, figure, f"figures/{figure_name}.html")
             self._replace_lines(run, [other for other in of_study if other not in found], lines)
             client.set_terminated(run.info.run_id, "FINISHED")
-        self._tag_nodes(f"{content.STUDY}.{name}", study_id, set(node_ids))
+            self._connection.set_experiment_tags({VIEW + view.key: view.to_tag() for view in views})
+            self._connection.describe(experiment_note)
+        self._tag_nodes(f"{content.STUDY}.{name}", identity, set(node_ids))
         return run.info.run_id
 
+    def study_file(self, study: str, file: str) -> str | None:
+        """Reads a file of the MLflow run of a study that was written last; None without one."""
+        require_database(self.tracking_uri)
+        with self._connection.reaching() as client:
+            found = self._connection.search(f"tags.`{content.STUDY}` = '{study}'")
+            runs = [run for run in found if run.data.tags[content.KIND] == "study"]
+            for run in sorted(runs, key=lambda run: run.info.end_time or 0, reverse=True):
+                if any(artifact.path == file for artifact in client.list_artifacts(run.info.run_id)):
+                    with tempfile.TemporaryDirectory() as folder:
+                        path = client.download_artifacts(run.info.run_id, file, folder)
+                        return Path(path).read_text(encoding="utf-8")
+        return None
+
     def _replace_lines(self, study: Run, present: Sequence[Run], lines: Sequence[Line]) -> None:
-        """Makes a run for each line below the study's; keeps equal ones, deletes those of other content."""
+        """Makes a run for each line; keeps equal ones, deletes those of other content.
+
+        They are no children of the study's run: MLflow's charts leave out the runs below a folded one.
+        """
         client = self._connection.client
         wanted = {line.digest: line for line in lines}
         for run in present:
@@ -147,7 +171,7 @@ class Tracker:
         of_study = {key: study.data.tags[key] for key in (content.STUDY, content.STUDY_ID)}
         now = round(time.time() * 1000)
         for digest, line in wanted.items():
-            tags = {content.KIND: LINE, content.RESULT: digest, content.PARENT: study.info.run_id, **of_study}
+            tags = {content.KIND: LINE, content.RESULT: digest, **of_study}
             run = self._connection.create(line.name, {**line.tags, **tags}, now)
             points = [Metric(key, value, now, step) for step, at in line.points.items() for key, value in at.items()]
             client.log_batch(run.info.run_id, metrics=points)
@@ -161,21 +185,28 @@ class Tracker:
                 if node_id in node_ids and run.data.tags.get(tag) != value:
                     client.set_tag(run.info.run_id, tag, value)
 
-    def runs_url(self, filter_string: str, ui_url: str | None = None, as_charts: bool = False) -> str | None:
-        """Gives the address of MLflow's page of the runs that a filter keeps, as `run_url`."""
-        page = self.run_url("", ui_url)
-        view = {"workflowType": "machine_learning", "searchFilter": filter_string}
-        view |= {"compareRunsMode": "CHART"} if as_charts else {}
-        return page and f"{page.rstrip('/')}?{urlencode(view, quote_via=quote)}"
+    def view_urls(self, study: str, ui_url: str | None = None) -> dict[str, str]:
+        """Gives {what it shows: address} of a study's saved views at `ui_url`, as `run_url`; {} for a mere database."""
+        base = self._base(ui_url)
+        if base is None:
+            return {}
+        with self._connection.reaching():
+            found = saved_views(self._connection.experiment_tags(), self._connection.experiment_id)
+        prefix = f"gram.{study}."
+        return {key[len(prefix) :]: f"{base}/{page}" for key, (_, page) in found.items() if key.startswith(prefix)}
 
     def run_url(self, mlflow_run_id: str, ui_url: str | None = None) -> str | None:
         """Gives the address of a run's page at `ui_url` (default: the tracking server); None for a mere database."""
-        base = ui_url or (self.tracking_uri if self.tracking_uri.startswith("http") else None)
+        base = self._base(ui_url)
         if base is None:
             return None
         with self._connection.reaching():
             experiment_id = self._connection.experiment_id
-        return f"{base.rstrip('/')}/#/experiments/{experiment_id}/runs/{mlflow_run_id}"
+        return f"{base}/#/experiments/{experiment_id}/runs/{mlflow_run_id}"
+
+    def _base(self, ui_url: str | None) -> str | None:
+        base = ui_url or (self.tracking_uri if self.tracking_uri.startswith("http") else None)
+        return base and base.rstrip("/")
 
     # ------------------------------------------------------------------------------------------------- sending
 

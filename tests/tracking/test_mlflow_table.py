@@ -41,10 +41,7 @@ def mirrored(tmp_path_factory):
         place.complete({"losses": {"core": 2.5, "virology": 3.4 - 0.15 * seed}}, {"elapsed_s": 0.5})
     tracker = Tracker(default_tracking_uri(store.root))
     tracker.sync(store)
-    for name in ("table.csv", "report.html"):
-        store.study_dir("scaling").write(name, b"content")
-    folder = store.study_dir("scaling").path
-    tracker.log_study("scaling", f"{folder}/table.csv", f"{folder}/report.html", {}, {"preset": "smoke"}, LINES)
+    tracker.log_study("scaling", {"table.csv": b"content"}, {}, {"preset": "smoke"}, LINES)
     client = MlflowClient(tracker.tracking_uri)
     return client, client.get_experiment_by_name("gram").experiment_id
 

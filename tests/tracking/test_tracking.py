@@ -1,6 +1,7 @@
 """The mirror: one MLflow run for each node, every committed step once, nothing lost while the server is away."""
 
 import dataclasses
+import json
 import random
 import shlex
 import socket
@@ -20,6 +21,7 @@ from gram_platform.tracking import Tracker, TrackingUnavailable, default_trackin
 from gram_platform.tracking.connection import Connection, context_tags
 from gram_platform.tracking.entry import Entry, curve_metrics, run_entry, unescape
 from gram_platform.tracking.tracker import Line
+from gram_platform.tracking.views import study_views
 from tests.store.training import final_fields, in_process, record, run_config, train
 
 RUN = run_config(8)
@@ -234,19 +236,13 @@ def test_metric_names_survive_mlflow(tracker, store, name):
             client.log_metric(run.info.run_id, "R&D", 1.0)
 
 
-def test_study_is_logged_once(tmp_path, store, tracker):
+FILES = {"table.csv": b"content", "report.html": b"content"}
+
+
+def test_study_is_logged_once(tracker):
     import plotly.graph_objects as go
 
-    for name in ("table.csv", "report.html"):
-        store.study_dir("scaling").write(name, b"content")
-    folder = store.study_dir("scaling").path
-    arguments = (
-        "scaling",
-        f"{folder}/table.csv",
-        f"{folder}/report.html",
-        {"curves": go.Figure()},
-        {"preset": "smoke"},
-    )
+    arguments = ("scaling", FILES, {"curves": go.Figure()}, {"preset": "smoke"})
     first = tracker.log_study(*arguments)
     assert Tracker(tracker.tracking_uri).log_study(*arguments) == first
     assert tracker.log_study(*arguments[:-1], {"preset": "demo"}) != first
@@ -254,6 +250,8 @@ def test_study_is_logged_once(tmp_path, store, tracker):
     assert client.get_run(first).info.status == "FINISHED"
     assert {artifact.path for artifact in client.list_artifacts(first)} == {"table.csv", "report.html", "figures"}
     assert client.get_experiment_by_name("gram").artifact_location.endswith("/mlartifacts")
+    assert tracker.study_file("scaling", "table.csv") == "content"
+    assert tracker.study_file("scaling", "absent.csv") is tracker.study_file("absent", "table.csv") is None
     assert tracker.runs() == {}
     assert tracker.run_url(first) is None
     assert tracker.run_url(first, "http://127.0.0.1:5000/").endswith(f"/#/experiments/1/runs/{first}")
@@ -262,19 +260,17 @@ def test_study_is_logged_once(tmp_path, store, tracker):
 LINE = Line("gram core+virology", {"method": "gram"}, {100: {"core": 0.9, "forget": 0.5}, 400: {"core": 1.0}})
 
 
-def test_the_lines_of_a_study_are_replaced_as_a_whole(tmp_path, store, tracker):
-    for name in ("table.csv", "report.html"):
-        store.study_dir("scaling").write(name, b"content")
-    folder, client = store.study_dir("scaling").path, MlflowClient(tracker.tracking_uri)
+def test_the_lines_of_a_study_are_replaced_as_a_whole(store, tracker):
+    client = MlflowClient(tracker.tracking_uri)
     train(store.root, RUN)
     tracker.sync(store)
 
     def log(*lines) -> dict[str, str]:
         """Logs a study with these lines; returns the MLflow ids of those that are there, by name."""
-        files = (f"{folder}/table.csv", f"{folder}/report.html")
-        study = tracker.log_study("scaling", *files, {}, {"preset": "smoke"}, lines, [RUN.run_id])
+        study = tracker.log_study("scaling", FILES, {}, {"preset": "smoke"}, lines, [RUN.run_id])
         found = client.search_runs(["1"], "tags.`gram.kind` = 'line' and tags.`gram.study` = 'scaling'")
-        assert {run.data.tags["mlflow.parentRunId"] for run in found} <= {study}
+        assert not any("mlflow.parentRunId" in run.data.tags for run in found)  # else charts leave them out
+        assert {run.data.tags["gram.study_id"] for run in found} <= {client.get_run(study).data.tags["gram.study_id"]}
         return {run.info.run_name: run.info.run_id for run in found}
 
     other = Line("filtering core+virology", {"method": "filtering"}, {100: {"core": 1.0}})
@@ -334,16 +330,38 @@ def test_runs_that_lose_their_driver_are_killed_until_they_go_on(store, tracker)
         assert client.get_run(mlflow_id).info.status == "RUNNING"
 
 
-def test_links_open_on_a_filter(tracker):
-    url = tracker.runs_url("tags.`gram.kind` = 'line'", "http://host:5000/", as_charts=True)
-    page, _, query = url.partition("?")
+def test_views_of_a_study_are_saved_and_linked(tracker):
+    client = MlflowClient(tracker.tracking_uri)
+
+    def log(study: str) -> dict[str, str]:
+        views = study_views(study, "0123", {"profile": "mean"}, ("core", "forget"))
+        tracker.log_study(study, FILES, {}, {}, views=views)
+        return client.get_experiment("1").tags
+
+    tags = log("scaling")
+    assert log("scaling") == tags
+    view = json.loads(tags["mlflow.sharedViewState.gram.scaling.ratios"])
+    state = json.loads(view["state"])
+    assert view["name"] == "scaling: ratios by size"
+    assert state["searchFilter"].endswith("tags.`gram.study_id` = '0123' and tags.`profile` = 'mean'")
+    assert [chart["metricKey"] for chart in state["compareRunCharts"]] == ["core", "forget"]
+    assert client.search_runs(["1"], state["searchFilter"]) == []  # MLflow understands it
+    links = tracker.view_urls("scaling", "http://host:5000/")
+    page, _, query = links["ratios"].partition("?")
     assert page == "http://host:5000/#/experiments/1/runs"
     assert parse_qs(query) == {
         "workflowType": ["machine_learning"],
-        "searchFilter": ["tags.`gram.kind` = 'line'"],
+        "viewStateShareKey": ["gram.scaling.ratios"],
         "compareRunsMode": ["CHART"],
     }
-    assert tracker.runs_url("") is None  # of a mere database
+    assert links["ratios"].removeprefix("http://host:5000/") in tags["mlflow.note.content"]
+    assert "compareRunsMode" not in links["runs"]
+    assert tracker.view_urls("other", "http://host:5000") == {}
+    assert tracker.view_urls("scaling") == {}  # of a mere database
+    both = log("accumulation")["mlflow.note.content"]
+    assert both.index("accumulation: runs") < both.index("scaling: runs")
+    client.set_experiment_tag("1", "mlflow.note.content", "Written by people")
+    assert log("titration")["mlflow.note.content"] == "Written by people"
 
 
 def test_unfinished_final_fields_are_not_needed(store, tracker):

@@ -11,8 +11,8 @@ from gram_platform.config import LOSSES
 from gram_platform.config.identity import invalid
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker
-from gram_platform.tracking.entry import KIND, STUDY
-from gram_platform.tracking.tracker import LINE, Line
+from gram_platform.tracking.tracker import Line, study_id
+from gram_platform.tracking.views import study_views
 
 LOCAL_UI = "http://127.0.0.1:5000"  # the default address of `mlflow ui`
 
@@ -77,6 +77,11 @@ def load_record(store: Store, name: str) -> StudyRecord:
     plain = store.study_dir(name).read_json("study.json")
     if plain is None:
         raise invalid("study", name, f"a study that was submitted to {store.root}")
+    return record_from_plain(plain)
+
+
+def record_from_plain(plain: Mapping) -> StudyRecord:
+    """Decodes the content of study.json."""
     tuples = {key: tuple(plain.get(key, ())) for key in ("facts", "sizes", "entries", "costs", "variants", "probed")}
     return StudyRecord(**{**plain, **tuples})
 
@@ -99,8 +104,10 @@ def publish(
     for name, data in files.items():
         folder.write(name, data)
     if tracker is not None:
-        with folder.local_copy("table.csv") as table_path, folder.local_copy("report.html") as report_path:
-            tracker.log_study(record.name, table_path, report_path, figures, record.params, lines, record.ids)
+        shown = {"profile": record.profile} if any(line.tags["profile"] == record.profile for line in lines) else {}
+        charts = tuple(dict.fromkeys(name for line in lines for at in line.points.values() for name in at))
+        views = study_views(record.name, study_id(record.name, record.params), shown, charts)
+        tracker.log_study(record.name, files, figures, record.params, lines, record.ids, views)
     return {name: folder.file(name) for name in files}
 
 
@@ -128,11 +135,7 @@ def ui_of(tracker: Tracker) -> str | None:
 
 def study_links(tracker: Tracker, name: str) -> dict[str, str]:
     """Returns {what it shows: address} of MLflow's pages about a study."""
-    ui_url, of_study = ui_of(tracker), f"tags.`{STUDY}` = '{name}'"
-    return {
-        "ratios": tracker.runs_url(f"tags.`{KIND}` = '{LINE}' and {of_study}", ui_url, as_charts=True),
-        "runs": tracker.runs_url(f"tags.`{KIND}` = 'run' and tags.`{STUDY}.{name}` != ''", ui_url),
-    }
+    return tracker.view_urls(name, ui_of(tracker))
 
 
 def links_note(tracking_uri: str) -> str:

@@ -9,6 +9,7 @@ from gram_platform.analysis.ratios import ATTACK_COLUMNS, BASELINE, ELICITED, VA
 from gram_platform.analysis.tables import CLASSES, Analysis, aligned, analyse, format_table, table_csv
 from gram_platform.analysis.variants import analyse_variants, by_number, drop_table, final_shares, load_shares
 from gram_platform.config import State
+from gram_platform.pages.figures.style import method_style
 from gram_platform.pages.report.build import build_report, report_sections, study_figures
 from gram_platform.pages.report.modules import readable_drops, readable_shares
 from gram_platform.pages.report.page import Section, shown_columns
@@ -21,9 +22,10 @@ from gram_platform.paper.paper_claims import CLAIMS
 from gram_platform.paper.verdicts import EXPLANATION, claims_frame, explained
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, TrackingUnavailable
-from gram_platform.tracking.frame import Frames, load_curves, load_store_curves
+from gram_platform.tracking.frame import Frames, load_curves, load_runs, load_store_curves
 from gram_platform.tracking.tracker import Line
 
+RUN_COLOUR = "mlflow.runColor"  # of a run's line in MLflow's charts
 BEST_LOSS = "final/best/loss/"  # + domain, in the frames of runs
 
 
@@ -40,12 +42,12 @@ class Results:
 
 
 def read_results(
-    record: StudyRecord, store: Store, tracking_uri: str | None, why_not: str = "", frames: Frames | None = None
+    record: StudyRecord, store: Store | None, tracking_uri: str | None, why_not: str = "", frames: Frames | None = None
 ) -> Results | None:
     """Analyses every complete node; None while there is no evaluation or no baseline's curve.
 
-    Reads MLflow at `tracking_uri`, or the run directories if there is no URI, or if MLflow is away or lacks nodes. Pass
-    `frames` of the same two to read them once for several studies.
+    Reads MLflow at `tracking_uri`, or the run directories if there is no URI, or if MLflow is away or lacks nodes;
+    without a store, MLflow alone. Pass `frames` of the same two to read them once for several studies.
     """
     frame, curves, source = load_frames(record.ids, record.baseline_runs, store, tracking_uri, why_not, frames)
     complete = frame[frame["status"] == State.COMPLETE]
@@ -58,7 +60,7 @@ def read_results(
     declared = _tags(record, _entries(record, "evaluation"))
     analysis = analysed(record, evaluations, curves, _attacks(record, complete), declared)
     probed = _named(record, [e for e in _entries(record, "run") if e["id"] in set(record.probed)], complete)
-    absorption = load_shares(store, probed) if record.probed else None
+    absorption = load_shares(store, probed) if record.probed and store else None
     return Results(analysis, curves, nodes_frame(record, frame), judged(record, analysis), source, absorption)
 
 
@@ -126,12 +128,18 @@ def _cell(value: object) -> str:
 def load_frames(
     ids: Collection[str],
     baseline_runs: Sequence[str],
-    store: Store,
+    store: Store | None,
     uri: str | None,
     why_not: str = "",
     frames: Frames | None = None,
 ) -> tuple[pd.DataFrame, pd.DataFrame, str]:
-    """Returns (frame of these nodes, baselines' curves, source): from MLflow if it has every complete node."""
+    """Returns (frame of these nodes, baselines' curves, source): from MLflow if it has every complete node.
+
+    TrackingUnavailable without a store, when MLflow is away.
+    """
+    if store is None:
+        frame = load_runs(uri or "")
+        return frame[frame["id"].isin(ids)], load_curves(uri or "", baseline_runs), "MLflow alone"
     frames = frames or Frames(store.root, uri)
     local = frames.stored[frames.stored["id"].isin(ids)]
     if uri is not None:
@@ -220,7 +228,8 @@ def ratio_lines(record: StudyRecord, table: pd.DataFrame) -> list[Line]:
     for values, rows in table.groupby(names, sort=False):
         points = {record.parameters[row["size"]]: row[list(CLASSES)].dropna().to_dict() for _, row in rows.iterrows()}
         tags = {name: str(value) for name, value in zip(names, values, strict=True)}
-        lines.append(Line(" ".join(tags.values()), tags, points))
+        colour = {RUN_COLOUR: method_style(tags["method"]).colour}
+        lines.append(Line(" ".join(tags.values()), tags | colour, points))
     return lines
 
 

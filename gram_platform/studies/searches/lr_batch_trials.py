@@ -147,6 +147,7 @@ def grid_report(
     page = page_html(search.title, f"{search.question}\n\n{facts}", _sections(trials, tables, figures, links))
     content = {"name": search.name, "search_id": search_id, "preset": flags.preset, "data_id": setup.data_id}
     content |= {"objective": OBJECTIVE, "window": flags.window or None, "trials": trials["run_id"].tolist()}
+    content |= {"seq_len": setup.preset.seq_len}
     files = {"table.csv": analysis.optima, "trials.csv": trials_table(trials, f"{search.name}-{search_id}")}
     files |= {f"{kind}.csv": frame for kind, frame in tables.items() if kind != "optima"}
     data = {file: frame.to_csv(index=False).encode() for file, frame in files.items()}

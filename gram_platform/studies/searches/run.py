@@ -235,8 +235,7 @@ class SearchRun:
             say(f"{name:12} {folder.file(name)}")
         params = {"search_id": self.identity, "preset": self.setup.flags.preset, "data_id": self.setup.data_id}
         try:
-            with folder.local_copy("table.csv") as table, folder.local_copy("report.html") as report:
-                self.tracker.log_study(self.search.name, table, report, written.figures, params)
+            self.tracker.log_study(self.search.name, written.files, written.figures, params)
         except TrackingUnavailable as error:
             say(f"the search is not in MLflow ({error}); submit again to log it")
         refresh_site(self.setup.flags, say)

@@ -31,7 +31,11 @@ class Browser:
         self._rest, self._number, self._session = b"", 0, None
         self.said: list[str] = []
         self._loaded = ""  # the loader of the last document whose load event has been fired
-        target = self._call("Target.createTarget", url="about:blank")["targetId"]
+        self._attach(self._call("Target.createTarget", url="about:blank")["targetId"])
+
+    def _attach(self, target: str) -> None:
+        """Makes a tab ours."""
+        self._session = None
         self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self._call(f"{domain}.enable")
@@ -71,6 +75,25 @@ class Browser:
                     return True
             self._receive(0.1)
         return False
+
+    def click(self, element: str) -> None:
+        """Clicks the element that a JavaScript expression finds; a tab that its link opens becomes ours."""
+        assert self.wait_for(f"Boolean({element})"), element
+        opens_tab = self.evaluate(f"({element}).target === '_blank'")
+        before = self._tabs()
+        self._call("Runtime.evaluate", expression=f"({element}).click()", userGesture=True)
+        deadline = time.monotonic() + TIMEOUT_S
+        while opens_tab:
+            assert time.monotonic() < deadline, f"{element} opens no tab"
+            if opened := self._tabs() - before:
+                self._attach(opened.pop())
+                self._call("Page.bringToFront")  # a page behind another draws nothing
+                return
+            self._receive(0.1)
+
+    def _tabs(self) -> set[str]:
+        found = self._call("Target.getTargets")["targetInfos"]
+        return {target["targetId"] for target in found if target["type"] == "page"}
 
     def close(self) -> None:
         self._session = None

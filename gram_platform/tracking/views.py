@@ -1,0 +1,88 @@
+"""Builds saved views of MLflow's page of runs, so that one click shows a study's charts or its runs.
+
+MLflow keeps a saved view, which is a filter, columns and charts, as a tag of the experiment, and its page lists them
+under "Views". No document describes the tag; the format is what MLflow's page 3.17 writes and reads. A test,
+`test_mlflow_pages.py`, opens our views in a browser.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from gram_platform.tracking.entry import KIND, STUDY, STUDY_ID
+
+LINE = "line"  # the kind of MLflow's runs that hold a line of a study's figures
+VIEW = "mlflow.sharedViewState."  # + key
+TRAINING_RUNS = "workflowType=machine_learning"  # else MLflow's page opens on traces of language models
+RUN_COLUMNS = ("tags.`method`", "tags.`size`", "tags.`profile`", "tags.`seed`", "metrics.`train/loss`")
+ABOUT = "Runs that `gram_platform` trained"
+NOTE = f"""{ABOUT}; unfold one to see the evaluations of its views and the attacks on them. The run `study NAME` has the
+study's table, report and figures. The runs of kind `line` hold its compute ratios by model size (the step)."""
+
+
+@dataclass(frozen=True)
+class SavedView:
+    """A saved view. A later one with the same key replaces it."""
+
+    key: str
+    name: str
+    filter_string: str
+    columns: tuple[str, ...] = ()
+    charts: tuple[str, ...] = ()  # metrics to draw, each in a chart of its own, against the step on a log axis
+
+    def to_tag(self) -> str:
+        """Encodes the view as MLflow's page does; equal views have equal text."""
+        state = {"searchFilter": self.filter_string, "selectedColumns": self.columns, "runsHiddenMode": "SHOW_ALL"}
+        if self.charts:
+            section = {"uuid": self.key, "name": "By number of parameters", "display": True, "columns": 2}
+            charts = [_line_chart(self.key, metric) for metric in self.charts]
+            state |= {"compareRunSections": [section], "compareRunCharts": charts, "isAccordionReordered": True}
+        return json.dumps({"name": self.name, "createdAt": 0, "updatedAt": 0, "state": json.dumps(state)})
+
+
+def study_views(study: str, study_id: str, shown: Mapping[str, str], charts: tuple[str, ...]) -> tuple[SavedView, ...]:
+    """Returns the views of a study: the charts of its lines with the tags `shown`, if any, and its training runs."""
+    tags = {KIND: LINE, STUDY_ID: study_id, **shown}
+    lines = " and ".join(f"tags.`{tag}` = '{value}'" for tag, value in tags.items())
+    runs = f"tags.`{KIND}` = 'run' and tags.`{STUDY}.{study}` != ''"
+    ratios = SavedView(f"gram.{study}.ratios", f"{study}: ratios by size", lines, charts=charts)
+    views = (ratios, SavedView(f"gram.{study}.runs", f"{study}: runs", runs, RUN_COLUMNS))
+    return views if charts else views[1:]
+
+
+def saved_views(tags: Mapping[str, str], experiment_id: str) -> dict[str, tuple[str, str]]:
+    """Reads our views among an experiment's tags: {key: (name, address of the page below MLflow's own)}."""
+    found = {}
+    for tag, value in sorted(tags.items()):
+        if tag.startswith(f"{VIEW}gram."):
+            key, view = tag.removeprefix(VIEW), json.loads(value)
+            address = f"#/experiments/{experiment_id}/runs?{TRAINING_RUNS}&viewStateShareKey={quote(key)}"
+            has_charts = "compareRunCharts" in json.loads(view["state"])
+            found[key] = view["name"], address + "&compareRunsMode=CHART" * has_charts
+    return found
+
+
+def experiment_note(tags: Mapping[str, str], experiment_id: str) -> str:
+    """Describes an experiment for people, in Markdown; the links to our views come first, where folded text is seen."""
+    links = " · ".join(f"[{name}]({address})" for name, address in saved_views(tags, experiment_id).values())
+    return f"Pretraining studies: {links}\n\n{NOTE}" if links else NOTE
+
+
+def _line_chart(section: str, metric: str) -> dict:
+    return {
+        "type": "LINE",
+        "uuid": f"{section}.{metric}",
+        "metricSectionId": section,
+        "metricKey": metric,
+        "selectedMetricKeys": [metric],
+        "runsCountToCompare": 100,
+        "xAxisKey": "step",
+        "xAxisScaleType": "log",
+        "scaleType": "linear",
+        "yAxisKey": "metric",
+        "lineSmoothness": 0,
+        "range": {},
+        "displayPoints": True,
+        "useGlobalXaxisKey": False,
+    }

@@ -1,0 +1,69 @@
+"""`gram report STUDY --tracking-uri URI` where the storage is gone: the same tables from MLflow alone."""
+
+import json
+
+import numpy as np
+import pytest
+
+from gram_platform.analysis.lr_laws import analyse_grid
+from gram_platform.cli.mlflow_report import report_from_mlflow
+from gram_platform.cli.studies import report_command
+from gram_platform.pages.results.results import frame_text, read_results, summary_text, write_results
+from gram_platform.studies.searches.lr_batch_trials import trials_table
+from gram_platform.tracking import Tracker, TrackingUnavailable
+from tests.analysis.test_lr_grid import laddered
+from tests.pages.results.test_results import study  # noqa: F401
+
+
+@pytest.fixture
+def uri(tmp_path):
+    return f"sqlite:///{tmp_path}/elsewhere/mlflow.db"
+
+
+def test_a_study_is_reported_without_its_storage(study, uri, tmp_path, monkeypatch, capsys):  # noqa: F811
+    store, record, _ = study
+    (tmp_path / "elsewhere").mkdir()
+    tracker = Tracker(uri)
+    tracker.sync(store)
+    results = read_results(record, store, None, "a test")
+    paths = write_results(record, store, results, {}, tracker)
+    monkeypatch.setenv("GRAM_STORAGE", str(tmp_path / "removed"))
+    report_command("stories", tracking_uri=uri, out=str(tmp_path / "out"))
+    said = capsys.readouterr().out
+    assert said.startswith(summary_text(record, results))
+    assert "the paper's claims" in said
+    assert frame_text(results.analysis.fits) in said
+    with open(paths["table.csv"], "rb") as table:
+        assert (tmp_path / "out" / "table.csv").read_bytes() == table.read()
+    assert "Read from MLflow alone" in (tmp_path / "out" / "report.html").read_text()
+    assert not (tmp_path / "removed").exists()
+
+
+def test_the_laws_of_a_grid_are_fitted_again_without_its_storage(uri, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    trials = laddered().assign(run_id="r", elapsed_s=1.0, message="")
+    grid = analyse_grid(trials, 2048, None)
+    about = {"seq_len": 2048, "window": None}
+    files = {
+        "table.csv": grid.optima.to_csv(index=False).encode(),
+        "trials.csv": trials_table(trials, "grid-0123").to_csv(index=False).encode(),
+        "search.json": json.dumps(about).encode(),
+        "report.html": b"<html></html>",
+    }
+    Tracker(uri).log_study("lr_bs_grid", files, {}, {"search_id": "0123"})
+    text = report_from_mlflow("lr_bs_grid", uri, "")
+    exponents = grid.laws["exponent"].to_numpy()
+    assert np.isfinite(exponents).all()
+    assert all(f"{exponent:.3f}" in text for exponent in exponents)
+    files.pop("trials.csv")
+    Tracker(uri).log_study("pareto", files, {}, {"search_id": "4567"})
+    assert report_from_mlflow("pareto", uri, "").startswith("size")
+
+
+def test_what_mlflow_lacks_is_named(uri, tmp_path):
+    with pytest.raises(TrackingUnavailable, match="there is no"):
+        report_from_mlflow("stories", uri, "")
+    (tmp_path / "elsewhere").mkdir()
+    Tracker(uri).prepare_database()
+    with pytest.raises(ValueError, match="study='stories': expected a study in MLflow"):
+        report_from_mlflow("stories", uri, "")

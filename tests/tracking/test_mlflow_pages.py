@@ -1,0 +1,85 @@
+"""What users see on MLflow's own pages, in headless Chromium: three clicks from its start page to the charts."""
+
+import json
+
+import pytest
+
+from gram_platform.config import Evaluation, View
+from gram_platform.pages.results.record import StudyRecord, publish
+from gram_platform.store import Store
+from gram_platform.tracking import Tracker, default_tracking_uri
+from gram_platform.tracking.tracker import Line
+from tests.pages.site.browser import running_browser
+from tests.store.training import run_config, train
+from tests.tracking.servers import running_mlflow
+
+RUN = run_config(8)
+SIZES = {"tiny": 97_280, "small": 153_000}
+FORGET = {"gram": [0.9, 0.5], "filtering": [0.8, 0.4]}  # of the profile that the study shows, by size
+LINK = "[...document.querySelectorAll('a')].find((a) => a.innerText.trim() === '{}')"
+TRAINING = "[...document.querySelectorAll('span, label, button')].find((e) => e.innerText === 'Model training')"
+CHARTS = """[...document.querySelectorAll('.js-plotly-plot')].map((plot) => Object.fromEntries((plot.data || [])
+    .filter((trace) => trace.hoverinfo !== 'skip')
+    .map((trace) => [trace.name, [Array.from(trace.x || []), Array.from(trace.y || [])]])))"""
+
+
+def planted_study(store: Store) -> Tracker:
+    """A study of one run and its evaluation, with lines of two methods and two profiles."""
+    train(store.root, RUN)
+    tags = {"method": "gram", "size": "tiny", "seed": "0", "profile": "all", "retained": ""}
+    store.run(RUN.run_id).add_tags(tags)
+    evaluation = Evaluation(View.of(RUN.run_id, {"virology": 1.0}), "d" * 12, ("core", "virology"), 4)
+    place = store.evaluation(evaluation.eval_id)
+    place.ensure_config(evaluation)
+    place.add_tags({**tags, "profile": "core+virology"})
+    place.complete({"losses": {"core": 2.5, "virology": 3.25}}, {"elapsed_s": 0.5})
+    entries = tuple({"id": i, "kind": k, "tags": tags} for i, k in ((RUN.run_id, "run"), (place.node_id, "evaluation")))
+    record = StudyRecord(
+        name="scaling",
+        title="A study",
+        question="Does MLflow show it?",
+        facts=(),
+        params={"preset": "test"},
+        sizes=tuple(SIZES),
+        parameters=SIZES,
+        profile="core+virology",
+        entries=entries,
+    )
+    lines = [
+        Line(f"{method} {profile}", {"method": method, "profile": profile}, points(values))
+        for method, values in FORGET.items()
+        for profile in ("core+virology", "core")
+    ]
+    tracker = Tracker(default_tracking_uri(store.root))
+    tracker.sync(store)
+    publish(record, store, "method\n", "<html></html>", {}, tracker, lines)
+    return tracker
+
+
+def points(forget: list[float]) -> dict[int, dict[str, float]]:
+    return {size: {"core": 1.0, "forget": value} for size, value in zip(SIZES.values(), forget, strict=True)}
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_three_clicks_from_the_start_page_to_forget_against_size(tmp_path):
+    store = Store(tmp_path / "storage").open_for_writing()
+    tracker = planted_study(store)
+    with running_browser(tmp_path) as browser, running_mlflow(tracker.tracking_uri, tmp_path) as server:
+        browser.window(1400, 1000)
+        browser.visit(server.uri)
+        browser.click(TRAINING)
+        browser.click(LINK.format("gram"))
+        browser.click(LINK.format("scaling: ratios by size"))
+        browser.window(1400, 1000)  # of the tab that the link has opened
+        forget = {f"{method} core+virology": [list(SIZES.values()), values] for method, values in FORGET.items()}
+        text = json.dumps(json.dumps(sorted(forget.items()), separators=(",", ":")))
+        drawn = f"{CHARTS}.some((chart) => JSON.stringify(Object.entries(chart).sort()) === {text})"  # one profile
+        assert browser.wait_for(drawn), browser.evaluate(CHARTS)
+        links = tracker.view_urls("scaling", server.uri)
+        assert browser.evaluate("location.href").startswith(links["ratios"])
+        browser.visit("about:blank")
+        browser.visit(links["runs"])
+        assert browser.wait_for("document.body.innerText.includes('1 matching run')")
+        assert browser.evaluate(f"Boolean({LINK.format('gram tiny all s0')})")
