@@ -1,7 +1,7 @@
 """Stores a study as `study.json`, from which its tables and reports are built, and publishes the results."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 
 import pandas as pd
@@ -94,14 +94,28 @@ def publish(
 
     `lines`: of the figures that MLflow shall draw too.
     """
-    folder = store.study_dir(record.name)
     files = {"table.csv": table.encode(), "report.html": report.encode(), "study.json": record.to_json()}
-    for name, data in files.items():
-        folder.write(name, data)
+    return publish_files(record.name, store, files, figures, record.params, tracker, lines, record.ids)
+
+
+def publish_files(
+    name: str,
+    store: Store,
+    files: Mapping[str, bytes],
+    figures: Mapping[str, object],
+    params: Mapping[str, str],
+    tracker: Tracker | None,
+    lines: Sequence[Line] = (),
+    node_ids: Iterable[str] = (),
+) -> dict[str, str]:
+    """Writes the files of a study or a search, logs table.csv and report.html if there is a tracker; {name: path}."""
+    folder = store.study_dir(name)
+    for file, data in files.items():
+        folder.write(file, data)
     if tracker is not None:
-        with folder.local_copy("table.csv") as table_path, folder.local_copy("report.html") as report_path:
-            tracker.log_study(record.name, table_path, report_path, figures, record.params, lines, record.ids)
-    return {name: folder.file(name) for name in files}
+        with folder.local_copy("table.csv") as table, folder.local_copy("report.html") as report:
+            tracker.log_study(name, table, report, figures, params, lines, node_ids)
+    return {file: folder.file(file) for file in files}
 
 
 def with_links(runs: pd.DataFrame, failures: Mapping[str, str], tracker: Tracker | None) -> pd.DataFrame:
