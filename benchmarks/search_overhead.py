@@ -16,12 +16,10 @@ from gram_platform.engine.trials import Outcome, Point
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.store import Store
+from gram_platform.studies.build import Graph
 from gram_platform.studies.library.scaling import SMOKE
-from gram_platform.studies.searches.definition import OptunaSearch, SearchSetup
-from gram_platform.studies.searches.flags import OptunaFlags
-from gram_platform.studies.searches.live import trial_overheads
-from gram_platform.studies.searches.optuna_studies import open_groups, open_storage
-from gram_platform.studies.searches.run import build_setup, parse
+from gram_platform.studies.searches.definition import OptunaFlags, OptunaSearch
+from gram_platform.studies.searches.run import build_search, parse, trial_overheads
 from gram_platform.studies.session import connect, execution_of
 
 NUM_TRIALS = 16
@@ -46,10 +44,10 @@ class Baselines:
 class _Search(OptunaSearch):
     flags_type = OptunaFlags
 
-    def space(self, setup: SearchSetup) -> Space:
+    def space(self, graph: Graph) -> Space:
         return Space((Parameter("lr", 1e-3, 2e-2, log=True),))
 
-    def groups(self, setup: SearchSetup) -> Mapping[str, Point]:
+    def groups(self, graph: Graph) -> Mapping[str, Point]:
         return {"lr": {}}
 
 
@@ -59,13 +57,13 @@ def measure(settings: BenchmarkSettings) -> list[BenchmarkResult]:
     objectives = (SearchObjective("loss", "minimize", worst=20.0),)
     trials = {"bench": NUM_TRIALS}
     search = _Search("bench", "", "", {"bench": preset}, "bench", objectives=objectives, num_trials=trials)
-    setup = build_setup(search, parse(search, ["--storage", settings.storage, "--seeds", "1"]))
-    prepare(setup.recipe, Store(settings.storage).open_for_writing().data_root)
+    graph = build_search(search, parse(search, ["--storage", settings.storage, "--seeds", "1"]))
+    prepare(graph.recipe, Store(settings.storage).open_for_writing().data_root)
     connect()
-    groups = open_groups(search, setup, open_storage(setup.flags.optuna_uri), "bench")
-    source = OptunaSource(groups, search.space(setup), objectives)
+    groups = search.open(graph, "bench")
+    source = OptunaSource(groups, search.space(graph), objectives)
     outcomes: list[Outcome] = []
-    problem, places = Baselines(setup.settings[0]), execution_of(setup.flags, has_gpu=False)
+    problem, places = Baselines(graph.settings[0]), execution_of(graph.flags, has_gpu=False)
     run_trials(source, problem, *places, Tuning("bench"), on_end=outcomes.append)
     return [_overhead(outcomes), _whole(outcomes, num_slots=int(ray.cluster_resources()["CPU"]))]
 

@@ -29,6 +29,10 @@ class Source(Protocol):
     """Proposes trials, and is told how they ended."""
 
     @property
+    def num_left(self) -> int:
+        """Counts the trials that are left to propose."""
+
+    @property
     def is_independent(self) -> bool:
         """Whether the next proposal would be the same whatever the results of the trials that are running."""
 
@@ -44,11 +48,15 @@ class PointList:
     is_independent = True
 
     def __init__(self, points: Iterable[tuple[str, Point]]):
-        self._points = iter(list(points))
+        self._left = list(points)
+
+    @property
+    def num_left(self) -> int:
+        """Counts the points that are left to propose."""
+        return len(self._left)
 
     def next(self) -> Proposal | None:
-        found = next(self._points, None)
-        return None if found is None else Proposal(*found)
+        return Proposal(*self._left.pop(0)) if self._left else None
 
     def tell(self, proposal: Proposal, outcome: Outcome) -> None:
         """Does nothing."""

@@ -1,8 +1,9 @@
 """Builds a study's graph from its flags: the corpora, a setting for each variant, size and seed, and all nodes."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
+from gram_platform.analysis.ratios import BASELINE, VARIANT
 from gram_platform.config import CORE, IMPORTED, model_from_plain
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid
@@ -12,11 +13,11 @@ from gram_platform.corpora.recipe import HubSource
 from gram_platform.corpora.resolution import grows_with_size
 from gram_platform.corpora.tokenizer import document_end
 from gram_platform.methods import Profile, Setting
-from gram_platform.methods.nodes import Node, require_closed, unique
+from gram_platform.methods.nodes import Node, method_costs, method_nodes, require_closed, unique
 from gram_platform.methods.setting import MaxEnt, profile_name
 from gram_platform.store import Store
 from gram_platform.studies.definition import Preset, Study, Variant
-from gram_platform.studies.flags import CommonFlags, Flags, by_law, ranks_of
+from gram_platform.studies.flags import CommonFlags, Flags, by_law
 
 BEST = "best.json"  # in the folder of a MaxEnt search
 DEFAULT_MAXENT = MaxEnt()
@@ -27,14 +28,17 @@ EPOCH_TOLERANCE = 0.05
 
 @dataclass(frozen=True)
 class Graph:
-    """A study on a corpus. `entries` has every node under each method's names, `nodes` each id once."""
+    """A study or a search on a corpus. `entries` has every node under each method's names, `nodes` each id once.
+
+    Of a search they are the nodes that all trials need, and those of its trials as far as they are known.
+    """
 
     study: Study
     preset: Preset
-    flags: Flags
+    flags: Flags  # of a search: SearchFlags
     recipes: Mapping[str, tuple[CorpusRecipe, ...]]  # of each size: one, or one for every way to divide the labels
     settings: tuple[Setting, ...]
-    entries: tuple[Node, ...]
+    entries: tuple[Node, ...] = ()
 
     @property
     def corpora(self) -> tuple[CorpusRecipe, ...]:
@@ -43,15 +47,27 @@ class Graph:
 
     @property
     def recipe(self) -> CorpusRecipe:
+        """The corpus of the first size; those of other sizes have the same domains."""
         return self.corpora[0]
 
     @property
-    def data_ids(self) -> tuple[str, ...]:
-        return tuple(recipe.data_id for recipe in self.corpora)
+    def data_id(self) -> str:
+        """The data of all sizes and variants, joined by commas."""
+        return ", ".join(recipe.data_id for recipe in self.corpora)
 
     @property
     def nodes(self) -> list[Node]:
         return unique(self.entries)
+
+    @property
+    def num_seeds(self) -> int:
+        """The most seeds that a size has."""
+        return len({setting.seed for setting in self.settings})
+
+    @property
+    def baselines(self) -> list[Node]:
+        """The baseline of every setting, and its evaluation."""
+        return unique(node for setting in self.settings for node in method_nodes(BASELINE, setting))
 
     def of_size(self, size: str) -> list[Node]:
         return [node for node in self.entries if node.size == size]
@@ -60,6 +76,19 @@ class Graph:
         """Returns the methods that the setting's variant serves."""
         variant = next(v for v in self.preset.variants if v.name == setting.variant)
         return [method for method in self.flags.methods if variant.serves(method)]
+
+    @property
+    def costs(self) -> tuple[dict, ...]:
+        """The cost of every method at every size, one row for all variants of equal cost; seeds cost the same."""
+        settings = {(setting.size.name, setting.variant): setting for setting in self.settings}
+        variants_of: dict[tuple, list[str]] = {}  # by size and cost
+        for (size, name), setting in settings.items():
+            for cost in method_costs(setting, self.methods_of(setting)):
+                variants_of.setdefault((("size", size), *cost.items()), []).append(name)
+        named = [(dict(row), ", ".join(names)) for row, names in variants_of.items()]
+        sizes, methods = self.flags.sizes, self.flags.methods
+        named.sort(key=lambda pair: (sizes.index(pair[0]["size"]), methods.index(pair[0]["method"])))
+        return tuple({**row, VARIANT: names} if names else row for row, names in named)
 
 
 def build_graph(study: Study, flags: Flags, progress=None) -> Graph:
@@ -75,7 +104,7 @@ def build_graph(study: Study, flags: Flags, progress=None) -> Graph:
     if flags.maxent:
         _require_searched(flags.maxent, settings[0])
     recipes_of_size = {size: tuple({r[size].data_id: r[size] for r in recipes.values()}.values()) for size in named}
-    graph = Graph(study, preset, flags, recipes_of_size, settings, ())
+    graph = Graph(study, preset, flags, recipes_of_size, settings)
     nodes_of = preset.measurement.nodes
     entries = tuple(n for s in settings for method in graph.methods_of(s) for n in nodes_of(method, s))
     require_closed(entries)
@@ -234,31 +263,12 @@ def _profiles(retain: tuple[str, ...], preset: Preset, auxiliary: tuple[str, ...
 
 def require_memory(nodes: Iterable[Node], flags: CommonFlags) -> None:
     """ValueError if --num-workers auto finds no number of ranks for a run."""
-    ranks = ranks_of(flags)
     for node in nodes:
         if node.is_run:
-            ranks.of(node.config, node.size)
+            flags.ranks.of(node.config, node.size)
 
 
 # ---------------------------------------------------------------------------------------------- best trials
-
-
-@dataclass(frozen=True)
-class BestTrial:
-    """The trial with the lowest objective of one profile."""
-
-    profile: str  # by name: core, core+virology
-    retained: Profile
-    trial: int
-    runs: tuple[str, ...]  # ids, one for each seed
-    objective: float
-    maxent: MaxEnt
-    num_complete: int  # trials of the profile
-
-
-def best_json(search_id: str, facts: Mapping[str, object], best: Sequence[BestTrial], missing: Sequence[str]) -> dict:
-    """Returns the content of best.json; `facts`: data_id, size, seeds, num_trials."""
-    return {"search_id": search_id, **facts, "profiles": [asdict(trial) for trial in best], "missing": list(missing)}
 
 
 def is_complete(store: Store, search_id: str, num_trials: int) -> bool:

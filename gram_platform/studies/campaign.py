@@ -10,19 +10,18 @@ from dataclasses import dataclass, fields, replace
 
 from gram_platform.config.identity import invalid, require_choice
 from gram_platform.methods.nodes import unique
-from gram_platform.planner import MACHINES, needs
+from gram_platform.planner import needs
 from gram_platform.store import Store
 from gram_platform.studies import Study
 from gram_platform.studies.build import Graph, build_graph, is_complete, preset_of
 from gram_platform.studies.dry_run import UTILISATION, described
 from gram_platform.studies.flags import CommonFlags, Flags, checked, parse, parse_flags, split_list
 from gram_platform.studies.library.maxent_search import NUM_SEEDS, SEARCH, searched
-from gram_platform.studies.run import GraphsRun, provide_data, run_study
-from gram_platform.studies.searches.definition import Search, SearchSetup
-from gram_platform.studies.searches.flags import OptunaFlags
+from gram_platform.studies.run import Driver, provide_data, run_study
+from gram_platform.studies.searches.definition import OptunaFlags, Search
 from gram_platform.studies.searches.maxent import MaxEntSearch
 from gram_platform.studies.searches.maxent_trials import METHOD
-from gram_platform.studies.searches.run import build_setup, checked_flags, run_search, search_id
+from gram_platform.studies.searches.run import build_search, checked_flags, run_search
 from gram_platform.studies.session import exit_with, one_site, open_tracker, reporter, say
 
 NONE = "none"
@@ -65,15 +64,15 @@ class NeededSearch:
     """A search whose best trials set MaxEnt's parameters in a study."""
 
     search: MaxEntSearch
-    setup: SearchSetup
+    graph: Graph
 
     @property
     def flags(self) -> OptunaFlags:
-        return self.setup.flags
+        return self.graph.flags
 
     @property
     def search_id(self) -> str:
-        return search_id(self.search, self.setup)
+        return self.search.identify(self.graph)
 
     @property
     def named(self) -> str:
@@ -94,7 +93,7 @@ def needed_search(study: Study, flags: Flags) -> NeededSearch | None:
     search = replace(SEARCH, presets={flags.preset: searched(preset)}).of_preset(flags.preset)
     common = {field.name: getattr(flags, field.name) for field in fields(CommonFlags)}
     search_flags = checked_flags(search, OptunaFlags(**{**common, "seeds": NUM_SEEDS}))
-    return NeededSearch(search, build_setup(search, search_flags))
+    return NeededSearch(search, build_search(search, search_flags))
 
 
 def after_searches(submitted: Sequence[tuple[Study, Flags]]) -> tuple[list[tuple[Study, Flags]], set[str], int]:
@@ -135,19 +134,19 @@ def _require_ray(flags: Flags, named: str) -> None:
 
 def num_trials(needed: NeededSearch) -> str:
     """Returns the length of a search in words."""
-    number, profiles = needed.search.num_trials[needed.flags.preset], needed.search.groups(needed.setup)
-    seeds = ", ".join(str(setting.seed) for setting in needed.setup.settings)
+    number, profiles = needed.search.num_trials[needed.flags.preset], needed.search.groups(needed.graph)
+    seeds = ", ".join(str(setting.seed) for setting in needed.graph.settings)
     return f"{number} trials of each of {len(profiles)} profiles on seed {seeds}"
 
 
 def what_follows(needed: NeededSearch, graph: Graph) -> str:
     """Returns the number and cost of the MaxEnt runs that a study has after its search."""
-    machine, seeds = MACHINES[graph.flags.machine], {str(setting.seed) for setting in needed.setup.settings}
+    machine, seeds = graph.flags.hardware, {str(setting.seed) for setting in needed.graph.settings}
     trained = [node for node in graph.nodes if node.is_run and not node.is_attack and node.needs]
     unlearning = [node for node in trained if node.method == METHOD]
     new = [node for node in unlearning if node.names["seed"] not in seeds]
     hours = sum(needs(node.config, 1, machine, UTILISATION).gpu_hours for node in new)
-    preset, num_best = needed.setup.settings[0].options.maxent, len(unlearning) - len(new)
+    preset, num_best = needed.graph.settings[0].options.maxent, len(unlearning) - len(new)
     return (
         f"{len(unlearning)} MaxEnt runs of {graph.study.name} follow the search: {num_best} are its best trials, "
         f"{len(new)} are trained with their parameters in {hours:,.2f} {machine.name} hours "
@@ -186,7 +185,7 @@ def run_campaign(studies: Sequence[Study], searches: Sequence[Search], flags: Ca
             codes.append(code)
         for search, search_flags in of_search:
             named = search.of_preset(search_flags.preset)
-            if search_id(named, build_setup(named, search_flags)) in ids:
+            if named.identify(build_search(named, search_flags)) in ids:
                 continue  # some study began with it
             say(f"\n{search.title}")
             codes.append(run_search(search, search_flags))
@@ -203,7 +202,7 @@ def _run_studies(of_study: list[tuple[Study, Flags]], graphs: list[Graph]) -> tu
     say("\n".join(sharing(graphs)))
     say(f"storage {store.root}")
     if graphs:
-        code = max(code, GraphsRun(graphs, graphs[0].flags, store, open_tracker(graphs[0].flags)).run())
+        code = max(code, Driver(graphs, store, open_tracker(graphs[0].flags)).run())
     return code, ids
 
 
@@ -213,7 +212,7 @@ def sharing(graphs: Sequence[Graph]) -> list[str]:
         return []
     runs = {graph.study.name: [n for n in graph.nodes if n.is_run] for graph in graphs}
     union = unique(node for of_study in runs.values() for node in of_study)
-    machine = MACHINES[graphs[0].flags.machine]
+    machine = graphs[0].flags.hardware
     hours = {node.id: needs(node.config, 1, machine, UTILISATION).gpu_hours for node in union}
     alone = sum(hours[node.id] for of_study in runs.values() for node in of_study)
     num_alone = sum(map(len, runs.values()))

@@ -1,6 +1,6 @@
 """Defines a study as a value: its presets and variants."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 
 from gram_platform.config import CORE
@@ -159,9 +159,9 @@ class Preset(Setup):
 
 @dataclass(frozen=True)
 class Study(Description):
-    """The declaration of a study in an experiment file."""
+    """The declaration of a study in an experiment file. A search is one whose points come from a source."""
 
-    methods: tuple[str, ...]
-    presets: dict[str, Preset]
+    presets: Mapping[str, Preset]
     default_preset: str = "demo"
+    methods: tuple[str, ...] = ()
     profile: str = ""  # in figures against the variants, such as "core" or "mean"; "": the compared one

@@ -17,7 +17,6 @@ from gram_platform.methods.nodes import Node
 from gram_platform.planner import (
     AUTO,
     GIB,
-    MACHINES,
     USABLE_MEMORY,
     Machine,
     Needs,
@@ -31,7 +30,7 @@ from gram_platform.store import Store
 from gram_platform.store.attempts import NUM_CHECKPOINTS_KEPT
 from gram_platform.studies.build import Graph
 from gram_platform.studies.definition import Preset
-from gram_platform.studies.flags import CommonFlags, ranks_of, simulated_cluster, split_list
+from gram_platform.studies.flags import CommonFlags
 
 UTILISATION = 0.4  # of the machine's dense rate [ours]
 RUN_HEADER = ("method", "size", "runs", "done", "params", "tokens", "compute", "FLOPs")
@@ -43,7 +42,7 @@ TEXT_COLUMNS = 2
 
 def describe(graph: Graph) -> str:
     """Returns the dry run's text: bytes to fetch and shortages; compute, hours and cost; memory; totals and savings."""
-    store, machine = Store(graph.flags.storage), MACHINES[graph.flags.machine]
+    store, machine = Store(graph.flags.storage), graph.flags.hardware
     runs = {node.id: node for node in graph.nodes if node.is_run}
     done = {run_id for run_id in runs if store.run(run_id).result() is not None}
     groups: dict[tuple[str, str], list[RunConfig]] = defaultdict(list)
@@ -53,14 +52,14 @@ def describe(graph: Graph) -> str:
     evaluated = {node.id for node in evaluations if store.evaluation(node.id).result() is not None}
     lines = [
         f"study {graph.study.name}, preset {graph.flags.preset}",
-        f"corpus {graph.flags.corpus} (data {', '.join(graph.data_ids)})",
+        f"corpus {graph.flags.corpus} (data {graph.data_id})",
         f"storage {graph.flags.storage}",
         *supply_lines(graph.nodes, graph.preset, graph.recipes),
         "",
         *_aligned([(*RUN_HEADER, f"{machine.name} hours", "cost $"), *_run_rows(groups, done, machine)]),
         "",
         f"memory of one {machine.name} in GiB, for the largest run of a line:",
-        *_aligned([MEMORY_HEADER, *_memory_rows(groups, machine, planned_ranks(graph.flags))]),
+        *_aligned([MEMORY_HEADER, *_memory_rows(groups, machine, graph.flags.planned_ranks)]),
         "",
         *_size_totals(groups, machine),
         *_totals(runs.values(), done, machine),
@@ -77,7 +76,7 @@ def described(graph: Graph) -> str:
     text = describe(graph)
     if not graph.flags.simulate:
         return text
-    return f"{text}\n\n{describe_on(graph, simulated_cluster(graph.flags.cluster))}"
+    return f"{text}\n\n{describe_on(graph, graph.flags.simulated)}"
 
 
 def describe_on(graph: Graph, cluster: SimulatedCluster) -> str:
@@ -87,14 +86,8 @@ def describe_on(graph: Graph, cluster: SimulatedCluster) -> str:
     """
     store = Store(graph.flags.storage)
     done = {node.id for node in graph.nodes if store.node(node.kind, node.id).result() is not None}
-    machine, ranks = MACHINES[graph.flags.machine], planned_ranks(graph.flags)
+    machine, ranks = graph.flags.hardware, graph.flags.planned_ranks
     return describe_simulation(graph.nodes, done, cluster, machine, UTILISATION, ranks)
-
-
-def planned_ranks(flags: CommonFlags) -> Ranks:
-    """Returns --num-workers; without it, the planner chooses."""
-    ranks = ranks_of(flags)
-    return ranks if split_list(flags.num_workers) else replace(ranks, number=AUTO)
 
 
 def _run_rows(groups: dict[tuple[str, str], list[RunConfig]], done: set[str], machine: Machine) -> Iterable[tuple]:
@@ -114,11 +107,11 @@ def _run_rows(groups: dict[tuple[str, str], list[RunConfig]], done: set[str], ma
         )
 
 
-def _memory_rows(groups: dict[tuple[str, str], list[RunConfig]], machine: Machine, ranks_of: Ranks) -> Iterable[tuple]:
+def _memory_rows(groups: dict[tuple[str, str], list[RunConfig]], machine: Machine, planned: Ranks) -> Iterable[tuple]:
     for key, configs in groups.items():
         run = max(configs, key=lambda c: total_parameters(c.model))
         fewest, checkpointed = fewest_ranks(run, machine), fewest_ranks(run, machine, checkpointing=True)
-        ranks = fewest if ranks_of.wanted(key[1]) == AUTO else ranks_of.of(run, key[1])
+        ranks = fewest if planned.wanted(key[1]) == AUTO else planned.of(run, key[1])
         need = needs(run, ranks or run.micro_batch, machine, UTILISATION)
         parts = {part: getattr(need.memory, part) for part in MEMORY_PARTS}
         parts["gradients"] += need.memory.reduction
@@ -169,6 +162,22 @@ def planned_hours(nodes: Iterable[Node], machine: Machine) -> float:
     runs = {node.id: node for node in nodes if node.is_run}
     hours = sum(needs(node.config, 1, machine, UTILISATION).gpu_hours for node in runs.values())
     return hours + _hours(_evaluation_flops((node for node in nodes if not node.is_run), runs), machine)
+
+
+def rung_text(of_size: Mapping[str, Sequence[Node]], spent: float, machine: Machine, has_failed: bool) -> str:
+    """Says how many hours the first size took, and what the next would take at the same ratio to the plan, if any.
+
+    `of_size`: the nodes of both sizes.
+    """
+    (size, predicted), *following = ((one, planned_hours(nodes, machine)) for one, nodes in of_size.items())
+    text = f"{size}: {spent:.3g} {machine.name} hours spent, {predicted:.3g} predicted"
+    for one, planned in following:
+        hours = planned * spent / predicted
+        text += f"; {one}: {planned:.3g} predicted, {hours:.3g} (${hours * machine.dollars_per_hour:,.2f}) "
+        text += f"at the ratio of {size}"
+        if has_failed:
+            text += f"; it is not started, because nodes of {size} have failed"
+    return text
 
 
 def _totals(runs: Iterable[Node], done: set[str], machine: Machine) -> list[str]:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -12,7 +13,7 @@ from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid, local_path, require_choice, require_int, require_real
 from gram_platform.config.ladder import Law, load_law, sized_by
 from gram_platform.methods import METHODS
-from gram_platform.planner import AUTO, MACHINES, Ranks
+from gram_platform.planner import AUTO, MACHINES, Budget, Machine, Ranks
 from gram_platform.planner.simulation import NO_LONGER, SimulatedCluster
 from gram_platform.studies.definition import Preset, Study
 from gram_platform.tracking import default_tracking_uri
@@ -25,7 +26,10 @@ RAY_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray in the entrypoint
 
 @dataclass(frozen=True)
 class CommonFlags:
-    """The flags that studies and searches share. Lists take values separated by blanks or commas."""
+    """The flags that studies and searches share. Lists take values separated by blanks or commas.
+
+    The properties say what checked flags mean; each is resolved once.
+    """
 
     preset: str = ""
     """smoke, demo, paper (as the text prints it) or as_run (as the authors' settings have it), where the study has it;
@@ -93,6 +97,47 @@ class CommonFlags:
     verbose: bool = False
     """print what the workers print, into `ray job logs` too"""
 
+    through, in_process = "", False  # flags of studies alone
+
+    @cached_property
+    def hardware(self) -> Machine:
+        """What --machine names."""
+        return MACHINES[self.machine]
+
+    @cached_property
+    def budget(self) -> Budget:
+        """The limits of --max-hours and --max-cost."""
+        return Budget(self.max_hours, self.max_cost, self.hardware.dollars_per_hour)
+
+    @cached_property
+    def ranks(self) -> Ranks:
+        """The ranks of --num-workers, by default 1; ValueError for another form."""
+        of_size = _ranks(self.num_workers)
+        number = of_size.pop("", 1)
+        return Ranks(number, tuple(of_size.items()), self.hardware, self.activation_checkpointing)
+
+    @cached_property
+    def planned_ranks(self) -> Ranks:
+        """The ranks of --num-workers; without it, the planner chooses."""
+        return self.ranks if split_list(self.num_workers) else replace(self.ranks, number=AUTO)
+
+    @cached_property
+    def checkpoint_interval(self) -> tuple[float, float]:
+        """Seconds between checkpoints, and the share of the time that they may take (0: any); ValueError for others."""
+        if self.checkpoint_every == AUTO_INTERVAL:
+            return 30.0, 0.02
+        try:
+            seconds = float(self.checkpoint_every)
+            require_real("checkpoint_every", seconds, 0.0, open_low=True)
+        except ValueError as error:
+            raise invalid("checkpoint_every", self.checkpoint_every, f"seconds above 0, or {AUTO_INTERVAL}") from error
+        return seconds, 0.0
+
+    @cached_property
+    def simulated(self) -> SimulatedCluster:
+        """The cluster of --cluster; ValueError naming `cluster` or the field."""
+        return simulated_cluster(self.cluster)
+
 
 @dataclass(frozen=True)
 class Flags(CommonFlags):
@@ -146,14 +191,14 @@ def checked(study: Study, flags: Flags) -> Flags:
         require_choice("methods", method, tuple(METHODS))
     if flags.start and len(flags.sizes) > 1:
         raise invalid("sizes", ", ".join(flags.sizes), "one size beside --start, whose batch, data and rate are taken")
-    if flags.start and ranks_of(flags).of_size:
+    if flags.start and flags.ranks.of_size:
         raise invalid("num_workers", ", ".join(flags.num_workers), "one number of ranks, or auto, beside --start")
     if flags.in_process:
         _require_one_rank(flags)
     if flags.export_nodes and flags.start:
         raise invalid("export_nodes", flags.export_nodes, "a study without --start: imported weights are not exported")
     if flags.law:
-        require_ranks(by_law(study.presets[flags.preset], load_law(flags.law)), flags.sizes, ranks_of(flags))
+        require_ranks(by_law(study.presets[flags.preset], load_law(flags.law)), flags.sizes, flags.ranks)
     return replace(flags, methods=("baseline", *(m for m in METHODS if m in methods and m != "baseline")))
 
 
@@ -166,10 +211,26 @@ def checked_common(presets: Mapping[str, Preset], default_preset: str, flags: An
     sizes = split_list(flags.sizes) or tuple(preset.sizes)
     for size in sizes:
         require_choice("sizes", size, tuple(preset.sizes))
+    flags = replace(
+        flags,
+        preset=name,
+        storage=storage,
+        tracking_uri=_tracking_uri(flags.tracking_uri, storage),
+        corpus=_corpus(flags.corpus, preset),
+        retain=split_list(flags.retain),
+        sizes=tuple(size for size in preset.sizes if size in sizes),
+        machine=flags.machine or preset.machine,
+    )
+    _require_common(flags)
+    require_ranks(preset, flags.sizes, flags.ranks)
+    return flags
+
+
+def _require_common(flags: CommonFlags) -> None:
+    """ValueError for a number, a choice or a form that neither studies nor searches take."""
     require_int("seeds", flags.seeds, 0, 1000)
     require_int("first_seed", flags.first_seed, -1, 2**31)
     require_int("threads", flags.threads, 1)
-    checkpoint_interval(flags.checkpoint_every)
     require_real("collective_timeout", flags.collective_timeout, 0.0, MAX_TIMEOUT_S, open_low=True)
     require_real("stall_timeout", flags.stall_timeout, 0.0, MAX_TIMEOUT_S, open_low=True)
     require_real("max_hours", flags.max_hours, 0.0)
@@ -178,34 +239,10 @@ def checked_common(presets: Mapping[str, Preset], default_preset: str, flags: An
     require_int("gpus_per_machine", flags.gpus_per_machine, 1)
     require_real("gpus_per_run", flags.gpus_per_run, 0.0, 1.0, open_low=True)
     require_choice("device", flags.device or "cpu", ("cpu", "cuda"))
-    require_choice("machine", flags.machine or preset.machine, tuple(MACHINES))
-    machine = flags.machine or preset.machine
-    require_ranks(preset, sizes, ranks_of(replace(flags, machine=machine)))
+    require_choice("machine", flags.machine, tuple(MACHINES))
     if flags.simulate and not flags.dry_run:
         raise invalid("simulate", True, "--dry-run beside it: a simulation starts nothing")
-    simulated_cluster(flags.cluster)
-    return replace(
-        flags,
-        preset=name,
-        storage=storage,
-        tracking_uri=_tracking_uri(flags.tracking_uri, storage),
-        corpus=_corpus(flags.corpus, preset),
-        retain=split_list(flags.retain),
-        sizes=tuple(size for size in preset.sizes if size in sizes),
-        machine=machine,
-    )
-
-
-def checkpoint_interval(text: str) -> tuple[float, float]:
-    """Returns the seconds between checkpoints, and the share of the time that they may take; 0: any share."""
-    if text == AUTO_INTERVAL:
-        return 30.0, 0.02
-    try:
-        seconds = float(text)
-        require_real("checkpoint_every", seconds, 0.0, open_low=True)
-    except ValueError as error:
-        raise invalid("checkpoint_every", text, f"seconds above 0, or {AUTO_INTERVAL}") from error
-    return seconds, 0.0
+    _ = flags.checkpoint_interval, flags.simulated  # ValueError unless they can be resolved
 
 
 def simulated_cluster(texts: tuple[str, ...]) -> SimulatedCluster:
@@ -266,30 +303,24 @@ def by_law(preset: Preset, law: Law) -> Preset:
     return replace(preset, sizes=sizes)
 
 
-def ranks_of(flags: CommonFlags) -> Ranks:
-    """Parses --num-workers, by default 1; ValueError for another form. Needs the machine filled in."""
-    number, of_size, seen = 1, {}, set()
-    for text in split_list(flags.num_workers):
-        size, separator, value = text.rpartition("=")
-        if size in seen:
-            raise invalid("num_workers", " ".join(flags.num_workers), f"one number for {size or 'all sizes'}")
-        seen.add(size)
+def _ranks(texts: tuple[str, ...]) -> dict[str, int]:
+    """Returns the ranks of each size of --num-workers, under "" those of all others; ValueError for another form."""
+    found: dict[str, int] = {}
+    for text in split_list(texts):
+        size, _, value = text.rpartition("=")
+        if size in found:
+            raise invalid("num_workers", " ".join(texts), f"one number for {size or 'all sizes'}")
         if value != "auto" and not (value.isascii() and value.isdigit() and int(value)):
             raise invalid("num_workers", text, "a number of ranks from 1 up or auto, for one size as size=number")
-        ranks = AUTO if value == "auto" else int(value)
-        if separator:
-            of_size[size] = ranks
-        else:
-            number = ranks
-    return Ranks(number, tuple(of_size.items()), MACHINES[flags.machine], flags.activation_checkpointing)
+        found[size] = AUTO if value == "auto" else int(value)
+    return found
 
 
 def _require_one_rank(flags: Flags) -> None:
     """ValueError unless every run of the chosen sizes has one rank, as one process can train."""
-    ranks = ranks_of(flags)
     for size in flags.sizes:
-        if ranks.wanted(size) != 1:
-            raise invalid("num_workers", ranks.wanted(size), "1 for every size, beside --in-process")
+        if (wanted := flags.ranks.wanted(size)) != 1:
+            raise invalid("num_workers", wanted, "1 for every size, beside --in-process")
 
 
 def require_ranks(preset: Preset, sizes: tuple[str, ...], ranks: Ranks) -> None:

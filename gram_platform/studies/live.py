@@ -1,9 +1,10 @@
-"""Shows how a study goes: a panel on a terminal, or plain lines in a log."""
+"""Shows how a study or a search goes: a panel on a terminal, or plain lines in a log."""
 
 import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -21,16 +22,18 @@ SILENCE_S = 30.0  # without news from Ray, before the view warns
 
 
 class LiveView:
-    """Shows a study: numbers of nodes running, done and waiting, tokens per second, and the time left."""
+    """Shows numbers of nodes running, done and waiting, tokens per second and the time left; then a search's trials."""
 
-    def __init__(self, nodes: list[Node], store: Store, in_process: bool = False):
+    def __init__(self, nodes: Sequence[Node], store: Store, in_process: bool = False):
         self.nodes = {node.id: node for node in nodes}
         self.store = store
         self.flops = {n.id: run_flops(n.config) for n in nodes if isinstance(n.config, RunConfig)}
         self.started = time.time()
         self.base_flops: float | None = None  # done when the view began
+        self.num_trials = self.num_ended = 0  # of the round of trials that runs now
+        self.trials: dict[str, list[str]] = {}  # running trials: ids of their runs
         self._next_plain = 0.0
-        self._updated, self._ended = time.monotonic(), threading.Event()
+        self._updated, self._over = time.monotonic(), threading.Event()
         self.console = Console(soft_wrap=True)
         self.in_process = in_process  # without Ray; plain lines then leave the terminal to a debugger
         has_panel = sys.stdout.isatty() and not in_process
@@ -40,13 +43,12 @@ class LiveView:
         if self.live:
             self.live.start()
         self._updated = time.monotonic()
-        if self.in_process:
-            return self
-        threading.Thread(target=self._watch, name="silence of Ray", daemon=True).start()
+        if not self.in_process:
+            threading.Thread(target=self._watch, name="live view", daemon=True).start()
         return self
 
     def __exit__(self, *_) -> None:
-        self._ended.set()
+        self._over.set()
         if self.live:
             self.live.stop()
 
@@ -67,17 +69,28 @@ class LiveView:
                 self.say(f"warning: {self.nodes[ended.id].name}: {text}")
         if self.live:
             self.live.update(Group(self._table(running), Text(self._summary(progress, running))), refresh=True)
-        elif time.time() >= self._next_plain:
-            self._next_plain = time.time() + PLAIN_EVERY_S
+        elif self._is_due():
             parts = [f"{n.name} {p['step'] / max(p['num_steps'], 1):.0%}" for n, p in running]
             self.say(self._summary(progress, running) + (" | " + ", ".join(parts) if parts else ""))
 
+    def _is_due(self) -> bool:
+        """Tells whether it is time for the next plain line."""
+        is_due = time.time() >= self._next_plain
+        if is_due:
+            self._next_plain = time.time() + PLAIN_EVERY_S
+        return is_due
+
     def _watch(self) -> None:
-        """Warns once if there is no update for long: after its cluster dies, a driver hangs before Ray ends it."""
-        while not self._ended.wait(1.0):
-            if time.monotonic() - self._updated > SILENCE_S:
+        """Reports the trials of a search every few seconds. Before them, warns once if there is no update for long:
+        after its cluster dies, a driver hangs before Ray ends it.
+        """
+        has_warned = False
+        while not self._over.wait(1.0):
+            if self.num_trials:
+                self._show_trials()
+            elif not has_warned and time.monotonic() - self._updated > SILENCE_S:
                 self.say(f"Ray has not answered for {SILENCE_S:.0f} s; without its cluster this ends. {SUBMIT_AGAIN}")
-                return
+                has_warned = True
 
     def _is_training(self, node: Node) -> bool:
         """Selects the runs that get a line; evaluations and attacks are many and short, and are only counted."""
@@ -98,7 +111,7 @@ class LiveView:
         return f"{self._count(progress)} {node.name} trained in {timing['elapsed_s']:.0f} s, {rate}"
 
     def _count(self, progress: Progress) -> str:
-        return f"[{len(progress.done) + len(progress.failed):>3}/{len(self.nodes)}]"
+        return _share_text(len(progress.done) + len(progress.failed), len(self.nodes))
 
     def _summary(self, progress: Progress, running: list[tuple[Node, dict]]) -> str:
         kinds = Counter(self.nodes[i].kind for i in progress.done)
@@ -139,6 +152,56 @@ class LiveView:
             bar = "#" * round(20 * share)
             table.add_row(node.name, f"{beat['step']}/{config.num_steps}", f"{bar:<20}", f"{rate:,.0f}", _clock(left))
         return table
+
+    # -------------------------------------------------------------------------------------------- trials of a search
+
+    def begin_trials(self, number: int) -> None:
+        """Begins a round of this number of trials."""
+        self.num_trials, self.num_ended, self.started = number, 0, time.time()
+
+    def trial_started(self, name: str, nodes: Sequence[Node]) -> None:
+        self.trials[name] = [node.id for node in nodes if node.is_run]
+
+    def trial_ended(self, name: str, line: str) -> None:
+        self.trials.pop(name, None)
+        self.num_ended += 1
+        self.say(f"{_share_text(self.num_ended, self.num_trials)} {line}")
+
+    def _show_trials(self) -> None:
+        if not self._is_due():
+            return
+        if self.live:
+            self.live.update(Text(self.trials_text()), refresh=True)
+        else:
+            self.say(self.trials_text())
+
+    def trials_text(self) -> str:
+        """Returns one line: the numbers of trials ended and running, the time left, the share that each has done."""
+        left = None
+        if self.num_ended:
+            left = (time.time() - self.started) * (self.num_trials - self.num_ended) / self.num_ended
+        running = list(self.trials.items())
+        counts = f"{self.num_ended} of {self.num_trials} trials ended, {len(running)} running"
+        return " | ".join(
+            [
+                f"{counts}, about {_clock(left)} left",
+                *(f"{name} {self._share_done(run_ids):.0%}" for name, run_ids in running),
+            ]
+        )
+
+    def _share_done(self, run_ids: Sequence[str]) -> float:
+        """Returns the share of a trial's runs that is done."""
+        done = 0.0
+        for run in map(self.store.run, run_ids):
+            if run.result() is not None:
+                done += 1.0
+            elif beat := run.progress():
+                done += beat["step"] / max(beat["num_steps"], 1)
+        return done / max(len(run_ids), 1)
+
+
+def _share_text(done: int, total: int) -> str:
+    return f"[{done:>3}/{total}]"
 
 
 def _clock(seconds: float | None) -> str:

@@ -4,35 +4,34 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-from gram_platform.analysis.ratios import MEAN, VARIANT
+from gram_platform.analysis.ratios import MEAN
 from gram_platform.config import CORE
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid, local_path
+from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.graph import run_graph
 from gram_platform.engine.handover import missing_nodes, write_nodes
 from gram_platform.engine.in_process import has_gpu, run_in_process
 from gram_platform.engine.life import NodeLifecycle, Progress
 from gram_platform.methods import Setting
-from gram_platform.methods.nodes import Node, method_costs, unique
+from gram_platform.methods.nodes import Node, unique
 from gram_platform.pages.results.record import StudyRecord, study_links
-from gram_platform.planner import MACHINES
 from gram_platform.store import Store
 from gram_platform.store.root import provide_corpus
 from gram_platform.studies.build import Graph, build_graph, require_memory
 from gram_platform.studies.definition import FAMILIES, NOT_REPRODUCED, OURS, Study
 from gram_platform.studies.dry_run import (
     described,
-    planned_hours,
     require_document_end,
     require_enough_data,
     require_supply,
+    rung_text,
 )
 from gram_platform.studies.flags import Flags, parse
 from gram_platform.studies.live import LiveView
 from gram_platform.studies.measurements import MEASUREMENTS
 from gram_platform.studies.session import (
     Mirror,
-    budget_of,
     execution_of,
     exit_with,
     machine_hours,
@@ -60,9 +59,9 @@ def run_study(study: Study, flags: Flags) -> int:
     store = Store(flags.storage).open_for_writing()
     graph = build_graph(study, flags, reporter())
     provide_data((graph,), store)
-    say(f"study {study.name}: {len(graph.nodes)} nodes on {flags.corpus} (data {', '.join(graph.data_ids)})")
+    say(f"study {study.name}: {len(graph.nodes)} nodes on {flags.corpus} (data {graph.data_id})")
     say(f"storage {store.root}")
-    return GraphsRun((graph,), flags, store, open_tracker(flags)).run()
+    return Driver((graph,), store, open_tracker(flags)).run()
 
 
 def _export_nodes(graph: Graph) -> int:
@@ -96,97 +95,111 @@ def provide_data(graphs: Sequence[Graph], store: Store) -> None:
             require_document_end(graph.nodes, corpus)
 
 
-class GraphsRun:
-    """Executes the graph of one or more studies, shows and mirrors it, and writes tables as they fill in."""
+class Driver:
+    """Executes the nodes of one or more studies, shows and mirrors them, and writes tables as they fill in.
 
-    def __init__(self, graphs: Sequence[Graph], flags: Flags, store: Store, tracker: Tracker):
-        self.flags, self.store, self.tracker = flags, store, tracker
-        self.nodes = unique(node for graph in graphs for node in graph.entries)
-        self.by_id = {node.id: node for node in self.nodes}
-        self.records = [record_of(graph) for graph in graphs]
-        self.view = LiveView(self.nodes, store, flags.in_process)
-        self.budget = budget_of(flags)
+    A search's driver, in `studies/searches/run.py`, also draws trials from a source.
+    """
+
+    def __init__(self, graphs: Sequence[Graph], store: Store, tracker: Tracker, nodes: Sequence[Node] | None = None):
+        """`nodes`: to execute; by default all nodes of the graphs."""
+        self.graphs, self.store, self.tracker, self.flags = graphs, store, tracker, graphs[0].flags
+        self.planned = unique(node for graph in graphs for node in graph.entries)
+        self.nodes = self.planned if nodes is None else nodes
+        self.view = LiveView(self.nodes, store, self.flags.in_process)
+        self.mirror = Mirror(tracker, store, self.view.say)
         self.hours: dict[str, float] = {}  # machine hours of nodes that have ended, over all submissions
-        self.unwritten = {  # (study, size) -> ids of nodes, until the table has their rows
-            (place, size): {node.id for node in graph.of_size(size)}
-            for place, graph in enumerate(graphs)
-            for size in graph.flags.sizes
-        }
+        self.records: list[StudyRecord] = []
+        self.unwritten: dict[tuple[int, str], set[str]] = {}  # (study, size) -> nodes, until the table has their rows
+        self.progress = Progress(self.nodes)
+        self.execution, self.resources = Execution(self.flags.storage), Resources()  # until it is known where
 
     def run(self) -> int:
-        """Executes missing nodes and writes every study; returns the exit code. ValueError as `require_room`."""
+        """Executes what is missing and writes every table; returns the exit code. ValueError as `require_room`."""
         started = time.monotonic()
         execute = self._executor()
-        for record in self.records:
-            self.store.study_dir(record.name).write("study.json", record.to_json())
-        self.mirror = Mirror(self.tracker, self.store, self.view.say)
-        try:
-            with self.view:
-                progress = self._climb(execute)
-        except (KeyboardInterrupt, SystemExit):  # Ctrl-C; SIGTERM, as by `ray job stop`
-            self.mirror.leave()
-            raise
-        is_mirrored = self.mirror.finish(self.by_id)
-        self._report(progress, time.monotonic() - started)
-        for record in self.records:
-            self._finish(record, is_mirrored, progress)
-        if len(progress.done) > progress.reused:
+        self._begin()
+        with self.view, self.mirror:
+            self._execute(execute)
+        is_mirrored = self.mirror.finish(self._ids())
+        for line in self._failures():
+            self.view.say(line)
+        self.view.say(f"\n{self._counts(time.monotonic() - started)}")
+        if limit := self.flags.budget.reached(self.spent_hours()):
+            self.view.say(f"limit: {limit}; submit again with a higher one to go on")
+        return self.finish(is_mirrored)
+
+    def finish(self, is_mirrored: bool) -> int:
+        """Writes and logs all tables and reports, and updates the site; returns the exit code."""
+        code = max(self._write_tables(is_mirrored), 1 if self._failures() else 0)
+        if self._has_news():
             refresh_site(self.flags, self.view.say)
-        self.view.say(f"{'MLflow':12} {self._mlflow_command()}")
-        return 1 if progress.failed else 0
+        uri = self.flags.tracking_uri
+        command = uri if uri.startswith("http") else f"mlflow ui --backend-store-uri {uri}"
+        self.view.say(f"{'MLflow':12} {command}")
+        return code
 
-    def _climb(self, execute: Callable[..., Progress]) -> Progress:
-        """Executes all nodes; with --through one size after another, while none fails and no limit is reached."""
-        rungs = self.flags.sizes if self.flags.through else ("",)
-        nodes, done, reused = [], set(), 0
-        for number, size in enumerate(rungs):
-            nodes += [node for node in self.nodes if size in ("", node.size)]
-            progress = execute(nodes)
-            reused += progress.reused - len(done)  # the nodes of smaller sizes count as reused in this graph
-            progress.reused, done = reused, set(progress.done)
-            if size:
-                self._announce_rung(size, rungs[number + 1 : number + 2], progress)
-            if progress.failed or not self._may_start():
-                break
-        return progress
-
-    def _count_hours(self, nodes: Iterable[Node]) -> None:
-        """Adds the machine hours of nodes that have ended, where a limit or a ladder asks for them."""
-        if self.flags.max_hours or self.flags.max_cost or self.flags.through:
-            self.hours |= {node.id: machine_hours(self.store, node) for node in nodes}
-
-    def _may_start(self) -> bool:
-        return not self.budget.reached(sum(self.hours.values()))
-
-    def _announce_rung(self, size: str, following: Sequence[str], progress: Progress) -> None:
-        """Prints the hours of a size that has ended, and what the next would take at the same ratio to the plan."""
-        machine = MACHINES[self.flags.machine]
-        planned = {one: planned_hours((n for n in self.nodes if n.size == one), machine) for one in (size, *following)}
-        spent = sum(self.hours.get(node.id, 0.0) for node in self.nodes if node.size == size)
-        line = f"{size}: {spent:.3g} {machine.name} hours spent, {planned[size]:.3g} predicted"
-        for one in following:
-            hours = planned[one] * spent / planned[size]
-            line += f"; {one}: {planned[one]:.3g} predicted, {hours:.3g} (${hours * machine.dollars_per_hour:,.2f}) "
-            line += f"at the ratio of {size}"
-            if progress.failed:
-                line += f"; it is not started, because nodes of {size} have failed"
-        self.view.say(line)
+    # --------------------------------------------------------------------------------------------------- execution
 
     def _executor(self) -> Callable[[Sequence[Node]], Progress]:
-        """Returns what executes nodes: this process, or Ray, which it starts unless every node is done."""
+        """Returns what executes nodes: this process, or Ray, which it starts if it is needed."""
         lifecycle = NodeLifecycle(self.store)
         done = [node for node in self.nodes if lifecycle.result(node) is not None]
         self._count_hours(done)
         how = {"on_change": self._on_change, "may_start": self._may_start, "retry_diverged": self.flags.retry_failed}
         if self.flags.in_process:
             return partial(run_in_process, execution=execution_of(self.flags, has_gpu())[0], **how)
-        is_done = len(done) == len(self.nodes)
-        placed = execution_of(self.flags, False) if is_done else start_ray(self.flags, self.nodes, self.view.say)
-        return partial(run_graph, execution=placed[0], resources=placed[1], **how)
+        if self._needs_ray(len(done)):
+            self.execution, self.resources = start_ray(self.flags, self.planned, self.view.say)
+        else:
+            self.execution, self.resources = execution_of(self.flags, False)
+        return partial(run_graph, execution=self.execution, resources=self.resources, **how)
+
+    def _needs_ray(self, num_done: int) -> bool:
+        return num_done < len(self.nodes)
+
+    def _begin(self) -> None:
+        """Writes the record of every study."""
+        self.records = [record_of(graph) for graph in self.graphs]
+        for record in self.records:
+            self.store.study_dir(record.name).write("study.json", record.to_json())
+        self.unwritten = {
+            (place, size): {node.id for node in graph.of_size(size)}
+            for place, graph in enumerate(self.graphs)
+            for size in graph.flags.sizes
+        }
+
+    def _execute(self, execute: Callable[[Sequence[Node]], Progress]) -> None:
+        """Executes all nodes; with --through one size after another, while none fails and no limit is reached."""
+        rungs = self.flags.sizes if self.flags.through else ("",)
+        nodes, done, reused = [], set(), 0
+        for number, size in enumerate(rungs):
+            nodes += [node for node in self.nodes if size in ("", node.size)]
+            self.progress = execute(nodes)
+            reused += self.progress.reused - len(done)  # nodes of smaller sizes count as reused in this graph
+            self.progress.reused, done = reused, set(self.progress.done)
+            if size:
+                of_size = {one: [n for n in self.nodes if n.size == one] for one in rungs[number : number + 2]}
+                spent = sum(self.hours.get(node.id, 0.0) for node in of_size[size])
+                self.view.say(rung_text(of_size, spent, self.flags.hardware, bool(self.progress.failed)))
+            if self.progress.failed or not self._may_start():
+                break
+
+    def _count_hours(self, nodes: Iterable[Node]) -> None:
+        """Adds the machine hours of nodes that have ended, where a limit or a ladder asks for them."""
+        if self.flags.max_hours or self.flags.max_cost or self.flags.through:
+            self.hours |= {node.id: machine_hours(self.store, node) for node in nodes}
+
+    def spent_hours(self) -> float:
+        """Returns the machine hours that --max-hours limits."""
+        return sum(self.hours.values())
+
+    def _may_start(self) -> bool:
+        return not self.flags.budget.reached(self.spent_hours())
 
     def _on_change(self, progress: Progress, ended: Node | None) -> None:
         self.view.update(progress, ended)
-        self.mirror.watch(self.by_id[i] for i in progress.running)
+        self.mirror.watch(self.view.nodes[i] for i in progress.running)
         if ended is None:
             return
         self._count_hours((ended,))
@@ -208,45 +221,56 @@ class GraphsRun:
             paths = measurement.write(record, self.store, results, progress.failed, None)
             self.view.say(f"\n{measurement.text(record, results)}\nso far: {paths['report.html']}\n")
 
-    def _report(self, progress: Progress, elapsed_s: float) -> None:
-        say = self.view.say
-        for node_id, message in progress.failed.items():
-            say(f"failed: {self.by_id[node_id].name}: {message}")
-        for node_id, culprits in progress.blocked.items():
-            say(f"blocked: {self.by_id[node_id].name} needs {', '.join(self.by_id[i].name for i in culprits)}")
-        counts = f"{len(progress.done) - progress.reused} now in {elapsed_s:.0f} s, {progress.reused} before"
-        say(f"\n{len(progress.done)} of {len(self.nodes)} nodes done: {counts}")
-        if limit := self.budget.reached(sum(self.hours.values())):
-            say(f"limit: {limit}; submit again with a higher one to go on")
+    # ----------------------------------------------------------------------------------------------------- the end
 
-    def _finish(self, record: StudyRecord, is_mirrored: bool, progress: Progress) -> None:
-        say, uri = self.view.say, self.flags.tracking_uri if is_mirrored else None
-        measurement = MEASUREMENTS[record.measurement]
-        results = measurement.read(record, self.store, uri, "MLflow is away")
-        if results is None:
-            say(f"{record.name}: no table: no baseline is complete with its evaluation yet")
-            return
-        paths = self._write(record, results, progress)
-        say(f"\n{record.title}\n{measurement.text(record, results)}\n")
-        if results.source != "MLflow":
-            say(f"read from {results.source}")
-        for name, path in paths.items():
-            say(f"{name:12} {path}")
-        if is_mirrored:
-            for name, url in study_links(self.tracker, record.name).items():
-                say(f"{'MLflow ' + name:13} {url}")
+    def _ids(self) -> Iterable[str]:
+        """Returns the nodes that MLflow shall have."""
+        return self.view.nodes
 
-    def _write(self, record: StudyRecord, results, progress: Progress) -> dict[str, str]:
-        write = MEASUREMENTS[record.measurement].write
+    def _failures(self) -> list[str]:
+        """Returns a line for each node that has failed or is blocked."""
+        name = lambda node_id: self.view.nodes[node_id].name  # noqa: E731
+        failed = [f"failed: {name(i)}: {message}" for i, message in self.progress.failed.items()]
+        blocked = [f"blocked: {name(i)} needs {', '.join(map(name, of))}" for i, of in self.progress.blocked.items()]
+        return failed + blocked
+
+    def _counts(self, elapsed_s: float) -> str:
+        """Returns what was done now and before, as a text."""
+        done, reused = len(self.progress.done), self.progress.reused
+        return f"{done} of {len(self.nodes)} nodes done: {done - reused} now in {elapsed_s:.0f} s, {reused} before"
+
+    def _has_news(self) -> bool:
+        """Tells whether the site has to change."""
+        return len(self.progress.done) > self.progress.reused
+
+    def _write_tables(self, is_mirrored: bool) -> int:
+        """Writes, logs and prints every study's table and report; returns 0, unless their lack is an error."""
+        uri = self.flags.tracking_uri if is_mirrored else None
+        for record in self.records:
+            measurement = MEASUREMENTS[record.measurement]
+            results = measurement.read(record, self.store, uri, "MLflow is away")
+            if results is None:
+                self.view.say(f"{record.name}: no table: no baseline is complete with its evaluation yet")
+                continue
+            write = partial(measurement.write, record, self.store, results, self.progress.failed)
+            self._publish(write, f"{record.title}\n{measurement.text(record, results)}")
+            if results.source != "MLflow":
+                self.view.say(f"read from {results.source}")
+            if is_mirrored:
+                for name, url in study_links(self.tracker, record.name).items():
+                    self.view.say(f"{'MLflow ' + name:13} {url}")
+        return 0
+
+    def _publish(self, write: Callable[[Tracker | None], Mapping[str, str]], text: str) -> None:
+        """Writes files and logs them to MLflow, or only writes them while it is away; prints text and paths."""
         try:
-            return write(record, self.store, results, progress.failed, self.tracker)
+            paths = write(self.tracker)
         except TrackingUnavailable as error:
-            self.view.say(f"the study is not in MLflow ({error}); submit again to log it")
-            return write(record, self.store, results, progress.failed, None)
-
-    def _mlflow_command(self) -> str:
-        uri = self.flags.tracking_uri
-        return uri if uri.startswith("http") else f"mlflow ui --backend-store-uri {uri}"
+            self.view.say(f"the tables are not in MLflow ({error}); submit again to log them")
+            paths = write(None)
+        self.view.say(f"\n{text}\n")
+        for name, path in paths.items():
+            self.view.say(f"{name:12} {path}")
 
 
 # ------------------------------------------------------------------------------------------------------------- record
@@ -262,7 +286,7 @@ SOURCES = {  # flags that name where numbers of a study are from
 def record_of(graph: Graph) -> StudyRecord:
     """Describes a study for its tables and report, with the facts of its flags and preset."""
     flags, setting = graph.flags, graph.settings[0]
-    routing, data = setting.routing, ", ".join(graph.data_ids)
+    routing, data = setting.routing, graph.data_id
     kinds = dict.fromkeys(each.routing.accumulation for each in graph.settings)
     variants = dict.fromkeys(names["variant"] for node in graph.entries if "variant" in (names := node.names))
     ranges = {size: graph.preset.seeds(size, flags.seeds, flags.first_seed) for size in flags.sizes}
@@ -290,7 +314,7 @@ def record_of(graph: Graph) -> StudyRecord:
         parameters={s.size.name: total_parameters(s.size.dense()) for s in graph.settings},
         profile=graph.study.profile or _compared_profile(setting),
         entries=tuple({"id": node.id, "kind": node.kind, "tags": node.names} for node in graph.entries),
-        costs=_costs(graph),
+        costs=graph.costs,
         variants=tuple(variants),
         measurement=graph.preset.measurement.name,
         probed=tuple(n.id for n in graph.nodes if n.is_run and n.config.eval_points.num_probes),
@@ -316,16 +340,3 @@ def _compared_profile(setting: Setting) -> str:
     if () in setting.profiles and len(setting.profiles) > 1:
         return MEAN
     return "+".join((CORE, *setting.profiles[0]))
-
-
-def _costs(graph: Graph) -> tuple[dict, ...]:
-    """Returns the cost of every method at every size, one row for all variants of equal cost; seeds cost the same."""
-    cells = {(setting.size.name, setting.variant): setting for setting in graph.settings}
-    variants_of: dict[tuple, list[str]] = {}  # by size and cost
-    for (size, name), setting in cells.items():
-        for cost in method_costs(setting, graph.methods_of(setting)):
-            variants_of.setdefault((("size", size), *cost.items()), []).append(name)
-    named = [(dict(row), ", ".join(names)) for row, names in variants_of.items()]
-    sizes, methods = graph.flags.sizes, graph.flags.methods
-    named.sort(key=lambda pair: (sizes.index(pair[0]["size"]), methods.index(pair[0]["method"])))
-    return tuple({**row, VARIANT: names} if names else row for row, names in named)

@@ -20,9 +20,8 @@ from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.graph import ClusterLost
 from gram_platform.engine.life import SUBMIT_AGAIN
 from gram_platform.methods.nodes import Node
-from gram_platform.planner import MACHINES, Budget
 from gram_platform.store import Store
-from gram_platform.studies.flags import CommonFlags, checkpoint_interval, ranks_of
+from gram_platform.studies.flags import CommonFlags
 from gram_platform.tracking import Tracker, TrackingUnavailable
 
 DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
@@ -67,11 +66,11 @@ def connect(is_verbose: bool = False) -> None:
 def execution_of(flags: CommonFlags, has_gpu: bool) -> tuple[Execution, Resources]:
     """Returns how the flags execute nodes, and the resources of a rank. `has_gpu`: whether Ray has a GPU now."""
     device = flags.device or ("cuda" if has_gpu else "cpu")
-    interval_s, commit_share = checkpoint_interval(flags.checkpoint_every)
+    interval_s, commit_share = flags.checkpoint_interval
     execution = Execution(
         flags.storage,
         num_threads=flags.threads,
-        ranks=ranks_of(flags),
+        ranks=flags.ranks,
         checkpoint_every_s=interval_s,
         commit_share=commit_share,
         collective_timeout_s=flags.collective_timeout,
@@ -98,11 +97,6 @@ def start_ray(flags: CommonFlags, nodes: Iterable[Node], say: Callable[[str], No
     execution, resources = execution_of(flags, bool(ray.cluster_resources().get("GPU")))
     require_room(widest_missing(nodes, execution), resources, say)
     return execution, resources
-
-
-def budget_of(flags: CommonFlags) -> Budget:
-    """Returns the limits of --max-hours and --max-cost."""
-    return Budget(flags.max_hours, flags.max_cost, MACHINES[flags.machine].dollars_per_hour)
 
 
 def machine_hours(store: Store, node: Node) -> float:
@@ -183,7 +177,16 @@ class Mirror:
         self._queue: queue.Queue[Node | None] = queue.Queue()
         self._running: tuple[Node, ...] = ()
         self._thread = threading.Thread(target=self._work, name="mlflow mirror", daemon=True)
+
+    def __enter__(self) -> "Mirror":
         self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_) -> None:
+        """Marks the running nodes as killed, when the driver is told to end: they go on when it is submitted again."""
+        if kind is not None and issubclass(kind, KeyboardInterrupt | SystemExit):  # Ctrl-C; SIGTERM: `ray job stop`
+            with contextlib.suppress(TrackingUnavailable):
+                self.tracker.mark_killed(node.id for node in self._running if node.is_run)
 
     def ended(self, node: Node) -> None:
         """Sends a node that is done or failed."""
@@ -192,11 +195,6 @@ class Mirror:
     def watch(self, running: Iterable[Node]) -> None:
         """Sets the running nodes whose committed metrics are sent."""
         self._running = tuple(running)
-
-    def leave(self) -> None:
-        """Marks the running nodes as killed, when the driver is told to end: they go on when it is submitted again."""
-        with contextlib.suppress(TrackingUnavailable):
-            self.tracker.mark_killed(node.id for node in self._running if node.is_run)
 
     def finish(self, ids: Iterable[str]) -> bool:
         """Waits for the queue, then sends whatever MLflow lacks of these nodes; False if MLflow is away."""

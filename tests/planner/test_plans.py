@@ -20,8 +20,8 @@ from gram_platform.planner import (
 from gram_platform.planner.memory import rank_memory
 from gram_platform.planner.simulation import SimulatedCluster, planned
 from gram_platform.studies.build import build_graph
-from gram_platform.studies.dry_run import describe, describe_on, planned_ranks
-from gram_platform.studies.flags import parse, ranks_of
+from gram_platform.studies.dry_run import describe, describe_on
+from gram_platform.studies.flags import parse
 from gram_platform.studies.library.scaling import STUDY
 from gram_platform.studies.session import execution_of
 from tests.planner.scene import DOMAINS, run_of
@@ -176,7 +176,7 @@ def test_the_dry_run_and_the_simulation_have_the_studys_ranks(storage):
     runs = {(n.method, n.size): n for n in trained}
     fewest = {key: str(fewest_ranks(runs[key].config, MACHINES["h200"])) for key in shown}
     assert shown == {key: "4" if key[1] == "800M" else fewest[key] for key in runs}
-    tasks = {t.id: t for t in planned(graph.nodes, MACHINES["h200"], 0.4, planned_ranks(graph.flags))}
+    tasks = {t.id: t for t in planned(graph.nodes, MACHINES["h200"], 0.4, graph.flags.planned_ranks)}
     assert {key: str(tasks[node.id].ranks) for key, node in runs.items()} == shown
     execution, _ = execution_of(graph.flags, has_gpu=True)
     ranks = {key: str(execution.of_node(n.config, n.names).num_ranks) for key, n in runs.items()}
@@ -189,8 +189,8 @@ def test_the_dry_run_has_the_ranks_that_are_asked_for(storage, words, ranks):
     flags = parse(
         STUDY, ["--storage", str(storage), "--preset", "paper", *(("--num-workers", *words) if words else ())]
     )
-    assert planned_ranks(flags).wanted("5B") == ranks
-    assert ranks_of(flags).wanted("5B") == (ranks if words else 1)
+    assert flags.planned_ranks.wanted("5B") == ranks
+    assert flags.ranks.wanted("5B") == (ranks if words else 1)
 
 
 def test_a_study_is_simulated_on_a_cluster(storage):

@@ -14,7 +14,7 @@ from gram_platform.store import Store
 from gram_platform.studies.build import build_graph
 from gram_platform.studies.definition import Preset
 from gram_platform.studies.dry_run import describe, require_enough_data
-from gram_platform.studies.flags import RAY_JOB_VARIABLE, parse, ranks_of
+from gram_platform.studies.flags import RAY_JOB_VARIABLE, parse
 from gram_platform.studies.library.scaling import STUDY
 from gram_platform.studies.run import main, provide_data
 from gram_platform.studies.session import execution_of
@@ -119,12 +119,12 @@ def test_numbers_of_ranks(storage):
     """One for all, single sizes' own, or the planner's."""
     paper = ("--preset", "paper", "--num-workers")
     found = {
-        words: [ranks_of(flags(*paper, *words)).wanted(size) for size in ("800M", "2B", "5B")]
+        words: [flags(*paper, *words).ranks.wanted(size) for size in ("800M", "2B", "5B")]
         for words in (("2",), ("5B=16", "2B=8"), ("4", "5B=auto"), ("auto,800M=1",))
     }
     assert list(found.values()) == [[2, 2, 2], [1, 8, 16], [4, 4, AUTO], [1, AUTO, AUTO]]
-    assert ranks_of(flags(*paper, "auto")).machine == MACHINES["h100"]
-    assert ranks_of(flags(*paper, "auto", "--machine", "h200")).machine == MACHINES["h200"]
+    assert flags(*paper, "auto").ranks.machine == MACHINES["h100"]
+    assert flags(*paper, "auto", "--machine", "h200").ranks.machine == MACHINES["h200"]
 
 
 def test_runs_that_no_number_of_ranks_can_hold(storage, monkeypatch):

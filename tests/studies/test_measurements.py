@@ -97,7 +97,7 @@ def test_python_and_cpp_from_the_packages_on_this_disk(storage):
     assert not shortages(graph.nodes, graph.preset, graph.recipes)
     other = build_graph(samples.STUDY, parse(samples.STUDY, ["--preset", "installed", "--retain", "stubs"]))
     assert {node.config.domains for node in other.nodes if node.kind == "evaluation"} == {(CORE, "stubs")}
-    assert graph.data_ids == other.data_ids
+    assert graph.data_id == other.data_id
     text = describe(graph)
     assert f"corpus installed (data {graph.recipe.data_id})" in text
     assert sorted(path.name for path in (storage / "data").iterdir()) == ["installed", "scans"]  # nothing is packed

@@ -1,7 +1,7 @@
 """Stores a study as `study.json`, from which its tables and reports are built, and publishes the results."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 
 import pandas as pd
@@ -12,7 +12,7 @@ from gram_platform.config.identity import invalid
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.tracker import Line, study_id
-from gram_platform.tracking.views import study_views
+from gram_platform.tracking.views import SavedView, study_views
 
 LOCAL_UI = "http://127.0.0.1:5000"  # the default address of `mlflow ui`
 
@@ -99,16 +99,31 @@ def publish(
 
     `lines`: of the figures that MLflow shall draw too.
     """
-    folder = store.study_dir(record.name)
     files = {"table.csv": table.encode(), "report.html": report.encode(), "study.json": record.to_json()}
-    for name, data in files.items():
-        folder.write(name, data)
+    shown = {"profile": record.profile} if any(line.tags["profile"] == record.profile for line in lines) else {}
+    charts = tuple(dict.fromkeys(name for line in lines for at in line.points.values() for name in at))
+    views = study_views(record.name, study_id(record.name, record.params), shown, charts)
+    return publish_files(record.name, store, files, figures, record.params, tracker, lines, record.ids, views)
+
+
+def publish_files(
+    name: str,
+    store: Store,
+    files: Mapping[str, bytes],
+    figures: Mapping[str, object],
+    params: Mapping[str, str],
+    tracker: Tracker | None,
+    lines: Sequence[Line] = (),
+    node_ids: Iterable[str] = (),
+    views: Sequence[SavedView] = (),
+) -> dict[str, str]:
+    """Writes the files of a study or a search, and logs them if there is a tracker; returns {name: path}."""
+    folder = store.study_dir(name)
+    for file, data in files.items():
+        folder.write(file, data)
     if tracker is not None:
-        shown = {"profile": record.profile} if any(line.tags["profile"] == record.profile for line in lines) else {}
-        charts = tuple(dict.fromkeys(name for line in lines for at in line.points.values() for name in at))
-        views = study_views(record.name, study_id(record.name, record.params), shown, charts)
-        tracker.log_study(record.name, files, figures, record.params, lines, record.ids, views)
-    return {name: folder.file(name) for name in files}
+        tracker.log_study(name, files, figures, params, lines, node_ids, views)
+    return {file: folder.file(file) for file in files}
 
 
 def with_links(runs: pd.DataFrame, failures: Mapping[str, str], links: Mapping[str, str]) -> pd.DataFrame:

@@ -19,7 +19,7 @@ LEASE_S = 30.0
 LOOK_EVERY_S = 1.0
 
 
-class Driver:
+class DriverLease:
     """Holds the lease of a search for the length of a block; ValueError while another driver holds it.
 
     A new driver waits until the old lease expires: after `LEASE_S`, or at once if its process on this machine is gone.
@@ -29,7 +29,7 @@ class Driver:
     def __init__(self, folder: Folder, name: str):
         self.folder, self.name = folder, name
 
-    def __enter__(self) -> "Driver":
+    def __enter__(self) -> "DriverLease":
         deadline = time.monotonic() + LEASE_S + 1.0
         while not self._take():
             if time.monotonic() > deadline:

@@ -1,72 +1,99 @@
-"""Defines a search: the declaration in an experiment file, and the questions that each kind of search answers."""
+"""Defines a search: a study whose points come from a source, with the flags and questions of each kind of search."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from gram_platform.analysis.ratios import BASELINE
+from gram_platform.config.identity import invalid, require_int, short_hash
 from gram_platform.config.space import Space
-from gram_platform.corpora import CorpusRecipe
-from gram_platform.engine.proposals import SearchObjective
+from gram_platform.engine.life import NodeLifecycle
+from gram_platform.engine.proposals import Group, OptunaSource, PointList, SearchObjective, Source, open_study
 from gram_platform.engine.trials import Point, Problem
 from gram_platform.methods import Setting
-from gram_platform.methods.nodes import Node, method_nodes, unique
+from gram_platform.methods.nodes import Node
 from gram_platform.store import Store
-from gram_platform.studies import Preset
-from gram_platform.studies.searches.flags import OptunaFlags, SearchFlags
+from gram_platform.studies.build import Graph
+from gram_platform.studies.definition import Study
+from gram_platform.studies.flags import CommonFlags, absolute_place, split_list
+from gram_platform.studies.searches.optuna_studies import open_storage
 from gram_platform.studies.searches.report import SearchOutput
+from gram_platform.studies.session import machine_hours
 from gram_platform.tracking import Tracker
 
 SEARCH_VERSION = 1  # part of every search's id: raised when trials of before and after are not comparable
 
 
-@dataclass(frozen=True)
-class SearchSetup:
-    """The flags and preset of a search, the corpus of each size, and the setting of every size and seed."""
-
-    flags: SearchFlags
-    preset: Preset
-    recipes: Mapping[str, CorpusRecipe]
-    settings: tuple[Setting, ...]
-
-    @property
-    def num_seeds(self) -> int:
-        """The most seeds that a size has."""
-        return len({setting.seed for setting in self.settings})
-
-    @property
-    def recipe(self) -> CorpusRecipe:
-        """The corpus of the first size; those of other sizes have the same domains."""
-        return next(iter(self.recipes.values()))
-
-    @property
-    def data_id(self) -> str:
-        """The data of all sizes, joined by commas."""
-        return ", ".join(dict.fromkeys(recipe.data_id for recipe in self.recipes.values()))
-
-    @property
-    def baselines(self) -> list[Node]:
-        """The baseline of every size and seed, and its evaluation."""
-        return unique(node for setting in self.settings for node in method_nodes(BASELINE, setting))
-
-    def settings_of(self, size: str) -> tuple[Setting, ...]:
-        """Returns the settings of one size, one for each seed."""
-        return tuple(setting for setting in self.settings if setting.size.name == size)
-
-
-def setting_at(settings: Sequence[Setting], point: Point) -> Setting:
-    """Returns the setting of a point's size and seed."""
-    return next(s for s in settings if (s.size.name, s.seed) == (point["size"], point["seed"]))
+# ---------------------------------------------------------------------------------------------------------------- flags
 
 
 @dataclass(frozen=True)
-class Search:
-    """The declaration of a search; kinds are subclasses of `GridSearch` or `OptunaSearch`."""
+class SearchFlags(CommonFlags):
+    """The flags of every search."""
 
-    name: str
-    title: str
-    question: str
-    presets: Mapping[str, Preset]
-    default_preset: str = "demo"
+    max_concurrent: int = 0
+    """at most so many trials at once (default: what the cluster holds; on one that can grow also the trials that depend
+    on no result: all of a grid, the first ten of an Optuna study)"""
+    report_only: bool = False
+    """build tables and report again from what is stored; start no trial"""
+
+    def checked(self) -> "SearchFlags":
+        """Returns the flags that studies do not have with defaults filled in, after `checked_common`.
+
+        ValueError naming flag and value.
+        """
+        require_int("max_concurrent", self.max_concurrent, 0)
+        return self
+
+
+@dataclass(frozen=True)
+class OptunaFlags(SearchFlags):
+    """The flags of searches with Optuna."""
+
+    trials: int = 0
+    """trials to be complete, in each Optuna study of the search (default: the preset's)"""
+    space: tuple[str, ...] = ()
+    """ranges in place of the preset's: name=low:high, name=log:low:high, or name=value to hold one"""
+
+    def checked(self) -> "OptunaFlags":
+        require_int("trials", self.trials, 0)
+        uri = _database("optuna_uri", self.optuna_uri or _default_database(self.storage))
+        return replace(super().checked(), space=split_list(self.space), optuna_uri=uri)
+
+
+def _default_database(storage: str) -> str:
+    """Returns SQLite inside a local storage; ValueError for an object store, which needs a server."""
+    store = Store(storage)
+    if not store.is_local:
+        raise invalid("optuna_uri", None, f"the URL of a database for the search's trials: {storage} cannot hold one")
+    return f"sqlite:///{store.root}/optuna.db"
+
+
+def _database(field: str, uri: str) -> str:
+    """Returns a database's URL, a SQLite path made absolute."""
+    if uri.startswith("sqlite:///"):
+        return "sqlite:///" + absolute_place(field, uri.removeprefix("sqlite:///"))
+    if "://" not in uri:
+        raise invalid(field, uri, "a database's URL such as postgresql://host/optuna or sqlite:////path/optuna.db")
+    return uri
+
+
+# ------------------------------------------------------------------------------------------------------------- searches
+
+
+@dataclass(frozen=True)
+class Round:
+    """Trials to run before the search looks at results again."""
+
+    source: Source
+    hours_before: float  # machine hours of its trials that have ended before
+    text: str  # what is announced; "" if there is nothing to say
+
+
+@dataclass(frozen=True)
+class Search(Study):
+    """The declaration of a search; kinds are subclasses of `GridSearch` or `OptunaSearch`.
+
+    `graph` is the search on its corpora; `search_id` what `identify` returns.
+    """
 
     flags_type = SearchFlags
 
@@ -78,23 +105,31 @@ class Search:
         """Returns the flags with the kind's defaults; ValueError for flags that it cannot serve."""
         return flags
 
-    def prerequisites(self, setup: SearchSetup) -> list[Node]:
+    def prerequisites(self, graph: Graph) -> list[Node]:
         """Returns the nodes that all trials need, such as baselines."""
         return []
 
-    def identity(self, setup: SearchSetup) -> Mapping:
+    def identity(self, graph: Graph) -> Mapping:
         """Returns the content of the search's id: equal for equal questions on equal data, however many trials."""
         raise NotImplementedError
 
-    def problem(self, setup: SearchSetup, store: Store) -> Problem:
+    def identify(self, graph: Graph) -> str:
+        """Returns the search's id: equal for equal questions on equal data."""
+        return short_hash({"version": SEARCH_VERSION, "search": self.name, **self.identity(graph)})
+
+    def problem(self, graph: Graph, store: Store) -> Problem:
         """Returns the nodes and score of trials; the prerequisites must be complete."""
         raise NotImplementedError
 
-    def example(self, setup: SearchSetup) -> list[Node]:
+    def example(self, graph: Graph) -> list[Node]:
         """Returns the nodes of all trials, as far as they are known now, for `--dry-run` and to check the data."""
         raise NotImplementedError
 
-    def write(self, setup: SearchSetup, store: Store, tracker: Tracker | None, search_id: str) -> SearchOutput | None:
+    def rounds(self, graph: Graph, store: Store, problem: Problem, search_id: str) -> Iterator[Round]:
+        """Yields sources of the trials that are missing; the next one is made when those of the last have ended."""
+        raise NotImplementedError
+
+    def write(self, graph: Graph, store: Store, tracker: Tracker | None, search_id: str) -> SearchOutput | None:
         """Returns tables, figures and report of the trials so far; None while there is nothing to report."""
         raise NotImplementedError
 
@@ -103,12 +138,34 @@ class Search:
 class GridSearch(Search):
     """Runs every point of a list, which may grow with the results."""
 
-    def points(self, setup: SearchSetup, store: Store) -> tuple[list[tuple[str, Point]], list[str]]:
+    def points(self, graph: Graph, store: Store) -> tuple[list[tuple[str, Point]], list[str]]:
         """Returns all named points, as far as the results demand them now, and announcements.
 
         Called again after each round of trials, until no point is new.
         """
         raise NotImplementedError
+
+    def rounds(self, graph: Graph, store: Store, problem: Problem, search_id: str) -> Iterator[Round]:
+        seen, said = set(), set()
+        while True:
+            points, announcements = self.points(graph, store)
+            lines = [text for text in dict.fromkeys(announcements) if text not in said]
+            new = [(name, point) for name, point in points if name not in seen]
+            done = {name: nodes for name, point in new if (nodes := _done(problem.nodes(point), store))}
+            if new:
+                lines.append(f"{len(new)} trials, {len(done)} of them were done before")
+            hours = sum(machine_hours(store, node) for nodes in done.values() for node in nodes)
+            yield Round(PointList(pair for pair in new if pair[0] not in done), hours, "\n".join(lines))
+            if not new:
+                return
+            seen |= {name for name, _ in new}
+            said |= set(announcements)
+
+
+def _done(nodes: Sequence[Node], store: Store) -> Sequence[Node]:
+    """Returns the nodes if all of them have results, else ()."""
+    lifecycle = NodeLifecycle(store)
+    return nodes if all(lifecycle.result(node) is not None for node in nodes) else ()
 
 
 @dataclass(frozen=True)
@@ -120,14 +177,39 @@ class OptunaSearch(Search):
 
     flags_type = OptunaFlags
 
-    def space(self, setup: SearchSetup) -> Space:
+    def space(self, graph: Graph) -> Space:
         """Returns the ranges of the preset, or those of `--space`; ValueError for a bad one."""
         raise NotImplementedError
 
-    def target(self, setup: SearchSetup) -> int:
+    def target(self, graph: Graph) -> int:
         """Returns the number of trials to complete in each group."""
-        return setup.flags.trials or self.num_trials[setup.flags.preset]
+        return graph.flags.trials or self.num_trials[graph.flags.preset]
 
-    def groups(self, setup: SearchSetup) -> Mapping[str, Point]:
+    def groups(self, graph: Graph) -> Mapping[str, Point]:
         """Returns the names of the Optuna studies, and the part of the point that each one holds fixed."""
         raise NotImplementedError
+
+    def open(self, graph: Graph, search_id: str) -> list[Group]:
+        """Opens the Optuna studies, named by the search's id and the group."""
+        storage, target = open_storage(graph.flags.optuna_uri), self.target(graph)
+        return [
+            Group(name, fixed, open_study(storage, f"{self.name}-{search_id}-{name}", self.objectives), target)
+            for name, fixed in self.groups(graph).items()
+        ]
+
+    def rounds(self, graph: Graph, store: Store, problem: Problem, search_id: str) -> Iterator[Round]:
+        groups = self.open(graph, search_id)
+        source = OptunaSource(groups, self.space(graph), self.objectives)
+        ended = [t for g in groups for t in g.study.get_trials(deepcopy=False) if t.state.is_finished()]
+        num_adopted = sum(len(group.adopted) for group in groups)
+        hours = sum(trial.user_attrs.get("rank_s", 0.0) for trial in ended) / 3600
+        yield Round(
+            source,
+            hours,
+            f"{len(ended)} trials ended before, {num_adopted} were left running and are taken up again",
+        )
+
+
+def setting_at(settings: Sequence[Setting], point: Point) -> Setting:
+    """Returns the setting of a point's size and seed."""
+    return next(s for s in settings if (s.size.name, s.seed) == (point["size"], point["seed"]))

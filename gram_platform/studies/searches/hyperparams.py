@@ -14,12 +14,11 @@ from gram_platform.config.identity import invalid, require_choice, require_real,
 from gram_platform.engine.trials import Point
 from gram_platform.methods.nodes import Node, unique
 from gram_platform.store import Store
+from gram_platform.studies.build import Graph
 from gram_platform.studies.flags import split_list
-from gram_platform.studies.searches.definition import GridSearch, SearchSetup
-from gram_platform.studies.searches.flags import SearchFlags
-from gram_platform.studies.searches.frames import baseline_frames
+from gram_platform.studies.searches.definition import GridSearch, SearchFlags
 from gram_platform.studies.searches.hyperparams_trials import KNOBS, SweepProblem, sweep_report, trial_name
-from gram_platform.studies.searches.report import SearchOutput
+from gram_platform.studies.searches.report import SearchOutput, baseline_frames
 from gram_platform.tracking import Tracker
 
 Values = Mapping[str, tuple[float, ...]]  # of each knob, ascending
@@ -48,47 +47,47 @@ class HyperparameterSweep(GridSearch):
         chosen_values(flags.knobs, self.values[flags.preset])
         return flags
 
-    def prerequisites(self, setup: SearchSetup) -> list[Node]:
-        return setup.baselines
+    def prerequisites(self, graph: Graph) -> list[Node]:
+        return graph.baselines
 
-    def identity(self, setup: SearchSetup) -> dict:
+    def identity(self, graph: Graph) -> dict:
         """Hashes the nodes, which depend on data, sizes, seeds and everything that the preset fixes."""
-        ids = [node.id for node in (*self.prerequisites(setup), *self.example(setup))]
-        values = {knob: list(values) for knob, values in self.sweep_values(setup).items()}
-        return {"data_id": setup.data_id, "knobs": values, "nodes": short_hash(ids)}
+        ids = [node.id for node in (*self.prerequisites(graph), *self.example(graph))]
+        values = {knob: list(values) for knob, values in self.sweep_values(graph).items()}
+        return {"data_id": graph.data_id, "knobs": values, "nodes": short_hash(ids)}
 
-    def sweep_values(self, setup: SearchSetup) -> Values:
-        return chosen_values(setup.flags.knobs, self.values[setup.flags.preset])
+    def sweep_values(self, graph: Graph) -> Values:
+        return chosen_values(graph.flags.knobs, self.values[graph.flags.preset])
 
-    def all_points(self, setup: SearchSetup) -> list[Point]:
+    def all_points(self, graph: Graph) -> list[Point]:
         """Returns every point, by knob, value, size and seed."""
         return [
             {"knob": knob, "value": value, "size": setting.size.name, "seed": setting.seed}
-            for knob, values in self.sweep_values(setup).items()
+            for knob, values in self.sweep_values(graph).items()
             for value in values
-            for setting in setup.settings
+            for setting in graph.settings
         ]
 
-    def points(self, setup: SearchSetup, store: Store) -> tuple[list[tuple[str, Point]], list[str]]:
+    def points(self, graph: Graph, store: Store) -> tuple[list[tuple[str, Point]], list[str]]:
         """Returns every point; those that share another point's runs come last and reuse them."""
-        problem, seen, first, again = SweepProblem(setup.settings), set(), [], []
-        for point in self.all_points(setup):
+        problem, seen, first, again = SweepProblem(graph.settings), set(), [], []
+        for point in self.all_points(graph):
             run_id = problem.nodes(point)[0].id
             (again if run_id in seen else first).append((trial_name(point), point))
             seen.add(run_id)
         return first + again, []
 
-    def problem(self, setup: SearchSetup, store: Store) -> SweepProblem:
-        evaluations, curves = baseline_frames(store, setup.baselines)
-        return SweepProblem(setup.settings, evaluations.assign(knob=None, value=math.nan), curves)
+    def problem(self, graph: Graph, store: Store) -> SweepProblem:
+        evaluations, curves = baseline_frames(store, graph.baselines)
+        return SweepProblem(graph.settings, evaluations.assign(knob=None, value=math.nan), curves)
 
-    def example(self, setup: SearchSetup) -> list[Node]:
-        problem = SweepProblem(setup.settings)
-        return unique(node for point in self.all_points(setup) for node in problem.nodes(point))
+    def example(self, graph: Graph) -> list[Node]:
+        problem = SweepProblem(graph.settings)
+        return unique(node for point in self.all_points(graph) for node in problem.nodes(point))
 
-    def write(self, setup: SearchSetup, store: Store, tracker: Tracker | None, search_id: str) -> SearchOutput | None:
-        values, points = self.sweep_values(setup), self.all_points(setup)
-        return sweep_report(self, values, points, setup, store, tracker, search_id)
+    def write(self, graph: Graph, store: Store, tracker: Tracker | None, search_id: str) -> SearchOutput | None:
+        values, points = self.sweep_values(graph), self.all_points(graph)
+        return sweep_report(self, values, points, graph, store, tracker, search_id)
 
 
 def chosen_values(texts: Sequence[str], preset: Values) -> Values:

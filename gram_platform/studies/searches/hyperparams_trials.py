@@ -23,17 +23,22 @@ from gram_platform.pages.report.study import with_verdicts
 from gram_platform.paper.sweeps import PAPER_SWEEPS, beside_paper_sweeps, sweep_claims
 from gram_platform.paper.verdicts import explained
 from gram_platform.store import Store
-from gram_platform.studies.searches.definition import Search, SearchSetup, setting_at
-from gram_platform.studies.searches.frames import (
+from gram_platform.studies.build import Graph
+from gram_platform.studies.searches.definition import Search, setting_at
+from gram_platform.studies.searches.report import (
+    SearchOutput,
     attack_frame,
+    counts_text,
     curve_frame,
     declared_frame,
+    frame_text,
     frames,
+    json_file,
     result_frame,
+    run_links,
     trial_state,
     view_frame,
 )
-from gram_platform.studies.searches.report import SearchOutput, counts_text, frame_text, json_file, run_links
 from gram_platform.tracking import Tracker
 
 RULE = f"{JUDGED} {MARGINS_TEXT} Paper: the difference in its figure, at its scale."
@@ -129,7 +134,7 @@ def sweep_report(
     search: Search,
     values: Mapping[str, Sequence[float]],
     points: Sequence[Point],
-    setup: SearchSetup,
+    graph: Graph,
     store: Store,
     tracker: Tracker | None,
     search_id: str,
@@ -138,31 +143,31 @@ def sweep_report(
 
     `values` are those of each knob.
     """
-    stored = _read(points, setup, store)
-    sweep = _analysed(stored, setup.flags.sizes)
+    stored = _read(points, graph, store)
+    sweep = _analysed(stored, graph.flags.sizes)
     if sweep is None:
         return None
-    claims = explained(sweep_claims(sweep.per_seed), search.name, setup.flags.preset)
+    claims = explained(sweep_claims(sweep.per_seed), search.name, graph.flags.preset)
     trials = _trials(stored, sweep, store, f"{search.name}-{search_id}")
-    facts = {"name": search.name, "id": search_id, "preset": setup.flags.preset, "data_id": setup.data_id}
-    facts |= {"knobs": values, "sizes": setup.flags.sizes, "seeds": setup.num_seeds}
+    facts = {"name": search.name, "id": search_id, "preset": graph.flags.preset, "data_id": graph.data_id}
+    facts |= {"knobs": values, "sizes": graph.flags.sizes, "seeds": graph.num_seeds}
     files = {
         "table.csv": table_csv(sweep.profiles).encode(),
         "trials.csv": table_csv(trials).encode(),
         "claims.csv": table_csv(claims).encode(),
-        "report.html": _page(search, setup, stored, sweep, claims, trials, run_links(tracker)).encode(),
+        "report.html": _page(search, graph, stored, sweep, claims, trials, run_links(tracker)).encode(),
         "search.json": json_file(facts),
     }
     figures = {f"sweep-{name}": figure for name, figure in sweep_figures(sweep.table).items()}
     return SearchOutput(files, figures, _text(sweep, claims, stored.source))
 
 
-def _read(points: Sequence[Point], setup: SearchSetup, store: Store) -> StoredTrials:
-    problem, baselines = SweepProblem(setup.settings), setup.baselines
+def _read(points: Sequence[Point], graph: Graph, store: Store) -> StoredTrials:
+    problem, baselines = SweepProblem(graph.settings), graph.baselines
     trials = tuple((point, problem.nodes(point)) for point in points)
     ids = {node.id for nodes in (baselines, *(nodes for _, nodes in trials)) for node in nodes}
     runs = [node.id for node in baselines if node.is_run]
-    return StoredTrials(trials, tuple(baselines), *frames(setup, store, ids, runs))
+    return StoredTrials(trials, tuple(baselines), *frames(graph, store, ids, runs))
 
 
 def _analysed(stored: StoredTrials, sizes: Sequence[str]) -> SweepAnalysis | None:
@@ -210,18 +215,18 @@ def _trials(stored: StoredTrials, sweep: SweepAnalysis, store: Store, name: str)
 
 def _page(
     search: Search,
-    setup: SearchSetup,
+    graph: Graph,
     stored: StoredTrials,
     sweep: SweepAnalysis,
     claims: pd.DataFrame,
     trials: pd.DataFrame,
     links: tuple[Mapping[str, str], str],
 ) -> str:
-    setting = setup.settings[0]
+    setting = graph.settings[0]
     fixed = ", ".join(f"{name} {knob.read(setting):g}" for name, knob in KNOBS.items())
     facts = (
-        f"Preset {setup.flags.preset}, corpus {setup.flags.corpus} (data {setup.data_id}), "
-        f"{setup.num_seeds} seeds. While one knob moves the others stay at {fixed}.",
+        f"Preset {graph.flags.preset}, corpus {graph.flags.corpus} (data {graph.data_id}), "
+        f"{graph.num_seeds} seeds. While one knob moves the others stay at {fixed}.",
         counts_text(trials),
         f"Read from {stored.source}. {links[1]}",
     )
@@ -229,7 +234,7 @@ def _page(
         *_knob_sections(sweep),
         *judged_sections(claims, RULE),
         *missing_sections(sweep.missing),
-        _learning_curves(stored, sweep, setup.flags.sizes),
+        _learning_curves(stored, sweep, graph.flags.sizes),
         Section("Trials", table=_readable_trials(trials, links[0])),
     ]
     intro = with_verdicts(f"{search.question}\n\n{' '.join(facts)}", claims)

@@ -19,10 +19,9 @@ from gram_platform.methods.nodes import Node
 from gram_platform.planner import AUTO
 from gram_platform.store import Store
 from gram_platform.studies import Preset
-from gram_platform.studies.flags import ranks_of
-from gram_platform.studies.searches.definition import GridSearch, SearchSetup
-from gram_platform.studies.searches.flags import GridFlags
-from gram_platform.studies.searches.frames import frames, result_frame
+from gram_platform.studies.build import Graph
+from gram_platform.studies.flags import split_list
+from gram_platform.studies.searches.definition import GridSearch, SearchFlags
 from gram_platform.studies.searches.lr_batch_trials import (
     CORE_WEIGHT,
     LrBatchProblem,
@@ -30,10 +29,47 @@ from gram_platform.studies.searches.lr_batch_trials import (
     micro_batch_at,
     trial_rows,
 )
-from gram_platform.studies.searches.report import SearchOutput
+from gram_platform.studies.searches.report import SearchOutput, frames, result_frame
 from gram_platform.tracking import Tracker
 
+AUTO_AXIS = "auto"
 NO_RUNS = pd.DataFrame({"id": [], "status": []})
+
+
+@dataclass(frozen=True)
+class GridFlags(SearchFlags):
+    """The flags of the LR/batch grid."""
+
+    lrs: tuple[str, ...] = (AUTO_AXIS,)
+    """peak learning rates for every size; auto: the preset's, around each size's own"""
+    batches: tuple[str, ...] = (AUTO_AXIS,)
+    """batches in sequences for every size; auto: the preset's, around each size's own"""
+    window: float = 0.0
+    """the fit uses cells within this fraction of the lowest loss (0.05: 5%; default: all cells)"""
+    max_extensions: int = -1
+    """rows or columns that each side of a grid may grow by while its minimum lies there (default: the preset's)"""
+
+    def checked(self) -> "GridFlags":
+        require_real("window", self.window, 0.0)
+        require_int("max_extensions", self.max_extensions, -1)
+        return replace(super().checked(), lrs=_numbers("lrs", self.lrs), batches=_numbers("batches", self.batches))
+
+
+def _numbers(field: str, texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Splits a list of positive numbers; () for auto."""
+    if texts == (AUTO_AXIS,):
+        return ()
+    items = split_list(texts)
+    if not items:
+        raise invalid(field, texts, f"positive numbers, at least one, or {AUTO_AXIS}")
+    for item in items:
+        try:
+            require_real(field, float(item), 0.0, open_low=True)
+        except ValueError as error:
+            raise invalid(field, item, "positive numbers") from error
+    if len({float(item) for item in items}) != len(items):
+        raise invalid(field, items, "each value once")
+    return items
 
 
 @dataclass(frozen=True)
@@ -93,75 +129,75 @@ class LrBatchGrid(GridSearch):
         lrs = tuple(sorted(float(lr) for lr in flags.lrs)) or grid.lrs
         return Grid(lrs, _whole(sorted(float(batch) for batch in flags.batches)) or grid.batches)
 
-    def problem(self, setup: SearchSetup, store: Store | None = None) -> LrBatchProblem:
-        return LrBatchProblem(setup.settings)
+    def problem(self, graph: Graph, store: Store | None = None) -> LrBatchProblem:
+        return LrBatchProblem(graph.settings)
 
-    def identity(self, setup: SearchSetup) -> Mapping:
+    def identity(self, graph: Graph) -> Mapping:
         """Hashes the runs of the first grids, which depend on data, sizes, cells and seeds."""
-        return {"runs": [node.id for node in self.example(setup)], "core_weight": CORE_WEIGHT}
+        return {"runs": [node.id for node in self.example(graph)], "core_weight": CORE_WEIGHT}
 
-    def example(self, setup: SearchSetup) -> list[Node]:
+    def example(self, graph: Graph) -> list[Node]:
         """Returns the nodes of the first grids; their growth is not known yet."""
-        points = [p for size in sizes_of(setup) for p in cell_points(setup, size, self.grid(setup.flags, size))]
-        problem = self.problem(setup)
+        points = [p for size in sizes_of(graph) for p in cell_points(graph, size, self.grid(graph.flags, size))]
+        problem = self.problem(graph)
         return [node for _, point in points for node in problem.nodes(point)]
 
-    def points(self, setup: SearchSetup, store: Store) -> tuple[list[tuple[str, Point]], list[str]]:
+    def points(self, graph: Graph, store: Store) -> tuple[list[tuple[str, Point]], list[str]]:
         """Returns the cells of every size's grid, grown as far as the results demand."""
         points, messages = [], []
-        for size in sizes_of(setup):
-            grid, said = self.grown(setup, store, size)
-            points += cell_points(setup, size, grid)
+        for size in sizes_of(graph):
+            grid, said = self.grown(graph, store, size)
+            points += cell_points(graph, size, grid)
             messages += said
         return points, messages
 
-    def grown(self, setup: SearchSetup, store: Store, size: Size) -> tuple[Grid, list[str]]:
+    def grown(self, graph: Graph, store: Store, size: Size) -> tuple[Grid, list[str]]:
         """Returns one size's grid as its results demand, and announcements; it grows once all its trials have ended."""
-        flags, messages = setup.flags, []
+        flags, messages = graph.flags, []
         grid = self.grid(flags, size)
         while True:
-            nodes = self._nodes(setup, size, grid)
+            nodes = self._nodes(graph, size, grid)
             done = {node.id: result for node in nodes.values() if (result := store.run(node.id).result()) is not None}
             frame = result_frame([node for node in nodes.values() if node.id in done], done) if done else NO_RUNS
             trials = trial_rows(size, nodes, frame, store)
             if not set(trials["state"]) <= set(STATES):
                 return grid, messages
-            allowed = lambda batch: why_not(flags, setup.preset, size, batch)  # noqa: E731
+            allowed = lambda batch: why_not(flags, graph.preset, size, batch)  # noqa: E731
             step = extension(trials, grid, flags.max_extensions, flags.window or None, allowed)
             messages += step.messages
             if not step.new_cells:
                 return step.grid, messages
             grid = step.grid
 
-    def _nodes(self, setup: SearchSetup, size: Size, grid: Grid) -> dict[tuple[Cell, int], Node]:
-        problem, points = self.problem(setup), cell_points(setup, size, grid)
+    def _nodes(self, graph: Graph, size: Size, grid: Grid) -> dict[tuple[Cell, int], Node]:
+        problem, points = self.problem(graph), cell_points(graph, size, grid)
         return {((p["lr"], p["batch"]), p["seed"]): problem.nodes(p)[0] for _, p in points}
 
-    def write(self, setup: SearchSetup, store: Store, tracker: Tracker | None, search_id: str) -> SearchOutput | None:
-        nodes = {size: self._nodes(setup, size, self.grown(setup, store, size)[0]) for size in sizes_of(setup)}
+    def write(self, graph: Graph, store: Store, tracker: Tracker | None, search_id: str) -> SearchOutput | None:
+        nodes = {size: self._nodes(graph, size, self.grown(graph, store, size)[0]) for size in sizes_of(graph)}
         ids = {node.id for of_size in nodes.values() for node in of_size.values()}
-        frame, _, source = frames(setup, store, ids, ())
+        frame, _, source = frames(graph, store, ids, ())
         rows = [trial_rows(size, of_size, frame, store) for size, of_size in nodes.items()]
         seconds = frame[["id", "elapsed_s"]].rename(columns={"id": "run_id"})
         trials = pd.concat(rows, ignore_index=True).merge(seconds, "left", on="run_id")
-        return grid_report(self, setup, trials, source, tracker, search_id)
+        return grid_report(self, graph, trials, source, tracker, search_id)
 
 
-def sizes_of(setup: SearchSetup) -> list[Size]:
-    return [setup.preset.sizes[name] for name in setup.flags.sizes]
+def sizes_of(graph: Graph) -> list[Size]:
+    return [graph.preset.sizes[name] for name in graph.flags.sizes]
 
 
-def cell_points(setup: SearchSetup, size: Size, grid: Grid) -> list[tuple[str, Point]]:
+def cell_points(graph: Graph, size: Size, grid: Grid) -> list[tuple[str, Point]]:
     """Returns a named point for each seed of each cell, a cell's seeds together."""
     cells = [{"size": size.name, "lr": lr, "batch": batch} for lr, batch in grid.cells]
-    seeds = [setting.seed for setting in setup.settings_of(size.name)]
+    seeds = [setting.seed for setting in graph.settings if setting.size.name == size.name]
     name = "{size} lr {lr:.6g} batch {batch} s{seed}"
     return [(name.format(**point), point) for cell in cells for seed in seeds for point in ({**cell, "seed": seed},)]
 
 
 def why_not(flags: GridFlags, preset: Preset, size: Size, batch: int) -> str:
     """Returns the reason for which a size cannot train at this batch; "" if it can."""
-    micro_batch, wanted = micro_batch_at(size, batch), ranks_of(flags).wanted(size.name)
+    micro_batch, wanted = micro_batch_at(size, batch), flags.ranks.wanted(size.name)
     if wanted != AUTO and micro_batch % wanted:
         return f"its micro-batch at {size.name} would be {micro_batch}, which {wanted} ranks cannot divide"
     available = round(size.core_tokens // size.seq_len * (1.0 + preset.aux_share))

@@ -21,14 +21,15 @@ from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.pages.figures.lr_batch import law_figure, surface_figure
 from gram_platform.pages.report.page import Section, page_html
 from gram_platform.store import Store
-from gram_platform.studies.searches.definition import Search, SearchSetup, setting_at
-from gram_platform.studies.searches.frames import trial_state
+from gram_platform.studies.build import Graph
+from gram_platform.studies.searches.definition import Search, setting_at
 from gram_platform.studies.searches.report import (
     SearchOutput,
     counts_text,
     frame_text,
     json_file,
     run_links,
+    trial_state,
     with_run_links,
 )
 from gram_platform.tracking import Tracker
@@ -123,16 +124,16 @@ def trial_rows(size: Size, nodes: Mapping[tuple[Cell, int], Node], frame: pd.Dat
 
 
 def grid_report(
-    search: Search, setup: SearchSetup, trials: pd.DataFrame, source: str, tracker: Tracker | None, search_id: str
+    search: Search, graph: Graph, trials: pd.DataFrame, source: str, tracker: Tracker | None, search_id: str
 ) -> SearchOutput | None:
     """Returns files, figures and text from every trial (TRIAL_COLUMNS, `elapsed_s`); None without a complete one."""
     if not (trials[STATE] == COMPLETE).any():
         return None
-    flags = setup.flags
-    analysis = analyse_grid(trials[trials[STATE].isin(STATES)], setup.preset.seq_len, flags.window or None)
+    flags = graph.flags
+    analysis = analyse_grid(trials[trials[STATE].isin(STATES)], graph.preset.seq_len, flags.window or None)
     measured = f"{search.name}, preset {flags.preset} on {flags.corpus}, search {search_id}"
-    law = fitted_law(analysis.laws, f"{flags.preset}-{search_id}", setup.preset.seq_len, measured)
-    sizes = {size: setup.preset.sizes[size] for size in flags.sizes} | PAPER_SIZES
+    law = fitted_law(analysis.laws, f"{flags.preset}-{search_id}", graph.preset.seq_len, measured)
+    sizes = {size: graph.preset.sizes[size] for size in flags.sizes} | PAPER_SIZES
     tables = {
         "optima": analysis.optima,
         "laws": analysis.laws,
@@ -142,12 +143,12 @@ def grid_report(
     }
     links, about_links = run_links(tracker)
     figures = grid_figures(analysis, links)
-    facts = f"Search {search_id}: preset {flags.preset}, corpus {flags.corpus} (data {setup.data_id}), "
-    facts += f"{setup.num_seeds} seeds. Loss: {OBJECTIVE}. {counts_text(trials)} Read from {source}. {about_links}"
+    facts = f"Search {search_id}: preset {flags.preset}, corpus {flags.corpus} (data {graph.data_id}), "
+    facts += f"{graph.num_seeds} seeds. Loss: {OBJECTIVE}. {counts_text(trials)} Read from {source}. {about_links}"
     page = page_html(search.title, f"{search.question}\n\n{facts}", _sections(trials, tables, figures, links))
-    content = {"name": search.name, "search_id": search_id, "preset": flags.preset, "data_id": setup.data_id}
+    content = {"name": search.name, "search_id": search_id, "preset": flags.preset, "data_id": graph.data_id}
     content |= {"objective": OBJECTIVE, "window": flags.window or None, "trials": trials["run_id"].tolist()}
-    content |= {"seq_len": setup.preset.seq_len}
+    content["seq_len"] = graph.preset.seq_len  # with trials.csv it is all that a fit needs
     files = {"table.csv": analysis.optima, "trials.csv": trials_table(trials, f"{search.name}-{search_id}")}
     files |= {f"{kind}.csv": frame for kind, frame in tables.items() if kind != "optima"}
     data = {file: frame.to_csv(index=False).encode() for file, frame in files.items()}

@@ -13,9 +13,8 @@ from gram_platform.engine.proposals import SearchObjective
 from gram_platform.engine.trials import Point
 from gram_platform.methods.nodes import Node, unique
 from gram_platform.store import Store
-from gram_platform.studies.searches.definition import OptunaSearch, SearchSetup
-from gram_platform.studies.searches.flags import OptunaFlags
-from gram_platform.studies.searches.frames import stored_references
+from gram_platform.studies.build import Graph
+from gram_platform.studies.searches.definition import OptunaFlags, OptunaSearch
 from gram_platform.studies.searches.maxent_trials import (
     METRIC,
     PEAK_LR,
@@ -27,7 +26,7 @@ from gram_platform.studies.searches.maxent_trials import (
     searched_profiles,
 )
 from gram_platform.studies.searches.optuna_studies import spread_points
-from gram_platform.studies.searches.report import SearchOutput
+from gram_platform.studies.searches.report import SearchOutput, stored_references
 from gram_platform.tracking import Tracker
 
 DEFAULT_OBJECTIVE = MaxEntObjective()
@@ -62,41 +61,41 @@ class MaxEntSearch(OptunaSearch):
         self._space(flags)
         return flags
 
-    def space(self, setup: SearchSetup) -> Space:
-        return self._space(setup.flags)
+    def space(self, graph: Graph) -> Space:
+        return self._space(graph.flags)
 
     def _space(self, flags: OptunaFlags) -> Space:
         ranges = self.presets[flags.preset].maxent_search
         return space_of(ranges.peak_lr, ranges.retain_weight).with_overrides(flags.space)
 
-    def groups(self, setup: SearchSetup) -> dict[str, Point]:
-        return {name: {PROFILE: name} for name in searched_profiles(setup.settings[0])}
+    def groups(self, graph: Graph) -> dict[str, Point]:
+        return {name: {PROFILE: name} for name in searched_profiles(graph.settings[0])}
 
-    def prerequisites(self, setup: SearchSetup) -> list[Node]:
-        return setup.baselines
+    def prerequisites(self, graph: Graph) -> list[Node]:
+        return graph.baselines
 
-    def identity(self, setup: SearchSetup) -> dict:
+    def identity(self, graph: Graph) -> dict:
         """Hashes the nodes of the preset's parameters, which depend on data, size, seeds and what is not searched."""
-        problem = MaxEntProblem(setup.settings, self.objective, {})
-        points = [{**fixed, **default_values(setup.settings[0])} for fixed in self.groups(setup).values()]
+        problem = MaxEntProblem(graph.settings, self.objective, {})
+        points = [{**fixed, **default_values(graph.settings[0])} for fixed in self.groups(graph).values()]
         return {
-            "data_id": setup.data_id,
-            "baselines": [node.id for node in setup.baselines],
+            "data_id": graph.data_id,
+            "baselines": [node.id for node in graph.baselines],
             "unlearning": [node.id for point in points for node in problem.nodes(point)],
-            "space": to_plain(self.space(setup).parameters),
+            "space": to_plain(self.space(graph).parameters),
             "objective": to_plain(self.objective),
         }
 
-    def problem(self, setup: SearchSetup, store: Store) -> MaxEntProblem:
-        return MaxEntProblem(setup.settings, self.objective, stored_references(setup, store))
+    def problem(self, graph: Graph, store: Store) -> MaxEntProblem:
+        return MaxEntProblem(graph.settings, self.objective, stored_references(graph, store))
 
-    def example(self, setup: SearchSetup) -> list[Node]:
+    def example(self, graph: Graph) -> list[Node]:
         """Returns the nodes of as many points for each profile as there will be trials, spread over the ranges."""
-        problem = MaxEntProblem(setup.settings, self.objective, {})
-        num_trials = self.target(setup)
-        spread = spread_points(self.space(setup), [(index + 0.5) / num_trials for index in range(num_trials)])
-        points = [{**fixed, **point} for fixed in self.groups(setup).values() for point in spread]
+        problem = MaxEntProblem(graph.settings, self.objective, {})
+        num_trials = self.target(graph)
+        spread = spread_points(self.space(graph), [(index + 0.5) / num_trials for index in range(num_trials)])
+        points = [{**fixed, **point} for fixed in self.groups(graph).values() for point in spread]
         return unique(node for point in points for node in problem.nodes(point))
 
-    def write(self, setup: SearchSetup, store: Store, tracker: Tracker | None, search_id: str) -> SearchOutput | None:
-        return maxent_report(self, setup, store, tracker, search_id)
+    def write(self, graph: Graph, store: Store, tracker: Tracker | None, search_id: str) -> SearchOutput | None:
+        return maxent_report(self, graph, store, tracker, search_id)

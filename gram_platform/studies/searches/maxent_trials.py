@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import optuna
 import pandas as pd
@@ -19,12 +19,10 @@ from gram_platform.methods.setting import MaxEnt, profile_name
 from gram_platform.pages.figures.searches import history_figure, importance_figure, slice_figure
 from gram_platform.pages.report.page import Section, page_html
 from gram_platform.store import Store
-from gram_platform.studies.build import BEST, BestTrial, best_json
-from gram_platform.studies.searches.definition import OptunaSearch, SearchSetup
+from gram_platform.studies.build import BEST, Graph
+from gram_platform.studies.searches.definition import OptunaSearch
 from gram_platform.studies.searches.optuna_studies import (
     importances,
-    open_groups,
-    open_storage,
     trials_frame,
     why_no_importances,
 )
@@ -93,6 +91,24 @@ def default_values(setting: Setting) -> Point:
 
 
 @dataclass(frozen=True)
+class BestTrial:
+    """The trial with the lowest objective of one profile."""
+
+    profile: str  # by name: core, core+virology
+    retained: Profile
+    trial: int
+    runs: tuple[str, ...]  # ids, one for each seed
+    objective: float
+    maxent: MaxEnt
+    num_complete: int  # trials of the profile
+
+
+def best_json(search_id: str, facts: Mapping[str, object], best: Sequence[BestTrial], missing: Sequence[str]) -> dict:
+    """Returns the content of best.json; `facts`: data_id, size, seeds, num_trials."""
+    return {"search_id": search_id, **facts, "profiles": [asdict(trial) for trial in best], "missing": list(missing)}
+
+
+@dataclass(frozen=True)
 class History:
     """The trials of one profile."""
 
@@ -109,26 +125,26 @@ class History:
 
 
 def maxent_report(
-    search: OptunaSearch, setup: SearchSetup, store: Store, tracker: Tracker | None, search_id: str
+    search: OptunaSearch, graph: Graph, store: Store, tracker: Tracker | None, search_id: str
 ) -> SearchOutput | None:
     """Returns files, figures and text from Optuna's database; None while no trial of any profile is complete."""
-    groups = open_groups(search, setup, open_storage(setup.flags.optuna_uri), search_id)
-    histories = [history_of(group.name, group.study, search.space(setup)) for group in groups]
-    best = [_best(history, setup) for history in histories if history.best is not None]
+    groups = search.open(graph, search_id)
+    histories = [history_of(group.name, group.study, search.space(graph)) for group in groups]
+    best = [_best(history, graph) for history in histories if history.best is not None]
     if not best:
         return None
-    problem = search.problem(setup, store)
-    space, defaults = search.space(setup), default_objectives(problem, [h.profile for h in histories], store)
+    problem = search.problem(graph, store)
+    space, defaults = search.space(graph), default_objectives(problem, [h.profile for h in histories], store)
     table = best_table(histories, space, defaults)
-    facts = {**_facts(setup), "num_trials": {group.name: group.num_complete for group in groups}}
+    facts = {**_facts(graph), "num_trials": {group.name: group.num_complete for group in groups}}
     content = best_json(search_id, facts, best, [h.profile for h in histories if h.best is None])
     if store.writable:
         store.search_dir(search_id).write_json(BEST, content)
     links, about_links = run_links(tracker)
     linked_histories = [History(h.profile, h.study, linked(h.trials, links)) for h in histories]
     figures = {h.profile: history_figures(h, space) for h in linked_histories}
-    intro = _intro(search.question, problem.objective, setup, search_id, about_links)
-    record = {"name": search.name, "search_id": search_id, "preset": setup.flags.preset, **_facts(setup)}
+    intro = _intro(search.question, problem.objective, graph, search_id, about_links)
+    record = {"name": search.name, "search_id": search_id, "preset": graph.flags.preset, **_facts(graph)}
     record["studies"] = {history.profile: history.study.study_name for history in histories}
     files = {
         "table.csv": table.to_csv(index=False).encode(),
@@ -148,8 +164,8 @@ def history_of(profile: str, study: optuna.Study, space: Space) -> History:
     return History(profile, study, trials.assign(**dict.fromkeys(absent, math.nan), **{PROFILE: profile}))
 
 
-def _best(history: History, setup: SearchSetup) -> BestTrial:
-    row, setting = history.best, setup.settings[0]
+def _best(history: History, graph: Graph) -> BestTrial:
+    row, setting = history.best, graph.settings[0]
     return BestTrial(
         profile=history.profile,
         retained=searched_profiles(setting)[history.profile],
@@ -236,10 +252,10 @@ def _sections(histories, figures: Mapping[str, list], table: pd.DataFrame, links
     return [best, *parts]
 
 
-def _intro(question: str, objective: MaxEntObjective, setup: SearchSetup, search_id: str, about_links: str) -> str:
-    facts, seeds = _facts(setup), ", ".join(str(setting.seed) for setting in setup.settings)
+def _intro(question: str, objective: MaxEntObjective, graph: Graph, search_id: str, about_links: str) -> str:
+    facts, seeds = _facts(graph), ", ".join(str(setting.seed) for setting in graph.settings)
     sentences = (
-        f"Search {search_id}: preset {setup.flags.preset}, size {facts['size']}, corpus {setup.flags.corpus} "
+        f"Search {search_id}: preset {graph.flags.preset}, size {facts['size']}, corpus {graph.flags.corpus} "
         f"(data {facts['data_id']}), seeds {seeds}. Read from Optuna's database.",
         f"Minimised: forget + {objective.penalty_weight:g} x what core and retain each lack to {objective.floor:g} of "
         f"the baseline, as compute ratios, each clipped to 0 to {HIGHEST_RATIO:g} and averaged over seeds. A diverged "
@@ -256,6 +272,6 @@ def _text(table: pd.DataFrame, search_id: str) -> str:
     return f"{frame_text(table.drop(columns=[RUNS]))}\n\n{use}"
 
 
-def _facts(setup: SearchSetup) -> dict:
-    setting = setup.settings[0]
-    return {"data_id": setting.data_id, "size": setting.size.name, "seeds": [s.seed for s in setup.settings]}
+def _facts(graph: Graph) -> dict:
+    setting = graph.settings[0]
+    return {"data_id": setting.data_id, "size": setting.size.name, "seeds": [s.seed for s in graph.settings]}

@@ -1,4 +1,4 @@
-"""Opens the Optuna studies of a search, and reads their trials as a frame and the importance of each parameter."""
+"""Opens the database of a search, and reads its trials as a frame and the importance of each parameter."""
 
 import math
 import warnings
@@ -26,23 +26,10 @@ from gram_platform.analysis.trials import (
 from gram_platform.config.crash_safe import create_database
 from gram_platform.config.identity import invalid
 from gram_platform.config.space import Parameter, Space
-from gram_platform.engine.proposals import Group, open_study
 from gram_platform.store.folders import LocalFolder
-from gram_platform.studies.searches.definition import OptunaSearch, SearchSetup
 from gram_platform.tracking.connection import first_line
 
 PREFIX = "sqlite:///"
-
-
-def open_groups(
-    search: OptunaSearch, setup: SearchSetup, storage: optuna.storages.BaseStorage, search_id: str
-) -> list[Group]:
-    """Opens the Optuna studies of a search, named by its id and the group."""
-    target = search.target(setup)
-    return [
-        Group(name, fixed, open_study(storage, f"{search.name}-{search_id}-{name}", search.objectives), target)
-        for name, fixed in search.groups(setup).items()
-    ]
 
 
 def open_storage(uri: str) -> optuna.storages.RDBStorage:

@@ -19,9 +19,8 @@ from gram_platform.engine.proposals import SearchObjective
 from gram_platform.engine.trials import Point
 from gram_platform.methods.nodes import Node, unique
 from gram_platform.store import Store
-from gram_platform.studies.searches.definition import OptunaSearch, SearchSetup
-from gram_platform.studies.searches.flags import OptunaFlags
-from gram_platform.studies.searches.frames import stored_references
+from gram_platform.studies.build import Graph
+from gram_platform.studies.searches.definition import OptunaFlags, OptunaSearch
 from gram_platform.studies.searches.optuna_studies import spread_points
 from gram_platform.studies.searches.pareto_trials import (
     D_AUX,
@@ -33,7 +32,7 @@ from gram_platform.studies.searches.pareto_trials import (
     pareto_report,
     point_nodes,
 )
-from gram_platform.studies.searches.report import SearchOutput
+from gram_platform.studies.searches.report import SearchOutput, stored_references
 from gram_platform.tracking import Tracker
 
 GROUP = "front"
@@ -78,33 +77,33 @@ class ParetoSearch(OptunaSearch):
         space_around(self.presets[flags.preset].sizes[flags.sizes[0]]).with_overrides(flags.space)
         return flags
 
-    def space(self, setup: SearchSetup) -> Space:
-        return space_around(setup.settings[0].size).with_overrides(setup.flags.space)
+    def space(self, graph: Graph) -> Space:
+        return space_around(graph.settings[0].size).with_overrides(graph.flags.space)
 
-    def groups(self, setup: SearchSetup) -> dict[str, Point]:
+    def groups(self, graph: Graph) -> dict[str, Point]:
         return {GROUP: {}}
 
-    def prerequisites(self, setup: SearchSetup) -> list[Node]:
+    def prerequisites(self, graph: Graph) -> list[Node]:
         """Returns the baselines, and GRAM with the preset's parameters for comparison with the front."""
-        preset_nodes = [node for s in setup.settings for node in point_nodes(s, default_point(s))]
-        return unique([*setup.baselines, *preset_nodes])
+        preset_nodes = [node for s in graph.settings for node in point_nodes(s, default_point(s))]
+        return unique([*graph.baselines, *preset_nodes])
 
-    def identity(self, setup: SearchSetup) -> dict:
+    def identity(self, graph: Graph) -> dict:
         """Hashes the preset's nodes, which depend on data, size, seeds, budgets and attacks."""
         return {
-            "prerequisites": [node.id for node in self.prerequisites(setup)],
-            "space": to_plain(self.space(setup).parameters),
+            "prerequisites": [node.id for node in self.prerequisites(graph)],
+            "space": to_plain(self.space(graph).parameters),
             "objectives": to_plain(tuple(self.objectives)),
         }
 
-    def problem(self, setup: SearchSetup, store: Store) -> ParetoProblem:
-        return ParetoProblem(setup.settings, stored_references(setup, store))
+    def problem(self, graph: Graph, store: Store) -> ParetoProblem:
+        return ParetoProblem(graph.settings, stored_references(graph, store))
 
-    def example(self, setup: SearchSetup) -> list[Node]:
+    def example(self, graph: Graph) -> list[Node]:
         """Returns the nodes of as many points as there will be trials, from the low ends of all ranges to the high."""
-        problem = ParetoProblem(setup.settings, {})
-        points = spread_points(self.space(setup), np.linspace(0.0, 1.0, self.target(setup)))
+        problem = ParetoProblem(graph.settings, {})
+        points = spread_points(self.space(graph), np.linspace(0.0, 1.0, self.target(graph)))
         return unique(node for point in points for node in problem.nodes(point))
 
-    def write(self, setup: SearchSetup, store: Store, tracker: Tracker | None, search_id: str) -> SearchOutput | None:
-        return pareto_report(self, setup, store, tracker, search_id)
+    def write(self, graph: Graph, store: Store, tracker: Tracker | None, search_id: str) -> SearchOutput | None:
+        return pareto_report(self, graph, store, tracker, search_id)

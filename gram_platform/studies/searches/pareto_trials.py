@@ -51,21 +51,22 @@ from gram_platform.pages.figures.searches import (
 )
 from gram_platform.pages.report.page import Section, page_html
 from gram_platform.store import Store
-from gram_platform.studies.searches.definition import OptunaSearch, SearchSetup
-from gram_platform.studies.searches.frames import attack_frame, result_frame, view_frame
+from gram_platform.studies.build import Graph
+from gram_platform.studies.searches.definition import OptunaSearch
 from gram_platform.studies.searches.optuna_studies import (
     importances,
-    open_groups,
-    open_storage,
     trials_frame,
     why_no_importances,
 )
 from gram_platform.studies.searches.report import (
     SearchOutput,
+    attack_frame,
     counts_text,
     frame_text,
     json_file,
+    result_frame,
     run_links,
+    view_frame,
     with_run_links,
 )
 from gram_platform.tracking import Tracker
@@ -164,16 +165,16 @@ class Front:
 
 
 def pareto_report(
-    search: OptunaSearch, setup: SearchSetup, store: Store, tracker: Tracker | None, search_id: str
+    search: OptunaSearch, graph: Graph, store: Store, tracker: Tracker | None, search_id: str
 ) -> SearchOutput | None:
     """Returns files, figures and text from Optuna's database and the run directories; None without a complete trial."""
-    (group,) = open_groups(search, setup, open_storage(setup.flags.optuna_uri), search_id)
+    (group,) = search.open(graph, search_id)
     trials = trials_frame(group.study, tuple(OBJECTIVES))
     if finished(trials, tuple(OBJECTIVES)).empty:
         return None
     links, about_links = run_links(tracker)
-    space = search.space(setup)
-    problem, read = search.problem(setup, store), lambda node: store.node(node.kind, node.id).result()
+    space = search.space(graph)
+    problem, read = search.problem(graph, store), lambda node: store.node(node.kind, node.id).result()
     table = front_table(trials, space.names, problem, read)
     front = Front(
         trials=linked(trials, links),
@@ -184,14 +185,14 @@ def pareto_report(
         study=group.study,
     )
     figures = all_figures(front)
-    intro = _intro(search.question, setup, search_id, about_links)
+    intro = _intro(search.question, graph, search_id, about_links)
     record = {
         "name": search.name,
         "search_id": search_id,
-        "preset": setup.flags.preset,
+        "preset": graph.flags.preset,
         "study": group.study.study_name,
     }
-    record |= {"data_id": setup.data_id, "size": setup.settings[0].size.name, "seeds": len(setup.settings)}
+    record |= {"data_id": graph.data_id, "size": graph.settings[0].size.name, "seeds": len(graph.settings)}
     record |= {"space": to_plain(space.parameters), "objectives": OBJECTIVES, "hypervolume_reference": REFERENCE}
     files = {
         "table.csv": table.to_csv(index=False, float_format="%.6g").encode(),
@@ -298,12 +299,12 @@ def _shown(frame: pd.DataFrame, links: Mapping[str, str]) -> pd.DataFrame:
     return with_run_links(frame, links).assign(**{RUNS: text})
 
 
-def _intro(question: str, setup: SearchSetup, search_id: str, about_links: str) -> str:
-    setting = setup.settings[0]
+def _intro(question: str, graph: Graph, search_id: str, about_links: str) -> str:
+    setting = graph.settings[0]
     compute = "matched to the baseline's by lambda" if setting.equal_compute else "not matched"
     facts = (
-        f"Search {search_id}: preset {setup.flags.preset}, size {setting.size.name}, corpus {setup.flags.corpus} (data "
-        f"{setup.data_id}), {len(setup.settings)} seeds, training compute {compute}. Core, retain, forget and "
+        f"Search {search_id}: preset {graph.flags.preset}, size {setting.size.name}, corpus {graph.flags.corpus} (data "
+        f"{graph.data_id}), {len(graph.settings)} seeds, training compute {compute}. Core, retain, forget and "
         "elicited are compute ratios, averaged over the profiles of core with at most one domain and over seeds, each "
         f"clipped to 0 to {HIGHEST_RATIO:g}; elicited after the attack, the same for all trials. Compute is that of "
         "training by its plan, companions of core batches included, over the baseline's. Trials are read from Optuna's "

@@ -1,16 +1,25 @@
-"""Writes what the reports of all searches share: links to runs, counts of trials, tables as text, JSON files."""
+"""Makes what the reports of all searches share: frames of their nodes, links to runs, tables as text, the files."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 
+from gram_platform.analysis.maxent_objective import references_of
+from gram_platform.analysis.ratios import ATTACK_COLUMNS, ELICITED, PREFIX, VIEW, Reference
 from gram_platform.analysis.tables import aligned
-from gram_platform.analysis.trials import RUNS, STATE
+from gram_platform.analysis.trials import COMPLETE, DIVERGED, FAILED, RUNNING, RUNS, STATE, WAITING
+from gram_platform.config import State
 from gram_platform.config.identity import to_plain
+from gram_platform.engine.life import is_divergence
+from gram_platform.methods.nodes import Node
 from gram_platform.pages.results.record import links_note, mlflow_links
+from gram_platform.pages.results.results import BEST_LOSS, load_frames
+from gram_platform.store import Store
+from gram_platform.studies.build import Graph
 from gram_platform.tracking import Tracker, TrackingUnavailable
+from gram_platform.tracking.frame import load_store_curves
 
 
 @dataclass(frozen=True)
@@ -62,3 +71,87 @@ def frame_text(frame: pd.DataFrame, digits: str = ".3g", missing: str = "-") -> 
 def json_file(content: Mapping) -> bytes:
     """Returns the bytes of a JSON file, the same for equal content."""
     return (json.dumps(to_plain(content), indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
+
+
+# --------------------------------------------------------------------------------------------------------------- frames
+
+
+def frames(
+    graph: Graph, store: Store, ids: Collection[str], baseline_runs: Sequence[str]
+) -> tuple[pd.DataFrame, pd.DataFrame, str]:
+    """Returns (frame of these nodes, curves of these runs, their source): MLflow, or the run directories and why.
+
+    The frame has every run that was begun and every evaluation that is complete, as `load_runs` does.
+    """
+    return load_frames(ids, baseline_runs, store, graph.flags.tracking_uri)
+
+
+def result_frame(nodes: Iterable[Node], results: Mapping[str, Mapping]) -> pd.DataFrame:
+    """Returns results by node id in the columns of the stored frame that `view_frame` and `attack_frame` read."""
+    rows = []
+    for node in nodes:
+        result = results[node.id]
+        if node.is_run:
+            run_id, losses = node.id, {f"final/{name}": value for name, value in result["final"].items()}
+        else:
+            run_id = node.config.view.run_id
+            losses = {PREFIX + domain: value for domain, value in result["losses"].items()}
+        rows.append({"id": node.id, "run_id": run_id, "status": COMPLETE, **losses})
+    return pd.DataFrame(rows) if rows else pd.DataFrame(columns=["id", "run_id", "status"])
+
+
+def declared_frame(nodes: Iterable[Node]) -> pd.DataFrame:
+    """Returns every view that the nodes evaluate: `id, method, size, seed, profile, retained`."""
+    rows = [{"id": node.id, **node.names} for node in nodes if not node.is_run]
+    return pd.DataFrame(rows, columns=["id", *VIEW, "retained"])
+
+
+def view_frame(nodes: Iterable[Node], frame: pd.DataFrame) -> pd.DataFrame:
+    """Returns the complete evaluations of a stored frame under the nodes' names, as `tables.analyse` takes them."""
+    complete = frame[frame["status"] == COMPLETE]
+    losses = [name for name in frame.columns if name.startswith(PREFIX)]
+    return declared_frame(nodes).merge(complete[["id", "run_id", *losses]], on="id")
+
+
+def attack_frame(nodes: Iterable[Node], frame: pd.DataFrame) -> pd.DataFrame:
+    """Returns every attack among the nodes as `tables.analyse` takes it; the loss is NaN without a result."""
+    rows = [{"run_id": node.id, **node.names} for node in nodes if node.is_attack]
+    complete = frame[frame["status"] == COMPLETE].set_index("id")
+    best = {name.removeprefix(BEST_LOSS): complete[name] for name in complete if name.startswith(BEST_LOSS)}
+    for row in rows:
+        row["loss"] = best.get(row[ELICITED], {}).get(row["run_id"], float("nan"))
+    return pd.DataFrame(rows, columns=[*ATTACK_COLUMNS, "run_id"]).astype({"loss": float})
+
+
+def curve_frame(nodes: Iterable[Node], curves: pd.DataFrame) -> pd.DataFrame:
+    """Returns the validation curves of these runs with `method, size, seed`, as `tables.analyse` takes them."""
+    columns = ["run_id", "method", "size", "seed"]
+    runs = pd.DataFrame([{"run_id": n.id, **n.names} for n in nodes if n.is_run], columns=columns)
+    return curves.merge(runs, on="run_id")
+
+
+def baseline_frames(store: Store, nodes: Sequence[Node]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Returns (evaluations, curves) of the baselines that are complete in the storage, for compute ratios."""
+    results = {n.id: store.evaluation(n.id).result() for n in nodes if not n.is_run}
+    done = [node for node in nodes if results.get(node.id) is not None]
+    evaluations = view_frame(done, result_frame(done, results))
+    return evaluations, curve_frame(nodes, load_store_curves(store, [n.id for n in nodes if n.is_run]))
+
+
+def stored_references(graph: Graph, store: Store) -> dict[str, Reference]:
+    """Returns every domain's reference from the stored baselines of one size; ValueError unless they are complete."""
+    return references_of(*baseline_frames(store, graph.baselines), graph.settings[0].size.name)
+
+
+def trial_state(nodes: Iterable[Node], frame: pd.DataFrame, store: Store) -> tuple[str, str]:
+    """Returns (state, message) of a trial; the message says why it diverged or failed."""
+    complete = set(frame.loc[frame["status"] == COMPLETE, "id"])
+    left = [node for node in nodes if node.id not in complete]
+    if not left:
+        return COMPLETE, ""
+    begun = [store.run(node.id) for node in left if node.is_run]
+    for run in begun:
+        if run.status() == State.FAILED:
+            failure = run.failure() or {}
+            return DIVERGED if is_divergence(failure) else FAILED, str(failure.get("message", ""))
+    return (RUNNING if any(run.status() == State.RUNNING for run in begun) else WAITING), ""

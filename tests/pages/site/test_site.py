@@ -19,6 +19,7 @@ from gram_platform.paper.verdicts import EXPLANATIONS, Explanation
 from gram_platform.store import Store
 from gram_platform.studies.site import build_site, watch_site
 from gram_platform.tracking import Tracker, default_tracking_uri
+from gram_platform.tracking.views import study_views
 from tests.pages.site.planted import HOSTILE, MISSING_ID, PlantedStorage, every_state
 
 
@@ -208,7 +209,9 @@ def test_links_into_mlflow_and_the_source_of_a_study(tmp_path):
     planted.study("scaling", "Scaling")
     store = planted.store
     assert tracking_of(store, "") == (None, f"there is no {tmp_path}/mlflow.db")
-    Tracker(default_tracking_uri(store.root)).sync(store)
+    tracker = Tracker(default_tracking_uri(store.root))
+    tracker.sync(store)
+    tracker.log_study("scaling", {}, {}, {}, views=study_views("scaling", "0", {}, ("core",)))
     uri, why_not = tracking_of(store, "")
     assert (uri, why_not) == (f"sqlite:///{tmp_path}/mlflow.db", "")
     build_site(store, uri)
@@ -219,7 +222,8 @@ def test_links_into_mlflow_and_the_source_of_a_study(tmp_path):
     of_study = re.findall(r'href="http://127.0.0.1:5000/#/experiments/1/runs\?(.*?)"', state)
     ratios, runs = of_study
     assert "compareRunsMode=CHART" in ratios
-    assert "gram.study.scaling" in runs
+    assert "gram.scaling.ratios" in ratios
+    assert "gram.scaling.runs" in runs
     assert runs in (tmp_path / "site" / "index.html").read_text()
 
 

@@ -9,9 +9,9 @@ from gram_platform.config.space import Parameter, Space
 from gram_platform.engine.proposals import SearchObjective
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, method_nodes
+from gram_platform.studies.build import Graph
 from gram_platform.studies.library.scaling import SMOKE
-from gram_platform.studies.searches.definition import GridSearch, OptunaSearch, SearchSetup
-from gram_platform.studies.searches.flags import OptunaFlags
+from gram_platform.studies.searches.definition import GridSearch, OptunaFlags, OptunaSearch
 from gram_platform.studies.searches.report import SearchOutput
 from gram_platform.studies.searches.run import main
 
@@ -38,23 +38,23 @@ class Baselines:
 
 
 class _Common:
-    def identity(self, setup: SearchSetup):
-        return {"data": setup.recipe.data_id}
+    def identity(self, graph: Graph):
+        return {"data": graph.recipe.data_id}
 
-    def problem(self, setup: SearchSetup, store):
-        return Baselines(setup.settings[0])
+    def problem(self, graph: Graph, store):
+        return Baselines(graph.settings[0])
 
-    def example(self, setup: SearchSetup):
-        return Baselines(setup.settings[0]).nodes({"lr": 1e-3})
+    def example(self, graph: Graph):
+        return Baselines(graph.settings[0]).nodes({"lr": 1e-3})
 
-    def write(self, setup, store, tracker, search_id):
+    def write(self, graph, store, tracker, search_id):
         names = ("table.csv", "report.html")
         return SearchOutput(dict.fromkeys(names, b"-"), {}, f"{len(store.list_runs())} runs")
 
 
 @dataclass(frozen=True)
 class PlantedGrid(_Common, GridSearch):
-    def points(self, setup, store):
+    def points(self, graph, store):
         return [(f"lr {lr:g}", {"lr": lr}) for lr in (1e-3, 2e-3, 4e-3, 8e-3)], []
 
 
@@ -62,10 +62,10 @@ class PlantedGrid(_Common, GridSearch):
 class PlantedSearch(_Common, OptunaSearch):
     flags_type = OptunaFlags
 
-    def space(self, setup):
-        return Space((Parameter("lr", 1e-3, 1e-1, log=True),)).with_overrides(setup.flags.space)
+    def space(self, graph):
+        return Space((Parameter("lr", 1e-3, 1e-1, log=True),)).with_overrides(graph.flags.space)
 
-    def groups(self, setup):
+    def groups(self, graph):
         return {"a": {"group": "a"}, "b": {"group": "b"}}
 
 

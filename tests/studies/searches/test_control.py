@@ -15,12 +15,12 @@ from gram_platform.studies.searches.control import (
     PAUSED,
     RUNNING,
     Control,
-    Driver,
+    DriverLease,
     give_order,
     order,
     search_lines,
 )
-from gram_platform.studies.searches.run import SearchRun, build_setup, parse
+from gram_platform.studies.searches.run import SearchDriver, build_search, parse
 from tests.studies.searches.planted import GRID
 
 
@@ -45,15 +45,17 @@ def test_orders_reach_the_driver_and_limits_stop_it(store, monkeypatch):
 
 
 def test_hours_of_runs_that_were_done_before_are_those_of_all_their_ranks(tmp_path):
-    setup = build_setup(GRID, parse(GRID, ["--storage", str(tmp_path / "storage")]))
-    run = SearchRun(GRID, setup, Store(setup.flags.storage).open_for_writing(), None, "s1")
-    run.problem = GRID.problem(setup, run.store)
-    (node,) = run.problem.nodes({"lr": 1e-3})
-    directory = run.store.run(node.id)
-    with directory.start_attempt("test") as attempt:
+    graph = build_search(GRID, parse(GRID, ["--storage", str(tmp_path / "storage")]))
+    store = Store(graph.flags.storage).open_for_writing()
+    problem = GRID.problem(graph, store)
+    (node,) = problem.nodes({"lr": 1e-3})
+    with store.run(node.id).start_attempt("test") as attempt:
         attempt.complete({}, {"weight": torch.zeros(1)}, measured={"num_ranks": 4})
-    assert run._is_done({"lr": 1e-3})
-    assert run.spent_hours() == pytest.approx(4 * directory.timing()["elapsed_s"] / 3600)
+    first = next(GRID.rounds(graph, store, problem, "s1"))
+    assert (first.text, first.source.num_left) == ("4 trials, 1 of them were done before", 3)
+    driver = SearchDriver(graph, store, None, "s1")
+    driver.hours_before += first.hours_before
+    assert driver.spent_hours() == pytest.approx(4 * store.run(node.id).timing()["elapsed_s"] / 3600)
 
 
 def test_a_pause_between_rounds_waits_for_the_next_order(store, monkeypatch):
@@ -73,12 +75,12 @@ def test_one_driver_at_a_time(store, monkeypatch):
     monkeypatch.setattr("gram_platform.studies.searches.control.LEASE_S", 0.5)
     folder = store.search_dir("s1")
     folder.write_json("search.json", {"name": "pareto", "preset": "demo"})
-    with Driver(folder, "pareto"):
+    with DriverLease(folder, "pareto"):
         with pytest.raises(ValueError, match=r"^search='pareto': expected one driver at a time"):
-            Driver(folder, "pareto").__enter__()
+            DriverLease(folder, "pareto").__enter__()
         assert give_order(store, "pause", "pareto") == "s1"
         assert "paused, led by" in search_lines(store)[0]
-    with Driver(folder, "pareto"):
+    with DriverLease(folder, "pareto"):
         pass
     with pytest.raises(ValueError, match=r"^search='pareto'"):
         give_order(store, "pause", "pareto")
@@ -89,7 +91,7 @@ def test_one_driver_at_a_time(store, monkeypatch):
 def test_a_driver_that_was_suspended_for_too_long_has_lost_its_search(store, monkeypatch):
     monkeypatch.setattr("gram_platform.studies.searches.control.LEASE_S", 0.2)
     folder = store.search_dir("s1")
-    with Driver(folder, "pareto") as driver:
+    with DriverLease(folder, "pareto") as driver:
         control = Control(folder, lambda: 0.0, Budget())
         control.is_lost = driver.is_lost
         assert control.decide() == "go"

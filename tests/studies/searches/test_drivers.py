@@ -16,7 +16,7 @@ from gram_platform.corpora import prepare
 from gram_platform.engine.proposals import PointList
 from gram_platform.engine.search import Tuning, run_trials
 from gram_platform.store import Store
-from gram_platform.studies.searches.run import build_setup, parse, run_search
+from gram_platform.studies.searches.run import build_search, parse, run_search
 from gram_platform.studies.session import execution_of
 from tests.studies.processes import Submission, attempts, kill, submit, written
 from tests.studies.searches.planted import GRID, SEARCH, Baselines
@@ -35,11 +35,11 @@ def history(storage) -> list[optuna.trial.FrozenTrial]:
 
 
 def test_trials_end_in_every_way_and_none_stops_the_others(ray_cluster, tmp_path):
-    setup = build_setup(SEARCH, parse(SEARCH, ["--storage", str(tmp_path / "storage")]))
-    prepare(setup.recipe, Store(setup.flags.storage).data_root)
+    graph = build_search(SEARCH, parse(SEARCH, ["--storage", str(tmp_path / "storage")]))
+    prepare(graph.recipe, Store(graph.flags.storage).data_root)
     points = [(f"{lr:g}", {"lr": lr}) for lr in (1e30, 4e-3, 1.0, 2e-3)]
-    asked, outcomes, problem = [], [], Baselines(setup.settings[0])
-    arguments = (problem, *execution_of(setup.flags, has_gpu=False))
+    asked, outcomes, problem = [], [], Baselines(graph.settings[0])
+    arguments = (problem, *execution_of(graph.flags, has_gpu=False))
     note = lambda proposal: asked.append(time.time())
     run_trials(PointList(points), *arguments, Tuning("planted"), on_start=note, on_end=outcomes.append)
     until_first = min(outcome.started for outcome in outcomes) - asked[0]
@@ -58,13 +58,13 @@ def test_trials_end_in_every_way_and_none_stops_the_others(ray_cluster, tmp_path
 
 def test_what_fails_when_a_trial_is_told_is_raised_as_it_is(ray_cluster, tmp_path):
     """A full disk under Optuna's database: Ray Tune made it a KeyError of ours within a text of its own."""
-    setup = build_setup(SEARCH, parse(SEARCH, ["--storage", str(tmp_path / "storage")]))
-    prepare(setup.recipe, Store(setup.flags.storage).data_root)
+    graph = build_search(SEARCH, parse(SEARCH, ["--storage", str(tmp_path / "storage")]))
+    prepare(graph.recipe, Store(graph.flags.storage).data_root)
 
     def on_end(outcome):
         raise OSError(errno.ENOSPC, "no room")
 
-    arguments = (Baselines(setup.settings[0]), *execution_of(setup.flags, has_gpu=False))
+    arguments = (Baselines(graph.settings[0]), *execution_of(graph.flags, has_gpu=False))
     with pytest.raises(OSError, match="no room"):
         run_trials(PointList([("1", {"lr": 1e30})] * 5), *arguments, Tuning("planted"), on_end=on_end)
 

@@ -16,7 +16,7 @@ from gram_platform.store import Store
 from gram_platform.studies.library.hyperparams import SEARCH
 from gram_platform.studies.searches.hyperparams import chosen_values
 from gram_platform.studies.searches.hyperparams_trials import KNOBS, trial_name
-from gram_platform.studies.searches.run import build_setup, parse, search_id
+from gram_platform.studies.searches.run import build_search, parse
 from gram_platform.tracking import Tracker
 from tests.studies.processes import attempts, results, submit
 
@@ -25,7 +25,7 @@ COMMAND = (sys.executable, "experiments/hyperparams.py")
 
 
 def scene_of(root, *arguments):
-    return build_setup(SEARCH, parse(SEARCH, ["--preset", "smoke", "--storage", str(root), *arguments]))
+    return build_search(SEARCH, parse(SEARCH, ["--preset", "smoke", "--storage", str(root), *arguments]))
 
 
 @pytest.fixture(scope="module")
@@ -112,9 +112,9 @@ def test_shared_runs_come_last_and_everything_is_there_once(setup, points):
 
 def test_the_id_follows_the_question(root, setup):
     again = scene_of(root, "--knobs", "p_ca=2:0.5", "p_as=0.3", "p_cr=0.5:1", "--max-hours", "1")
-    assert search_id(SEARCH, again) == search_id(SEARCH, setup)
+    assert SEARCH.identify(again) == SEARCH.identify(setup)
     for other in (["--knobs", "p_as"], ["--seeds", "2", "--knobs", "p_cr=0.5:1", "p_as=0.3", "p_ca=0.5:2"]):
-        assert search_id(SEARCH, scene_of(root, *other)) != search_id(SEARCH, setup)
+        assert SEARCH.identify(scene_of(root, *other)) != SEARCH.identify(setup)
 
 
 # ------------------------------------------------------------------------------------------- results and tables

@@ -23,7 +23,7 @@ from gram_platform.store.files import seal
 from gram_platform.studies.library.lr_bs_grid import SEARCH
 from gram_platform.studies.searches.lr_batch import GridShape, why_not
 from gram_platform.studies.searches.lr_batch_trials import at, objective
-from gram_platform.studies.searches.run import build_setup, parse, search_id
+from gram_platform.studies.searches.run import build_search, parse
 
 ROOT = Path(__file__).resolve().parents[3]
 FINAL = {"validation/loss/core": 4.0, "validation/loss/a": 1.0, "validation/loss/b": 2.0}
@@ -31,7 +31,7 @@ FINAL = {"validation/loss/core": 4.0, "validation/loss/a": 1.0, "validation/loss
 
 def setup_of(tmp_path, *arguments):
     flags = parse(SEARCH, ["--preset", "smoke", "--storage", str(tmp_path), *arguments])
-    return build_setup(SEARCH, flags)
+    return build_search(SEARCH, flags)
 
 
 def complete(setup, store, point, loss) -> None:
@@ -74,7 +74,7 @@ def run_all(setup, store, loss) -> list[str]:
 def test_the_cell_of_a_sizes_own_values_is_the_studies_baseline(tmp_path):
     setup = setup_of(tmp_path)
     problem = pickle.loads(pickle.dumps(SEARCH.problem(setup)))
-    (setting,) = setup.settings_of("tiny")
+    setting = next(s for s in setup.settings if s.size.name == "tiny")
     own = {"size": "tiny", "seed": 0, "lr": setting.size.peak_lr, "batch": setting.size.batch_size}
     (node,) = problem.nodes(own)
     assert node.id in {n.id for n in method_nodes("baseline", setting) if n.kind == "run"}
@@ -151,10 +151,10 @@ def test_presets_have_their_cells():
 
 
 def test_the_identity_is_the_question_not_how_it_is_read(tmp_path):
-    plain = search_id(SEARCH, setup_of(tmp_path))
-    assert plain == search_id(SEARCH, setup_of(tmp_path, "--window", "0.05", "--max-extensions", "3"))
-    assert plain != search_id(SEARCH, setup_of(tmp_path, "--seeds", "2"))
-    assert plain != search_id(SEARCH, setup_of(tmp_path, "--lrs", "0.001,0.002,0.004"))
+    plain = SEARCH.identify(setup_of(tmp_path))
+    assert plain == SEARCH.identify(setup_of(tmp_path, "--window", "0.05", "--max-extensions", "3"))
+    assert plain != SEARCH.identify(setup_of(tmp_path, "--seeds", "2"))
+    assert plain != SEARCH.identify(setup_of(tmp_path, "--lrs", "0.001,0.002,0.004"))
 
 
 def test_batches_that_ranks_or_data_cannot_serve(tmp_path):

@@ -16,7 +16,7 @@ from gram_platform.methods import plan
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.methods.setting import MaxEnt
 from gram_platform.store import Store
-from gram_platform.studies.build import BEST, BestTrial, best_json, load_best
+from gram_platform.studies.build import BEST, load_best
 from gram_platform.studies.library import scaling
 from gram_platform.studies.library.maxent_search import SEARCH
 from gram_platform.studies.searches import run as running
@@ -24,8 +24,10 @@ from gram_platform.studies.searches.maxent import space_of
 from gram_platform.studies.searches.maxent_trials import (
     METRIC,
     PROFILE,
+    BestTrial,
     MaxEntProblem,
     at_edge,
+    best_json,
     best_table,
     history_of,
     maxent_at,
@@ -167,16 +169,16 @@ def test_studies_read_what_a_search_wrote(tmp_path):
 
 
 def setup_of(*arguments: str):
-    return running.build_setup(SEARCH, running.parse(SEARCH, ["--preset", "smoke", *arguments]))
+    return running.build_search(SEARCH, running.parse(SEARCH, ["--preset", "smoke", *arguments]))
 
 
 def test_the_searchs_id_is_its_question(storage):
-    ids = {running.search_id(SEARCH, setup_of(*more)) for more in ((), ("--trials", "9"), ("--max-hours", "1"))}
+    ids = {SEARCH.identify(setup_of(*more)) for more in ((), ("--trials", "9"), ("--max-hours", "1"))}
     assert len(ids) == 1
     others = [("--seeds", "2"), ("--space", "retain_weight=log:5:50"), ("--retain", "airport")]
     heavier = dataclasses.replace(SEARCH, objective=MaxEntObjective(penalty_weight=20.0))
-    ids |= {running.search_id(SEARCH, setup_of(*more)) for more in others}
-    assert len(ids | {running.search_id(heavier, setup_of())}) == 5
+    ids |= {SEARCH.identify(setup_of(*more)) for more in others}
+    assert len(ids | {heavier.identify(setup_of())}) == 5
     assert heavier.objectives[0].worst > SEARCH.objectives[0].worst
 
 
@@ -208,7 +210,7 @@ def test_smoke_from_end_to_end(storage, ray_cluster, capsys):
     arguments = ["--preset", "smoke", "--retain", "airport", "--trials", "1"]
     assert running.run_search(SEARCH, running.parse(SEARCH, arguments)) == 0
     setup = setup_of(*arguments[2:])
-    search_id = running.search_id(SEARCH, setup)
+    search_id = SEARCH.identify(setup)
     folder = storage / "studies" / "maxent_search"
     trials = pd.read_csv(folder / "trials.csv")
     assert list(trials["profile"]) == ["core", "core+airport"]

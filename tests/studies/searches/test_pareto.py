@@ -22,7 +22,6 @@ from gram_platform.methods.setting import Elicitation, Options
 from gram_platform.pages.report.page import page_html
 from gram_platform.studies.library.pareto import SEARCH
 from gram_platform.studies.library.stories import SMOKE
-from gram_platform.studies.searches.frames import attack_frame, result_frame, view_frame
 from gram_platform.studies.searches.optuna_studies import trials_frame
 from gram_platform.studies.searches.pareto import space_around
 from gram_platform.studies.searches.pareto_trials import (
@@ -38,7 +37,8 @@ from gram_platform.studies.searches.pareto_trials import (
     setting_with,
     trials_table,
 )
-from gram_platform.studies.searches.run import build_setup, parse, search_id
+from gram_platform.studies.searches.report import attack_frame, result_frame, view_frame
+from gram_platform.studies.searches.run import build_search, parse
 from tests.methods.test_plans import setting
 from tests.study_frames import DOMAINS, NUM_STEPS, curves, evaluations, loss_at
 
@@ -168,11 +168,11 @@ def test_flags_are_refused_before_anything_is_prepared(tmp_path):
 
 
 def test_the_same_question_is_the_same_search_however_long_it_is_pursued(tmp_path):
-    setup = lambda *more: build_setup(SEARCH, parse(SEARCH, ["--preset", "smoke", "--storage", str(tmp_path), *more]))
+    setup = lambda *more: build_search(SEARCH, parse(SEARCH, ["--preset", "smoke", "--storage", str(tmp_path), *more]))
     own = setup()
-    assert search_id(SEARCH, own) == search_id(SEARCH, setup("--trials", "9"))
-    assert search_id(SEARCH, own) != search_id(SEARCH, setup("--seeds", "2"))
-    assert search_id(SEARCH, own) != search_id(SEARCH, setup("--space", "p_cr=0.5"))
+    assert SEARCH.identify(own) == SEARCH.identify(setup("--trials", "9"))
+    assert SEARCH.identify(own) != SEARCH.identify(setup("--seeds", "2"))
+    assert SEARCH.identify(own) != SEARCH.identify(setup("--space", "p_cr=0.5"))
     example = SEARCH.example(setup("--trials", "3"))
     widths = {m.width for n in example if n.kind == "run" and not n.is_attack for m in n.config.model.modules}
     size = own.settings[0].size

@@ -25,7 +25,7 @@ from gram_platform.studies.library import (
 )
 from gram_platform.studies.library.maxent_search import SEARCH
 from gram_platform.studies.searches.control import give_order
-from gram_platform.studies.searches.run import build_setup, parse, search_id
+from gram_platform.studies.searches.run import build_search, parse
 from tests.studies.processes import Submission, attempts, num_trained_twice, submit, written
 from tests.studies.searches.searched import STUDY
 
@@ -58,10 +58,10 @@ def test_the_ranges_are_the_papers_and_the_authors():
 def test_the_search_is_the_experiments_own_and_starts_from_the_studys_baseline(tmp_path, study, preset):
     needed = needed_search(study, flags_of(study, tmp_path, preset="paper"))
     own = parse(SEARCH, ["--preset", preset, "--storage", str(tmp_path)])
-    assert needed.search_id == search_id(SEARCH.of_preset(preset), build_setup(SEARCH, own))
-    assert [setting.seed for setting in needed.setup.settings] == [0]
+    assert needed.search_id == SEARCH.of_preset(preset).identify(build_search(SEARCH, own))
+    assert [setting.seed for setting in needed.graph.settings] == [0]
     nodes = {node.id for node in build_graph(study, flags_of(study, tmp_path, preset="paper")).nodes}
-    assert {node.id for node in needed.search.prerequisites(needed.setup)} <= nodes
+    assert {node.id for node in needed.search.prerequisites(needed.graph)} <= nodes
 
 
 def test_studies_share_a_search_where_they_share_the_runs(tmp_path):
@@ -95,7 +95,7 @@ def test_the_search_follows_the_flags_of_the_study(tmp_path):
         assert needed.search_id not in known
         known.add(needed.search_id)
         baselines = {node.id for node in method_nodes("baseline", build_graph(STUDY, flags).settings[0])}
-        assert {node.id for node in needed.search.prerequisites(needed.setup)} == baselines
+        assert {node.id for node in needed.search.prerequisites(needed.graph)} == baselines
 
 
 # ------------------------------------------------------------------------------------------------------ dry runs
@@ -160,9 +160,9 @@ def require_whole(storage) -> None:
     assert len(Store(storage).list_searches()) == 1
     record = load_record(Store(storage), STUDY.name)
     assert record.params["maxent"] == needed.search_id
-    own = load_best(Store(storage), needed.search_id, needed.setup.recipe.data_id)
+    own = load_best(Store(storage), needed.search_id, needed.graph.recipe.data_id)
     assert {profile for profile, _ in own} == {(), ("airport",)}
-    setting = needed.setup.settings[0]
+    setting = needed.graph.settings[0]
     best = plan("maxent", replace(setting, options=replace(setting.options, maxent_profiles=own))).runs
     tried = {run_id for trial in trials for run_id in trial.user_attrs["runs"]}
     assert {best["core"].run_id, best["core+airport"].run_id} <= tried & record.ids

@@ -9,9 +9,10 @@ from gram_platform.config.space import Parameter, Space
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.proposals import Group, OptunaSource, PointList, SearchObjective, open_study
 from gram_platform.engine.trials import COMPLETE, DIVERGED, FAILED, Outcome, execute_trial
-from gram_platform.studies.searches.flags import GridFlags, OptunaFlags, checked_search_flags
-from gram_platform.studies.searches.live import trial_overheads
+from gram_platform.studies.searches.definition import OptunaFlags
+from gram_platform.studies.searches.lr_batch import GridFlags
 from gram_platform.studies.searches.optuna_studies import open_storage
+from gram_platform.studies.searches.run import trial_overheads
 
 OBJECTIVE = SearchObjective("loss", "minimize", worst=9.0)
 SPACE = Space((Parameter("lr", 1e-4, 1e-2, log=True), Parameter("width", 8, 64, is_integer=True)))
@@ -70,7 +71,7 @@ def test_a_space_is_not_empty_and_stays_within_its_limits():
 )
 def test_bad_flags_are_refused_by_name(flags, field):
     with pytest.raises(ValueError, match=f"^{field}="):
-        checked_search_flags(flags)
+        flags.checked()
 
 
 # --------------------------------------------------------------------------------------------------- proposals
@@ -194,7 +195,9 @@ def test_tpe_finds_a_planted_minimum_better_than_chance(database):
 
 def test_a_list_of_points_is_proposed_once_each():
     source = PointList([("one", {"x": 1}), ("two", {"x": 2})])
+    assert source.num_left == 2
     assert [source.next().name, source.next().name, source.next()] == ["one", "two", None]
+    assert source.num_left == 0
 
 
 def test_a_database_that_cannot_be_opened_is_named(tmp_path):
