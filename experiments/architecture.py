@@ -7,9 +7,9 @@ GRAM's routing with MLPs and with LoRAs, finetuned branches with LoRAs and with 
     python experiments/architecture.py --preset paper --dry-run # 100M parameters
 
 Expect (paper; core, retain, forget, elicited): GRAM (MLP) .88 .77 .69 .95, GRAM (LoRA) .89 .78 .70 .96, FT-MLP .85 .75
-.58 .88, FT-LoRA .86 .81 .60 .90: the kind of module hardly matters, the way it is trained does. Expect in the demo
-(0.15M, three seeds): GRAM (MLP) .99 .90 .48 .63, GRAM (LoRA) 1.01 .90 .49 .66, FT-MLP .98 1.03 .46 .63, FT-LoRA .99 1.04
-.46 .62; with all modules on core .82 .87 .56 .66.
+.58 .88, FT-LoRA .86 .81 .60 .90: the kind of module hardly matters, the way it is trained does.
+Expect in the demo (0.15M, three seeds): GRAM (MLP) .99 .90 .48 .63, GRAM (LoRA) 1.01 .90 .49 .66, FT-MLP .98 1.03 .46
+.63, FT-LoRA .99 1.04 .46 .62; with all modules on core .82 .87 .56 .66.
 """
 
 from gram_platform.studies import main

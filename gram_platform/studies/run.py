@@ -8,7 +8,6 @@ from gram_platform.analysis.ratios import MEAN
 from gram_platform.config import CORE
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid, local_path
-from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.graph import run_graph
 from gram_platform.engine.handover import missing_nodes, write_nodes
 from gram_platform.engine.in_process import has_gpu, run_in_process
@@ -101,6 +100,8 @@ class Driver:
     A search's driver, in `studies/searches/run.py`, also draws trials from a source.
     """
 
+    draws_trials = False
+
     def __init__(self, graphs: Sequence[Graph], store: Store, tracker: Tracker, nodes: Sequence[Node] | None = None):
         """`nodes`: to execute; by default all nodes of the graphs."""
         self.graphs, self.store, self.tracker, self.flags = graphs, store, tracker, graphs[0].flags
@@ -112,7 +113,7 @@ class Driver:
         self.records: list[StudyRecord] = []
         self.unwritten: dict[tuple[int, str], set[str]] = {}  # (study, size) -> nodes, until the table has their rows
         self.progress = Progress(self.nodes)
-        self.execution, self.resources = Execution(self.flags.storage), Resources()  # until it is known where
+        self.ids = {node.id for node in self.nodes}  # that MLflow shall have
 
     def run(self) -> int:
         """Executes what is missing and writes every table; returns the exit code. ValueError as `require_room`."""
@@ -121,7 +122,7 @@ class Driver:
         self._begin()
         with self.view, self.mirror:
             self._execute(execute)
-        is_mirrored = self.mirror.finish(self._ids())
+        is_mirrored = self.mirror.finish(self.ids)
         for line in self._failures():
             self.view.say(line)
         self.view.say(f"\n{self._counts(time.monotonic() - started)}")
@@ -132,7 +133,7 @@ class Driver:
     def finish(self, is_mirrored: bool) -> int:
         """Writes and logs all tables and reports, and updates the site; returns the exit code."""
         code = max(self._write_tables(is_mirrored), 1 if self._failures() else 0)
-        if self._has_news():
+        if self.draws_trials or len(self.progress.done) > self.progress.reused:
             refresh_site(self.flags, self.view.say)
         uri = self.flags.tracking_uri
         command = uri if uri.startswith("http") else f"mlflow ui --backend-store-uri {uri}"
@@ -149,14 +150,11 @@ class Driver:
         how = {"on_change": self._on_change, "may_start": self._may_start, "retry_diverged": self.flags.retry_failed}
         if self.flags.in_process:
             return partial(run_in_process, execution=execution_of(self.flags, has_gpu())[0], **how)
-        if self._needs_ray(len(done)):
+        if self.draws_trials or len(done) < len(self.nodes):
             self.execution, self.resources = start_ray(self.flags, self.planned, self.view.say)
         else:
             self.execution, self.resources = execution_of(self.flags, False)
         return partial(run_graph, execution=self.execution, resources=self.resources, **how)
-
-    def _needs_ray(self, num_done: int) -> bool:
-        return num_done < len(self.nodes)
 
     def _begin(self) -> None:
         """Writes the record of every study."""
@@ -223,10 +221,6 @@ class Driver:
 
     # ----------------------------------------------------------------------------------------------------- the end
 
-    def _ids(self) -> Iterable[str]:
-        """Returns the nodes that MLflow shall have."""
-        return self.view.nodes
-
     def _failures(self) -> list[str]:
         """Returns a line for each node that has failed or is blocked."""
         name = lambda node_id: self.view.nodes[node_id].name  # noqa: E731
@@ -238,10 +232,6 @@ class Driver:
         """Returns what was done now and before, as a text."""
         done, reused = len(self.progress.done), self.progress.reused
         return f"{done} of {len(self.nodes)} nodes done: {done - reused} now in {elapsed_s:.0f} s, {reused} before"
-
-    def _has_news(self) -> bool:
-        """Tells whether the site has to change."""
-        return len(self.progress.done) > self.progress.reused
 
     def _write_tables(self, is_mirrored: bool) -> int:
         """Writes, logs and prints every study's table and report; returns 0, unless their lack is an error."""

@@ -19,8 +19,7 @@ from gram_platform.store.root import provide_corpus
 from gram_platform.studies.build import build_graph
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library.stories import SMOKE, STUDY
-from gram_platform.studies.measurements import MEASUREMENTS
-from gram_platform.studies.measurements.losses import Losses, instead_of_losses
+from gram_platform.studies.measurements import MEASUREMENTS, Losses, instead_of_losses
 from gram_platform.studies.run import record_of
 from gram_platform.studies.site import build_site
 

@@ -87,7 +87,7 @@ class HyperparameterSweep(GridSearch):
 
     def write(self, graph: Graph, store: Store, tracker: Tracker | None, search_id: str) -> SearchOutput | None:
         values, points = self.sweep_values(graph), self.all_points(graph)
-        return sweep_report(self, values, points, graph, store, tracker, search_id)
+        return sweep_report(values, points, graph, store, tracker, search_id)
 
 
 def chosen_values(texts: Sequence[str], preset: Values) -> Values:

@@ -17,14 +17,14 @@ from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.pages.figures.study import learning_curve_figure
 from gram_platform.pages.figures.sweeps import sweep_figures
 from gram_platform.pages.report.build import ATTACK, FOOTER
-from gram_platform.pages.report.page import Section, page_html, readable_claims
+from gram_platform.pages.report.page import Section, readable_claims
 from gram_platform.pages.report.sections import JUDGED, MARGINS_TEXT, judged_sections, missing_sections
-from gram_platform.pages.report.study import with_verdicts
+from gram_platform.pages.results.results import load_frames
 from gram_platform.paper.sweeps import PAPER_SWEEPS, beside_paper_sweeps, sweep_claims
 from gram_platform.paper.verdicts import explained
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph
-from gram_platform.studies.searches.definition import Search, setting_at
+from gram_platform.studies.searches.definition import setting_at
 from gram_platform.studies.searches.report import (
     SearchOutput,
     attack_frame,
@@ -32,10 +32,9 @@ from gram_platform.studies.searches.report import (
     curve_frame,
     declared_frame,
     frame_text,
-    frames,
-    json_file,
     result_frame,
     run_links,
+    search_output,
     trial_state,
     view_frame,
 )
@@ -131,7 +130,6 @@ class StoredTrials:
 
 
 def sweep_report(
-    search: Search,
     values: Mapping[str, Sequence[float]],
     points: Sequence[Point],
     graph: Graph,
@@ -147,19 +145,29 @@ def sweep_report(
     sweep = _analysed(stored, graph.flags.sizes)
     if sweep is None:
         return None
-    claims = explained(sweep_claims(sweep.per_seed), search.name, graph.flags.preset)
+    search, flags = graph.study, graph.flags
+    claims = explained(sweep_claims(sweep.per_seed), search.name, flags.preset)
     trials = _trials(stored, sweep, store, f"{search.name}-{search_id}")
-    facts = {"name": search.name, "id": search_id, "preset": graph.flags.preset, "data_id": graph.data_id}
-    facts |= {"knobs": values, "sizes": graph.flags.sizes, "seeds": graph.num_seeds}
-    files = {
-        "table.csv": table_csv(sweep.profiles).encode(),
-        "trials.csv": table_csv(trials).encode(),
-        "claims.csv": table_csv(claims).encode(),
-        "report.html": _page(search, graph, stored, sweep, claims, trials, run_links(tracker)).encode(),
-        "search.json": json_file(facts),
-    }
+    links, about_links = run_links(tracker)
+    record = {"knobs": values, "sizes": flags.sizes, "seeds": graph.num_seeds}
+    tables = {"table.csv": sweep.profiles, "trials.csv": trials, "claims.csv": claims}
+    files = {name: table_csv(frame).encode() for name, frame in tables.items()}
+    setting = graph.settings[0]
+    fixed = ", ".join(f"{name} {knob.read(setting):g}" for name, knob in KNOBS.items())
+    facts = (
+        f"Preset {flags.preset}, corpus {flags.corpus} (data {graph.data_id}), {graph.num_seeds} seeds. While one knob "
+        f"moves the others stay at {fixed}. {counts_text(trials)} Read from {stored.source}. {about_links}"
+    )
+    sections = [
+        *_knob_sections(sweep),
+        *judged_sections(claims, RULE),
+        *missing_sections(sweep.missing),
+        _learning_curves(stored, sweep, flags.sizes),
+        Section("Trials", table=_readable_trials(trials, links)),
+    ]
     figures = {f"sweep-{name}": figure for name, figure in sweep_figures(sweep.table).items()}
-    return SearchOutput(files, figures, _text(sweep, claims, stored.source))
+    text, footer = _text(sweep, claims, stored.source), f"{ATTACK}\n\n{FOOTER}"
+    return search_output(graph, search_id, facts, sections, files, record, figures, text, claims, footer)
 
 
 def _read(points: Sequence[Point], graph: Graph, store: Store) -> StoredTrials:
@@ -167,7 +175,7 @@ def _read(points: Sequence[Point], graph: Graph, store: Store) -> StoredTrials:
     trials = tuple((point, problem.nodes(point)) for point in points)
     ids = {node.id for nodes in (baselines, *(nodes for _, nodes in trials)) for node in nodes}
     runs = [node.id for node in baselines if node.is_run]
-    return StoredTrials(trials, tuple(baselines), *frames(graph, store, ids, runs))
+    return StoredTrials(trials, tuple(baselines), *load_frames(ids, runs, store, graph.flags.tracking_uri))
 
 
 def _analysed(stored: StoredTrials, sizes: Sequence[str]) -> SweepAnalysis | None:
@@ -211,34 +219,6 @@ def _trials(stored: StoredTrials, sweep: SweepAnalysis, store: Store, name: str)
         runs = " ".join(node.id for node in nodes if node.is_run)
         rows.append({**row, "runs": runs, "elapsed_s": sum(seconds) if seconds else math.nan, "message": message})
     return pd.DataFrame(rows)
-
-
-def _page(
-    search: Search,
-    graph: Graph,
-    stored: StoredTrials,
-    sweep: SweepAnalysis,
-    claims: pd.DataFrame,
-    trials: pd.DataFrame,
-    links: tuple[Mapping[str, str], str],
-) -> str:
-    setting = graph.settings[0]
-    fixed = ", ".join(f"{name} {knob.read(setting):g}" for name, knob in KNOBS.items())
-    facts = (
-        f"Preset {graph.flags.preset}, corpus {graph.flags.corpus} (data {graph.data_id}), "
-        f"{graph.num_seeds} seeds. While one knob moves the others stay at {fixed}.",
-        counts_text(trials),
-        f"Read from {stored.source}. {links[1]}",
-    )
-    sections = [
-        *_knob_sections(sweep),
-        *judged_sections(claims, RULE),
-        *missing_sections(sweep.missing),
-        _learning_curves(stored, sweep, graph.flags.sizes),
-        Section("Trials", table=_readable_trials(trials, links[0])),
-    ]
-    intro = with_verdicts(f"{search.question}\n\n{' '.join(facts)}", claims)
-    return page_html(search.title, intro, sections, f"{ATTACK}\n\n{FOOTER}")
 
 
 def _knob_sections(sweep: SweepAnalysis) -> list[Section]:

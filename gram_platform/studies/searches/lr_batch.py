@@ -16,6 +16,7 @@ from gram_platform.config.identity import invalid, require_int, require_real
 from gram_platform.config.ladder import Size
 from gram_platform.engine.trials import Point
 from gram_platform.methods.nodes import Node
+from gram_platform.pages.results.results import load_frames
 from gram_platform.planner import AUTO
 from gram_platform.store import Store
 from gram_platform.studies import Preset
@@ -29,7 +30,7 @@ from gram_platform.studies.searches.lr_batch_trials import (
     micro_batch_at,
     trial_rows,
 )
-from gram_platform.studies.searches.report import SearchOutput, frames, result_frame
+from gram_platform.studies.searches.report import SearchOutput, result_frame
 from gram_platform.tracking import Tracker
 
 AUTO_AXIS = "auto"
@@ -176,11 +177,11 @@ class LrBatchGrid(GridSearch):
     def write(self, graph: Graph, store: Store, tracker: Tracker | None, search_id: str) -> SearchOutput | None:
         nodes = {size: self._nodes(graph, size, self.grown(graph, store, size)[0]) for size in sizes_of(graph)}
         ids = {node.id for of_size in nodes.values() for node in of_size.values()}
-        frame, _, source = frames(graph, store, ids, ())
+        frame, _, source = load_frames(ids, (), store, graph.flags.tracking_uri)
         rows = [trial_rows(size, of_size, frame, store) for size, of_size in nodes.items()]
         seconds = frame[["id", "elapsed_s"]].rename(columns={"id": "run_id"})
         trials = pd.concat(rows, ignore_index=True).merge(seconds, "left", on="run_id")
-        return grid_report(self, graph, trials, source, tracker, search_id)
+        return grid_report(graph, trials, source, tracker, search_id)
 
 
 def sizes_of(graph: Graph) -> list[Size]:

@@ -19,16 +19,17 @@ from gram_platform.engine.trials import Point
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.pages.figures.lr_batch import law_figure, surface_figure
-from gram_platform.pages.report.page import Section, page_html
+from gram_platform.pages.report.page import Section
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph
-from gram_platform.studies.searches.definition import Search, setting_at
+from gram_platform.studies.searches.definition import setting_at
 from gram_platform.studies.searches.report import (
     SearchOutput,
     counts_text,
     frame_text,
     json_file,
     run_links,
+    search_output,
     trial_state,
     with_run_links,
 )
@@ -124,14 +125,14 @@ def trial_rows(size: Size, nodes: Mapping[tuple[Cell, int], Node], frame: pd.Dat
 
 
 def grid_report(
-    search: Search, graph: Graph, trials: pd.DataFrame, source: str, tracker: Tracker | None, search_id: str
+    graph: Graph, trials: pd.DataFrame, source: str, tracker: Tracker | None, search_id: str
 ) -> SearchOutput | None:
     """Returns files, figures and text from every trial (TRIAL_COLUMNS, `elapsed_s`); None without a complete one."""
     if not (trials[STATE] == COMPLETE).any():
         return None
-    flags = graph.flags
+    flags, name = graph.flags, graph.study.name
     analysis = analyse_grid(trials[trials[STATE].isin(STATES)], graph.preset.seq_len, flags.window or None)
-    measured = f"{search.name}, preset {flags.preset} on {flags.corpus}, search {search_id}"
+    measured = f"{name}, preset {flags.preset} on {flags.corpus}, search {search_id}"
     law = fitted_law(analysis.laws, f"{flags.preset}-{search_id}", graph.preset.seq_len, measured)
     sizes = {size: graph.preset.sizes[size] for size in flags.sizes} | PAPER_SIZES
     tables = {
@@ -145,16 +146,15 @@ def grid_report(
     figures = grid_figures(analysis, links)
     facts = f"Search {search_id}: preset {flags.preset}, corpus {flags.corpus} (data {graph.data_id}), "
     facts += f"{graph.num_seeds} seeds. Loss: {OBJECTIVE}. {counts_text(trials)} Read from {source}. {about_links}"
-    page = page_html(search.title, f"{search.question}\n\n{facts}", _sections(trials, tables, figures, links))
-    content = {"name": search.name, "search_id": search_id, "preset": flags.preset, "data_id": graph.data_id}
-    content |= {"objective": OBJECTIVE, "window": flags.window or None, "trials": trials["run_id"].tolist()}
-    content["seq_len"] = graph.preset.seq_len  # with trials.csv it is all that a fit needs
-    files = {"table.csv": analysis.optima, "trials.csv": trials_table(trials, f"{search.name}-{search_id}")}
+    record = {"objective": OBJECTIVE, "window": flags.window or None, "trials": trials["run_id"].tolist()}
+    record["seq_len"] = graph.preset.seq_len  # with trials.csv it is all that a fit needs
+    files = {"table.csv": analysis.optima, "trials.csv": trials_table(trials, f"{name}-{search_id}")}
     files |= {f"{kind}.csv": frame for kind, frame in tables.items() if kind != "optima"}
     data = {file: frame.to_csv(index=False).encode() for file, frame in files.items()}
-    data |= {"report.html": page.encode(), "search.json": json_file(content)}
     data["law.json"] = json_file(law_json(law, analysis.laws))
-    return SearchOutput(data, figures, _text(trials, analysis, tables["predictions"], law is not None))
+    text = _text(trials, analysis, tables["predictions"], law is not None)
+    sections = _sections(trials, tables, figures, links)
+    return search_output(graph, search_id, facts, sections, data, record, figures, text)
 
 
 def trials_table(trials: pd.DataFrame, search: str) -> pd.DataFrame:

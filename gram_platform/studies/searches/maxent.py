@@ -98,4 +98,4 @@ class MaxEntSearch(OptunaSearch):
         return unique(node for point in points for node in problem.nodes(point))
 
     def write(self, graph: Graph, store: Store, tracker: Tracker | None, search_id: str) -> SearchOutput | None:
-        return maxent_report(self, graph, store, tracker, search_id)
+        return maxent_report(graph, store, tracker, search_id)

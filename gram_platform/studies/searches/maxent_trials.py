@@ -16,17 +16,22 @@ from gram_platform.engine.trials import Point
 from gram_platform.methods import Profile, Setting
 from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.methods.setting import MaxEnt, profile_name
-from gram_platform.pages.figures.searches import history_figure, importance_figure, slice_figure
-from gram_platform.pages.report.page import Section, page_html
+from gram_platform.pages.report.page import Section
 from gram_platform.store import Store
 from gram_platform.studies.build import BEST, Graph
-from gram_platform.studies.searches.definition import OptunaSearch
 from gram_platform.studies.searches.optuna_studies import (
-    importances,
+    search_figures,
     trials_frame,
     why_no_importances,
 )
-from gram_platform.studies.searches.report import SearchOutput, frame_text, json_file, run_links, with_run_links
+from gram_platform.studies.searches.report import (
+    SearchOutput,
+    frame_text,
+    json_file,
+    run_links,
+    search_output,
+    with_run_links,
+)
 from gram_platform.tracking import Tracker
 
 METHOD, METRIC = "maxent", "objective"
@@ -124,11 +129,9 @@ class History:
         return int((self.trials[STATE] == state).sum())
 
 
-def maxent_report(
-    search: OptunaSearch, graph: Graph, store: Store, tracker: Tracker | None, search_id: str
-) -> SearchOutput | None:
+def maxent_report(graph: Graph, store: Store, tracker: Tracker | None, search_id: str) -> SearchOutput | None:
     """Returns files, figures and text from Optuna's database; None while no trial of any profile is complete."""
-    groups = search.open(graph, search_id)
+    search, groups = graph.study, graph.study.open(graph, search_id)
     histories = [history_of(group.name, group.study, search.space(graph)) for group in groups]
     best = [_best(history, graph) for history in histories if history.best is not None]
     if not best:
@@ -142,19 +145,20 @@ def maxent_report(
         store.search_dir(search_id).write_json(BEST, content)
     links, about_links = run_links(tracker)
     linked_histories = [History(h.profile, h.study, linked(h.trials, links)) for h in histories]
-    figures = {h.profile: history_figures(h, space) for h in linked_histories}
-    intro = _intro(search.question, problem.objective, graph, search_id, about_links)
-    record = {"name": search.name, "search_id": search_id, "preset": graph.flags.preset, **_facts(graph)}
-    record["studies"] = {history.profile: history.study.study_name for history in histories}
+    varied = [p for p in space.parameters if p.high > p.low]
+    drawn = {h.profile: search_figures(h.trials, h.study, METRIC, "min", varied) for h in linked_histories}
+    figures = {profile: list(found.values()) for profile, found in drawn.items()}
+    record = {**_facts(graph), "studies": {history.profile: history.study.study_name for history in histories}}
+    record |= to_plain({"space": space.parameters, "objective": problem.objective})
     files = {
         "table.csv": table.to_csv(index=False).encode(),
         "trials.csv": trials_table(histories).to_csv(index=False).encode(),
-        "report.html": page_html(search.title, intro, _sections(linked_histories, figures, table, links)).encode(),
-        "search.json": json_file(record | to_plain({"space": space.parameters, "objective": problem.objective})),
         BEST: json_file(content),
     }
     named = {f"{profile}-{i}".replace(" ", "_"): f for profile, drawn in figures.items() for i, f in enumerate(drawn)}
-    return SearchOutput(files, named, _text(table, search_id))
+    facts_text = _facts_text(problem.objective, graph, search_id, about_links)
+    sections = _sections(linked_histories, figures, table, links)
+    return search_output(graph, search_id, facts_text, sections, files, record, named, _text(table, search_id))
 
 
 def history_of(profile: str, study: optuna.Study, space: Space) -> History:
@@ -227,15 +231,6 @@ def default_objectives(problem: MaxEntProblem, profiles: Sequence[str], store: S
     return found
 
 
-def history_figures(history: History, space: Space) -> list:
-    """Returns the history, a slice for each varied parameter, and the importances if there are any."""
-    varied = [p for p in space.parameters if p.high > p.low]
-    figures = [history_figure(history.trials, METRIC, "min")]
-    figures += [slice_figure(history.trials, parameter, METRIC, "min") for parameter in varied]
-    shares = importances(history.study, METRIC)
-    return [*figures, importance_figure(shares, METRIC, history.count(COMPLETE))] if shares else figures
-
-
 def _sections(histories, figures: Mapping[str, list], table: pd.DataFrame, links: Mapping[str, str]) -> list[Section]:
     best = Section(
         "The best trials",
@@ -252,7 +247,7 @@ def _sections(histories, figures: Mapping[str, list], table: pd.DataFrame, links
     return [best, *parts]
 
 
-def _intro(question: str, objective: MaxEntObjective, graph: Graph, search_id: str, about_links: str) -> str:
+def _facts_text(objective: MaxEntObjective, graph: Graph, search_id: str, about_links: str) -> str:
     facts, seeds = _facts(graph), ", ".join(str(setting.seed) for setting in graph.settings)
     sentences = (
         f"Search {search_id}: preset {graph.flags.preset}, size {facts['size']}, corpus {graph.flags.corpus} "
@@ -263,7 +258,7 @@ def _intro(question: str, objective: MaxEntObjective, graph: Graph, search_id: s
         "validation sequences that studies report on, so a study on the same seeds sees them a little too well.",
         about_links,
     )
-    return f"{question}\n\n{' '.join(sentences)}"
+    return " ".join(sentences)
 
 
 def _text(table: pd.DataFrame, search_id: str) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import optuna
 import pandas as pd
+import plotly.graph_objects as go
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
@@ -26,6 +27,7 @@ from gram_platform.analysis.trials import (
 from gram_platform.config.crash_safe import create_database
 from gram_platform.config.identity import invalid
 from gram_platform.config.space import Parameter, Space
+from gram_platform.pages.figures.searches import history_figure, importance_figure, slice_figure
 from gram_platform.store.folders import LocalFolder
 from gram_platform.tracking.connection import first_line
 
@@ -128,6 +130,18 @@ def why_no_importances(study: optuna.Study, target: str) -> str:
     if not _linear_space(trials):
         return "no parameter was varied in all complete trials"
     return ""
+
+
+def search_figures(
+    trials: pd.DataFrame, study: optuna.Study, metric: str, direction: str, parameters: Sequence[Parameter]
+) -> dict[str, go.Figure]:
+    """Returns the history of a metric, a slice for each parameter, and the importances if there are any, by name."""
+    figures = {f"history-{metric}": history_figure(trials, metric, direction)}
+    for parameter in parameters:
+        figures[f"slice-{metric}-{parameter.name}"] = slice_figure(trials, parameter, metric, direction)
+    if shares := importances(study, metric):
+        figures[f"importances-{metric}"] = importance_figure(shares, metric, int((trials[STATE] == COMPLETE).sum()))
+    return figures
 
 
 def _state(trial: FrozenTrial) -> str:

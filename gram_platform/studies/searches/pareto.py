@@ -106,4 +106,4 @@ class ParetoSearch(OptunaSearch):
         return unique(node for point in points for node in problem.nodes(point))
 
     def write(self, graph: Graph, store: Store, tracker: Tracker | None, search_id: str) -> SearchOutput | None:
-        return pareto_report(self, graph, store, tracker, search_id)
+        return pareto_report(graph, store, tracker, search_id)

@@ -21,7 +21,6 @@ from gram_platform.analysis.ratios import (
 )
 from gram_platform.analysis.tables import CLASSES, interval_text, per_seed_frame
 from gram_platform.analysis.trials import (
-    COMPLETE,
     ELAPSED,
     RUNS,
     SEARCH,
@@ -41,20 +40,12 @@ from gram_platform.engine.trials import Point
 from gram_platform.methods import Setting
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.nodes import Node, method_nodes
-from gram_platform.pages.figures.searches import (
-    LABEL,
-    front_figures,
-    history_figure,
-    hypervolume_figure,
-    importance_figure,
-    slice_figure,
-)
-from gram_platform.pages.report.page import Section, page_html
+from gram_platform.pages.figures.searches import LABEL, front_figures, hypervolume_figure
+from gram_platform.pages.report.page import Section
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph
-from gram_platform.studies.searches.definition import OptunaSearch
 from gram_platform.studies.searches.optuna_studies import (
-    importances,
+    search_figures,
     trials_frame,
     why_no_importances,
 )
@@ -63,9 +54,9 @@ from gram_platform.studies.searches.report import (
     attack_frame,
     counts_text,
     frame_text,
-    json_file,
     result_frame,
     run_links,
+    search_output,
     view_frame,
     with_run_links,
 )
@@ -164,10 +155,9 @@ class Front:
     study: optuna.Study
 
 
-def pareto_report(
-    search: OptunaSearch, graph: Graph, store: Store, tracker: Tracker | None, search_id: str
-) -> SearchOutput | None:
+def pareto_report(graph: Graph, store: Store, tracker: Tracker | None, search_id: str) -> SearchOutput | None:
     """Returns files, figures and text from Optuna's database and the run directories; None without a complete trial."""
+    search = graph.study
     (group,) = search.open(graph, search_id)
     trials = trials_frame(group.study, tuple(OBJECTIVES))
     if finished(trials, tuple(OBJECTIVES)).empty:
@@ -185,22 +175,14 @@ def pareto_report(
         study=group.study,
     )
     figures = all_figures(front)
-    intro = _intro(search.question, graph, search_id, about_links)
-    record = {
-        "name": search.name,
-        "search_id": search_id,
-        "preset": graph.flags.preset,
-        "study": group.study.study_name,
-    }
-    record |= {"data_id": graph.data_id, "size": graph.settings[0].size.name, "seeds": len(graph.settings)}
+    record = {"study": group.study.study_name, "size": graph.settings[0].size.name, "seeds": len(graph.settings)}
     record |= {"space": to_plain(space.parameters), "objectives": OBJECTIVES, "hypervolume_reference": REFERENCE}
     files = {
         "table.csv": table.to_csv(index=False, float_format="%.6g").encode(),
         "trials.csv": trials_table(trials, space.names).to_csv(index=False, float_format="%.6g").encode(),
-        "report.html": page_html(search.title, intro, sections(front, figures, links)).encode(),
-        "search.json": json_file(record),
     }
-    return SearchOutput(files, figures, _text(front))
+    facts, drawn = _facts_text(graph, search_id, about_links), sections(front, figures, links)
+    return search_output(graph, search_id, facts, drawn, files, record, figures, _text(front))
 
 
 def front_table(
@@ -249,13 +231,8 @@ def all_figures(front: Front) -> dict[str, go.Figure]:
     names = [f"front-{name}" for name in (*("-".join(pair) for pair in combinations(OBJECTIVES, 2)), "space")]
     figures = dict(zip(names, front_figures(front.trials, OBJECTIVES, front.references), strict=True))
     figures["hypervolume"] = hypervolume_figure(front.history, REFERENCE)
-    num_complete = int((front.trials[STATE] == COMPLETE).sum())
     for name, direction in OBJECTIVES.items():
-        figures[f"history-{name}"] = history_figure(front.trials, name, direction)
-        for parameter in front.parameters:
-            figures[f"slice-{name}-{parameter.name}"] = slice_figure(front.trials, parameter, name, direction)
-        if shares := importances(front.study, name):
-            figures[f"importances-{name}"] = importance_figure(shares, name, num_complete)
+        figures |= search_figures(front.trials, front.study, name, direction, front.parameters)
     return figures
 
 
@@ -299,7 +276,7 @@ def _shown(frame: pd.DataFrame, links: Mapping[str, str]) -> pd.DataFrame:
     return with_run_links(frame, links).assign(**{RUNS: text})
 
 
-def _intro(question: str, graph: Graph, search_id: str, about_links: str) -> str:
+def _facts_text(graph: Graph, search_id: str, about_links: str) -> str:
     setting = graph.settings[0]
     compute = "matched to the baseline's by lambda" if setting.equal_compute else "not matched"
     facts = (
@@ -311,7 +288,7 @@ def _intro(question: str, graph: Graph, search_id: str, about_links: str) -> str
         "database, the front's intervals (90% over seeds) from the run directories.",
         about_links,
     )
-    return f"{question}\n\n{' '.join(facts)}"
+    return " ".join(facts)
 
 
 def _text(front: Front) -> str:

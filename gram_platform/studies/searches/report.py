@@ -1,7 +1,7 @@
 """Makes what the reports of all searches share: frames of their nodes, links to runs, tables as text, the files."""
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -14,8 +14,10 @@ from gram_platform.config import State
 from gram_platform.config.identity import to_plain
 from gram_platform.engine.life import is_divergence
 from gram_platform.methods.nodes import Node
+from gram_platform.pages.report.page import Section, page_html
+from gram_platform.pages.report.study import with_verdicts
 from gram_platform.pages.results.record import links_note, mlflow_links
-from gram_platform.pages.results.results import BEST_LOSS, load_frames
+from gram_platform.pages.results.results import BEST_LOSS
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph
 from gram_platform.tracking import Tracker, TrackingUnavailable
@@ -29,6 +31,29 @@ class SearchOutput:
     files: Mapping[str, bytes]
     figures: Mapping[str, object]
     text: str
+
+
+def search_output(
+    graph: Graph,
+    search_id: str,
+    facts: str,
+    sections: list[Section],
+    tables: Mapping[str, bytes],
+    record: Mapping,
+    figures: Mapping[str, object],
+    text: str,
+    claims: pd.DataFrame | None = None,
+    footer: str = "",
+) -> SearchOutput:
+    """Makes the files of a search: its tables, report.html and search.json.
+
+    The report begins with the question and `facts`, how it was searched; `record` goes into search.json.
+    """
+    search, known = graph.study, {"search_id": search_id, "preset": graph.flags.preset, "data_id": graph.data_id}
+    intro = with_verdicts(f"{search.question}\n\n{facts}", claims)
+    page = page_html(search.title, intro, sections, footer)
+    plain = json_file({"name": search.name, **known, **record})
+    return SearchOutput({**tables, "report.html": page.encode(), "search.json": plain}, figures, text)
 
 
 def run_links(tracker: Tracker | None) -> tuple[dict[str, str], str]:
@@ -74,16 +99,6 @@ def json_file(content: Mapping) -> bytes:
 
 
 # --------------------------------------------------------------------------------------------------------------- frames
-
-
-def frames(
-    graph: Graph, store: Store, ids: Collection[str], baseline_runs: Sequence[str]
-) -> tuple[pd.DataFrame, pd.DataFrame, str]:
-    """Returns (frame of these nodes, curves of these runs, their source): MLflow, or the run directories and why.
-
-    The frame has every run that was begun and every evaluation that is complete, as `load_runs` does.
-    """
-    return load_frames(ids, baseline_runs, store, graph.flags.tracking_uri)
 
 
 def result_frame(nodes: Iterable[Node], results: Mapping[str, Mapping]) -> pd.DataFrame:

@@ -83,6 +83,8 @@ class DriverLost(RuntimeError):
 class SearchDriver(Driver):
     """Executes the nodes that all trials need, then trials that the search's source proposes, and writes its report."""
 
+    draws_trials = True
+
     def __init__(
         self,
         graph: Graph,
@@ -102,9 +104,6 @@ class SearchDriver(Driver):
     def spent_hours(self) -> float:
         """Returns the machine hours of this search's trials, over all submissions."""
         return self.hours_before + sum(o.rank_s for o in self.outcomes.values()) / 3600
-
-    def _needs_ray(self, num_done: int) -> bool:
-        return True
 
     def _begin(self) -> None:
         """Writes the record of the search, and withdraws the last order to an earlier driver."""
@@ -143,6 +142,7 @@ class SearchDriver(Driver):
 
     def _on_end(self, outcome: Outcome) -> None:
         self.outcomes[outcome.name] = outcome
+        self.ids.update(outcome.nodes)
         self.view.trial_ended(outcome.name, trial_line(outcome))
         for node in self.running.pop(outcome.name):
             self.mirror.ended(node)
@@ -152,9 +152,6 @@ class SearchDriver(Driver):
         self.mirror.watch([node for nodes in self.running.values() for node in nodes])
 
     # ----------------------------------------------------------------------------------------------------- the end
-
-    def _ids(self) -> set[str]:
-        return {*super()._ids(), *(node_id for outcome in self.outcomes.values() for node_id in outcome.nodes)}
 
     def _failures(self) -> list[str]:
         failed = [f"failed: {o.name}: {o.message}" for o in self.outcomes.values() if o.state == FAILED]
@@ -171,9 +168,6 @@ class SearchDriver(Driver):
         if self.control.state == CANCELLED:
             lines.append("cancelled; submit again to go on")
         return "\n".join(lines)
-
-    def _has_news(self) -> bool:
-        return True
 
     def _write_tables(self, is_mirrored: bool) -> int:
         output = self.search.write(self.graph, self.store, self.tracker, self.search_id)
