@@ -97,8 +97,18 @@ def test_an_unexpected_error_rises_and_is_recorded(nodes, execution, monkeypatch
     assert "seven" in progress.failed[baseline.id]
 
 
+@pytest.fixture
+def ctrl_c():
+    """Makes Ctrl-C raise KeyboardInterrupt also where these tests are a background job, in which shells ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGINT, 1)])
-def test_a_signal_leaves_a_checkpoint_and_the_study_goes_on(run, execution, undisturbed, monkeypatch, number, code):
+def test_a_signal_leaves_a_checkpoint_and_the_study_goes_on(
+    run, execution, undisturbed, monkeypatch, ctrl_c, number, code
+):
     """Ctrl-C raises KeyboardInterrupt, with which this process ends with 1."""
     monkeypatch.setattr(attempts, "HEARTBEAT_INTERVAL_S", 0.001)  # every step can be seen
     seldom = dataclasses.replace(execution, checkpoint_every_s=1e9)  # nothing but the notice commits
