@@ -260,10 +260,11 @@ class RunExecution:
             if record.step in steps_probed:
                 metrics |= self.probe()
             if metrics:
-                self.records.append({"step": record.step, "time": time.time(), "metrics": metrics})
                 self.usage.look()
                 kept = (k for k in metrics if not (k.endswith("tokens_per_second") or k.startswith(NORM)))
                 self.final |= {k: metrics[k] for k in kept}
+                metrics |= self.usage.system()
+                self.records.append({"step": record.step, "time": time.time(), "metrics": metrics})
             if self.attempt is not None:
                 self.attempt.heartbeat(record.step, self.run.num_steps, self.summary.tokens_per_second)
             yield record

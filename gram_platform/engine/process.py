@@ -17,6 +17,11 @@ from gram_platform.engine.execution import Execution
 from gram_platform.planner import GIB
 from gram_platform.planner.memory import rank_memory
 
+try:
+    import psutil
+except ImportError:  # a machine that only trains needs none
+    psutil = None
+
 CPU_ALLOCATOR = ("DefaultCPUAllocator", "not enough memory")  # in torch's message; it has no class for this error
 
 
@@ -77,12 +82,19 @@ class BackgroundJob:
             job.result()
 
 
+SYSTEM = "system/"  # prefix of MLflow's names of a machine's metrics
+SYSTEM_EVERY_S = 10.0  # MLflow's own interval
+
+
 class ResourceUsage:
-    """Measures one rank's peak memory: exactly on a GPU, on a CPU the process's, sampled by `look`."""
+    """Measures one rank's peak memory: exactly on a GPU, on a CPU the process's, sampled by `look`; and its machine."""
 
     def __init__(self, device: str):
         self.device = torch.device(device)
         self.peak_bytes = 0
+        self._next_system = time.monotonic() + SYSTEM_EVERY_S
+        if psutil is not None:
+            psutil.cpu_percent()  # the first value of a process means nothing
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
 
@@ -92,6 +104,22 @@ class ResourceUsage:
             self.peak_bytes = torch.cuda.max_memory_allocated(self.device)
         else:
             self.peak_bytes = max(self.peak_bytes, resident_bytes())
+
+    def system(self) -> dict[str, float]:
+        """Measures the machine's processors, memory and GPU under MLflow's names; {} too soon, or without psutil."""
+        if psutil is None or time.monotonic() < self._next_system:
+            return {}
+        self._next_system = time.monotonic() + SYSTEM_EVERY_S
+        memory = psutil.virtual_memory()
+        values = {"cpu_utilization_percentage": psutil.cpu_percent()}
+        values |= {"system_memory_usage_megabytes": memory.used / 1e6, "system_memory_usage_percentage": memory.percent}
+        if self.device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(self.device)
+            used = {"usage_megabytes": (total - free) / 1e6, "usage_percentage": 100.0 * (1.0 - free / total)}
+            values |= {f"gpu_0_memory_{name}": value for name, value in used.items()}
+            with contextlib.suppress(ModuleNotFoundError):  # NVIDIA's library for Python
+                values["gpu_0_utilization_percentage"] = float(torch.cuda.utilization(self.device))
+        return {SYSTEM + name: value for name, value in values.items()}
 
     def facts(self) -> dict[str, str | int]:
         """Gives `device` ("cpu", or the GPU's name) and `peak_memory_bytes`, for `timing.json`."""
@@ -106,8 +134,6 @@ def resident_bytes() -> int:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except FileNotFoundError:
-        import psutil
-
         return psutil.Process().memory_info().rss
 
 

@@ -31,6 +31,7 @@ TIMES = ("elapsed_s", "tokens_per_second")
 LOSS, SURPRISAL = "loss/", "surprisal/"  # + domain, of evaluations; surprisal: of the drawn tokens
 EVALUATION_PARAMS = ("data_id", "num_sequences", "split", "precision")
 EVALUATION_PARAMS += ("num_prompt_tokens", "num_tokens", "temperature", "seed")  # of continuations
+TRAIN = "train/"  # prefix of training metrics, whose last values need no second name
 TOKENS = "train/tokens"  # so far, at a step
 STUDY, STUDY_ID = "gram.study", "gram.study_id"
 PARENT = "mlflow.parentRunId"  # MLflow folds a run below its parent
@@ -173,11 +174,11 @@ def evaluation_params(config: Mapping) -> dict[str, str]:
 
 
 def run_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
-    """Reads {name: value} of a complete run: sizes, costs, times and `final/<metric>`; {} for other runs."""
+    """Reads {name: value} of a complete run: sizes, costs, times, `final/<validation metric>`; {} for other runs."""
     if not result:
         return {}
     values = {key: result[key] for key in SIZES if key in result} | {key: timing[key] for key in TIMES if key in timing}
-    values |= {f"final/{name}": value for name, value in result.get("final", {}).items()}
+    values |= {f"final/{name}": value for name, value in result.get("final", {}).items() if not name.startswith(TRAIN)}
     return {name: float(value) for name, value in values.items()}
 
 

@@ -11,7 +11,7 @@
 | measure | if any has one: "tokens" or "samples" for such evaluations, "" for those of losses |
 | num_steps, num_tokens, parameters, compute_units, hardware_flops | of complete runs (num_steps: of every run) |
 | elapsed_s, tokens_per_second | of complete runs; elapsed_s of evaluations too |
-| final/<metric>, loss/<domain> | of complete runs; of evaluations |
+| final/<validation metric>, loss/<domain> | of complete runs; of evaluations |
 | surprisal/<domain> | of continuations: mean -log probability of the tokens drawn, in nats |
 
 Rows are sorted by kind and id; numbers are float64, NaN where missing.
@@ -37,6 +37,7 @@ TAGS = ("method", "size", "seed", "profile", "retained")
 TEXT_COLUMNS = ("kind", "id", "run_id", "view_id", "status")
 NUMBER_COLUMNS = content.SIZES + content.TIMES
 MEASURED = ("final/", content.LOSS, content.SURPRISAL)
+OLD = f"final/{content.TRAIN}"  # which earlier versions sent to MLflow
 CURVE_COLUMNS = ("run_id", "step", "domain", "loss")
 RUNS_PER_REQUEST, POINTS_PER_RESPONSE = 100, 25_000  # limits of MLflow's bulk endpoint
 # One query for up to a hundred runs; `get-history-bulk-interval` makes one for each run and thins long curves
@@ -124,7 +125,8 @@ def _row(kind: str, node_id: str, tags: Mapping, metrics: Mapping, num_steps: in
     study = {content.unescape(name): tags.get(name, "") for name in names}  # MLflow may drop an empty tag
     ids = {"run_id": node_id if is_run else tags[content.VIEW_RUN], "view_id": tags.get(content.VIEW_ID, "")}
     numbers = {name: float(metrics[name]) for name in NUMBER_COLUMNS if name in metrics}
-    numbers |= {name: float(value) for name, value in metrics.items() if name.startswith(MEASURED)}
+    measured = (name for name in metrics if name.startswith(MEASURED) and not name.startswith(OLD))
+    numbers |= {name: float(metrics[name]) for name in measured}
     numbers |= {"num_steps": float(num_steps)} if is_run else {}
     return {**study, **numbers, "kind": kind, "id": node_id, **ids, "status": tags.get(content.STATUS, "")}
 

@@ -10,6 +10,7 @@ import torch
 from gram_platform.config import Evaluation, View
 from gram_platform.config.attention import ON_CPU
 from gram_platform.config.routing import Plan
+from gram_platform.engine import process
 from gram_platform.engine.evaluation import execute_evaluation
 from gram_platform.engine.node import (
     RunExecution,
@@ -20,6 +21,7 @@ from gram_platform.engine.node import (
     record_interval,
     starting_point,
 )
+from gram_platform.engine.process import SYSTEM
 from gram_platform.methods import plan
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.nodes import method_nodes
@@ -56,8 +58,29 @@ def stop_after(monkeypatch, num_commits):
 
 
 def strip_clock(records):
-    kept = [(r["step"], {k: v for k, v in r["metrics"].items() if "per_second" not in k}) for r in records]
+    """Leaves out what depends on the machine and the hour."""
+    kept = [
+        (r["step"], {k: v for k, v in r["metrics"].items() if "per_second" not in k and not k.startswith(SYSTEM)})
+        for r in records
+    ]
     return json.loads(json.dumps(kept))
+
+
+def test_the_machine_is_measured_beside_the_metrics(execution, setting, tmp_path, monkeypatch):
+    """Under MLflow's names, and not in the result."""
+    run = plan("baseline", setting).runs["all"]
+    other = dataclasses.replace(execution, storage=str(tmp_path / "other"))
+    Store(other.storage).open_for_writing().data_root.symlink_to(Store(execution.storage).data_root.resolve())
+    execute_run(run, {}, other)
+    monkeypatch.setattr(process, "SYSTEM_EVERY_S", 0.0)
+    execute_run(run, {}, execution)
+    found = [r["metrics"] for r in Store(execution.storage).run(run.run_id).records()]
+    for metrics in found:
+        assert 0.0 <= metrics["system/cpu_utilization_percentage"] <= 100.0
+        assert 0.0 < metrics["system/system_memory_usage_percentage"] < 100.0
+        assert 10.0 < metrics["system/system_memory_usage_megabytes"] < 1e8
+    assert len(found) == run.num_steps
+    assert result_bytes(execution, run.run_id) == result_bytes(other, run.run_id)
 
 
 @pytest.mark.parametrize("method", ["baseline", "gram"])

@@ -57,7 +57,7 @@ def test_load_runs_equals_load_store(study):
     runs = from_store[from_store["kind"] == "run"].set_index("id")
     assert runs.loc[run_ids[:4], "status"].tolist() == ["complete", "complete", "interrupted", "failed"]
     assert run_ids[4] not in runs.index
-    assert runs.loc[run_ids[0], "final/train/loss"] == 1.0 / 8
+    assert runs.loc[run_ids[0], "final/validation/loss/core"] == 2.0 / 8
     assert runs.loc[run_ids[0], "hardware_flops"] == 7.25e12
     assert runs.loc[run_ids[2], "num_steps"] == 8
     assert runs.loc[run_ids[2], ["parameters", "elapsed_s"]].isna().all()

@@ -86,7 +86,7 @@ def test_run_is_mirrored_as_it_goes(store, tracker):
     assert run.data.tags["gram.failure"] == ""
     assert run.data.params["peak_lr"] == "0.001"
     assert run.data.metrics["hardware_flops"] == 7.25e12
-    assert run.data.metrics["final/train/loss"] == 1.0 / 8
+    assert run.data.metrics["final/validation/loss/core"] == 2.0 / 8
     history = client.get_metric_history(mlflow_id, "validation/loss/virology")
     assert [(m.step, m.value, m.timestamp) for m in history] == [
         (s, 3.0 / s, round(1000 * (1.5e9 + s))) for s in range(1, 9)
