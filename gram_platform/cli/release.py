@@ -3,18 +3,22 @@
 from pathlib import Path
 from typing import Literal
 
-from gram_platform.cli.flags import Positional, Storage, report_progress, storage_place, stored
+from gram_platform.cli.flags import Positional, Storage, TrackingUri, report_progress, storage_place, stored
+from gram_platform.config import IMPORTED, View
 from gram_platform.config.flops import total_parameters
-from gram_platform.config.identity import invalid, local_path, require_choice, require_int, require_real
+from gram_platform.config.identity import invalid, local_path, require_choice, require_int, require_name, require_real
 from gram_platform.config.view import PRECISIONS
 from gram_platform.release.card import card_subject, card_text
-from gram_platform.release.export import CARD, ExportRequest, export_view
+from gram_platform.release.export import CARD, RECORD, ExportRequest, export_view
 from gram_platform.release.files import MAX_FILE_BYTES
 from gram_platform.release.importing import import_checkpoint, read_config
 from gram_platform.release.profile_numbers import profile_numbers
 from gram_platform.release.selection import available_modules, find_run, parse_modules, parse_sources
 from gram_platform.release.serving.policy import load_policy, new_token, parse_policy, token_entry, write_policy
 from gram_platform.store import Store
+from gram_platform.tracking import Tracker, default_tracking_uri
+from gram_platform.tracking.entry import RUN_ID, VIEW_ID
+from gram_platform.tracking.registry import register_export
 
 
 def export_command(
@@ -27,6 +31,8 @@ def export_command(
     dtype: Literal["float32", "bfloat16"] = "float32",
     max_file_gb: float = MAX_FILE_BYTES / 1e9,
     check: Literal["own", "transformers"] = "own",
+    register: str = "",
+    tracking_uri: TrackingUri = "",
 ) -> None:
     """Write a view as a stock StarCoder2 checkpoint; modules that the view lacks are physically absent.
 
@@ -40,6 +46,8 @@ def export_command(
         dtype: data type of the checkpoint
         max_file_gb: split a larger checkpoint into files of at most this size
         check: own reads the files back layer by layer; transformers also loads the whole model with that library
+        register: name of a model in MLflow's registry, of which the checkpoint becomes a version
+        tracking_uri: MLflow server or database, for --register
     """
     if not out:
         raise invalid("out", out, "a folder for the checkpoint")
@@ -53,6 +61,7 @@ def export_command(
         raise invalid("modules", modules, "no value beside --all-modules")
     wanted = dict.fromkeys(found.modules, 1.0) if all_modules else parse_modules(modules or "")
     origins = {domain: find_run(store, beginning) for domain, beginning in parse_sources(sources).items()}
+    _require_registry(register, tracking_uri, found.run_id)
     export = ExportRequest(found.view(wanted, origins), dtype, round(max_file_gb * 1e9), check)
     subject = card_subject(store, export.view, dtype, profile_numbers(store, export.view))
 
@@ -65,6 +74,30 @@ def export_command(
             print(f"{name + ': ' if name else ''}{agreement}")
     state = f"{exported.num_bytes / 1e6:,.1f} MB of tensors" if exported.is_new else "already exported; card rewritten"
     print(f"{exported.folder}: {state}")
+    if register:
+        print(_registered(store, export.view, exported.folder, register, tracking_uri))
+
+
+def _require_registry(name: str, tracking_uri: str, run_id: str) -> None:
+    """ValueError for a name that no model in MLflow can have, or an address without one."""
+    if not name and tracking_uri:
+        raise invalid("tracking_uri", tracking_uri, "no value without --register")
+    if name:
+        require_name("register", name)
+    if name and run_id.startswith(IMPORTED):
+        raise invalid("register", name, "no name for an imported model, which has no run in MLflow")
+
+
+def _registered(store: Store, view: View, folder: Path, name: str, tracking_uri: str) -> str:
+    """Registers an export with MLflow, which gets its run if it has none; describes the version."""
+    tracker = Tracker(tracking_uri or default_tracking_uri(store.root))
+    mlflow_run_id = tracker.mirror_run(store.run(view.run_id))
+    assert mlflow_run_id is not None, "an exported run was attempted"
+    active = " ".join(f"{domain}={weight:g}" for domain, weight in view.weights) or "none"
+    tags = {RUN_ID: view.run_id, VIEW_ID: view.view_id, "gram.modules": active}
+    note = f"View of run `{view.run_id}`; modules switched on: {active}. The files' README says how it was verified."
+    version = register_export(tracker.tracking_uri, name, folder / RECORD, mlflow_run_id, tags, note)
+    return f"{name}: version {version} in MLflow at {tracker.tracking_uri}"
 
 
 def import_command(checkpoint: Positional[str], storage: Storage = "", seq_len: int | None = None) -> None:

@@ -1,8 +1,12 @@
 """`gram export` and `gram import` from the command line, on runs that were really trained."""
 
+import contextlib
 import json
+from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
+from mlflow.artifacts import download_artifacts
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gram_platform.cli import main
@@ -12,6 +16,7 @@ from gram_platform.methods.nodes import method_nodes
 from gram_platform.pages.results.record import StudyRecord
 from gram_platform.store import Store
 from tests.engine import conftest as cells
+from tests.tracking.servers import running_mlflow
 
 packed_root, execution, setting = cells.packed_root, cells.execution, cells.setting
 
@@ -71,9 +76,31 @@ def test_every_module_at_once(study, tmp_path):
     assert "absent from these files" not in (tmp_path / "out" / "README.md").read_text()
 
 
+@pytest.mark.parametrize("through", ["database", pytest.param("server", marks=pytest.mark.slow)])
+def test_an_export_becomes_a_version_in_mlflow(study, tmp_path, capsys, through):
+    """Its files are artifacts of the run; an equal export keeps its version, another is the next one."""
+    storage, run_id = study
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    with running_mlflow(uri, tmp_path) if through == "server" else contextlib.nullcontext() as server:
+        uri = server.uri if server else uri
+        common = ("--storage", storage, "--register", "stories-view", "--tracking-uri", uri)
+        for out, modules, version in (("a", "", 1), ("a", "", 1), ("b", "airport", 2), ("a", "", 1)):
+            gram("export", run_id, "--modules", modules, "--out", tmp_path / out, *common)
+            assert f"stories-view: version {version} in MLflow" in capsys.readouterr().out
+        client = MlflowClient(uri)
+        found = {int(v.version): v for v in client.search_model_versions("name = 'stories-view'")}
+        assert [(v, found[v].tags["gram.modules"]) for v in sorted(found)] == [(1, "none"), (2, "airport=1")]
+        assert {v.tags["gram.run_id"] for v in found.values()} == {run_id}
+        assert client.get_run(found[1].run_id).data.tags["gram.run_id"] == run_id
+        got = Path(download_artifacts(client.get_model_version_download_uri("stories-view", "1"), tracking_uri=uri))
+        assert (got / "config.json").read_bytes() == (tmp_path / "a" / "config.json").read_bytes()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["export", "RUN", "--out", "OUT", "--modules", "", "--register", "a/b"], "register='a/b'"),
+        (["export", "RUN", "--out", "OUT", "--modules", "", "--tracking-uri", "http://x"], "without --register"),
         (["export", "RUN"], "out=''"),
         (["export", "nothing", "--out", "OUT"], "run_id='nothing'"),
         (["export", "RUN", "--out", "OUT"], "modules=None: expected names of"),
