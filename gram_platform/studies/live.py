@@ -16,15 +16,17 @@ from gram_platform.engine.life import SUBMIT_AGAIN, Progress
 from gram_platform.methods.nodes import Node
 from gram_platform.planner import run_flops
 from gram_platform.store import Store
+from gram_platform.studies.gauges import ProgressGauges
 
 PLAIN_EVERY_S = 15.0
+GAUGES_EVERY_S = 2.0
 SILENCE_S = 30.0  # without news from Ray, before the view warns
 
 
 class LiveView:
     """Shows numbers of nodes running, done and waiting, tokens per second and the time left; then a search's trials."""
 
-    def __init__(self, nodes: Sequence[Node], store: Store, in_process: bool = False):
+    def __init__(self, nodes: Sequence[Node], store: Store, name: str, in_process: bool = False):
         self.nodes = {node.id: node for node in nodes}
         self.store = store
         self.flops = {n.id: run_flops(n.config) for n in nodes if isinstance(n.config, RunConfig)}
@@ -32,9 +34,11 @@ class LiveView:
         self.base_flops: float | None = None  # done when the view began
         self.num_trials = self.num_ended = 0  # of the round of trials that runs now
         self.trials: dict[str, list[str]] = {}  # running trials: ids of their runs
-        self._next_plain = 0.0
+        self._next_plain = self._next_gauges = 0.0
         self._updated, self._over = time.monotonic(), threading.Event()
         self.console = Console(soft_wrap=True)
+        self.name = name
+        self.gauges: ProgressGauges | None = None
         self.in_process = in_process  # without Ray; plain lines then leave the terminal to a debugger
         has_panel = sys.stdout.isatty() and not in_process
         self.live = Live(console=self.console, transient=True, auto_refresh=False) if has_panel else None
@@ -44,6 +48,7 @@ class LiveView:
             self.live.start()
         self._updated = time.monotonic()
         if not self.in_process:
+            self.gauges = ProgressGauges(self.name)
             threading.Thread(target=self._watch, name="live view", daemon=True).start()
         return self
 
@@ -67,6 +72,9 @@ class LiveView:
         if ended is not None:
             for text in progress.warnings.pop(ended.id, ()):
                 self.say(f"warning: {self.nodes[ended.id].name}: {text}")
+        if self.gauges is not None and time.time() >= self._next_gauges:
+            self._next_gauges = time.time() + GAUGES_EVERY_S
+            self.gauges.set(self._num_nodes(progress, running), _rate(running))
         if self.live:
             self.live.update(Group(self._table(running), Text(self._summary(progress, running))), refresh=True)
         elif self._is_due():
@@ -113,16 +121,20 @@ class LiveView:
     def _count(self, progress: Progress) -> str:
         return _share_text(len(progress.done) + len(progress.failed), len(self.nodes))
 
+    def _num_nodes(self, progress: Progress, running: list[tuple[Node, dict]]) -> dict[str, int]:
+        """Counts nodes by state: done, failed, blocked, training, waiting."""
+        ended = {"done": len(progress.done), "failed": len(progress.failed), "blocked": len(progress.blocked)}
+        num_nodes = {**ended, "training": len(running)}
+        return {**num_nodes, "waiting": len(self.nodes) - sum(num_nodes.values())}
+
     def _summary(self, progress: Progress, running: list[tuple[Node, dict]]) -> str:
         kinds = Counter(self.nodes[i].kind for i in progress.done)
-        runs = len(self.flops)
-        waiting = len(self.nodes) - len(progress.done) - len(progress.failed) - len(running) - len(progress.blocked)
-        rate = sum(beat["tokens_per_second"] for _, beat in running)
+        runs, waiting = len(self.flops), self._num_nodes(progress, running)["waiting"]
         parts = [
             f"runs {kinds['run']}/{runs}",
             f"evaluations {kinds['evaluation']}/{len(self.nodes) - runs}",
             f"{len(running)} training, {waiting} waiting",
-            f"{rate:,.0f} tokens/s",
+            f"{_rate(running):,.0f} tokens/s",
             f"about {_clock(self._seconds_left(progress, running))} left",
         ]
         parts += [f"{len(progress.failed)} failed, {len(progress.blocked)} blocked"] if progress.failed else []
@@ -198,6 +210,10 @@ class LiveView:
             elif beat := run.progress():
                 done += beat["step"] / max(beat["num_steps"], 1)
         return done / max(len(run_ids), 1)
+
+
+def _rate(running: list[tuple[Node, dict]]) -> float:
+    return sum(beat["tokens_per_second"] for _, beat in running)
 
 
 def _share_text(done: int, total: int) -> str:

@@ -107,7 +107,7 @@ class Driver:
         self.graphs, self.store, self.tracker, self.flags = graphs, store, tracker, graphs[0].flags
         self.planned = unique(node for graph in graphs for node in graph.entries)
         self.nodes = self.planned if nodes is None else nodes
-        self.view = LiveView(self.nodes, store, self.flags.in_process)
+        self.view = LiveView(self.nodes, store, "+".join(graph.study.name for graph in graphs), self.flags.in_process)
         self.mirror = Mirror(tracker, store, self.view.say)
         self.hours: dict[str, float] = {}  # machine hours of nodes that have ended, over all submissions
         self.records: list[StudyRecord] = []
