@@ -1,4 +1,4 @@
-"""Computes intervals over training seeds: t-interval, seed-paired contrast, detectable difference, bootstrap."""
+"""Computes intervals over training seeds: t-interval, paired differences, detectable difference, bootstrap."""
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -55,14 +55,6 @@ class Interval(NamedTuple):
     high: float
 
 
-class Contrast(NamedTuple):
-    """Seed-paired differences left - right, their seeds, and the t-interval of their mean."""
-
-    seeds: tuple[Hashable, ...]
-    differences: tuple[float, ...]
-    interval: Interval
-
-
 def t_interval(values: Sequence[float]) -> Interval:
     """Returns (mean, low, high): mean -+ t(n-1) sd / sqrt(n) over `values` [n], one per seed; NaN ends if n is 1.
 
@@ -84,13 +76,12 @@ def interval_columns(name: str, values: Sequence[float]) -> dict[str, float]:
     return {name + end: number for end, number in zip(ENDS, interval, strict=True)}
 
 
-def paired_contrast(left: Mapping[Hashable, float], right: Mapping[Hashable, float]) -> Contrast:
-    """Returns the t-interval of left - right (`{seed: value}`) over the seeds of both; ValueError if there are none."""
+def paired_differences(left: Mapping[Hashable, float], right: Mapping[Hashable, float]) -> dict[Hashable, float]:
+    """Returns left - right, all `{seed: value}`, on the seeds of both; ValueError if there are none."""
     seeds = tuple(sorted(set(left) & set(right), key=str))
     if not seeds:
         raise invalid("seeds", (sorted(left, key=str), sorted(right, key=str)), "at least one seed on both sides")
-    differences = tuple(float(left[s]) - float(right[s]) for s in seeds)
-    return Contrast(seeds, differences, t_interval(differences))
+    return {seed: float(left[seed]) - float(right[seed]) for seed in seeds}
 
 
 def smallest_detectable(differences: Sequence[float]) -> float:

@@ -6,7 +6,7 @@ from dataclasses import fields
 import numpy as np
 import pandas as pd
 
-from gram_platform.analysis.intervals import ENDS, interval_columns, paired_contrast, t_interval
+from gram_platform.analysis.intervals import ENDS, interval_columns, paired_differences, t_interval
 from gram_platform.analysis.ratios import ALL, BASELINE, MEAN, VARIANT
 from gram_platform.analysis.tables import Analysis, analyse, over_seeds, pair_means
 from gram_platform.config import core_first
@@ -128,8 +128,8 @@ def drop_table(numbers: pd.DataFrame, per_seed: pd.DataFrame) -> pd.DataFrame:
             for column in ends:
                 row |= interval_columns(column, ends[column])
             both = method != "gram" and len(ends.index.intersection(of_gram.index)) > 0
-            saved = paired_contrast(of_gram.to_dict(), ends["drop"].to_dict()).differences if both else ()
-            rows.append(row | interval_columns("less_than_gram", saved))
+            saved = paired_differences(of_gram.to_dict(), ends["drop"].to_dict()) if both else {}
+            rows.append(row | interval_columns("less_than_gram", list(saved.values())))
     return pd.DataFrame(rows, columns=DROP_COLUMNS)
 
 

@@ -14,7 +14,7 @@ from gram_platform.pages.report.page import Section, readable_claims, readable_r
 from gram_platform.pages.report.study import StudyReport, shared_profile
 from gram_platform.paper.claims import paper_claims, with_published
 from gram_platform.paper.paper_claims import CLAIMS, STORIES_CLAIMS
-from gram_platform.paper.verdicts import EXPLANATIONS, Explanation, explained
+from gram_platform.paper.verdicts import EXPLANATIONS, explained
 from tests import stories_frames
 from tests.pages.site.browser import running_browser
 from tests.pages.site.pages import DRAWN
@@ -172,7 +172,7 @@ def test_claims_are_shown():
 def test_a_disagreement_is_explained_in_the_last_column():
     numbers = dict.fromkeys(("difference", "low", "high", "detectable"), 0.1) | {"source": "fig:scaling"}
     claims = pd.DataFrame([{"claim": c, "verdict": v, **numbers} for c, v in (("a", "agree"), ("b", "disagree"))])
-    why = {("scaling", "demo", name): Explanation(f"It <is> {name}.", "run 0123456789ab") for name in "ab"}
+    why = {("scaling", "demo", name): f"It <is> {name}. Shown by run 0123456789ab." for name in "ab"}
     shown = readable_claims(explained(claims, "scaling", "demo", why))
     assert list(shown.columns)[-1] == "explanation"
     assert shown["explanation"].tolist() == ["", "It <is> b. Shown by run 0123456789ab."]
@@ -185,7 +185,7 @@ def test_a_disagreement_is_explained_in_the_last_column():
 def test_every_explanation_is_of_a_claim_that_exists():
     for study, _, claim in EXPLANATIONS:
         assert study not in CLAIMS or claim in {one.text for one in CLAIMS[study]}, (study, claim)
-    assert all(found.sentence.endswith(".") and found.shown_by for found in EXPLANATIONS.values())
+    assert all(". Shown by " in text and text.endswith(".") for text in EXPLANATIONS.values())
 
 
 def test_the_same_study_is_the_same_page(page):

@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from gram_platform.analysis.power_law import TREND_CLASSES, Trend, trends
 from gram_platform.analysis.ratios import ELICITED, MEAN
 from gram_platform.analysis.tables import CLASSES
+from gram_platform.analysis.trends import TREND_CLASSES, Trend, trends
 from gram_platform.config.identity import invalid, require_choice
 from gram_platform.pages.figures.style import (
     GREY,

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import pandas as pd
 import plotly.graph_objects as go
 
-from gram_platform.analysis.power_law import trend_table
 from gram_platform.analysis.ratios import ALL, MEAN, VARIANT
 from gram_platform.analysis.tables import CLASSES, averaged_profiles, domain_table, interval_text
+from gram_platform.analysis.trends import trend_table
 from gram_platform.pages.figures.study import (
     HIDDEN,
     aggregate_figure,
