@@ -11,9 +11,9 @@ from gram_platform.analysis.intervals import t_interval
 from gram_platform.analysis.tables import CLASSES, analyse
 from gram_platform.analysis.variants import by_number, drop_table, number_table
 from gram_platform.pages.report.build import build_report, study_figures
-from gram_platform.pages.report.study import StudyReport
+from gram_platform.pages.report.study import Results
 from gram_platform.pages.results.record import StudyRecord
-from gram_platform.pages.results.results import Results, study_report, summary_text
+from gram_platform.pages.results.results import summary_text
 from tests.study_frames import NUM_STEPS, loss_at
 
 SIZE, SEEDS = "tiny", ("0", "1", "2")
@@ -124,12 +124,11 @@ def record(**parts) -> StudyRecord:
     return StudyRecord(**own, parameters={SIZE: 1e6}, profile="mean", entries=(), **parts)
 
 
-def page_of(by_modules: bool) -> tuple[StudyReport, str, str]:
+def page_of(by_modules: bool) -> tuple[Results, str, str]:
     analysis = analyse(evaluations(), curves())
     runs, claims = pd.DataFrame({"id": []}), pd.DataFrame({"claim": [], "verdict": []})
-    results, own = Results(analysis, curves(), runs, claims, ""), record(by_modules=by_modules)
-    study = study_report(own, results, runs)
-    return study, build_report("Composing", "", study), summary_text(own, results)
+    study = Results(record(by_modules=by_modules), analysis, curves(), runs, claims, "")
+    return study, build_report("", study), summary_text(study.record, study)
 
 
 def test_the_page_leads_with_both_classes_against_the_number():
