@@ -1,4 +1,4 @@
-"""Computes intervals over training seeds: t-interval, seed-paired contrast, detectable difference, bootstrap."""
+"""Computes intervals over training seeds: t-interval, paired differences, detectable difference, bootstrap."""
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -44,23 +44,12 @@ def require_columns(field: str, frame: pd.DataFrame, names: Sequence[str]) -> No
         raise invalid(field, f"a frame without {', '.join(absent)}", f"a frame with the columns {', '.join(names)}")
 
 
-# ---------------------------------------------------------------------------------------------------- intervals
-
-
 class Interval(NamedTuple):
     """A mean and the ends of its interval; NaN ends if a single value leaves the spread unknown."""
 
     mean: float
     low: float
     high: float
-
-
-class Contrast(NamedTuple):
-    """Seed-paired differences left - right, their seeds, and the t-interval of their mean."""
-
-    seeds: tuple[Hashable, ...]
-    differences: tuple[float, ...]
-    interval: Interval
 
 
 def t_interval(values: Sequence[float]) -> Interval:
@@ -84,13 +73,12 @@ def interval_columns(name: str, values: Sequence[float]) -> dict[str, float]:
     return {name + end: number for end, number in zip(ENDS, interval, strict=True)}
 
 
-def paired_contrast(left: Mapping[Hashable, float], right: Mapping[Hashable, float]) -> Contrast:
-    """Returns the t-interval of left - right (`{seed: value}`) over the seeds of both; ValueError if there are none."""
+def paired_differences(left: Mapping[Hashable, float], right: Mapping[Hashable, float]) -> dict[Hashable, float]:
+    """Returns left - right, all `{seed: value}`, on the seeds of both; ValueError if there are none."""
     seeds = tuple(sorted(set(left) & set(right), key=str))
     if not seeds:
         raise invalid("seeds", (sorted(left, key=str), sorted(right, key=str)), "at least one seed on both sides")
-    differences = tuple(float(left[s]) - float(right[s]) for s in seeds)
-    return Contrast(seeds, differences, t_interval(differences))
+    return {seed: float(left[seed]) - float(right[seed]) for seed in seeds}
 
 
 def smallest_detectable(differences: Sequence[float]) -> float:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from gram_platform.analysis.intervals import ENDS, interval_columns
-from gram_platform.analysis.ratios import BASELINE, MEAN, METHODS, profile_key
-from gram_platform.analysis.tables import run_names
+from gram_platform.analysis.intervals import ENDS
+from gram_platform.analysis.ratios import BASELINE, MEAN, method_key, profile_key
+from gram_platform.analysis.tables import over_seeds, run_names
 from gram_platform.config.identity import invalid
 
 TOP = 0.1  # share of the tokens
@@ -87,9 +87,6 @@ def _not_negative(values: np.ndarray) -> np.ndarray:
     return flat
 
 
-# ------------------------------------------------------------------------------------------------------- tables
-
-
 def localize(views: Sequence[MeasuredTokens], references: Mapping[tuple[str, str], MeasuredTokens]) -> pd.DataFrame:
     """Returns a row per view and domain: ROW, `retained`, seed, MEASURES, num_tokens, `runs` and `curve`.
 
@@ -149,7 +146,6 @@ def localization_tables(rows: pd.DataFrame, missing: Sequence[View] = ()) -> Loc
 
 
 def _curves(few: pd.DataFrame) -> pd.DataFrame:
-    """Averages curves over domains, profiles and seeds."""
     keys, parts = ["method", "size", "class"], []
     for key, group in few.groupby(keys, sort=False):
         share = np.mean(np.stack(list(group["curve"])), axis=0)
@@ -164,27 +160,18 @@ def _mean(values: pd.Series) -> float:
 
 def _summary(per_seed: pd.DataFrame) -> pd.DataFrame:
     """Averages over seeds, with 90% t-intervals; NaN if no seed has the value."""
-    rows = []
-    for key, group in per_seed.groupby(ROW, sort=False):
-        row = dict(zip(ROW, key, strict=True))
-        for name in MEASURES:
-            row |= interval_columns(name, group[name])
-        row |= {"num_tokens": int(group["num_tokens"].iloc[0]), "num_seeds": len(group)}
-        rows.append({**row, "runs": run_names(group["runs"])})
-    return pd.DataFrame(rows, columns=[*TABLE_COLUMNS, "runs"])
+    rest = per_seed.groupby(ROW, sort=False).agg({"num_tokens": "first", "runs": run_names}).reset_index()
+    return over_seeds(per_seed, ROW, MEASURES).merge(rest, on=ROW)[[*TABLE_COLUMNS, "runs"]]
 
 
 def _ordered(frame: pd.DataFrame) -> pd.DataFrame:
     """Sorts by method, then in the order of sizes, then by profile, class and domain."""
     sizes = list(dict.fromkeys(frame["size"]))
     ranks = [
-        (METHODS.index(m) if m in METHODS else len(METHODS), sizes.index(s), profile_key(p), k, d)
+        (method_key(m), sizes.index(s), profile_key(p), k, d)
         for m, s, p, k, d in frame[[*ROW[:3], "class", "domain"]].itertuples(index=False, name=None)
     ]
     return frame.iloc[sorted(range(len(frame)), key=ranks.__getitem__)].reset_index(drop=True)
-
-
-# -------------------------------------------------------------------------------------------------- shaded texts
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,8 @@ def extension(
         return Extension(grid, (), (f"{row['size']}: no cell is complete: not extended",))
     usable = {(lr, int(batch)) for lr, batch in table.loc[table["used"], ["lr", "batch"]].to_numpy()}
     unusable = {(lr, batch) for lr in grid.lrs for batch in grid.batches} - usable
-    place = "the minimum lies" if row["convex"] else f"{_no_minimum(row)}, and the best cell lies"
+    problem = "the surface cannot be fitted" if row["reason"] else "the surface is not convex"
+    place = "the minimum lies" if row["convex"] else f"{problem}, and the best cell lies"
     wanted, messages = [], []
     for side in [side for side in row["edges"].split(", ") if side]:
         value, refusal = _step(grid, side, limit, why_not)
@@ -88,9 +89,6 @@ def extension(
     grown = _grown(grid, wanted, unusable)
     known = set(grid.cells)
     return Extension(grown, tuple(cell for cell in grown.cells if cell not in known), tuple(messages))
-
-
-# ----------------------------------------------------------------------------------------------------- one step
 
 
 def _step(grid: Grid, side: str, limit: int, why_not: Callable[[int], str]) -> tuple[float, str]:
@@ -130,7 +128,6 @@ def _grown(grid: Grid, wanted: Sequence[tuple[str, float]], unusable: set[Cell])
 
 
 def _nearest(grid: Grid, cell: Cell) -> Cell:
-    """Returns the cell within the grid's ends that is nearest to `cell`."""
     lr, batch = cell
     return min(max(lr, grid.lrs[0]), grid.lrs[-1]), min(max(batch, grid.batches[0]), grid.batches[-1])
 
@@ -138,7 +135,3 @@ def _nearest(grid: Grid, cell: Cell) -> Cell:
 def _named(side: str, value: float) -> str:
     axis = side.split()[0]
     return f"{axis} {value:g}" if axis == "lr" else f"{axis} {value:,}"
-
-
-def _no_minimum(row: pd.Series) -> str:
-    return "the surface cannot be fitted" if row["reason"] else "the surface is not convex"

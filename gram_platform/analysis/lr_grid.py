@@ -2,8 +2,8 @@
 
 Every function takes `trials`, a row per run with `size, parameters, seed, lr, batch` (sequences), `loss`, `state`
 (complete, diverged or failed; the loss counts only if complete) and optionally `run_id`. Source of the fit: see
-`surface`. Ours: a cell with a diverged seed is counted but left out of every fit, since its surviving seeds make it
-look better than it is. Pooled fits give each seed a level (`surface.level_columns`), so that a seed missing from a cell
+`power_law`. Ours: a cell with a diverged seed is counted but left out of every fit, since its surviving seeds make it
+look better than it is. Pooled fits give each seed a level (see `level_columns`), so that a seed missing from a cell
 does not bend the surface. A size whose fit fails keeps its row, with the reason. `as_published`: see
 `lr_laws.analyse_grid`.
 """
@@ -15,8 +15,7 @@ import numpy as np
 import pandas as pd
 
 from gram_platform.analysis.intervals import floats, require_columns
-from gram_platform.analysis.ratios import seed_key, size_key
-from gram_platform.analysis.surface import (
+from gram_platform.analysis.power_law import (
     EDGE_FRACTION,
     SAME_CELL,
     Optimum,
@@ -25,6 +24,7 @@ from gram_platform.analysis.surface import (
     levelled_losses,
     require_window,
 )
+from gram_platform.analysis.ratios import seed_key, size_key
 from gram_platform.analysis.trials import COMPLETE, DIVERGED, FAILED, RUNNING, STATE, WAITING
 from gram_platform.config.identity import invalid
 
@@ -107,9 +107,6 @@ def surface_table(
         lr, batch = (mesh.ravel() for mesh in np.meshgrid(*axes))
         parts.append(pd.DataFrame({"size": size, "lr": lr, "batch": batch, "loss": surface.loss(lr, batch)}))
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["size", "lr", "batch", "loss"])
-
-
-# ----------------------------------------------------------------------------------------------------------- trials
 
 
 def load_trials(path: str | Path, named_sizes: bool = False) -> pd.DataFrame:
@@ -204,9 +201,6 @@ def checked_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFra
 
 def _joined(runs: pd.Series) -> str:
     return " ".join(run for run in runs.astype(str) if run)
-
-
-# ---------------------------------------------------------------------------------------------------- one optimum
 
 
 def _columns(group: pd.DataFrame) -> tuple[pd.Series, pd.Series, pd.Series]:

@@ -17,8 +17,7 @@ from scipy import stats
 
 from gram_platform.analysis.intervals import TAIL, Interval, bootstrap, percentile_interval, positive
 from gram_platform.analysis.lr_grid import POOLED, cells, optima_table, surface_table, used_trials
-from gram_platform.analysis.power_law import PowerLaw, fit_power_law
-from gram_platform.analysis.surface import fit_quadratic
+from gram_platform.analysis.power_law import PowerLaw, fit_power_law, fit_quadratic
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid
 from gram_platform.config.ladder import PAPER_LAW, Law, Size
@@ -111,9 +110,6 @@ def window_table(
     return pd.DataFrame(rows)
 
 
-# -------------------------------------------------------------------------------------------------- rows of laws
-
-
 def _fit(
     trials: pd.DataFrame,
     optima: pd.DataFrame,
@@ -174,9 +170,6 @@ def _line_rows(optima: pd.DataFrame, laws: "LawBootstrap | None", seq_len: int) 
             paper = PAPER_LAW.lr(n) if quantity == "lr" else PAPER_LAW.batch(n, seq_len)
             rows.append((quantity, float(n), value, low, high, float(paper)))
     return pd.DataFrame(rows, columns=["quantity", "parameters", "value", "low", "high", "paper"])
-
-
-# ---------------------------------------------------------------------------------------------- seeds redrawn
 
 
 @dataclass(frozen=True)

@@ -1,148 +1,282 @@
-"""Fits power laws in the parameter count, and tests them: predicts the largest size from the others.
+"""Fits the loss by a quadratic surface in the logarithms of learning rate and batch, and finds the minimum.
 
-Source: the paper's appendix "Learning Rate and Batch Size Scaling", whose laws are log-log least squares of the optima
-on the parameter count. The prediction of the largest size is ours.
+`fit_power_law`, from `trends.py`, fits the minima of several sizes.
+
+Source: the paper's appendix "Learning Rate and Batch Size Scaling". Ours: a surface that is not convex has no minimum,
+a minimum at or beyond the edge of the grid is flagged, the fit can be restricted to cells near the best, and the
+smallest curvature has a t-statistic: if that is small, noise alone may have bent the surface. If seeds are named, each
+has a level (a constant, see `level_columns`), and the surface is at their mean.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
-from scipy import stats
+from scipy.spatial import ConvexHull
 
-from gram_platform.analysis.intervals import TAIL, positive
-from gram_platform.analysis.surface import Optimum, fit_quadratic
+from gram_platform.analysis.intervals import positive
+from gram_platform.analysis.trends import PowerLaw as PowerLaw
+from gram_platform.analysis.trends import fit_power_law as fit_power_law
 from gram_platform.config.identity import invalid
 
-__all__ = [
-    "Optimum",
-    "PowerLaw",
-    "Trend",
-    "fit_power_law",
-    "fit_quadratic",
-    "leave_largest_out",
-    "trend_table",
-    "trends",
-]
-
-TREND_CLASSES = ("core", "forget")
-MIN_SIZES = 3
-TREND_COLUMNS = ["method", "class", "size", "parameters", "num_fitted", "exponent", "measured", "predicted"]
-TREND_COLUMNS += ["low", "high", "verdict"]
-INSIDE, OUTSIDE, UNKNOWN = "inside", "outside", "no interval"
+NUM_COEFFICIENTS = 6  # 1, x, y, x^2, x y, y^2
+EDGE_FRACTION = 0.01  # of the grid's span in log units: a minimum closer to the border is at the edge
+SPAN_RISE = 0.001  # spans hold all points whose predicted loss is within 0.1% of the minimum
+SAME_CELL = 9  # decimals of the logarithms: grids computed in different ways differ in the last bits
+LINE_FRACTION = 1e-3  # cells lie on a line if their width across it is less than this share of their length
+RANK_FRACTION = 1e-6  # smallest singular value of the design, columns scaled alike, as a share of the largest
+FLAT_FRACTION = 1e-11  # of the loss: a smaller curvature is rounding
 
 
 @dataclass(frozen=True)
-class PowerLaw:
-    """value = coefficient * size ^ exponent."""
+class Optimum:
+    """The minimum of a fitted surface; lr, batch and loss are NaN if the surface is not convex."""
 
-    coefficient: float
-    exponent: float
-    r2: float  # in log units; NaN if all values are equal
-    exponent_interval: tuple[float, float]  # t-interval, n - 2 degrees of freedom; NaN with two sizes
-
-    def predict(self, size):
-        """Returns the law's value at `size`, a number or an array."""
-        return self.coefficient * np.asarray(size, float)[()] ** self.exponent
-
-
-def fit_power_law(sizes: Sequence[float], values: Sequence[float]) -> PowerLaw:
-    """Fits log value on log size [n] by least squares.
-
-    ValueError unless all are finite and positive, with two different sizes or more. The minimum of a surface that is
-    not convex is NaN: leave that size out, and report it.
-    """
-    n, v = positive("sizes", sizes), positive("values", values)
-    if len(n) != len(v):
-        raise invalid("values", f"{len(v)} values", f"one for each of {len(n)} sizes")
-    if len(np.unique(n)) < 2:
-        raise invalid("sizes", n.tolist(), "at least two different sizes")
-    x, y = np.log(n), np.log(v)
-    centred = x - x.mean()
-    exponent = float(centred @ (y - y.mean()) / (centred @ centred))
-    residuals = y - y.mean() - exponent * centred
-    total, left = float(np.sum((y - y.mean()) ** 2)), float(residuals @ residuals)
-    half = math.nan
-    if len(n) > 2:
-        half = stats.t.ppf(TAIL, len(n) - 2) * math.sqrt(left / (len(n) - 2) / (centred @ centred))
-    return PowerLaw(
-        coefficient=float(np.exp(y.mean() - exponent * x.mean())),
-        exponent=exponent,
-        r2=1.0 - left / total if total > 1e-24 * len(n) else math.nan,
-        exponent_interval=(float(exponent - half), float(exponent + half)),
-    )
+    lr: float
+    batch: float
+    loss: float  # predicted at the minimum
+    convex: bool
+    on_edge: bool  # an extrapolation: at or beyond the border of the grid, or outside the hull of the cells used
+    num_cells: int  # distinct (lr, batch) used
+    num_points: int  # losses used
+    rms: float  # of the residuals, after the seeds' levels: in nats, or of the log loss if that is fitted
+    lr_span: tuple[float, float]  # the predicted loss is within 0.1% of the minimum
+    batch_span: tuple[float, float]
+    curvature_t: float  # smallest curvature over its standard error; NaN without residual degrees of freedom
 
 
 @dataclass(frozen=True)
-class Trend:
-    """A law fitted without the largest size, and its prediction there."""
+class Surface:
+    """A least-squares quadratic of the loss in whitened coordinates w = (log(lr, batch) - centre) @ whitening."""
 
-    law: PowerLaw
-    num_fitted: int  # sizes
-    parameters: float  # of the largest size, like the four below
-    measured: float
-    predicted: float
-    low: float  # of the prediction interval; NaN if only two sizes are fitted, which leaves no degree of freedom
-    high: float
+    coefficients: np.ndarray  # [6]: 1, x, y, x^2, x y, y^2 of w
+    centre: np.ndarray  # [2]
+    whitening: np.ndarray  # [2, 2]: gives the cells used unit covariance, so that narrow valleys lose no digits
+    points: np.ndarray  # [n, 2] (log lr, log batch) of all losses
+    used: np.ndarray  # [m, 2] the points within the window
+    rms: float
+    curvature_t: float
+    is_convex: bool
+    is_log: bool = False  # the quadratic is the logarithm of the loss
 
-    @property
-    def verdict(self) -> str:
-        """Tells whether the interval holds the measured value."""
-        if math.isnan(self.low):
-            return UNKNOWN
-        return INSIDE if self.low <= self.measured <= self.high else OUTSIDE
+    def loss(self, lr: Sequence[float], batch: Sequence[float]) -> np.ndarray:
+        """Predicts the loss at lr [n] and batch [n]."""
+        points = np.log(np.stack([np.asarray(lr, float), np.asarray(batch, float)], axis=-1))
+        fitted = _design((points - self.centre) @ self.whitening) @ self.coefficients
+        return np.exp(fitted) if self.is_log else fitted
+
+    def optimum(self) -> Optimum:
+        """Returns the minimum with flags and spans."""
+        num_cells, num_points = _num_cells(self.used), len(self.used)
+        if not self.is_convex:
+            nan = math.nan
+            place = (nan, nan, nan, False, False, num_cells, num_points, self.rms, (nan, nan), (nan, nan))
+            return Optimum(*place, self.curvature_t)
+        slope, hessian = self.coefficients[1:3], _hessian(self.coefficients)
+        w, back = -np.linalg.solve(hessian, slope), np.linalg.inv(self.whitening)
+        lowest = float(self.coefficients[0] + slope @ w / 2.0)
+        variances = np.diag(back.T @ np.linalg.inv(hessian) @ back)
+        rise = math.log1p(SPAN_RISE) if self.is_log else SPAN_RISE * lowest
+        half = np.sqrt(2.0 * rise * variances) if rise > 0.0 else np.full(2, np.nan)
+        minimum = self.centre + w @ back
+        with np.errstate(over="ignore", under="ignore"):
+            values, spans = np.exp(minimum), np.exp([minimum - half, minimum + half]).T
+        return Optimum(
+            lr=float(values[0]),
+            batch=float(values[1]),
+            loss=math.exp(lowest) if self.is_log else lowest,
+            convex=True,
+            on_edge=_at_edge(minimum, self.points) or _beyond(minimum, self.used),
+            num_cells=num_cells,
+            num_points=num_points,
+            rms=self.rms,
+            lr_span=(float(spans[0, 0]), float(spans[0, 1])),
+            batch_span=(float(spans[1, 0]), float(spans[1, 1])),
+            curvature_t=self.curvature_t,
+        )
 
 
-def leave_largest_out(parameters: Sequence[float], values: Sequence[float]) -> Trend:
-    """Fits `values` [n] of all `parameters` [n] except the largest, and predicts the value there.
+def fit_quadratic(
+    lr: Sequence[float],
+    batch: Sequence[float],
+    loss: Sequence[float],
+    window: float | None = None,
+    seeds: Sequence | None = None,
+    log_loss: bool = False,
+) -> Optimum:
+    """Fits loss [n] by a quadratic in (log lr, log batch) and returns the minimum; repeat a cell for pooled seeds.
 
-    The interval (t, n - 3 degrees of freedom) is for one more value with the fitted values' noise around the law, so it
-    is too narrow if the largest size has fewer seeds. ValueError for numbers that are not finite and positive, equal
-    counts, or fewer than three sizes.
+    `window` 0.05 keeps only cells whose mean loss over seeds, less their levels, is within 5% of the lowest.
+    `seeds` [n] names the seed of each loss. Each seed gets a level, and the predicted loss is at their mean. If every
+    cell has every seed the minimum does not change; if one is missing, trust only the minimum with levels.
+    `log_loss` fits the logarithm of the loss, as the authors did though their text does not say so; predictions remain
+    losses.
+    A surface that is not convex gives `convex=False` and NaN for the minimum. ValueError if values are not finite and
+    positive (leave out diverged cells), if fewer than six cells are kept, or if they cannot determine the quadratic and
+    the levels (two rates, all cells on a line, fewer losses than coefficients).
     """
-    n, y = positive("parameters", parameters), positive("values", values)
-    if len(n) != len(y):
-        raise invalid("values", f"{len(y)} values", f"one for each of {len(n)} sizes")
-    if len(n) < MIN_SIZES or len(np.unique(n)) < len(n):
-        raise invalid("parameters", n.tolist(), f"{MIN_SIZES} or more sizes, no two alike")
-    order = np.argsort(n)
-    (*fitted, largest), (*known, measured) = n[order].tolist(), y[order].tolist()
-    law, x, freedom = fit_power_law(fitted, known), np.log(fitted), len(fitted) - 2
-    predicted, half = float(law.predict(largest)), math.nan
-    if freedom > 0:
-        residuals, centred = np.log(known) - np.log(law.predict(fitted)), x - x.mean()
-        reach = 1.0 + 1.0 / len(x) + (math.log(largest) - x.mean()) ** 2 / (centred @ centred)
-        variance = float(residuals @ residuals) / freedom * reach
-        half = float(stats.t.ppf(TAIL, freedom)) * math.sqrt(variance)
-    ends = (predicted * math.exp(-half), predicted * math.exp(half))
-    return Trend(law, len(fitted), largest, measured, predicted, *ends)
+    return fit_surface(lr, batch, loss, window, seeds, log_loss).optimum()
 
 
-def trends(table: pd.DataFrame, parameters: Mapping[str, float], value: str) -> dict[str, Trend]:
-    """Returns {method: trend} of a class from the rows of one profile; `parameters` are the sizes' counts.
+def fit_surface(
+    lr: Sequence[float],
+    batch: Sequence[float],
+    loss: Sequence[float],
+    window: float | None = None,
+    seeds: Sequence | None = None,
+    log_loss: bool = False,
+) -> Surface:
+    """Returns the surface whose minimum `fit_quadratic` returns; same inputs and errors."""
+    x, y, z = (positive(name, values) for name, values in (("lr", lr), ("batch", batch), ("loss", loss)))
+    if not len(x) == len(y) == len(z):
+        raise invalid("loss", f"{len(z)} values", f"one loss for each cell: {len(x)} of lr, {len(y)} of batch")
+    points = np.log(np.stack([x, y], axis=1))
+    level_columns(seeds, len(z))  # checks the number of seeds before the window selects losses
+    kept = _within(points, z, window, seeds)
+    used, losses = points[kept], np.log(z[kept]) if log_loss else z[kept]
+    levels = level_columns(None if seeds is None else np.asarray(seeds)[kept], len(losses))
+    field, value = ("window", window) if window is not None else ("lr, batch", f"{len(losses)} losses")
+    num_cells = _num_cells(used)
+    if num_cells < NUM_COEFFICIENTS:
+        raise invalid(field, value, f"at least {NUM_COEFFICIENTS} distinct cells; there are {num_cells}")
+    centre, whitening = _whitened(used)
+    fitted = None if whitening is None else _least_squares((used - centre) @ whitening, losses, levels)
+    if fitted is None:
+        allowed = "cells that determine a quadratic: three values of each, not all on one line"
+        extra = f", with {levels.shape[1]} losses more for the levels of {levels.shape[1] + 1} seeds"
+        raise invalid(field, value, allowed + (extra if levels.shape[1] else ""))
+    coefficients, covariance, rms = fitted
+    eigenvalues, vectors = np.linalg.eigh(_hessian(coefficients))
+    is_convex = bool(eigenvalues[0] > max(1e-9 * abs(eigenvalues[1]), FLAT_FRACTION * np.abs(losses).max()))
+    curvature_t = _curvature_t(eigenvalues[0], vectors[:, 0], covariance)
+    return Surface(coefficients, centre, whitening, points, used, rms, curvature_t, is_convex, log_loss)
 
-    Skips methods with fewer than three sizes, with two sizes of equal count, or with a ratio <= 0 (no logarithm).
+
+def require_window(window: float | None) -> None:
+    is_number = isinstance(window, int | float | np.number) and not isinstance(window, bool)
+    if window is not None and not (is_number and math.isfinite(window) and window > 0.0):
+        raise invalid("window", window, "a positive fraction, or None for all cells")
+
+
+def levelled_losses(lr: Sequence[float], batch: Sequence[float], loss: Sequence[float], seeds: Sequence) -> np.ndarray:
+    """Returns the losses [n] less the levels of their seeds (see `levelled`), so that cells can be compared."""
+    x, y, z = (np.asarray(values, float) for values in (lr, batch, loss))
+    return levelled(_cells(np.log(np.stack([x, y], axis=1))), z, seeds)
+
+
+def levelled(cell: np.ndarray, loss: np.ndarray, seeds: Sequence | None) -> np.ndarray:
+    """Subtracts the level of its seed from each loss [n], by least squares of loss = cell + level; `cell` [n]: numbers.
+
+    If every cell has every seed, the means of the cells do not change. Seeds that share no cell with other seeds cannot
+    be separated from the cells: they have level 0.
     """
-    found, known = {}, table[table[value].notna()]
-    for method, rows in known.groupby("method", sort=False):
-        counts = rows["size"].map(parameters)
-        if len(rows) >= MIN_SIZES and counts.is_unique and (rows[value] > 0.0).all():
-            found[method] = leave_largest_out(counts, rows[value])
-    return found
+    columns = level_columns(seeds, len(loss))
+    if columns.shape[1] == 0:
+        return loss
+    within = np.stack([column - _cell_means(cell, column) for column in (*columns.T, loss)], axis=1)
+    return loss - columns @ np.linalg.lstsq(within[:, :-1], within[:, -1], rcond=1e-9)[0]
 
 
-def trend_table(table: pd.DataFrame, parameters: Mapping[str, float]) -> pd.DataFrame:
-    """Returns TREND_COLUMNS, a row per class and method, from the rows of one profile; `parameters`: as in `trends`.
+def level_columns(seeds: Sequence | None, num: int) -> np.ndarray:
+    """Returns a column for each seed except the last [num, K - 1]: 1 for the seed's losses, -1 for the last seed's.
 
-    `size` is the largest, which the law has not seen; `measured` and `predicted` are its compute ratio, `low` and
-    `high` the 90% prediction interval, `verdict` whether it holds the measured ratio.
+    `seeds` names the seed of each of `num` losses; None is a single seed. ValueError for another length.
     """
-    rows = []
-    for name in TREND_CLASSES:
-        for method, t in trends(table, parameters, name).items():
-            size = next(size for size in table["size"] if parameters[size] == t.parameters)
-            left_out = (size, t.parameters, t.num_fitted, t.law.exponent)
-            rows.append((method, name, *left_out, t.measured, t.predicted, t.low, t.high, t.verdict))
-    return pd.DataFrame(rows, columns=TREND_COLUMNS)
+    if seeds is None:
+        return np.empty((num, 0))
+    if len(seeds) != num:
+        raise invalid("seeds", f"{len(seeds)} seeds", f"one seed for each of {num} losses")
+    names, codes = np.unique(np.asarray(seeds).astype(str), return_inverse=True)
+    last = np.full((1, max(len(names) - 1, 0)), -1.0)
+    return np.concatenate([np.eye(last.size), last])[codes.ravel()]
+
+
+def _cell_means(cell: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Returns the mean over each value's cell [n]."""
+    return (np.bincount(cell, values) / np.bincount(cell).clip(1))[cell]
+
+
+# ------------------------------------------------------------------------------------------------ least squares
+
+
+def _within(points: np.ndarray, loss: np.ndarray, window: float | None, seeds: Sequence | None) -> np.ndarray:
+    """Tells which points [n] belong to cells whose mean loss is within `window` of the lowest cell's."""
+    require_window(window)
+    if window is None:
+        return np.ones(len(loss), bool)
+    if not len(loss):
+        return np.zeros(0, bool)
+    cell = _cells(points)
+    means = np.bincount(cell, levelled(cell, loss, seeds)) / np.bincount(cell)
+    return (means <= (1.0 + window) * means.min() * (1.0 + 1e-12))[cell]
+
+
+def _cells(points: np.ndarray) -> np.ndarray:
+    """Numbers each point's cell [n]."""
+    return np.unique(points.round(SAME_CELL), axis=0, return_inverse=True)[1].ravel()
+
+
+def _num_cells(points: np.ndarray) -> int:
+    return len(np.unique(points.round(SAME_CELL), axis=0))
+
+
+def _whitened(used: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    """Returns the centre of cells [m, 2] and the matrix that gives them unit covariance, None if they lie on a line."""
+    centre, width = used.mean(axis=0), np.ptp(used, axis=0)
+    if not width.min() > 0.0:
+        return centre, None
+    _, lengths, axes = np.linalg.svd((used - centre) / width, full_matrices=False)
+    if not lengths[1] > LINE_FRACTION * lengths[0]:
+        return centre, None
+    return centre, (axes.T / width[:, None]) * (math.sqrt(len(used)) / lengths)
+
+
+def _design(w: np.ndarray) -> np.ndarray:
+    x, y = w[..., 0], w[..., 1]
+    return np.stack([np.ones_like(x), x, y, x * x, x * y, y * y], axis=-1)
+
+
+def _least_squares(w: np.ndarray, loss: np.ndarray, levels: np.ndarray) -> tuple[np.ndarray, np.ndarray, float] | None:
+    """Returns coefficients [6], their covariance (NaN without degrees of freedom) and rms; None if not determined.
+
+    `levels` [n, K - 1] are the columns of the seeds, fitted with the quadratic.
+    """
+    design = np.concatenate([_design(w), levels], axis=1)
+    norms = np.sqrt(np.mean(design**2, axis=0))
+    left, singular, right = np.linalg.svd(design / norms, full_matrices=False)
+    if len(singular) < design.shape[1] or not singular[-1] > RANK_FRACTION * singular[0]:
+        return None
+    inverse = (right.T / singular) / norms[:, None]
+    fitted = inverse @ (left.T @ loss)
+    residual = loss - design @ fitted
+    freedom = len(loss) - design.shape[1]
+    variance = residual @ residual / freedom if freedom > 0 else math.nan
+    covariance = variance * (inverse @ inverse.T)[:NUM_COEFFICIENTS, :NUM_COEFFICIENTS]
+    return fitted[:NUM_COEFFICIENTS], covariance, float(np.sqrt(np.mean(residual**2)))
+
+
+def _hessian(c: np.ndarray) -> np.ndarray:
+    return np.array([[2.0 * c[3], c[4]], [c[4], 2.0 * c[5]]])
+
+
+def _curvature_t(curvature: float, direction: np.ndarray, covariance: np.ndarray) -> float:
+    """Divides the curvature along `direction` by its standard error, to first order; infinite for an exact fit."""
+    x, y = direction
+    gradient = np.array([0.0, 0.0, 0.0, 2.0 * x * x, 2.0 * x * y, 2.0 * y * y])
+    variance = float(gradient @ covariance @ gradient)
+    if math.isnan(variance):
+        return math.nan
+    return float(curvature) / math.sqrt(variance) if variance > 0.0 else math.copysign(math.inf, curvature)
+
+
+def _at_edge(minimum: np.ndarray, points: np.ndarray) -> bool:
+    margin = EDGE_FRACTION * np.ptp(points, axis=0)
+    return bool(np.any(minimum <= points.min(axis=0) + margin) or np.any(minimum >= points.max(axis=0) - margin))
+
+
+def _beyond(minimum: np.ndarray, used: np.ndarray) -> bool:
+    """Tells whether the minimum is outside the cells' convex hull, as in a corner of the grid whose cells diverged."""
+    width = np.ptp(used, axis=0)
+    faces = ConvexHull(used / width).equations  # [k, 3]: outward normals and offsets
+    return bool(np.any(faces[:, :2] @ (minimum / width) + faces[:, 2] > 1e-9))

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from gram_platform.analysis.intervals import ENDS, interval_columns, require_columns
+from gram_platform.analysis.intervals import ENDS, require_columns
 from gram_platform.analysis.ratios import BASELINE, MEAN
-from gram_platform.analysis.tables import TABLE_COLUMNS, Analysis, analyse, pair_means
+from gram_platform.analysis.tables import TABLE_COLUMNS, Analysis, analyse, joined_notes, over_seeds, pair_means
 from gram_platform.config.identity import invalid
 
 POINT = ["knob", "value", "method", "size"]
@@ -61,15 +61,12 @@ def analyse_sweeps(
         parts.append(_seed_rows(analysis).assign(knob=knob, value=value))
         methods = analysis.table[analysis.table["method"] != BASELINE]
         tables.append(methods.assign(knob=knob, value=value))
-        for note in analysis.missing.itertuples(index=False, name=None):
-            notes.setdefault(note, []).append((knob, value))
+        notes[knob, value] = analysis.missing
     per_seed = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["seed", *SWEEP_CLASSES])
     per_seed = per_seed.reindex(columns=[*POINT, "seed", *SWEEP_CLASSES])
     table = _summary(per_seed, evaluations)
-    return SweepAnalysis(table, _with_cores(tables, table), per_seed, baselines.fits, _missing(notes, points))
-
-
-# ------------------------------------------------------------------------------------------------------ points
+    missing = joined_notes(notes, _point_names).sort_values(["what", "why"], ignore_index=True)
+    return SweepAnalysis(table, _with_cores(tables, table), per_seed, baselines.fits, missing)
 
 
 def _checked(field: str, frame: pd.DataFrame) -> pd.DataFrame:
@@ -112,14 +109,9 @@ def _seed_rows(analysis: Analysis) -> pd.DataFrame:
 
 
 def _summary(per_seed: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame:
-    """Averages over seeds, with t-intervals and the runs behind them."""
-    rows = []
-    for key, group in per_seed.groupby(POINT, sort=False):
-        row = dict(zip(POINT, key, strict=True))
-        for name in SWEEP_CLASSES:
-            row |= interval_columns(name, group[name])
-        rows.append({**row, "num_seeds": len(group), "runs": _runs(evaluations, row)})
-    return pd.DataFrame(rows, columns=SWEEP_COLUMNS).astype({"knob": object, "value": float})
+    table = over_seeds(per_seed, POINT, SWEEP_CLASSES)
+    runs = [_runs(evaluations, row) for row in table.to_dict("records")]
+    return table.assign(runs=runs)[SWEEP_COLUMNS].astype({"knob": object, "value": float})
 
 
 def _with_cores(tables: Sequence[pd.DataFrame], table: pd.DataFrame) -> pd.DataFrame:
@@ -139,11 +131,6 @@ def _runs(evaluations: pd.DataFrame, row: dict) -> str:
     return " ".join(dict.fromkeys(evaluations.loc[is_here, "run_id"].astype(str)))
 
 
-def _missing(notes: dict, points: list[tuple[str, float]]) -> pd.DataFrame:
-    """Returns a row per note, led by its points unless these are all."""
-    rows = []
-    for (what, why), lacking in notes.items():
-        knobs = {knob: [f"{value:g}" for other, value in lacking if other == knob] for knob, _ in lacking}
-        text = "; ".join(f"{knob} {', '.join(values)}" for knob, values in knobs.items())
-        rows.append((what if len(lacking) == len(points) else f"{text}: {what}", why))
-    return pd.DataFrame(sorted(rows), columns=["what", "why"])
+def _point_names(points: Sequence[tuple[str, float]]) -> str:
+    knobs = {knob: [f"{value:g}" for other, value in points if other == knob] for knob, _ in points}
+    return "; ".join(f"{knob} {', '.join(values)}" for knob, values in knobs.items())

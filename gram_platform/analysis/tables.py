@@ -7,7 +7,7 @@ core alone forgets more domains than core with one, and weighs more. Over seeds,
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -169,18 +169,29 @@ def _absent_views(declared: pd.DataFrame, evaluations: pd.DataFrame, sizes: set[
     return notes
 
 
-def over_seeds(per_seed: pd.DataFrame, names: Sequence[str] = ROW) -> pd.DataFrame:
+def over_seeds(per_seed: pd.DataFrame, names: Sequence[str] = ROW, values: Sequence[str] = CLASSES) -> pd.DataFrame:
     """Returns TABLE_COLUMNS from a `per_seed` frame: means over seeds with t-intervals, in the frame's order.
 
-    `names`: the columns that name a row, in place of ROW. A class that the frame lacks is NaN.
+    `names` and `values`: the columns that name a row, and the averaged ones, in place of ROW and CLASSES. A value that
+    the frame lacks is NaN.
     """
     rows = []
-    for key, group in per_seed.reindex(columns=[*names, *CLASSES]).groupby(list(names), sort=False):
+    for key, group in per_seed.reindex(columns=[*names, *values]).groupby(list(names), sort=False):
         row = dict(zip(names, key, strict=True))
-        for name in CLASSES:
+        for name in values:
             row |= interval_columns(name, group[name])
         rows.append({**row, "num_seeds": len(group)})
-    return pd.DataFrame(rows, columns=[*names, *TABLE_COLUMNS[len(ROW) :]])
+    return pd.DataFrame(rows, columns=[*names, *(name + end for name in values for end in ENDS), "num_seeds"])
+
+
+def joined_notes(missing: Mapping[Hashable, pd.DataFrame], named: Callable[[list], str]) -> pd.DataFrame:
+    """Returns each note of several frames of `what, why` once, led by the names of its frames unless these are all."""
+    lacking: dict[tuple[str, str], list] = {}
+    for place, frame in missing.items():
+        for note in frame.itertuples(index=False, name=None):
+            lacking.setdefault(note, []).append(place)
+    rows = [(what if len(at) == len(missing) else f"{named(at)}: {what}", why) for (what, why), at in lacking.items()]
+    return pd.DataFrame(rows, columns=["what", "why"])
 
 
 def averaged_profiles(rows: pd.DataFrame) -> frozenset[str]:

@@ -6,9 +6,9 @@ from dataclasses import fields
 import numpy as np
 import pandas as pd
 
-from gram_platform.analysis.intervals import ENDS, interval_columns, paired_contrast, t_interval
+from gram_platform.analysis.intervals import ENDS, interval_columns, paired_differences, t_interval
 from gram_platform.analysis.ratios import ALL, BASELINE, MEAN, VARIANT
-from gram_platform.analysis.tables import Analysis, analyse, over_seeds, pair_means
+from gram_platform.analysis.tables import Analysis, analyse, joined_notes, over_seeds, pair_means
 from gram_platform.config import core_first
 from gram_platform.store import Store
 from gram_platform.store.checkpoints import PROBE
@@ -21,8 +21,6 @@ DROP_COLUMNS += [name + end for name in ("one", "all", "drop", "less_than_gram")
 DROP_COLUMNS += ["num_seeds"]
 RUN = ["method", "size", "seed"]
 SHARE_COLUMNS = [*RUN, "run_id", "step", "domain", "module", "share"]
-
-# ------------------------------------------------------------------------------------------------------ variants
 
 
 def analyse_variants(
@@ -56,7 +54,8 @@ def analyse_variants(
     }
     names = [field.name for field in fields(Analysis) if field.name != "missing"]
     joined = {name: _joined({variant: getattr(part, name) for variant, part in parts.items()}) for name in names}
-    return Analysis(**joined, missing=_missing({variant: part.missing for variant, part in parts.items()}))
+    missing = joined_notes({variant: part.missing for variant, part in parts.items()}, ", ".join)
+    return Analysis(**joined, missing=missing)
 
 
 def _of(frame: pd.DataFrame | None, variant: str) -> pd.DataFrame | None:
@@ -64,25 +63,9 @@ def _of(frame: pd.DataFrame | None, variant: str) -> pd.DataFrame | None:
 
 
 def _joined(frames: dict[str, pd.DataFrame]) -> pd.DataFrame:
-    """Stacks the frames, the variant in the first column."""
     parts = [frame.assign(**{VARIANT: variant}) for variant, frame in frames.items()]
     found = pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
     return found[[VARIANT, *(column for column in found.columns if column != VARIANT)]]
-
-
-def _missing(frames: dict[str, pd.DataFrame]) -> pd.DataFrame:
-    """Returns a row per note, led by its variants unless these are all."""
-    lacking: dict[tuple[str, str], list[str]] = {}
-    for variant, frame in frames.items():
-        for note in frame.itertuples(index=False, name=None):
-            lacking.setdefault(note, []).append(variant)
-    rows = [
-        (what if len(at) == len(frames) else f"{', '.join(at)}: {what}", why) for (what, why), at in lacking.items()
-    ]
-    return pd.DataFrame(rows, columns=["what", "why"])
-
-
-# -------------------------------------------------------------------------------------- number of active modules
 
 
 def by_number(per_seed: pd.DataFrame, declared: pd.DataFrame | None = None) -> pd.DataFrame:
@@ -128,8 +111,8 @@ def drop_table(numbers: pd.DataFrame, per_seed: pd.DataFrame) -> pd.DataFrame:
             for column in ends:
                 row |= interval_columns(column, ends[column])
             both = method != "gram" and len(ends.index.intersection(of_gram.index)) > 0
-            saved = paired_contrast(of_gram.to_dict(), ends["drop"].to_dict()).differences if both else ()
-            rows.append(row | interval_columns("less_than_gram", saved))
+            saved = paired_differences(of_gram.to_dict(), ends["drop"].to_dict()) if both else {}
+            rows.append(row | interval_columns("less_than_gram", list(saved.values())))
     return pd.DataFrame(rows, columns=DROP_COLUMNS)
 
 
@@ -155,9 +138,6 @@ def _ends(numbers: pd.DataFrame, method: str, size: str, name: str, num_modules:
     one, every = (known[known[MODULES] == number].set_index("seed")[name] for number in (1, num_modules))
     ends = pd.DataFrame({"one": one, "all": every}).dropna()
     return ends.assign(drop=ends["one"] - ends["all"]) if num_modules > 1 else ends.iloc[:0].assign(drop=np.nan)
-
-
-# ------------------------------------------------------------------------------- which module learns which text
 
 
 def load_shares(store: Store, runs: pd.DataFrame) -> pd.DataFrame:

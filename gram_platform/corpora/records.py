@@ -12,8 +12,8 @@ import json
 import shutil
 import tempfile
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,26 +41,20 @@ class Unit:
 
     paths: tuple[Path, ...]
     label: str = ""
-    digest: str = ""  # of the records, once scanned
     held_out: bool = False  # all of it is validation
+    # once scanned:
+    digest: str = ""  # hash of the records
+    labels: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # label -> documents, bytes of text
+    largest: int = 0  # bytes of text of the longest document
 
 
-class Digest:
-    """Hashes a sequence of records by SHA-256, independently of the file format."""
-
-    def __init__(self) -> None:
-        self._hash = hashlib.sha256()
-
-    def add(self, label: str, text: str) -> int:
-        """Adds a record; returns the text's length in UTF-8 bytes."""
-        label_bytes, text_bytes = label.encode(), text.encode()
-        self._hash.update(b"%d,%d:" % (len(label_bytes), len(text_bytes)))
-        self._hash.update(label_bytes)
-        self._hash.update(text_bytes)
-        return len(text_bytes)
-
-    def hexdigest(self) -> str:
-        return self._hash.hexdigest()
+def add_record(digest: "hashlib._Hash", label: str, text: str) -> int:
+    """Adds a record to the hash of a sequence of records, whatever their files' format; returns the text's bytes."""
+    label_bytes, text_bytes = label.encode(), text.encode()
+    digest.update(b"%d,%d:" % (len(label_bytes), len(text_bytes)))
+    digest.update(label_bytes)
+    digest.update(text_bytes)
+    return len(text_bytes)
 
 
 def documents(recipe: CorpusRecipe, units: tuple[Unit, ...]) -> Iterator[tuple[str, str]]:
@@ -77,9 +71,9 @@ def documents(recipe: CorpusRecipe, units: tuple[Unit, ...]) -> Iterator[tuple[s
 
 def _read(units: tuple[Unit, ...]) -> Iterator[Record]:
     for unit in units:
-        digest = Digest()
+        digest = hashlib.sha256()
         for record in read_unit(unit):
-            digest.add(*record)
+            add_record(digest, *record)
             yield record
         if unit.digest and digest.hexdigest() != unit.digest:
             name = unit.label or unit.paths[0]
@@ -233,7 +227,6 @@ def _checked(where: str, label: object, text: object) -> Record:
 
 
 def _text_of(where: str, name: str, value: object) -> str:
-    """Returns a field's text; ValueError unless it is a non-empty string that UTF-8 can encode."""
     if not isinstance(value, str):
         state = "is missing" if value is None else f"is {value!r:.60}, not a string"
         raise ValueError(f"{where}: {name} {state}")

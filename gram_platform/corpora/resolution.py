@@ -22,7 +22,8 @@ from gram_platform.corpora.recipe import (
     validation_bytes,
     whole_parts,
 )
-from gram_platform.corpora.sources import Progress, Scan, content_of, find_units, scan_units
+from gram_platform.corpora.records import Unit
+from gram_platform.corpora.sources import Progress, content_of, find_units, scan_units
 from gram_platform.corpora.tokenizer import DEFAULT_SAMPLE_BYTES, tokenizer_recipe
 
 # Text is fetched beyond one epoch, for wrong estimates of bytes per token and, with partial labels, for rounding to
@@ -106,9 +107,6 @@ def _installed_path(cache_dir: Path | None, progress: Progress | None) -> Path:
     return installed_text(cache_dir, progress=progress)
 
 
-# --------------------------------------------------------------------------------------------------- labels
-
-
 def core_labels(given: CoreLabel, labels: Collection[str], default: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Returns the labels of core: those given, else `default`, else all but the first few by name.
 
@@ -143,9 +141,6 @@ def _auxiliary_labels(labels: Collection[str], core: tuple[str, ...]) -> list[st
     return auxiliary
 
 
-# -------------------------------------------------------------------------------------------------- stories
-
-
 def _stories_recipe(corpus: StoriesCorpus, core_label: CoreLabel, common: dict) -> CorpusRecipe:
     core = core_labels(core_label, stories.TOPICS)
     source = stories_of(corpus, core)
@@ -161,9 +156,6 @@ def stories_of(corpus: StoriesCorpus, core: tuple[str, ...]) -> StoriesSource:
     documents = {topic: share + (rank < rest) for rank, topic in enumerate(core)}
     documents |= {topic: corpus.aux_documents for topic in stories.TOPICS if topic not in core}
     return stories.stories_source(documents, corpus.num_facts, corpus.shared_fact_share, corpus.seed)
-
-
-# ------------------------------------------------------------------------------------------------------ hub
 
 
 def _hub_recipe(corpus: HubCorpus, core_label: CoreLabel, common: dict) -> CorpusRecipe:
@@ -231,16 +223,11 @@ def _hub_domain(source: HubSource, name: str, labels: tuple[str, ...], bytes_per
     return DomainRecipe(name, labels, 0, round(split), bytes_per_token, round(held_out))
 
 
-# ---------------------------------------------------------------------------------------------- local files
-
-
 def _files_recipe(
     path: Path, core_label: CoreLabel, common: dict, cache_dir: Path | None, progress: Progress | None
 ) -> CorpusRecipe:
-    scanned = scan_units(find_units(path), cache_dir, progress)
-    units = tuple(unit for unit, _ in scanned)
-    scans = [scan for _, scan in scanned]
-    counts = _counts(scans)
+    units = tuple(scan_units(find_units(path), cache_dir, progress))
+    counts = _counts(units)
     if not counts:
         raise invalid("corpus", str(path), "a corpus with at least one record")
     if core_label is None and CORE not in counts:
@@ -249,15 +236,15 @@ def _files_recipe(
     auxiliary = _auxiliary_labels(counts, core)
     domains = (_domain(CORE, core, counts), *(_domain(label, (label,), counts) for label in auxiliary))
     source = FilesSource(content_of(units), len(units))
-    tokenizer = _sampled(common["tokenizer"], domains, max(scan.largest for scan in scans))
+    tokenizer = _sampled(common["tokenizer"], domains, max(unit.largest for unit in units))
     return CorpusRecipe(source=source, domains_from=domains, units=units, **{**common, "tokenizer": tokenizer})
 
 
-def _counts(scans: list[Scan]) -> dict[str, tuple[int, int]]:
-    """Adds up the scans: label -> documents, bytes of text."""
+def _counts(units: tuple[Unit, ...]) -> dict[str, tuple[int, int]]:
+    """Adds up the scanned units: label -> documents, bytes of text."""
     total: dict[str, tuple[int, int]] = {}
-    for scan in scans:
-        for label, (documents, num_bytes) in scan.labels.items():
+    for unit in units:
+        for label, (documents, num_bytes) in unit.labels.items():
             so_far = total.get(label, (0, 0))
             total[label] = (so_far[0] + documents, so_far[1] + num_bytes)
     return total

@@ -8,6 +8,8 @@ stand for a study's first and last.
 
 from collections.abc import Sequence
 
+import pandas as pd
+
 from gram_platform.paper.paper import (
     ACCUMULATION,
     ARCHITECTURE,
@@ -23,7 +25,6 @@ from gram_platform.paper.verdicts import (
     POSITIVE,
     WORDS,
     Claim,
-    Range,
     Side,
     alike,
     drop,
@@ -39,13 +40,11 @@ LABELS = (("gram", "GRAM"), ("filtering", "Filtering"), ("ft_lora", "FT-LoRA"))
 SCALING, DUAL_USE, TITRATION = "scaling", "dual_use", "titration"
 
 
-def _classes(text: str, method: str, left: str, right: str, source: str, within: Range = POSITIVE) -> Claim:
-    """Compares two classes of one method."""
+def _classes(text: str, method: str, left: str, right: str, source: str, within: pd.Interval = POSITIVE) -> Claim:
     return Claim(text, Side(method, left), Side(method, right), source, within)
 
 
 def _methods(text: str, name: str, left: str, right: str, source: str) -> Claim:
-    """Compares one class of two methods."""
     return Claim(text, Side(left, name), Side(right, name), source)
 
 

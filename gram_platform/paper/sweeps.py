@@ -20,7 +20,7 @@ import pandas as pd
 from gram_platform.analysis.sweeps import SWEEP_CLASSES
 from gram_platform.analysis.tables import interval_cell, interval_text
 from gram_platform.paper.paper import STORIES_SIZE
-from gram_platform.paper.verdicts import COLUMNS, MARGINS, POSITIVE, Range, alike, judge
+from gram_platform.paper.verdicts import COLUMNS, MARGINS, POSITIVE, alike, judge
 
 Point = tuple[float, float, float]  # (mean, low, high)
 SWEEP_SEEDS = 3
@@ -112,7 +112,7 @@ class SweepClaim:
     text: str  # {first}, {middle} and {last} are values of the knob
     names: tuple[str, ...]  # the classes that the difference needs
     difference: Callable[[Curve], float]  # NaN if the sweep lacks a value that it needs
-    within: Range = POSITIVE
+    within: pd.Interval = POSITIVE
 
 
 def _rise(name: str) -> Callable[[Curve], float]:

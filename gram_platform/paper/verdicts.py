@@ -11,14 +11,12 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import pandas as pd
 
-from gram_platform.analysis.intervals import Contrast, paired_contrast, smallest_detectable
+from gram_platform.analysis.intervals import Interval, paired_differences, smallest_detectable, t_interval
 from gram_platform.analysis.ratios import ALL
 from gram_platform.analysis.tables import CLASSES
-from gram_platform.config.identity import invalid
 
 AGREE, DISAGREE, CANNOT_TELL = "agree", "disagree", "cannot tell"
 NO_INTERVAL = " (no interval)"  # appended to the verdict of one seed
@@ -31,34 +29,22 @@ EXPLANATION = "explanation"  # column of claims
 Values = Mapping[Hashable, float]  # {seed: value}
 
 
-@dataclass(frozen=True)
-class Range:
-    """The range of a claim's difference, ends excluded."""
-
-    low: float = 0.0
-    high: float = math.inf
-
-    def __post_init__(self):
-        if not self.low < self.high:
-            raise invalid("range", (self.low, self.high), "a low end below the high one")
+POSITIVE = pd.Interval(0.0, math.inf, closed="neither")
 
 
-POSITIVE = Range()
-
-
-def not_below(name: str) -> Range:
+def not_below(name: str) -> pd.Interval:
     """Returns the range "a class (usually core or retain) is no more than its margin below the other side"."""
-    return Range(-MARGINS[name])
+    return pd.Interval(-MARGINS[name], math.inf, closed="neither")
 
 
-def not_above(name: str) -> Range:
+def not_above(name: str) -> pd.Interval:
     """Returns the range "a class (usually forget or elicited) is no more than its margin above the other side"."""
-    return Range(-math.inf, MARGINS[name])
+    return pd.Interval(-math.inf, MARGINS[name], closed="neither")
 
 
-def alike(name: str) -> Range:
+def alike(name: str) -> pd.Interval:
     """Returns the range "a class differs by less than its margin, either way"."""
-    return Range(-MARGINS[name], MARGINS[name])
+    return pd.Interval(-MARGINS[name], MARGINS[name], closed="neither")
 
 
 @dataclass(frozen=True)
@@ -81,7 +67,7 @@ class Claim:
     left: Side
     right: Side
     source: str  # label in the paper
-    within: Range = POSITIVE
+    within: pd.Interval = POSITIVE
 
     @property
     def terms(self) -> tuple[Side, ...]:
@@ -112,9 +98,6 @@ def gain(method: str, name: str) -> Side:
     return Side(method, name, variant="heterogeneous", less=Side(method, name, variant="uniform"))
 
 
-# -------------------------------------------------------------------------------------------------------- judgements
-
-
 @dataclass(frozen=True)
 class Judgement:
     """A claim, the verdict, and the numbers behind it."""
@@ -128,24 +111,22 @@ class Judgement:
     detectable: float  # smallest true difference that is shown with power 0.8; NaN with one seed
 
 
-def judge(claim: str, left: Values, right: Values, within: Range = POSITIVE) -> Judgement:
+def judge(claim: str, left: Values, right: Values, within: pd.Interval = POSITIVE) -> Judgement:
     """Judges whether left - right, both `{seed: value}`, lies in the range.
 
     ValueError if they share no seed or a value is not finite.
     """
-    contrast = paired_contrast(left, right)
-    is_one = len(contrast.seeds) == 1
-    detectable = math.nan if is_one else smallest_detectable(contrast.differences)
-    return Judgement(claim, _verdict(contrast, within), *contrast.interval, len(contrast.seeds), detectable)
+    differences = list(paired_differences(left, right).values())
+    interval = t_interval(differences)
+    return Judgement(claim, _verdict(interval, within), *interval, len(differences), smallest_detectable(differences))
 
 
-def _verdict(contrast: Contrast, within: Range) -> str:
-    mean, low, high = contrast.interval
-    is_one = len(contrast.seeds) == 1
-    low, high, ending = (mean, mean, NO_INTERVAL) if is_one else (low, high, "")
-    if within.low < low and high < within.high:
+def _verdict(interval: Interval, within: pd.Interval) -> str:
+    mean, low, high = interval
+    low, high, ending = (mean, mean, NO_INTERVAL) if math.isnan(low) else (low, high, "")
+    if within.left < low and high < within.right:
         return AGREE + ending
-    return DISAGREE + ending if high < within.low or low > within.high else CANNOT_TELL
+    return DISAGREE + ending if high < within.left or low > within.right else CANNOT_TELL
 
 
 def verdict_counts(verdicts: Iterable[str]) -> str:
@@ -159,28 +140,15 @@ def claims_frame(judgements: Sequence[Judgement]) -> pd.DataFrame:
     return pd.DataFrame([vars(judgement) for judgement in judgements], columns=COLUMNS)
 
 
-# ------------------------------------------------------------------------------------------------------ explanations
-
-
-class Explanation(NamedTuple):
-    """Why a claim is disagreed; shown as one text beside the verdict."""
-
-    sentence: str  # with its full stop
-    shown_by: str  # a run id, or the command whose table shows it
-
-
-Explanations = Mapping[tuple[str, str, str], Explanation]  # {(study, preset, the claim's text): explanation}
+# {(study, preset, the claim's text): why it is disagreed, and the run or command that shows it, in sentences}
+Explanations = Mapping[tuple[str, str, str], str]
 EXPLANATIONS: Explanations = {}
 
 
 def explained(claims: pd.DataFrame, study: str, preset: str, explanations: Explanations = EXPLANATIONS) -> pd.DataFrame:
     """Adds a column `explanation`: the text beside verdicts of "disagree", if there is one, else empty."""
     texts = [
-        _text(explanations.get((study, preset, claim))) if verdict.startswith(DISAGREE) else ""
+        explanations.get((study, preset, claim), "") if verdict.startswith(DISAGREE) else ""
         for claim, verdict in zip(claims["claim"], claims["verdict"], strict=True)
     ]
     return claims.assign(**{EXPLANATION: pd.Series(texts, claims.index, dtype=object)})
-
-
-def _text(found: Explanation | None) -> str:
-    return f"{found.sentence} Shown by {found.shown_by}." if found else ""

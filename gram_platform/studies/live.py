@@ -67,9 +67,10 @@ class LiveView:
         running = self._running(progress)
         if self.base_flops is None:
             self.base_flops = self._done_flops(progress, {})
-        if ended is not None and (self._is_training(ended) or ended.id in progress.failed):
-            self.say(self._ended_line(progress, ended))
         if ended is not None:
+            # evaluations and attacks are many and short: they are only counted
+            if (ended.is_run and not ended.is_attack) or ended.id in progress.failed:
+                self.say(self._ended_line(progress, ended))
             for text in progress.warnings.pop(ended.id, ()):
                 self.say(f"warning: {self.nodes[ended.id].name}: {text}")
         if self.gauges is not None and time.time() >= self._next_gauges:
@@ -82,7 +83,6 @@ class LiveView:
             self.say(self._summary(progress, running) + (" | " + ", ".join(parts) if parts else ""))
 
     def _is_due(self) -> bool:
-        """Tells whether it is time for the next plain line."""
         is_due = time.time() >= self._next_plain
         if is_due:
             self._next_plain = time.time() + PLAIN_EVERY_S
@@ -99,10 +99,6 @@ class LiveView:
             elif not has_warned and time.monotonic() - self._updated > SILENCE_S:
                 self.say(f"Ray has not answered for {SILENCE_S:.0f} s; without its cluster this ends. {SUBMIT_AGAIN}")
                 has_warned = True
-
-    def _is_training(self, node: Node) -> bool:
-        """Selects the runs that get a line; evaluations and attacks are many and short, and are only counted."""
-        return node.is_run and not node.is_attack
 
     def _running(self, progress: Progress) -> list[tuple[Node, dict]]:
         """Returns running nodes with their last heartbeat, without those that wait for a process."""
@@ -165,8 +161,6 @@ class LiveView:
             table.add_row(node.name, f"{beat['step']}/{config.num_steps}", f"{bar:<20}", f"{rate:,.0f}", _clock(left))
         return table
 
-    # -------------------------------------------------------------------------------------------- trials of a search
-
     def begin_trials(self, number: int) -> None:
         """Begins a round of this number of trials."""
         self.num_trials, self.num_ended, self.started = number, 0, time.time()
@@ -202,7 +196,6 @@ class LiveView:
         )
 
     def _share_done(self, run_ids: Sequence[str]) -> float:
-        """Returns the share of a trial's runs that is done."""
         done = 0.0
         for run in map(self.store.run, run_ids):
             if run.result() is not None:

@@ -14,8 +14,7 @@ import pytest
 import gram_platform
 from gram_platform.analysis.lr_grid import POOLED, cells, load_trials, optima_table
 from gram_platform.analysis.lr_laws import analyse_grid, laws_table
-from gram_platform.analysis.power_law import fit_quadratic
-from gram_platform.analysis.surface import fit_surface
+from gram_platform.analysis.power_law import fit_quadratic, fit_surface
 from gram_platform.studies.library.lr_bs_grid import SEARCH
 from tests.analysis.test_lr_grid import laddered, planted
 

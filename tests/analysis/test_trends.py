@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from gram_platform.analysis.power_law import (
+from gram_platform.analysis.trends import (
     INSIDE,
     OUTSIDE,
     TREND_COLUMNS,

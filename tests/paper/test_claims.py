@@ -7,7 +7,7 @@ import pytest
 
 from gram_platform.analysis.tables import analyse
 from gram_platform.paper.claims import paper_claims, seed_values, separation_claims
-from gram_platform.paper.verdicts import MARGINS, VERDICTS, Range, alike, claims_frame, judge, not_above, not_below
+from gram_platform.paper.verdicts import MARGINS, POSITIVE, VERDICTS, alike, claims_frame, judge, not_above, not_below
 from tests import stories_frames
 from tests.stories_frames import AUXILIARY
 from tests.study_frames import SIZES, curves, evaluations
@@ -62,17 +62,15 @@ def test_ranges_with_margins(within, left, verdict):
 
 def test_the_margins_are_one_pair_for_all_studies():
     assert MARGINS == {"core": 0.06, "retain": 0.06, "forget": 0.10, "elicited": 0.10}
-    with pytest.raises(ValueError, match=r"^range="):
-        Range(0.1, 0.1)
 
 
 def test_one_seed_gives_the_side_and_says_that_it_has_no_interval():
     for within, difference, verdict in (
-        (Range(), 0.5, "agree (no interval)"),
-        (Range(), -0.5, "disagree (no interval)"),
+        (POSITIVE, 0.5, "agree (no interval)"),
+        (POSITIVE, -0.5, "disagree (no interval)"),
         (not_below("retain"), -0.05, "agree (no interval)"),
         (not_above("elicited"), 0.11, "disagree (no interval)"),
-        (Range(), 0.0, "cannot tell"),
+        (POSITIVE, 0.0, "cannot tell"),
     ):
         judgement = judge("one", {"0": difference}, {"0": 0.0}, within)
         assert judgement.verdict == verdict

@@ -12,7 +12,7 @@ from gram_platform.analysis.tables import CLASSES, NUM_DOMAINS
 from gram_platform.paper.claims import localization_claims, paper_claims, separation_claims
 from gram_platform.paper.paper_claims import CLAIMS, FIRST, LAST
 from gram_platform.paper.sweeps import PAPER_SWEEPS, SWEEP_CLAIMS, SweepClaim, sweep_claims
-from gram_platform.paper.verdicts import AGREE, CANNOT_TELL, DISAGREE, NO_INTERVAL, Claim, Range, Side
+from gram_platform.paper.verdicts import AGREE, CANNOT_TELL, DISAGREE, NO_INTERVAL, POSITIVE, Claim, Side
 
 NOISE = {"1": -1.0, "2": 0.0, "3": 1.0}  # of the seeds, its mean is 0
 SPREAD = {AGREE: 0.001, DISAGREE: 0.001, CANNOT_TELL: 0.3}
@@ -21,11 +21,11 @@ CASES = [(study, claim) for study, claims in CLAIMS.items() for claim in claims]
 NAMES = [f"{study}: {claim.text}" for study, claim in CASES]
 
 
-def target(within: Range, verdict: str) -> float:
+def target(within: pd.Interval, verdict: str) -> float:
     """A difference a little inside the range, a little outside, or none."""
     if verdict == CANNOT_TELL:
         return 0.0
-    edge, outwards = (within.low, -1.0) if math.isfinite(within.low) else (within.high, 1.0)
+    edge, outwards = (within.left, -1.0) if math.isfinite(within.left) else (within.right, 1.0)
     return edge + (0.03 if verdict == DISAGREE else -0.03) * outwards
 
 
@@ -88,7 +88,7 @@ def curves(claim: SweepClaim, verdict: str) -> dict[str, pd.DataFrame]:
     """A curve a seed over the paper's values: the paper's own trend, its opposite, or flat with noise at its ends."""
     values = PAPER_SWEEPS[claim.knob].values
     flat = pd.DataFrame(0.9, index=pd.Index(values), columns=list(SWEEP_CLASSES))
-    if not math.isinf(claim.within.high):  # claims of "the same"
+    if not math.isinf(claim.within.right):  # claims of "the same"
         rise, base = target(claim.within, verdict), flat
         return {seed: moved(base, claim.names[0], -1, rise + SPREAD[verdict] * n) for seed, n in NOISE.items()}
     if verdict == CANNOT_TELL:
@@ -132,7 +132,7 @@ def test_every_claim_of_every_sweep(claim, verdict):
 
 @pytest.mark.parametrize("verdict", VERDICTS)
 def test_every_claim_of_token_losses(verdict):
-    rows, difference = [], target(Range(), verdict)
+    rows, difference = [], target(POSITIVE, verdict)
     for seed, noise in NOISE.items():
         high = 0.5 + difference + SPREAD[verdict] * noise
         own = {"size": "800M", "profile": "mean", "domain": "mean", "seed": seed}

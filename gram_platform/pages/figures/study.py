@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from gram_platform.analysis.power_law import TREND_CLASSES, Trend, trends
 from gram_platform.analysis.ratios import ELICITED, MEAN
 from gram_platform.analysis.tables import CLASSES
+from gram_platform.analysis.trends import TREND_CLASSES, Trend, trends
 from gram_platform.config.identity import invalid, require_choice
 from gram_platform.pages.figures.style import (
     GREY,
@@ -264,7 +264,6 @@ def _wrapped(profile: str) -> str:
 
 
 def _bars(bars: pd.DataFrame, style: Style, has_whiskers: bool = True) -> dict:
-    """Returns the arguments of a domain's bars."""
     return {
         "error_y": whiskers(bars["compute_ratio"], bars["low"], bars["high"]) if has_whiskers else None,
         "x": bars["profile"],

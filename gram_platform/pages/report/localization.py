@@ -24,15 +24,15 @@ from gram_platform.analysis.localization import (
     shading_scale,
 )
 from gram_platform.analysis.ratios import ALL, BASELINE, MEAN
-from gram_platform.analysis.tables import aligned, interval_texts, table_csv
+from gram_platform.analysis.tables import table_csv
 from gram_platform.config import CORE
 from gram_platform.corpora.tokenizer import load_tokenizer, token_texts
 from gram_platform.pages.figures.style import GREY, drawn, hover_runs, method_style, styled, whiskers
-from gram_platform.pages.report.page import Section, page_html, readable_runs, render
+from gram_platform.pages.report.page import Section, page_html, readable_runs, render, with_intervals
 from gram_platform.pages.report.sections import JUDGED, judged_sections, missing_sections
 from gram_platform.pages.report.study import with_verdicts
 from gram_platform.pages.results.record import StudyRecord, intro_text, mlflow_links, publish, with_links
-from gram_platform.pages.results.results import load_frames, nodes_frame
+from gram_platform.pages.results.results import frame_text, load_frames, nodes_frame
 from gram_platform.paper.claims import localization_claims
 from gram_platform.paper.verdicts import EXPLANATION, explained
 from gram_platform.store import Store
@@ -42,6 +42,7 @@ from gram_platform.tracking.frame import Frames
 
 CALIBRATION_METHOD = "filtering"  # the model without the domain sets the scale of colours
 NUM_SHADED = 96  # tokens of a shaded text at most
+SHADED = "The same text under every view, without and with this domain."
 NUM_LEGEND = 5  # steps of the legend's scale
 TITLES = {"gini": "Gini coefficient of increases", "increase": "increase of the loss (nats)"}
 PATTERNS = {FORGET: "", RETAIN: "/"}
@@ -100,9 +101,8 @@ def read_tokens(
 def tokens_text(record: StudyRecord, results: TokenResults) -> str:
     """Writes the means over domains and profiles, and the claims, for a terminal."""
     means = readable_localization(results.found.table[results.found.table["profile"] == MEAN])
-    rows = [[str(value) or "-" for value in row] for row in means.itertuples(index=False)]
     judged = [f"{c['verdict']}: {c['claim']} {c[EXPLANATION]}".rstrip() for c in results.claims.to_dict("records")]
-    return "\n".join([aligned([list(means.columns), *rows]), "", *judged]).rstrip()
+    return "\n".join([frame_text(means), "", *judged]).rstrip()
 
 
 def write_tokens(
@@ -123,7 +123,10 @@ def tokens_sections(record: StudyRecord, results: TokenResults) -> list[Section]
         _concentration(found),
         *judged_sections(results.claims, CLAIMS),
         *missing_sections(found.missing),
-        *(_shaded(text) for text in results.texts),
+        *(
+            Section(f"Tokens of {t.domain}", SHADED, markup=shaded_html(t), table=increases_frame(t))
+            for t in results.texts
+        ),
         Section("Every profile and domain", table=readable_localization(found.table)),
         Section("Runs", table=readable_runs(results.runs)),
     ]
@@ -136,20 +139,9 @@ def _concentration(found: Localization) -> Section:
     return Section("Concentration", text, figures, table=means.drop(columns=["profile", "domain"]), table_is_open=True)
 
 
-def _shaded(text: ShadedText) -> Section:
-    intro = "The same text under every view, without and with this domain."
-    return Section(f"Tokens of {text.domain}", intro, markup=shaded_html(text), table=increases_frame(text))
-
-
 def readable_localization(table: pd.DataFrame) -> pd.DataFrame:
     """Writes each value of table.csv as one text, `mean [low, high]`."""
-    readable = table[ROW].copy()
-    for name in MEASURES:
-        readable[name] = interval_texts(table, name)
-    return readable.assign(num_tokens=table["num_tokens"], num_seeds=table["num_seeds"])
-
-
-# -------------------------------------------------------------------------------------------------------------- figures
+    return with_intervals(table, ROW, MEASURES).assign(num_tokens=table["num_tokens"], num_seeds=table["num_seeds"])
 
 
 def localization_figures(found: Localization) -> dict[str, go.Figure]:
@@ -221,9 +213,6 @@ def localization_bars(table: pd.DataFrame, size: str, value: str) -> go.Figure:
     return figure
 
 
-# --------------------------------------------------------------------------------------------------------- shaded texts
-
-
 def shaded_html(text: ShadedText) -> Markup:
     """Renders the legend, and the text once for each view with shaded tokens."""
     steps = [step / (NUM_LEGEND - 1) for step in range(NUM_LEGEND)]
@@ -263,7 +252,6 @@ def _named(entry: Mapping) -> tuple[str, str, str, str]:
 
 
 def _loaded(store: Store, entries: Sequence[Mapping]) -> list[MeasuredTokens]:
-    """Loads the token losses of views."""
     found = []
     for entry in entries:
         evaluation = store.evaluation(entry["id"])

@@ -7,7 +7,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from gram_platform.analysis.ratios import MEAN, VARIANT
-from gram_platform.analysis.tables import interval_text, interval_texts
+from gram_platform.analysis.tables import interval_text
 from gram_platform.analysis.variants import COMPOSED, MODULES, drop_table, final_shares, number_table, share_curves
 from gram_platform.config import core_first
 from gram_platform.pages.figures.style import (
@@ -21,8 +21,8 @@ from gram_platform.pages.figures.style import (
     styled,
 )
 from gram_platform.pages.figures.variants import variant_figure
-from gram_platform.pages.report.page import Section, readable_table
-from gram_platform.pages.report.study import StudyReport
+from gram_platform.pages.report.page import Section, readable_table, with_intervals
+from gram_platform.pages.report.study import Results
 
 OWN_WIDTH, OTHER_WIDTH = 3.5, 1.2
 OTHER_OPACITY = 0.55
@@ -40,10 +40,7 @@ DROPS = """The drop of a class from one module to all, in compute ratio: one les
 GRAM's drop less the method's, of the same seed; above 0 the method composes better. 90% t-intervals over seeds."""
 
 
-# ---------------------------------------------------------------------------------- which module learns unlabelled text
-
-
-def absorption_sections(study: StudyReport) -> list[Section]:
+def absorption_sections(study: Results) -> list[Section]:
     """Shows a panel for each method and domain, the last size open; [] for a study without probes."""
     if study.absorption is None or study.absorption.empty:
         return []
@@ -51,12 +48,12 @@ def absorption_sections(study: StudyReport) -> list[Section]:
     figures = [(size, figure) for size, _, figure in _probe_panels(study.absorption)]
     shown = [figure for size, figure in figures if size == last]
     folded = [figure for size, figure in figures if size != last]
-    table = readable_shares(final_shares(study.absorption)).rename(columns={VARIANT: study.varies or VARIANT})
+    table = readable_shares(final_shares(study.absorption)).rename(columns={VARIANT: study.record.varies or VARIANT})
     title = "Which module learns what is not labelled"
     return [Section(title, PROBES, shown, folded, "The other sizes", table, table_is_open=True)]
 
 
-def absorption_figures(study: StudyReport) -> dict[str, go.Figure]:
+def absorption_figures(study: Results) -> dict[str, go.Figure]:
     """Draws every figure of this section; the keys name files."""
     return {} if study.absorption is None else {name: figure for _, name, figure in _probe_panels(study.absorption)}
 
@@ -129,10 +126,7 @@ def _probe_panels(shares: pd.DataFrame) -> Iterator[tuple[str, str, go.Figure]]:
             yield named["size"], "-".join(("absorption", *key, domain)), absorption_figure(rows, domain, title)
 
 
-# --------------------------------------------------------------------------------------- what more modules at once cost
-
-
-def composing_sections(study: StudyReport) -> list[Section]:
+def composing_sections(study: Results) -> list[Section]:
     """Shows core and retain against the number of active modules, the largest size open, and the drops.
 
     [] for a study of another subject.
@@ -149,7 +143,7 @@ def composing_sections(study: StudyReport) -> list[Section]:
     return sections + [Section("From one module to all", DROPS, table=drops, table_is_open=True)] * (len(drops) > 0)
 
 
-def composing_figures(study: StudyReport) -> dict[str, go.Figure]:
+def composing_figures(study: Results) -> dict[str, go.Figure]:
     """Draws every figure of these sections; the keys name files."""
     if study.by_number is None:
         return {}
@@ -160,10 +154,8 @@ def composing_figures(study: StudyReport) -> dict[str, go.Figure]:
 
 def readable_drops(drops: pd.DataFrame) -> pd.DataFrame:
     """Writes each value of `drop_table` as one text, `mean [low, high]`."""
-    readable = drops[["method", "size", "class"]].copy()
-    for name in ("one", "all", "drop", "less_than_gram"):
-        readable[name] = interval_texts(drops, name)
-    return readable.assign(num_seeds=drops["num_seeds"])
+    names, values = ("method", "size", "class"), ("one", "all", "drop", "less_than_gram")
+    return with_intervals(drops, names, values).assign(num_seeds=drops["num_seeds"])
 
 
 def _number_panels(table: pd.DataFrame, size: str) -> Mapping[str, go.Figure]:

@@ -14,7 +14,6 @@ from gram_platform.pages.site.folder import SiteFolder
 from gram_platform.pages.site.sections import (
     TERMS,
     Card,
-    StudyPage,
     embedded,
     index_sections,
     no_results,
@@ -73,7 +72,7 @@ class Snapshot:
     facts: Facts
     mirror: MirrorState
     is_beside: bool  # whether the site lies in the storage, where it can link to files of studies
-    measurements: Mapping[str, StudyPage]  # by the name in a study's record
+    measurements: Mapping[str, Any]  # of `studies/measurements.py`, by the name in a study's record
 
     @cached_property
     def totals(self) -> Mapping[str, Totals]:
@@ -92,9 +91,6 @@ class Snapshot:
 
 def shell(current: str, root: str = "../") -> Shell:
     return Shell(root, LINKS, current)
-
-
-# ----------------------------------------------------------------------------------------------------- studies
 
 
 def write_studies(site: SiteFolder, snapshot: Snapshot) -> dict[str, dict]:
@@ -130,7 +126,7 @@ def _study_page(snapshot: Snapshot, study: StudyFacts) -> tuple[str, dict]:
     sections = [Section("Results", problem, is_warning=True)] if problem else []
     claims, footer, source = None, "", mirror.note
     if results is None:
-        sections.append(no_results(page))
+        sections.append(no_results(page is not None))
     else:
         results = _linked(results, snapshot)
         sections += page.sections(record, results)
@@ -166,9 +162,6 @@ def _search_page(snapshot: Snapshot, search: StudyFacts) -> tuple[str, dict]:
     else:
         text = page_html(search.title, "", [state, runs], "", shell(STUDIES))
     return text, {"claims": claims, "problem": ""}
-
-
-# ---------------------------------------------------------------------------------------------------- overview
 
 
 def write_overview(site: SiteFolder, snapshot: Snapshot, summaries: Mapping[str, Mapping]) -> None:

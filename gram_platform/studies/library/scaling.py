@@ -112,9 +112,6 @@ def as_run(preset: Preset, **changes) -> Preset:
 AS_RUN = as_run(PAPER)
 
 
-# -------------------------------------------------------------------- one size of the ladder, every profile
-
-
 def at_size(preset: Preset, name: str, **changes) -> Preset:
     """Returns one size of a ladder, compared on core and core with each domain, with p_af 1 and heterogeneous.
 
@@ -140,7 +137,7 @@ def accumulating(kind: str) -> Variant:
 def accumulated(preset: Preset) -> Preset:
     """Returns the preset with both kinds of accumulation, without attacks."""
     variants = (accumulating("uniform"), accumulating("heterogeneous"))
-    return dataclasses.replace(preset, options=dataclasses.replace(preset.options, elicitation=None), variants=variants)
+    return dataclasses.replace(preset.with_options(elicitation=None), variants=variants)
 
 
 STUDY = Study(

@@ -9,7 +9,7 @@ from pandas.testing import assert_frame_equal
 from gram_platform.config import Evaluation, View
 from gram_platform.pages.results.record import StudyRecord, load_record
 from gram_platform.pages.results.results import read_results, summary_text, write_results
-from gram_platform.paper.verdicts import EXPLANATIONS, Explanation
+from gram_platform.paper.verdicts import EXPLANATIONS
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, default_tracking_uri
 from gram_platform.tracking.frame import load_runs, load_store
@@ -153,7 +153,7 @@ def test_the_terminal_explains_a_disagreement(study, monkeypatch):
     entries = tuple(entry | {"tags": own} for entry, own in zip(record.entries, tags, strict=True))
     swapped = StudyRecord(**{**vars(record), "entries": entries})
     key = (record.name, record.preset, "MaxEnt is less robust than GRAM: its elicited is above")
-    monkeypatch.setitem(EXPLANATIONS, key, Explanation("The names are swapped.", "this test"))
+    monkeypatch.setitem(EXPLANATIONS, key, "The names are swapped. Shown by this test.")
     lines = summary_text(swapped, read_results(swapped, store, None)).splitlines()
     (line,) = [line for line in lines if "The names are swapped." in line]
     assert line.startswith("disagree")

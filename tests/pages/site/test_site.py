@@ -15,7 +15,7 @@ from gram_platform.cli import main
 from gram_platform.pages.figures.style import METHOD_STYLES
 from gram_platform.pages.report.page import asset
 from gram_platform.pages.site.build import tracking_of
-from gram_platform.paper.verdicts import EXPLANATIONS, Explanation
+from gram_platform.paper.verdicts import EXPLANATIONS
 from gram_platform.store import Store
 from gram_platform.studies.site import build_site, watch_site
 from gram_platform.tracking import Tracker, default_tracking_uri
@@ -121,7 +121,7 @@ def test_explanations_are_on_the_page_of_a_study_and_on_that_of_all_claims(stora
             tags["retained"] = {"lisp": "virology", "virology": "lisp"}.get(tags["retained"], tags["retained"])
     path.write_text(json.dumps(record))
     key = ("scaling", "tiny", "gram, tiny: retain is above forget")
-    monkeypatch.setitem(EXPLANATIONS, key, Explanation("Its profiles are swapped.", "this test"))
+    monkeypatch.setitem(EXPLANATIONS, key, "Its profiles are swapped. Shown by this test.")
     build_site(Store(storage_copy), None, out=str(storage_copy / "again"), why_not="it is a test")
     for page, title in (("studies/scaling.html", "Claims"), ("claims.html", "Scaling <of> sizes")):
         rows = {row[1]: (row[0], row[-1]) for row in rows_of(storage_copy / "again" / page, title)}

@@ -1,0 +1,136 @@
+"""Fits power laws in the parameter count, and tests them: predicts the largest size from the others.
+
+Source: the paper's appendix "Learning Rate and Batch Size Scaling", whose laws are log-log least squares of the optima
+on the parameter count. The prediction of the largest size is ours.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from gram_platform.analysis.intervals import TAIL, positive
+from gram_platform.config.identity import invalid
+
+TREND_CLASSES = ("core", "forget")
+MIN_SIZES = 3
+TREND_COLUMNS = ["method", "class", "size", "parameters", "num_fitted", "exponent", "measured", "predicted"]
+TREND_COLUMNS += ["low", "high", "verdict"]
+INSIDE, OUTSIDE, UNKNOWN = "inside", "outside", "no interval"
+
+
+@dataclass(frozen=True)
+class PowerLaw:
+    """value = coefficient * size ^ exponent."""
+
+    coefficient: float
+    exponent: float
+    r2: float  # in log units; NaN if all values are equal
+    exponent_interval: tuple[float, float]  # t-interval, n - 2 degrees of freedom; NaN with two sizes
+
+    def predict(self, size):
+        """Returns the law's value at `size`, a number or an array."""
+        return self.coefficient * np.asarray(size, float)[()] ** self.exponent
+
+
+def fit_power_law(sizes: Sequence[float], values: Sequence[float]) -> PowerLaw:
+    """Fits log value on log size [n] by least squares.
+
+    ValueError unless all are finite and positive, with two different sizes or more. The minimum of a surface that is
+    not convex is NaN: leave that size out, and report it.
+    """
+    n, v = positive("sizes", sizes), positive("values", values)
+    if len(n) != len(v):
+        raise invalid("values", f"{len(v)} values", f"one for each of {len(n)} sizes")
+    if len(np.unique(n)) < 2:
+        raise invalid("sizes", n.tolist(), "at least two different sizes")
+    x, y = np.log(n), np.log(v)
+    centred = x - x.mean()
+    exponent = float(centred @ (y - y.mean()) / (centred @ centred))
+    residuals = y - y.mean() - exponent * centred
+    total, left = float(np.sum((y - y.mean()) ** 2)), float(residuals @ residuals)
+    half = math.nan
+    if len(n) > 2:
+        half = stats.t.ppf(TAIL, len(n) - 2) * math.sqrt(left / (len(n) - 2) / (centred @ centred))
+    return PowerLaw(
+        coefficient=float(np.exp(y.mean() - exponent * x.mean())),
+        exponent=exponent,
+        r2=1.0 - left / total if total > 1e-24 * len(n) else math.nan,
+        exponent_interval=(float(exponent - half), float(exponent + half)),
+    )
+
+
+@dataclass(frozen=True)
+class Trend:
+    """A law fitted without the largest size, and its prediction there."""
+
+    law: PowerLaw
+    num_fitted: int  # sizes
+    parameters: float  # of the largest size, like the four below
+    measured: float
+    predicted: float
+    low: float  # of the prediction interval; NaN if only two sizes are fitted, which leaves no degree of freedom
+    high: float
+
+    @property
+    def verdict(self) -> str:
+        """Tells whether the interval holds the measured value."""
+        if math.isnan(self.low):
+            return UNKNOWN
+        return INSIDE if self.low <= self.measured <= self.high else OUTSIDE
+
+
+def leave_largest_out(parameters: Sequence[float], values: Sequence[float]) -> Trend:
+    """Fits `values` [n] of all `parameters` [n] except the largest, and predicts the value there.
+
+    The interval (t, n - 3 degrees of freedom) is for one more value with the fitted values' noise around the law, so it
+    is too narrow if the largest size has fewer seeds. ValueError for numbers that are not finite and positive, equal
+    counts, or fewer than three sizes.
+    """
+    n, y = positive("parameters", parameters), positive("values", values)
+    if len(n) != len(y):
+        raise invalid("values", f"{len(y)} values", f"one for each of {len(n)} sizes")
+    if len(n) < MIN_SIZES or len(np.unique(n)) < len(n):
+        raise invalid("parameters", n.tolist(), f"{MIN_SIZES} or more sizes, no two alike")
+    order = np.argsort(n)
+    (*fitted, largest), (*known, measured) = n[order].tolist(), y[order].tolist()
+    law, x, freedom = fit_power_law(fitted, known), np.log(fitted), len(fitted) - 2
+    predicted, half = float(law.predict(largest)), math.nan
+    if freedom > 0:
+        residuals, centred = np.log(known) - np.log(law.predict(fitted)), x - x.mean()
+        reach = 1.0 + 1.0 / len(x) + (math.log(largest) - x.mean()) ** 2 / (centred @ centred)
+        variance = float(residuals @ residuals) / freedom * reach
+        half = float(stats.t.ppf(TAIL, freedom)) * math.sqrt(variance)
+    ends = (predicted * math.exp(-half), predicted * math.exp(half))
+    return Trend(law, len(fitted), largest, measured, predicted, *ends)
+
+
+def trends(table: pd.DataFrame, parameters: Mapping[str, float], value: str) -> dict[str, Trend]:
+    """Returns {method: trend} of a class from the rows of one profile; `parameters` are the sizes' counts.
+
+    Skips methods with fewer than three sizes, with two sizes of equal count, or with a ratio <= 0 (no logarithm).
+    """
+    found, known = {}, table[table[value].notna()]
+    for method, rows in known.groupby("method", sort=False):
+        counts = rows["size"].map(parameters)
+        if len(rows) >= MIN_SIZES and counts.is_unique and (rows[value] > 0.0).all():
+            found[method] = leave_largest_out(counts, rows[value])
+    return found
+
+
+def trend_table(table: pd.DataFrame, parameters: Mapping[str, float]) -> pd.DataFrame:
+    """Returns TREND_COLUMNS, a row per class and method, from the rows of one profile; `parameters`: as in `trends`.
+
+    `size` is the largest, which the law has not seen; `measured` and `predicted` are its compute ratio, `low` and
+    `high` the 90% prediction interval, `verdict` whether it holds the measured ratio.
+    """
+    rows = []
+    for name in TREND_CLASSES:
+        for method, t in trends(table, parameters, name).items():
+            size = next(size for size in table["size"] if parameters[size] == t.parameters)
+            left_out = (size, t.parameters, t.num_fitted, t.law.exponent)
+            rows.append((method, name, *left_out, t.measured, t.predicted, t.low, t.high, t.verdict))
+    return pd.DataFrame(rows, columns=TREND_COLUMNS)
