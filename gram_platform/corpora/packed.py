@@ -15,7 +15,6 @@ import hashlib
 import json
 import os
 import shutil
-import socket
 import time
 import uuid
 from collections.abc import Sequence
@@ -24,8 +23,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gram_platform.config.crash_safe import process_is_alive
-from gram_platform.config.identity import invalid, parse_json, require_choice, require_name
+from gram_platform.config.crash_safe import process_is_alive, this_place
+from gram_platform.config.identity import invalid, parse_json, require_choice, require_name, short_hash
 
 SPLITS = ("train", "validation")
 LAYOUT_VERSION = 1  # of the files on disk
@@ -230,12 +229,12 @@ def open_complete(target: Path) -> PackedCorpus | None:
 
 def new_staging(root: Path, data_id: str) -> Path:
     """Makes a folder for this attempt, and removes the folders of attempts that died."""
-    host = socket.gethostname()
-    staging = root / f".{data_id}.{host}.{os.getpid()}.{uuid.uuid4().hex[:8]}"
+    place = short_hash(this_place())
+    staging = root / f".{data_id}.{place}.{os.getpid()}.{uuid.uuid4().hex[:8]}"
     try:
         root.mkdir(parents=True, exist_ok=True)
         for old in root.glob(f".{data_id}.*"):
-            if _is_abandoned(old, host):
+            if _is_abandoned(old, place):
                 shutil.rmtree(old, ignore_errors=True)
         staging.mkdir()
     except OSError as error:
@@ -243,12 +242,13 @@ def new_staging(root: Path, data_id: str) -> Path:
     return staging
 
 
-def _is_abandoned(staging: Path, host: str) -> bool:
+def _is_abandoned(staging: Path, place: str) -> bool:
     pid = staging.name.split(".")[-2]
     try:
-        if f".{host}.{pid}." not in staging.name:
-            return time.time() - staging.stat().st_mtime > STALE_S
-        return not process_is_alive(int(pid))
+        if f".{place}.{pid}." in staging.name:
+            return not process_is_alive(int(pid))
+        written = max(path.stat().st_mtime for path in (staging, *staging.rglob("*")))
+        return time.time() - written > STALE_S
     except (FileNotFoundError, ValueError):  # published or removed meanwhile, or not one of our names
         return False
 
