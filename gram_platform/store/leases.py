@@ -146,10 +146,16 @@ def is_fresh(lease: dict | None) -> bool:
 
 
 def has_ended(lease: dict | None) -> bool:
-    """Tells whether the lease's owner has certainly ended, so that its half-written files can be removed."""
+    """Tells whether the lease's owner has ended, so that its half-written files can be removed.
+
+    A living process of this machine has not, however long it slept. One of another machine is taken for ended by the
+    time of its last heartbeat: if it wakes up, it writes again what was removed.
+    """
     if not lease:
         return False
-    return lease["released"] or _process_is_gone(lease) or time.time() - lease["time"] > GONE_AFTER_S
+    if lease["released"] or lease["place"] == this_place():
+        return lease["released"] or _process_is_gone(lease)
+    return time.time() - lease["time"] > GONE_AFTER_S
 
 
 def _process_is_gone(lease: dict) -> bool:

@@ -28,6 +28,7 @@ from gram_platform.store.directories import RESULT, WEIGHTS_HASH, WRONG_HASH, No
 from gram_platform.store.files import CorruptFile, Folder, seal
 from gram_platform.store.leases import GONE_AFTER_S, LeaseHeld, is_fresh, read_lease
 
+REMOVED = "weights-removed.json"  # beside the result
 FAILURE = {"message": str, "details": dict}  # shapes of failure.json and complete.json
 FINISH = {"result": {"run_id": str, "weights_sha256": str}, "segments": CHAIN, "elapsed_s": float}
 TIMES = {"elapsed_s": float, "tokens_per_second": float}
@@ -214,17 +215,24 @@ class RunDirectory(NodeDirectory):
         return result
 
     def _attempts_with_weights(self, result: dict) -> list[str]:
-        """Lists attempts with weights, those with this result first; ValueError when there are none."""
+        """Lists attempts with weights, those with this result first; ValueError when `drop_weights` removed them."""
         attempt_ids = [attempt_id for attempt_id, _ in self.finished_attempts(result)]
         attempt_ids += [attempt_id for attempt_id in self.attempt_ids() if attempt_id not in attempt_ids]
         present = [attempt_id for attempt_id in attempt_ids if has_weights(self.attempts.child(attempt_id))]
-        if not present:
+        if not present and self.folder.exists(REMOVED):
             removed = f"found one whose weights were removed; to train it again, remove {self.folder.path}"
             raise invalid("run_id", self.run_id, f"a run whose weights are kept, {removed}")
         return present
 
+    def has_weights(self) -> bool:
+        """Tells whether an attempt has weights; unlike `weights`, reads none."""
+        return any(has_weights(self.attempts.child(attempt_id)) for attempt_id in self.attempt_ids())
+
     def _without_weights(self) -> ValueError:
-        self.folder.set_aside(RESULT, "no attempt has weights of this hash")
+        reason = "no attempt has weights of this hash"
+        for attempt_id, _ in self.finished_attempts():
+            self.attempts.child(attempt_id).set_aside(FINISHED, reason)  # else it would restore the result
+        self.folder.set_aside(RESULT, reason)
         return invalid("run_id", self.run_id, "a run with intact weights; to train this one again, submit again")
 
     def drop_weights(self) -> int:
@@ -233,6 +241,9 @@ class RunDirectory(NodeDirectory):
         ValueError when the run is not complete, because it would be trained again.
         """
         self.require_result()
+        self.folder.write_json(
+            REMOVED, {"time": time.time()}
+        )  # first: removed weights are not made again, lost ones are
         return sum(remove_weights(self.attempts.child(attempt_id)) for attempt_id in self.attempt_ids())
 
     def num_superfluous(self) -> int:
