@@ -15,7 +15,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gram_platform.engine.local_cluster.state import MARK, Cluster, processes_of, state_file, stop
+from gram_platform.engine.local_cluster import state
+from gram_platform.engine.local_cluster.state import (
+    MARK,
+    Cluster,
+    processes_of,
+    read_state,
+    state_file,
+    stop,
+    write_state,
+)
 from tests.ending import STACKS, exit_code
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -66,13 +75,13 @@ def sleeping_job(folder: Path):
         )
     try:
         assert any("SLEEPING" in line for line in process.stdout), "the job never started"
-        yield process, Cluster(**json.loads(state_file().read_text()))
+        yield process, read_state()
     finally:
         process.kill()
         process.wait()
         process.stdout.close()
-        if state_file().exists():
-            stop(Cluster(**json.loads(state_file().read_text())))
+        if left := read_state():
+            stop(left)
 
 
 def occupy(port: int, stack: contextlib.ExitStack) -> None:
@@ -125,8 +134,7 @@ def test_a_signal_ends_everything(job_folder, storage):
         process.send_signal(signal.SIGTERM)
         assert exit_code(process, errors_of(job_folder)) == 128 + signal.SIGTERM
         assert not processes_of(cluster)
-        assert not Path(cluster.folder).exists()
-        assert not state_file().exists()
+        assert not cluster.folder.exists()
 
 
 @pytest.mark.slow
@@ -141,7 +149,7 @@ def test_leftovers_of_a_killed_run_are_ended_and_keep_keeps(job_folder, storage)
         )
         assert done.returncode == 0, done.stdout + done.stderr
         assert not processes_of(killed)
-        kept = Cluster(**json.loads(state_file().read_text()))
+        kept = read_state()
         page = next(x for x in done.stdout.splitlines() if "MLflow:" in x).split()[-1]
         assert urllib.request.urlopen(page, timeout=10).status == 200
         stopped = subprocess.run(command("stop"), capture_output=True, text=True, check=False)
@@ -154,8 +162,7 @@ def test_stop_spares_whoever_has_the_pid_now(storage, job_folder):
     """A state file whose owner is dead, its pid given to another process, ends neither that nor anything else."""
     bystander = subprocess.Popen(["sleep", "60"])
     try:
-        cluster = Cluster("0" * 32, bystander.pid, time.time() - 1e6, str(storage / "folder"), "http://127.0.0.1:1")
-        state_file().write_text(json.dumps(cluster.__dict__))
+        write_state(Cluster("0" * 32, bystander.pid, time.time() - 1e6, "http://127.0.0.1:1"))
         done = subprocess.run(command("stop"), capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert bystander.poll() is None
@@ -166,11 +173,49 @@ def test_stop_spares_whoever_has_the_pid_now(storage, job_folder):
 
 
 def test_stop_with_nothing_running(storage, job_folder):
-    for text in (None, "{", '{"mark": 1}'):
+    for text in (None, "{", '{"mark": 1}', "[1]", "[" * 100_000):
         if text is not None:
+            state_file().parent.mkdir()
             state_file().write_text(text)
         done = subprocess.run(command("stop"), capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout.strip()) == (0, "[local cluster] nothing is running"), done.stderr
+
+
+def test_nothing_in_the_storage_says_what_to_remove(storage, tmp_path):
+    """Whoever can write the storage must not remove a folder of this machine, nor of another that shares it."""
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "thesis.tex").write_text("years of work")
+    fields = {"mark": "0" * 32, "owner_pid": 2**22 + 1, "owner_created": 0.0, "folder": str(home), "address": ""}
+    (storage / "local_cluster.json").write_text(json.dumps(fields))
+    assert read_state() is None
+    assert subprocess.run(command("stop"), capture_output=True, check=False).returncode == 0
+    assert (home / "thesis.tex").read_text() == "years of work"
+
+
+def test_a_folder_that_others_may_change_is_refused(storage, tmp_path, monkeypatch):
+    """Another user of the machine made it first, or made a link of its name."""
+    monkeypatch.setattr(state, "TEMPORARY", tmp_path)
+    folder = state.private_folder()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o770)
+    with pytest.raises(ValueError, match="mode 0700"):
+        read_state()
+    folder.rmdir()
+    (tmp_path / "theirs").mkdir(mode=0o700)
+    folder.symlink_to(tmp_path / "theirs")
+    with pytest.raises(ValueError, match="mode 0700"):
+        write_state(Cluster("f" * 32, os.getpid(), 0.0, ""))
+
+
+def test_two_starts_at_once_are_not_mixed(storage):
+    first = Cluster("f" * 32, os.getpid(), 0.0, "")
+    write_state(first)
+    with pytest.raises(ValueError, match="no other demo"):
+        write_state(Cluster("e" * 32, os.getpid(), 0.0, ""))
+    assert read_state() == first
+    stop(first)
+    assert read_state() is None
 
 
 @pytest.mark.parametrize("place", ["a file", "~nobody-of-this-name/x"])
@@ -186,7 +231,7 @@ def test_a_storage_that_is_no_folder(place, tmp_path, monkeypatch):
 
 def test_marked_descendants_are_found(storage):
     """A process that left its session and whose parent died is still found by the mark."""
-    cluster = Cluster("f" * 32, os.getpid(), 0.0, str(storage / "folder"), "")
+    cluster = Cluster("f" * 32, os.getpid(), 0.0, "")
     script = "sleep 60 & exit 0"
     subprocess.run(["sh", "-c", script], env=os.environ | {MARK: cluster.mark}, start_new_session=True, check=True)
     assert len(processes_of(cluster)) == 1

@@ -93,6 +93,8 @@ def _where(run: RunDirectory, state: State) -> str:
         return run.failure()["message"]
     if state == State.COMPLETE:
         timing = run.timing()
+        if "tokens_per_second" not in timing:
+            return "times unknown, because its complete.json is damaged"
         return f"{timing['elapsed_s']:.0f} s, {timing['tokens_per_second']:,.0f} tokens/s"
     beat = run.progress()
     if not beat:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import secrets
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -52,6 +53,19 @@ def create_database(path: Path, make: Callable[[str], None]) -> None:
         path.with_name(name).unlink(missing_ok=True)
     make(f"sqlite:///{unfinished}")
     os.replace(unfinished, path)
+
+
+def this_place() -> str:
+    """Names the machine, the running kernel and the pid namespace: only within these does a pid name a process.
+
+    Containers may share a host name.
+    """
+    parts = [socket.gethostname()]
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
+        parts.append(file.read().strip())
+    with contextlib.suppress(OSError):
+        parts.append(os.readlink("/proc/self/ns/pid"))
+    return " ".join(parts)
 
 
 def process_is_alive(pid: int, start: int | None = None) -> bool:

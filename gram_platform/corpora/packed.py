@@ -15,7 +15,6 @@ import hashlib
 import json
 import os
 import shutil
-import socket
 import time
 import uuid
 from collections.abc import Sequence
@@ -24,11 +23,24 @@ from pathlib import Path
 
 import numpy as np
 
-from gram_platform.config.crash_safe import process_is_alive
-from gram_platform.config.identity import invalid, require_choice
+from gram_platform.config.crash_safe import process_is_alive, this_place
+from gram_platform.config.identity import invalid, parse_json, require_choice, require_name, short_hash
 
 SPLITS = ("train", "validation")
 LAYOUT_VERSION = 1  # of the files on disk
+TOKENIZER = "tokenizer.json"
+COUNTS = {"num_sequences": int, "num_documents": int}
+MANIFEST_SHAPE = {
+    "data_id": str,
+    "fingerprint": str,
+    "seq_len": int,
+    "vocab_size": int,
+    "tokenizer_bytes": int,
+    "dtype": lambda name: name in ("<u2", "<u4"),
+    "domains": {str: dict.fromkeys(SPLITS, COUNTS)},
+    "files": {str: str},
+    "layout": int,
+}
 STALE_S = 86_400  # age at which another machine's unfinished folder counts as abandoned
 
 
@@ -110,7 +122,7 @@ class PackedCorpus:
 
     @property
     def tokenizer_path(self) -> Path:
-        return self.path / "tokenizer.json"
+        return self.path / TOKENIZER
 
     def num_sequences(self, split: str, domain: str) -> int:
         return self._counts(split, domain)["num_sequences"]
@@ -151,20 +163,29 @@ class PackedCorpus:
         row_bytes = (self.seq_len + 1) * np.dtype(self.manifest["dtype"]).itemsize
         pairs = [(split, domain) for split in SPLITS for domain in self.domains]
         num_bytes = {sequence_path(s, d): self.num_sequences(s, d) * row_bytes for s, d in pairs}
-        return {**num_bytes, "tokenizer.json": self.manifest["tokenizer_bytes"]}
+        return {**num_bytes, TOKENIZER: self.manifest["tokenizer_bytes"]}
 
 
 def _read_manifest(path: Path) -> dict:
     target = path / "manifest.json"
     try:
-        manifest = json.loads(target.read_text(encoding="utf-8"))
-        layout = manifest["layout"]
+        return parse_manifest(target.read_bytes(), target)
     except (FileNotFoundError, NotADirectoryError):
         raise CorruptCorpus(f"{path} is not a packed corpus: it has no manifest.json") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise CorruptCorpus(f"{target} cannot be read ({error!r}): prepare the corpus again") from None
-    if layout != LAYOUT_VERSION:
-        raise CorruptCorpus(f"{target} has layout {layout}, this version reads layout {LAYOUT_VERSION}")
+
+
+def parse_manifest(text: bytes, where: object) -> dict:
+    """Parses a manifest, which may name only the files of its own domains; CorruptCorpus, with `where`, otherwise."""
+    try:
+        manifest = parse_json(text, MANIFEST_SHAPE)
+        for domain in manifest["domains"]:
+            require_name("domain", domain)
+        if set(manifest["files"]) != {TOKENIZER, *(sequence_path(s, d) for s in SPLITS for d in manifest["domains"])}:
+            raise invalid("files", sorted(manifest["files"])[:4], f"{TOKENIZER} and one file a domain and split")
+    except ValueError as error:
+        raise CorruptCorpus(f"{where} cannot be read ({error}): prepare the corpus again") from None
+    if manifest["layout"] != LAYOUT_VERSION:
+        raise CorruptCorpus(f"{where} has layout {manifest['layout']}, this version reads layout {LAYOUT_VERSION}")
     return manifest
 
 
@@ -205,12 +226,12 @@ def open_complete(target: Path) -> PackedCorpus | None:
 
 def new_staging(root: Path, data_id: str) -> Path:
     """Makes a folder for this attempt, and removes the folders of attempts that died."""
-    host = socket.gethostname()
-    staging = root / f".{data_id}.{host}.{os.getpid()}.{uuid.uuid4().hex[:8]}"
+    place = short_hash(this_place())
+    staging = root / f".{data_id}.{place}.{os.getpid()}.{uuid.uuid4().hex[:8]}"
     try:
         root.mkdir(parents=True, exist_ok=True)
         for old in root.glob(f".{data_id}.*"):
-            if _is_abandoned(old, host):
+            if _is_abandoned(old, place):
                 shutil.rmtree(old, ignore_errors=True)
         staging.mkdir()
     except OSError as error:
@@ -218,12 +239,13 @@ def new_staging(root: Path, data_id: str) -> Path:
     return staging
 
 
-def _is_abandoned(staging: Path, host: str) -> bool:
+def _is_abandoned(staging: Path, place: str) -> bool:
     pid = staging.name.split(".")[-2]
     try:
-        if f".{host}.{pid}." not in staging.name:
-            return time.time() - staging.stat().st_mtime > STALE_S
-        return not process_is_alive(int(pid))
+        if f".{place}.{pid}." in staging.name:
+            return not process_is_alive(int(pid))
+        written = max(path.stat().st_mtime for path in (staging, *staging.rglob("*")))
+        return time.time() - written > STALE_S
     except (FileNotFoundError, ValueError):  # published or removed meanwhile, or not one of our names
         return False
 

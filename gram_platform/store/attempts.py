@@ -170,6 +170,8 @@ class Attempt:
             finished = {"result": fields, "segments": chain, "elapsed_s": timing["elapsed_s"], "timing": timing}
             self._folder.write_sealed(FINISHED, finished)
         result = self.run.publish(seal(fields))
+        if not self.run.has_weights():  # somebody took this attempt for ended, and removed them
+            save()
         self._remove_superfluous(result)
         self.release()
         return result

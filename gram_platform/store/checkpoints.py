@@ -5,13 +5,15 @@ import json
 from collections.abc import Mapping, Sequence
 
 from gram_platform.config.identity import invalid
-from gram_platform.store.files import CorruptFile, Folder
+from gram_platform.store.files import CorruptFile, Folder, is_safe_name
 from gram_platform.store.leases import has_ended, read_lease
 
 TENSORS, LAYOUT, STATE = "tensors.safetensors", "layout", "state.json"
 FINISHED = "complete.json"
 CHECKPOINTS, WEIGHTS, SHARDS = "checkpoints", "weights.safetensors", "weights"  # in an attempt's folder
 MANIFEST = "manifest.json"  # written last: the files beside it count from then on
+CHAIN = [{"attempt": is_safe_name, "file": is_safe_name, "sha256": str, "last_step": int}]  # shape of segments
+MANIFEST_SHAPE = {"step": int, "elapsed_s": float, "segments": CHAIN}
 NORM = "norm/"  # + gradient/<set> or weights/<set>: metrics for the storage alone, they would crowd MLflow's table
 PROBE = NORM + "probe/"  # + <domain>/<module>: see `train.learner.probed_norms`
 
@@ -36,7 +38,7 @@ def newest_manifest(attempts: Folder) -> dict | None:
     """Reads the manifest of the newest checkpoint that can be read; tensors are not verified."""
     for step, attempt_id in reversed(list_checkpoints(attempts)):
         try:
-            manifest = attempts.child(attempt_id, CHECKPOINTS, step_name(step)).read_sealed(MANIFEST)
+            manifest = attempts.child(attempt_id, CHECKPOINTS, step_name(step)).read_sealed(MANIFEST, MANIFEST_SHAPE)
         except CorruptFile:
             continue  # the attempt that continues the run sets it aside with a warning
         if manifest is not None:

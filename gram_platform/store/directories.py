@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gram_platform.config import IMPORTED, AnyEvaluation, ModelConfig, State
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 CONFIG, TAGS, RESULT, TIMING, TOKENIZER = "config.json", "tags.json", "result.json", "timing.json", "tokenizer.json"
 TENSORS_HASH = "tensors_sha256"  # in the result: the hash of the tensors' file
+WEIGHTS_HASH = MappingProxyType({"weights_sha256": str})  # shape of a result that has weights
 WRONG_HASH = "its hash is not the result's"
 
 
@@ -31,6 +33,7 @@ class NodeDirectory:
 
     kind: str
     id_field: str
+    result_shape: Mapping = MappingProxyType({})  # fields of the result that are read here, beside the id
 
     def __init__(self, folder: Folder, node_id: str) -> None:
         self.folder = folder
@@ -46,7 +49,7 @@ class NodeDirectory:
     def tags(self) -> dict[str, str]:
         """Reads the merged tags of all studies that use this node."""
         try:
-            return self.folder.read_json(TAGS) or {}
+            return self.folder.read_json(TAGS, {str: str}) or {}
         except CorruptFile as error:
             self.folder.set_aside(TAGS, error)
             return {}
@@ -64,7 +67,7 @@ class NodeDirectory:
     def result(self) -> dict | None:
         """Reads the sealed result, None while there is none; a corrupted file is set aside with a warning."""
         try:
-            result = self.folder.read_sealed(RESULT)
+            result = self.folder.read_sealed(RESULT, self.result_shape)
             if result is not None and result.get(self.id_field) != self.node_id:
                 raise CorruptFile(f"it belongs to {self.id_field} {result.get(self.id_field)!r}")
         except CorruptFile as error:
@@ -157,7 +160,7 @@ class EvaluationDirectory(NodeDirectory):
         from gram_platform.store.tensors import hash_tensors, load_tensors  # imported here: it imports torch
 
         digest = (self.result() or {}).get(TENSORS_HASH)
-        if digest is None:
+        if not isinstance(digest, str):
             raise invalid("eval_id", self.eval_id, "a complete evaluation that keeps tensors")
         name = _tensors_name(digest)
         try:
@@ -186,6 +189,7 @@ class ImportDirectory(NodeDirectory):
 
     kind = "import"
     id_field = "import_id"
+    result_shape = WEIGHTS_HASH
 
     def __init__(self, root: Folder, node_id: str) -> None:
         super().__init__(root.child("imports", node_id), node_id)

@@ -8,7 +8,6 @@ import contextlib
 import errno
 import functools
 import hashlib
-import json
 import random
 import re
 import time
@@ -16,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from gram_platform.config.identity import canonical_json, invalid
+from gram_platform.config.identity import canonical_json, has_shape, invalid, parse_json
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_+.=@-]{0,199}")
 
@@ -27,14 +26,14 @@ class CorruptFile(ValueError):
 
 def safe_name(field: str, name: str) -> str:
     """Returns `name`; ValueError naming `field` unless it can be one component of a path."""
-    if not isinstance(name, str) or not is_safe_name(name):
+    if not is_safe_name(name):
         raise invalid(field, name, "at most 200 letters, digits and _ + . = @ -, the first a letter, digit or _")
     return name
 
 
-def is_safe_name(name: str) -> bool:
+def is_safe_name(name: Any) -> bool:
     """Tells whether `name` can be a file or folder of the storage; files of other names are ignored."""
-    return _NAME.fullmatch(name) is not None
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
 def hash_file(path: str) -> str:
@@ -52,9 +51,9 @@ def seal(fields: Mapping) -> bytes:
 def unseal(data: bytes) -> dict:
     """Inverts `seal`, keeping `sha256`; CorruptFile when the bytes are not a sealed JSON object."""
     try:
-        fields = json.loads(data)
-        intact = isinstance(fields, dict) and seal({k: v for k, v in fields.items() if k != "sha256"}) == data
-    except (ValueError, TypeError) as error:
+        fields = parse_json(data, dict)
+        intact = seal({k: v for k, v in fields.items() if k != "sha256"}) == data
+    except (ValueError, TypeError, RecursionError) as error:
         raise CorruptFile(f"not a sealed JSON object: {error}") from error
     if not intact:
         raise CorruptFile("its content does not match its sha256")
@@ -86,19 +85,22 @@ class Folder:
         """Returns the full path of a file in this folder."""
         return f"{self.path}/{safe_name('file', name)}"
 
-    def read_json(self, name: str) -> Any:
-        """Reads a file's JSON value, None when the file is absent; CorruptFile when it is not JSON."""
+    def read_json(self, name: str, shape: Any = dict) -> Any:
+        """Reads a file's JSON, None when the file is absent; CorruptFile unless it has this shape (`has_shape`)."""
         try:
-            return json.loads(self.read(name))
+            return parse_json(self.read(name), shape)
         except FileNotFoundError:
             return None
         except ValueError as error:
-            raise CorruptFile(f"{self.path}/{name} is not JSON: {error}") from error
+            raise CorruptFile(f"{self.path}/{name} is not the JSON expected: {error}") from error
 
-    def read_sealed(self, name: str) -> dict | None:
-        """Reads a file's sealed fields, None when the file is absent; CorruptFile when its hash is wrong."""
+    def read_sealed(self, name: str, shape: Any = dict) -> dict | None:
+        """Reads a file's sealed fields, None when it is absent; CorruptFile when hash or shape are wrong."""
         try:
-            return unseal(self.read(name))
+            fields = unseal(self.read(name))
+            if not has_shape(fields, shape):
+                raise CorruptFile("a field is missing or has another type than expected")
+            return fields
         except FileNotFoundError:
             return None
         except CorruptFile as error:

@@ -7,7 +7,6 @@ that is wrong by more makes every lease stale (work is done twice) and never blo
 namespace that wrote it, a lease is stale as soon as its process is gone.
 """
 
-import contextlib
 import os
 import socket
 import threading
@@ -15,10 +14,23 @@ import time
 import warnings
 from collections.abc import Callable
 
-from gram_platform.config.crash_safe import process_is_alive, process_start
+from gram_platform.config.crash_safe import process_is_alive, process_start, this_place
 from gram_platform.store.files import CorruptFile, Folder
 
 LEASE = "lease.json"
+SHAPE = {
+    "owner": str,
+    "host": str,
+    "place": str,
+    "pid": lambda pid: type(pid) is int and 0 < pid < 2**31,
+    "process_start": int,
+    "lease_seconds": float,
+    "time": float,
+    "step": int,
+    "num_steps": int,
+    "tokens_per_second": float,
+    "released": bool,
+}
 HEARTBEAT_INTERVAL_S = 1.0
 RENEWALS_A_LEASE = 3
 LONGEST_STEP_S = 3600.0  # an attempt that is silent for longer hangs, and its lease may expire
@@ -106,7 +118,7 @@ def new_lease(owner: str, lease_seconds: float) -> dict:
     return {
         "owner": owner,
         "host": socket.gethostname(),
-        "place": _pid_namespace(),
+        "place": this_place(),
         "pid": os.getpid(),
         "process_start": process_start(os.getpid()),
         "lease_seconds": float(lease_seconds),
@@ -119,9 +131,9 @@ def new_lease(owner: str, lease_seconds: float) -> dict:
 
 
 def read_lease(folder: Folder) -> dict | None:
-    """Reads a folder's lease as of its last heartbeat; an unreadable one counts as absent."""
+    """Reads a folder's lease as of its last heartbeat; one of another shape counts as absent."""
     try:
-        return folder.read_json(LEASE)
+        return folder.read_json(LEASE, SHAPE)
     except CorruptFile:
         return None
 
@@ -134,22 +146,18 @@ def is_fresh(lease: dict | None) -> bool:
 
 
 def has_ended(lease: dict | None) -> bool:
-    """Tells whether the lease's owner has certainly ended, so that its half-written files can be removed."""
+    """Tells whether the lease's owner has ended, so that its half-written files can be removed.
+
+    A living process of this machine has not, however long it slept. One of another machine is taken for ended by the
+    time of its last heartbeat: if it wakes up, it writes again what was removed.
+    """
     if not lease:
         return False
-    return lease["released"] or _process_is_gone(lease) or time.time() - lease["time"] > GONE_AFTER_S
+    if lease["released"] or lease["place"] == this_place():
+        return lease["released"] or _process_is_gone(lease)
+    return time.time() - lease["time"] > GONE_AFTER_S
 
 
 def _process_is_gone(lease: dict) -> bool:
     """True only for a process of this machine that certainly ended."""
-    return lease["place"] == _pid_namespace() and not process_is_alive(lease["pid"], lease["process_start"])
-
-
-def _pid_namespace() -> str:
-    """Names the running kernel and pid namespace: only within it does a pid name a process."""
-    parts = [socket.gethostname()]
-    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
-        parts.append(file.read().strip())
-    with contextlib.suppress(OSError):
-        parts.append(os.readlink("/proc/self/ns/pid"))
-    return " ".join(parts)
+    return lease["place"] == this_place() and not process_is_alive(lease["pid"], lease["process_start"])

@@ -1,7 +1,6 @@
 """Opens a storage, gives its directories, and brings packed corpora to this machine."""
 
 import errno
-import json
 import os
 import secrets
 import shutil
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from gram_platform.config import IMPORTED, RECIPE_VERSION
 from gram_platform.config.identity import invalid, local_path, short_hash
-from gram_platform.corpora.packed import CorruptCorpus, PackedCorpus, open_complete, publish
+from gram_platform.corpora.packed import CorruptCorpus, PackedCorpus, open_complete, parse_manifest, publish
 from gram_platform.corpora.recipe import CorpusRecipe
 from gram_platform.corpora.sources import Progress
 from gram_platform.store.checkpoints import MANIFEST
@@ -151,10 +150,10 @@ def provide_corpus(recipe: CorpusRecipe, store: Store, progress: Progress | None
         return prepare(recipe, store.data_root, progress)
     stored = store.data_dir(recipe.data_id)
     assert isinstance(stored, RemoteFolder)
-    if stored.exists(MANIFEST):
-        return open_corpus(store, recipe.data_id)
-    corpus = prepare(recipe, store.data_root, progress)
-    _upload(corpus, stored, progress or (lambda what, done, total: None))
+    try:
+        parse_manifest(stored.read(MANIFEST), stored.file(MANIFEST))
+    except (FileNotFoundError, CorruptCorpus):
+        _upload(prepare(recipe, store.data_root, progress), stored, progress or (lambda what, done, total: None))
     return open_corpus(store, recipe.data_id)  # of two drivers at once, both read the last upload
 
 
@@ -163,24 +162,23 @@ def open_corpus(store: Store, data_id: str) -> PackedCorpus:
 
     ValueError when the storage lacks it, when the stored copy is corrupted, or when this machine's disk is full.
     """
-    target = store.data_root / data_id
+    stored, target = store.data_dir(data_id), store.data_root / data_id
     if store.is_local:
         if not target.exists():
             expected = f"a file system that every machine mounts, {socket.gethostname()} sees no data/{data_id}"
             raise _absent(store, expected)
         return PackedCorpus.open(target)
-    stored = store.data_dir(data_id)
     assert isinstance(stored, RemoteFolder)
     try:
         text = stored.read(MANIFEST)
     except FileNotFoundError:
         raise _absent(store, f"a storage that holds the data of its runs, found no data/{data_id}") from None
-    manifest = json.loads(text)
+    manifest = parse_manifest(text, stored.file(MANIFEST))
     found = _copy_of(manifest, target)
     if found is not None:
         return found
     with LocalFolder(str(store.data_root), writable=True).lock(f"fetch-{data_id}"):
-        return _copy_of(manifest, target) or _fetch(stored, text, target)
+        return _copy_of(manifest, target) or _fetch(stored, text, manifest, target)
 
 
 def _absent(store: Store, expected: str) -> ValueError:
@@ -205,14 +203,14 @@ def _upload(corpus: PackedCorpus, stored: RemoteFolder, progress: Progress) -> N
     stored.write(MANIFEST, (corpus.path / MANIFEST).read_bytes())
 
 
-def _fetch(stored: RemoteFolder, manifest: bytes, target: Path) -> PackedCorpus:
+def _fetch(stored: RemoteFolder, text: bytes, manifest: dict, target: Path) -> PackedCorpus:
     """Downloads beside the target, continuing a dead process's download; verifies; renames into place."""
     partial = target.with_name(f".fetch-{target.name}")
     try:
-        for relative, digest in json.loads(manifest)["files"].items():
+        for relative, digest in manifest["files"].items():
             (partial / relative).parent.mkdir(parents=True, exist_ok=True)
             stored.download(digest, str(partial / relative))
-        (partial / MANIFEST).write_bytes(manifest)
+        (partial / MANIFEST).write_bytes(text)
         PackedCorpus.open(partial).verify()
     except (CorruptCorpus, FileNotFoundError) as error:
         shutil.rmtree(partial)  # the next fetch starts over

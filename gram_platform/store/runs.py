@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from gram_platform.config import RunConfig, State
-from gram_platform.config.identity import invalid
+from gram_platform.config.identity import has_shape, invalid
 from gram_platform.store.checkpoints import (
+    CHAIN,
     FINISHED,
     SHARDS,
     WEIGHTS,
@@ -23,9 +24,14 @@ from gram_platform.store.checkpoints import (
     read_segment,
     remove_weights,
 )
-from gram_platform.store.directories import RESULT, WRONG_HASH, NodeDirectory
+from gram_platform.store.directories import RESULT, WEIGHTS_HASH, WRONG_HASH, NodeDirectory
 from gram_platform.store.files import CorruptFile, Folder, seal
 from gram_platform.store.leases import GONE_AFTER_S, LeaseHeld, is_fresh, read_lease
+
+REMOVED = "weights-removed.json"  # beside the result
+FAILURE = {"message": str, "details": dict}  # shapes of failure.json and complete.json
+FINISH = {"result": {"run_id": str, "weights_sha256": str}, "segments": CHAIN, "elapsed_s": float}
+TIMES = {"elapsed_s": float, "tokens_per_second": float}
 
 if TYPE_CHECKING:
     import torch
@@ -39,11 +45,16 @@ class RunDirectory(NodeDirectory):
 
     kind = "run"
     id_field = "run_id"
+    result_shape = WEIGHTS_HASH
 
     def __init__(self, root: Folder, run_id: str) -> None:
         super().__init__(root.child("runs", run_id), run_id)
         self.run_id = run_id
         self.attempts = self.folder.child("attempts")
+
+    def attempt_ids(self) -> list[str]:
+        """Lists the ids of all attempts, the first one first; other folders beside them are ignored."""
+        return [name for name in self.attempts.list() if name.partition("-")[0].isdecimal() and name.isascii()]
 
     def ensure_config(self, run: RunConfig) -> None:
         """Stores the config; ValueError when the directory belongs to another run."""
@@ -57,11 +68,11 @@ class RunDirectory(NodeDirectory):
 
         with self.folder.lock("attempts"):
             self.require_free()
-            return Attempt(self, _next_id(self.attempts.list()), owner, lease_seconds)
+            return Attempt(self, _next_id(self.attempt_ids()), owner, lease_seconds)
 
     def require_free(self) -> None:
         """Raises LeaseHeld while an attempt's lease is fresh."""
-        for attempt_id in self.attempts.list():
+        for attempt_id in self.attempt_ids():
             lease = read_lease(self.attempts.child(attempt_id))
             if lease is not None and is_fresh(lease):
                 raise LeaseHeld(self.run_id, lease)
@@ -70,7 +81,7 @@ class RunDirectory(NodeDirectory):
         """Reads the run's state: complete, running (a fresh lease), failed, interrupted, or absent."""
         if self.result() is not None:
             return State.COMPLETE
-        attempt_ids = self.attempts.list()
+        attempt_ids = self.attempt_ids()
         if any(is_fresh(read_lease(self.attempts.child(attempt_id))) for attempt_id in attempt_ids):
             return State.RUNNING
         if not attempt_ids:
@@ -79,9 +90,9 @@ class RunDirectory(NodeDirectory):
 
     def failure(self) -> dict | None:
         """Reads {"message", "details", "time", "attempt"} if the last attempt failed."""
-        attempt_ids = self.attempts.list()
+        attempt_ids = self.attempt_ids()
         try:
-            return self.attempts.child(attempt_ids[-1]).read_json("failure.json") if attempt_ids else None
+            return self.attempts.child(attempt_ids[-1]).read_json("failure.json", FAILURE) if attempt_ids else None
         except CorruptFile as error:
             return {"message": str(error), "details": {}, "attempt": attempt_ids[-1]}
 
@@ -92,7 +103,7 @@ class RunDirectory(NodeDirectory):
 
     def progress(self) -> dict | None:
         """Reads the last attempt's heartbeat: step, num_steps, tokens_per_second, time, attempt, pid, host, owner."""
-        attempt_ids = self.attempts.list()
+        attempt_ids = self.attempt_ids()
         lease = read_lease(self.attempts.child(attempt_ids[-1])) if attempt_ids else None
         return None if lease is None else {**lease, "attempt": attempt_ids[-1]}
 
@@ -102,7 +113,9 @@ class RunDirectory(NodeDirectory):
         `elapsed_s` adds up the attempts, each from its start to the commit that the next one continued from.
         """
         head = self._head()
-        return {} if head is None else head.get("timing", {"elapsed_s": head["elapsed_s"]})
+        if head is None:
+            return {}
+        return head["timing"] if has_shape(head.get("timing"), TIMES) else {"elapsed_s": head["elapsed_s"]}
 
     def last_step(self) -> int:
         """Reads the last step with a committed record; -1 without any."""
@@ -147,9 +160,11 @@ class RunDirectory(NodeDirectory):
         """Lists (attempt_id, finish) of attempts that trained to the end; with `result`, only those that have it."""
         expected = None if result is None else {key: value for key, value in result.items() if key != "sha256"}
         found = []
-        for attempt_id in self.attempts.list():
+        for attempt_id in self.attempt_ids():
             try:
-                finished = self.attempts.child(attempt_id).read_sealed(FINISHED)
+                finished = self.attempts.child(attempt_id).read_sealed(FINISHED, FINISH)
+                if finished and finished["result"]["run_id"] != self.run_id:
+                    raise CorruptFile("it belongs to another run")
             except CorruptFile as error:
                 self.attempts.child(attempt_id).set_aside(FINISHED, error)
                 continue
@@ -200,17 +215,24 @@ class RunDirectory(NodeDirectory):
         return result
 
     def _attempts_with_weights(self, result: dict) -> list[str]:
-        """Lists attempts with weights, those with this result first; ValueError when there are none."""
+        """Lists attempts with weights, those with this result first; ValueError when `drop_weights` removed them."""
         attempt_ids = [attempt_id for attempt_id, _ in self.finished_attempts(result)]
-        attempt_ids += [attempt_id for attempt_id in self.attempts.list() if attempt_id not in attempt_ids]
+        attempt_ids += [attempt_id for attempt_id in self.attempt_ids() if attempt_id not in attempt_ids]
         present = [attempt_id for attempt_id in attempt_ids if has_weights(self.attempts.child(attempt_id))]
-        if not present:
+        if not present and self.folder.exists(REMOVED):
             removed = f"found one whose weights were removed; to train it again, remove {self.folder.path}"
             raise invalid("run_id", self.run_id, f"a run whose weights are kept, {removed}")
         return present
 
+    def has_weights(self) -> bool:
+        """Tells whether an attempt has weights; unlike `weights`, reads none."""
+        return any(has_weights(self.attempts.child(attempt_id)) for attempt_id in self.attempt_ids())
+
     def _without_weights(self) -> ValueError:
-        self.folder.set_aside(RESULT, "no attempt has weights of this hash")
+        reason = "no attempt has weights of this hash"
+        for attempt_id, _ in self.finished_attempts():
+            self.attempts.child(attempt_id).set_aside(FINISHED, reason)  # else it would restore the result
+        self.folder.set_aside(RESULT, reason)
         return invalid("run_id", self.run_id, "a run with intact weights; to train this one again, submit again")
 
     def drop_weights(self) -> int:
@@ -219,7 +241,10 @@ class RunDirectory(NodeDirectory):
         ValueError when the run is not complete, because it would be trained again.
         """
         self.require_result()
-        return sum(remove_weights(self.attempts.child(attempt_id)) for attempt_id in self.attempts.list())
+        self.folder.write_json(
+            REMOVED, {"time": time.time()}
+        )  # first: removed weights are not made again, lost ones are
+        return sum(remove_weights(self.attempts.child(attempt_id)) for attempt_id in self.attempt_ids())
 
     def num_superfluous(self) -> int:
         """Counts the checkpoints of a complete run: a kill after the result can leave some."""

@@ -16,10 +16,20 @@ from pathlib import Path
 
 import torch
 
-from gram_platform.config.identity import canonical_json, to_plain
+from gram_platform.config.identity import canonical_json, has_shape, to_plain
 from gram_platform.model.pieces import Piece, all_rows, as_piece
-from gram_platform.store.checkpoints import CHECKPOINTS, LAYOUT, MANIFEST, SHARDS, STATE, TENSORS, WEIGHTS, step_name
-from gram_platform.store.files import CorruptFile, Folder, hash_file
+from gram_platform.store.checkpoints import (
+    CHECKPOINTS,
+    LAYOUT,
+    MANIFEST,
+    MANIFEST_SHAPE,
+    SHARDS,
+    STATE,
+    TENSORS,
+    WEIGHTS,
+    step_name,
+)
+from gram_platform.store.files import CorruptFile, Folder, hash_file, is_safe_name
 from gram_platform.store.tensors import DiskTensors, StoredRows, load_tensors, open_tensors, save_tensors
 
 Range = tuple[int, int]  # rows [first, stop)
@@ -85,6 +95,8 @@ def read_checkpoint(attempts: Folder, step: int, attempt_id: str, rows_of: RowsO
     folder = checkpoint_folder(attempts.child(attempt_id), step)
     manifest = _manifest(folder)
     files = manifest["files"]
+    if STATE not in files or not has_shape(manifest, MANIFEST_SHAPE):
+        raise CorruptFile(f"{folder.path}/{MANIFEST} lacks fields")
     pieces = _read_pieces(folder, files, rows_of)
     with _verified(folder, STATE, files[STATE]) as path, open(path) as file:
         state = json.load(file)
@@ -123,7 +135,9 @@ def open_weights(attempt: Folder) -> Iterator[DiskTensors]:
 
 
 def _manifest(folder: Folder) -> dict:
-    manifest = folder.read_sealed(MANIFEST)
+    manifest = folder.read_sealed(MANIFEST, {"files": {str: str}})
+    if manifest is not None and not all(map(is_safe_name, manifest["files"])):
+        raise CorruptFile(f"{folder.path}/{MANIFEST} names files of other folders")
     if manifest is None:
         raise FileNotFoundError(folder.file(MANIFEST))
     return manifest

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from gram_platform.corpora import CorruptCorpus, PackedCorpus, pack, prepare, resolve
+from gram_platform.corpora import packed as packed_module
 from gram_platform.corpora.packed import sha256_file
 from gram_platform.corpora.tokenizer import END_OF_TEXT, end_of_text_id, load_tokenizer
 
@@ -181,6 +183,20 @@ def test_killed_half_way_and_prepared_again(tmp_path, settings, jsonl, labelled)
     assert left[0].startswith(f".{recipe.data_id}.")
     prepare(recipe, root).verify()
     assert [p.name for p in root.iterdir()] == [recipe.data_id]
+
+
+def test_another_container_with_this_host_name_keeps_its_half_packed_corpus(tmp_path, monkeypatch):
+    """Its pid may mean nothing here, or another process."""
+    with monkeypatch.context() as there:
+        there.setattr(packed_module, "this_place", lambda: f"{socket.gethostname()} pid:[1]", raising=False)
+        there.setattr(os, "getpid", lambda: 2**22 + 1)  # no process of ours has this one
+        theirs = packed_module.new_staging(tmp_path, "abc")
+    ours = packed_module.new_staging(tmp_path, "abc")
+    assert set(tmp_path.iterdir()) == {theirs, ours}
+    with monkeypatch.context() as patch:
+        patch.setattr(packed_module, "STALE_S", -60.0)
+        last = packed_module.new_staging(tmp_path, "abc")
+    assert set(tmp_path.iterdir()) == {ours, last}
 
 
 def test_two_at_once_both_end_well(tmp_path, corpus, settings):

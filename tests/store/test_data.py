@@ -1,6 +1,7 @@
 """Packed data in an object store: every machine gets it once, whole, and the very same."""
 
 import errno
+import json
 import os
 import shutil
 import warnings
@@ -170,6 +171,29 @@ def test_a_broken_copy_is_replaced_and_a_broken_store_refused(provided, recipe, 
     with pytest.raises(ValueError, match=r"storage=.*intact data"):
         open_corpus(Store(provided.url), recipe.data_id)
     assert not list((provided.root / "another worker").rglob("manifest.json"))
+
+
+@pytest.mark.parametrize("kind", ["absolute", "above", "domain", "a list", "nested"])
+def test_a_hostile_manifest_writes_nothing_outside_the_cache(provided, recipe, packed, tmp_path, kind):
+    """Whoever can write the bucket must not be able to write another file of a machine that reads it."""
+    manifest, outside = json.loads(json.dumps(packed.manifest)), tmp_path / "elsewhere" / "authorized_keys"
+    stored = provided.folder / "data" / recipe.data_id
+    (stored / "payload").write_bytes(b"ssh-rsa")
+    name = str(outside) if kind == "absolute" else os.path.relpath(outside, provided.root / "a worker" / "a" / "b")
+    if kind in ("absolute", "above"):
+        manifest["files"] = {f"{'../' * 12}{name}" if kind == "above" else name: "payload"} | manifest["files"]
+    elif kind == "domain":
+        domains = manifest["domains"]
+        domains["../../x"] = domains.pop("core")
+        manifest["files"] = {path.replace("core", "../../x"): digest for path, digest in manifest["files"].items()}
+    text = json.dumps({"a list": [1]}.get(kind, manifest)) if kind != "nested" else "[" * 100_000
+    (stored / "manifest.json").write_text(text)
+    provided.move_to("a worker")
+    before = sorted(path for path in tmp_path.rglob("*") if provided.folder not in path.parents)
+    with pytest.raises(ValueError, match=r"manifest\.json cannot be read"):
+        open_corpus(Store(provided.url), recipe.data_id)
+    assert sorted(path for path in tmp_path.rglob("*") if provided.folder not in path.parents) == before
+    assert_same(provide_corpus(recipe, Store(provided.url).open_for_writing()), packed)  # it counts as absent
 
 
 def test_a_machine_that_does_not_mount_the_storage_says_so(tmp_path, recipe):

@@ -92,6 +92,53 @@ def test_what_a_lost_machine_left_half_written_goes_when_it_cannot_come_back(dir
     assert [path.exists() for path in half_written] == [not is_cleared] * 3
 
 
+def test_a_living_process_of_this_machine_has_not_ended(directory, monkeypatch):
+    """It was suspended, or the clock was set: its lease is hours old, and its unfinished weights stay."""
+    attempt = directory.start_attempt("asleep")
+    attempt._folder.write("weights.safetensors", b"half")
+    fields = attempt._lease.fields | {"time": time.time() - 10 * GONE_AFTER_S}
+    attempt._lease._released.set()  # as of a thread that sleeps too
+    attempt._folder.write_json("lease.json", fields)
+    directory.remove_remains()
+    assert attempt._folder.exists("weights.safetensors")
+
+
+@pytest.mark.parametrize("removes", [True, False])
+def test_an_owner_that_was_taken_for_ended_writes_its_weights_again(directory, monkeypatch, removes):
+    """Between its weights and its result another machine, whose clock is hours ahead, continues the run."""
+    attempt = committed(directory, 3, 6)
+    publish = directory.publish
+
+    def late(data: bytes) -> dict:
+        of_another_machine(directory, attempt.attempt_id, 10 * GONE_AFTER_S)
+        attempt._folder.remove("complete.json")  # it comes a moment later than the other one looks
+        if removes:
+            directory.remove_remains()
+            assert not attempt._folder.exists("weights.safetensors")
+        return publish(data)
+
+    monkeypatch.setattr(directory, "publish", late)
+    attempt.complete(final_fields(RUN), WEIGHTS, [record(7), record(8)])
+    assert torch.equal(directory.weights()["weights"], WEIGHTS["weights"])
+
+
+def test_removed_weights_are_not_made_again_and_lost_ones_are(directory, tmp_path):
+    committed(directory, 3).complete(final_fields(RUN), WEIGHTS, [record(s) for s in range(4, 9)])
+    result = directory.result()
+    directory.drop_weights()
+    with pytest.raises(ValueError, match="weights were removed"):
+        directory.weights()
+    assert directory.result() == result
+    (tmp_path / "runs" / RUN.run_id / "weights-removed.json").unlink()
+    with pytest.warns(RuntimeWarning, match="no attempt has weights"), pytest.raises(ValueError, match="submit again"):
+        directory.weights()
+    assert directory.status() == "interrupted"
+    with directory.start_attempt("again") as attempt:
+        attempt.complete(final_fields(RUN), WEIGHTS, [record(s) for s in range(1, 9)])
+    assert directory.result() == result
+    assert directory.weights().keys() == WEIGHTS.keys()
+
+
 def test_a_kill_after_the_result_leaves_checkpoints_that_can_be_removed(directory, tmp_path, monkeypatch):
     """The attempt is killed between its result and the removal of what the result replaces."""
     attempt = committed(directory, 3, 6)

@@ -106,7 +106,7 @@ def mlflow_command(database: Path, port: int) -> str:
 def serve_mlflow(cluster: Cluster) -> str:
     """Starts MLflow's pages as part of the cluster and waits for them; returns their address."""
     port = free_port(MLFLOW_PORT)
-    with (Path(cluster.folder) / "mlflow.log").open("w") as log:
+    with (cluster.folder / "mlflow.log").open("w") as log:
         server = subprocess.Popen(
             [*shlex.split(mlflow_command(local_folder() / "mlflow.db", port)), "--host", "127.0.0.1", "--workers", "1"],
             env=environment(cluster),

@@ -11,7 +11,6 @@ import secrets
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -100,8 +99,7 @@ def start() -> Cluster:
     """
     created = psutil.Process().create_time()
     for _ in range(START_ATTEMPTS):
-        folder = tempfile.mkdtemp(prefix="gram-", dir="/tmp")  # short: a socket's path has at most 107 bytes
-        cluster = Cluster(secrets.token_hex(16), os.getpid(), created, folder, f"http://127.0.0.1:{free_port()}")
+        cluster = Cluster(secrets.token_hex(16), os.getpid(), created, f"http://127.0.0.1:{free_port()}")
         write_state(cluster)
         cluster.token_file.touch(mode=0o600)
         cluster.token_file.write_text(secrets.token_hex(32))

@@ -1,22 +1,26 @@
-"""Records the local cluster in a state file, finds its processes, and ends them.
+"""Records the local cluster in a folder of this user and machine, finds its processes, and ends them.
 
-Every process of a cluster inherits the cluster's random mark in its environment, so exactly these are ended, whatever
-their process ids and groups. They are killed without warning; a study survives that by design.
+The folder's place follows from the storage's name, and nothing in a storage is read: whoever can write the storage can
+neither end a process nor remove a folder of this machine. Every process of a cluster inherits the cluster's random mark
+in its environment, so exactly these are ended, whatever their process ids and groups. They are killed without warning;
+a study survives that by design.
 """
 
 import contextlib
 import json
 import os
 import shutil
+import stat
+import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
 
-from gram_platform.config.crash_safe import whole_file
-from gram_platform.config.identity import invalid
+from gram_platform.config.identity import invalid, parse_json, short_hash
 
 MARK = "GRAM_LOCAL_CLUSTER"  # the environment variable that every process of a cluster inherits
+TEMPORARY = Path("/tmp")  # short: a socket's path has at most 107 bytes
 
 
 @dataclass(frozen=True)
@@ -26,20 +30,23 @@ class Cluster:
     mark: str
     owner_pid: int
     owner_created: float  # Unix seconds; pid and time identify a process, because pids are reused
-    folder: str  # the token and Ray's temporary files; accessible to this user only
     address: str  # of the dashboard, which accepts jobs
 
     @property
+    def folder(self) -> Path:
+        return state_file().parent  # the token and Ray's temporary files; accessible to this user only
+
+    @property
     def token_file(self) -> Path:
-        return Path(self.folder) / "token"
+        return self.folder / "token"
 
     @property
     def ray_folder(self) -> Path:
-        return Path(self.folder) / "ray"  # Ray makes it accessible to everybody
+        return self.folder / "ray"  # Ray makes it accessible to everybody
 
     @property
     def head_log(self) -> Path:
-        return Path(self.folder) / "head.log"
+        return self.folder / "head.log"
 
     def owner_is_alive(self) -> bool:
         """Tells whether the starter still runs; its creation time may shift slightly when clocks are set."""
@@ -48,6 +55,8 @@ class Cluster:
             return abs(owner.create_time() - self.owner_created) < 5 and owner.status() != psutil.STATUS_ZOMBIE
         return False
 
+
+SHAPE = {"mark": str, "owner_pid": int, "owner_created": float, "address": str}  # of the state file
 
 # --------------------------------------------------------------------------------------- storage and state file
 
@@ -65,32 +74,50 @@ def default_storage() -> str:
 
 
 def local_folder() -> Path:
-    """Returns the folder of the state file and a failed cluster's logs: the storage if local, else `~/.gram`."""
+    """Returns the folder of a failed cluster's logs and MLflow's database: the storage if local, else `~/.gram`."""
     storage = default_storage()
     return Path("~/.gram").expanduser() if "://" in storage else Path(storage)
 
 
+def private_folder() -> Path:
+    """Returns this user's folder of clusters on this machine, made at first use; ValueError if others may change it."""
+    folder = TEMPORARY / f"gram-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise invalid("folder", str(folder), "a folder that this user alone owns and may enter (mode 0700)")
+    return folder
+
+
 def state_file() -> Path:
-    return local_folder() / "local_cluster.json"
+    """Returns the state file of the storage's cluster on this machine."""
+    return private_folder() / short_hash(default_storage()) / "cluster.json"
 
 
 def read_state() -> Cluster | None:
-    """Returns the recorded cluster; ValueError if the storage is not a readable folder."""
+    """Returns the recorded cluster; ValueError if the storage is a file."""
+    if local_folder().is_file():
+        raise invalid("storage", default_storage(), "a folder, found a file")
     try:
-        return Cluster(**json.loads(state_file().read_text()))
+        plain = parse_json(state_file().read_text(), SHAPE)
+        return Cluster(**{name: plain[name] for name in SHAPE})
     except FileNotFoundError:
         return None
-    except (NotADirectoryError, PermissionError) as error:
-        raise invalid("storage", default_storage(), f"a readable folder ({error})") from error
-    except (ValueError, TypeError):  # half written when the machine died, so nothing runs any more
-        state_file().unlink(missing_ok=True)
+    except ValueError:  # damaged: whatever it was, it can no longer be found
+        shutil.rmtree(state_file().parent, ignore_errors=True)
         return None
 
 
 def write_state(cluster: Cluster) -> None:
-    state_file().parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(state_file()) as temporary:
-        Path(temporary).write_text(json.dumps(asdict(cluster), indent=1))
+    """Makes the cluster's folder, with the state file from its first moment; ValueError if there is one."""
+    unnamed = Path(tempfile.mkdtemp(dir=private_folder()))
+    (unnamed / state_file().name).write_text(json.dumps(asdict(cluster), indent=1))
+    try:
+        unnamed.rename(cluster.folder)
+    except OSError as error:
+        shutil.rmtree(unnamed)
+        raise invalid("storage", default_storage(), "a storage that no other demo of this machine uses") from error
 
 
 # ----------------------------------------------------------------------------------------------------- processes
@@ -119,8 +146,7 @@ def kill_processes(cluster: Cluster) -> int:
 
 
 def stop(cluster: Cluster) -> int:
-    """Kills the cluster's processes, removes its folder and the state file; returns the number of processes."""
+    """Kills the cluster's processes, removes its folder with the state file; returns the number of processes."""
     num_processes = kill_processes(cluster)
     shutil.rmtree(cluster.folder, ignore_errors=True)
-    state_file().unlink(missing_ok=True)
     return num_processes

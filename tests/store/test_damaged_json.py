@@ -1,0 +1,109 @@
+"""Every JSON file of a storage, damaged in every way: it counts as absent or damaged, and no run ends or differs."""
+
+import json
+import shutil
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from gram_platform.cli import main
+from gram_platform.config import Evaluation, View
+from gram_platform.store import Store
+from gram_platform.store.files import seal
+from tests.store.training import record, run_config, train
+
+DONE, HALF = run_config(8), run_config(8, seed=1)
+EVALUATION = Evaluation(View.of(DONE.run_id), "d" * 12, ("core",), 4)
+WHOLE = ["[1]", "7", "null", "{}", "[" * 100_000, '{"a":' * 900 + "1" + "}" * 900, ""]
+VALUES = [None, ["x"], {"x": {"y": [1]}}, -1, 10**40, "/etc/passwd", "../../x", True]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """A run that ended, one that was stopped half-way, and an evaluation."""
+    root = tmp_path_factory.mktemp("finished")
+    train(str(root), DONE)
+    train(str(root), HALF, last=4)
+    store = Store(root).open_for_writing()
+    for run_id in (DONE.run_id, HALF.run_id):
+        store.run(run_id).add_tags({"name": "x"})
+    place = store.evaluation(EVALUATION.eval_id)
+    place.ensure_config(EVALUATION)
+    place.complete({"losses": {"core": 2.5}}, {"elapsed_s": 1.0}, {"means": torch.ones(2)})
+    store.run(HALF.run_id).record_failure(store.run(HALF.run_id).attempts.list()[-1], "killed", {"step": 4})
+    return root
+
+
+def damaged_texts(path: Path) -> Iterator[tuple[str, str]]:
+    """(what was done, the file's new text): also with the right seal, where the file has one."""
+    yield from ((text[:12], text) for text in WHOLE)
+    fields = json.loads(path.read_text())
+    for number, key in enumerate(fields):
+        for what, changed in (
+            ("without", {k: v for k, v in fields.items() if k != key}),
+            ("other", fields | {key: VALUES[number % len(VALUES)]}),
+            ("another", fields | {key: VALUES[(number + 3) % len(VALUES)]}),
+        ):
+            is_sealed = "sha256" in fields and key != "sha256"
+            changed = {k: v for k, v in changed.items() if k != "sha256"} if is_sealed else changed
+            yield f"{what} {key}", seal(changed).decode() if is_sealed else json.dumps(changed)
+
+
+def is_forged(relative: Path, what: str) -> bool:
+    """Whether it is a result with other numbers and a right seal, which only a writer of the storage can make."""
+    return relative.name == "result.json" and what.split()[0] in ("without", "other", "another")
+
+
+def read_everything(store: Store) -> None:
+    """All that status, pages and the mirror read; only a config, which nothing replaces, and weights may be refused."""
+    for run in map(store.run, store.list_runs()):
+        run.status(), run.progress(), run.tags(), run.result(), run.records(), run.last_step(), run.committed_step()
+        assert run.timing().keys() <= {"elapsed_s", "tokens_per_second", "attempt", "started", "ended", "host"}
+        assert run.failure() is None or run.failure()["message"]
+    for place in map(store.evaluation, store.list_evaluations()):
+        place.status(), place.timing(), place.tags()
+
+
+def test_no_damaged_json_ends_or_changes_anything(finished, tmp_path, capsys):
+    expected = {run.run_id: train(str(tmp_path / "expected"), run) for run in (DONE, HALF)}
+    relatives = sorted(path.relative_to(finished) for path in finished.rglob("*.json"))
+    assert {path.name for path in relatives} == {
+        *("config.json", "tags.json", "result.json", "timing.json", "lease.json", "complete.json", "manifest.json"),
+        *("layout.json", "state.json", "failure.json", "store.json"),
+    }
+    wrong, number = [], 0
+    for relative in relatives:
+        for what, text in damaged_texts(finished / relative):
+            number += 1
+            root = tmp_path / str(number)
+            shutil.copytree(finished, root)
+            (root / relative).write_text(text)
+            try:
+                with warnings.catch_warnings(action="ignore"):
+                    read_everything(Store(root))
+                    main(["status", "--storage", str(root)])
+                    found = {run.run_id: train(str(root), run) for run in (DONE, HALF)}
+                    Store(root).run(DONE.run_id).weights()
+                    Store(root).evaluation(EVALUATION.eval_id).status()
+                if found != expected and not is_forged(relative, what):
+                    wrong.append(f"{relative} {what}: another result")
+            except ValueError as error:  # what a user reads, and can mend
+                if not str(error).startswith(("config=", "storage=", "run_id=")):
+                    wrong.append(f"{relative} {what}: {error!r}")
+            except Exception as error:
+                wrong.append(f"{relative} {what}: {error!r}")
+            shutil.rmtree(root)
+    capsys.readouterr()
+    assert number > 150
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_stray_folder_among_the_attempts_is_none(tmp_path):
+    train(str(tmp_path), HALF, last=4)
+    (tmp_path / "runs" / HALF.run_id / "attempts" / "lost").mkdir()
+    assert Store(tmp_path).run(HALF.run_id).status() == "interrupted"
+    assert train(str(tmp_path), HALF)["run_id"] == HALF.run_id
+    assert [r["step"] for r in Store(tmp_path).run(HALF.run_id).records()] == [record(s)["step"] for s in range(1, 9)]
