@@ -110,7 +110,16 @@ class _SigtermConfig(TorchConfig):
 
 
 def _train_worker(config: Mapping) -> RanksStopped | None:
-    return train_rank(run_from_plain(config["run"]), config["execution"])
+    return train_rank(run_from_plain(config["run"]), config["execution"], tell_ray_train)
+
+
+def tell_ray_train(progress: Mapping[str, float]) -> bool:
+    """Reports a rank's progress; returns whether a machine of the run's ranks will be taken away.
+
+    Both calls wait until every rank has made them.
+    """
+    ray.train.report(dict(progress))
+    return ray.train.get_preemption_info() is not None
 
 
 def execute_node(

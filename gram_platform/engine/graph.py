@@ -13,7 +13,7 @@ from ray.exceptions import LocalRayletDiedError, OutOfMemoryError, RayError, Ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from gram_platform.engine.capacity import Admission
-from gram_platform.engine.evaluation import common_work
+from gram_platform.engine.evaluation import Task, common_work
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.life import (
     HELD_RETRY_S,
@@ -24,7 +24,7 @@ from gram_platform.engine.life import (
     failure_message,
 )
 from gram_platform.engine.process import memory_advice
-from gram_platform.engine.slots import SlotPool, Task, execute_task, plain_nodes, task_name
+from gram_platform.engine.slots import SlotPool, execute_plain, plain_nodes, task_name
 from gram_platform.methods.nodes import Node
 from gram_platform.store import LeaseHeld
 
@@ -237,4 +237,4 @@ class _Graph:
         return False
 
 
-_execute_gang = ray.remote(max_retries=0)(execute_task)
+_execute_gang = ray.remote(max_retries=0)(execute_plain)

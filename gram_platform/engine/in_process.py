@@ -3,13 +3,12 @@
 import math
 import signal
 import time
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from gram_platform.config import RunConfig
-from gram_platform.engine.evaluation import common_work, execute_evaluation, execute_profiles
+from gram_platform.config import AnyEvaluation, RunConfig
+from gram_platform.engine.evaluation import Task, common_work, execute_evaluation, execute_task
 from gram_platform.engine.execution import Execution
 from gram_platform.engine.life import HELD_RETRY_S, NodeLifecycle, Progress, failure_message
 from gram_platform.engine.node import execute_run
@@ -18,7 +17,6 @@ from gram_platform.methods.nodes import Node
 from gram_platform.store import LeaseHeld
 from gram_platform.train.loop import TrainingDiverged
 
-Task = tuple[Node, ...]  # a node, or evaluations with common work
 TIME_IS_UP = 3  # the exit code when `limit_s` has passed and nodes are left
 
 
@@ -108,18 +106,16 @@ class _Sequence:
 
 def _execute(task: Task, execution: Execution, notice: TerminationNotice) -> list[str]:
     """Executes a task and returns the warnings."""
-    first, tags = task[0], [node.names for node in task]
-    execution = execution.of_node(first.config, first.names)
-    assert execution.num_ranks == 1, f"{first.name} has {execution.num_ranks} ranks"
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", RuntimeWarning)
-        if isinstance(first.config, RunConfig):
-            execute_run(first.config, first.names, execution, notice)
-        elif len(task) > 1:
-            execute_profiles([node.config for node in task], tags, execution)
+
+    def execute_one(config: RunConfig | AnyEvaluation, tags: Mapping[str, str]) -> None:
+        alone = execution.of_node(config, tags)
+        assert alone.num_ranks == 1, f"{task[0].name} has {alone.num_ranks} ranks"
+        if isinstance(config, RunConfig):
+            execute_run(config, tags, alone, notice)
         else:
-            execute_evaluation(first.config, first.names, execution)
-    return [str(warning.message) for warning in caught if issubclass(warning.category, RuntimeWarning)]
+            execute_evaluation(config, tags, alone)
+
+    return execute_task([node.config for node in task], [node.names for node in task], execution, execute_one)
 
 
 class _Notice(TerminationNotice):

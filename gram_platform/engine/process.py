@@ -164,9 +164,13 @@ POLL_S = 10.0  # between two requests to Ray
 
 
 class TerminationNotice:
-    """Tells whether this process shall end, by a signal or because Ray drains its machine. Runs ask at every step."""
+    """Tells whether this process shall end, by a signal or because Ray drains its machine. Runs ask at every step.
 
-    def __init__(self) -> None:
+    `asks_ray=False`: somebody else asks Ray, and calls `give`.
+    """
+
+    def __init__(self, asks_ray: bool = True) -> None:
+        self._asks_ray = asks_ray
         self._given = self._is_asking = False
         self._code = 128 + signal.SIGTERM
         self._next_poll = time.monotonic() + POLL_S
@@ -178,7 +182,7 @@ class TerminationNotice:
     @property
     def given(self) -> bool:
         """Whether the notice was given. Asks Ray every `POLL_S` in a thread, because a lost head blocks the request."""
-        if not self._given and not self._is_asking and time.monotonic() >= self._next_poll:
+        if self._asks_ray and not (self._given or self._is_asking) and time.monotonic() >= self._next_poll:
             self._is_asking = True
             threading.Thread(target=self._ask, name="draining", daemon=True).start()
         return self._given
@@ -199,7 +203,7 @@ def is_draining() -> bool:
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return False
-    from ray._private.state import state  # as Ray's libraries do; there is no public function
+    from ray._private.state import state  # as Ray's libraries do; only Ray Train has a public function
     from ray.exceptions import RaySystemError
 
     try:
@@ -232,9 +236,12 @@ _process_notice: TerminationNotice | None = None  # of a process that trains in 
 
 
 def note_sigterm() -> None:
-    """Notes the first SIGTERM from now on. Call it in the main thread of a process that trains in a second one."""
+    """Notes the first SIGTERM from now on. Call it in the main thread of a process that trains in a second one.
+
+    That is a worker of Ray Train, which says itself that a machine is drained (`dispatch.tell_ray_train`).
+    """
     global _process_notice
-    _process_notice = TerminationNotice()
+    _process_notice = TerminationNotice(asks_ray=False)
     _give_at_first(_process_notice, (signal.SIGTERM,))
 
 

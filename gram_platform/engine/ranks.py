@@ -1,11 +1,13 @@
 """Trains one rank of a sharded run: rank 0 keeps the run's attempt, every rank reads and writes its shard."""
 
 import contextlib
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -28,13 +30,15 @@ from gram_platform.store.attempts import Attempt
 from gram_platform.store.checkpoints import SHARDS
 from gram_platform.store.shards import Resumed, checkpoint_folder, read_checkpoint, write_shard
 from gram_platform.store.tensors import hash_named
-from gram_platform.train.loop import TrainingDiverged
+from gram_platform.train.loop import StepRecord, TrainingDiverged
 from gram_platform.train.sharding import ShardedLearner
 
 LEASE_MARGIN_S = 5.0
 LARGE_WEIGHTS_BYTES = 4 * 2**30  # from this size on, final weights are written in shards
 LONG_WORK_TIMEOUT_S = 2 * 3600.0  # while a rank fetches data or weights, or writes the result; not for steps
 DIVERGED, LEFT = "diverged", "left"
+REPORT_EVERY_S = 5.0
+Tell = Callable[[Mapping[str, float]], bool]  # reports progress; tells whether a rank's machine will be taken away
 
 
 @dataclass(frozen=True)
@@ -49,11 +53,12 @@ class _ToldToStop(Exception):
     """Ends the training on all ranks after a commit, because one was told to end."""
 
 
-def train_rank(run: RunConfig, execution: Execution) -> RanksStopped | None:
+def train_rank(run: RunConfig, execution: Execution, tell: Tell | None = None) -> RanksStopped | None:
     """Trains this rank's part of a run in an initialised process group; None when the run is complete.
 
-    Ranks wait `LONG_WORK_TIMEOUT_S` for one that loads or saves, and the process group's time-out for a step. Raises
-    OutOfMemory with advice on a rank that runs out of memory.
+    `tell` is called every `REPORT_EVERY_S`, equally often on all ranks, in a thread. Ranks wait `LONG_WORK_TIMEOUT_S`
+    for one that loads or saves, and the process group's time-out for a step. Raises OutOfMemory with advice on a rank
+    that runs out of memory.
     """
     execution.set_up_torch()
     patient = dist.new_group(timeout=timedelta(seconds=LONG_WORK_TIMEOUT_S), backend="gloo")
@@ -61,7 +66,8 @@ def train_rank(run: RunConfig, execution: Execution) -> RanksStopped | None:
     try:
         with termination_notice() as notice, freed_memory_kept():
             is_superseded = _broadcast_from_rank_0(attempt and attempt.superseded, patient)
-            stopped = None if is_superseded else _train(run, execution, attempt, notice, patient)
+            reports = Reports(tell, notice)
+            stopped = None if is_superseded else _train(run, execution, attempt, notice, reports, patient)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -74,13 +80,18 @@ def train_rank(run: RunConfig, execution: Execution) -> RanksStopped | None:
 
 
 def _train(
-    run: RunConfig, execution: Execution, attempt: Attempt | None, notice: TerminationNotice, patient: dist.ProcessGroup
+    run: RunConfig,
+    execution: Execution,
+    attempt: Attempt | None,
+    notice: TerminationNotice,
+    reports: "Reports",
+    patient: dist.ProcessGroup,
 ) -> RanksStopped | None:
     try:
         corpus = execution.corpus(run.data.data_id)
         with starting_point(run, execution) as start:
             dist.barrier(patient)
-            rank = ShardedExecution(run, corpus, attempt, execution, start, notice, patient)
+            rank = ShardedExecution(run, corpus, attempt, execution, start, notice, reports, patient)
         rank.finish()
     except TrainingDiverged as error:  # on every rank alike
         if attempt is not None:
@@ -104,6 +115,31 @@ def _start_attempt(run: RunConfig, execution: Execution) -> Attempt:
             time.sleep(1.0)
 
 
+class Reports:
+    """Tells about this rank's progress in a thread, because telling waits for the other ranks and for Ray's head.
+
+    All ranks must tell equally often: they vote when, and none starts while another one is still telling.
+    """
+
+    def __init__(self, tell: Tell | None, notice: TerminationNotice):
+        self._tell, self._notice = tell, notice
+        self._next = time.monotonic() + REPORT_EVERY_S
+        self.is_busy = False  # stays True after an error, which ends the reports of all ranks and not the training
+
+    @property
+    def is_due(self) -> bool:
+        return self._tell is not None and time.monotonic() >= self._next
+
+    def start(self, progress: Mapping[str, float]) -> None:
+        self._next, self.is_busy = time.monotonic() + REPORT_EVERY_S, True
+        threading.Thread(target=self._run, args=(progress,), name="reports", daemon=True).start()
+
+    def _run(self, progress: Mapping[str, float]) -> None:
+        if self._tell(progress):
+            self._notice.give()
+        self.is_busy = False
+
+
 class VotingLearner(ShardedLearner):
     """Adds the ranks' votes to the all-reduce of a step's losses, so that voting needs no further collective.
 
@@ -123,17 +159,17 @@ class VotingLearner(ShardedLearner):
 class ShardedExecution(RunExecution):
     """One rank's execution: rank 0 keeps the attempt, decides about it and tells the other ranks.
 
-    Checkpoints follow rank 0's clock. When one rank is told to end, all ranks end.
+    Checkpoints and reports follow rank 0's clock. When one rank is told to end, all ranks end.
     """
 
-    def __init__(self, run, corpus, attempt, execution, start, notice, patient):
+    def __init__(self, run, corpus, attempt, execution, start, notice, reports, patient):
         assert run.micro_batch % dist.get_world_size() == 0, "ranks split every micro-batch evenly"
         learner = new_learner(VotingLearner, run, execution, start)
         learner.votes = self._votes
         ranks = {"rank": dist.get_rank(), "num_ranks": dist.get_world_size()}
         super().__init__(run, corpus, attempt, execution, learner, notice, **ranks)
         self.attempts = execution.store().run(run.run_id).attempts
-        self.patient = patient
+        self.reports, self.patient = reports, patient
         self.folder = self.attempts.child(self._from_rank_0(attempt.attempt_id if attempt else None))
         self.writers = dist.new_group(backend="gloo")  # for the background thread, which works while steps communicate
 
@@ -158,16 +194,28 @@ class ShardedExecution(RunExecution):
             raise CorruptFile("; ".join(errors)) from error
         return resumed
 
-    def _votes(self) -> tuple[bool, bool]:
-        """Votes on two questions: is a checkpoint due (by rank 0's clock), was this rank told to end."""
-        return self.rank == 0 and self._is_due(), self.notice.given
+    def _votes(self) -> tuple[bool, bool, bool, bool]:
+        """Votes: is a checkpoint due, was this rank told to end, is a report due, and is one still under way.
+
+        Rank 0's clock decides what is due.
+        """
+        is_first = self.rank == 0
+        return is_first and self._is_due(), self.notice.given, is_first and self.reports.is_due, self.reports.is_busy
+
+    def _steps(self, first_step: int) -> Iterator[StepRecord]:
+        for record in super()._steps(first_step):
+            *_, is_due, is_busy = self.learner.decisions
+            if is_due and not is_busy:
+                told = {"step": record.step, "num_steps": self.run.num_steps, "loss": float(np.mean(record.losses))}
+                self.reports.start(told | {"tokens_per_second": self.summary.tokens_per_second})
+            yield record
 
     def _should_commit(self, step: int) -> bool:
-        return any(self.learner.decisions) and step < self.run.num_steps
+        is_due, is_told, *_ = self.learner.decisions
+        return (is_due or is_told) and step < self.run.num_steps
 
     def _stop_if_told(self) -> None:
-        _, is_told = self.learner.decisions
-        if is_told:
+        if self.learner.decisions[1]:
             raise _ToldToStop(f"left after step {self.step}")
 
     def _write_checkpoint(self, step: int, pieces: dict[str, Piece], state: dict, records: list[dict]) -> None:

@@ -6,7 +6,6 @@ sees: they wait without a time limit. A slot without work ends after `IDLE_S`, s
 """
 
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 
 import ray
@@ -16,11 +15,9 @@ from ray.exceptions import RayError, RayTaskError
 from gram_platform.config import evaluation_from_plain, run_from_plain
 from gram_platform.config.identity import to_plain
 from gram_platform.engine.dispatch import execute_node
-from gram_platform.engine.evaluation import execute_profiles
+from gram_platform.engine.evaluation import Task, execute_task
 from gram_platform.engine.execution import Execution, Resources
-from gram_platform.methods.nodes import Node
 
-Task = tuple[Node, ...]  # executed by one slot at once: a node, or evaluations with common work
 PlainNode = tuple[str, Mapping, Mapping[str, str]]  # kind, plain config and tags of a node
 IDLE_S = 10.0  # a slot without work is kept: the next node is often ready in a moment
 MAX_FAILED_STARTS = 4  # of slots, one after another
@@ -34,18 +31,12 @@ def task_name(task: Task) -> str:
     return task[0].name if len(task) == 1 else f"{task[0].name} and {len(task) - 1} more profiles"
 
 
-def execute_task(nodes: Sequence[PlainNode], execution: Execution, resources: Resources) -> list[str]:
-    """Executes one node, or evaluations with common work, in this process; returns the warnings."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", RuntimeWarning)
-        from_plain = {"evaluation": evaluation_from_plain, "run": run_from_plain}
-        configs = [from_plain[kind](plain) for kind, plain, _ in nodes]
-        tags = [node_tags for _, _, node_tags in nodes]
-        if len(nodes) > 1:
-            execute_profiles(configs, tags, execution.of_node(configs[0], tags[0]))
-        else:
-            execute_node(configs[0], tags[0], execution, resources)
-    return [str(warning.message) for warning in caught if issubclass(warning.category, RuntimeWarning)]
+def execute_plain(nodes: Sequence[PlainNode], execution: Execution, resources: Resources) -> list[str]:
+    """Executes the nodes of one task in this process; returns the warnings."""
+    from_plain = {"evaluation": evaluation_from_plain, "run": run_from_plain}
+    configs = [from_plain[kind](plain) for kind, plain, _ in nodes]
+    tags = [node_tags for _, _, node_tags in nodes]
+    return execute_task(configs, tags, execution, lambda *node: execute_node(*node, execution, resources))
 
 
 @ray.remote(max_restarts=0, max_task_retries=0)
@@ -58,7 +49,7 @@ class Slot:
 
     def execute(self, nodes: Sequence[PlainNode], execution: Execution, resources: Resources) -> list[str]:
         try:
-            return execute_task(nodes, execution, resources)
+            return execute_plain(nodes, execution, resources)
         finally:
             if execution.device == "cuda":
                 import torch

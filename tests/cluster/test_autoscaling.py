@@ -185,6 +185,75 @@ code = run_study(STUDY, parse(STUDY, arguments))
 print("SEEN", json.dumps({"code": code, "most": most[0], "gangs": sorted(set(gangs)), "killed": len(killed),
                           "longest_idle_s": longest[0]}))
 """
+GRID_JOB = """
+import json, sys, threading, time
+from dataclasses import replace
+import ray
+from ray._private.state import available_resources_per_node
+from ray.util import placement_group_table
+from gram_platform.studies import session
+from gram_platform.studies.library.lr_bs_grid import SEARCH
+from gram_platform.studies.searches.run import parse, run_search
+
+flags_of, most = session.execution_of, {"machines": 0, "asked": 0, "gpus": 0.0}
+session.execution_of = lambda flags, has_gpu: (  # GPUs are numbers here: training is on CPUs
+    replace(flags_of(flags, True)[0], device="cpu"), flags_of(flags, True)[1])
+
+def watch():
+    while True:
+        time.sleep(0.5)
+        if not ray.is_initialized():
+            continue
+        machines = [n["NodeID"] for n in ray.nodes() if n["Alive"] and n["Resources"].get("GPU")]
+        free = available_resources_per_node()
+        groups = [group["state"] for group in placement_group_table().values()]
+        now = {"machines": len(machines), "asked": sum(state != "REMOVED" for state in groups),
+               "gpus": sum(2.0 - free[node_id].get("GPU", 0.0) for node_id in machines if node_id in free)}
+        most.update({name: max(most[name], value) for name, value in now.items()})
+
+threading.Thread(target=watch, daemon=True).start()
+arguments = ["--preset", "smoke", "--sizes", "tiny", "--storage", sys.argv[1], "--device", "cuda",
+             "--gpus-per-run", "0.5"]
+code = run_search(SEARCH, parse(SEARCH, arguments))
+print("SEEN", json.dumps({"code": code, **most}))
+"""
+
+
+def seen_by(job: str, cluster: state.Cluster, tmp_path) -> tuple[dict, str]:
+    """Submits a job's program on a driver's machine to a cluster without machines: (what it saw, all that it said)."""
+    file = tmp_path / "job.py"  # not in an upload: the pretended machines share one, and one that dies removes it
+    file.write_text(job)
+    wait_for(lambda: num_machines(cluster) == 1, UP_S)
+    command = ["ray", "job", "submit", "--address", cluster.address]
+    done = subprocess.run(
+        [*command, "--entrypoint-resources", '{"driver": 1}', "--", sys.executable, file, tmp_path / "storage"],
+        env=head.environment(cluster) | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=1400,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    return json.loads(done.stdout.split("SEEN ", 1)[1].splitlines()[0]), done.stdout
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("pretended_cluster", [SMALL_MACHINES], indirect=True)
+def test_a_grid_from_zero_machines_runs_all_trials_at_once(pretended_cluster, tmp_path):
+    """Nine trials of half a GPU on at most three machines of two; no flag says how many at once.
+
+    All nine are asked for at once, which brings all machines. Where machines start slower than trials train, the first
+    trial is over before the last one has its place, so what is in use at once is only more than one machine has.
+    """
+    seen, said = seen_by(GRID_JOB, pretended_cluster, tmp_path)
+    gpus = seen.pop("gpus")
+    assert seen == {"code": 0, "machines": 3, "asked": 9}, said[-6000:]
+    assert 2 < gpus <= 9 * 0.5
+    store = Store(str(tmp_path / "storage"))
+    assert [len(store.run(run_id).attempts.list()) for run_id in store.list_runs()] == [1] * 9
 
 
 @pytest.mark.ray
@@ -193,22 +262,8 @@ print("SEEN", json.dumps({"code": code, "most": most[0], "gangs": sorted(set(gan
 @pytest.mark.parametrize("pretended_cluster", [SMALL_MACHINES], indirect=True)
 def test_a_study_from_zero_machines_to_all(pretended_cluster, tmp_path):
     """Ranks share a machine, a machine that is killed at random costs no finished run, and none stands idle."""
-    job = tmp_path / "study.py"  # not in an upload: the pretended machines share one, and one that dies removes it
-    job.write_text(STUDY_JOB)
-    wait_for(lambda: num_machines(pretended_cluster) == 1, UP_S)
-    command = ["ray", "job", "submit", "--address", pretended_cluster.address]
-    done = subprocess.run(
-        [*command, "--entrypoint-resources", '{"driver": 1}', "--", sys.executable, job, tmp_path / "storage"],
-        env=head.environment(pretended_cluster) | {"PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-        timeout=1400,
-    )
-    assert done.returncode == 0, done.stdout[-3000:]
-    seen = json.loads(done.stdout.split("SEEN ", 1)[1].splitlines()[0])
-    assert (seen["code"], seen["most"], seen["killed"]) == (0, 3, 1), done.stdout[-6000:]
+    seen, said = seen_by(STUDY_JOB, pretended_cluster, tmp_path)
+    assert (seen["code"], seen["most"], seen["killed"]) == (0, 3, 1), said[-6000:]
     assert seen["gangs"] == [1], "a run's ranks are on several machines"
     assert seen["longest_idle_s"] < 60
     store = Store(str(tmp_path / "storage"))

@@ -1,12 +1,16 @@
 """A run of two ranks under Ray Train: against one process, killed, told to end, and without enough memory."""
 
 import dataclasses
+import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
+import ray.train
 from ray.exceptions import OutOfMemoryError
 
+from gram_platform.engine import dispatch, ranks
 from gram_platform.engine.execution import Resources
 from gram_platform.engine.node import execute_run
 from gram_platform.engine.process import OutOfMemory
@@ -74,6 +78,47 @@ def test_a_group_that_loses_a_rank_or_is_told_to_end(ray_cluster, execution, set
     results = [Store(e.storage).run(run.run_id).folder.read("result.json") for e in (straight, often)]
     assert results[0] == results[1]
     assert [record["step"] for record in directory.records()][-1] == run.num_steps
+
+
+class Heard(ray.train.UserCallback):
+    """Writes what all ranks report, a line each time; Ray Train calls it in the process that watches the ranks."""
+
+    def __init__(self, file: Path):
+        self.file = file
+
+    def after_report(self, run_context, metrics, checkpoint) -> None:
+        with self.file.open("a") as lines:
+            lines.write(json.dumps(metrics) + "\n")
+        assert checkpoint is None
+
+
+def worker_that_reports_often(config) -> ranks.RanksStopped | None:
+    ranks.REPORT_EVERY_S = 0.2
+    return ranks.train_rank(dispatch.run_from_plain(config["run"]), config["execution"], dispatch.tell_ray_train)
+
+
+def test_ranks_report_their_progress_to_ray_train(ray_cluster, execution, setting, tmp_path, monkeypatch):
+    """All of them the same step and loss. Ray Train takes a report every two seconds, and training waits for none."""
+    run, file = longer(plan("baseline", setting).runs["all"], 30), tmp_path / "heard.jsonl"
+    monkeypatch.setattr(dispatch, "_train_worker", worker_that_reports_often)
+    plain = dispatch._trainer
+
+    def overheard(*args):
+        trainer = plain(*args)
+        trainer.run_config.callbacks.append(Heard(file))
+        return trainer
+
+    monkeypatch.setattr(dispatch, "_trainer", overheard)
+    two = dataclasses.replace(execution, num_ranks=2, checkpoint_every_s=1e9)
+    dispatch.execute_sharded_run(run, {}, two, Resources())
+    heard = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len(heard) >= 2
+    steps = [first["step"] for first, _ in heard]
+    assert steps == sorted(set(steps))
+    for first, second in heard:
+        assert first["num_steps"] == run.num_steps
+        assert min(each["tokens_per_second"] for each in (first, second)) > 0
+        assert (first["step"], first["loss"]) == (second["step"], second["loss"])
 
 
 def longer(run, times):
