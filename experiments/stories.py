@@ -5,7 +5,7 @@ profiles (core, and core with each of four auxiliary topics), three seeds, and e
 finetuning. All methods train for the same number of steps; in the demo, which shares the scaling demo's runs, for the
 same compute.
 
-    python experiments/stories.py                                   # demo: 2 CPU cores, not timed since 2026-11-23
+    python experiments/stories.py                                   # demo: 23 minutes on one busy core
     python experiments/stories.py --methods gram filtering maxent   # fewer methods
     python experiments/stories.py --preset smoke                    # 2 CPU cores, about 1 minute
     python experiments/stories.py --preset gpu --dry-run            # 3M and 10M: minutes on a GPU, docs/cluster.md
@@ -13,7 +13,8 @@ same compute.
 
 Expect (paper, mean over profiles: core, retain, forget, elicited): GRAM .938 .952 .766 .855; filtering .961 .962 .780
 .870; FT-LoRA .841 .928 .692 .774; FT-Full .874 1.029 .722 .806; MaxEnt .961 .934 .840 .983; DEMix .248 .183 .257 .302.
-FINDINGS.md has the demo's numbers before 2026-11-23, with another set-up.
+In the demo (0.15M): GRAM .989 .896 .481 .630; filtering 1.013 .975 .465 .651; FT-LoRA .966 .949 .445 .617; FT-Full .757
+1.548 .391 .543; MaxEnt .889 .927 .522 .763; DEMix 1.024 .537 .670 .847, with wide intervals (FINDINGS.md).
 """
 
 from gram_platform.studies.campaign import study_main
