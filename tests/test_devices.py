@@ -4,6 +4,7 @@ No GPU is needed. The meta device computes shapes and no values, so it can run e
 what CUDA would refuse. torch's fake tensors on "cuda:0" take the branches for GPUs, without a backward pass.
 """
 
+import contextlib
 import dataclasses
 import importlib
 
@@ -122,7 +123,7 @@ def test_training_stays_on_its_device(method, precision, document_end, meta):
         domain_losses(learner.forward, run.model, arrays, domains[:1], 4, lambda _, active=active: active, meta)
         if active:
             probed_norms(learner, arrays[domains[0]])
-        pieces, state = learner.pieces(), learner.state()
+        pieces, state = learner.staged_pieces(), learner.state()
         assert {piece.rows.device.type for piece in pieces.values()} == {"cpu"}
         assert {tensor.device.type for tensor in state.values()} == {"cpu"}
         learner.load_state(pieces)
@@ -222,6 +223,48 @@ def view(tensor, index):
 def test_evaluations_take_the_branches_for_gpus(method, dtype):
     with torch.no_grad(), FakeTensorMode(), ReadZeros(), NoDriver():
         evaluate(method, FAKE, dtype)
+
+
+class PretendedStream:
+    """Notes in `log` what waits for what: without a driver there are no streams."""
+
+    def __init__(self, name: str, log: list[str]):
+        self.name, self.log = name, log
+
+    def wait_stream(self, stream) -> None:
+        self.log.append(f"{self.name} waits for {stream.name}")
+
+    def record_event(self) -> "PretendedStream":
+        self.log.append(f"{self.name} is recorded")
+        return self
+
+    def wait_event(self, event) -> None:
+        self.log.append(f"{self.name} waits for the record of {event.name}")
+
+    def synchronize(self) -> None:
+        self.log.append(f"the process waits for {self.name}")
+
+
+def test_a_checkpoint_is_copied_beside_training(monkeypatch):
+    """Copies start after the work before them, and the next step's change waits for them; their memory is reused."""
+    log: list[str] = []
+    main, side = PretendedStream("training", log), PretendedStream("copying", log)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: side)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext(log.append(f"on {stream.name}")))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: main)
+    learner = Learner(tiny.run_config())
+    monkeypatch.setattr(learner, "_local", lambda value: torch.empty(value.shape, dtype=value.dtype, device=FAKE))
+    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), NoDriver():
+        first = learner.staged_pieces()
+        learner.staging.wait()
+        second = learner.staged_pieces()
+        learner.step(0.1)
+    copied = ["copying waits for training", "on copying", "copying is recorded"]
+    waits = ["the process waits for copying"], ["training waits for the record of copying"]
+    assert log == [*copied, *waits[0], *copied, *waits[1]]
+    assert {piece.rows.device.type for piece in first.values()} == {"cpu"}
+    assert {(name, piece.shape) for name, piece in first.items()} == {(n, p.shape) for n, p in second.items()}
+    assert all(second[name].rows is piece.rows for name, piece in first.items())
 
 
 @pytest.mark.parametrize("kind", ["mlp", "lora"])

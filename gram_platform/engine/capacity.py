@@ -21,6 +21,7 @@ LOOK_FOR_GROUPS_S = 5.0
 STRICT_PACK = "STRICT_PACK"  # Ray's placement strategy: all on one machine
 ROUNDING = 1e-9  # of sums of shares of a GPU
 PATIENCE_S, PATIENCE_FOR_GROWTH_S = 60.0, 900.0  # with ranks that wait for a machine
+WAIT_FOR_MORE_S, WAIT_FOR_MACHINES_S = 10.0, 300.0  # with ranks for which fewer would do [ours]
 
 
 class Admission:
@@ -125,6 +126,11 @@ def placement_strategy(resources: Resources, num_ranks: int) -> str:
     if has_fixed_size():
         of_machine = max((node["Resources"].get("GPU", 0.0) for node in ray.nodes() if node["Alive"]), default=0.0)
     return STRICT_PACK if num_ranks * resources.gpus_per_rank <= of_machine else "PACK"
+
+
+def wait_for_more_s() -> float:
+    """Returns how long a run waits for a place for more ranks than it needs: machines take minutes to start."""
+    return WAIT_FOR_MORE_S if has_fixed_size() else WAIT_FOR_MACHINES_S
 
 
 def slots(resources: Resources, total: Mapping[str, float]) -> int:

@@ -4,6 +4,7 @@ import math
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 import ray.train
 from ray.exceptions import OutOfMemoryError
@@ -11,7 +12,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 
 from gram_platform.config import AnyEvaluation, RunConfig, run_from_plain
 from gram_platform.config.identity import to_plain
-from gram_platform.engine.capacity import placement_strategy
+from gram_platform.engine.capacity import placement_strategy, wait_for_more_s
 from gram_platform.engine.evaluation import execute_evaluation
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.life import MAX_CRASHES, Crashes
@@ -21,32 +22,42 @@ from gram_platform.engine.ranks import DIVERGED, RanksStopped, train_rank
 from gram_platform.store import LeaseHeld, RunDirectory
 from gram_platform.train.loop import TrainingDiverged
 
-WORKER_START_TIMEOUT_S = "1e7"  # ranks wait for machines without a limit, as slots do; Ray's default is one minute
+NO_LIMIT_S = 1e7  # ranks wait for machines without a limit, as slots do; Ray's default is one minute
 
 
 def execute_sharded_run(run: RunConfig, tags: Mapping[str, str], execution: Execution, resources: Resources) -> dict:
     """Trains the run on `execution.num_ranks` Ray Train workers unless it has a result; returns the result.
 
-    Ranks that were told to stop, or crashed, are started again and continue. After `MAX_CRASHES` crashes without a new
-    checkpoint Ray Train's error is raised. Errors that a restart cannot change are raised at once: LeaseHeld, and of
-    any rank TrainingDiverged, OutOfMemory with advice and ValueError, which are recorded as the run's failure.
+    Each group has as many of `execution.more_ranks` as can be placed at once instead: a run that loses ranks goes on
+    with fewer, and with more after a later restart. Ranks that were told to stop, or crashed, are started again and
+    continue. After `MAX_CRASHES` crashes without a new checkpoint Ray Train's error is raised. Errors that a restart
+    cannot change are raised at once: LeaseHeld, and of any rank TrainingDiverged, OutOfMemory with advice and
+    ValueError, which are recorded as the run's failure.
     """
     directory = execution.store().run(run.run_id)
     directory.ensure_config(run)
     directory.add_tags(tags)
-    crashes = Crashes()
+    crashes, more = Crashes(), list(execution.more_ranks)
     while (result := directory.result()) is None:
+        num_ranks = more.pop(0) if more else execution.num_ranks
+        is_elastic = num_ranks > execution.num_ranks
+        group = replace(execution, num_ranks=num_ranks, more_ranks=())
+        place_within_s = wait_for_more_s() if is_elastic else NO_LIMIT_S
         try:
-            stopped = _trainer(run, execution, resources).fit().return_value
+            stopped = _trainer(run, group, resources, place_within_s).fit().return_value
         except ray.train.TrainingFailedError as error:
+            if is_elastic and isinstance(error, ray.train.ControllerError):  # no place for so many
+                continue
+            more = list(execution.more_ranks)
             failures = _failures(error)
             _raise_permanent(failures, directory)
             crashes = crashes.another(directory.committed_step())
             if crashes.number < MAX_CRASHES:
                 continue
             killed = (f for f in failures if isinstance(f, OutOfMemoryError))  # by Ray's memory monitor
-            _raise_permanent([OutOfMemory(memory_advice(f, run, execution)) for f in killed], directory)
+            _raise_permanent([OutOfMemory(memory_advice(f, run, group)) for f in killed], directory)
             raise
+        more = list(execution.more_ranks)
         if stopped is not None and stopped.reason == DIVERGED:
             raise TrainingDiverged(stopped.message)
     return result
@@ -71,8 +82,8 @@ def _raise_permanent(failures: list[Exception], directory: RunDirectory) -> None
             raise failure
 
 
-def _trainer(run: RunConfig, execution: Execution, resources: Resources) -> TorchTrainer:
-    os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", WORKER_START_TIMEOUT_S)
+def _trainer(run: RunConfig, execution: Execution, resources: Resources, place_within_s: float) -> TorchTrainer:
+    os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(place_within_s)
     os.environ["RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S"] = str(execution.collective_timeout_s)
     backend = "nccl" if execution.device == "cuda" else "gloo"
     return TorchTrainer(

@@ -25,8 +25,9 @@ class Execution:
     storage: str
     num_threads: int = 1
     num_ranks: int = 1  # of every run, unless `ranks` says otherwise
+    more_ranks: tuple[int, ...] = ()  # that a run of several may have instead where there is room, the most first
     ranks: Ranks | None = None
-    checkpoint_every_s: float = 30.0
+    checkpoint_every_s: float = 30.0  # 0: after every step, which waits until the step before is written
     commit_share: float = 0.0  # of the time that commits may take; 0: commit by `checkpoint_every_s` alone
     lease_s: float = 30.0
     device: str = "cpu"
@@ -55,12 +56,13 @@ class Execution:
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
 
     def of_node(self, config: RunConfig | AnyEvaluation, tags: Mapping[str, str]) -> "Execution":
-        """Sets `num_ranks` for one node: an evaluation has one, a run as `Ranks.of` says. ValueError as `Ranks.of`."""
+        """Sets the ranks of one node: an evaluation has one, a run as `Ranks` says. ValueError as `Ranks.of`."""
         if not isinstance(config, RunConfig):
-            return replace(self, num_ranks=1, ranks=None)
+            return replace(self, num_ranks=1, more_ranks=(), ranks=None)
         if self.ranks is None:
             return self
-        return replace(self, num_ranks=self.ranks.of(config, tags.get("size", "")), ranks=None)
+        *more, fewest = self.ranks.choices(config, tags.get("size", ""))
+        return replace(self, num_ranks=fewest, more_ranks=tuple(more), ranks=None)
 
     def corpus(self, data_id: str) -> PackedCorpus:
         """Opens the packed data; ValueError when this machine has none and cannot fetch it."""

@@ -39,7 +39,7 @@ from gram_platform.store.views import open_dense
 from gram_platform.train.data import PlanReader
 from gram_platform.train.evaluate import require_sequences, validation_losses
 from gram_platform.train.learner import DTYPES, Learner, num_graphs, probed_norms
-from gram_platform.train.loop import StepRecord, TrainingDiverged, training_steps
+from gram_platform.train.loop import StepRecord, TrainingDiverged, require_finite, training_steps
 
 NUM_TRAIN_RECORDS = 100  # of training metrics in a run, equally spaced
 
@@ -254,7 +254,9 @@ class RunExecution:
             metrics = self.summary.add(record)
             if record.step in eval_steps:
                 losses = self.evaluate()
-                _require_finite(losses, record)
+                for domain, loss in losses.items():  # after the last step nothing else would detect it
+                    where = f"step {record.step}, domain {domain!r}"
+                    require_finite(f"validation loss {loss}", loss, where, record.learning_rate)
                 metrics |= {f"validation/loss/{domain}": loss for domain, loss in losses.items()}
                 self._keep_best(losses)
             if record.step in steps_probed:
@@ -297,7 +299,9 @@ class RunExecution:
         return (self._is_due() or self.notice.given) and step < self.run.num_steps
 
     def _is_due(self) -> bool:
-        return time.monotonic() - self._last_commit >= self.execution.commit_interval(self._commit_s)
+        """Tells whether to checkpoint: not before the former one is written, since training should not wait for it."""
+        interval_s = self.execution.commit_interval(self._commit_s)
+        return time.monotonic() - self._last_commit >= interval_s and not (interval_s and self.background.is_busy)
 
     def _stop_if_told(self) -> None:
         """Ends the process after a commit if it was told to; leaving `finish` waits for the writing."""
@@ -307,13 +311,15 @@ class RunExecution:
     def commit(self, step: int) -> None:
         """Copies the state and starts writing a checkpoint in the background; it exists once that has ended."""
         started = time.monotonic()
+        self.background.wait()  # the copies of the state are overwritten now
         state = {**self.identity, "final": dict(self.final), "num_stale": self.num_stale}
         state |= {"summary": self.summary.state(), "evaluation_s": self.evaluation_s}
-        pieces = {**self.learner.pieces(), "random.torch": whole(torch.get_rng_state())}
+        pieces = {**self.learner.staged_pieces(), "random.torch": whole(torch.get_rng_state())}
         records, self.records = self.records, []
-        self.background.start(lambda: self._write_checkpoint(step, pieces, state, records))
+        copied = self.learner.staging.wait
+        self.background.start(lambda: (copied(), self._write_checkpoint(step, pieces, state, records)))
         self._last_commit = time.monotonic()
-        self._commit_s = self._last_commit - started  # with the wait for a former checkpoint that is still written
+        self._commit_s = self._last_commit - started
 
     def _write_checkpoint(self, step: int, pieces: dict[str, Piece], state: dict, records: list[dict]) -> None:
         self.attempt.commit(step, pieces, state, records)
@@ -339,11 +345,3 @@ class RunExecution:
 
     def _write_result(self, fields: dict, measured: dict) -> dict:
         return self.attempt.complete(fields, self.learner.weights(), self.records, measured)
-
-
-def _require_finite(losses: Mapping[str, float], record: StepRecord) -> None:
-    """Raises TrainingDiverged for a non-finite validation loss: after the last step nothing else would detect it."""
-    for domain, loss in losses.items():
-        if not math.isfinite(loss):
-            where = f"step {record.step}, domain {domain!r}, learning rate {record.learning_rate:.3g}"
-            raise TrainingDiverged(f"validation loss {loss} after {where}")

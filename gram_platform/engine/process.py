@@ -70,6 +70,10 @@ class BackgroundJob:
         if kind is None:  # otherwise the block's error is raised
             self.wait()
 
+    @property
+    def is_busy(self) -> bool:
+        return self._job is not None and not self._job.done()
+
     def start(self, job: Callable[[], object]) -> None:
         """Starts a job after the previous one has ended; raises that one's error."""
         self.wait()

@@ -119,6 +119,7 @@ class Ranks:
     of_size: tuple[tuple[str, int], ...] = ()  # overrides `number` for single sizes
     machine: Machine = MACHINES["cpu"]
     checkpointing: bool = False  # activation checkpointing of every block
+    most: tuple[tuple[str, int], ...] = ()  # where a run may have more ranks: by size, "" for those not in `of_size`
 
     def wanted(self, size: str) -> int:
         """Returns the number set for a size's runs; AUTO if the planner decides."""
@@ -135,6 +136,12 @@ class Ranks:
         if fewest is None:
             raise invalid("machine", self.machine.name, f"a machine with memory for a rank of a run of {size}")
         return fewest
+
+    def choices(self, run: RunConfig, size: str) -> tuple[int, ...]:
+        """Lists the numbers of ranks that a run may have, the most first and `of` last: divisors of its micro-batch."""
+        fewest = self.of(run, size)
+        most = dict(self.most).get(size if size in dict(self.of_size) else "", fewest)
+        return (*(n for n in range(most, fewest, -1) if run.micro_batch % n == 0), fewest)
 
 
 @dataclass(frozen=True)

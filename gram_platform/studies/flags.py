@@ -52,8 +52,9 @@ class CommonFlags:
     sizes: tuple[str, ...] = ()
     """names of sizes (default: all of the preset)"""
     num_workers: tuple[str, ...] = ()
-    """ranks of each run: a number, size=number for single sizes, or auto for the fewest whose memory suffices on
-    --machine; 1 trains in the Ray task itself (default: 1; --dry-run without it plans for auto)"""
+    """ranks of each run: a number, size=number for single sizes, a range as 4..8 for as many as can be placed at each
+    start, or auto for the fewest whose memory suffices on --machine; 1 trains in the Ray task itself (default: 1;
+    --dry-run without it plans for auto, with a range for the fewest)"""
     device: str = ""
     """cpu or cuda (default: cuda if Ray has a GPU at the start; say cuda where an autoscaler starts them on demand)"""
     dry_run: bool = False
@@ -112,9 +113,11 @@ class CommonFlags:
     @cached_property
     def ranks(self) -> Ranks:
         """The ranks of --num-workers, by default 1; ValueError for another form."""
-        of_size = _ranks(self.num_workers)
-        number = of_size.pop("", 1)
-        return Ranks(number, tuple(of_size.items()), self.hardware, self.activation_checkpointing)
+        found = _ranks(self.num_workers)
+        most = tuple((size, most) for size, (fewest, most) in found.items() if most > fewest)
+        number, _ = found.pop("", (1, 1))
+        of_size = tuple((size, fewest) for size, (fewest, _) in found.items())
+        return Ranks(number, of_size, self.hardware, self.activation_checkpointing, most)
 
     @cached_property
     def planned_ranks(self) -> Ranks:
@@ -243,6 +246,8 @@ def _require_common(flags: CommonFlags) -> None:
     require_choice("machine", flags.machine, tuple(MACHINES))
     if flags.simulate and not flags.dry_run:
         raise invalid("simulate", True, "--dry-run beside it: a simulation starts nothing")
+    if flags.max_gpus and flags.ranks.most:
+        raise invalid("num_workers", " ".join(flags.num_workers), "no range beside --max-gpus, which counts the fewest")
     _ = flags.checkpoint_interval, flags.simulated  # ValueError unless they can be resolved
 
 
@@ -304,16 +309,24 @@ def by_law(preset: Preset, law: Law) -> Preset:
     return replace(preset, sizes=sizes)
 
 
-def _ranks(texts: tuple[str, ...]) -> dict[str, int]:
-    """Returns the ranks of each size of --num-workers, under "" those of all others; ValueError for another form."""
-    found: dict[str, int] = {}
+def _ranks(texts: tuple[str, ...]) -> dict[str, tuple[int, int]]:
+    """Returns the fewest and the most ranks of each size of --num-workers, under "" those of all others.
+
+    ValueError for another form.
+    """
+    found: dict[str, tuple[int, int]] = {}
     for text in split_list(texts):
         size, _, value = text.rpartition("=")
         if size in found:
             raise invalid("num_workers", " ".join(texts), f"one number for {size or 'all sizes'}")
-        if value != "auto" and not (value.isascii() and value.isdigit() and int(value)):
-            raise invalid("num_workers", text, "a number of ranks from 1 up or auto, for one size as size=number")
-        found[size] = AUTO if value == "auto" else int(value)
+        fewest, is_range, most = value.partition("..")
+        numbers = [int(n) if n.isascii() and n.isdigit() else 0 for n in ((fewest, most) if is_range else (fewest,))]
+        if value == "auto":
+            numbers = [AUTO]
+        elif min(numbers) < 1 + bool(is_range) or numbers != sorted(numbers):
+            expected = "a number of ranks from 1 up, a range as 4..8 from 2 up, or auto, for one size as size=number"
+            raise invalid("num_workers", text, expected)
+        found[size] = numbers[0], numbers[-1]
     return found
 
 

@@ -1,4 +1,4 @@
-"""Reads the sequences of a plan from memory-mapped arrays."""
+"""Reads the sequences of a plan from memory-mapped arrays; copies to a GPU and back."""
 
 from collections.abc import Mapping
 
@@ -75,3 +75,42 @@ def on_device(tokens: torch.Tensor, device: torch.device | str) -> torch.Tensor:
     if torch.device(device).type == "cuda":
         tokens = tokens.pin_memory()
     return tokens.to(device, non_blocking=True)
+
+
+class Staging:
+    """Copies tensors from a GPU into pinned memory, which is reused, on a side stream; copies other tensors at once.
+
+    The copies are complete after `wait`, which another thread may call, and valid until the next `copy`.
+    """
+
+    def __init__(self) -> None:
+        self._pinned: dict[str, torch.Tensor] = {}
+        self._stream: torch.cuda.Stream | None = None
+        self._copied: torch.cuda.Event | None = None
+
+    def copy(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Starts copying; call `before_change` before the tensors change."""
+        on_gpu = {name: tensor for name, tensor in tensors.items() if tensor.device.type == "cuda"}
+        copies = {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items() if name not in on_gpu}
+        if on_gpu:
+            self._stream = self._stream or torch.cuda.Stream()
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                copies |= {name: self._like(name, t).copy_(t, non_blocking=True) for name, t in on_gpu.items()}
+            self._copied = self._stream.record_event()
+        return {name: copies[name] for name in tensors}
+
+    def _like(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if name not in self._pinned:
+            self._pinned[name] = torch.empty(tensor.shape, dtype=tensor.dtype).pin_memory()
+        return self._pinned[name]
+
+    def wait(self) -> None:
+        """Waits until the copies are complete."""
+        if self._copied is not None:
+            self._copied.synchronize()
+
+    def before_change(self) -> None:
+        """Makes the GPU's following work wait for the copies; this process goes on."""
+        if self._copied is not None:
+            torch.cuda.current_stream().wait_event(self._copied)

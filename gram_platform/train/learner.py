@@ -27,7 +27,7 @@ from gram_platform.model.transformer import (
     parameter_shapes,
     parameters_by_set,
 )
-from gram_platform.train.data import on_device
+from gram_platform.train.data import Staging, on_device
 from gram_platform.train.objectives import cross_entropy
 from gram_platform.train.optimizers import Sets, clip_gradients, gradient_norms, make_optimizers, set_learning_rate
 
@@ -63,6 +63,7 @@ class Learner:
         self.compute_sets = parameters_by_set(self.model)
         self.optimizers = make_optimizers(config.optimizer, self.master_sets)
         self._trained: frozenset[str] | None = None
+        self.staging = Staging()
         self._publish(self.master_sets)
 
     def _build(self, weights: Iterable[tuple[str, Piece]]) -> tuple[nn.Module, Sets]:
@@ -126,6 +127,7 @@ class Learner:
     def step(self, rate: float) -> None:
         """Steps the sets that have gradients, clears the gradients and publishes the new weights."""
         stepped = [s for s, named in self.master_sets.items() if any(p.grad is not None for p in named.values())]
+        self.staging.before_change()
         set_learning_rate(self.optimizers, rate)
         for name in stepped:
             self.optimizers[name].step()
@@ -151,6 +153,11 @@ class Learner:
     def pieces(self) -> dict[str, Piece]:
         """Copies this process's rows of every tensor of `state` to the CPU, without communication."""
         return {name: self._piece(name, value) for name, value in self._tensors()}
+
+    def staged_pieces(self) -> dict[str, Piece]:
+        """Does as `pieces`, from a GPU while training goes on: see `staging` for when they are complete and valid."""
+        copies = self.staging.copy({name: self._local(value) for name, value in self._tensors()})
+        return {name: self._piece(name, value, copies[name]) for name, value in self._tensors()}
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Returns the float32 weights by name, on the CPU."""
@@ -202,9 +209,10 @@ class Learner:
                 for slot, value in self.optimizers[set_name].state.get(parameter, {}).items():
                     yield f"optim.{set_name}.{name}.{slot}", value
 
-    def _piece(self, name: str, value: torch.Tensor) -> Piece:
+    def _piece(self, name: str, value: torch.Tensor, copy: torch.Tensor | None = None) -> Piece:
         first, _ = self.rows_of(name, tuple(value.shape))
-        return Piece(self._local(value).to("cpu", copy=True), first, tuple(value.shape))
+        rows = self._local(value).to("cpu", copy=True) if copy is None else copy
+        return Piece(rows, first, tuple(value.shape))
 
     @torch.no_grad()
     def _fill(self, target: torch.Tensor, name: str, value: torch.Tensor | Piece) -> None:

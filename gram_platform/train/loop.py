@@ -56,11 +56,11 @@ def training_steps(
 
         losses, minimised = _accumulate_gradients(learner, window, reader, rank, num_ranks)
         for domain, loss in zip(domains, losses, strict=True):
-            _require_finite(f"loss {loss}", loss, f"step {step + 1}, domain {domain!r}", rate)
+            require_finite(f"loss {loss}", loss, f"step {step + 1}, domain {domain!r}", rate)
         gradients = gradient_norms(learner.master_sets) if is_measured else {}
         grad_norm = learner.clip()
         drawn = sorted(set(domains))
-        _require_finite(f"gradient norm {grad_norm}", grad_norm, f"step {step + 1}, domains {drawn}", rate)
+        require_finite(f"gradient norm {grad_norm}", grad_norm, f"step {step + 1}, domains {drawn}", rate)
         learner.step(rate)
         weights = weight_norms(learner.master_sets) if is_measured else {}
 
@@ -105,6 +105,7 @@ def _forgetting(objective: Objective, domains: Sequence[str], minimised: Sequenc
     return sum(terms) / len(terms) if terms else math.nan
 
 
-def _require_finite(found: str, value: float, where: str, rate: float) -> None:
+def require_finite(found: str, value: float, where: str, rate: float) -> None:
+    """Raises TrainingDiverged for a value that is not finite."""
     if not math.isfinite(value):
         raise TrainingDiverged(f"{found} at {where}, learning rate {rate:.3g}")

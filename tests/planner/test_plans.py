@@ -85,6 +85,9 @@ def test_ranks_of_a_studys_runs():
     assert auto.of(paper_run("2B"), "2B") == 4
     size, attack = run_of("dense", micro_batch=12), run_of("dense", micro_batch=8)
     assert [Ranks(6).of(run, "a size") for run in (size, attack)] == [6, 2]  # no sequence is left out
+    some = Ranks(2, (("5B", 3), ("2B", 2)), most=(("", 12), ("5B", 6)))
+    assert [some.choices(size, name) for name in ("a size", "5B", "2B")] == [(12, 6, 4, 3, 2), (6, 4, 3), (2,)]
+    assert [some.choices(attack, name) for name in ("a size", "2B")] == [(8, 4, 2), (2,)]
     with pytest.raises(ValueError, match="machine='toy'"):
         Ranks(AUTO, (), Machine("toy", 1e12, 1e6, 0.0)).of(run, "5B")
 
