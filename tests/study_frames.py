@@ -3,6 +3,11 @@
 import numpy as np
 import pandas as pd
 
+from gram_platform.analysis.tables import Analysis
+from gram_platform.pages.report.study import Results
+from gram_platform.pages.results.record import StudyRecord
+from gram_platform.paper.verdicts import claims_frame
+
 DOMAINS = ("core", "biology", "chemistry")
 SIZES = {"tiny": 1.0e6, "small": 4.0e6, "medium": 16.0e6}  # parameters
 SEEDS = ("0", "1", "2")
@@ -55,3 +60,13 @@ def curves(sizes=tuple(SIZES), seeds=SEEDS) -> pd.DataFrame:
                 points = {"step": steps, "domain": domain, "loss": loss_at(size, domain, steps)}
                 frames.append(pd.DataFrame({**run, **points}))
     return pd.concat(frames, ignore_index=True)
+
+
+def study_of(
+    analysis: Analysis, curves: pd.DataFrame, runs: pd.DataFrame, claims=None, absorption=None, **about
+) -> Results:
+    """The results of a study of these frames; `about`: fields of its record."""
+    own = {"name": "planted", "title": "T", "question": "", "facts": (), "params": {}, "sizes": (), "profile": ""}
+    record = StudyRecord(**{**own, "parameters": SIZES, "entries": (), **about})
+    claims = claims_frame([]) if claims is None else claims
+    return Results(record, analysis, curves, runs, claims, "these frames", absorption)

@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -21,7 +22,7 @@ from gram_platform.pages.results.record import (
     record_from_plain,
     with_links,
 )
-from gram_platform.pages.results.results import frame_text, read_results, study_report, summary_text
+from gram_platform.pages.results.results import frame_text, read_results, summary_text
 from gram_platform.tracking import Tracker
 
 
@@ -53,10 +54,10 @@ def _study(record: StudyRecord, tracker: Tracker) -> tuple[dict[str, str], str]:
     results = read_results(record, None, tracker.tracking_uri)
     if results is None:
         raise invalid("study", record.name, "a study with a complete baseline and its evaluation")
-    page = study_report(record, results, with_links(results.runs, {}, mlflow_links(tracker)))
+    page = replace(results, runs=with_links(results.runs, {}, mlflow_links(tracker)))
     files = {
         "table.csv": table_csv(renamed(results.analysis.table, record.varies)),
-        "report.html": build_report(record.title, intro_text(record, results.source, tracker), page),
+        "report.html": build_report(intro_text(record, results.source, tracker), page),
     }
     parts = [summary_text(record, results), "fits of the baseline's curves", frame_text(results.analysis.fits)]
     if "the paper's claims" not in parts[0] and len(results.claims):

@@ -8,9 +8,10 @@ from pathlib import Path
 from gram_platform.cli.flags import Positional, Storage, TrackingUri, has_study, stored
 from gram_platform.cli.mlflow_report import report_from_mlflow
 from gram_platform.config.identity import invalid, local_path, require_choice
+from gram_platform.pages.report.study import Results
 from gram_platform.pages.results.external import read_external
 from gram_platform.pages.results.record import load_record
-from gram_platform.pages.results.replication import Replicated, prepare, published_studies, replicate
+from gram_platform.pages.results.replication import prepare, published_studies, replicate
 from gram_platform.pages.results.results import frame_text, summary_text
 from gram_platform.pages.site.build import tracking_of
 from gram_platform.pages.site.replication import write_replication
@@ -148,15 +149,15 @@ def _studies(folder: str, is_beside: bool):
     )
     for prepared in prepare(external):
         study = replicate(prepared, is_beside)
-        print(f"{study.record.name}: {len(study.results.analysis.table)} rows", flush=True)
+        print(f"{study.record.name}: {len(study.analysis.table)} rows", flush=True)
         yield study
 
 
-def _text(study: Replicated) -> str:
+def _text(study: Results) -> str:
     """Formats the table with the published rows, the claims, and missing values."""
-    parts = [summary_text(study.record, study.results)]
+    parts = [summary_text(study.record, study)]
     if study.published is not None:
-        rows = paper.beside_published(study.results.analysis.table, study.published, study.report.shown_profile)
+        rows = paper.beside_published(study.analysis.table, study.published, study.shown_profile)
         parts.append(f"beside the published\n\n{frame_text(rows)}")
-    missing = study.results.analysis.missing
+    missing = study.analysis.missing
     return "\n\n".join([*parts, *([f"missing\n\n{frame_text(missing)}"] if len(missing) else [])])

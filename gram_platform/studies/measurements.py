@@ -12,8 +12,8 @@ from gram_platform.config import CORE, LOSSES, SAMPLES, TOKENS, AnyEvaluation, C
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.pages.report import localization, samples
-from gram_platform.pages.report.build import report_footer
-from gram_platform.pages.results.results import read_results, results_sections, summary_text, write_results
+from gram_platform.pages.report.build import report_footer, report_sections
+from gram_platform.pages.results.results import read_results, summary_text, write_results
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,10 @@ class Losses:
     read = staticmethod(read_results)
     text = staticmethod(summary_text)
     write = staticmethod(write_results)
-    sections = staticmethod(results_sections)
+
+    @staticmethod
+    def sections(record, results):
+        return report_sections(results)
 
     @staticmethod
     def footer(results):

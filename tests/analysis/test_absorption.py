@@ -8,9 +8,8 @@ from gram_platform.analysis.intervals import t_interval
 from gram_platform.analysis.variants import analyse_variants, final_shares, load_shares, probed_shares, share_curves
 from gram_platform.pages.report.build import build_report, study_figures
 from gram_platform.pages.report.modules import readable_shares
-from gram_platform.pages.report.study import StudyReport
 from gram_platform.store import Store
-from tests.study_frames import SIZES, curves, evaluations
+from tests.study_frames import curves, evaluations, study_of
 from tests.tiny import run_config
 
 DOMAINS, MODULES, SEEDS, STEPS = ("core", "biology", "chemistry"), ("biology", "chemistry"), ("0", "1", "2"), (6, 12)
@@ -85,9 +84,9 @@ def test_the_table_has_a_row_a_domain(shares):
 
 def test_the_page_shows_a_panel_a_domain_with_its_own_module_thick(shares):
     views, points = (frame.assign(variant="0.5") for frame in (evaluations(("tiny",)), curves(("tiny",))))
-    parts = {"varies": "labelled", "profile": "core", "parameters": SIZES, "runs": pd.DataFrame({"id": []})}
+    runs, about = pd.DataFrame({"id": []}), {"varies": "labelled", "profile": "core"}
     analysis = analyse_variants(views, points, ("0.5",))
-    study = StudyReport(analysis=analysis, curves=points, absorption=shares, **parts)
+    study = study_of(analysis, points, runs, absorption=shares, **about)
     figures = {n: f for n, f in study_figures(study).items() if n.startswith("absorption-")}
     assert list(figures) == [f"absorption-0.5-gram-tiny-{domain}" for domain in DOMAINS]
     for domain in MODULES:
@@ -98,6 +97,6 @@ def test_the_page_shows_a_panel_a_domain_with_its_own_module_thick(shares):
         assert list(own.y) == pytest.approx(expected)
         assert all(own.line.width > other.line.width for other in lines.values())
     assert not any("own" in (line.name or "") for line in figures["absorption-0.5-gram-tiny-core"].data)
-    page = build_report("Partial labels", "", study)
+    page = build_report("", study)
     assert page.index("<h2>Against labelled") < page.index("<h2>Which module learns what is not labelled</h2>")
-    assert "<h2>Which module" not in build_report("", "", StudyReport(analysis=analysis, curves=points, **parts))
+    assert "<h2>Which module" not in build_report("", study_of(analysis, points, runs, **about))

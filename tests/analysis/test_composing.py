@@ -11,9 +11,9 @@ from gram_platform.analysis.intervals import t_interval
 from gram_platform.analysis.tables import CLASSES, analyse
 from gram_platform.analysis.variants import by_number, drop_table, number_table
 from gram_platform.pages.report.build import build_report, study_figures
-from gram_platform.pages.report.study import StudyReport
+from gram_platform.pages.report.study import Results
 from gram_platform.pages.results.record import StudyRecord
-from gram_platform.pages.results.results import Results, study_report, summary_text
+from gram_platform.pages.results.results import summary_text
 from tests.study_frames import NUM_STEPS, loss_at
 
 SIZE, SEEDS = "tiny", ("0", "1", "2")
@@ -124,12 +124,11 @@ def record(**parts) -> StudyRecord:
     return StudyRecord(**own, parameters={SIZE: 1e6}, profile="mean", entries=(), **parts)
 
 
-def page_of(by_modules: bool) -> tuple[StudyReport, str, str]:
+def page_of(by_modules: bool) -> tuple[Results, str, str]:
     analysis = analyse(evaluations(), curves())
     runs, claims = pd.DataFrame({"id": []}), pd.DataFrame({"claim": [], "verdict": []})
-    results, own = Results(analysis, curves(), runs, claims, ""), record(by_modules=by_modules)
-    study = study_report(own, results, runs)
-    return study, build_report("Composing", "", study), summary_text(own, results)
+    study = Results(record(by_modules=by_modules), analysis, curves(), runs, claims, "")
+    return study, build_report("", study), summary_text(study.record, study)
 
 
 def test_the_page_leads_with_both_classes_against_the_number():
@@ -150,9 +149,10 @@ def test_the_page_leads_with_both_classes_against_the_number():
 
 def test_core_alone_gives_no_panel_of_retain(per_seed):
     alone = per_seed[(per_seed["retained"] == "") | (per_seed["method"] == "baseline")]
-    study = dataclasses.replace(page_of(by_modules=True)[0], by_number=by_number(alone))
+    study = page_of(by_modules=True)[0]
+    study = dataclasses.replace(study, analysis=dataclasses.replace(study.analysis, per_seed=alone))
     assert [name for name in study_figures(study) if name.startswith("modules-")] == ["modules-core-tiny"]
-    assert "<h2>From one module to all</h2>" not in build_report("", "", study)
+    assert "<h2>From one module to all</h2>" not in build_report("", study)
 
 
 def test_other_studies_have_no_such_section():

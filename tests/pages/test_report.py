@@ -11,14 +11,14 @@ import pytest
 from gram_platform.analysis.tables import Analysis, analyse
 from gram_platform.pages.report.build import build_report, study_figures
 from gram_platform.pages.report.page import Section, readable_claims, readable_runs, sections_html
-from gram_platform.pages.report.study import StudyReport, shared_profile
+from gram_platform.pages.report.study import shared_profile
 from gram_platform.paper.claims import paper_claims, with_published
 from gram_platform.paper.paper_claims import CLAIMS, STORIES_CLAIMS
 from gram_platform.paper.verdicts import EXPLANATIONS, explained
 from tests import stories_frames
 from tests.pages.site.browser import running_browser
 from tests.pages.site.pages import DRAWN
-from tests.study_frames import SIZES, curves, evaluations
+from tests.study_frames import SIZES, curves, evaluations, study_of
 
 HOSTILE = 'loss is <b>nan</b> </script><script>alert("x")</script>'
 TREND = "The largest size, predicted from the others"
@@ -37,7 +37,7 @@ def runs_frame() -> pd.DataFrame:
 
 
 def report_of(analysis: Analysis) -> str:
-    return build_report("A <study>", "First.\n\nSecond.", StudyReport(analysis, curves(), runs_frame(), SIZES))
+    return build_report("First.\n\nSecond.", study_of(analysis, curves(), runs_frame(), title="A <study>"))
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_a_domain_named_like_markup_is_escaped_once():
     views = evaluations().rename(columns=renamed).replace("biology", "<b>&x", regex=True)
     points = curves().replace("biology", "<b>&x", regex=True)
     analysis = analyse(views, points, tuple(SIZES))
-    page = build_report("T", "", StudyReport(analysis, points, runs_frame(), SIZES))
+    page = build_report("", study_of(analysis, points, runs_frame()))
     markup = without_plotly(page)
     assert "profile core+&lt;b&gt;&amp;x:" in markup  # in a text
     assert "<td>core+&lt;b&gt;&amp;x</td>" in markup  # and a table
@@ -162,7 +162,7 @@ def test_every_section_has_an_address_of_its_own():
 def test_claims_are_shown():
     analysis = analyse(evaluations(), curves(), tuple(SIZES))
     claims = pd.DataFrame({"claim": ["retain > forget"], "verdict": ["agree"]})
-    page = build_report("T", "", StudyReport(analysis, curves(), runs_frame(), SIZES, claims=claims))
+    page = build_report("", study_of(analysis, curves(), runs_frame(), claims))
     assert "retain &gt; forget" in page
     places = [page.index(f"<h2>{title}</h2>") for title in ("At a glance", "Scaling", "Claims", "Capabilities")]
     assert places == sorted(places)
@@ -178,8 +178,8 @@ def test_a_disagreement_is_explained_in_the_last_column():
     assert shown["explanation"].tolist() == ["", "It <is> b. Shown by run 0123456789ab."]
     assert "explanation" not in readable_claims(explained(claims, "scaling", "smoke", why))
     analysis = analyse(evaluations(), curves(), tuple(SIZES))
-    study = StudyReport(analysis, curves(), runs_frame(), SIZES, claims=explained(claims, "scaling", "demo", why))
-    assert '<td class="long">It &lt;is&gt; b. Shown by run 0123456789ab.</td></tr>' in build_report("T", "", study)
+    study = study_of(analysis, curves(), runs_frame(), explained(claims, "scaling", "demo", why))
+    assert '<td class="long">It &lt;is&gt; b. Shown by run 0123456789ab.</td></tr>' in build_report("", study)
 
 
 def test_every_explanation_is_of_a_claim_that_exists():
@@ -195,7 +195,7 @@ def test_the_same_study_is_the_same_page(page):
 def test_names_of_figures_and_the_shared_profile():
     analysis = analyse(evaluations(), curves(), tuple(SIZES))
     assert shared_profile(analysis.table) == "core+biology"
-    names = set(study_figures(StudyReport(analysis, curves(), runs_frame(), SIZES)))
+    names = set(study_figures(study_of(analysis, curves(), runs_frame())))
     assert {"scaling-core", "scaling-retain", "scaling-forget", "profiles-gram-tiny", "curves-small"} <= names
     assert "scaling-elicited" not in names
     assert all(re.fullmatch(r"[\w-]+", name) for name in names)
@@ -214,8 +214,8 @@ def stories_page() -> str:
     frames = stories_frames
     analysis = analyse(frames.evaluations(), frames.curves(), attacks=frames.attacks())
     claims, runs = with_published(paper_claims(analysis.per_seed, "stories"), "stories"), frames.runs()
-    parts = (analysis, frames.curves(), runs, frames.PARAMETERS, "", claims, frames.COSTS, "stories")
-    return build_report("Stories", "", StudyReport(*parts))
+    about = {"parameters": frames.PARAMETERS, "costs": frames.COSTS, "compare_with": "stories", "title": "Stories"}
+    return build_report("", study_of(analysis, frames.curves(), runs, claims, **about))
 
 
 def test_a_study_of_every_method_beside_the_paper(stories_page):

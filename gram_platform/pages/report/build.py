@@ -26,7 +26,7 @@ from gram_platform.pages.report.sections import (
     plain_sections,
     renamed,
 )
-from gram_platform.pages.report.study import StudyReport, headline_sections, with_verdicts
+from gram_platform.pages.report.study import Results, headline_sections, with_verdicts
 from gram_platform.paper.paper import PAPER
 
 FOOTER = f"""Compute ratio: the share of the baseline's training steps after which the baseline has the same loss on a
@@ -43,17 +43,18 @@ domain; lower is better. The loss is that of the attack's best checkpoint on val
 paper and favours the attacker. No attack trains on validation data."""
 
 
-def build_report(title: str, intro: str, study: StudyReport) -> str:
+def build_report(intro: str, study: Results) -> str:
     """Renders the page of a study as HTML; a partial study has a partial page that names what is missing."""
-    return page_html(title, with_verdicts(intro, study.claims), report_sections(study), report_footer(study.runs))
+    intro, footer = with_verdicts(intro, study.claims), report_footer(study.runs)
+    return page_html(study.record.title, intro, report_sections(study), footer)
 
 
-def report_sections(study: StudyReport) -> list[Section]:
+def report_sections(study: Results) -> list[Section]:
     """Builds the sections of the study's page, in the report and on the site.
 
     They are: six numbers, main figure, claims, missing results, tables, other figures, runs.
     """
-    main, others = varied_sections(study) if study.varies else plain_sections(study)
+    main, others = varied_sections(study) if study.record.varies else plain_sections(study)
     return [
         *headline_sections(study),
         *main,
@@ -74,55 +75,55 @@ def report_footer(runs: pd.DataFrame) -> str:
     return f"{ATTACK}\n\n{FOOTER}" if is_attack(runs).any() else FOOTER
 
 
-def study_figures(study: StudyReport) -> dict[str, go.Figure]:
+def study_figures(study: Results) -> dict[str, go.Figure]:
     """Draws every figure of the page; keys name files: `scaling-core`, `aggregate-core-small`, `curves-small`, ..."""
-    return (varied_figures(study) if study.varies else plain_figures(study)) | curve_figures(study)
+    return (varied_figures(study) if study.record.varies else plain_figures(study)) | curve_figures(study)
 
 
-def varied_sections(study: StudyReport) -> tuple[list[Section], list[Section]]:
+def varied_sections(study: Results) -> tuple[list[Section], list[Section]]:
     """Builds the main figures, and the other sections that only a study with variants has."""
     figures = _variant_sections(study)
     return [*figures[:1], *absorption_sections(study)], [*figures[1:], *_domain_sections(study)]
 
 
-def varied_figures(study: StudyReport) -> dict[str, go.Figure]:
+def varied_figures(study: Results) -> dict[str, go.Figure]:
     """Draws every figure of these sections; the keys name files."""
     figures = {}
     for size in dict.fromkeys(study.table["size"]):
-        figures |= {f"{study.varies}-{name}-{size}": figure for name, figure in _panels(study, size).items()}
+        figures |= {f"{study.record.varies}-{name}-{size}": figure for name, figure in _panels(study, size).items()}
     figures |= absorption_figures(study)
     return figures | {f"domains-{name}": figure for name, figure in _domain_figures(study).items()}
 
 
-def _variant_sections(study: StudyReport) -> list[Section]:
+def _variant_sections(study: Results) -> list[Section]:
     """Shows the four classes against the variants for each size, the largest first, beside the paper's points."""
-    table, profile, words = study.table, study.shown_profile, study.varies.replace("_", " ")
+    table, profile, words = study.table, study.shown_profile, study.record.varies.replace("_", " ")
     text = f"Compute ratio against {words} for the profile {profile}; error bars are 90% intervals over seeds."
-    text += f" Hollow diamonds are the paper's. {AT_ITS_SCALE}" if study.compare_with in PAPER else ""
+    text += f" Hollow diamonds are the paper's. {AT_ITS_SCALE}" if study.record.compare_with in PAPER else ""
     sections = []
     for size in reversed(dict.fromkeys(table["size"])):
         rows = table[(table["size"] == size) & (table["profile"] == profile)]
         if figures := list(_panels(study, size).values()):
-            shown = renamed(readable_table(rows), study.varies)
+            shown = renamed(readable_table(rows), study.record.varies)
             sections.append(Section(f"Against {words}, {size}", text, figures, table=shown))
     return sections
 
 
-def _domain_sections(study: StudyReport) -> list[Section]:
+def _domain_sections(study: Results) -> list[Section]:
     """Shows every method's domains against the variants."""
     figures = list(_domain_figures(study).values())
     text = "Core, and every other domain under the profile of core and that domain (under core alone if a study lacks "
     text += "this profile)."
-    table = renamed(domain_table(study.analysis.ratios).drop(columns="runs"), study.varies)
+    table = renamed(domain_table(study.analysis.ratios).drop(columns="runs"), study.record.varies)
     return [Section("By domain", text, figures, table=table)] if figures else []
 
 
-def _panels(study: StudyReport, size: str) -> Mapping[str, go.Figure]:
-    shown = (study.table, study.varies, size, study.shown_profile)
-    return drawn({name: variant_figure(*shown, name, study.compare_with) for name in CLASSES})
+def _panels(study: Results, size: str) -> Mapping[str, go.Figure]:
+    shown = (study.table, study.record.varies, size, study.shown_profile)
+    return drawn({name: variant_figure(*shown, name, study.record.compare_with) for name in CLASSES})
 
 
-def _domain_figures(study: StudyReport) -> dict[str, go.Figure]:
-    domains = domain_table(study.analysis.ratios)
+def _domain_figures(study: Results) -> dict[str, go.Figure]:
+    domains, varies = domain_table(study.analysis.ratios), study.record.varies
     pairs = dict.fromkeys(zip(domains["method"], domains["size"], strict=True))
-    return drawn({f"{m}-{s}": domain_variant_figure(domains, study.varies, m, s) for m, s in pairs if m not in HIDDEN})
+    return drawn({f"{m}-{s}": domain_variant_figure(domains, varies, m, s) for m, s in pairs if m not in HIDDEN})

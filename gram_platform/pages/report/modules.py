@@ -22,7 +22,7 @@ from gram_platform.pages.figures.style import (
 )
 from gram_platform.pages.figures.variants import variant_figure
 from gram_platform.pages.report.page import Section, readable_table
-from gram_platform.pages.report.study import StudyReport
+from gram_platform.pages.report.study import Results
 
 OWN_WIDTH, OTHER_WIDTH = 3.5, 1.2
 OTHER_OPACITY = 0.55
@@ -43,7 +43,7 @@ GRAM's drop less the method's, of the same seed; above 0 the method composes bet
 # ---------------------------------------------------------------------------------- which module learns unlabelled text
 
 
-def absorption_sections(study: StudyReport) -> list[Section]:
+def absorption_sections(study: Results) -> list[Section]:
     """Shows a panel for each method and domain, the last size open; [] for a study without probes."""
     if study.absorption is None or study.absorption.empty:
         return []
@@ -51,12 +51,12 @@ def absorption_sections(study: StudyReport) -> list[Section]:
     figures = [(size, figure) for size, _, figure in _probe_panels(study.absorption)]
     shown = [figure for size, figure in figures if size == last]
     folded = [figure for size, figure in figures if size != last]
-    table = readable_shares(final_shares(study.absorption)).rename(columns={VARIANT: study.varies or VARIANT})
+    table = readable_shares(final_shares(study.absorption)).rename(columns={VARIANT: study.record.varies or VARIANT})
     title = "Which module learns what is not labelled"
     return [Section(title, PROBES, shown, folded, "The other sizes", table, table_is_open=True)]
 
 
-def absorption_figures(study: StudyReport) -> dict[str, go.Figure]:
+def absorption_figures(study: Results) -> dict[str, go.Figure]:
     """Draws every figure of this section; the keys name files."""
     return {} if study.absorption is None else {name: figure for _, name, figure in _probe_panels(study.absorption)}
 
@@ -132,7 +132,7 @@ def _probe_panels(shares: pd.DataFrame) -> Iterator[tuple[str, str, go.Figure]]:
 # --------------------------------------------------------------------------------------- what more modules at once cost
 
 
-def composing_sections(study: StudyReport) -> list[Section]:
+def composing_sections(study: Results) -> list[Section]:
     """Shows core and retain against the number of active modules, the largest size open, and the drops.
 
     [] for a study of another subject.
@@ -149,7 +149,7 @@ def composing_sections(study: StudyReport) -> list[Section]:
     return sections + [Section("From one module to all", DROPS, table=drops, table_is_open=True)] * (len(drops) > 0)
 
 
-def composing_figures(study: StudyReport) -> dict[str, go.Figure]:
+def composing_figures(study: Results) -> dict[str, go.Figure]:
     """Draws every figure of these sections; the keys name files."""
     if study.by_number is None:
         return {}

@@ -26,7 +26,7 @@ from gram_platform.pages.report.page import (
     readable_table,
     render,
 )
-from gram_platform.pages.report.study import StudyReport
+from gram_platform.pages.report.study import Results
 from gram_platform.paper.paper import PAPER, beside_paper, beside_published, published_means
 from gram_platform.paper.verdicts import ABOVE, AGREE, BELOW, CANNOT_TELL, DISAGREE, NO_INTERVAL
 
@@ -50,14 +50,14 @@ MARGINS_TEXT = f"""The margins are the same in every study: core and retain no m
 elicited no more than {ABOVE:.2f} above, in compute ratio."""
 
 
-def plain_sections(study: StudyReport) -> tuple[list[Section], list[Section]]:
+def plain_sections(study: Results) -> tuple[list[Section], list[Section]]:
     """Builds the main figure, and the other sections that only a study without variants has."""
     figures = [*composing_sections(study), *_scaling_sections(study), *_aggregate_sections(study)]
     others = [*published_sections(study), *figures[1:], *trend_sections(study), *_profile_sections(study)]
     return figures[:1], others
 
 
-def plain_figures(study: StudyReport) -> dict[str, go.Figure]:
+def plain_figures(study: Results) -> dict[str, go.Figure]:
     """Draws every figure of these sections; the keys name files."""
     figures = composing_figures(study) | _scaling_panels(study)
     for size in _aggregated_sizes(study.table):
@@ -68,7 +68,7 @@ def plain_figures(study: StudyReport) -> dict[str, go.Figure]:
 # ----------------------------------------------------------------------------------------------------- of a plain study
 
 
-def _scaling_sections(study: StudyReport) -> list[Section]:
+def _scaling_sections(study: Results) -> list[Section]:
     """Shows compute ratio against model size; [] if the bars of a single size show the same."""
     table, profile = study.table, study.shown_profile
     if len(set(table["size"])) == 1 and _aggregated_sizes(table):
@@ -80,12 +80,12 @@ def _scaling_sections(study: StudyReport) -> list[Section]:
     return [Section("Scaling", text, list(_scaling_panels(study).values()), table=rows)]
 
 
-def _scaling_panels(study: StudyReport) -> dict[str, go.Figure]:
-    shown = (study.table, study.parameters, study.shown_profile)
+def _scaling_panels(study: Results) -> dict[str, go.Figure]:
+    shown = (study.table, study.record.parameters, study.shown_profile)
     return drawn({f"scaling-{name}": scaling_figure(*shown, name, study.published) for name in CLASSES})
 
 
-def _aggregate_sections(study: StudyReport) -> list[Section]:
+def _aggregate_sections(study: Results) -> list[Section]:
     """Shows the methods' means over profiles, beside the paper's if the study declares it."""
     table, sizes = study.table, _aggregated_sizes(study.table)
     if not sizes:
@@ -93,7 +93,7 @@ def _aggregate_sections(study: StudyReport) -> list[Section]:
     panels = {size: list(_panels(study, size).values()) for size in sizes}
     text = "Compute ratios averaged over the profiles; error bars are 90% intervals over seeds."
     title, means = "Methods", readable_table(table[table["profile"] == MEAN])
-    if study.compare_with in PAPER:
+    if study.record.compare_with in PAPER:
         title, text = "Methods, ours beside the paper's", f"{text} The diamonds are the paper's. {AT_ITS_SCALE}"
     elif study.published is not None and set(sizes) & set(study.published["size"]):
         text += " The diamonds are the published means at the same size."
@@ -112,15 +112,15 @@ def _aggregated_sizes(table: pd.DataFrame) -> list[str]:
     return [size for size in _in_order(rows["size"]) if size in with_means and len(averaged[size]) == 1]
 
 
-def _panels(study: StudyReport, size: str) -> dict[str, go.Figure]:
+def _panels(study: Results, size: str) -> dict[str, go.Figure]:
     """Draws the means beside the paper's printed ones, else beside the published means at that size."""
-    paper = PAPER.get(study.compare_with, {}).get("")
+    paper = PAPER.get(study.record.compare_with, {}).get("")
     if paper is None and study.published is not None:
         paper = published_means(study.published, size)
     return drawn({f"aggregate-{name}-{size}": aggregate_figure(study.table, size, name, paper) for name in CLASSES})
 
 
-def _profile_sections(study: StudyReport) -> list[Section]:
+def _profile_sections(study: Results) -> list[Section]:
     domains, figures = domain_table(study.analysis.ratios), _profile_bars(study)
     if not figures:
         return []
@@ -134,7 +134,7 @@ def _profile_sections(study: StudyReport) -> list[Section]:
     return [Section("Profiles", text, shown, folded, "The other sizes", table)]
 
 
-def _profile_bars(study: StudyReport) -> dict[tuple[str, str], go.Figure]:
+def _profile_bars(study: Results) -> dict[tuple[str, str], go.Figure]:
     """Draws bars for each (method, size) in the tables' order, without the baseline, which is 1 by construction.
 
     A study of every subset of modules shows the profiles with none, one and all of them.
@@ -146,11 +146,11 @@ def _profile_bars(study: StudyReport) -> dict[tuple[str, str], go.Figure]:
     return {pair: profile_bars_figure(domains, *pair) for pair in pairs if pair[0] not in HIDDEN}
 
 
-def trend_sections(study: StudyReport) -> list[Section]:
+def trend_sections(study: Results) -> list[Section]:
     """Predicts core and forget of every method with three sizes or more; [] without one."""
     table = study.table
     shown = table[(table["profile"] == study.shown_profile) & ~table["method"].isin(HIDDEN)]
-    found = trend_table(shown, study.parameters)
+    found = trend_table(shown, study.record.parameters)
     if found.empty:
         return []
     table = _readable_trends(found)
@@ -163,7 +163,7 @@ def _readable_trends(found: pd.DataFrame) -> pd.DataFrame:
     return found.drop(columns=["parameters", "low", "high"]).assign(**numbers, predicted=predicted)
 
 
-def published_sections(study: StudyReport) -> list[Section]:
+def published_sections(study: Results) -> list[Section]:
     """Puts below each of our rows the published one of its method, size and profile."""
     if study.published is None:
         return []
@@ -175,26 +175,26 @@ def published_sections(study: StudyReport) -> list[Section]:
 # --------------------------------------------------------------------------------------------------------- of any study
 
 
-def paper_sections(study: StudyReport) -> list[Section]:
+def paper_sections(study: Results) -> list[Section]:
     """Puts below each row of a profile, of the means in a study without variants, the paper's row if it prints one."""
-    if study.compare_with not in PAPER or not (study.varies or _aggregated_sizes(study.table)):
+    if study.record.compare_with not in PAPER or not (study.record.varies or _aggregated_sizes(study.table)):
         return []
-    profile = study.shown_profile if study.varies else MEAN
+    profile = study.shown_profile if study.record.varies else MEAN
     text = f"Profile {profile}. The rows marked paper are the paper's. {AT_ITS_SCALE}"
-    beside = renamed(beside_paper(study.table, study.compare_with, profile), study.varies)
+    beside = renamed(beside_paper(study.table, study.record.compare_with, profile), study.record.varies)
     return [Section("Beside the paper", text, table=beside, table_is_open=True)] if len(beside) else []
 
 
-def curve_sections(study: StudyReport) -> list[Section]:
+def curve_sections(study: Results) -> list[Section]:
     """Shows the baselines' learning curves; folded in a study with variants, which has many."""
     figures = list(curve_figures(study).values())
-    shown, folded = ((), figures) if study.varies else (figures, ())
+    shown, folded = ((), figures) if study.record.varies else (figures, ())
     text = "Validation losses of the baselines and the fitted curves that turn a loss into steps."
     title, fits = "Learning curves and their fits", study.analysis.fits.rename(columns={VARIANT: "for"})
     return [Section(title, text, shown, folded, "The curves", fits)] if figures else []
 
 
-def curve_figures(study: StudyReport) -> dict[str, go.Figure]:
+def curve_figures(study: Results) -> dict[str, go.Figure]:
     """Draws the curves by size, variant and, if seeds are fitted separately, seed; shared fits are drawn once."""
     all_fits, figures, seen = study.analysis.fits, {}, set()
     for key, fits in all_fits.groupby([c for c in ("size", VARIANT, "seed") if c in all_fits], sort=False):
@@ -219,17 +219,17 @@ def missing_sections(missing: pd.DataFrame) -> list[Section]:
     return [Section("Missing", text, table=missing, table_is_open=is_short, is_warning=True)] if len(missing) else []
 
 
-def capabilities_section(study: StudyReport) -> Section:
+def capabilities_section(study: Results) -> Section:
     table = readable_table(study.table)
-    return Section("Capabilities", _progress(study.runs), table=renamed(table, study.varies), table_is_open=True)
+    return Section("Capabilities", _progress(study.runs), table=renamed(table, study.record.varies), table_is_open=True)
 
 
-def claim_sections(study: StudyReport) -> list[Section]:
+def claim_sections(study: Results) -> list[Section]:
     claims, text = study.claims, JUDGED
-    if claims is not None and "paper" in claims:
+    if "paper" in claims:
         text += f" {MARGINS_TEXT} Published: the same on the authors' published per-seed numbers, at their size or "
         text += "sizes. Paper: where these are not public, the difference in the paper's table, at the paper's scale."
-    return [] if claims is None else judged_sections(claims, text)
+    return judged_sections(claims, text)
 
 
 def judged_sections(claims: pd.DataFrame, rule: str) -> list[Section]:
@@ -238,12 +238,12 @@ def judged_sections(claims: pd.DataFrame, rule: str) -> list[Section]:
     return [Section("Claims", table=table, table_is_open=True, markup=markup)] if len(claims) else []
 
 
-def cost_sections(study: StudyReport) -> list[Section]:
-    table = renamed(readable_costs(study.costs), study.varies)
-    return [Section("Cost", COST, table=table, table_is_open=True)] if study.costs else []
+def cost_sections(study: Results) -> list[Section]:
+    table = renamed(readable_costs(study.record.costs), study.record.varies)
+    return [Section("Cost", COST, table=table, table_is_open=True)] if study.record.costs else []
 
 
-def attack_sections(study: StudyReport) -> list[Section]:
+def attack_sections(study: Results) -> list[Section]:
     """Lists the attacks, folded: there are hundreds."""
     attacks = readable_attacks(study.runs)
     text = f"{ATTACKS} {_progress(study.runs[is_attack(study.runs)])}"

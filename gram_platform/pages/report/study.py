@@ -1,16 +1,17 @@
-"""Defines `StudyReport`, the content of a study's page, and builds the section with six main numbers."""
+"""Defines `Results`, the content of a study's page, and builds the section with six main numbers."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import pandas as pd
 
 from gram_platform.analysis.ratios import ALL, MEAN, VARIANT
 from gram_platform.analysis.tables import Analysis, interval_text, with_runs
+from gram_platform.analysis.variants import by_number
 from gram_platform.pages.figures.study import HIDDEN
 from gram_platform.pages.figures.style import method_style
 from gram_platform.pages.report.page import Section, render
+from gram_platform.pages.results.record import StudyRecord
 from gram_platform.paper.verdicts import verdict_counts
 
 SHOWN = ("core", "retain", "forget")
@@ -18,35 +19,41 @@ FIRST = ("gram", "filtering")  # the methods of the main numbers; others follow 
 
 
 @dataclass(frozen=True)
-class StudyReport:
-    """The frames of a study, complete or not, with options for showing them.
+class Results:
+    """The analysed results of a study, complete or not: the content of its page.
 
-    `runs` has one row for each run, evaluation or attack; attacks have a non-empty `elicited`. Shown are the present
-    ones of the columns `run_id, kind, method, size, seed, profile, status, steps, num_tokens, elapsed_s,
-    tokens_per_second, best_loss, error`, with `run_id_url` for links to MLflow.
+    `runs` has one row for each run, evaluation or attack, under the study's names and in its order; attacks have a
+    non-empty `elicited`. Shown are the present ones of the columns `run_id, kind, method, size, seed, profile, status,
+    steps, num_tokens, elapsed_s, tokens_per_second, best_loss, error`, with `run_id_url` for links to MLflow.
     """
 
+    record: StudyRecord
     analysis: Analysis
     curves: pd.DataFrame  # the points given to `analyse`
     runs: pd.DataFrame
-    parameters: Mapping[str, float]  # the count of each size, also of published sizes
-    profile: str = ""  # of the figures against size or variant; "": the `shared_profile`
-    claims: pd.DataFrame | None = None  # of `claims_frame`
-    costs: Sequence[Mapping] = field(default=())  # rows of `size, method` and `method_costs`
-    compare_with: str = ""  # the paper's study whose numbers stand beside ours
-    varies: str = ""  # a name for the frames' column `variant`
-    published: pd.DataFrame | None = None  # the published table of the same methods, in the columns of table.csv
+    claims: pd.DataFrame  # of `claims_frame`
+    source: str  # "MLflow", or the run directories with the reason
     absorption: pd.DataFrame | None = None  # of `load_shares`, in a study whose runs have probes
-    by_number: pd.DataFrame | None = None  # of `by_number`, in a study about the number of active modules
+    # the published table of the same methods, in the columns of table.csv; the record then has its sizes' parameters
+    published: pd.DataFrame | None = None
 
     @cached_property
     def table(self) -> pd.DataFrame:
         """The analysis' table with the runs behind each row."""
         return with_runs(self.analysis.table, self.analysis.ratios)
 
+    @cached_property
+    def by_number(self) -> pd.DataFrame | None:
+        """The values by the number of active modules, in a study about it."""
+        if not self.record.by_modules:
+            return None
+        return by_number(self.analysis.per_seed, self.record.tags("evaluation") if self.record.entries else None)
+
     @property
     def shown_profile(self) -> str:
-        return self.profile or shared_profile(self.table)
+        """The profile of the figures against size or variant: the record's if the table has it."""
+        profile = self.record.profile
+        return profile if (self.table["profile"] == profile).any() else shared_profile(self.table)
 
 
 def shared_profile(table: pd.DataFrame) -> str:
@@ -63,14 +70,14 @@ def with_verdicts(intro: str, claims: pd.DataFrame | None) -> str:
     return f"Claims: {verdict_counts(claims['verdict'])}.\n\n{intro}"
 
 
-def headline_sections(study: StudyReport) -> list[Section]:
+def headline_sections(study: Results) -> list[Section]:
     """Shows the six main numbers as tiles; [] while there are none."""
     rows = headline_rows(study)
     if rows.empty:
         return []
     first = rows.iloc[0]
     place = f" at {first['size']}, profile {first['profile']}"
-    place += f", {study.varies.replace('_', ' ')} {first[VARIANT]}" if study.varies else ""
+    place += f", {study.record.varies.replace('_', ' ')} {first[VARIANT]}" if study.record.varies else ""
     text = f"{_methods(rows)}{place}: compute ratios with 90% intervals over seeds. Core and retain: higher is better; "
     text += "forget: lower is better."
     text += " Some results are missing: see Missing." if len(study.analysis.missing) else ""
@@ -78,7 +85,7 @@ def headline_sections(study: StudyReport) -> list[Section]:
     return [Section("At a glance", text, markup=render("tiles.html", methods=methods))]
 
 
-def headline_rows(study: StudyReport) -> pd.DataFrame:
+def headline_rows(study: Results) -> pd.DataFrame:
     """Selects the table's rows of the two main methods at the shown profile and at one size and variant.
 
     It takes the largest size, and its last variant, among those with numbers of both methods and their intervals.
@@ -92,7 +99,7 @@ def headline_rows(study: StudyReport) -> pd.DataFrame:
     def rank(place: tuple[str, str]) -> tuple:
         size, variant = place
         num_sure = places[place][[f"{name}_low" for name in SHOWN]].notna().any(axis="columns").sum()
-        return len(places[place]), num_sure, study.parameters.get(size, 0), variants.index(variant)
+        return len(places[place]), num_sure, study.record.parameters.get(size, 0), variants.index(variant)
 
     rows = places[max(places, key=rank)] if places else rows
     return rows.sort_values("method", key=lambda names: names.map(methods.index), kind="stable")

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, fields
 
 import pandas as pd
 
-from gram_platform.analysis.ratios import ELICITED
+from gram_platform.analysis.ratios import ELICITED, VARIANT, VIEW
 from gram_platform.config import LOSSES
 from gram_platform.config.identity import invalid
 from gram_platform.store import Store
@@ -61,6 +61,19 @@ class StudyRecord(Description):
     def baseline_runs(self) -> list[str]:
         runs = [e for e in self.entries if e["kind"] == "run" and ELICITED not in e["tags"]]
         return [e["id"] for e in runs if e["tags"]["method"] == "baseline"]
+
+    @property
+    def view_columns(self) -> list[str]:
+        """The columns that name a view in this study's frames."""
+        return [*([VARIANT] if self.variants else []), *VIEW]
+
+    def tags(self, kind: str) -> pd.DataFrame:
+        """Makes a frame of ids and names, in order, of a kind of entries: run (no attack), attack or evaluation."""
+        kinds = ["attack" if ELICITED in entry["tags"] else entry["kind"] for entry in self.entries]
+        of_kind = [entry for entry, found in zip(self.entries, kinds, strict=True) if found == kind]
+        rows = [{"retained": "", ELICITED: "", **entry["tags"], "id": entry["id"]} for entry in of_kind]
+        columns = ["id", *self.view_columns, "retained", ELICITED]
+        return pd.DataFrame(rows, columns=columns).fillna("").drop_duplicates(ignore_index=True)
 
     @property
     def preset(self) -> str:

@@ -20,7 +20,7 @@ from gram_platform.analysis.tables import Analysis
 from gram_platform.config import CORE
 from gram_platform.config.identity import invalid
 from gram_platform.methods.setting import profile_name
-from gram_platform.pages.report.study import StudyReport
+from gram_platform.pages.report.study import Results
 from gram_platform.pages.results.declarations import (
     KNOWN,
     Baseline,
@@ -31,7 +31,7 @@ from gram_platform.pages.results.declarations import (
 )
 from gram_platform.pages.results.external import CURVES_FILE, LOSSES_FILE, External, parameters_of
 from gram_platform.pages.results.record import StudyRecord
-from gram_platform.pages.results.results import Results, analysed, judged, study_report
+from gram_platform.pages.results.results import analysed, judged
 from gram_platform.paper.paper import SOURCE, published_per_seed, published_table
 
 NO_RUNS, NO_NOTES = pd.DataFrame({"id": []}), pd.DataFrame(columns=["what", "why"])
@@ -80,48 +80,34 @@ def _prepare(name: str, external: External, declared: Declaration, baselines: Ba
     return ExternalStudy(record, *(frame.drop(columns=dropped) for frame in frames), notes)
 
 
-@dataclass(frozen=True)
-class Replicated:
-    """A study with its tables and claims, and the published table beside it."""
-
-    record: StudyRecord
-    results: Results
-    published: pd.DataFrame | None = None
-
-    @property
-    def report(self) -> StudyReport:
-        """The content of the study's page."""
-        return study_report(self.record, self.results, self.results.runs, self.published)
-
-
-def replicate(prepared: ExternalStudy, is_beside: bool = True) -> Replicated:
+def replicate(prepared: ExternalStudy, is_beside: bool = True) -> Results:
     """Computes the tables and claims of a prepared study, beside the published ones if `is_beside`."""
     record, notes = prepared.record, pd.DataFrame(prepared.notes, columns=["what", "why"])
     analysis = analysed(record, prepared.evaluations, prepared.curves, prepared.attacks, prepared.declared)
     analysis = replace(analysis, missing=pd.concat([analysis.missing, notes], ignore_index=True))
-    results = Results(analysis, prepared.curves, NO_RUNS, judged(record, analysis), "the folder")
+    results = Results(record, analysis, prepared.curves, NO_RUNS, judged(record, analysis), "the folder")
     if record.varies or not is_beside:
-        return Replicated(record, results)
+        return results
     domains = set(analysis.ratios["domain"])
     published = published_table(record.compare_with, domains)
     if published is None or not set(published["method"]) & set(analysis.table["method"]):
-        return Replicated(record, results)
+        return results
     parameters = {size: parameters_of(size) for size in published["size"]} | record.parameters
-    return Replicated(replace(record, parameters=parameters), results, published)
+    return replace(results, record=replace(record, parameters=parameters), published=published)
 
 
-def published_studies() -> list[Replicated]:
+def published_studies() -> list[Results]:
     """Returns the studies whose per-seed compute ratios ship with the package, without losses and curves."""
     return [_published(name) for name in KNOWN if published_table(name) is not None]
 
 
-def _published(name: str) -> Replicated:
+def _published(name: str) -> Results:
     declared, per_seed = declaration(name, {}, []), published_per_seed(name).drop(columns=VARIANT)
     table = published_table(name)
     record = declared.record(name, tuple(dict.fromkeys(table["size"])), (f"{SOURCE}.",), variants=())
     ratios = pd.DataFrame(columns=[*VIEW, "retained", "domain", "class", "compute_ratio"])
     analysis = Analysis(table, per_seed, ratios, pd.DataFrame(columns=FIT_COLUMNS), NO_NOTES)
-    return Replicated(record, Results(analysis, NO_CURVES, NO_RUNS, judged(record, analysis), "the shipped file"))
+    return Results(record, analysis, NO_CURVES, NO_RUNS, judged(record, analysis), "the shipped file")
 
 
 def _variants_of(losses: pd.DataFrame) -> tuple[str, ...]:

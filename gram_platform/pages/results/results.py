@@ -1,20 +1,20 @@
 """Reads a study's losses from MLflow, else the run directories, and writes the study's table and report."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import pandas as pd
 
-from gram_platform.analysis.ratios import ATTACK_COLUMNS, BASELINE, ELICITED, VARIANT, VIEW
+from gram_platform.analysis.ratios import BASELINE, ELICITED, VARIANT
 from gram_platform.analysis.tables import CLASSES, Analysis, aligned, analyse, format_table, table_csv
-from gram_platform.analysis.variants import analyse_variants, by_number, drop_table, final_shares, load_shares
+from gram_platform.analysis.variants import analyse_variants, drop_table, final_shares, load_shares
 from gram_platform.config import State
 from gram_platform.pages.figures.style import method_style
-from gram_platform.pages.report.build import build_report, report_sections, study_figures
+from gram_platform.pages.report.build import build_report, study_figures
 from gram_platform.pages.report.modules import readable_drops, readable_shares
-from gram_platform.pages.report.page import Section, shown_columns
+from gram_platform.pages.report.page import shown_columns
 from gram_platform.pages.report.sections import renamed
-from gram_platform.pages.report.study import StudyReport
+from gram_platform.pages.report.study import Results
 from gram_platform.pages.results.record import StudyRecord, intro_text, mlflow_links, publish, with_links
 from gram_platform.paper.claims import paper_claims, separation_claims, with_published
 from gram_platform.paper.paper import PAPER, beside_paper
@@ -29,18 +29,6 @@ RUN_COLOUR = "mlflow.runColor"  # of a run's line in MLflow's charts
 BEST_LOSS = "final/best/loss/"  # + domain, in the frames of runs
 
 
-@dataclass(frozen=True)
-class Results:
-    """The analysed results of a study, complete or not."""
-
-    analysis: Analysis
-    curves: pd.DataFrame
-    runs: pd.DataFrame  # runs, evaluations and attacks under the study's names and in its order, each id once
-    claims: pd.DataFrame
-    source: str  # "MLflow", or the run directories with the reason
-    absorption: pd.DataFrame | None = None  # of `load_shares`, in a study whose runs have probes
-
-
 def read_results(
     record: StudyRecord, store: Store | None, tracking_uri: str | None, why_not: str = "", frames: Frames | None = None
 ) -> Results | None:
@@ -51,17 +39,16 @@ def read_results(
     """
     frame, curves, source = load_frames(record.ids, record.baseline_runs, store, tracking_uri, why_not, frames)
     complete = frame[frame["status"] == State.COMPLETE]
-    evaluations = _named(record, _entries(record, "evaluation"), complete)
+    evaluations = _named(record, "evaluation", complete)
     if evaluations.empty or curves.empty:
         return None
-    baselines = _named(record, [e for e in _entries(record, "run") if e["id"] in set(record.baseline_runs)], complete)
-    names = ["run_id", "method", "size", "seed", *_variant(record)]
-    curves = curves.merge(baselines[baselines["method"] == BASELINE][names].drop_duplicates(), on="run_id")
-    declared = _tags(record, _entries(record, "evaluation"))
-    analysis = analysed(record, evaluations, curves, _attacks(record, complete), declared)
-    probed = _named(record, [e for e in _entries(record, "run") if e["id"] in set(record.probed)], complete)
-    absorption = load_shares(store, probed) if record.probed and store else None
-    return Results(analysis, curves, nodes_frame(record, frame), judged(record, analysis), source, absorption)
+    runs = _named(record, "run", complete)
+    baselines = runs[runs["method"] == BASELINE]
+    names = ["run_id", "method", "size", "seed", *([VARIANT] if record.variants else [])]
+    curves = curves.merge(baselines[names].drop_duplicates(), on="run_id")
+    analysis = analysed(record, evaluations, curves, _attacks(record, complete), record.tags("evaluation"))
+    absorption = load_shares(store, runs[runs["id"].isin(record.probed)]) if record.probed and store else None
+    return Results(record, analysis, curves, nodes_frame(record, frame), judged(record, analysis), source, absorption)
 
 
 def analysed(
@@ -94,8 +81,9 @@ def summary_text(record: StudyRecord, results: Results) -> str:
     """Writes the tables for a terminal, beside the paper's and with the claims if the study declares them."""
     table = results.analysis.table
     parts = [format_table(renamed(table, record.varies))]
-    if (numbers := _by_number(record, results.analysis)) is not None:
-        parts += ["from one module to all", frame_text(readable_drops(drop_table(numbers, results.analysis.per_seed)))]
+    if results.by_number is not None:
+        drops = drop_table(results.by_number, results.analysis.per_seed)
+        parts += ["from one module to all", frame_text(readable_drops(drops))]
     if results.absorption is not None and len(results.absorption):
         shares = readable_shares(final_shares(results.absorption))
         parts += ["shares of the modules' squared gradient", frame_text(renamed(shares, record.varies))]
@@ -157,40 +145,19 @@ def _complete_ids(frame: pd.DataFrame) -> set[str]:
     return set(frame.loc[frame["status"] == State.COMPLETE, "id"])
 
 
-def _entries(record: StudyRecord, kind: str) -> list[Mapping]:
-    """Selects the study's entries of a kind: run (without attacks), attack or evaluation."""
-    of_kind = {
-        "run": lambda e: e["kind"] == "run" and ELICITED not in e["tags"],
-        "attack": lambda e: e["kind"] == "run" and ELICITED in e["tags"],
-        "evaluation": lambda e: e["kind"] == "evaluation",
-    }
-    return [entry for entry in record.entries if of_kind[kind](entry)]
-
-
-def _variant(record: StudyRecord) -> list[str]:
-    return [VARIANT] if record.variants else []
-
-
-def _tags(record: StudyRecord, entries: Sequence[Mapping]) -> pd.DataFrame:
-    """Makes a frame of every entry's id and names in the study, in order."""
-    columns = ["id", *_variant(record), *VIEW, "retained", ELICITED]
-    rows = [{"retained": "", ELICITED: "", **entry["tags"], "id": entry["id"]} for entry in entries]
-    return pd.DataFrame(rows, columns=columns).fillna("").drop_duplicates(ignore_index=True)
-
-
-def _named(record: StudyRecord, entries: Sequence[Mapping], frame: pd.DataFrame) -> pd.DataFrame:
-    """Selects the frame's rows in the order of the entries, with this study's names in place of the stored ones."""
-    tags = _tags(record, entries)
+def _named(record: StudyRecord, kind: str, frame: pd.DataFrame) -> pd.DataFrame:
+    """Selects a kind of rows in the order of the entries, with this study's names in place of the stored ones."""
+    tags = record.tags(kind)
     return tags.merge(frame.drop(columns=tags.columns.drop("id"), errors="ignore"), on="id")
 
 
 def _attacks(record: StudyRecord, complete: pd.DataFrame) -> pd.DataFrame:
     """Makes `analyse`'s frame of the study's attacks; the loss is NaN without a result."""
-    declared, view = _tags(record, _entries(record, "attack")), [*_variant(record), *VIEW]
-    done = _with_best_loss(_named(record, _entries(record, "attack"), complete))
+    declared, view = record.tags("attack"), record.view_columns
+    done = _with_best_loss(_named(record, "attack", complete))
     losses = done[["id", *view, ELICITED, "best_loss"]].rename(columns={"best_loss": "loss"})
     attacks = declared.merge(losses, on=["id", *view, ELICITED], how="left").rename(columns={"id": "run_id"})
-    return attacks[[*_variant(record), *ATTACK_COLUMNS, "run_id"]]
+    return attacks[[*view, ELICITED, "loss", "run_id"]]
 
 
 def _with_best_loss(attacks: pd.DataFrame) -> pd.DataFrame:
@@ -202,7 +169,7 @@ def _with_best_loss(attacks: pd.DataFrame) -> pd.DataFrame:
 
 def nodes_frame(record: StudyRecord, frame: pd.DataFrame) -> pd.DataFrame:
     """Lists every begun node: runs, then evaluations, then attacks, each in the order of the study's entries."""
-    parts = [_named(record, _entries(record, kind), frame) for kind in ("run", "evaluation", "attack")]
+    parts = [_named(record, kind, frame) for kind in ("run", "evaluation", "attack")]
     parts[-1] = _with_best_loss(parts[-1])
     return pd.concat(parts, ignore_index=True).drop_duplicates("id", ignore_index=True)
 
@@ -214,8 +181,8 @@ def write_results(
     record: StudyRecord, store: Store, results: Results, failures: Mapping[str, str], tracker: Tracker | None
 ) -> dict[str, str]:
     """Writes table.csv, report.html and study.json, logs them to MLflow if there is a tracker; returns {name: path}."""
-    study = study_report(record, results, with_links(results.runs, failures, mlflow_links(tracker)))
-    report = build_report(record.title, intro_text(record, results.source, tracker), study)
+    study = replace(results, runs=with_links(results.runs, failures, mlflow_links(tracker)))
+    report = build_report(intro_text(record, results.source, tracker), study)
     figures = study_figures(study) if tracker is not None else {}
     table = table_csv(renamed(results.analysis.table, record.varies))
     return publish(record, store, table, report, figures, tracker, ratio_lines(record, results.analysis.table))
@@ -223,45 +190,10 @@ def write_results(
 
 def ratio_lines(record: StudyRecord, table: pd.DataFrame) -> list[Line]:
     """Returns the compute ratios of each method, variant and profile against model size, for MLflow's charts."""
-    names = ["method", *_variant(record), "profile"]
-    lines = []
+    names, lines = ["method", *([VARIANT] if record.variants else []), "profile"], []
     for values, rows in table.groupby(names, sort=False):
         points = {record.parameters[row["size"]]: row[list(CLASSES)].dropna().to_dict() for _, row in rows.iterrows()}
         tags = {name: str(value) for name, value in zip(names, values, strict=True)}
         colour = {RUN_COLOUR: method_style(tags["method"]).colour}
         lines.append(Line(" ".join(tags.values()), tags | colour, points))
     return lines
-
-
-def results_sections(record: StudyRecord, results: Results) -> list[Section]:
-    """Builds the sections of the study's page on the site."""
-    return report_sections(study_report(record, results, results.runs))
-
-
-def study_report(
-    record: StudyRecord, results: Results, runs: pd.DataFrame, published: pd.DataFrame | None = None
-) -> StudyReport:
-    """Collects the content of the study's page; `runs` are those of the results with the page's links.
-
-    `published` is the published table to set beside ours; the record then has the parameters of its sizes too.
-    """
-    return StudyReport(
-        analysis=results.analysis,
-        curves=results.curves,
-        runs=runs,
-        parameters=record.parameters,
-        profile=record.profile if (results.analysis.table["profile"] == record.profile).any() else "",
-        claims=results.claims,
-        costs=record.costs,
-        compare_with=record.compare_with,
-        varies=record.varies,
-        published=published,
-        absorption=results.absorption,
-        by_number=_by_number(record, results.analysis),
-    )
-
-
-def _by_number(record: StudyRecord, analysis: Analysis) -> pd.DataFrame | None:
-    """Groups the values by the number of active modules, in a study about it."""
-    declared = _tags(record, _entries(record, "evaluation")) if record.entries else None
-    return by_number(analysis.per_seed, declared) if record.by_modules else None

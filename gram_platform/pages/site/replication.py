@@ -10,8 +10,7 @@ from gram_platform.config.identity import invalid
 from gram_platform.pages.report.build import ATTACK, FOOTER, report_sections
 from gram_platform.pages.report.page import ASSETS, Section, Shell, asset, page_html
 from gram_platform.pages.report.sections import renamed
-from gram_platform.pages.report.study import with_verdicts
-from gram_platform.pages.results.replication import Replicated
+from gram_platform.pages.report.study import Results, with_verdicts
 from gram_platform.pages.site.claims import claim_rows, claim_sections
 from gram_platform.pages.site.pages import LINKS
 from gram_platform.pages.site.sections import Card, cards_html, picture_of
@@ -22,13 +21,13 @@ INTRO = """Losses measured elsewhere, analysed as this platform analyses its run
 over seeds, and verdicts on the paper's claims."""
 
 
-def write_replication(studies: Sequence[Replicated], out: str, facts: str) -> dict[str, str]:
+def write_replication(studies: Sequence[Results], out: str, facts: str) -> dict[str, str]:
     """Writes the pages and tables into the folder `out`; returns {study or "all": path of the page}.
 
     `<study>/` holds report.html, table.csv, per_seed.csv and claims.csv. `facts` says where the numbers are from.
     ValueError if `out` cannot be written.
     """
-    folder, sections = open_folder(out, writable=True), {s.record.name: report_sections(s.report) for s in studies}
+    folder, sections = open_folder(out, writable=True), {s.record.name: report_sections(s) for s in studies}
     try:
         files = {name: asset(name) for name in ASSETS}
         files |= {"claims.html": _claims_page(studies), "index.html": _index(studies, sections, facts)}
@@ -43,27 +42,27 @@ def write_replication(studies: Sequence[Replicated], out: str, facts: str) -> di
     return {**paths, "all": folder.file("index.html")}
 
 
-def _files(study: Replicated, sections: Sequence[Section]) -> dict[str, str]:
+def _files(study: Results, sections: Sequence[Section]) -> dict[str, str]:
     """Renders a study's page and tables, by file name."""
-    record, results = study.record, study.results
-    intro = with_verdicts(f"{record.question}\n\n{' '.join(record.facts)}".strip(), results.claims)
-    footer = f"{ATTACK}\n\n{FOOTER}" if results.analysis.table["elicited"].notna().any() else FOOTER
+    record = study.record
+    intro = with_verdicts(f"{record.question}\n\n{' '.join(record.facts)}".strip(), study.claims)
+    footer = f"{ATTACK}\n\n{FOOTER}" if study.analysis.table["elicited"].notna().any() else FOOTER
     page = page_html(record.title, intro, sections, footer, Shell("../", LINKS, "Studies"))
     tables = {
-        "table.csv": results.analysis.table,
-        "per_seed.csv": results.analysis.per_seed,
-        "claims.csv": results.claims,
+        "table.csv": study.analysis.table,
+        "per_seed.csv": study.analysis.per_seed,
+        "claims.csv": study.claims,
     }
     return {"report.html": page} | {name: table_csv(renamed(t, record.varies)) for name, t in tables.items()}
 
 
-def _index(studies: Sequence[Replicated], sections: Mapping[str, Sequence[Section]], facts: str) -> str:
+def _index(studies: Sequence[Results], sections: Mapping[str, Sequence[Section]], facts: str) -> str:
     rows, cards = [], []
     for study in studies:
-        record, analysis = study.record, study.results.analysis
-        verdicts, address = Counter(study.results.claims["verdict"]), f"{record.name}/report.html"
+        record, analysis = study.record, study.analysis
+        verdicts, address = Counter(study.claims["verdict"]), f"{record.name}/report.html"
         picture = picture_of(sections[record.name])
-        cards.append(Card(record.title, address, study.results.claims["verdict"].tolist(), picture))
+        cards.append(Card(record.title, address, study.claims["verdict"].tolist(), picture))
         rows.append(
             {
                 "study": record.title,
@@ -84,11 +83,11 @@ def _index(studies: Sequence[Replicated], sections: Mapping[str, Sequence[Sectio
     return page_html("Replication", f"{INTRO}\n\n{facts}", shown, "", Shell("", LINKS, "Studies"))
 
 
-def _claims_page(studies: Sequence[Replicated]) -> str:
-    rows = {s.record.name: claim_rows(s.results.claims, _judged_at(s)) for s in studies}
+def _claims_page(studies: Sequence[Results]) -> str:
+    rows = {s.record.name: claim_rows(s.claims, _judged_at(s)) for s in studies}
     titles = {s.record.name: (s.record.title, f"{s.record.name}/report.html") for s in studies}
     return page_html("Claims", "", claim_sections(rows, titles), "", Shell("", LINKS, "Claims"))
 
 
-def _judged_at(study: Replicated) -> str:
-    return f"{study.results.source} ({', '.join(study.record.sizes)})"
+def _judged_at(study: Results) -> str:
+    return f"{study.source} ({', '.join(study.record.sizes)})"

@@ -10,9 +10,10 @@ import pytest
 from gram_platform.analysis.intervals import t_interval
 from gram_platform.analysis.tables import CLASSES
 from gram_platform.cli import main
+from gram_platform.pages.report.study import Results
 from gram_platform.pages.results.declarations import KNOWN
 from gram_platform.pages.results.external import read_external
-from gram_platform.pages.results.replication import Replicated, prepare, published_studies, replicate
+from gram_platform.pages.results.replication import prepare, published_studies, replicate
 from gram_platform.paper.paper import STORIES_TABLE, published_per_seed
 from tests.external_folder import (
     SEEDS,
@@ -30,12 +31,12 @@ DOCS = Path(__file__).resolve().parents[3] / "docs" / "replicate.md"
 HALF = t_interval([jitter(seed) for seed in SEEDS]).high  # of every planted interval
 
 
-def replicated(folder: Path, **how) -> dict[str, Replicated]:
+def replicated(folder: Path, **how) -> dict[str, Results]:
     return {p.record.name: replicate(p, **how) for p in prepare(read_external(folder))}
 
 
-def row_of(study: Replicated, **where: str) -> pd.Series:
-    table = study.results.analysis.table
+def row_of(study: Results, **where: str) -> pd.Series:
+    table = study.analysis.table
     for name, value in where.items():
         table = table[table[name] == value]
     assert len(table) == 1, (where, table)
@@ -54,15 +55,15 @@ def test_planted_ratios_come_back_with_their_intervals(tmp_path):
     require_values(row_of(study, profile="core+virology"), core=0.9, retain=0.95, forget=0.6, elicited=0.8)
     require_values(row_of(study, profile="core", method="gram"), core=0.9, forget=0.7)
     require_values(row_of(study, profile="mean", method="gram"), core=0.9, retain=0.95, forget=2.0 / 3.0)
-    assert study.results.analysis.missing.empty
-    claims = study.results.claims.set_index("claim")
+    assert study.analysis.missing.empty
+    claims = study.claims.set_index("claim")
     assert claims.loc["GRAM: retain is above forget", "verdict"] == "agree"
 
 
 def test_a_view_that_a_seed_lacks_is_missing_and_not_an_error(tmp_path):
     rows = [r for r in scaling_rows() if not (r["retained"] == "core" and r["seed"] == "3")]
     study = replicated(write_folder(tmp_path, rows, curve_lines()))["scaling"]
-    missing = dict(study.results.analysis.missing.itertuples(index=False))
+    missing = dict(study.analysis.missing.itertuples(index=False))
     assert missing["gram 50M core"] == "no evaluation of seed 3"
     assert missing["gram 50M mean seed 3"] == "core is missing"
     assert row_of(study, profile="mean", method="gram")["num_seeds"] == 2
@@ -73,11 +74,11 @@ def test_a_size_without_curves_and_an_attack_without_a_view_are_missing(tmp_path
     rows += view_rows("lora", "core", {"lisp": 0.8}, elicited=1, seeds="1")
     rows += view_rows("grmoe", "core+virology", {"virology": 0.8}, elicited=1, seeds="1")
     study = replicated(write_folder(tmp_path, rows, curve_lines()))["scaling"]
-    missing = dict(study.results.analysis.missing.itertuples(index=False))
+    missing = dict(study.analysis.missing.itertuples(index=False))
     assert missing["all rows of size 2B"] == "no baseline of this size is complete"
     assert missing["ft_lora 50M core seed 1, attack on lisp"] == "the view has no losses without the attack"
     assert missing["gram 50M core+virology seed 1, attack on virology"] == "the view keeps the domain"
-    assert set(study.results.analysis.table["size"]) == {"50M"}
+    assert set(study.analysis.table["size"]) == {"50M"}
 
 
 def test_titration_borrows_the_baselines_and_measures_each_seed_against_its_own(tmp_path):
@@ -88,7 +89,7 @@ def test_titration_borrows_the_baselines_and_measures_each_seed_against_its_own(
     study = replicated(write_folder(tmp_path, rows, curve_lines()))["titration"]
     assert "The baseline of 50M is that of the study scaling." in study.record.facts
     assert study.record.variants == ("0", "0.5", "1")
-    per_seed = study.results.analysis.per_seed
+    per_seed = study.analysis.per_seed
     own = per_seed[
         (per_seed["method"] == "gram") & (per_seed["profile"] == "core+lisp") & (per_seed["variant"] == "0.5")
     ]
@@ -96,7 +97,7 @@ def test_titration_borrows_the_baselines_and_measures_each_seed_against_its_own(
     assert own["retain"].tolist() == pytest.approx(expected, abs=2e-4)
     baseline = per_seed[per_seed["method"] == "baseline"]
     assert baseline["core"].tolist() == pytest.approx([1.0] * len(baseline), abs=1e-9)
-    claims = study.results.claims.set_index("claim")["verdict"]
+    claims = study.claims.set_index("claim")["verdict"]
     assert claims["GRAM: half a module is above none on its domain"] == "agree"
 
 
@@ -131,7 +132,7 @@ def test_every_number_of_domains_has_its_own_baseline(tmp_path):
     assert study.record.variants == ("2", "10")
     for number in ("2", "10"):
         require_values(row_of(study, variant=number, method="gram", profile="mean"), core=0.9, retain=0.9, forget=0.7)
-    assert set(study.results.analysis.fits["variant"]) == {"2", "10"}
+    assert set(study.analysis.fits["variant"]) == {"2", "10"}
 
 
 @pytest.mark.parametrize("variant", ["", "1"])
@@ -143,7 +144,7 @@ def test_partial_labels_measure_all_against_the_only_baseline(tmp_path, variant)
     study = replicated(write_folder(tmp_path, rows, curve_lines(study="partial", size="400M")))["partial_labels"]
     require_values(row_of(study, variant="1", method="filtering", profile="core"), core=0.95, forget=0.54)
     require_values(row_of(study, variant="0.5", method="gram", profile="core"), core=0.95, forget=0.6)
-    verdicts = study.results.claims.set_index("claim")["verdict"]
+    verdicts = study.claims.set_index("claim")["verdict"]
     assert verdicts["Filtering forgets less with half the labels than with all"] == "agree"
 
 
@@ -153,7 +154,7 @@ def test_composability_has_every_subset(tmp_path):
         ratios = {d: 0.9 if d in retained.split("+") else 0.5 for d in ("core", "a", "b", "c")}
         rows += view_rows("grmoe", retained, ratios, study="arbsub")
     study = replicated(write_folder(tmp_path, rows, curve_lines(("core", "a", "b", "c"))))["composability"]
-    profiles = list(study.results.analysis.table.query("method == 'gram'")["profile"])
+    profiles = list(study.analysis.table.query("method == 'gram'")["profile"])
     assert profiles == ["core", "core+a", "core+b", "core+c", "core+a+b", "core+a+c", "core+b+c", "all", "mean"]
     require_values(row_of(study, profile="core+a+b"), core=0.9, retain=0.9, forget=0.5)
     require_values(row_of(study, method="gram", profile="all"), core=0.9, retain=0.9)
@@ -169,7 +170,7 @@ def test_a_baseline_without_curves_takes_those_of_the_same_models(tmp_path):
         *baseline_rows(study="mine", scale=7.0),
         *view_rows("gram", "core", {"core": 0.8}, study="mine"),
     ]
-    missing = replicated(write_folder(tmp_path, rows, curve_lines()))["mine"].results.analysis.missing
+    missing = replicated(write_folder(tmp_path, rows, curve_lines()))["mine"].analysis.missing
     assert "all rows of size 50M" in set(missing["what"])
 
 
@@ -189,20 +190,20 @@ def test_published_points_stand_beside_under_our_names_of_domains(tmp_path):
 @NEEDS_FOLDER
 def test_the_published_losses_give_the_printed_table_and_what_ships(tmp_path):
     studies = replicated(FOLDER)
-    means = studies["stories"].results.analysis.table.query("profile == 'mean'").set_index("method")
+    means = studies["stories"].analysis.table.query("profile == 'mean'").set_index("method")
     for method, printed in STORIES_TABLE.items():
         for name, (value, half) in zip(CLASSES, printed, strict=True):
             row = means.loc[method]
             assert row[name] == pytest.approx(value, abs=6e-4), (method, name)
             assert (row[f"{name}_high"] - row[f"{name}_low"]) / 2.0 == pytest.approx(half, abs=6e-4), (method, name)
     for shipped in published_studies():
-        ours = studies[shipped.record.name].results.analysis.table
-        both = shipped.results.analysis.table.merge(ours, on=["method", "size", "profile"], suffixes=("", "_ours"))
+        ours = studies[shipped.record.name].analysis.table
+        both = shipped.analysis.table.merge(ours, on=["method", "size", "profile"], suffixes=("", "_ours"))
         assert set(both["size"]) == set(ours["size"])
         for name in (name + end for name in CLASSES for end in ("", "_low", "_high")):
             assert both[name].to_numpy() == pytest.approx(both[f"{name}_ours"].to_numpy(), abs=1e-4, nan_ok=True)
     assert "The baseline of 800M is that of the study scaling." in studies["dual_use"].record.facts
-    notes = set(studies["scaling"].results.analysis.missing["what"])
+    notes = set(studies["scaling"].analysis.missing["what"])
     assert {"all rows of size 2B", "all rows of size 5B"} <= notes
 
 
