@@ -1,10 +1,10 @@
 """Holds the numbers that the paper prints and those that its authors published by seed, and puts them beside ours.
 
-The printed ones have their label in the paper. `published.csv` holds the `per_seed` frames of `tables.analyse`,
-computed by this package from the published losses of three studies: Simple Stories, scaling from 50M to 5B, and dual
-use, whose baseline is scaling's at 800M. For 2B and 5B no baseline curves are available: the authors' ratios of each
-domain are averaged by the same rule, and the baseline has no row. A test computes the file again from the losses.
-Domains have the authors' names; DEMix's views have one expert for every domain.
+The printed ones are in `printed.csv`, with their labels in the paper. `published.csv` holds the `per_seed` frames of
+`tables.analyse`, computed by this package from the published losses of three studies: Simple Stories, scaling from 50M
+to 5B, and dual use, whose baseline is scaling's at 800M. For 2B and 5B no baseline curves are available: the authors'
+ratios of each domain are averaged by the same rule, and the baseline has no row. A test computes the file again from
+the losses. Domains have the authors' names; DEMix's views have one expert for every domain.
 """
 
 import math
@@ -23,58 +23,7 @@ ARCHITECTURE, ACCUMULATION = "architecture", "accumulation"
 Value = tuple[float, float]  # compute ratio, half-width of the 90% interval; NaN where the paper prints none
 Table = Mapping[str, tuple[Value, ...]]  # {method: the four CLASSES in order, means over profiles}
 NOT_PRINTED = (math.nan, math.nan)
-
-# tab:synthetic, means over the five profiles
-STORIES_TABLE = {
-    "filtering": ((0.961, 0.015), (0.962, 0.024), (0.780, 0.009), (0.870, 0.012)),
-    "gram": ((0.938, 0.029), (0.952, 0.030), (0.766, 0.017), (0.855, 0.024)),
-    "ft_full": ((0.874, 0.013), (1.029, 0.011), (0.722, 0.007), (0.806, 0.011)),
-    "ft_lora": ((0.841, 0.023), (0.928, 0.033), (0.692, 0.021), (0.774, 0.021)),
-    "maxent": ((0.961, 0.066), (0.934, 0.078), (0.840, 0.061), (0.983, 0.051)),
-    "demix": ((0.248, 0.030), (0.183, 0.085), (0.257, 0.031), (0.302, 0.040)),
-}
-# fig:aux-scaling-main, by the number of auxiliary domains
-AUX_SCALING_TABLES = {
-    "4": {"gram": ((0.897, 0.042), (0.885, 0.041), (0.647, 0.025), (0.712, 0.045))},
-    "8": {"gram": ((0.886, 0.015), (0.906, 0.016), (0.706, 0.013), (0.787, 0.016))},
-    "12": {"gram": ((0.880, 0.010), (0.907, 0.009), (0.723, 0.008), (0.810, 0.006))},
-    "16": {"gram": ((0.868, 0.023), (0.899, 0.025), (0.732, 0.021), (0.818, 0.024))},
-    "20": {"gram": ((0.883, 0.019), (0.905, 0.022), (0.744, 0.017), (0.838, 0.018))},
-}
-# fig:partial-full, by the share of labelled tokens; the profile is core alone
-PARTIAL_LABEL_TABLES = {
-    "1": {"filtering": ((0.920, 0.029), NOT_PRINTED, (0.541, 0.005), (0.672, 0.008))},
-    "0.5": {
-        "gram": ((0.957, 0.016), NOT_PRINTED, (0.600, 0.006), (0.760, 0.012)),
-        "filtering": ((0.986, 0.031), NOT_PRINTED, (0.851, 0.009), (0.850, 0.004)),
-        "ft_lora": ((0.986, 0.017), NOT_PRINTED, (0.854, 0.013), (0.857, 0.010)),
-    },
-}
-ARCHITECTURE_TABLE = {  # fig:expert-arch
-    "gram": ((0.882, 0.073), (0.766, 0.030), (0.688, 0.050), (0.955, 0.035)),
-    "gram_lora": ((0.889, 0.050), (0.780, 0.040), (0.699, 0.024), (0.964, 0.027)),
-    "ft_mlp": ((0.846, 0.043), (0.754, 0.010), (0.584, 0.012), (0.882, 0.015)),
-    "ft_lora": ((0.863, 0.051), (0.813, 0.028), (0.596, 0.002), (0.902, 0.013)),
-}
-# tab:hetacc-200m: one seed, no interval; every ratio against the heterogeneous baseline
-ACCUMULATION_TABLES = {
-    "uniform": {
-        "baseline": ((0.95, math.nan), (0.76, math.nan), NOT_PRINTED, NOT_PRINTED),
-        "gram": ((0.94, math.nan), (0.75, math.nan), (0.70, math.nan), NOT_PRINTED),
-        "ft_lora": ((0.95, math.nan), (0.83, math.nan), (0.61, math.nan), NOT_PRINTED),
-    },
-    "heterogeneous": {
-        "gram": ((0.99, math.nan), (1.11, math.nan), (0.69, math.nan), NOT_PRINTED),
-        "ft_lora": ((0.94, math.nan), (0.90, math.nan), (0.61, math.nan), NOT_PRINTED),
-    },
-}
-PAPER: Mapping[str, Mapping[str, Table]] = {  # study -> variant -> table
-    STORIES: {"": STORIES_TABLE},
-    AUX_SCALING: AUX_SCALING_TABLES,
-    PARTIAL_LABELS: PARTIAL_LABEL_TABLES,
-    ARCHITECTURE: {"": ARCHITECTURE_TABLE},
-    ACCUMULATION: ACCUMULATION_TABLES,
-}
+PRINTED_FILE = Path(__file__).with_name("printed.csv")
 PAPER_SCALES = {  # study -> size, seeds
     STORIES: ("26M", 3),
     AUX_SCALING: ("26M", 3),
@@ -94,9 +43,21 @@ COST_TABLE = {
 }
 
 
+@cache
+def printed(study: str) -> Mapping[str, Table]:
+    """Returns {variant: table} of what the paper prints about a study, {} if nothing; NaN for an absent number."""
+    names, numbers = ["study", VARIANT, "method"], [name + end for name in CLASSES for end in ("", "_error")]
+    rows = pd.read_csv(PRINTED_FILE, comment="#", dtype=dict.fromkeys(names, str), float_precision="round_trip")
+    tables: dict[str, dict[str, tuple[Value, ...]]] = {}
+    for row in rows[rows["study"] == study].fillna({VARIANT: ""}).to_dict("records"):
+        values = [row[name] for name in numbers]
+        tables.setdefault(row[VARIANT], {})[row["method"]] = tuple(zip(values[::2], values[1::2], strict=True))
+    return tables
+
+
 def paper_value(study: str, variant: str, method: str, name: str) -> Value:
     """Returns what the paper prints for a class of a method, else (NaN, NaN); the baseline is 1 by definition."""
-    tables = PAPER.get(study, {})
+    tables = printed(study)
     if method in tables.get(variant, {}):
         return tables[variant][method][CLASSES.index(name)]
     return (1.0, math.nan) if method == BASELINE and name in ("core", "retain") else NOT_PRINTED
@@ -108,7 +69,7 @@ def beside_paper(table: pd.DataFrame, study: str = STORIES, profile: str = MEAN)
     Columns: `variant` if the table has it, `method, size, from` ("ours" or "paper"), the four classes with 90%
     intervals (empty without a value), `num_seeds`.
     """
-    rows, tables = [], PAPER.get(study, {})
+    rows, tables = [], printed(study)
     paper_size, paper_seeds = PAPER_SCALES.get(study, ("", 0))
     for record in table[table["profile"] == profile].to_dict("records"):
         variant, method = record.get(VARIANT, ""), record["method"]

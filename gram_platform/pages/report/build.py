@@ -27,7 +27,7 @@ from gram_platform.pages.report.sections import (
     renamed,
 )
 from gram_platform.pages.report.study import Results, headline_sections, with_verdicts
-from gram_platform.paper.paper import PAPER
+from gram_platform.paper.paper import PAPER_SCALES
 
 FOOTER = f"""Compute ratio: the share of the baseline's training steps after which the baseline has the same loss on a
 domain; 1 is the baseline at its end. Core: the core domain. Retain: the auxiliary domains that the profile keeps;
@@ -99,7 +99,7 @@ def _variant_sections(study: Results) -> list[Section]:
     """Shows the four classes against the variants for each size, the largest first, beside the paper's points."""
     table, profile, words = study.table, study.shown_profile, study.record.varies.replace("_", " ")
     text = f"Compute ratio against {words} for the profile {profile}; error bars are 90% intervals over seeds."
-    text += f" Hollow diamonds are the paper's. {AT_ITS_SCALE}" if study.record.compare_with in PAPER else ""
+    text += f" Hollow diamonds are the paper's. {AT_ITS_SCALE}" if study.record.compare_with in PAPER_SCALES else ""
     sections = []
     for size in reversed(dict.fromkeys(table["size"])):
         rows = table[(table["size"] == size) & (table["profile"] == profile)]

@@ -27,7 +27,7 @@ from gram_platform.pages.report.page import (
     render,
 )
 from gram_platform.pages.report.study import Results
-from gram_platform.paper.paper import PAPER, beside_paper, beside_published, published_means
+from gram_platform.paper.paper import PAPER_SCALES, beside_paper, beside_published, printed, published_means
 from gram_platform.paper.verdicts import ABOVE, AGREE, BELOW, CANNOT_TELL, DISAGREE, NO_INTERVAL
 
 JUDGED = f"""Each claim is a difference between runs of the same seed, left minus right. It lies above zero if the claim
@@ -93,7 +93,7 @@ def _aggregate_sections(study: Results) -> list[Section]:
     panels = {size: list(_panels(study, size).values()) for size in sizes}
     text = "Compute ratios averaged over the profiles; error bars are 90% intervals over seeds."
     title, means = "Methods", readable_table(table[table["profile"] == MEAN])
-    if study.record.compare_with in PAPER:
+    if study.record.compare_with in PAPER_SCALES:
         title, text = "Methods, ours beside the paper's", f"{text} The diamonds are the paper's. {AT_ITS_SCALE}"
     elif study.published is not None and set(sizes) & set(study.published["size"]):
         text += " The diamonds are the published means at the same size."
@@ -114,7 +114,7 @@ def _aggregated_sizes(table: pd.DataFrame) -> list[str]:
 
 def _panels(study: Results, size: str) -> dict[str, go.Figure]:
     """Draws the means beside the paper's printed ones, else beside the published means at that size."""
-    paper = PAPER.get(study.record.compare_with, {}).get("")
+    paper = printed(study.record.compare_with).get("")
     if paper is None and study.published is not None:
         paper = published_means(study.published, size)
     return drawn({f"aggregate-{name}-{size}": aggregate_figure(study.table, size, name, paper) for name in CLASSES})
@@ -177,7 +177,7 @@ def published_sections(study: Results) -> list[Section]:
 
 def paper_sections(study: Results) -> list[Section]:
     """Puts below each row of a profile, of the means in a study without variants, the paper's row if it prints one."""
-    if study.record.compare_with not in PAPER or not (study.record.varies or _aggregated_sizes(study.table)):
+    if study.record.compare_with not in PAPER_SCALES or not (study.record.varies or _aggregated_sizes(study.table)):
         return []
     profile = study.shown_profile if study.record.varies else MEAN
     text = f"Profile {profile}. The rows marked paper are the paper's. {AT_ITS_SCALE}"

@@ -17,7 +17,7 @@ from gram_platform.pages.report.sections import renamed
 from gram_platform.pages.report.study import Results
 from gram_platform.pages.results.record import StudyRecord, intro_text, mlflow_links, publish, with_links
 from gram_platform.paper.claims import paper_claims, separation_claims, with_published
-from gram_platform.paper.paper import PAPER, beside_paper
+from gram_platform.paper.paper import PAPER_SCALES, beside_paper
 from gram_platform.paper.paper_claims import CLAIMS
 from gram_platform.paper.verdicts import EXPLANATION, claims_frame, explained
 from gram_platform.store import Store
@@ -87,7 +87,7 @@ def summary_text(record: StudyRecord, results: Results) -> str:
     if results.absorption is not None and len(results.absorption):
         shares = readable_shares(final_shares(results.absorption))
         parts += ["shares of the modules' squared gradient", frame_text(renamed(shares, record.varies))]
-    if record.compare_with in PAPER:
+    if record.compare_with in PAPER_SCALES:
         beside = renamed(beside_paper(table, record.compare_with, record.profile), record.varies)
         parts += ["beside the paper's (for reading: another scale)", frame_text(beside)]
     if record.compare_with in CLAIMS:

@@ -22,7 +22,7 @@ from gram_platform.pages.figures.study import (
 )
 from gram_platform.pages.figures.style import METHOD_STYLES, domain_styles, log_ticks, method_style
 from gram_platform.pages.figures.thumbnail import thumbnail_svg
-from gram_platform.paper.paper import STORIES_TABLE
+from gram_platform.paper.paper import printed
 from tests import stories_frames
 from tests.study_frames import DOMAINS, SIZES, curves, evaluations
 
@@ -136,7 +136,7 @@ def stories():
 
 
 def test_aggregate_bars_are_the_means_with_the_papers_beside(stories):
-    figure = aggregate_figure(stories.table, "26M", "elicited", STORIES_TABLE)
+    figure = aggregate_figure(stories.table, "26M", "elicited", printed("stories")[""])
     bars, diamonds = figure.data
     assert list(bars.y) == pytest.approx([planted[3] for planted in stories_frames.PLANTED.values()])
     assert [point[0] for point in bars.customdata][:3] == ["filtering", "GRAM", "GRAM (LoRA)"]
@@ -144,7 +144,9 @@ def test_aggregate_bars_are_the_means_with_the_papers_beside(stories):
     assert list(diamonds.y) == [0.870, 0.855, 0.806, 0.774, 0.983, 0.302]
     assert list(diamonds.error_y.array)[:2] == [0.012, 0.024]
     assert len(figure.layout.xaxis.ticktext) == len(bars.x) == 8
-    scales = {tuple(aggregate_figure(stories.table, "26M", c, STORIES_TABLE).layout.yaxis.range) for c in CLASSES}
+    scales = {
+        tuple(aggregate_figure(stories.table, "26M", c, printed("stories")[""]).layout.yaxis.range) for c in CLASSES
+    }
     assert len(scales) == 1
 
 
@@ -153,7 +155,7 @@ def test_aggregate_bars_without_the_paper_or_without_values(stories):
     assert list(bars.x) == list(range(8))
     assert len(aggregate_figure(stories.table, "5B", "core").data) == 0
     unattacked = stories.table.assign(elicited=np.nan, elicited_low=np.nan, elicited_high=np.nan)
-    assert len(aggregate_figure(unattacked, "26M", "elicited", STORIES_TABLE).data) == 0
+    assert len(aggregate_figure(unattacked, "26M", "elicited", printed("stories")[""]).data) == 0
     with pytest.raises(ValueError, match=r"^value="):
         aggregate_figure(stories.table, "26M", "sideways")
 

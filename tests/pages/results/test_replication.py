@@ -14,7 +14,7 @@ from gram_platform.pages.report.study import Results
 from gram_platform.pages.results.declarations import KNOWN
 from gram_platform.pages.results.external import read_external
 from gram_platform.pages.results.replication import prepare, published_studies, replicate
-from gram_platform.paper.paper import STORIES_TABLE, published_per_seed
+from gram_platform.paper.paper import printed, published_per_seed
 from tests.external_folder import (
     SEEDS,
     baseline_rows,
@@ -191,8 +191,8 @@ def test_published_points_stand_beside_under_our_names_of_domains(tmp_path):
 def test_the_published_losses_give_the_printed_table_and_what_ships(tmp_path):
     studies = replicated(FOLDER)
     means = studies["stories"].analysis.table.query("profile == 'mean'").set_index("method")
-    for method, printed in STORIES_TABLE.items():
-        for name, (value, half) in zip(CLASSES, printed, strict=True):
+    for method, theirs in printed("stories")[""].items():
+        for name, (value, half) in zip(CLASSES, theirs, strict=True):
             row = means.loc[method]
             assert row[name] == pytest.approx(value, abs=6e-4), (method, name)
             assert (row[f"{name}_high"] - row[f"{name}_low"]) / 2.0 == pytest.approx(half, abs=6e-4), (method, name)
