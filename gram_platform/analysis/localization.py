@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from gram_platform.analysis.intervals import ENDS, interval_columns
+from gram_platform.analysis.intervals import ENDS
 from gram_platform.analysis.ratios import BASELINE, MEAN, METHODS, profile_key
-from gram_platform.analysis.tables import run_names
+from gram_platform.analysis.tables import over_seeds, run_names
 from gram_platform.config.identity import invalid
 
 TOP = 0.1  # share of the tokens
@@ -164,14 +164,8 @@ def _mean(values: pd.Series) -> float:
 
 def _summary(per_seed: pd.DataFrame) -> pd.DataFrame:
     """Averages over seeds, with 90% t-intervals; NaN if no seed has the value."""
-    rows = []
-    for key, group in per_seed.groupby(ROW, sort=False):
-        row = dict(zip(ROW, key, strict=True))
-        for name in MEASURES:
-            row |= interval_columns(name, group[name])
-        row |= {"num_tokens": int(group["num_tokens"].iloc[0]), "num_seeds": len(group)}
-        rows.append({**row, "runs": run_names(group["runs"])})
-    return pd.DataFrame(rows, columns=[*TABLE_COLUMNS, "runs"])
+    rest = per_seed.groupby(ROW, sort=False).agg({"num_tokens": "first", "runs": run_names}).reset_index()
+    return over_seeds(per_seed, ROW, MEASURES).merge(rest, on=ROW)[[*TABLE_COLUMNS, "runs"]]
 
 
 def _ordered(frame: pd.DataFrame) -> pd.DataFrame:

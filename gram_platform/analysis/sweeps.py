@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from gram_platform.analysis.intervals import ENDS, interval_columns, require_columns
+from gram_platform.analysis.intervals import ENDS, require_columns
 from gram_platform.analysis.ratios import BASELINE, MEAN
-from gram_platform.analysis.tables import TABLE_COLUMNS, Analysis, analyse, pair_means
+from gram_platform.analysis.tables import TABLE_COLUMNS, Analysis, analyse, over_seeds, pair_means
 from gram_platform.config.identity import invalid
 
 POINT = ["knob", "value", "method", "size"]
@@ -113,13 +113,9 @@ def _seed_rows(analysis: Analysis) -> pd.DataFrame:
 
 def _summary(per_seed: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame:
     """Averages over seeds, with t-intervals and the runs behind them."""
-    rows = []
-    for key, group in per_seed.groupby(POINT, sort=False):
-        row = dict(zip(POINT, key, strict=True))
-        for name in SWEEP_CLASSES:
-            row |= interval_columns(name, group[name])
-        rows.append({**row, "num_seeds": len(group), "runs": _runs(evaluations, row)})
-    return pd.DataFrame(rows, columns=SWEEP_COLUMNS).astype({"knob": object, "value": float})
+    table = over_seeds(per_seed, POINT, SWEEP_CLASSES)
+    runs = [_runs(evaluations, row) for row in table.to_dict("records")]
+    return table.assign(runs=runs)[SWEEP_COLUMNS].astype({"knob": object, "value": float})
 
 
 def _with_cores(tables: Sequence[pd.DataFrame], table: pd.DataFrame) -> pd.DataFrame:

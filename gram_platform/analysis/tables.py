@@ -169,18 +169,19 @@ def _absent_views(declared: pd.DataFrame, evaluations: pd.DataFrame, sizes: set[
     return notes
 
 
-def over_seeds(per_seed: pd.DataFrame, names: Sequence[str] = ROW) -> pd.DataFrame:
+def over_seeds(per_seed: pd.DataFrame, names: Sequence[str] = ROW, values: Sequence[str] = CLASSES) -> pd.DataFrame:
     """Returns TABLE_COLUMNS from a `per_seed` frame: means over seeds with t-intervals, in the frame's order.
 
-    `names`: the columns that name a row, in place of ROW. A class that the frame lacks is NaN.
+    `names` and `values`: the columns that name a row, and the averaged ones, in place of ROW and CLASSES. A value that
+    the frame lacks is NaN.
     """
     rows = []
-    for key, group in per_seed.reindex(columns=[*names, *CLASSES]).groupby(list(names), sort=False):
+    for key, group in per_seed.reindex(columns=[*names, *values]).groupby(list(names), sort=False):
         row = dict(zip(names, key, strict=True))
-        for name in CLASSES:
+        for name in values:
             row |= interval_columns(name, group[name])
         rows.append({**row, "num_seeds": len(group)})
-    return pd.DataFrame(rows, columns=[*names, *TABLE_COLUMNS[len(ROW) :]])
+    return pd.DataFrame(rows, columns=[*names, *(name + end for name in values for end in ENDS), "num_seeds"])
 
 
 def averaged_profiles(rows: pd.DataFrame) -> frozenset[str]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gram_platform.config import CORE, ModelConfig, ModuleSpec
-from gram_platform.config.identity import invalid, local_path, require_choice, require_int, require_real
+from gram_platform.config.identity import invalid, local_path, require_int, require_real
 
 PAPER_VOCAB = 50_304  # the GPT-Neo tokenizer's 50,257 tokens, padded
 PAPER_CONTEXT = 1024
@@ -72,6 +72,10 @@ def lora_rank(d_model: int, d_mlp: int, d_aux: int) -> int:
     return round((2 * d_model * d_aux + d_aux + d_model) / (2 * (d_model + d_mlp)))
 
 
+def _ladder(*sizes: Size) -> dict[str, Size]:
+    return {size.name: size for size in sizes}
+
+
 def _paper(name, layers, d_mlp, d_aux, batch, micro_batch, core_tokens, peak_lr) -> Size:
     d_model = d_mlp // 4
     shape = (name, layers, d_model, 8, 2, d_mlp, d_mlp, d_aux)
@@ -86,18 +90,15 @@ def _small(name, layers, d_model, d_mlp, d_aux, batch, micro_batch, core_tokens,
 
 # Name, layers, core and dense d_mlp, auxiliary d_mlp, batch, micro-batch ([ours] except 800M), core tokens, peak rate.
 # 2B: batch 1,328 [ours], since the printed 1,329 is not a multiple of the micro-batch.
-PAPER_SIZES = {
-    size.name: size
-    for size in (
-        _paper("50M", 6, 1536, 128, 72, 24, 960_000_000, 1.3e-3),
-        _paper("100M", 9, 2560, 256, 128, 32, 2_100_000_000, 1.1e-3),
-        _paper("200M", 13, 3584, 384, 216, 72, 4_000_000_000, 8.7e-4),
-        _paper("400M", 18, 4864, 512, 368, 92, 8_000_000_000, 7.0e-4),
-        _paper("800M", 24, 6400, 640, 672, 96, 16_100_000_000, 5.7e-4),
-        _paper("2B", 32, 9216, 896, 1328, 16, 40_300_000_000, 4.3e-4),
-        _paper("5B", 47, 12288, 1216, 2752, 64, 99_400_000_000, 3.2e-4),
-    )
-}
+PAPER_SIZES = _ladder(
+    _paper("50M", 6, 1536, 128, 72, 24, 960_000_000, 1.3e-3),
+    _paper("100M", 9, 2560, 256, 128, 32, 2_100_000_000, 1.1e-3),
+    _paper("200M", 13, 3584, 384, 216, 72, 4_000_000_000, 8.7e-4),
+    _paper("400M", 18, 4864, 512, 368, 92, 8_000_000_000, 7.0e-4),
+    _paper("800M", 24, 6400, 640, 672, 96, 16_100_000_000, 5.7e-4),
+    _paper("2B", 32, 9216, 896, 1328, 16, 40_300_000_000, 4.3e-4),
+    _paper("5B", 47, 12288, 1216, 2752, 64, 99_400_000_000, 3.2e-4),
+)
 
 
 def _as_run(name, lr, batch, micro_batch, num_parameters) -> Size:
@@ -108,48 +109,36 @@ def _as_run(name, lr, batch, micro_batch, num_parameters) -> Size:
 
 # The authors' settings (agencyenterprise/modular-pretraining): name, rate, batch, micro-batch of one GPU, parameters.
 # 2B and 5B: micro-batches of 24 (a divisor of 1,320) and 64 [ours], since theirs of 5 and 2 cannot be sharded.
-AS_RUN_SIZES = {
-    size.name: size
-    for size in (
-        _as_run("50M", 0.0013294663255016177, 72, 9, 47_995_776),
-        _as_run("100M", 0.0010740633599129793, 128, 16, 103_201_984),
-        _as_run("200M", 0.0008677257023958782, 216, 27, 199_891_008),
-        _as_run("400M", 0.0007010274465180751, 368, 23, 402_064_768),
-        _as_run("800M", 0.0005663534909876918, 672, 12, 806_509_504),
-        _as_run("2B", 0.0004271833607529287, 1320, 24, 2_016_181_632),
-        _as_run("5B", 0.00032221152797331777, 2752, 64, 4_967_743_104),
-    )
-}
+AS_RUN_SIZES = _ladder(
+    _as_run("50M", 0.0013294663255016177, 72, 9, 47_995_776),
+    _as_run("100M", 0.0010740633599129793, 128, 16, 103_201_984),
+    _as_run("200M", 0.0008677257023958782, 216, 27, 199_891_008),
+    _as_run("400M", 0.0007010274465180751, 368, 23, 402_064_768),
+    _as_run("800M", 0.0005663534909876918, 672, 12, 806_509_504),
+    _as_run("2B", 0.0004271833607529287, 1320, 24, 2_016_181_632),
+    _as_run("5B", 0.00032221152797331777, 2752, 64, 4_967_743_104),
+)
 
 # For two CPU cores, minutes to a night. 9 core tokens for each parameter except the embedding, modules half as wide as
 # the MLP, one route a step, 0.6 x the demo law's rate: chosen on seeds 0 to 3, see FINDINGS.md.
-DEMO_SIZES = {
-    size.name: size
-    for size in (
-        _small("0.1M", 2, 32, 128, 64, 8, 8, 800_000, 3.9e-3),
-        _small("0.15M", 2, 40, 160, 80, 8, 8, 1_060_000, 3.2e-3),
-        _small("0.28M", 3, 56, 224, 112, 8, 8, 1_980_000, 2.2e-3),
-        _small("0.6M", 4, 96, 384, 192, 8, 8, 5_450_000, 1.2e-3),
-        _small("1.2M", 5, 128, 512, 256, 8, 8, 10_520_000, 8e-4),
-        _small("3M", 6, 192, 768, 384, 16, 16, 25_530_000, 7e-4),
-    )
-}
+DEMO_SIZES = _ladder(
+    _small("0.1M", 2, 32, 128, 64, 8, 8, 800_000, 3.9e-3),
+    _small("0.15M", 2, 40, 160, 80, 8, 8, 1_060_000, 3.2e-3),
+    _small("0.28M", 3, 56, 224, 112, 8, 8, 1_980_000, 2.2e-3),
+    _small("0.6M", 4, 96, 384, 192, 8, 8, 5_450_000, 1.2e-3),
+    _small("1.2M", 5, 128, 512, 256, 8, 8, 10_520_000, 8e-4),
+    _small("3M", 6, 192, 768, 384, 16, 16, 25_530_000, 7e-4),
+)
 # To fit laws: few steps, since a grid trains every size two dozen times.
-GRID_DEMO_SIZES = {
-    size.name: size
-    for size in (
-        _small("0.1M", 2, 32, 128, 16, 32, 8, 300_000, 6e-3),
-        _small("0.2M", 2, 48, 192, 24, 32, 8, 400_000, 5e-3),
-        _small("0.3M", 3, 64, 256, 32, 32, 8, 500_000, 4e-3),
-    )
-}
-SMOKE_SIZES = {
-    size.name: size
-    for size in (
-        _small("tiny", 2, 32, 128, 16, 16, 4, 40_000, 8e-3),
-        _small("small", 2, 48, 192, 24, 16, 4, 60_000, 6e-3),
-    )
-}
+GRID_DEMO_SIZES = _ladder(
+    _small("0.1M", 2, 32, 128, 16, 32, 8, 300_000, 6e-3),
+    _small("0.2M", 2, 48, 192, 24, 32, 8, 400_000, 5e-3),
+    _small("0.3M", 3, 64, 256, 32, 32, 8, 500_000, 4e-3),
+)
+SMOKE_SIZES = _ladder(
+    _small("tiny", 2, 32, 128, 16, 16, 4, 40_000, 8e-3),
+    _small("small", 2, 48, 192, 24, 16, 4, 60_000, 6e-3),
+)
 
 # Simple Stories: core and one module are together as wide as the dense MLP, so a forward pass costs the same. One
 # epoch: the authors' logs have 16,544 steps of 128 x 256 tokens, 99% of 501,664,802 core + 46,188,871 auxiliary tokens.
@@ -161,13 +150,10 @@ STORIES_SIZES = {"26M": Size("26M", 8, 512, 8, 2, 2048, 1856, 192, 128, 16, _STO
 STORIES_AS_RUN_SIZES = {"26M": dataclasses.replace(STORIES_SIZES["26M"], d_core=2048, micro_batch=128)}
 # For minutes on a GPU [ours]: 10 core tokens for each parameter, modules half as wide as the MLP and one route a step
 # as in the demo, Simple Stories' context. The rates are below that of Simple Stories' 26M; no search has chosen them.
-STORIES_GPU_SIZES = {
-    size.name: size
-    for size in (
-        Size("3M", 6, 192, 4, 2, 768, 768, 384, 64, 64, 28_370_000, 4e-3, 256, 1024),
-        Size("10M", 8, 320, 4, 2, 1280, 1280, 640, 64, 64, 96_900_000, 3e-3, 256, 1024),
-    )
-}
+STORIES_GPU_SIZES = _ladder(
+    Size("3M", 6, 192, 4, 2, 768, 768, 384, 64, 64, 28_370_000, 4e-3, 256, 1024),
+    Size("10M", 8, 320, 4, 2, 1280, 1280, 640, 64, 64, 96_900_000, 3e-3, 256, 1024),
+)
 STORIES_SMOKE_SIZES = {"tiny": dataclasses.replace(SMOKE_SIZES["tiny"], d_core=112)}
 
 
@@ -260,10 +246,3 @@ def _usable(law: Law, num_parameters: int, seq_len: int) -> tuple[float, float]:
         allowed = f"a law with a positive, finite rate and batch at {num_parameters:,} parameters, found {values}"
         raise invalid("law", law.name, allowed)
     return values
-
-
-def choose(names: tuple[str, ...], sizes: dict[str, Size]) -> tuple[Size, ...]:
-    """Returns the named sizes in the ladder's order; ValueError for an unknown name."""
-    for name in names:
-        require_choice("sizes", name, tuple(sizes))
-    return tuple(size for size in sizes.values() if size.name in names)

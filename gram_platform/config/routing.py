@@ -6,7 +6,7 @@ keyed permutation maps a micro-batch's cursor to its sequences, so no array grow
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -68,20 +68,8 @@ def uniforms(key: int, counters: np.ndarray) -> np.ndarray:
     return (hash_counters(key, counters) >> _U64(11)) * 2.0**-53
 
 
-@dataclass(frozen=True)
-class KeyedPermutation:
-    """A permutation of range(size) that computes single images and stores none."""
-
-    size: int
-    key: int
-
-    def __call__(self, indices: np.ndarray) -> np.ndarray:
-        """Returns int64 images of int64 indices in [0, size)."""
-        return permuted(self.size, np.full(indices.shape, self.key, dtype=_U64), indices)
-
-
 def permuted(size: int, keys: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    """Permutes indices in [0, size), each by its own uint64 key; returns int64 images.
+    """Permutes int64 indices in [0, size), each by its own uint64 key; returns int64 images.
 
     Repeats a balanced Feistel network of six rounds over the next even power of two until the image is in range
     (Black and Rogaway 2002, "Ciphers with arbitrary finite domains").
@@ -259,6 +247,10 @@ def draw_positions(seed: int, budget: DomainBudget, cursor: int, count: int) -> 
     return permuted(budget.num_sequences, np.array(keys_of_passes, dtype=_U64)[passes - passes[0]], within)
 
 
-def domain_permutation(data_id: str, domain: str, num_available: int) -> KeyedPermutation:
-    """Returns the fixed permutation of a domain's training sequences; pools are prefixes or slices of it."""
-    return KeyedPermutation(num_available, hash_key(data_id, "domain", domain))
+def domain_permutation(data_id: str, domain: str, num_available: int) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns the fixed permutation of a domain's training sequences; pools are prefixes or slices of it.
+
+    A function from int64 indices in [0, num_available) to int64 images, which stores none.
+    """
+    key = _U64(hash_key(data_id, "domain", domain))
+    return lambda indices: permuted(num_available, np.full(indices.shape, key), indices)

@@ -5,11 +5,11 @@
 Corpora share parts: one that needs less of a row reads the first parts, one that needs more fetches further ones.
 """
 
+import hashlib
 import json
 import re
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -20,23 +20,15 @@ from gram_platform.config.crash_safe import whole_file
 from gram_platform.config.identity import invalid, short_hash
 from gram_platform.corpora import recipe
 from gram_platform.corpora.recipe import HubRow, HubSource, part_bytes
-from gram_platform.corpora.records import Digest, Record, Unit
+from gram_platform.corpora.records import Record, Unit, add_record
 from gram_platform.corpora.sources import Progress
 
 FIRST_RECORDS = 2_000  # one of them must have each field; a check compares their labels with the catalog
 CONNECT_TIMEOUT_S = 10
 
 
-@dataclass(frozen=True)
-class Fetched:
-    """The parts of all rows as units to read, in order, and by row the number of records that lack a field."""
-
-    units: tuple[Unit, ...]
-    skipped: dict[str, int]
-
-
-def fetch(source: HubSource, folder: Path, progress: Progress) -> Fetched:
-    """Downloads the missing parts of every row.
+def fetch(source: HubSource, folder: Path, progress: Progress) -> tuple[tuple[Unit, ...], dict[str, int]]:
+    """Downloads the missing parts of every row; returns all parts to read, and {row: records that lack a field}.
 
     Raises ValueError naming the row if the hub cannot be reached, no record has a field, or the catalog lacks a label.
     """
@@ -47,7 +39,7 @@ def fetch(source: HubSource, folder: Path, progress: Progress) -> Fetched:
         units += [Unit((row_folder / part["name"],), digest=part["digest"], held_out=row.held_out) for part in parts]
         name = f"{row.dataset} {row.data_dir or row.split} [{row.label or row.label_field}]"
         skipped[name] = skipped.get(name, 0) + sum(part["skipped"] for part in parts)
-    return Fetched(tuple(units), {name: count for name, count in skipped.items() if count})
+    return tuple(units), {name: count for name, count in skipped.items() if count}
 
 
 def row_id(row: HubRow) -> str:
@@ -109,7 +101,7 @@ def _fetch_row(row: HubRow, num_bytes: int, folder: Path, progress: Progress) ->
 
 def _write_part(found: Iterator[Record], folder: Path, number: int, num_bytes: int) -> dict:
     """Writes records until they hold `num_bytes` of text; renames the file to its name only when it is whole."""
-    name, digest = f"part-{number:05d}.jsonl.zst", Digest()
+    name, digest = f"part-{number:05d}.jsonl.zst", hashlib.sha256()
     documents = written = 0
     with whole_file(folder / name) as temporary, zstandard.open(temporary, "wb") as handle:
         while written < num_bytes:
@@ -118,7 +110,7 @@ def _write_part(found: Iterator[Record], folder: Path, number: int, num_bytes: i
                 break
             line = json.dumps({"text": record.text, "label": record.label}, ensure_ascii=False)
             handle.write(line.encode() + b"\n")
-            written += digest.add(record.label, record.text)
+            written += add_record(digest, record.label, record.text)
             documents += 1
     counts = {"bytes": written, "documents": documents, "digest": digest.hexdigest()}
     return {"name": name, **counts, "ended": written < num_bytes}

@@ -84,8 +84,7 @@ def _fill(recipe: CorpusRecipe, root: Path, staging: Path, progress: Progress) -
     if isinstance(recipe.source, HubSource):
         from gram_platform.corpora.hub import fetch
 
-        fetched = fetch(recipe.source, root / "hub", progress)
-        units, skipped = fetched.units, fetched.skipped
+        units, skipped = fetch(recipe.source, root / "hub", progress)
 
     def read(activity: str) -> Iterator[tuple[str, str]]:
         return _reported(documents(recipe, units), activity, _num_bytes(recipe), progress)

@@ -45,22 +45,13 @@ class Unit:
     held_out: bool = False  # all of it is validation
 
 
-class Digest:
-    """Hashes a sequence of records by SHA-256, independently of the file format."""
-
-    def __init__(self) -> None:
-        self._hash = hashlib.sha256()
-
-    def add(self, label: str, text: str) -> int:
-        """Adds a record; returns the text's length in UTF-8 bytes."""
-        label_bytes, text_bytes = label.encode(), text.encode()
-        self._hash.update(b"%d,%d:" % (len(label_bytes), len(text_bytes)))
-        self._hash.update(label_bytes)
-        self._hash.update(text_bytes)
-        return len(text_bytes)
-
-    def hexdigest(self) -> str:
-        return self._hash.hexdigest()
+def add_record(digest: "hashlib._Hash", label: str, text: str) -> int:
+    """Adds a record to the hash of a sequence of records, whatever their files' format; returns the text's bytes."""
+    label_bytes, text_bytes = label.encode(), text.encode()
+    digest.update(b"%d,%d:" % (len(label_bytes), len(text_bytes)))
+    digest.update(label_bytes)
+    digest.update(text_bytes)
+    return len(text_bytes)
 
 
 def documents(recipe: CorpusRecipe, units: tuple[Unit, ...]) -> Iterator[tuple[str, str]]:
@@ -77,9 +68,9 @@ def documents(recipe: CorpusRecipe, units: tuple[Unit, ...]) -> Iterator[tuple[s
 
 def _read(units: tuple[Unit, ...]) -> Iterator[Record]:
     for unit in units:
-        digest = Digest()
+        digest = hashlib.sha256()
         for record in read_unit(unit):
-            digest.add(*record)
+            add_record(digest, *record)
             yield record
         if unit.digest and digest.hexdigest() != unit.digest:
             name = unit.label or unit.paths[0]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gram_platform.config.crash_safe import whole_file
 from gram_platform.config.identity import invalid
-from gram_platform.corpora.records import FORMATS, Digest, Unit, is_data_file, read_unit
+from gram_platform.corpora.records import FORMATS, Unit, add_record, is_data_file, read_unit
 
 Progress = Callable[[str, int, int | None], None]  # (activity, done, total or None)
 SCAN_VERSION = 3  # raise it when a scan would return something else
@@ -105,9 +105,9 @@ def content_of(units: list[Unit]) -> str:
 
 
 def _scan(unit: Unit, report: Callable[[int], object]) -> Scan:
-    digest, labels, total, largest = Digest(), {}, 0, 0
+    digest, labels, total, largest = hashlib.sha256(), {}, 0, 0
     for number, (label, text) in enumerate(read_unit(unit), start=1):
-        num_bytes = digest.add(label, text)
+        num_bytes = add_record(digest, label, text)
         documents, so_far = labels.get(label, (0, 0))
         labels[label] = (documents + 1, so_far + num_bytes)
         total += num_bytes

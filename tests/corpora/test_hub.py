@@ -20,7 +20,7 @@ def local_row(path, **changes) -> HubRow:
 
 
 def fetched(row: HubRow, folder, num_bytes=BIG) -> list[tuple[str, str]]:
-    units = hub.fetch(HubSource((row,), (num_bytes,)), folder, lambda *a: None).units
+    units, _ = hub.fetch(HubSource((row,), (num_bytes,)), folder, lambda *a: None)
     return [record for unit in units for record in read_unit(unit)]
 
 

@@ -24,15 +24,15 @@ from gram_platform.analysis.localization import (
     shading_scale,
 )
 from gram_platform.analysis.ratios import ALL, BASELINE, MEAN
-from gram_platform.analysis.tables import aligned, interval_texts, table_csv
+from gram_platform.analysis.tables import table_csv
 from gram_platform.config import CORE
 from gram_platform.corpora.tokenizer import load_tokenizer, token_texts
 from gram_platform.pages.figures.style import GREY, drawn, hover_runs, method_style, styled, whiskers
-from gram_platform.pages.report.page import Section, page_html, readable_runs, render
+from gram_platform.pages.report.page import Section, page_html, readable_runs, render, with_intervals
 from gram_platform.pages.report.sections import JUDGED, judged_sections, missing_sections
 from gram_platform.pages.report.study import with_verdicts
 from gram_platform.pages.results.record import StudyRecord, intro_text, mlflow_links, publish, with_links
-from gram_platform.pages.results.results import load_frames, nodes_frame
+from gram_platform.pages.results.results import frame_text, load_frames, nodes_frame
 from gram_platform.paper.claims import localization_claims
 from gram_platform.paper.verdicts import EXPLANATION, explained
 from gram_platform.store import Store
@@ -100,9 +100,8 @@ def read_tokens(
 def tokens_text(record: StudyRecord, results: TokenResults) -> str:
     """Writes the means over domains and profiles, and the claims, for a terminal."""
     means = readable_localization(results.found.table[results.found.table["profile"] == MEAN])
-    rows = [[str(value) or "-" for value in row] for row in means.itertuples(index=False)]
     judged = [f"{c['verdict']}: {c['claim']} {c[EXPLANATION]}".rstrip() for c in results.claims.to_dict("records")]
-    return "\n".join([aligned([list(means.columns), *rows]), "", *judged]).rstrip()
+    return "\n".join([frame_text(means), "", *judged]).rstrip()
 
 
 def write_tokens(
@@ -143,10 +142,7 @@ def _shaded(text: ShadedText) -> Section:
 
 def readable_localization(table: pd.DataFrame) -> pd.DataFrame:
     """Writes each value of table.csv as one text, `mean [low, high]`."""
-    readable = table[ROW].copy()
-    for name in MEASURES:
-        readable[name] = interval_texts(table, name)
-    return readable.assign(num_tokens=table["num_tokens"], num_seeds=table["num_seeds"])
+    return with_intervals(table, ROW, MEASURES).assign(num_tokens=table["num_tokens"], num_seeds=table["num_seeds"])
 
 
 # -------------------------------------------------------------------------------------------------------------- figures

@@ -7,7 +7,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from gram_platform.analysis.ratios import MEAN, VARIANT
-from gram_platform.analysis.tables import interval_text, interval_texts
+from gram_platform.analysis.tables import interval_text
 from gram_platform.analysis.variants import COMPOSED, MODULES, drop_table, final_shares, number_table, share_curves
 from gram_platform.config import core_first
 from gram_platform.pages.figures.style import (
@@ -21,7 +21,7 @@ from gram_platform.pages.figures.style import (
     styled,
 )
 from gram_platform.pages.figures.variants import variant_figure
-from gram_platform.pages.report.page import Section, readable_table
+from gram_platform.pages.report.page import Section, readable_table, with_intervals
 from gram_platform.pages.report.study import Results
 
 OWN_WIDTH, OTHER_WIDTH = 3.5, 1.2
@@ -160,10 +160,8 @@ def composing_figures(study: Results) -> dict[str, go.Figure]:
 
 def readable_drops(drops: pd.DataFrame) -> pd.DataFrame:
     """Writes each value of `drop_table` as one text, `mean [low, high]`."""
-    readable = drops[["method", "size", "class"]].copy()
-    for name in ("one", "all", "drop", "less_than_gram"):
-        readable[name] = interval_texts(drops, name)
-    return readable.assign(num_seeds=drops["num_seeds"])
+    names, values = ("method", "size", "class"), ("one", "all", "drop", "less_than_gram")
+    return with_intervals(drops, names, values).assign(num_seeds=drops["num_seeds"])
 
 
 def _number_panels(table: pd.DataFrame, size: str) -> Mapping[str, go.Figure]:

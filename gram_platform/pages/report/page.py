@@ -176,11 +176,13 @@ IN_PAPER = ("train", "active_mlp", "total_mlp")  # in the order of COST_TABLE
 
 def readable_table(table: pd.DataFrame) -> pd.DataFrame:
     """Writes each class of table.csv as one text, `mean [low, high]`; leaves out classes without any value."""
-    readable = table[naming_columns(table)].copy()
-    for name in CLASSES:
-        if table[name].notna().any():
-            readable[name] = interval_texts(table, name)
-    return readable.assign(num_seeds=table["num_seeds"])
+    shown = [name for name in CLASSES if table[name].notna().any()]
+    return with_intervals(table, naming_columns(table), shown).assign(num_seeds=table["num_seeds"])
+
+
+def with_intervals(frame: pd.DataFrame, names: Sequence[str], values: Sequence[str]) -> pd.DataFrame:
+    """Selects the columns `names`, then writes each value as one text, `mean [low, high]`."""
+    return frame[list(names)].assign(**{name: interval_texts(frame, name) for name in values})
 
 
 def readable_claims(claims: pd.DataFrame) -> pd.DataFrame:
