@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from gram_platform.analysis.intervals import ENDS
-from gram_platform.analysis.ratios import BASELINE, MEAN, METHODS, profile_key
+from gram_platform.analysis.ratios import BASELINE, MEAN, method_key, profile_key
 from gram_platform.analysis.tables import over_seeds, run_names
 from gram_platform.config.identity import invalid
 
@@ -149,7 +149,6 @@ def localization_tables(rows: pd.DataFrame, missing: Sequence[View] = ()) -> Loc
 
 
 def _curves(few: pd.DataFrame) -> pd.DataFrame:
-    """Averages curves over domains, profiles and seeds."""
     keys, parts = ["method", "size", "class"], []
     for key, group in few.groupby(keys, sort=False):
         share = np.mean(np.stack(list(group["curve"])), axis=0)
@@ -172,7 +171,7 @@ def _ordered(frame: pd.DataFrame) -> pd.DataFrame:
     """Sorts by method, then in the order of sizes, then by profile, class and domain."""
     sizes = list(dict.fromkeys(frame["size"]))
     ranks = [
-        (METHODS.index(m) if m in METHODS else len(METHODS), sizes.index(s), profile_key(p), k, d)
+        (method_key(m), sizes.index(s), profile_key(p), k, d)
         for m, s, p, k, d in frame[[*ROW[:3], "class", "domain"]].itertuples(index=False, name=None)
     ]
     return frame.iloc[sorted(range(len(frame)), key=ranks.__getitem__)].reset_index(drop=True)

@@ -130,7 +130,6 @@ def _grown(grid: Grid, wanted: Sequence[tuple[str, float]], unusable: set[Cell])
 
 
 def _nearest(grid: Grid, cell: Cell) -> Cell:
-    """Returns the cell within the grid's ends that is nearest to `cell`."""
     lr, batch = cell
     return min(max(lr, grid.lrs[0]), grid.lrs[-1]), min(max(batch, grid.batches[0]), grid.batches[-1])
 

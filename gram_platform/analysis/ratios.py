@@ -15,19 +15,8 @@ from gram_platform.analysis.compute_ratio import LearningCurve, compute_ratio, f
 from gram_platform.analysis.intervals import require_columns
 from gram_platform.config import CORE, core_first
 from gram_platform.config.identity import invalid
+from gram_platform.methods import METHODS
 
-METHODS = (  # in the order of tables
-    "baseline",
-    "filtering",
-    "gram",
-    "gram_subsets",
-    "gram_lora",
-    "ft_full",
-    "ft_lora",
-    "ft_mlp",
-    "maxent",
-    "demix",
-)
 BASELINE, ALL = "baseline", "all"  # method and profile of the reference
 MEAN = "mean"  # profile of the rows that average over profiles
 ELICITED = "elicited"
@@ -227,7 +216,7 @@ def domains_of(evaluations: pd.DataFrame) -> tuple[str, ...]:
 def ordered(frame: pd.DataFrame, sizes: Sequence[str]) -> pd.DataFrame:
     """Sorts rows by method, size, profile, seed and domain, as far as the frame has them; `sizes` first, as given."""
     keys = {
-        "method": lambda m: (METHODS.index(m) if m in METHODS else len(METHODS), str(m)),
+        "method": method_key,
         "size": lambda s: (list(sizes).index(s) if s in sizes else len(sizes), size_key(s)),
         "profile": profile_key,
         "seed": seed_key,
@@ -236,6 +225,12 @@ def ordered(frame: pd.DataFrame, sizes: Sequence[str]) -> pd.DataFrame:
     columns = [[key(value) for value in frame[name]] for name, key in keys.items() if name in frame]
     ranks = list(zip(*columns, strict=True))
     return frame.iloc[sorted(range(len(frame)), key=ranks.__getitem__)].reset_index(drop=True)
+
+
+def method_key(method: str) -> tuple:
+    """Sorts methods as METHODS lists them, and all other names last."""
+    names = list(METHODS)
+    return names.index(method) if method in names else len(names), str(method)
 
 
 def size_key(size: str) -> tuple:

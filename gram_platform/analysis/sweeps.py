@@ -112,7 +112,6 @@ def _seed_rows(analysis: Analysis) -> pd.DataFrame:
 
 
 def _summary(per_seed: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame:
-    """Averages over seeds, with t-intervals and the runs behind them."""
     table = over_seeds(per_seed, POINT, SWEEP_CLASSES)
     runs = [_runs(evaluations, row) for row in table.to_dict("records")]
     return table.assign(runs=runs)[SWEEP_COLUMNS].astype({"knob": object, "value": float})

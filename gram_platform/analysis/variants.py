@@ -64,7 +64,6 @@ def _of(frame: pd.DataFrame | None, variant: str) -> pd.DataFrame | None:
 
 
 def _joined(frames: dict[str, pd.DataFrame]) -> pd.DataFrame:
-    """Stacks the frames, the variant in the first column."""
     parts = [frame.assign(**{VARIANT: variant}) for variant, frame in frames.items()]
     found = pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
     return found[[VARIANT, *(column for column in found.columns if column != VARIANT)]]

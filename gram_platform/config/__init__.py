@@ -1,3 +1,4 @@
+# ruff: noqa: F401 - the names that other rooms import from here
 """Defines a run as a value: the frozen dataclasses that determine one training stage, and their ids.
 
 `RunConfig` holds everything that can change a result and nothing else: no paths, names, hardware or tracking. Equal
@@ -36,37 +37,3 @@ from gram_platform.config.view import (
     evaluation_from_plain,
     view_from_plain,
 )
-
-__all__ = [
-    "CORE",
-    "EVAL_VERSION",
-    "IMPORTED",
-    "LOSSES",
-    "RECIPE_VERSION",
-    "SAMPLES",
-    "TOKENS",
-    "UNLABELLED",
-    "UNLABELLED_OF",
-    "AnyEvaluation",
-    "Continuations",
-    "DataConfig",
-    "DomainBudget",
-    "EvalPoints",
-    "Evaluation",
-    "ModelConfig",
-    "ModuleSpec",
-    "Objective",
-    "OptimizerConfig",
-    "RoutingConfig",
-    "RunConfig",
-    "Slice",
-    "State",
-    "TokenLosses",
-    "View",
-    "core_first",
-    "evaluation_from_plain",
-    "is_unlabelled",
-    "model_from_plain",
-    "run_from_plain",
-    "view_from_plain",
-]

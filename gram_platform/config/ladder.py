@@ -39,11 +39,10 @@ class Size:
     norm_eps: float = ModelConfig.norm_eps
     start: str = ""  # id of an imported dense model to start from; "": random weights of the seed
 
-    def model(self, d_mlp: int, modules: tuple[ModuleSpec, ...] = (), vocab_size: int | None = None) -> ModelConfig:
+    def model(self, d_mlp: int, modules: tuple[ModuleSpec, ...] = ()) -> ModelConfig:
         """Returns a model of this shape with a core MLP of width `d_mlp` and the given modules."""
         shape = (self.num_layers, self.d_model, self.num_heads, self.num_kv_heads)
-        vocab_size = vocab_size or self.vocab_size
-        return ModelConfig(*shape, d_mlp, vocab_size, self.seq_len, modules, self.rope_theta, self.norm_eps)
+        return ModelConfig(*shape, d_mlp, self.vocab_size, self.seq_len, modules, self.rope_theta, self.norm_eps)
 
     def dense(self) -> ModelConfig:
         return self.model(self.d_dense)

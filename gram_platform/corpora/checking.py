@@ -67,7 +67,6 @@ def _name(source: HubRow | Unit | StoriesSource) -> tuple[str, str, bool]:
 
 
 def _first(source: HubRow | Unit | StoriesSource) -> tuple[str, str]:
-    """Returns label and text of the first record; ValueError if there is none."""
     if isinstance(source, HubRow):
         return first_record(source)
     found = next(read_unit(source) if isinstance(source, Unit) else stories.story_documents(source), None)

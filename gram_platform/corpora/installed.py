@@ -119,7 +119,6 @@ def _is_left_out(name: str, is_top: bool) -> bool:
 
 
 def _label(name: str) -> str:
-    """Returns a file's label, by its name; "" for none."""
     ending = os.path.splitext(name)[1].lower()
     is_licence = LICENCE_NAME.search(name) and ending not in NO_LICENCES
     return LABEL_OF_ENDING.get(ending, "licences" if is_licence else "")

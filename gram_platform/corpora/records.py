@@ -224,7 +224,6 @@ def _checked(where: str, label: object, text: object) -> Record:
 
 
 def _text_of(where: str, name: str, value: object) -> str:
-    """Returns a field's text; ValueError unless it is a non-empty string that UTF-8 can encode."""
     if not isinstance(value, str):
         state = "is missing" if value is None else f"is {value!r:.60}, not a string"
         raise ValueError(f"{where}: {name} {state}")

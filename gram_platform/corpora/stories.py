@@ -233,7 +233,6 @@ def _topic_sentences(seed: int, num_facts: int, share: float, topic: str) -> tup
 
 
 def _person_variants(name: str, clauses: list[str]) -> tuple[str, ...]:
-    """Returns all variants of a person's sentence: first clause, joining and link."""
     variants = []
     for start in range(len(clauses)):
         a, b, c = (clauses[(start + step) % len(clauses)] for step in range(3))

@@ -4,12 +4,12 @@ from gram_platform.config.identity import require_choice
 from gram_platform.methods import branches, demix, dense, gram, maxent
 from gram_platform.methods.setting import Plans, Profile, Setting
 
-METHODS = {
+METHODS = {  # in the order of tables
     "baseline": dense.plan_baseline,
     "filtering": dense.plan_filtering,
     "gram": gram.plan,
-    "gram_lora": gram.plan_lora,
     "gram_subsets": gram.plan_subsets,
+    "gram_lora": gram.plan_lora,
     "ft_full": branches.plan_full,
     "ft_lora": branches.plan_lora,
     "ft_mlp": branches.plan_mlp,

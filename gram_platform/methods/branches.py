@@ -68,7 +68,6 @@ def _module_branches(setting: Setting, kind: str, width: int) -> Plans:
 
 
 def _branched(setting: Setting) -> tuple[str, ...]:
-    """Returns the auxiliary domains of the compared profiles."""
     wanted = {d for profile in setting.profiles for d in profile}
     return tuple(d for d in setting.auxiliary if d in wanted)
 

@@ -43,11 +43,11 @@ def seed_values(per_seed: pd.DataFrame, name: str, **where: str) -> dict[str, fl
     return dict(zip(rows["seed"], rows[name].astype(float), strict=True))
 
 
-def separation_claims(per_seed: pd.DataFrame, profile: str = "mean") -> list[Judgement]:
+def separation_claims(per_seed: pd.DataFrame) -> list[Judgement]:
     """Judges "retain - forget > 0" for every method and size with both classes; `per_seed` as in `tables.Analysis`."""
     judgements = []
     for method, size in dict.fromkeys(zip(per_seed["method"], per_seed["size"], strict=True)):
-        where = {"method": method, "size": size, "profile": profile}
+        where = {"method": method, "size": size, "profile": MEAN}
         retain, forget = (seed_values(per_seed, name, **where) for name in ("retain", "forget"))
         if set(retain) & set(forget):
             judgements.append(judge(f"{method}, {size}: retain is above forget", retain, forget))
@@ -111,7 +111,6 @@ def _less(values: Mapping[str, float], less: Mapping[str, float] | None) -> dict
 
 
 def _where(per_seed: pd.DataFrame, side: Side, size: str, variant: str) -> pd.DataFrame:
-    """Returns the rows of a side's method, size and variant."""
     rows = per_seed[per_seed["method"] == side.method]
     for column, value in (("size", side.size or size), (VARIANT, side.variant or variant)):
         if column in rows and value:
@@ -147,27 +146,22 @@ def localization_claims(per_seed: pd.DataFrame) -> pd.DataFrame:
 # -------------------------------------------------------------------------------------------- on the published numbers
 
 
-def published_verdicts(study: str, per_seed: pd.DataFrame | None = None) -> pd.DataFrame:
-    """Judges a study's claims on published numbers, as on ours: VERDICT_COLUMNS, a row per claim, size and variant.
-
-    `per_seed`: the published rows, in the format of `analyse` (default: those that ship with the package). Empty if the
-    study has none.
-    """
-    return _shipped_verdicts(study) if per_seed is None else paper_claims(per_seed, study)[VERDICT_COLUMNS]
-
-
 @cache
-def _shipped_verdicts(study: str) -> pd.DataFrame:
+def published_verdicts(study: str) -> pd.DataFrame:
+    """Judges a study's claims on the published numbers, as on ours: VERDICT_COLUMNS, a row per claim, size and variant.
+
+    Empty if none are published.
+    """
     return paper_claims(published_per_seed(study), study)[VERDICT_COLUMNS]
 
 
-def with_published(claims: pd.DataFrame, study: str, per_seed: pd.DataFrame | None = None) -> pd.DataFrame:
+def with_published(claims: pd.DataFrame, study: str) -> pd.DataFrame:
     """Adds a column `published` to our claims: verdict and difference on the published numbers, in words.
 
     Uses our size if it is published, else every published size. The published difference replaces `paper`, that of
-    printed means, which becomes NaN. Empty if nothing is published. Arguments: `published_verdicts`.
+    printed means, which becomes NaN. Empty if nothing is published.
     """
-    theirs = published_verdicts(study, per_seed)
+    theirs = published_verdicts(study)
     words = [
         _published_words(theirs, *key) for key in zip(claims["claim"], claims["size"], claims[VARIANT], strict=True)
     ]

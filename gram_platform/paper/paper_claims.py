@@ -41,12 +41,10 @@ SCALING, DUAL_USE, TITRATION = "scaling", "dual_use", "titration"
 
 
 def _classes(text: str, method: str, left: str, right: str, source: str, within: pd.Interval = POSITIVE) -> Claim:
-    """Compares two classes of one method."""
     return Claim(text, Side(method, left), Side(method, right), source, within)
 
 
 def _methods(text: str, name: str, left: str, right: str, source: str) -> Claim:
-    """Compares one class of two methods."""
     return Claim(text, Side(left, name), Side(right, name), source)
 
 

@@ -43,9 +43,8 @@ class Needs:
     memory: Memory
     checkpoint: int  # weights, and optimizer states of every set that is ever trained
     result: int  # final weights
-    flops: float  # training, without `recomputed_flops`
+    flops: float  # training
     evaluation_flops: float  # evaluations and probes while training
-    recomputed_flops: float  # by activation checkpointing
     gpu_hours: float  # of all ranks together
 
 
@@ -77,32 +76,16 @@ def evaluation_flops(evaluation: AnyEvaluation, model: ModelConfig) -> float:
     return float(sum(forward))
 
 
-def recomputed_flops(run: RunConfig) -> int:
-    """Counts the FLOPs that activation checkpointing adds: a second forward pass of every block."""
-    head = 2 * run.model.seq_len * run.model.d_model * run.model.vocab_size
-    total = 0
-    for (_, route), count in route_counts(run).items():
-        num_sequences = count * run.micro_batch
-        forward = hardware_flops(run.model, num_sequences, tuple(dict(route.active)), backward=False)
-        total += forward - num_sequences * head
-    return total
-
-
-def needs(
-    run: RunConfig, num_ranks: int, machine: Machine, utilisation: float = 0.4, checkpointing: bool = False
-) -> Needs:
-    """Estimates a run on `num_ranks` of a machine at `utilisation` of its rate; `checkpointing`: of activations."""
-    memory = rank_memory(run, num_ranks, checkpointing, machine.device)
+def needs(run: RunConfig, num_ranks: int, machine: Machine, utilisation: float = 0.4) -> Needs:
+    """Estimates a run on `num_ranks` of a machine at `utilisation` of its rate, without activation checkpointing."""
     flops, evaluations = run_flops(run), run_evaluation_flops(run)
-    recomputed = recomputed_flops(run) if checkpointing else 0.0
     return Needs(
-        memory=memory,
+        memory=rank_memory(run, num_ranks, device=machine.device),
         checkpoint=checkpoint_bytes(run),
         result=4 * total_parameters(run.model),
         flops=flops,
         evaluation_flops=evaluations,
-        recomputed_flops=recomputed,
-        gpu_hours=(flops + evaluations + recomputed) / (machine.flops_per_second * utilisation) / 3600,
+        gpu_hours=(flops + evaluations) / (machine.flops_per_second * utilisation) / 3600,
     )
 
 

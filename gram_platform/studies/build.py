@@ -165,7 +165,6 @@ def _auxiliary_labels(recipe: CorpusRecipe, flags: CommonFlags) -> list[str]:
 def _of_variant(
     variant: Variant, preset: Preset, flags: CommonFlags, recipes: Mapping[str, CorpusRecipe]
 ) -> list[Setting]:
-    """Returns a variant's setting of every size and seed."""
     settings = settings_of(preset, flags, recipes)
     if variant.num_auxiliary:
         settings = tuple(replace(s, available=_safe_sequences(recipes[s.size.name])) for s in settings)
@@ -188,7 +187,6 @@ def _with_repeats(setting: Setting, recipe: CorpusRecipe) -> Setting:
 
 
 def _require_searched(search_id: str, setting: Setting) -> None:
-    """ValueError for a profile of MaxEnt that the search did not cover."""
     searched = {profile for profile, _ in setting.options.maxent_profiles}
     for profile in setting.profiles:
         if profile not in searched and set(profile) != set(setting.auxiliary):

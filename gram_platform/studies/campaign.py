@@ -222,7 +222,6 @@ def sharing(graphs: Sequence[Graph]) -> list[str]:
 
 
 def _chosen(field: str, names: tuple[str, ...], known: Sequence) -> list:
-    """Returns the named ones, by default all; ValueError for an unknown name."""
     names = split_list(names)
     if names == (NONE,):
         return []

@@ -74,7 +74,6 @@ class LiveView:
             self.say(self._summary(progress, running) + (" | " + ", ".join(parts) if parts else ""))
 
     def _is_due(self) -> bool:
-        """Tells whether it is time for the next plain line."""
         is_due = time.time() >= self._next_plain
         if is_due:
             self._next_plain = time.time() + PLAIN_EVERY_S
@@ -190,7 +189,6 @@ class LiveView:
         )
 
     def _share_done(self, run_ids: Sequence[str]) -> float:
-        """Returns the share of a trial's runs that is done."""
         done = 0.0
         for run in map(self.store.run, run_ids):
             if run.result() is not None:

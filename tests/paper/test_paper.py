@@ -2,8 +2,8 @@
 
 import pytest
 
-from gram_platform.analysis.ratios import METHODS
 from gram_platform.analysis.tables import analyse
+from gram_platform.methods import METHODS
 from gram_platform.paper.claims import PAPER_COLUMNS, paper_claims
 from gram_platform.paper.paper import beside_paper, printed
 from gram_platform.paper.paper_claims import STORIES_CLAIMS, paper_difference

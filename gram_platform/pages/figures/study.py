@@ -264,7 +264,6 @@ def _wrapped(profile: str) -> str:
 
 
 def _bars(bars: pd.DataFrame, style: Style, has_whiskers: bool = True) -> dict:
-    """Returns the arguments of a domain's bars."""
     return {
         "error_y": whiskers(bars["compute_ratio"], bars["low"], bars["high"]) if has_whiskers else None,
         "x": bars["profile"],

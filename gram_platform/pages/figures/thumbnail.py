@@ -45,7 +45,6 @@ def _fitted(title: str) -> str:
 
 
 def _panel(figure: go.Figure) -> str:
-    """Draws the frame, the horizontal lines, and every series of a figure."""
     series = [trace for trace in figure.data if trace.type in ("scatter", "bar") and trace.orientation != "h"]
     series = [trace for trace in series if trace.x is not None and trace.y is not None]
     bars, places = [trace for trace in series if trace.type == "bar"], _places(figure)
@@ -77,7 +76,6 @@ def _bars(trace: go.Bar, points: Sequence[Point], bars: Sequence[go.Bar], bottom
 
 
 def _line(trace: go.Scatter, points: Sequence[Point]) -> str:
-    """Draws an area, or a line and its markers."""
     if not points:
         return ""
     way = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)

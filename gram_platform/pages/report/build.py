@@ -110,7 +110,6 @@ def _variant_sections(study: Results) -> list[Section]:
 
 
 def _domain_sections(study: Results) -> list[Section]:
-    """Shows every method's domains against the variants."""
     figures = list(_domain_figures(study).values())
     text = "Core, and every other domain under the profile of core and that domain (under core alone if a study lacks "
     text += "this profile)."

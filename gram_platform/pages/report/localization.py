@@ -259,7 +259,6 @@ def _named(entry: Mapping) -> tuple[str, str, str, str]:
 
 
 def _loaded(store: Store, entries: Sequence[Mapping]) -> list[MeasuredTokens]:
-    """Loads the token losses of views."""
     found = []
     for entry in entries:
         evaluation = store.evaluation(entry["id"])

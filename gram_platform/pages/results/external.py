@@ -15,11 +15,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from gram_platform.analysis.ratios import BASELINE, ELICITED, METHODS, VARIANT, size_key
+from gram_platform.analysis.ratios import BASELINE, ELICITED, VARIANT, size_key
 from gram_platform.config import CORE
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid, local_path, require_name
 from gram_platform.config.ladder import DEMO_SIZES, GRID_DEMO_SIZES, PAPER_SIZES, SMOKE_SIZES, STORIES_SIZES
+from gram_platform.methods import METHODS
 
 LOSSES_FILE, CURVES_FILE, STUDIES_FILE = "losses.csv", "curves.jsonl", "studies.json"
 REQUIRED = ("study", "method", "size", "seed", "retained", "domain", ELICITED, "loss")

@@ -43,7 +43,6 @@ def write_replication(studies: Sequence[Results], out: str, facts: str) -> dict[
 
 
 def _files(study: Results, sections: Sequence[Section]) -> dict[str, str]:
-    """Renders a study's page and tables, by file name."""
     record = study.record
     intro = with_verdicts(f"{record.question}\n\n{' '.join(record.facts)}".strip(), study.claims)
     footer = f"{ATTACK}\n\n{FOOTER}" if study.analysis.table["elicited"].notna().any() else FOOTER

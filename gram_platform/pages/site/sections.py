@@ -175,7 +175,6 @@ def state_sections(
 
 
 def _incomplete(study: StudyFacts, facts: Facts, links: Links) -> list[Section]:
-    """Lists every node that is not complete, with its error."""
     entries = {entry["id"]: entry for entry in study.record.entries}
     rows = []
     for node_id in study.node_ids:
