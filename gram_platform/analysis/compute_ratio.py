@@ -96,7 +96,7 @@ def fit_learning_curve(steps: Sequence[float], losses: Sequence[float]) -> Learn
     length, hold fewer than three distinct steps, or if the losses do not fall (no alpha > 0 fits).
     """
     s, y = _points(steps, losses)
-    offsets = _offset_grid(s)
+    offsets = np.geomspace(LOWEST * _scale(s), HIGHEST * float(s.max()), GRID_POINTS)  # candidates of s0 + min(s) [G]
     rss = _profile(offsets, s, y)
     if not np.isfinite(rss).any():
         allowed = "losses that fall with the steps, so that some alpha > 0 fits"
@@ -141,11 +141,6 @@ def _scale(s: np.ndarray) -> float:
     distinct = np.unique(s)
     gap = float(distinct[1] - distinct[0])
     return min(gap, float(distinct[0])) if distinct[0] > 0 else gap
-
-
-def _offset_grid(s: np.ndarray) -> np.ndarray:
-    """Returns candidates [G] of s0 + min(s), logarithmically spaced over the whole range."""
-    return np.geomspace(LOWEST * _scale(s), HIGHEST * float(s.max()), GRID_POINTS)
 
 
 def _slope(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:

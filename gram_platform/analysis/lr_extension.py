@@ -76,7 +76,8 @@ def extension(
         return Extension(grid, (), (f"{row['size']}: no cell is complete: not extended",))
     usable = {(lr, int(batch)) for lr, batch in table.loc[table["used"], ["lr", "batch"]].to_numpy()}
     unusable = {(lr, batch) for lr in grid.lrs for batch in grid.batches} - usable
-    place = "the minimum lies" if row["convex"] else f"{_no_minimum(row)}, and the best cell lies"
+    problem = "the surface cannot be fitted" if row["reason"] else "the surface is not convex"
+    place = "the minimum lies" if row["convex"] else f"{problem}, and the best cell lies"
     wanted, messages = [], []
     for side in [side for side in row["edges"].split(", ") if side]:
         value, refusal = _step(grid, side, limit, why_not)
@@ -137,7 +138,3 @@ def _nearest(grid: Grid, cell: Cell) -> Cell:
 def _named(side: str, value: float) -> str:
     axis = side.split()[0]
     return f"{axis} {value:g}" if axis == "lr" else f"{axis} {value:,}"
-
-
-def _no_minimum(row: pd.Series) -> str:
-    return "the surface cannot be fitted" if row["reason"] else "the surface is not convex"

@@ -16,16 +16,12 @@ def mlp_parameters(d_model: int, width: int) -> int:
     return 2 * d_model * width + width + d_model
 
 
-def lora_parameters(d_model: int, d_mlp: int, rank: int) -> int:
-    """Counts the weights of the two low-rank factors of both MLP projections."""
-    return 2 * rank * (d_model + d_mlp)
-
-
 def module_parameters(config: ModelConfig, domain: str) -> int:
     """Counts the parameters of one domain's module in all layers."""
     module = next(m for m in config.modules if m.domain == domain)
     if module.kind == "lora":
-        return config.num_layers * lora_parameters(config.d_model, config.d_mlp, module.width)
+        # two low-rank factors of both projections
+        return config.num_layers * 2 * module.width * (config.d_model + config.d_mlp)
     return config.num_layers * mlp_parameters(config.d_model, module.width)
 
 

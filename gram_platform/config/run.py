@@ -145,7 +145,9 @@ class RunConfig:
 
 def run_from_plain(plain: Mapping) -> RunConfig:
     """Reads a run from the JSON that `to_plain` gives, and validates it."""
-    data = dict(plain["data"], domains=tuple(_budget(d) for d in plain["data"]["domains"]))
+    slices = [tuple(Slice(**part) for part in d["slices"]) for d in plain["data"]["domains"]]
+    budgets = [DomainBudget(**{**d, "slices": s}) for d, s in zip(plain["data"]["domains"], slices, strict=True)]
+    data = dict(plain["data"], domains=tuple(budgets))
     objective = dict(plain["objective"], forget=tuple(plain["objective"]["forget"]))
     points = dict(plain["eval_points"], domains=tuple(plain["eval_points"]["domains"]))
     parts = {
@@ -162,7 +164,3 @@ def run_from_plain(plain: Mapping) -> RunConfig:
 
 def model_from_plain(plain: Mapping) -> ModelConfig:
     return ModelConfig(**{**plain, "modules": tuple(ModuleSpec(**module) for module in plain["modules"])})
-
-
-def _budget(plain: Mapping) -> DomainBudget:
-    return DomainBudget(**{**plain, "slices": tuple(Slice(**part) for part in plain["slices"])})

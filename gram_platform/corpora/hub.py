@@ -91,7 +91,8 @@ def _fetch_row(row: HubRow, num_bytes: int, folder: Path, progress: Progress) ->
             if not part["documents"] and number:  # only records without a field followed the last part
                 parts = [*parts[:-2], {**parts[-2], "skipped": parts[-2]["skipped"] + part["skipped"]}]
             state = {"parts": parts, "position": None if ended else stream.state_dict(), "exhausted": ended}
-            _save_state(folder, state)
+            with whole_file(folder / "state.json") as temporary:
+                Path(temporary).write_text(json.dumps(state))
             progress(f"fetching {row.dataset}", min(done + part["bytes"], num_bytes), num_bytes)
             continue
         done += part_bytes(done)
@@ -125,11 +126,6 @@ def _load_state(folder: Path) -> dict:
     except (OSError, ValueError, KeyError, TypeError):
         pass
     return {"parts": [], "position": None, "exhausted": False}
-
-
-def _save_state(folder: Path, state: dict) -> None:
-    with whole_file(folder / "state.json") as temporary:
-        Path(temporary).write_text(json.dumps(state))
 
 
 # -------------------------------------------------------------------------------------------------- records

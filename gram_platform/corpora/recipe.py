@@ -295,16 +295,6 @@ class CorpusRecipe:
             return self.expected_sequences(split, domain)
         return self.expected_sequences(split, domain, FEWEST_BYTES_PER_TOKEN)
 
-    def describe(self) -> str:
-        """Describes the corpus in one line, and each domain in one line."""
-        head = f"{self.data_id}: {type(self.source).__name__}, seq_len {self.seq_len}, vocab {self.vocab_size}"
-        lines = [f"{head}, tokenizer {self.tokenizer.kind} {self.tokenizer.source}".rstrip()]
-        for domain in self.domains_from:
-            documents = f"{domain.num_documents:,} documents" if domain.num_documents else "documents not counted yet"
-            pooled = "" if domain.labels == (domain.name,) else f", {len(domain.labels)} label(s) pooled"
-            lines.append(f"  {domain.name}: {documents}, {domain.num_bytes / 1e6:,.1f} MB{pooled}")
-        return "\n".join(lines)
-
 
 def recipe_from_plain(plain: Mapping) -> CorpusRecipe | None:
     """Reads a recipe of generated stories from the JSON of `plain()`; None for a corpus whose text is elsewhere."""

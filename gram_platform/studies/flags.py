@@ -193,8 +193,9 @@ def checked(study: Study, flags: Flags) -> Flags:
         raise invalid("sizes", ", ".join(flags.sizes), "one size beside --start, whose batch, data and rate are taken")
     if flags.start and flags.ranks.of_size:
         raise invalid("num_workers", ", ".join(flags.num_workers), "one number of ranks, or auto, beside --start")
-    if flags.in_process:
-        _require_one_rank(flags)
+    for size in flags.sizes if flags.in_process else ():
+        if (wanted := flags.ranks.wanted(size)) != 1:
+            raise invalid("num_workers", wanted, "1 for every size, beside --in-process")
     if flags.export_nodes and flags.start:
         raise invalid("export_nodes", flags.export_nodes, "a study without --start: imported weights are not exported")
     if flags.law:
@@ -314,13 +315,6 @@ def _ranks(texts: tuple[str, ...]) -> dict[str, int]:
             raise invalid("num_workers", text, "a number of ranks from 1 up or auto, for one size as size=number")
         found[size] = AUTO if value == "auto" else int(value)
     return found
-
-
-def _require_one_rank(flags: Flags) -> None:
-    """ValueError unless every run of the chosen sizes has one rank, as one process can train."""
-    for size in flags.sizes:
-        if (wanted := flags.ranks.wanted(size)) != 1:
-            raise invalid("num_workers", wanted, "1 for every size, beside --in-process")
 
 
 def require_ranks(preset: Preset, sizes: tuple[str, ...], ranks: Ranks) -> None:

@@ -62,9 +62,10 @@ class LiveView:
         running = self._running(progress)
         if self.base_flops is None:
             self.base_flops = self._done_flops(progress, {})
-        if ended is not None and (self._is_training(ended) or ended.id in progress.failed):
-            self.say(self._ended_line(progress, ended))
         if ended is not None:
+            # evaluations and attacks are many and short: they are only counted
+            if (ended.is_run and not ended.is_attack) or ended.id in progress.failed:
+                self.say(self._ended_line(progress, ended))
             for text in progress.warnings.pop(ended.id, ()):
                 self.say(f"warning: {self.nodes[ended.id].name}: {text}")
         if self.live:
@@ -90,10 +91,6 @@ class LiveView:
             elif not has_warned and time.monotonic() - self._updated > SILENCE_S:
                 self.say(f"Ray has not answered for {SILENCE_S:.0f} s; without its cluster this ends. {SUBMIT_AGAIN}")
                 has_warned = True
-
-    def _is_training(self, node: Node) -> bool:
-        """Selects the runs that get a line; evaluations and attacks are many and short, and are only counted."""
-        return node.is_run and not node.is_attack
 
     def _running(self, progress: Progress) -> list[tuple[Node, dict]]:
         """Returns running nodes with their last heartbeat, without those that wait for a process."""

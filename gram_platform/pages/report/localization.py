@@ -42,6 +42,7 @@ from gram_platform.tracking.frame import Frames
 
 CALIBRATION_METHOD = "filtering"  # the model without the domain sets the scale of colours
 NUM_SHADED = 96  # tokens of a shaded text at most
+SHADED = "The same text under every view, without and with this domain."
 NUM_LEGEND = 5  # steps of the legend's scale
 TITLES = {"gini": "Gini coefficient of increases", "increase": "increase of the loss (nats)"}
 PATTERNS = {FORGET: "", RETAIN: "/"}
@@ -122,7 +123,10 @@ def tokens_sections(record: StudyRecord, results: TokenResults) -> list[Section]
         _concentration(found),
         *judged_sections(results.claims, CLAIMS),
         *missing_sections(found.missing),
-        *(_shaded(text) for text in results.texts),
+        *(
+            Section(f"Tokens of {t.domain}", SHADED, markup=shaded_html(t), table=increases_frame(t))
+            for t in results.texts
+        ),
         Section("Every profile and domain", table=readable_localization(found.table)),
         Section("Runs", table=readable_runs(results.runs)),
     ]
@@ -133,11 +137,6 @@ def _concentration(found: Localization) -> Section:
     means = readable_localization(found.table[found.table["profile"] == MEAN])
     figures = list(localization_figures(found).values())
     return Section("Concentration", text, figures, table=means.drop(columns=["profile", "domain"]), table_is_open=True)
-
-
-def _shaded(text: ShadedText) -> Section:
-    intro = "The same text under every view, without and with this domain."
-    return Section(f"Tokens of {text.domain}", intro, markup=shaded_html(text), table=increases_frame(text))
 
 
 def readable_localization(table: pd.DataFrame) -> pd.DataFrame:

@@ -10,6 +10,7 @@ from gram_platform.config import CORE
 from gram_platform.corpora.tokenizer import decoded, load_tokenizer
 from gram_platform.pages.figures.style import method_style
 from gram_platform.pages.report.page import Section, page_html, readable_runs, render
+from gram_platform.pages.report.sections import missing_sections
 from gram_platform.pages.results.record import StudyRecord, intro_text, mlflow_links, publish, with_links
 from gram_platform.pages.results.results import load_frames, nodes_frame
 from gram_platform.store import Store
@@ -32,7 +33,7 @@ class SampleResults:
     """The stored continuations of the study."""
 
     samples: pd.DataFrame  # COLUMNS
-    missing: tuple[tuple[str, str], ...]
+    missing: pd.DataFrame  # what, why
     runs: pd.DataFrame
     source: str
     sampling: str  # says how continuations were drawn
@@ -55,15 +56,16 @@ def read_samples(
         for names, texts in _continuations(entry["tags"], results[entry["id"]], config["documents"])
     ]
     samples = pd.DataFrame(rows, columns=COLUMNS).sort_values(["domain", "document"], kind="stable", ignore_index=True)
-    lacking = tuple(
+    lacking = [
         (" ".join(entry["tags"][key] for key in ("method", "size", "profile")), "its continuations are not there")
         for entry in views
         if results[entry["id"]] is None
-    )
+    ]
+    missing = pd.DataFrame(lacking, columns=["what", "why"])
     frame, _, source = load_frames(record.ids, (), store, tracking_uri, why_not, frames)
     sampling = f"Prompts of {config['num_prompt_tokens']} tokens, then at most {config['num_tokens']} tokens drawn "
     sampling += f"at temperature {config['temperature']:g}."
-    return SampleResults(samples, lacking, nodes_frame(record, frame), source, sampling)
+    return SampleResults(samples, missing, nodes_frame(record, frame), source, sampling)
 
 
 def samples_text(record: StudyRecord, results: SampleResults) -> str:
@@ -87,10 +89,7 @@ def write_samples(
 
 def samples_sections(record: StudyRecord, results: SampleResults) -> list[Section]:
     """Builds the sections of the page: missing views, a section for each document, the runs."""
-    sections = []
-    if results.missing:
-        table = pd.DataFrame(results.missing, columns=["what", "why"])
-        sections.append(Section("Missing", "", table=table, table_is_open=True, is_warning=True))
+    sections = missing_sections(results.missing)
     for (domain, document), rows in results.samples.groupby(["domain", "document"], sort=False):
         sections.append(_prompt(domain, int(document), rows))
     return [*sections, Section("Runs", table=readable_runs(results.runs))]

@@ -1,7 +1,5 @@
 """Builds the sections and figures of a study of methods, sizes and profiles, and the sections common to all studies."""
 
-from collections.abc import Sequence
-
 import pandas as pd
 import plotly.graph_objects as go
 
@@ -109,7 +107,7 @@ def _aggregated_sizes(table: pd.DataFrame) -> list[str]:
         for size, of_size in rows.groupby("size")
     }
     with_means = set(rows[rows["profile"] == MEAN]["size"])
-    return [size for size in _in_order(rows["size"]) if size in with_means and len(averaged[size]) == 1]
+    return [size for size in dict.fromkeys(rows["size"]) if size in with_means and len(averaged[size]) == 1]
 
 
 def _panels(study: Results, size: str) -> dict[str, go.Figure]:
@@ -124,7 +122,7 @@ def _profile_sections(study: Results) -> list[Section]:
     domains, figures = domain_table(study.analysis.ratios), _profile_bars(study)
     if not figures:
         return []
-    sizes = _in_order(size for _, size in figures)
+    sizes = list(dict.fromkeys(size for _, size in figures))
     shown = [figure for (_, size), figure in figures.items() if size == sizes[-1]]
     folded = [figure for (_, size), figure in figures.items() if size != sizes[-1]]
     text = "Compute ratio on every domain: solid bars are core and retained domains, hatched bars forgotten ones."
@@ -260,7 +258,3 @@ def _progress(runs: pd.DataFrame) -> str:
         return ""
     counts = runs["status"].value_counts()
     return f"{len(runs)} nodes: " + ", ".join(f"{count} {status}" for status, count in counts.items()) + "."
-
-
-def _in_order(values) -> Sequence[str]:
-    return tuple(dict.fromkeys(values))

@@ -221,7 +221,7 @@ def totals(node_ids: Iterable[str], facts: Facts) -> Totals:
         counts={state: counts[state] for state in STATES},
         rank_hours=sum(node.rank_hours for node in worked),
         dollars=None if None in costs else sum(costs),
-        busy_s=_covered([_interval(node) for node in worked if "ended" in node.timing]),
+        busy_s=_covered([(n.timing["ended"] - n.seconds, n.timing["ended"]) for n in worked if "ended" in n.timing]),
         compute_units=sum((n.result or {}).get("compute_units", 0) for n in nodes if n.status == State.COMPLETE),
         changed=max((node.changed for node in nodes), default=0.0),
     )
@@ -233,11 +233,6 @@ def _dollars(node: NodeFacts, facts: Facts) -> float | None:
         machine = facts.runs.get(node.config.get("view", {}).get("run_id", ""), node)
     price = machine.dollars_per_hour
     return None if price is None else node.seconds / 3600 * price
-
-
-def _interval(node: NodeFacts) -> tuple[float, float]:
-    ended = node.timing["ended"]
-    return ended - node.seconds, ended
 
 
 def _covered(intervals: Iterable[tuple[float, float]]) -> float:

@@ -83,10 +83,6 @@ def _index(studies: Sequence[Results], sections: Mapping[str, Sequence[Section]]
 
 
 def _claims_page(studies: Sequence[Results]) -> str:
-    rows = {s.record.name: claim_rows(s.claims, _judged_at(s)) for s in studies}
+    rows = {s.record.name: claim_rows(s.claims, f"{s.source} ({', '.join(s.record.sizes)})") for s in studies}
     titles = {s.record.name: (s.record.title, f"{s.record.name}/report.html") for s in studies}
     return page_html("Claims", "", claim_sections(rows, titles), "", Shell("", LINKS, "Claims"))
-
-
-def _judged_at(study: Results) -> str:
-    return f"{study.source} ({', '.join(study.record.sizes)})"
