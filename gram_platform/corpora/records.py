@@ -12,8 +12,8 @@ import json
 import shutil
 import tempfile
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,8 +41,11 @@ class Unit:
 
     paths: tuple[Path, ...]
     label: str = ""
-    digest: str = ""  # of the records, once scanned
     held_out: bool = False  # all of it is validation
+    # once scanned:
+    digest: str = ""  # hash of the records
+    labels: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # label -> documents, bytes of text
+    largest: int = 0  # bytes of text of the longest document
 
 
 def add_record(digest: "hashlib._Hash", label: str, text: str) -> int:

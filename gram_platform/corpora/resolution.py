@@ -22,7 +22,8 @@ from gram_platform.corpora.recipe import (
     validation_bytes,
     whole_parts,
 )
-from gram_platform.corpora.sources import Progress, Scan, content_of, find_units, scan_units
+from gram_platform.corpora.records import Unit
+from gram_platform.corpora.sources import Progress, content_of, find_units, scan_units
 from gram_platform.corpora.tokenizer import DEFAULT_SAMPLE_BYTES, tokenizer_recipe
 
 # Text is fetched beyond one epoch, for wrong estimates of bytes per token and, with partial labels, for rounding to
@@ -237,10 +238,8 @@ def _hub_domain(source: HubSource, name: str, labels: tuple[str, ...], bytes_per
 def _files_recipe(
     path: Path, core_label: CoreLabel, common: dict, cache_dir: Path | None, progress: Progress | None
 ) -> CorpusRecipe:
-    scanned = scan_units(find_units(path), cache_dir, progress)
-    units = tuple(unit for unit, _ in scanned)
-    scans = [scan for _, scan in scanned]
-    counts = _counts(scans)
+    units = tuple(scan_units(find_units(path), cache_dir, progress))
+    counts = _counts(units)
     if not counts:
         raise invalid("corpus", str(path), "a corpus with at least one record")
     if core_label is None and CORE not in counts:
@@ -249,15 +248,15 @@ def _files_recipe(
     auxiliary = _auxiliary_labels(counts, core)
     domains = (_domain(CORE, core, counts), *(_domain(label, (label,), counts) for label in auxiliary))
     source = FilesSource(content_of(units), len(units))
-    tokenizer = _sampled(common["tokenizer"], domains, max(scan.largest for scan in scans))
+    tokenizer = _sampled(common["tokenizer"], domains, max(unit.largest for unit in units))
     return CorpusRecipe(source=source, domains_from=domains, units=units, **{**common, "tokenizer": tokenizer})
 
 
-def _counts(scans: list[Scan]) -> dict[str, tuple[int, int]]:
-    """Adds up the scans: label -> documents, bytes of text."""
+def _counts(units: tuple[Unit, ...]) -> dict[str, tuple[int, int]]:
+    """Adds up the scanned units: label -> documents, bytes of text."""
     total: dict[str, tuple[int, int]] = {}
-    for scan in scans:
-        for label, (documents, num_bytes) in scan.labels.items():
+    for unit in units:
+        for label, (documents, num_bytes) in unit.labels.items():
             so_far = total.get(label, (0, 0))
             total[label] = (so_far[0] + documents, so_far[1] + num_bytes)
     return total

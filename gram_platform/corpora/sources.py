@@ -2,8 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from gram_platform.config.crash_safe import whole_file
@@ -14,15 +14,6 @@ Progress = Callable[[str, int, int | None], None]  # (activity, done, total or N
 SCAN_VERSION = 3  # raise it when a scan would return something else
 REPORT_EVERY_RECORDS = 2000
 SCANS = "scans"  # folder of scans in the cache
-
-
-@dataclass(frozen=True)
-class Scan:
-    """The labels, size and content hash of one unit."""
-
-    digest: str
-    labels: dict[str, tuple[int, int]]  # label -> documents, bytes of text
-    largest: int  # bytes of text of the longest document
 
 
 def find_units(corpus: Path) -> tuple[Unit, ...]:
@@ -77,8 +68,8 @@ def _matches(root: Path, label: str, patterns: object, label_of: dict[Path, str]
     return tuple(files)
 
 
-def scan_units(units: tuple[Unit, ...], cache_dir: Path | None, progress: Progress | None) -> list[tuple[Unit, Scan]]:
-    """Reads every unit that is not in the cache; returns units with their digests, sorted by digest.
+def scan_units(units: tuple[Unit, ...], cache_dir: Path | None, progress: Progress | None) -> list[Unit]:
+    """Reads every unit that is not in the cache; returns the scanned units, sorted by digest.
 
     Sorting by contents, not by name, lets files move without changing anything. Raises ValueError (file and line) for
     the first bad record; for a cache that cannot be written, before reading anything.
@@ -88,23 +79,23 @@ def scan_units(units: tuple[Unit, ...], cache_dir: Path | None, progress: Progre
     sizes = [sum(path.stat().st_size for path in unit.paths) for unit in units]
     done, total, scanned = 0, sum(sizes), []
     for unit, size in zip(units, sizes, strict=True):
-        scan = _cached(unit, cache_dir)
-        if scan is None:
-            scan = _scan(unit, lambda n, base=done: progress and progress("reading", min(base + n, total), total))
-            _store(unit, cache_dir, scan)
+        found = _cached(unit, cache_dir)
+        if found is None:
+            found = _scan(unit, lambda n, base=done: progress and progress("reading", min(base + n, total), total))
+            _store(found, cache_dir)
         done += size
         if progress:
             progress("reading", done, total)
-        scanned.append((replace(unit, digest=scan.digest), scan))
-    return sorted(scanned, key=lambda pair: pair[1].digest)
+        scanned.append(found)
+    return sorted(scanned, key=lambda unit: unit.digest)
 
 
-def content_of(units: list[Unit]) -> str:
+def content_of(units: Sequence[Unit]) -> str:
     """Hashes the records of all units."""
     return hashlib.sha256("\n".join(sorted(unit.digest for unit in units)).encode()).hexdigest()
 
 
-def _scan(unit: Unit, report: Callable[[int], object]) -> Scan:
+def _scan(unit: Unit, report: Callable[[int], object]) -> Unit:
     digest, labels, total, largest = hashlib.sha256(), {}, 0, 0
     for number, (label, text) in enumerate(read_unit(unit), start=1):
         num_bytes = add_record(digest, label, text)
@@ -114,7 +105,7 @@ def _scan(unit: Unit, report: Callable[[int], object]) -> Scan:
         largest = max(largest, num_bytes)
         if number % REPORT_EVERY_RECORDS == 0:
             report(total)
-    return Scan(digest.hexdigest(), labels, largest)
+    return replace(unit, digest=digest.hexdigest(), labels=labels, largest=largest)
 
 
 def _make_cache(cache_dir: Path) -> None:
@@ -130,19 +121,19 @@ def _cache_path(unit: Unit, cache_dir: Path) -> Path:
     return cache_dir / SCANS / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
 
 
-def _cached(unit: Unit, cache_dir: Path | None) -> Scan | None:
+def _cached(unit: Unit, cache_dir: Path | None) -> Unit | None:
     if cache_dir is None:
         return None
     try:
         plain = json.loads(_cache_path(unit, cache_dir).read_text())
         labels = {label: tuple(counts) for label, counts in plain["labels"].items()}
-        return Scan(plain["digest"], labels, plain["largest"])
+        return replace(unit, digest=plain["digest"], labels=labels, largest=plain["largest"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # not cached, or unreadable: scan again
 
 
-def _store(unit: Unit, cache_dir: Path | None, scan: Scan) -> None:
+def _store(unit: Unit, cache_dir: Path | None) -> None:
     if cache_dir is None:
         return
     with whole_file(_cache_path(unit, cache_dir)) as temporary:
-        Path(temporary).write_text(json.dumps(asdict(scan)))
+        Path(temporary).write_text(json.dumps({name: getattr(unit, name) for name in ("digest", "labels", "largest")}))

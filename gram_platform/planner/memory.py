@@ -95,31 +95,24 @@ def _lora(name: str, own_set: str, group: str, config: ModelConfig, rank: int) -
     return [Weight(f"{name}.{part}.weight", own_set, group, shape) for part, shape in shapes.items()]
 
 
-@dataclass(frozen=True)
-class Saved:
-    """Bytes saved for each token: each layer's input, all that each layer saves, and all outside the layers."""
-
-    layer_inputs: tuple[int, ...]
-    layers: tuple[int, ...]
-    outside: int
-
-
 def saved_bytes(
     config: ModelConfig, width: int, active: Collection[str], trained: Collection[str], device: str = "cpu"
-) -> Saved:
-    """Counts saved bytes. `width`: bytes of a value in the forward pass; `trained`: a route's parameter sets."""
+) -> tuple[list[int], int]:
+    """Counts bytes saved for each token: (by each layer, outside the layers).
+
+    `width`: bytes of a value in the forward pass; `trained`: a route's parameter sets.
+    """
     shared, core = SHARED in trained, CORE_MLP in trained and config.d_mlp > 0
     modules_trained = any(module_set(d) in trained for d in active)
     flowing = shared  # the layer's input needs a gradient
-    inputs, layers = [], []
+    layers = []
     for _ in range(config.num_layers):
-        inputs.append(width * config.d_model)
         attention = _attention(config, width, flowing, shared, device)
         layers.append(attention + _mlps(config, width, flowing, active, trained))
         flowing = flowing or shared or core or modules_trained
     head = (width * config.d_model + NORM_STATISTICS) * flowing + width * config.d_model * shared
     mask = width * config.seq_len * (config.document_end >= 0 and flowing)  # one for all layers
-    return Saved(tuple(inputs), tuple(layers), head + mask + INDEX_BYTES)
+    return layers, head + mask + INDEX_BYTES
 
 
 def _attention(config: ModelConfig, width: int, flowing: bool, shared: bool, device: str) -> int:
@@ -310,11 +303,10 @@ def _activations(
 ) -> tuple[int, int]:
     """Returns (bytes saved of a micro-batch, bytes of the layer that is recomputed), each of the largest route."""
     saved = [saved_bytes(model, width, dict(route.active), route.trained, device) for route in routes]
-    if checkpointing:
-        return max(tokens * (sum(s.layer_inputs) + s.outside) for s in saved), max(
-            tokens * max(s.layers) for s in saved
-        )
-    return max(tokens * (sum(s.layers) + s.outside) for s in saved), 0
+    if not checkpointing:
+        return max(tokens * (sum(layers) + outside) for layers, outside in saved), 0
+    inputs = model.num_layers * width * model.d_model  # of the layers
+    return tokens * (inputs + max(outside for _, outside in saved)), tokens * max(max(layers) for layers, _ in saved)
 
 
 def _evaluation_bytes(run: RunConfig, weights: Iterable[Weight], num_ranks: int, device: str) -> int:

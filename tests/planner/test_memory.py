@@ -71,8 +71,8 @@ def saved_by_autograd(run, active, trained, device="cpu") -> int:
 def test_activations_are_what_autograd_saves(case, precision):
     name, active, trained = SAVED[case]
     run = run_of(name, precision=precision)
-    saved = saved_bytes(run.model, BYTES[precision], active, trained)
-    expected = run.micro_batch * run.model.seq_len * (sum(saved.layers) + saved.outside)
+    layers, outside = saved_bytes(run.model, BYTES[precision], active, trained)
+    expected = run.micro_batch * run.model.seq_len * (sum(layers) + outside)
     assert expected == pytest.approx(saved_by_autograd(run, active, trained), rel=0.02)
 
 
@@ -82,8 +82,8 @@ def test_with_a_mask_of_documents_the_mask_is_saved_once(case, precision):
     name, active, trained = SAVED[case]
     run = run_of(name, precision=precision)
     run = dataclasses.replace(run, model=dataclasses.replace(run.model, document_end=0))
-    saved = saved_bytes(run.model, BYTES[precision], active, trained)
-    expected = run.micro_batch * run.model.seq_len * (sum(saved.layers) + saved.outside)
+    layers, outside = saved_bytes(run.model, BYTES[precision], active, trained)
+    expected = run.micro_batch * run.model.seq_len * (sum(layers) + outside)
     assert expected == pytest.approx(saved_by_autograd(run, active, trained), rel=0.02)
 
 
@@ -103,8 +103,8 @@ def test_activations_are_what_the_kernels_of_gpus_save(case, precision, document
     name, active, trained = SAVED[case]
     run = run_of(name, precision=precision)
     run = dataclasses.replace(run, model=dataclasses.replace(run.model, document_end=document_end))
-    saved = saved_bytes(run.model, BYTES[precision], active, trained, "cuda")
-    expected = run.micro_batch * run.model.seq_len * (sum(saved.layers) + saved.outside)
+    layers, outside = saved_bytes(run.model, BYTES[precision], active, trained, "cuda")
+    expected = run.micro_batch * run.model.seq_len * (sum(layers) + outside)
     assert expected == pytest.approx(saved_by_autograd(run, active, trained, "meta"), rel=0.02)
 
 

@@ -3,15 +3,17 @@
 Finds the baselines that each study of the folder is measured against.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from gram_platform.analysis.ratios import BASELINE, ELICITED, MEAN, VARIANT
+from gram_platform.analysis.ratios import BASELINE, ELICITED, VARIANT
 from gram_platform.analysis.tables import TABLE_COLUMNS
-from gram_platform.config import CORE
 from gram_platform.config.identity import invalid, require_choice
 from gram_platform.pages.results.external import LOSSES_FILE, STUDIES_FILE, External, parameters_of
 from gram_platform.pages.results.record import StudyRecord
@@ -54,56 +56,17 @@ class Declaration:
         )
 
 
-KNOWN = {
-    "scaling": Declaration("Scaling from 50M to 5B parameters", "Does isolation hold as models grow?"),
-    "dual_use": Declaration(
-        "Dual-use capabilities", "Does one run of GRAM match filtered models?", baseline_from="scaling"
-    ),
-    "composability": Declaration(
-        "Arbitrary subsets of capabilities",
-        "Does the model keep its compute ratios as more modules are switched on?",
-        baseline_from="scaling",
-        compare_with="dual_use",
-        by_modules=True,
-    ),
-    "stories": Declaration("Simple Stories", "How do all methods compare on topics of short stories?", profile=MEAN),
-    "titration": Declaration(
-        "Continuous control of capabilities",
-        "Does a module's domain rise steadily with the module's weight, while core stays?",
-        varies="weight",
-        own_baseline=True,
-        baseline_from="scaling",
-        profile=MEAN,
-    ),
-    "partial_labels": Declaration(
-        "Half of the labels",
-        "How much does each method forget when half of the training data carries no label?",
-        varies="labelled",
-        profile=CORE,
-    ),
-    "architecture": Declaration(
-        "Modules as MLPs or as LoRAs", "Does it matter what a module is made of?", profile=MEAN
-    ),
-    "accumulation": Declaration(
-        "Uniform and heterogeneous accumulation",
-        "What does it change whether all micro-batches of a window share one route or each has its own?",
-        varies="accumulation",
-        unit="heterogeneous",
-        profile=MEAN,
-    ),
-    "aux_scaling": Declaration(
-        "The number of auxiliary domains",
-        "Do core, retain and forget hold as one run separates more and more capabilities?",
-        varies="num_auxiliary",
-        profile=MEAN,
-    ),
-}
+@cache
+def known_studies() -> dict[str, Declaration]:
+    """Reads the declarations of the authors' studies, by name in their order, from a studies.json of ours."""
+    plain = json.loads(Path(__file__).with_name("known_studies.json").read_text(encoding="utf-8"))
+    return {name: Declaration(**given) for name, given in plain.items()}
 
 
 def declarations(external: External) -> dict[str, Declaration]:
     """Returns {study: declaration}, known studies first, then as in the file; ValueError for a bad studies.json."""
-    names = list(dict.fromkeys(external.losses["study"]))
-    names.sort(key=lambda name: list(KNOWN).index(name) if name in KNOWN else len(KNOWN))
+    names, known = list(dict.fromkeys(external.losses["study"])), list(known_studies())
+    names.sort(key=lambda name: known.index(name) if name in known else len(known))
     return {name: declaration(name, external.declared.get(name, {}), names) for name in names}
 
 
@@ -121,7 +84,7 @@ def declaration(name: str, given: Mapping, studies: list[str]) -> Declaration:
         raise invalid(f"{place}, baseline_from", given["baseline_from"], f"a study of {LOSSES_FILE}")
     if given.get("compare_with", "") not in ("", *CLAIMS):
         raise invalid(f"{place}, compare_with", given["compare_with"], "one of " + ", ".join(CLAIMS))
-    known = KNOWN.get(name, Declaration(name))
+    known = known_studies().get(name, Declaration(name))
     known = known if known.compare_with else replace(known, compare_with=name if name in CLAIMS else "")
     return replace(known, **given)
 

@@ -22,12 +22,12 @@ from gram_platform.config.identity import invalid
 from gram_platform.methods.setting import profile_name
 from gram_platform.pages.report.study import Results
 from gram_platform.pages.results.declarations import (
-    KNOWN,
     Baseline,
     BaselineRules,
     Declaration,
     declaration,
     declarations,
+    known_studies,
 )
 from gram_platform.pages.results.external import CURVES_FILE, LOSSES_FILE, External, parameters_of
 from gram_platform.pages.results.record import StudyRecord
@@ -98,7 +98,7 @@ def replicate(prepared: ExternalStudy, is_beside: bool = True) -> Results:
 
 def published_studies() -> list[Results]:
     """Returns the studies whose per-seed compute ratios ship with the package, without losses and curves."""
-    return [_published(name) for name in KNOWN if published_table(name) is not None]
+    return [_published(name) for name in known_studies() if published_table(name) is not None]
 
 
 def _published(name: str) -> Results:
