@@ -14,7 +14,7 @@ import pandas as pd
 
 from gram_platform.analysis.intervals import ENDS, require_columns
 from gram_platform.analysis.ratios import BASELINE, MEAN
-from gram_platform.analysis.tables import TABLE_COLUMNS, Analysis, analyse, over_seeds, pair_means
+from gram_platform.analysis.tables import TABLE_COLUMNS, Analysis, analyse, joined_notes, over_seeds, pair_means
 from gram_platform.config.identity import invalid
 
 POINT = ["knob", "value", "method", "size"]
@@ -61,12 +61,12 @@ def analyse_sweeps(
         parts.append(_seed_rows(analysis).assign(knob=knob, value=value))
         methods = analysis.table[analysis.table["method"] != BASELINE]
         tables.append(methods.assign(knob=knob, value=value))
-        for note in analysis.missing.itertuples(index=False, name=None):
-            notes.setdefault(note, []).append((knob, value))
+        notes[knob, value] = analysis.missing
     per_seed = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["seed", *SWEEP_CLASSES])
     per_seed = per_seed.reindex(columns=[*POINT, "seed", *SWEEP_CLASSES])
     table = _summary(per_seed, evaluations)
-    return SweepAnalysis(table, _with_cores(tables, table), per_seed, baselines.fits, _missing(notes, points))
+    missing = joined_notes(notes, _point_names).sort_values(["what", "why"], ignore_index=True)
+    return SweepAnalysis(table, _with_cores(tables, table), per_seed, baselines.fits, missing)
 
 
 # ------------------------------------------------------------------------------------------------------ points
@@ -134,11 +134,6 @@ def _runs(evaluations: pd.DataFrame, row: dict) -> str:
     return " ".join(dict.fromkeys(evaluations.loc[is_here, "run_id"].astype(str)))
 
 
-def _missing(notes: dict, points: list[tuple[str, float]]) -> pd.DataFrame:
-    """Returns a row per note, led by its points unless these are all."""
-    rows = []
-    for (what, why), lacking in notes.items():
-        knobs = {knob: [f"{value:g}" for other, value in lacking if other == knob] for knob, _ in lacking}
-        text = "; ".join(f"{knob} {', '.join(values)}" for knob, values in knobs.items())
-        rows.append((what if len(lacking) == len(points) else f"{text}: {what}", why))
-    return pd.DataFrame(sorted(rows), columns=["what", "why"])
+def _point_names(points: Sequence[tuple[str, float]]) -> str:
+    knobs = {knob: [f"{value:g}" for other, value in points if other == knob] for knob, _ in points}
+    return "; ".join(f"{knob} {', '.join(values)}" for knob, values in knobs.items())

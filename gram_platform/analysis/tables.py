@@ -7,7 +7,7 @@ core alone forgets more domains than core with one, and weighs more. Over seeds,
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -182,6 +182,16 @@ def over_seeds(per_seed: pd.DataFrame, names: Sequence[str] = ROW, values: Seque
             row |= interval_columns(name, group[name])
         rows.append({**row, "num_seeds": len(group)})
     return pd.DataFrame(rows, columns=[*names, *(name + end for name in values for end in ENDS), "num_seeds"])
+
+
+def joined_notes(missing: Mapping[Hashable, pd.DataFrame], named: Callable[[list], str]) -> pd.DataFrame:
+    """Returns each note of several frames of `what, why` once, led by the names of its frames unless these are all."""
+    lacking: dict[tuple[str, str], list] = {}
+    for place, frame in missing.items():
+        for note in frame.itertuples(index=False, name=None):
+            lacking.setdefault(note, []).append(place)
+    rows = [(what if len(at) == len(missing) else f"{named(at)}: {what}", why) for (what, why), at in lacking.items()]
+    return pd.DataFrame(rows, columns=["what", "why"])
 
 
 def averaged_profiles(rows: pd.DataFrame) -> frozenset[str]:

@@ -8,7 +8,7 @@ import pandas as pd
 
 from gram_platform.analysis.intervals import ENDS, interval_columns, paired_differences, t_interval
 from gram_platform.analysis.ratios import ALL, BASELINE, MEAN, VARIANT
-from gram_platform.analysis.tables import Analysis, analyse, over_seeds, pair_means
+from gram_platform.analysis.tables import Analysis, analyse, joined_notes, over_seeds, pair_means
 from gram_platform.config import core_first
 from gram_platform.store import Store
 from gram_platform.store.checkpoints import PROBE
@@ -56,7 +56,9 @@ def analyse_variants(
     }
     names = [field.name for field in fields(Analysis) if field.name != "missing"]
     joined = {name: _joined({variant: getattr(part, name) for variant, part in parts.items()}) for name in names}
-    return Analysis(**joined, missing=_missing({variant: part.missing for variant, part in parts.items()}))
+    return Analysis(
+        **joined, missing=joined_notes({variant: part.missing for variant, part in parts.items()}, ", ".join)
+    )
 
 
 def _of(frame: pd.DataFrame | None, variant: str) -> pd.DataFrame | None:
@@ -67,18 +69,6 @@ def _joined(frames: dict[str, pd.DataFrame]) -> pd.DataFrame:
     parts = [frame.assign(**{VARIANT: variant}) for variant, frame in frames.items()]
     found = pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
     return found[[VARIANT, *(column for column in found.columns if column != VARIANT)]]
-
-
-def _missing(frames: dict[str, pd.DataFrame]) -> pd.DataFrame:
-    """Returns a row per note, led by its variants unless these are all."""
-    lacking: dict[tuple[str, str], list[str]] = {}
-    for variant, frame in frames.items():
-        for note in frame.itertuples(index=False, name=None):
-            lacking.setdefault(note, []).append(variant)
-    rows = [
-        (what if len(at) == len(frames) else f"{', '.join(at)}: {what}", why) for (what, why), at in lacking.items()
-    ]
-    return pd.DataFrame(rows, columns=["what", "why"])
 
 
 # -------------------------------------------------------------------------------------- number of active modules
