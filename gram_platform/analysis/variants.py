@@ -56,9 +56,8 @@ def analyse_variants(
     }
     names = [field.name for field in fields(Analysis) if field.name != "missing"]
     joined = {name: _joined({variant: getattr(part, name) for variant, part in parts.items()}) for name in names}
-    return Analysis(
-        **joined, missing=joined_notes({variant: part.missing for variant, part in parts.items()}, ", ".join)
-    )
+    missing = joined_notes({variant: part.missing for variant, part in parts.items()}, ", ".join)
+    return Analysis(**joined, missing=missing)
 
 
 def _of(frame: pd.DataFrame | None, variant: str) -> pd.DataFrame | None:

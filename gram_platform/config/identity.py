@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 MAX_NAME_BYTES = 200  # file systems allow 255, and names get suffixes
 MAX_METRIC_NAME = 250 - len("final/validation/loss/")  # for a domain: MLflow allows 250 characters
@@ -105,6 +105,27 @@ def to_plain(value: object) -> object:
     if isinstance(value, Mapping) and all(isinstance(k, str) for k in value):
         return {k: to_plain(v) for k, v in value.items()}
     raise TypeError(f"{type(value).__name__} has no canonical JSON form: {value!r}")
+
+
+def from_plain(kind: Any, plain: Mapping) -> Any:
+    """Builds a dataclass of this kind from the JSON of `to_plain`, and validates it; lists become tuples.
+
+    ValueError or TypeError for other JSON, such as one with an unknown field.
+    """
+    if not isinstance(plain, Mapping):
+        raise TypeError(f"{kind.__name__}: expected an object, found {plain!r:.60}")
+    hints = get_type_hints(kind)
+    return kind(**{name: _typed(hints.get(name), value) for name, value in plain.items()})
+
+
+def _typed(hint: Any, value: Any) -> Any:
+    """Converts a JSON value to the type of a field: a dataclass, one or None, a tuple, or a scalar."""
+    arguments = get_args(hint)
+    kind = next((part for part in (hint, *arguments) if dataclasses.is_dataclass(part)), None)
+    if get_origin(hint) is tuple:
+        parts = arguments[:1] * len(value) if arguments[-1] is ... else arguments
+        return tuple(_typed(part, item) for part, item in zip(parts, value, strict=True))
+    return value if kind is None or value is None else from_plain(kind, value)
 
 
 def canonical_json(value: object) -> str:

@@ -5,21 +5,18 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
-from gram_platform.config.identity import invalid, require_choice, require_int, short_hash
+from gram_platform.config.identity import from_plain, invalid, require_choice, require_int, short_hash
 from gram_platform.config.training import (
     CORE,
     DataConfig,
-    DomainBudget,
     EvalPoints,
     ModelConfig,
-    ModuleSpec,
     Objective,
     OptimizerConfig,
     RoutingConfig,
-    Slice,
     is_unlabelled,
 )
-from gram_platform.config.view import PRECISIONS, View, view_from_plain, with_pairs
+from gram_platform.config.view import PRECISIONS, View
 
 RECIPE_VERSION = 1  # raise it when an equal config would train to another result; part of every run_id
 CROSS_ENTROPY = Objective()
@@ -145,22 +142,8 @@ class RunConfig:
 
 def run_from_plain(plain: Mapping) -> RunConfig:
     """Reads a run from the JSON that `to_plain` gives, and validates it."""
-    slices = [tuple(Slice(**part) for part in d["slices"]) for d in plain["data"]["domains"]]
-    budgets = [DomainBudget(**{**d, "slices": s}) for d, s in zip(plain["data"]["domains"], slices, strict=True)]
-    data = dict(plain["data"], domains=tuple(budgets))
-    objective = dict(plain["objective"], forget=tuple(plain["objective"]["forget"]))
-    points = dict(plain["eval_points"], domains=tuple(plain["eval_points"]["domains"]))
-    parts = {
-        "model": model_from_plain(plain["model"]),
-        "data": DataConfig(**data),
-        "routing": RoutingConfig(**with_pairs(plain["routing"], "p_aux_spread_of", "companion_weights")),
-        "optimizer": OptimizerConfig(**plain["optimizer"]),
-        "eval_points": EvalPoints(**points),
-        "objective": Objective(**objective),
-        "start": None if plain["start"] is None else view_from_plain(plain["start"]),
-    }
-    return RunConfig(**{**plain, **parts})
+    return from_plain(RunConfig, plain)
 
 
 def model_from_plain(plain: Mapping) -> ModelConfig:
-    return ModelConfig(**{**plain, "modules": tuple(ModuleSpec(**module) for module in plain["modules"])})
+    return from_plain(ModelConfig, plain)

@@ -5,7 +5,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from gram_platform.config.identity import invalid, require_choice, require_int, require_name, require_real, short_hash
+from gram_platform.config.identity import (
+    from_plain,
+    invalid,
+    require_choice,
+    require_int,
+    require_name,
+    require_real,
+    short_hash,
+)
 from gram_platform.config.training import CORE, core_first
 
 EVAL_VERSION = 1  # raise it when an equal evaluation would give another result; part of every eval_id
@@ -83,12 +91,7 @@ class Evaluation:
 
 
 def view_from_plain(plain: Mapping) -> View:
-    return View(**with_pairs(plain, "weights", "sources"))
-
-
-def with_pairs(plain: Mapping, *names: str) -> dict:
-    """Copies a config's JSON fields, with the named ones, if present, as tuples of pairs."""
-    return {**plain, **{name: tuple(map(tuple, plain[name])) for name in names if name in plain}}
+    return from_plain(View, plain)
 
 
 LOSSES, TOKENS, SAMPLES = Evaluation.measure, "tokens", "samples"
@@ -167,5 +170,4 @@ def evaluation_from_plain(plain: Mapping) -> AnyEvaluation:
     kinds = {LOSSES: Evaluation, TOKENS: TokenLosses, SAMPLES: Continuations}
     measure = plain.get("measure", LOSSES)
     require_choice("evaluation.measure", measure, tuple(kinds))
-    lists = {name: tuple(plain[name]) for name in ("domains", "documents") if name in plain}
-    return kinds[measure](**{**plain, **lists, "view": view_from_plain(plain["view"])})
+    return from_plain(kinds[measure], plain)

@@ -13,6 +13,7 @@ from pathlib import Path
 from gram_platform.config import CORE, core_first
 from gram_platform.config.identity import (
     added,
+    from_plain,
     identity_fields,
     invalid,
     require_choice,
@@ -298,10 +299,9 @@ class CorpusRecipe:
 
 def recipe_from_plain(plain: Mapping) -> CorpusRecipe | None:
     """Reads a recipe of generated stories from the JSON of `plain()`; None for a corpus whose text is elsewhere."""
-    tokenizer, source = TokenizerRecipe(**plain["tokenizer"]), dict(plain["source"])
+    tokenizer, source = from_plain(TokenizerRecipe, plain["tokenizer"]), dict(plain["source"])
     if source.pop("kind") != StoriesSource.__name__ or not tokenizer.is_trained:
         return None
-    source["num_documents"] = tuple(map(tuple, source["num_documents"]))
-    domains = tuple(DomainRecipe(**domain) for domain in plain["domains_from"])
-    parts = {"source": StoriesSource(**source), "domains_from": domains, "tokenizer": tokenizer}
+    domains = tuple(from_plain(DomainRecipe, domain) for domain in plain["domains_from"])
+    parts = {"source": from_plain(StoriesSource, source), "domains_from": domains, "tokenizer": tokenizer}
     return CorpusRecipe(**{**plain, **parts})

@@ -4,12 +4,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gram_platform.config.identity import invalid
 from gram_platform.pages.site.facts import Facts, read_facts
 from gram_platform.pages.site.folder import SiteFolder
 from gram_platform.pages.site.pages import Snapshot, read_mirror, write_overview, write_studies
-from gram_platform.pages.site.sections import StudyPage
 from gram_platform.store import Store
 from gram_platform.store.folders import open_folder
 
@@ -33,7 +33,7 @@ def build_site(
     why_not: str = "",
     facts: Facts | None = None,
     *,
-    measurements: Mapping[str, StudyPage],
+    measurements: Mapping[str, Any],
 ) -> Built:
     """Writes every page whose facts have changed into `out` (default: `site` in the storage).
 
@@ -62,7 +62,7 @@ def watch_site(
     out: str = "",
     why_not: str = "",
     *,
-    measurements: Mapping[str, StudyPage],
+    measurements: Mapping[str, Any],
 ) -> None:
     """Builds the site, and rebuilds it every `every_s` seconds if the storage has changed; never returns."""
     if not every_s > 0:

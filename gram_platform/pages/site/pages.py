@@ -14,7 +14,6 @@ from gram_platform.pages.site.folder import SiteFolder
 from gram_platform.pages.site.sections import (
     TERMS,
     Card,
-    StudyPage,
     embedded,
     index_sections,
     no_results,
@@ -73,7 +72,7 @@ class Snapshot:
     facts: Facts
     mirror: MirrorState
     is_beside: bool  # whether the site lies in the storage, where it can link to files of studies
-    measurements: Mapping[str, StudyPage]  # by the name in a study's record
+    measurements: Mapping[str, Any]  # of `studies/measurements.py`, by the name in a study's record
 
     @cached_property
     def totals(self) -> Mapping[str, Totals]:
@@ -130,7 +129,7 @@ def _study_page(snapshot: Snapshot, study: StudyFacts) -> tuple[str, dict]:
     sections = [Section("Results", problem, is_warning=True)] if problem else []
     claims, footer, source = None, "", mirror.note
     if results is None:
-        sections.append(no_results(page))
+        sections.append(no_results(page is not None))
     else:
         results = _linked(results, snapshot)
         sections += page.sections(record, results)

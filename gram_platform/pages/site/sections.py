@@ -3,7 +3,7 @@
 import datetime
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import pandas as pd
 from markupsafe import Markup
@@ -13,12 +13,9 @@ from gram_platform.pages.figures.thumbnail import thumbnail_svg
 from gram_platform.pages.report.page import Section, Shell, clock, document, render
 from gram_platform.pages.report.sections import FEW
 from gram_platform.pages.report.study import with_verdicts
-from gram_platform.pages.results.record import StudyRecord
 from gram_platform.pages.site.facts import REPORT, TABLE, Facts, StudyFacts, Totals
 from gram_platform.paper.verdicts import verdict_counts
-from gram_platform.store import Store
 from gram_platform.tracking.entry import node_name
-from gram_platform.tracking.frame import Frames
 
 Links = Mapping[str, str]  # {node id: page in MLflow}; empty without a tracking server
 
@@ -29,17 +26,6 @@ UTC."""
 _REPORT = re.compile(
     r"<title>(.*?)</title>.*?</h1>(.*?)</header>\s*<main[^>]*>(.*?)</main>\s*<footer>(.*?)</footer>", re.S
 )
-
-
-class StudyPage(Protocol):
-    """How a measurement is read and shown."""
-
-    def read(self, record: StudyRecord, store: Store, uri: str | None, why_not: str, frames: Frames) -> Any:
-        """Returns the results with `source`, and `runs` and `claims` where there are any; None without results."""
-
-    def sections(self, record: StudyRecord, results: Any) -> list[Section]: ...
-
-    def footer(self, results: Any) -> str: ...
 
 
 # ------------------------------------------------------------------------------------------------------------ the index
@@ -190,9 +176,9 @@ def _incomplete(study: StudyFacts, facts: Facts, links: Links) -> list[Section]:
     return [Section("Not complete", text, table=pd.DataFrame(rows), table_is_open=len(rows) <= FEW, is_warning=True)]
 
 
-def no_results(page: StudyPage | None) -> Section:
+def no_results(is_known: bool) -> Section:
     text = "No baseline is complete with its evaluation yet, so there is nothing to compare with."
-    if page is None:
+    if not is_known:
         text = "This study has results of an unknown kind: see its report."
     return Section("Results", text)
 
