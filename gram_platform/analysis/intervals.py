@@ -44,9 +44,6 @@ def require_columns(field: str, frame: pd.DataFrame, names: Sequence[str]) -> No
         raise invalid(field, f"a frame without {', '.join(absent)}", f"a frame with the columns {', '.join(names)}")
 
 
-# ---------------------------------------------------------------------------------------------------- intervals
-
-
 class Interval(NamedTuple):
     """A mean and the ends of its interval; NaN ends if a single value leaves the spread unknown."""
 

@@ -87,9 +87,6 @@ def _not_negative(values: np.ndarray) -> np.ndarray:
     return flat
 
 
-# ------------------------------------------------------------------------------------------------------- tables
-
-
 def localize(views: Sequence[MeasuredTokens], references: Mapping[tuple[str, str], MeasuredTokens]) -> pd.DataFrame:
     """Returns a row per view and domain: ROW, `retained`, seed, MEASURES, num_tokens, `runs` and `curve`.
 
@@ -175,9 +172,6 @@ def _ordered(frame: pd.DataFrame) -> pd.DataFrame:
         for m, s, p, k, d in frame[[*ROW[:3], "class", "domain"]].itertuples(index=False, name=None)
     ]
     return frame.iloc[sorted(range(len(frame)), key=ranks.__getitem__)].reset_index(drop=True)
-
-
-# -------------------------------------------------------------------------------------------------- shaded texts
 
 
 @dataclass(frozen=True)

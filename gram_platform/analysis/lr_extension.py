@@ -91,9 +91,6 @@ def extension(
     return Extension(grown, tuple(cell for cell in grown.cells if cell not in known), tuple(messages))
 
 
-# ----------------------------------------------------------------------------------------------------- one step
-
-
 def _step(grid: Grid, side: str, limit: int, why_not: Callable[[int], str]) -> tuple[float, str]:
     """Returns the next value beyond a side, and the reason not to add it, if any."""
     axis, end = side.split()

@@ -109,9 +109,6 @@ def surface_table(
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["size", "lr", "batch", "loss"])
 
 
-# ----------------------------------------------------------------------------------------------------------- trials
-
-
 def load_trials(path: str | Path, named_sizes: bool = False) -> pd.DataFrame:
     """Reads trials for `analyse_grid` from a CSV, in the file's order; drops columns that it does not need.
 
@@ -204,9 +201,6 @@ def checked_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFra
 
 def _joined(runs: pd.Series) -> str:
     return " ".join(run for run in runs.astype(str) if run)
-
-
-# ---------------------------------------------------------------------------------------------------- one optimum
 
 
 def _columns(group: pd.DataFrame) -> tuple[pd.Series, pd.Series, pd.Series]:

@@ -110,9 +110,6 @@ def window_table(
     return pd.DataFrame(rows)
 
 
-# -------------------------------------------------------------------------------------------------- rows of laws
-
-
 def _fit(
     trials: pd.DataFrame,
     optima: pd.DataFrame,
@@ -173,9 +170,6 @@ def _line_rows(optima: pd.DataFrame, laws: "LawBootstrap | None", seq_len: int) 
             paper = PAPER_LAW.lr(n) if quantity == "lr" else PAPER_LAW.batch(n, seq_len)
             rows.append((quantity, float(n), value, low, high, float(paper)))
     return pd.DataFrame(rows, columns=["quantity", "parameters", "value", "low", "high", "paper"])
-
-
-# ---------------------------------------------------------------------------------------------- seeds redrawn
 
 
 @dataclass(frozen=True)

@@ -159,9 +159,6 @@ def require_window(window: float | None) -> None:
         raise invalid("window", window, "a positive fraction, or None for all cells")
 
 
-# ---------------------------------------------------------------------------------------------- levels of seeds
-
-
 def levelled_losses(lr: Sequence[float], batch: Sequence[float], loss: Sequence[float], seeds: Sequence) -> np.ndarray:
     """Returns the losses [n] less the levels of their seeds (see `levelled`), so that cells can be compared."""
     x, y, z = (np.asarray(values, float) for values in (lr, batch, loss))
@@ -271,9 +268,6 @@ def _curvature_t(curvature: float, direction: np.ndarray, covariance: np.ndarray
     if math.isnan(variance):
         return math.nan
     return float(curvature) / math.sqrt(variance) if variance > 0.0 else math.copysign(math.inf, curvature)
-
-
-# ----------------------------------------------------------------------------------------------------- the edge
 
 
 def _at_edge(minimum: np.ndarray, points: np.ndarray) -> bool:

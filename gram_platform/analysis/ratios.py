@@ -210,9 +210,6 @@ def domains_of(evaluations: pd.DataFrame) -> tuple[str, ...]:
     return core_first(tuple(c.removeprefix(PREFIX) for c in losses))
 
 
-# ------------------------------------------------------------------------------------------------------------ order
-
-
 def ordered(frame: pd.DataFrame, sizes: Sequence[str]) -> pd.DataFrame:
     """Sorts rows by method, size, profile, seed and domain, as far as the frame has them; `sizes` first, as given."""
     keys = {

@@ -69,9 +69,6 @@ def analyse_sweeps(
     return SweepAnalysis(table, _with_cores(tables, table), per_seed, baselines.fits, missing)
 
 
-# ------------------------------------------------------------------------------------------------------ points
-
-
 def _checked(field: str, frame: pd.DataFrame) -> pd.DataFrame:
     """Returns the frame with `retained` never null; ValueError for a missing column, or a view without a point."""
     require_columns(field, frame, ["knob", "value", "method"])

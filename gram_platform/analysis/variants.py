@@ -22,8 +22,6 @@ DROP_COLUMNS += ["num_seeds"]
 RUN = ["method", "size", "seed"]
 SHARE_COLUMNS = [*RUN, "run_id", "step", "domain", "module", "share"]
 
-# ------------------------------------------------------------------------------------------------------ variants
-
 
 def analyse_variants(
     evaluations: pd.DataFrame,
@@ -68,9 +66,6 @@ def _joined(frames: dict[str, pd.DataFrame]) -> pd.DataFrame:
     parts = [frame.assign(**{VARIANT: variant}) for variant, frame in frames.items()]
     found = pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
     return found[[VARIANT, *(column for column in found.columns if column != VARIANT)]]
-
-
-# -------------------------------------------------------------------------------------- number of active modules
 
 
 def by_number(per_seed: pd.DataFrame, declared: pd.DataFrame | None = None) -> pd.DataFrame:
@@ -143,9 +138,6 @@ def _ends(numbers: pd.DataFrame, method: str, size: str, name: str, num_modules:
     one, every = (known[known[MODULES] == number].set_index("seed")[name] for number in (1, num_modules))
     ends = pd.DataFrame({"one": one, "all": every}).dropna()
     return ends.assign(drop=ends["one"] - ends["all"]) if num_modules > 1 else ends.iloc[:0].assign(drop=np.nan)
-
-
-# ------------------------------------------------------------------------------- which module learns which text
 
 
 def load_shares(store: Store, runs: pd.DataFrame) -> pd.DataFrame:

@@ -73,9 +73,6 @@ def local_path(field: str, place: str | Path) -> Path:
         raise invalid(field, str(place), f"a path in a known home ({error})") from error
 
 
-# -------------------------------------------------------------------------------------------------- identity
-
-
 def added(default: Any) -> Any:
     """Declares a dataclass field that is newer than ids in use: canonical JSON leaves it out at its default.
 

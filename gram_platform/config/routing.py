@@ -93,9 +93,6 @@ def _encrypted(values: np.ndarray, keys: np.ndarray, half_bits: int) -> np.ndarr
     return (left << shift) | right
 
 
-# --------------------------------------------------------------------------------------------------- the plan
-
-
 class Plan:
     """The micro-batches of a run: `plan[t]` is micro-batch t, `len(plan)` their number.
 

@@ -128,9 +128,6 @@ def _load_state(folder: Path) -> dict:
     return {"parts": [], "position": None, "exhausted": False}
 
 
-# -------------------------------------------------------------------------------------------------- records
-
-
 def _open_row(row: HubRow, position: dict | None = None):
     """Opens the row's `datasets.IterableDataset`, at a `position` of its `state_dict`; ValueError naming the row."""
     import datasets

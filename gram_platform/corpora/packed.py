@@ -195,9 +195,6 @@ def prompts_and_truths(
     return [(tokens[:num_prompt_tokens], tokens[num_prompt_tokens:stop]) for tokens in chosen]
 
 
-# --------------------------------------------------------------------------------------------- publishing
-
-
 def open_complete(target: Path) -> PackedCorpus | None:
     """Opens the packed corpus of a folder; None if it is missing or incomplete."""
     try:

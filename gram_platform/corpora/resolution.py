@@ -107,9 +107,6 @@ def _installed_path(cache_dir: Path | None, progress: Progress | None) -> Path:
     return installed_text(cache_dir, progress=progress)
 
 
-# --------------------------------------------------------------------------------------------------- labels
-
-
 def core_labels(given: CoreLabel, labels: Collection[str], default: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Returns the labels of core: those given, else `default`, else all but the first few by name.
 
@@ -144,9 +141,6 @@ def _auxiliary_labels(labels: Collection[str], core: tuple[str, ...]) -> list[st
     return auxiliary
 
 
-# -------------------------------------------------------------------------------------------------- stories
-
-
 def _stories_recipe(corpus: StoriesCorpus, core_label: CoreLabel, common: dict) -> CorpusRecipe:
     core = core_labels(core_label, stories.TOPICS)
     source = stories_of(corpus, core)
@@ -162,9 +156,6 @@ def stories_of(corpus: StoriesCorpus, core: tuple[str, ...]) -> StoriesSource:
     documents = {topic: share + (rank < rest) for rank, topic in enumerate(core)}
     documents |= {topic: corpus.aux_documents for topic in stories.TOPICS if topic not in core}
     return stories.stories_source(documents, corpus.num_facts, corpus.shared_fact_share, corpus.seed)
-
-
-# ------------------------------------------------------------------------------------------------------ hub
 
 
 def _hub_recipe(corpus: HubCorpus, core_label: CoreLabel, common: dict) -> CorpusRecipe:
@@ -230,9 +221,6 @@ def _hub_domain(source: HubSource, name: str, labels: tuple[str, ...], bytes_per
         of_labels = num_bytes * _fraction(row, labels)
         held_out, split = held_out + row.held_out * of_labels, split + (not row.held_out) * of_labels
     return DomainRecipe(name, labels, 0, round(split), bytes_per_token, round(held_out))
-
-
-# ---------------------------------------------------------------------------------------------- local files
 
 
 def _files_recipe(

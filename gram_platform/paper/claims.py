@@ -143,9 +143,6 @@ def localization_claims(per_seed: pd.DataFrame) -> pd.DataFrame:
     return claims_frame(judgements)
 
 
-# -------------------------------------------------------------------------------------------- on the published numbers
-
-
 @cache
 def published_verdicts(study: str) -> pd.DataFrame:
     """Judges a study's claims on the published numbers, as on ours: VERDICT_COLUMNS, a row per claim, size and variant.

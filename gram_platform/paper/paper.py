@@ -87,8 +87,6 @@ def beside_paper(table: pd.DataFrame, study: str = STORIES, profile: str = MEAN)
     return pd.DataFrame(rows, columns=columns if VARIANT in table else columns[1:])
 
 
-# -------------------------------------------------------------------------------------------------- published by seed
-
 SOURCE = (
     "Per-seed compute ratios computed from the losses in the public results of agencyenterprise/modular-pretraining"
 )

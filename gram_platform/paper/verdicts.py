@@ -98,9 +98,6 @@ def gain(method: str, name: str) -> Side:
     return Side(method, name, variant="heterogeneous", less=Side(method, name, variant="uniform"))
 
 
-# -------------------------------------------------------------------------------------------------------- judgements
-
-
 @dataclass(frozen=True)
 class Judgement:
     """A claim, the verdict, and the numbers behind it."""
@@ -141,9 +138,6 @@ def verdict_counts(verdicts: Iterable[str]) -> str:
 def claims_frame(judgements: Sequence[Judgement]) -> pd.DataFrame:
     """Returns a row per judgement, in order, with COLUMNS."""
     return pd.DataFrame([vars(judgement) for judgement in judgements], columns=COLUMNS)
-
-
-# ------------------------------------------------------------------------------------------------------ explanations
 
 
 # {(study, preset, the claim's text): why it is disagreed, and the run or command that shows it, in sentences}

@@ -149,8 +149,6 @@ class LiveView:
             table.add_row(node.name, f"{beat['step']}/{config.num_steps}", f"{bar:<20}", f"{rate:,.0f}", _clock(left))
         return table
 
-    # -------------------------------------------------------------------------------------------- trials of a search
-
     def begin_trials(self, number: int) -> None:
         """Begins a round of this number of trials."""
         self.num_trials, self.num_ended, self.started = number, 0, time.time()

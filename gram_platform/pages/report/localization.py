@@ -144,9 +144,6 @@ def readable_localization(table: pd.DataFrame) -> pd.DataFrame:
     return with_intervals(table, ROW, MEASURES).assign(num_tokens=table["num_tokens"], num_seeds=table["num_seeds"])
 
 
-# -------------------------------------------------------------------------------------------------------------- figures
-
-
 def localization_figures(found: Localization) -> dict[str, go.Figure]:
     """Draws every figure of the page; the keys name files."""
     figures = {}
@@ -214,9 +211,6 @@ def localization_bars(table: pd.DataFrame, size: str, value: str) -> go.Figure:
     styled(figure, f"{TITLES[value][0].upper()}{TITLES[value][1:]}, {size}", "", TITLES[value])
     figure.update_layout(barmode="group", title_font_size=13)
     return figure
-
-
-# --------------------------------------------------------------------------------------------------------- shaded texts
 
 
 def shaded_html(text: ShadedText) -> Markup:

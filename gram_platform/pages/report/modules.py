@@ -40,9 +40,6 @@ DROPS = """The drop of a class from one module to all, in compute ratio: one les
 GRAM's drop less the method's, of the same seed; above 0 the method composes better. 90% t-intervals over seeds."""
 
 
-# ---------------------------------------------------------------------------------- which module learns unlabelled text
-
-
 def absorption_sections(study: Results) -> list[Section]:
     """Shows a panel for each method and domain, the last size open; [] for a study without probes."""
     if study.absorption is None or study.absorption.empty:
@@ -127,9 +124,6 @@ def _probe_panels(shares: pd.DataFrame) -> Iterator[tuple[str, str, go.Figure]]:
         for domain in core_first(tuple(dict.fromkeys(rows["domain"]))):
             title = f"Batches of {', '.join([domain, *labels])}"
             yield named["size"], "-".join(("absorption", *key, domain)), absorption_figure(rows, domain, title)
-
-
-# --------------------------------------------------------------------------------------- what more modules at once cost
 
 
 def composing_sections(study: Results) -> list[Section]:

@@ -89,9 +89,6 @@ def declaration(name: str, given: Mapping, studies: list[str]) -> Declaration:
     return replace(known, **given)
 
 
-# ------------------------------------------------------------------------------------------------------------ baselines
-
-
 @dataclass(frozen=True)
 class Baseline:
     """The baselines of a study, size and variant."""

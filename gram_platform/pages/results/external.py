@@ -94,9 +94,6 @@ def parameters_of(size: str) -> float:
     return math.nan if is_other else number
 
 
-# ---------------------------------------------------------------------------------------------------- losses
-
-
 def _losses(path: Path) -> Iterable[tuple]:
     reader = csv.DictReader(io.StringIO(_text(path), newline=""), restkey="")
     header = reader.fieldnames or []
@@ -143,9 +140,6 @@ def _retained(field: str, text: str) -> str:
     for name in names:
         require_name(field, name)
     return ",".join(sorted(set(names) - {CORE}))
-
-
-# ---------------------------------------------------------------------------------------------------- curves
 
 
 def _curves(path: Path, studies: set[str]) -> Iterable[tuple]:

@@ -174,9 +174,6 @@ def nodes_frame(record: StudyRecord, frame: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True).drop_duplicates("id", ignore_index=True)
 
 
-# ----------------------------------------------------------------------------------------------------- writing
-
-
 def write_results(
     record: StudyRecord, store: Store, results: Results, failures: Mapping[str, str], tracker: Tracker | None
 ) -> dict[str, str]:

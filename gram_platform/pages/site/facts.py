@@ -159,9 +159,6 @@ def _config(node: RunDirectory | EvaluationDirectory) -> Mapping:
         return {}
 
 
-# ------------------------------------------------------------------------------------------- studies and searches
-
-
 def _read_studies(store: Store) -> list[StudyFacts]:
     """Reads every study and search of the storage, sorted by name, including searches without any file yet."""
     written = [_study_facts(store, name) for name in store.list_studies()]

@@ -93,9 +93,6 @@ def shell(current: str, root: str = "../") -> Shell:
     return Shell(root, LINKS, current)
 
 
-# ----------------------------------------------------------------------------------------------------- studies
-
-
 def write_studies(site: SiteFolder, snapshot: Snapshot) -> dict[str, dict]:
     """Writes a page for each study and search; returns {name: claims, problem and picture}."""
     summaries, mirror = {}, snapshot.mirror
@@ -165,9 +162,6 @@ def _search_page(snapshot: Snapshot, search: StudyFacts) -> tuple[str, dict]:
     else:
         text = page_html(search.title, "", [state, runs], "", shell(STUDIES))
     return text, {"claims": claims, "problem": ""}
-
-
-# ---------------------------------------------------------------------------------------------------- overview
 
 
 def write_overview(site: SiteFolder, snapshot: Snapshot, summaries: Mapping[str, Mapping]) -> None:

@@ -28,9 +28,6 @@ _REPORT = re.compile(
 )
 
 
-# ------------------------------------------------------------------------------------------------------------ the index
-
-
 class Card(NamedTuple):
     """A study in short: a link to its page, its main figure as a still picture, and its verdicts."""
 

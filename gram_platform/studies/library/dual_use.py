@@ -92,9 +92,6 @@ def composed(preset: Preset) -> Preset:
     return dataclasses.replace(preset, options=dataclasses.replace(preset.options, elicitation=None), every_subset=True)
 
 
-# -------------------------------------------------------------------------------------------- partial labels
-
-
 def partly_labelled(widths: tuple[float, float]) -> Variant:
     """Returns the variant with half of every domain's sequences unlabelled, and probes of absorption in GRAM.
 

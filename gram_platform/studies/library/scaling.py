@@ -112,9 +112,6 @@ def as_run(preset: Preset, **changes) -> Preset:
 AS_RUN = as_run(PAPER)
 
 
-# -------------------------------------------------------------------- one size of the ladder, every profile
-
-
 def at_size(preset: Preset, name: str, **changes) -> Preset:
     """Returns one size of a ladder, compared on core and core with each domain, with p_af 1 and heterogeneous.
 

@@ -116,9 +116,6 @@ SMOKE = dataclasses.replace(
 )
 
 
-# -------------------------------------------------------------------------------- the number of auxiliary domains
-
-
 def divided(preset: Preset, numbers: tuple[int, ...], attacks_core_alone: bool = True, **changes) -> Preset:
     """Returns the preset with each number of auxiliary domains, which together have a fifth of all tokens."""
     elicitation = dataclasses.replace(preset.options.elicitation, compared_only=attacks_core_alone)
