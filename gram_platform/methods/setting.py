@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import combinations, count
 from math import comb
+from typing import Any, Self
 
 from gram_platform.config import CORE, OptimizerConfig, RoutingConfig, RunConfig, View
 from gram_platform.config.identity import invalid, require_choice, require_int, require_real
@@ -203,6 +204,10 @@ class Setup:
     options: Options = field(default_factory=Options)
     conventions: Conventions = Conventions()
     every_subset: bool = False  # evaluate `subsets` too if a method's profiles cost no training
+
+    def with_options(self, **changes: Any) -> Self:
+        """Returns the set-up with these options changed."""
+        return replace(self, options=replace(self.options, **changes))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -98,7 +98,7 @@ def build_graph(study: Study, flags: Flags, progress=None) -> Graph:
     if flags.maxent:
         data_id = named[flags.sizes[0]].data_id
         best = load_best(Store(flags.storage), flags.maxent, data_id, preset.options.maxent)
-        preset = replace(preset, options=replace(preset.options, maxent_profiles=best))
+        preset = preset.with_options(maxent_profiles=best)
     recipes = recipes_of(preset, flags, named, progress)
     settings = tuple(s for variant, of_size in recipes.items() for s in _of_variant(variant, preset, flags, of_size))
     if flags.maxent:

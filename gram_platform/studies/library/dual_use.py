@@ -74,22 +74,17 @@ SMOKE = dataclasses.replace(
 
 def at_weight(weight: float) -> Variant:
     """Returns the variant with the modules of every evaluated view at this weight; the runs do not change."""
-
-    def changed(setting):
-        return dataclasses.replace(setting, options=dataclasses.replace(setting.options, module_weight=weight))
-
-    return Variant(f"{weight:g}", changed)
+    return Variant(f"{weight:g}", lambda setting: setting.with_options(module_weight=weight))
 
 
 def titrated(preset: Preset, weights: tuple[float, ...]) -> Preset:
     """Returns the preset at each weight, without attacks."""
-    options = dataclasses.replace(preset.options, elicitation=None)
-    return dataclasses.replace(preset, options=options, variants=tuple(map(at_weight, weights)))
+    return dataclasses.replace(preset.with_options(elicitation=None), variants=tuple(map(at_weight, weights)))
 
 
 def composed(preset: Preset) -> Preset:
     """Returns the preset with every subset of modules on, without attacks."""
-    return dataclasses.replace(preset, options=dataclasses.replace(preset.options, elicitation=None), every_subset=True)
+    return dataclasses.replace(preset.with_options(elicitation=None), every_subset=True)
 
 
 def partly_labelled(widths: tuple[float, float]) -> Variant:
@@ -97,12 +92,8 @@ def partly_labelled(widths: tuple[float, float]) -> Variant:
 
     `widths`: shares of the dense MLP's width for GRAM's core and modules.
     """
-
-    def changed(setting):
-        options = dataclasses.replace(setting.options, unlabelled_share=0.5, routed_widths=widths, probes=True)
-        return dataclasses.replace(setting, options=options)
-
-    return Variant("0.5", changed)
+    half = {"unlabelled_share": 0.5, "routed_widths": widths, "probes": True}
+    return Variant("0.5", lambda setting: setting.with_options(**half))
 
 
 PAPER_WIDTHS, DEMO_WIDTHS = (0.95, 0.0125), (0.9, 0.125)  # 1.25% of the demo's width is two hidden units
@@ -127,14 +118,11 @@ def core_alone(preset: Preset, widths: tuple[float, float] = PAPER_WIDTHS, **cha
     """Returns the preset compared on core alone, fully and partly labelled, with heterogeneous accumulation."""
     preset = dataclasses.replace(preset, **changes)
     return dataclasses.replace(
-        preset,
+        preset.with_options(elicitation=dataclasses.replace(preset.options.elicitation, compared_only=True)),
         routing=dataclasses.replace(preset.routing, accumulation="heterogeneous"),
         accumulation_of_size=(),
         every_single=False,
         core_only=True,
-        options=dataclasses.replace(
-            preset.options, elicitation=dataclasses.replace(preset.options.elicitation, compared_only=True)
-        ),
         variants=(Variant("1", methods=("filtering",)), partly_labelled(widths)),
         maxent_search=None,  # MaxEnt is not defined for partial labels
     )

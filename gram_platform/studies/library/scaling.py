@@ -137,7 +137,7 @@ def accumulating(kind: str) -> Variant:
 def accumulated(preset: Preset) -> Preset:
     """Returns the preset with both kinds of accumulation, without attacks."""
     variants = (accumulating("uniform"), accumulating("heterogeneous"))
-    return dataclasses.replace(preset, options=dataclasses.replace(preset.options, elicitation=None), variants=variants)
+    return dataclasses.replace(preset.with_options(elicitation=None), variants=variants)
 
 
 STUDY = Study(

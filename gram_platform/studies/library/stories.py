@@ -120,11 +120,10 @@ def divided(preset: Preset, numbers: tuple[int, ...], attacks_core_alone: bool =
     """Returns the preset with each number of auxiliary domains, which together have a fifth of all tokens."""
     elicitation = dataclasses.replace(preset.options.elicitation, compared_only=attacks_core_alone)
     return dataclasses.replace(
-        preset,
+        preset.with_options(elicitation=elicitation),
         aux_share=0.25,
         every_single=False,
         core_only=True,
-        options=dataclasses.replace(preset.options, elicitation=elicitation),
         variants=tuple(Variant(str(number), num_auxiliary=number) for number in numbers),
         maxent_search=None,  # the best parameters with all domains are not the best with few
         **changes,
