@@ -73,9 +73,6 @@ def local_path(field: str, place: str | Path) -> Path:
         raise invalid(field, str(place), f"a path in a known home ({error})") from error
 
 
-# ------------------------------------------------------------------------------------------------ stored JSON
-
-
 def parse_json(text: str | bytes, shape: Any = object) -> Any:
     """Parses JSON of this shape (see `has_shape`); ValueError for any other text, nested too deeply included."""
     try:
@@ -105,9 +102,6 @@ def has_shape(value: Any, shape: Any) -> bool:
         is_number = isinstance(value, int | shape) and not isinstance(value, bool)
         return is_number and -(2**63) < value < 2**63  # NaN is not
     return isinstance(value, shape) if isinstance(shape, type) else shape(value)
-
-
-# -------------------------------------------------------------------------------------------------- identity
 
 
 def added(default: Any) -> Any:
