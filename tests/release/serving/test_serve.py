@@ -99,13 +99,19 @@ def test_the_policy_is_followed_while_it_serves(running, capsys):
     assert site.complete("zoe").json["choices"][0]["text"] == site.complete("lisp").json["choices"][0]["text"]
     with_zoe = path.read_text()
     path.write_text(with_zoe + "[[tokens]")
-    running.wait_until(lambda: "is unchanged: policy is not TOML" in running.log.read_text())
-    path.write_text(before + with_zoe.removeprefix(before).replace("lisp", "nobodys"))
-    running.wait_until(lambda: "policy='secret': expected" in running.log.read_text())
+    running.wait_until(lambda: "has an error: policy is not TOML" in running.log.read_text())
+    running.wait_until(lambda: b"has an error" in site.ask("GET", "/healthz").body)
+    scraped = site.ask("GET", "/metrics", headers=site.bearer("reader")).body.decode()
+    assert "gram_policy_refused 1.0" in scraped
     assert site.complete("zoe").status == 200
-    path.write_text(before)
+    # one edit that takes zoe's token away and grants lisp's a module that is not in memory
+    path.write_text(before.replace('profiles = ["lisp"]', 'profiles = ["lisp", "nobodys"]\ndefault = "lisp"'))
+    running.wait_until(lambda: "policy='secret': expected" in running.log.read_text())
     running.wait_until(lambda: site.complete("zoe").status == 401)
     assert site.complete("lisp").status == 200
+    assert site.complete("lisp", model="nobodys").status == 404
+    path.write_text(before)
+    running.wait_until(lambda: site.ask("GET", "/healthz").body == b"ok\n")
     assert [process.pid for process in running.replicas("Model")] == processes
     del site.plan.tokens["zoe"]
 
