@@ -184,7 +184,7 @@ async def _body(request: Request) -> bytes:
     """Reads the body. Refusal 413 as soon as it proves too large."""
     too_large = Refusal(413, "body_too_large", f"a body has at most {MAX_BODY_BYTES} bytes")
     declared = request.headers.get("content-length", "0")
-    if declared.isdigit() and int(declared[:20]) > MAX_BODY_BYTES:
+    if declared.isascii() and declared.isdigit() and int(declared[:20]) > MAX_BODY_BYTES:
         raise too_large
     body = bytearray()
     async for chunk in request.stream():
