@@ -15,11 +15,13 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from tempfile import TemporaryDirectory
 from typing import NoReturn
 
 from gram_platform.config import RunConfig, run_from_plain
 from gram_platform.config.identity import invalid, require_int
 from gram_platform.engine.local_cluster.head import free_port
+from gram_platform.engine.local_cluster.state import private_folder
 from gram_platform.release.serving.engine import EngineLimits
 from gram_platform.release.serving.model_server import ModelSource, require_servable
 from gram_platform.release.serving.policy import LEASE_S, Policy, followed, parse_policy, policy_text
@@ -148,10 +150,12 @@ def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
     import ray
 
     with ExitStack() as ending:
+        scratch = TemporaryDirectory(prefix="serve-", dir=private_folder(), ignore_cleanup_errors=True)
+        folder = ending.enter_context(scratch)
         ending.callback(ray.shutdown)
         interruption.listen()
         try:
-            join_ray(endpoint.ray_address, endpoint.num_replicas * service.num_threads)
+            join_ray(endpoint.ray_address, endpoint.num_replicas * service.num_threads, folder)
             interruption.listen()  # ray.init has replaced the signal handlers
             require_gpu(service.device)
             require_no_serve()
@@ -274,10 +278,11 @@ def private_environment(address: str) -> dict[str, str]:
     return without_ray | private
 
 
-def join_ray(address: str, num_cpus: int) -> None:
+def join_ray(address: str, num_cpus: int, folder: str) -> None:
     """Joins the Ray at `address` or $RAY_ADDRESS; without either starts a private one with `num_cpus`.
 
-    Like any Ray's, its ports are open to holders of its token (`private_environment`); it has no dashboard.
+    The private one's files are in `folder`, where nobody else may look; its address is this machine's loopback, its
+    ports are open to holders of its token (`private_environment`), and it has no dashboard.
     """
     import ray
 
@@ -288,4 +293,4 @@ def join_ray(address: str, num_cpus: int) -> None:
         return
     assert os.environ.get("RAY_AUTH_TOKEN"), "a private Ray needs a token of its own"
     resources = {"num_cpus": num_cpus, "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
-    ray.init(address="local", **resources, **quiet)
+    ray.init(address="local", _temp_dir=folder, _node_ip_address=LOOPBACK, **resources, **quiet)
