@@ -54,6 +54,7 @@ def default_storage(tmp_path_factory):
     """`$GRAM_STORAGE` of the session, so that no test ever touches the user's own storage."""
     path = tmp_path_factory.mktemp("default-storage")
     os.environ["GRAM_STORAGE"] = str(path)
+    os.environ["GRAM_CACHE"] = str(tmp_path_factory.mktemp("default-cache"))
     return path
 
 

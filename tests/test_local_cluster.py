@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gram_platform.engine.local_cluster import state
+from gram_platform.engine.local_cluster import head, state
 from gram_platform.engine.local_cluster.state import (
     MARK,
     Cluster,
@@ -112,6 +112,16 @@ def test_private_beside_another_cluster(ray_cluster, job_folder, storage, monkey
     assert not state_file().exists()
     assert (storage / "ray_logs").is_dir()  # the job failed
     assert ray_cluster.get(ray_cluster.remote(lambda: 1).remote()) == 1
+
+
+@pytest.mark.ray
+def test_a_ray_that_answers_without_its_token_is_not_used(storage, monkeypatch):
+    """As an older one does, which knows no token."""
+    private = head.environment
+    monkeypatch.setattr(head, "environment", lambda cluster: private(cluster) | {"RAY_AUTH_MODE": "disabled"})
+    with pytest.raises(RuntimeError, match="answers without its token"):
+        head.start()
+    assert read_state() is None
 
 
 def has_mark(process: psutil.Process, mark: str) -> bool:

@@ -4,6 +4,7 @@ import sys
 
 import tyro
 
+from gram_platform.cli.check import check_command
 from gram_platform.cli.corpus import prepare_command
 from gram_platform.cli.release import export_command, import_command, serve_command, token_command
 from gram_platform.cli.storage import compare_command, gc_command, status_command
@@ -19,6 +20,7 @@ COMMANDS = {
     "search": search_command,
     "replicate": replicate_command,
     "gc": gc_command,
+    "check": check_command,
     "export": export_command,
     "import": import_command,
     "serve": serve_command,

@@ -14,7 +14,7 @@ from gram_platform.release.files import MAX_FILE_BYTES
 from gram_platform.release.importing import import_checkpoint, read_config
 from gram_platform.release.profile_numbers import profile_numbers
 from gram_platform.release.selection import available_modules, find_run, parse_modules, parse_sources
-from gram_platform.release.serving.policy import load_policy, new_token, parse_policy, token_entry, write_policy
+from gram_platform.release.serving.policy import edit_policy, new_token, token_entry
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, default_tracking_uri
 from gram_platform.tracking.entry import RUN_ID, VIEW_ID
@@ -184,11 +184,9 @@ def token_command(
     """
     if not profiles:
         raise invalid("profiles", profiles, "at least one profile of the policy")
-    load_policy(policy)
-    token, path = new_token(), local_path("policy", policy)
-    text = path.read_text(encoding="utf-8") + token_entry(name, token, profiles, default or profiles[0], metrics)
     if len(profiles) > 1 and not default:
         raise invalid("default", default, "one of " + ", ".join(profiles))
-    parse_policy(text)
-    write_policy(path, text)
+    token = new_token()
+    entry = token_entry(name, token, profiles, default or profiles[0], metrics)
+    edit_policy(policy, lambda text: text + entry)
     print(token)

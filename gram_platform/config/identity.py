@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
@@ -32,7 +33,7 @@ def require_int(field: str, value: Any, low: int, high: int | None = None) -> No
 
 def require_real(field: str, value: Any, low: float, high: float = math.inf, open_low: bool = False) -> None:
     bound = f"a finite number {'>' if open_low else '>='} {low}" + ("" if high == math.inf else f" and <= {high}")
-    is_real = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    is_real = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     if not is_real or value < low or value > high or (open_low and value == low):
         raise invalid(field, value, bound)
 

@@ -11,6 +11,7 @@ Row n + 1 starts with the last token of row n. Inputs are columns 0..seq_len-1, 
 token of a domain except the first is the target of exactly one row. This file needs only numpy.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -24,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from gram_platform.config.crash_safe import process_is_alive, this_place
-from gram_platform.config.identity import invalid, parse_json, require_choice, require_name, short_hash
+from gram_platform.config.identity import invalid, local_path, parse_json, require_choice, require_name, short_hash
 
 SPLITS = ("train", "validation")
 LAYOUT_VERSION = 1  # of the files on disk
@@ -53,6 +54,11 @@ def token_dtype(vocab_size: int) -> np.dtype:
     return np.dtype("<u2" if vocab_size <= 65_535 else "<u4")
 
 
+def cache_folder() -> Path:
+    """Returns this machine's folder for copies and notes: `$GRAM_CACHE`, by default `~/.cache/gram`."""
+    return local_path("GRAM_CACHE", os.environ.get("GRAM_CACHE", "~/.cache/gram"))
+
+
 def sequence_path(split: str, domain: str) -> str:
     """Returns the file of a domain's sequences, relative to the corpus's folder."""
     return f"{split}/{domain}.bin"
@@ -78,10 +84,9 @@ class PackedCorpus:
 
     @classmethod
     def open(cls, path: Path | str) -> "PackedCorpus":
-        """Opens a folder and compares the size of every file with the manifest; `verify` compares contents.
+        """Opens a folder and compares every file with the manifest: its size each time, its content once a machine.
 
-        Raises CorruptCorpus (a ValueError) if the manifest is missing or unreadable, or a file is missing or has
-        another size.
+        Raises CorruptCorpus (a ValueError) if the manifest is missing or unreadable, or a file is missing or differs.
         """
         path = Path(path)
         corpus = cls(path, _read_manifest(path))
@@ -91,6 +96,7 @@ class PackedCorpus:
             if found != num_bytes:
                 state = "is missing" if found is None else f"has {found} bytes"
                 raise CorruptCorpus(f"{target} {state}, its manifest says {num_bytes}: prepare the corpus again")
+        corpus._verify_once()
         return corpus
 
     @property
@@ -152,6 +158,17 @@ class PackedCorpus:
                 raise CorruptCorpus(f"{self.path / relative} has SHA-256 {found}, its manifest says {expected}")
         if corpus_fingerprint(self.manifest["files"]) != self.fingerprint:
             raise CorruptCorpus(f"{self.path}: the manifest's fingerprint does not follow from its files")
+
+    def _verify_once(self) -> None:
+        """Verifies unless this machine has verified the very same files: equal inodes, sizes, times and hashes."""
+        found = [os.stat(self.path / relative) for relative in self.manifest["files"]]
+        stats = [(f.st_dev, f.st_ino, f.st_size, f.st_mtime_ns, f.st_ctime_ns) for f in found]
+        known = cache_folder() / "verified" / short_hash([stats, self.manifest["files"], self.fingerprint])
+        if not known.exists():
+            self.verify()
+            with contextlib.suppress(OSError):  # where nothing can be remembered, it is verified again
+                known.parent.mkdir(parents=True, exist_ok=True)
+                known.touch()
 
     def _counts(self, split: str, domain: str) -> dict[str, int]:
         require_choice("split", split, SPLITS)

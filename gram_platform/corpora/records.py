@@ -25,6 +25,7 @@ PACKED = ("", ".gz", ".zst")
 PARQUET = tuple(".parquet" + packed for packed in PACKED)
 FORMATS = tuple(".jsonl" + packed for packed in PACKED) + PARQUET
 MAX_ZSTD_WINDOW = 1 << 31  # bytes, as `zstd --long=31` writes; the library's default is 128 MB
+MAX_RECORD_BYTES = 1 << 28  # of a line of .jsonl, uncompressed: a small compressed file must not fill the memory
 PARQUET_BATCH_ROWS = 1024
 
 
@@ -162,12 +163,14 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     with _decompressed(path) as handle:
         while True:
             try:
-                line = handle.readline()
+                line = handle.readline(MAX_RECORD_BYTES + 1)
             except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
                 raise ValueError(f"{path}:{number + 1}: the compressed file is broken here ({error})") from None
             if not line:
                 return
             number += 1
+            if len(line) > MAX_RECORD_BYTES:
+                raise ValueError(f"{path}:{number}: has more than {MAX_RECORD_BYTES:,} bytes: split this record")
             yield number, line
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gram_platform.config import IMPORTED, ModelConfig, View
-from gram_platform.config.identity import canonical_json, invalid, require_choice, require_int, to_plain
+from gram_platform.config.identity import canonical_json, invalid, parse_json, require_choice, require_int, to_plain
 from gram_platform.config.training import merged_config
 from gram_platform.release.files import MAX_FILE_BYTES, ByteCounter, Progress, shards, write_tensors, write_tokenizer
 from gram_platform.release.output_folder import atomic_folder, require_no_mount, require_room, resolved
@@ -152,9 +152,19 @@ def _is_this_export(out: Path, identity: Mapping) -> bool:
         raise invalid("out", str(out), "an empty folder or a new one: this one holds other files") from None
     if found != json.loads(canonical_json(identity)):
         raise invalid("out", str(out), "an empty folder or a new one: this one holds another export")
-    if record["files"] != _hashes(out):
-        raise invalid("out", str(out), "an unchanged export: its files have changed, remove the folder")
+    require_unchanged(out)
     return True
+
+
+def require_unchanged(out: Path) -> None:
+    """Reads every file of an export; ValueError that names the files that differ from its record or are missing."""
+    try:
+        expected = parse_json((out / RECORD).read_bytes(), {"files": {str: str}})["files"]
+    except (OSError, ValueError) as error:
+        raise invalid("out", str(out), f"an export, with its {RECORD} ({error})") from None
+    if changed := sorted({name for name, _ in expected.items() ^ _hashes(out).items()}):
+        allowed = f"an unchanged export: its files have changed ({', '.join(changed[:4])}), remove the folder"
+        raise invalid("out", str(out), allowed)
 
 
 def _with_new_cards(out: Path, write_card: WriteCard) -> ExportResult:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from gram_platform.config.identity import invalid
+from gram_platform.config.identity import invalid, parse_json
 from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer
 from gram_platform.store import Store
 from gram_platform.store.root import open_corpus
@@ -108,9 +108,8 @@ def names_by_file(folder: Path) -> dict[str, set[str]]:
 
 def _weight_map(folder: Path) -> Mapping[str, str]:
     try:
-        places = json.loads((folder / INDEX).read_text())["weight_map"]
-        return {str(tensor): str(name) for tensor, name in places.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return parse_json((folder / INDEX).read_bytes(), {"weight_map": {str: str}})["weight_map"]
+    except ValueError as error:
         raise invalid(INDEX, str(folder / INDEX), f"JSON with a weight_map ({error!r})") from None
 
 

@@ -5,7 +5,6 @@ start=View.of(import_id), ...): the checkpoint becomes the run's core, the modul
 Reads only safetensors files, never pickles, one tensor at a time.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 
 from gram_platform.config import ModelConfig
 from gram_platform.config.flops import total_parameters
-from gram_platform.config.identity import invalid
+from gram_platform.config.identity import invalid, parse_json
 from gram_platform.corpora.tokenizer import KNOWN_ENDS, load_tokenizer, require_vocab
 from gram_platform.release.checkpoint_weights import CheckpointWeights
 from gram_platform.release.files import ByteCounter, Progress, file_names, open_checkpoint
@@ -84,12 +83,10 @@ def read_config(folder: Path) -> dict:
     if not folder.is_dir():
         raise invalid("checkpoint", str(folder), "a folder that exists")
     try:
-        plain = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        return parse_json((folder / CONFIG).read_bytes(), dict)
     except (OSError, ValueError) as error:
-        raise invalid("checkpoint", str(folder), f"a folder with a {CONFIG} that can be read ({error})") from None
-    if not isinstance(plain, dict):
-        raise invalid(CONFIG, plain, "a JSON object")
-    return plain
+        allowed = f"a folder with a {CONFIG} that can be read as a JSON object ({error})"
+        raise invalid("checkpoint", str(folder), allowed) from None
 
 
 def _source(folder: Path, plain: dict) -> dict:

@@ -2,14 +2,22 @@
 
 import errno
 import os
+import re
 import secrets
 import shutil
 import socket
 from pathlib import Path
 
 from gram_platform.config import IMPORTED, RECIPE_VERSION
-from gram_platform.config.identity import invalid, local_path, short_hash
-from gram_platform.corpora.packed import CorruptCorpus, PackedCorpus, open_complete, parse_manifest, publish
+from gram_platform.config.identity import invalid, short_hash
+from gram_platform.corpora.packed import (
+    CorruptCorpus,
+    PackedCorpus,
+    cache_folder,
+    open_complete,
+    parse_manifest,
+    publish,
+)
 from gram_platform.corpora.recipe import CorpusRecipe
 from gram_platform.corpora.sources import Progress
 from gram_platform.store.checkpoints import MANIFEST
@@ -19,6 +27,7 @@ from gram_platform.store.folders import LocalFolder, RemoteFolder, open_folder
 from gram_platform.store.runs import RunDirectory
 
 LAYOUT = 1  # version of the storage's file layout
+DATA_ID = re.compile("[0-9a-f]{12}")
 MIN_FREE_BYTES = 64 * 2**20
 
 
@@ -114,12 +123,15 @@ class Store:
         """
         if self.is_local:
             return Path(self.root) / "data"
-        cache = os.environ.get("GRAM_CACHE", "~/.cache/gram")
-        return local_path("GRAM_CACHE", cache) / short_hash(self.root) / "data"
+        return cache_folder() / short_hash(self.root) / "data"
 
     def data_dir(self, data_id: str) -> Folder:
         """Gives the folder of a packed corpus in the storage, `<storage>/data/<data_id>`."""
         return self._folder.child("data", data_id)
+
+    def list_data(self) -> list[str]:
+        """Lists the data_ids of all packed corpora, sorted."""
+        return [name for name in self._folder.child("data").list() if DATA_ID.fullmatch(name)]
 
     def _check_version(self) -> None:
         try:
@@ -211,7 +223,7 @@ def _fetch(stored: RemoteFolder, text: bytes, manifest: dict, target: Path) -> P
             (partial / relative).parent.mkdir(parents=True, exist_ok=True)
             stored.download(digest, str(partial / relative))
         (partial / MANIFEST).write_bytes(text)
-        PackedCorpus.open(partial).verify()
+        PackedCorpus.open(partial)
     except (CorruptCorpus, FileNotFoundError) as error:
         shutil.rmtree(partial)  # the next fetch starts over
         raise invalid("storage", stored.path, f"intact data, found corrupted files ({error})") from error

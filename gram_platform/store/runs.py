@@ -219,7 +219,7 @@ class RunDirectory(NodeDirectory):
         attempt_ids = [attempt_id for attempt_id, _ in self.finished_attempts(result)]
         attempt_ids += [attempt_id for attempt_id in self.attempt_ids() if attempt_id not in attempt_ids]
         present = [attempt_id for attempt_id in attempt_ids if has_weights(self.attempts.child(attempt_id))]
-        if not present and self.folder.exists(REMOVED):
+        if not present and self.weights_were_removed():
             removed = f"found one whose weights were removed; to train it again, remove {self.folder.path}"
             raise invalid("run_id", self.run_id, f"a run whose weights are kept, {removed}")
         return present
@@ -227,6 +227,10 @@ class RunDirectory(NodeDirectory):
     def has_weights(self) -> bool:
         """Tells whether an attempt has weights; unlike `weights`, reads none."""
         return any(has_weights(self.attempts.child(attempt_id)) for attempt_id in self.attempt_ids())
+
+    def weights_were_removed(self) -> bool:
+        """Tells whether `drop_weights` was called: missing weights are then no loss."""
+        return self.folder.exists(REMOVED)
 
     def _without_weights(self) -> ValueError:
         reason = "no attempt has weights of this hash"

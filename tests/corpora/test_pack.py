@@ -153,7 +153,7 @@ def test_damage_is_found_and_repaired(tmp_path, corpus, settings):
     raw = file.read_bytes()
     file.write_bytes(bytes([raw[0] ^ 1]) + raw[1:])
     with pytest.raises(CorruptCorpus, match=r"core\.bin has SHA-256"):
-        PackedCorpus.open(packed.path).verify()
+        PackedCorpus.open(packed.path)
     for damage in (lambda: file.write_bytes(raw[:-2]), file.unlink, (packed.path / "manifest.json").unlink):
         damage()
         with pytest.raises(CorruptCorpus):
@@ -161,6 +161,25 @@ def test_damage_is_found_and_repaired(tmp_path, corpus, settings):
         again = prepare(recipe, tmp_path / "data")
         again.verify()
         assert again.fingerprint == before
+
+
+def test_contents_are_compared_once_a_machine_and_again_after_a_change(tmp_path, corpus, settings, monkeypatch):
+    """Also after one that keeps size and time, as of a sequence that was put into another domain's file."""
+    packed = prepare(resolve(corpus, **settings), tmp_path / "data")
+    read, hashed = packed_module.sha256_file, []
+    monkeypatch.setattr(packed_module, "sha256_file", lambda path: (hashed.append(path.name), read(path))[1])
+    PackedCorpus.open(packed.path)
+    assert hashed == []
+    file = packed.path / "train" / "core.bin"
+    before = file.stat()
+    with file.open("r+b") as handle:
+        handle.write((packed.path / "validation" / "core.bin").read_bytes()[:40])
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(CorruptCorpus, match=r"core\.bin has SHA-256"):
+        PackedCorpus.open(packed.path)
+    monkeypatch.setenv("GRAM_CACHE", str(tmp_path / "another machine"))
+    assert prepare(resolve(corpus, **settings), tmp_path / "data").fingerprint == packed.fingerprint
+    assert hashed.count("tokenizer.json") >= 1
 
 
 def test_killed_half_way_and_prepared_again(tmp_path, settings, jsonl, labelled):

@@ -115,6 +115,15 @@ def test_bad_lines_are_named(tmp_path, settings, line, named, kind):
         resolve(tmp_path, **settings)
 
 
+def test_a_record_too_large_is_named_before_it_fills_the_memory(tmp_path, settings, monkeypatch):
+    """A few kilobytes of gzip can hold a line of gigabytes."""
+    monkeypatch.setattr("gram_platform.corpora.records.MAX_RECORD_BYTES", 1000)
+    good = b'{"text": "fine", "label": "core"}\n'
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(good + b'{"text": "' + b"x" * 10_000))
+    with pytest.raises(ValueError, match=r"a\.jsonl\.gz:2: has more than 1,000 bytes"):
+        resolve(tmp_path, **settings)
+
+
 def test_zstd_of_several_frames(tmp_path):
     text = "".join(json.dumps({"text": "x" * 10_000 + str(n), "label": "core"}) + "\n" for n in range(60)).encode()
     half = len(text) // 2

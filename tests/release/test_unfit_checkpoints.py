@@ -38,6 +38,19 @@ def require_refused(folder, store, message):
     assert not store.list_imports()
 
 
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize("text", [DEEP, f'{{"weight_map": {DEEP}', "[1]", "7", '{"weight_map": {"a": 1}}'])
+def test_json_of_another_shape_or_depth_is_refused(text, store, tmp_path):
+    folder = checkpoint(tmp_path / "foreign")
+    (folder / "model.safetensors.index.json").write_text(text)
+    require_refused(folder, store, r"^model\.safetensors\.index\.json=")
+    (folder / "model.safetensors.index.json").unlink()
+    (folder / "config.json").write_text(text if "weight_map" not in text else DEEP)
+    require_refused(folder, store, r"config\.json that can be read")
+
+
 # ---------------------------------------------------------------------------------------------------------- biases
 
 OF_LINEAR_LAYERS = (".c_fc.bias", "_proj.bias")

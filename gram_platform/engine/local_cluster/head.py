@@ -114,6 +114,9 @@ def start() -> Cluster:
                 start_new_session=True,
             )
         if comes_up(cluster, head):
+            if not refuses_strangers(cluster):
+                stop(cluster)
+                raise RuntimeError("Ray answers without its token, so anybody on this machine could run code")
             return cluster
         tail = cluster.head_log.read_text()[-2000:]
         stop(cluster)
@@ -126,6 +129,15 @@ def comes_up(cluster: Cluster, head: subprocess.Popen) -> bool:
         if ask(cluster, "/api/version") is not None:
             return True
         time.sleep(0.1)
+    return False
+
+
+def refuses_strangers(cluster: Cluster) -> bool:
+    """Tells whether a request without the token is refused; Ray before 2.52 knows no token and answers."""
+    try:
+        urllib.request.build_opener(urllib.request.ProxyHandler({})).open(cluster.address + "/api/jobs/", timeout=10)
+    except urllib.error.HTTPError as error:
+        return error.code == 401
     return False
 
 

@@ -11,11 +11,20 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from gram_platform.release.serving.batch import STOP, GenerationRequest
 from gram_platform.release.serving.engine import BUSY, FAILED, LATE, Delivery
 from gram_platform.release.serving.policy import Grant
-from gram_platform.release.serving.requests import Refusal, busy, interrupted, late, unavailable, unknown_model
+from gram_platform.release.serving.requests import (
+    Refusal,
+    busy,
+    interrupted,
+    late,
+    unavailable,
+    unconfirmed,
+    unknown_model,
+)
 from gram_platform.release.serving.text import TextStream, Vocabulary
 
 FORBIDDEN = "forbidden"  # the model's process found no grant in its copy of the policy
-REFUSALS = {BUSY: busy, LATE: late, FAILED: interrupted, FORBIDDEN: unknown_model}
+UNCONFIRMED = "unconfirmed"  # nobody has confirmed that copy for too long
+REFUSALS = {BUSY: busy, LATE: late, FAILED: interrupted, FORBIDDEN: unknown_model, UNCONFIRMED: unconfirmed}
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
@@ -35,6 +44,8 @@ class Metrics:
         self.prompt_tokens = Counter("gram_prompt_tokens", "Tokens read", by_profile, **registered)
         self.drawn_tokens = Counter("gram_completion_tokens", "Tokens drawn", by_profile, **registered)
         self.open = Gauge("gram_open_completions", "Completions being answered", by_profile, **registered)
+        self.policy_age = Gauge("gram_policy_age_seconds", "Since the policy was last confirmed", **registered)
+        self.policy_refused = Gauge("gram_policy_refused", "1 while the policy's file has an error", **registered)
         names = ("gram_first_token_seconds", "gram_completion_seconds")
         texts = ("From a request to its first token", "From a request to its end")
         self.first_token, self.whole = (

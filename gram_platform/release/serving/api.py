@@ -2,7 +2,7 @@
 
     POST /v1/completions   OpenAI's text completions: one prompt, one completion; `model` names a profile of the token
     GET  /v1/models        the token's own profiles
-    GET  /healthz          200 while the model answers, else 503
+    GET  /healthz          200 while the model answers and the policy is confirmed, else 503
     GET  /metrics          Prometheus' text, for tokens whose policy says `metrics = true`
     GET  /                 the samples page
 
@@ -15,6 +15,7 @@ import functools
 import hashlib
 import json
 import logging
+import math
 import re
 import time
 from collections.abc import AsyncIterator
@@ -29,8 +30,8 @@ from starlette.routing import Route
 
 from gram_platform.release.serving.answers import Answer, Completions, Metrics
 from gram_platform.release.serving.batch import GenerationRequest
-from gram_platform.release.serving.policy import NotGranted, Policy, TokenRule, token_digest
-from gram_platform.release.serving.requests import Refusal, parse_request, unavailable, unknown_model
+from gram_platform.release.serving.policy import NotGranted, Policy, TokenRule, is_recent, token_digest
+from gram_platform.release.serving.requests import Refusal, parse_request, unavailable, unconfirmed, unknown_model
 from gram_platform.release.serving.text import Vocabulary
 
 LOG = logging.getLogger("ray.serve.gram")  # a child of the logger that Ray Serve writes to its files
@@ -49,6 +50,7 @@ class Api:
 
     def __init__(self, policy: Policy, vocabulary: Vocabulary, completions: Completions):
         self.policy, self.vocabulary, self.completions = policy, vocabulary, completions
+        self.confirmed_at, self.policy_error = math.inf, ""  # by `time.monotonic`; a test's policy stays confirmed
         self.metrics = Metrics()
         self.started = int(time.time())
 
@@ -92,15 +94,19 @@ class Api:
         return JSONResponse({"object": "list", "data": listed}, headers=NO_STORE)
 
     async def health(self, _: Request) -> Response:
-        if await self.completions.is_ready():
-            return PlainTextResponse("ok\n", headers=NO_STORE)
-        refusal = unavailable()
+        is_confirmed = is_recent(self.confirmed_at)
+        if is_confirmed and await self.completions.is_ready():
+            text = "ok, but the policy's file has an error: not all of it is in force" if self.policy_error else "ok"
+            return PlainTextResponse(text + "\n", headers=NO_STORE)
+        refusal = unavailable() if is_confirmed else unconfirmed()
         return JSONResponse(refusal.body(), refusal.status, NO_STORE | refusal.headers())
 
     async def scrape(self, request: Request) -> Response:
         _, rule = self._caller(request)
         if not rule.metrics:
             raise Refusal(403, "no_metrics", "this token may not read the metrics")
+        self.metrics.policy_age.set(max(0.0, time.monotonic() - self.confirmed_at))
+        self.metrics.policy_refused.set(bool(self.policy_error))
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4", headers=NO_STORE)
 
     async def page(self, _: Request) -> Response:
@@ -135,6 +141,8 @@ class Api:
 
     def _caller(self, request: Request) -> tuple[str, TokenRule]:
         """Returns (the token's digest, its rule in the policy). Refusal 401 unless there is exactly one known token."""
+        if not is_recent(self.confirmed_at):
+            raise unconfirmed()
         given = request.headers.getlist("authorization")
         scheme, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
         is_token = scheme.lower() == "bearer" and token.isascii() and 0 < len(token) <= MAX_TOKEN_LENGTH
@@ -176,7 +184,7 @@ async def _body(request: Request) -> bytes:
     """Reads the body. Refusal 413 as soon as it proves too large."""
     too_large = Refusal(413, "body_too_large", f"a body has at most {MAX_BODY_BYTES} bytes")
     declared = request.headers.get("content-length", "0")
-    if declared.isdigit() and int(declared[:20]) > MAX_BODY_BYTES:
+    if declared.isascii() and declared.isdigit() and int(declared[:20]) > MAX_BODY_BYTES:
         raise too_large
     body = bytearray()
     async for chunk in request.stream():

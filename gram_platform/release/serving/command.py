@@ -10,18 +10,21 @@ import secrets
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from tempfile import TemporaryDirectory
 from typing import NoReturn
 
 from gram_platform.config import RunConfig, run_from_plain
 from gram_platform.config.identity import invalid, require_int
 from gram_platform.engine.local_cluster.head import free_port
+from gram_platform.engine.local_cluster.state import private_folder
 from gram_platform.release.serving.engine import EngineLimits
 from gram_platform.release.serving.model_server import ModelSource, require_servable
-from gram_platform.release.serving.policy import PolicyFile, parse_policy, policy_text
+from gram_platform.release.serving.policy import LEASE_S, Policy, followed, parse_policy, policy_text
 from gram_platform.release.serving.text import Vocabulary
 from gram_platform.store import Store
 from gram_platform.store.root import open_corpus
@@ -29,6 +32,7 @@ from gram_platform.store.root import open_corpus
 OBJECT_STORE_BYTES = 128 * 2**20  # holds tokens, never weights
 LOOPBACK = "127.0.0.1"
 POLICY_CHECK_S = 2.0  # between two checks of the policy's file
+Confirm = Callable[[str, str], None]  # (a policy's text, an error of its file or "")
 SLOW_CALLER_S = 30.0  # added to a request's deadline for slow callers; then it ends with 408
 
 
@@ -81,7 +85,6 @@ class PreparedService:
     run: RunConfig
     source: ModelSource
     tokenizer_json: str
-    policy_text: str
 
     def lines(self) -> list[str]:
         """Describes for the terminal which tokens get which profiles."""
@@ -95,8 +98,7 @@ class PreparedService:
 def prepare(service: Service) -> PreparedService:
     """ValueError if the run is incomplete or cannot be served, or the policy does not fit it; loads no weights."""
     store, run_id, policy_path = Store(service.storage), service.run_id, service.policy
-    text = policy_text(policy_path)
-    policy = parse_policy(text)
+    policy = parse_policy(policy_text(policy_path))
     if not policy.tokens:
         raise invalid(
             "policy", policy_path, "a policy with at least one token: `gram token NAME --policy FILE` adds one"
@@ -119,7 +121,7 @@ def prepare(service: Service) -> PreparedService:
         device=service.device,
         num_threads=service.num_threads,
     )
-    return PreparedService(run, source, tokenizer_json, text)
+    return PreparedService(run, source, tokenizer_json)
 
 
 class Interruption:
@@ -142,22 +144,31 @@ class Interruption:
 def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
     """Serves until SIGINT or SIGTERM, ready or not, then ends everything that it started.
 
-    ValueError as `prepare` and `require_gpu`; RuntimeError if it does not start.
+    ValueError as `prepare`, `require_gpu` and `require_no_serve`; RuntimeError if it does not start.
     """
     prepared, endpoint, interruption = prepare(service), service.endpoint, Interruption()
     import ray
 
     with ExitStack() as ending:
+        scratch = TemporaryDirectory(prefix="serve-", dir=private_folder(), ignore_cleanup_errors=True)
+        folder = ending.enter_context(scratch)
         ending.callback(ray.shutdown)
         interruption.listen()
         try:
-            join_ray(endpoint.ray_address, endpoint.num_replicas * service.num_threads)
+            join_ray(endpoint.ray_address, endpoint.num_replicas * service.num_threads, folder)
             interruption.listen()  # ray.init has replaced the signal handlers
             require_gpu(service.device)
-            from ray import serve
-
-            ending.callback(serve.shutdown)
-            follow_policy(service.policy, prepared, start(service, prepared, say), say)
+            require_no_serve()
+            name = f"gram-{service.run_id}-{secrets.token_hex(4)}"
+            ending.callback(end_application, name)
+            policy, confirm, is_over = prepared.source.policy, new_keeper(name), threading.Event()
+            confirm(policy.text(), "")
+            ending.callback(is_over.set)
+            following = (service.policy, policy, confirm, say, is_over)
+            threading.Thread(target=follow_policy, args=following, name="gram-policy", daemon=True).start()
+            start(service, prepared, name, say)
+            while True:
+                time.sleep(POLICY_CHECK_S)
         except (KeyboardInterrupt, SystemExit):  # Ray raises SystemExit for SIGTERM while it starts
             interruption.is_ending = True
             say("stopping")
@@ -165,53 +176,78 @@ def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
             interruption.is_ending = True
 
 
-def start(service: Service, prepared: PreparedService, say: Callable[[str], None]) -> Callable[[str], None]:
-    """Waits until the models answer; returns a function that changes the policy without waiting for the replicas."""
+def start(service: Service, prepared: PreparedService, name: str, say: Callable[[str], None]) -> None:
+    """Deploys the application `name`, whose policy is in the keeper `name`, and waits until the models answer."""
     from ray import serve
 
-    from gram_platform.release.serving.deployments import APP, application
+    from gram_platform.release.serving.deployments import application
 
     endpoint, context = service.endpoint, prepared.run.model.seq_len
     port, within_s = endpoint.port or free_port(), service.limits.deadline_s + SLOW_CALLER_S
-
-    def with_policy(policy: str) -> serve.Application:
-        return application(prepared.source, prepared.tokenizer_json, context, endpoint.num_replicas, policy)
-
-    def change(policy: str) -> None:
-        # does not wait: a replica that is being replaced must not delay the revocation of a token elsewhere
-        target = serve.RunTarget(with_policy(policy), name=APP, route_prefix="/")
-        serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
-
     http = {"host": endpoint.host, "port": port, "request_timeout_s": within_s}
     serve.start(proxy_location="HeadOnly", http_options=http)
-    serve.run(with_policy(prepared.policy_text), name=APP, route_prefix="/")
+    app = application(prepared.source, prepared.tokenizer_json, context, endpoint.num_replicas, name)
+    serve.run(app, name=name, route_prefix="/")
     for line in prepared.lines():
         say(line)
     say(f"ready: http://{endpoint.host}:{port}")
-    return change
+
+
+def new_keeper(name: str) -> Confirm:
+    """Starts a `PolicyKeeper`, which ends with this process; returns the function that confirms a policy there."""
+    import ray
+
+    from gram_platform.release.serving.deployments import NAMESPACE, PolicyKeeper
+
+    keeper = PolicyKeeper.options(name=name, namespace=NAMESPACE).remote()
+    return lambda text, error: ray.get(keeper.confirm.remote(text, error), timeout=LEASE_S)
 
 
 def follow_policy(
-    path: str, prepared: PreparedService, change: Callable[[str], None], say: Callable[[str], None]
-) -> NoReturn:
-    """Calls `change` with the policy's text whenever its file changes; reports a bad policy and keeps the old one.
+    path: str, policy: Policy, confirm: Confirm, say: Callable[[str], None], is_over: threading.Event
+) -> None:
+    """Confirms the policy every `POLICY_CHECK_S`, as its file says by then; reports changes and errors, each once.
 
-    Modules are loaded only at the start: a policy that grants others is refused until a restart.
+    Modules are loaded only at the start: what needs others is left out until a restart. A file that cannot be read is
+    not confirmed: the replicas then refuse everybody after `LEASE_S`.
     """
-    file = PolicyFile(path, prepared.policy_text)
-    while True:
-        time.sleep(POLICY_CHECK_S)
+    said, loaded = "", policy.granted_modules
+    while not is_over.wait(POLICY_CHECK_S):
+        before, error = policy, ""
         try:
-            text = file.changed()
-            if text is None:
-                continue
-            policy = parse_policy(text)
-            policy.require_loaded(prepared.source.policy.granted_modules)
-        except ValueError as error:
-            say(f"the policy is unchanged: {error}")
-            continue
-        change(text)
-        say(f"the policy has changed: {len(policy.tokens)} tokens")
+            policy, error = followed(policy_text(path), policy, loaded)
+            confirm(policy.text(), error)
+        except Exception as why:
+            error = f"{why}; without a confirmed policy everybody is refused after {LEASE_S:.0f} s"
+        if is_over.is_set():
+            return
+        if policy != before:
+            say(f"the policy has changed: {len(policy.tokens)} tokens")
+        if error and error != said:
+            say(f"the policy has an error: {error}")
+        said = error
+
+
+def require_no_serve() -> None:
+    """ValueError on a Ray where Ray Serve runs already: it would answer at its own address, and it is not ours."""
+    from ray import serve
+
+    found = serve.status()
+    if found.applications or found.proxies:
+        names = ", ".join(sorted(found.applications)) or "no application"
+        raise invalid(
+            "ray_address", names, "a Ray without Ray Serve; `serve shutdown` there ends one that is left over"
+        )
+
+
+def end_application(name: str) -> None:
+    """Deletes this command's application; shuts Ray Serve down unless somebody else has deployed one meanwhile."""
+    from ray import serve
+
+    if name in serve.status().applications:
+        serve.delete(name)
+    if not serve.status().applications:
+        serve.shutdown()
 
 
 def require_gpu(device: str) -> None:
@@ -242,10 +278,11 @@ def private_environment(address: str) -> dict[str, str]:
     return without_ray | private
 
 
-def join_ray(address: str, num_cpus: int) -> None:
+def join_ray(address: str, num_cpus: int, folder: str) -> None:
     """Joins the Ray at `address` or $RAY_ADDRESS; without either starts a private one with `num_cpus`.
 
-    Like any Ray's, its ports are open to holders of its token (`private_environment`); it has no dashboard.
+    The private one's files are in `folder`, where nobody else may look; its address is this machine's loopback, its
+    ports are open to holders of its token (`private_environment`), and it has no dashboard.
     """
     import ray
 
@@ -256,4 +293,4 @@ def join_ray(address: str, num_cpus: int) -> None:
         return
     assert os.environ.get("RAY_AUTH_TOKEN"), "a private Ray needs a token of its own"
     resources = {"num_cpus": num_cpus, "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
-    ray.init(address="local", **resources, **quiet)
+    ray.init(address="local", _temp_dir=folder, _node_ip_address=LOOPBACK, **resources, **quiet)

@@ -2,11 +2,17 @@
 
 The ingress is separate so that it can answer a caller whose model process dies. It passes a token's digest and no
 grant: the model's process looks the grant up in its own copy of the policy.
+
+The policy is in a `PolicyKeeper`, an actor that ends with `gram serve`, which confirms the policy every two seconds.
+Every replica asks it each second, and grants nothing once the policy was not confirmed for `LEASE_S`.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
 
+import ray
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
@@ -16,14 +22,14 @@ from ray.serve.schema import LoggingConfig
 from gram_platform.release.serving.answers import ModelLost
 from gram_platform.release.serving.api import Api
 from gram_platform.release.serving.batch import GenerationRequest
-from gram_platform.release.serving.engine import Delivery
+from gram_platform.release.serving.engine import LOG, Delivery
 from gram_platform.release.serving.model_server import ModelServer, ModelSource
-from gram_platform.release.serving.policy import Policy, parse_policy
+from gram_platform.release.serving.policy import LEASE_S, Policy, parse_policy
 from gram_platform.release.serving.text import Vocabulary
 
-APP, POLICY = "gram", "policy"
-# a fixed version keeps replicas running: by default `serve.run` restarts them all, even for a change of policy
-SAME_CODE = {"version": "1", "_internal": True}
+NAMESPACE = "gram"  # of the keepers' names
+LOOK_S = 1.0  # between two questions to the keeper
+FIRST_LOOK_S = 60.0
 SILENCE_S = 10.0  # longest wait for a delivery; a replica sends one every 2 s
 LOST = (
     TimeoutError,
@@ -37,15 +43,57 @@ MAX_CONNECTIONS = 2000  # completions being answered; the engine's own limits ar
 SPARE_CALLS = 64  # calls to a replica beyond its engine's requests: refused ones and health checks
 
 
+@ray.remote(num_cpus=0, max_restarts=-1)  # a restarted one knows no policy until it is confirmed again
+class PolicyKeeper:
+    """Holds the policy's text in force, an error of its file, and the time of the last confirmation."""
+
+    def __init__(self) -> None:
+        self._held: tuple[str, str, float] | None = None
+
+    def confirm(self, text: str, error: str) -> None:
+        self._held = text, error, time.monotonic()
+
+    def read(self) -> tuple[str, str, float]:
+        """Returns text, error and the confirmation's age in seconds; RuntimeError before the first one."""
+        if self._held is None:
+            raise RuntimeError("no policy was confirmed yet")
+        text, error, confirmed_at = self._held
+        return text, error, time.monotonic() - confirmed_at
+
+
+def follow(keeper: str, take: Callable[[Policy, str, float], None]) -> None:
+    """Calls `take(policy, error, when it was confirmed)` from a thread, each second; waits for the first call.
+
+    RuntimeError without one: a replica without a policy must not start.
+    """
+    actor, has_taken = ray.get_actor(keeper, NAMESPACE), threading.Event()
+
+    def look() -> None:
+        while True:
+            asked_at = time.monotonic()
+            try:
+                text, error, age_s = ray.get(actor.read.remote(), timeout=LEASE_S)
+                take(parse_policy(text), error, asked_at - age_s)
+                has_taken.set()
+            except Exception as why:  # the replica refuses soon, unless a later look succeeds
+                LOG.warning("the policy cannot be read: %s", type(why).__name__)
+            time.sleep(LOOK_S)
+
+    threading.Thread(target=look, name="gram-policy", daemon=True).start()
+    if not has_taken.wait(FIRST_LOOK_S):
+        raise RuntimeError("there is no confirmed policy")
+
+
 class Model:
     """Runs one replica: a model with the granted modules, and its engine."""
 
-    def __init__(self, source: ModelSource):
+    def __init__(self, source: ModelSource, keeper: str):
         self._server = ModelServer(source)
+        follow(keeper, self._take)
 
-    def reconfigure(self, user_config: Mapping) -> None:
-        """Applies a policy's text; Serve calls it when a replica starts and at every change."""
-        self._server.change_policy(parse_policy(user_config[POLICY]))
+    def _take(self, policy: Policy, _: str, confirmed_at: float) -> None:
+        self._server.change_policy(policy)
+        self._server.confirmed_at = confirmed_at
 
     async def stream(
         self, digest: str, profile: str, request: GenerationRequest, whole: bool
@@ -112,23 +160,21 @@ def is_cancelled(error: BaseException) -> bool:
 class Ingress:
     """Answers HTTP; built inside the replica, because a tokenizer and locks cannot be pickled."""
 
-    def __init__(self, policy: Policy, tokenizer_json: str, context: int, model: DeploymentHandle):
+    def __init__(self, policy: Policy, tokenizer_json: str, context: int, model: DeploymentHandle, keeper: str):
         self._api = Api(policy, Vocabulary.of(tokenizer_json, context), RemoteCompletions(model))
+        follow(keeper, self._take)
 
-    def reconfigure(self, user_config: Mapping) -> None:
-        self._api.policy = parse_policy(user_config[POLICY])
+    def _take(self, policy: Policy, error: str, confirmed_at: float) -> None:
+        self._api.policy, self._api.policy_error, self._api.confirmed_at = policy, error, confirmed_at
 
     def __serve_build_asgi_app__(self):
         return self._api.app()
 
 
 def application(
-    source: ModelSource, tokenizer_json: str, context: int, num_replicas: int, policy_text: str
+    source: ModelSource, tokenizer_json: str, context: int, num_replicas: int, keeper: str
 ) -> serve.Application:
-    """Builds the application for `serve.run`. A second run with another policy changes it in the present replicas.
-
-    The new policy may name only modules that the source's policy grants: others are not in memory.
-    """
+    """Builds the application for `serve.run`; `keeper`: the name of its `PolicyKeeper`."""
     quiet = LoggingConfig(enable_access_log=False)  # the metrics count requests
     resources = {"num_cpus": source.num_threads} | ({"num_gpus": 1} if source.device == "cuda" else {})
     calls = source.limits.num_rows + source.limits.num_waiting + SPARE_CALLS
@@ -140,8 +186,7 @@ def application(
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,
         logging_config=quiet,
-        user_config={POLICY: policy_text},
-    ).options(**SAME_CODE)
+    )
     ingress = serve.deployment(
         Ingress,
         max_ongoing_requests=MAX_CONNECTIONS,
@@ -149,6 +194,5 @@ def application(
         ray_actor_options={"num_cpus": 0},
         health_check_period_s=HEALTH_PERIOD_S,
         logging_config=quiet,
-        user_config={POLICY: policy_text},
-    ).options(**SAME_CODE)
-    return ingress.bind(source.policy, tokenizer_json, context, model.bind(source))
+    )
+    return ingress.bind(source.policy, tokenizer_json, context, model.bind(source, keeper), keeper)

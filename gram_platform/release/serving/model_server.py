@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import math
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
@@ -13,10 +14,10 @@ from gram_platform.config import View, run_from_plain
 from gram_platform.config.identity import invalid
 from gram_platform.model.rows import RowReader
 from gram_platform.model.transformer import Transformer
-from gram_platform.release.serving.answers import FORBIDDEN
+from gram_platform.release.serving.answers import FORBIDDEN, UNCONFIRMED
 from gram_platform.release.serving.batch import Batch, GenerationRequest
 from gram_platform.release.serving.engine import BUSY, Delivery, Engine, EngineLimits
-from gram_platform.release.serving.policy import NotGranted, Policy
+from gram_platform.release.serving.policy import Grant, NotGranted, Policy, is_recent
 from gram_platform.store import Store
 from gram_platform.store.views import load_view
 
@@ -71,9 +72,10 @@ class ModelServer:
         batch = Batch(RowReader(self.model, source.limits.num_rows), source.vocab_size, source.end_of_text)
         self._vocab_size = source.vocab_size
         self.engine = Engine(batch, source.limits)
+        self.confirmed_at = math.inf  # by `time.monotonic`; a test's policy stays confirmed
 
     def change_policy(self, policy: Policy) -> None:
-        """Applies to later requests; active ones finish. ValueError for a module that is not in memory."""
+        """Ends requests that it does not grant any more. ValueError for a module that is not in memory."""
         policy.require_loaded(self.model.config.module_domains)
         self.policy = policy
 
@@ -86,12 +88,11 @@ class ModelServer:
         `BEAT_S`; a longer silence means that this process is lost.
 
         Checks the grant here instead of trusting the caller: without a token's digest there is no answer, and no call
-        names a module.
+        names a module. Checks it again before every delivery: a revocation ends streams too.
         """
-        try:
-            grant = self.policy.grant(digest, profile)
-        except NotGranted:
-            yield Delivery(end=FORBIDDEN)
+        grant = self._granted(digest, profile)
+        if isinstance(grant, str):
+            yield Delivery(end=grant)
             return
         request.check(self._vocab_size, self._context)
         loop, received = asyncio.get_running_loop(), asyncio.Queue()
@@ -104,10 +105,18 @@ class ModelServer:
             while not delivery.end:
                 yield delivery
                 delivery = await self._next(received, whole)
+                if (now := self._granted(digest, profile)) != grant:
+                    delivery = Delivery(end=now if isinstance(now, str) else FORBIDDEN)
             yield delivery
         finally:
-            if not delivery.end:
-                self.engine.abandon(number)
+            self.engine.abandon(number)  # does nothing for a request that has ended
+
+    def _granted(self, digest: str, profile: str) -> Grant | str:
+        """Returns the grant that is in force, or the end of a request without one."""
+        try:
+            return self.policy.grant(digest, profile) if is_recent(self.confirmed_at) else UNCONFIRMED
+        except NotGranted:
+            return FORBIDDEN
 
     async def _next(self, received: asyncio.Queue, whole: bool) -> Delivery:
         """Joins the deliveries of one pause: passing one on costs more than drawing a token."""

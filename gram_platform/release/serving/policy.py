@@ -19,22 +19,26 @@
 A token is 256 random bits, so nobody can guess it from its plain SHA-256, which needs no salt.
 """
 
+import fcntl
 import hashlib
 import hmac
 import json
+import os
 import re
 import secrets
-import shutil
+import stat
+import time
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gram_platform.config.crash_safe import whole_file
+from gram_platform.config.crash_safe import sync, temporary_beside
 from gram_platform.config.identity import invalid, local_path, require_name, require_real
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+-]{0,63}")  # ASCII only, because callers type it: no look-alikes
 DIGEST = re.compile(r"[0-9a-f]{64}")
+LEASE_S = 10.0  # a policy that nobody has confirmed for longer grants nothing
 TOKEN_FIELDS = ("name", "sha256", "profiles", "default", "metrics")
 
 
@@ -107,6 +111,41 @@ class Policy:
             allowed = f"modules in the server's memory ({', '.join(loaded) or 'none'}): restart the server"
             raise invalid("policy", ", ".join(missing), allowed)
 
+    def within(self, loaded: tuple[str, ...]) -> "Policy":
+        """Returns the policy without what needs other modules: profiles, and tokens with such a default."""
+        names = {name for name, weights in self.profiles if all(module in loaded for module, _ in weights)}
+        kept = [replace(r, profiles=tuple(p for p in r.profiles if p in names)) for r in self.tokens]
+        return replace(self, tokens=tuple(rule for rule in kept if rule.default in names))
+
+    def text(self) -> str:
+        """Writes the policy as a file's text, which `parse_policy` reads."""
+        parts = []
+        for name, weights in self.profiles:
+            modules = ", ".join(f"{_quoted(module)} = {weight!r}" for module, weight in weights)
+            parts.append(f"[profiles.{_quoted(name)}]\nmodules = {{ {modules} }}\n")
+        return "".join(parts) + "".join(map(_entry, self.tokens))
+
+
+def followed(text: str, before: Policy, loaded: tuple[str, ...]) -> tuple[Policy, str]:
+    """Returns (the policy that a running server takes from a changed file, why not all of the file or "").
+
+    A token that the file lacks is gone whatever else the file says: a revocation never waits for a grant.
+    """
+    try:
+        policy = parse_policy(text)
+    except Exception as error:  # whatever a parser raises: an edit must not end the server
+        return replace(before, tokens=tuple(rule for rule in before.tokens if rule.sha256 in text)), str(error)
+    try:
+        policy.require_loaded(loaded)
+    except ValueError as error:
+        return policy.within(loaded), str(error)
+    return policy, ""
+
+
+def is_recent(confirmed_at: float) -> bool:
+    """Tells whether a policy that was confirmed then (by `time.monotonic`) still grants anything."""
+    return time.monotonic() - confirmed_at <= LEASE_S
+
 
 def token_digest(token: str) -> str:
     """Returns a token's SHA-256, 64 hexadecimal digits: all that the policy stores of it."""
@@ -126,43 +165,55 @@ def load_policy(path: str) -> Policy:
 
 
 def policy_text(path: str) -> str:
-    """Reads a policy file's text; ValueError if that fails."""
+    """Reads a policy file's text; ValueError if that fails, or if everyone may write the file."""
     try:
-        return local_path("policy", path).read_text(encoding="utf-8")
+        with local_path("policy", path).open(encoding="utf-8") as file:
+            mode, text = os.fstat(file.fileno()).st_mode, file.read()
     except (OSError, UnicodeDecodeError) as error:
         raise invalid("policy", path, f"a file that can be read ({error})") from None
+    if mode & stat.S_IWOTH:
+        raise invalid("policy", path, f"a file that not everyone may write (mode {stat.S_IMODE(mode):o}): chmod o-w")
+    return text
 
 
-def write_policy(path: Path, text: str) -> None:
-    """Replaces the file atomically, because a server may be reading it. Keeps its mode."""
-    with whole_file(path) as temporary:
-        Path(temporary).write_text(text, encoding="utf-8")
-        shutil.copymode(path, temporary)
+def edit_policy(path: str, change: Callable[[str], str]) -> None:
+    """Replaces a policy file by `change` of its text in one step; keeps mode, owner and a symbolic link to it.
+
+    Other edits by this function wait, and one by an editor meanwhile is read again. ValueError if the text cannot be
+    read or, once changed, is no policy.
+    """
+    real = Path(os.path.realpath(local_path("policy", path)))
+    folder = os.open(real.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        while not _replaced(real, change):
+            pass
+    finally:
+        os.close(folder)
 
 
-@dataclass
-class PolicyFile:
-    """Watches a policy file for changes."""
-
-    path: str
-    last: str | None  # its text at the last check; None if it could not be read
-
-    def changed(self) -> str | None:
-        """Returns its text if it changed since the last check, else None; ValueError, once, if it cannot be read."""
-        before, self.last = self.last, None
-        try:
-            self.last = policy_text(self.path)
-        except ValueError:
-            if before is not None:
-                raise
-        return self.last if self.last != before else None
+def _replaced(path: Path, change: Callable[[str], str]) -> bool:
+    before = policy_text(str(path))
+    text, found = change(before), path.stat()
+    parse_policy(text)
+    with temporary_beside(path) as temporary:
+        with open(temporary, "x", encoding="utf-8") as file:
+            if (found.st_uid, found.st_gid) != (os.geteuid(), os.getegid()):
+                os.fchown(file.fileno(), found.st_uid, found.st_gid)
+            os.fchmod(file.fileno(), stat.S_IMODE(found.st_mode))
+            file.write(text)
+        sync(temporary)
+        if policy_text(str(path)) != before:
+            return False
+        os.replace(temporary, path)
+    return True
 
 
 def parse_policy(text: str) -> Policy:
     """Validates a policy file's text, as `load_policy`."""
     try:
         plain = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits
         raise ValueError(f"policy is not TOML: {error}") from None
     _require_keys("policy", plain, ("profiles", "tokens"))
     profiles = plain.get("profiles")
@@ -182,9 +233,17 @@ def parse_policy(text: str) -> Policy:
 
 def token_entry(name: str, token: str, profiles: tuple[str, ...], default: str, metrics: bool) -> str:
     """Formats the [[tokens]] entry to append to a policy file."""
-    fields = {"name": name, "sha256": token_digest(token), "profiles": list(profiles), "default": default}
-    fields |= {"metrics": True} if metrics else {}
+    return _entry(TokenRule(name, token_digest(token), profiles, default, metrics))
+
+
+def _entry(rule: TokenRule) -> str:
+    fields = {"name": rule.name, "sha256": rule.sha256, "profiles": list(rule.profiles), "default": rule.default}
+    fields |= {"metrics": True} if rule.metrics else {}
     return "\n[[tokens]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in fields.items())
+
+
+def _quoted(name: str) -> str:
+    return json.dumps(name, ensure_ascii=False)  # TOML's strings have no surrogate pairs
 
 
 def _require_keys(field: str, plain: object, allowed: tuple[str, ...]) -> None:

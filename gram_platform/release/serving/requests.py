@@ -193,5 +193,10 @@ def unavailable() -> Refusal:
     return Refusal(503, "unavailable", "the model is unavailable at the moment; try again later", retry_after_s=5)
 
 
+def unconfirmed() -> Refusal:
+    message = "nobody has confirmed the policy for too long; ask the operator"
+    return Refusal(503, "policy_unconfirmed", message, retry_after_s=5)
+
+
 def interrupted() -> Refusal:
     return Refusal(503, "interrupted", "the model's process ended during the request; send it again", retry_after_s=5)

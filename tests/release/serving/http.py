@@ -54,6 +54,7 @@ class Served:
     port: int
     plan: Planted
     server: ModelServer | None = None
+    api: Api | None = None
 
     def ask(self, method: str, path: str, body=None, headers=None, timeout_s=60.0, opened=lambda: None) -> Answered:
         """The answer; `opened` is called after its head, which a stream has when it is taken up, before its body."""
@@ -93,16 +94,16 @@ def served(limits: EngineLimits | None = None) -> Iterator[Served]:
     words, plan = vocabulary(), planted()
     source = ModelSource("", "", plan.policy, words.num_tokens, END_OF_TEXT, limits or EngineLimits(num_rows=8))
     model = ModelServer(source, planted_model(plan.config))
-    app = Api(plan.policy, words, model).app()
+    api = Api(plan.policy, words, model)
     with contextlib.closing(socket.socket()) as endpoint:
         endpoint.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
+        server = uvicorn.Server(uvicorn.Config(api.app(), log_level="error", lifespan="off"))
         thread = threading.Thread(target=server.run, args=([endpoint],), daemon=True)
         thread.start()
         while not server.started:
             time.sleep(0.01)
         try:
-            yield Served(endpoint.getsockname()[1], plan, model)
+            yield Served(endpoint.getsockname()[1], plan, model, api)
         finally:
             server.should_exit = True
             thread.join()

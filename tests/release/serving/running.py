@@ -35,7 +35,7 @@ class Running:
         found = []
         for process in psutil.Process(self.process.pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                if f"ServeReplica:gram:{deployment}" in " ".join(process.cmdline()):
+                if re.search(rf"ServeReplica:gram-\w+-\w+:{deployment}", " ".join(process.cmdline())):
                     found.append(process)
         return found
 

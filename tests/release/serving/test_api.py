@@ -9,6 +9,7 @@ import pytest
 
 from gram_platform.release.serving.api import MAX_BODY_BYTES
 from gram_platform.release.serving.engine import EngineLimits
+from gram_platform.release.serving.policy import LEASE_S
 from tests.release.serving.http import Served, served, vocabulary
 from tests.release.serving.planted import ANSWERS, SEQ_LEN
 
@@ -117,6 +118,21 @@ def test_no_known_token_no_answer(site, headers):
     ):
         assert (got.status, got.code) == (401, "invalid_token")
         assert got.headers["www-authenticate"] == "Bearer"
+
+
+def test_nobody_is_answered_without_a_confirmed_policy():
+    with served() as site:
+        assert site.ask("GET", "/healthz").body == b"ok\n"
+        site.api.policy_error = "not TOML"
+        assert b"has an error" in site.ask("GET", "/healthz").body
+        site.api.confirmed_at = time.monotonic() - LEASE_S - 0.1
+        for got in (site.complete("both"), site.ask("GET", "/v1/models", headers=site.bearer("both"))):
+            assert (got.status, got.code, got.headers["retry-after"]) == (503, "policy_unconfirmed", "5")
+        assert site.ask("GET", "/healthz").code == "policy_unconfirmed"
+        site.api.confirmed_at = time.monotonic() - 3.0
+        scraped = site.ask("GET", "/metrics", headers=site.bearer("reader")).body.decode()
+        assert "gram_policy_age_seconds 3." in scraped
+        assert "gram_policy_refused 1.0" in scraped
 
 
 def test_a_digest_is_no_token(site):

@@ -15,6 +15,7 @@ from ray import serve
 from gram_platform.release.serving import command, deployments
 from gram_platform.release.serving.command import Endpoint, Service, serve_until_stopped
 from gram_platform.release.serving.engine import EngineLimits
+from gram_platform.release.serving.policy import parse_policy
 from tests.release.serving.planted import planted
 from tests.release.serving.running import START_TIMEOUT_S, environment
 
@@ -46,7 +47,7 @@ def planted_ray(monkeypatch, tmp_path):
     (tmp_path / "policy.toml").write_text(planted().policy_text)
     run = SimpleNamespace(model=SimpleNamespace(seq_len=8))
     source = SimpleNamespace(policy=planted().policy)
-    prepared = SimpleNamespace(run=run, source=source, tokenizer_json="", policy_text=planted().policy_text)
+    prepared = SimpleNamespace(run=run, source=source, tokenizer_json="")
     prepared.lines = lambda: ["lines"]
     monkeypatch.setattr(command, "prepare", lambda _: prepared)
     # as ray.init: SIGTERM is Ray's afterwards
@@ -56,7 +57,10 @@ def planted_ray(monkeypatch, tmp_path):
     monkeypatch.setattr(ray, "shutdown", lambda: happened.append("ray.shutdown"))
     monkeypatch.setattr(serve, "start", lambda **_: None)
     monkeypatch.setattr(serve, "run", lambda *_, **__: happened.append("run"))
+    applications = {}
+    monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications=applications, proxies={}))
     monkeypatch.setattr(serve, "shutdown", lambda: happened.append("serve.shutdown"))
+    monkeypatch.setattr(command, "new_keeper", lambda _: lambda *_: None)
     monkeypatch.setattr(deployments, "application", lambda *_: None)
     yield happened
     for number, handler in handlers.items():
@@ -99,30 +103,68 @@ def test_a_signal_ends_it_while_it_serves_and_a_second_does_not_cut_that_short(
     assert planted_ray[3:] == ["stopping", "serve.shutdown", "ray.shutdown"]
 
 
-def test_the_policy_is_handed_on_without_waiting_for_replicas(planted_ray, monkeypatch, tmp_path):
-    """One that is being replaced would keep the next change from the others; what cannot be taken is said, once."""
-    path, last = tmp_path / "policy.toml", planted().policy_text + "# other\n"
+def test_the_policy_is_confirmed_while_it_loads_and_while_it_serves(planted_ray, monkeypatch, tmp_path):
+    """Each text once a look; a bad file costs the tokens that it lacks, an unreadable one the confirmation."""
+    path, plan, confirmed, said = tmp_path / "policy.toml", planted(), [], []
+    reached = {step: threading.Event() for step in ("loading", "revoked", "unreadable")}
+
+    def confirm(text: str, error: str) -> None:
+        holders = {rule.name for rule in parse_policy(text).tokens}
+        confirmed.append((holders, error))
+        if len(confirmed) > 3:
+            reached["loading"].set()
+        if "lisp" not in holders:
+            reached["revoked"].set()
 
     def say(text: str) -> None:
-        planted_ray.append(text)
-        if text.startswith("ready"):
-            path.write_text("")
-        if text.startswith("the policy is unchanged"):
-            path.write_text(last)
-        if text.startswith("the policy has changed"):
-            send([signal.SIGTERM])
+        said.append(text)
+        if "everybody is refused" in text:
+            reached["unreadable"].set()
 
-    def run_many(targets, **waiting) -> None:
-        assert [target.name for target in targets] == [deployments.APP]
-        assert waiting["wait_for_applications_running"] is False
-        planted_ray.append("run_many")
+    def load(*_, **__) -> None:
+        assert reached["loading"].wait(30)
+        digest = plan.policy.tokens[1].sha256
+        path.write_text(plan.policy_text.replace(digest, "0" * 64) + "[[tokens]")
+        assert reached["revoked"].wait(30)
+        path.chmod(0o666)
+        assert reached["unreadable"].wait(30)
+        confirmed.append("unreadable")
+        send([signal.SIGTERM])
 
-    monkeypatch.setattr(serve, "run_many", run_many)
-    monkeypatch.setattr(serve, "RunTarget", lambda _, name, route_prefix: SimpleNamespace(name=name))
+    monkeypatch.setattr(command, "new_keeper", lambda _: confirm)
+    monkeypatch.setattr(serve, "run", load)
     serve_until_stopped(service(tmp_path), say)
-    unchanged, *rest = planted_ray[3:]
-    assert unchanged.startswith("the policy is unchanged: profiles=None: expected")
-    assert rest == ["run_many", "the policy has changed: 5 tokens", "stopping", "serve.shutdown", "ray.shutdown"]
+    everybody = {rule.name for rule in plan.policy.tokens}
+    assert confirmed[0] == (everybody, "")
+    assert confirmed[-2][0] == everybody - {"lisp"}
+    assert "policy is not TOML" in confirmed[-2][1]
+    assert confirmed[-1] == "unreadable"
+    assert said[-1] == "stopping"
+    assert [text[:25] for text in said[:-1]] == ["the policy has changed: 4", *["the policy has an error: "] * 2]
+
+
+def test_another_serve_is_neither_joined_nor_ended(planted_ray, monkeypatch, tmp_path):
+    """Ray Serve's options and address would be the other's, and its shutdown would end every application."""
+    monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications={"theirs": 1}, proxies={"node": 1}))
+    with pytest.raises(ValueError, match="ray_address='theirs': expected a Ray without Ray Serve"):
+        serve_until_stopped(service(tmp_path), planted_ray.append)
+    assert planted_ray == ["ray.shutdown"]
+
+
+def test_only_its_own_application_is_deleted(planted_ray, monkeypatch, tmp_path):
+    """Somebody has deployed another one since."""
+    applications = {}
+
+    def run(_, name, **__) -> None:
+        applications.update({name: 1, "theirs": 1})
+        send([signal.SIGINT])
+
+    monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications=applications, proxies={}))
+    monkeypatch.setattr(serve, "run", run)
+    monkeypatch.setattr(serve, "delete", lambda name: (applications.pop(name), planted_ray.append(name[:9])))
+    serve_until_stopped(service(tmp_path), planted_ray.append)
+    assert planted_ray == ["stopping", "gram-abc-", "ray.shutdown"]
+    assert applications == {"theirs": 1}
 
 
 def test_cuda_is_refused_where_ray_has_no_gpu(planted_ray, monkeypatch, tmp_path):

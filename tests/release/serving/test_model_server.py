@@ -2,17 +2,18 @@
 
 import asyncio
 import dataclasses
+import time
 from collections.abc import Awaitable, Callable
 
 import pytest
 
 from gram_platform.config import run_from_plain
 from gram_platform.release.serving import deployments, model_server
-from gram_platform.release.serving.answers import FORBIDDEN, ModelLost
+from gram_platform.release.serving.answers import FORBIDDEN, UNCONFIRMED, ModelLost
 from gram_platform.release.serving.batch import LENGTH, GenerationRequest
 from gram_platform.release.serving.engine import Delivery
 from gram_platform.release.serving.model_server import ModelServer, ModelSource, load_granted, require_servable
-from gram_platform.release.serving.policy import token_digest
+from gram_platform.release.serving.policy import LEASE_S, token_digest
 from gram_platform.store import Store
 from tests.release.serving.planted import ANSWERS, END_OF_TEXT, planted, write_storage
 
@@ -91,6 +92,31 @@ def test_a_request_is_never_silent_for_long(source, monkeypatch):
     assert len(beats) > 3
     assert [token for delivery in beats for token in delivery.tokens] == in_full
     assert [delivery.end for delivery in beats] == [""] * (len(beats) - 1) + [LENGTH]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_revocation_ends_what_is_being_answered(source, whole):
+    """And a policy that nobody confirms any more grants nothing, as the server's caller is told."""
+    server, digest = ModelServer(source), token_digest(planted().tokens["lisp"])
+    others = tuple(rule for rule in source.policy.tokens if rule.name != "lisp")
+
+    async def end_of(event: Callable[[], None] = lambda: None) -> str:
+        async for delivery in server.stream(digest, "lisp", GenerationRequest((1,), 40), whole):
+            event()
+            end = delivery.end
+        return end
+
+    async def history() -> list[str]:
+        ends = [await end_of(lambda: server.change_policy(dataclasses.replace(source.policy, tokens=others)))]
+        ends.append(await end_of())
+        server.change_policy(source.policy)
+        ends.append(await end_of(lambda: setattr(server, "confirmed_at", time.monotonic() - LEASE_S - 0.1)))
+        ends.append(await end_of())
+        server.confirmed_at = time.monotonic()
+        return [*ends, await end_of()]
+
+    assert asyncio.run(history()) == [FORBIDDEN, FORBIDDEN, UNCONFIRMED, UNCONFIRMED, LENGTH]
+    server.close()
 
 
 class Handle:

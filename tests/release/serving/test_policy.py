@@ -1,14 +1,20 @@
 """A policy grants what it says and nothing else, and a wrong one is refused by name before anything is loaded."""
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
 import pytest
 
 from gram_platform.release.serving.policy import (
     Grant,
     NotGranted,
-    PolicyFile,
+    edit_policy,
+    followed,
     load_policy,
     new_token,
     parse_policy,
+    policy_text,
     token_digest,
     token_entry,
 )
@@ -68,23 +74,84 @@ def test_a_written_entry_is_read_again(tmp_path):
     assert token != new_token()
 
 
-def test_a_file_is_told_of_when_it_changes_also_when_it_is_empty(tmp_path):
+def test_a_policy_is_written_as_it_was_read():
+    for text in (POLICY, planted().policy_text, '[profiles."a+b"]\nmodules = { "é \\"q\\"" = 0.125, "😀" = 1e-05 }\n'):
+        policy = parse_policy(text)
+        assert parse_policy(policy.text()) == policy
+
+
+def names(policy) -> set[str]:
+    return {rule.name for rule in policy.tokens}
+
+
+def test_a_revocation_never_waits_for_the_rest_of_the_file():
+    before, loaded = planted().policy, ("lisp", "virology")
+    others = names(before) - {"both"}
+    text = replace(before, tokens=tuple(rule for rule in before.tokens if rule.name != "both")).text()
+    too_long = "[profiles.p]\nmodules = { lisp = 1" + "0" * 400 + " }"
+    for extra in ("[[tokens]", "profiles = 1", "x = " + "[" * 100_000, too_long):
+        policy, error = followed(text + extra, before, loaded)
+        assert names(policy) == others
+        assert error
+    assert followed(text, before, loaded) == (parse_policy(text), "")
+    granted = text.replace('profiles = ["open"]', 'profiles = ["open", "nobodys"]')
+    policy, error = followed(granted, before, loaded)
+    assert names(policy) == others
+    assert "'secret'" in error
+    assert policy.granted_modules == loaded
+    moved = granted.replace('default = "open"', 'default = "nobodys"')
+    assert names(followed(moved, before, loaded)[0]) == others - {"open"}
+    assert names(followed("", before, loaded)[0]) == set()
+
+
+def test_a_file_that_everyone_may_write_is_refused(tmp_path):
     path = tmp_path / "policy.toml"
     path.write_text(POLICY)
-    file = PolicyFile(str(path), POLICY)
-    assert file.changed() is None
-    path.write_text("")
-    assert (file.changed(), file.changed()) == ("", None)
-    with pytest.raises(ValueError, match="at least one"):
-        parse_policy("")  # so what was there stays
-    path.unlink()
-    with pytest.raises(ValueError, match="can be read"):
-        file.changed()
-    assert file.changed() is None
-    path.write_text("")
-    assert (file.changed(), file.changed()) == ("", None)
-    path.write_text(POLICY)
-    assert (file.changed(), file.changed()) == (POLICY, None)
+    path.chmod(0o646)
+    with pytest.raises(ValueError, match=r"not everyone may write \(mode 646\)"):
+        policy_text(str(path))
+    with pytest.raises(ValueError, match="not everyone"):
+        edit_policy(str(path), lambda text: text + "\n")
+
+
+def test_an_edit_keeps_link_mode_and_owner_and_loses_no_other(tmp_path):
+    real, link = tmp_path / "etc" / "policy.toml", tmp_path / "policy.toml"
+    real.parent.mkdir()
+    real.write_text(POLICY)
+    real.chmod(0o640)
+    if os.geteuid() == 0:
+        os.chown(real, 12345, 54321)
+    before = real.stat()
+    link.symlink_to(real)
+
+    def add(number: int) -> None:
+        entry = token_entry(f"t{number}", new_token(), ("open",), "open", False)
+        edit_policy(str(link), lambda text: text + entry)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(add, range(24)))
+    assert link.is_symlink()
+    after = real.stat()
+    assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
+    assert names(load_policy(str(link))) == {f"t{number}" for number in range(24)}
+    assert [path.name for path in real.parent.iterdir()] == ["policy.toml"]
+
+
+def test_a_revocation_while_a_token_is_added_stays(tmp_path):
+    """An administrator's editor takes no lock: what it wrote meanwhile is read again."""
+    path, texts = tmp_path / "policy.toml", []
+    path.write_text(POLICY + TOKEN)
+    entry = token_entry("zoe", new_token(), ("open",), "open", False)
+
+    def change(text: str) -> str:
+        if not texts:
+            path.write_text(POLICY)  # TOKEN is revoked
+        texts.append(text)
+        return text + entry
+
+    edit_policy(str(path), change)
+    assert len(texts) == 2
+    assert names(load_policy(str(path))) == {"zoe"}
 
 
 @pytest.mark.parametrize(

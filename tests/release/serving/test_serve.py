@@ -2,13 +2,16 @@
 
 import asyncio
 import json
+import re
 import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from gram_platform.cli import main
+from gram_platform.engine.local_cluster import state
 from gram_platform.release.serving.policy import load_policy, token_digest
 from tests.release.serving.http import Answered
 from tests.release.serving.load import Question, hammer
@@ -89,6 +92,20 @@ def test_forty_clients_of_four_profiles(running, capsys):
     assert 'gram_open_completions{profile="lisp"} 0.0' in scraped
 
 
+def test_nobody_else_of_the_machine_can_look_at_its_ray(running):
+    """Its files are in a folder of this user alone, and HTTP listens on the loopback."""
+    below = [p.pid for p in psutil.Process(running.process.pid).children(recursive=True)]
+    words = " ".join(word for pid in below for word in psutil.Process(pid).cmdline())
+    folders = set(re.findall(r"temp[-_]dir=(\S+)", words))
+    assert folders, "no process of Ray names its folder"
+    assert all(folder.startswith(f"{state.private_folder()}/serve-") for folder in folders)
+    assert state.private_folder().stat().st_mode & 0o777 == 0o700  # Ray opens its own folder below it to everybody
+    listening = [c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.pid in below]
+    addresses = {connection.laddr.port: connection.laddr.ip for connection in listening}
+    assert addresses[running.site.port] == "127.0.0.1"
+    print(f"\nits ports listen on {sorted(set(addresses.values()))}")
+
+
 def test_the_policy_is_followed_while_it_serves(running, capsys):
     """Tokens come and go without a restart; what cannot be taken changes nothing."""
     site, path = running.site, running.log.parent / "storage" / "policy.toml"
@@ -99,13 +116,19 @@ def test_the_policy_is_followed_while_it_serves(running, capsys):
     assert site.complete("zoe").json["choices"][0]["text"] == site.complete("lisp").json["choices"][0]["text"]
     with_zoe = path.read_text()
     path.write_text(with_zoe + "[[tokens]")
-    running.wait_until(lambda: "is unchanged: policy is not TOML" in running.log.read_text())
-    path.write_text(before + with_zoe.removeprefix(before).replace("lisp", "nobodys"))
-    running.wait_until(lambda: "policy='secret': expected" in running.log.read_text())
+    running.wait_until(lambda: "has an error: policy is not TOML" in running.log.read_text())
+    running.wait_until(lambda: b"has an error" in site.ask("GET", "/healthz").body)
+    scraped = site.ask("GET", "/metrics", headers=site.bearer("reader")).body.decode()
+    assert "gram_policy_refused 1.0" in scraped
     assert site.complete("zoe").status == 200
-    path.write_text(before)
+    # one edit that takes zoe's token away and grants lisp's a module that is not in memory
+    path.write_text(before.replace('profiles = ["lisp"]', 'profiles = ["lisp", "nobodys"]\ndefault = "lisp"'))
+    running.wait_until(lambda: "policy='secret': expected" in running.log.read_text())
     running.wait_until(lambda: site.complete("zoe").status == 401)
     assert site.complete("lisp").status == 200
+    assert site.complete("lisp", model="nobodys").status == 404
+    path.write_text(before)
+    running.wait_until(lambda: site.ask("GET", "/healthz").body == b"ok\n")
     assert [process.pid for process in running.replicas("Model")] == processes
     del site.plan.tokens["zoe"]
 

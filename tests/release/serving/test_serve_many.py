@@ -1,15 +1,19 @@
 """Several models behind one interface, one of them killed while many ask; and a Ray that was there before."""
 
 import asyncio
+import os
 import signal
+import subprocess
 import threading
+import time
 
 import pytest
 
+from gram_platform.release.serving.policy import LEASE_S
 from tests.ending import exit_code
 from tests.release.serving.load import hammer
 from tests.release.serving.planted import ANSWERS
-from tests.release.serving.running import gram_serve
+from tests.release.serving.running import GRAM, environment, gram_serve
 from tests.release.serving.test_serve import planted_questions
 
 pytestmark = pytest.mark.ray
@@ -43,3 +47,31 @@ def test_a_given_ray_is_left_unchanged(tmp_path, ray_cluster):
         running.process.send_signal(signal.SIGINT)
         assert exit_code(running.process, running.log) == 0
     running.wait_until(lambda: ray_cluster.available_resources()["CPU"] == before)
+
+
+@pytest.mark.slow
+def test_nobody_is_answered_once_the_command_was_killed(tmp_path, ray_cluster):
+    """Its application stays on a given Ray, where nobody follows the policy any more; a second command is refused."""
+    from ray import serve
+
+    address = ray_cluster.get_runtime_context().gcs_address
+    with gram_serve(tmp_path, "--ray-address", address) as running:
+        try:
+            running.process.kill()
+            running.process.wait()
+            killed_at = time.monotonic()
+            assert running.site.complete("lisp").status == 200  # a restart of the command needs some seconds
+            while (answer := running.site.complete("lisp")).status == 200:
+                assert time.monotonic() - killed_at < LEASE_S + 3, "somebody is still answered"
+                time.sleep(0.2)
+            assert answer.code == "policy_unconfirmed"
+            running.wait_until(lambda: running.site.ask("GET", "/healthz").status == 503, 5.0)
+            storage = tmp_path / "storage"
+            (run_id,) = os.listdir(storage / "runs")
+            second = [*GRAM, "serve", run_id, "--storage", str(storage), "--policy", str(storage / "policy.toml")]
+            second += ["--port", "0", "--ray-address", address]
+            ended = subprocess.run(second, env=environment(), capture_output=True, text=True)
+            assert ended.returncode == 2
+            assert f"ray_address='gram-{run_id}-" in ended.stderr
+        finally:
+            serve.shutdown()
