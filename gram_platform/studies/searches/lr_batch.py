@@ -157,7 +157,7 @@ class LrBatchGrid(GridSearch):
         flags, messages = graph.flags, []
         grid = self.grid(flags, size)
         while True:
-            nodes = self._nodes(graph, size, grid)
+            nodes = self.cell_nodes(graph, size, grid)
             done = {node.id: result for node in nodes.values() if (result := store.run(node.id).result()) is not None}
             frame = result_frame([node for node in nodes.values() if node.id in done], done) if done else NO_RUNS
             trials = trial_rows(size, nodes, frame, store)
@@ -170,12 +170,13 @@ class LrBatchGrid(GridSearch):
                 return step.grid, messages
             grid = step.grid
 
-    def _nodes(self, graph: Graph, size: Size, grid: Grid) -> dict[tuple[Cell, int], Node]:
+    def cell_nodes(self, graph: Graph, size: Size, grid: Grid) -> dict[tuple[Cell, int], Node]:
+        """Returns the run of every cell and seed of one size's grid."""
         problem, points = self.problem(graph), cell_points(graph, size, grid)
         return {((p["lr"], p["batch"]), p["seed"]): problem.nodes(p)[0] for _, p in points}
 
     def write(self, graph: Graph, store: Store, tracker: Tracker | None, search_id: str) -> SearchOutput | None:
-        nodes = {size: self._nodes(graph, size, self.grown(graph, store, size)[0]) for size in sizes_of(graph)}
+        nodes = {size: self.cell_nodes(graph, size, self.grown(graph, store, size)[0]) for size in sizes_of(graph)}
         ids = {node.id for of_size in nodes.values() for node in of_size.values()}
         frame, _, source = load_frames(ids, (), store, graph.flags.tracking_uri)
         rows = [trial_rows(size, of_size, frame, store) for size, of_size in nodes.items()]
