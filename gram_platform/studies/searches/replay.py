@@ -22,13 +22,14 @@ from gram_platform.store import Store
 from gram_platform.studies.build import Graph
 from gram_platform.studies.library.lr_bs_grid import SEARCH
 from gram_platform.studies.searches.lr_batch import sizes_of
-from gram_platform.studies.searches.lr_batch_trials import END_LOSS, objective, trial_rows
+from gram_platform.studies.searches.lr_batch_trials import trial_rows
 from gram_platform.studies.searches.report import frame_text, result_frame
 from gram_platform.studies.searches.run import build_search, parse
 from gram_platform.studies.searches.stopping import (
     Course,
     StoppingRule,
     centre_first,
+    course_of,
     kept_cells,
     kept_share,
     rank_correlations,
@@ -82,13 +83,9 @@ def finished_grid(graph: Graph, store: Store) -> tuple[pd.DataFrame, dict[str, C
         for ((lr, batch), seed), node in nodes.items():
             if node.id not in results:
                 continue
-            course = Course((size.name, seed), (size.name, lr, batch), lr, batch)
-            for record in store.run(node.id).records():
-                losses = {name: loss for name, loss in record["metrics"].items() if name.startswith(END_LOSS)}
-                if losses:
-                    course.fractions.append(record["step"] / node.config.num_steps)
-                    course.losses.append(objective(losses)["loss"])
-            courses[node.id], costs[node.id] = course, float(run_flops(node.config))
+            course, value_of = Course((size.name, seed), (size.name, lr, batch), lr, batch), SEARCH.loss_of
+            courses[node.id] = course_of(store.run(node.id), course, node.config.num_steps, value_of)
+            costs[node.id] = float(run_flops(node.config))
     trials = pd.concat(frames, ignore_index=True)
     left = trials[trials["state"].isin(("running", "waiting", "absent"))]
     if len(left):

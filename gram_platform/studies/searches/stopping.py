@@ -8,12 +8,15 @@ schedulers compare all trials of an experiment with one another, and have no mar
 
 import heapq
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from gram_platform.config.identity import require_real
+from gram_platform.engine.trials import VALIDATION
+from gram_platform.store.files import CorruptFile, Folder
+from gram_platform.store.runs import RunDirectory
 
 
 @dataclass(frozen=True)
@@ -78,12 +81,54 @@ class Board:
 
     def _better_peer(self, own: Course, fraction: float, loss: float) -> str:
         for name, peer in self.courses.items():
-            if peer is own or peer.group != own.group:
-                continue
+            if peer is own or peer.group != own.group or peer.cell in self.stopped:
+                continue  # a stopped peer stops nobody, so one cell of each size always remains
             margin = self.rule.wide_margin if peer.is_quieter(own) else self.rule.margin
             if loss > (1.0 + margin) * peer.at(fraction):  # never, if that is NaN
                 return f"loss {loss:.4g} at {fraction:.0%} of the schedule, where {name} had {peer.at(fraction):.4g}"
         return ""
+
+
+def course_of(run: RunDirectory, course: Course, num_steps: int, value_of: Callable[[Mapping], float]) -> Course:
+    """Fills a course with the committed evaluations of a run; `value_of` makes a loss of {validation/loss/<domain>}."""
+    for record in run.records():
+        losses = {name: loss for name, loss in record["metrics"].items() if name.startswith(VALIDATION)}
+        if losses:
+            course.fractions.append(record["step"] / num_steps)
+            course.losses.append(value_of(losses))
+    return course
+
+
+# ------------------------------------------------------------------------------------------------- record of a search
+
+STOPPED_FILE = "stopped.json"  # in the search's folder; a run that another submission finishes counts as complete
+
+
+def read_stopped(folder: Folder) -> dict[str, dict]:
+    """Reads {run id: {"progress", "message"}} of the trials that a search has stopped."""
+    try:
+        return folder.read_json(STOPPED_FILE) or {}
+    except CorruptFile:
+        return {}
+
+
+def note_stopped(folder: Folder, run_ids: Iterable[str], progress: float, message: str) -> None:
+    """Notes a trial that was stopped when this share of its training was done."""
+    fact = {"progress": progress, "message": message}
+    folder.write_json(STOPPED_FILE, read_stopped(folder) | dict.fromkeys(run_ids, fact))
+
+
+def stopped_text(saved: Sequence[float], num_trials: int) -> str:
+    """Says how many trials were stopped and what it saved, as a sentence; "" for none.
+
+    `saved`: of each stopped trial the share of all trials' training that it saved.
+    """
+    if not saved:
+        return ""
+    return f"{len(saved)} of {num_trials} trials were stopped early, which saved {sum(saved):.0%} of the training."
+
+
+# -------------------------------------------------------------------------------------------------- on finished curves
 
 
 def replay(courses: Mapping[str, Course], rule: StoppingRule, num_slots: int) -> dict[str, float]:
