@@ -17,7 +17,7 @@ from gram_platform.engine.evaluation import execute_evaluation
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.life import MAX_CRASHES, Crashes
 from gram_platform.engine.node import execute_run
-from gram_platform.engine.process import OutOfMemory, memory_advice, note_sigterm
+from gram_platform.engine.process import OutOfMemory, TerminationNotice, memory_advice, note_sigterm
 from gram_platform.engine.ranks import DIVERGED, RanksStopped, train_rank
 from gram_platform.store import LeaseHeld, RunDirectory
 from gram_platform.train.loop import TrainingDiverged
@@ -134,16 +134,21 @@ def tell_ray_train(progress: Mapping[str, float]) -> bool:
 
 
 def execute_node(
-    config: RunConfig | AnyEvaluation, tags: Mapping[str, str], execution: Execution, resources: Resources
+    config: RunConfig | AnyEvaluation,
+    tags: Mapping[str, str],
+    execution: Execution,
+    resources: Resources,
+    notice: TerminationNotice | None = None,
 ) -> dict:
     """Executes a node and returns its result: a run of several ranks on Ray Train workers, other nodes here.
 
-    Raises LeaseHeld, before any worker is requested, while another process works on the run.
+    `notice`: of the caller, as in `execute_run`; several ranks have notices of their own. Raises LeaseHeld, before any
+    worker is requested, while another process works on the run.
     """
     execution = execution.of_node(config, tags)
     if not isinstance(config, RunConfig):
         return execute_evaluation(config, tags, execution)
     if execution.num_ranks == 1:
-        return execute_run(config, tags, execution)
+        return execute_run(config, tags, execution, notice)
     execution.store().run(config.run_id).require_free()
     return execute_sharded_run(config, tags, execution, resources)

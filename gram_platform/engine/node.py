@@ -193,8 +193,7 @@ class RunExecution:
         self.attention = kernel_in_use(run.model, DTYPES[run.precision], execution.device)
         if execution.device != "cpu":
             print(f"run {run.run_id}: {self.attention} attention in {run.precision}", flush=True)
-        self.learner, self.notice = learner, notice
-        self.rank, self.num_ranks = rank, num_ranks
+        self.learner, self.notice, self.rank, self.num_ranks = learner, notice, rank, num_ranks
         self.summary = MetricsSummary(run)
         self.usage = ResourceUsage(execution.device)
         self.background = BackgroundJob()
@@ -259,6 +258,9 @@ class RunExecution:
                     require_finite(f"validation loss {loss}", loss, where, record.learning_rate)
                 metrics |= {f"validation/loss/{domain}": loss for domain, loss in losses.items()}
                 self._keep_best(losses)
+                self.notice.see(record.step, losses)
+            elif self.notice.wants(record.step):
+                self.notice.see(record.step, self.evaluate())
             if record.step in steps_probed:
                 metrics |= self.probe()
             if metrics:

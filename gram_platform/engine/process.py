@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
@@ -196,6 +196,13 @@ class TerminationNotice:
             self.give()
         self._next_poll = time.monotonic() + POLL_S
         self._is_asking = False
+
+    def see(self, step: int, losses: Mapping[str, float]) -> None:
+        """Is shown the validation losses of the run that it may end, by domain. A subclass may look at them."""
+
+    def wants(self, step: int) -> bool:
+        """Whether the losses shall be measured after this step for `see` alone, beside the run's evaluation points."""
+        return False
 
     def exit(self) -> None:
         """Ends the process as the unhandled signal would, so that its starter sees a preemption or an interruption."""

@@ -1,7 +1,7 @@
 """Proposes a search's trials, from a list of points or from Optuna studies that survive their driver."""
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -11,8 +11,11 @@ from optuna.trial import TrialState
 
 from gram_platform.config.identity import short_hash
 from gram_platform.config.space import Space
-from gram_platform.engine.trials import COMPLETE, FAILED, Outcome, Point
+from gram_platform.engine.trials import COMPLETE, FAILED, STOPPED, Outcome, Point
 
+# only asked with --early-stopping: stops the worst quarter, from the half of the training on, once five are complete
+PRUNER = optuna.pruners.PercentilePruner(75.0, n_startup_trials=5, n_warmup_steps=50)
+FINISHES = "finishes"  # user attribute of a trial: the number of the stopped one whose runs it trains to their end
 NUM_RANDOM_TRIALS = 10  # of a study, before its sampler looks at results; Optuna's default
 
 
@@ -39,7 +42,16 @@ class Source(Protocol):
     def next(self) -> Proposal | None:
         """Proposes the next trial, None when there are no more."""
 
+    def judge(self, proposal: Proposal, progress: float, losses: Mapping[str, float]) -> str:
+        """Says why a running trial is hopeless, "" if it is not.
+
+        `progress`: the share of its training that is done; `losses`: the validation losses there, by domain.
+        """
+
     def tell(self, proposal: Proposal, outcome: Outcome) -> None: ...
+
+
+Judge = Callable[[str, Point, float, Mapping[str, float]], str]  # of a trial's name and point; as `Source.judge`
 
 
 class PointList:
@@ -47,8 +59,9 @@ class PointList:
 
     is_independent = True
 
-    def __init__(self, points: Iterable[tuple[str, Point]]):
-        self._left = list(points)
+    def __init__(self, points: Iterable[tuple[str, Point]], judge: Judge | None = None):
+        """`judge`: None if no trial is to be stopped."""
+        self._left, self._judge = list(points), judge
 
     @property
     def num_left(self) -> int:
@@ -57,6 +70,9 @@ class PointList:
 
     def next(self) -> Proposal | None:
         return Proposal(*self._left.pop(0)) if self._left else None
+
+    def judge(self, proposal: Proposal, progress: float, losses: Mapping[str, float]) -> str:
+        return self._judge(proposal.name, proposal.point, progress, losses) if self._judge else ""
 
     def tell(self, proposal: Proposal, outcome: Outcome) -> None:
         """Does nothing."""
@@ -79,12 +95,37 @@ class Group:
     fixed: Point
     study: optuna.Study
     num_trials: int  # that shall be complete at the end
+    storage: optuna.storages.BaseStorage | None = None  # of the study, to take up trials
     num_started: int = 0  # by this driver
-    adopted: list[int] = field(default_factory=list)  # ids of trials that a dead driver left running
+    adopted: list[int] = field(default_factory=list)  # numbers of trials that a dead driver left running
 
     @property
     def num_complete(self) -> int:
-        return len(self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)))
+        return len(self._of(TrialState.COMPLETE))
+
+    def _of(self, *states: TrialState) -> list[optuna.trial.FrozenTrial]:
+        return self.study.get_trials(deepcopy=False, states=states)
+
+    def begin(self, is_judged: bool) -> int:
+        """Looks for trials that a dead driver left running; returns how many are left to propose.
+
+        Stopped trials count with `is_judged`. Otherwise their points are proposed again, before others.
+        """
+        self.adopted = [trial.number for trial in self._of(TrialState.RUNNING)]
+        stopped = self._of(TrialState.PRUNED)
+        left = max(0, self.num_trials - self.num_complete - is_judged * len(stopped))
+        if not is_judged:
+            again = {trial.user_attrs.get(FINISHES) for trial in self.study.get_trials(deepcopy=False)}
+            for trial in [trial for trial in stopped if trial.number not in again][:left]:
+                self.study.enqueue_trial(trial.params, user_attrs={FINISHES: trial.number})
+        return left
+
+    def taken_up(self) -> optuna.Trial:
+        """Returns the next trial that a dead driver left running."""
+        assert self.storage is not None, "only a database outlives a driver"
+        study_id = self.storage.get_study_id_from_name(self.study.study_name)
+        number = self.adopted.pop(0)
+        return optuna.Trial(self.study, self.storage.get_trial_id_from_study_id_trial_number(study_id, number))
 
 
 class OptunaSource:
@@ -95,13 +136,16 @@ class OptunaSource:
     time. A failed trial stays failed and is not counted.
     """
 
-    def __init__(self, groups: Sequence[Group], space: Space, objectives: Sequence[SearchObjective]):
-        self.groups, self.space, self.objectives = groups, space, objectives
-        self._left = {}
-        for group in groups:
-            running = group.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-            group.adopted = [trial._trial_id for trial in running]  # `Trial` takes this id, which has no public name
-            self._left[group.name] = max(0, group.num_trials - group.num_complete)
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        space: Space,
+        objectives: Sequence[SearchObjective],
+        value_of: Callable[[Point, Mapping[str, float]], float] | None = None,
+    ):
+        """`value_of`: the objective of a running trial from its losses by domain; None if no trial is to be stopped."""
+        self.groups, self.space, self.objectives, self._value_of = groups, space, objectives, value_of
+        self._left = {group.name: group.begin(value_of is not None) for group in groups}
 
     @property
     def num_left(self) -> int:
@@ -124,11 +168,23 @@ class OptunaSource:
         group = self._next_group()
         if group is None:
             return None
-        trial = optuna.trial.Trial(group.study, group.adopted.pop(0)) if group.adopted else group.study.ask()
+        trial = group.taken_up() if group.adopted else group.study.ask()
         self._left[group.name] -= 1
         group.num_started += 1
         point = {p.name: _suggest(trial, p) for p in self.space.parameters}
         return Proposal(f"{group.name} {trial.number}", {**group.fixed, **point}, (group, trial))
+
+    def judge(self, proposal: Proposal, progress: float, losses: Mapping[str, float]) -> str:
+        """Reports the objective so far to Optuna and asks its pruner, in steps of a hundredth of the training."""
+        if self._value_of is None:
+            return ""
+        _, trial = proposal.key
+        value = self._value_of(proposal.point, losses)
+        with contextlib.suppress(UpdateFinishedTrialError):
+            trial.report(value, round(100 * progress))
+            if trial.should_prune():
+                return f"{self.objectives[0].metric} {value:.4g} at {progress:.0%}: the worst quarter of trials there"
+        return ""
 
     def tell(self, proposal: Proposal, outcome: Outcome) -> None:
         """Tells Optuna; does nothing for an ended trial, which another driver has adopted and told alike."""
@@ -139,11 +195,17 @@ class OptunaSource:
     def _tell(self, study: optuna.Study, trial: optuna.Trial, outcome: Outcome) -> None:
         facts = {"state": outcome.state, "message": outcome.message, "metrics": dict(outcome.metrics)}
         facts |= {"nodes": list(outcome.nodes), "runs": list(outcome.runs)}
-        facts |= {"elapsed_s": outcome.elapsed_s, "trained_s": outcome.trained_s, "rank_s": outcome.rank_s}
+        facts |= {
+            "progress": outcome.progress,
+            "elapsed_s": outcome.elapsed_s,
+            "trained_s": outcome.trained_s,
+            "rank_s": outcome.rank_s,
+        }
         for key, value in facts.items():
             trial.set_user_attr(key, value)
-        if outcome.state == FAILED:
-            study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
+        if outcome.state in (FAILED, STOPPED):
+            state = TrialState.FAIL if outcome.state == FAILED else TrialState.PRUNED
+            study.tell(trial, state=state, skip_if_finished=True)
             return
         is_complete = outcome.state == COMPLETE
         values = [outcome.metrics[one.metric] if is_complete else one.worst for one in self.objectives]
@@ -163,7 +225,9 @@ def open_study(storage: optuna.storages.BaseStorage, name: str, objectives: Sequ
     random points again.
     """
     directions = [objective.direction for objective in objectives]
-    study = optuna.create_study(storage=storage, study_name=name, directions=directions, load_if_exists=True)
+    study = optuna.create_study(
+        storage=storage, study_name=name, directions=directions, pruner=PRUNER, load_if_exists=True
+    )
     num_trials = len(study.get_trials(deepcopy=False))
     seed = int(short_hash({"study": name, "trials": num_trials}), 16) % 2**31
     # constant_liar: running trials count as poor ones, so that parallel trials do not cluster
@@ -171,9 +235,3 @@ def open_study(storage: optuna.storages.BaseStorage, name: str, objectives: Sequ
         n_startup_trials=NUM_RANDOM_TRIALS, seed=seed, multivariate=True, constant_liar=True
     )
     return study
-
-
-def outcome_from_plain(outcome: Mapping) -> Outcome:
-    """Reads an outcome from plain JSON."""
-    sequences = {key: tuple(outcome[key]) for key in ("nodes", "runs")}
-    return Outcome(**{**outcome, **sequences})

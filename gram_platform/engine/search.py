@@ -1,50 +1,61 @@
 """Runs a search's trials on Ray Tune, as many at once as the cluster holds or could grow to.
 
 Ray Tune places trials, reuses their processes and restarts crashed ones. A searcher of the platform proposes trials,
-pauses and applies limits: Tune's state dies with the driver, while Optuna's database and the storage stay. Many
+pauses, applies limits and stops hopeless ones: a search goes on from Optuna's database and the storage, and Tune's
+results, in `<storage>/tune`, are for reading alone. Many
 processes start at once, because Tune gives a trial that waits for its process the next free one and cancels the start:
 started one by one, there would never be more than one process where a trial is shorter than a start.
 """
 
-import json
 import logging
+import math
 import os
+import queue
 import sys
-import tempfile
+import threading
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from functools import partial
+from typing import Any
 
+from pyarrow.fs import FileSystem, FSSpecHandler, PyFileSystem
 from ray import tune
+from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher
 
 from gram_platform.engine.capacity import Admission
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.life import MAX_CRASHES, Crashes
-from gram_platform.engine.proposals import Proposal, Source, outcome_from_plain
+from gram_platform.engine.proposals import Proposal, Source
 from gram_platform.engine.trials import (
     CANCEL,
     FAILED,
     GO,
     STOP,
+    STOPPED,
+    VALIDATION,
     WAIT,
     Outcome,
     Point,
     Problem,
+    TrialWatch,
     committed,
     execute_trial,
     placement,
     trial_ranks,
 )
+from gram_platform.store.folders import RemoteFolder, open_folder
 
 TUNE = {
     "TUNE_MAX_PENDING_TRIALS_PG": "64",  # processes started at once; Ray Tune's default for a searcher is 1
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # the run directories have it all
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # it would make an interrupted search look like one that has ended
-    "TUNE_GLOBAL_CHECKPOINT_S": "600",  # nothing is restored from Tune's state
+    "TUNE_GLOBAL_CHECKPOINT_S": "30",  # how much of Tune's results a driver that is killed may lose
     "RAY_AIR_NEW_OUTPUT": "0",  # the driver prints progress
 }
+TUNE_FOLDER = "tune"  # of the storage
+SCORED = "scored"  # the names of the metrics in a trial's last report
+COMMIT_S = 600.0  # that a trial which was told to end may take to write its checkpoint
 
 
 @dataclass(frozen=True)
@@ -55,6 +66,7 @@ class Tuning:
     max_concurrent: int = 0  # 0: as many as the cluster holds or may hold
     decide: Callable[[], str] = lambda: GO  # before a trial starts: go, wait (paused), stop (limit) or cancel
     retry_diverged: bool = False  # train diverged runs again
+    is_judged: bool = False  # ask the source after each report whether the trial is hopeless
 
 
 def run_trials(
@@ -77,26 +89,30 @@ def run_trials(
     searcher = _Searcher(source, tuning, ranks_of, Admission(resources), on_start, on_end)
     crash_count = _CrashCount(lambda point: committed(problem, point, execution.store()))
     shared = {"problem": problem, "execution": execution, "resources": resources}
-    trainable = tune.with_parameters(_trial, **shared, retry_diverged=tuning.retry_diverged)
+    how = {"retry_diverged": tuning.retry_diverged, "is_judged": tuning.is_judged}
+    trainable = tune.with_parameters(Trial, **shared, **how)
     placed = tune.with_resources(trainable, lambda config: placement(problem, config["point"], execution, resources))
-    with tempfile.TemporaryDirectory(prefix="gram-tune-") as scratch:  # Tune's files end with the driver
-        _tuner(placed, searcher, crash_count, tuning, scratch).fit()
+    _tuner(placed, searcher, crash_count, tuning, execution.storage).fit()
     if searcher.error is not None:
         raise searcher.error
 
 
-def _tuner(trainable, searcher: "_Searcher", crash_count: "_CrashCount", tuning: Tuning, scratch: str) -> tune.Tuner:
+def _tuner(trainable, searcher: "_Searcher", crash_count: "_CrashCount", tuning: Tuning, storage: str) -> tune.Tuner:
+    place, filesystem = results_place(storage, tuning.name)
     return tune.Tuner(
         trainable,
         tune_config=tune.TuneConfig(
             search_alg=searcher,
+            scheduler=_Stopping(searcher) if tuning.is_judged else None,
             num_samples=sys.maxsize,  # the searcher says when it is finished
             reuse_actors=True,
             trial_dirname_creator=lambda trial: trial.trial_id,
         ),
         run_config=tune.RunConfig(
-            name=tuning.name,
-            storage_path=scratch,
+            name=time.strftime("%Y%m%dT%H%M%S", time.gmtime()) + f"-{os.getpid()}",
+            storage_path=place,
+            storage_filesystem=filesystem,
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # runs have theirs in the storage
             failure_config=tune.FailureConfig(max_failures=MAX_CRASHES - 1),
             callbacks=[crash_count],
             stop=_Cancelled(tuning, searcher),
@@ -105,10 +121,91 @@ def _tuner(trainable, searcher: "_Searcher", crash_count: "_CrashCount", tuning:
     )
 
 
-def _trial(config: dict, **shared) -> None:
-    """Executes one trial for Ray Tune; reports the outcome as text, because Tune flattens nested results."""
-    outcome = execute_trial(config["name"], config["point"], **shared)
-    tune.report({"outcome": json.dumps(asdict(outcome))})
+def results_place(storage: str, name: str) -> tuple[str, FileSystem | None]:
+    """Returns Ray Tune's `storage_path` of a search's results, `<storage>/tune/<name>`, and its `storage_filesystem`.
+
+    Of a URL it is the storage's own file system: one that Ray opened would look for credentials elsewhere.
+    """
+    folder = open_folder(storage).child(TUNE_FOLDER, name)
+    return folder.path, PyFileSystem(FSSpecHandler(folder.filesystem)) if isinstance(folder, RemoteFolder) else None
+
+
+class Trial(tune.Trainable):
+    """Executes one trial after another in one process of Ray Tune, each in a thread that reports never hold up.
+
+    A trial reports numbers at each evaluation of its runs (`TrialWatch.see`), and at its end its metrics with the facts
+    of its outcome. Told to stop, it ends after the current step and a checkpoint.
+    """
+
+    def setup(self, config: dict, is_judged: bool = False, **shared) -> None:
+        self._is_judged, self._shared = is_judged, shared
+        self._begin(config)
+
+    def _begin(self, config: dict) -> None:
+        self._num_ranks = trial_ranks(self._shared["problem"], self._shared["execution"], config["point"])
+        self._reports: queue.SimpleQueue[dict | BaseException] = queue.SimpleQueue()
+        self._watch = TrialWatch(self._reports.put, self._is_judged)
+        self._thread = threading.Thread(target=self._work, args=(config,), name="trial", daemon=True)
+        self._thread.start()
+
+    def _work(self, config: dict) -> None:
+        try:
+            outcome = execute_trial(config["name"], config["point"], **self._shared, watch=self._watch)
+            self._reports.put({**plain_result(outcome), "done": True})
+        except BaseException as error:  # SystemExit too: this machine is drained
+            self._reports.put(error)
+
+    def step(self) -> dict:
+        """Returns the newest report, waiting for one; raises what ended the trial's thread."""
+        report = self._reports.get()
+        while not self._reports.empty():
+            report = self._reports.get()
+        if isinstance(report, BaseException):
+            raise RuntimeError(f"the trial was ended: {type(report).__name__}: {report}") from report
+        return report
+
+    def reset_config(self, new_config: dict) -> bool:
+        """Begins the next trial in this process, once the one before has ended."""
+        if not self._end():
+            return False
+        self._begin(new_config)
+        return True
+
+    def cleanup(self) -> None:
+        self._end()
+
+    def _end(self) -> bool:
+        """Tells the trial to end; False if it has not within `COMMIT_S`. Several ranks are ended with this process."""
+        self._watch.give()
+        self._thread.join(COMMIT_S if self._num_ranks == 1 else 0.0)
+        return not self._thread.is_alive()
+
+
+FACTS = tuple(f.name for f in fields(Outcome) if f.name not in ("name", "point", "metrics", "nodes", "runs"))
+
+
+def plain_result(outcome: Outcome) -> dict[str, Any]:
+    """Returns a trial's last report: its metrics as numbers, and the facts of its outcome as numbers and texts."""
+    facts = {fact: getattr(outcome, fact) for fact in FACTS}
+    lists = {"nodes": " ".join(outcome.nodes), "runs": " ".join(outcome.runs), SCORED: " ".join(outcome.metrics)}
+    return {**facts, **lists, **{name: float(value) for name, value in outcome.metrics.items()}}
+
+
+def _stopped(proposal: Proposal, reason: str, result: Mapping[str, Any]) -> Outcome:
+    """Makes the outcome of a trial that is stopped after this report; only trials of one rank report."""
+    seconds = result["time_total_s"]
+    facts = {"name": proposal.name, "point": dict(proposal.point), "state": STOPPED, "message": reason}
+    spent = {"elapsed_s": seconds, "trained_s": seconds, "rank_s": seconds, "num_executed": 1}
+    process = f"{result['hostname']}:{result['pid']}"
+    return Outcome(**facts, **spent, started=time.time() - seconds, progress=result["progress"], process=process)
+
+
+def outcome_of(proposal: Proposal, result: Mapping[str, Any]) -> Outcome:
+    """Reads an outcome from a trial's last report."""
+    lists = {name: tuple(result[name].split()) for name in ("nodes", "runs")}
+    metrics = {name: result[name] for name in result[SCORED].split()}
+    facts = {fact: result[fact] for fact in FACTS}
+    return Outcome(name=proposal.name, point=dict(proposal.point), metrics=metrics, **lists, **facts)
 
 
 # ----------------------------------------------------------------------------------------------------- searcher
@@ -149,16 +246,28 @@ class _CrashCount(_Unpickled, tune.Callback):
         trial.max_failures = trial.num_failures + MAX_CRASHES - 1 - crashes.number
 
 
+class _Stopping(_Unpickled, FIFOScheduler):
+    """Stops trials that the source finds hopeless; the others run in their order."""
+
+    def __init__(self, searcher: "_Searcher"):
+        super().__init__()
+        self._searcher = searcher
+
+    def on_trial_result(self, tune_controller, trial, result: dict) -> str:
+        return self.STOP if self._searcher.is_hopeless(trial.trial_id, result) else self.CONTINUE
+
+
 class _Searcher(_Unpickled, Searcher):
     """Adapts a source to Ray Tune."""
 
     def __init__(self, source: Source, tuning: Tuning, ranks_of, admission: Admission, on_start, on_end):
-        super().__init__(metric="outcome", mode="min")
+        super().__init__(metric="progress", mode="max")
         self._source, self._tuning, self._ranks_of, self._admission = source, tuning, ranks_of, admission
         self._on_start, self._on_end = on_start, on_end
         self._ranks: dict[str, int] = {}  # of running trials
         self._widest = 1  # of the trials so far: the next one's is known only when it is drawn
         self._running: dict[str, tuple[Proposal, float]] = {}
+        self._hopeless: dict[str, Outcome] = {}  # trials that are stopped
         self.error: Exception | None = None  # kept here: Ray Tune would turn it into text, and blame the trial
 
     def suggest(self, trial_id: str) -> dict | str | None:
@@ -192,13 +301,30 @@ class _Searcher(_Unpickled, Searcher):
         return self._admission.room(self._ranks.values(), may_wait).take(self._widest)
 
     def on_trial_result(self, trial_id: str, result: dict) -> None:
-        """Does nothing: a trial reports once, at its end."""
+        """Does nothing: `_Stopping` sees each report."""
+
+    def is_hopeless(self, trial_id: str, result: Mapping[str, Any]) -> bool:
+        """Tells whether the source gives a trial up after this report."""
+        losses = {k.removeprefix(VALIDATION): v for k, v in result.items() if k.startswith(VALIDATION)}
+        if not losses or self.error is not None or not all(map(math.isfinite, losses.values())):
+            return False
+        proposal, _ = self._running[trial_id]
+        try:
+            reason = self._source.judge(proposal, result["progress"], losses)
+        except Exception as error:
+            self.error = error
+            return False
+        if reason:
+            self._hopeless[trial_id] = _stopped(proposal, reason, result)
+        return bool(reason)
 
     def on_trial_complete(self, trial_id: str, result: dict | None = None, error: bool = False) -> None:
         proposal, started = self._running.pop(trial_id)
         self._ranks.pop(trial_id)
-        if result and "outcome" in result:
-            outcome = outcome_from_plain(json.loads(result["outcome"]))
+        if result and SCORED in result:
+            outcome = outcome_of(proposal, result)
+        elif trial_id in self._hopeless and not error:
+            outcome = self._hopeless[trial_id]
         elif error:
             message = f"its process died {MAX_CRASHES} times without a checkpoint in between"
             facts = {"name": proposal.name, "point": proposal.point, "state": FAILED, "message": message}

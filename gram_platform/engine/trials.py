@@ -5,24 +5,28 @@ A trial's nodes are those of studies: finished nodes of any study or search are 
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from ray import tune
 
-from gram_platform.config import State
+from gram_platform.config import RunConfig, State
 from gram_platform.engine.dispatch import execute_node
 from gram_platform.engine.execution import Execution, Resources, owner
 from gram_platform.engine.life import HELD_RETRY_S, NodeLifecycle
+from gram_platform.engine.process import TerminationNotice
 from gram_platform.methods.nodes import Node
 from gram_platform.planner import GIB, MACHINES, needs
 from gram_platform.store import LeaseHeld, Store
 from gram_platform.train.loop import TrainingDiverged
 
 Point = Mapping[str, float | int | str]
+VALIDATION = "validation/loss/"  # + domain
 
 COMPLETE, DIVERGED, FAILED = State.COMPLETE, State.DIVERGED, State.FAILED  # how a trial ends
+STOPPED = "stopped"  # early, as hopeless: its runs are not complete and keep their checkpoints
+JUDGED = (0.5, 0.6, 0.7, 0.8, 0.9)  # fractions of a run's schedule at which one without evaluation points is measured
 PROCESS_BYTES = GIB  # of a worker before it holds a model: Python, torch, Ray, the page cache's mapping
 MEMORY_STEP = GIB // 4  # requests are rounded up to it, so that trials of similar sizes reuse processes
 GO, WAIT, STOP, CANCEL = "go", "wait", "stop", "cancel"  # a driver's decision before the next trial
@@ -44,7 +48,7 @@ class Outcome:
 
     name: str
     point: Point
-    state: str  # complete, diverged or failed
+    state: str  # complete, diverged, failed or stopped
     started: float  # Unix time
     elapsed_s: float
     trained_s: float = 0.0  # in nodes that were executed now
@@ -56,6 +60,36 @@ class Outcome:
     num_executed: int = 0
     num_reused: int = 0
     process: str = ""  # host:pid that it ran in
+    progress: float = 1.0  # share of its training that was done when it was stopped
+
+
+class TrialWatch(TerminationNotice):
+    """Reports the validation losses of a trial's runs as they train, and ends the trial after the current step."""
+
+    def __init__(self, report: Callable[[dict[str, float]], None], is_judged: bool = False) -> None:
+        """`is_judged`: runs without evaluation points are measured at the fractions `JUDGED` too."""
+        super().__init__()
+        self._report, self._is_judged = report, is_judged
+        self.num_runs, self._done, self._num_steps, self._extra = 1, 0, 1, frozenset[int]()
+
+    def begin(self, run: RunConfig) -> None:
+        """Begins the trial's next run."""
+        self._num_steps = run.num_steps
+        is_measured = self._is_judged and not run.eval_points.num_points
+        self._extra = frozenset(math.ceil(run.num_steps * share) for share in JUDGED) if is_measured else frozenset()
+
+    def end(self) -> None:
+        """Counts a run that is done."""
+        self._done += 1
+
+    def wants(self, step: int) -> bool:
+        return step in self._extra
+
+    def see(self, step: int, losses: Mapping[str, float]) -> None:
+        """Reports `progress` (share of the trial's training), `step`, `num_steps` and `validation/loss/<domain>`."""
+        progress = (self._done + step / self._num_steps) / self.num_runs
+        numbers = {f"{VALIDATION}{domain}": loss for domain, loss in losses.items()}
+        self._report({"progress": progress, "step": step, "num_steps": self._num_steps, **numbers})
 
 
 def execute_trial(
@@ -65,14 +99,19 @@ def execute_trial(
     execution: Execution,
     resources: Resources,
     retry_diverged: bool = False,
+    watch: TrialWatch | None = None,
 ) -> Outcome:
-    """Executes a trial's missing nodes and scores it; every error becomes the outcome's message."""
+    """Executes a trial's missing nodes and scores it; every error becomes the outcome's message.
+
+    Raises SystemExit when `watch` was told to end the trial.
+    """
     started, clock = time.time(), time.monotonic()
-    work = _NodeRunner(execution, resources, retry_diverged)
+    work = _NodeRunner(execution, resources, retry_diverged, watch or TrialWatch(lambda numbers: None))
     metrics, state, message, nodes = {}, COMPLETE, "", []
     try:
         work.store.open_for_writing()
         nodes = problem.nodes(point)
+        work.watch.num_runs = max(1, sum(node.is_run for node in nodes))
         metrics = problem.score(point, {node.id: work.result(node) for node in nodes})
     except TrainingDiverged as error:
         state, message = DIVERGED, str(error)
@@ -105,17 +144,26 @@ def committed(problem: Problem, point: Point, store: Store) -> int:
 class _NodeRunner:
     """Executes a trial's nodes one after another; counts nodes and seconds."""
 
-    def __init__(self, execution: Execution, resources: Resources, retry_diverged: bool):
-        self.execution, self.resources = execution, resources
+    def __init__(self, execution: Execution, resources: Resources, retry_diverged: bool, watch: TrialWatch):
+        self.execution, self.resources, self.watch = execution, resources, watch
         self.store = Store(execution.storage)
         self.lifecycle = NodeLifecycle(self.store, retry_diverged)
         self.num_executed = self.num_reused = 0
         self.seconds = self.rank_seconds = 0.0
 
     def result(self, node: Node) -> dict:
-        if (result := self.lifecycle.result(node)) is not None:
+        if isinstance(node.config, RunConfig):
+            self.watch.begin(node.config)
+        result = self.lifecycle.result(node)
+        if result is None:
+            result = self._executed(node)
+        else:
             self.num_reused += 1
-            return result
+        if node.is_run:
+            self.watch.end()
+        return result
+
+    def _executed(self, node: Node) -> dict:
         self.lifecycle.require_not_diverged(node)
         started = time.monotonic()
         result = self._when_free(node)
@@ -128,8 +176,10 @@ class _NodeRunner:
     def _when_free(self, node: Node) -> dict:
         """Executes the node; waits while another process works on it."""
         while True:
+            if self.watch.given:
+                self.watch.exit()
             try:
-                return execute_node(node.config, node.names, self.execution, self.resources)
+                return execute_node(node.config, node.names, self.execution, self.resources, self.watch)
             except LeaseHeld:
                 time.sleep(HELD_RETRY_S)
                 self.lifecycle.require_not_diverged(node)  # it may have diverged in the other process

@@ -1,8 +1,9 @@
 """Runs, scores and reports the trials of the LR/batch grid: optima, laws, a law file, and how far to trust them."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import pandas as pd
 
@@ -10,12 +11,12 @@ from gram_platform.analysis.lr_extension import Cell
 from gram_platform.analysis.lr_grid import POOLED, STATES
 from gram_platform.analysis.lr_laws import GridAnalysis, analyse_grid, fitted_law, law_json, predictions
 from gram_platform.analysis.ratios import BASELINE
-from gram_platform.analysis.trials import COMPLETE, RUNS, STATE, linked
+from gram_platform.analysis.trials import COMPLETE, RUNS, STATE, WAITING, linked
 from gram_platform.config import CORE
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid
 from gram_platform.config.ladder import PAPER_SIZES, Size
-from gram_platform.engine.trials import Point
+from gram_platform.engine.trials import STOPPED, Point
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.pages.figures.lr_batch import law_figure, surface_figure
@@ -33,6 +34,7 @@ from gram_platform.studies.searches.report import (
     trial_state,
     with_run_links,
 )
+from gram_platform.studies.searches.stopping import stopped_text
 from gram_platform.tracking import Tracker
 
 CORE_WEIGHT = 0.5  # of the objective; the other half is the mean over auxiliary domains
@@ -103,16 +105,24 @@ def micro_batch_at(size: Size, batch: int) -> int:
     return max(divisors, key=lambda part: (part % MACHINE_RANKS == 0, part))
 
 
-def trial_rows(size: Size, nodes: Mapping[tuple[Cell, int], Node], frame: pd.DataFrame, store: Store) -> pd.DataFrame:
+def trial_rows(
+    size: Size,
+    nodes: Mapping[tuple[Cell, int], Node],
+    frame: pd.DataFrame,
+    store: Store,
+    stopped: Mapping[str, Mapping] = MappingProxyType({}),
+) -> pd.DataFrame:
     """Returns TRIAL_COLUMNS of one size's trials from a frame of stored runs, as `analysis.lr_grid` takes them.
 
-    `state` may also be running or waiting; the loss is NaN unless complete.
+    `state` may also be running, waiting or stopped; the loss is NaN unless complete. `stopped`: see `read_stopped`.
     """
     stored, parameters = frame.set_index("id"), total_parameters(size.dense())
     ends = {name: name.removeprefix("final/") for name in frame.columns if name.startswith(f"final/{END_LOSS}")}
     rows = []
     for ((lr, batch), seed), node in nodes.items():
         state, message = trial_state([node], frame, store)
+        if state == WAITING and node.id in stopped:
+            state, message = STOPPED, stopped[node.id]["message"]
         loss = math.nan
         if state == COMPLETE:
             final = stored.loc[node.id, list(ends)].rename(ends).dropna()
@@ -121,17 +131,34 @@ def trial_rows(size: Size, nodes: Mapping[tuple[Cell, int], Node], frame: pd.Dat
     return pd.DataFrame(rows, columns=TRIAL_COLUMNS)
 
 
+def without_stopped(trials: pd.DataFrame) -> pd.DataFrame:
+    """Returns the trials of cells of which no seed was stopped: the seeds that were not would look better than all."""
+    cell = ["size", "lr", "batch"]
+    stopped = pd.MultiIndex.from_frame(trials.loc[trials[STATE] == STOPPED, cell])
+    return trials[~pd.MultiIndex.from_frame(trials[cell]).isin(stopped)] if len(stopped) else trials
+
+
 # -------------------------------------------------------------------------------------------------------------- report
 
 
 def grid_report(
-    graph: Graph, trials: pd.DataFrame, source: str, tracker: Tracker | None, search_id: str
+    graph: Graph,
+    trials: pd.DataFrame,
+    source: str,
+    tracker: Tracker | None,
+    search_id: str,
+    saved: Sequence[float] = (),
 ) -> SearchOutput | None:
-    """Returns files, figures and text from every trial (TRIAL_COLUMNS, `elapsed_s`); None without a complete one."""
+    """Returns files, figures and text from every trial (TRIAL_COLUMNS, `elapsed_s`); None without a complete one.
+
+    `saved`: see `stopped_text`.
+    """
     if not (trials[STATE] == COMPLETE).any():
         return None
     flags, name = graph.flags, graph.study.name
-    analysis = analyse_grid(trials[trials[STATE].isin(STATES)], graph.preset.seq_len, flags.window or None)
+    analysis = analyse_grid(
+        without_stopped(trials[trials[STATE].isin((*STATES, STOPPED))]), graph.preset.seq_len, flags.window or None
+    )
     measured = f"{name}, preset {flags.preset} on {flags.corpus}, search {search_id}"
     law = fitted_law(analysis.laws, f"{flags.preset}-{search_id}", graph.preset.seq_len, measured)
     sizes = {size: graph.preset.sizes[size] for size in flags.sizes} | PAPER_SIZES
@@ -144,8 +171,9 @@ def grid_report(
     }
     links, about_links = run_links(tracker)
     figures = grid_figures(analysis, links)
+    counts = " ".join(filter(None, (counts_text(trials), stopped_text(saved, len(trials)))))
     facts = f"Search {search_id}: preset {flags.preset}, corpus {flags.corpus} (data {graph.data_id}), "
-    facts += f"{graph.num_seeds} seeds. Loss: {OBJECTIVE}. {counts_text(trials)} Read from {source}. {about_links}"
+    facts += f"{graph.num_seeds} seeds. Loss: {OBJECTIVE}. {counts} Read from {source}. {about_links}"
     record = {"objective": OBJECTIVE, "window": flags.window or None, "trials": trials["run_id"].tolist()}
     record["seq_len"] = graph.preset.seq_len  # with trials.csv it is all that a fit needs
     files = {"table.csv": analysis.optima, "trials.csv": trials_table(trials, f"{name}-{search_id}")}
@@ -153,6 +181,7 @@ def grid_report(
     data = {file: frame.to_csv(index=False).encode() for file, frame in files.items()}
     data["law.json"] = json_file(law_json(law, analysis.laws))
     text = _text(trials, analysis, tables["predictions"], law is not None)
+    text = "\n\n".join(filter(None, (stopped_text(saved, len(trials)), text)))
     sections = _sections(trials, tables, figures, links)
     return search_output(graph, search_id, facts, sections, data, record, figures, text)
 
@@ -197,6 +226,8 @@ def _sections(
         return sections
     missing = left[["size", "seed", "lr", "batch", STATE, "message"]]
     text = "Diverged cells are left out of every fit and counted; the others are not in the figures and tables below."
+    if (left[STATE] == STOPPED).any():
+        text += " Neither are cells of which a seed was stopped early."
     return [Section("Not complete", text, table=missing, table_is_open=True, is_warning=True), *sections]
 
 

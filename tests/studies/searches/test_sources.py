@@ -3,12 +3,13 @@
 import math
 import statistics
 
+import optuna
 import pytest
 
 from gram_platform.config.space import Parameter, Space
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.proposals import Group, OptunaSource, PointList, SearchObjective, open_study
-from gram_platform.engine.trials import COMPLETE, DIVERGED, FAILED, Outcome, execute_trial
+from gram_platform.engine.trials import COMPLETE, DIVERGED, FAILED, STOPPED, Outcome, execute_trial
 from gram_platform.studies.searches.definition import OptunaFlags
 from gram_platform.studies.searches.lr_batch import GridFlags
 from gram_platform.studies.searches.optuna_studies import open_storage
@@ -83,7 +84,7 @@ def database(tmp_path):
 
 
 def source_of(database, num_trials=3, groups=("a",)) -> OptunaSource:
-    studies = [Group(g, {"group": g}, open_study(database, g, [OBJECTIVE]), num_trials) for g in groups]
+    studies = [Group(g, {"group": g}, open_study(database, g, [OBJECTIVE]), num_trials, database) for g in groups]
     return OptunaSource(studies, SPACE, [OBJECTIVE])
 
 
@@ -224,3 +225,60 @@ def test_overhead_is_what_is_neither_training_nor_another_processes():
         Outcome("3", {}, COMPLETE, started=1.0, elapsed_s=20.0, trained_s=20.0, process="b"),
     ]
     assert trial_overheads(trials) == [pytest.approx(0.7)]
+
+
+# ------------------------------------------------------------------------------------------------ stopped early
+
+
+def judged(database, num_trials=8) -> OptunaSource:
+    group = Group("a", {"group": "a"}, open_study(database, "a", [OBJECTIVE]), num_trials, database)
+    return OptunaSource([group], SPACE, [OBJECTIVE], lambda point, losses: losses["core"])
+
+
+def with_one_stopped(database) -> OptunaSource:
+    """Six trials complete, and one that was far worse at the half of its training."""
+    source = judged(database)
+    for loss in (1.5, 1.4, 1.3, 1.2, 1.1, 1.0):
+        proposal = source.next()
+        assert source.judge(proposal, 0.5, {"core": loss}) == ""
+        source.tell(proposal, ended(proposal, loss=loss))
+    proposal = source.next()
+    assert source.judge(proposal, 0.4, {"core": 7.0}) == ""  # before the half
+    reason = source.judge(proposal, 0.5, {"core": 7.0})
+    assert reason.startswith("loss 7 at 50%")
+    source.tell(proposal, Outcome(proposal.name, proposal.point, STOPPED, 0.0, 2.0, message=reason, progress=0.5))
+    return source
+
+
+def test_a_hopeless_trial_is_told_as_pruned_and_counts_only_where_trials_are_stopped(database):
+    source = with_one_stopped(database)
+    (stopped,) = source.groups[0].study.get_trials(states=(optuna.trial.TrialState.PRUNED,))
+    assert (stopped.user_attrs["state"], stopped.user_attrs["progress"]) == (STOPPED, 0.5)
+    assert judged(database).num_left == 1  # of 8: 6 complete, 1 stopped
+    assert source_of(database, num_trials=8).num_left == 2
+
+
+def test_a_search_without_early_stopping_finishes_what_was_stopped_first_and_once(database):
+    source = with_one_stopped(database)
+    (stopped,) = source.groups[0].study.get_trials(states=(optuna.trial.TrialState.PRUNED,))
+    for _ in range(2):  # a driver that died before it proposed anything
+        plain = source_of(database, num_trials=8)
+    proposal = plain.next()
+    assert {name: proposal.point[name] for name in SPACE.names} == stopped.params
+    plain.tell(proposal, ended(proposal))
+    again = plain.next()
+    assert {name: again.point[name] for name in SPACE.names} != stopped.params
+    assert plain.next() is None
+
+
+def test_adopting_a_trial_needs_what_optuna_calls_public():
+    """`Trial` takes an id; if these calls go, `Group.taken_up` is the one place to change."""
+    storage = optuna.storages.InMemoryStorage()
+    study = optuna.create_study(storage=storage, study_name="a")
+    left = study.ask()
+    group = Group("a", {}, study, 1, storage)
+    group.begin(is_judged=False)
+    adopted = group.taken_up()
+    assert adopted.number == left.number
+    study.tell(adopted, 1.0)
+    assert study.best_trial.number == left.number
