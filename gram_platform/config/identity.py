@@ -154,7 +154,8 @@ def _typed(hint: Any, value: Any) -> Any:
     if get_origin(hint) is tuple:
         parts = arguments[:1] * len(value) if arguments[-1] is ... else arguments
         return tuple(_typed(part, item) for part, item in zip(parts, value, strict=True))
-    return value if kind is None or value is None else from_plain(kind, value)
+    is_none = value is None and type(None) in arguments
+    return value if kind is None or is_none else from_plain(kind, value)
 
 
 def canonical_json(value: object) -> str:

@@ -46,11 +46,11 @@ COST_TABLE = {
 @cache
 def printed(study: str) -> Mapping[str, Table]:
     """Returns {variant: table} of what the paper prints about a study, {} if nothing; NaN for an absent number."""
-    names, numbers = ["study", VARIANT, "method"], [name + end for name in CLASSES for end in ("", "_error")]
-    rows = pd.read_csv(PRINTED_FILE, comment="#", dtype=dict.fromkeys(names, str), float_precision="round_trip")
+    numbers = [name + end for name in CLASSES for end in ("", "_error")]
+    rows = pd.read_csv(PRINTED_FILE, comment="#", dtype=str)
     tables: dict[str, dict[str, tuple[Value, ...]]] = {}
     for row in rows[rows["study"] == study].fillna({VARIANT: ""}).to_dict("records"):
-        values = [row[name] for name in numbers]
+        values = [float(row[name]) for name in numbers]
         tables.setdefault(row[VARIANT], {})[row["method"]] = tuple(zip(values[::2], values[1::2], strict=True))
     return tables
 

@@ -166,8 +166,9 @@ def test_other_data_under_the_same_id_is_refused(execution, setting, monkeypatch
         stop_after(patch, 1)
         with pytest.raises(Stopped):
             execute_run(run, {}, execution)
-    corpus = execution.corpus(setting.data_id)
-    monkeypatch.setattr(type(corpus), "fingerprint", property(lambda self: "other"))
+    identity = RunExecution.identity.fget
+    other = property(lambda self: {**identity(self), "data_fingerprint": "other"})
+    monkeypatch.setattr(RunExecution, "identity", other)
     with pytest.raises(ValueError, match=r"data=.*other.*expected"):
         execute_run(run, {}, execution)
     monkeypatch.undo()

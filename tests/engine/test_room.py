@@ -88,7 +88,7 @@ def test_room_is_asked_for_what_is_missing(nodes, execution):
     assert capacity.widest_missing(nodes, own) == 4
     assert capacity.widest_missing(nodes[:12], own) == 1
     directory = own.store().run(nodes[12].id)
-    directory.publish(seal({"run_id": nodes[12].id}))
+    directory.publish(seal({"run_id": nodes[12].id, "weights_sha256": "0" * 64}))
     assert capacity.widest_missing(nodes[:13], own) == 1
     assert capacity.widest_missing(nodes[12:13], own) == 0
 

@@ -35,7 +35,7 @@ from tests.studies.processes import (
 
 pytestmark = pytest.mark.ray
 
-CHECKPOINT_EVERY_S = 0.1
+CHECKPOINT_EVERY_S = 0.01
 OFTEN = (*SMALL, "--checkpoint-every", str(CHECKPOINT_EVERY_S))
 MOST_STEPS = 48  # of one run
 

@@ -41,7 +41,8 @@ def complete(setup, store, point, loss) -> None:
     run.ensure_config(node.config)
     run.add_tags(node.names)
     final = {f"validation/loss/{domain}": loss for domain in setup.recipe.domains}
-    run.publish(seal({"run_id": node.id, "final": final, "num_tokens": 1, "num_steps": 1}))
+    sizes = {"num_tokens": 1, "num_steps": 1}
+    run.publish(seal({"run_id": node.id, "weights_sha256": "0" * 64, "final": final, **sizes}))
 
 
 def bowl(setup, best_lr, best_batch):
