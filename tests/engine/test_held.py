@@ -79,7 +79,8 @@ def test_a_trial_diverges_with_the_run_that_it_waits_for(node, execution, other,
     waited = threading.Timer(0.5, lambda: other.fail(*DIVERGED))
     waited.start()
     started = time.monotonic()
+    watch = trials.TrialWatch(lambda numbers: None)
     with pytest.raises(TrainingDiverged, match="loss nan at step 7"):
-        trials._NodeRunner(execution, Resources(), retry_diverged=False).result(node)
+        trials._NodeRunner(execution, Resources(), False, watch).result(node)
     assert time.monotonic() - started >= 0.4
     assert len(Store(execution.storage).run(node.id).attempts.list()) == 1
