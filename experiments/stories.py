@@ -5,7 +5,7 @@ profiles (core, and core with each of four auxiliary topics), three seeds, and e
 finetuning. All methods train for the same number of steps; in the demo, which shares the scaling demo's runs, for the
 same compute.
 
-    python experiments/stories.py                                   # demo: 23 minutes on one busy core
+    python experiments/stories.py                                   # demo: 30 minutes on one busy core
     python experiments/stories.py --methods gram filtering maxent   # fewer methods
     python experiments/stories.py --preset smoke                    # 2 CPU cores, about 1 minute
     python experiments/stories.py --preset gpu --dry-run            # 3M and 10M: minutes on a GPU, docs/cluster.md

@@ -193,7 +193,8 @@ class RunExecution:
         self.attention = kernel_in_use(run.model, DTYPES[run.precision], execution.device)
         if execution.device != "cpu":
             print(f"run {run.run_id}: {self.attention} attention in {run.precision}", flush=True)
-        self.learner, self.notice, self.rank, self.num_ranks = learner, notice, rank, num_ranks
+        self.learner, self.notice = learner, notice
+        self.rank, self.num_ranks = rank, num_ranks
         self.summary = MetricsSummary(run)
         self.usage = ResourceUsage(execution.device)
         self.background = BackgroundJob()

@@ -1,10 +1,10 @@
 """Runs a search's trials on Ray Tune, as many at once as the cluster holds or could grow to.
 
 Ray Tune places trials, reuses their processes and restarts crashed ones. A searcher of the platform proposes trials,
-pauses, applies limits and stops hopeless ones: a search goes on from Optuna's database and the storage, and Tune's
-results, in `<storage>/tune`, are for reading alone. Many
-processes start at once, because Tune gives a trial that waits for its process the next free one and cancels the start:
-started one by one, there would never be more than one process where a trial is shorter than a start.
+pauses, applies limits and stops hopeless ones. A search goes on from Optuna's database and the storage; Tune's results,
+in `<storage>/tune`, are for reading alone. Many processes start at once, because Tune gives a trial that waits for its
+process the next free one and cancels the start: started one by one, there would never be more than one process where a
+trial is shorter than a start.
 """
 
 import logging

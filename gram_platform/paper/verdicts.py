@@ -144,12 +144,12 @@ def claims_frame(judgements: Sequence[Judgement]) -> pd.DataFrame:
 Explanations = Mapping[tuple[str, str, str], str]
 EXPLANATIONS: Explanations = {
     ("stories", "demo", "MaxEnt recovers almost completely: elicited is no more than 0.10 below the baseline"): (
-        "The demo's attack takes 1.3% of a domain; with 5% of it MaxEnt comes to .921 [.817, 1.025]. Shown by the "
-        "attacks with more text in FINDINGS.md, under every method on stories."
+        "The demo's attack takes 1.3% of a domain; with 5% of it MaxEnt comes to .921 [.817, 1.025] on generated "
+        "stories. Shown by the attacks with more text in FINDINGS.md, under every method on stories."
     ),
     ("stories", "demo", "DEMix recovers little: elicited is no more than 0.10 above forget"): (
-        "Here the expert of core has all of core's text and its full width, so it is attacked as filtering's model is, "
-        "whose elicited forget is .187 above its forget. Shown by the table of experiments/stories.py."
+        "The expert of core has all of core's text and a dense model's width, so it recovers as filtering's model "
+        "does, which gains .187 on generated stories. Shown by the table of experiments/stories.py."
     ),
 }
 

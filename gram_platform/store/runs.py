@@ -245,9 +245,7 @@ class RunDirectory(NodeDirectory):
         ValueError when the run is not complete, because it would be trained again.
         """
         self.require_result()
-        self.folder.write_json(
-            REMOVED, {"time": time.time()}
-        )  # first: removed weights are not made again, lost ones are
+        self.folder.write_json(REMOVED, {"time": time.time()})  # first: weights missing without it are made again
         return sum(remove_weights(self.attempts.child(attempt_id)) for attempt_id in self.attempt_ids())
 
     def num_superfluous(self) -> int:

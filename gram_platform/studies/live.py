@@ -1,11 +1,12 @@
-"""Shows how a study or a search goes: a panel on a terminal, or plain lines in a log."""
+"""Shows how a study or a search goes: a panel on a terminal, or plain lines in a log; and in Ray's metrics."""
 
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from ray.util.metrics import Gauge
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -16,10 +17,10 @@ from gram_platform.engine.life import SUBMIT_AGAIN, Progress
 from gram_platform.methods.nodes import Node
 from gram_platform.planner import run_flops
 from gram_platform.store import Store
-from gram_platform.studies.gauges import ProgressGauges
 
 PLAIN_EVERY_S = 15.0
 GAUGES_EVERY_S = 2.0
+NODES, RATE = "gram_nodes", "gram_tokens_per_second"  # Ray's exporter puts `ray_` before them
 SILENCE_S = 30.0  # without news from Ray, before the view warns
 
 
@@ -203,6 +204,21 @@ class LiveView:
             elif beat := run.progress():
                 done += beat["step"] / max(beat["num_steps"], 1)
         return done / max(len(run_ids), 1)
+
+
+class ProgressGauges:
+    """Gives a study's progress to Ray's metrics, for Prometheus; `dashboards/grafana.json` draws them. Needs Ray."""
+
+    def __init__(self, study: str):
+        self.study = study
+        self._nodes = Gauge(NODES, "Runs and evaluations of a study, by state.", ("study", "state"))
+        self._rate = Gauge(RATE, "Tokens a second that the running runs of a study train on.", ("study",))
+
+    def set(self, num_nodes: Mapping[str, int], tokens_per_second: float) -> None:
+        """Sets the numbers of nodes by state, and the rate."""
+        for state, number in num_nodes.items():
+            self._nodes.set(number, {"study": self.study, "state": state})
+        self._rate.set(tokens_per_second, {"study": self.study})
 
 
 def _rate(running: list[tuple[Node, dict]]) -> float:

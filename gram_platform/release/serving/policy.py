@@ -134,7 +134,9 @@ def followed(text: str, before: Policy, loaded: tuple[str, ...]) -> tuple[Policy
     try:
         policy = parse_policy(text)
     except Exception as error:  # whatever a parser raises: an edit must not end the server
-        return replace(before, tokens=tuple(rule for rule in before.tokens if rule.sha256 in text)), str(error)
+        lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+        kept = tuple(rule for rule in before.tokens if any(rule.sha256 in line for line in lines))
+        return replace(before, tokens=kept), str(error)
     try:
         policy.require_loaded(loaded)
     except ValueError as error:

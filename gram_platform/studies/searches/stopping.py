@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import pandas as pd
 
 from gram_platform.config.identity import require_real
 from gram_platform.engine.trials import VALIDATION
@@ -191,9 +192,6 @@ def rank_correlations(courses: Mapping[str, Course], fraction: float) -> dict[tu
     groups: dict[tuple, list[Course]] = {}
     for course in courses.values():
         groups.setdefault(course.group, []).append(course)
-    return {g: _spearman([c.at(fraction) for c in of], [c.losses[-1] for c in of]) for g, of in groups.items()}
-
-
-def _spearman(a: Sequence[float], b: Sequence[float]) -> float:
-    ranks = [np.argsort(np.argsort(values)) for values in (a, b)]
-    return float(np.corrcoef(*ranks)[0, 1]) if len(a) > 1 else math.nan
+    early = {group: pd.Series([course.at(fraction) for course in of]) for group, of in groups.items()}
+    final = {group: pd.Series([course.losses[-1] for course in of]) for group, of in groups.items()}
+    return {group: early[group].corr(final[group], method="spearman") for group in groups}

@@ -102,6 +102,8 @@ def test_a_revocation_never_waits_for_the_rest_of_the_file():
     moved = granted.replace('default = "open"', 'default = "nobodys"')
     assert names(followed(moved, before, loaded)[0]) == others - {"open"}
     assert names(followed("", before, loaded)[0]) == set()
+    disabled = "".join(f"# {line}\n" for line in before.text().splitlines())
+    assert names(followed(disabled + "[[tokens]", before, loaded)[0]) == set()
 
 
 def test_a_file_that_everyone_may_write_is_refused(tmp_path):

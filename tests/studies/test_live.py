@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from ray.dashboard.modules.reporter import reporter_agent
 
-from gram_platform.studies.gauges import ProgressGauges
+from gram_platform.studies.live import ProgressGauges
 
 BOARD = Path(__file__).parents[2] / "dashboards" / "grafana.json"
 METRIC = re.compile(r"ray_\w+")
