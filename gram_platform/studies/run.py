@@ -111,8 +111,9 @@ class Driver:
         self.mirror = Mirror(tracker, store, self.view.say)
         self.hours: dict[str, float] = {}  # machine hours of nodes that have ended, over all submissions
         self.records: list[StudyRecord] = []
-        self.unwritten: dict[tuple[int, str], set[str]] = {}  # (study, size) -> nodes, until the table has their rows
+        self.unwritten: dict[tuple[int, str], set[str]] = {}  # (study, size) -> nodes without a result; gone when none
         self.progress = Progress(self.nodes)
+        self.done_before: set[str] = set()
         self.ids = {node.id for node in self.nodes}  # that MLflow shall have
 
     def run(self) -> int:
@@ -146,6 +147,7 @@ class Driver:
         """Returns what executes nodes: this process, or Ray, which it starts if it is needed."""
         lifecycle = NodeLifecycle(self.store)
         done = [node for node in self.nodes if lifecycle.result(node) is not None]
+        self.done_before = {node.id for node in done}
         self._count_hours(done)
         how = {"on_change": self._on_change, "may_start": self._may_start, "retry_diverged": self.flags.retry_failed}
         if self.flags.in_process:
@@ -161,11 +163,10 @@ class Driver:
         self.records = [record_of(graph) for graph in self.graphs]
         for record in self.records:
             self.store.study_dir(record.name).write("study.json", record.to_json())
-        self.unwritten = {
-            (place, size): {node.id for node in graph.of_size(size)}
-            for place, graph in enumerate(self.graphs)
-            for size in graph.flags.sizes
-        }
+        for place, graph in enumerate(self.graphs):
+            for size in graph.flags.sizes:
+                if missing := {node.id for node in graph.of_size(size)} - self.done_before:
+                    self.unwritten[place, size] = missing
 
     def _execute(self, execute: Callable[[Sequence[Node]], Progress]) -> None:
         """Executes all nodes; with --through one size after another, while none fails and no limit is reached."""
@@ -202,7 +203,11 @@ class Driver:
             return
         self._count_hours((ended,))
         self.mirror.ended(ended)
-        full = [part for part, ids in self.unwritten.items() if ended.id in ids and ids <= progress.done]
+        full = []
+        for part, ids in self.unwritten.items():
+            if ended.id in ids and ended.id in progress.done:
+                ids.remove(ended.id)
+                full += [] if ids else [part]
         for part in full:
             del self.unwritten[part]
         for place in dict.fromkeys(place for place, _ in full if self.unwritten):  # the last table comes at the end
