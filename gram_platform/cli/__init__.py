@@ -1,4 +1,4 @@
-"""Runs the `gram` command: prepares corpora, inspects storages, reports studies, exports, imports and serves runs."""
+"""Runs the `gram` command: prepares corpora, reads storages, reports studies, scores, exports and serves runs."""
 
 import sys
 
@@ -6,6 +6,7 @@ import tyro
 
 from gram_platform.cli.check import check_command
 from gram_platform.cli.corpus import prepare_command
+from gram_platform.cli.evaluate import eval_command
 from gram_platform.cli.release import export_command, import_command, serve_command, token_command
 from gram_platform.cli.storage import compare_command, gc_command, status_command
 from gram_platform.cli.studies import replicate_command, report_command, search_command, sync_command
@@ -21,6 +22,7 @@ COMMANDS = {
     "replicate": replicate_command,
     "gc": gc_command,
     "check": check_command,
+    "eval": eval_command,
     "export": export_command,
     "import": import_command,
     "serve": serve_command,

@@ -29,6 +29,7 @@ VALIDATION_LOSS = "validation/loss/"  # + domain, in the records
 SIZES = ("num_steps", "num_tokens", "parameters", "compute_units", "hardware_flops")
 TIMES = ("elapsed_s", "tokens_per_second")
 LOSS, SURPRISAL = "loss/", "surprisal/"  # + domain, of evaluations; surprisal: of the drawn tokens
+TASK = "task/"  # + task and metric, of evaluations on the LM Evaluation Harness
 EVALUATION_PARAMS = ("data_id", "num_sequences", "split", "precision")
 EVALUATION_PARAMS += ("num_prompt_tokens", "num_tokens", "temperature", "seed")  # of continuations
 TRAIN = "train/"  # prefix of training metrics, whose last values need no second name
@@ -140,9 +141,11 @@ def run_note(config: Mapping, run: RunDirectory) -> str:
 def evaluation_note(config: Mapping) -> str:
     """Describes an evaluation of any measure for people, in Markdown."""
     view, num_sequences = config["view"], config.get("num_sequences", len(config.get("documents", ())))
-    where = f"{num_sequences:,} {config.get('split', 'validation')} sequences of each domain"
     active = ", ".join(f"{domain} x {weight:g}" for domain, weight in view["weights"]) or "none"
+    where = f"{num_sequences:,} {config.get('split', 'validation')} sequences of each domain"
     measured = f"Continuations of {where}" if "documents" in config else f"Losses on {where}, nats a token"
+    if "tasks" in config:
+        measured = f"Tasks of lm-eval {config['harness']}: {', '.join(config['tasks'])}"
     return f"{measured}. View of run `{view['run_id']}`; modules switched on: {active}."
 
 
@@ -183,9 +186,11 @@ def run_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
 
 
 def evaluation_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
-    """Reads {name: value} of an evaluation: `loss/<domain>` or `surprisal/<domain>`, and elapsed_s."""
+    """Reads {name: value} of an evaluation: `loss/<domain>`, `surprisal/<domain>` or `task/...`, and elapsed_s."""
     kinds = {"losses": LOSS, "surprisals": SURPRISAL}
     values = {f"{kinds[kind]}{d}": float(v) for kind in kinds for d, v in result.get(kind, {}).items()}
+    scores = result.get("tasks", {}).items()
+    values |= {f"{TASK}{task}/{name}": float(v) for task, found in scores for name, v in found.items()}
     return values | {key: float(timing[key]) for key in TIMES if key in timing}
 
 

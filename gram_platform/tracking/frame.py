@@ -8,11 +8,12 @@
 | run_id, view_id | the run itself and "", or the evaluated view and its run |
 | status | complete, failed, running or interrupted |
 | method, size, seed, profile, retained, ... | the tags of the study, all strings, "" where missing |
-| measure | if any has one: "tokens" or "samples" for such evaluations, "" for those of losses |
+| measure | if any has one: "tokens", "samples" or "tasks" for such evaluations, "" for those of losses |
 | num_steps, num_tokens, parameters, compute_units, hardware_flops | of complete runs (num_steps: of every run) |
 | elapsed_s, tokens_per_second | of complete runs; elapsed_s of evaluations too |
 | final/<validation metric>, loss/<domain> | of complete runs; of evaluations |
 | surprisal/<domain> | of continuations: mean -log probability of the tokens drawn, in nats |
+| task/<task>/<metric> | of scores on tasks of the LM Evaluation Harness |
 
 Rows are sorted by kind and id; numbers are float64, NaN where missing.
 """
@@ -36,7 +37,7 @@ from gram_platform.tracking.connection import collector_paused, require_database
 TAGS = ("method", "size", "seed", "profile", "retained")
 TEXT_COLUMNS = ("kind", "id", "run_id", "view_id", "status")
 NUMBER_COLUMNS = content.SIZES + content.TIMES
-MEASURED = ("final/", content.LOSS, content.SURPRISAL)
+MEASURED = ("final/", content.LOSS, content.SURPRISAL, content.TASK)
 OLD = f"final/{content.TRAIN}"  # which earlier versions sent to MLflow
 CURVE_COLUMNS = ("run_id", "step", "domain", "loss")
 RUNS_PER_REQUEST, POINTS_PER_RESPONSE = 100, 25_000  # limits of MLflow's bulk endpoint
