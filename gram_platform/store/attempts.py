@@ -7,6 +7,7 @@ files, except that each removes checkpoints older than its newest commit.
 
 import contextlib
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
@@ -78,8 +79,10 @@ class Attempt:
         """Reads the newest intact checkpoint of all attempts; later commits continue its history. None without any.
 
         Corrupted checkpoints are set aside with a warning. `read(attempts, step, attempt_id)` reads one and raises
-        CorruptFile when it is not whole.
+        CorruptFile when it is not whole. Of one that cannot be read for the moment (OSError) an older one takes the
+        place; OSError when there is none, since starting over would lose more.
         """
+        unreadable = None
         clear_debris(self._attempts, self.attempt_id)
         for step, attempt_id in reversed(list_checkpoints(self._attempts)):
             try:
@@ -88,6 +91,12 @@ class Attempt:
                 folder = self._attempts.child(attempt_id, CHECKPOINTS)
                 if folder.child(step_name(step)).exists(MANIFEST):  # otherwise another attempt has just pruned it
                     folder.set_aside(step_name(step), error)
+            except OSError as error:
+                unreadable = error
+                text = f"run {self.run.run_id}: the checkpoint of step {step} cannot be read: {error}"
+                warnings.warn(text, RuntimeWarning, stacklevel=2)
+        if unreadable is not None:
+            raise unreadable
         return None
 
     def _continue_from(self, resumed: Resumed) -> Resumed:

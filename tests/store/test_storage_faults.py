@@ -6,12 +6,13 @@ import random
 import shutil
 import signal
 import time
+import warnings
 from collections.abc import Callable
 
 import pytest
 import torch
 
-from gram_platform.store import LeaseHeld, Store, attempts, files, leases
+from gram_platform.store import LeaseHeld, Store, attempts, files, leases, shards
 from gram_platform.store.folders import LocalFolder
 from gram_platform.store.leases import LeaseLost
 from tests.store.simulated_system import installed
@@ -129,6 +130,33 @@ def test_a_folder_made_by_a_durable_write_is_in_its_parent_after_a_crash(tmp_pat
     monkeypatch.setattr(os, "fsync", noted)
     LocalFolder(str(tmp_path / "a/b"), writable=True).write("x", b"1")
     assert {str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a/b")} < set(synced)
+
+
+@pytest.mark.parametrize("num_unreadable", [0, 1, 2])
+def test_of_checkpoints_that_cannot_be_read_an_older_one_is_continued(tmp_path, directory, monkeypatch, num_unreadable):
+    """EIO of a bad sector or a lost path is no damage: the files stay as they are, and nothing starts over."""
+    train(str(tmp_path), RUN, last=4)
+    bad = {f"/checkpoints/{step:09d}/" for step in (4, 2)[:num_unreadable]}
+    hash_file = shards.hash_file
+
+    def read(path: str) -> str:
+        if any(part in path for part in bad):
+            raise OSError(errno.EIO, "Input/output error", path)
+        return hash_file(path)
+
+    monkeypatch.setattr(shards, "hash_file", read)
+    with directory.start_attempt("next") as attempt, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if num_unreadable == 2:
+            with pytest.raises(OSError, match="Input/output"):
+                attempt.resume()
+        else:
+            assert attempt.resume().step == (4, 2)[num_unreadable]
+    assert ["cannot be read" in str(warning.message) for warning in caught] == [True] * num_unreadable
+    assert len(list(tmp_path.rglob("checkpoints/*/manifest.json"))) == 2
+    monkeypatch.undo()
+    assert train(str(tmp_path), RUN)["run_id"] == RUN.run_id
+    assert [r["step"] for r in directory.records()] == list(range(1, RUN.num_steps + 1))
 
 
 # --------------------------------------------------------------------------------------------- owners that stop
