@@ -16,6 +16,7 @@ from gram_platform.store.checkpoints import (
     SHARDS,
     WEIGHTS,
     clear_debris,
+    clear_weights,
     has_weights,
     last_step,
     list_checkpoints,
@@ -26,7 +27,7 @@ from gram_platform.store.checkpoints import (
 )
 from gram_platform.store.directories import RESULT, WEIGHTS_HASH, WRONG_HASH, NodeDirectory
 from gram_platform.store.files import CorruptFile, Folder, seal
-from gram_platform.store.leases import GONE_AFTER_S, LeaseHeld, is_fresh, read_lease
+from gram_platform.store.leases import GONE_AFTER_S, LeaseHeld, has_ended, is_fresh, read_lease
 
 REMOVED = "weights-removed.json"  # beside the result
 FAILURE = {"message": str, "details": dict}  # shapes of failure.json and complete.json
@@ -172,6 +173,11 @@ class RunDirectory(NodeDirectory):
                 found.append((attempt_id, finished))
         return found
 
+    def winner(self, result: dict) -> str | None:
+        """Gives the first attempt that finished with this result and has its weights; None without any."""
+        finished = (attempt_id for attempt_id, _ in self.finished_attempts(result))
+        return next((i for i in finished if has_weights(self.attempts.child(i))), None)
+
     def weights(self) -> dict[str, "torch.Tensor"]:
         """Reads the final weights, verified. ValueError when the run is not complete or the weights are gone.
 
@@ -253,10 +259,14 @@ class RunDirectory(NodeDirectory):
         return 0 if self.result() is None else len(list_checkpoints(self.attempts))
 
     def remove_remains(self) -> None:
-        """Removes half-written files of killed attempts, and the checkpoints of a complete run."""
+        """Removes half-written files of killed attempts; of a complete run checkpoints and superfluous weights too."""
         if self.num_superfluous():
             prune(self.attempts, keep=0)
         clear_debris(self.attempts)
+        result = self.result()
+        winner_id = None if result is None else self.winner(result)
+        if winner_id is not None and has_ended(read_lease(self.attempts.child(winner_id))):  # else it tidies up itself
+            clear_weights(self.attempts, winner_id)
         self.folder.remove_temporaries(GONE_AFTER_S)
 
     def _load_weights(self, attempt_id: str, result: dict) -> dict[str, "torch.Tensor"] | None:

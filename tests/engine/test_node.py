@@ -26,7 +26,7 @@ from gram_platform.methods import plan
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.methods.setting import MaxEnt, Options
-from gram_platform.store import Store
+from gram_platform.store import LeaseHeld, Store
 from gram_platform.store.checkpoints import PROBE
 from gram_platform.store.views import load_view
 from gram_platform.train import learner
@@ -108,6 +108,17 @@ def test_a_finished_run_is_not_trained_again(execution, setting, monkeypatch):
     first = execute_run(run, {}, execution)
     monkeypatch.setattr(RunExecution, "finish", lambda self: pytest.fail("trained again"))
     assert execute_run(run, {}, execution) == first
+
+
+def test_a_run_whose_lease_was_lost_has_not_failed_and_is_continued(execution, setting, monkeypatch):
+    run = plan("baseline", setting).runs["all"]
+    monkeypatch.setattr("gram_platform.store.leases.SHORTEST_LEASE_S", 0.0)
+    with pytest.raises(LeaseHeld, match="could not renew its lease"):
+        execute_run(run, {}, dataclasses.replace(execution, lease_s=0.0))
+    directory = Store(execution.storage).run(run.run_id)
+    assert (directory.status(), directory.failure()) == ("interrupted", None)
+    execute_run(run, {}, execution)
+    assert directory.status() == "complete"
 
 
 def test_the_baselines_curve_ends_with_what_its_evaluation_finds(execution, setting):

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -35,21 +36,36 @@ def record(step: int, first_time: float = 1.5e9) -> dict:
     return {"step": step, "time": first_time + step, "metrics": metrics}
 
 
+def weights_after(num_steps: int) -> torch.Tensor:
+    """The weights after so many steps."""
+    weights = START
+    for step in range(1, num_steps + 1):
+        weights = weights * 0.9 + step
+    return weights
+
+
 def train(
-    root: str, run: RunConfig, commit_every: int = 2, last: int | None = None, step_s: float = 0.0
+    root: str,
+    run: RunConfig,
+    commit_every: int = 2,
+    last: int | None = None,
+    step_s: Callable[[], float] = lambda: 0.0,
+    lease_seconds: float = 30.0,
 ) -> dict | None:
     """Continue the run to its end, or with `last` commit that step and stop there; returns the result."""
     directory = Store(root).open_for_writing(min_free_bytes=0).run(run.run_id)
     directory.ensure_config(run)
     if directory.result() is not None:
         return directory.result()
-    with directory.start_attempt("test") as attempt:
+    with directory.start_attempt("test", lease_seconds) as attempt:
+        if directory.result() is not None:
+            return directory.result()
         resumed = attempt.resume()
         weights, first = (START, 1) if resumed is None else (resumed.tensors["weights"], resumed.step + 1)
         assert resumed is None or resumed.state == {"position": resumed.step}
         records = []
         for step in range(first, run.num_steps + 1):
-            time.sleep(step_s)
+            time.sleep(step_s())
             weights = weights * 0.9 + step
             records.append(record(step))
             attempt.heartbeat(step, run.num_steps, 100.0)
