@@ -5,7 +5,7 @@ from typing import Annotated
 import tyro
 
 from gram_platform.cli.flags import Positional, report_progress
-from gram_platform.config.identity import invalid, local_path
+from gram_platform.config.identity import invalid, local_path, printable
 from gram_platform.corpora import check, prepare, resolve
 
 
@@ -68,6 +68,6 @@ def _check_sources(corpus: str) -> None:
     for result in results:
         state = "ok" if result.ok else "FAILED"
         marked = "verified" if result.verified else "not verified"
-        print(f"{state:6}  {result.source}  [{result.label}] ({marked})  {result.found}")
+        print(printable(f"{state:6}  {result.source}  [{result.label}] ({marked})  {result.found}"))
     if not all(result.ok for result in results):
         raise SystemExit(1)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gram_platform.config import CORE, UNLABELLED, is_unlabelled
-from gram_platform.config.identity import invalid, local_path, require_metric_name, require_name
+from gram_platform.config.identity import invalid, local_path, require_metric_name, require_name, require_tellable
 from gram_platform.corpora import catalog, stories
 from gram_platform.corpora.catalog import HubCorpus, StoriesCorpus
 from gram_platform.corpora.installed import INSTALLED, installed_text
@@ -138,6 +138,7 @@ def _auxiliary_labels(labels: Collection[str], core: tuple[str, ...]) -> list[st
             raise invalid("label", label, allowed + "hidden on purpose (partial labels), or one of core_label")
         require_name("label", label)
         require_metric_name("label", label)
+    require_tellable("label", auxiliary, (CORE, *core))
     return auxiliary
 
 
