@@ -1,7 +1,9 @@
 """The `gram` command on a real finished cell."""
 
 import dataclasses
+import json
 import os
+import re
 import time
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from gram_platform.planner import GIB, MACHINES, needs
 from gram_platform.store import Store
 from gram_platform.store.leases import GONE_AFTER_S
 from gram_platform.studies.dry_run import UTILISATION
+from gram_platform.studies.session import say
 from tests.engine import conftest as cells
 
 packed_root, execution, setting = cells.packed_root, cells.execution, cells.setting
@@ -204,3 +207,15 @@ def test_prepare_packs_and_checks(tmp_path, capsys):
 def test_flatten_keys_items_by_name():
     plain = {"a": [{"name": "x", "n": 1}, {"name": "y", "n": 2}], "b": [3, 4]}
     assert flatten(plain) == {"a.x.name": "x", "a.x.n": 1, "a.y.name": "y", "a.y.n": 2, "b.0": 3, "b.1": 4}
+
+
+def test_a_terminal_gets_no_command_from_a_text_or_a_name(tmp_path, capsys):
+    corpus = tmp_path / "a\x1b[2J.jsonl"
+    corpus.write_text(json.dumps({"text": "t\x1b]0;x\x07\u202e", "label": "core"}) + "\n")
+    main(["prepare", str(corpus), "--check"])
+    with pytest.raises(SystemExit):
+        main(["prepare", str(corpus), "--core-label", "x", "--out", str(tmp_path / "out")])
+    say("t\x1b[1m")
+    shown = "".join(capsys.readouterr())
+    assert not re.search("[\x1b\x07\u202e]", shown)
+    assert all(part in shown for part in (r"t\x1b]0;x\x07\u202e", r"a\x1b[2J.jsonl", r"t\x1b[1m"))

@@ -7,8 +7,10 @@ core alone forgets more domains than core with one, and weighs more. Over seeds,
 """
 
 import itertools
+import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -36,6 +38,7 @@ from gram_platform.analysis.ratios import (
 CLASSES = ("core", "retain", "forget", ELICITED)
 NUM_DOMAINS = {name: f"num_{name}" for name in CLASSES}  # columns: how many domains of a class a view has
 TABLE_COLUMNS = [*ROW, *(name + end for name in CLASSES for end in ENDS), "num_seeds"]
+FORMULA = re.compile(r"[=+\-@\t\r].", re.DOTALL)
 MOST_RUNS = 6  # named in `runs`; the rest is counted
 
 
@@ -248,8 +251,23 @@ def run_names(run_ids: pd.Series) -> str:
 
 
 def table_csv(frame: pd.DataFrame) -> str:
-    """Writes CSV, equal text for equal values: six decimals, empty where there is no value."""
+    """Writes CSV, equal text for equal values: six decimals, empty where there is no value.
+
+    An apostrophe goes before text that a spreadsheet would take for a formula.
+    """
+    texts = frame.select_dtypes(exclude=["number", "bool"])
+    frame = frame.assign(**{name: texts[name].map(_no_formula) for name in texts}).rename(columns=_no_formula)
     return frame.to_csv(index=False, float_format="%.6f", lineterminator="\n", na_rep="")
+
+
+def _no_formula(cell: Any) -> Any:
+    if not isinstance(cell, str) or not FORMULA.match(cell):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell
 
 
 def format_table(table: pd.DataFrame) -> str:

@@ -10,6 +10,7 @@ from gram_platform.cli.evaluate import eval_command
 from gram_platform.cli.release import export_command, import_command, serve_command, token_command
 from gram_platform.cli.storage import compare_command, gc_command, status_command
 from gram_platform.cli.studies import replicate_command, report_command, search_command, sync_command
+from gram_platform.config.identity import printable
 from gram_platform.tracking import TrackingUnavailable
 
 COMMANDS = {
@@ -35,5 +36,5 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         tyro.extras.subcommand_cli_from_dict(COMMANDS, args=arguments, prog="gram", description=__doc__)
     except (ValueError, TrackingUnavailable) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         raise SystemExit(2) from error

@@ -5,7 +5,7 @@ from typing import Annotated
 import tyro
 
 from gram_platform.cli.flags import Positional, report_progress
-from gram_platform.config.identity import invalid, local_path
+from gram_platform.config.identity import invalid, local_path, printable
 from gram_platform.corpora import check, prepare, resolve
 
 
@@ -18,6 +18,7 @@ def prepare_command(
     tokenizer: str = "",
     core_tokens: int = 0,
     aux_share: float = 0.0,
+    core_tokenizer: bool = False,
     check_only: Annotated[bool, tyro.conf.arg(name="check")] = False,
 ) -> None:
     """Pack a corpus: a catalog name, a folder or file of .jsonl/.parquet, or a .json of labelled globs.
@@ -31,6 +32,7 @@ def prepare_command(
         tokenizer: a tokenizer.json or a name on the hub; default: train one on the corpus
         core_tokens: hub only: download enough text for this many tokens of core; default: the catalog's
         aux_share: hub only: tokens of all auxiliary labels together over core's; default: the catalog's
+        core_tokenizer: train the tokenizer on core's text alone, without the other labels'
         check_only: open one record of every source and validate its fields, pack nothing
     """
     if check_only:
@@ -51,6 +53,7 @@ def prepare_command(
         tokenizer=tokenizer or None,
         core_tokens=core_tokens,
         aux_share=aux_share,
+        core_tokenizer=core_tokenizer,
         cache_dir=root,
         progress=report_progress,
     )
@@ -68,6 +71,6 @@ def _check_sources(corpus: str) -> None:
     for result in results:
         state = "ok" if result.ok else "FAILED"
         marked = "verified" if result.verified else "not verified"
-        print(f"{state:6}  {result.source}  [{result.label}] ({marked})  {result.found}")
+        print(printable(f"{state:6}  {result.source}  [{result.label}] ({marked})  {result.found}"))
     if not all(result.ok for result in results):
         raise SystemExit(1)

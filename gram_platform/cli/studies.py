@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gram_platform.cli.flags import Positional, Storage, TrackingUri, has_study, stored
 from gram_platform.cli.mlflow_report import report_from_mlflow
-from gram_platform.config.identity import invalid, local_path, require_choice
+from gram_platform.config.identity import invalid, local_path, printable, require_choice
 from gram_platform.pages.report.study import Results
 from gram_platform.pages.results.external import read_external
 from gram_platform.pages.results.record import load_record
@@ -71,7 +71,7 @@ def report_command(
         raise invalid("study", study, "a study with a complete baseline and its evaluation")
     failures = {i: failure["message"] for i in record.ids if (failure := store.run(i).failure())}
     paths = measurement.write(record, store, results, failures, Tracker(uri) if results.source == "MLflow" else None)
-    print(measurement.text(record, results))
+    print(printable(measurement.text(record, results)))
     print("\n".join(f"{name:12} {path}" for name, path in paths.items()))
     print(f"read from {results.source}")
 

@@ -6,7 +6,8 @@ import json
 import math
 import re
 import sys
-from collections.abc import Mapping
+import unicodedata
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -15,6 +16,9 @@ MAX_METRIC_NAME = 250 - len("final/validation/loss/")  # for a domain: MLflow al
 _ADDED = "added"  # metadata key of a field made by `added`
 NOT_IN_METRICS = re.compile(r"[^\w\-. /]", re.ASCII)
 NOT_IN_NAMES = re.compile(r"[./,+=\\\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters and lone surrogates too
+UNSEEN = "\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff"  # show nothing, or turn text around
+NOT_IN_LABELS = re.compile(f"[{UNSEEN}]")
+NOT_ON_TERMINALS = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff{UNSEEN}]")  # all control but tab and new line
 
 # ------------------------------------------------------------------------------------------------ validation
 
@@ -64,6 +68,29 @@ def require_metric_name(field: str, value: str) -> None:
     if length > MAX_METRIC_NAME:
         allowed = f"a name that MLflow spells in at most {MAX_METRIC_NAME} characters, found {length} "
         raise invalid(field, value, allowed + "(a letter that is not ASCII counts as 4 to 7)")
+
+
+def require_tellable(field: str, names: Collection[str], others: Iterable[str] = ()) -> None:
+    """ValueError for a new corpus's label that does not show as it is, or that looks like another or one of `others`.
+
+    Labels look alike if they are equal but for case and compatible characters (Unicode's NFKC), as K and the Kelvin
+    sign are. Letters of two alphabets that look alike are not found.
+    """
+    seen = {_as_it_looks(name): name for name in others}
+    for name in names:
+        if NOT_IN_LABELS.search(name):
+            raise invalid(field, name, "a name without characters that are invisible or turn text around")
+        if (other := seen.setdefault(_as_it_looks(name), name)) != name:
+            raise invalid(field, name, f"names that look different, but {other!a} and {name!a} look alike: rename one")
+
+
+def _as_it_looks(name: str) -> str:
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
+
+
+def printable(text: str) -> str:
+    """Escapes characters that command a terminal, or show nothing: text of corpora and models may hold any."""
+    return NOT_ON_TERMINALS.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def local_path(field: str, place: str | Path) -> Path:

@@ -144,11 +144,12 @@ def _sample(recipe: CorpusRecipe, splitter: Splitter, stream: Iterator[tuple[str
     that the same share of every long document is taken.
     """
     trained = recipe.tokenizer
-    limit = min(1.0, trained.sample_bytes / _num_bytes(recipe)) * KEY_RANGE
+    sampled = {domain.name: domain.num_bytes for domain in recipe.sampled_from}
+    limit = min(1.0, trained.sample_bytes / sum(sampled.values())) * KEY_RANGE
     size = max(1, min(PASSAGE_CHARS, trained.sample_bytes // MIN_SAMPLED))
     for domain, text in stream:
         key = splitter.key(text)
-        if splitter.split(domain, key) != "train":
+        if domain not in sampled or splitter.split(domain, key) != "train":
             continue
         rotated = (key << 32 | key >> 32) % KEY_RANGE
         step = len(text) if trained.kind == "bpe" else size

@@ -145,7 +145,7 @@ def validation_bytes(num_sequences: int, seq_len: int) -> float:
 class TokenizerRecipe:
     """The origin of a tokenizer.
 
-    `bpe`: byte-level BPE trained on about `sample_bytes` of the corpus's training documents, taken whole;
+    `bpe`: byte-level BPE trained on about `sample_bytes` of the training documents, of core or all, taken whole;
     `bpe-passages`: the same, on passages, if a few long documents would fill the sample; `file`: a `tokenizer.json`
     with SHA-256 `source`; `hub`: `source` is `name@revision`.
     """
@@ -153,12 +153,15 @@ class TokenizerRecipe:
     kind: str
     source: str = ""
     sample_bytes: int = 0
+    core_only: bool = added(False)  # no other domain's text is in the sample
 
     def __post_init__(self) -> None:
         require_choice("tokenizer.kind", self.kind, TOKENIZER_KINDS)
         if self.is_trained != (self.source == ""):
             raise invalid("tokenizer.source", self.source, "empty for a trained tokenizer, given for any other")
         require_int("tokenizer.sample_bytes", self.sample_bytes, 1 if self.is_trained else 0)
+        if self.core_only and not self.is_trained:
+            raise invalid("core_tokenizer", True, f"False: this tokenizer is not trained here ({self.source})")
 
     @property
     def is_trained(self) -> bool:
@@ -231,6 +234,11 @@ class CorpusRecipe:
         names = [d.name for d in self.domains_from]
         if len(set(names)) != len(names) or CORE not in names:
             raise invalid("corpus.domains", names, f"each domain once, {CORE!r} among them")
+
+    @property
+    def sampled_from(self) -> tuple[DomainRecipe, ...]:
+        """Returns the domains on whose text a tokenizer is trained."""
+        return self.domains_from[: 1 if self.tokenizer.core_only else None]
 
     @property
     def domains(self) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ PACKED = ("", ".gz", ".zst")
 PARQUET = tuple(".parquet" + packed for packed in PACKED)
 FORMATS = tuple(".jsonl" + packed for packed in PACKED) + PARQUET
 MAX_ZSTD_WINDOW = 1 << 31  # bytes, as `zstd --long=31` writes; the library's default is 128 MB
-MAX_RECORD_BYTES = 1 << 28  # of a line of .jsonl, uncompressed: a small compressed file must not fill the memory
+MAX_RECORD_BYTES = 1 << 28  # of a line, a text of .parquet, a text file: a small file must not fill the memory
 PARQUET_BATCH_ROWS = 1024
 
 
@@ -101,6 +101,8 @@ def read_unit(unit: Unit) -> Iterator[Record]:
 def _read_documents(unit: Unit) -> Iterator[Record]:
     """Reads each file as one document, without its byte order mark; skips files without text."""
     for path in unit.paths:
+        if path.stat().st_size > MAX_RECORD_BYTES:
+            raise _too_large(str(path))
         raw = path.read_bytes().removeprefix(codecs.BOM_UTF8)
         try:
             text = raw.decode("utf-8")
@@ -170,7 +172,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 return
             number += 1
             if len(line) > MAX_RECORD_BYTES:
-                raise ValueError(f"{path}:{number}: has more than {MAX_RECORD_BYTES:,} bytes: split this record")
+                raise _too_large(f"{path}:{number}")
             yield number, line
 
 
@@ -236,7 +238,13 @@ def _text_of(where: str, name: str, value: object) -> str:
     if not value or value.isspace():
         raise ValueError(f"{where}: {name} is empty")
     try:
-        value.encode()
+        num_bytes = len(value.encode())
     except UnicodeEncodeError as error:
         raise ValueError(f"{where}: {name} holds half a surrogate pair, which is no text ({error.reason})") from None
+    if num_bytes > MAX_RECORD_BYTES:
+        raise _too_large(where)
     return value
+
+
+def _too_large(where: str) -> ValueError:
+    return ValueError(f"{where}: has more than {MAX_RECORD_BYTES:,} bytes: split this record")

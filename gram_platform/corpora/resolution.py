@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gram_platform.config import CORE, UNLABELLED, is_unlabelled
-from gram_platform.config.identity import invalid, local_path, require_metric_name, require_name
+from gram_platform.config.identity import invalid, local_path, require_metric_name, require_name, require_tellable
 from gram_platform.corpora import catalog, stories
 from gram_platform.corpora.catalog import HubCorpus, StoriesCorpus
 from gram_platform.corpora.installed import INSTALLED, installed_text
@@ -47,6 +47,7 @@ def resolve(
     core_tokens: int = 0,
     aux_share: float = 0.0,
     sample_bytes: int = DEFAULT_SAMPLE_BYTES,
+    core_tokenizer: bool = False,
     cache_dir: Path | None = None,
     progress: Progress | None = None,
 ) -> CorpusRecipe:
@@ -58,6 +59,7 @@ def resolve(
     auxiliary domain. `seq_len`: in tokens. `validation_*`: see `CorpusRecipe.validation_share`.
     `core_tokens`, `aux_share`: of a hub corpus, take the text for training on this many core tokens, and on this share
     of them as auxiliary tokens (0: the catalog's numbers); other corpora are taken whole.
+    `core_tokenizer`: train the tokenizer on core's text alone, so that its vocabulary has no word of other domains.
     ValueError for an unknown corpus or core label, bad records (file and line), labels that cannot be domains, local
     domains with a single document, and a tokenizer file that does not fit.
     """
@@ -65,7 +67,7 @@ def resolve(
     given = tokenizer or (hub.tokenizer if hub and hub.tokenizer else None)
     tokenizer_from, tokenizer_path = tokenizer_recipe(given, vocab_size, sample_bytes)
     common = {
-        "tokenizer": tokenizer_from,
+        "tokenizer": replace(tokenizer_from, core_only=core_tokenizer),
         "tokenizer_path": tokenizer_path,
         "seq_len": seq_len,
         "vocab_size": vocab_size,
@@ -138,6 +140,7 @@ def _auxiliary_labels(labels: Collection[str], core: tuple[str, ...]) -> list[st
             raise invalid("label", label, allowed + "hidden on purpose (partial labels), or one of core_label")
         require_name("label", label)
         require_metric_name("label", label)
+    require_tellable("label", auxiliary, (CORE, *core))
     return auxiliary
 
 
@@ -236,8 +239,8 @@ def _files_recipe(
     auxiliary = _auxiliary_labels(counts, core)
     domains = (_domain(CORE, core, counts), *(_domain(label, (label,), counts) for label in auxiliary))
     source = FilesSource(content_of(units), len(units))
-    tokenizer = _sampled(common["tokenizer"], domains, max(unit.largest for unit in units))
-    return CorpusRecipe(source=source, domains_from=domains, units=units, **{**common, "tokenizer": tokenizer})
+    recipe = CorpusRecipe(source=source, domains_from=domains, units=units, **common)
+    return replace(recipe, tokenizer=_sampled(recipe, max(unit.largest for unit in units)))
 
 
 def _counts(units: tuple[Unit, ...]) -> dict[str, tuple[int, int]]:
@@ -258,12 +261,13 @@ def _domain(name: str, labels: tuple[str, ...], counts: dict[str, tuple[int, int
     return DomainRecipe(name, labels, documents, num_bytes)
 
 
-def _sampled(tokenizer: TokenizerRecipe, domains: tuple[DomainRecipe, ...], largest: int) -> TokenizerRecipe:
+def _sampled(recipe: CorpusRecipe, largest: int) -> TokenizerRecipe:
     """Chooses how a BPE's sample is taken: whole documents, or passages if a document would dominate a partial sample.
 
     The kind is part of the `data_id`, because both rules train different tokenizers on the same documents.
     """
-    is_part = tokenizer.sample_bytes < sum(domain.num_bytes for domain in domains)
+    tokenizer = recipe.tokenizer
+    is_part = tokenizer.sample_bytes < sum(domain.num_bytes for domain in recipe.sampled_from)
     if tokenizer.kind == "bpe" and is_part and largest * MIN_SAMPLED > tokenizer.sample_bytes:
         return replace(tokenizer, kind="bpe-passages")
     return tokenizer

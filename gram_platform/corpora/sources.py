@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gram_platform.config.crash_safe import whole_file
-from gram_platform.config.identity import invalid
+from gram_platform.config.identity import invalid, parse_json
 from gram_platform.corpora.records import FORMATS, Unit, add_record, is_data_file, read_unit
 
 Progress = Callable[[str, int, int | None], None]  # (activity, done, total or None)
@@ -41,7 +41,7 @@ def _hidden(path: Path, below: Path) -> bool:
 def _glob_units(path: Path) -> tuple[Unit, ...]:
     """Reads {"globs": {"label": ["src/**/*.py", ...], ...}}; patterns are relative to the file's folder or "root"."""
     try:
-        plain = json.loads(path.read_text(encoding="utf-8-sig"))
+        plain = parse_json(path.read_text(encoding="utf-8-sig"))
         globs, root = plain["globs"], path.parent / plain.get("root", ".")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise invalid("corpus", str(path), f'a JSON object {{"globs": {{label: [patterns]}}}} ({error!r})') from None
@@ -58,8 +58,11 @@ def _matches(root: Path, label: str, patterns: object, label_of: dict[Path, str]
         raise invalid(field, patterns, "a non-empty label with a list of glob patterns")
     if any(Path(p).is_absolute() for p in patterns):
         raise invalid(field, patterns, 'patterns relative to the JSON file, or to the "root" it names')
-    matches = (p for pattern in patterns for p in root.glob(pattern))
-    files = sorted({p for p in matches if p.is_file() and not _hidden(p, root)})
+    try:
+        matches = {p for pattern in patterns for p in root.glob(pattern)}
+        files = sorted(p for p in matches if p.is_file() and not _hidden(p, root))
+    except (OSError, ValueError, RecursionError) as error:  # a name too long, ** beside letters, thousands of parts
+        raise invalid(field, patterns, f"glob patterns of files below {root} ({error})") from None
     if not files:
         raise invalid(field, patterns, f"patterns that match at least one file below {root}")
     for file in files:

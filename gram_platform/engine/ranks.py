@@ -1,6 +1,7 @@
 """Trains one rank of a sharded run: rank 0 keeps the run's attempt, every rank reads and writes its shard."""
 
 import contextlib
+import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -259,16 +260,29 @@ class ShardedExecution(RunExecution):
 
 
 def _broadcast_from_rank_0(value, group: dist.ProcessGroup):
-    box = [value]
-    dist.broadcast_object_list(box, src=0, group=group)
-    return box[0]
+    """Returns rank 0's value, which travels as JSON: torch's own collectives of objects unpickle what arrives."""
+    text = _as_bytes(value)
+    size = torch.tensor([len(text)])
+    dist.broadcast(size, 0, group)
+    if dist.get_rank() != 0:
+        text = torch.empty(int(size), dtype=torch.uint8)
+    dist.broadcast(text, 0, group)
+    return json.loads(text.numpy().tobytes())
 
 
 def _from_all_ranks(value, group: dist.ProcessGroup) -> list:
-    """Gathers every rank's value, in the order of ranks."""
-    values = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value, group)
-    return values
+    """Gathers every rank's value, in the order of ranks, as JSON too."""
+    own = _as_bytes(value)
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, torch.tensor([len(own)]), group)
+    longest = int(max(sizes))
+    padded = [torch.empty(longest, dtype=torch.uint8) for _ in sizes]
+    dist.all_gather(padded, torch.nn.functional.pad(own, (0, longest - len(own))), group)
+    return [json.loads(text[: int(size)].numpy().tobytes()) for text, size in zip(padded, sizes, strict=True)]
+
+
+def _as_bytes(value) -> torch.Tensor:
+    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
 
 
 def _rank_errors(errors: Iterable[str | None]) -> list[str]:

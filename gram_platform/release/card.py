@@ -8,10 +8,14 @@ import pandas as pd
 
 from gram_platform.config import CORE, IMPORTED, ModelConfig, View
 from gram_platform.config.flops import total_parameters
+from gram_platform.config.identity import has_shape
 from gram_platform.config.training import merged_config
+from gram_platform.corpora.recipe import TRAINED
+from gram_platform.release.export import data_id_of
 from gram_platform.release.profile_numbers import ProfileNumbers
 from gram_platform.release.verification import Agreement
 from gram_platform.store import Store
+from gram_platform.store.root import open_corpus
 from gram_platform.store.views import model_config, view_model
 
 ANY_TEXT = "-"  # an empty cell
@@ -26,6 +30,11 @@ CAUTIONS = """\
   not by tasks; it says nothing about larger models, other data or other attacks.
 - **No safety guarantee.** A low ratio does not show that the model cannot be of use for harm."""
 
+TOKENIZER_HAS_SEEN = """\
+**The tokenizer has seen the removed text.** It was trained on all domains, so its vocabulary can name what was
+  removed. A study with `--core-tokenizer` trains it on core alone."""
+TOKENIZER_SHAPE = {"recipe": {"tokenizer": {"kind": str}}}
+
 
 @dataclass(frozen=True)
 class CardSubject:
@@ -37,6 +46,7 @@ class CardSubject:
     facts: Mapping[str, str]  # the run's data, seed, tags; in Markdown
     numbers: tuple[ProfileNumbers, ...]
     dtype: str
+    tokenizer: str = ""  # what is known of the text that it was trained on; "": the export has none
 
     @property
     def absent(self) -> tuple[str, ...]:
@@ -50,9 +60,24 @@ class CardSubject:
 
 def card_subject(store: Store, view: View, dtype: str, numbers: tuple[ProfileNumbers, ...]) -> CardSubject:
     """Collects the contents of a view's card from the storage."""
-    return CardSubject(
-        view, view_model(store, view), model_config(store, view.run_id), _facts(store, view), numbers, dtype
-    )
+    models = view_model(store, view), model_config(store, view.run_id)
+    return CardSubject(view, *models, _facts(store, view), numbers, dtype, _tokenizer(store, view))
+
+
+def _tokenizer(store: Store, view: View) -> str:
+    data_id = data_id_of(store, view.run_id)
+    try:
+        manifest = open_corpus(store, data_id).manifest if data_id else {}
+    except ValueError:
+        return ""
+    if not has_shape(manifest, TOKENIZER_SHAPE):
+        return ""
+    recipe = manifest["recipe"]["tokenizer"]
+    if recipe["kind"] not in TRAINED:
+        return "The tokenizer was not trained here: what text it has seen, and names, is not known."
+    if recipe.get("core_only"):
+        return "The tokenizer was trained on text of core alone."
+    return TOKENIZER_HAS_SEEN
 
 
 def _facts(store: Store, view: View) -> dict[str, str]:
@@ -79,7 +104,7 @@ def card_text(subject: CardSubject, part: str, agreements: Sequence[Agreement]) 
         _contents(subject, part),
         _removed(subject),
         "## What was measured\n\n" + _measured(subject),
-        "## What this does not promise\n\n" + CAUTIONS,
+        "## What this does not promise\n\n" + CAUTIONS + (f"\n- {subject.tokenizer}" if subject.tokenizer else ""),
         "## Verified\n\n" + "\n".join(f"- {agreement}." for agreement in agreements),
     ]
     return "\n\n".join(sections) + "\n"

@@ -22,11 +22,15 @@ class CheckpointWeights(Mapping):
     """Maps our parameter names to a StarCoder2 checkpoint's tensors in float32, each read on access.
 
     A tied unembedding is the embedding. Linear layers without biases (`has_biases` False) get zeros. ValueError for a
-    tensor that is missing, has another shape, or holds NaN or infinity.
+    tensor that is missing, has another shape, or holds NaN or infinity, and for more layers than the checkpoint has.
     """
 
     def __init__(self, model: ModelConfig, foreign: DiskTensors, is_tied: bool, has_biases: bool) -> None:
         self._model, self._foreign, self._is_tied, self._has_biases = model, foreign, is_tied, has_biases
+        layers = {name.split(".")[2] for name in foreign if name.startswith("model.layers.")}
+        if model.num_layers > len(layers):
+            allowed = f"at most {len(layers)}, the layers that the checkpoint's tensors name"
+            raise invalid("config.json: num_hidden_layers", model.num_layers, allowed)
         self._shapes = dense_shapes(model)
 
     def __contains__(self, name: object) -> bool:

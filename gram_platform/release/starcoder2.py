@@ -4,6 +4,7 @@ Source: `transformers/models/starcoder2` (5.23; older releases read `rope_theta`
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import torch
 
@@ -42,6 +43,7 @@ DEFAULT_THETA = 10_000.0
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 SIZES += ("num_key_value_heads", "max_position_embeddings")
 SIZES_OR_NULL = ("head_dim", "sliding_window")
+MAX_SIZE = 2**28  # of each: the elements of a matrix stay far below what torch can count
 
 # ---------------------------------------------------------------------------------------------------- export
 
@@ -139,9 +141,14 @@ def projection_rows(model: ModelConfig) -> list[int]:
 
 
 def dense_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of every parameter of our model, by name."""
+    """Returns the shape of every parameter of our model, by name; builds one block, since all are alike."""
     with torch.device("meta"):
-        return {name: tuple(value.shape) for name, value in Transformer(model).named_parameters()}
+        parameters = dict(Transformer(replace(model, num_layers=1)).named_parameters())
+    first = "blocks.0."
+    block = {n.removeprefix(first): tuple(p.shape) for n, p in parameters.items() if n.startswith(first)}
+    others = {name: tuple(p.shape) for name, p in parameters.items() if not name.startswith(first)}
+    layers = range(model.num_layers)
+    return others | {f"blocks.{layer}.{name}": shape for layer in layers for name, shape in block.items()}
 
 
 def native_config(plain: Mapping, seq_len: int | None = None) -> ModelConfig:
@@ -178,7 +185,7 @@ def checked_fields(plain: Mapping) -> dict:
         if fields.get(name) != allowed:
             raise invalid(f"config.json: {name}", fields.get(name), allowed)
     for name in (*SIZES, *(name for name in SIZES_OR_NULL if fields.get(name) is not None)):
-        require_int(f"config.json: {name}", fields[name], 1)
+        require_int(f"config.json: {name}", fields[name], 1, MAX_SIZE)
     for name in ("norm_epsilon", "initializer_range"):
         require_real(f"config.json: {name}", fields[name], 0.0, open_low=True)
     for name in ("use_bias", "tie_word_embeddings"):

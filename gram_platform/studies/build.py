@@ -220,6 +220,7 @@ def _resolved(
         aux_share=preset.aux_share if size else 0.0,
         tokenizer=preset.tokenizer or None,
         sample_bytes=preset.sample_bytes,
+        core_tokenizer=flags.core_tokenizer,
         cache_dir=Store(flags.storage).data_root,
         progress=progress,
     )

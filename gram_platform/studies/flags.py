@@ -43,6 +43,8 @@ class CommonFlags:
     core_label: str = ""
     """the label (or labels, with commas between) that is core, default core or the catalog's own; every other
     label is an auxiliary domain"""
+    core_tokenizer: bool = False
+    """train the tokenizer on core's text alone: exports then ship no vocabulary of removed domains"""
     retain: tuple[str, ...] = ()
     """auxiliary domains: each is compared in the profile core + that domain"""
     seeds: int = 0

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gram_platform.config import RunConfig
+from gram_platform.config.identity import printable
 from gram_platform.engine.life import SUBMIT_AGAIN, Progress
 from gram_platform.methods.nodes import Node
 from gram_platform.planner import run_flops
@@ -60,7 +61,7 @@ class LiveView:
 
     def say(self, text: str) -> None:
         """Prints a line that stays."""
-        self.console.print(text, markup=False, highlight=False)
+        self.console.print(printable(text), markup=False, highlight=False)
 
     def update(self, progress: Progress, ended: Node | None) -> None:
         """Shows the progress; called when a node ends and about once a second."""

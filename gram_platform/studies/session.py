@@ -15,6 +15,7 @@ from pathlib import Path
 
 import ray
 
+from gram_platform.config.identity import printable
 from gram_platform.engine.capacity import require_room, widest_missing
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.graph import ClusterLost
@@ -38,7 +39,7 @@ def exit_with(work: Callable[[], int]) -> None:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(1) from error
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         raise SystemExit(2) from error
     except OSError as error:
         if error.errno not in DISK_REFUSES:
@@ -52,7 +53,7 @@ def exit_with(work: Callable[[], int]) -> None:
 
 
 def say(text: str) -> None:
-    print(text, flush=True)
+    print(printable(text), flush=True)
 
 
 def connect(is_verbose: bool = False) -> None:

@@ -6,6 +6,7 @@ beyond that; every validation loss is sent. The storage has every step.
 """
 
 import re
+import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -60,8 +61,13 @@ class Entry:
 
 
 def unescape(key: str) -> str:
-    """Inverts `metric_name`."""
-    return _ESCAPE.sub(lambda match: chr(int(match[1], 16)), key)
+    """Inverts `metric_name`; a key that somebody else wrote may hold codes of no character, which stay."""
+    return _ESCAPE.sub(_character, key)
+
+
+def _character(match: re.Match) -> str:
+    code = int(match[1], 16)
+    return chr(code) if code < 0xD800 or 0xDFFF < code <= sys.maxunicode else match[0]
 
 
 def run_entry(run: RunDirectory) -> Entry | None:

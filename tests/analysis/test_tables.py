@@ -1,5 +1,6 @@
 """Checks the tables on planted compute ratios, and when parts of a study are missing."""
 
+import csv
 import io
 
 import numpy as np
@@ -212,6 +213,21 @@ def test_the_file_is_the_same_byte_for_byte_whatever_the_order_of_the_rows():
     assert text.startswith("method,size,profile,core,core_low,core_high,retain,")
     assert "nan" not in text.lower()
     assert table_csv(pd.read_csv(io.StringIO(text), keep_default_na=True)) == text
+
+
+FORMULAS = ["=HYPERLINK(1)", "@SUM(1)", "+1+1", "-1+1", "-cmd", "\tx", "=1", "--1"]
+PLAIN = ["core", "core+@SUM(1)", "-", "-1", "+1.5e3", "-inf", "", "a=b", "1-2", "'=1"]
+
+
+def test_a_spreadsheet_runs_no_cell():
+    """Numbers and plain labels stay as they are, also where a column has other text."""
+    frame = pd.DataFrame({"text": FORMULAS + PLAIN, "@SUM": -1.0, "n": -1})
+    header, *rows = csv.reader(io.StringIO(table_csv(frame)))
+    assert header == ["text", "'@SUM", "n"]
+    assert [row[0] for row in rows] == [*(f"'{cell}" for cell in FORMULAS), *PLAIN]
+    assert {tuple(row[1:]) for row in rows} == {("-1.000000", "-1")}
+    values = pd.DataFrame({"text": PLAIN, "value": np.linspace(-1, 1, len(PLAIN)), "none": [None, *PLAIN[1:]]})
+    assert table_csv(values) == values.to_csv(index=False, float_format="%.6f", lineterminator="\n")
 
 
 def test_text_for_a_terminal(analysis):

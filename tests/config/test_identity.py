@@ -16,7 +16,7 @@ from gram_platform.config import (
     TokenLosses,
     View,
 )
-from gram_platform.config.identity import added, canonical_json, to_plain
+from gram_platform.config.identity import added, canonical_json, printable, to_plain
 from gram_platform.config.training import DataConfig, DomainBudget, EvalPoints
 from gram_platform.corpora import resolve
 from tests import tiny
@@ -85,6 +85,11 @@ PINNED = {
 def test_an_id_of_the_first_version_stays(name):
     found, pinned = PINNED[name]
     assert found() == pinned
+
+
+def test_terminals_get_no_commands():
+    text = "a\x1b[2Jb\x9b\x07\r\x7f\u202egpj\u2066\u200b\ud800\n\tä病"
+    assert printable(text) == r"a\x1b[2Jb\x9b\x07\r\x7f\u202egpj\u2066\u200b\ud800" + "\n\tä病"
 
 
 @dataclass(frozen=True)

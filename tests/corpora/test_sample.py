@@ -78,6 +78,44 @@ def test_passages_are_for_samples_that_are_a_part_of_long_documents(tmp_path, se
     assert (kind(num_bytes), kind(num_bytes - 1)) == ("bpe", "bpe-passages")  # the whole corpus is no sample
 
 
+def test_a_core_tokenizer_has_no_word_of_another_domain(tmp_path, records, settings, jsonl):
+    """Without the flag a word that fills the removed domain is one piece: the vocabulary names what was removed."""
+    word = "picornavirus"
+    records = [r | {"text": f"{r['text']} {word if r['label'] == 'virology' else 'river'}" * 3} for r in records]
+    path = jsonl(tmp_path / "a.jsonl", records)
+    tokenizers, ids = {}, set()
+    for core_tokenizer in (False, True):
+        recipe = resolve(path, **{**settings, "vocab_size": 600}, core_tokenizer=core_tokenizer)
+        tokenizers[core_tokenizer] = load_tokenizer(prepare(recipe, tmp_path / "data").tokenizer_path)
+        ids.add(recipe.data_id)
+    assert resolve(path, **{**settings, "vocab_size": 600}).data_id in ids
+    assert len(ids) == 2
+    assert len(tokenizers[False].encode(f" {word}").ids) == 1
+    assert len(tokenizers[True].encode(f" {word}").ids) > 4
+    assert len(tokenizers[True].encode(" river").ids) == 1
+    assert not any("virology" in piece or "picorna" in piece for piece in tokenizers[True].get_vocab())
+
+
+def test_a_core_tokenizer_takes_its_whole_sample_from_core(tmp_path, settings, jsonl, sampled):
+    records = long_records(0, 2000, 60)
+    num_bytes = sum(len(r["text"].encode()) for r in records if r["label"] == "core")
+    half = {**settings, "sample_bytes": num_bytes // 2, "core_tokenizer": True}
+    recipe = resolve(jsonl(tmp_path / "a.jsonl", records), **half)
+    prepare(recipe, tmp_path / "data")
+    of_core = {r["text"] for r in records if r["label"] == "core"}
+    assert all(any(part in text for text in of_core) for part in sampled)
+    assert sum(map(len, sampled)) == pytest.approx(num_bytes / 2, rel=0.3)
+    whole = resolve(tmp_path / "a.jsonl", **{**half, "sample_bytes": num_bytes})
+    assert whole.tokenizer.kind == "bpe"  # all of core is no part of a sample
+
+
+def test_a_tokenizer_from_elsewhere_cannot_be_trained_on_core(tmp_path, corpus, settings):
+    prepare(resolve(corpus, **settings), tmp_path)
+    given = str(next(tmp_path.glob("*/tokenizer.json")))
+    with pytest.raises(ValueError, match=r"core_tokenizer=True: expected False: this tokenizer is not trained here"):
+        resolve(corpus, **settings, tokenizer=given, core_tokenizer=True)
+
+
 def test_no_tokenizer_is_trained_on_nothing(tmp_path, corpus, settings):
     recipe = replace(resolve(corpus, **settings), tokenizer=TokenizerRecipe("bpe", "", 1))
     with pytest.raises(ValueError, match=r"sample_bytes=1.*some text"):

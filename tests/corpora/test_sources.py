@@ -12,7 +12,7 @@ import pytest
 import zstandard
 
 from gram_platform.corpora import prepare, resolve
-from gram_platform.corpora.records import read_unit
+from gram_platform.corpora.records import Unit, read_unit
 from gram_platform.corpora.sources import find_units
 
 
@@ -124,6 +124,16 @@ def test_a_record_too_large_is_named_before_it_fills_the_memory(tmp_path, settin
         resolve(tmp_path, **settings)
 
 
+def test_a_text_too_large_is_named_in_every_format(tmp_path, monkeypatch):
+    monkeypatch.setattr("gram_platform.corpora.records.MAX_RECORD_BYTES", 1000)
+    table = pyarrow.table({"text": ["fine", "ä" * 501], "label": ["core", "core"]})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    (tmp_path / "b.txt").write_text("x" * 1001)
+    for unit, place in (Unit((tmp_path / "a.parquet",)), "a.parquet:2"), (Unit((tmp_path / "b.txt",), "core"), "b.txt"):
+        with pytest.raises(ValueError, match=rf"{place}: has more than 1,000 bytes: split this record"):
+            list(read_unit(unit))
+
+
 def test_zstd_of_several_frames(tmp_path):
     text = "".join(json.dumps({"text": "x" * 10_000 + str(n), "label": "core"}) + "\n" for n in range(60)).encode()
     half = len(text) // 2
@@ -212,6 +222,39 @@ def test_label_names_that_cannot_be_domains(tmp_path, records, settings, jsonl, 
         resolve(jsonl(tmp_path / "a.jsonl", renamed), **settings)
 
 
+@pytest.mark.parametrize(
+    ("label", "named"),
+    [
+        ("vi\u202eygolor", r"label='vi\\u202eygolor': expected a name without characters that are invisible"),
+        ("viro\u200blogy", "invisible"),
+        ("Virology", r"label='virology': expected names that look different, but 'Virology' and 'virology' look alike"),
+        ("virolo\uff47y", r"label='virolo\uff47y': .*'virology' and 'virolo\\uff47y' look alike: rename one"),
+        ("\u2168\u2168", None),
+        ("COR\u0112", None),
+        ("Core", "'core' and 'Core' look alike"),
+    ],
+)
+def test_labels_that_cannot_be_told_apart(tmp_path, records, settings, jsonl, label, named):
+    texts = [{"text": f"{record['text']} again", "label": label} for record in records]
+    path = jsonl(tmp_path / "a.jsonl", records + texts)
+    if named is None:
+        assert label in resolve(path, **settings).domains
+        return
+    with pytest.raises(ValueError, match=named):
+        resolve(path, **settings)
+
+
+def test_a_label_that_looks_like_one_of_core_is_refused(tmp_path, records, settings, jsonl):
+    """Its text would train core, which no profile removes; two labels of core may look alike."""
+    others = [{"text": f"{record['text']} again", "label": "K\u0131rmizi"} for record in records]
+    kelvin = [{"text": f"{record['text']} more", "label": "\u212a\u0131rmizi"} for record in records]
+    path = jsonl(tmp_path / "a.jsonl", records + others + kelvin)
+    with pytest.raises(ValueError, match=r"label='K\u0131rmizi'.*'\\u212a\\u0131rmizi' and 'K\\u0131rmizi' look alike"):
+        resolve(path, **{**settings, "core_label": ("core", "\u212a\u0131rmizi")})
+    both = {**settings, "core_label": ("core", "\u212a\u0131rmizi", "K\u0131rmizi")}
+    assert resolve(path, **both).domains == ("core", "virology")
+
+
 @pytest.mark.parametrize("label", ["b" * 200, "病" * 38, "a b", "c#"])
 def test_label_names_that_can(tmp_path, records, settings, jsonl, label):
     renamed = [{**record, "label": label} if record["label"] == "virology" else record for record in records]
@@ -253,6 +296,23 @@ def test_globs(tmp_path, settings):
     (src / "a.py").write_bytes(b"ok\nbad \xff\n")
     with pytest.raises(ValueError, match=r"a\.py:2: is not UTF-8"):
         resolve(spec, **settings)
+
+
+@pytest.mark.parametrize("pattern", ["x" * 300, "a**", "a\0", "a/" * 3000, "**/" * 3000 + "a.py", "*" * 5000])
+def test_globs_that_no_file_system_takes_are_named(tmp_path, settings, pattern):
+    (tmp_path / "a.txt").write_text("plain words\n")
+    (tmp_path / "corpus.json").write_text(json.dumps({"globs": {"core": ["*.txt"], "z": [pattern]}}))
+    with pytest.raises(ValueError, match=r"^globs\[z\]=.*: expected (glob )?patterns"):
+        resolve(tmp_path / "corpus.json", **settings)
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, "7", "{}", '{"globs": {"a": ["*"]}, "root": 7}', '{"globs": {"": ["*"]}}']
+)
+def test_a_file_of_globs_in_another_shape_is_named(tmp_path, settings, text):
+    (tmp_path / "corpus.json").write_text(text)
+    with pytest.raises(ValueError, match=r"^(corpus='.*corpus\.json'|globs\[\]=.*): expected"):
+        resolve(tmp_path / "corpus.json", **settings)
 
 
 def test_nothing_to_read(tmp_path, settings):

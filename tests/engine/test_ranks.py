@@ -1,12 +1,14 @@
 """Runs of several ranks through checkpoints: continued on other numbers of ranks, and killed at random steps."""
 
 import dataclasses
+import pickle
 import random
 import shutil
 import time
 
 import pytest
 import torch
+from torch.distributed import distributed_c10d
 
 from gram_platform.config import RoutingConfig, View
 from gram_platform.config.training import merged_config
@@ -166,6 +168,39 @@ def test_ranks_train_no_run_that_is_complete(execution, run):
     _, second = directory.attempts.list()
     assert directory.attempts.child(second).list() == ["lease.json"]
     assert directory.status() == "complete"
+
+
+def test_ranks_exchange_no_pickles(execution, run):
+    """Whoever reaches a rank's port could run code in it: torch's store and gloo know no token."""
+    create(execution, run)
+    run_ranks(2, train_without_pickles, run, execution)
+    assert Store(execution.storage).run(run.run_id).status() == "complete"
+
+
+def train_without_pickles(rank, num_ranks, run, execution):
+    def refuse(*_):
+        raise AssertionError("a pickle between ranks")
+
+    distributed_c10d._pickler = distributed_c10d._unpickler = refuse
+    pickle.loads = pickle.load = refuse
+    train_to_shards(rank, num_ranks, run, execution)
+    with pytest.raises(AssertionError, match="a pickle between ranks"):
+        distributed_c10d.all_gather_object([None] * num_ranks, rank)  # so they would be seen
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_values_of_every_rank_arrive_in_order(num_ranks):
+    run_ranks(num_ranks, exchange)
+
+
+def exchange(rank, num_ranks):
+    values = [None, "", "ä\ud800" * 1000, {"1": [True, -1.5]}, 2**70]
+    group = distributed_c10d.group.WORLD
+    for first in range(len(values)):
+        mine = values[(first + rank) % len(values)]
+        expected = [values[(first + other) % len(values)] for other in range(num_ranks)]
+        assert ranks._from_all_ranks(mine, group) == expected
+        assert ranks._broadcast_from_rank_0(mine, group) == expected[0]
 
 
 def test_an_error_while_a_shard_is_written_ends_the_run_on_every_rank(execution, run):

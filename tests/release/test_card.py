@@ -10,6 +10,7 @@ from markdown_it import MarkdownIt
 from gram_platform.analysis.intervals import t_interval
 from gram_platform.analysis.tables import interval_text
 from gram_platform.config import View
+from gram_platform.corpora import prepare, resolve
 from gram_platform.release.card import card_subject, card_text, code, codes
 from gram_platform.release.profile_numbers import profile_numbers
 from gram_platform.release.verification import Agreement
@@ -113,6 +114,25 @@ def test_studies_with_the_same_evaluations_are_shown_once(planted):
     text = card(planted, View.of(gram_run(planted), {"lisp": 1.0}))
     assert text.count("| class |") == 1
     assert "The same evaluations are in: `stories`." in text
+
+
+@pytest.mark.parametrize("kind", ["all", "core", "given", "absent"])
+def test_a_card_says_what_text_the_tokenizer_has_seen(planted, kind, tmp_path):
+    run_id = gram_run(planted)
+    small = {"seq_len": 32, "vocab_size": 320, "sample_bytes": 50_000}
+    if kind != "absent":
+        packed = prepare(resolve("stories-smoke", **small, core_tokenizer=kind == "core"), tmp_path / "packed")
+        if kind == "given":
+            packed = prepare(resolve("stories-smoke", **small, tokenizer=str(packed.path)), tmp_path / "packed")
+        planted.store.data_root.mkdir(exist_ok=True)
+        packed.path.rename(planted.store.data_root / planted.store.run(run_id).config()["data"]["data_id"])
+    sentences = {
+        "all": "- **The tokenizer has seen the removed text.** It was trained on all domains",
+        "core": "- The tokenizer was trained on text of core alone.",
+        "given": "- The tokenizer was not trained here",
+    }
+    text = " ".join(card(planted, View(run_id)).split())
+    assert [name for name, sentence in sentences.items() if sentence in text] == [kind] * (kind != "absent")
 
 
 def test_a_dense_run_has_nothing_absent(planted):

@@ -185,7 +185,7 @@ CONFIGS = [
     ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, r"rope_type='yarn'"),
     ({"head_dim": 8}, r"head_dim=8"),
     ({"intermediate_size": 25}, r"model.layers.0.mlp.c_fc.*\(25"),
-    ({"num_hidden_layers": 3}, r"model.layers.2.*a tensor of shape"),
+    ({"num_hidden_layers": 3}, r"num_hidden_layers=3: expected at most 2"),
     ({"num_hidden_layers": 1}, r"tensors=.*model.layers.1"),
     ({"num_key_value_heads": 3}, r"num_kv_heads=3"),
 ]

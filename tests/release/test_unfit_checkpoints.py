@@ -1,10 +1,13 @@
 """Checkpoints that lack something, hold what is no number, or describe themselves oddly are refused by name."""
 
+import time
+
 import pytest
 import torch
 
+from gram_platform.model.transformer import initial_weights
 from gram_platform.release.importing import import_checkpoint
-from gram_platform.release.starcoder2 import native_config
+from gram_platform.release.starcoder2 import SIZES, SIZES_OR_NULL, dense_shapes, native_config
 from gram_platform.store import Store
 from tests.release.planted import FOREIGN, checkpoint
 
@@ -155,6 +158,26 @@ ODD = [
 def test_an_odd_field_is_named(name, value, allowed):
     with pytest.raises(ValueError, match=rf"^config.json: {name}=.*: expected {allowed}"):
         native_config({**FOREIGN, name: value})
+
+
+@pytest.mark.parametrize("name", [*SIZES, *SIZES_OR_NULL])
+def test_a_size_beyond_all_models_is_named(name, store, tmp_path):
+    folder = checkpoint(tmp_path / "foreign", **{name: 10**30})
+    require_refused(folder, store, rf"^config.json: {name}=10+: expected an integer >= 1 and <= 268435456$")
+
+
+@pytest.mark.parametrize("num_layers", [3, 4_000, 2**28])
+def test_more_layers_than_the_files_have_are_refused_at_once(num_layers, store, tmp_path):
+    """2**28 layers could not be listed in any memory."""
+    folder = checkpoint(tmp_path / "foreign", num_hidden_layers=num_layers)
+    started = time.monotonic()
+    require_refused(folder, store, rf"^config.json: num_hidden_layers={num_layers}: expected at most 2, the layers")
+    assert time.monotonic() - started < 2.0
+
+
+def test_shapes_are_those_of_the_whole_model():
+    model = native_config({**FOREIGN, "num_hidden_layers": 3})
+    assert dense_shapes(model) == {name: tuple(value.shape) for name, value in initial_weights(model, seed=0)}
 
 
 @pytest.mark.parametrize(

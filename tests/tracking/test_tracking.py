@@ -236,6 +236,12 @@ def test_metric_names_survive_mlflow(tracker, store, name):
             client.log_metric(run.info.run_id, "R&D", 1.0)
 
 
+@pytest.mark.parametrize("key", ["x:110000:", "a:d800:b", "a:dfff:", f"a:{'f' * 5000}:", "::", ":g:"])
+def test_the_name_of_a_metric_of_somebody_else_stays(key):
+    assert unescape(key) == key
+    assert unescape(f"{key} :d8::10ffff:") == f"{key} \xd8\U0010ffff"
+
+
 FILES = {"table.csv": b"content", "report.html": b"content"}
 
 

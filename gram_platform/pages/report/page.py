@@ -4,6 +4,7 @@ The templates of `pages/templates` escape every text that is not `Markup`. Figur
 they come into view; plotly.js stands in a self-contained page once, or beside the pages of a site.
 """
 
+import hashlib
 import math
 import numbers
 import re
@@ -71,9 +72,15 @@ def page_html(title: str, intro: str, sections: Sequence[Section], footer: str =
 def document(
     title: str, intro: Markup, main: Markup, footer: Markup, shell: Shell | None, has_figures: bool = True
 ) -> str:
-    """Renders a document from its rendered parts."""
+    """Renders a document from its rendered parts.
+
+    A site's page runs its own scripts alone, named by a hash that no text in the page can hold: parts may come from a
+    storage whose writers are not trusted.
+    """
     scripts = ("page.js",) if shell and not has_figures else (PLOTLY, "page.js")
-    return str(render("page.html", title=title, intro=intro, main=main, footer=footer, shell=shell, scripts=scripts))
+    parts = {"title": title, "intro": intro, "main": main, "footer": footer}
+    nonce = hashlib.sha256("\0".join(parts.values()).encode()).hexdigest()[:32]
+    return str(render("page.html", **parts, shell=shell, scripts=scripts, nonce=nonce))
 
 
 def sections_html(sections: Sequence[Section]) -> Markup:

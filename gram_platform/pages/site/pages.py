@@ -156,12 +156,15 @@ def _search_page(snapshot: Snapshot, search: StudyFacts) -> tuple[str, dict]:
     if CLAIMS in search.files:
         scale = f"preset {search.search.get('preset', '?')}"
         claims = csv_claim_rows(folder.read(CLAIMS).decode(), scale)
+    text, problem = None, ""
     if REPORT in search.files:
-        report = folder.read(REPORT).decode()
+        report = folder.read(REPORT).decode(errors="replace")
         text = embedded(report, shell(STUDIES), sections_html([state]), sections_html([runs]))
-    else:
-        text = page_html(search.title, "", [state, runs], "", shell(STUDIES))
-    return text, {"claims": claims, "problem": ""}
+        problem = "" if text else f"{search.name}: its {REPORT} has another form than this version writes: not shown"
+    if text is None:
+        notes = [Section("Report", problem, is_warning=True)] if problem else []
+        text = page_html(search.title, "", [*notes, state, runs], "", shell(STUDIES))
+    return text, {"claims": claims, "problem": problem}
 
 
 def write_overview(site: SiteFolder, snapshot: Snapshot, summaries: Mapping[str, Mapping]) -> None:

@@ -183,14 +183,14 @@ def no_results(is_known: bool) -> Section:
 # -------------------------------------------------------------------------------------------------------- of one search
 
 
-def embedded(report: str, shell: Shell, before: Markup, after: Markup) -> str:
+def embedded(report: str, shell: Shell, before: Markup, after: Markup) -> str | None:
     """Makes a search's self-contained report a page of the site, with `before` and `after` around its sections.
 
-    A report in another form is returned as it is.
+    Scripts in the report do not run there. None for a report in another form.
     """
     found = _REPORT.search(report)
     if found is None:
-        return report
+        return None
     title, intro, main, footer = map(Markup, found.groups())
     return document(title, intro, before + main + after, footer, shell)
 

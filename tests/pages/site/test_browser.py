@@ -1,6 +1,7 @@
 """Every page of a small real site in headless Chromium: nothing on the console, every figure drawn, for everybody."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -117,3 +118,41 @@ def test_rows_are_filtered_and_sorted_and_a_click_opens_the_run_in_mlflow(built_
             "opened"
         )
         assert [address.rpartition("/")[0] for address in opened] == ["http://127.0.0.1:5000/#/experiments/1/runs"]
+
+
+NOTE = "(top.ran ??= []).push"
+HOSTILE = f"""<script>{NOTE}("script")</script><img src="data:," onerror="{NOTE}('handler')">
+<script src="data:text/javascript,{NOTE}('file')"></script><iframe srcdoc="<script>{NOTE}('frame')</script>"></iframe>
+<a id="hostile" href="javascript:{NOTE}('link')">x</a>"""
+
+
+@pytest.mark.browser
+def test_a_report_in_the_storage_runs_no_script_in_the_site(tmp_path):
+    """Its figures are drawn all the same; without the page's policy every one of the scripts would run."""
+    planted = every_state(tmp_path / "storage")
+    folder = planted.store.study_dir("maxent_search")
+    folder.write("report.html", folder.read("report.html").replace(b"What it asks.", HOSTILE.encode()))
+    uri, why_not = tracking_of(planted.store, "")
+    build_site(planted.store, uri, why_not=why_not)
+    page = Path(planted.store.root) / "site" / "studies" / "maxent_search.html"
+    bare = page.with_name("bare.html")
+    bare.write_text(re.sub("<meta http-equiv=.Content-Security-Policy.*?>", "", page.read_text()))
+    with running_browser(tmp_path) as browser:
+        browser.window(*DESK)
+        for place, expected in (bare, {"script", "handler", "file", "frame", "link"}), (page, set()):
+            browser.open(place)
+            browser.evaluate("document.querySelector('#hostile').click()")
+            assert browser.wait_for(DRAWN)
+            assert set(browser.evaluate("window.ran ?? []")) == expected
+        assert all("Content Security Policy" in line for line in browser.said)
+
+
+def test_a_report_in_another_form_is_named_and_not_shown(tmp_path):
+    planted = every_state(tmp_path)
+    planted.store.study_dir("maxent_search").write("report.html", HOSTILE.encode() + b"\xff")
+    uri, why_not = tracking_of(planted.store, "")
+    built = build_site(planted.store, uri, why_not=why_not)
+    assert built.problems == ("maxent_search: its report.html has another form than this version writes: not shown",)
+    page = (Path(planted.store.root) / "site" / "studies" / "maxent_search.html").read_text()
+    assert built.problems[0] in page
+    assert "hostile" not in page
