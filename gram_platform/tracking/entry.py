@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 from mlflow.entities import Metric
 
-from gram_platform.config import State, view_from_plain
+from gram_platform.config import State, run_from_plain, view_from_plain
 from gram_platform.config.identity import canonical_json, metric_name
+from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.store import CorruptFile, EvaluationDirectory, RunDirectory
 from gram_platform.store.checkpoints import NORM
 
@@ -32,8 +33,9 @@ LOSS, SURPRISAL = "loss/", "surprisal/"  # + domain, of evaluations; surprisal: 
 EVALUATION_PARAMS = ("data_id", "num_sequences", "split", "precision")
 EVALUATION_PARAMS += ("num_prompt_tokens", "num_tokens", "temperature", "seed")  # of continuations
 TRAIN = "train/"  # prefix of training metrics, whose last values need no second name
-TOKENS = "train/tokens"  # so far, at a step
+TOKENS, COMPUTE = "train/tokens", "train/compute_units"  # so far, at a step
 STUDY, STUDY_ID = "gram.study", "gram.study_id"
+SEARCH = "gram.search"  # + "." + search: the numbers or names of its trials that use a run
 PARENT = "mlflow.parentRunId"  # MLflow folds a run below its parent
 NUM_CURVE_POINTS = 100
 
@@ -53,7 +55,7 @@ class Entry:
     result_metrics: Mapping[str, float] = field(default_factory=dict)
     parent: str = ""  # id of the run that an evaluation measures or an attack starts from
     num_steps: int = 0
-    tokens_per_step: int = 0
+    config: Mapping = field(default_factory=dict)  # plain, of a run
     last_step: int = -1  # with a committed record
     ended_ms: int = 0
 
@@ -83,7 +85,7 @@ def run_entry(run: RunDirectory) -> Entry | None:
         result_metrics=run_metrics(result, timing),
         parent=config["start"]["run_id"] if config["start"] and "elicited" in run.tags() else "",
         num_steps=config_steps(config),
-        tokens_per_step=config["batch_size"] * config["model"]["seq_len"],
+        config=config,
         last_step=run.last_step(),
         ended_ms=round(timing.get("ended", 0.0) * 1000),
     )
@@ -192,19 +194,22 @@ def evaluation_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
 def curve_metrics(records: Iterable[Mapping], entry: Entry, after_step: int) -> list[Metric]:
     """Lists the metrics of committed records above `after_step`, with stored times, always thinned alike.
 
-    `train/tokens` is an axis on which runs of different batches can be compared.
+    `train/tokens` and `train/compute_units` are axes on which runs of different batches and sizes can be compared.
     """
-    num_steps = entry.num_steps
-    stride = max(1, num_steps // NUM_CURVE_POINTS)
+    records = [record for record in records if record["step"] > after_step]
+    if not records:
+        return []
+    run, stride = run_from_plain(entry.config), max(1, entry.num_steps // NUM_CURVE_POINTS)
     metrics = []
     for record in records:
-        if record["step"] > after_step:
-            kept = record["step"] % stride == 0 or record["step"] == num_steps
-            names = [n for n in record["metrics"] if n.startswith(VALIDATION_LOSS) or (kept and not n.startswith(NORM))]
-            time_ms = round(record["time"] * 1000)
-            metrics += [Metric(metric_name(n), float(record["metrics"][n]), time_ms, record["step"]) for n in names]
-            if names:
-                metrics.append(Metric(TOKENS, float(record["step"] * entry.tokens_per_step), time_ms, record["step"]))
+        step, found, time_ms = record["step"], record["metrics"], round(record["time"] * 1000)
+        kept = step % stride == 0 or step == entry.num_steps
+        names = [n for n in found if n.startswith(VALIDATION_LOSS) or (kept and not n.startswith(NORM))]
+        values = {metric_name(name): found[name] for name in names}
+        if names:
+            tokens = step * run.batch_size * run.model.seq_len
+            values |= {TOKENS: tokens, COMPUTE: plan_compute_units(run, step)}
+        metrics += [Metric(key, float(value), time_ms, step) for key, value in values.items()]
     return metrics
 
 

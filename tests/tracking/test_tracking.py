@@ -8,6 +8,7 @@ import socket
 import sqlite3
 import sys
 import time
+from itertools import pairwise
 from urllib.parse import parse_qs
 
 import pytest
@@ -15,7 +16,9 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
 from gram_platform.config import Evaluation, State, View
-from gram_platform.config.identity import metric_name
+from gram_platform.config.flops import active_parameters
+from gram_platform.config.identity import metric_name, to_plain
+from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, TrackingUnavailable, default_tracking_uri
 from gram_platform.tracking.connection import Connection, context_tags
@@ -214,9 +217,14 @@ def test_long_curves_are_thinned_the_same_way_every_time():
     for r in records:
         if r["step"] % 250:
             del r["metrics"]["validation/loss/core"], r["metrics"]["validation/loss/virology"]
-    entry = Entry("run", "r1", "a run", State.COMPLETE, {}, {}, num_steps=1000, tokens_per_step=16)
+    run = run_config(1000)
+    entry = Entry("run", "r1", "a run", State.COMPLETE, {}, {}, num_steps=1000, config=to_plain(run))
     whole = curve_metrics(records, entry, -1)
     assert [m.value for m in whole if m.key == "train/tokens"][:2] == [160.0, 320.0]
+    units = [m.value for m in whole if m.key == "train/compute_units"]
+    dense = active_parameters(run.model)  # core batches have a companion at random
+    assert units[-1] == plan_compute_units(run)
+    assert all(a + 160 * dense < b for a, b in pairwise([0.0, *units]))
     assert len([m for m in whole if m.key == "train/loss"]) == 100
     assert [m.step for m in whole if m.key == "validation/loss/core"] == [250, 500, 750, 1000]
     parts = curve_metrics(records[:333], entry, -1) + curve_metrics(records, entry, 333)
@@ -267,7 +275,8 @@ def test_the_lines_of_a_study_are_replaced_as_a_whole(store, tracker):
 
     def log(*lines) -> dict[str, str]:
         """Logs a study with these lines; returns the MLflow ids of those that are there, by name."""
-        study = tracker.log_study("scaling", FILES, {}, {"preset": "smoke"}, lines, [RUN.run_id])
+        of_trials = {RUN.run_id: {"gram.search.grid": "3, 7"}}
+        study = tracker.log_study("scaling", FILES, {}, {"preset": "smoke"}, lines, of_trials)
         found = client.search_runs(["1"], "tags.`gram.kind` = 'line' and tags.`gram.study` = 'scaling'")
         assert not any("mlflow.parentRunId" in run.data.tags for run in found)  # else charts leave them out
         assert {run.data.tags["gram.study_id"] for run in found} <= {client.get_run(study).data.tags["gram.study_id"]}
@@ -286,6 +295,7 @@ def test_the_lines_of_a_study_are_replaced_as_a_whole(store, tracker):
     assert set(log(other)) == {other.name}
     (run,) = client.search_runs(["1"], "tags.`gram.kind` = 'run' and tags.`gram.study.scaling` != ''")
     assert run.data.tags["gram.run_id"] == RUN.run_id
+    assert run.data.tags["gram.search.grid"] == "3, 7"
     assert tracker.sync(store) == {"sent": 0, "unchanged": 1}
 
 

@@ -1,5 +1,6 @@
 """Makes what the reports of all searches share: frames of their nodes, links to runs, tables as text, the files."""
 
+import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,9 +10,9 @@ import pandas as pd
 from gram_platform.analysis.maxent_objective import references_of
 from gram_platform.analysis.ratios import ATTACK_COLUMNS, ELICITED, PREFIX, VIEW, Reference
 from gram_platform.analysis.tables import aligned
-from gram_platform.analysis.trials import COMPLETE, DIVERGED, FAILED, RUNNING, RUNS, STATE, WAITING
+from gram_platform.analysis.trials import COMPLETE, DIVERGED, FAILED, RUNNING, RUNS, SEARCH, STATE, TRIAL, WAITING
 from gram_platform.config import State
-from gram_platform.config.identity import to_plain
+from gram_platform.config.identity import metric_name, to_plain
 from gram_platform.engine.life import is_divergence
 from gram_platform.methods.nodes import Node
 from gram_platform.pages.report.page import Section, page_html
@@ -21,6 +22,8 @@ from gram_platform.pages.results.results import BEST_LOSS
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph
 from gram_platform.tracking import Tracker, TrackingUnavailable
+from gram_platform.tracking.connection import MOST_CHARACTERS
+from gram_platform.tracking.entry import SEARCH as SEARCH_TAG
 from gram_platform.tracking.frame import load_store_curves
 
 
@@ -71,6 +74,19 @@ def with_run_links(frame: pd.DataFrame, links: Mapping[str, str]) -> pd.DataFram
     """Links `runs` to the page of the first of them."""
     pages = [links.get(next(iter(str(runs).split()), ""), "") for runs in frame[RUNS].fillna("")]
     return frame.assign(**{f"{RUNS}_url": pages})
+
+
+def trial_tags(trials: bytes) -> dict[str, dict[str, str]]:
+    """Returns {run id: {tag that names a search: the trials that use the run}} of a `trials.csv`."""
+    found: dict[str, dict[str, list[str]]] = {}
+    frame = pd.read_csv(io.BytesIO(trials), dtype="str", keep_default_na=False)
+    for search, trial, runs in frame[[SEARCH, TRIAL, RUNS]].itertuples(index=False):
+        for run_id in runs.split():
+            found.setdefault(run_id, {}).setdefault(metric_name(f"{SEARCH_TAG}.{search}"), []).append(trial)
+    return {
+        run_id: {tag: ", ".join(names)[:MOST_CHARACTERS] for tag, names in tags.items()}
+        for run_id, tags in found.items()
+    }
 
 
 def counts_text(trials: pd.DataFrame) -> str:
