@@ -283,7 +283,7 @@ class Tracker:
         if metrics and int(tags.get(content.SENDING_STEP, -1)) > mirrored:
             metrics = list(self._unsent(run_id, metrics))
         if tags.get(content.RESULT, "") != entry.tags[content.RESULT]:
-            metrics += content.result_metrics(entry)
+            metrics += content.result_metrics(entry, records)
         if entry.last_step > mirrored:
             client.set_tag(run_id, content.SENDING_STEP, entry.last_step)
         while len(metrics) > METRICS_PER_REQUEST:

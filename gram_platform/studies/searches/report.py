@@ -18,11 +18,11 @@ from gram_platform.methods.nodes import Node
 from gram_platform.pages.report.page import Section, page_html
 from gram_platform.pages.report.study import with_verdicts
 from gram_platform.pages.results.record import links_note, mlflow_links
-from gram_platform.pages.results.results import BEST_LOSS
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph
 from gram_platform.tracking import Tracker, TrackingUnavailable
 from gram_platform.tracking.connection import MOST_CHARACTERS
+from gram_platform.tracking.entry import BEST_LOSS, run_metrics
 from gram_platform.tracking.entry import SEARCH as SEARCH_TAG
 from gram_platform.tracking.frame import load_store_curves
 
@@ -123,7 +123,7 @@ def result_frame(nodes: Iterable[Node], results: Mapping[str, Mapping]) -> pd.Da
     for node in nodes:
         result = results[node.id]
         if node.is_run:
-            run_id, losses = node.id, {f"final/{name}": value for name, value in result["final"].items()}
+            run_id, losses = node.id, run_metrics(result, {})
         else:
             run_id = node.config.view.run_id
             losses = {PREFIX + domain: value for domain, value in result["losses"].items()}
