@@ -22,14 +22,22 @@ from gram_platform.studies.site import build_site, watch_site
 from gram_platform.tracking import Tracker, default_tracking_uri
 
 
-def sync_command(storage: Storage = "", tracking_uri: TrackingUri = "") -> None:
-    """Send run directories to MLflow; sending again changes nothing.
+def sync_command(storage: Storage = "", tracking_uri: TrackingUri = "", tensorboard: str = "") -> None:
+    """Send run directories to MLflow, or to TensorBoard; sending again changes nothing.
 
     Args:
         storage: folder or URL of the storage
         tracking_uri: MLflow server or database
+        tensorboard: folder for TensorBoard's event files with the same values; MLflow then gets nothing
     """
     store = stored(storage)
+    if tensorboard:
+        from gram_platform.tracking.tensorboard import write_events  # whose library takes a second to import
+
+        folder = local_path("tensorboard", tensorboard)
+        counts = write_events(store, folder)
+        print(f"tensorboard --logdir {folder}: {counts['written']} written, {counts['unchanged']} unchanged")
+        return
     tracker = Tracker(tracking_uri or default_tracking_uri(store.root))
     tracker.prepare_database()
     counts = tracker.sync(store)

@@ -251,10 +251,12 @@ class Driver:
             self._publish(write, f"{record.title}\n{measurement.text(record, results)}")
             if results.source != "MLflow":
                 self.view.say(f"read from {results.source}")
-            if is_mirrored:
-                for name, url in study_links(self.tracker, record.name).items():
-                    self.view.say(f"{'MLflow ' + name:13} {url}")
+            self._say_links(record.name, is_mirrored)
         return 0
+
+    def _say_links(self, study: str, is_mirrored: bool) -> None:
+        for name, url in study_links(self.tracker, study).items() if is_mirrored else ():
+            self.view.say(f"{'MLflow ' + name:13} {url}")
 
     def _publish(self, write: Callable[[Tracker | None], Mapping[str, str]], text: str) -> None:
         """Writes files and logs them to MLflow, or only writes them while it is away; prints text and paths."""

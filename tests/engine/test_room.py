@@ -155,8 +155,10 @@ def test_what_an_autoscaler_says_it_can_place_is_not_spoken_of(machines, monkeyp
 
 @pytest.mark.ray
 def test_a_local_cluster_has_a_fixed_size(ray_cluster):
-    """As Ray's own monitor reports it: its key and its words are not documented."""
-    assert capacity.has_fixed_size()
+    """As Ray reports by what it does not document: a line that fails names what a new version has changed."""
+    assert capacity.has_fixed_size(), f"_internal_kv_get({capacity.MONITOR_KEY!r})"
+    assert capacity.largest_cluster() == {}, "ray._private.state: get_max_resources_from_cluster_config"
+    assert capacity.draining_machines() == set(), "ray._private.state: get_draining_nodes"
     with pytest.raises(ValueError, match=r"^threads=3.*at most 2,"):
         capacity.require_room(1, Resources(3.0), print)
 

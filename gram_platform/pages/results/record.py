@@ -1,7 +1,7 @@
 """Stores a study as `study.json`, from which its tables and reports are built, and publishes the results."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 
 import pandas as pd
@@ -116,7 +116,8 @@ def publish(
     shown = {"profile": record.profile} if any(line.tags["profile"] == record.profile for line in lines) else {}
     charts = tuple(dict.fromkeys(name for line in lines for at in line.points.values() for name in at))
     views = study_views(record.name, study_id(record.name, record.params), shown, charts)
-    return publish_files(record.name, store, files, figures, record.params, tracker, lines, record.ids, views)
+    ids = {node_id: {} for node_id in record.ids}
+    return publish_files(record.name, store, files, figures, record.params, tracker, lines, ids, views)
 
 
 def publish_files(
@@ -127,15 +128,15 @@ def publish_files(
     params: Mapping[str, str],
     tracker: Tracker | None,
     lines: Sequence[Line] = (),
-    node_ids: Iterable[str] = (),
+    node_tags: Mapping[str, Mapping[str, str]] | None = None,
     views: Sequence[SavedView] = (),
 ) -> dict[str, str]:
-    """Writes the files of a study or a search, and logs them if there is a tracker; returns {name: path}."""
+    """Writes the files of a study or a search, and logs them as `Tracker.log_study`, if any; returns {name: path}."""
     folder = store.study_dir(name)
     for file, data in files.items():
         folder.write(file, data)
     if tracker is not None:
-        tracker.log_study(name, files, figures, params, lines, node_ids, views)
+        tracker.log_study(name, files, figures, params, lines, node_tags, views)
     return {file: folder.file(file) for file in files}
 
 

@@ -22,10 +22,13 @@ from gram_platform.studies.flags import checked_common, parse_flags
 from gram_platform.studies.run import Driver, provide_data
 from gram_platform.studies.searches.control import CANCELLED, LOST, RUNNING, Control, DriverLease
 from gram_platform.studies.searches.definition import Search, SearchFlags
+from gram_platform.studies.searches.report import trial_tags
 from gram_platform.studies.searches.stopping import note_stopped
 from gram_platform.studies.session import exit_with, open_tracker, reporter, say
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.connection import first_line
+from gram_platform.tracking.tracker import study_id
+from gram_platform.tracking.views import study_views
 
 
 def main(search: Search, arguments: list[str] | None = None) -> None:
@@ -187,8 +190,11 @@ class SearchDriver(Driver):
             self.view.say("no table: no trial is complete yet")
             return 1
         params = {"search_id": self.search_id, "preset": self.flags.preset, "data_id": self.graph.data_id}
-        write = partial(publish_files, self.search.name, self.store, output.files, output.figures, params)
-        self._publish(write, output.text)
+        name, tags = self.search.name, trial_tags(output.files["trials.csv"])
+        views = study_views(name, study_id(name, params), {}, ())
+        write = partial(publish_files, name, self.store, output.files, output.figures, params)
+        self._publish(partial(write, node_tags=tags, views=views), output.text)
+        self._say_links(name, is_mirrored)
         return 0
 
 
