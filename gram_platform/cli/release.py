@@ -131,6 +131,7 @@ def serve_command(
     replicas: int = 1,
     rows: int = 64,
     waiting: int = 512,
+    max_requests: int = 64,
     deadline: float = 60.0,
     precision: str = "float32",
     device: str = "cpu",
@@ -148,6 +149,8 @@ def serve_command(
         replicas: processes that each hold the model
         rows: completions that one replica continues at once
         waiting: further requests that may wait; more are refused with status 429
+        max_requests: requests of one token that may be at work or wait, unless its policy entry has max_requests; more
+            are refused with status 429
         deadline: seconds after which a request is abandoned
         precision: float32 or bfloat16
         device: cpu or cuda
@@ -163,7 +166,7 @@ def serve_command(
     endpoint = Endpoint(host, port, replicas, ray_address)
     limits = EngineLimits(rows, waiting, deadline)
     place = str(local_path("policy", policy))
-    Service(stored(storage).root, run_id, place, endpoint, limits, precision, device, threads).run()
+    Service(stored(storage).root, run_id, place, endpoint, limits, precision, device, threads, max_requests).run()
 
 
 def token_command(
@@ -172,6 +175,7 @@ def token_command(
     policy: str = "policy.toml",
     default: str = "",
     metrics: bool = False,
+    max_requests: int | None = None,
 ) -> None:
     """Make a token, add its hash to a policy, and print it once; it cannot be recovered.
 
@@ -181,12 +185,13 @@ def token_command(
         policy: the file to add it to, which must define the profiles
         default: the profile of a request that names none; required with several
         metrics: whether it may read /metrics
+        max_requests: requests of it that may be at work or wait at once; default: what `gram serve` says
     """
     if not profiles:
         raise invalid("profiles", profiles, "at least one profile of the policy")
     if len(profiles) > 1 and not default:
         raise invalid("default", default, "one of " + ", ".join(profiles))
     token = new_token()
-    entry = token_entry(name, token, profiles, default or profiles[0], metrics)
+    entry = token_entry(name, token, profiles, default or profiles[0], metrics, max_requests)
     edit_policy(policy, lambda text: text + entry)
     print(token)

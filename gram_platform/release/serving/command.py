@@ -22,6 +22,7 @@ from gram_platform.config import RunConfig, run_from_plain
 from gram_platform.config.identity import invalid, require_int
 from gram_platform.engine.local_cluster.head import free_port
 from gram_platform.engine.local_cluster.state import private_folder
+from gram_platform.release.serving.api import MAX_REQUESTS
 from gram_platform.release.serving.engine import EngineLimits
 from gram_platform.release.serving.model_server import ModelSource, require_servable
 from gram_platform.release.serving.policy import LEASE_S, Policy, followed, parse_policy, policy_text
@@ -62,6 +63,10 @@ class Service:
     precision: str = "float32"
     device: str = "cpu"
     num_threads: int = 1
+    max_requests: int = MAX_REQUESTS
+
+    def __post_init__(self) -> None:
+        require_int("max_requests", self.max_requests, 1)
 
     @classmethod
     def from_json(cls, text: str) -> "Service":
@@ -186,7 +191,8 @@ def start(service: Service, prepared: PreparedService, name: str, say: Callable[
     port, within_s = endpoint.port or free_port(), service.limits.deadline_s + SLOW_CALLER_S
     http = {"host": endpoint.host, "port": port, "request_timeout_s": within_s}
     serve.start(proxy_location="HeadOnly", http_options=http)
-    app = application(prepared.source, prepared.tokenizer_json, context, endpoint.num_replicas, name)
+    sizes = endpoint.num_replicas, name, service.max_requests
+    app = application(prepared.source, prepared.tokenizer_json, context, *sizes)
     serve.run(app, name=name, route_prefix="/")
     for line in prepared.lines():
         say(line)
