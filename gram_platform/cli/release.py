@@ -137,6 +137,8 @@ def serve_command(
     device: str = "cpu",
     threads: int = 1,
     ray_address: str = "",
+    tls_cert: str = "",
+    tls_key: str = "",
 ) -> None:
     """Serve a run over HTTP; a caller's token decides which modules answer. Ctrl-C stops it.
 
@@ -155,7 +157,9 @@ def serve_command(
         precision: float32 or bfloat16
         device: cpu or cuda
         threads: CPU threads of a replica
-        ray_address: a Ray cluster to join; default $RAY_ADDRESS, else a private one on this machine
+        ray_address: a Ray cluster whose head is this machine; default $RAY_ADDRESS, else a private one
+        tls_cert: a PEM file with a certificate and its chain: HTTPS instead of HTTP
+        tls_key: the PEM file with its key
     """
     from gram_platform.release.serving.command import Endpoint, Service
     from gram_platform.release.serving.engine import EngineLimits
@@ -163,7 +167,7 @@ def serve_command(
     require_choice("precision", precision, PRECISIONS)
     require_choice("device", device, ("cpu", "cuda"))
     require_int("threads", threads, 1)
-    endpoint = Endpoint(host, port, replicas, ray_address)
+    endpoint = Endpoint(host, port, replicas, ray_address, tls_cert, tls_key)
     limits = EngineLimits(rows, waiting, deadline)
     place = str(local_path("policy", policy))
     Service(stored(storage).root, run_id, place, endpoint, limits, precision, device, threads, max_requests).run()

@@ -7,7 +7,7 @@
     GET  /                 the samples page
 
 Accepts a token only as `Authorization: Bearer ...`. Logs a refusal with the token's name, the status and a code, never
-prompts, tokens or other text of a caller (Ray Serve itself logs the header X-Request-ID).
+prompts, tokens or other text of a caller.
 """
 
 import base64
@@ -37,6 +37,7 @@ from gram_platform.release.serving.requests import (
     Refusal,
     over_limit,
     parse_request,
+    too_large,
     unavailable,
     unconfirmed,
     unknown_model,
@@ -221,15 +222,14 @@ def _require_json(request: Request) -> None:
 
 async def _body(request: Request) -> bytes:
     """Reads the body. Refusal 413 as soon as it proves too large."""
-    too_large = Refusal(413, "body_too_large", f"a body has at most {MAX_BODY_BYTES} bytes")
     declared = request.headers.get("content-length", "0")
     if declared.isascii() and declared.isdigit() and int(declared[:20]) > MAX_BODY_BYTES:
-        raise too_large
+        raise too_large(MAX_BODY_BYTES)
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > MAX_BODY_BYTES:
-            raise too_large
+            raise too_large(MAX_BODY_BYTES)
     return bytes(body)
 
 
