@@ -7,7 +7,7 @@
     GET  /                 the samples page
 
 Accepts a token only as `Authorization: Bearer ...`. Logs a refusal with the token's name, the status and a code, never
-prompts, tokens or other text of a caller (Ray Serve itself logs the header X-Request-ID).
+prompts, tokens or other text of a caller.
 """
 
 import base64
@@ -18,8 +18,9 @@ import logging
 import math
 import re
 import time
-from collections.abc import AsyncIterator
-from contextlib import aclosing
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, aclosing, contextmanager
 from importlib import resources
 
 from starlette.applications import Starlette
@@ -27,16 +28,26 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gram_platform.release.serving.answers import Answer, Completions, Metrics
 from gram_platform.release.serving.batch import GenerationRequest
 from gram_platform.release.serving.policy import NotGranted, Policy, TokenRule, is_recent, token_digest
-from gram_platform.release.serving.requests import Refusal, parse_request, unavailable, unconfirmed, unknown_model
+from gram_platform.release.serving.requests import (
+    Refusal,
+    over_limit,
+    parse_request,
+    too_large,
+    unavailable,
+    unconfirmed,
+    unknown_model,
+)
 from gram_platform.release.serving.text import Vocabulary
 
 LOG = logging.getLogger("ray.serve.gram")  # a child of the logger that Ray Serve writes to its files
 MAX_BODY_BYTES = 256 * 1024
 MAX_TOKEN_LENGTH = 256
+MAX_REQUESTS = 64  # of one token at once, by default
 NO_ROUTE = {
     404: ("not_found", "no such path"),
     405: ("method_not_allowed", "this path does not accept this method"),
@@ -46,15 +57,26 @@ NO_STORE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
 class Api:
-    """Serves one policy over HTTP; `completions` generates the answers."""
+    """Serves one policy over HTTP; `completions` generates the answers.
 
-    def __init__(self, policy: Policy, vocabulary: Vocabulary, completions: Completions):
-        self.policy, self.vocabulary, self.completions = policy, vocabulary, completions
+    A token whose rule says nothing else may have `max_requests` completions at once, from head to last byte.
+    """
+
+    def __init__(
+        self, policy: Policy, vocabulary: Vocabulary, completions: Completions, max_requests: int = MAX_REQUESTS
+    ):
+        self.policy, self.vocabulary, self.completions, self.max_requests = (
+            policy,
+            vocabulary,
+            completions,
+            max_requests,
+        )
+        self._num_open: Counter[str] = Counter()  # by holder
         self.confirmed_at, self.policy_error = math.inf, ""  # by `time.monotonic`; a test's policy stays confirmed
         self.metrics = Metrics()
         self.started = int(time.time())
 
-    def app(self) -> Starlette:
+    def app(self) -> ASGIApp:
         routes = [
             Route("/v1/completions", self.complete, methods=["POST"]),
             Route("/v1/models", self.models, methods=["GET"]),
@@ -65,12 +87,18 @@ class Api:
         handlers = {Refusal: self._refused, HTTPException: self._no_route, Exception: self._failed}
         app = Starlette(routes=routes, exception_handlers=handlers)
         app.router.redirect_slashes = False
-        return app
+
+        async def with_ending(scope: Scope, receive: Receive, send: Send) -> None:
+            with ExitStack() as scope["gram.ending"]:  # what a request holds until its last byte, or its caller's end
+                await app(scope, receive, send)
+
+        return with_ending
 
     # -------------------------------------------------------------------------------------------- the routes
 
     async def complete(self, request: Request) -> Response:
         digest, rule = self._caller(request)
+        request.scope["gram.ending"].enter_context(self._place(rule))
         _require_json(request)
         wanted = parse_request(await _body(request))
         try:
@@ -153,6 +181,18 @@ class Api:
         request.state.holder = rule.name
         return digest, rule
 
+    @contextmanager
+    def _place(self, rule: TokenRule) -> Iterator[None]:
+        """Counts one request of the token; Refusal 429 if it has as many as it may."""
+        allowed = rule.max_requests or self.max_requests
+        if self._num_open[rule.name] >= allowed:
+            raise over_limit(allowed)
+        self._num_open[rule.name] += 1
+        try:
+            yield
+        finally:
+            self._num_open[rule.name] -= 1
+
     async def _refused(self, request: Request, refusal: Refusal) -> Response:
         self._count(refusal, getattr(request.state, "holder", "nobody known"))
         return JSONResponse(refusal.body(), refusal.status, NO_STORE | refusal.headers())
@@ -182,15 +222,14 @@ def _require_json(request: Request) -> None:
 
 async def _body(request: Request) -> bytes:
     """Reads the body. Refusal 413 as soon as it proves too large."""
-    too_large = Refusal(413, "body_too_large", f"a body has at most {MAX_BODY_BYTES} bytes")
     declared = request.headers.get("content-length", "0")
     if declared.isascii() and declared.isdigit() and int(declared[:20]) > MAX_BODY_BYTES:
-        raise too_large
+        raise too_large(MAX_BODY_BYTES)
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > MAX_BODY_BYTES:
-            raise too_large
+            raise too_large(MAX_BODY_BYTES)
     return bytes(body)
 
 

@@ -45,20 +45,23 @@ SPARE_CALLS = 64  # calls to a replica beyond its engine's requests: refused one
 
 @ray.remote(num_cpus=0, max_restarts=-1)  # a restarted one knows no policy until it is confirmed again
 class PolicyKeeper:
-    """Holds the policy's text in force, an error of its file, and the time of the last confirmation."""
+    """Holds the policy's text in force, an error of its file or "", and when the file was last read.
+
+    Runs on the machine of `gram serve`: the time is `time.monotonic` of both.
+    """
 
     def __init__(self) -> None:
         self._held: tuple[str, str, float] | None = None
 
-    def confirm(self, text: str, error: str) -> None:
-        self._held = text, error, time.monotonic()
+    def confirm(self, text: str, error: str, read_at: float) -> None:
+        self._held = text, error, read_at
 
     def read(self) -> tuple[str, str, float]:
         """Returns text, error and the confirmation's age in seconds; RuntimeError before the first one."""
         if self._held is None:
             raise RuntimeError("no policy was confirmed yet")
-        text, error, confirmed_at = self._held
-        return text, error, time.monotonic() - confirmed_at
+        text, error, read_at = self._held
+        return text, error, time.monotonic() - read_at
 
 
 def follow(keeper: str, take: Callable[[Policy, str, float], None]) -> None:
@@ -160,8 +163,17 @@ def is_cancelled(error: BaseException) -> bool:
 class Ingress:
     """Answers HTTP; built inside the replica, because a tokenizer and locks cannot be pickled."""
 
-    def __init__(self, policy: Policy, tokenizer_json: str, context: int, model: DeploymentHandle, keeper: str):
-        self._api = Api(policy, Vocabulary.of(tokenizer_json, context), RemoteCompletions(model))
+    def __init__(
+        self,
+        policy: Policy,
+        tokenizer_json: str,
+        context: int,
+        model: DeploymentHandle,
+        keeper: str,
+        max_requests: int,
+    ):
+        vocabulary = Vocabulary.of(tokenizer_json, context)
+        self._api = Api(policy, vocabulary, RemoteCompletions(model), max_requests)
         follow(keeper, self._take)
 
     def _take(self, policy: Policy, error: str, confirmed_at: float) -> None:
@@ -172,9 +184,9 @@ class Ingress:
 
 
 def application(
-    source: ModelSource, tokenizer_json: str, context: int, num_replicas: int, keeper: str
+    source: ModelSource, tokenizer_json: str, context: int, num_replicas: int, keeper: str, max_requests: int
 ) -> serve.Application:
-    """Builds the application for `serve.run`; `keeper`: the name of its `PolicyKeeper`."""
+    """Builds the application for `serve.run`; `keeper`: its `PolicyKeeper`'s name, `max_requests`: as for `Api`."""
     quiet = LoggingConfig(enable_access_log=False)  # the metrics count requests
     resources = {"num_cpus": source.num_threads} | ({"num_gpus": 1} if source.device == "cuda" else {})
     calls = source.limits.num_rows + source.limits.num_waiting + SPARE_CALLS
@@ -195,4 +207,4 @@ def application(
         health_check_period_s=HEALTH_PERIOD_S,
         logging_config=quiet,
     )
-    return ingress.bind(source.policy, tokenizer_json, context, model.bind(source, keeper), keeper)
+    return ingress.bind(source.policy, tokenizer_json, context, model.bind(source, keeper), keeper, max_requests)

@@ -185,6 +185,17 @@ def busy() -> Refusal:
     return Refusal(429, "busy", "too many requests wait for the model; try again later", retry_after_s=1)
 
 
+def too_large(max_bytes: int) -> Refusal:
+    return Refusal(413, "body_too_large", f"a body has at most {max_bytes} bytes")
+
+
+def over_limit(max_requests: int) -> Refusal:
+    message = (
+        f"this token has {max_requests} requests at work or waiting, as many as it may; try again when one has ended"
+    )
+    return Refusal(429, "token_limit", message, retry_after_s=1)
+
+
 def late() -> Refusal:
     return Refusal(504, "deadline", "the model did not finish before the request's deadline")
 

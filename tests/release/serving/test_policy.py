@@ -9,6 +9,7 @@ import pytest
 from gram_platform.release.serving.policy import (
     Grant,
     NotGranted,
+    TokenRule,
     edit_policy,
     followed,
     load_policy,
@@ -66,9 +67,9 @@ def test_weights_are_kept_and_zeros_dropped():
 
 def test_a_written_entry_is_read_again(tmp_path):
     token, path = new_token(), tmp_path / "policy.toml"
-    path.write_text(POLICY + token_entry("zoe", token, ("open", "both"), "both", metrics=True))
+    path.write_text(POLICY + token_entry("zoe", token, ("open", "both"), "both", True, 7))
     rule = load_policy(str(path)).holder(token_digest(token))
-    assert (rule.name, rule.profiles, rule.default, rule.metrics) == ("zoe", ("open", "both"), "both", True)
+    assert rule == TokenRule("zoe", token_digest(token), ("open", "both"), "both", True, 7)
     assert token not in path.read_text()
     assert len(token) > 40
     assert token != new_token()
@@ -180,6 +181,8 @@ def test_a_revocation_while_a_token_is_added_stays(tmp_path):
         (r"tokens\[0\]\.default=None", POLICY + TOKEN.replace('"open"', '"open", "lisp"')),
         (r"tokens\[0\]\.default='both'", POLICY + TOKEN + 'default = "both"\n'),
         (r"tokens\[0\]\.metrics=1", POLICY + TOKEN + "metrics = 1\n"),
+        (r"tokens\[0\]\.max_requests=0", POLICY + TOKEN + "max_requests = 0\n"),
+        (r"tokens\[0\]\.max_requests=True", POLICY + TOKEN + "max_requests = true\n"),
         (r"tokens\.name='a'", POLICY + TOKEN + TOKEN),
         (r"tokens\.sha256=", POLICY + TOKEN + TOKEN.replace('"a"', '"b"')),
     ],
