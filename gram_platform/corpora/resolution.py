@@ -87,6 +87,16 @@ def catalog_names() -> tuple[str, ...]:
     return tuple(sorted((*catalog.STORIES, *catalog.HUB, INSTALLED)))
 
 
+def describe_corpus(name: str) -> str:
+    """Says in one line where the text of a named corpus is from."""
+    if name in catalog.STORIES:
+        corpus = catalog.STORIES[name]
+        return f"generated stories: {corpus.core_documents:,} of core, {corpus.aux_documents:,} of each other topic"
+    if name in catalog.HUB:
+        return "on the hub: " + ", ".join(dict.fromkeys(row.dataset for row in catalog.HUB[name].rows))
+    return "licences, documentation and source code of the packages installed on this machine"
+
+
 def grows_with_size(corpus: str | Path) -> bool:
     """Tells whether the amount of text follows from the tokens to train on: true of hub corpora."""
     return str(corpus) in catalog.HUB

@@ -174,13 +174,23 @@ AnyFlags = TypeVar("AnyFlags", bound=CommonFlags)
 
 def parse(study: Study, arguments: list[str] | None = None) -> Flags:
     """Returns the checked flags of a study; ValueError as `checked`."""
-    return checked(study, parse_flags(Flags, f"{study.title}\n\n{study.question}", arguments))
+    return checked(study, parse_flags(Flags, about(study), arguments))
 
 
-def parse_flags(kind: type[AnyFlags], description: str, arguments: list[str] | None = None) -> AnyFlags:
-    """Parses a command line; ends the process with usage on `--help` and on unknown flags."""
+def about(study: Study) -> str:
+    """Describes a study or a search at the head of its `--help`, with what its flags may name."""
+    presets = [f"{name} ({', '.join(preset.sizes)})" for name, preset in study.presets.items()]
+    named = f"Presets, with their sizes: {'; '.join(presets)}. Without --preset: {study.default_preset}."
+    return f"{study.title}\n\n{study.question}\n\n{named}"
+
+
+def parse_flags(
+    kind: type[AnyFlags], description: str, arguments: list[str] | None = None, prog: str | None = None
+) -> AnyFlags:
+    """Parses the command line of `prog`; ends the process with usage on `--help` and on unknown flags."""
     unnamed = Annotated[kind, tyro.conf.arg(name="")]
-    return tyro.cli(unnamed, args=arguments, description=description, config=(tyro.conf.OmitArgPrefixes,))
+    config = (tyro.conf.OmitArgPrefixes,)
+    return tyro.cli(unnamed, prog=prog, args=arguments, description=description, config=config)
 
 
 def checked(study: Study, flags: Flags) -> Flags:
