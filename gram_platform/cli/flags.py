@@ -16,7 +16,7 @@ DEFAULT_STORAGE = "~/.gram"
 Storage = Annotated[str, tyro.conf.arg(help="folder or URL of the storage; default $GRAM_STORAGE, else ~/.gram")]
 TrackingUri = Annotated[str, tyro.conf.arg(help="MLflow server or database; default SQLite in the storage")]
 AsJson = Annotated[bool, tyro.conf.arg(name="json", help="print JSON, for scripts")]
-MachineName = Literal[tuple(MACHINES)]
+MachineName = Literal[*MACHINES]
 Positional = tyro.conf.Positional
 
 

@@ -8,7 +8,7 @@ from gram_platform.cli.flags import Positional
 from gram_platform.config.identity import require_choice
 from gram_platform.studies import Study, library
 from gram_platform.studies.campaign import run_searched
-from gram_platform.studies.flags import Flags, about, checked, parse_flags
+from gram_platform.studies.flags import Flags, checked, parse_flags
 from gram_platform.studies.searches.definition import Search
 from gram_platform.studies.searches.run import checked_flags, run_search
 from gram_platform.studies.session import exit_with
@@ -30,7 +30,7 @@ def run_named(name: str, arguments: list[str]) -> None:
     """Runs a study or a search with its own flags, and ends the process; ValueError for an unknown name."""
     study = find_study(name)
     kind = study.flags_type if isinstance(study, Search) else Flags
-    flags = parse_flags(kind, about(study), arguments, f"gram run {name}")
+    flags = parse_flags(kind, study.about, arguments, f"gram run {name}")
     if isinstance(study, Search):
         exit_with(lambda: run_search(study, checked_flags(study, flags)))
     exit_with(lambda: run_searched(study, checked(study, flags)))

@@ -17,7 +17,7 @@ from gram_platform.methods.nodes import Node, method_costs, method_nodes, requir
 from gram_platform.methods.setting import MaxEnt, profile_name
 from gram_platform.store import Store
 from gram_platform.studies.definition import Preset, Study, Variant
-from gram_platform.studies.flags import CommonFlags, Flags, by_law
+from gram_platform.studies.flags import CommonFlags, Flags
 
 BEST = "best.json"  # in the folder of a MaxEnt search
 DEFAULT_MAXENT = MaxEnt()
@@ -117,7 +117,7 @@ def preset_of(study: Study, flags: Flags) -> tuple[Preset, Flags]:
     if flags.start:
         preset = from_import(preset, flags.sizes[0], Store(flags.storage), flags.start)
         flags = replace(flags, sizes=tuple(preset.sizes))
-    return (by_law(preset, load_law(flags.law)) if flags.law else preset), flags
+    return (preset.by_law(load_law(flags.law)) if flags.law else preset), flags
 
 
 def from_import(preset: Preset, size: str, store: Store, import_id: str) -> Preset:

@@ -18,7 +18,7 @@ from gram_platform.pages.results.record import publish_files
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph, resolve_corpora, settings_of
 from gram_platform.studies.dry_run import described
-from gram_platform.studies.flags import about, checked_common, parse_flags
+from gram_platform.studies.flags import checked_common, parse_flags
 from gram_platform.studies.run import Driver, provide_data
 from gram_platform.studies.searches.control import CANCELLED, LOST, RUNNING, Control, DriverLease
 from gram_platform.studies.searches.definition import Search, SearchFlags
@@ -35,7 +35,7 @@ def main(search: Search, arguments: list[str] | None = None) -> None:
 
 def parse(search: Search, arguments: list[str] | None = None) -> SearchFlags:
     """Returns the checked flags; ValueError naming the flag, the value and what is expected."""
-    return checked_flags(search, parse_flags(search.flags_type, about(search), arguments))
+    return checked_flags(search, parse_flags(search.flags_type, search.about, arguments))
 
 
 def checked_flags(search: Search, flags: SearchFlags) -> SearchFlags:
