@@ -18,6 +18,7 @@ from gram_platform.methods.setting import MaxEnt, profile_name
 from gram_platform.store import Store
 from gram_platform.studies.definition import Preset, Study, Variant
 from gram_platform.studies.flags import CommonFlags, Flags
+from gram_platform.studies.preset_file import with_changes
 
 BEST = "best.json"  # in the folder of a MaxEnt search
 DEFAULT_MAXENT = MaxEnt()
@@ -113,7 +114,7 @@ def build_graph(study: Study, flags: Flags, progress=None) -> Graph:
 
 def preset_of(study: Study, flags: Flags) -> tuple[Preset, Flags]:
     """Returns the preset as --start and --law change it, and the flags with the size of the imported model."""
-    preset = study.presets[flags.preset]
+    preset = with_changes(study, flags.preset, flags.changes).presets[flags.preset]
     if flags.start:
         preset = from_import(preset, flags.sizes[0], Store(flags.storage), flags.start)
         flags = replace(flags, sizes=tuple(preset.sizes))

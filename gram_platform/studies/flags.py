@@ -1,7 +1,6 @@
 """Defines the flags of studies, and checks them before any work starts."""
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,10 +10,12 @@ import tyro
 
 from gram_platform.config.identity import invalid, local_path, require_choice, require_int, require_real
 from gram_platform.config.ladder import load_law
+from gram_platform.corpora import catalog_names
 from gram_platform.methods import METHODS
 from gram_platform.planner import AUTO, MACHINES, Budget, Machine, Ranks
 from gram_platform.planner.simulation import NO_LONGER, SimulatedCluster
 from gram_platform.studies.definition import Preset, Study
+from gram_platform.studies.preset_file import read_preset, with_changes
 from gram_platform.tracking import default_tracking_uri
 from gram_platform.tracking.connection import require_tracking_uri
 
@@ -33,6 +34,7 @@ def _choice(*values: str) -> Any:
     return _shown(Literal["", *values], f"{{{','.join(values)}}}")
 
 
+SET = tyro.conf.arg(name="set", metavar="FIELD=VALUE ...", help_behavior_hint="")
 Text, Texts = _shown(str, "TEXT"), _shown(tuple[str, ...], "TEXT ...")
 Place, Names = _shown(str, "FOLDER|URL"), _shown(tuple[str, ...], "NAME ...")
 
@@ -44,14 +46,18 @@ class CommonFlags:
     The properties say what checked flags mean; each is resolved once.
     """
 
-    preset: _shown(str, "NAME") = ""
-    """one of those above; paper is as the paper's text prints it, as_run as the authors' settings have it"""
+    preset: _shown(str, "NAME|FILE.toml") = ""
+    """one of those above; paper is as the paper's text prints it, as_run as the authors' settings have it; or a file
+    with `base`, the name of a preset, and the fields that it changes (docs/studies.md)"""
+    changes: Annotated[tuple[str, ...], SET] = ()
+    """fields of the preset to change, as routing.p_aux_spread=0.1 'sizes[0.6M].peak_lr=2e-3'"""
     storage: Place = ""
     """folder or fsspec URL of runs and results; default $GRAM_STORAGE, else ~/.gram"""
     tracking_uri: _shown(str, "URL") = ""
     """MLflow server or database; default SQLite in the storage"""
-    corpus: _shown(str, "NAME|FOLDER|FILE") = ""
-    """a corpus above, a folder of .jsonl/.parquet with `text` and `label`, or a .json of labelled globs"""
+    corpus: _shown(str, "NAME|FOLDER|FILE|hf://...") = ""
+    """a corpus above, a folder of .jsonl/.parquet with `text` and `label`, a .json of labelled globs, a .toml recipe,
+    or hf://ORG/NAME?label=FIELD&text=FIELD (docs/studies.md)"""
     core_label: Text = ""
     """the label (or labels, with commas between) that is core, default core or the catalog's own; every other
     label is an auxiliary domain"""
@@ -200,11 +206,12 @@ def parse_flags(
 
 def checked(study: Study, flags: Flags) -> Flags:
     """Returns the flags with defaults and lists filled in; ValueError naming the flag, the value and the expected."""
-    flags = checked_common(study.presets, study.default_preset, flags)
+    flags = checked_common(study, flags)
+    preset = with_changes(study, flags.preset, flags.changes).presets[flags.preset]
     if flags.through:
         require_choice("through", flags.through, flags.sizes)
         flags = replace(flags, sizes=flags.sizes[: flags.sizes.index(flags.through) + 1])
-    methods = split_list(flags.methods) or study.presets[flags.preset].methods or study.methods
+    methods = split_list(flags.methods) or preset.methods or study.methods
     for method in methods:
         require_choice("methods", method, tuple(METHODS))
     if flags.start and len(flags.sizes) > 1:
@@ -217,15 +224,14 @@ def checked(study: Study, flags: Flags) -> Flags:
     if flags.export_nodes and flags.start:
         raise invalid("export_nodes", flags.export_nodes, "a study without --start: imported weights are not exported")
     if flags.law:
-        study.presets[flags.preset].by_law(load_law(flags.law)).require_ranks(flags.sizes, flags.ranks)
+        preset.by_law(load_law(flags.law)).require_ranks(flags.sizes, flags.ranks)
     return replace(flags, methods=("baseline", *(m for m in METHODS if m in methods and m != "baseline")))
 
 
-def checked_common(presets: Mapping[str, Preset], default_preset: str, flags: AnyFlags) -> AnyFlags:
+def checked_common(study: Study, flags: AnyFlags) -> AnyFlags:
     """Returns the common flags with defaults and lists filled in; ValueError as `checked`."""
-    name = flags.preset or default_preset
-    require_choice("preset", name, tuple(presets))
-    preset = presets[name]
+    name, changes = read_preset(study.presets, flags.preset or study.default_preset, flags.changes)
+    preset = with_changes(study, name, changes).presets[name]
     storage = absolute_place("storage", flags.storage or os.environ.get("GRAM_STORAGE") or "~/.gram")
     sizes = split_list(flags.sizes) or tuple(preset.sizes)
     for size in sizes:
@@ -233,6 +239,7 @@ def checked_common(presets: Mapping[str, Preset], default_preset: str, flags: An
     flags = replace(
         flags,
         preset=name,
+        changes=changes,
         storage=storage,
         tracking_uri=_tracking_uri(flags.tracking_uri, storage),
         corpus=_corpus(flags.corpus, preset),
@@ -312,8 +319,9 @@ def _tracking_uri(uri: str, storage: str) -> str:
 
 def _corpus(corpus: str, preset: Preset) -> str:
     """Makes a path absolute, and keeps a catalog name; a path has a separator or exists."""
-    if not corpus:
+    if not corpus and preset.corpus in catalog_names():
         return preset.corpus
+    corpus = corpus or preset.corpus
     is_place = os.sep in corpus or corpus.startswith((".", "~")) or Path(corpus).exists()
     return absolute_place("corpus", corpus) if is_place else corpus
 

@@ -29,6 +29,7 @@ from gram_platform.studies.dry_run import (
 from gram_platform.studies.flags import Flags, parse
 from gram_platform.studies.live import LiveView
 from gram_platform.studies.measurements import MEASUREMENTS
+from gram_platform.studies.preset_file import preset_params
 from gram_platform.studies.session import (
     Mirror,
     execution_of,
@@ -290,7 +291,10 @@ def record_of(graph: Graph) -> StudyRecord:
     )
     if graph.preset.family != OURS:
         facts += (NOT_REPRODUCED,)
-    params = {"preset": flags.preset, "family": graph.preset.family, "data_id": data, "seeds": seeds}
+    if flags.changes:
+        facts += (f"Changed from the preset: {'; '.join(flags.changes)}.",)
+    params = preset_params(flags.preset, flags.changes)
+    params |= {"family": graph.preset.family, "data_id": data, "seeds": seeds}
     params |= {"sizes": ",".join(flags.sizes), "methods": ",".join(flags.methods)}
     for name, sentence in SOURCES.items():
         if source := getattr(flags, name):
