@@ -20,7 +20,7 @@ def prepare_command(
     aux_share: float = 0.0,
     check_only: Annotated[bool, tyro.conf.arg(name="check")] = False,
 ) -> None:
-    """Pack a corpus: a catalog name, a folder or file of .jsonl/.parquet, or a .json of labelled globs.
+    """Pack a corpus: a catalog name, a folder or file of records, a .json of globs, a .toml recipe, or hf://....
 
     Args:
         corpus: the corpus to pack

@@ -18,7 +18,7 @@ HEADER = re.compile(r"\s*\[(\[?)([^\[\]]+)\]")
 KEY = re.compile(r"\s*([\w\"'. -]+?)\s*=")
 PART = re.compile(r"\"([^\"]*)\"|'([^']*)'|([\w-]+)")
 STEP = re.compile(r"\[([^\]]*)\]|\.?([\w-]+)")  # of a field's name in --set
-NAMED = re.compile(r"(\w+)(?:\[[^\]]*\])?=")  # the field at the head of an error
+NAMED = re.compile(r"(\w+)(?:\[([^\]]*)\])?=")  # the field at the head of an error
 
 
 class WrongField(ValueError):
@@ -67,7 +67,8 @@ class Written:
         if isinstance(error, WrongField):
             steps = error.steps
         else:
-            steps = next((at for at in _written(self.plain) if named and at[-1] == named[1]), ())
+            names = (named[2], named[1]) if named else ()
+            steps = next((at for name in names for at in _written(self.plain) if at[-1] == name), ())
         while steps and steps not in written:
             steps = steps[:-1]
         return steps

@@ -138,6 +138,11 @@ def test_a_studys_corpus_may_be_the_files(written, tmp_path, monkeypatch):
     graph = graph_of(written('base = "smoke"\ncorpus = "./text"\n'))
     assert graph.flags.corpus == str(folder)
     assert graph.recipe.domains == ("core", "x")
+    assert "recipe" not in record_of(graph).params
+    (tmp_path / "recipe.toml").write_text('records = ["text"]\n')
+    by_recipe = graph_of(written('base = "smoke"\ncorpus = "recipe.toml"\n'))
+    assert by_recipe.data_id == graph.data_id
+    assert json.loads(record_of(by_recipe).params["recipe"])["records"] == ["text"]
 
 
 WRONG = {
