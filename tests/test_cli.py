@@ -170,7 +170,7 @@ def test_configs_that_cannot_be_read(finished, text, capsys):
     ("arguments", "message"),
     [
         (["status", "--storage", "/nowhere/at/all"], "storage="),
-        (["status", "--machine", "abacus"], "machine='abacus'"),
+        (["status", "--machine", "abacus"], "choice 'abacus'"),
         (["compare", "a", "b"], "run_id='a'"),
         (["report", "nothing"], "study='nothing'"),
         (["report", "--out", "/dev/null"], "out='/dev/null'"),

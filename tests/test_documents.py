@@ -12,6 +12,7 @@ import tyro
 
 from gram_platform import config
 from gram_platform.cli import COMMANDS
+from gram_platform.cli.run import find_study
 from gram_platform.cli.studies import site_command
 from gram_platform.config.identity import require_choice
 from gram_platform.methods import METHODS
@@ -20,6 +21,7 @@ from gram_platform.studies.build import build_graph
 from gram_platform.studies.campaign import CampaignFlags
 from gram_platform.studies.flags import parse
 from gram_platform.studies.measurements import Losses
+from gram_platform.studies.searches.definition import Search
 from gram_platform.studies.searches.run import parse as parse_search
 from tests.test_architecture import ROOMS, ROOT
 
@@ -133,6 +135,10 @@ def check(name: str, arguments: list[str]) -> None:
     """SystemExit or ValueError unless the command takes these arguments; nothing is started."""
     if name == "gram" and len(arguments) == 1:  # the command as a name, within a sentence
         require_choice("gram", arguments[0], tuple(COMMANDS))
+        return
+    if name == "gram" and arguments[0] == "run":
+        study = find_study(arguments[1])
+        (parse_search if isinstance(study, Search) else parse)(study, arguments[2:])
         return
     if name == "gram":
         stubs = {command: functools.wraps(run)(lambda *_, **__: None) for command, run in COMMANDS.items()}

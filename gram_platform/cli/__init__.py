@@ -1,4 +1,4 @@
-"""Runs the `gram` command: prepares corpora, reads storages, reports studies, scores, exports and serves runs."""
+"""Runs the `gram` command: runs and lists studies, prepares corpora, scores, exports, imports and serves."""
 
 import sys
 
@@ -7,13 +7,18 @@ import tyro
 from gram_platform.cli.check import check_command
 from gram_platform.cli.corpus import prepare_command
 from gram_platform.cli.evaluate import eval_command
+from gram_platform.cli.listing import list_command, show_command
 from gram_platform.cli.release import export_command, import_command, serve_command, token_command
+from gram_platform.cli.run import run_command, run_named
 from gram_platform.cli.storage import compare_command, gc_command, status_command
 from gram_platform.cli.studies import replicate_command, report_command, search_command, sync_command
 from gram_platform.config.identity import printable
 from gram_platform.tracking import TrackingUnavailable
 
 COMMANDS = {
+    "run": run_command,
+    "list": list_command,
+    "show": show_command,
     "prepare": prepare_command,
     "status": status_command,
     "compare": compare_command,
@@ -33,7 +38,10 @@ COMMANDS = {
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs one command. Exit code 0: done; 1: a check failed; 2: bad input, or MLflow is unreachable."""
+    arguments = sys.argv[1:] if arguments is None else arguments
     try:
+        if arguments[:1] == ["run"] and not "".join(arguments[1:2]).startswith("-") and arguments[1:]:
+            run_named(arguments[1], arguments[2:])  # each study has flags of its own
         tyro.extras.subcommand_cli_from_dict(COMMANDS, args=arguments, prog="gram", description=__doc__)
     except (ValueError, TrackingUnavailable) as error:
         print(printable(f"error: {error}"), file=sys.stderr)

@@ -21,7 +21,7 @@ def prepare_command(
     core_tokenizer: bool = False,
     check_only: Annotated[bool, tyro.conf.arg(name="check")] = False,
 ) -> None:
-    """Pack a corpus: a catalog name, a folder or file of .jsonl/.parquet, or a .json of labelled globs.
+    """Pack a corpus: a catalog name, a folder or file of records, a .json of globs, a .toml recipe, or hf://....
 
     Args:
         corpus: the corpus to pack

@@ -3,17 +3,20 @@
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
 from gram_platform.config.identity import invalid
+from gram_platform.planner import MACHINES
 from gram_platform.store import Store
 from gram_platform.studies.flags import absolute_place
 
 DEFAULT_STORAGE = "~/.gram"
 Storage = Annotated[str, tyro.conf.arg(help="folder or URL of the storage; default $GRAM_STORAGE, else ~/.gram")]
 TrackingUri = Annotated[str, tyro.conf.arg(help="MLflow server or database; default SQLite in the storage")]
+AsJson = Annotated[bool, tyro.conf.arg(name="json", help="print JSON, for scripts")]
+MachineName = Literal[*MACHINES]
 Positional = tyro.conf.Positional
 
 

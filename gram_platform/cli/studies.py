@@ -4,10 +4,11 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 from gram_platform.cli.flags import Positional, Storage, TrackingUri, has_study, stored
 from gram_platform.cli.mlflow_report import report_from_mlflow
-from gram_platform.config.identity import invalid, local_path, printable, require_choice
+from gram_platform.config.identity import invalid, local_path, printable
 from gram_platform.pages.report.study import Results
 from gram_platform.pages.results.external import read_external
 from gram_platform.pages.results.record import load_record
@@ -107,7 +108,9 @@ def site_command(storage: Storage = "", tracking_uri: TrackingUri = "", out: str
     print(f"{built.num_runs} runs, {built.num_written} files written now\n{built.index}")
 
 
-def search_command(action: Positional[str] = "list", search: Positional[str] = "", storage: Storage = "") -> None:
+def search_command(
+    action: Positional[Literal[ACTIONS]] = "list", search: Positional[str] = "", storage: Storage = ""
+) -> None:
     """List the searches of a storage, or control one.
 
     Args:
@@ -115,7 +118,6 @@ def search_command(action: Positional[str] = "list", search: Positional[str] = "
         search: id or name of the search
         storage: folder or URL of the storage
     """
-    require_choice("action", action, ACTIONS)
     store = stored(storage)
     if action == "list":
         print("\n".join(search_lines(store)) or f"{store.root}: no searches")

@@ -4,10 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gram_platform.config.identity import invalid
-from gram_platform.corpora import catalog, stories
+from gram_platform.corpora import stories
+from gram_platform.corpora.catalog import HubCorpus, StoriesCorpus, TextCorpus
 from gram_platform.corpora.hub import first_record
 from gram_platform.corpora.installed import INSTALLED, first_units
 from gram_platform.corpora.recipe import CorpusRecipe, HubRow, HubSource, StoriesSource
+from gram_platform.corpora.recipe_file import described_corpus, text_units
 from gram_platform.corpora.records import Unit, read_unit
 from gram_platform.corpora.resolution import core_labels, existing_path, stories_of
 from gram_platform.corpora.sources import find_units
@@ -39,12 +41,14 @@ def _sources(corpus: CorpusRecipe | str | Path) -> list[HubRow | Unit | StoriesS
         if isinstance(corpus.source, HubSource):
             return list(corpus.source.rows)
         return [corpus.source] if isinstance(corpus.source, StoriesSource) else list(corpus.units)
-    name = str(corpus)
-    if name in catalog.HUB:
-        return list(catalog.HUB[name].rows)
-    if name in catalog.STORIES:
-        return [stories_of(catalog.STORIES[name], core_labels(None, stories.TOPICS))]
-    return first_units() if name == INSTALLED else list(find_units(existing_path(corpus)))
+    described = described_corpus(corpus)
+    if isinstance(described, HubCorpus):
+        return list(described.rows)
+    if isinstance(described, StoriesCorpus):
+        return [stories_of(described, core_labels(None, stories.TOPICS))]
+    if isinstance(described, TextCorpus):
+        return list(text_units(corpus))
+    return first_units() if str(corpus) == INSTALLED else list(find_units(existing_path(corpus)))
 
 
 def _check(source: HubRow | Unit | StoriesSource) -> CheckResult:

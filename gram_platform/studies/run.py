@@ -8,6 +8,7 @@ from gram_platform.analysis.ratios import MEAN
 from gram_platform.config import CORE
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid, local_path
+from gram_platform.corpora.recipe_file import recipe_text
 from gram_platform.engine.graph import run_graph
 from gram_platform.engine.handover import missing_nodes, write_nodes
 from gram_platform.engine.in_process import has_gpu, run_in_process
@@ -29,6 +30,7 @@ from gram_platform.studies.dry_run import (
 from gram_platform.studies.flags import Flags, parse
 from gram_platform.studies.live import LiveView
 from gram_platform.studies.measurements import MEASUREMENTS
+from gram_platform.studies.preset_file import preset_params
 from gram_platform.studies.session import (
     Mirror,
     execution_of,
@@ -297,7 +299,12 @@ def record_of(graph: Graph) -> StudyRecord:
     )
     if graph.preset.family != OURS:
         facts += (NOT_REPRODUCED,)
-    params = {"preset": flags.preset, "family": graph.preset.family, "data_id": data, "seeds": seeds}
+    if flags.changes:
+        facts += (f"Changed from the preset: {'; '.join(flags.changes)}.",)
+    params = preset_params(flags.preset, flags.changes)
+    if recipe := recipe_text(flags.corpus):
+        params["recipe"] = recipe
+    params |= {"family": graph.preset.family, "data_id": data, "seeds": seeds}
     params |= {"sizes": ",".join(flags.sizes), "methods": ",".join(flags.methods)}
     for name, sentence in SOURCES.items():
         if source := getattr(flags, name):

@@ -129,7 +129,7 @@ def test_fields_are_joined_and_unknown_ones_named(tmp_path, jsonl):
     ]
     with pytest.raises(ValueError, match=r"field='abstract'.*one of body, label, title"):
         fetched(local_row(path, text_fields=("abstract",)), tmp_path / "b")
-    with pytest.raises(ValueError, match=r"label='core'.*add it there"):
+    with pytest.raises(ValueError, match=r"label='core'.*its row: add new ones"):
         fetched(local_row(path, text_fields=("title",), labels=("other",)), tmp_path / "c")
 
 
