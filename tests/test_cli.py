@@ -4,6 +4,9 @@ import dataclasses
 import json
 import os
 import re
+import shlex
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -219,3 +222,10 @@ def test_a_terminal_gets_no_command_from_a_text_or_a_name(tmp_path, capsys):
     shown = "".join(capsys.readouterr())
     assert not re.search("[\x1b\x07\u202e]", shown)
     assert all(part in shown for part in (r"t\x1b]0;x\x07\u202e", r"a\x1b[2J.jsonl", r"t\x1b[1m"))
+
+
+def test_a_reader_that_stops_early_is_no_error():
+    program = "from gram_platform.cli import main; main(['list', 'presets'])"
+    command = f"{shlex.quote(sys.executable)} -c {shlex.quote(program)} | true"  # ends before the first line
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

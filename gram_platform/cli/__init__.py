@@ -1,5 +1,6 @@
 """Runs the `gram` command: runs and lists studies, prepares corpora, scores, exports, imports and serves."""
 
+import os
 import sys
 
 import tyro
@@ -46,3 +47,6 @@ def main(arguments: list[str] | None = None) -> None:
     except (ValueError, TrackingUnavailable) as error:
         print(printable(f"error: {error}"), file=sys.stderr)
         raise SystemExit(2) from error
+    except BrokenPipeError as error:  # as in `gram status | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at its end
+        raise SystemExit(0) from error
