@@ -1,11 +1,12 @@
 # The commands of a checkout. `make demo` and `make test` also set up .venv.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo lr-bs-demo test test-all stop lint format
+.PHONY: help setup demo lr-bs-demo test test-all fuzz audit lock stop lint format
 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+AUDIT := $(VENV)-audit
 # Prefers the interpreter that the pins were tested with; set PYTHON=... to choose another (3.11 or newer).
 PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13; do \
 	$$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
@@ -34,6 +35,20 @@ test: lint ## run lint, then all tests except the slow ones, two files at a time
 
 test-all: lint ## run lint, then every test
 	$(BIN)/python -m pytest $(ARGS)
+
+fuzz: setup ## fuzz every parser of text from outside for a minute each; ARGS="records --seconds 600" for one
+	$(BIN)/python -m tests.fuzz $(ARGS)
+
+audit: ## look the pinned versions up among known vulnerabilities; needs PyPI, and fails where it does not answer
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer with venv is needed: set PYTHON=/path/to/python" >&2; exit 1; }
+	test -x $(AUDIT)/bin/pip-audit || { $(PYTHON) -m venv $(AUDIT) && $(AUDIT)/bin/python -m pip install --quiet pip-audit==2.10.1; }
+	$(AUDIT)/bin/pip-audit --strict --no-deps --disable-pip --requirement constraints.txt $(ARGS)
+
+lock: setup ## write constraints.lock: the pins with the hashes of the files that pip would install on this kind of machine
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --dry-run --ignore-installed \
+		--report $(VENV)/report.json -c constraints.txt '.[dev]'
+	$(BIN)/python cluster/lock.py $(VENV)/report.json > constraints.lock
+	@echo "pip install --require-hashes --no-deps -r constraints.lock && pip install --no-deps -e . installs these files and no others"
 
 stop: ## stop only what a demo left running
 	@if test -x $(BIN)/python; then $(BIN)/python -m gram_platform.engine.local_cluster stop; else echo "nothing is running"; fi

@@ -41,7 +41,9 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """Reads a `tokenizer.json`; see `configured`. ValueError for a file that cannot be read."""
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception
+    except BaseException as error:  # the library raises bare Exception, and panics, which are none
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise invalid("tokenizer", str(path), f"a tokenizer.json that can be read ({error})") from None
     return configured(tokenizer)
 
