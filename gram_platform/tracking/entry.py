@@ -197,8 +197,14 @@ def run_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
     if not result:
         return {}
     values = {key: result[key] for key in SIZES if key in result} | {key: timing[key] for key in TIMES if key in timing}
-    losses = {name: loss for name, loss in result.get("final", {}).items() if name.startswith(tuple(SHOWN))}
-    return {shown_name(name): float(value) for name, value in (values | losses).items()}
+    values |= {name: loss for name, loss in result.get("final", {}).items() if name.startswith(tuple(SHOWN))}
+    metrics = {shown_name(name): float(value) for name, value in values.items()}
+    return last_as_best(metrics) | metrics
+
+
+def last_as_best(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Returns `loss_at_best/` of a run whose last evaluation was its best one: MLflow gets them of other runs alone."""
+    return {BEST_LOSS + name.removeprefix(LOSS): loss for name, loss in metrics.items() if name.startswith(LOSS)}
 
 
 def evaluation_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
@@ -233,12 +239,12 @@ def curve_metrics(records: Iterable[Mapping], entry: Entry, after_step: int) -> 
 
 
 def result_metrics(entry: Entry, records: Iterable[Mapping]) -> list[Metric]:
-    """Lists the result's metrics with which no curve ends, at the run's last step and time of ending."""
-    ends = {metric.key: metric.value for metric in curve_metrics(records, entry, -1)}
+    """Lists the result's metrics that do not follow from the curves, at the run's last step and time of ending."""
     curves = {name: key for key, name in AT_END.items()}
-    values = {curves.get(name, metric_name(name)): value for name, value in entry.result_metrics.items()}
-    values = {key: value for key, value in values.items() if key != "num_steps" and ends.get(key) != value}
-    return [Metric(key, value, entry.ended_ms, entry.num_steps) for key, value in values.items()]
+    values = {curves.get(name, name): value for name, value in entry.result_metrics.items() if name != "num_steps"}
+    known = {unescape(metric.key): metric.value for metric in curve_metrics(records, entry, -1)} | last_as_best(values)
+    new = {metric_name(name): value for name, value in values.items() if known.get(name) != value}
+    return [Metric(key, value, entry.ended_ms, entry.num_steps) for key, value in new.items()]
 
 
 def start_ms(records: Sequence[Mapping], entry: Entry, now_s: float) -> int:

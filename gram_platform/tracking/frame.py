@@ -117,6 +117,7 @@ def _mlflow_frame(runs: Mapping[tuple[str, str], Run], tags: Mapping[str, str | 
     for (kind, node_id), run in runs.items():
         has_result = run.data.tags.get(content.STATUS) == State.COMPLETE  # else they are the curves' points so far
         metrics = {_column(key): value for key, value in run.data.metrics.items()} if has_result else {}
+        metrics = (content.last_as_best(metrics) if kind == "run" else {}) | metrics
         rows.append(_row(kind, node_id, run.data.tags, metrics, int(run.data.params.get("num_steps", 0))))
     return _frame(rows, tags)
 

@@ -23,7 +23,7 @@ from gram_platform.store import EvaluationDirectory, RunDirectory, Store
 from gram_platform.tracking import entry as content
 from gram_platform.tracking.connection import Connection, collector_paused, require_database
 from gram_platform.tracking.entry import Entry
-from gram_platform.tracking.views import LINE, VIEW, SavedView, experiment_note, saved_views
+from gram_platform.tracking.views import LINE, TRAINING_RUNS, VIEW, SavedView, experiment_note, saved_views
 
 METRICS_PER_REQUEST = 1000  # MLflow's own limit
 NUM_TRIES, LONGEST_PAUSE_S = 8, 0.25  # for a node that other machines send too
@@ -204,7 +204,7 @@ class Tracker:
             return None
         with self._connection.reaching():
             experiment_id = self._connection.experiment_id
-        return f"{base}/#/experiments/{experiment_id}/runs/{mlflow_run_id}"
+        return f"{base}/#/experiments/{experiment_id}/runs/{mlflow_run_id}?{TRAINING_RUNS}"
 
     def _base(self, ui_url: str | None) -> str | None:
         base = ui_url or (self.tracking_uri if self.tracking_uri.startswith("http") else None)

@@ -268,7 +268,7 @@ def test_study_is_logged_once(tracker):
     assert tracker.study_file("scaling", "absent.csv") is tracker.study_file("absent", "table.csv") is None
     assert tracker.runs() == {}
     assert tracker.run_url(first) is None
-    assert tracker.run_url(first, "http://127.0.0.1:5000/").endswith(f"/#/experiments/1/runs/{first}")
+    assert tracker.run_url(first, "http://127.0.0.1:5000/").endswith(f"runs/{first}?workflowType=machine_learning")
 
 
 LINE = Line("gram core+virology", {"method": "gram"}, {100: {"core": 0.9, "forget": 0.5}, 400: {"core": 1.0}})
