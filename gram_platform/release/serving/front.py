@@ -28,7 +28,8 @@ LOOPBACK = "127.0.0.1"
 MAX_REQUESTS = 64  # of one token at once, by default
 PATIENCE_S = 0.25  # a caller hears the end of an answer a moment before its place is free
 ARRIVAL_S = 10.0  # from the connection (with TLS: from its handshake, which has as long) to the request's last byte
-MAX_ARRIVING = 256  # connections whose request is not whole; one more closes the oldest
+MAX_ARRIVING = 256  # connections whose request is not whole; one more closes the oldest, if that is slow
+SLOW_S = 2.0  # a crowd that has just come is not slow
 MAX_HEAD_BYTES = 16 * 1024
 LINGER_S = 2.0  # a refused caller's further bytes are dropped: with them unread it would lose the answer
 CHUNK_BYTES = 64 * 1024
@@ -89,7 +90,7 @@ class Front:
 
     def __init__(self, inner_port: int, response_s: float, places: Places):
         self.inner_port, self.response_s, self.places = inner_port, response_s, places
-        self._arriving: dict[asyncio.StreamWriter, None] = {}  # oldest first
+        self._arriving: dict[asyncio.StreamWriter, float] = {}  # since when, the oldest first
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -113,11 +114,8 @@ class Front:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, held: contextlib.AsyncExitStack
     ) -> bytes:
         """Returns the whole request as it is passed on, with its place if it has a body; Refusal."""
-        if len(self._arriving) >= MAX_ARRIVING:
-            oldest = next(iter(self._arriving))
-            del self._arriving[oldest]
-            oldest.transport.abort()
-        self._arriving[writer] = None
+        self._make_room()
+        self._arriving[writer] = time.monotonic()
         try:
             async with asyncio.timeout(ARRIVAL_S):
                 head = parse_head(await reader.readuntil(b"\r\n\r\n"))
@@ -132,6 +130,13 @@ class Front:
             raise Refusal(408, "too_slow", f"a request must be whole after {ARRIVAL_S:.0f} s") from None
         finally:
             self._arriving.pop(writer, None)
+
+    def _make_room(self) -> None:
+        if len(self._arriving) >= MAX_ARRIVING:
+            oldest, since = next(iter(self._arriving.items()))
+            if time.monotonic() - since > SLOW_S:
+                del self._arriving[oldest]
+                oldest.transport.abort()
 
     async def _pass_on(self, request: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Passes the response back, until it ends or the caller leaves; Refusal 503 where nobody answers."""

@@ -107,6 +107,7 @@ def test_a_byte_now_and_then_gives_no_more_time(site, monkeypatch):
 def test_the_oldest_slow_connections_make_room(site, monkeypatch):
     """And those who send their request are not among them."""
     monkeypatch.setattr(front, "MAX_ARRIVING", 20)
+    monkeypatch.setattr(front, "SLOW_S", 0.0)
     with contextlib.ExitStack() as opened:
         connections = [opened.enter_context(socket.create_connection(("127.0.0.1", site.port))) for _ in range(60)]
         for connection in connections:
@@ -115,6 +116,15 @@ def test_the_oldest_slow_connections_make_room(site, monkeypatch):
         assert [until_closed(connection)[0] for connection in connections[:40]] == [b""] * 40
         connections[-1].sendall(GET.removeprefix(b"GET ").join([b"", b"Content-Length: 0\r\n\r\n"]))
         assert until_closed(connections[-1])[0].startswith(b"HTTP/1.1 405")
+
+
+def test_a_crowd_that_has_just_come_is_not_slow(site, monkeypatch):
+    monkeypatch.setattr(front, "MAX_ARRIVING", 20)
+    with contextlib.ExitStack() as opened:
+        connections = [opened.enter_context(socket.create_connection(("127.0.0.1", site.port))) for _ in range(60)]
+        for connection in connections:
+            connection.sendall(GET + b"\r\n")
+        assert all(until_closed(connection)[0].startswith(b"HTTP/1.1 200") for connection in connections)
 
 
 def test_a_caller_who_does_not_read_is_ended(inner):
