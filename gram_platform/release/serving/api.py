@@ -18,9 +18,8 @@ import logging
 import math
 import re
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, aclosing, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 from importlib import resources
 
 from starlette.applications import Starlette
@@ -28,15 +27,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gram_platform.release.serving.answers import Answer, Completions, Metrics
 from gram_platform.release.serving.batch import GenerationRequest
-from gram_platform.release.serving.policy import NotGranted, Policy, TokenRule, is_recent, token_digest
+from gram_platform.release.serving.policy import NotGranted, Policy, TokenRule, is_recent
 from gram_platform.release.serving.requests import (
     Refusal,
-    over_limit,
     parse_request,
+    require_holder,
     too_large,
     unavailable,
     unconfirmed,
@@ -46,8 +44,6 @@ from gram_platform.release.serving.text import Vocabulary
 
 LOG = logging.getLogger("ray.serve.gram")  # a child of the logger that Ray Serve writes to its files
 MAX_BODY_BYTES = 256 * 1024
-MAX_TOKEN_LENGTH = 256
-MAX_REQUESTS = 64  # of one token at once, by default
 NO_ROUTE = {
     404: ("not_found", "no such path"),
     405: ("method_not_allowed", "this path does not accept this method"),
@@ -57,26 +53,15 @@ NO_STORE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
 class Api:
-    """Serves one policy over HTTP; `completions` generates the answers.
+    """Serves one policy over HTTP; `completions` generates the answers."""
 
-    A token whose rule says nothing else may have `max_requests` completions at once, from head to last byte.
-    """
-
-    def __init__(
-        self, policy: Policy, vocabulary: Vocabulary, completions: Completions, max_requests: int = MAX_REQUESTS
-    ):
-        self.policy, self.vocabulary, self.completions, self.max_requests = (
-            policy,
-            vocabulary,
-            completions,
-            max_requests,
-        )
-        self._num_open: Counter[str] = Counter()  # by holder
+    def __init__(self, policy: Policy, vocabulary: Vocabulary, completions: Completions):
+        self.policy, self.vocabulary, self.completions = policy, vocabulary, completions
         self.confirmed_at, self.policy_error = math.inf, ""  # by `time.monotonic`; a test's policy stays confirmed
         self.metrics = Metrics()
         self.started = int(time.time())
 
-    def app(self) -> ASGIApp:
+    def app(self) -> Starlette:
         routes = [
             Route("/v1/completions", self.complete, methods=["POST"]),
             Route("/v1/models", self.models, methods=["GET"]),
@@ -87,18 +72,12 @@ class Api:
         handlers = {Refusal: self._refused, HTTPException: self._no_route, Exception: self._failed}
         app = Starlette(routes=routes, exception_handlers=handlers)
         app.router.redirect_slashes = False
-
-        async def with_ending(scope: Scope, receive: Receive, send: Send) -> None:
-            with ExitStack() as scope["gram.ending"]:  # what a request holds until its last byte, or its caller's end
-                await app(scope, receive, send)
-
-        return with_ending
+        return app
 
     # -------------------------------------------------------------------------------------------- the routes
 
     async def complete(self, request: Request) -> Response:
         digest, rule = self._caller(request)
-        request.scope["gram.ending"].enter_context(self._place(rule))
         _require_json(request)
         wanted = parse_request(await _body(request))
         try:
@@ -171,27 +150,9 @@ class Api:
         """Returns (the token's digest, its rule in the policy). Refusal 401 unless there is exactly one known token."""
         if not is_recent(self.confirmed_at):
             raise unconfirmed()
-        given = request.headers.getlist("authorization")
-        scheme, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
-        is_token = scheme.lower() == "bearer" and token.isascii() and 0 < len(token) <= MAX_TOKEN_LENGTH
-        digest = token_digest(token if is_token else "")
-        rule = self.policy.holder(digest)
-        if rule is None or not is_token:
-            raise Refusal(401, "invalid_token", "send one known token: Authorization: Bearer TOKEN")
+        digest, rule = require_holder(self.policy, request.headers.getlist("authorization"))
         request.state.holder = rule.name
         return digest, rule
-
-    @contextmanager
-    def _place(self, rule: TokenRule) -> Iterator[None]:
-        """Counts one request of the token; Refusal 429 if it has as many as it may."""
-        allowed = rule.max_requests or self.max_requests
-        if self._num_open[rule.name] >= allowed:
-            raise over_limit(allowed)
-        self._num_open[rule.name] += 1
-        try:
-            yield
-        finally:
-            self._num_open[rule.name] -= 1
 
     async def _refused(self, request: Request, refusal: Refusal) -> Response:
         self._count(refusal, getattr(request.state, "holder", "nobody known"))

@@ -22,9 +22,8 @@ from gram_platform.config import RunConfig, run_from_plain
 from gram_platform.config.identity import invalid, require_int
 from gram_platform.engine.local_cluster.head import free_port
 from gram_platform.engine.local_cluster.state import private_folder
-from gram_platform.release.serving.api import MAX_REQUESTS
 from gram_platform.release.serving.engine import EngineLimits
-from gram_platform.release.serving.front import LOOPBACK, start_front, tls_context
+from gram_platform.release.serving.front import LOOPBACK, MAX_REQUESTS, Places, start_front, tls_context
 from gram_platform.release.serving.model_server import ModelSource, require_servable
 from gram_platform.release.serving.policy import LEASE_S, Policy, followed, parse_policy, policy_text
 from gram_platform.release.serving.text import Vocabulary
@@ -34,7 +33,7 @@ from gram_platform.store.root import open_corpus
 OBJECT_STORE_BYTES = 128 * 2**20  # holds tokens, never weights
 HEAD = "node:__internal_head__"  # the resource that marks Ray's head
 POLICY_CHECK_S = 2.0  # between two checks of the policy's file
-Confirm = Callable[[str, str, float], None]  # as `PolicyKeeper.confirm`
+Confirm = Callable[[Policy, str, float], None]  # as `PolicyKeeper.confirm`
 SLOW_CALLER_S = 30.0  # added to a request's deadline for callers who read slowly
 
 
@@ -181,11 +180,16 @@ def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
             require_own_serve()
             name = f"gram-{service.run_id}-{secrets.token_hex(4)}"
             ending.callback(end_application, name)
-            is_over = threading.Event()
+            is_over, places = threading.Event(), Places(prepared.source.policy, service.max_requests)
             ending.callback(is_over.set)
-            following = (service.policy, prepared.source.policy, new_keeper(name), say, is_over)
+            following = (service.policy, places, new_keeper(name), say, is_over)
             threading.Thread(target=follow_policy, args=following, name="gram-policy", daemon=True).start()
-            ending.callback(start(service, prepared, name, listening, say))
+            inner_port, tls = start(service, prepared, name), tls_context(endpoint.tls_cert, endpoint.tls_key)
+            response_s = service.limits.deadline_s + 2 * SLOW_CALLER_S
+            ending.callback(start_front(listening, inner_port, response_s, places, tls))
+            for line in prepared.lines():
+                say(line)
+            say(f"ready: http{'s' if tls else ''}://{endpoint.host}:{listening.getsockname()[1]}")
             while True:
                 time.sleep(POLICY_CHECK_S)
         except (KeyboardInterrupt, SystemExit):  # Ray raises SystemExit for SIGTERM while it starts
@@ -195,30 +199,21 @@ def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
             interruption.is_ending = True
 
 
-def start(
-    service: Service, prepared: PreparedService, name: str, listening: socket.socket, say: Callable[[str], None]
-) -> Callable[[], None]:
+def start(service: Service, prepared: PreparedService, name: str) -> int:
     """Deploys the application `name`, whose policy is in the keeper `name`, and waits until the models answer.
 
-    Then answers at the socket, until the returned function is called.
+    Returns the port where Ray Serve's proxy answers, on the loopback.
     """
     from ray import serve
 
     from gram_platform.release.serving.deployments import application
 
-    endpoint, context = service.endpoint, prepared.run.model.seq_len
-    inner_port, within_s = free_port(), service.limits.deadline_s + SLOW_CALLER_S
-    http = {"host": LOOPBACK, "port": inner_port, "request_timeout_s": within_s}
-    serve.start(proxy_location="HeadOnly", http_options=http)
-    sizes = endpoint.num_replicas, name, service.max_requests
-    app = application(prepared.source, prepared.tokenizer_json, context, *sizes)
+    port, context = free_port(), prepared.run.model.seq_len
+    within_s = service.limits.deadline_s + SLOW_CALLER_S
+    serve.start(proxy_location="HeadOnly", http_options={"host": LOOPBACK, "port": port, "request_timeout_s": within_s})
+    app = application(prepared.source, prepared.tokenizer_json, context, service.endpoint.num_replicas, name)
     serve.run(app, name=name, route_prefix="/")
-    tls = tls_context(endpoint.tls_cert, endpoint.tls_key)
-    end = start_front(listening, inner_port, within_s + SLOW_CALLER_S, tls)
-    for line in prepared.lines():
-        say(line)
-    say(f"ready: http{'s' if tls else ''}://{endpoint.host}:{listening.getsockname()[1]}")
-    return end
+    return port
 
 
 def new_keeper(name: str) -> Confirm:
@@ -228,31 +223,31 @@ def new_keeper(name: str) -> Confirm:
     from gram_platform.release.serving.deployments import NAMESPACE, PolicyKeeper
 
     keeper = PolicyKeeper.options(name=name, namespace=NAMESPACE, resources={HEAD: 0.001}).remote()
-    return lambda *policy: ray.get(keeper.confirm.remote(*policy), timeout=LEASE_S)
+    return lambda policy, *rest: ray.get(keeper.confirm.remote(policy.text(), *rest), timeout=LEASE_S)
 
 
 def follow_policy(
-    path: str, policy: Policy, confirm: Confirm, say: Callable[[str], None], is_over: threading.Event
+    path: str, places: Places, confirm: Confirm, say: Callable[[str], None], is_over: threading.Event
 ) -> None:
-    """Confirms the policy every `POLICY_CHECK_S`, as its file says by then; reports changes and errors, each once.
+    """Confirms the policy of `places` again and again, as its file says by then; reports changes and errors once.
 
     It is confirmed as of the moment before the file was read: a late call gives an old policy no more time.
 
     Modules are loaded only at the start: what needs others is left out until a restart. A file that cannot be read is
     not confirmed: the replicas then refuse everybody after `LEASE_S`.
     """
-    said, loaded = "", policy.granted_modules
+    said, loaded = "", places.policy.granted_modules
     while not is_over.is_set():
-        before, error, read_at = policy, "", time.monotonic()
+        before, error, read_at = places.policy, "", time.monotonic()
         try:
-            policy, error = followed(policy_text(path), policy, loaded)
-            confirm(policy.text(), error, read_at)
+            places.policy, error = followed(policy_text(path), before, loaded)
+            confirm(places.policy, error, read_at)
         except Exception as why:
             error = f"{why}; without a confirmed policy everybody is refused after {LEASE_S:.0f} s"
         if is_over.is_set():
             return
-        if policy != before:
-            say(f"the policy has changed: {len(policy.tokens)} tokens")
+        if places.policy != before:
+            say(f"the policy has changed: {len(places.policy.tokens)} tokens")
         if error and error != said:
             say(f"the policy has an error: {error}")
         said = error

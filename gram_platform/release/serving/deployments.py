@@ -163,17 +163,8 @@ def is_cancelled(error: BaseException) -> bool:
 class Ingress:
     """Answers HTTP; built inside the replica, because a tokenizer and locks cannot be pickled."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        tokenizer_json: str,
-        context: int,
-        model: DeploymentHandle,
-        keeper: str,
-        max_requests: int,
-    ):
-        vocabulary = Vocabulary.of(tokenizer_json, context)
-        self._api = Api(policy, vocabulary, RemoteCompletions(model), max_requests)
+    def __init__(self, policy: Policy, tokenizer_json: str, context: int, model: DeploymentHandle, keeper: str):
+        self._api = Api(policy, Vocabulary.of(tokenizer_json, context), RemoteCompletions(model))
         follow(keeper, self._take)
 
     def _take(self, policy: Policy, error: str, confirmed_at: float) -> None:
@@ -184,9 +175,9 @@ class Ingress:
 
 
 def application(
-    source: ModelSource, tokenizer_json: str, context: int, num_replicas: int, keeper: str, max_requests: int
+    source: ModelSource, tokenizer_json: str, context: int, num_replicas: int, keeper: str
 ) -> serve.Application:
-    """Builds the application for `serve.run`; `keeper`: its `PolicyKeeper`'s name, `max_requests`: as for `Api`."""
+    """Builds the application for `serve.run`; `keeper`: the name of its `PolicyKeeper`."""
     quiet = LoggingConfig(enable_access_log=False)  # the metrics count requests
     resources = {"num_cpus": source.num_threads} | ({"num_gpus": 1} if source.device == "cuda" else {})
     calls = source.limits.num_rows + source.limits.num_waiting + SPARE_CALLS
@@ -207,4 +198,4 @@ def application(
         health_check_period_s=HEALTH_PERIOD_S,
         logging_config=quiet,
     )
-    return ingress.bind(source.policy, tokenizer_json, context, model.bind(source, keeper), keeper, max_requests)
+    return ingress.bind(source.policy, tokenizer_json, context, model.bind(source, keeper), keeper)

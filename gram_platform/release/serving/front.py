@@ -1,8 +1,9 @@
-"""Takes connections in front of Ray Serve's HTTP proxy, which speaks to whole requests only: TLS, deadlines, limits.
+"""Takes connections in front of Ray Serve's HTTP proxy, which gets whole requests only: TLS, deadlines, limits.
 
 The proxy itself has no deadline before the end of a request's head, and a caller's headers can switch off its others.
 So a request is read here, head and body, and only then passed on, with those headers alone that the API reads. The
-response comes back byte for byte, and ends the connection.
+response comes back byte for byte, and ends the connection. A token beyond its limit is refused here, where that costs
+least; who may use what is decided behind.
 """
 
 import asyncio
@@ -13,15 +14,22 @@ import re
 import socket
 import ssl
 import threading
-from collections.abc import Callable
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 
 from gram_platform.config.identity import invalid
 from gram_platform.release.serving.api import MAX_BODY_BYTES
-from gram_platform.release.serving.requests import Refusal, too_large, unavailable
+from gram_platform.release.serving.policy import Policy
+from gram_platform.release.serving.requests import Refusal, over_limit, require_holder, too_large, unavailable
 
 LOOPBACK = "127.0.0.1"
+MAX_REQUESTS = 64  # of one token at once, by default
+PATIENCE_S = 0.25  # a caller hears the end of an answer a moment before its place is free
 ARRIVAL_S = 10.0  # from the connection (with TLS: from its handshake, which has as long) to the request's last byte
-MAX_ARRIVING = 256  # connections whose request is not whole; one more closes the oldest
+MAX_ARRIVING = 256  # connections whose request is not whole; one more closes the oldest, if that is slow
+SLOW_S = 2.0  # a crowd that has just come is not slow
 MAX_HEAD_BYTES = 16 * 1024
 LINGER_S = 2.0  # a refused caller's further bytes are dropped: with them unread it would lose the answer
 CHUNK_BYTES = 64 * 1024
@@ -45,44 +53,54 @@ def tls_context(certificate: str, key: str) -> ssl.SSLContext | None:
     return context
 
 
-def start_front(
-    listening: socket.socket, inner_port: int, response_s: float, tls: ssl.SSLContext | None
-) -> Callable[[], None]:
-    """Serves a bound socket from a thread, with the server at `inner_port` behind it; returns what ends it.
+class Places:
+    """Counts each token's open requests. Belongs to one event loop, but for `policy`, which may be replaced."""
 
-    `response_s`: from a whole request to the last byte of its response, slow readers included.
-    """
-    front, runner = Front(inner_port, response_s), asyncio.Runner()
-    with_tls = {"ssl": tls, "ssl_handshake_timeout": ARRIVAL_S, "ssl_shutdown_timeout": LINGER_S} if tls else {}
-    starting = asyncio.start_server(front.answer, sock=listening, limit=MAX_HEAD_BYTES, backlog=1024, **with_tls)
-    server, loop = runner.run(starting), runner.get_loop()
-    thread = threading.Thread(target=loop.run_forever, name="gram-front", daemon=True)
-    thread.start()
+    def __init__(self, policy: Policy, max_requests: int):
+        self.policy, self.max_requests, self.num_open = policy, max_requests, Counter[str]()
 
-    def end() -> None:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        server.close()
-        runner.close()
+    @contextlib.asynccontextmanager
+    async def taken(self, authorization: Sequence[str]) -> AsyncIterator[None]:
+        """Has one place; Refusal 401 without a known token, 429 for one whose places stay taken for `PATIENCE_S`."""
+        _, rule = require_holder(self.policy, authorization)
+        allowed, refused_at = rule.max_requests or self.max_requests, time.monotonic() + PATIENCE_S
+        while self.num_open[rule.name] >= allowed:
+            if time.monotonic() > refused_at:
+                raise over_limit(allowed)
+            await asyncio.sleep(PATIENCE_S / 5)
+        self.num_open[rule.name] += 1
+        try:
+            yield
+        finally:
+            self.num_open[rule.name] -= 1
 
-    return end
+
+@dataclass(frozen=True)
+class Head:
+    """A request's head, checked."""
+
+    passed_on: bytes
+    length: int  # of the body, in bytes
+    waits: bool  # for leave to send the body
+    authorization: tuple[str, ...]
 
 
 class Front:
     """Answers connections. All coroutines belong to one event loop."""
 
-    def __init__(self, inner_port: int, response_s: float):
-        self.inner_port, self.response_s = inner_port, response_s
-        self._arriving: dict[asyncio.StreamWriter, None] = {}  # oldest first
+    def __init__(self, inner_port: int, response_s: float, places: Places):
+        self.inner_port, self.response_s, self.places = inner_port, response_s, places
+        self._arriving: dict[asyncio.StreamWriter, float] = {}  # since when, the oldest first
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             try:
-                request = await self._arrived(reader, writer)
-                async with asyncio.timeout(self.response_s):
-                    await self._pass_on(request, reader, writer)
-                    writer.close()
-                    await writer.wait_closed()
+                async with contextlib.AsyncExitStack() as held:
+                    request = await self._arrived(reader, writer, held)
+                    async with asyncio.timeout(self.response_s):
+                        await self._pass_on(request, reader, writer)
+                        writer.close()
+                        await writer.wait_closed()
             except Refusal as refusal:
                 writer.write(_response(refusal))
                 async with asyncio.timeout(LINGER_S):
@@ -92,25 +110,33 @@ class Front:
         finally:
             writer.transport.abort()
 
-    async def _arrived(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
-        """Returns the whole request as it is passed on; Refusal, or EOFError from a caller who sent nothing."""
-        if len(self._arriving) >= MAX_ARRIVING:
-            oldest = next(iter(self._arriving))
-            del self._arriving[oldest]
-            oldest.transport.abort()
-        self._arriving[writer] = None
+    async def _arrived(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, held: contextlib.AsyncExitStack
+    ) -> bytes:
+        """Returns the whole request as it is passed on, with its place if it has a body; Refusal."""
+        self._make_room()
+        self._arriving[writer] = time.monotonic()
         try:
             async with asyncio.timeout(ARRIVAL_S):
-                head, length, waits = parse_head(await reader.readuntil(b"\r\n\r\n"))
-                if waits:
+                head = parse_head(await reader.readuntil(b"\r\n\r\n"))
+                if head.length:
+                    await held.enter_async_context(self.places.taken(head.authorization))
+                if head.waits:
                     writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-                return head + await reader.readexactly(length)
+                return head.passed_on + await reader.readexactly(head.length)
         except asyncio.LimitOverrunError:
             raise Refusal(431, "head_too_large", f"a request's head has at most {MAX_HEAD_BYTES} bytes") from None
         except TimeoutError:
             raise Refusal(408, "too_slow", f"a request must be whole after {ARRIVAL_S:.0f} s") from None
         finally:
             self._arriving.pop(writer, None)
+
+    def _make_room(self) -> None:
+        if len(self._arriving) >= MAX_ARRIVING:
+            oldest, since = next(iter(self._arriving.items()))
+            if time.monotonic() - since > SLOW_S:
+                del self._arriving[oldest]
+                oldest.transport.abort()
 
     async def _pass_on(self, request: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Passes the response back, until it ends or the caller leaves; Refusal 503 where nobody answers."""
@@ -129,11 +155,31 @@ class Front:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def parse_head(text: bytes) -> tuple[bytes, int, bool]:
-    """Returns (the head to pass on, its body's length in bytes, whether the caller waits for leave to send the body).
+def start_front(
+    listening: socket.socket, inner_port: int, response_s: float, places: Places, tls: ssl.SSLContext | None
+) -> Callable[[], None]:
+    """Serves a bound socket from a thread, with the server at `inner_port` behind it; returns what ends it.
 
-    Refusal for a head that two readers may read differently.
+    `response_s`: from a whole request to the last byte of its response, slow readers included.
     """
+    front, runner = Front(inner_port, response_s, places), asyncio.Runner()
+    with_tls = {"ssl": tls, "ssl_handshake_timeout": ARRIVAL_S, "ssl_shutdown_timeout": LINGER_S} if tls else {}
+    starting = asyncio.start_server(front.answer, sock=listening, limit=MAX_HEAD_BYTES, backlog=1024, **with_tls)
+    server, loop = runner.run(starting), runner.get_loop()
+    thread = threading.Thread(target=loop.run_forever, name="gram-front", daemon=True)
+    thread.start()
+
+    def end() -> None:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        server.close()
+        runner.close()
+
+    return end
+
+
+def parse_head(text: bytes) -> Head:
+    """Refusal for a head that two readers may read differently."""
     first, *lines = text.removesuffix(b"\r\n\r\n").split(b"\r\n")
     fields = [FIELD.fullmatch(line) for line in lines]
     if not REQUEST_LINE.fullmatch(first) or not all(fields):
@@ -149,7 +195,9 @@ def parse_head(text: bytes) -> tuple[bytes, int, bool]:
         raise too_large(MAX_BODY_BYTES)
     kept = [first, *(b"%s: %s" % pair for pair in pairs if pair[0] in PASSED_ON)]
     kept += [b"content-length: %d" % length, b"connection: close"]
-    return b"\r\n".join(kept) + b"\r\n\r\n", length, given.get(b"expect", b"").lower() == b"100-continue"
+    authorization = tuple(value.decode("latin-1") for name, value in pairs if name == b"authorization")
+    waits = given.get(b"expect", b"").lower() == b"100-continue"
+    return Head(b"\r\n".join([*kept, b"", b""]), length, waits, authorization)
 
 
 async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:

@@ -64,8 +64,8 @@ class TokenRule:
     sha256: str
     profiles: tuple[str, ...]
     default: str
-    metrics: bool = False
-    max_requests: int | None = None  # None: as many as the server's default
+    metrics: bool
+    max_requests: int | None  # None: as many as the server's default
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,13 @@
 import json
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gram_platform.release.serving.policy import Policy, TokenRule, token_digest
+
 DEFAULT_MAX_TOKENS = 16
+MAX_TOKEN_LENGTH = 256
 MAX_STOPS, MAX_STOP_LENGTH = 4, 256
 FIELDS = ("model", "prompt", "max_tokens", "temperature", "top_p", "seed", "stop", "stream", "n", "user")
 NEUTRAL = {  # unsupported fields of OpenAI's API, and the values that have no effect
@@ -33,6 +36,17 @@ class CompletionRequest:
     seed: int
     stop: tuple[str, ...]
     stream: bool
+
+
+def require_holder(policy: Policy, authorization: Sequence[str]) -> tuple[str, TokenRule]:
+    """Returns (the token's digest, its rule) from the `Authorization` headers; Refusal 401 unless there is one."""
+    scheme, _, token = authorization[0].partition(" ") if len(authorization) == 1 else ("", "", "")
+    is_token = scheme.lower() == "bearer" and token.isascii() and 0 < len(token) <= MAX_TOKEN_LENGTH
+    digest = token_digest(token if is_token else "")
+    rule = policy.holder(digest)
+    if rule is None or not is_token:
+        raise Refusal(401, "invalid_token", "send one known token: Authorization: Bearer TOKEN")
+    return digest, rule
 
 
 def parse_request(body: bytes) -> CompletionRequest:
@@ -190,9 +204,7 @@ def too_large(max_bytes: int) -> Refusal:
 
 
 def over_limit(max_requests: int) -> Refusal:
-    message = (
-        f"this token has {max_requests} requests at work or waiting, as many as it may; try again when one has ended"
-    )
+    message = f"this token has {max_requests} requests at work or waiting, and may have no more; wait for one to end"
     return Refusal(429, "token_limit", message, retry_after_s=1)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import uvicorn
 
 from gram_platform.corpora.tokenizer import train_tokenizer
-from gram_platform.release.serving.api import MAX_REQUESTS, Api
+from gram_platform.release.serving.api import Api
 from gram_platform.release.serving.engine import EngineLimits
 from gram_platform.release.serving.model_server import ModelServer, ModelSource
 from gram_platform.release.serving.text import Vocabulary
@@ -89,12 +89,12 @@ def vocabulary() -> Vocabulary:
 
 
 @contextlib.contextmanager
-def served(limits: EngineLimits | None = None, max_requests: int = MAX_REQUESTS, **own: int) -> Iterator[Served]:
-    """Without Ray: the same application and model server that Ray Serve runs; `own`: limits of holders."""
-    words, plan = vocabulary(), planted(**own)
+def served(limits: EngineLimits | None = None, **max_requests: int) -> Iterator[Served]:
+    """Without Ray: the same application and model server that Ray Serve runs; `max_requests`: of some holders."""
+    words, plan = vocabulary(), planted(**max_requests)
     source = ModelSource("", "", plan.policy, words.num_tokens, END_OF_TEXT, limits or EngineLimits(num_rows=8))
     model = ModelServer(source, planted_model(plan.config))
-    api = Api(plan.policy, words, model, max_requests)
+    api = Api(plan.policy, words, model)
     with contextlib.closing(socket.socket()) as endpoint:
         endpoint.bind(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(api.app(), log_level="error", lifespan="off"))

@@ -294,32 +294,6 @@ def test_too_many_requests_get_429_and_late_ones_504():
         assert got.events[-1]["error"]["code"] == "deadline"
 
 
-def test_only_the_token_over_its_limit_gets_429():
-    """Nothing of the queue is lost to it; its places are free again once its requests have ended, however they end."""
-    with served(EngineLimits(num_rows=1, num_waiting=100), max_requests=4, lisp=6) as site:
-        slowed(site, 0.02)
-        got: dict[str, list] = {"open": [], "lisp": [], "both": []}
-        ask = lambda holder, stream: got[holder].append(site.complete(holder, max_tokens=4, stream=stream))
-        wanted = [("open", n) for n in range(20)] + [("lisp", n) for n in range(9)] + [("both", n) for n in range(4)]
-        threads = [threading.Thread(target=ask, args=(holder, n % 2 == 0)) for holder, n in wanted]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert [sum(a.status == 200 for a in got[holder]) for holder in ("open", "lisp", "both")] == [4, 6, 4]
-        refused = [answer for answers in got.values() for answer in answers if answer.status != 200]
-        assert {(a.status, a.code, a.headers["retry-after"]) for a in refused} == {(429, "token_limit", "1")}
-        assert "has 4 requests at work or waiting" in refused[0].json["error"]["message"]
-        for _ in range(5):  # refused ones and ones whose caller left have places too
-            assert site.complete("open", prompt=[1] * SEQ_LEN, max_tokens=2).status == 400
-            request = completion_text(site, "open", max_tokens=50, stream=True)
-            assert site.raw(request, num_bytes=300).startswith(b"HTTP/1.1 200")
-        deadline = time.monotonic() + 30
-        while site.api._num_open.total() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert site.api._num_open == {"open": 0, "lisp": 0, "both": 0}
-
-
 def test_a_disconnected_caller_frees_the_row():
     with served(EngineLimits(num_rows=1, num_waiting=4)) as site:
         slowed(site, 0.2)

@@ -16,7 +16,7 @@ from ray import serve
 from gram_platform.release.serving import command, deployments
 from gram_platform.release.serving.command import Endpoint, Service, serve_until_stopped
 from gram_platform.release.serving.engine import EngineLimits
-from gram_platform.release.serving.policy import parse_policy
+from gram_platform.release.serving.policy import Policy
 from tests.release.serving.planted import planted
 from tests.release.serving.running import START_TIMEOUT_S, environment
 
@@ -111,9 +111,9 @@ def test_the_policy_is_confirmed_while_it_loads_and_while_it_serves(planted_ray,
     path, plan, confirmed, said = tmp_path / "policy.toml", planted(), [], []
     reached = {step: threading.Event() for step in ("loading", "revoked", "unreadable")}
 
-    def confirm(text: str, error: str, read_at: float) -> None:
+    def confirm(policy: Policy, error: str, read_at: float) -> None:
         assert 0 <= time.monotonic() - read_at < 5
-        holders = {rule.name for rule in parse_policy(text).tokens}
+        holders = {rule.name for rule in policy.tokens}
         confirmed.append((holders, error))
         if len(confirmed) > 3:
             reached["loading"].set()

@@ -20,12 +20,14 @@ from gram_platform.engine.local_cluster.head import free_port
 from gram_platform.release.serving import front
 from gram_platform.release.serving.api import MAX_BODY_BYTES
 from gram_platform.release.serving.command import Endpoint
-from gram_platform.release.serving.front import parse_head, start_front, tls_context
+from gram_platform.release.serving.engine import EngineLimits
+from gram_platform.release.serving.front import MAX_REQUESTS, Places, parse_head, start_front, tls_context
 from gram_platform.release.serving.requests import Refusal
 from tests.release.serving.http import Served, served
-from tests.release.serving.planted import ANSWERS
+from tests.release.serving.planted import ANSWERS, SEQ_LEN, planted
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n"
+KNOWN = b"Authorization: Bearer token-of-open\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +37,18 @@ def inner():
 
 
 @contextlib.contextmanager
-def fronted(inner_port: int, response_s: float = 30.0, tls: ssl.SSLContext | None = None) -> Iterator[int]:
-    """The port of a front; at its end it holds no request."""
+def fronted(
+    inner_port: int, response_s: float = 30.0, places: Places | None = None, tls: ssl.SSLContext | None = None
+) -> Iterator[int]:
+    """The port of a front; at its end it holds no place."""
+    places = places or Places(planted().policy, MAX_REQUESTS)
     with Endpoint(port=0).listening() as listening:
-        end = start_front(listening, inner_port, response_s, tls)
+        end = start_front(listening, inner_port, response_s, places, tls)
         try:
             yield listening.getsockname()[1]
         finally:
             end()
+    assert not places.num_open.total()
 
 
 @pytest.fixture
@@ -76,7 +82,7 @@ def test_answers_and_refusals_pass_unchanged(site):
 
 
 @pytest.mark.parametrize(
-    "sent", [b"", b"GET", GET, GET + b"Content-Length: 9\r\n\r\n{"], ids=["", "word", "head", "body"]
+    "sent", [b"", b"GET", GET, GET + KNOWN + b"Content-Length: 9\r\n\r\n{"], ids=["", "word", "head", "body"]
 )
 def test_half_a_request_is_ended_by_the_deadline(site, monkeypatch, sent):
     monkeypatch.setattr(front, "ARRIVAL_S", 0.5)
@@ -101,6 +107,7 @@ def test_a_byte_now_and_then_gives_no_more_time(site, monkeypatch):
 def test_the_oldest_slow_connections_make_room(site, monkeypatch):
     """And those who send their request are not among them."""
     monkeypatch.setattr(front, "MAX_ARRIVING", 20)
+    monkeypatch.setattr(front, "SLOW_S", 0.0)
     with contextlib.ExitStack() as opened:
         connections = [opened.enter_context(socket.create_connection(("127.0.0.1", site.port))) for _ in range(60)]
         for connection in connections:
@@ -109,6 +116,15 @@ def test_the_oldest_slow_connections_make_room(site, monkeypatch):
         assert [until_closed(connection)[0] for connection in connections[:40]] == [b""] * 40
         connections[-1].sendall(GET.removeprefix(b"GET ").join([b"", b"Content-Length: 0\r\n\r\n"]))
         assert until_closed(connections[-1])[0].startswith(b"HTTP/1.1 405")
+
+
+def test_a_crowd_that_has_just_come_is_not_slow(site, monkeypatch):
+    monkeypatch.setattr(front, "MAX_ARRIVING", 20)
+    with contextlib.ExitStack() as opened:
+        connections = [opened.enter_context(socket.create_connection(("127.0.0.1", site.port))) for _ in range(60)]
+        for connection in connections:
+            connection.sendall(GET + b"\r\n")
+        assert all(until_closed(connection)[0].startswith(b"HTTP/1.1 200") for connection in connections)
 
 
 def test_a_caller_who_does_not_read_is_ended(inner):
@@ -155,6 +171,51 @@ def wait_until_idle(inner: Served) -> None:
         time.sleep(0.02)
 
 
+def test_only_the_token_over_its_limit_gets_429():
+    """Its places are free again once its requests have ended, however they end; nobody else is refused."""
+    with served(EngineLimits(num_rows=1, num_waiting=100)) as inner:
+        places = Places(planted(lisp=6).policy, max_requests=4)
+        with fronted(inner.port, places=places) as port, slowed(inner, 0.05):
+            site = Served(port, inner.plan)
+            got: dict[str, list] = {"open": [], "lisp": [], "both": []}
+            ask = lambda holder, stream: got[holder].append(site.complete(holder, max_tokens=4, stream=stream))
+            wanted = (
+                [("open", n) for n in range(20)] + [("lisp", n) for n in range(9)] + [("both", n) for n in range(4)]
+            )
+            threads = [threading.Thread(target=ask, args=(holder, n % 2 == 0)) for holder, n in wanted]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            num_served = [sum(a.status == 200 for a in got[holder]) for holder in got]
+            assert num_served[0] < 12
+            assert num_served[1] >= 6
+            assert num_served[2] == 4
+            refused = [answer for answers in got.values() for answer in answers if answer.status != 200]
+            assert {(a.status, a.code, a.headers.get("Retry-After")) for a in refused} == {(429, "token_limit", "1")}
+            assert "has 4 requests at work or waiting" in refused[0].json["error"]["message"]
+            for _ in range(5):  # refused ones and ones whose caller left have places too
+                assert site.complete("open", prompt=[1] * SEQ_LEN, max_tokens=2).status == 400
+                assert site.raw(completion(inner, max_tokens=50, stream=True), num_bytes=300).startswith(
+                    b"HTTP/1.1 200"
+                )
+            for _ in range(20):  # one after the other is never two at once
+                places.policy = planted(lisp=1).policy
+                assert site.complete("lisp", max_tokens=1).status == 200
+            deadline = time.monotonic() + 10
+            while places.num_open.total() and time.monotonic() < deadline:
+                time.sleep(0.05)
+
+
+def test_a_strangers_body_is_not_read(site):
+    for headers in ({}, {"Authorization": "Bearer x"}, {"Authorization": "Basic token-of-open"}):
+        started = time.monotonic()
+        lines = [b"%s: %s" % (name.encode(), value.encode()) for name, value in headers.items()]
+        head = b"\r\n".join([b"POST /v1/completions HTTP/1.1", *lines, b"Content-Length: 100000", b"", b""])
+        assert site.raw(head, num_bytes=12).startswith(b"HTTP/1.1 401")
+        assert time.monotonic() - started < 2
+
+
 def test_too_much_is_refused_before_it_is_read(site):
     """A caller who sends on hears the answer all the same."""
     for size in (MAX_BODY_BYTES + 1, 3_000_000):
@@ -185,11 +246,11 @@ def test_only_what_the_api_reads_is_passed_on():
     """Ray Serve would take its time-out from a header, and log another."""
     switches = b"X-Request-Timeout-Seconds: 0\r\nX-Request-Disconnect-Disabled: ?1\r\nX-Request-ID: secret\r\n"
     rest = b"Connection: keep-alive, x\r\nUpgrade: websocket\r\nCookie: a\r\nauthorization:\tBearer t \r\n"
-    head, length, waits = parse_head(GET + switches + rest + b"Content-Length: 7\r\n\r\n")
-    assert head == (
+    head = parse_head(GET + switches + rest + b"Content-Length: 7\r\n\r\n")
+    assert head.passed_on == (
         b"GET /healthz HTTP/1.1\r\nhost: x\r\nauthorization: Bearer t\r\ncontent-length: 7\r\nconnection: close\r\n\r\n"
     )
-    assert (length, waits) == (7, False)
+    assert (head.length, head.waits, head.authorization) == (7, False, ("Bearer t",))
 
 
 @pytest.mark.parametrize(
