@@ -46,7 +46,7 @@ class CommonFlags:
     retain: tuple[str, ...] = ()
     """auxiliary domains: each is compared in the profile core + that domain"""
     seeds: int = 0
-    """number of seeds of every size (default: the preset's, which may have fewer at large sizes)"""
+    """number of seeds of every size (0: the preset's, which may have fewer at large sizes)"""
     first_seed: int = -1
     """the first seed, the others follow it (default, -1: the preset's)"""
     sizes: tuple[str, ...] = ()
@@ -211,7 +211,7 @@ def checked_common(presets: Mapping[str, Preset], default_preset: str, flags: An
     name = flags.preset or default_preset
     require_choice("preset", name, tuple(presets))
     preset = presets[name]
-    storage = absolute_place("storage", flags.storage or os.environ.get("GRAM_STORAGE") or "~/.gram")
+    storage = storage_place(flags.storage)
     sizes = split_list(flags.sizes) or tuple(preset.sizes)
     for size in sizes:
         require_choice("sizes", size, tuple(preset.sizes))
@@ -270,6 +270,14 @@ def simulated_cluster(texts: tuple[str, ...]) -> SimulatedCluster:
 
 def split_list(values: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(part.strip() for value in values for part in value.split(",") if part.strip())
+
+
+def storage_place(storage: str) -> str:
+    """Returns the path or URL of the storage: the flag, else $GRAM_STORAGE, else ~/.gram; ValueError for a file."""
+    place = absolute_place("storage", storage or os.environ.get("GRAM_STORAGE") or "~/.gram")
+    if Path(place).is_file():
+        raise invalid("storage", place, "a folder, found a file")
+    return place
 
 
 def absolute_place(field: str, place: str) -> str:
