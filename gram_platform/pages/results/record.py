@@ -171,7 +171,7 @@ def links_note(tracking_uri: str) -> str:
     """Says how to open links into a database; "" for a server."""
     if tracking_uri.startswith("http"):
         return ""
-    return f"Links to MLflow open while `mlflow ui --backend-store-uri {tracking_uri}` runs."
+    return f"Links to MLflow open while this command runs: mlflow ui --backend-store-uri {tracking_uri}"
 
 
 def intro_text(record: StudyRecord, source: str, tracker: Tracker | None) -> str:
