@@ -53,7 +53,7 @@ def test_status_compare_and_sync(finished, capsys):
     names = [line.split("complete")[1].strip().split("  ")[0] for line in out.splitlines() if "tokens/s" in line]
     assert len(set(names)) == 4, "an attack looks like what it attacks"
     assert "1 of 1 evaluations complete" in out
-    gram("compare", nodes[0].id, nodes[2].id, "--storage", storage)
+    gram("compare", nodes[0].id, nodes[2].id[:8], "--storage", storage)
     out = capsys.readouterr().out
     assert "optimizer.peak_lr" in out
     assert "start" in out
@@ -174,6 +174,7 @@ def test_configs_that_cannot_be_read(finished, text, capsys):
     [
         (["status", "--storage", "/nowhere/at/all"], "storage="),
         (["status", "--machine", "abacus"], "choice 'abacus'"),
+        (["status", "--storage", __file__], "expected a folder, found a file"),
         (["compare", "a", "b"], "run_id='a'"),
         (["report", "nothing"], "study='nothing'"),
         (["report", "--out", "/dev/null"], "out='/dev/null'"),
@@ -196,6 +197,15 @@ def test_bad_input(arguments, message, storage, capsys):
         gram(*arguments)
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_an_unknown_study_lists_those_that_exist(tmp_path, capsys):
+    for name, file in (("scaling", "study.json"), ("pareto", "search.json")):
+        (tmp_path / "studies" / name).mkdir(parents=True)
+        (tmp_path / "studies" / name / file).write_text('{"title": "x"}')
+    with pytest.raises(SystemExit):
+        gram("report", "scalign", "--storage", tmp_path)
+    assert capsys.readouterr().err.endswith(f"a study that was submitted to {tmp_path}: scaling\n")
 
 
 def test_prepare_packs_and_checks(tmp_path, capsys):

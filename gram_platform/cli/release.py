@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from gram_platform.cli.flags import Positional, Storage, TrackingUri, report_progress, storage_place, stored
+from gram_platform.cli.flags import Positional, Storage, TrackingUri, report_progress, stored
 from gram_platform.config import IMPORTED, View
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid, local_path, require_choice, require_int, require_name, require_real
@@ -16,6 +16,7 @@ from gram_platform.release.profile_numbers import profile_numbers
 from gram_platform.release.selection import available_modules, find_run, parse_modules, parse_sources
 from gram_platform.release.serving.policy import edit_policy, new_token, token_entry
 from gram_platform.store import Store
+from gram_platform.studies.flags import storage_place
 from gram_platform.tracking import Tracker, default_tracking_uri
 from gram_platform.tracking.entry import RUN_ID, VIEW_ID
 from gram_platform.tracking.registry import register_export

@@ -12,6 +12,7 @@ from gram_platform.config.identity import flatten, invalid
 from gram_platform.methods.nodes import view_runs
 from gram_platform.pages.results.record import load_record
 from gram_platform.planner import GIB, MACHINES, Machine, needs
+from gram_platform.release.selection import find_run
 from gram_platform.store import EvaluationDirectory, RunDirectory, Store
 from gram_platform.store.directories import CONFIG
 from gram_platform.store.leases import GONE_AFTER_S
@@ -114,12 +115,12 @@ def compare_command(first: Positional[str], second: Positional[str], storage: St
     """Print the difference of two runs' configs, field by field.
 
     Args:
-        first: a run id
-        second: another run id
+        first: a run id, or the beginning of it
+        second: another run id, or the beginning of it
         storage: folder or URL of the storage
     """
     store = stored(storage)
-    left, right = (flatten(store.run(run_id).config()) for run_id in (first, second))
+    left, right = (flatten(store.run(find_run(store, run_id)).config()) for run_id in (first, second))
     different = [key for key in sorted({*left, *right}) if left.get(key) != right.get(key)]
     width = max((len(key) for key in different), default=0)
     for key in different:

@@ -145,7 +145,7 @@ def replicate_command(folder: Positional[str] = "", out: str = "replication", be
     for study in studies:
         print(f"\n{study.record.title}\n{' '.join(study.record.facts)}\n\n{_text(study)}")
     print("\n" + "\n".join(f"{name:16} {path}" for name, path in paths.items()))
-    print(f"{len(studies)} studies in {time.monotonic() - started:.1f} s")
+    print(f"studies: {len(studies)}, in {time.monotonic() - started:.1f} s")
 
 
 def _studies(folder: str, is_beside: bool):

@@ -24,7 +24,7 @@ class CheckResult:
     source: str
     label: str
     ok: bool
-    verified: bool  # marked so in the catalog; local and generated sources need no mark
+    mark: str  # "verified" or "not verified" in the catalog of the hub; "" for local and generated text
     found: str
 
 
@@ -52,22 +52,22 @@ def _sources(corpus: CorpusRecipe | str | Path) -> list[HubRow | Unit | StoriesS
 
 
 def _check(source: HubRow | Unit | StoriesSource) -> CheckResult:
-    name, label, verified = _name(source)
+    name, label, mark = _name(source)
     try:
         label, text = _first(source)
     except (ValueError, OSError) as error:
-        return CheckResult(name, label, False, verified, str(error))
-    return CheckResult(name, label, True, verified, _shown(text))
+        return CheckResult(name, label, False, mark, str(error))
+    return CheckResult(name, label, True, mark, _shown(text))
 
 
-def _name(source: HubRow | Unit | StoriesSource) -> tuple[str, str, bool]:
-    """Returns a result's source, label and verified mark."""
+def _name(source: HubRow | Unit | StoriesSource) -> tuple[str, str, str]:
+    """Returns a result's source, label and mark."""
     if isinstance(source, HubRow):
         name = source.files[0] if source.files else f"{source.dataset} {source.config or source.data_dir}".strip()
-        return name, source.label or source.label_field, source.verified
+        return name, source.label or source.label_field, "verified" if source.verified else "not verified"
     if isinstance(source, Unit):
-        return str(source.paths[0]), source.label, True
-    return "generated stories", "", True
+        return str(source.paths[0]), source.label, ""
+    return "generated stories", "", ""
 
 
 def _first(source: HubRow | Unit | StoriesSource) -> tuple[str, str]:

@@ -270,8 +270,8 @@ def _counts(units: tuple[Unit, ...]) -> dict[str, tuple[int, int]]:
 def _domain(name: str, labels: tuple[str, ...], counts: dict[str, tuple[int, int]]) -> DomainRecipe:
     documents, num_bytes = (sum(counts[label][i] for label in labels) for i in (0, 1))
     if documents < 2:
-        needed = "at least two documents: one for training, one for validation"
-        raise invalid(f"label {', '.join(map(repr, sorted(labels)))}", f"{documents} document", needed)
+        expected = f"at least two documents, one for training and one for validation, found {documents}"
+        raise invalid("label", ", ".join(sorted(labels)), expected)
     return DomainRecipe(name, labels, documents, num_bytes)
 
 

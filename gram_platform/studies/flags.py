@@ -66,7 +66,7 @@ class CommonFlags:
     retain: Names = ()
     """auxiliary domains: each is compared in the profile core + that domain"""
     seeds: int = 0
-    """number of seeds of every size (default: the preset's, which may have fewer at large sizes)"""
+    """number of seeds of every size (0: the preset's, which may have fewer at large sizes)"""
     first_seed: int = -1
     """the first seed, the others follow it (default, -1: the preset's)"""
     sizes: Names = ()
@@ -234,7 +234,7 @@ def checked_common(study: Study, flags: AnyFlags) -> AnyFlags:
     """Returns the common flags with defaults and lists filled in; ValueError as `checked`."""
     name, changes = read_preset(study.presets, flags.preset or study.default_preset, flags.changes)
     preset = with_changes(study, name, changes).presets[name]
-    storage = absolute_place("storage", flags.storage or os.environ.get("GRAM_STORAGE") or "~/.gram")
+    storage = storage_place(flags.storage)
     sizes = split_list(flags.sizes) or tuple(preset.sizes)
     for size in sizes:
         require_choice("sizes", size, tuple(preset.sizes))
@@ -294,6 +294,14 @@ def simulated_cluster(texts: tuple[str, ...]) -> SimulatedCluster:
 
 def split_list(values: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(part.strip() for value in values for part in value.split(",") if part.strip())
+
+
+def storage_place(storage: str) -> str:
+    """Returns the path or URL of the storage: the flag, else $GRAM_STORAGE, else ~/.gram; ValueError for a file."""
+    place = absolute_place("storage", storage or os.environ.get("GRAM_STORAGE") or "~/.gram")
+    if Path(place).is_file():
+        raise invalid("storage", place, "a folder, found a file")
+    return place
 
 
 def absolute_place(field: str, place: str) -> str:

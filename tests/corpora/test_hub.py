@@ -230,13 +230,13 @@ def test_check_says_what_is_wrong_with_every_row(monkeypatch):
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     results = check("simple-stories")
-    assert [(r.ok, r.verified) for r in results] == [(False, False)] * 2
+    assert [(r.ok, r.mark) for r in results] == [(False, "not verified")] * 2
     assert "SimpleStories/SimpleStories" in results[0].found
     assert "127.0.0.1 does not answer" in results[0].found
 
 
 def test_check_of_local_and_generated_corpora(corpus, tmp_path):
-    assert [(r.ok, r.label) for r in check(corpus)] == [(True, "core")]
+    assert [(r.ok, r.label, r.mark) for r in check(corpus)] == [(True, "core", "")]
     assert [r.ok for r in check("stories")] == [True]
     (corpus / "part.jsonl").write_text("{}\n")
     assert [(r.ok, "part.jsonl:1: label is missing" in r.found) for r in check(corpus)] == [(False, True)]

@@ -74,6 +74,7 @@ WRONG = {
     r"tracking_uri='mysql://host:99999/x'.*port": ["--tracking-uri", "mysql://host:99999/x"],
     r"tracking_uri='http://'.*host": ["--tracking-uri", "http://"],
     r"storage='~nobody-of-this-name/x'.*home": ["--storage", "~nobody-of-this-name/x"],
+    r"storage='.*': expected a folder, found a file": ["--storage", __file__],
     r"checkpoint_every='0'.*auto": ["--checkpoint-every", "0"],
     r"checkpoint_every='inf'": ["--checkpoint-every", "inf"],
     r"checkpoint_every='often'.*seconds": ["--checkpoint-every", "often"],

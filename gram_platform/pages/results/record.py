@@ -89,7 +89,8 @@ def load_record(store: Store, name: str) -> StudyRecord:
     """Reads a study's record from the storage; ValueError if there is none."""
     plain = store.study_dir(name).read_json("study.json")
     if plain is None:
-        raise invalid("study", name, f"a study that was submitted to {store.root}")
+        known = [other for other in store.list_studies() if store.study_dir(other).read_json("study.json")]
+        raise invalid("study", name, f"a study that was submitted to {store.root}: {', '.join(known) or 'none yet'}")
     return record_from_plain(plain)
 
 
@@ -171,7 +172,7 @@ def links_note(tracking_uri: str) -> str:
     """Says how to open links into a database; "" for a server."""
     if tracking_uri.startswith("http"):
         return ""
-    return f"Links to MLflow open while `mlflow ui --backend-store-uri {tracking_uri}` runs."
+    return f"Links to MLflow open while this command runs: mlflow ui --backend-store-uri {tracking_uri}"
 
 
 def intro_text(record: StudyRecord, source: str, tracker: Tracker | None) -> str:
