@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from gram_platform.cli import main
-from gram_platform.cli.run import STUDIES, find_study
+from gram_platform.cli.run import OURS, find_study
 from gram_platform.corpora import catalog_names
 from gram_platform.methods import METHODS
 from gram_platform.store import Store
@@ -39,8 +39,8 @@ def of_experiment(capsys, monkeypatch, name: str, *arguments: str) -> str:
 
 
 def test_every_experiment_runs_by_name():
-    assert set(STUDIES) == EXPERIMENTS
-    assert {find_study(name).name for name in STUDIES} == EXPERIMENTS
+    assert set(OURS) == EXPERIMENTS
+    assert {find_study(name).name for name in OURS} == EXPERIMENTS
 
 
 @pytest.mark.parametrize("name", ["scaling", "stories", "lr_bs_grid", "hyperparams"])
@@ -69,11 +69,11 @@ def test_an_unknown_study_is_refused(capsys):
 @pytest.mark.parametrize("what", ["studies", "methods", "presets", "corpora", "sizes"])
 def test_lists_name_everything(what, capsys):
     names = {
-        "studies": set(STUDIES),
+        "studies": set(OURS),
         "methods": set(METHODS),
-        "presets": {preset for name in STUDIES for preset in find_study(name).presets},
+        "presets": {preset for name in OURS for preset in find_study(name).presets},
         "corpora": set(catalog_names()),
-        "sizes": {size for n in STUDIES for preset in find_study(n).presets.values() for size in preset.sizes},
+        "sizes": {size for n in OURS for preset in find_study(n).presets.values() for size in preset.sizes},
     }
     rows = json.loads(printed(capsys, "list", what, "--json"))
     assert {row["name"] for row in rows} == names[what]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from gram_platform.cli.flags import AsJson, Positional, Storage, stored
-from gram_platform.cli.run import STUDIES, find_study
+from gram_platform.cli.run import find_study, study_names
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import flatten, invalid
 from gram_platform.corpora import catalog_names
@@ -34,7 +34,7 @@ def list_command(
 
 
 def _studies() -> Iterator[Row]:
-    for name in STUDIES:
+    for name in study_names():
         found = find_study(name)
         kind = "search" if isinstance(found, Search) else "study"
         yield {"name": name, "kind": kind, "presets": list(found.presets), "title": found.title}
@@ -47,14 +47,14 @@ def _methods() -> Iterator[Row]:
 
 
 def _presets(study: str) -> Iterator[Row]:
-    for name in [study] if study else STUDIES:
+    for name in [study] if study else study_names():
         for preset_name, preset in find_study(name).presets.items():
             sizes = {"sizes": list(preset.sizes), "seeds": preset.num_seeds, "machine": preset.machine}
             yield {"study": name, "name": preset_name, "corpus": preset.corpus, **sizes, "family": preset.family}
 
 
 def _sizes(study: str) -> Iterator[Row]:
-    for name in [study] if study else STUDIES:
+    for name in [study] if study else study_names():
         for preset_name, preset in find_study(name).presets.items():
             for size in preset.sizes.values():
                 numbers = {f: getattr(size, f) for f in ("core_tokens", "peak_lr", "batch_size", "seq_len")}

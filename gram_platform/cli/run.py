@@ -6,6 +6,7 @@ from typing import Literal
 
 from gram_platform.cli.flags import Positional
 from gram_platform.config.identity import require_choice
+from gram_platform.config.plugins import Table
 from gram_platform.studies import Study, library
 from gram_platform.studies.campaign import run_searched
 from gram_platform.studies.flags import Flags, checked, parse_flags
@@ -13,15 +14,15 @@ from gram_platform.studies.searches.definition import Search
 from gram_platform.studies.searches.run import checked_flags, run_search
 from gram_platform.studies.session import exit_with
 
-STUDIES = tuple(sorted(module.name for module in iter_modules(library.__path__)))
-StudyName = Literal[STUDIES]
+OURS = tuple(sorted(module.name for module in iter_modules(library.__path__)))
+OFFERED = Table("gram.studies", {}, is_usable=lambda study: isinstance(study, Study), reserved=OURS)
 
 
-def run_command(study: Positional[StudyName]) -> None:
+def run_command(study: Positional[Literal[OURS]]) -> None:
     """Run a study or a search by name, as `python experiments/NAME.py` does; `gram run NAME --help` lists its flags.
 
     Args:
-        study: name of the study or search; its own flags follow
+        study: name of a study or search, one of these or of an installed package; its own flags follow
     """
     run_named(study, [])
 
@@ -36,8 +37,15 @@ def run_named(name: str, arguments: list[str]) -> None:
     exit_with(lambda: run_searched(study, checked(study, flags)))
 
 
+def study_names() -> tuple[str, ...]:
+    """Returns the names of our studies and searches, then those of installed packages."""
+    return (*OURS, *OFFERED)
+
+
 def find_study(name: str) -> Study:
     """Returns the study or search with this name; ValueError if there is none."""
-    require_choice("study", name, STUDIES)
+    require_choice("study", name, study_names())
+    if name in OFFERED:
+        return OFFERED[name]
     module = import_module(f"{library.__name__}.{name}")
     return module.SEARCH if hasattr(module, "SEARCH") else module.STUDY

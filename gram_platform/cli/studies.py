@@ -8,7 +8,7 @@ from typing import Literal
 
 from gram_platform.cli.flags import Positional, Storage, TrackingUri, has_study, stored
 from gram_platform.cli.mlflow_report import report_from_mlflow
-from gram_platform.config.identity import invalid, local_path, printable
+from gram_platform.config.identity import invalid, local_path, printable, require_choice
 from gram_platform.pages.report.study import Results
 from gram_platform.pages.results.external import read_external
 from gram_platform.pages.results.record import load_record
@@ -74,6 +74,7 @@ def report_command(
     store = stored(storage).open_for_writing()
     record = load_record(store, study)
     uri = tracking_uri or default_tracking_uri(store.root)
+    require_choice("measurement", record.measurement, tuple(MEASUREMENTS))
     measurement = MEASUREMENTS[record.measurement]
     results = measurement.read(record, store, uri)
     if results is None:

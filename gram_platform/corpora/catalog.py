@@ -10,9 +10,12 @@ estimates; for web text and code, those of GPT-2's tokenizer, which GPT-Neo uses
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from gram_platform.config.identity import invalid, require_int, require_real
 from gram_platform.config.ladder import STORIES_AUX, STORIES_AUX_SHARE, STORIES_CORE
+from gram_platform.config.plugins import Table
+from gram_platform.corpora.installed import INSTALLED
 from gram_platform.corpora.recipe import HubRow
 
 DEFAULT_NUM_AUX = 4  # number of auxiliary topics, the first by name, unless `--core-label` names the core
@@ -226,3 +229,10 @@ HUB = {
     # public sources in place of the authors' papers: abstracts, and full texts for virology
     "dual-use-sources": HubCorpus((WEB_ROW, CODE_ROW, *LISP_ROWS, *SOURCE_ROWS), ("core",), 960_000_000, 0.01, NEO),
 }
+
+CORPORA = Table(  # a package may offer the path of a recipe in TOML too
+    "gram.corpora",
+    {**STORIES, **HUB},
+    is_usable=lambda corpus: isinstance(corpus, StoriesCorpus | HubCorpus | Path),
+    reserved=(INSTALLED,),
+)

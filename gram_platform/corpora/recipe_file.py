@@ -27,24 +27,23 @@ def described_corpus(corpus: str | Path) -> Described | None:
     first records are read from the hub.
     """
     name = str(corpus)
-    if found := catalog.STORIES.get(name) or catalog.HUB.get(name):
-        return found
     if name.startswith(SCHEME):
         return _from_url(name)
-    if name.endswith(SUFFIX) and (path := local_path("corpus", name)).is_file():
-        return _from_file(path)[1]
-    return None
+    found = catalog.CORPORA.get(name) or (local_path("corpus", name) if name.endswith(SUFFIX) else None)
+    if not isinstance(found, Path):
+        return found
+    return _from_file(found)[1] if found.is_file() else None
 
 
 def recipe_text(corpus: str) -> str:
-    """Returns the description of a recipe or a URL as JSON; "" for a corpus that a name or a path describes."""
-    is_written = corpus.startswith(SCHEME) or corpus.endswith(SUFFIX)
-    return canonical_json(described_corpus(corpus)) if is_written else ""
+    """Returns the description of a recipe or a URL as JSON; "" for a corpus of ours and for a path of text."""
+    described = None if corpus in catalog.STORIES or corpus in catalog.HUB else described_corpus(corpus)
+    return canonical_json(described) if described else ""
 
 
 def text_units(corpus: str | Path) -> tuple[Unit, ...]:
     """Finds the files of a recipe of local text; ValueError with file, line and field if there are none."""
-    path = local_path("corpus", corpus)
+    path = catalog.CORPORA.get(str(corpus)) or local_path("corpus", corpus)
     written, text = _from_file(path)
     root = path.parent / text.root
     try:

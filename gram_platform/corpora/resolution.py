@@ -92,16 +92,18 @@ def resolve(
 
 def catalog_names() -> tuple[str, ...]:
     """Returns the names that `resolve` knows without looking at the disk."""
-    return tuple(sorted((*catalog.STORIES, *catalog.HUB, INSTALLED)))
+    return tuple(sorted((*catalog.CORPORA, INSTALLED)))
 
 
 def describe_corpus(name: str) -> str:
     """Says in one line where the text of a named corpus is from."""
-    if name in catalog.STORIES:
-        corpus = catalog.STORIES[name]
+    corpus = described_corpus(name)
+    if isinstance(corpus, StoriesCorpus):
         return f"generated stories: {corpus.core_documents:,} of core, {corpus.aux_documents:,} of each other topic"
-    if name in catalog.HUB:
-        return "on the hub: " + ", ".join(dict.fromkeys(row.dataset for row in catalog.HUB[name].rows))
+    if isinstance(corpus, HubCorpus):
+        return "datasets: " + ", ".join(dict.fromkeys(row.dataset for row in corpus.rows))
+    if isinstance(corpus, TextCorpus):
+        return "files: " + ", ".join([*corpus.globs, *corpus.records])
     return "licences, documentation and source code of the packages installed on this machine"
 
 

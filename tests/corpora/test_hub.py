@@ -139,7 +139,7 @@ def test_records_without_a_field_are_left_out_and_counted(tmp_path, jsonl, recor
     row = local_row(jsonl(tmp_path / "a.jsonl", found), keep=(("lang", "en"),))
     small_parts(monkeypatch)
     entry = catalog.HubCorpus((row,), ("core",), core_tokens=3_000, aux_share=1.0)
-    monkeypatch.setitem(catalog.HUB, "here", entry)
+    monkeypatch.setitem(catalog.CORPORA, "here", entry)
     packed = prepare(resolve("here", **settings), tmp_path / "data")
     assert packed.manifest["duplicates"]["documents"] == 100
     assert packed.skipped == ("json train [label]: left out 20 records without a field",)
@@ -160,7 +160,7 @@ def test_a_test_split_is_validation_alone(tmp_path, jsonl, records, settings, mo
     own = [{**record, "text": "held out: " + record["text"]} for record in records] + records[:1]
     row = local_row(path, available_tokens=10**6)
     held_out = local_row(jsonl(tmp_path / "test.jsonl", own), available_tokens=10**6, held_out=True)
-    monkeypatch.setitem(catalog.HUB, "here", catalog.HubCorpus((row, held_out), ("core",), 10**6, 1.0))
+    monkeypatch.setitem(catalog.CORPORA, "here", catalog.HubCorpus((row, held_out), ("core",), 10**6, 1.0))
     packed = prepare(resolve("here", **{**settings, "sample_bytes": 10**9}), tmp_path / "data")
     counts = packed.manifest["domains"].values()
     num_held_out = sum(1 for r in records if r == records[0])
@@ -212,7 +212,7 @@ def test_a_hub_corpus_is_packed(tmp_path, records, jsonl, settings, monkeypatch)
     row = local_row(jsonl(tmp_path / "a.jsonl", records))
     small_parts(monkeypatch)
     entry = catalog.HubCorpus((row,), ("core",), core_tokens=2_000, aux_share=1.0)
-    monkeypatch.setitem(catalog.HUB, "here", entry)
+    monkeypatch.setitem(catalog.CORPORA, "here", entry)
     recipe = resolve("here", **settings)
     packed = prepare(recipe, tmp_path / "data")
     assert packed.domains == ("core", "virology")
@@ -220,7 +220,7 @@ def test_a_hub_corpus_is_packed(tmp_path, records, jsonl, settings, monkeypatch)
     assert [r.ok for r in check("here")] == [True]
 
     entry = dataclasses.replace(entry, rows=(dataclasses.replace(row, labels=("core",)),))
-    monkeypatch.setitem(catalog.HUB, "here", entry)
+    monkeypatch.setitem(catalog.CORPORA, "here", entry)
     assert "['virology']" in check("here")[0].found
 
 
