@@ -47,7 +47,7 @@ audit: ## look the pinned versions up among known vulnerabilities; needs PyPI, a
 lock: setup ## write constraints.lock: the pins with the hashes of the files that pip would install on this kind of machine
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --dry-run --ignore-installed \
 		--report $(VENV)/report.json -c constraints.txt '.[dev]'
-	$(BIN)/python cluster/lock.py $(VENV)/report.json > constraints.lock
+	$(BIN)/python -m tests.lock $(VENV)/report.json > constraints.lock
 	@echo "pip install --require-hashes --no-deps -r constraints.lock && pip install --no-deps -e . installs these files and no others"
 
 stop: ## stop only what a demo left running

@@ -226,6 +226,30 @@ def test_network_lets_in_only_who_must():
     assert named <= apps, "a policy names pods that nothing makes"
 
 
+def test_databases_call_nobody():
+    (policy,) = [s for o in objects("kuberay/network.yaml") if (s := o["spec"])["policyTypes"] == ["Egress"]]
+    assert "egress" not in policy
+    (rule,) = policy["podSelector"]["matchExpressions"]
+    images = {}
+    for pod in (pod for found in all_objects() for pod in _templates(found)):
+        images[pod["metadata"]["labels"].get("app")] = pod["spec"]["containers"][0]["image"]
+    databases = {app for app, image in images.items() if "/redis:" in image or "/postgres:" in image}
+    assert databases == set(rule["values"]) != set()
+
+
+def test_secrets_reach_the_driver_alone():
+    """The hub's token and MLflow's password; MLflow has its own. Ray's nodes run what others submit."""
+    groups = the("RayCluster", "gram")["spec"]["workerGroupSpecs"]
+    head = {"groupName": "head", **the("RayCluster", "gram")["spec"]["headGroupSpec"]}
+    has = {
+        group["groupName"]: {e["name"] for e in walk(group) if isinstance(e.get("valueFrom"), dict)}
+        for group in (head, *groups)
+    }
+    assert has.pop("driver") == {"HF_TOKEN", "MLFLOW_TRACKING_PASSWORD"}
+    assert set().union(*has.values()) == set()
+    assert len(has) == 3
+
+
 def _templates(found: dict) -> list[dict]:
     return [inner for inner in walk(found) if "containers" in inner.get("spec", {})]
 

@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 
-from tests.cluster.files import CLUSTER
+from tests import lock as script
 
 
 def make_wheel(folder, body):
@@ -27,7 +27,7 @@ def pip(folder, *arguments):
 
 
 def lock(report):
-    return subprocess.run([sys.executable, CLUSTER / "lock.py", report], capture_output=True, text=True)
+    return subprocess.run([sys.executable, script.__file__, report], capture_output=True, text=True)
 
 
 def test_a_lock_installs_the_same_file_and_no_other(tmp_path):
