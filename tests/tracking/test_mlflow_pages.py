@@ -14,6 +14,7 @@ from tests.store.training import run_config, train
 from tests.tracking.servers import running_mlflow
 
 RUN = run_config(8)
+STEPS = range(1, 9)
 SIZES = {"tiny": 97_280, "small": 153_000}
 FORGET = {"gram": [0.9, 0.5], "filtering": [0.8, 0.4]}  # of the profile that the study shows, by size
 LINK = "[...document.querySelectorAll('a')].find((a) => a.innerText.trim() === '{}')"
@@ -83,3 +84,13 @@ def test_three_clicks_from_the_start_page_to_forget_against_size(tmp_path):
         browser.visit(links["runs"])
         assert browser.wait_for("document.body.innerText.includes('1 matching run')")
         assert browser.evaluate(f"Boolean({LINK.format('gram tiny all s0')})")
+        run = tracker.run_url(tracker.runs()["run", RUN.run_id].info.run_id, server.uri)
+        browser.visit("about:blank")
+        browser.visit(run)
+        assert browser.wait_for(f"Boolean({LINK.format('gram tiny core+virology s0, evaluated')})")
+        assert browser.evaluate(f"Boolean({LINK.format('Runs')})")  # not evaluations of language models
+        browser.visit("about:blank")
+        browser.visit(run.replace("?", "/model-metrics?"))
+        assert browser.wait_for(f"{CHARTS}.length > 2"), browser.evaluate(CHARTS)
+        losses = browser.evaluate(CHARTS)[:2]  # before training's own
+        assert [chart["gram tiny all s0"][1] for chart in losses] == [[2 / s for s in STEPS], [3 / s for s in STEPS]]

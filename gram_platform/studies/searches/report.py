@@ -77,8 +77,10 @@ def with_run_links(frame: pd.DataFrame, links: Mapping[str, str]) -> pd.DataFram
 
 
 def trial_tags(trials: bytes) -> dict[str, dict[str, str]]:
-    """Returns {run id: {tag that names a search: the trials that use the run}} of a `trials.csv`."""
+    """Returns {run id: {tag that names a search: the trials that use the run}} of a `trials.csv`; {} without one."""
     found: dict[str, dict[str, list[str]]] = {}
+    if not trials:
+        return {}
     frame = pd.read_csv(io.BytesIO(trials), dtype="str", keep_default_na=False)
     for search, trial, runs in frame[[SEARCH, TRIAL, RUNS]].itertuples(index=False):
         for run_id in runs.split():

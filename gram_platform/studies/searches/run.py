@@ -194,7 +194,7 @@ class SearchDriver(Driver):
             self.view.say("no table: no trial is complete yet")
             return 1
         params = {"search_id": self.search_id, "preset": self.flags.preset, "data_id": self.graph.data_id}
-        name, tags = self.search.name, trial_tags(output.files["trials.csv"])
+        name, tags = self.search.name, trial_tags(output.files.get("trials.csv", b""))
         views = study_views(name, study_id(name, params), {}, ())
         write = partial(publish_files, name, self.store, output.files, output.figures, params)
         self._publish(partial(write, node_tags=tags, views=views), output.text)

@@ -48,8 +48,10 @@ class _Common:
         return Baselines(graph.settings[0]).nodes({"lr": 1e-3})
 
     def write(self, graph, store, tracker, search_id):
-        names = ("table.csv", "report.html")
-        return SearchOutput(dict.fromkeys(names, b"-"), {}, f"{len(store.list_runs())} runs")
+        runs = store.list_runs()
+        trials = ["search,trial,runs", *(f"{self.name}-{search_id},{number},{run}" for number, run in enumerate(runs))]
+        files = {"table.csv": b"-", "report.html": b"-", "trials.csv": "\n".join(trials).encode()}
+        return SearchOutput(files, {}, f"{len(runs)} runs")
 
 
 @dataclass(frozen=True)

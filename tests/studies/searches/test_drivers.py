@@ -18,6 +18,7 @@ from gram_platform.engine.search import Tuning, run_trials
 from gram_platform.store import Store
 from gram_platform.studies.searches.run import build_search, parse, run_search
 from gram_platform.studies.session import execution_of
+from gram_platform.tracking import Tracker, default_tracking_uri
 from tests.studies.processes import Submission, attempts, kill, submit, written
 from tests.studies.searches.planted import GRID, SEARCH, Baselines
 
@@ -127,6 +128,10 @@ def test_a_killed_worker_is_replaced_and_its_run_continued(tmp_path):
         assert search.finish() == 0, search.output
     assert len(attempts(storage)[training.run_id]) == 2
     assert len(written(storage)) == 4
+    of_runs = [run.data.tags for run in Tracker(default_tracking_uri(str(storage))).runs().values()]
+    named = [value for tags in of_runs for name, value in tags.items() if name.startswith("gram.search.planted-")]
+    assert sorted(named) == ["0", "1", "2", "3"]
+    assert "MLflow runs" in search.output
 
 
 @pytest.mark.slow
