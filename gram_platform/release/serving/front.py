@@ -87,7 +87,7 @@ class Head:
     authorization: tuple[str, ...]
 
 
-class Front:
+class _Front:
     """Answers connections. All coroutines belong to one event loop."""
 
     def __init__(self, inner_port: int, response_s: float, places: Places):
@@ -166,7 +166,7 @@ def start_front(
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, MAX_FILES)), hard))
-    front, runner = Front(inner_port, response_s, places), asyncio.Runner()
+    front, runner = _Front(inner_port, response_s, places), asyncio.Runner()
     with_tls = {"ssl": tls, "ssl_handshake_timeout": ARRIVAL_S, "ssl_shutdown_timeout": LINGER_S} if tls else {}
     starting = asyncio.start_server(front.answer, sock=listening, limit=MAX_HEAD_BYTES, backlog=1024, **with_tls)
     server, loop = runner.run(starting), runner.get_loop()
