@@ -11,6 +11,7 @@ import contextlib
 import http
 import json
 import re
+import resource
 import socket
 import ssl
 import threading
@@ -28,7 +29,8 @@ LOOPBACK = "127.0.0.1"
 MAX_REQUESTS = 64  # of one token at once, by default
 PATIENCE_S = 0.25  # a caller hears the end of an answer a moment before its place is free
 ARRIVAL_S = 10.0  # from the connection (with TLS: from its handshake, which has as long) to the request's last byte
-MAX_ARRIVING = 256  # connections whose request is not whole; one more closes the oldest, if that is slow
+MAX_ARRIVING = 2000  # connections whose request is not whole; one more closes the oldest, if that is slow
+MAX_FILES = 8192  # open at once: a request that is passed on needs two
 SLOW_S = 2.0  # a crowd that has just come is not slow
 MAX_HEAD_BYTES = 16 * 1024
 LINGER_S = 2.0  # a refused caller's further bytes are dropped: with them unread it would lose the answer
@@ -85,7 +87,7 @@ class Head:
     authorization: tuple[str, ...]
 
 
-class Front:
+class _Front:
     """Answers connections. All coroutines belong to one event loop."""
 
     def __init__(self, inner_port: int, response_s: float, places: Places):
@@ -162,7 +164,9 @@ def start_front(
 
     `response_s`: from a whole request to the last byte of its response, slow readers included.
     """
-    front, runner = Front(inner_port, response_s, places), asyncio.Runner()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, MAX_FILES)), hard))
+    front, runner = _Front(inner_port, response_s, places), asyncio.Runner()
     with_tls = {"ssl": tls, "ssl_handshake_timeout": ARRIVAL_S, "ssl_shutdown_timeout": LINGER_S} if tls else {}
     starting = asyncio.start_server(front.answer, sock=listening, limit=MAX_HEAD_BYTES, backlog=1024, **with_tls)
     server, loop = runner.run(starting), runner.get_loop()

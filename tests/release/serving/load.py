@@ -1,11 +1,12 @@
 """Many clients at once, each asking for one profile after another, and what became of every single request."""
 
 import asyncio
+import contextlib
 import json
 import random
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -46,15 +47,27 @@ class Question:
 
 
 async def hammer(
-    address: str, tokens: Mapping[str, str], questions: list[Question], num_clients: int, duration_s: float
+    address: str,
+    tokens: Sequence[Mapping[str, str]],
+    questions: list[Question],
+    num_clients: int,
+    duration_s: float,
+    beside: Sequence[Callable[[], Coroutine]] = (),
 ) -> Record:
-    """Every client begins its last request before `duration_s` is over and waits for its answer."""
+    """Every client begins its last request before `duration_s` is over and waits for its answer.
+
+    `tokens`: each client's by profile, in turn; `beside`: what others do meanwhile, each until it is cancelled.
+    """
     record, started = Record(), time.monotonic()
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=120)
     async with aiohttp.ClientSession(address, connector=connector, timeout=timeout) as session:
-        until = started + duration_s
-        await asyncio.gather(*(_client(session, tokens, questions, n, until, record) for n in range(num_clients)))
+        until, others = started + duration_s, [asyncio.create_task(act()) for act in beside]
+        own = (tokens[number % len(tokens)] for number in range(num_clients))
+        await asyncio.gather(*(_client(session, t, questions, n, until, record) for n, t in enumerate(own)))
+        for other in others:
+            other.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
     record.elapsed_s = time.monotonic() - started
     return record
 
@@ -66,7 +79,7 @@ async def _client(session, tokens, questions, number: int, until: float, record:
         question, profile = chooser.choice(questions), chooser.choice(profiles)
         began = time.monotonic()
         try:
-            text = await _ask(session, tokens[profile], question, chooser.random() < 0.5, record)
+            text = await _ask(session, tokens[profile], profile, question, chooser.random() < 0.5, record)
         except (aiohttp.ClientError, TimeoutError, AssertionError) as error:
             record.lost.append(repr(error))
             continue
@@ -77,9 +90,10 @@ async def _client(session, tokens, questions, number: int, until: float, record:
             record.wrong.append((profile, text))
 
 
-async def _ask(session, token: str, question: Question, stream: bool, record: Record) -> str:
+async def _ask(session, token: str, profile: str, question: Question, stream: bool, record: Record) -> str:
     """The answer's text, whole; asks again when it is told to."""
-    body = {"prompt": question.prompt, "max_tokens": question.num_tokens, "temperature": 0, "stream": stream}
+    body = {"model": profile, "prompt": question.prompt, "max_tokens": question.num_tokens, "temperature": 0}
+    body["stream"] = stream
     while True:
         headers = {"Authorization": f"Bearer {token}"}
         async with session.post("/v1/completions", json=body, headers=headers) as response:
@@ -91,6 +105,39 @@ async def _ask(session, token: str, question: Question, stream: bool, record: Re
             if not stream:
                 return (await response.json())["choices"][0]["text"]
             return _streamed_text(await response.text())
+
+
+async def greedy(address: str, token: str, num_requests: int, statuses: Counter) -> None:
+    """Keeps so many requests of one token open, each asked again when it ends or when a refusal says so."""
+
+    async def ask(session) -> None:
+        body = {"prompt": "more", "max_tokens": 40, "temperature": 0}
+        headers = {"Authorization": f"Bearer {token}"}
+        while True:
+            try:
+                async with session.post("/v1/completions", json=body, headers=headers) as got:
+                    statuses[got.status] += 1
+                    await got.read()
+                await asyncio.sleep(float(got.headers.get("Retry-After", 0)))
+            except aiohttp.ClientError as error:
+                statuses[type(error).__name__] += 1
+
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(address, connector=connector) as session:
+        await asyncio.gather(*(ask(session) for _ in range(num_requests)))
+
+
+async def half_a_head(port: int, num_closed: Counter) -> None:
+    """Opens a connection and sends half a head, again and again."""
+    while True:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nHost:")
+            with contextlib.suppress(ConnectionError):
+                await reader.read()
+            num_closed["slow"] += 1
+        finally:
+            writer.close()
 
 
 def _streamed_text(body: str) -> str:

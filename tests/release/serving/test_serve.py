@@ -1,7 +1,6 @@
 """`gram serve` on Ray Serve: hostile and ordinary callers, many at once, and a model process that is killed."""
 
 import asyncio
-import json
 import re
 import threading
 import time
@@ -92,7 +91,7 @@ def test_refusals_are_in_the_log_without_what_was_said(running):
 
 def test_forty_clients_of_four_profiles(running, capsys):
     address = f"http://127.0.0.1:{running.site.port}"
-    record = asyncio.run(hammer(address, running.site.plan.tokens, planted_questions(running), 40, 5.0))
+    record = asyncio.run(hammer(address, [running.site.plan.tokens], planted_questions(running), 40, 5.0))
     with capsys.disabled():
         print(f"\n40 clients: {record.summary()}")
     assert not record.wrong
@@ -270,15 +269,3 @@ def test_what_cannot_be_served_is_refused_at_once(tmp_path, capsys):
     assert (rule.name, rule.default) == ("zoe", "lisp")
     assert "a complete run" in refused(capsys, "serve", "abc", *where)
     assert "tokens.name='zoe'" in refused(capsys, "token", "zoe", *both, "--default", "lisp")
-
-
-@pytest.mark.slow
-def test_two_hundred_clients_for_a_minute(tmp_path: Path, capsys):
-    with gram_serve(tmp_path) as running:
-        address = f"http://127.0.0.1:{running.site.port}"
-        record = asyncio.run(hammer(address, running.site.plan.tokens, planted_questions(running), 200, 60.0))
-    with capsys.disabled():
-        print(f"\n200 clients: {record.summary()}; {json.dumps(record.answered)}")
-    assert not record.wrong
-    assert not record.lost
-    assert set(record.answered) == set(ANSWERS)

@@ -31,7 +31,7 @@ def test_while_one_of_two_models_is_gone_the_other_answers(tmp_path, capsys):
         killing = threading.Timer(5.0, models[0].kill)
         killing.start()
         address = f"http://127.0.0.1:{running.site.port}"
-        record = asyncio.run(hammer(address, running.site.plan.tokens, questions, 40, 20.0))
+        record = asyncio.run(hammer(address, [running.site.plan.tokens], questions, 40, 20.0))
         running.wait_until(lambda: len(running.replicas("Model")) == 2)
     with capsys.disabled():
         print(f"\none of two models killed under 40 clients: {record.summary()}")
