@@ -218,7 +218,7 @@ def _aligned(rows: list[tuple]) -> list[str]:
 
 @dataclass(frozen=True)
 class Shortage:
-    """A label with too little text in a split, in tokens needed and available at the first of its sizes."""
+    """A domain with too little text in a split, in tokens needed and available at the first of its sizes."""
 
     domain: str
     split: str
@@ -233,7 +233,7 @@ class Shortage:
         use = "training" if self.split == "train" else self.split
         amounts = f"about {self.available:,} tokens for {use}, {self.sizes[0]} needs {self.needed:,}"
         verb = "stops at" if self.is_certain else "may stop at"
-        return f"label {self.domain}: {amounts}: {verb} {', '.join(self.sizes)}"
+        return f"domain {self.domain}: {amounts}: {verb} {', '.join(self.sizes)}"
 
 
 def needed_sequences(nodes: Iterable[Node], data_id: str) -> dict[str, int]:
@@ -247,7 +247,7 @@ def needed_sequences(nodes: Iterable[Node], data_id: str) -> dict[str, int]:
 
 
 def shortages(nodes: Sequence[Node], preset: Preset, recipes: Mapping[str, Sequence[CorpusRecipe]]) -> list[Shortage]:
-    """Returns every label and split of which a size needs too much; `recipes` of each size: one for each variant."""
+    """Returns every domain and split of which a size needs too much; `recipes` of each size: one for each variant."""
     found: dict[tuple[str, str, bool], Shortage] = {}
     for size, recipes_of_size in recipes.items():
         of_size = [node for node in nodes if node.size == size]
@@ -274,22 +274,22 @@ def _of_recipe(nodes: Sequence[Node], recipe: CorpusRecipe, size: str, preset: P
 def require_supply(
     nodes: Sequence[Node], preset: Preset, flags: CommonFlags, recipes: Mapping[str, Sequence[CorpusRecipe]]
 ) -> None:
-    """ValueError for a label with too little text under any tokenizer; needs no packed data."""
+    """ValueError for a domain with too little text under any tokenizer; needs no packed data."""
     certain = [short.text for short in shortages(nodes, preset, recipes) if short.is_certain]
     if certain:
-        raise invalid("corpus", flags.corpus, "a corpus with enough text of every label.\n  " + "\n  ".join(certain))
+        raise invalid("corpus", flags.corpus, "a corpus with enough text of every domain.\n  " + "\n  ".join(certain))
 
 
 def require_enough_data(nodes: Iterable[Node], preset: Preset, flags: CommonFlags, corpus: PackedCorpus) -> None:
-    """ValueError for a label with too few packed sequences for its budget or validation set."""
+    """ValueError for a domain with too few packed sequences for its budget or validation set."""
     needed = needed_sequences(nodes, corpus.data_id)
     for domain in corpus.domains:
         for split, wanted in (("train", needed.get(domain, 0)), ("validation", preset.most_eval_sequences)):
             available = corpus.num_sequences(split, domain)
             if available < wanted:
                 tokens = f"of {corpus.seq_len} tokens for {split}; preset {flags.preset!r} needs {wanted}"
-                allowed = f"a label with enough text: it has {available} sequences {tokens}"
-                raise invalid("corpus", f"{flags.corpus} [label {domain}]", allowed)
+                allowed = f"a domain with enough text: it has {available} sequences {tokens}"
+                raise invalid("corpus", f"{flags.corpus} [domain {domain}]", allowed)
 
 
 def require_document_end(nodes: Iterable[Node], corpus: PackedCorpus) -> None:

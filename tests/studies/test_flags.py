@@ -226,7 +226,7 @@ def test_a_label_with_too_little_text(storage, tmp_path, capsys):
     corpus = write_corpus(tmp_path / "corpus", lines)
     code, text = outcome(capsys, "--corpus", corpus, "--core-label", "general")
     assert code == 2
-    assert "label law: about" in text
+    assert "domain law: about" in text
     assert "tokens for training" in text
     assert not (storage / "runs").exists()
 
@@ -262,7 +262,7 @@ def test_a_budget_that_the_corpus_cannot_serve(storage):
     graph = build_graph(study, flags("--preset", "smoke"))
     corpus = prepare(graph.recipe, storage / "data")
     require_enough_data(graph.nodes, graph.preset, graph.flags, corpus)
-    with pytest.raises(ValueError, match=r"label \w+.*validation.*needs 10000"):
+    with pytest.raises(ValueError, match=r"domain \w+.*validation.*needs 10000"):
         require_enough_data(graph.nodes, huge, graph.flags, corpus)
 
 

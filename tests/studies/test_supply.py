@@ -51,29 +51,29 @@ def test_the_papers_data_alone_stops_at_the_second_size(storage):
     """1.19B tokens of other papers serve 0.96B of core, not 2.1B; the dry run goes on, submitting fetches nothing."""
     graph = graph_of(STUDY, "--corpus", "dual-use-papers")
     (line,) = [line for line in describe(graph).splitlines() if "shortage: " in line]
-    assert line.startswith("shortage: label core: about 1,1")
+    assert line.startswith("shortage: domain core: about 1,1")
     assert "100M needs 2,100," in line
     assert line.endswith("stops at 100M, 200M, 400M, 800M, 2B, 5B")
-    with pytest.raises(ValueError, match=r"dual-use-papers.*(?s:.*)label core: .* stops at 100M"):
+    with pytest.raises(ValueError, match=r"dual-use-papers.*(?s:.*)domain core: .* stops at 100M"):
         provide_data((graph,), Store(storage).open_for_writing())
     assert not (storage / "data").exists()
 
 
 @needs_mini
 def test_a_folder_that_is_too_small(storage, capsys):
-    """A line for each label in a dry run, which succeeds; an error before anything is packed."""
+    """A line for each domain in a dry run, which succeeds; an error before anything is packed."""
     arguments = ["--preset", "paper", "--corpus", str(MINI), "--storage", str(storage)]
     with pytest.raises(SystemExit) as ended:
         main(scaling.STUDY, [*arguments, "--dry-run"])
     assert not ended.value.code
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("shortage: ")]
-    for label in ("core", "cyber", "lisp", "nuclear", "virology"):
-        assert any(f"label {label}: about" in line and "stops at 50M, 100M" in line for line in lines)
+    for domain in ("core", "cyber", "lisp", "nuclear", "virology"):
+        assert any(f"domain {domain}: about" in line and "stops at 50M, 100M" in line for line in lines)
     with pytest.raises(SystemExit) as ended:
         main(scaling.STUDY, arguments)
     assert ended.value.code == 2
     error = capsys.readouterr().err
-    assert "label core: about" in error
+    assert "domain core: about" in error
     assert "959,963,136" in error
     assert [path.name for path in (storage / "data").iterdir()] == ["scans"]  # read for its labels, not packed
 
@@ -91,6 +91,6 @@ def test_a_shortage_that_depends_on_the_tokenizer_is_no_error(storage, tmp_path)
     flags = parse(STUDY, ["--preset", "smoke", "--sizes", "small", "--corpus", str(path)])
     graph = build_graph(STUDY, flags)
     (line,) = [line for line in describe(graph).splitlines() if "shortage: " in line]
-    assert line.startswith("possible shortage: label core: about 47,")
+    assert line.startswith("possible shortage: domain core: about 47,")
     assert line.endswith("may stop at small")
     require_supply(graph.nodes, graph.preset, flags, graph.recipes)
