@@ -1,0 +1,26 @@
+"""The attacker's budget: every combination of sequences and steps, on runs that the scaling study shares."""
+
+from gram_platform.studies.build import build_graph
+from gram_platform.studies.flags import parse
+from gram_platform.studies.library import attack_budget, scaling
+
+
+def test_budgets_differ_in_attacks_alone(tmp_path):
+    def graph_of(study, *flags):
+        return build_graph(
+            study, parse(study, ["--preset", "smoke", "--seeds", "1", "--storage", str(tmp_path), *flags])
+        )
+
+    graph = graph_of(attack_budget.STUDY)
+    names = [variant.name for variant in graph.preset.variants]
+    assert names == ["4x6", "4x24", "16x6", "16x24"]
+    attacks = [node for node in graph.nodes if node.is_attack]
+    found = {(node.method, node.names["variant"], node.names["elicited"]): node.config for node in attacks}
+    forgotten = ("attic", "bakery", "beach")
+    assert set(found) == {(m, name, d) for m in ("gram", "filtering") for name in names for d in forgotten}
+    for (_, name, domain), config in found.items():
+        (data,) = config.data.domains
+        assert (data.name, f"{data.num_sequences}x{config.num_steps}") == (domain, name)
+    runs = {node.id for node in graph.nodes if node.is_run and not node.is_attack}
+    of_scaling = graph_of(scaling.STUDY, "--sizes", "tiny", "--methods", "gram", "filtering")
+    assert runs == {node.id for node in of_scaling.nodes if node.is_run and not node.is_attack}
