@@ -12,6 +12,7 @@ import heapq
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import get_type_hints
 
 from gram_platform.config import RunConfig
 from gram_platform.config.identity import invalid, require_int, require_real
@@ -57,6 +58,23 @@ class SimulatedCluster:
     def machines_of(self, ranks: int) -> int:
         """The fewest machines that hold so many ranks."""
         return math.ceil(ranks / self.slots_per_machine)
+
+
+def simulated_cluster(texts: Sequence[str]) -> SimulatedCluster:
+    """Returns the cluster with the given fields, `name=value` each; ValueError naming `cluster` or the field."""
+    types = get_type_hints(SimulatedCluster)
+    values = {}
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if name in NO_LONGER:
+            raise invalid(f"cluster.{name}", value, f"no value: {NO_LONGER[name]}")
+        if not separator or name not in types:
+            raise invalid("cluster", text, "name=value with a name of: " + ", ".join(types))
+        try:
+            values[name] = types[name](value)
+        except ValueError as error:
+            raise invalid(f"cluster.{name}", value, f"a number ({types[name].__name__})") from error
+    return SimulatedCluster(**values)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Defines the flags of studies, and checks them before any work starts."""
 
 import os
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -13,7 +13,7 @@ from gram_platform.config.ladder import load_law
 from gram_platform.corpora import catalog_names
 from gram_platform.methods import METHODS
 from gram_platform.planner import AUTO, MACHINES, Budget, Machine, Ranks
-from gram_platform.planner.simulation import NO_LONGER, SimulatedCluster
+from gram_platform.planner.simulation import SimulatedCluster, simulated_cluster
 from gram_platform.studies.definition import Preset, Study
 from gram_platform.studies.preset_file import read_preset, with_changes
 from gram_platform.tracking import default_tracking_uri
@@ -159,7 +159,7 @@ class CommonFlags:
     @cached_property
     def simulated(self) -> SimulatedCluster:
         """The cluster of --cluster; ValueError naming `cluster` or the field."""
-        return simulated_cluster(self.cluster)
+        return simulated_cluster(split_list(self.cluster))
 
 
 @dataclass(frozen=True)
@@ -273,23 +273,6 @@ def _require_common(flags: CommonFlags) -> None:
     if flags.max_gpus and flags.ranks.most:
         raise invalid("num_workers", " ".join(flags.num_workers), "no range beside --max-gpus, which counts the fewest")
     _ = flags.checkpoint_interval, flags.simulated  # ValueError unless they can be resolved
-
-
-def simulated_cluster(texts: tuple[str, ...]) -> SimulatedCluster:
-    """Returns the simulated cluster with the given fields; ValueError naming `cluster` or the field."""
-    types = {field.name: field.type for field in fields(SimulatedCluster)}
-    values = {}
-    for text in split_list(texts):
-        name, separator, value = text.partition("=")
-        if name in NO_LONGER:
-            raise invalid(f"cluster.{name}", value, f"no value: {NO_LONGER[name]}")
-        if not separator or name not in types:
-            raise invalid("cluster", text, "name=value with a name of: " + ", ".join(types))
-        try:
-            values[name] = types[name](value)
-        except ValueError as error:
-            raise invalid(f"cluster.{name}", value, f"a number ({types[name].__name__})") from error
-    return SimulatedCluster(**values)
 
 
 def split_list(values: tuple[str, ...]) -> tuple[str, ...]:

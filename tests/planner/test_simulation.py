@@ -19,10 +19,11 @@ from gram_platform.planner.simulation import (
     expected_s,
     planned,
     simulate,
+    simulated_cluster,
 )
 from gram_platform.store import Store
 from gram_platform.studies.build import build_graph
-from gram_platform.studies.flags import parse, simulated_cluster
+from gram_platform.studies.flags import parse
 from gram_platform.studies.library.scaling import STUDY
 from tests.studies.processes import Submission
 
