@@ -27,11 +27,8 @@ CONFIG, TAGS, RESULT, TIMING, TOKENIZER = "config.json", "tags.json", "result.js
 TENSORS_HASH = "tensors_sha256"  # in the result: the hash of the tensors' file
 WEIGHTS_HASH = MappingProxyType({"weights_sha256": str})  # shape of a result that has weights
 NUMBERS = {str: float}  # shape of losses by domain and metrics by name
-RESULT_FIELDS: dict[str, Any] = {
-    "final": NUMBERS,
-    "losses": NUMBERS,
-    "surprisals": NUMBERS,
-}  # of any result; each may be absent
+RESULT_FIELDS: dict[str, Any]  # of any result; each may be absent
+RESULT_FIELDS = {"final": NUMBERS, "losses": NUMBERS, "surprisals": NUMBERS}
 RESULT_FIELDS |= dict.fromkeys(("num_steps", "num_tokens", "parameters", "compute_units", "hardware_flops"), float)
 TIMING_FIELDS = {"elapsed_s": float, "ended": float, "host": str}
 WRONG_HASH = "its hash is not the result's"
