@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gram_platform.config import IMPORTED, AnyEvaluation, ModelConfig, State
 from gram_platform.config.identity import canonical_json, has_shape, invalid, short_hash, to_plain
@@ -27,9 +27,6 @@ CONFIG, TAGS, RESULT, TIMING, TOKENIZER = "config.json", "tags.json", "result.js
 TENSORS_HASH = "tensors_sha256"  # in the result: the hash of the tensors' file
 WEIGHTS_HASH = MappingProxyType({"weights_sha256": str})  # shape of a result that has weights
 NUMBERS = {str: float}  # shape of losses by domain and metrics by name
-RESULT_FIELDS: dict[str, Any]  # of any result; each may be absent
-RESULT_FIELDS = {"final": NUMBERS, "losses": NUMBERS, "surprisals": NUMBERS}
-RESULT_FIELDS |= dict.fromkeys(("num_steps", "num_tokens", "parameters", "compute_units", "hardware_flops"), float)
 TIMING_FIELDS = {"elapsed_s": float, "ended": float, "host": str}
 WRONG_HASH = "its hash is not the result's"
 
@@ -40,6 +37,7 @@ class NodeDirectory:
     kind: str
     id_field: str
     result_shape: Mapping = MappingProxyType({})  # fields of the result that are read here, beside the id
+    result_numbers: Mapping = MappingProxyType({})  # shapes of fields that reports read; each may be absent
 
     def __init__(self, folder: Folder, node_id: str) -> None:
         self.folder = folder
@@ -74,7 +72,7 @@ class NodeDirectory:
         """Reads the sealed result, None while there is none; a corrupted file is set aside with a warning."""
         try:
             result = self.folder.read_sealed(RESULT, self.result_shape)
-            if result is not None and not _has_fields(result, RESULT_FIELDS):
+            if result is not None and not _has_fields(result, self.result_numbers):
                 raise CorruptFile("a field has another type than expected")
             if result is not None and result.get(self.id_field) != self.node_id:
                 raise CorruptFile(f"it belongs to {self.id_field} {result.get(self.id_field)!r}")
@@ -118,6 +116,7 @@ class EvaluationDirectory(NodeDirectory):
 
     kind = "evaluation"
     id_field = "eval_id"
+    result_numbers = MappingProxyType({"losses": NUMBERS, "surprisals": NUMBERS})
 
     def __init__(self, root: Folder, eval_id: str) -> None:
         super().__init__(root.child("evaluations", eval_id), eval_id)
