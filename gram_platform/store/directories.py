@@ -1,6 +1,7 @@
 """Reads and writes the directories of evaluations and imported models, and the files that runs have too."""
 
 import contextlib
+import functools
 import hashlib
 import json
 import socket
@@ -12,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gram_platform.config import IMPORTED, AnyEvaluation, ModelConfig, State, TaskScores
-from gram_platform.config.identity import canonical_json, invalid, short_hash, to_plain
+from gram_platform.config.identity import canonical_json, has_shape, invalid, short_hash, to_plain
 from gram_platform.store.checkpoints import WEIGHTS
 from gram_platform.store.files import CorruptFile, Folder, hash_file, seal, unseal
 from gram_platform.store.folders import LocalFolder
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 CONFIG, TAGS, RESULT, TIMING, TOKENIZER = "config.json", "tags.json", "result.json", "timing.json", "tokenizer.json"
 TENSORS_HASH = "tensors_sha256"  # in the result: the hash of the tensors' file
 WEIGHTS_HASH = MappingProxyType({"weights_sha256": str})  # shape of a result that has weights
+NUMBERS = {str: float}  # shape of losses by domain and metrics by name
+TIMING_FIELDS = {"elapsed_s": float, "ended": float, "host": str}
 WRONG_HASH = "its hash is not the result's"
 
 
@@ -34,6 +37,7 @@ class NodeDirectory:
     kind: str
     id_field: str
     result_shape: Mapping = MappingProxyType({})  # fields of the result that are read here, beside the id
+    result_numbers: Mapping = MappingProxyType({})  # shapes of fields that reports read; each may be absent
 
     def __init__(self, folder: Folder, node_id: str) -> None:
         self.folder = folder
@@ -68,6 +72,8 @@ class NodeDirectory:
         """Reads the sealed result, None while there is none; a corrupted file is set aside with a warning."""
         try:
             result = self.folder.read_sealed(RESULT, self.result_shape)
+            if result is not None and not _has_fields(result, self.result_numbers):
+                raise CorruptFile("a field has another type than expected")
             if result is not None and result.get(self.id_field) != self.node_id:
                 raise CorruptFile(f"it belongs to {self.id_field} {result.get(self.id_field)!r}")
         except CorruptFile as error:
@@ -110,6 +116,7 @@ class EvaluationDirectory(NodeDirectory):
 
     kind = "evaluation"
     id_field = "eval_id"
+    result_numbers = MappingProxyType({"losses": NUMBERS, "surprisals": NUMBERS})
 
     def __init__(self, root: Folder, eval_id: str) -> None:
         super().__init__(root.child("evaluations", eval_id), eval_id)
@@ -128,7 +135,7 @@ class EvaluationDirectory(NodeDirectory):
     def timing(self) -> dict:
         """Reads {"elapsed_s", "ended", "host"}, as far as known; {} before the end."""
         try:
-            return self.folder.read_json(TIMING) or {}
+            return self.folder.read_json(TIMING, functools.partial(_has_fields, shapes=TIMING_FIELDS)) or {}
         except CorruptFile as error:
             self.folder.set_aside(TIMING, error)
             return {}
@@ -178,6 +185,13 @@ class EvaluationDirectory(NodeDirectory):
         self.folder.set_aside(RESULT, f"{name} does not have its hash")
         expected = "an evaluation with intact tensors; to make these again, submit again"
         raise invalid("eval_id", self.eval_id, expected)
+
+
+def _has_fields(value: object, shapes: Mapping) -> bool:
+    """Tells whether a JSON value is an object whose fields, of those in `shapes`, have these shapes (`has_shape`)."""
+    if not isinstance(value, Mapping):
+        return False
+    return all(has_shape(value[name], shape) for name, shape in shapes.items() if name in value)
 
 
 def _tensors_name(digest: str) -> str:

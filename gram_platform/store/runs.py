@@ -25,13 +25,14 @@ from gram_platform.store.checkpoints import (
     read_segment,
     remove_weights,
 )
-from gram_platform.store.directories import RESULT, WEIGHTS_HASH, WRONG_HASH, NodeDirectory
+from gram_platform.store.directories import NUMBERS, RESULT, WEIGHTS_HASH, WRONG_HASH, NodeDirectory
 from gram_platform.store.files import CorruptFile, Folder, seal
 from gram_platform.store.leases import GONE_AFTER_S, LeaseHeld, has_ended, is_fresh, read_lease
 
 REMOVED = "weights-removed.json"  # beside the result
 FAILURE = {"message": str, "details": dict}  # shapes of failure.json and complete.json
 FINISH = {"result": {"run_id": str, "weights_sha256": str}, "segments": CHAIN, "elapsed_s": float}
+SIZES = dict.fromkeys(("num_steps", "num_tokens", "parameters", "compute_units", "hardware_flops"), float)
 TIMES = {"elapsed_s": float, "tokens_per_second": float}
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class RunDirectory(NodeDirectory):
     kind = "run"
     id_field = "run_id"
     result_shape = WEIGHTS_HASH
+    result_numbers = SIZES | {"final": NUMBERS}
 
     def __init__(self, root: Folder, run_id: str) -> None:
         super().__init__(root.child("runs", run_id), run_id)

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 from mlflow.entities import Metric
 
-from gram_platform.config import State, run_from_plain, view_from_plain
-from gram_platform.config.identity import canonical_json, metric_name
+from gram_platform.config import State, evaluation_from_plain, run_from_plain, view_from_plain
+from gram_platform.config.identity import canonical_json, metric_name, to_plain
 from gram_platform.methods.budgets import plan_compute_units
-from gram_platform.store import CorruptFile, EvaluationDirectory, RunDirectory
+from gram_platform.store import EvaluationDirectory, RunDirectory
 from gram_platform.store.checkpoints import NORM
 
 KIND, STATUS, TAG_NAMES, RESULT = "gram.kind", "gram.status", "gram.tags", "gram.result"
@@ -262,9 +262,10 @@ def _tags(kind: str, node: RunDirectory | EvaluationDirectory, status: State, re
 
 
 def _config(node: RunDirectory | EvaluationDirectory) -> dict | None:
+    """Reads a node's config with every field; None, with a warning, when it is damaged or has another shape."""
     try:
-        return node.config()
-    except CorruptFile as error:
+        return to_plain((run_from_plain if node.kind == "run" else evaluation_from_plain)(node.config()))
+    except (ValueError, TypeError) as error:
         text = f"{node.kind} {node.node_id} is left out until it is submitted again: {error}"
         warnings.warn(text, RuntimeWarning, stacklevel=3)
         return None

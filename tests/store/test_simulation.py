@@ -7,6 +7,7 @@ import collections
 import errno
 import random
 import sys
+import tempfile
 import traceback
 import warnings
 from collections.abc import Callable
@@ -192,6 +193,7 @@ def test_no_history_breaks_a_promise(num_histories):
 
 
 if __name__ == "__main__":
-    REFERENCE["result"] = train(sys.argv[2], RUN)
+    with tempfile.TemporaryDirectory() as folder:
+        REFERENCE["result"] = train(folder, RUN)
     replayed = History(int(sys.argv[1]), trace=print)
     print(replayed.run(), replayed.wrong)
