@@ -22,10 +22,12 @@ LOADED = ("lisp", "virology")
 # --------------------------------------------------------------------------------------------------- rows and batches
 
 
-def random_reader(kind: str, num_rows: int) -> RowReader:
+def random_reader(kind: str, d_mlp: int, num_rows: int) -> RowReader:
     """Equal weights at every call; modules of unequal widths."""
     widths = zip(MODULES, (4, 2, 6), strict=True)
-    config = replace(planted().config, modules=tuple(ModuleSpec(domain, kind, width) for domain, width in widths))
+    config = replace(
+        planted().config, d_mlp=d_mlp, modules=tuple(ModuleSpec(domain, kind, width) for domain, width in widths)
+    )
     model = build(config, initial_weights(config, seed=3)).eval().requires_grad_(False)
     for name, parameter in sorted(model.named_parameters()):
         parameter.add_(0.4 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(sum(name.encode()))))
@@ -60,10 +62,10 @@ def random_sequence(chooser: random.Random) -> ActiveSequence:
     return ActiveSequence(request, Grant("holder", "profile", tuple(weights.items())))
 
 
-@pytest.mark.parametrize("kind", ["mlp", "lora"])
-def test_logits_are_those_of_a_row_alone(kind):
+@pytest.mark.parametrize(("kind", "d_mlp"), [("mlp", 32), ("mlp", 0), ("lora", 32)])
+def test_logits_are_those_of_a_row_alone(kind, d_mlp):
     """Whoever comes, ends, is removed or moves beside it; a row that is used again starts from nothing."""
-    together, alone = Recorded(random_reader(kind, NUM_ROWS)), Recorded(random_reader(kind, 1))
+    together, alone = (Recorded(random_reader(kind, d_mlp, number)) for number in (NUM_ROWS, 1))
     for seed in range(NUM_HISTORIES):
         chooser, everybody = random.Random(seed), []
         batch = together.batch
