@@ -8,7 +8,7 @@ from benchmarks.many_runs import DOMAINS, run_config, write_run
 from benchmarks.results import Aim, BenchmarkResult, BenchmarkSettings
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, default_tracking_uri
-from gram_platform.tracking.entry import RUN_ID, VALIDATION_LOSS
+from gram_platform.tracking.entry import LOSS, RUN_ID
 from gram_platform.tracking.frame import load_curves, load_runs
 
 NUM_RUNS, NUM_POINTS = 1000, 100  # points per domain
@@ -74,7 +74,7 @@ def _renamed(column: sql.Column, num_kept: int, number: int) -> sql.ColumnElemen
 
 
 def _raw_points(tracking_uri: str) -> list:
-    query = f"SELECT run_uuid, step, key, value FROM metrics WHERE key LIKE '{VALIDATION_LOSS}%'"
+    query = f"SELECT run_uuid, step, key, value FROM metrics WHERE key LIKE '{LOSS}%'"
     engine = sql.create_engine(tracking_uri)
     with engine.connect() as connection:
         rows = connection.execute(sql.text(query)).all()

@@ -19,6 +19,7 @@ from gram_platform.config import (
     RunConfig,
     View,
 )
+from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.store import Store
 from gram_platform.tracking.entry import VALIDATION_LOSS
 
@@ -101,5 +102,5 @@ def _loss(seed: int, which: int, step: int) -> float:
 
 def _final_fields(run: RunConfig, records: Sequence[Mapping]) -> dict:
     sizes = {"num_steps": run.num_steps, "num_tokens": run.num_tokens, "parameters": 1234}
-    costs = {"compute_units": 5.5e9, "hardware_flops": 7.25e12}
+    costs = {"compute_units": plan_compute_units(run), "hardware_flops": 7.25e12}
     return {"data_fingerprint": "f" * 64, "plan_sha256": "a" * 64, "final": records[-1]["metrics"], **sizes, **costs}

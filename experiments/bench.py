@@ -39,7 +39,8 @@ BENCHMARKS = (  # modules of benchmarks
     "corpus",
     "frame",
     "site",
-    "study_overhead",  # from here on Ray's processes run beside the measured work
+    "driver",  # from here on Ray's processes run beside the measured work
+    "study_overhead",
     "search_overhead",
 )
 

@@ -25,7 +25,7 @@ ROOMS = {
     "train": ("torch", "numpy"),
     # storage
     "store": ("torch", "numpy", "fsspec", "safetensors"),
-    "tracking": ("mlflow", "pandas", "sqlalchemy"),
+    "tracking": ("mlflow", "pandas", "sqlalchemy", "tensorboardX"),
     # orchestration: `engine` runs one node, `studies` runs them all and needs what follows
     "engine": ("ray", "optuna", "pyarrow", "torch", "numpy", "psutil", "rich"),
     # presentation
@@ -34,7 +34,17 @@ ROOMS = {
     "pages": ("numpy", "pandas", "plotly", "jinja2", "markupsafe"),
     "studies": ("ray", "optuna", "numpy", "pandas", "plotly", "sqlalchemy", "tyro", "rich"),
     # products
-    "release": ("torch", "numpy", "pandas", "transformers", "tokenizers", "starlette", "prometheus_client", "ray"),
+    "release": (
+        "torch",
+        "numpy",
+        "pandas",
+        "transformers",
+        "lm_eval",
+        "tokenizers",
+        "starlette",
+        "prometheus_client",
+        "ray",
+    ),
     "cli": ("pandas", "tyro", "rich"),
 }
 MAX_ROOMS = 16

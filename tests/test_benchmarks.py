@@ -15,6 +15,7 @@ import torch
 
 from benchmarks import (
     corpus,
+    driver,
     evaluation,
     peers,
     results,
@@ -171,6 +172,12 @@ def test_two_ranks(with_apart):
 def test_study_overhead(tmp_path, ray_cluster):
     (measured,) = study_overhead.measure(BenchmarkSettings(str(tmp_path)), num_runs=8, num_tokens=64 * 160)
     assert measured.ratio > 0.9  # runs of a tenth of a second: what was ahead of the clock is not known exactly
+
+
+@pytest.mark.ray
+def test_the_drivers_time_for_a_node_does_not_grow_with_the_study(tmp_path, ray_cluster):
+    (measured,) = driver.measure(BenchmarkSettings(str(tmp_path)))
+    assert measured.ratio < 1.8  # 2.6 while each end looked at all nodes
 
 
 def bench(tmp_path, flags) -> subprocess.CompletedProcess:

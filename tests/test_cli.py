@@ -4,6 +4,9 @@ import dataclasses
 import json
 import os
 import re
+import shlex
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -50,7 +53,7 @@ def test_status_compare_and_sync(finished, capsys):
     names = [line.split("complete")[1].strip().split("  ")[0] for line in out.splitlines() if "tokens/s" in line]
     assert len(set(names)) == 4, "an attack looks like what it attacks"
     assert "1 of 1 evaluations complete" in out
-    gram("compare", nodes[0].id, nodes[2].id, "--storage", storage)
+    gram("compare", nodes[0].id, nodes[2].id[:8], "--storage", storage)
     out = capsys.readouterr().out
     assert "optimizer.peak_lr" in out
     assert "start" in out
@@ -170,7 +173,8 @@ def test_configs_that_cannot_be_read(finished, text, capsys):
     ("arguments", "message"),
     [
         (["status", "--storage", "/nowhere/at/all"], "storage="),
-        (["status", "--machine", "abacus"], "machine='abacus'"),
+        (["status", "--machine", "abacus"], "choice 'abacus'"),
+        (["status", "--storage", __file__], "expected a folder, found a file"),
         (["compare", "a", "b"], "run_id='a'"),
         (["report", "nothing"], "study='nothing'"),
         (["report", "--out", "/dev/null"], "out='/dev/null'"),
@@ -193,6 +197,15 @@ def test_bad_input(arguments, message, storage, capsys):
         gram(*arguments)
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_an_unknown_study_lists_those_that_exist(tmp_path, capsys):
+    for name, file in (("scaling", "study.json"), ("pareto", "search.json")):
+        (tmp_path / "studies" / name).mkdir(parents=True)
+        (tmp_path / "studies" / name / file).write_text('{"title": "x"}')
+    with pytest.raises(SystemExit):
+        gram("report", "scalign", "--storage", tmp_path)
+    assert capsys.readouterr().err.endswith(f"a study that was submitted to {tmp_path}: scaling\n")
 
 
 def test_prepare_packs_and_checks(tmp_path, capsys):
@@ -219,3 +232,10 @@ def test_a_terminal_gets_no_command_from_a_text_or_a_name(tmp_path, capsys):
     shown = "".join(capsys.readouterr())
     assert not re.search("[\x1b\x07\u202e]", shown)
     assert all(part in shown for part in (r"t\x1b]0;x\x07\u202e", r"a\x1b[2J.jsonl", r"t\x1b[1m"))
+
+
+def test_a_reader_that_stops_early_is_no_error():
+    program = "from gram_platform.cli import main; main(['list', 'presets'])"
+    command = f"{shlex.quote(sys.executable)} -c {shlex.quote(program)} | true"  # ends before the first line
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -12,14 +12,18 @@ import tyro
 
 from gram_platform import config
 from gram_platform.cli import COMMANDS
+from gram_platform.cli.run import find_study
 from gram_platform.cli.studies import site_command
 from gram_platform.config.identity import require_choice
+from gram_platform.corpora import catalog
+from gram_platform.corpora.checking import check as check_corpus
 from gram_platform.methods import METHODS
 from gram_platform.studies import Study, measurements
 from gram_platform.studies.build import build_graph
 from gram_platform.studies.campaign import CampaignFlags
 from gram_platform.studies.flags import parse
 from gram_platform.studies.measurements import Losses
+from gram_platform.studies.searches.definition import Search
 from gram_platform.studies.searches.run import parse as parse_search
 from tests.test_architecture import ROOMS, ROOT
 
@@ -36,6 +40,7 @@ WORDS += ["run", "step", "route", "plan", "attack"]
 WORDS += ["view", "evaluation", "compute ratio"]
 WORDS += ["node", "driver", "slot", "storage", "attempt", "lease"]
 CODE_BLOCK = re.compile(r"^```.*?\n.*?^```|(?:^    [^\n]*\n)+", re.MULTILINE | re.DOTALL)
+CLASS = re.compile(r"`([A-Z][a-z]+(?:[A-Z][a-z]+)+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 PATH = re.compile(r"\b(?:gram_platform|tests|experiments|benchmarks|dashboards|cluster|docs)/[\w./-]*\w")
 EXPERIMENT = re.compile(r"python (?:/opt/gram/)?experiments/(\w+)\.py(.*)")
@@ -81,6 +86,13 @@ def examples() -> dict[str, str]:
 def test_named_files_exist(name):
     paths = {path for path in PATH.findall(DOCUMENTS[name]) if "NAME" not in path} - examples().keys()
     assert not [path for path in paths if not (ROOT / path).exists()]
+
+
+def test_named_classes_exist():
+    code = "".join(path.read_text() for path in (ROOT / "gram_platform").rglob("*.py")) + "".join(examples().values())
+    named = {name for text in DOCUMENTS.values() for name in CLASS.findall(text)}
+    assert "RunConfig" in named
+    assert not [name for name in sorted(named) if not re.search(rf"\b{name}\b", code)]
 
 
 def test_the_rooms_are_those_of_the_import_rule():
@@ -133,6 +145,10 @@ def check(name: str, arguments: list[str]) -> None:
     """SystemExit or ValueError unless the command takes these arguments; nothing is started."""
     if name == "gram" and len(arguments) == 1:  # the command as a name, within a sentence
         require_choice("gram", arguments[0], tuple(COMMANDS))
+        return
+    if name == "gram" and arguments[0] == "run":
+        study = find_study(arguments[1])
+        (parse_search if isinstance(study, Search) else parse)(study, arguments[2:])
         return
     if name == "gram":
         stubs = {command: functools.wraps(run)(lambda *_, **__: None) for command, run in COMMANDS.items()}
@@ -192,6 +208,15 @@ def test_each_word_of_the_glossary_has_one_entry():
     rows = re.findall(r"^\| (?!word |---)([^|]+) \| ([^|]+) \| ([^|]+) \|$", glossary, re.MULTILINE)
     assert sorted(word for word, _, _ in rows) == sorted(WORDS)
     assert all(meaning.endswith(".") and shown for _, meaning, shown in rows)
+
+
+def test_the_example_of_a_corpus_can_be_opened(monkeypatch):
+    (entry,) = re.findall(r"in `STORIES`:\n\n```python\n(.*?)```", DOCUMENTS["docs/extend.md"], re.DOTALL)
+    ((name, corpus),) = eval("{" + entry + "}", {**vars(catalog)}).items()
+    monkeypatch.setitem(catalog.STORIES, name, corpus)
+    (found,) = check_corpus(name)
+    assert found.ok, found
+    assert f"gram prepare {name} --check" in DOCUMENTS["docs/extend.md"]
 
 
 def test_the_example_of_a_study_builds(tmp_path):

@@ -89,6 +89,8 @@ def _reference(domain: str, finals: pd.Series, points: pd.DataFrame) -> Referenc
     if unknown:
         raise invalid(PREFIX + domain, f"nothing for seed {', '.join(unknown)}", "a final loss of every baseline")
     mine = points[(points["domain"] == domain) & points["seed"].isin(finals.index)]
+    if mine.empty:
+        raise ValueError("it has no points")
     curve = fit_learning_curve(mine["step"].to_numpy(float), mine["loss"].to_numpy(float))
     reference = Reference(curve, tuple(float(loss) for loss in finals))
     compute_ratio(curve, reference.baseline_losses[0], reference.baseline_losses)  # raises now if there are no ratios

@@ -21,7 +21,7 @@ def prepare_command(
     core_tokenizer: bool = False,
     check_only: Annotated[bool, tyro.conf.arg(name="check")] = False,
 ) -> None:
-    """Pack a corpus: a catalog name, a folder or file of .jsonl/.parquet, or a .json of labelled globs.
+    """Pack a corpus: a catalog name, a folder or file of records, a .json of globs, a .toml recipe, or hf://....
 
     Args:
         corpus: the corpus to pack
@@ -70,7 +70,7 @@ def _check_sources(corpus: str) -> None:
     results = check(corpus)
     for result in results:
         state = "ok" if result.ok else "FAILED"
-        marked = "verified" if result.verified else "not verified"
-        print(printable(f"{state:6}  {result.source}  [{result.label}] ({marked})  {result.found}"))
+        marked = f" ({result.mark})" if result.mark else ""
+        print(printable(f"{state:6}  {result.source}  [{result.label}]{marked}  {result.found}"))
     if not all(result.ok for result in results):
         raise SystemExit(1)

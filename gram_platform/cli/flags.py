@@ -1,25 +1,21 @@
 """Defines flags that several commands share, and opens the storage that they name."""
 
-import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
 from gram_platform.config.identity import invalid
+from gram_platform.planner import MACHINES
 from gram_platform.store import Store
-from gram_platform.studies.flags import absolute_place
+from gram_platform.studies.flags import storage_place
 
-DEFAULT_STORAGE = "~/.gram"
 Storage = Annotated[str, tyro.conf.arg(help="folder or URL of the storage; default $GRAM_STORAGE, else ~/.gram")]
 TrackingUri = Annotated[str, tyro.conf.arg(help="MLflow server or database; default SQLite in the storage")]
+AsJson = Annotated[bool, tyro.conf.arg(name="json", help="print JSON, for scripts")]
+MachineName = Literal[*MACHINES]
 Positional = tyro.conf.Positional
-
-
-def storage_place(storage: str) -> str:
-    """Returns the path or URL of the storage: the flag, else $GRAM_STORAGE, else ~/.gram."""
-    return absolute_place("storage", storage or os.environ.get("GRAM_STORAGE") or DEFAULT_STORAGE)
 
 
 def stored(storage: str) -> Store:

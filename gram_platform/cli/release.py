@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from gram_platform.cli.flags import Positional, Storage, TrackingUri, report_progress, storage_place, stored
+from gram_platform.cli.flags import Positional, Storage, TrackingUri, report_progress, stored
 from gram_platform.config import IMPORTED, View
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid, local_path, require_choice, require_int, require_name, require_real
@@ -16,6 +16,7 @@ from gram_platform.release.profile_numbers import profile_numbers
 from gram_platform.release.selection import available_modules, find_run, parse_modules, parse_sources
 from gram_platform.release.serving.policy import edit_policy, new_token, token_entry
 from gram_platform.store import Store
+from gram_platform.studies.flags import storage_place
 from gram_platform.tracking import Tracker, default_tracking_uri
 from gram_platform.tracking.entry import RUN_ID, VIEW_ID
 from gram_platform.tracking.registry import register_export
@@ -131,11 +132,14 @@ def serve_command(
     replicas: int = 1,
     rows: int = 64,
     waiting: int = 512,
+    max_requests: int = 64,
     deadline: float = 60.0,
     precision: str = "float32",
     device: str = "cpu",
     threads: int = 1,
     ray_address: str = "",
+    tls_cert: str = "",
+    tls_key: str = "",
 ) -> None:
     """Serve a run over HTTP; a caller's token decides which modules answer. Ctrl-C stops it.
 
@@ -148,11 +152,15 @@ def serve_command(
         replicas: processes that each hold the model
         rows: completions that one replica continues at once
         waiting: further requests that may wait; more are refused with status 429
+        max_requests: requests of one token that may be at work or wait, unless its policy entry has max_requests; more
+            are refused with status 429
         deadline: seconds after which a request is abandoned
         precision: float32 or bfloat16
         device: cpu or cuda
         threads: CPU threads of a replica
-        ray_address: a Ray cluster to join; default $RAY_ADDRESS, else a private one on this machine
+        ray_address: a Ray cluster whose head is this machine; default $RAY_ADDRESS, else a private one
+        tls_cert: a PEM file with a certificate and its chain: HTTPS instead of HTTP
+        tls_key: the PEM file with its key
     """
     from gram_platform.release.serving.command import Endpoint, Service
     from gram_platform.release.serving.engine import EngineLimits
@@ -160,10 +168,10 @@ def serve_command(
     require_choice("precision", precision, PRECISIONS)
     require_choice("device", device, ("cpu", "cuda"))
     require_int("threads", threads, 1)
-    endpoint = Endpoint(host, port, replicas, ray_address)
+    endpoint = Endpoint(host, port, replicas, ray_address, tls_cert, tls_key)
     limits = EngineLimits(rows, waiting, deadline)
     place = str(local_path("policy", policy))
-    Service(stored(storage).root, run_id, place, endpoint, limits, precision, device, threads).run()
+    Service(stored(storage).root, run_id, place, endpoint, limits, precision, device, threads, max_requests).run()
 
 
 def token_command(
@@ -172,6 +180,7 @@ def token_command(
     policy: str = "policy.toml",
     default: str = "",
     metrics: bool = False,
+    max_requests: int | None = None,
 ) -> None:
     """Make a token, add its hash to a policy, and print it once; it cannot be recovered.
 
@@ -181,12 +190,13 @@ def token_command(
         policy: the file to add it to, which must define the profiles
         default: the profile of a request that names none; required with several
         metrics: whether it may read /metrics
+        max_requests: requests of it that may be at work or wait at once; default: what `gram serve` says
     """
     if not profiles:
         raise invalid("profiles", profiles, "at least one profile of the policy")
     if len(profiles) > 1 and not default:
         raise invalid("default", default, "one of " + ", ".join(profiles))
     token = new_token()
-    entry = token_entry(name, token, profiles, default or profiles[0], metrics)
+    entry = token_entry(name, token, profiles, default or profiles[0], metrics, max_requests)
     edit_policy(policy, lambda text: text + entry)
     print(token)

@@ -1,16 +1,18 @@
 """Implements `gram status`, `compare` and `gc`, which inspect a storage."""
 
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from gram_platform.cli.flags import Positional, Storage, stored
+from gram_platform.cli.flags import AsJson, MachineName, Positional, Storage, stored
 from gram_platform.config import AnyEvaluation, RunConfig, State, evaluation_from_plain, run_from_plain
 from gram_platform.config.flops import total_parameters
-from gram_platform.config.identity import flatten, invalid, require_choice
+from gram_platform.config.identity import flatten, invalid
 from gram_platform.methods.nodes import view_runs
 from gram_platform.pages.results.record import load_record
 from gram_platform.planner import GIB, MACHINES, Machine, needs
+from gram_platform.release.selection import find_run
 from gram_platform.store import EvaluationDirectory, RunDirectory, Store
 from gram_platform.store.directories import CONFIG
 from gram_platform.store.leases import GONE_AFTER_S
@@ -21,7 +23,9 @@ BAD_CONFIG = (ValueError, TypeError, KeyError)  # raised for damaged, absent or 
 UNREADABLE = "its config.json cannot be read: submit again"
 
 
-def status_command(storage: Storage = "", study: str = "", machine: str = "cpu") -> None:
+def status_command(
+    storage: Storage = "", study: str = "", machine: MachineName = "cpu", as_json: AsJson = False
+) -> None:
     """List every run of a storage: state, step, speed, and the hours and space that unfinished runs still need.
 
     Folders without a config and an attempt are left out.
@@ -29,12 +33,11 @@ def status_command(storage: Storage = "", study: str = "", machine: str = "cpu")
     Args:
         storage: folder or URL of the storage
         study: name of a submitted study: lists only its runs
-        machine: machine for the expected hours: h200, h100, a100 or cpu
+        machine: machine for the expected hours
     """
-    require_choice("machine", machine, tuple(MACHINES))
     store = stored(storage)
     chosen = load_record(store, study).ids if study else None
-    states, lines, left = Counter(), [], []
+    rows, left = [], []
     for run_id in store.list_runs():
         if chosen is not None and run_id not in chosen:
             continue
@@ -42,16 +45,22 @@ def status_command(storage: Storage = "", study: str = "", machine: str = "cpu")
         state, tags = run.status(), run.tags()
         if state == State.ABSENT and not run.folder.exists(CONFIG):
             continue  # an interrupted creation, or a foreign folder
-        states[state] += 1
         facts = [_where(run, state)]
         if state != State.COMPLETE:
             found = _left(run, MACHINES[machine])
             left += [found] if found else []
             facts.append(str(found or UNREADABLE))
-        lines.append(f"{run_id}  {state:11} {node_name('run', run_id, tags)}  {'; '.join(filter(None, facts))}")
+        about = "; ".join(filter(None, facts))
+        rows.append({"id": run_id, "state": str(state), "name": node_name("run", run_id, tags), "about": about})
     evaluations = [i for i in store.list_evaluations() if chosen is None or i in chosen]
     done = sum(store.evaluation(i).status() == State.COMPLETE for i in evaluations)
-    print("\n".join(lines))
+    if as_json:
+        counted = {"complete": done, "total": len(evaluations)}
+        hours = {"machine": machine, "hours": sum(one.hours for one in left)}
+        print(json.dumps({"storage": store.root, "runs": rows, "evaluations": counted, "left": hours}, indent=1))
+        return
+    print("\n".join(f"{row['id']}  {row['state']:11} {row['name']}  {row['about']}" for row in rows))
+    states = Counter(row["state"] for row in rows)
     counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items())) or "no runs"
     print(f"{store.root}: {counts}; {done} of {len(evaluations)} evaluations complete")
     if left:
@@ -106,12 +115,12 @@ def compare_command(first: Positional[str], second: Positional[str], storage: St
     """Print the difference of two runs' configs, field by field.
 
     Args:
-        first: a run id
-        second: another run id
+        first: a run id, or the beginning of it
+        second: another run id, or the beginning of it
         storage: folder or URL of the storage
     """
     store = stored(storage)
-    left, right = (flatten(store.run(run_id).config()) for run_id in (first, second))
+    left, right = (flatten(store.run(find_run(store, run_id)).config()) for run_id in (first, second))
     different = [key for key in sorted({*left, *right}) if left.get(key) != right.get(key)]
     width = max((len(key) for key in different), default=0)
     for key in different:

@@ -4,6 +4,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 from gram_platform.cli.flags import Positional, Storage, TrackingUri, has_study, stored
 from gram_platform.cli.mlflow_report import report_from_mlflow
@@ -22,14 +23,22 @@ from gram_platform.studies.site import build_site, watch_site
 from gram_platform.tracking import Tracker, default_tracking_uri
 
 
-def sync_command(storage: Storage = "", tracking_uri: TrackingUri = "") -> None:
-    """Send run directories to MLflow; sending again changes nothing.
+def sync_command(storage: Storage = "", tracking_uri: TrackingUri = "", tensorboard: str = "") -> None:
+    """Send run directories to MLflow, or to TensorBoard; sending again changes nothing.
 
     Args:
         storage: folder or URL of the storage
         tracking_uri: MLflow server or database
+        tensorboard: folder for TensorBoard's event files with the same values; MLflow then gets nothing
     """
     store = stored(storage)
+    if tensorboard:
+        from gram_platform.tracking.tensorboard import write_events  # whose library takes a second to import
+
+        folder = local_path("tensorboard", tensorboard)
+        counts = write_events(store, folder)
+        print(f"tensorboard --logdir {folder}: {counts['written']} written, {counts['unchanged']} unchanged")
+        return
     tracker = Tracker(tracking_uri or default_tracking_uri(store.root))
     tracker.prepare_database()
     counts = tracker.sync(store)
@@ -65,6 +74,7 @@ def report_command(
     store = stored(storage).open_for_writing()
     record = load_record(store, study)
     uri = tracking_uri or default_tracking_uri(store.root)
+    require_choice("measurement", record.measurement, tuple(MEASUREMENTS))
     measurement = MEASUREMENTS[record.measurement]
     results = measurement.read(record, store, uri)
     if results is None:
@@ -99,7 +109,9 @@ def site_command(storage: Storage = "", tracking_uri: TrackingUri = "", out: str
     print(f"{built.num_runs} runs, {built.num_written} files written now\n{built.index}")
 
 
-def search_command(action: Positional[str] = "list", search: Positional[str] = "", storage: Storage = "") -> None:
+def search_command(
+    action: Positional[Literal[ACTIONS]] = "list", search: Positional[str] = "", storage: Storage = ""
+) -> None:
     """List the searches of a storage, or control one.
 
     Args:
@@ -107,7 +119,6 @@ def search_command(action: Positional[str] = "list", search: Positional[str] = "
         search: id or name of the search
         storage: folder or URL of the storage
     """
-    require_choice("action", action, ACTIONS)
     store = stored(storage)
     if action == "list":
         print("\n".join(search_lines(store)) or f"{store.root}: no searches")
@@ -135,7 +146,7 @@ def replicate_command(folder: Positional[str] = "", out: str = "replication", be
     for study in studies:
         print(f"\n{study.record.title}\n{' '.join(study.record.facts)}\n\n{_text(study)}")
     print("\n" + "\n".join(f"{name:16} {path}" for name, path in paths.items()))
-    print(f"{len(studies)} studies in {time.monotonic() - started:.1f} s")
+    print(f"studies: {len(studies)}, in {time.monotonic() - started:.1f} s")
 
 
 def _studies(folder: str, is_beside: bool):

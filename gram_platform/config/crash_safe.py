@@ -4,6 +4,7 @@ import contextlib
 import os
 import secrets
 import socket
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -41,6 +42,24 @@ def sync(path: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def make_folders(path: str, durable: bool = False) -> None:
+    """Creates a folder and its missing parents. After a `durable` call its name survives a crash of the machine."""
+    path = os.path.abspath(path)
+    try:
+        os.mkdir(path)
+    except FileNotFoundError:
+        if os.path.isdir(os.path.dirname(path)):  # nothing can be created there
+            raise
+        make_folders(os.path.dirname(path), durable)
+        make_folders(path, durable)
+        return
+    except FileExistsError:
+        if not stat.S_ISDIR(os.stat(path).st_mode):  # `os.path.isdir` would say no where a mount fails
+            raise
+    if durable:
+        sync(os.path.dirname(path))
 
 
 def create_database(path: Path, make: Callable[[str], None]) -> None:

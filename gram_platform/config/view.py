@@ -94,7 +94,7 @@ def view_from_plain(plain: Mapping) -> View:
     return from_plain(View, plain)
 
 
-LOSSES, TOKENS, SAMPLES = Evaluation.measure, "tokens", "samples"
+LOSSES, TOKENS, SAMPLES, TASKS = Evaluation.measure, "tokens", "samples", "tasks"
 
 
 @dataclass(frozen=True)
@@ -162,12 +162,40 @@ class Continuations:
         return short_hash({"eval_version": EVAL_VERSION, "continuations": self})
 
 
-AnyEvaluation = Evaluation | TokenLosses | Continuations
+@dataclass(frozen=True)
+class TaskScores:
+    """A view's scores on tasks of the LM Evaluation Harness (Gao and others), such as WMDP or MMLU."""
+
+    view: View
+    data_id: str  # of the view's run, whose tokenizer reads the tasks
+    tasks: tuple[str, ...]
+    harness: str  # version of lm-eval, which defines the tasks
+    files_sha256: str = ""  # of the folder that defines tasks of the user's; "" without
+    num_fewshot: int = -1  # examples before each question; -1: as the task says
+    limit: int = 0  # first documents of each task; 0: all
+    precision: str = "float32"
+    measure: str = TASKS
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tasks", tuple(sorted(self.tasks)))
+        if not self.tasks or len(set(self.tasks)) < len(self.tasks):
+            raise invalid("task_scores.tasks", self.tasks, "one or more tasks, each once")
+        require_int("task_scores.num_fewshot", self.num_fewshot, -1)
+        require_int("task_scores.limit", self.limit, 0)
+        require_choice("task_scores.precision", self.precision, PRECISIONS)
+        require_choice("task_scores.measure", self.measure, (TASKS,))
+
+    @cached_property
+    def eval_id(self) -> str:
+        return short_hash({"eval_version": EVAL_VERSION, "task_scores": self})
 
 
-def evaluation_from_plain(plain: Mapping) -> AnyEvaluation:
+AnyEvaluation = Evaluation | TokenLosses | Continuations  # nodes of studies
+
+
+def evaluation_from_plain(plain: Mapping) -> AnyEvaluation | TaskScores:
     """Reads an evaluation of any kind from its JSON and validates it; ValueError for an unknown measure."""
-    kinds = {LOSSES: Evaluation, TOKENS: TokenLosses, SAMPLES: Continuations}
+    kinds = {LOSSES: Evaluation, TOKENS: TokenLosses, SAMPLES: Continuations, TASKS: TaskScores}
     measure = plain.get("measure", LOSSES)
     require_choice("evaluation.measure", measure, tuple(kinds))
     return from_plain(kinds[measure], plain)

@@ -8,10 +8,14 @@ Amounts in tokens come from the authors' published logs (agencyenterprise/modula
 estimates; for web text and code, those of GPT-2's tokenizer, which GPT-Neo uses too.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-from gram_platform.config.identity import require_int, require_real
+from gram_platform.config.identity import invalid, require_int, require_real
 from gram_platform.config.ladder import STORIES_AUX, STORIES_AUX_SHARE, STORIES_CORE
+from gram_platform.config.plugins import Table
+from gram_platform.corpora.installed import INSTALLED
 from gram_platform.corpora.recipe import HubRow
 
 DEFAULT_NUM_AUX = 4  # number of auxiliary topics, the first by name, unless `--core-label` names the core
@@ -33,14 +37,31 @@ class HubCorpus:
     """A mixture of hub datasets; the tokens that a study needs decide how much of each is fetched."""
 
     rows: tuple[HubRow, ...]
-    core_labels: tuple[str, ...]  # (): all labels except the first DEFAULT_NUM_AUX by name
-    core_tokens: int  # default, if a study or `gram prepare` gives no number
-    aux_share: float  # default: tokens of all auxiliary labels, divided evenly, over core's tokens
+    core_labels: tuple[str, ...] = ()  # (): all labels except the first DEFAULT_NUM_AUX by name
+    core_tokens: int = 10_000_000  # if a study or `gram prepare` gives no number
+    aux_share: float = 0.25  # if none is given: tokens of all auxiliary labels, divided evenly, over core's tokens
     tokenizer: str = ""  # "": a byte-level BPE trained on the corpus
 
     def __post_init__(self) -> None:
+        if not self.rows:
+            raise invalid("rows", self.rows, "at least one dataset")
         require_int("core_tokens", self.core_tokens, 1)
         require_real("aux_share", self.aux_share, 0.0, 1.0, open_low=True)
+
+
+@dataclass(frozen=True)
+class TextCorpus:
+    """Local text, as a user's recipe describes it; paths are relative to `root`."""
+
+    globs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # label -> patterns; a file is a document
+    records: tuple[str, ...] = ()  # files and folders of .jsonl or .parquet with `text` and `label`
+    root: str = "."  # relative to the recipe's folder
+    core_labels: tuple[str, ...] = ()  # (): core
+    tokenizer: str = ""  # "": a byte-level BPE trained on the corpus
+
+    def __post_init__(self) -> None:
+        if not self.globs and not self.records:
+            raise invalid("globs, records", "", "at least one of both; or rows, for datasets of the hub")
 
 
 # A story has about 160 tokens at vocabulary 1,024: "stories" has 3M training tokens of core and 0.2M of each topic,
@@ -208,3 +229,10 @@ HUB = {
     # public sources in place of the authors' papers: abstracts, and full texts for virology
     "dual-use-sources": HubCorpus((WEB_ROW, CODE_ROW, *LISP_ROWS, *SOURCE_ROWS), ("core",), 960_000_000, 0.01, NEO),
 }
+
+CORPORA = Table(  # a package may offer the path of a recipe in TOML too
+    "gram.corpora",
+    {**STORIES, **HUB},
+    is_usable=lambda corpus: isinstance(corpus, StoriesCorpus | HubCorpus | Path),
+    reserved=(INSTALLED,),
+)

@@ -4,10 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gram_platform.config.identity import invalid
-from gram_platform.corpora import catalog, stories
+from gram_platform.corpora import stories
+from gram_platform.corpora.catalog import HubCorpus, StoriesCorpus, TextCorpus
 from gram_platform.corpora.hub import first_record
 from gram_platform.corpora.installed import INSTALLED, first_units
 from gram_platform.corpora.recipe import CorpusRecipe, HubRow, HubSource, StoriesSource
+from gram_platform.corpora.recipe_file import described_corpus, text_units
 from gram_platform.corpora.records import Unit, read_unit
 from gram_platform.corpora.resolution import core_labels, existing_path, stories_of
 from gram_platform.corpora.sources import find_units
@@ -22,7 +24,7 @@ class CheckResult:
     source: str
     label: str
     ok: bool
-    verified: bool  # marked so in the catalog; local and generated sources need no mark
+    mark: str  # "verified" or "not verified" in the catalog of the hub; "" for local and generated text
     found: str
 
 
@@ -39,31 +41,33 @@ def _sources(corpus: CorpusRecipe | str | Path) -> list[HubRow | Unit | StoriesS
         if isinstance(corpus.source, HubSource):
             return list(corpus.source.rows)
         return [corpus.source] if isinstance(corpus.source, StoriesSource) else list(corpus.units)
-    name = str(corpus)
-    if name in catalog.HUB:
-        return list(catalog.HUB[name].rows)
-    if name in catalog.STORIES:
-        return [stories_of(catalog.STORIES[name], core_labels(None, stories.TOPICS))]
-    return first_units() if name == INSTALLED else list(find_units(existing_path(corpus)))
+    described = described_corpus(corpus)
+    if isinstance(described, HubCorpus):
+        return list(described.rows)
+    if isinstance(described, StoriesCorpus):
+        return [stories_of(described, core_labels(None, stories.TOPICS))]
+    if isinstance(described, TextCorpus):
+        return list(text_units(corpus))
+    return first_units() if str(corpus) == INSTALLED else list(find_units(existing_path(corpus)))
 
 
 def _check(source: HubRow | Unit | StoriesSource) -> CheckResult:
-    name, label, verified = _name(source)
+    name, label, mark = _name(source)
     try:
         label, text = _first(source)
     except (ValueError, OSError) as error:
-        return CheckResult(name, label, False, verified, str(error))
-    return CheckResult(name, label, True, verified, _shown(text))
+        return CheckResult(name, label, False, mark, str(error))
+    return CheckResult(name, label, True, mark, _shown(text))
 
 
-def _name(source: HubRow | Unit | StoriesSource) -> tuple[str, str, bool]:
-    """Returns a result's source, label and verified mark."""
+def _name(source: HubRow | Unit | StoriesSource) -> tuple[str, str, str]:
+    """Returns a result's source, label and mark."""
     if isinstance(source, HubRow):
         name = source.files[0] if source.files else f"{source.dataset} {source.config or source.data_dir}".strip()
-        return name, source.label or source.label_field, source.verified
+        return name, source.label or source.label_field, "verified" if source.verified else "not verified"
     if isinstance(source, Unit):
-        return str(source.paths[0]), source.label, True
-    return "generated stories", "", True
+        return str(source.paths[0]), source.label, ""
+    return "generated stories", "", ""
 
 
 def _first(source: HubRow | Unit | StoriesSource) -> tuple[str, str]:

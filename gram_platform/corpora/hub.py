@@ -25,6 +25,7 @@ from gram_platform.corpora.sources import Progress
 
 FIRST_RECORDS = 2_000  # one of them must have each field; a check compares their labels with the catalog
 CONNECT_TIMEOUT_S = 10
+ADD_LABELS = "add new ones in the catalog, to the recipe's labels, or as labels=... to the URL"
 
 
 def fetch(source: HubSource, folder: Path, progress: Progress) -> tuple[tuple[Unit, ...], dict[str, int]]:
@@ -61,11 +62,21 @@ def first_record(row: HubRow) -> Record:
 
 
 def _require_listed(row: HubRow, stream) -> None:
+    if stray := sorted(_labels_in(row, stream) - set(row.labels)):
+        raise invalid(f"{row.dataset}: {row.label_field}", stray, f"labels that its row lists: {ADD_LABELS}")
+
+
+def found_labels(row: HubRow) -> tuple[str, ...]:
+    """Returns the labels of the row's first records, sorted; ValueError naming the row if there are none."""
+    found = _labels_in(row, _open_row(row).take(FIRST_RECORDS))
+    if not found:
+        raise invalid(f"{row.dataset}: field", row.label_field, "a field that records have, as their label")
+    return tuple(sorted(found))
+
+
+def _labels_in(row: HubRow, stream) -> set[str]:
     name = row.label_field
-    found = {_field(record, name).strip() for record in _streamed(row, stream) if _has(record, name)}
-    stray = sorted(found - set(row.labels))
-    if stray:
-        raise invalid(f"{row.dataset}: {name}", stray, "labels that its row in the catalog lists: add new ones there")
+    return {_field(record, name).strip() for record in _streamed(row, stream) if _has(record, name)}
 
 
 # ---------------------------------------------------------------------------------------------------- parts
@@ -223,7 +234,7 @@ def _record(row: HubRow, record: dict) -> Record | None:
         return None
     label = row.label or _field(record, row.label_field).strip()
     if label not in row.all_labels:
-        allowed = f"one of the {len(row.labels)} labels of its row in the catalog: add it there"
+        allowed = f"one of the {len(row.labels)} labels of its row: {ADD_LABELS}"
         raise invalid(f"{row.dataset}: {row.label_field}", label, allowed)
     return Record(label, text)
 

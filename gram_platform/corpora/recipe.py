@@ -42,7 +42,7 @@ NO_IDENTITY = ("note", "verified", "share", "bytes_per_token", "available_tokens
 
 @dataclass(frozen=True)
 class HubRow:
-    """One dataset of the Hugging Face hub, as a row of the table in `catalog.py`.
+    """One dataset of the Hugging Face hub, as a row of the table in `catalog.py` or of a user's recipe.
 
     Give `label`, for all records, or `label_field` and the `labels` that it is known to hold. `keep` and `drop` are
     (field, regular expression) pairs: all of `keep` must match and none of `drop`. Dots in a field's name descend into
@@ -52,10 +52,10 @@ class HubRow:
     """
 
     dataset: str
-    revision: str
-    text_fields: tuple[str, ...]  # joined by a blank line
-    share: float  # of the corpus's tokens; rows of one domain divide it by their shares; unused in a held-out row
-    verified: bool  # a person or `gram prepare --check` has opened a record of this revision
+    revision: str = "main"
+    text_fields: tuple[str, ...] = ("text",)  # joined by a blank line
+    share: float = 1.0  # of the corpus's tokens; rows of one domain divide it by their shares; unused in a held-out row
+    verified: bool = False  # a person or `gram prepare --check` has opened a record of this revision
     label: str = ""
     label_field: str = ""
     labels: tuple[str, ...] = ()

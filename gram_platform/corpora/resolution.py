@@ -7,7 +7,7 @@ from pathlib import Path
 from gram_platform.config import CORE, UNLABELLED, is_unlabelled
 from gram_platform.config.identity import invalid, local_path, require_metric_name, require_name, require_tellable
 from gram_platform.corpora import catalog, stories
-from gram_platform.corpora.catalog import HubCorpus, StoriesCorpus
+from gram_platform.corpora.catalog import HubCorpus, StoriesCorpus, TextCorpus
 from gram_platform.corpora.installed import INSTALLED, installed_text
 from gram_platform.corpora.recipe import (
     MAX_VALIDATION,
@@ -22,6 +22,7 @@ from gram_platform.corpora.recipe import (
     validation_bytes,
     whole_parts,
 )
+from gram_platform.corpora.recipe_file import described_corpus, text_units
 from gram_platform.corpora.records import Unit
 from gram_platform.corpora.sources import Progress, content_of, find_units, scan_units
 from gram_platform.corpora.tokenizer import DEFAULT_SAMPLE_BYTES, tokenizer_recipe
@@ -53,8 +54,9 @@ def resolve(
 ) -> CorpusRecipe:
     """Returns the recipe of a corpus; reads each local file once, cached in `cache_dir` by path, size and time.
 
-    `corpus`: a catalog name; a folder or file of .jsonl or .parquet (plain, .gz, .zst) with `text` and `label`; or a
-    .json file of labelled globs. The catalog's `installed` is written as one file into `cache_dir`.
+    `corpus`: a catalog name; a folder or file of .jsonl or .parquet (plain, .gz, .zst) with `text` and `label`; a .json
+    file of labelled globs; a recipe in TOML; or hf://ORG/NAME?label=FIELD&text=FIELD. The text of the catalog's
+    `installed` is written into `cache_dir`.
     `core_label`: the label, or labels (a tuple, or separated by commas), pooled in core; every other label is an
     auxiliary domain. `seq_len`: in tokens. `validation_*`: see `CorpusRecipe.validation_share`.
     `core_tokens`, `aux_share`: of a hub corpus, take the text for training on this many core tokens, and on this share
@@ -63,8 +65,9 @@ def resolve(
     ValueError for an unknown corpus or core label, bad records (file and line), labels that cannot be domains, local
     domains with a single document, and a tokenizer file that does not fit.
     """
-    hub = catalog.HUB.get(str(corpus))
-    given = tokenizer or (hub.tokenizer if hub and hub.tokenizer else None)
+    described = described_corpus(corpus)
+    own = described.tokenizer if isinstance(described, HubCorpus | TextCorpus) else ""
+    given = tokenizer or own or None
     tokenizer_from, tokenizer_path = tokenizer_recipe(given, vocab_size, sample_bytes)
     common = {
         "tokenizer": replace(tokenizer_from, core_only=core_tokenizer),
@@ -75,23 +78,38 @@ def resolve(
         "validation_fraction": validation_fraction,
         "validation_sequences": validation_sequences,
     }
-    if str(corpus) in catalog.STORIES:
-        return _stories_recipe(catalog.STORIES[str(corpus)], core_label, common)
-    if hub:
-        hub = replace(hub, core_tokens=core_tokens or hub.core_tokens, aux_share=aux_share or hub.aux_share)
-        return _hub_recipe(hub, core_label, common)
-    path = _installed_path(cache_dir, progress) if str(corpus) == INSTALLED else existing_path(corpus)
-    return _files_recipe(path, core_label, common, cache_dir, progress)
+    if isinstance(described, StoriesCorpus):
+        return _stories_recipe(described, core_label, common)
+    if isinstance(described, HubCorpus):
+        amounts = {"core_tokens": core_tokens or described.core_tokens, "aux_share": aux_share or described.aux_share}
+        return _hub_recipe(replace(described, **amounts), core_label, common)
+    if isinstance(described, TextCorpus):
+        units, core_label = text_units(corpus), core_label or described.core_labels or None
+    else:
+        units = find_units(_installed_path(cache_dir, progress) if str(corpus) == INSTALLED else existing_path(corpus))
+    return _files_recipe(str(corpus), scan_units(units, cache_dir, progress), core_label, common)
 
 
 def catalog_names() -> tuple[str, ...]:
     """Returns the names that `resolve` knows without looking at the disk."""
-    return tuple(sorted((*catalog.STORIES, *catalog.HUB, INSTALLED)))
+    return tuple(sorted((*catalog.CORPORA, INSTALLED)))
+
+
+def describe_corpus(name: str) -> str:
+    """Says in one line where the text of a named corpus is from."""
+    corpus = described_corpus(name)
+    if isinstance(corpus, StoriesCorpus):
+        return f"generated stories: {corpus.core_documents:,} of core, {corpus.aux_documents:,} of each other topic"
+    if isinstance(corpus, HubCorpus):
+        return "datasets: " + ", ".join(dict.fromkeys(row.dataset for row in corpus.rows))
+    if isinstance(corpus, TextCorpus):
+        return "files: " + ", ".join([*corpus.globs, *corpus.records])
+    return "licences, documentation and source code of the packages installed on this machine"
 
 
 def grows_with_size(corpus: str | Path) -> bool:
     """Tells whether the amount of text follows from the tokens to train on: true of hub corpora."""
-    return str(corpus) in catalog.HUB
+    return isinstance(described_corpus(corpus), HubCorpus)
 
 
 def existing_path(corpus: str | Path) -> Path:
@@ -226,13 +244,11 @@ def _hub_domain(source: HubSource, name: str, labels: tuple[str, ...], bytes_per
     return DomainRecipe(name, labels, 0, round(split), bytes_per_token, round(held_out))
 
 
-def _files_recipe(
-    path: Path, core_label: CoreLabel, common: dict, cache_dir: Path | None, progress: Progress | None
-) -> CorpusRecipe:
-    units = tuple(scan_units(find_units(path), cache_dir, progress))
+def _files_recipe(corpus: str, scanned: list[Unit], core_label: CoreLabel, common: dict) -> CorpusRecipe:
+    units = tuple(scanned)
     counts = _counts(units)
     if not counts:
-        raise invalid("corpus", str(path), "a corpus with at least one record")
+        raise invalid("corpus", corpus, "a corpus with at least one record")
     if core_label is None and CORE not in counts:
         raise invalid("core_label", None, "one or more labels of this corpus, which are " + ", ".join(sorted(counts)))
     core = core_labels(core_label, counts, (CORE,))
@@ -256,8 +272,8 @@ def _counts(units: tuple[Unit, ...]) -> dict[str, tuple[int, int]]:
 def _domain(name: str, labels: tuple[str, ...], counts: dict[str, tuple[int, int]]) -> DomainRecipe:
     documents, num_bytes = (sum(counts[label][i] for label in labels) for i in (0, 1))
     if documents < 2:
-        needed = "at least two documents: one for training, one for validation"
-        raise invalid(f"label {', '.join(map(repr, sorted(labels)))}", f"{documents} document", needed)
+        expected = f"at least two documents, one for training and one for validation, found {documents}"
+        raise invalid("label", ", ".join(sorted(labels)), expected)
     return DomainRecipe(name, labels, documents, num_bytes)
 
 

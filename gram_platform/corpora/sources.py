@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,6 +47,11 @@ def _glob_units(path: Path) -> tuple[Unit, ...]:
         raise invalid("corpus", str(path), f'a JSON object {{"globs": {{label: [patterns]}}}} ({error!r})') from None
     if not isinstance(globs, dict) or not globs:
         raise invalid("globs", globs, "an object of labels, each with its list of patterns")
+    return labelled_units(globs, root)
+
+
+def labelled_units(globs: Mapping[str, object], root: Path) -> tuple[Unit, ...]:
+    """Finds the files of every label by glob patterns below `root`; ValueError for one without, or with two labels."""
     label_of: dict[Path, str] = {}
     return tuple(Unit(_matches(root, label, patterns, label_of), label) for label, patterns in sorted(globs.items()))
 
@@ -57,7 +62,7 @@ def _matches(root: Path, label: str, patterns: object, label_of: dict[Path, str]
     if not label.strip() or not isinstance(patterns, list) or not all(isinstance(p, str) and p for p in patterns):
         raise invalid(field, patterns, "a non-empty label with a list of glob patterns")
     if any(Path(p).is_absolute() for p in patterns):
-        raise invalid(field, patterns, 'patterns relative to the JSON file, or to the "root" it names')
+        raise invalid(field, patterns, 'patterns relative to their own file, or to the "root" it names')
     try:
         matches = {p for pattern in patterns for p in root.glob(pattern)}
         files = sorted(p for p in matches if p.is_file() and not _hidden(p, root))

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import ray
+from ray._private.state import state
 from ray.experimental.internal_kv import _internal_kv_get
 from ray.util import placement_group_table
 
@@ -139,16 +140,6 @@ def slots(resources: Resources, total: Mapping[str, float]) -> int:
     return math.floor(min(total.get(name, 0.0) / amount for name, amount in amounts))
 
 
-def largest_cluster() -> dict[str, float]:
-    """Reads the resources that the autoscaler may grow to; {} on a cluster of fixed size, and where it is unknown.
-
-    Ray's autoscalers (of `ray up` and of KubeRay) do not report it; a vendor's may.
-    """
-    from ray._private.state import state  # as Ray's libraries do; there is no public function
-
-    return (state.get_max_resources_from_cluster_config() or {}) if ray.is_initialized() else {}
-
-
 def has_fixed_size() -> bool:
     """Tells whether the cluster has no autoscaler; False also when Ray's monitor reports nothing for some seconds.
 
@@ -162,6 +153,22 @@ def has_fixed_size() -> bool:
 
 def _are_of_fixed_size(types: set[str]) -> bool:
     return types <= {f"node_{node['NodeID']}" for node in ray.nodes()}
+
+
+# Ray has no public function for the next three, and its libraries read them so too. Only this file reads them.
+
+
+def largest_cluster() -> dict[str, float]:
+    """Reads the resources that the autoscaler may grow to; {} on a cluster of fixed size, and where it is unknown.
+
+    Ray's autoscalers (of `ray up` and of KubeRay) do not report it; a vendor's may.
+    """
+    return (state.get_max_resources_from_cluster_config() or {}) if ray.is_initialized() else {}
+
+
+def draining_machines() -> set[str]:
+    """Reads the ids of the machines that Ray drains, as before a preemption. In a worker of Ray Train, ask Train."""
+    return set(state.get_draining_nodes())
 
 
 def _machine_types() -> set[str]:

@@ -13,14 +13,14 @@ from ray.exceptions import LocalRayletDiedError, OutOfMemoryError, RayError, Ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from gram_platform.engine.capacity import Admission
-from gram_platform.engine.evaluation import Task, common_work
+from gram_platform.engine.evaluation import Task
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.life import (
-    HELD_RETRY_S,
     MAX_CRASHES,
     SUBMIT_AGAIN,
     NodeLifecycle,
     Progress,
+    WaitingNodes,
     failure_message,
 )
 from gram_platform.engine.process import memory_advice
@@ -68,36 +68,19 @@ class _Graph:
         self.lifecycle = NodeLifecycle(execution.store(), retry_diverged)
         self.ranks = {node.id: execution.of_node(node.config, node.names).num_ranks for node in progress.nodes}
         self.slots, self.admission = SlotPool(execution, resources), Admission(resources)
-        self.waiting: list[Node] = []
+        self.waiting = WaitingNodes(progress, self.lifecycle, lambda node: self.ranks[node.id])
         self.in_flight: dict[ray.ObjectRef, Task] = {}
-        self.alone: set[str] = set()  # evaluations whose common task failed: each is retried alone
-        self.held: set[str] = set()  # nodes that another driver works on
-        self.ended: list[Node] = []  # held nodes that the other driver has ended, not reported yet
-        self.not_before: dict[str, float] = {}
+        self.ended: list[Node] = []  # nodes that another driver has ended, not reported yet
         self.stalls: dict[str, str] = {}  # node id -> why its process was killed
         self.last_step: dict[str, tuple[int, float]] = {}  # node id -> step, and since when
         self.next_look = 0.0
-        self.waiting = [node for node in progress.nodes if not self._is_settled(node)]
-        progress.reused = len(progress.done)
-
-    def _is_settled(self, node: Node) -> bool:
-        return self.lifecycle.settles(node, self.progress)
 
     def advance(self, may_start: bool = True) -> bool:
         """Starts ready nodes that fit on the cluster; False when no node is left to execute."""
-        self._settle_held()
-        blocked = self.progress.blocked
-        self.waiting = [node for node in self.waiting if node.id not in blocked]
-        ready = [node for node in self.waiting if may_start and self._is_ready(node)]
-        # evaluations first: they are short and fill the table; then the widest runs, else narrow ones take their room
-        ready.sort(key=lambda node: (node.kind, -self.ranks[node.id]))
-        self._start(self._fitting(self._tasks(ready)))
-        self.waiting = [node for node in self.waiting if node.id not in self.progress.running]
+        self.ended += self.waiting.look_again()
+        self._start(self._fitting() if may_start else [])
         self._kill_stalled()
         return bool(self.in_flight or self.ended or (self.waiting and may_start))
-
-    def _is_ready(self, node: Node) -> bool:
-        return node.needs <= self.progress.done and self._is_due(node)
 
     def _start(self, tasks: Sequence[Task]) -> None:
         """Starts gangs, and as many other tasks as there are free slots; asks for slots for the rest."""
@@ -111,6 +94,7 @@ class _Graph:
             self._note(self.slots.submit(task), task)
 
     def _note(self, reference: ray.ObjectRef, task: Task) -> None:
+        self.waiting.start(task)
         self.in_flight[reference] = task
         self.last_step.pop(task[0].id, None)
         self.progress.running |= {node.id: time.time() for node in task}
@@ -118,39 +102,17 @@ class _Graph:
     def _num_ranks(self, task: Task) -> int:
         return self.ranks[task[0].id]
 
-    def _settle_held(self) -> None:
-        """Looks again at nodes that another driver was working on: they may have ended."""
-        due = [node for node in self.waiting if node.id in self.held and self._is_due(node)]
-        self.held -= {node.id for node in due}
-        found = [node for node in due if self._is_settled(node)]
-        self.ended += found
-        self.waiting = [node for node in self.waiting if node not in found]
-
-    def _tasks(self, ready: Sequence[Node]) -> list[Task]:
-        """Makes one task for each node, but one for all evaluations with common work."""
-        tasks: dict[object, Task] = {}
-        for node in ready:
-            is_alone = node.kind == "run" or node.id in self.alone
-            key = (None if is_alone else common_work(node.config)) or node.id
-            tasks[key] = (*tasks.get(key, ()), node)
-        return list(tasks.values())
-
-    def _fitting(self, tasks: Sequence[Task]) -> list[Task]:
+    def _fitting(self) -> list[Task]:
         """Chooses tasks that fit on the cluster beside those in flight, now or after it has grown."""
-        if not tasks:
-            return []
-        room = self.admission.room(self._num_ranks(task) for task in self.in_flight.values())
-        num_gangs = sum(self._num_ranks(task) > 1 for task in self.in_flight.values())
-        chosen = []
-        for task in tasks:
-            ranks = self._num_ranks(task)
-            if (ranks == 1 or num_gangs < MAX_GANGS) and room.take(ranks):
+        room, num_gangs, chosen = None, sum(self._num_ranks(task) > 1 for task in self.in_flight.values()), []
+        for ranks, tasks in self.waiting.tasks():
+            for task in tasks:
+                room = room or self.admission.room(self._num_ranks(flying) for flying in self.in_flight.values())
+                if (ranks > 1 and num_gangs == MAX_GANGS) or not room.take(ranks):
+                    break
                 num_gangs += ranks > 1
                 chosen.append(task)
         return chosen
-
-    def _is_due(self, node: Node) -> bool:
-        return time.monotonic() >= self.not_before.get(node.id, 0.0)
 
     def _submit_gang(self, task: Task) -> ray.ObjectRef:
         """Starts a task that waits for a sharded run's workers on the driver's machine, which is not preempted."""
@@ -178,7 +140,7 @@ class _Graph:
                 self.slots.kill(reference)
 
     def wait(self, timeout_s: float) -> list[Node]:
-        """Waits for the next task and returns those of its nodes that ended; none after `timeout_s`."""
+        """Waits until a task ends and returns the nodes of all tasks that have ended; none after `timeout_s`."""
         if self.ended:
             ended, self.ended = self.ended, []
             return ended
@@ -186,55 +148,54 @@ class _Graph:
         if not awaited:
             time.sleep(timeout_s)
             return []
-        finished, _ = ray.wait(awaited, num_returns=1, timeout=timeout_s)
-        if not finished:
+        finished, rest = ray.wait(awaited, num_returns=1, timeout=timeout_s)
+        if finished and rest:
+            finished += ray.wait(rest, num_returns=len(rest), timeout=0.0)[0]
+        return [node for reference in finished for node in self._take_back(reference)]
+
+    def _take_back(self, reference: ray.ObjectRef) -> list[Node]:
+        """Notes that a slot has started or a task has ended; returns the nodes that ended with it."""
+        if reference in self.slots.starting:
+            self.slots.started(reference)
             return []
-        if finished[0] in self.slots.starting:
-            self.slots.started(finished[0])
-            return []
-        task = self.in_flight.pop(finished[0])
+        task = self.in_flight.pop(reference)
         for node in task:
             self.progress.running.pop(node.id, None)
-        self.slots.release(finished[0])
-        return [node for node in task if self._settle(node, finished[0], task)]
+        self.slots.release(reference)
+        return [node for node in task if self._settle(node, reference, task)]
 
     def _settle(self, node: Node, reference: ray.ObjectRef, task: Task) -> bool:
-        """Records a node's end; False when it is queued again. The task's warnings count as its first node's."""
+        """Records a node's end; False when it waits again. The task's warnings count as its first node's."""
         try:
             caught = ray.get(reference)
             self.progress.warnings[node.id] = caught if node is task[0] else []
         except RayTaskError as error:
             if isinstance(error.cause, LeaseHeld):
-                self.held.add(node.id)
-                return self._queue_again(node)
+                self.waiting.again(node, held=True)
+                return False
             if len(task) > 1:
-                self.alone.add(node.id)
-                return self._queue_again(node, 0.0)
-            self.progress.failed[node.id] = failure_message(error.cause)
+                self.waiting.again(node, 0.0, alone=True)
+                return False
+            self.waiting.failed(node, failure_message(error.cause))
             return True
         except LocalRayletDiedError as error:
             raise ClusterLost("Ray's process on this machine died. " + SUBMIT_AGAIN) from error
         except RayError as error:  # the process or its machine crashed, or memory ran out
-            self.alone.add(node.id)
             return self._record_crash(node, error)
-        self.progress.done.add(node.id)
+        self.waiting.done(node)
         return True
 
     def _record_crash(self, node: Node, error: RayError) -> bool:
-        """Counts a crash; False when the node is queued again."""
+        """Counts a crash; False when the node waits again."""
         if self.lifecycle.starts_again(node):
-            return self._queue_again(node)
+            self.waiting.again(node, alone=True)
+            return False
         name = self.stalls.get(node.id) or type(error).__name__
         message = f"{name} {MAX_CRASHES} times without a checkpoint in between: {error}"
         if isinstance(error, OutOfMemoryError) and node.kind == "run":
             message = memory_advice(error, node.config, self.execution.of_node(node.config, node.names))
-        self.progress.failed[node.id] = message
+        self.waiting.failed(node, message)
         return True
-
-    def _queue_again(self, node: Node, after_s: float = HELD_RETRY_S) -> bool:
-        self.not_before[node.id] = time.monotonic() + after_s
-        self.waiting.insert(0, node)
-        return False
 
 
 _execute_gang = ray.remote(max_retries=0)(execute_plain)

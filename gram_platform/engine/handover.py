@@ -91,7 +91,7 @@ def write_archive(path: Path, nodes: Sequence[Node], store: Store) -> int:
     Unpacked in another storage they count there as done or diverged; a node that needs their weights fails there.
     """
     lifecycle, root = NodeLifecycle(store), Path(store.root)
-    ended = [node for node in nodes if lifecycle.settles(node, Progress(nodes))]
+    ended = [node for node in nodes if lifecycle.end(node) is not None]
     with whole_file(path) as temporary, tarfile.open(temporary, "w:gz") as archive:
         for node in ended:
             folder = Path(store.node(node.kind, node.id).folder.path)

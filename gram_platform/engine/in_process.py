@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from gram_platform.config import AnyEvaluation, RunConfig
-from gram_platform.engine.evaluation import Task, common_work, execute_evaluation, execute_task
+from gram_platform.engine.evaluation import Task, execute_evaluation, execute_task
 from gram_platform.engine.execution import Execution
-from gram_platform.engine.life import HELD_RETRY_S, NodeLifecycle, Progress, failure_message
+from gram_platform.engine.life import HELD_RETRY_S, NodeLifecycle, Progress, WaitingNodes, failure_message
 from gram_platform.engine.node import execute_run
 from gram_platform.engine.process import OutOfMemory, TerminationNotice, is_out_of_memory, termination_notice
 from gram_platform.methods.nodes import Node
@@ -39,7 +39,7 @@ def run_in_process(
     sequence = _Sequence(progress, execution, NodeLifecycle(execution.store(), retry_diverged))
     watched = _Notice(lambda: on_change(progress, None), poll_s, limit_s)
     with termination_notice(watched, _signals()) as notice:
-        while sequence.is_left() and may_start():
+        while sequence.waiting and may_start():
             if notice.given:
                 notice.exit()
             for node in sequence.execute_next(notice):
@@ -49,59 +49,42 @@ def run_in_process(
 
 class _Sequence:
     def __init__(self, progress: Progress, execution: Execution, lifecycle: NodeLifecycle):
-        self.progress, self.execution, self.lifecycle = progress, execution, lifecycle
-        self.alone: set[str] = set()  # evaluations whose common task failed: each is retried alone
-        self.not_before: dict[str, float] = {}  # of nodes that another driver works on
-        self.waiting = [node for node in progress.nodes if not lifecycle.settles(node, progress)]
-        progress.reused = len(progress.done)
-
-    def is_left(self) -> bool:
-        """Tells whether a node can still be executed; drops those that are over."""
-        over = {*self.progress.done, *self.progress.failed, *self.progress.blocked}
-        self.waiting = [node for node in self.waiting if node.id not in over]
-        return bool(self.waiting)
+        self.progress, self.execution = progress, execution
+        self.waiting = WaitingNodes(progress, lifecycle)
 
     def execute_next(self, notice: TerminationNotice) -> list[Node]:
-        """Executes the next task and returns those of its nodes that ended; waits while other drivers hold all."""
-        task = self._next_task()
+        """Executes the next task and returns the nodes that ended; waits while other drivers hold all."""
+        if ended := self.waiting.look_again():
+            return ended
+        task = next((task for _, tasks in self.waiting.tasks() for task in tasks), ())
         if not task:
             time.sleep(HELD_RETRY_S / 2)
-        elif not (task[0].id in self.not_before and self.lifecycle.settles(task[0], self.progress)):
-            self._execute_into(task, notice)
-        return [node for node in task if node.id in self.progress.done or node.id in self.progress.failed]
+            return []
+        self.waiting.start(task)
+        return self._execute(task, notice)
 
-    def _next_task(self) -> Task:
-        """Chooses the first ready node, evaluations before runs, with all that share its work; () if none is ready."""
-        now, done = time.monotonic(), self.progress.done
-        ready = [n for n in self.waiting if n.needs <= done and self.not_before.get(n.id, 0.0) <= now]
-        if not ready:
-            return ()
-        first = min(ready, key=lambda node: node.kind)  # "evaluation" < "run"; of equals the first
-        work = self._common_work(first)
-        return (first,) if work is None else tuple(node for node in ready if self._common_work(node) == work)
-
-    def _common_work(self, node: Node) -> tuple | None:
-        is_alone = isinstance(node.config, RunConfig) or node.id in self.alone
-        return None if is_alone else common_work(node.config)
-
-    def _execute_into(self, task: Task, notice: TerminationNotice) -> None:
-        """Executes a task and records its end, or how it is tried again after another's lease or a common failure."""
-        ids = [node.id for node in task]
-        self.progress.running = dict.fromkeys(ids, time.time())
+    def _execute(self, task: Task, notice: TerminationNotice) -> list[Node]:
+        """Executes a task, and records its end or how it is tried again; returns the nodes that ended."""
+        self.progress.running = dict.fromkeys((node.id for node in task), time.time())
         try:
-            self.progress.warnings[ids[0]] = _execute(task, self.execution, notice)
-            self.progress.done.update(ids)
+            self.progress.warnings[task[0].id] = _execute(task, self.execution, notice)
         except LeaseHeld:
-            self.not_before[ids[0]] = time.monotonic() + HELD_RETRY_S
+            self.waiting.again(task[0], held=True)
+            return []
         except Exception as error:
             if not (isinstance(error, ValueError | TrainingDiverged | OutOfMemory) or is_out_of_memory(error)):
                 raise
-            if len(task) > 1:
-                self.alone.update(ids)
-            else:
-                self.progress.failed[ids[0]] = failure_message(error)
+            if len(task) == 1:
+                self.waiting.failed(task[0], failure_message(error))
+                return [*task]
+            for node in task:
+                self.waiting.again(node, 0.0, alone=True)
+            return []
         finally:
             self.progress.running = {}
+        for node in task:
+            self.waiting.done(node)
+        return [*task]
 
 
 def _execute(task: Task, execution: Execution, notice: TerminationNotice) -> list[str]:

@@ -8,10 +8,15 @@
 - ready: none of these.
 """
 
-from collections.abc import Mapping, Sequence
+import heapq
+import time
+from bisect import insort
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gram_platform.config import State
+from gram_platform.config import RunConfig, State
+from gram_platform.engine.evaluation import Task, common_work
 from gram_platform.engine.process import OutOfMemory
 from gram_platform.methods.nodes import Node
 from gram_platform.store import Store
@@ -31,18 +36,26 @@ class Progress:
     done: set[str] = field(default_factory=set)
     running: dict[str, float] = field(default_factory=dict)  # node id -> Unix time of its submission
     failed: dict[str, str] = field(default_factory=dict)  # node id -> message
+    blocked: dict[str, list[str]] = field(default_factory=dict)  # can never start -> the failed or blocked ids it needs
     reused: int = 0  # nodes that were complete before
     warnings: dict[str, list[str]] = field(default_factory=dict)  # node id -> its process's warnings
 
-    @property
-    def blocked(self) -> dict[str, list[str]]:
-        """Nodes that can never start, each with the failed or blocked ids that it needs."""
-        blocked: dict[str, list[str]] = {}
+    def __post_init__(self):
+        self.dependants: dict[str, list[Node]] = defaultdict(list)  # node id -> the nodes that need it
         for node in self.nodes:
-            culprits = [i for i in node.needs if i in self.failed or i in blocked]
-            if culprits and node.id not in self.done:
-                blocked[node.id] = culprits
-        return blocked
+            for needed in node.needs:
+                self.dependants[needed].append(node)
+
+    def fail(self, node_id: str, message: str) -> list[str]:
+        """Records a failed node; returns the ids of the nodes that this blocks: all that need it, directly or not."""
+        self.failed[node_id] = message
+        culprits = [node_id]
+        for culprit in culprits:  # grows
+            needing = [node.id for node in self.dependants.get(culprit, ()) if node.id not in self.done]
+            culprits += [i for i in needing if i not in self.blocked]
+            for i in needing:
+                self.blocked.setdefault(i, []).append(culprit)
+        return culprits[1:]
 
 
 @dataclass(frozen=True)
@@ -81,15 +94,9 @@ class NodeLifecycle:
         failure = self._store.run(node.id).failure() if node.kind == "run" and not self._retry_diverged else None
         return failure["message"] if is_divergence(failure) else ""
 
-    def settles(self, node: Node, progress: Progress) -> bool:
-        """Records a node that has ended by the storage, whichever driver executed it; False when it has not."""
-        if self.result(node) is not None:
-            progress.done.add(node.id)
-        elif message := self.divergence(node):
-            progress.failed[node.id] = message
-        else:
-            return False
-        return True
+    def end(self, node: Node) -> str | None:
+        """Reads whether a node has ended, whichever driver executed it: "" if done, why it diverged, or None."""
+        return "" if self.result(node) is not None else self.divergence(node) or None
 
     def require_not_diverged(self, node: Node) -> None:
         """Raises TrainingDiverged for a run that has diverged."""
@@ -101,6 +108,111 @@ class NodeLifecycle:
         step = self._store.run(node.id).committed_step() if node.kind == "run" else 0
         self._crashes[node.id] = self._crashes.get(node.id, Crashes()).another(step)
         return self._crashes[node.id].number < MAX_CRASHES
+
+
+class WaitingNodes:
+    """The nodes of one driver that are still to be executed, and the tasks that can start now.
+
+    A task is one node, or all evaluations of a run that share their work. The end of a node costs time in proportion to
+    the nodes that need it, however many nodes wait.
+    """
+
+    def __init__(self, progress: Progress, lifecycle: NodeLifecycle, ranks_of: Callable[[Node], int] = lambda node: 1):
+        """Records in `progress` what has ended already."""
+        self._progress, self._lifecycle, self._ranks_of = progress, lifecycle, ranks_of
+        self._place = {node.id: place for place, node in enumerate(progress.nodes)}  # in the order of tasks
+        self._first = 0  # the lowest place
+        self._tasks: dict[object, list[Node]] = {}  # key of a task that can start -> its nodes
+        self._queues: dict[tuple[str, int], list[tuple[int, object]]] = {}  # (kind, -ranks) -> sorted (place, key)
+        self._open: dict[str, int] = {}  # node id -> how many nodes that it needs are not done
+        self._delayed: list[tuple[float, int, Node]] = []  # heap: (monotonic time, place, node)
+        self._held: set[str] = set()  # delayed nodes that another driver works on
+        self._alone: set[str] = set()  # evaluations whose common task failed: each is a task now
+        ends = {node.id: lifecycle.end(node) for node in progress.nodes}
+        progress.done.update(node_id for node_id, end in ends.items() if end == "")
+        progress.reused = len(progress.done)
+        for node_id, message in ends.items():
+            if message:
+                progress.fail(node_id, message)
+        for node in progress.nodes:
+            if ends[node.id] is None and node.id not in progress.blocked:
+                self._open[node.id] = len(node.needs - progress.done)
+                self._make_ready_if_open(node, 0)
+
+    def __bool__(self) -> bool:
+        return bool(self._tasks or self._open or self._delayed)
+
+    def tasks(self) -> Iterator[tuple[int, Iterator[Task]]]:
+        """Yields (number of ranks, tasks that can start): evaluations first, then runs, the widest first.
+
+        Evaluations are short and fill the table; narrow runs would take the room of wide ones. `start` what is started.
+        """
+        for (_, minus_ranks), queue in sorted(self._queues.items()):
+            yield -minus_ranks, (tuple(self._tasks[key]) for _, key in queue)
+
+    def start(self, task: Task) -> None:
+        """Notes that a task is executed now."""
+        key = self._key(task[0])
+        del self._tasks[key]
+        queue = self._queues[self._queue_of(task[0])]
+        del queue[next(i for i, (_, other) in enumerate(queue) if other == key)]
+
+    def done(self, node: Node) -> None:
+        """Notes that a node has its result."""
+        self._progress.done.add(node.id)
+        for dependant in self._progress.dependants.get(node.id, ()):
+            self._make_ready_if_open(dependant, 1)
+
+    def failed(self, node: Node, message: str) -> None:
+        """Notes that a node has failed; those that need it wait no more."""
+        for blocked in self._progress.fail(node.id, message):
+            self._open.pop(blocked, None)
+
+    def again(self, node: Node, after_s: float = HELD_RETRY_S, held: bool = False, alone: bool = False) -> None:
+        """Lets a node that did not end wait again, in front of all others.
+
+        `held`: another driver works on it. `alone`: it shares no task from now on.
+        """
+        self._held |= {node.id} if held else set()
+        self._alone |= {node.id} if alone else set()
+        self._first -= 1
+        self._place[node.id] = self._first
+        heapq.heappush(self._delayed, (time.monotonic() + after_s, self._place[node.id], node))
+
+    def look_again(self) -> list[Node]:
+        """Makes delayed nodes ready whose time has come; returns held ones that the other driver has ended."""
+        ended = []
+        while self._delayed and self._delayed[0][0] <= time.monotonic():
+            _, _, node = heapq.heappop(self._delayed)
+            end = self._lifecycle.end(node) if node.id in self._held else None
+            self._held.discard(node.id)
+            if end is None:
+                self._make_ready(node)
+                continue
+            self.failed(node, end) if end else self.done(node)
+            ended.append(node)
+        return ended
+
+    def _make_ready_if_open(self, node: Node, num_done: int) -> None:
+        """Counts needs of a waiting node that are done now; the node can start when none is left."""
+        if node.id in self._open:
+            self._open[node.id] -= num_done
+            if not self._open[node.id]:
+                del self._open[node.id]
+                self._make_ready(node)
+
+    def _make_ready(self, node: Node) -> None:
+        key = self._key(node)
+        if key not in self._tasks:
+            insort(self._queues.setdefault(self._queue_of(node), []), (self._place[node.id], key))
+        self._tasks.setdefault(key, []).append(node)
+
+    def _key(self, node: Node) -> object:
+        is_alone = isinstance(node.config, RunConfig) or node.id in self._alone
+        return (None if is_alone else common_work(node.config)) or node.id
+
+    def _queue_of(self, node: Node) -> tuple[str, int]:
+        return node.kind, -self._ranks_of(node)
 
 
 def is_divergence(failure: Mapping | None) -> bool:

@@ -31,7 +31,7 @@ from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.model.kernels import kernel_in_use
 from gram_platform.model.pieces import Piece, RowsOnDisk, whole
 from gram_platform.planner import run_flops
-from gram_platform.store import Store
+from gram_platform.store import LeaseHeld
 from gram_platform.store.attempts import Attempt
 from gram_platform.store.checkpoints import NORM, PROBE
 from gram_platform.store.shards import Resumed
@@ -118,9 +118,9 @@ def execute_run(
 ) -> dict:
     """Trains the run from the last checkpoint unless it has a result; returns the result.
 
-    Raises LeaseHeld while another process works on it, ValueError for other data than its checkpoint's, and, recorded
-    as the run's failure, TrainingDiverged for a non-finite loss and OutOfMemory with advice. A SIGTERM, or the caller's
-    `notice`, ends the process after the current step, with a checkpoint of it.
+    Raises LeaseHeld while another process works on it or may do so, ValueError for other data than its checkpoint's,
+    and, recorded as the run's failure, TrainingDiverged for a non-finite loss and OutOfMemory with advice. A SIGTERM,
+    or the caller's `notice`, ends the process after the current step, with a checkpoint of it.
     """
     execution.set_up_torch()
     directory = execution.store().run(run.run_id)
@@ -129,9 +129,8 @@ def execute_run(
     if (result := directory.result()) is not None:
         return result
     corpus = execution.corpus(run.data.data_id)
-    attempts = directory.start_attempt(owner(), execution.lease_s)
     noticed = termination_notice() if notice is None else contextlib.nullcontext(notice)
-    with noticed as notice, attempts as attempt, freed_memory_kept():
+    with noticed as notice, directory.start_attempt(owner(), execution.lease_s) as attempt, freed_memory_kept():
         if (result := directory.result()) is not None:  # another driver has completed it meanwhile
             return result
         try:
@@ -146,7 +145,8 @@ def execute_run(
                 message = memory_advice(error, run, execution)
                 attempt.fail(message, {"kind": "memory"})
                 raise OutOfMemory(message) from error
-            attempt.fail(f"{type(error).__name__}: {error}", {"kind": "error"})
+            if not isinstance(error, LeaseHeld):  # then others may continue the run: it has not failed
+                attempt.fail(f"{type(error).__name__}: {error}", {"kind": "error"})
             raise
 
 
@@ -159,7 +159,7 @@ def starting_point(run: RunConfig, execution: Execution) -> Iterator[Start]:
     if run.start is None:
         yield None
         return
-    with open_dense(Store(execution.storage), run.start) as (_, weights):
+    with open_dense(execution.store(), run.start) as (_, weights):
         yield weights
 
 

@@ -214,11 +214,12 @@ def is_draining() -> bool:
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return False
-    from ray._private.state import state  # as Ray's libraries do; only Ray Train has a public function
     from ray.exceptions import RaySystemError
 
+    from gram_platform.engine.capacity import draining_machines
+
     try:
-        return ray.get_runtime_context().get_node_id() in state.get_draining_nodes()
+        return ray.get_runtime_context().get_node_id() in draining_machines()
     except RaySystemError:  # the head is away, and may come back
         return False
 

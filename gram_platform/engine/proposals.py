@@ -1,6 +1,7 @@
 """Proposes a search's trials, from a list of points or from Optuna studies that survive their driver."""
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -228,6 +229,10 @@ def open_study(storage: optuna.storages.BaseStorage, name: str, objectives: Sequ
     study = optuna.create_study(
         storage=storage, study_name=name, directions=directions, pruner=PRUNER, load_if_exists=True
     )
+    if not study.metric_names:  # Optuna's own pages would say "Objective 0"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            study.set_metric_names([objective.metric for objective in objectives])
     num_trials = len(study.get_trials(deepcopy=False))
     seed = int(short_hash({"study": name, "trials": num_trials}), 16) % 2**31
     # constant_liar: running trials count as poor ones, so that parallel trials do not cluster

@@ -180,19 +180,22 @@ class ShardedExecution(RunExecution):
             resumed = self.attempt.resume(lambda _, *position: self._read_together(self._from_rank_0(position)))
             return resumed or self._from_rank_0(None)
         while (position := self._from_rank_0(None)) is not None:
-            with contextlib.suppress(CorruptFile):
+            with contextlib.suppress(CorruptFile, OSError):
                 return self._read_together(position)
         return None
 
     def _read_together(self, position: tuple[int, str]) -> Resumed:
-        """Reads this rank's rows; CorruptFile on all ranks when one of them cannot read its rows."""
+        """Reads this rank's rows; CorruptFile on all ranks when they are damaged on one, OSError when unreadable."""
         resumed, error = None, None
         try:
             resumed = read_checkpoint(self.attempts, *position, self.learner.rows_of)
-        except (CorruptFile, FileNotFoundError) as reason:
+        except (CorruptFile, OSError) as reason:
             error = reason
-        if errors := _rank_errors(_from_all_ranks(error and str(error), self.patient)):
-            raise CorruptFile("; ".join(errors)) from error
+        is_damaged = isinstance(error, CorruptFile | FileNotFoundError)
+        found = _from_all_ranks(error and (str(error), is_damaged), self.patient)
+        if errors := _rank_errors(reason and reason[0] for reason in found):
+            kind = CorruptFile if all(reason[1] for reason in found if reason) else OSError
+            raise kind("; ".join(errors)) from error
         return resumed
 
     def _votes(self) -> tuple[bool, bool, bool, bool]:

@@ -1,21 +1,25 @@
 """Lists the methods. Each is a function from a setting to the runs to train and the views to compare."""
 
 from gram_platform.config.identity import require_choice
+from gram_platform.config.plugins import Table
 from gram_platform.methods import branches, demix, dense, gram, maxent
 from gram_platform.methods.setting import Plans, Profile, Setting
 
-METHODS = {  # in the order of tables
-    "baseline": dense.plan_baseline,
-    "filtering": dense.plan_filtering,
-    "gram": gram.plan,
-    "gram_subsets": gram.plan_subsets,
-    "gram_lora": gram.plan_lora,
-    "ft_full": branches.plan_full,
-    "ft_lora": branches.plan_lora,
-    "ft_mlp": branches.plan_mlp,
-    "maxent": maxent.plan,
-    "demix": demix.plan,
-}
+METHODS = Table(
+    "gram.methods",
+    {  # in the order of tables, before those of installed packages
+        "baseline": dense.plan_baseline,
+        "filtering": dense.plan_filtering,
+        "gram": gram.plan,
+        "gram_subsets": gram.plan_subsets,
+        "gram_lora": gram.plan_lora,
+        "ft_full": branches.plan_full,
+        "ft_lora": branches.plan_lora,
+        "ft_mlp": branches.plan_mlp,
+        "maxent": maxent.plan,
+        "demix": demix.plan,
+    },
+)
 
 
 def plan(method: str, setting: Setting) -> Plans:

@@ -5,8 +5,10 @@ A commit counts once its manifest is written, a result once `result.json` is. Tw
 files, except that each removes checkpoints older than its newest commit.
 """
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -19,6 +21,7 @@ from gram_platform.store.checkpoints import (
     SHARDS,
     WEIGHTS,
     clear_debris,
+    clear_weights,
     last_step,
     list_checkpoints,
     prune,
@@ -28,7 +31,7 @@ from gram_platform.store.checkpoints import (
 )
 from gram_platform.store.directories import RESULT
 from gram_platform.store.files import CorruptFile, Folder, seal
-from gram_platform.store.leases import HEARTBEAT_INTERVAL_S, LONGEST_STEP_S, Lease
+from gram_platform.store.leases import HEARTBEAT_INTERVAL_S, LONGEST_STEP_S, Lease, LeaseLost
 from gram_platform.store.shards import Resumed, checkpoint_folder, read_checkpoint, write_manifest, write_shard
 from gram_platform.store.tensors import hash_tensors, save_tensors
 
@@ -38,8 +41,8 @@ NUM_CHECKPOINTS_KEPT = 2
 class Attempt:
     """An attempt that `RunDirectory.start_attempt` started. A context manager: leaving it releases the lease.
 
-    The lease is written and renewed by a thread: loading, a step or an evaluation may take longer than the lease, and
-    a slow or failing storage neither delays nor ends a step.
+    The lease is written and renewed by a thread: loading, a step or an evaluation may take longer than the lease. When
+    it could not be renewed for longer than it lasts, `heartbeat` and commits raise LeaseLost.
     """
 
     def __init__(self, run, attempt_id: str, owner: str, lease_seconds: float) -> None:
@@ -76,8 +79,10 @@ class Attempt:
         """Reads the newest intact checkpoint of all attempts; later commits continue its history. None without any.
 
         Corrupted checkpoints are set aside with a warning. `read(attempts, step, attempt_id)` reads one and raises
-        CorruptFile when it is not whole.
+        CorruptFile when it is not whole. Of one that cannot be read for the moment (OSError) an older one takes the
+        place; OSError when there is none, since starting over would lose more.
         """
+        unreadable = None
         clear_debris(self._attempts, self.attempt_id)
         for step, attempt_id in reversed(list_checkpoints(self._attempts)):
             try:
@@ -86,6 +91,12 @@ class Attempt:
                 folder = self._attempts.child(attempt_id, CHECKPOINTS)
                 if folder.child(step_name(step)).exists(MANIFEST):  # otherwise another attempt has just pruned it
                     folder.set_aside(step_name(step), error)
+            except OSError as error:
+                unreadable = error
+                text = f"run {self.run.run_id}: the checkpoint of step {step} cannot be read: {error}"
+                warnings.warn(text, RuntimeWarning, stacklevel=2)
+        if unreadable is not None:
+            raise unreadable
         return None
 
     def _continue_from(self, resumed: Resumed) -> Resumed:
@@ -101,10 +112,12 @@ class Attempt:
         """Writes a checkpoint of `step` and adds `records` to the history.
 
         `tensors` are CPU tensors by flat name, `state` JSON values with finite numbers, `records` the metric records
-        {"step", "time", "metrics"} since the last commit. ValueError when steps do not rise.
+        {"step", "time", "metrics"} since the last commit. ValueError when steps do not rise, LeaseLost as above.
         """
         self._require_above_last(step)
-        self.commit_shards(step, write_shard(checkpoint_folder(self._folder, step), tensors), state, records)
+        with self._not_taken_over():
+            files = write_shard(checkpoint_folder(self._folder, step), tensors)
+        self.commit_shards(step, files, state, records)
 
     def commit_shards(
         self, step: int, files: Mapping[str, str], state: Mapping, records: Sequence[Mapping] = ()
@@ -114,13 +127,15 @@ class Attempt:
         `files`: the SHA-256 by name that `write_shard` returned, of all ranks.
         """
         self._require_above_last(step)
-        chain = self._extended(records)
-        write_manifest(self._folder, step, files, state, chain, self.elapsed_s)
+        with self._not_taken_over():
+            chain = self._extended(records)
+            write_manifest(self._folder, step, files, state, chain, self.elapsed_s)
         self._step, self._chain = step, chain
         prune(self._attempts, NUM_CHECKPOINTS_KEPT, self.attempt_id)
 
     def heartbeat(self, step: int, num_steps: int, tokens_per_second: float) -> None:
-        """Reports progress, which the thread writes within a second. Correctness never needs it."""
+        """Reports progress, which the thread writes within a second; LeaseLost when others may work on the run now."""
+        self._require_lease()
         self._last_step = time.monotonic()
         self._lease.report(step=step, num_steps=num_steps, tokens_per_second=float(tokens_per_second))
 
@@ -170,7 +185,7 @@ class Attempt:
             finished = {"result": fields, "segments": chain, "elapsed_s": timing["elapsed_s"], "timing": timing}
             self._folder.write_sealed(FINISHED, finished)
         result = self.run.publish(seal(fields))
-        if not self.run.has_weights():  # somebody took this attempt for ended, and removed them
+        if not (self.run.has_weights() or self.run.weights_were_removed()):  # somebody took this attempt for ended
             save()
         self._remove_superfluous(result)
         self.release()
@@ -184,6 +199,19 @@ class Attempt:
     def release(self) -> None:
         """Releases the lease; the last heartbeat's numbers stay readable."""
         self._lease.release()
+
+    def _require_lease(self) -> None:
+        if self._lease.is_overdue():
+            raise LeaseLost(self.run.run_id, self._lease.fields)
+
+    @contextlib.contextmanager
+    def _not_taken_over(self) -> Iterator[None]:
+        """Raises LeaseLost when the lease is overdue, or when another attempt removes what the block writes."""
+        self._require_lease()
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise LeaseLost(self.run.run_id, self._lease.fields) from error
 
     def _require_above_last(self, step: int) -> None:
         if step <= self._step:
@@ -204,8 +232,10 @@ class Attempt:
     def _remove_superfluous(self, result: Mapping) -> None:
         prune(self._attempts, keep=0)
         clear_debris(self._attempts, self.attempt_id)
-        winners = [attempt_id for attempt_id, _ in self.run.finished_attempts(result)]
-        if winners and winners[0] != self.attempt_id:
+        winner_id = self.run.winner(result)
+        if winner_id == self.attempt_id:
+            clear_weights(self._attempts, winner_id)
+        elif winner_id is not None:
             self._folder.remove(FINISHED)
             remove_weights(self._folder)
 

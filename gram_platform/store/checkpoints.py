@@ -58,7 +58,7 @@ def prune(attempts: Folder, keep: int, writer_id: str | None = None) -> None:
 
 
 def clear_debris(attempts: Folder, keep_id: str | None = None) -> None:
-    """Removes half-written checkpoints, weights and files of attempts that certainly ended, but not of `keep_id`."""
+    """Removes half-written checkpoints and files of attempts that have ended, but not of `keep_id`."""
     for attempt_id in attempts.list():
         attempt = attempts.child(attempt_id)
         if attempt_id == keep_id or not has_ended(read_lease(attempt)):
@@ -68,8 +68,6 @@ def clear_debris(attempts: Folder, keep_id: str | None = None) -> None:
         for name in folder.list():
             if name.isdigit() and not folder.child(name).exists(MANIFEST):
                 folder.remove(name)
-        if not attempt.exists(FINISHED):
-            remove_weights(attempt)
 
 
 # ----------------------------------------------------------------------------------------------------- records
@@ -111,6 +109,18 @@ def last_step(chain: Sequence[dict]) -> int:
 def has_weights(attempt: Folder) -> bool:
     """Tells whether the attempt has completely written weights."""
     return attempt.exists(WEIGHTS) or attempt.child(SHARDS).exists(MANIFEST)
+
+
+def clear_weights(attempts: Folder, winner_id: str) -> None:
+    """Removes the weights, finished or not, of attempts that have ended without a finish.
+
+    Call it when `winner_id` has the result's weights and keeps them: an owner that was taken for ended, and wakes up
+    between its weights and its finish, then loses a copy.
+    """
+    for attempt_id in attempts.list():
+        attempt = attempts.child(attempt_id)
+        if attempt_id != winner_id and has_ended(read_lease(attempt)) and not attempt.exists(FINISHED):
+            remove_weights(attempt)
 
 
 def remove_weights(attempt: Folder) -> int:

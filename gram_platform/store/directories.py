@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from gram_platform.config import IMPORTED, AnyEvaluation, ModelConfig, State
+from gram_platform.config import IMPORTED, AnyEvaluation, ModelConfig, State, TaskScores
 from gram_platform.config.identity import canonical_json, invalid, short_hash, to_plain
 from gram_platform.store.checkpoints import WEIGHTS
 from gram_platform.store.files import CorruptFile, Folder, hash_file, seal, unseal
@@ -115,7 +115,7 @@ class EvaluationDirectory(NodeDirectory):
         super().__init__(root.child("evaluations", eval_id), eval_id)
         self.eval_id = eval_id
 
-    def ensure_config(self, evaluation: AnyEvaluation) -> None:
+    def ensure_config(self, evaluation: AnyEvaluation | TaskScores) -> None:
         """Stores the config; ValueError when the directory belongs to another evaluation."""
         if evaluation.eval_id != self.eval_id:
             raise invalid("eval_id", evaluation.eval_id, f"the directory's eval_id, {self.eval_id}")

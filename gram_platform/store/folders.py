@@ -2,8 +2,10 @@
 
 import contextlib
 import fcntl
+import functools
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -12,9 +14,25 @@ from typing import IO
 
 import fsspec
 
-from gram_platform.config.crash_safe import sync, temporary_beside, whole_file
+from gram_platform.config.crash_safe import make_folders, sync, temporary_beside, whole_file
 from gram_platform.config.identity import invalid
-from gram_platform.store.files import Folder, hash_file, is_safe_name, is_transient, persistent, safe_name
+from gram_platform.store.files import Folder, Value, hash_file, is_safe_name, is_transient, persistent, safe_name
+
+
+def written_again(method: Callable) -> Callable:
+    """Decorates a method that writes a file: once more, if another process removed it before it was whole.
+
+    That process took this one, which slept for long, for ended.
+    """
+
+    @functools.wraps(method)
+    def writing(self, *args, **kwargs):
+        try:
+            return method(self, *args, **kwargs)
+        except FileNotFoundError:
+            return method(self, *args, **kwargs)
+
+    return writing
 
 
 class LocalFolder(Folder):
@@ -26,20 +44,22 @@ class LocalFolder(Folder):
     @persistent
     def read(self, name: str) -> bytes:
         try:
-            with open(self.file(name), "rb") as file:
+            with self._look(lambda: open(self.file(name), "rb")) as file:
                 return file.read()
         except NotADirectoryError as error:  # a file has the folder's name
             raise FileNotFoundError(self.file(name)) from error
 
     @persistent
+    @written_again
     def write(self, name: str, data: bytes, durable: bool = True) -> None:
         """Replaces the file atomically; a `durable` one survives a crash of the machine."""
-        with whole_file(self._target(name), durable) as temporary:
+        with whole_file(self._target(name, durable), durable) as temporary:
             Path(temporary).write_bytes(data)
         if durable:
             sync(self.path)
 
     @persistent
+    @written_again
     def write_with(self, name: str, writer: Callable[[str], object]) -> str:
         """Lets `writer` fill a local path, publishes the file as `name` and returns its SHA-256.
 
@@ -50,6 +70,7 @@ class LocalFolder(Folder):
             return hash_file(temporary)
 
     @persistent
+    @written_again
     def create(self, name: str, data: bytes) -> bool:
         """Writes the file unless it exists; True for the one writer that created it.
 
@@ -80,7 +101,7 @@ class LocalFolder(Folder):
     def exists(self, name: str) -> bool:
         """Tells whether the file exists. Raises where a mount fails; `os.path.exists` would say no."""
         try:
-            os.stat(self.file(name))
+            self._look(lambda: os.stat(self.file(name)))
         except (FileNotFoundError, NotADirectoryError):
             return False
         return True
@@ -89,7 +110,7 @@ class LocalFolder(Folder):
     def list(self) -> list[str]:
         """Lists safe names of files and folders, sorted; empty when the folder does not exist."""
         try:
-            return sorted(filter(is_safe_name, os.listdir(self.path)))
+            return sorted(filter(is_safe_name, self._look(lambda: os.listdir(self.path))))
         except (FileNotFoundError, NotADirectoryError):
             return []
 
@@ -98,11 +119,13 @@ class LocalFolder(Folder):
         """Removes a file or a whole folder, if it exists."""
         self._check_writable()
         path = self.file(name)
-        if os.path.isdir(path):
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError):
+            try:
                 os.unlink(path)
+            except (IsADirectoryError, PermissionError):  # of a folder; a failing mount, asked first, would say no
+                if not stat.S_ISDIR(os.stat(path).st_mode):
+                    raise
+                shutil.rmtree(path, ignore_errors=True)
 
     @persistent
     def remove_temporaries(self, older_than_s: float = 0.0) -> None:
@@ -132,14 +155,37 @@ class LocalFolder(Folder):
 
     @persistent
     def _open_lock(self, name: str) -> IO:
-        os.makedirs(self.path, exist_ok=True)
+        make_folders(self.path)
         return open(os.path.join(self.path, f".{name}.lock"), "w")
 
-    def _target(self, name: str) -> str:
+    def _look(self, work: Callable[[], Value]) -> Value:
+        """Looks a second time for an absent name, after opening the folder that it is in.
+
+        An NFS client answers from memory for up to a minute that a name is absent, until it opens the name's folder.
+        """
+        try:
+            return work()
+        except FileNotFoundError:
+            with contextlib.suppress(PermissionError, NotADirectoryError):
+                _open_folder(self.path)
+            return work()
+
+    def _target(self, name: str, durable: bool = True) -> str:
         """Returns the path of a file to be written; creates this folder."""
         self._check_writable()
-        os.makedirs(self.path, exist_ok=True)
+        make_folders(self.path, durable)
         return self.file(name)
+
+
+def _open_folder(path: str) -> None:
+    """Opens and closes a folder, if it exists; one that seems to be absent after its parents."""
+    try:
+        os.close(os.open(path, os.O_RDONLY))
+    except FileNotFoundError:
+        if path != os.path.dirname(path):
+            _open_folder(os.path.dirname(path))
+            with contextlib.suppress(FileNotFoundError):
+                os.close(os.open(path, os.O_RDONLY))
 
 
 CHUNK_BYTES = 64 * 2**20  # of a download: a lost connection repeats one chunk

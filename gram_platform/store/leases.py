@@ -1,6 +1,7 @@
 """Leases with heartbeats: which process works on a run, or leads a search, at the moment.
 
-A lease only saves work: with a wrong one two attempts train the same bytes, on CPUs.
+A lease only saves work: with a wrong one two attempts train the same bytes, on CPUs. An owner that could not renew its
+lease for longer than it lasts, because the storage failed or the machine slept, ends: see `LeaseLost`.
 
 A lease is fresh while the owner's clock and ours differ by at most `lease_seconds` from its last heartbeat. So a clock
 that is wrong by more makes every lease stale (work is done twice) and never blocks a run. On the machine and in the pid
@@ -32,6 +33,7 @@ SHAPE = {
     "released": bool,
 }
 HEARTBEAT_INTERVAL_S = 1.0
+SHORTEST_LEASE_S = 10.0  # that an owner must have missed: tests have leases that expire at once
 RENEWALS_A_LEASE = 3
 LONGEST_STEP_S = 3600.0  # an attempt that is silent for longer hangs, and its lease may expire
 GONE_AFTER_S = 2 * LONGEST_STEP_S  # a lease of another machine that is this old: nobody works on the attempt any more
@@ -41,11 +43,24 @@ class LeaseHeld(RuntimeError):
     """Another attempt at the run is at work; `lease` says whose."""
 
     def __init__(self, run_id: str, lease: dict) -> None:
-        super().__init__(f"run {run_id} is being trained by {lease['owner']} (pid {lease['pid']} on {lease['host']})")
+        super().__init__(self._text(run_id, lease))
         self.run_id, self.lease = run_id, lease
 
+    def _text(self, run_id: str, lease: dict) -> str:
+        return f"run {run_id} is being trained by {lease['owner']} (pid {lease['pid']} on {lease['host']})"
+
     def __reduce__(self):
-        return LeaseHeld, (self.run_id, self.lease)  # without this Ray cannot pickle it and reports a crash
+        return type(self), (self.run_id, self.lease)  # without this Ray cannot pickle it and reports a crash
+
+
+class LeaseLost(LeaseHeld):
+    """This attempt may have been taken over, so it ends; the run has not failed, and is continued when it is free."""
+
+    def _text(self, run_id: str, lease: dict) -> str:
+        late = f"could not renew its lease of {lease['lease_seconds']:.0f} s in time"
+        return (
+            f"run {run_id}: {lease['owner']} (pid {lease['pid']} on {lease['host']}) {late}, so others may continue it"
+        )
 
 
 class Lease:
@@ -70,6 +85,7 @@ class Lease:
         self._folder, self._is_working, self._interval_s = folder, is_working, interval_s
         self._warning, self._contested = warning, contested
         self._unwritten: dict = {}
+        self._renewed = _boot_time()
         self._writing, self._released = threading.Lock(), threading.Event()
         self._folder.write_json(LEASE, self.fields, durable=False)
         threading.Thread(target=self._renew, name="lease", daemon=True).start()
@@ -77,6 +93,10 @@ class Lease:
     def report(self, **progress: float) -> None:
         """Sets fields such as `step`, to be written with the next heartbeat."""
         self._unwritten = progress
+
+    def is_overdue(self) -> bool:
+        """Tells whether the lease was not renewed for longer than it lasts; it is never renewed again then."""
+        return _boot_time() - self._renewed > max(self.fields["lease_seconds"], SHORTEST_LEASE_S)
 
     def is_lost(self) -> bool:
         """Tells whether another process has taken the lease over."""
@@ -94,8 +114,12 @@ class Lease:
         renewal_s = max(self.fields["lease_seconds"], self._interval_s) / RENEWALS_A_LEASE
         written = time.monotonic()
         while not self._released.wait(min(self._interval_s, renewal_s)):
+            if self.is_overdue() and not self._contested:
+                return
             now = time.monotonic()
-            if self._unwritten or (now - written >= renewal_s and self._is_working()):
+            if not (self._unwritten or self._is_working()):
+                self._renewed = _boot_time()  # it is left to expire, and the owner may come back
+            elif self._unwritten or now - written >= renewal_s:
                 self._write()
                 written = now
 
@@ -105,8 +129,10 @@ class Lease:
                 if self._contested and self.is_lost():
                     return
                 progress, self._unwritten = self._unwritten, {}
+                started = _boot_time()
                 self.fields |= {**progress, "time": time.time()}
                 self._folder.write_json(LEASE, self.fields, durable=False)
+                self._renewed = started
         except OSError as error:
             warning, self._warning = self._warning, ""
             if warning:
@@ -156,6 +182,11 @@ def has_ended(lease: dict | None) -> bool:
     if lease["released"] or lease["place"] == this_place():
         return lease["released"] or _process_is_gone(lease)
     return time.time() - lease["time"] > GONE_AFTER_S
+
+
+def _boot_time() -> float:
+    """Seconds of a clock that nobody sets and that goes on while the machine sleeps, where there is one."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 def _process_is_gone(lease: dict) -> bool:

@@ -16,6 +16,7 @@ from gram_platform.store.checkpoints import (
     SHARDS,
     WEIGHTS,
     clear_debris,
+    clear_weights,
     has_weights,
     last_step,
     list_checkpoints,
@@ -26,7 +27,7 @@ from gram_platform.store.checkpoints import (
 )
 from gram_platform.store.directories import RESULT, WEIGHTS_HASH, WRONG_HASH, NodeDirectory
 from gram_platform.store.files import CorruptFile, Folder, seal
-from gram_platform.store.leases import GONE_AFTER_S, LeaseHeld, is_fresh, read_lease
+from gram_platform.store.leases import GONE_AFTER_S, LeaseHeld, has_ended, is_fresh, read_lease
 
 REMOVED = "weights-removed.json"  # beside the result
 FAILURE = {"message": str, "details": dict}  # shapes of failure.json and complete.json
@@ -172,10 +173,16 @@ class RunDirectory(NodeDirectory):
                 found.append((attempt_id, finished))
         return found
 
+    def winner(self, result: dict) -> str | None:
+        """Gives the first attempt that finished with this result and has its weights; None without any."""
+        finished = (attempt_id for attempt_id, _ in self.finished_attempts(result))
+        return next((i for i in finished if has_weights(self.attempts.child(i))), None)
+
     def weights(self) -> dict[str, "torch.Tensor"]:
         """Reads the final weights, verified. ValueError when the run is not complete or the weights are gone.
 
-        Corrupted weights are set aside, and the result with them: submitting again then trains the run again.
+        Corrupted weights are set aside, and the result with them: submitting again then trains the run again. So do, in
+        a store open for writing, weights that are missing or were removed.
         """
         result = self.require_result()
         for attempt_id in self._attempts_with_weights(result):
@@ -215,11 +222,14 @@ class RunDirectory(NodeDirectory):
         return result
 
     def _attempts_with_weights(self, result: dict) -> list[str]:
-        """Lists attempts with weights, those with this result first; ValueError when `drop_weights` removed them."""
+        """Lists attempts with weights, those with this result first.
+
+        ValueError when `drop_weights` removed them and this store cannot have them made again.
+        """
         attempt_ids = [attempt_id for attempt_id, _ in self.finished_attempts(result)]
         attempt_ids += [attempt_id for attempt_id in self.attempt_ids() if attempt_id not in attempt_ids]
         present = [attempt_id for attempt_id in attempt_ids if has_weights(self.attempts.child(attempt_id))]
-        if not present and self.weights_were_removed():
+        if not present and self.weights_were_removed() and not self.folder.writable:
             removed = f"found one whose weights were removed; to train it again, remove {self.folder.path}"
             raise invalid("run_id", self.run_id, f"a run whose weights are kept, {removed}")
         return present
@@ -229,11 +239,13 @@ class RunDirectory(NodeDirectory):
         return any(has_weights(self.attempts.child(attempt_id)) for attempt_id in self.attempt_ids())
 
     def weights_were_removed(self) -> bool:
-        """Tells whether `drop_weights` was called: missing weights are then no loss."""
+        """Tells whether `drop_weights` was called: missing weights are then no loss, until a study needs them."""
         return self.folder.exists(REMOVED)
 
     def _without_weights(self) -> ValueError:
         reason = "no attempt has weights of this hash"
+        if self.folder.writable:
+            self.folder.remove(REMOVED)
         for attempt_id, _ in self.finished_attempts():
             self.attempts.child(attempt_id).set_aside(FINISHED, reason)  # else it would restore the result
         self.folder.set_aside(RESULT, reason)
@@ -253,10 +265,14 @@ class RunDirectory(NodeDirectory):
         return 0 if self.result() is None else len(list_checkpoints(self.attempts))
 
     def remove_remains(self) -> None:
-        """Removes half-written files of killed attempts, and the checkpoints of a complete run."""
+        """Removes half-written files of killed attempts; of a complete run checkpoints and superfluous weights too."""
         if self.num_superfluous():
             prune(self.attempts, keep=0)
         clear_debris(self.attempts)
+        result = self.result()
+        winner_id = None if result is None else self.winner(result)
+        if winner_id is not None and has_ended(read_lease(self.attempts.child(winner_id))):  # else it tidies up itself
+            clear_weights(self.attempts, winner_id)
         self.folder.remove_temporaries(GONE_AFTER_S)
 
     def _load_weights(self, attempt_id: str, result: dict) -> dict[str, "torch.Tensor"] | None:

@@ -17,7 +17,8 @@ from gram_platform.methods.nodes import Node, method_costs, method_nodes, requir
 from gram_platform.methods.setting import MaxEnt, profile_name
 from gram_platform.store import Store
 from gram_platform.studies.definition import Preset, Study, Variant
-from gram_platform.studies.flags import CommonFlags, Flags, by_law
+from gram_platform.studies.flags import CommonFlags, Flags
+from gram_platform.studies.preset_file import with_changes
 
 BEST = "best.json"  # in the folder of a MaxEnt search
 DEFAULT_MAXENT = MaxEnt()
@@ -113,11 +114,11 @@ def build_graph(study: Study, flags: Flags, progress=None) -> Graph:
 
 def preset_of(study: Study, flags: Flags) -> tuple[Preset, Flags]:
     """Returns the preset as --start and --law change it, and the flags with the size of the imported model."""
-    preset = study.presets[flags.preset]
+    preset = with_changes(study, flags.preset, flags.changes).presets[flags.preset]
     if flags.start:
         preset = from_import(preset, flags.sizes[0], Store(flags.storage), flags.start)
         flags = replace(flags, sizes=tuple(preset.sizes))
-    return (by_law(preset, load_law(flags.law)) if flags.law else preset), flags
+    return (preset.by_law(load_law(flags.law)) if flags.law else preset), flags
 
 
 def from_import(preset: Preset, size: str, store: Store, import_id: str) -> Preset:

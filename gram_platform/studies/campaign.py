@@ -92,7 +92,7 @@ def needed_search(study: Study, flags: Flags) -> NeededSearch | None:
         return None
     search = replace(SEARCH, presets={flags.preset: searched(preset)}).of_preset(flags.preset)
     common = {field.name: getattr(flags, field.name) for field in fields(CommonFlags)}
-    search_flags = checked_flags(search, OptunaFlags(**{**common, "seeds": NUM_SEEDS}))
+    search_flags = checked_flags(search, OptunaFlags(**{**common, "seeds": NUM_SEEDS, "changes": ()}))
     return NeededSearch(search, build_search(search, search_flags))
 
 

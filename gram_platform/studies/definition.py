@@ -4,11 +4,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 
 from gram_platform.config import CORE
+from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid, require_choice, require_int, require_real
-from gram_platform.config.ladder import Size
-from gram_platform.methods import Profile, Setting
+from gram_platform.config.ladder import Law, Size, sized_by
+from gram_platform.corpora import catalog_names
+from gram_platform.methods import METHODS, Profile, Setting
 from gram_platform.methods.setting import Setup
 from gram_platform.pages.results.record import Description
+from gram_platform.planner import AUTO, Ranks
 from gram_platform.studies.measurements import Losses
 
 LOSSES_OF_DOMAINS = Losses()
@@ -111,6 +114,20 @@ class Preset(Setup):
     def vocab_size(self) -> int:
         return next(iter(self.sizes.values())).vocab_size
 
+    def by_law(self, law: Law) -> "Preset":
+        """Returns the preset with every size's learning rate and batch set by a law."""
+        sizes = {name: sized_by(size, law, total_parameters(size.dense())) for name, size in self.sizes.items()}
+        return replace(self, sizes=sizes)
+
+    def require_ranks(self, sizes: tuple[str, ...], ranks: Ranks) -> None:
+        """ValueError unless the ranks name sizes of the preset and divide the micro-batch of every chosen size."""
+        for name, _ in ranks.of_size:
+            require_choice("num_workers", name, tuple(self.sizes))
+        for name in sizes:
+            micro_batch, wanted = self.sizes[name].micro_batch, ranks.wanted(name)
+            if wanted != AUTO and micro_batch % wanted:
+                raise invalid("num_workers", wanted, f"a divisor of the micro-batch of {name}, {micro_batch} sequences")
+
     def with_size(self, name: str, size: Size, tokenizer: str) -> "Preset":
         """Returns the preset with `size` as its only size, in place of the one called `name`, and its tokenizer."""
 
@@ -165,3 +182,12 @@ class Study(Description):
     default_preset: str = "demo"
     methods: tuple[str, ...] = ()
     profile: str = ""  # in figures against the variants, such as "core" or "mean"; "": the compared one
+
+    @property
+    def about(self) -> str:
+        """The head of the study's `--help`, with all that its flags may name."""
+        presets = [f"{name} ({', '.join(preset.sizes)})" for name, preset in self.presets.items()]
+        lists = [f"Presets, with their sizes: {'; '.join(presets)}. Without --preset: {self.default_preset}."]
+        if self.methods:
+            lists.append(f"Methods: {', '.join(METHODS)}. This study's: {', '.join(self.methods)}.")
+        return "\n\n".join([self.title, self.question, *lists, f"Corpora: {', '.join(catalog_names())}."])

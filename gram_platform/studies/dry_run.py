@@ -52,6 +52,7 @@ def describe(graph: Graph) -> str:
     evaluated = {node.id for node in evaluations if store.evaluation(node.id).result() is not None}
     lines = [
         f"study {graph.study.name}, preset {graph.flags.preset}",
+        *(f"changed: {change}" for change in graph.flags.changes),
         f"corpus {graph.flags.corpus} (data {graph.data_id})",
         f"storage {graph.flags.storage}",
         *supply_lines(graph.nodes, graph.preset, graph.recipes),

@@ -1,27 +1,42 @@
 """Defines the flags of studies, and checks them before any work starts."""
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
-from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid, local_path, require_choice, require_int, require_real
-from gram_platform.config.ladder import Law, load_law, sized_by
+from gram_platform.config.ladder import load_law
+from gram_platform.corpora import catalog_names
 from gram_platform.methods import METHODS
 from gram_platform.planner import AUTO, MACHINES, Budget, Machine, Ranks
 from gram_platform.planner.simulation import NO_LONGER, SimulatedCluster
 from gram_platform.studies.definition import Preset, Study
+from gram_platform.studies.preset_file import read_preset, with_changes
 from gram_platform.tracking import default_tracking_uri
 from gram_platform.tracking.connection import require_tracking_uri
 
 AUTO_INTERVAL = "auto"
 MAX_TIMEOUT_S = 1e6  # eleven days; torch's clock in nanoseconds can hold it
 RAY_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray in the entrypoint of a submitted job
+
+
+def _shown(kind: Any, metavar: str) -> Any:
+    """Returns the type of a flag that `--help` shows as `metavar`, without its empty default: the help says it."""
+    return Annotated[kind, tyro.conf.arg(metavar=metavar, help_behavior_hint="")]
+
+
+def _choice(*values: str) -> Any:
+    """Returns the type of a flag with one of these values, or "" for its default."""
+    return _shown(Literal["", *values], f"{{{','.join(values)}}}")
+
+
+SET = tyro.conf.arg(name="set", metavar="FIELD=VALUE ...", help_behavior_hint="")
+Text, Texts = _shown(str, "TEXT"), _shown(tuple[str, ...], "TEXT ...")
+Place, Names = _shown(str, "FOLDER|URL"), _shown(tuple[str, ...], "NAME ...")
 
 
 @dataclass(frozen=True)
@@ -31,45 +46,48 @@ class CommonFlags:
     The properties say what checked flags mean; each is resolved once.
     """
 
-    preset: str = ""
-    """smoke, demo, paper (as the text prints it) or as_run (as the authors' settings have it), where the study has it;
-    default: the study's"""
-    storage: str = ""
+    preset: _shown(str, "NAME|FILE.toml") = ""
+    """one of those above; paper is as the paper's text prints it, as_run as the authors' settings have it; or a file
+    with `base`, the name of a preset, and the fields that it changes (docs/studies.md)"""
+    changes: Annotated[tuple[str, ...], SET] = ()
+    """fields of the preset to change, as routing.p_aux_spread=0.1 'sizes[0.6M].peak_lr=2e-3'"""
+    storage: Place = ""
     """folder or fsspec URL of runs and results; default $GRAM_STORAGE, else ~/.gram"""
-    tracking_uri: str = ""
+    tracking_uri: _shown(str, "URL") = ""
     """MLflow server or database; default SQLite in the storage"""
-    corpus: str = ""
-    """a catalog name, a folder of .jsonl/.parquet with `text` and `label`, or a .json of labelled globs"""
-    core_label: str = ""
+    corpus: _shown(str, "NAME|FOLDER|FILE|hf://...") = ""
+    """a corpus above, a folder of .jsonl/.parquet with `text` and `label`, a .json of labelled globs, a .toml recipe,
+    or hf://ORG/NAME?label=FIELD&text=FIELD (docs/studies.md)"""
+    core_label: Text = ""
     """the label (or labels, with commas between) that is core, default core or the catalog's own; every other
     label is an auxiliary domain"""
     core_tokenizer: bool = False
     """train the tokenizer on core's text alone: exports then ship no vocabulary of removed domains"""
-    retain: tuple[str, ...] = ()
+    retain: Names = ()
     """auxiliary domains: each is compared in the profile core + that domain"""
     seeds: int = 0
-    """number of seeds of every size (default: the preset's, which may have fewer at large sizes)"""
+    """number of seeds of every size (0: the preset's, which may have fewer at large sizes)"""
     first_seed: int = -1
     """the first seed, the others follow it (default, -1: the preset's)"""
-    sizes: tuple[str, ...] = ()
+    sizes: Names = ()
     """names of sizes (default: all of the preset)"""
-    num_workers: tuple[str, ...] = ()
+    num_workers: Texts = ()
     """ranks of each run: a number, size=number for single sizes, a range as 4..8 for as many as can be placed at each
     start, or auto for the fewest whose memory suffices on --machine; 1 trains in the Ray task itself (default: 1;
     --dry-run without it plans for auto, with a range for the fewest)"""
-    device: str = ""
-    """cpu or cuda (default: cuda if Ray has a GPU at the start; say cuda where an autoscaler starts them on demand)"""
+    device: _choice("cpu", "cuda") = ""
+    """(default: cuda if Ray has a GPU at the start; say cuda where an autoscaler starts them on demand)"""
     dry_run: bool = False
     """print what would run, what it costs and what is done already; start nothing"""
     simulate: bool = False
     """with --dry-run: what is left on a hypothetical cluster; expected makespan, cost and lost work"""
-    cluster: tuple[str, ...] = ()
+    cluster: Texts = ()
     """of --simulate, as name=value: num_machines, slots_per_machine, interruptions_per_hour (of one machine),
     machine_start_s, group_start_s, recovery_s, storage_bytes_per_s, checkpoint_every_s, dollars_per_machine_hour"""
-    optuna_uri: str = ""
+    optuna_uri: _shown(str, "URL") = ""
     """Optuna's database of searches; default SQLite in the storage"""
-    machine: str = ""
-    """what --dry-run and --num-workers auto plan for: h200, h100, a100 or cpu (default: the preset's)"""
+    machine: _choice(*MACHINES) = ""
+    """what --dry-run and --num-workers auto plan for (default: the preset's)"""
     threads: int = 1
     """CPU threads of a rank: part of what makes a run repeat bit for bit"""
     checkpoint_every: str = "auto"
@@ -148,22 +166,22 @@ class CommonFlags:
 class Flags(CommonFlags):
     """The flags of a study."""
 
-    through: str = ""
+    through: Text = ""
     """train sizes one after another, up to this one, with a line of predicted against spent hours after each"""
-    methods: tuple[str, ...] = ()
-    """names of methods (default: the preset's, else all of the study); the baseline is always there, it is the unit"""
-    law: str = ""
+    methods: Names = ()
+    """names of those above (default: the preset's, else the study's); the baseline is always there, it is the unit"""
+    law: Text = ""
     """learning rates and batches by a law: its name (paper) or a law.json of lr_bs_grid; default: each size's own"""
-    start: str = ""
+    start: Text = ""
     """id of an imported model (gram import) that training begins with: its shape and tokenizer, the batch, data, rate
     and module width of the one size in --sizes"""
-    maxent: str = ""
+    maxent: Text = ""
     """id of a maxent_search whose best trials set MaxEnt's rate and weight of every profile; default: the preset's,
     which may be those of a search that runs first"""
     in_process: bool = False
     """run the nodes one after another in this process, without Ray; to stop in a debugger at an unexpected error:
     python -m pdb -c continue experiments/scaling.py --in-process"""
-    export_nodes: str = ""
+    export_nodes: Text = ""
     """write the missing nodes to this file, for a machine without Ray (docs/cluster.md), and start nothing"""
 
     @property
@@ -176,22 +194,26 @@ AnyFlags = TypeVar("AnyFlags", bound=CommonFlags)
 
 def parse(study: Study, arguments: list[str] | None = None) -> Flags:
     """Returns the checked flags of a study; ValueError as `checked`."""
-    return checked(study, parse_flags(Flags, f"{study.title}\n\n{study.question}", arguments))
+    return checked(study, parse_flags(Flags, study.about, arguments))
 
 
-def parse_flags(kind: type[AnyFlags], description: str, arguments: list[str] | None = None) -> AnyFlags:
-    """Parses a command line; ends the process with usage on `--help` and on unknown flags."""
+def parse_flags(
+    kind: type[AnyFlags], description: str, arguments: list[str] | None = None, prog: str | None = None
+) -> AnyFlags:
+    """Parses the command line of `prog`; ends the process with usage on `--help` and on unknown flags."""
     unnamed = Annotated[kind, tyro.conf.arg(name="")]
-    return tyro.cli(unnamed, args=arguments, description=description, config=(tyro.conf.OmitArgPrefixes,))
+    config = (tyro.conf.OmitArgPrefixes,)
+    return tyro.cli(unnamed, prog=prog, args=arguments, description=description, config=config)
 
 
 def checked(study: Study, flags: Flags) -> Flags:
     """Returns the flags with defaults and lists filled in; ValueError naming the flag, the value and the expected."""
-    flags = checked_common(study.presets, study.default_preset, flags)
+    flags = checked_common(study, flags)
+    preset = with_changes(study, flags.preset, flags.changes).presets[flags.preset]
     if flags.through:
         require_choice("through", flags.through, flags.sizes)
         flags = replace(flags, sizes=flags.sizes[: flags.sizes.index(flags.through) + 1])
-    methods = split_list(flags.methods) or study.presets[flags.preset].methods or study.methods
+    methods = split_list(flags.methods) or preset.methods or study.methods
     for method in methods:
         require_choice("methods", method, tuple(METHODS))
     if flags.start and len(flags.sizes) > 1:
@@ -204,22 +226,22 @@ def checked(study: Study, flags: Flags) -> Flags:
     if flags.export_nodes and flags.start:
         raise invalid("export_nodes", flags.export_nodes, "a study without --start: imported weights are not exported")
     if flags.law:
-        require_ranks(by_law(study.presets[flags.preset], load_law(flags.law)), flags.sizes, flags.ranks)
+        preset.by_law(load_law(flags.law)).require_ranks(flags.sizes, flags.ranks)
     return replace(flags, methods=("baseline", *(m for m in METHODS if m in methods and m != "baseline")))
 
 
-def checked_common(presets: Mapping[str, Preset], default_preset: str, flags: AnyFlags) -> AnyFlags:
+def checked_common(study: Study, flags: AnyFlags) -> AnyFlags:
     """Returns the common flags with defaults and lists filled in; ValueError as `checked`."""
-    name = flags.preset or default_preset
-    require_choice("preset", name, tuple(presets))
-    preset = presets[name]
-    storage = absolute_place("storage", flags.storage or os.environ.get("GRAM_STORAGE") or "~/.gram")
+    name, changes = read_preset(study.presets, flags.preset or study.default_preset, flags.changes)
+    preset = with_changes(study, name, changes).presets[name]
+    storage = storage_place(flags.storage)
     sizes = split_list(flags.sizes) or tuple(preset.sizes)
     for size in sizes:
         require_choice("sizes", size, tuple(preset.sizes))
     flags = replace(
         flags,
         preset=name,
+        changes=changes,
         storage=storage,
         tracking_uri=_tracking_uri(flags.tracking_uri, storage),
         corpus=_corpus(flags.corpus, preset),
@@ -228,7 +250,7 @@ def checked_common(presets: Mapping[str, Preset], default_preset: str, flags: An
         machine=flags.machine or preset.machine,
     )
     _require_common(flags)
-    require_ranks(preset, flags.sizes, flags.ranks)
+    preset.require_ranks(flags.sizes, flags.ranks)
     return flags
 
 
@@ -274,6 +296,14 @@ def split_list(values: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(part.strip() for value in values for part in value.split(",") if part.strip())
 
 
+def storage_place(storage: str) -> str:
+    """Returns the path or URL of the storage: the flag, else $GRAM_STORAGE, else ~/.gram; ValueError for a file."""
+    place = absolute_place("storage", storage or os.environ.get("GRAM_STORAGE") or "~/.gram")
+    if Path(place).is_file():
+        raise invalid("storage", place, "a folder, found a file")
+    return place
+
+
 def absolute_place(field: str, place: str) -> str:
     """Makes a path absolute, and keeps a URL; ValueError for the home of an unknown user.
 
@@ -299,16 +329,11 @@ def _tracking_uri(uri: str, storage: str) -> str:
 
 def _corpus(corpus: str, preset: Preset) -> str:
     """Makes a path absolute, and keeps a catalog name; a path has a separator or exists."""
-    if not corpus:
+    if not corpus and preset.corpus in catalog_names():
         return preset.corpus
+    corpus = corpus or preset.corpus
     is_place = os.sep in corpus or corpus.startswith((".", "~")) or Path(corpus).exists()
     return absolute_place("corpus", corpus) if is_place else corpus
-
-
-def by_law(preset: Preset, law: Law) -> Preset:
-    """Returns the preset with every size's learning rate and batch set by a law."""
-    sizes = {name: sized_by(size, law, total_parameters(size.dense())) for name, size in preset.sizes.items()}
-    return replace(preset, sizes=sizes)
 
 
 def _ranks(texts: tuple[str, ...]) -> dict[str, tuple[int, int]]:
@@ -330,13 +355,3 @@ def _ranks(texts: tuple[str, ...]) -> dict[str, tuple[int, int]]:
             raise invalid("num_workers", text, expected)
         found[size] = numbers[0], numbers[-1]
     return found
-
-
-def require_ranks(preset: Preset, sizes: tuple[str, ...], ranks: Ranks) -> None:
-    """ValueError unless the ranks name sizes of the preset and divide the micro-batch of every chosen size."""
-    for name, _ in ranks.of_size:
-        require_choice("num_workers", name, tuple(preset.sizes))
-    for name in sizes:
-        micro_batch, wanted = preset.sizes[name].micro_batch, ranks.wanted(name)
-        if wanted != AUTO and micro_batch % wanted:
-            raise invalid("num_workers", wanted, f"a divisor of the micro-batch of {name}, {micro_batch} sequences")

@@ -19,7 +19,7 @@ from gram_platform.methods.nodes import Node
 from gram_platform.planner import run_flops
 from gram_platform.store import Store
 
-PLAIN_EVERY_S = 15.0
+PLAIN_EVERY_S, PANEL_EVERY_S = 15.0, 0.5
 GAUGES_EVERY_S = 2.0
 NODES, RATE = "gram_nodes", "gram_tokens_per_second"  # Ray's exporter puts `ray_` before them
 SILENCE_S = 30.0  # without news from Ray, before the view warns
@@ -36,7 +36,7 @@ class LiveView:
         self.base_flops: float | None = None  # done when the view began
         self.num_trials = self.num_ended = 0  # of the round of trials that runs now
         self.trials: dict[str, list[str]] = {}  # running trials: ids of their runs
-        self._next_plain = self._next_gauges = 0.0
+        self._next: dict[str, float] = {}  # monotonic time before which something is not shown again
         self._updated, self._over = time.monotonic(), threading.Event()
         self.console = Console(soft_wrap=True)
         self.name = name
@@ -66,7 +66,6 @@ class LiveView:
     def update(self, progress: Progress, ended: Node | None) -> None:
         """Shows the progress; called when a node ends and about once a second."""
         self._updated = time.monotonic()
-        running = self._running(progress)
         if self.base_flops is None:
             self.base_flops = self._done_flops(progress, {})
         if ended is not None:
@@ -75,19 +74,24 @@ class LiveView:
                 self.say(self._ended_line(progress, ended))
             for text in progress.warnings.pop(ended.id, ()):
                 self.say(f"warning: {self.nodes[ended.id].name}: {text}")
-        if self.gauges is not None and time.time() >= self._next_gauges:
-            self._next_gauges = time.time() + GAUGES_EVERY_S
+        if self.gauges is not None and self._is_due("gauges", GAUGES_EVERY_S):
+            running = self._running(progress)
             self.gauges.set(self._num_nodes(progress, running), _rate(running))
+        if self._is_due("summary", PANEL_EVERY_S if self.live else PLAIN_EVERY_S):
+            self._show_nodes(progress, self._running(progress))
+
+    def _show_nodes(self, progress: Progress, running: list[tuple[Node, dict]]) -> None:
         if self.live:
             self.live.update(Group(self._table(running), Text(self._summary(progress, running))), refresh=True)
-        elif self._is_due():
+        else:
             parts = [f"{n.name} {p['step'] / max(p['num_steps'], 1):.0%}" for n, p in running]
             self.say(self._summary(progress, running) + (" | " + ", ".join(parts) if parts else ""))
 
-    def _is_due(self) -> bool:
-        is_due = time.time() >= self._next_plain
+    def _is_due(self, what: str, every_s: float) -> bool:
+        """Tells whether something that reads all nodes is to be done again; many nodes may end in a second."""
+        is_due = time.monotonic() >= self._next.get(what, 0.0)
         if is_due:
-            self._next_plain = time.time() + PLAIN_EVERY_S
+            self._next[what] = time.monotonic() + every_s
         return is_due
 
     def _watch(self) -> None:
@@ -176,7 +180,7 @@ class LiveView:
         self.say(f"{_share_text(self.num_ended, self.num_trials)} {line}")
 
     def _show_trials(self) -> None:
-        if not self._is_due():
+        if not self._is_due("trials", PLAIN_EVERY_S):
             return
         if self.live:
             self.live.update(Text(self.trials_text()), refresh=True)

@@ -1,6 +1,6 @@
 """Defines the measurements. Each is one object: the nodes that a study runs, and how results are read and shown.
 
-A new one is a class like `Losses`, and a line in the table `MEASUREMENTS`.
+A new one is a class like `Losses`, and a line in the table `MEASUREMENTS` or an entry point of a package.
 """
 
 from collections.abc import Callable
@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from gram_platform.analysis.ratios import ALL, BASELINE
 from gram_platform.config import CORE, LOSSES, SAMPLES, TOKENS, AnyEvaluation, Continuations, TokenLosses
+from gram_platform.config.plugins import Table
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.pages.report import localization, samples
@@ -132,4 +133,8 @@ def continued_domains(names: dict[str, str], domains: tuple[str, ...]) -> tuple[
     return tuple(d for d in domains if d in (CORE, kept)) if kept in domains else ()
 
 
-MEASUREMENTS = {measurement.name: measurement for measurement in (Losses, TokenIncreases, Samples)}
+MEASUREMENTS = Table(
+    "gram.measurements",
+    {measurement.name: measurement for measurement in (Losses, TokenIncreases, Samples)},
+    is_usable=lambda kind: isinstance(kind, type) and issubclass(kind, Losses),
+)

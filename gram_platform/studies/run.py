@@ -8,6 +8,7 @@ from gram_platform.analysis.ratios import MEAN
 from gram_platform.config import CORE
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid, local_path
+from gram_platform.corpora.recipe_file import recipe_text
 from gram_platform.engine.graph import run_graph
 from gram_platform.engine.handover import missing_nodes, write_nodes
 from gram_platform.engine.in_process import has_gpu, run_in_process
@@ -29,6 +30,7 @@ from gram_platform.studies.dry_run import (
 from gram_platform.studies.flags import Flags, parse
 from gram_platform.studies.live import LiveView
 from gram_platform.studies.measurements import MEASUREMENTS
+from gram_platform.studies.preset_file import preset_params
 from gram_platform.studies.session import (
     Mirror,
     execution_of,
@@ -111,8 +113,9 @@ class Driver:
         self.mirror = Mirror(tracker, store, self.view.say)
         self.hours: dict[str, float] = {}  # machine hours of nodes that have ended, over all submissions
         self.records: list[StudyRecord] = []
-        self.unwritten: dict[tuple[int, str], set[str]] = {}  # (study, size) -> nodes, until the table has their rows
+        self.unwritten: dict[tuple[int, str], set[str]] = {}  # (study, size) -> nodes without a result; gone when none
         self.progress = Progress(self.nodes)
+        self.done_before: set[str] = set()
         self.ids = {node.id for node in self.nodes}  # that MLflow shall have
 
     def run(self) -> int:
@@ -146,6 +149,7 @@ class Driver:
         """Returns what executes nodes: this process, or Ray, which it starts if it is needed."""
         lifecycle = NodeLifecycle(self.store)
         done = [node for node in self.nodes if lifecycle.result(node) is not None]
+        self.done_before = {node.id for node in done}
         self._count_hours(done)
         how = {"on_change": self._on_change, "may_start": self._may_start, "retry_diverged": self.flags.retry_failed}
         if self.flags.in_process:
@@ -161,11 +165,10 @@ class Driver:
         self.records = [record_of(graph) for graph in self.graphs]
         for record in self.records:
             self.store.study_dir(record.name).write("study.json", record.to_json())
-        self.unwritten = {
-            (place, size): {node.id for node in graph.of_size(size)}
-            for place, graph in enumerate(self.graphs)
-            for size in graph.flags.sizes
-        }
+        for place, graph in enumerate(self.graphs):
+            for size in graph.flags.sizes:
+                if missing := {node.id for node in graph.of_size(size)} - self.done_before:
+                    self.unwritten[place, size] = missing
 
     def _execute(self, execute: Callable[[Sequence[Node]], Progress]) -> None:
         """Executes all nodes; with --through one size after another, while none fails and no limit is reached."""
@@ -202,7 +205,11 @@ class Driver:
             return
         self._count_hours((ended,))
         self.mirror.ended(ended)
-        full = [part for part, ids in self.unwritten.items() if ended.id in ids and ids <= progress.done]
+        full = []
+        for part, ids in self.unwritten.items():
+            if ended.id in ids and ended.id in progress.done:
+                ids.remove(ended.id)
+                full += [] if ids else [part]
         for part in full:
             del self.unwritten[part]
         for place in dict.fromkeys(place for place, _ in full if self.unwritten):  # the last table comes at the end
@@ -246,10 +253,12 @@ class Driver:
             self._publish(write, f"{record.title}\n{measurement.text(record, results)}")
             if results.source != "MLflow":
                 self.view.say(f"read from {results.source}")
-            if is_mirrored:
-                for name, url in study_links(self.tracker, record.name).items():
-                    self.view.say(f"{'MLflow ' + name:13} {url}")
+            self._say_links(record.name, is_mirrored)
         return 0
+
+    def _say_links(self, study: str, is_mirrored: bool) -> None:
+        for name, url in study_links(self.tracker, study).items() if is_mirrored else ():
+            self.view.say(f"{'MLflow ' + name:13} {url}")
 
     def _publish(self, write: Callable[[Tracker | None], Mapping[str, str]], text: str) -> None:
         """Writes files and logs them to MLflow, or only writes them while it is away; prints text and paths."""
@@ -290,7 +299,12 @@ def record_of(graph: Graph) -> StudyRecord:
     )
     if graph.preset.family != OURS:
         facts += (NOT_REPRODUCED,)
-    params = {"preset": flags.preset, "family": graph.preset.family, "data_id": data, "seeds": seeds}
+    if flags.changes:
+        facts += (f"Changed from the preset: {'; '.join(flags.changes)}.",)
+    params = preset_params(flags.preset, flags.changes)
+    if recipe := recipe_text(flags.corpus):
+        params["recipe"] = recipe
+    params |= {"family": graph.preset.family, "data_id": data, "seeds": seeds}
     params |= {"sizes": ",".join(flags.sizes), "methods": ",".join(flags.methods)}
     for name, sentence in SOURCES.items():
         if source := getattr(flags, name):

@@ -1,8 +1,9 @@
 """Describes a run or evaluation for MLflow: name, tags, parameters and metrics, read from the storage.
 
-Tags of the study and metrics of the records keep their names, but a character that MLflow refuses becomes `:<hex>:`;
-the platform's tags begin with `gram.`. Curves are thinned to about a hundred points, because MLflow's pages slow down
-beyond that; every validation loss is sent. The storage has every step.
+Tags of the study keep their names, but a character that MLflow refuses becomes `:<hex>:`; the platform's begin with
+`gram.`. A loss has one name in runs, evaluations and frames, `loss/<domain>`, which MLflow's page of a run draws before
+training's metrics. A run's last point is its result, and is sent once. Curves are thinned to about a hundred points,
+because MLflow's pages slow down beyond that; every validation loss is sent. The storage has every step.
 """
 
 import re
@@ -13,8 +14,9 @@ from dataclasses import dataclass, field
 
 from mlflow.entities import Metric
 
-from gram_platform.config import State, view_from_plain
+from gram_platform.config import State, run_from_plain, view_from_plain
 from gram_platform.config.identity import canonical_json, metric_name
+from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.store import CorruptFile, EvaluationDirectory, RunDirectory
 from gram_platform.store.checkpoints import NORM
 
@@ -26,15 +28,18 @@ ID_TAGS = {"run": RUN_ID, "evaluation": EVAL_ID}
 MLFLOW_STATUS = {State.COMPLETE: "FINISHED", State.FAILED: "FAILED", State.RUNNING: "RUNNING"}
 MLFLOW_STATUS |= {State.INTERRUPTED: "KILLED"}
 
-VALIDATION_LOSS = "validation/loss/"  # + domain, in the records
+LOSS, BEST_LOSS, SURPRISAL = "loss/", "loss_at_best/", "surprisal/"  # + domain; surprisal: of the drawn tokens
+VALIDATION_LOSS = "validation/loss/"  # + domain, in the records, and of runs that earlier versions sent
+SHOWN = {VALIDATION_LOSS: LOSS, "best/loss/": BEST_LOSS}  # prefixes of the storage in MLflow and in frames
 SIZES = ("num_steps", "num_tokens", "parameters", "compute_units", "hardware_flops")
 TIMES = ("elapsed_s", "tokens_per_second")
-LOSS, SURPRISAL = "loss/", "surprisal/"  # + domain, of evaluations; surprisal: of the drawn tokens
+TASK = "task/"  # + task and metric, of evaluations on the LM Evaluation Harness
 EVALUATION_PARAMS = ("data_id", "num_sequences", "split", "precision")
 EVALUATION_PARAMS += ("num_prompt_tokens", "num_tokens", "temperature", "seed")  # of continuations
-TRAIN = "train/"  # prefix of training metrics, whose last values need no second name
-TOKENS = "train/tokens"  # so far, at a step
+TOKENS, COMPUTE = "train/tokens", "train/compute_units"  # so far, at a step
+AT_END = {TOKENS: "num_tokens", COMPUTE: "compute_units"}  # name in frames of a run's last point
 STUDY, STUDY_ID = "gram.study", "gram.study_id"
+SEARCH = "gram.search"  # + "." + search: the numbers or names of its trials that use a run
 PARENT = "mlflow.parentRunId"  # MLflow folds a run below its parent
 NUM_CURVE_POINTS = 100
 
@@ -54,7 +59,7 @@ class Entry:
     result_metrics: Mapping[str, float] = field(default_factory=dict)
     parent: str = ""  # id of the run that an evaluation measures or an attack starts from
     num_steps: int = 0
-    tokens_per_step: int = 0
+    config: Mapping = field(default_factory=dict)  # plain, of a run
     last_step: int = -1  # with a committed record
     ended_ms: int = 0
 
@@ -67,6 +72,12 @@ def unescape(key: str) -> str:
 def _character(match: re.Match) -> str:
     code = int(match[1], 16)
     return chr(code) if code < 0xD800 or 0xDFFF < code <= sys.maxunicode else match[0]
+
+
+def shown_name(name: str) -> str:
+    """Returns the name in MLflow and in frames of a metric of the storage."""
+    prefix = next(filter(name.startswith, SHOWN), "")
+    return SHOWN.get(prefix, "") + name.removeprefix(prefix)
 
 
 def run_entry(run: RunDirectory) -> Entry | None:
@@ -89,7 +100,7 @@ def run_entry(run: RunDirectory) -> Entry | None:
         result_metrics=run_metrics(result, timing),
         parent=config["start"]["run_id"] if config["start"] and "elicited" in run.tags() else "",
         num_steps=config_steps(config),
-        tokens_per_step=config["batch_size"] * config["model"]["seq_len"],
+        config=config,
         last_step=run.last_step(),
         ended_ms=round(timing.get("ended", 0.0) * 1000),
     )
@@ -146,9 +157,11 @@ def run_note(config: Mapping, run: RunDirectory) -> str:
 def evaluation_note(config: Mapping) -> str:
     """Describes an evaluation of any measure for people, in Markdown."""
     view, num_sequences = config["view"], config.get("num_sequences", len(config.get("documents", ())))
-    where = f"{num_sequences:,} {config.get('split', 'validation')} sequences of each domain"
     active = ", ".join(f"{domain} x {weight:g}" for domain, weight in view["weights"]) or "none"
+    where = f"{num_sequences:,} {config.get('split', 'validation')} sequences of each domain"
     measured = f"Continuations of {where}" if "documents" in config else f"Losses on {where}, nats a token"
+    if "tasks" in config:
+        measured = f"Tasks of lm-eval {config['harness']}: {', '.join(config['tasks'])}"
     return f"{measured}. View of run `{view['run_id']}`; modules switched on: {active}."
 
 
@@ -180,44 +193,58 @@ def evaluation_params(config: Mapping) -> dict[str, str]:
 
 
 def run_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
-    """Reads {name: value} of a complete run: sizes, costs, times, `final/<validation metric>`; {} for other runs."""
+    """Reads {name: value} of a complete run: sizes, costs, times, `loss/` and `loss_at_best/`; {} for other runs."""
     if not result:
         return {}
     values = {key: result[key] for key in SIZES if key in result} | {key: timing[key] for key in TIMES if key in timing}
-    values |= {f"final/{name}": value for name, value in result.get("final", {}).items() if not name.startswith(TRAIN)}
-    return {name: float(value) for name, value in values.items()}
+    values |= {name: loss for name, loss in result.get("final", {}).items() if name.startswith(tuple(SHOWN))}
+    metrics = {shown_name(name): float(value) for name, value in values.items()}
+    return last_as_best(metrics) | metrics
+
+
+def last_as_best(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Returns `loss_at_best/` of a run whose last evaluation was its best one: MLflow gets them of other runs alone."""
+    return {BEST_LOSS + name.removeprefix(LOSS): loss for name, loss in metrics.items() if name.startswith(LOSS)}
 
 
 def evaluation_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
-    """Reads {name: value} of an evaluation: `loss/<domain>` or `surprisal/<domain>`, and elapsed_s."""
+    """Reads {name: value} of an evaluation: `loss/<domain>`, `surprisal/<domain>` or `task/...`, and elapsed_s."""
     kinds = {"losses": LOSS, "surprisals": SURPRISAL}
     values = {f"{kinds[kind]}{d}": float(v) for kind in kinds for d, v in result.get(kind, {}).items()}
+    scores = result.get("tasks", {}).items()
+    values |= {f"{TASK}{task}/{name}": float(v) for task, found in scores for name, v in found.items()}
     return values | {key: float(timing[key]) for key in TIMES if key in timing}
 
 
 def curve_metrics(records: Iterable[Mapping], entry: Entry, after_step: int) -> list[Metric]:
     """Lists the metrics of committed records above `after_step`, with stored times, always thinned alike.
 
-    `train/tokens` is an axis on which runs of different batches can be compared.
+    `train/tokens` and `train/compute_units` are axes on which runs of different batches and sizes can be compared.
     """
-    num_steps = entry.num_steps
-    stride = max(1, num_steps // NUM_CURVE_POINTS)
+    records = [record for record in records if record["step"] > after_step]
+    if not records:
+        return []
+    run, stride = run_from_plain(entry.config), max(1, entry.num_steps // NUM_CURVE_POINTS)
     metrics = []
     for record in records:
-        if record["step"] > after_step:
-            kept = record["step"] % stride == 0 or record["step"] == num_steps
-            names = [n for n in record["metrics"] if n.startswith(VALIDATION_LOSS) or (kept and not n.startswith(NORM))]
-            time_ms = round(record["time"] * 1000)
-            metrics += [Metric(metric_name(n), float(record["metrics"][n]), time_ms, record["step"]) for n in names]
-            if names:
-                metrics.append(Metric(TOKENS, float(record["step"] * entry.tokens_per_step), time_ms, record["step"]))
+        step, found, time_ms = record["step"], record["metrics"], round(record["time"] * 1000)
+        kept = step % stride == 0 or step == entry.num_steps
+        names = [n for n in found if n.startswith(VALIDATION_LOSS) or (kept and not n.startswith(NORM))]
+        values = {metric_name(shown_name(name)): found[name] for name in names}
+        if names:
+            tokens = step * run.batch_size * run.model.seq_len
+            values |= {TOKENS: tokens, COMPUTE: plan_compute_units(run, step)}
+        metrics += [Metric(key, float(value), time_ms, step) for key, value in values.items()]
     return metrics
 
 
-def result_metrics(entry: Entry) -> list[Metric]:
-    """Lists the result's metrics, at the run's last step and time of ending."""
-    values = entry.result_metrics.items()
-    return [Metric(metric_name(name), value, entry.ended_ms, entry.num_steps) for name, value in values]
+def result_metrics(entry: Entry, records: Iterable[Mapping]) -> list[Metric]:
+    """Lists the result's metrics that do not follow from the curves, at the run's last step and time of ending."""
+    curves = {name: key for key, name in AT_END.items()}
+    values = {curves.get(name, name): value for name, value in entry.result_metrics.items() if name != "num_steps"}
+    known = {unescape(metric.key): metric.value for metric in curve_metrics(records, entry, -1)} | last_as_best(values)
+    new = {metric_name(name): value for name, value in values.items() if known.get(name) != value}
+    return [Metric(key, value, entry.ended_ms, entry.num_steps) for key, value in new.items()]
 
 
 def start_ms(records: Sequence[Mapping], entry: Entry, now_s: float) -> int:

@@ -8,16 +8,19 @@
 | run_id, view_id | the run itself and "", or the evaluated view and its run |
 | status | complete, failed, running or interrupted |
 | method, size, seed, profile, retained, ... | the tags of the study, all strings, "" where missing |
-| measure | if any has one: "tokens" or "samples" for such evaluations, "" for those of losses |
+| measure | if any has one: "tokens", "samples" or "tasks" for such evaluations, "" for those of losses |
 | num_steps, num_tokens, parameters, compute_units, hardware_flops | of complete runs (num_steps: of every run) |
 | elapsed_s, tokens_per_second | of complete runs; elapsed_s of evaluations too |
-| final/<validation metric>, loss/<domain> | of complete runs; of evaluations |
+| loss/<domain> | validation loss at the end of complete runs, with every module on; of evaluations |
+| loss_at_best/<domain> | of complete runs, at the evaluation with the lowest mean |
 | surprisal/<domain> | of continuations: mean -log probability of the tokens drawn, in nats |
+| task/<task>/<metric> | of scores on tasks of the LM Evaluation Harness |
 
 Rows are sorted by kind and id; numbers are float64, NaN where missing.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 
 import pandas as pd
@@ -25,23 +28,21 @@ import sqlalchemy as sql
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
-from mlflow.store.tracking.dbmodels.models import SqlExperiment, SqlMetric, SqlRun, SqlTag
+from mlflow.utils.credentials import get_default_host_creds
 from mlflow.utils.rest_utils import http_request
 
+from gram_platform.config import State
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, TrackingUnavailable
 from gram_platform.tracking import entry as content
-from gram_platform.tracking.connection import collector_paused, require_database
+from gram_platform.tracking.connection import collector_paused, first_line, require_database
 
 TAGS = ("method", "size", "seed", "profile", "retained")
 TEXT_COLUMNS = ("kind", "id", "run_id", "view_id", "status")
 NUMBER_COLUMNS = content.SIZES + content.TIMES
-MEASURED = ("final/", content.LOSS, content.SURPRISAL)
-OLD = f"final/{content.TRAIN}"  # which earlier versions sent to MLflow
+MEASURED = (content.LOSS, content.BEST_LOSS, content.SURPRISAL, content.TASK)
 CURVE_COLUMNS = ("run_id", "step", "domain", "loss")
-RUNS_PER_REQUEST, POINTS_PER_RESPONSE = 100, 25_000  # limits of MLflow's bulk endpoint
-# One query for up to a hundred runs; `get-history-bulk-interval` makes one for each run and thins long curves
-BULK_ENDPOINT = "/ajax-api/2.0/mlflow/metrics/get-history-bulk"
+CURVES = (content.LOSS, content.VALIDATION_LOSS)  # + domain: the keys of curves in MLflow, now and in earlier versions
 
 Row = tuple[str, int, str, float]  # run_id, step, metric key, value
 
@@ -65,7 +66,7 @@ def load_curves(tracking_uri: str, run_ids: Iterable[str] | None = None, *, expe
     """Reads validation curves from MLflow: run_id, step, domain, loss, sorted in this order; all runs by default."""
     require_database(tracking_uri)
     wanted = None if run_ids is None else set(run_ids)
-    return _curves(_read_histories(tracking_uri, experiment, content.VALIDATION_LOSS, wanted))
+    return _curves(_read_histories(tracking_uri, experiment, wanted))
 
 
 def load_store_curves(storage: str | Store, run_ids: Iterable[str] | None = None) -> pd.DataFrame:
@@ -114,9 +115,16 @@ def _mlflow_runs(tracker: Tracker) -> dict[tuple[str, str], Run]:
 def _mlflow_frame(runs: Mapping[tuple[str, str], Run], tags: Mapping[str, str | Iterable[str]]) -> pd.DataFrame:
     rows = []
     for (kind, node_id), run in runs.items():
-        metrics = {content.unescape(key): value for key, value in run.data.metrics.items()}
+        has_result = run.data.tags.get(content.STATUS) == State.COMPLETE  # else they are the curves' points so far
+        metrics = {_column(key): value for key, value in run.data.metrics.items()} if has_result else {}
+        metrics = (content.last_as_best(metrics) if kind == "run" else {}) | metrics
         rows.append(_row(kind, node_id, run.data.tags, metrics, int(run.data.params.get("num_steps", 0))))
     return _frame(rows, tags)
+
+
+def _column(key: str) -> str:
+    """Names a metric of MLflow in a frame; earlier versions sent a run's results a second time as `final/...`."""
+    return content.AT_END.get(key) or content.shown_name(content.unescape(key).removeprefix("final/"))
 
 
 def _row(kind: str, node_id: str, tags: Mapping, metrics: Mapping, num_steps: int) -> dict:
@@ -125,8 +133,7 @@ def _row(kind: str, node_id: str, tags: Mapping, metrics: Mapping, num_steps: in
     study = {content.unescape(name): tags.get(name, "") for name in names}  # MLflow may drop an empty tag
     ids = {"run_id": node_id if is_run else tags[content.VIEW_RUN], "view_id": tags.get(content.VIEW_ID, "")}
     numbers = {name: float(metrics[name]) for name in NUMBER_COLUMNS if name in metrics}
-    measured = (name for name in metrics if name.startswith(MEASURED) and not name.startswith(OLD))
-    numbers |= {name: float(metrics[name]) for name in measured}
+    numbers |= {name: float(value) for name, value in metrics.items() if name.startswith(MEASURED)}
     numbers |= {"num_steps": float(num_steps)} if is_run else {}
     return {**study, **numbers, "kind": kind, "id": node_id, **ids, "status": tags.get(content.STATUS, "")}
 
@@ -151,7 +158,7 @@ def _frame(rows: list[dict], tags: Mapping[str, str | Iterable[str]]) -> pd.Data
 def _curves(rows: Iterable[tuple[str, int, str, float]]) -> pd.DataFrame:
     """Makes a tidy frame of rows (run_id, step, metric name, loss)."""
     frame = pd.DataFrame(list(rows), columns=CURVE_COLUMNS)
-    names = {name: content.unescape(name).removeprefix(content.VALIDATION_LOSS) for name in frame["domain"].unique()}
+    names = {name: _column(name).removeprefix(content.LOSS) for name in frame["domain"].unique()}
     frame["domain"] = frame["domain"].map(names)
     frame = frame.astype({"run_id": "str", "step": "int64", "domain": "str", "loss": "float64"})
     frame = frame.sort_values(["run_id", "step", "domain"], ignore_index=True)
@@ -160,67 +167,108 @@ def _curves(rows: Iterable[tuple[str, int, str, float]]) -> pd.DataFrame:
 
 # -------------------------------------------------------------------------------------------------- histories
 
+# The only use of what MLflow does not document: its client needs a request for each curve, 40 s for a thousand runs.
+RUNS_PER_REQUEST, POINTS_PER_RESPONSE = 100, 25_000  # limits of the bulk endpoint
+# One query for up to a hundred runs; `get-history-bulk-interval` makes one for each run and thins long curves
+BULK_ENDPOINT = "/ajax-api/2.0/mlflow/metrics/get-history-bulk"
+TABLES = {
+    "experiments": ("experiment_id", "name"),
+    "runs": ("run_uuid", "experiment_id", "lifecycle_stage"),
+    "tags": ("run_uuid", "key", "value"),
+    "metrics": ("run_uuid", "key", "step", "value", "is_nan"),
+}
+CHANGED = (MlflowException, OSError, sql.exc.SQLAlchemyError, LookupError, ValueError)  # or away
 
-def _read_histories(tracking_uri: str, experiment: str, prefix: str, run_ids: set[str] | None) -> list[Row]:
-    """Reads all values of metrics whose key begins with `prefix`, of the given runs or of all, in any order."""
-    if tracking_uri.startswith("http"):
-        return list(_from_server(tracking_uri, experiment, prefix, run_ids))
-    return _from_database(tracking_uri, experiment, prefix, run_ids)
+
+def _read_histories(tracking_uri: str, experiment: str, run_ids: set[str] | None) -> list[Row]:
+    """Reads all points of the validation curves of the given runs or of all, in any order.
+
+    Falls back on MLflow's documented client, with a warning, where its tables or its bulk endpoint have changed.
+    TrackingUnavailable when it is away.
+    """
+    read = _from_server if tracking_uri.startswith("http") else _from_database
+    try:
+        return read(tracking_uri, experiment, run_ids)
+    except CHANGED as error:
+        rows = _run_by_run(tracking_uri, experiment, run_ids)
+        text = f"curves are read slowly, because MLflow has other tables or endpoints: {first_line(error)}"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+        return rows
 
 
-def _from_database(tracking_uri: str, experiment: str, prefix: str, run_ids: set[str] | None) -> list[Row]:
-    """Queries the database directly: MLflow's object mapper takes many times as long for half a million points."""
+def _run_by_run(tracking_uri: str, experiment: str, run_ids: set[str] | None) -> list[Row]:
+    """Reads the points by MLflow's documented client."""
+    client, rows = MlflowClient(tracking_uri), []
+    try:
+        for run_id, run in _mlflow_ids(tracking_uri, experiment, run_ids).items():
+            for key in filter(_is_curve, run.data.metrics):
+                rows += _history(client, run_id, run.info.run_id, key)
+    except (MlflowException, OSError) as error:
+        raise TrackingUnavailable(f"MLflow at {tracking_uri} cannot be read: {error}") from error
+    return rows
+
+
+def _history(client: MlflowClient, run_id: str, mlflow_id: str, key: str) -> list[Row]:
+    return [(run_id, point.step, key, point.value) for point in client.get_metric_history(mlflow_id, key)]
+
+
+def _is_curve(key: str) -> bool:
+    return key.startswith(CURVES)
+
+
+def _mlflow_ids(tracking_uri: str, experiment: str, run_ids: set[str] | None) -> dict[str, Run]:
+    runs = Tracker(tracking_uri, experiment).runs()
+    return {i: run for (kind, i), run in runs.items() if kind == "run" and (run_ids is None or i in run_ids)}
+
+
+def _from_database(tracking_uri: str, experiment: str, run_ids: set[str] | None) -> list[Row]:
+    """Queries the tables directly: MLflow's object mapper takes many times as long for half a million points."""
+    experiments, runs, tags, metrics = (
+        sql.table(name, *(sql.column(column) for column in columns)).c for name, columns in TABLES.items()
+    )
+    is_curve = sql.or_(*(sql.type_coerce(metrics.key, sql.String).startswith(prefix) for prefix in CURVES))
     query = (
-        sql.select(SqlTag.value, SqlMetric.step, SqlMetric.key, SqlMetric.value, SqlMetric.is_nan)
-        .join(SqlTag, SqlTag.run_uuid == SqlMetric.run_uuid)
-        .join(SqlRun, SqlRun.run_uuid == SqlMetric.run_uuid)
-        .join(SqlExperiment, SqlExperiment.experiment_id == SqlRun.experiment_id)
-        .where(SqlExperiment.name == experiment, SqlRun.lifecycle_stage == "active")
-        .where(SqlTag.key == content.RUN_ID, SqlMetric.key.startswith(prefix, autoescape=True))
+        sql.select(tags.value, metrics.step, metrics.key, metrics.value, metrics.is_nan)
+        .where(tags.run_uuid == metrics.run_uuid, tags.key == content.RUN_ID, is_curve)
+        .where(runs.run_uuid == metrics.run_uuid, runs.lifecycle_stage == "active")
+        .where(experiments.experiment_id == runs.experiment_id, experiments.name == experiment)
     )
     if run_ids is not None and len(run_ids) <= 500:
-        query = query.where(SqlTag.value.in_(sorted(run_ids)))
+        query = query.where(tags.value.in_(sorted(run_ids)))
     engine = sql.create_engine(tracking_uri)
     try:
         with engine.connect() as connection:
             rows = connection.execute(query).all()
-    except sql.exc.SQLAlchemyError as error:
-        raise TrackingUnavailable(f"MLflow at {tracking_uri} cannot be read: {error}") from error
     finally:
         engine.dispose()
     chosen = (row for row in rows if run_ids is None or row[0] in run_ids)
     return [(run_id, step, key, float("nan") if is_nan else value) for run_id, step, key, value, is_nan in chosen]
 
 
-def _from_server(tracking_uri: str, experiment: str, prefix: str, run_ids: set[str] | None) -> Iterator[Row]:
-    runs = {node_id: run for (kind, node_id), run in Tracker(tracking_uri, experiment).runs().items() if kind == "run"}
-    runs = {run_id: run for run_id, run in runs.items() if run_ids is None or run_id in run_ids}
-    keys = sorted({key for run in runs.values() for key in run.data.metrics if key.startswith(prefix)})
-    client = MlflowClient(tracking_uri)
-    try:
-        for key in keys:
-            having = {run.info.run_id: run_id for run_id, run in runs.items() if key in run.data.metrics}
-            for start in range(0, len(having), RUNS_PER_REQUEST):
-                chunk = dict(list(having.items())[start : start + RUNS_PER_REQUEST])
-                yield from _request(client, key, chunk)
-    except (MlflowException, OSError) as error:
-        raise TrackingUnavailable(f"MLflow at {tracking_uri} cannot be read: {error}") from error
+def _from_server(tracking_uri: str, experiment: str, run_ids: set[str] | None) -> list[Row]:
+    runs = _mlflow_ids(tracking_uri, experiment, run_ids)
+    client, rows = MlflowClient(tracking_uri), []
+    for key in sorted({key for run in runs.values() for key in filter(_is_curve, run.data.metrics)}):
+        having = {run.info.run_id: run_id for run_id, run in runs.items() if key in run.data.metrics}
+        for start in range(0, len(having), RUNS_PER_REQUEST):
+            rows += _request(client, key, dict(list(having.items())[start : start + RUNS_PER_REQUEST]))
+    return rows
 
 
-def _request(client: MlflowClient, key: str, run_ids: Mapping[str, str]) -> Sequence[Row]:
-    """Requests one metric of up to a hundred runs, {MLflow run id: run_id}; run by run without the bulk endpoint.
+def _request(client: MlflowClient, key: str, run_ids: Mapping[str, str]) -> list[Row]:
+    """Requests one metric of up to a hundred runs, {MLflow run id: run_id}.
 
     A full response may have been cut off: then each half of the runs is requested alone.
     """
-    creds = client._tracking_client.store.get_host_creds()  # no public way leads to the user's credentials
     params = {"run_id": list(run_ids), "metric_key": key, "max_results": POINTS_PER_RESPONSE}
-    response = http_request(creds, BULK_ENDPOINT, "GET", params=params)
-    points = response.json().get("metrics", []) if response.status_code == 200 else None
-    if points is not None and len(points) < POINTS_PER_RESPONSE:
+    response = http_request(get_default_host_creds(client.tracking_uri), BULK_ENDPOINT, "GET", params=params)
+    if response.status_code != 200:
+        raise ConnectionError(f"{BULK_ENDPOINT} answers {response.status_code}")
+    points = response.json()["metrics"]
+    if len(points) < POINTS_PER_RESPONSE:
         return [(run_ids[p["run_id"]], int(p["step"]), key, float(p["value"])) for p in points]
-    if points is not None and len(run_ids) > 1:
-        names = list(run_ids)
-        halves = names[: len(names) // 2], names[len(names) // 2 :]
-        return [row for half in halves for row in _request(client, key, {name: run_ids[name] for name in half})]
-    histories = ((run_id, client.get_metric_history(mlflow_id, key)) for mlflow_id, run_id in run_ids.items())
-    return [(run_id, point.step, key, point.value) for run_id, history in histories for point in history]
+    names = list(run_ids)
+    if len(names) == 1:
+        return _history(client, run_ids[names[0]], names[0], key)
+    halves = names[: len(names) // 2], names[len(names) // 2 :]
+    return [row for half in halves for row in _request(client, key, {name: run_ids[name] for name in half})]

@@ -23,7 +23,7 @@ from gram_platform.store import EvaluationDirectory, RunDirectory, Store
 from gram_platform.tracking import entry as content
 from gram_platform.tracking.connection import Connection, collector_paused, require_database
 from gram_platform.tracking.entry import Entry
-from gram_platform.tracking.views import LINE, VIEW, SavedView, experiment_note, saved_views
+from gram_platform.tracking.views import LINE, TRAINING_RUNS, VIEW, SavedView, experiment_note, saved_views
 
 METRICS_PER_REQUEST = 1000  # MLflow's own limit
 NUM_TRIES, LONGEST_PAUSE_S = 8, 0.25  # for a node that other machines send too
@@ -114,14 +114,14 @@ class Tracker:
         figures: Mapping[str, object],
         params: Mapping[str, object],
         lines: Sequence[Line] = (),
-        node_ids: Iterable[str] = (),
+        node_tags: Mapping[str, Mapping[str, str]] | None = None,
         views: Sequence[SavedView] = (),
     ) -> str:
         """Logs a study's files (UTF-8) and plotly figures as artifacts of one MLflow run; returns the MLflow run id.
 
         The run belongs to the study's name and parameters: logging them again replaces the artifacts, and the runs
-        that hold its lines. Runs and evaluations of `node_ids` get the tag `gram.study.NAME`. The experiment gets the
-        views, and its description links to them unless people have written another.
+        that hold its lines. The nodes in `node_tags` get these tags and `gram.study.NAME`. The experiment gets
+        the views, and its description links to them unless people have written another.
         """
         params = {key: str(value) for key, value in params.items()}
         identity = study_id(name, params)
@@ -142,7 +142,8 @@ class Tracker:
             client.set_terminated(run.info.run_id, "FINISHED")
             self._connection.set_experiment_tags({VIEW + view.key: view.to_tag() for view in views})
             self._connection.describe(experiment_note)
-        self._tag_nodes(f"{content.STUDY}.{name}", identity, set(node_ids))
+        of_study = {f"{content.STUDY}.{name}": identity}
+        self._tag_nodes({node_id: {**tags, **of_study} for node_id, tags in (node_tags or {}).items()})
         return run.info.run_id
 
     def study_file(self, study: str, file: str) -> str | None:
@@ -177,13 +178,14 @@ class Tracker:
             client.log_batch(run.info.run_id, metrics=points)
             client.set_terminated(run.info.run_id, "FINISHED")
 
-    def _tag_nodes(self, tag: str, value: str, node_ids: set[str]) -> None:
-        """Tags the nodes' MLflow runs that lack the tag, so that one filter lists a study's runs."""
-        runs = self.runs() if node_ids else {}
+    def _tag_nodes(self, tags: Mapping[str, Mapping[str, str]]) -> None:
+        """Sets the tags that the nodes' MLflow runs lack, so that one filter lists the runs of a study or a trial."""
+        runs = self.runs() if tags else {}
         with self._connection.reaching() as client:
             for (_, node_id), run in runs.items():
-                if node_id in node_ids and run.data.tags.get(tag) != value:
-                    client.set_tag(run.info.run_id, tag, value)
+                wanted = tags.get(node_id, {}).items()
+                if missing := [RunTag(key, value) for key, value in wanted if run.data.tags.get(key) != value]:
+                    client.log_batch(run.info.run_id, tags=missing)
 
     def view_urls(self, study: str, ui_url: str | None = None) -> dict[str, str]:
         """Gives {what it shows: address} of a study's saved views at `ui_url`, as `run_url`; {} for a mere database."""
@@ -202,7 +204,7 @@ class Tracker:
             return None
         with self._connection.reaching():
             experiment_id = self._connection.experiment_id
-        return f"{base}/#/experiments/{experiment_id}/runs/{mlflow_run_id}"
+        return f"{base}/#/experiments/{experiment_id}/runs/{mlflow_run_id}?{TRAINING_RUNS}"
 
     def _base(self, ui_url: str | None) -> str | None:
         base = ui_url or (self.tracking_uri if self.tracking_uri.startswith("http") else None)
@@ -281,7 +283,7 @@ class Tracker:
         if metrics and int(tags.get(content.SENDING_STEP, -1)) > mirrored:
             metrics = list(self._unsent(run_id, metrics))
         if tags.get(content.RESULT, "") != entry.tags[content.RESULT]:
-            metrics += content.result_metrics(entry)
+            metrics += content.result_metrics(entry, records)
         if entry.last_step > mirrored:
             client.set_tag(run_id, content.SENDING_STEP, entry.last_step)
         while len(metrics) > METRICS_PER_REQUEST:

@@ -14,7 +14,7 @@ from gram_platform.tracking.entry import KIND, STUDY, STUDY_ID
 
 LINE = "line"  # the kind of MLflow's runs that hold a line of a study's figures
 VIEW = "mlflow.sharedViewState."  # + key
-TRAINING_RUNS = "workflowType=machine_learning"  # else MLflow's page opens on traces of language models
+TRAINING_RUNS = "workflowType=machine_learning"  # else MLflow's pages are those about traces of language models
 RUN_COLUMNS = ("tags.`method`", "tags.`size`", "tags.`profile`", "tags.`seed`", "metrics.`train/loss`")
 ABOUT = "Runs that `gram_platform` trained"
 NOTE = f"""{ABOUT}; unfold one to see the evaluations of its views and the attacks on them. The run `study NAME` has the

@@ -178,6 +178,14 @@ def test_a_curve_that_cannot_be_fitted_is_named():
     assert row(analysis.table, "gram", "tiny", "core")["core"] == pytest.approx(0.94)
 
 
+def test_a_domain_without_points_is_named():
+    points = curves()
+    domain = next(domain for domain in DOMAINS if domain != "core")
+    notes = analyse(evaluations(), points[points["domain"] != domain]).missing.set_index("what")["why"]
+    why = "the baseline's curve could not be fitted: it has no points"
+    assert {notes[f"size {size}, domain {domain}"] for size in SIZES} == {why}
+
+
 def test_one_seed_has_a_mean_and_no_interval():
     table = analyse(evaluations(seeds=("0",)), curves(seeds=("0",))).table
     gram = row(table, "gram", "tiny", "core")

@@ -129,7 +129,7 @@ def test_fields_are_joined_and_unknown_ones_named(tmp_path, jsonl):
     ]
     with pytest.raises(ValueError, match=r"field='abstract'.*one of body, label, title"):
         fetched(local_row(path, text_fields=("abstract",)), tmp_path / "b")
-    with pytest.raises(ValueError, match=r"label='core'.*add it there"):
+    with pytest.raises(ValueError, match=r"label='core'.*its row: add new ones"):
         fetched(local_row(path, text_fields=("title",), labels=("other",)), tmp_path / "c")
 
 
@@ -139,7 +139,7 @@ def test_records_without_a_field_are_left_out_and_counted(tmp_path, jsonl, recor
     row = local_row(jsonl(tmp_path / "a.jsonl", found), keep=(("lang", "en"),))
     small_parts(monkeypatch)
     entry = catalog.HubCorpus((row,), ("core",), core_tokens=3_000, aux_share=1.0)
-    monkeypatch.setitem(catalog.HUB, "here", entry)
+    monkeypatch.setitem(catalog.CORPORA, "here", entry)
     packed = prepare(resolve("here", **settings), tmp_path / "data")
     assert packed.manifest["duplicates"]["documents"] == 100
     assert packed.skipped == ("json train [label]: left out 20 records without a field",)
@@ -160,7 +160,7 @@ def test_a_test_split_is_validation_alone(tmp_path, jsonl, records, settings, mo
     own = [{**record, "text": "held out: " + record["text"]} for record in records] + records[:1]
     row = local_row(path, available_tokens=10**6)
     held_out = local_row(jsonl(tmp_path / "test.jsonl", own), available_tokens=10**6, held_out=True)
-    monkeypatch.setitem(catalog.HUB, "here", catalog.HubCorpus((row, held_out), ("core",), 10**6, 1.0))
+    monkeypatch.setitem(catalog.CORPORA, "here", catalog.HubCorpus((row, held_out), ("core",), 10**6, 1.0))
     packed = prepare(resolve("here", **{**settings, "sample_bytes": 10**9}), tmp_path / "data")
     counts = packed.manifest["domains"].values()
     num_held_out = sum(1 for r in records if r == records[0])
@@ -212,7 +212,7 @@ def test_a_hub_corpus_is_packed(tmp_path, records, jsonl, settings, monkeypatch)
     row = local_row(jsonl(tmp_path / "a.jsonl", records))
     small_parts(monkeypatch)
     entry = catalog.HubCorpus((row,), ("core",), core_tokens=2_000, aux_share=1.0)
-    monkeypatch.setitem(catalog.HUB, "here", entry)
+    monkeypatch.setitem(catalog.CORPORA, "here", entry)
     recipe = resolve("here", **settings)
     packed = prepare(recipe, tmp_path / "data")
     assert packed.domains == ("core", "virology")
@@ -220,7 +220,7 @@ def test_a_hub_corpus_is_packed(tmp_path, records, jsonl, settings, monkeypatch)
     assert [r.ok for r in check("here")] == [True]
 
     entry = dataclasses.replace(entry, rows=(dataclasses.replace(row, labels=("core",)),))
-    monkeypatch.setitem(catalog.HUB, "here", entry)
+    monkeypatch.setitem(catalog.CORPORA, "here", entry)
     assert "['virology']" in check("here")[0].found
 
 
@@ -230,13 +230,13 @@ def test_check_says_what_is_wrong_with_every_row(monkeypatch):
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     results = check("simple-stories")
-    assert [(r.ok, r.verified) for r in results] == [(False, False)] * 2
+    assert [(r.ok, r.mark) for r in results] == [(False, "not verified")] * 2
     assert "SimpleStories/SimpleStories" in results[0].found
     assert "127.0.0.1 does not answer" in results[0].found
 
 
 def test_check_of_local_and_generated_corpora(corpus, tmp_path):
-    assert [(r.ok, r.label) for r in check(corpus)] == [(True, "core")]
+    assert [(r.ok, r.label, r.mark) for r in check(corpus)] == [(True, "core", "")]
     assert [r.ok for r in check("stories")] == [True]
     (corpus / "part.jsonl").write_text("{}\n")
     assert [(r.ok, "part.jsonl:1: label is missing" in r.found) for r in check(corpus)] == [(False, True)]

@@ -264,7 +264,7 @@ def test_label_names_that_can(tmp_path, records, settings, jsonl, label):
 
 def test_a_domain_of_one_document(tmp_path, records, settings, jsonl):
     path = jsonl(tmp_path / "a.jsonl", [*records, {"text": "long enough " * 500, "label": "one"}])
-    with pytest.raises(ValueError, match=r"label 'one'='1 document'.*at least two documents"):
+    with pytest.raises(ValueError, match=r"label='one': expected at least two documents.*found 1$"):
         resolve(path, **settings)
 
 

@@ -1,12 +1,12 @@
 """Two drivers of one run: what ends under one has ended for the other, also when it ended badly."""
 
-import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from ray.exceptions import RayTaskError
 
-from gram_platform.engine import graph, trials
+from gram_platform.engine import graph, life, trials
 from gram_platform.engine.execution import Resources
 from gram_platform.engine.life import Progress
 from gram_platform.methods.nodes import Node
@@ -40,13 +40,15 @@ def held_graph(node, execution, monkeypatch, retry_diverged=False):
 
     study = graph._Graph(Progress([node]), execution, Resources(), retry_diverged)
     monkeypatch.setattr(graph.ray, "get", get)
-    monkeypatch.setattr(study, "_fitting", lambda tasks: tasks)
+    monkeypatch.setattr(study, "_fitting", lambda: [task for _, tasks in study.waiting.tasks() for task in tasks])
     monkeypatch.setattr(
         study, "_start", lambda tasks: [study._note(f"again {k}", task) for k, task in enumerate(tasks)]
     )
-    study.waiting.clear()
+    study.waiting.start((node,))
     assert not study._settle(node, "first", (node,))
-    study.not_before.clear()  # the wait is over
+    assert not study.waiting.look_again()
+    monotonic = time.monotonic  # the wait is over:
+    monkeypatch.setattr(life.time, "monotonic", lambda: monotonic() + life.HELD_RETRY_S)
     return study
 
 
@@ -74,13 +76,12 @@ def test_a_divergence_is_tried_again_when_that_is_asked_for(node, execution, oth
 
 
 def test_a_trial_diverges_with_the_run_that_it_waits_for(node, execution, other, monkeypatch):
-    """The trial meets the lease itself: nothing stands in for the store here."""
-    monkeypatch.setattr(trials, "HELD_RETRY_S", 0.05)
-    waited = threading.Timer(0.5, lambda: other.fail(*DIVERGED))
-    waited.start()
-    started = time.monotonic()
+    """The trial meets the lease itself: nothing stands in for the store here. The other ends while the trial waits."""
+    waits = []
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda s: (waits.append(s), other.fail(*DIVERGED)))
+    monkeypatch.setattr(trials, "time", clock)
     watch = trials.TrialWatch(lambda numbers: None)
     with pytest.raises(TrainingDiverged, match="loss nan at step 7"):
         trials._NodeRunner(execution, Resources(), False, watch).result(node)
-    assert time.monotonic() - started >= 0.4
+    assert waits == [trials.HELD_RETRY_S]
     assert len(Store(execution.storage).run(node.id).attempts.list()) == 1

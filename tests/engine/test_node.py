@@ -26,7 +26,7 @@ from gram_platform.methods import plan
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.methods.setting import MaxEnt, Options
-from gram_platform.store import Store
+from gram_platform.store import LeaseHeld, Store
 from gram_platform.store.checkpoints import PROBE
 from gram_platform.store.views import load_view
 from gram_platform.train import learner
@@ -110,6 +110,17 @@ def test_a_finished_run_is_not_trained_again(execution, setting, monkeypatch):
     assert execute_run(run, {}, execution) == first
 
 
+def test_a_run_whose_lease_was_lost_has_not_failed_and_is_continued(execution, setting, monkeypatch):
+    run = plan("baseline", setting).runs["all"]
+    monkeypatch.setattr("gram_platform.store.leases.SHORTEST_LEASE_S", 0.0)
+    with pytest.raises(LeaseHeld, match="could not renew its lease"):
+        execute_run(run, {}, dataclasses.replace(execution, lease_s=0.0))
+    directory = Store(execution.storage).run(run.run_id)
+    assert (directory.status(), directory.failure()) == ("interrupted", None)
+    execute_run(run, {}, execution)
+    assert directory.status() == "complete"
+
+
 def test_the_baselines_curve_ends_with_what_its_evaluation_finds(execution, setting):
     run_node, eval_node = method_nodes("baseline", setting)
     result = execute_run(run_node.config, {}, execution)
@@ -187,6 +198,21 @@ def test_evaluation_of_a_view_without_result(execution, setting):
     evaluation = Evaluation(View(run.run_id), setting.data_id, ("core",), 4)
     with pytest.raises(ValueError, match=r"view.*complete"):
         execute_evaluation(evaluation, {}, execution)
+
+
+@pytest.mark.filterwarnings("ignore:.*no attempt has weights of this hash")
+def test_weights_that_gc_removed_are_made_again_when_a_study_needs_them(execution, setting):
+    """As `gram gc` does beside a study whose configs it cannot see yet: one failure, and no dead end."""
+    run = plan("baseline", setting).runs["all"]
+    result = execute_run(run, {}, execution)
+    evaluation = Evaluation(View(run.run_id), setting.data_id, ("core",), 4)
+    second = dataclasses.replace(run, start=View(run.run_id), seed=1)
+    for needing in (lambda: execute_evaluation(evaluation, {}, execution), lambda: execute_run(second, {}, execution)):
+        Store(execution.storage).open_for_writing().run(run.run_id).drop_weights()
+        with pytest.raises(ValueError, match="submit again"):
+            needing()
+        assert execute_run(run, {}, execution) == result
+        needing()
 
 
 def test_norms_of_sets_are_recorded_beside_the_result(run, execution):

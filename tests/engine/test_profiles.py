@@ -9,7 +9,6 @@ from gram_platform.engine import graph
 from gram_platform.engine.evaluation import common_work, execute_evaluation, execute_profiles
 from gram_platform.engine.execution import Resources
 from gram_platform.engine.graph import run_graph
-from gram_platform.engine.life import Progress
 from gram_platform.engine.node import execute_run
 from gram_platform.methods import plan
 from gram_platform.methods.nodes import method_nodes
@@ -74,19 +73,6 @@ def test_what_has_no_common_work(setting):
     foreign = View.of(run.run_id, {"a": 1.0}, sources=(("a", "0" * 12),))
     assert common_work(dataclasses.replace(first, view=foreign)) is None
     assert common_work(dataclasses.replace(first, view=View.of(run.run_id, {"a": 1.0}, rule="by_domain"))) is None
-
-
-def test_tasks(setting, execution):
-    """A run's profiles are one task, once it is there; those whose common task failed are one each."""
-    profiles = tuple((domain,) for domain in setting.auxiliary)
-    setting = dataclasses.replace(setting, profiles=profiles)
-    nodes = [*method_nodes("gram", setting), *method_nodes("gram", dataclasses.replace(setting, seed=1))]
-    study = graph._Graph(Progress(nodes), execution, Resources(), retry_diverged=False)
-    sizes = sorted(len(task) for task in study._tasks(nodes))
-    num_views = len(method_nodes("gram", setting)) - 1
-    assert sizes == [1, 1, num_views, num_views]
-    study.alone |= {node.id for node in nodes if node.names["seed"] == "1"}
-    assert sorted(len(task) for task in study._tasks(nodes)) == [*[1] * (2 + num_views), num_views]
 
 
 @pytest.mark.ray

@@ -1,6 +1,7 @@
 """Runs of several ranks through checkpoints: continued on other numbers of ranks, and killed at random steps."""
 
 import dataclasses
+import errno
 import pickle
 import random
 import shutil
@@ -37,6 +38,19 @@ def train(rank, num_ranks, run, execution):
 def train_to_shards(rank, num_ranks, run, execution):
     """As a large model's: its final weights are written by all ranks."""
     ranks.LARGE_WEIGHTS_BYTES = 0
+    train(rank, num_ranks, run, execution)
+
+
+def train_after_a_failed_read(rank, num_ranks, run, execution):
+    """The last rank cannot read the first checkpoint that is tried."""
+    read, errors = ranks.read_checkpoint, iter([OSError(errno.EIO, "Input/output error")] * (rank == num_ranks - 1))
+
+    def reading(*args):
+        for error in errors:
+            raise error
+        return read(*args)
+
+    ranks.read_checkpoint = reading
     train(rank, num_ranks, run, execution)
 
 
@@ -116,6 +130,16 @@ def test_a_checkpoint_of_four_ranks_continues_on_two_and_on_one(execution, run, 
         weights = found.weights()
         assert max((weights[n] - reference[n]).abs().max().item() for n in reference) < 10 * TOLERANCE
         assert [r["step"] for r in found.records()] == list(range(1, run.num_steps + 1))
+
+
+def test_ranks_agree_on_an_older_checkpoint_when_one_cannot_read_the_newest(execution, run, tmp_path):
+    directory = create(execution, run)
+    run_ranks(2, train_to_a_checkpoint, run, execution)
+    run_ranks(2, train_to_a_checkpoint, run, execution)
+    assert len(list_checkpoints(directory.attempts)) == 2
+    run_ranks(2, train_after_a_failed_read, run, execution)
+    assert [r["step"] for r in directory.records()] == list(range(1, run.num_steps + 1))
+    assert not list(tmp_path.rglob("*.corrupt-*")), "nothing is damaged"
 
 
 @pytest.mark.parametrize("num_kills", [2, pytest.param(10, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])])

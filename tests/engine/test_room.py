@@ -64,17 +64,16 @@ def test_room_is_counted_in_ranks(nodes, execution, cluster, now, most, can_grow
     cluster({"CPU": float(now)}, most, can_grow)
     own = dataclasses.replace(execution, ranks=Ranks(1, (("wide", 4),)))
     study = graph._Graph(Progress(nodes), own, Resources(max_gpus=max_gpus), retry_diverged=False)
-    study.in_flight = {node.id: (node,) for node in nodes[12 : 12 + in_flight]}
-    waiting = [node for node in nodes if node.id not in study.in_flight]
-    chosen = study._fitting([(node,) for node in sorted(waiting, key=lambda node: -study.ranks[node.id])])
-    assert Counter(task[0].size for task in chosen) == handed
+    for node in nodes[12 : 12 + in_flight]:
+        study._note(node.id, (node,))
+    assert Counter(task[0].size for task in study._fitting()) == handed
 
 
 def test_processes_that_share_gpus_are_counted_by_their_share(nodes, execution, cluster):
     cluster({"CPU": 16.0, "GPU": 1.0})
     asked = Resources(gpus_per_rank=1.0, gpus_per_run=0.1)
     study = graph._Graph(Progress(nodes[:12]), execution, asked, retry_diverged=False)
-    assert len(study._fitting([(node,) for node in nodes[:12]])) == 10
+    assert len(study._fitting()) == 10
 
 
 def test_many_processes_are_asked_for_in_part_where_the_maximum_is_unknown(cluster):
@@ -156,8 +155,10 @@ def test_what_an_autoscaler_says_it_can_place_is_not_spoken_of(machines, monkeyp
 
 @pytest.mark.ray
 def test_a_local_cluster_has_a_fixed_size(ray_cluster):
-    """As Ray's own monitor reports it: its key and its words are not documented."""
-    assert capacity.has_fixed_size()
+    """As Ray reports by what it does not document: a line that fails names what a new version has changed."""
+    assert capacity.has_fixed_size(), f"_internal_kv_get({capacity.MONITOR_KEY!r})"
+    assert capacity.largest_cluster() == {}, "ray._private.state: get_max_resources_from_cluster_config"
+    assert capacity.draining_machines() == set(), "ray._private.state: get_draining_nodes"
     with pytest.raises(ValueError, match=r"^threads=3.*at most 2,"):
         capacity.require_room(1, Resources(3.0), print)
 

@@ -51,7 +51,7 @@ def test_kill_at_random_moments(tmp_path, uninterrupted):
     run, rng, num_kills = run_config(160), random.Random(0), 0
     steps = []
     while num_kills < 12:
-        process = in_process(train, str(tmp_path), run, 2, None, 0.005)
+        process = in_process(train, str(tmp_path), run, 2, None, lambda: 0.005)
         time.sleep(rng.uniform(0.01, 0.08))
         process.kill()
         process.join()

@@ -89,7 +89,9 @@ def test_what_a_lost_machine_left_half_written_goes_when_it_cannot_come_back(dir
     of_another_machine(directory, attempt.attempt_id, age_s)
     with directory.start_attempt("next", lease_seconds=0.0) as following:
         assert following.resume().step == 2
-    assert [path.exists() for path in half_written] == [not is_cleared] * 3
+        assert [path.exists() for path in half_written] == [not is_cleared, True, not is_cleared]
+        following.complete(final_fields(RUN), WEIGHTS, [record(step) for step in range(3, 9)])
+    assert half_written[1].exists() != is_cleared, "weights of another attempt go when this one has the result's"
 
 
 def test_a_living_process_of_this_machine_has_not_ended(directory, monkeypatch):
@@ -104,7 +106,7 @@ def test_a_living_process_of_this_machine_has_not_ended(directory, monkeypatch):
 
 
 @pytest.mark.parametrize("removes", [True, False])
-def test_an_owner_that_was_taken_for_ended_writes_its_weights_again(directory, monkeypatch, removes):
+def test_an_owner_that_was_taken_for_ended_keeps_or_writes_its_weights_again(directory, monkeypatch, removes):
     """Between its weights and its result another machine, whose clock is hours ahead, continues the run."""
     attempt = committed(directory, 3, 6)
     publish = directory.publish
@@ -112,9 +114,12 @@ def test_an_owner_that_was_taken_for_ended_writes_its_weights_again(directory, m
     def late(data: bytes) -> dict:
         of_another_machine(directory, attempt.attempt_id, 10 * GONE_AFTER_S)
         attempt._folder.remove("complete.json")  # it comes a moment later than the other one looks
-        if removes:
-            directory.remove_remains()
-            assert not attempt._folder.exists("weights.safetensors")
+        directory.remove_remains()
+        with directory.start_attempt("other", lease_seconds=0.0) as other:
+            other.resume()
+        assert attempt._folder.exists("weights.safetensors"), "nobody removes weights before there is a result"
+        if removes:  # as an earlier version did
+            attempt._folder.remove("weights.safetensors")
         return publish(data)
 
     monkeypatch.setattr(directory, "publish", late)
@@ -122,21 +127,28 @@ def test_an_owner_that_was_taken_for_ended_writes_its_weights_again(directory, m
     assert torch.equal(directory.weights()["weights"], WEIGHTS["weights"])
 
 
-def test_removed_weights_are_not_made_again_and_lost_ones_are(directory, tmp_path):
+def test_removed_weights_are_named_to_readers_and_made_again_for_studies(directory, tmp_path):
+    """A study that `gram gc` did not know, and lost weights, which have no marker, are served alike."""
     committed(directory, 3).complete(final_fields(RUN), WEIGHTS, [record(s) for s in range(4, 9)])
     result = directory.result()
-    directory.drop_weights()
-    with pytest.raises(ValueError, match="weights were removed"):
-        directory.weights()
-    assert directory.result() == result
-    (tmp_path / "runs" / RUN.run_id / "weights-removed.json").unlink()
-    with pytest.warns(RuntimeWarning, match="no attempt has weights"), pytest.raises(ValueError, match="submit again"):
-        directory.weights()
-    assert directory.status() == "interrupted"
-    with directory.start_attempt("again") as attempt:
-        attempt.complete(final_fields(RUN), WEIGHTS, [record(s) for s in range(1, 9)])
-    assert directory.result() == result
-    assert directory.weights().keys() == WEIGHTS.keys()
+    for has_marker in (True, False):
+        directory.drop_weights()
+        with pytest.raises(ValueError, match="weights were removed"):
+            Store(tmp_path).run(RUN.run_id).weights()
+        assert directory.result() == result
+        if not has_marker:
+            (tmp_path / "runs" / RUN.run_id / "weights-removed.json").unlink()
+        with (
+            pytest.warns(RuntimeWarning, match="no attempt has weights"),
+            pytest.raises(ValueError, match="submit again"),
+        ):
+            directory.weights()
+        assert directory.status() == "interrupted"
+        assert not directory.weights_were_removed()
+        with directory.start_attempt("again") as attempt:
+            attempt.complete(final_fields(RUN), WEIGHTS, [record(s) for s in range(1, 9)])
+        assert directory.result() == result
+        assert directory.weights().keys() == WEIGHTS.keys()
 
 
 def test_a_kill_after_the_result_leaves_checkpoints_that_can_be_removed(directory, tmp_path, monkeypatch):
@@ -160,7 +172,7 @@ def test_what_can_be_continued_stays(directory, tmp_path):
     assert directory.committed_step() == 6
 
 
-def test_a_storage_that_refuses_leases_ends_nothing(directory, monkeypatch):
+def test_a_storage_that_refuses_leases_for_less_than_they_last_ends_nothing(directory, monkeypatch):
     """The work goes on with one warning, and ends with its result."""
     attempt = directory.start_attempt("worker", lease_seconds=0.0)
     write = LocalFolder.write

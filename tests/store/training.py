@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -17,6 +18,7 @@ from gram_platform.config import (
     RoutingConfig,
     RunConfig,
 )
+from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.store import Store
 
 START = torch.arange(6, dtype=torch.float32).reshape(2, 3)
@@ -35,21 +37,36 @@ def record(step: int, first_time: float = 1.5e9) -> dict:
     return {"step": step, "time": first_time + step, "metrics": metrics}
 
 
+def weights_after(num_steps: int) -> torch.Tensor:
+    """The weights after so many steps."""
+    weights = START
+    for step in range(1, num_steps + 1):
+        weights = weights * 0.9 + step
+    return weights
+
+
 def train(
-    root: str, run: RunConfig, commit_every: int = 2, last: int | None = None, step_s: float = 0.0
+    root: str,
+    run: RunConfig,
+    commit_every: int = 2,
+    last: int | None = None,
+    step_s: Callable[[], float] = lambda: 0.0,
+    lease_seconds: float = 30.0,
 ) -> dict | None:
     """Continue the run to its end, or with `last` commit that step and stop there; returns the result."""
     directory = Store(root).open_for_writing(min_free_bytes=0).run(run.run_id)
     directory.ensure_config(run)
     if directory.result() is not None:
         return directory.result()
-    with directory.start_attempt("test") as attempt:
+    with directory.start_attempt("test", lease_seconds) as attempt:
+        if directory.result() is not None:
+            return directory.result()
         resumed = attempt.resume()
         weights, first = (START, 1) if resumed is None else (resumed.tensors["weights"], resumed.step + 1)
         assert resumed is None or resumed.state == {"position": resumed.step}
         records = []
         for step in range(first, run.num_steps + 1):
-            time.sleep(step_s)
+            time.sleep(step_s())
             weights = weights * 0.9 + step
             records.append(record(step))
             attempt.heartbeat(step, run.num_steps, 100.0)
@@ -65,10 +82,11 @@ def train(
 
 def final_fields(run: RunConfig) -> dict:
     """The deterministic fields of a result, apart from those that the store adds."""
-    final = {"train/loss": 1.0 / run.num_steps, "validation/loss/core": 2.0 / run.num_steps}
+    last = record(run.num_steps)["metrics"]
+    best = {name.replace("validation", "best"): 0.9 * loss for name, loss in last.items() if "validation" in name}
     sizes = {"num_steps": run.num_steps, "num_tokens": run.num_tokens, "parameters": 1234}
-    costs = {"compute_units": 5.5e9, "hardware_flops": 7.25e12}
-    return {"data_fingerprint": "f" * 64, "plan_sha256": "a" * 64, "final": final, **sizes, **costs}
+    costs = {"compute_units": plan_compute_units(run), "hardware_flops": 7.25e12}
+    return {"data_fingerprint": "f" * 64, "plan_sha256": "a" * 64, "final": last | best, **sizes, **costs}
 
 
 def in_process(target, *args) -> multiprocessing.Process:

@@ -35,5 +35,5 @@ def _assert_no_step_twice(client: MlflowClient, store: Store, run: Run) -> None:
     if run.data.tags["gram.kind"] == "run":
         records = store.run(_node_id(run)).records()
         wanted = {record["step"] for record in records if "validation/loss/core" in record["metrics"]}
-        history = client.get_metric_history(run.info.run_id, "validation/loss/core")
+        history = client.get_metric_history(run.info.run_id, "loss/core")
         assert {metric.step for metric in history} == wanted or not wanted

@@ -9,6 +9,8 @@ import pytest
 
 from gram_platform.config import RECIPE_VERSION
 from gram_platform.config.flops import total_parameters
+from gram_platform.corpora import catalog_names
+from gram_platform.methods import METHODS
 from gram_platform.planner import AUTO, MACHINES
 from gram_platform.store import Store
 from gram_platform.studies.build import build_graph
@@ -64,7 +66,6 @@ WRONG = {
     r"num_workers='9B'.*50M, 100M": ["--preset", "paper", "--num-workers", "9B=4"],
     r"num_workers=7.*of 5B, 64": ["--preset", "paper", "--num-workers", "5B=7"],
     r"num_workers='tiny=2 tiny=4'.*one number for tiny": ["--preset", "smoke", "--num-workers", "tiny=2", "tiny=4"],
-    r"machine='abacus'.*h200": ["--machine", "abacus"],
     r"tracking_uri='server'.*http": ["--tracking-uri", "server"],
     r"tracking_uri='foo://x'.*mssql": ["--tracking-uri", "foo://x"],
     r"tracking_uri='file:///x'.*sqlite": ["--tracking-uri", "file:///x"],
@@ -73,6 +74,7 @@ WRONG = {
     r"tracking_uri='mysql://host:99999/x'.*port": ["--tracking-uri", "mysql://host:99999/x"],
     r"tracking_uri='http://'.*host": ["--tracking-uri", "http://"],
     r"storage='~nobody-of-this-name/x'.*home": ["--storage", "~nobody-of-this-name/x"],
+    r"storage='.*': expected a folder, found a file": ["--storage", __file__],
     r"checkpoint_every='0'.*auto": ["--checkpoint-every", "0"],
     r"checkpoint_every='inf'": ["--checkpoint-every", "inf"],
     r"checkpoint_every='often'.*seconds": ["--checkpoint-every", "often"],
@@ -113,6 +115,23 @@ def test_through_keeps_the_sizes_up_to_one(storage):
 def test_wrong_flags(message, storage):
     with pytest.raises(ValueError, match=message):
         flags(*WRONG[message])
+
+
+def test_choices_are_lists_in_the_help_and_for_the_shell(storage, capsys):
+    """And an empty value is not offered: it means the default."""
+    for arguments in (["--help"], ["--tyro-print-completion", "bash"], ["--machine", "abacus"], ["--device", "abacus"]):
+        with pytest.raises(SystemExit):
+            flags(*arguments)
+    text = capsys.readouterr()
+    assert "--device {cpu,cuda}" in text.out
+    assert f"--machine {{{','.join(MACHINES)}}}" in text.out
+    for name in ("machine", "device"):
+        assert f"invalid choice 'abacus' for argument '--{name}'" in text.err
+    words = " ".join(text.out.split())
+    for preset, found in STUDY.presets.items():
+        assert f"{preset} ({', '.join(found.sizes)})" in words
+    assert f"Methods: {', '.join(METHODS)}." in words
+    assert f"Corpora: {', '.join(catalog_names())}." in words
 
 
 @pytest.mark.parametrize("uri", SERVERS)

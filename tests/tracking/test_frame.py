@@ -1,6 +1,7 @@
 """Frames from MLflow equal frames from the storage, in every state a run can be in."""
 
 import shutil
+import sqlite3
 import subprocess
 import sys
 
@@ -14,6 +15,7 @@ from gram_platform.tracking.frame import load_curves, load_runs, load_store, loa
 from tests.store.training import run_config, train
 from tests.tracking.servers import running_mlflow
 
+pytestmark = pytest.mark.filterwarnings("error:curves are read slowly")  # says which private door of MLflow is shut
 DOMAINS = ("core", "virology")
 TEXT = ["kind", "id", "run_id", "view_id", "status", "method", "size", "seed", "profile", "retained"]
 
@@ -57,7 +59,7 @@ def test_load_runs_equals_load_store(study):
     runs = from_store[from_store["kind"] == "run"].set_index("id")
     assert runs.loc[run_ids[:4], "status"].tolist() == ["complete", "complete", "interrupted", "failed"]
     assert run_ids[4] not in runs.index
-    assert runs.loc[run_ids[0], "final/validation/loss/core"] == 2.0 / 8
+    assert runs.loc[run_ids[0], "loss/core"] == 2.0 / 8
     assert runs.loc[run_ids[0], "hardware_flops"] == 7.25e12
     assert runs.loc[run_ids[2], "num_steps"] == 8
     assert runs.loc[run_ids[2], ["parameters", "elapsed_s"]].isna().all()
@@ -93,6 +95,35 @@ def test_evaluations_of_every_kind_are_equal_in_both(tmp_path):
     assert names == {f"gram tiny all s0, {what}" for what in ("evaluated", "tokens", "samples")}
 
 
+RUNS = "run_uuid IN (SELECT run_uuid FROM tags WHERE key = 'gram.run_id')"
+COMPLETE = "run_uuid IN (SELECT run_uuid FROM tags WHERE key = 'gram.status' AND value = 'complete')"
+LATEST = "latest_metrics (key, value, timestamp, step, is_nan, run_uuid)"
+EARLIER = [  # makes of a mirror what earlier versions sent: two names for a loss, and results beside the curves
+    f"UPDATE metrics SET key = 'validation/' || key WHERE key LIKE 'loss/%' AND {RUNS}",
+    f"UPDATE latest_metrics SET key = 'validation/' || key WHERE key LIKE 'loss/%' AND {RUNS}",
+    f"INSERT INTO {LATEST} SELECT 'final/' || key, value, timestamp, step, is_nan, run_uuid FROM latest_metrics "
+    f"WHERE key LIKE 'validation/loss/%' AND {COMPLETE}",
+    "UPDATE latest_metrics SET key = replace(key, 'loss_at_best', 'final/best/loss')",
+    f"INSERT INTO {LATEST} SELECT 'num_tokens', value, timestamp, step, is_nan, run_uuid FROM latest_metrics "
+    f"WHERE key = 'train/tokens' AND {COMPLETE}",
+    f"UPDATE latest_metrics SET key = 'compute_units' WHERE key = 'train/compute_units' AND {COMPLETE}",
+    "DELETE FROM latest_metrics WHERE key = 'train/compute_units'",
+    "DELETE FROM metrics WHERE key = 'train/compute_units'",
+]
+
+
+def test_a_mirror_of_earlier_versions_is_read_and_left_alone(study, tmp_path):
+    store, _, _ = study
+    shutil.copy(f"{store.root}/mlflow.db", tmp_path / "old.db")
+    with sqlite3.connect(tmp_path / "old.db") as connection:
+        changed = [connection.execute(statement).rowcount for statement in EARLIER]
+    assert all(changed), changed
+    old = f"sqlite:///{tmp_path}/old.db"
+    assert_frame_equal(load_runs(old), load_store(store), check_exact=True)
+    assert_frame_equal(load_curves(old), load_store_curves(store), check_exact=True)
+    assert Tracker(old).sync(store) == {"sent": 0, "unchanged": 6}
+
+
 def test_rows_are_chosen_by_tags(study):
     store, uri, run_ids = study
     for chosen in ({"seed": "0"}, {"seed": ["0", "2"], "kind": "run"}, {"method": "none"}, {"profile": "core"}):
@@ -115,6 +146,18 @@ def test_curves_are_equal_and_tidy(study):
     assert one["loss"].tolist() == [3.0 / step for step in range(1, 9)]
     assert load_curves(uri, []).empty
     assert load_curves(uri, []).dtypes.equals(frame.dtypes)
+
+
+def test_other_tables_in_mlflow_are_survived(study, monkeypatch):
+    store, uri, run_ids = study
+    renamed = {{"metrics": "points"}.get(name, name): columns for name, columns in frame.TABLES.items()}
+    monkeypatch.setattr(frame, "TABLES", renamed)
+    with pytest.raises(RuntimeWarning, match=r"read slowly.*no such table: points"):
+        load_curves(uri)
+    with pytest.warns(RuntimeWarning, match="read slowly"):
+        assert_frame_equal(load_curves(uri), load_store_curves(store), check_exact=True)
+    with pytest.warns(RuntimeWarning, match="read slowly"):
+        assert load_curves(uri, run_ids[2:3])["run_id"].unique().tolist() == run_ids[2:3]
 
 
 def test_server_that_is_down_is_an_error_of_its_own():
@@ -144,6 +187,10 @@ def test_the_same_through_a_server(study, tmp_path, monkeypatch):
         for most in (10, 5):  # points in a response: those of one run, and not even those
             monkeypatch.setattr(frame, "POINTS_PER_RESPONSE", most)
             assert_frame_equal(load_curves(uri, **served), load_store_curves(store), check_exact=True)
+        monkeypatch.setattr(frame, "BULK_ENDPOINT", "/ajax-api/2.0/mlflow/metrics/gone")
+        with pytest.warns(RuntimeWarning, match=r"read slowly.*metrics/gone answers 404"):
+            assert_frame_equal(load_curves(uri, **served), load_store_curves(store), check_exact=True)
+        monkeypatch.undo()
         assert load_curves(uri, run_ids[:1], **served)["run_id"].unique().tolist() == run_ids[:1]
 
 

@@ -4,6 +4,7 @@ import pytest
 from mlflow import MlflowClient
 
 from gram_platform.config import Evaluation, State, View
+from gram_platform.config.identity import to_plain
 from gram_platform.store import Store
 from gram_platform.store.checkpoints import NORM
 from gram_platform.tracking import Tracker, default_tracking_uri
@@ -16,6 +17,7 @@ SEARCHES = {
     "tags.gram.kind = 'run' and tags.method = 'gram' and tags.size = 'tiny'": {"gram tiny all s1", "gram tiny all s2"},
     "tags.gram.kind = 'run' and attributes.status = 'FAILED'": {"gram tiny all s2"},
     "tags.gram.kind = 'evaluation' and metrics.`loss/virology` < 3.3": {"gram tiny all s1, evaluated"},
+    "tags.`gram.search.lr_bs_grid-0123456789ab` = '7'": {"baseline tiny all s0"},
     "tags.gram.kind = 'line' and tags.gram.study = 'scaling' and tags.profile = 'mean'": {"gram mean"},
 }
 LINES = [Line(f"gram {profile}", {"profile": profile}, {100: {"forget": 0.5}}) for profile in ("core+virology", "mean")]
@@ -42,6 +44,8 @@ def mirrored(tmp_path_factory):
     tracker = Tracker(default_tracking_uri(store.root))
     tracker.sync(store)
     tracker.log_study("scaling", {"table.csv": b"content"}, {}, {"preset": "smoke"}, LINES)
+    trials = {run_config(4).run_id: {"gram.search.lr_bs_grid-0123456789ab": "7"}}
+    tracker.log_study("lr_bs_grid", {}, {}, {}, node_tags=trials)
     client = MlflowClient(tracker.tracking_uri)
     return client, client.get_experiment_by_name("gram").experiment_id
 
@@ -67,6 +71,6 @@ def test_every_run_has_a_description_and_few_metrics(mirrored):
 def test_norms_of_sets_stay_in_the_storage():
     plain = record(100)
     plain["metrics"][f"{NORM}weights/shared"] = 3.0
-    entry = Entry("run", "r1", "a run", State.COMPLETE, {}, {}, num_steps=100, tokens_per_step=16)
+    entry = Entry("run", "r1", "a run", State.COMPLETE, {}, {}, num_steps=100, config=to_plain(run_config(100)))
     keys = {unescape(metric.key) for metric in curve_metrics([plain], entry, -1)}
-    assert keys == {*record(100)["metrics"], "train/tokens"}
+    assert keys == {"loss/core", "loss/virology", "train/loss", "train/tokens", "train/compute_units"}

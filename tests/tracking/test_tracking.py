@@ -8,6 +8,7 @@ import socket
 import sqlite3
 import sys
 import time
+from itertools import pairwise
 from urllib.parse import parse_qs
 
 import pytest
@@ -15,11 +16,13 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
 from gram_platform.config import Evaluation, State, View
-from gram_platform.config.identity import metric_name
+from gram_platform.config.flops import active_parameters
+from gram_platform.config.identity import metric_name, to_plain
+from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, TrackingUnavailable, default_tracking_uri
 from gram_platform.tracking.connection import Connection, context_tags
-from gram_platform.tracking.entry import Entry, curve_metrics, run_entry, unescape
+from gram_platform.tracking.entry import Entry, curve_metrics, run_entry, shown_name, unescape
 from gram_platform.tracking.tracker import Line
 from gram_platform.tracking.views import study_views
 from tests.store.training import final_fields, in_process, record, run_config, train
@@ -86,8 +89,8 @@ def test_run_is_mirrored_as_it_goes(store, tracker):
     assert run.data.tags["gram.failure"] == ""
     assert run.data.params["peak_lr"] == "0.001"
     assert run.data.metrics["hardware_flops"] == 7.25e12
-    assert run.data.metrics["final/validation/loss/core"] == 2.0 / 8
-    history = client.get_metric_history(mlflow_id, "validation/loss/virology")
+    assert run.data.metrics["loss/core"] == 2.0 / 8
+    history = client.get_metric_history(mlflow_id, "loss/virology")
     assert [(m.step, m.value, m.timestamp) for m in history] == [
         (s, 3.0 / s, round(1000 * (1.5e9 + s))) for s in range(1, 9)
     ]
@@ -119,7 +122,7 @@ def test_a_send_that_was_cut_short_is_completed_without_repeating_a_step(store, 
     client.log_batch(mlflow_id, metrics=curve_metrics([record(5, first_time=1.0e9)], run_entry(directory), -1)[:2])
     train(store.root, RUN)
     Tracker(tracker.tracking_uri).mirror_run(directory)
-    for key in record(1)["metrics"]:
+    for key in map(shown_name, record(1)["metrics"]):
         assert sorted(m.step for m in client.get_metric_history(mlflow_id, key)) == list(range(1, 9))
 
 
@@ -140,7 +143,7 @@ def test_killed_while_sending_and_sent_again(store, tracker):
     assert {run_id for _, run_id in tracker.runs()} == {run.run_id for run in runs}
     for mlflow_run in tracker.runs().values():
         assert mlflow_run.info.status == "FINISHED"
-        for key in record(1)["metrics"]:
+        for key in map(shown_name, record(1)["metrics"]):
             history = client.get_metric_history(mlflow_run.info.run_id, key)
             assert sorted(metric.step for metric in history) == list(range(1, 41))
     assert tracker.sync(store)["sent"] == 0
@@ -214,16 +217,21 @@ def test_long_curves_are_thinned_the_same_way_every_time():
     for r in records:
         if r["step"] % 250:
             del r["metrics"]["validation/loss/core"], r["metrics"]["validation/loss/virology"]
-    entry = Entry("run", "r1", "a run", State.COMPLETE, {}, {}, num_steps=1000, tokens_per_step=16)
+    run = run_config(1000)
+    entry = Entry("run", "r1", "a run", State.COMPLETE, {}, {}, num_steps=1000, config=to_plain(run))
     whole = curve_metrics(records, entry, -1)
     assert [m.value for m in whole if m.key == "train/tokens"][:2] == [160.0, 320.0]
+    units = [m.value for m in whole if m.key == "train/compute_units"]
+    dense = active_parameters(run.model)  # core batches have a companion at random
+    assert units[-1] == plan_compute_units(run)
+    assert all(a + 160 * dense < b for a, b in pairwise([0.0, *units]))
     assert len([m for m in whole if m.key == "train/loss"]) == 100
-    assert [m.step for m in whole if m.key == "validation/loss/core"] == [250, 500, 750, 1000]
+    assert [m.step for m in whole if m.key == "loss/core"] == [250, 500, 750, 1000]
     parts = curve_metrics(records[:333], entry, -1) + curve_metrics(records, entry, 333)
     assert [(m.key, m.step) for m in parts] == [(m.key, m.step) for m in whole]
 
 
-LONGEST = "final/validation/loss/" + "病" * 38  # that a domain may have
+LONGEST = "loss_at_best/" + "病" * 38  # that a domain may have
 
 
 @pytest.mark.parametrize("name", ["validation/loss/R&D", "a:b", "café", "x+y (z)", "plain/name-1.5 x_", LONGEST])
@@ -260,7 +268,7 @@ def test_study_is_logged_once(tracker):
     assert tracker.study_file("scaling", "absent.csv") is tracker.study_file("absent", "table.csv") is None
     assert tracker.runs() == {}
     assert tracker.run_url(first) is None
-    assert tracker.run_url(first, "http://127.0.0.1:5000/").endswith(f"/#/experiments/1/runs/{first}")
+    assert tracker.run_url(first, "http://127.0.0.1:5000/").endswith(f"runs/{first}?workflowType=machine_learning")
 
 
 LINE = Line("gram core+virology", {"method": "gram"}, {100: {"core": 0.9, "forget": 0.5}, 400: {"core": 1.0}})
@@ -273,7 +281,8 @@ def test_the_lines_of_a_study_are_replaced_as_a_whole(store, tracker):
 
     def log(*lines) -> dict[str, str]:
         """Logs a study with these lines; returns the MLflow ids of those that are there, by name."""
-        study = tracker.log_study("scaling", FILES, {}, {"preset": "smoke"}, lines, [RUN.run_id])
+        of_trials = {RUN.run_id: {"gram.search.grid": "3, 7"}}
+        study = tracker.log_study("scaling", FILES, {}, {"preset": "smoke"}, lines, of_trials)
         found = client.search_runs(["1"], "tags.`gram.kind` = 'line' and tags.`gram.study` = 'scaling'")
         assert not any("mlflow.parentRunId" in run.data.tags for run in found)  # else charts leave them out
         assert {run.data.tags["gram.study_id"] for run in found} <= {client.get_run(study).data.tags["gram.study_id"]}
@@ -292,6 +301,7 @@ def test_the_lines_of_a_study_are_replaced_as_a_whole(store, tracker):
     assert set(log(other)) == {other.name}
     (run,) = client.search_runs(["1"], "tags.`gram.kind` = 'run' and tags.`gram.study.scaling` != ''")
     assert run.data.tags["gram.run_id"] == RUN.run_id
+    assert run.data.tags["gram.search.grid"] == "3, 7"
     assert tracker.sync(store) == {"sent": 0, "unchanged": 1}
 
 
@@ -374,6 +384,6 @@ def test_unfinished_final_fields_are_not_needed(store, tracker):
     directory = store.run(RUN.run_id)
     directory.ensure_config(RUN)
     with directory.start_attempt("short") as attempt:
-        attempt.complete({"num_steps": 8}, {})
-    assert MlflowClient(tracker.tracking_uri).get_run(tracker.mirror_run(directory)).data.metrics["num_steps"] == 8
+        attempt.complete({"num_steps": 8, "num_tokens": 64}, {})
+    assert MlflowClient(tracker.tracking_uri).get_run(tracker.mirror_run(directory)).data.metrics["train/tokens"] == 64
     assert set(final_fields(RUN)) > {"num_steps"}

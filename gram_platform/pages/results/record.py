@@ -1,7 +1,7 @@
 """Stores a study as `study.json`, from which its tables and reports are built, and publishes the results."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 
 import pandas as pd
@@ -89,7 +89,8 @@ def load_record(store: Store, name: str) -> StudyRecord:
     """Reads a study's record from the storage; ValueError if there is none."""
     plain = store.study_dir(name).read_json("study.json")
     if plain is None:
-        raise invalid("study", name, f"a study that was submitted to {store.root}")
+        known = [other for other in store.list_studies() if store.study_dir(other).read_json("study.json")]
+        raise invalid("study", name, f"a study that was submitted to {store.root}: {', '.join(known) or 'none yet'}")
     return record_from_plain(plain)
 
 
@@ -116,7 +117,8 @@ def publish(
     shown = {"profile": record.profile} if any(line.tags["profile"] == record.profile for line in lines) else {}
     charts = tuple(dict.fromkeys(name for line in lines for at in line.points.values() for name in at))
     views = study_views(record.name, study_id(record.name, record.params), shown, charts)
-    return publish_files(record.name, store, files, figures, record.params, tracker, lines, record.ids, views)
+    ids = {node_id: {} for node_id in record.ids}
+    return publish_files(record.name, store, files, figures, record.params, tracker, lines, ids, views)
 
 
 def publish_files(
@@ -127,15 +129,15 @@ def publish_files(
     params: Mapping[str, str],
     tracker: Tracker | None,
     lines: Sequence[Line] = (),
-    node_ids: Iterable[str] = (),
+    node_tags: Mapping[str, Mapping[str, str]] | None = None,
     views: Sequence[SavedView] = (),
 ) -> dict[str, str]:
-    """Writes the files of a study or a search, and logs them if there is a tracker; returns {name: path}."""
+    """Writes the files of a study or a search, and logs them as `Tracker.log_study`, if any; returns {name: path}."""
     folder = store.study_dir(name)
     for file, data in files.items():
         folder.write(file, data)
     if tracker is not None:
-        tracker.log_study(name, files, figures, params, lines, node_ids, views)
+        tracker.log_study(name, files, figures, params, lines, node_tags, views)
     return {file: folder.file(file) for file in files}
 
 
@@ -170,7 +172,7 @@ def links_note(tracking_uri: str) -> str:
     """Says how to open links into a database; "" for a server."""
     if tracking_uri.startswith("http"):
         return ""
-    return f"Links to MLflow open while `mlflow ui --backend-store-uri {tracking_uri}` runs."
+    return f"Links to MLflow open while this command runs: mlflow ui --backend-store-uri {tracking_uri}"
 
 
 def intro_text(record: StudyRecord, source: str, tracker: Tracker | None) -> str:

@@ -22,11 +22,11 @@ from gram_platform.paper.paper_claims import CLAIMS
 from gram_platform.paper.verdicts import EXPLANATION, claims_frame, explained
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, TrackingUnavailable
+from gram_platform.tracking.entry import BEST_LOSS
 from gram_platform.tracking.frame import Frames, load_curves, load_runs, load_store_curves
 from gram_platform.tracking.tracker import Line
 
 RUN_COLOUR = "mlflow.runColor"  # of a run's line in MLflow's charts
-BEST_LOSS = "final/best/loss/"  # + domain, in the frames of runs
 
 
 def read_results(

@@ -7,7 +7,7 @@
     GET  /                 the samples page
 
 Accepts a token only as `Authorization: Bearer ...`. Logs a refusal with the token's name, the status and a code, never
-prompts, tokens or other text of a caller (Ray Serve itself logs the header X-Request-ID).
+prompts, tokens or other text of a caller.
 """
 
 import base64
@@ -30,13 +30,20 @@ from starlette.routing import Route
 
 from gram_platform.release.serving.answers import Answer, Completions, Metrics
 from gram_platform.release.serving.batch import GenerationRequest
-from gram_platform.release.serving.policy import NotGranted, Policy, TokenRule, is_recent, token_digest
-from gram_platform.release.serving.requests import Refusal, parse_request, unavailable, unconfirmed, unknown_model
+from gram_platform.release.serving.policy import NotGranted, Policy, TokenRule, is_recent
+from gram_platform.release.serving.requests import (
+    Refusal,
+    parse_request,
+    require_holder,
+    too_large,
+    unavailable,
+    unconfirmed,
+    unknown_model,
+)
 from gram_platform.release.serving.text import Vocabulary
 
 LOG = logging.getLogger("ray.serve.gram")  # a child of the logger that Ray Serve writes to its files
 MAX_BODY_BYTES = 256 * 1024
-MAX_TOKEN_LENGTH = 256
 NO_ROUTE = {
     404: ("not_found", "no such path"),
     405: ("method_not_allowed", "this path does not accept this method"),
@@ -143,13 +150,7 @@ class Api:
         """Returns (the token's digest, its rule in the policy). Refusal 401 unless there is exactly one known token."""
         if not is_recent(self.confirmed_at):
             raise unconfirmed()
-        given = request.headers.getlist("authorization")
-        scheme, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
-        is_token = scheme.lower() == "bearer" and token.isascii() and 0 < len(token) <= MAX_TOKEN_LENGTH
-        digest = token_digest(token if is_token else "")
-        rule = self.policy.holder(digest)
-        if rule is None or not is_token:
-            raise Refusal(401, "invalid_token", "send one known token: Authorization: Bearer TOKEN")
+        digest, rule = require_holder(self.policy, request.headers.getlist("authorization"))
         request.state.holder = rule.name
         return digest, rule
 
@@ -182,15 +183,14 @@ def _require_json(request: Request) -> None:
 
 async def _body(request: Request) -> bytes:
     """Reads the body. Refusal 413 as soon as it proves too large."""
-    too_large = Refusal(413, "body_too_large", f"a body has at most {MAX_BODY_BYTES} bytes")
     declared = request.headers.get("content-length", "0")
     if declared.isascii() and declared.isdigit() and int(declared[:20]) > MAX_BODY_BYTES:
-        raise too_large
+        raise too_large(MAX_BODY_BYTES)
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > MAX_BODY_BYTES:
-            raise too_large
+            raise too_large(MAX_BODY_BYTES)
     return bytes(body)
 
 

@@ -23,6 +23,7 @@ from gram_platform.config.identity import invalid, require_int
 from gram_platform.engine.local_cluster.head import free_port
 from gram_platform.engine.local_cluster.state import private_folder
 from gram_platform.release.serving.engine import EngineLimits
+from gram_platform.release.serving.front import LOOPBACK, MAX_REQUESTS, Places, start_front, tls_context
 from gram_platform.release.serving.model_server import ModelSource, require_servable
 from gram_platform.release.serving.policy import LEASE_S, Policy, followed, parse_policy, policy_text
 from gram_platform.release.serving.text import Vocabulary
@@ -30,10 +31,10 @@ from gram_platform.store import Store
 from gram_platform.store.root import open_corpus
 
 OBJECT_STORE_BYTES = 128 * 2**20  # holds tokens, never weights
-LOOPBACK = "127.0.0.1"
+HEAD = "node:__internal_head__"  # the resource that marks Ray's head
 POLICY_CHECK_S = 2.0  # between two checks of the policy's file
-Confirm = Callable[[str, str], None]  # (a policy's text, an error of its file or "")
-SLOW_CALLER_S = 30.0  # added to a request's deadline for slow callers; then it ends with 408
+Confirm = Callable[[Policy, str, float], None]  # as `PolicyKeeper.confirm`
+SLOW_CALLER_S = 30.0  # added to a request's deadline for callers who read slowly
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,23 @@ class Endpoint:
     port: int = 8000
     num_replicas: int = 1
     ray_address: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
 
     def __post_init__(self) -> None:
         require_int("port", self.port, 0, 65_535)
         require_int("replicas", self.num_replicas, 1)
+
+    def listening(self) -> socket.socket:
+        """Binds the port; ValueError if that fails."""
+        made = socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            made.bind((self.host, self.port))
+        except OSError as error:
+            made.close()
+            raise invalid("port", self.port, f"a free port of {self.host} ({error.strerror})") from None
+        return made
 
 
 @dataclass(frozen=True)
@@ -62,6 +76,10 @@ class Service:
     precision: str = "float32"
     device: str = "cpu"
     num_threads: int = 1
+    max_requests: int = MAX_REQUESTS
+
+    def __post_init__(self) -> None:
+        require_int("max_requests", self.max_requests, 1)
 
     @classmethod
     def from_json(cls, text: str) -> "Service":
@@ -70,9 +88,10 @@ class Service:
         return cls(**{**fields, **nested})
 
     def run(self) -> NoReturn:
-        """Checks, then becomes the serving process. ValueError as `prepare` and `require_free_port`."""
+        """Checks, then becomes the serving process. ValueError as `prepare`, `tls_context` and `Endpoint.listening`."""
         prepare(self)
-        require_free_port(self.endpoint)
+        tls_context(self.endpoint.tls_cert, self.endpoint.tls_key)
+        self.endpoint.listening().close()
         module = [sys.executable, "-m", "gram_platform.release.serving", json.dumps(asdict(self))]
         sys.stdout.flush()
         os.execve(sys.executable, module, private_environment(self.endpoint.ray_address))
@@ -144,12 +163,12 @@ class Interruption:
 def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
     """Serves until SIGINT or SIGTERM, ready or not, then ends everything that it started.
 
-    ValueError as `prepare`, `require_gpu` and `require_no_serve`; RuntimeError if it does not start.
+    ValueError as `Service.run`, `require_gpu` and `require_own_serve`; RuntimeError if it does not start.
     """
     prepared, endpoint, interruption = prepare(service), service.endpoint, Interruption()
     import ray
 
-    with ExitStack() as ending:
+    with endpoint.listening() as listening, ExitStack() as ending:
         scratch = TemporaryDirectory(prefix="serve-", dir=private_folder(), ignore_cleanup_errors=True)
         folder = ending.enter_context(scratch)
         ending.callback(ray.shutdown)
@@ -158,15 +177,19 @@ def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
             join_ray(endpoint.ray_address, endpoint.num_replicas * service.num_threads, folder)
             interruption.listen()  # ray.init has replaced the signal handlers
             require_gpu(service.device)
-            require_no_serve()
+            require_own_serve()
             name = f"gram-{service.run_id}-{secrets.token_hex(4)}"
             ending.callback(end_application, name)
-            policy, confirm, is_over = prepared.source.policy, new_keeper(name), threading.Event()
-            confirm(policy.text(), "")
+            is_over, places = threading.Event(), Places(prepared.source.policy, service.max_requests)
             ending.callback(is_over.set)
-            following = (service.policy, policy, confirm, say, is_over)
+            following = (service.policy, places, new_keeper(name), say, is_over)
             threading.Thread(target=follow_policy, args=following, name="gram-policy", daemon=True).start()
-            start(service, prepared, name, say)
+            inner_port, tls = start(service, prepared, name), tls_context(endpoint.tls_cert, endpoint.tls_key)
+            response_s = service.limits.deadline_s + 2 * SLOW_CALLER_S
+            ending.callback(start_front(listening, inner_port, response_s, places, tls))
+            for line in prepared.lines():
+                say(line)
+            say(f"ready: http{'s' if tls else ''}://{endpoint.host}:{listening.getsockname()[1]}")
             while True:
                 time.sleep(POLICY_CHECK_S)
         except (KeyboardInterrupt, SystemExit):  # Ray raises SystemExit for SIGTERM while it starts
@@ -176,62 +199,69 @@ def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
             interruption.is_ending = True
 
 
-def start(service: Service, prepared: PreparedService, name: str, say: Callable[[str], None]) -> None:
-    """Deploys the application `name`, whose policy is in the keeper `name`, and waits until the models answer."""
+def start(service: Service, prepared: PreparedService, name: str) -> int:
+    """Deploys the application `name`, whose policy is in the keeper `name`, and waits until the models answer.
+
+    Returns the port where Ray Serve's proxy answers, on the loopback.
+    """
     from ray import serve
 
     from gram_platform.release.serving.deployments import application
 
-    endpoint, context = service.endpoint, prepared.run.model.seq_len
-    port, within_s = endpoint.port or free_port(), service.limits.deadline_s + SLOW_CALLER_S
-    http = {"host": endpoint.host, "port": port, "request_timeout_s": within_s}
-    serve.start(proxy_location="HeadOnly", http_options=http)
-    app = application(prepared.source, prepared.tokenizer_json, context, endpoint.num_replicas, name)
+    port, context = free_port(), prepared.run.model.seq_len
+    within_s = service.limits.deadline_s + SLOW_CALLER_S
+    serve.start(proxy_location="HeadOnly", http_options={"host": LOOPBACK, "port": port, "request_timeout_s": within_s})
+    app = application(prepared.source, prepared.tokenizer_json, context, service.endpoint.num_replicas, name)
     serve.run(app, name=name, route_prefix="/")
-    for line in prepared.lines():
-        say(line)
-    say(f"ready: http://{endpoint.host}:{port}")
+    return port
 
 
 def new_keeper(name: str) -> Confirm:
-    """Starts a `PolicyKeeper`, which ends with this process; returns the function that confirms a policy there."""
+    """Starts a `PolicyKeeper` on this machine, which ends with this process; returns what confirms a policy there."""
     import ray
 
     from gram_platform.release.serving.deployments import NAMESPACE, PolicyKeeper
 
-    keeper = PolicyKeeper.options(name=name, namespace=NAMESPACE).remote()
-    return lambda text, error: ray.get(keeper.confirm.remote(text, error), timeout=LEASE_S)
+    keeper = PolicyKeeper.options(name=name, namespace=NAMESPACE, resources={HEAD: 0.001}).remote()
+    return lambda policy, *rest: ray.get(keeper.confirm.remote(policy.text(), *rest), timeout=LEASE_S)
 
 
 def follow_policy(
-    path: str, policy: Policy, confirm: Confirm, say: Callable[[str], None], is_over: threading.Event
+    path: str, places: Places, confirm: Confirm, say: Callable[[str], None], is_over: threading.Event
 ) -> None:
-    """Confirms the policy every `POLICY_CHECK_S`, as its file says by then; reports changes and errors, each once.
+    """Confirms the policy of `places` again and again, as its file says by then; reports changes and errors once.
+
+    It is confirmed as of the moment before the file was read: a late call gives an old policy no more time.
 
     Modules are loaded only at the start: what needs others is left out until a restart. A file that cannot be read is
     not confirmed: the replicas then refuse everybody after `LEASE_S`.
     """
-    said, loaded = "", policy.granted_modules
-    while not is_over.wait(POLICY_CHECK_S):
-        before, error = policy, ""
+    said, loaded = "", places.policy.granted_modules
+    while not is_over.is_set():
+        before, error, read_at = places.policy, "", time.monotonic()
         try:
-            policy, error = followed(policy_text(path), policy, loaded)
-            confirm(policy.text(), error)
+            places.policy, error = followed(policy_text(path), before, loaded)
+            confirm(places.policy, error, read_at)
         except Exception as why:
             error = f"{why}; without a confirmed policy everybody is refused after {LEASE_S:.0f} s"
         if is_over.is_set():
             return
-        if policy != before:
-            say(f"the policy has changed: {len(policy.tokens)} tokens")
+        if places.policy != before:
+            say(f"the policy has changed: {len(places.policy.tokens)} tokens")
         if error and error != said:
             say(f"the policy has an error: {error}")
         said = error
+        is_over.wait(POLICY_CHECK_S)
 
 
-def require_no_serve() -> None:
-    """ValueError on a Ray where Ray Serve runs already: it would answer at its own address, and it is not ours."""
+def require_own_serve() -> None:
+    """ValueError on a Ray where Ray Serve runs already, or whose head, where its proxy listens, is another machine."""
+    import ray
     from ray import serve
 
+    (head,) = [node["NodeID"] for node in ray.nodes() if HEAD in node["Resources"]]
+    if head != ray.get_runtime_context().get_node_id():
+        raise invalid("ray_address", head, "a Ray whose head is this machine")
     found = serve.status()
     if found.applications or found.proxies:
         names = ", ".join(sorted(found.applications)) or "no application"
@@ -258,31 +288,22 @@ def require_gpu(device: str) -> None:
         raise invalid("device", device, "cpu: this Ray has no GPU")
 
 
-def require_free_port(endpoint: Endpoint) -> None:
-    """ValueError if the port cannot be bound: Ray Serve would only report an unhealthy proxy."""
-    with socket.socket(socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((endpoint.host, endpoint.port))
-        except OSError as error:
-            allowed = f"a free port of {endpoint.host} ({error.strerror})"
-            raise invalid("port", endpoint.port, allowed) from None
-
-
 def private_environment(address: str) -> dict[str, str]:
     """Returns the environment for `join_ray`, with a new token unless a Ray is given; Ray reads it at import."""
     if address or os.environ.get("RAY_ADDRESS"):
         return dict(os.environ)
     without_ray = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     private = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
+    # Ray's name for "no cluster of machines": its address is then the loopback, also on Linux, where most ports listen
+    private |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     return without_ray | private
 
 
 def join_ray(address: str, num_cpus: int, folder: str) -> None:
     """Joins the Ray at `address` or $RAY_ADDRESS; without either starts a private one with `num_cpus`.
 
-    The private one's files are in `folder`, where nobody else may look; its address is this machine's loopback, its
-    ports are open to holders of its token (`private_environment`), and it has no dashboard.
+    The private one's files are in `folder`, where nobody else may look. Its ports listen on the loopback, but for one
+    of each replica, and are open to holders of its token (`private_environment`). It has no dashboard.
     """
     import ray
 
@@ -293,4 +314,4 @@ def join_ray(address: str, num_cpus: int, folder: str) -> None:
         return
     assert os.environ.get("RAY_AUTH_TOKEN"), "a private Ray needs a token of its own"
     resources = {"num_cpus": num_cpus, "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
-    ray.init(address="local", _temp_dir=folder, _node_ip_address=LOOPBACK, **resources, **quiet)
+    ray.init(address="local", _temp_dir=folder, **resources, **quiet)

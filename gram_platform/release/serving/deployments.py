@@ -45,20 +45,23 @@ SPARE_CALLS = 64  # calls to a replica beyond its engine's requests: refused one
 
 @ray.remote(num_cpus=0, max_restarts=-1)  # a restarted one knows no policy until it is confirmed again
 class PolicyKeeper:
-    """Holds the policy's text in force, an error of its file, and the time of the last confirmation."""
+    """Holds the policy's text in force, an error of its file or "", and when the file was last read.
+
+    Runs on the machine of `gram serve`: the time is `time.monotonic` of both.
+    """
 
     def __init__(self) -> None:
         self._held: tuple[str, str, float] | None = None
 
-    def confirm(self, text: str, error: str) -> None:
-        self._held = text, error, time.monotonic()
+    def confirm(self, text: str, error: str, read_at: float) -> None:
+        self._held = text, error, read_at
 
     def read(self) -> tuple[str, str, float]:
         """Returns text, error and the confirmation's age in seconds; RuntimeError before the first one."""
         if self._held is None:
             raise RuntimeError("no policy was confirmed yet")
-        text, error, confirmed_at = self._held
-        return text, error, time.monotonic() - confirmed_at
+        text, error, read_at = self._held
+        return text, error, time.monotonic() - read_at
 
 
 def follow(keeper: str, take: Callable[[Policy, str, float], None]) -> None:

@@ -1,16 +1,18 @@
 """Runs a batch in a thread: requests come in, tokens go out as they are drawn, and no request waits for another to end.
 
 Between two steps, ended, abandoned and late requests leave their rows, and one group of new ones fills free rows. The
-active rows wait while its prompts are read: at most MAX_PROMPT_TOKENS, or one longer prompt.
+active rows wait while its prompts are read: at most MAX_PROMPT_TOKENS, or one longer prompt. A free row goes to the
+holder with the fewest requests at work, so one who asks for more than the others waits behind them.
 """
 
 import logging
 import queue
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 
 from gram_platform.config.identity import require_int, require_real
 from gram_platform.release.serving.batch import ActiveSequence, Batch, GenerationRequest
@@ -57,6 +59,10 @@ class _Job:
     deadline: float
     num_sent: int = 0
 
+    @property
+    def holder(self) -> str:
+        return self.sequence.grant.holder
+
 
 class Engine:
     """Runs a batch in its own thread and delivers from there; `receive` must not block."""
@@ -66,7 +72,7 @@ class Engine:
         self._batch = batch
         self._lock = threading.Lock()  # guards `_num_open`, and arrivals against closing
         self._arrivals: queue.SimpleQueue[_Job | int | None] = queue.SimpleQueue()  # int: abandoned; None: wake up
-        self._waiting: deque[_Job] = deque()
+        self._waiting: dict[str, deque[_Job]] = {}  # by holder, none empty
         self._active_jobs: dict[int, _Job] = {}
         self._num_open = 0
         self._closed = False
@@ -123,7 +129,7 @@ class Engine:
             with self._lock:
                 self._closed = True
             self._collect()
-            for job in [*self._active_jobs.values(), *self._waiting]:
+            for job in self._jobs():
                 self._end(job, Delivery(end=FAILED))
 
     def _collect(self) -> None:
@@ -133,7 +139,7 @@ class Engine:
             arrival = self._arrivals.get(timeout=IDLE_S) if idle else self._arrivals.get_nowait()
             while True:
                 if isinstance(arrival, _Job):
-                    self._waiting.append(arrival)
+                    self._waiting.setdefault(arrival.holder, deque()).append(arrival)
                 elif arrival is not None:
                     self._drop(lambda job, number=arrival: job.sequence.number == number)
                 arrival = self._arrivals.get_nowait()
@@ -148,19 +154,30 @@ class Engine:
 
     def _drop(self, is_over: Callable[[_Job], bool]) -> None:
         """Ends the matching requests, which frees their rows and places."""
-        for job in [job for job in [*self._active_jobs.values(), *self._waiting] if is_over(job)]:
+        for job in [job for job in self._jobs() if is_over(job)]:
             self._batch.remove(job.sequence)
             self._end(job, Delivery(end=LATE))
-        self._waiting = deque(job for job in self._waiting if not job.sequence.end)
+        kept = {holder: deque(j for j in jobs if not j.sequence.end) for holder, jobs in self._waiting.items()}
+        self._waiting = {holder: jobs for holder, jobs in kept.items() if jobs}
+
+    def _jobs(self) -> list[_Job]:
+        return [*self._active_jobs.values(), *chain.from_iterable(self._waiting.values())]
 
     def _admit(self) -> None:
-        """Admits one group, oldest first: as many as fit the free rows and MAX_PROMPT_TOKENS."""
-        jobs, longest = [], 0
+        """Admits one group: as many as fit the free rows and MAX_PROMPT_TOKENS.
+
+        Each is the oldest one of the holder with the fewest at work, among equals the oldest of all.
+        """
+        jobs, longest, at_work = [], 0, Counter(job.holder for job in self._active_jobs.values())
         while self._waiting and len(jobs) < self._batch.num_free:
-            longest = max(longest, len(self._waiting[0].sequence.request.prompt))
+            turn = min(self._waiting.values(), key=lambda own: (at_work[own[0].holder], own[0].sequence.number))
+            longest = max(longest, len(turn[0].sequence.request.prompt))
             if jobs and longest * (len(jobs) + 1) > MAX_PROMPT_TOKENS:
                 break
-            jobs.append(self._waiting.popleft())
+            jobs.append(turn.popleft())
+            at_work[jobs[-1].holder] += 1
+            if not turn:
+                del self._waiting[jobs[-1].holder]
         if jobs:
             self._active_jobs |= {job.sequence.number: job for job in jobs}
             self._deliver(self._batch.admit([job.sequence for job in jobs]))

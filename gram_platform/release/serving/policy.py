@@ -15,6 +15,7 @@
     profiles = ["open", "medicine"]
     default = "medicine"                        # required with several profiles
     metrics = true                              # may read /metrics; default false
+    max_requests = 8                            # at work or waiting at once; default: what `gram serve` says
 
 A token is 256 random bits, so nobody can guess it from its plain SHA-256, which needs no salt.
 """
@@ -34,12 +35,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gram_platform.config.crash_safe import sync, temporary_beside
-from gram_platform.config.identity import invalid, local_path, require_name, require_real
+from gram_platform.config.identity import invalid, local_path, require_int, require_name, require_real
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+-]{0,63}")  # ASCII only, because callers type it: no look-alikes
 DIGEST = re.compile(r"[0-9a-f]{64}")
 LEASE_S = 10.0  # a policy that nobody has confirmed for longer grants nothing
-TOKEN_FIELDS = ("name", "sha256", "profiles", "default", "metrics")
+TOKEN_FIELDS = ("name", "sha256", "profiles", "default", "metrics", "max_requests")
 
 
 class NotGranted(Exception):
@@ -63,7 +64,8 @@ class TokenRule:
     sha256: str
     profiles: tuple[str, ...]
     default: str
-    metrics: bool = False
+    metrics: bool
+    max_requests: int | None  # None: as many as the server's default
 
 
 @dataclass(frozen=True)
@@ -233,14 +235,17 @@ def parse_policy(text: str) -> Policy:
     return Policy(parsed, rules)
 
 
-def token_entry(name: str, token: str, profiles: tuple[str, ...], default: str, metrics: bool) -> str:
+def token_entry(
+    name: str, token: str, profiles: tuple[str, ...], default: str, metrics: bool, max_requests: int | None = None
+) -> str:
     """Formats the [[tokens]] entry to append to a policy file."""
-    return _entry(TokenRule(name, token_digest(token), profiles, default, metrics))
+    return _entry(TokenRule(name, token_digest(token), profiles, default, metrics, max_requests))
 
 
 def _entry(rule: TokenRule) -> str:
     fields = {"name": rule.name, "sha256": rule.sha256, "profiles": list(rule.profiles), "default": rule.default}
     fields |= {"metrics": True} if rule.metrics else {}
+    fields |= {} if rule.max_requests is None else {"max_requests": rule.max_requests}
     return "\n[[tokens]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in fields.items())
 
 
@@ -295,4 +300,6 @@ def _rule(index: int, entry: object, known: tuple[str, ...]) -> TokenRule:
         raise invalid(f"{field}.default", default, "one of the token's profiles: " + ", ".join(profiles))
     if not isinstance(metrics, bool):
         raise invalid(f"{field}.metrics", metrics, "true or false")
-    return TokenRule(name, sha256, tuple(profiles), default, metrics)
+    if (max_requests := entry.get("max_requests")) is not None:
+        require_int(f"{field}.max_requests", max_requests, 1)
+    return TokenRule(name, sha256, tuple(profiles), default, metrics, max_requests)

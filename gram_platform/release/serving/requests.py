@@ -3,10 +3,13 @@
 import json
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gram_platform.release.serving.policy import Policy, TokenRule, token_digest
+
 DEFAULT_MAX_TOKENS = 16
+MAX_TOKEN_LENGTH = 256
 MAX_STOPS, MAX_STOP_LENGTH = 4, 256
 FIELDS = ("model", "prompt", "max_tokens", "temperature", "top_p", "seed", "stop", "stream", "n", "user")
 NEUTRAL = {  # unsupported fields of OpenAI's API, and the values that have no effect
@@ -33,6 +36,17 @@ class CompletionRequest:
     seed: int
     stop: tuple[str, ...]
     stream: bool
+
+
+def require_holder(policy: Policy, authorization: Sequence[str]) -> tuple[str, TokenRule]:
+    """Returns (the token's digest, its rule) from the `Authorization` headers; Refusal 401 unless there is one."""
+    scheme, _, token = authorization[0].partition(" ") if len(authorization) == 1 else ("", "", "")
+    is_token = scheme.lower() == "bearer" and token.isascii() and 0 < len(token) <= MAX_TOKEN_LENGTH
+    digest = token_digest(token if is_token else "")
+    rule = policy.holder(digest)
+    if rule is None or not is_token:
+        raise Refusal(401, "invalid_token", "send one known token: Authorization: Bearer TOKEN")
+    return digest, rule
 
 
 def parse_request(body: bytes) -> CompletionRequest:
@@ -183,6 +197,15 @@ def unknown_model() -> Refusal:
 
 def busy() -> Refusal:
     return Refusal(429, "busy", "too many requests wait for the model; try again later", retry_after_s=1)
+
+
+def too_large(max_bytes: int) -> Refusal:
+    return Refusal(413, "body_too_large", f"a body has at most {max_bytes} bytes")
+
+
+def over_limit(max_requests: int) -> Refusal:
+    message = f"this token has {max_requests} requests at work or waiting, and may have no more; wait for one to end"
+    return Refusal(429, "token_limit", message, retry_after_s=1)
 
 
 def late() -> Refusal:

@@ -36,6 +36,7 @@ from gram_platform.studies.searches.report import (
 )
 from gram_platform.studies.searches.stopping import stopped_text
 from gram_platform.tracking import Tracker
+from gram_platform.tracking.entry import LOSS
 
 CORE_WEIGHT = 0.5  # of the objective; the other half is the mean over auxiliary domains
 MACHINE_RANKS = 8
@@ -117,7 +118,7 @@ def trial_rows(
     `state` may also be running, waiting or stopped; the loss is NaN unless complete. `stopped`: see `read_stopped`.
     """
     stored, parameters = frame.set_index("id"), total_parameters(size.dense())
-    ends = {name: name.removeprefix("final/") for name in frame.columns if name.startswith(f"final/{END_LOSS}")}
+    ends = {name: END_LOSS + name.removeprefix(LOSS) for name in frame.columns if name.startswith(LOSS)}
     rows = []
     for ((lr, batch), seed), node in nodes.items():
         state, message = trial_state([node], frame, store)

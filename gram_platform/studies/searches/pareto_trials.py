@@ -144,7 +144,7 @@ def default_point(setting: Setting) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class Front:
+class FrontTables:
     """The tables and studies from which the report is made."""
 
     trials: pd.DataFrame  # every trial, with `url`
@@ -166,7 +166,7 @@ def pareto_report(graph: Graph, store: Store, tracker: Tracker | None, search_id
     space = search.space(graph)
     problem, read = search.problem(graph, store), lambda node: store.node(node.kind, node.id).result()
     table = front_table(trials, space.names, problem, read)
-    front = Front(
+    front = FrontTables(
         trials=linked(trials, links),
         table=table,
         references=linked(table[table[LABEL] == PRESET], links),
@@ -226,7 +226,7 @@ def trials_table(trials: pd.DataFrame, parameters: Sequence[str]) -> pd.DataFram
     return trials.assign(on_front=on_front).reindex(columns=columns)
 
 
-def all_figures(front: Front) -> dict[str, go.Figure]:
+def all_figures(front: FrontTables) -> dict[str, go.Figure]:
     """Returns every figure by a name fit for a file."""
     names = [f"front-{name}" for name in (*("-".join(pair) for pair in combinations(OBJECTIVES, 2)), "space")]
     figures = dict(zip(names, front_figures(front.trials, OBJECTIVES, front.references), strict=True))
@@ -236,7 +236,7 @@ def all_figures(front: Front) -> dict[str, go.Figure]:
     return figures
 
 
-def sections(front: Front, figures: Mapping[str, go.Figure], links: Mapping[str, str]) -> list[Section]:
+def sections(front: FrontTables, figures: Mapping[str, go.Figure], links: Mapping[str, str]) -> list[Section]:
     def named(prefix: str) -> list[go.Figure]:
         return [figure for name, figure in figures.items() if name.startswith(prefix)]
 
@@ -291,7 +291,7 @@ def _facts_text(graph: Graph, search_id: str, about_links: str) -> str:
     return " ".join(facts)
 
 
-def _text(front: Front) -> str:
+def _text(front: FrontTables) -> str:
     """Returns the front and the hypervolume for a terminal."""
     hidden = [c for c in front.table if c.endswith(("_low", "_high"))] + [RUNS, TRIAL]
     bound = ", ".join(f"{name} {value:g}" for name, value in REFERENCE.items())

@@ -1,5 +1,6 @@
 """Makes what the reports of all searches share: frames of their nodes, links to runs, tables as text, the files."""
 
+import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,18 +10,20 @@ import pandas as pd
 from gram_platform.analysis.maxent_objective import references_of
 from gram_platform.analysis.ratios import ATTACK_COLUMNS, ELICITED, PREFIX, VIEW, Reference
 from gram_platform.analysis.tables import aligned
-from gram_platform.analysis.trials import COMPLETE, DIVERGED, FAILED, RUNNING, RUNS, STATE, WAITING
+from gram_platform.analysis.trials import COMPLETE, DIVERGED, FAILED, RUNNING, RUNS, SEARCH, STATE, TRIAL, WAITING
 from gram_platform.config import State
-from gram_platform.config.identity import to_plain
+from gram_platform.config.identity import metric_name, to_plain
 from gram_platform.engine.life import is_divergence
 from gram_platform.methods.nodes import Node
 from gram_platform.pages.report.page import Section, page_html
 from gram_platform.pages.report.study import with_verdicts
 from gram_platform.pages.results.record import links_note, mlflow_links
-from gram_platform.pages.results.results import BEST_LOSS
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph
 from gram_platform.tracking import Tracker, TrackingUnavailable
+from gram_platform.tracking.connection import MOST_CHARACTERS
+from gram_platform.tracking.entry import BEST_LOSS, run_metrics
+from gram_platform.tracking.entry import SEARCH as SEARCH_TAG
 from gram_platform.tracking.frame import load_store_curves
 
 
@@ -73,6 +76,19 @@ def with_run_links(frame: pd.DataFrame, links: Mapping[str, str]) -> pd.DataFram
     return frame.assign(**{f"{RUNS}_url": pages})
 
 
+def trial_tags(trials: bytes) -> dict[str, dict[str, str]]:
+    """Returns {run id: {tag that names a search: the trials that use the run}} of a `trials.csv`."""
+    found: dict[str, dict[str, list[str]]] = {}
+    frame = pd.read_csv(io.BytesIO(trials), dtype="str", keep_default_na=False)
+    for search, trial, runs in frame[[SEARCH, TRIAL, RUNS]].itertuples(index=False):
+        for run_id in runs.split():
+            found.setdefault(run_id, {}).setdefault(metric_name(f"{SEARCH_TAG}.{search}"), []).append(trial)
+    return {
+        run_id: {tag: ", ".join(names)[:MOST_CHARACTERS] for tag, names in tags.items()}
+        for run_id, tags in found.items()
+    }
+
+
 def counts_text(trials: pd.DataFrame) -> str:
     """Returns the number of trials in each state, as a sentence."""
     counts = trials[STATE].value_counts()
@@ -107,7 +123,7 @@ def result_frame(nodes: Iterable[Node], results: Mapping[str, Mapping]) -> pd.Da
     for node in nodes:
         result = results[node.id]
         if node.is_run:
-            run_id, losses = node.id, {f"final/{name}": value for name, value in result["final"].items()}
+            run_id, losses = node.id, run_metrics(result, {})
         else:
             run_id = node.config.view.run_id
             losses = {PREFIX + domain: value for domain, value in result["losses"].items()}

@@ -19,13 +19,17 @@ from gram_platform.store import Store
 from gram_platform.studies.build import Graph, resolve_corpora, settings_of
 from gram_platform.studies.dry_run import described
 from gram_platform.studies.flags import checked_common, parse_flags
+from gram_platform.studies.preset_file import preset_params, with_changes
 from gram_platform.studies.run import Driver, provide_data
 from gram_platform.studies.searches.control import CANCELLED, LOST, RUNNING, Control, DriverLease
 from gram_platform.studies.searches.definition import Search, SearchFlags
+from gram_platform.studies.searches.report import trial_tags
 from gram_platform.studies.searches.stopping import note_stopped
 from gram_platform.studies.session import exit_with, open_tracker, reporter, say
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.connection import first_line
+from gram_platform.tracking.tracker import study_id
+from gram_platform.tracking.views import study_views
 
 
 def main(search: Search, arguments: list[str] | None = None) -> None:
@@ -35,12 +39,13 @@ def main(search: Search, arguments: list[str] | None = None) -> None:
 
 def parse(search: Search, arguments: list[str] | None = None) -> SearchFlags:
     """Returns the checked flags; ValueError naming the flag, the value and what is expected."""
-    return checked_flags(search, parse_flags(search.flags_type, f"{search.title}\n\n{search.question}", arguments))
+    return checked_flags(search, parse_flags(search.flags_type, search.about, arguments))
 
 
 def checked_flags(search: Search, flags: SearchFlags) -> SearchFlags:
     """Returns the flags with defaults filled in; ValueError as `parse`."""
-    checked = search.checked(checked_common(search.presets, search.default_preset, flags).checked())
+    common = checked_common(search, flags)
+    checked = with_changes(search, common.preset, common.changes).checked(common.checked())
     if checked.early_stopping and not search.can_stop:
         raise invalid("early_stopping", True, f"False: {search.name} needs every trial to its end")
     return checked
@@ -48,6 +53,7 @@ def checked_flags(search: Search, flags: SearchFlags) -> SearchFlags:
 
 def build_search(search: Search, flags: SearchFlags) -> Graph:
     """Returns the search on its corpora with the setting of every size and seed, without nodes."""
+    search = with_changes(search, flags.preset, flags.changes)
     preset = search.presets[flags.preset]
     recipes = resolve_corpora(preset, flags, reporter())
     settings = settings_of(preset, flags, recipes)
@@ -58,6 +64,7 @@ def run_search(search: Search, flags: SearchFlags) -> int:
     """Runs the trials that are missing; returns the exit code. ValueError for bad input, before anything trains."""
     search = search.of_preset(flags.preset)
     graph = build_search(search, flags)
+    search = graph.study
     graph = replace(graph, entries=(*search.prerequisites(graph), *search.example(graph)))
     if flags.dry_run:
         say(described(graph))
@@ -112,7 +119,7 @@ class SearchDriver(Driver):
     def _begin(self) -> None:
         """Writes the record of the search, and withdraws the last order to an earlier driver."""
         plain = {"name": self.search.name, "identity": to_plain(self.search.identity(self.graph))}
-        self.folder.write_json("search.json", {**plain, "preset": self.flags.preset})
+        self.folder.write_json("search.json", {**plain, **preset_params(self.flags.preset, self.flags.changes)})
         if (was := self.control.resume()) != RUNNING:
             say(f"was {was}; submitting again resumes it")
 
@@ -187,8 +194,11 @@ class SearchDriver(Driver):
             self.view.say("no table: no trial is complete yet")
             return 1
         params = {"search_id": self.search_id, "preset": self.flags.preset, "data_id": self.graph.data_id}
-        write = partial(publish_files, self.search.name, self.store, output.files, output.figures, params)
-        self._publish(write, output.text)
+        name, tags = self.search.name, trial_tags(output.files["trials.csv"])
+        views = study_views(name, study_id(name, params), {}, ())
+        write = partial(publish_files, name, self.store, output.files, output.figures, params)
+        self._publish(partial(write, node_tags=tags, views=views), output.text)
+        self._say_links(name, is_mirrored)
         return 0
 
 

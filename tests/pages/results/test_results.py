@@ -7,6 +7,7 @@ import pytest
 from pandas.testing import assert_frame_equal
 
 from gram_platform.config import Evaluation, View
+from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.pages.results.record import StudyRecord, load_record
 from gram_platform.pages.results.results import read_results, summary_text, write_results
 from gram_platform.paper.verdicts import EXPLANATIONS
@@ -39,7 +40,9 @@ class Planted:
         directory.ensure_config(run)
         directory.add_tags({**self.name("run", run.run_id, method, profile, **tags), "profile": "of another study"})
         records = [self.record(step) for step in range(1, NUM_POINTS + 1)] if has_curve else []
+        final = (records[-1]["metrics"] if records else {}) | final
         sizes = {"num_steps": run.num_steps, "num_tokens": run.num_tokens, "parameters": 9}
+        sizes["compute_units"] = plan_compute_units(run)
         with directory.start_attempt("test") as attempt:
             attempt.complete(
                 {**sizes, "data_fingerprint": "f" * 64, "plan_sha256": "a" * 64, "final": final}, {}, records
@@ -96,7 +99,7 @@ def test_best_losses_come_back_through_mlflow(study):
     from_store = load_store(store.root)
     assert_frame_equal(load_runs(uri), from_store, check_exact=True)
     attack = from_store[from_store["elicited"] == AUXILIARY[1]].iloc[0]
-    assert attack[f"final/best/loss/{AUXILIARY[1]}"] > 0.0
+    assert attack[f"loss_at_best/{AUXILIARY[1]}"] > 0.0
     names = {run.info.run_name for run in Tracker(uri).runs().values()}
     assert f"gram {SIZE} of another study s0, attacked for {AUXILIARY[1]}" in names
     assert record.baseline_runs == [record.entries[0]["id"]]

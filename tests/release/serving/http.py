@@ -89,9 +89,9 @@ def vocabulary() -> Vocabulary:
 
 
 @contextlib.contextmanager
-def served(limits: EngineLimits | None = None) -> Iterator[Served]:
-    """Without Ray: the same application and model server that Ray Serve runs."""
-    words, plan = vocabulary(), planted()
+def served(limits: EngineLimits | None = None, **max_requests: int) -> Iterator[Served]:
+    """Without Ray: the same application and model server that Ray Serve runs; `max_requests`: of some holders."""
+    words, plan = vocabulary(), planted(**max_requests)
     source = ModelSource("", "", plan.policy, words.num_tokens, END_OF_TEXT, limits or EngineLimits(num_rows=8))
     model = ModelServer(source, planted_model(plan.config))
     api = Api(plan.policy, words, model)

@@ -60,14 +60,15 @@ class Planted:
         return parse_policy(self.policy_text)
 
 
-def planted(vocab_size: int = 300) -> Planted:
-    """A caller for each profile, and `reader`, who has three of them."""
+def planted(vocab_size: int = 300, **max_requests: int) -> Planted:
+    """A caller for each profile, and `reader`, who has three of them; some with limits of their own."""
     tokens = {name: f"token-of-{name}" for name in (*ANSWERS, "reader")}
     text = POLICY
     for name, token in tokens.items():
         profiles = '["open", "lisp", "medicine"]' if name == "reader" else f'["{name}"]'
         text += f'[[tokens]]\nname = "{name}"\nsha256 = "{token_digest(token)}"\nprofiles = {profiles}\n'
         text += 'default = "medicine"\nmetrics = true\n' if name == "reader" else ""
+        text += f"max_requests = {max_requests[name]}\n" if name in max_requests else ""
     config = ModelConfig(2, 16, 4, 2, 32, vocab_size, SEQ_LEN, tuple(ModuleSpec(d, "mlp", 4) for d in MODULES))
     return Planted(config, text, tokens)
 

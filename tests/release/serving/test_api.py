@@ -265,6 +265,13 @@ def test_refusals_are_logged_without_what_was_said(site, caplog):
 # -------------------------------------------------------------------------------------------- load and metrics
 
 
+def completion_text(site: Served, holder: str, **fields) -> bytes:
+    """A whole request as it is sent."""
+    body = json.dumps({"prompt": "x", **fields}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: {site.bearer(holder)['Authorization']}\r\n"
+    return head.encode() + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+
+
 def slowed(site: Served, step_s: float) -> None:
     step = site.server.engine._batch.step
     site.server.engine._batch.step = lambda: (time.sleep(step_s), step())[1]
@@ -290,11 +297,9 @@ def test_too_many_requests_get_429_and_late_ones_504():
 def test_a_disconnected_caller_frees_the_row():
     with served(EngineLimits(num_rows=1, num_waiting=4)) as site:
         slowed(site, 0.2)
-        body = json.dumps({"prompt": "x", "max_tokens": 50, "stream": True}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: {site.bearer('open')['Authorization']}\r\n"
-        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         started = time.monotonic()
-        assert site.raw(head.encode() + body, num_bytes=300).startswith(b"HTTP/1.1 200")
+        request = completion_text(site, "open", max_tokens=50, stream=True)
+        assert site.raw(request, num_bytes=300).startswith(b"HTTP/1.1 200")
         assert site.complete("lisp", max_tokens=1).status == 200
         assert time.monotonic() - started < 8.0  # and not the 10 s of fifty steps
 

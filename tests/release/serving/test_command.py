@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import asdict
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from ray import serve
 from gram_platform.release.serving import command, deployments
 from gram_platform.release.serving.command import Endpoint, Service, serve_until_stopped
 from gram_platform.release.serving.engine import EngineLimits
-from gram_platform.release.serving.policy import parse_policy
+from gram_platform.release.serving.policy import Policy
 from tests.release.serving.planted import planted
 from tests.release.serving.running import START_TIMEOUT_S, environment
 
@@ -54,6 +55,8 @@ def planted_ray(monkeypatch, tmp_path):
     monkeypatch.setattr(command, "join_ray", lambda *_: signal.signal(signal.SIGTERM, lambda *_: sys.exit(15)))
     monkeypatch.setattr(command, "POLICY_CHECK_S", 0.01)
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
+    monkeypatch.setattr(ray, "nodes", lambda: [{"NodeID": "here", "Resources": {command.HEAD: 1.0}}])
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "here"))
     monkeypatch.setattr(ray, "shutdown", lambda: happened.append("ray.shutdown"))
     monkeypatch.setattr(serve, "start", lambda **_: None)
     monkeypatch.setattr(serve, "run", lambda *_, **__: happened.append("run"))
@@ -108,8 +111,9 @@ def test_the_policy_is_confirmed_while_it_loads_and_while_it_serves(planted_ray,
     path, plan, confirmed, said = tmp_path / "policy.toml", planted(), [], []
     reached = {step: threading.Event() for step in ("loading", "revoked", "unreadable")}
 
-    def confirm(text: str, error: str) -> None:
-        holders = {rule.name for rule in parse_policy(text).tokens}
+    def confirm(policy: Policy, error: str, read_at: float) -> None:
+        assert 0 <= time.monotonic() - read_at < 5
+        holders = {rule.name for rule in policy.tokens}
         confirmed.append((holders, error))
         if len(confirmed) > 3:
             reached["loading"].set()
@@ -147,6 +151,15 @@ def test_another_serve_is_neither_joined_nor_ended(planted_ray, monkeypatch, tmp
     """Ray Serve's options and address would be the other's, and its shutdown would end every application."""
     monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications={"theirs": 1}, proxies={"node": 1}))
     with pytest.raises(ValueError, match="ray_address='theirs': expected a Ray without Ray Serve"):
+        serve_until_stopped(service(tmp_path), planted_ray.append)
+    assert planted_ray == ["ray.shutdown"]
+
+
+def test_a_ray_whose_head_is_elsewhere_is_refused(planted_ray, monkeypatch, tmp_path):
+    """Ray Serve's proxy listens on the loopback of the head's machine, where nobody here can reach it."""
+    nodes = [{"NodeID": "here", "Resources": {}}, {"NodeID": "there", "Resources": {command.HEAD: 1.0}}]
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    with pytest.raises(ValueError, match="ray_address='there': expected a Ray whose head is this machine"):
         serve_until_stopped(service(tmp_path), planted_ray.append)
     assert planted_ray == ["ray.shutdown"]
 

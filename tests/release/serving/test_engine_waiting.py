@@ -3,7 +3,7 @@
 import queue
 import threading
 import time
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from gram_platform.release.serving import engine as engine_module
 from gram_platform.release.serving.batch import LENGTH, ActiveSequence, GenerationRequest
@@ -61,7 +61,7 @@ def test_late_requests_are_dropped_while_short_ones_arrive():
     def time_passes() -> None:
         if len(watched.groups) == 5:  # whoever still waits is late
             engine._next_late_check = 0.0
-            for job in engine._waiting:
+            for job in chain.from_iterable(engine._waiting.values()):
                 job.deadline = 0.0
 
     watched.meanwhile = time_passes
@@ -86,3 +86,24 @@ def test_waiting_prompts_are_read_together_up_to_the_limit(monkeypatch):
     assert [all_tokens(r)[1] for r in (first, *received)] == [LENGTH] * 10
     assert watched.groups == [[1], [10] * 5, [20, 40], [40, 1]]
     engine.close()
+
+
+def test_free_rows_go_to_who_has_the_fewest_at_work():
+    """A greedy holder's queue delays others by no more than the requests that they have themselves."""
+    watched, ends = Watched(4), []
+    engine = watched.started(num_waiting=600)
+
+    def ask(profile: str) -> None:
+        engine.submit(GenerationRequest((1,), 2), grant(profile), lambda d: ends.append(profile) if d.end else None)
+
+    ask("open")  # held while the others arrive
+    assert watched.holding.wait(60)
+    for profile, number in (("open", 399), ("lisp", 3), ("both", 9)):
+        for _ in range(number):
+            ask(profile)
+    watched.let_go.set()
+    while len(ends) < 412:
+        time.sleep(0.01)
+    engine.close()
+    assert max(n for n, who in enumerate(ends) if who == "lisp") < 3 * 3 + 4
+    assert max(n for n, who in enumerate(ends) if who == "both") < 3 * 9 + 4

@@ -1,16 +1,21 @@
 """A policy grants what it says and nothing else, and a wrong one is refused by name before anything is loaded."""
 
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from gram_platform.release.serving.policy import (
+    LEASE_S,
     Grant,
     NotGranted,
+    TokenRule,
     edit_policy,
     followed,
+    is_recent,
     load_policy,
     new_token,
     parse_policy,
@@ -66,9 +71,9 @@ def test_weights_are_kept_and_zeros_dropped():
 
 def test_a_written_entry_is_read_again(tmp_path):
     token, path = new_token(), tmp_path / "policy.toml"
-    path.write_text(POLICY + token_entry("zoe", token, ("open", "both"), "both", metrics=True))
+    path.write_text(POLICY + token_entry("zoe", token, ("open", "both"), "both", True, 7))
     rule = load_policy(str(path)).holder(token_digest(token))
-    assert (rule.name, rule.profiles, rule.default, rule.metrics) == ("zoe", ("open", "both"), "both", True)
+    assert rule == TokenRule("zoe", token_digest(token), ("open", "both"), "both", True, 7)
     assert token not in path.read_text()
     assert len(token) > 40
     assert token != new_token()
@@ -104,6 +109,23 @@ def test_a_revocation_never_waits_for_the_rest_of_the_file():
     assert names(followed("", before, loaded)[0]) == set()
     disabled = "".join(f"# {line}\n" for line in before.text().splitlines())
     assert names(followed(disabled + "[[tokens]", before, loaded)[0]) == set()
+
+
+def test_a_confirmation_lasts_as_long_as_security_says():
+    assert f"confirmed for {LEASE_S:.0f} s" in (Path(__file__).parents[3] / "SECURITY.md").read_text()
+    now = time.monotonic()
+    assert is_recent(now)
+    assert is_recent(now - LEASE_S + 1)
+    assert not is_recent(now - LEASE_S - 0.1)
+
+
+def test_an_edit_to_what_is_no_policy_changes_nothing(tmp_path):
+    path = tmp_path / "policy.toml"
+    path.write_text(POLICY)
+    with pytest.raises(ValueError, match="not TOML"):
+        edit_policy(str(path), lambda text: text + "[[tokens]")
+    assert path.read_text() == POLICY
+    assert [each.name for each in tmp_path.iterdir()] == ["policy.toml"]
 
 
 def test_a_file_that_everyone_may_write_is_refused(tmp_path):
@@ -161,6 +183,12 @@ def test_a_revocation_while_a_token_is_added_stays(tmp_path):
     [
         ("policy is not TOML", "profiles ="),
         (r"profiles=None.*at least one", TOKEN),
+        ("profiles=3.*at least one", "profiles = 3\n"),
+        (r"profiles={}.*at least one", "[profiles]\n"),
+        (r"profiles\.open=3.*a table", "[profiles]\nopen = 3\n"),
+        (r"profiles\.open\.modules=\[1\].*a list", "[profiles.open]\nmodules = [1]\n"),
+        (r"profiles\.open\.modules='a/b'", '[profiles.open]\nmodules = ["a/b"]\n'),
+        (r"tokens\[0\]\.profiles='open'.*a list", POLICY + TOKEN.replace('["open"]', '"open"')),
         (r"policy='extra'.*only profiles, tokens", POLICY + "[extra]\n"),
         (r"profiles='ví'", '[profiles."ví"]\nmodules = []\n'),
         (r"profiles\.open='module'.*only modules", "[profiles.open]\nmodule = []\n"),
@@ -180,6 +208,8 @@ def test_a_revocation_while_a_token_is_added_stays(tmp_path):
         (r"tokens\[0\]\.default=None", POLICY + TOKEN.replace('"open"', '"open", "lisp"')),
         (r"tokens\[0\]\.default='both'", POLICY + TOKEN + 'default = "both"\n'),
         (r"tokens\[0\]\.metrics=1", POLICY + TOKEN + "metrics = 1\n"),
+        (r"tokens\[0\]\.max_requests=0", POLICY + TOKEN + "max_requests = 0\n"),
+        (r"tokens\[0\]\.max_requests=True", POLICY + TOKEN + "max_requests = true\n"),
         (r"tokens\.name='a'", POLICY + TOKEN + TOKEN),
         (r"tokens\.sha256=", POLICY + TOKEN + TOKEN.replace('"a"', '"b"')),
     ],

@@ -7,19 +7,30 @@ import threading
 import time
 from pathlib import Path
 
+import grpc
 import psutil
 import pytest
 
 from gram_platform.cli import main
 from gram_platform.engine.local_cluster import state
 from gram_platform.release.serving.policy import load_policy, token_digest
-from tests.release.serving.http import Answered
+from tests.release.serving.http import Answered, Served
 from tests.release.serving.load import Question, hammer
 from tests.release.serving.planted import ANSWERS, POLICY
 from tests.release.serving.running import Running, gram_serve
 
 pytestmark = pytest.mark.ray
 NUM_TOKENS = 24
+RAY_METHODS = (  # of each kind of server that Ray and Ray Serve start, one or two
+    "/ray.rpc.NodeInfoGcsService/GetAllNodeInfo",
+    "/ray.rpc.InternalKVGcsService/InternalKVKeys",
+    "/ray.rpc.NodeManagerService/GetNodeStats",
+    "/ray.rpc.ObjectManagerService/Pull",
+    "/ray.rpc.CoreWorkerService/PushTask",
+    "/ray.rpc.ReporterService/GetTraceback",
+    "/ray.serve.ASGIService/HandleRequest",
+    "/ray.serve.ASGIService/HandleRequestStreaming",
+)
 
 
 @pytest.fixture(scope="module")
@@ -92,18 +103,69 @@ def test_forty_clients_of_four_profiles(running, capsys):
     assert 'gram_open_completions{profile="lisp"} 0.0' in scraped
 
 
-def test_nobody_else_of_the_machine_can_look_at_its_ray(running):
-    """Its files are in a folder of this user alone, and HTTP listens on the loopback."""
-    below = [p.pid for p in psutil.Process(running.process.pid).children(recursive=True)]
-    words = " ".join(word for pid in below for word in psutil.Process(pid).cmdline())
-    folders = set(re.findall(r"temp[-_]dir=(\S+)", words))
+def test_who_listens_and_what_they_say_to_strangers(running):
+    """Nothing but Serve's port of each replica is off the loopback; no port serves anybody without a token.
+
+    Two exceptions are public: the front's page and health, and on the loopback Ray's metrics of machine and actors.
+    """
+    port, answers = running.site.port, {}
+    for name, address in listening(running):
+        if not address.ip.endswith("127.0.0.1"):
+            assert name.startswith("ray::ServeReplica"), f"{name} listens on {address}"
+        if address.port != port:
+            answers.setdefault(name.partition(":gram-")[0], set()).update(said_to_a_stranger(address.port))
+    assert (port, "127.0.0.1") in {(address.port, address.ip) for _, address in listening(running)}
+    assert {said for each in answers.values() for said in each} == {"401", "200 metrics", "UNAUTHENTICATED"}, answers
+    assert answers["ray::DashboardAgent"] == {"200 metrics", "UNAUTHENTICATED"}
+    assert answers["ray::ServeReplica"] == {"UNAUTHENTICATED"}
+    assert answers["ray::ProxyActor"] == {"401", "UNAUTHENTICATED"}
+
+
+def listening(running: Running) -> list[tuple[str, tuple]]:
+    """(a process's name, an address where it listens) of the command and all processes below it."""
+    processes = [running.process.pid, *(p.pid for p in psutil.Process(running.process.pid).children(recursive=True))]
+    found = [c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.pid in processes]
+    return [(" ".join(psutil.Process(c.pid).cmdline()).strip(), c.laddr) for c in found]
+
+
+def said_to_a_stranger(port: int) -> set[str]:
+    """The status of an HTTP request, or of calls by gRPC, all without a token."""
+    answer = Served(port, None).raw(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 1000, 3.0)
+    if answer.startswith(b"HTTP/1"):
+        return {answer.split()[1].decode() + (" metrics" if b"\r\n\r\n# HELP" in answer else "")}
+    said = set()
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        for method in RAY_METHODS:
+            with pytest.raises(grpc.RpcError) as error:
+                channel.unary_unary(method)(b"", timeout=10)
+            said.add(error.value.code().name)
+    assert said <= {"UNAUTHENTICATED", "UNIMPLEMENTED"}
+    assert "UNAUTHENTICATED" in said, f"no method of port {port} is among those that were tried"
+    return {"UNAUTHENTICATED"}
+
+
+def test_nobody_else_may_read_its_files_and_no_file_has_a_secret(running):
+    """Ray opens its own folder to everybody, inside one that is this user's alone; no file has a token or a prompt."""
+    site, prompt = running.site, "a planted prompt, " * 2
+    for stream in (False, True):
+        assert site.complete("lisp", prompt=prompt, stream=stream).status == 200
+    assert site.complete("lisp", model="planted-model", prompt=prompt).status == 404
+    assert site.ask("GET", "/planted-path?planted-query", headers={"X-Request-ID": "planted-id"}).status == 404
+    words = " ".join(name for name, _ in listening(running))
+    folders = {Path(found) for found in re.findall(r"temp[-_]dir=(\S+)", words)}
     assert folders, "no process of Ray names its folder"
-    assert all(folder.startswith(f"{state.private_folder()}/serve-") for folder in folders)
-    assert state.private_folder().stat().st_mode & 0o777 == 0o700  # Ray opens its own folder below it to everybody
-    listening = [c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.pid in below]
-    addresses = {connection.laddr.port: connection.laddr.ip for connection in listening}
-    assert addresses[running.site.port] == "127.0.0.1"
-    print(f"\nits ports listen on {sorted(set(addresses.values()))}")
+    private = state.private_folder()
+    assert private.stat().st_mode & 0o777 == 0o700
+    assert all(private in folder.parents for folder in folders)
+    environment = Path(f"/proc/{running.process.pid}/environ").read_bytes()
+    (ray_token,) = re.findall(rb"RAY_AUTH_TOKEN=(\w+)", environment)
+    secrets = [b"planted", ray_token, *(token.encode() for token in site.plan.tokens.values())]
+    time.sleep(3)  # Ray writes some of its logs now and then
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    assert len(files) > 20
+    assert {path.name for path in files if any(secret in path.read_bytes() for secret in secrets)} == set()
+    processes = [psutil.Process(running.process.pid), *psutil.Process(running.process.pid).children(recursive=True)]
+    assert not [p for p in processes if any(secret.decode() in " ".join(p.cmdline()) for secret in secrets)]
 
 
 def test_the_policy_is_followed_while_it_serves(running, capsys):

@@ -6,10 +6,14 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Iterable
 
 import pytest
 
-from gram_platform.release.serving.policy import LEASE_S
+from gram_platform.release.serving.answers import UNCONFIRMED
+from gram_platform.release.serving.batch import LENGTH, GenerationRequest
+from gram_platform.release.serving.engine import Delivery
+from gram_platform.release.serving.policy import LEASE_S, token_digest
 from tests.ending import exit_code
 from tests.release.serving.load import hammer
 from tests.release.serving.planted import ANSWERS
@@ -56,16 +60,20 @@ def test_nobody_is_answered_once_the_command_was_killed(tmp_path, ray_cluster):
 
     address = ray_cluster.get_runtime_context().gcs_address
     with gram_serve(tmp_path, "--ray-address", address) as running:
+        (name,) = serve.status().applications
+        model = serve.get_deployment_handle("Model", name).options(stream=True)
+        asked = token_digest(running.site.plan.tokens["lisp"]), "lisp", GenerationRequest((1,), 3), True
         try:
             running.process.kill()
             running.process.wait()
             killed_at = time.monotonic()
-            assert running.site.complete("lisp").status == 200  # a restart of the command needs some seconds
-            while (answer := running.site.complete("lisp")).status == 200:
-                assert time.monotonic() - killed_at < LEASE_S + 3, "somebody is still answered"
+            assert end_of(model.stream.remote(*asked)) == LENGTH  # a restart of the command needs some seconds
+            while (end := end_of(model.stream.remote(*asked))) == LENGTH:
+                assert time.monotonic() - killed_at < LEASE_S + 1, "somebody is still answered"
                 time.sleep(0.2)
-            assert answer.code == "policy_unconfirmed"
-            running.wait_until(lambda: running.site.ask("GET", "/healthz").status == 503, 5.0)
+            assert end == UNCONFIRMED
+            with pytest.raises(ConnectionError):
+                running.site.complete("lisp")
             storage = tmp_path / "storage"
             (run_id,) = os.listdir(storage / "runs")
             second = [*GRAM, "serve", run_id, "--storage", str(storage), "--policy", str(storage / "policy.toml")]
@@ -75,3 +83,7 @@ def test_nobody_is_answered_once_the_command_was_killed(tmp_path, ray_cluster):
             assert f"ray_address='gram-{run_id}-" in ended.stderr
         finally:
             serve.shutdown()
+
+
+def end_of(deliveries: Iterable[Delivery]) -> str:
+    return [delivery.end for delivery in deliveries][-1]

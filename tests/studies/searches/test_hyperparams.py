@@ -16,6 +16,7 @@ from gram_platform.store import Store
 from gram_platform.studies.library.hyperparams import SEARCH
 from gram_platform.studies.searches.hyperparams import chosen_values
 from gram_platform.studies.searches.hyperparams_trials import KNOBS, trial_name
+from gram_platform.studies.searches.report import trial_tags
 from gram_platform.studies.searches.run import build_search, parse
 from gram_platform.tracking import Tracker
 from tests.studies.processes import attempts, results, submit
@@ -251,6 +252,11 @@ def test_mlflow_gives_the_same_table_and_links(root, store):
     assert "read from MLflow" in after.text
     assert after.files["table.csv"] == before.files["table.csv"]
     assert 'href="http://127.0.0.1:5000/#/experiments/' in after.files["report.html"].decode()
+    tags = trial_tags(after.files["trials.csv"])
+    trials = pd.read_csv(io.BytesIO(after.files["trials.csv"]), dtype="str")
+    assert {run_id for runs in trials["runs"] for run_id in runs.split()} == set(tags)
+    row = trials.iloc[0]
+    assert row["trial"] in tags[row["runs"].split()[0]]["gram.search.hyperparams-abc"].split(", ")
 
 
 # -------------------------------------------------------------------------------------------------- end to end

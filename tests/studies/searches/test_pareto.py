@@ -28,7 +28,7 @@ from gram_platform.studies.searches.pareto_trials import (
     OBJECTIVES,
     PRESET,
     REFERENCE,
-    Front,
+    FrontTables,
     ParetoProblem,
     all_figures,
     default_point,
@@ -213,7 +213,7 @@ def searched(problem: ParetoProblem) -> tuple[optuna.Study, dict]:
 
 
 @pytest.fixture(scope="module")
-def front(problem) -> Front:
+def front(problem) -> FrontTables:
     study, stored = searched(problem)
     trials, space = trials_frame(study, tuple(OBJECTIVES)), space_around(CELLS[0].size)
     own = default_point(CELLS[0])
@@ -221,7 +221,7 @@ def front(problem) -> Front:
     pages = {runs.split()[0]: f"http://x/{i}" for i, runs in enumerate(trials["runs"]) if runs}
     preset = linked(table[table["label"] == PRESET], pages)
     history = hypervolume_history(trials, OBJECTIVES, REFERENCE)
-    return Front(linked(trials, pages), table, preset, history, space.parameters, study)
+    return FrontTables(linked(trials, pages), table, preset, history, space.parameters, study)
 
 
 def test_the_table_is_the_front_behind_the_presets_own_point(front):

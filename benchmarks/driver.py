@@ -1,0 +1,96 @@
+"""Measures the driver's own time for each node of a large study, whose nodes are planted and train nothing."""
+
+import dataclasses
+import time
+from unittest import mock
+
+import ray
+
+from benchmarks.many_runs import DOMAINS, run_config
+from benchmarks.results import Aim, BenchmarkResult, BenchmarkSettings
+from gram_platform.config import Evaluation, View
+from gram_platform.engine import slots
+from gram_platform.engine.execution import Execution, Resources
+from gram_platform.engine.graph import run_graph
+from gram_platform.engine.life import Progress
+from gram_platform.methods.nodes import Node
+from gram_platform.store import Store
+from gram_platform.studies.live import LiveView
+from gram_platform.studies.session import connect
+
+NUM_NODES = 2_000  # full: 10,000; a tenth as many first
+NUM_PROFILES = 3
+MOST_MS = 1.5  # a node, of the driver's CPU time
+
+
+@ray.remote
+class EmptySlot:
+    """Ends every task at once."""
+
+    def machine(self) -> str:
+        return ray.get_runtime_context().get_node_id()
+
+    def execute(self, nodes: list, execution: Execution, resources: Resources) -> list[str]:
+        return []
+
+
+def measure(settings: BenchmarkSettings) -> list[BenchmarkResult]:
+    """Runs graphs of two sizes: the time for a node must not grow with their number."""
+    connect()
+    number = (5 if settings.full else 1) * NUM_NODES
+    with mock.patch.object(slots, "Slot", EmptySlot):
+        _driver_s(settings, planted(100))  # Ray starts its processes
+        few, many = (_driver_s(settings, planted(n)) / n for n in (number // 10, number))
+    return [
+        BenchmarkResult(
+            name=f"driver, {number:,} nodes",
+            unit="ms",
+            values=(1000 * many,),
+            references=(1000 * few,),
+            against=f"CPU time a node of {number // 10:,} nodes",
+            aim=Aim("at most", MOST_MS, "value"),
+        )
+    ]
+
+
+def planted(number: int) -> list[Node]:
+    """Plans runs, each with the evaluations of `NUM_PROFILES` profiles and an attack: `number` nodes in all."""
+    nodes = []
+    for seed in range(number // (NUM_PROFILES + 2)):
+        run, names = run_config(seed, 40), {"method": "gram", "size": "tiny", "seed": str(seed), "retained": ""}
+        nodes.append(_node(run, {**names, "profile": "all"}))
+        for profile in range(NUM_PROFILES):
+            view = View.of(run.run_id, dict.fromkeys(DOMAINS[1 : 1 + profile], 1.0))
+            nodes.append(_node(Evaluation(view, run.data.data_id, DOMAINS, 4), {**names, "profile": str(profile)}))
+        attack = dataclasses.replace(run, start=View.of(run.run_id, {}))
+        nodes.append(_node(attack, {**names, "profile": "core", "elicited": DOMAINS[1]}))
+    return nodes
+
+
+def _node(config, names: dict[str, str]) -> Node:
+    return Node(config, tuple(sorted(names.items())))
+
+
+def _driver_s(settings: BenchmarkSettings, nodes: list[Node]) -> float:
+    """Returns the CPU seconds of this process, with its live view, from the first node's end to the last's."""
+    store = Store(settings.storage).open_for_writing()
+    view, starts = _SilentView(nodes, store, "planted"), []
+
+    def on_change(progress: Progress, node: Node | None) -> None:
+        if not starts:
+            starts.append(time.process_time())
+        view.update(progress, node)
+
+    progress = run_graph(nodes, Execution(settings.storage), Resources(), on_change)
+    assert len(progress.done) == len(nodes), progress.failed
+    return time.process_time() - starts[0]
+
+
+class _SilentView(LiveView):
+    """Does everything but print: planted runs have no seconds and no rate."""
+
+    def say(self, text: str) -> None:
+        pass
+
+    def _ended_line(self, progress: Progress, node: Node) -> str:
+        return self._count(progress)

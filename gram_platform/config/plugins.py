@@ -1,0 +1,67 @@
+"""Adds what installed packages offer, as entry points, to the tables of methods, corpora, measurements and studies."""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+
+class Table(MutableMapping[str, Any]):
+    """Named things of one kind: ours, in their order, then those of installed packages under the entry points `group`.
+
+    A package's thing is imported when it is first asked for. ValueError naming the package: for a name that is ours, in
+    `reserved`, or another package's; for one that cannot be imported; for one that is not `is_usable`.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        ours: Mapping[str, Any],
+        is_usable: Callable[[Any], bool] = callable,
+        reserved: tuple[str, ...] = (),
+    ) -> None:
+        self.group, self.is_usable, self.reserved = group, is_usable, reserved
+        self._known = dict(ours)  # ours, and what was imported
+
+    @functools.cached_property
+    def _offered(self) -> dict[str, EntryPoint]:
+        """The entry points of the group by name; reading the metadata of every package takes tens of milliseconds."""
+        found: dict[str, EntryPoint] = {}
+        for entry in entry_points(group=self.group):
+            if entry.name in self._known or entry.name in self.reserved:
+                raise ValueError(f"{self._about(entry)}: the name is taken by gram-platform: expected another name")
+            if (other := found.setdefault(entry.name, entry)) != entry:
+                raise ValueError(f"{self._about(entry)}: the name is taken by the package {_package(other)}")
+        return found
+
+    def _about(self, entry: EntryPoint) -> str:
+        return f"{entry.name!r} in {self.group} of the package {_package(entry)}"
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._known:
+            entry = self._offered[name]
+            try:
+                value = entry.load()
+            except Exception as error:  # whatever a package raises when it is imported
+                problem = f"cannot be imported: {type(error).__name__}: {error}"
+                raise ValueError(f"{self._about(entry)} ({entry.value}) {problem}") from error
+            if not self.is_usable(value):
+                raise ValueError(f"{self._about(entry)} ({entry.value}) is of another kind: {value!r}")
+            self._known[name] = value
+        return self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self._known, **self._offered})
+
+    def __len__(self) -> int:
+        return len(self._known.keys() | self._offered.keys())
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._known[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._known[name]
+
+
+def _package(entry: EntryPoint) -> str:
+    return entry.dist.name if entry.dist else "?"

@@ -1,0 +1,102 @@
+"""Reads corpora that users describe: a recipe in TOML, or `hf://ORG/NAME?label=FIELD&text=FIELD` for the hub."""
+
+import functools
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import parse_qsl, urlsplit
+
+from gram_platform.config.identity import canonical_json, invalid, local_path
+from gram_platform.config.written import Written, read_toml
+from gram_platform.corpora import catalog
+from gram_platform.corpora.catalog import HubCorpus, StoriesCorpus, TextCorpus
+from gram_platform.corpora.hub import found_labels
+from gram_platform.corpora.recipe import HubRow
+from gram_platform.corpora.records import Unit
+from gram_platform.corpora.sources import find_units, labelled_units
+
+SUFFIX, SCHEME = ".toml", "hf://"
+BUILDERS = ("json", "parquet", "text")  # datasets whose files are local, or URLs
+IN_URL = ("label", "text", "labels", "core", "config", "split", "files")
+Described = HubCorpus | StoriesCorpus | TextCorpus
+
+
+def described_corpus(corpus: str | Path) -> Described | None:
+    """Returns the description of a corpus by its name in the catalog, a recipe's path or a URL; None for any other.
+
+    ValueError with file, line and field for a recipe that cannot be used. Of a URL without `labels`, the labels of the
+    first records are read from the hub.
+    """
+    name = str(corpus)
+    if name.startswith(SCHEME):
+        return _from_url(name)
+    found = catalog.CORPORA.get(name) or (local_path("corpus", name) if name.endswith(SUFFIX) else None)
+    if not isinstance(found, Path):
+        return found
+    return _from_file(found)[1] if found.is_file() else None
+
+
+def recipe_text(corpus: str) -> str:
+    """Returns the description of a recipe or a URL as JSON; "" for a corpus of ours and for a path of text."""
+    described = None if corpus in catalog.STORIES or corpus in catalog.HUB else described_corpus(corpus)
+    return canonical_json(described) if described else ""
+
+
+def text_units(corpus: str | Path) -> tuple[Unit, ...]:
+    """Finds the files of a recipe of local text; ValueError with file, line and field if there are none."""
+    path = catalog.CORPORA.get(str(corpus)) or local_path("corpus", corpus)
+    written, text = _from_file(path)
+    root = path.parent / text.root
+    try:
+        records = [unit for name in text.records for unit in find_units(_existing(root, name))]
+        return (*labelled_units({label: list(globs) for label, globs in text.globs.items()}, root), *records)
+    except ValueError as error:
+        raise written.error(error) from error
+
+
+def _existing(root: Path, name: str) -> Path:
+    if not (path := root / name).exists():
+        raise invalid("records", name, f"a file or folder that exists below {root}")
+    return path
+
+
+def _from_file(path: Path) -> tuple[Written, HubCorpus | TextCorpus]:
+    """Reads a recipe: with `rows`, of datasets of the hub; else of local text."""
+    written = read_toml("corpus", path)
+    found = written.build(HubCorpus if "rows" in written.plain else TextCorpus)
+    if isinstance(found, HubCorpus):
+        found = replace(found, rows=tuple(_placed(row, path.parent) for row in found.rows))
+        labels = {label for row in found.rows for label in row.all_labels}
+        if strangers := sorted(set(found.core_labels) - labels):
+            raise written.error(invalid("core_labels", strangers, "labels of its rows: " + ", ".join(sorted(labels))))
+    return written, found
+
+
+def _placed(row: HubRow, folder: Path) -> HubRow:
+    """Makes the paths of a row's local files absolute: they are relative to the recipe's folder."""
+    is_local = row.dataset in BUILDERS
+    return replace(row, files=tuple(str(folder / f) if is_local and "://" not in f else f for f in row.files))
+
+
+@functools.cache  # studies ask several times; the labels come over the network
+def _from_url(url: str) -> HubCorpus:
+    parts = urlsplit(url)
+    dataset, _, revision = (parts.netloc + parts.path).partition("@")
+    fields = dict(parse_qsl(parts.query, keep_blank_values=True))
+    for name in fields:
+        if name not in IN_URL:
+            raise invalid(f"corpus: {name}", fields[name], f"one of the fields {', '.join(IN_URL)} in {url}")
+    if not fields.get("label") or not (dataset.count("/") == 1 or dataset in BUILDERS):
+        raise invalid("corpus", url, f"{SCHEME}ORG/NAME?label=FIELD&text=FIELD, or {SCHEME}ORG/NAME@REVISION?...")
+    lists = {name: tuple(filter(None, fields.get(name, "").split(","))) for name in ("text", "labels", "core", "files")}
+    row = HubRow(
+        dataset,
+        revision or "main",
+        lists["text"] or ("text",),
+        label_field=fields["label"],
+        labels=lists["labels"] or ("",),
+        config=fields.get("config", ""),
+        split=fields.get("split", "train"),
+        files=lists["files"],
+    )
+    row = row if lists["labels"] else replace(row, labels=found_labels(row))
+    return HubCorpus((row,), lists["core"])

@@ -1,0 +1,173 @@
+"""Scores views on tasks of the LM Evaluation Harness, once each; the scores are evaluations of the storage.
+
+Below about a billion parameters multiple choice is mostly at chance, whatever the model knows. Each score therefore has
+the chance of a guess and the bits a byte of the right answers, which fall long before the accuracy rises.
+"""
+
+import hashlib
+import importlib.util
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import pandas as pd
+
+from gram_platform.config import TASKS, TaskScores, View, run_from_plain
+from gram_platform.config.identity import invalid, local_path
+from gram_platform.corpora.tokenizer import load_tokenizer
+from gram_platform.release.selection import AvailableModules
+from gram_platform.store import Store
+from gram_platform.store.root import open_corpus
+from gram_platform.store.views import load_view
+
+LEVEL = 1.645  # standard errors on each side of a 90% interval
+ACCURACIES = ("acc_norm", "acc")  # the harness's names; the first that a task has is judged
+AT_CHANCE, ABOVE, BELOW = "cannot tell from guessing", "above chance", "below chance"
+COLUMNS = ["profile", "task", "documents", "accuracy", "low", "high", "chance", "verdict", "bits_per_byte"]
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Tasks by name, and how they are asked."""
+
+    tasks: tuple[str, ...]
+    folder: str = ""  # with task files of the user's; "" without
+    num_fewshot: int = -1
+    limit: int = 0
+
+    def checked(self) -> "Benchmark":
+        """Returns it with an absolute folder; ValueError without lm-eval, for an unknown task and a bad folder."""
+        require_harness()
+        from lm_eval.tasks import TaskManager
+
+        folder = str(local_path("include_path", self.folder).resolve()) if self.folder else ""
+        if folder and not Path(folder).is_dir():
+            raise invalid("include_path", self.folder, "a folder with task files (.yaml)")
+        known = TaskManager(include_path=folder or None).all_tasks
+        for task in self.tasks:
+            if task not in known:
+                raise invalid("tasks", task, f"one of the {len(known):,} tasks of lm-eval, or of --include-path")
+        return Benchmark(self.tasks, folder, self.num_fewshot, self.limit)
+
+    def of_view(self, view: View, data_id: str, precision: str) -> TaskScores:
+        files = folder_sha256(Path(self.folder)) if self.folder else ""
+        return TaskScores(view, data_id, self.tasks, version("lm_eval"), files, self.num_fewshot, self.limit, precision)
+
+
+def require_harness() -> None:
+    """Raises ValueError unless lm-eval is installed."""
+    if importlib.util.find_spec("lm_eval") is None:
+        raise invalid("tasks", "lm-eval is not installed", "the extra `eval`: pip install 'gram-platform[eval]'")
+
+
+def folder_sha256(folder: Path) -> str:
+    """Hashes the names and contents of all files below a folder."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        digest.update(f"{path.relative_to(folder).as_posix()} {content}\n".encode())
+    return digest.hexdigest()
+
+
+def parse_profile(found: AvailableModules, name: str) -> View:
+    """Returns the view of a profile by its name: `core`, `core+virology`, `all`; ValueError for another."""
+    modules = found.modules if name == "all" else tuple(name.split("+")[1:])
+    if name != "all" and name.split("+")[0] != "core":
+        raise invalid("profiles", name, "all, core, or core+MODULE+..., with modules " + ", ".join(found.modules))
+    if not found.has_core:
+        raise invalid("run_id", found.run_id, "a run with a core: this one has an expert for each domain; export one")
+    return found.view(dict.fromkeys(modules, 1.0), {})
+
+
+def score_profiles(
+    store: Store, profiles: Mapping[str, View], benchmark: Benchmark, device: str, precision: str, say: Callable
+) -> pd.DataFrame:
+    """Scores each view that has no stored scores; returns one row for each profile and task, `COLUMNS`.
+
+    The interval is 90%, over documents. ValueError for a run without its data's tokenizer.
+    """
+    rows = []
+    for name, view in profiles.items():
+        started, result = time.monotonic(), None
+        run = run_from_plain(store.run(view.run_id).config())
+        scores = benchmark.of_view(view, run.data.data_id, precision)
+        directory = store.evaluation(scores.eval_id)
+        if (result := directory.result()) is None:
+            directory.ensure_config(scores)
+            directory.add_tags(
+                {**store.run(view.run_id).tags(), "profile": name, "measure": TASKS, "kind": "evaluation"}
+            )
+            fields = _scored(store, scores, benchmark.folder, device)
+            result = directory.complete(fields, {"elapsed_s": time.monotonic() - started})
+            say(f"{name}: scored in {time.monotonic() - started:.0f} s (evaluation {scores.eval_id})")
+        else:
+            say(f"{name}: scored before (evaluation {scores.eval_id})")
+        rows += [{"profile": name, "task": task, **_judged(found)} for task, found in result["tasks"].items()]
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _scored(store: Store, scores: TaskScores, folder: str, device: str) -> dict:
+    """Asks the view; returns the fields of the result."""
+    import lm_eval
+    from lm_eval.tasks import TaskManager
+
+    from gram_platform.release.harness_model import HarnessModel
+
+    corpus = open_corpus(store, scores.data_id)
+    _, model = load_view(store, scores.view, scores.precision)
+    asked = HarnessModel(model.to(device), dict(scores.view.weights), load_tokenizer(corpus.tokenizer_path))
+    found = lm_eval.simple_evaluate(
+        asked,
+        tasks=list(scores.tasks),
+        num_fewshot=None if scores.num_fewshot < 0 else scores.num_fewshot,
+        limit=scores.limit or None,
+        task_manager=TaskManager(include_path=folder or None),
+    )
+    ids = {"eval_id": scores.eval_id, "run_id": scores.view.run_id, "view_id": scores.view.view_id}
+    tasks = {task: task_fields(found["results"][task], samples) for task, samples in found["samples"].items()}
+    return {"tasks": tasks, **ids, "data_fingerprint": corpus.fingerprint}
+
+
+def task_fields(metrics: Mapping[str, object], samples: Sequence[Mapping]) -> dict[str, float]:
+    """Returns a task's numbers: the harness's metrics with standard errors, and for multiple choice those of `answers`.
+
+    `metrics`: the harness's `{"acc,none": ..., "acc_stderr,none": ...}`; `samples`: its record of each document.
+    """
+    names = {key: key.removesuffix(",none") for key, value in metrics.items() if isinstance(value, float)}
+    fields = {name: float(metrics[key]) for key, name in names.items()}
+    fields["documents"] = float(len({sample["doc_id"] for sample in samples}))
+    return fields | answers(samples)
+
+
+def answers(samples: Sequence[Mapping]) -> dict[str, float]:
+    """Returns `chance`, a guess's accuracy, and `bits_per_byte` of the right answers; {} unless multiple choice."""
+    bits, num_bytes, chances = 0.0, 0, []
+    for sample in samples:
+        choices, right = sample["arguments"], sample["target"]
+        if not isinstance(right, int) or not 0 <= right < len(choices) or len(choices[right]) != 2 or len(choices) < 2:
+            return {}
+        log_likelihood = sample["filtered_resps"][right][0]
+        bits -= log_likelihood / math.log(2.0)
+        num_bytes += len(choices[right][1].encode())
+        chances.append(1.0 / len(choices))
+    return {"chance": sum(chances) / len(chances), "bits_per_byte": bits / num_bytes} if num_bytes else {}
+
+
+def _judged(found: Mapping[str, float]) -> dict[str, object]:
+    """Returns a task's row: accuracy with its interval, and whether it differs from a guess."""
+    row: dict[str, object] = {
+        "documents": int(found["documents"]),
+        "bits_per_byte": found.get("bits_per_byte", math.nan),
+    }
+    name = next((name for name in ACCURACIES if name in found), "")
+    if not name:
+        return row
+    accuracy, error = found[name], found.get(f"{name}_stderr", math.nan)
+    low, high = accuracy - LEVEL * error, accuracy + LEVEL * error
+    row |= {"accuracy": accuracy, "low": low, "high": high, "chance": found.get("chance", math.nan)}
+    if "chance" in found:
+        row["verdict"] = ABOVE if low > found["chance"] else BELOW if high < found["chance"] else AT_CHANCE
+    return row

@@ -1,0 +1,152 @@
+"""Corpora by file and by URL: the same classes and ids as the catalog's, and errors with file, line and field."""
+
+import json
+import os
+
+import pytest
+
+from gram_platform.config.identity import to_plain
+from gram_platform.config.written import assignments
+from gram_platform.corpora import catalog, check, prepare, resolve
+from gram_platform.corpora.recipe_file import described_corpus, recipe_text
+from gram_platform.corpora.resolution import grows_with_size
+from tests.corpora.conftest import make_records, write_jsonl
+
+SHAPE = {"seq_len": 16, "vocab_size": 300, "validation_sequences": 4, "sample_bytes": 100_000}
+
+
+def write(folder, text: str) -> str:
+    path = folder / "recipe.toml"
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.mark.parametrize("name", sorted(catalog.HUB))
+def test_a_recipe_with_a_catalog_entrys_values_has_its_data(name, tmp_path):
+    entry = catalog.HUB[name]
+    plain = {**to_plain(entry), "rows": [to_plain(row) for row in entry.rows]}
+    path = write(tmp_path, "\n".join(assignments(plain)))
+    assert described_corpus(path) == entry
+    shape = {"seq_len": 1024, "vocab_size": 50_304}
+    assert resolve(path, **shape).data_id == resolve(name, **shape).data_id
+    assert resolve(path, **shape, core_tokens=10**7).data_id == resolve(name, **shape, core_tokens=10**7).data_id
+    assert grows_with_size(path)
+
+
+def test_globs_of_local_text_are_those_of_the_json_file(tmp_path):
+    for label in ("prose", "code"):
+        (tmp_path / "text" / label).mkdir(parents=True)
+        for number in range(12):
+            (tmp_path / "text" / label / f"{number}.txt").write_text(f"{label} {number} " * 50)
+    globs = {"prose": ["prose/*.txt"], "code": ["code/*.txt"]}
+    as_json = tmp_path / "globs.json"
+    as_json.write_text(json.dumps({"globs": globs, "root": "text"}))
+    text = 'root = "text"\ncore_labels = ["prose"]\n[globs]\nprose = ["prose/*.txt"]\ncode = ["code/*.txt"]\n'
+    path = write(tmp_path, text)
+    own = resolve(path, **SHAPE)
+    assert own == resolve(as_json, core_label="prose", **SHAPE)
+    assert own.domains == ("core", "code")
+    assert resolve(path, core_label="code", **SHAPE).domains == ("core", "prose")  # a flag wins
+    assert not grows_with_size(path)
+    assert [result.ok for result in check(path)] == [True, True]
+    (tmp_path / "text" / "code" / "0.txt").write_text("another text " * 50)
+    assert resolve(path, **SHAPE).data_id != own.data_id
+
+
+def test_records_beside_globs(tmp_path):
+    write_jsonl(tmp_path / "records" / "all.jsonl", make_records())
+    (tmp_path / "a.txt").write_text("one more text " * 50)
+    (tmp_path / "b.txt").write_text("and another one " * 50)
+    recipe = resolve(write(tmp_path, 'records = ["records"]\n[globs]\nextra = ["*.txt"]\n'), **SHAPE)
+    assert recipe.domains == ("core", "extra", "virology")
+    alone = resolve(write(tmp_path, 'records = ["records/all.jsonl"]\n'), **SHAPE)
+    assert alone == resolve(tmp_path / "records", **SHAPE)
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    """A file that stands for a dataset of the hub: `datasets` streams both alike."""
+    records = [{"story": one["text"], "topic": one["label"]} for one in make_records()]
+    return write_jsonl(tmp_path / "here" / "stories.jsonl", records)
+
+
+ROW = """
+core_labels = ["core"]
+core_tokens = 2_000
+[[rows]]
+dataset = "json"
+files = ["{files}"]
+text_fields = ["story"]
+label_field = "topic"
+labels = ["core", "virology"]
+"""
+
+
+def test_a_dataset_by_recipe_and_by_url_is_fetched_and_packed(dataset, tmp_path):
+    path = write(dataset.parent, ROW.format(files=dataset.name))  # relative to the recipe
+    url = f"hf://json?label=topic&text=story&core=core&files={dataset}"
+    recipe, by_url = (resolve(corpus, core_tokens=2_000, **SHAPE) for corpus in (path, url))
+    assert by_url.source.rows[0].labels == ("core", "virology")  # found in the first records
+    assert resolve(f"{url}&labels=core,virology", core_tokens=2_000, **SHAPE) == by_url
+    assert by_url.data_id == recipe.data_id
+    packed = prepare(recipe, tmp_path / "packed", lambda *a: None)
+    assert packed.domains == ("core", "virology")
+    assert packed.num_sequences("train", "virology") > 50
+    assert [(result.ok, result.label) for result in check(path)] == [(True, "core")]
+    assert grows_with_size(url)
+
+
+def test_what_is_stored_with_a_study(dataset):
+    path = write(dataset.parent, ROW.format(files=dataset.name))
+    stored = json.loads(recipe_text(path))
+    assert stored["core_labels"] == ["core"]
+    assert stored["rows"][0]["files"] == [str(dataset)]
+    assert recipe_text("stories") == recipe_text(str(dataset.parent)) == ""
+
+
+def test_a_url_names_dataset_revision_and_fields():
+    found = described_corpus("hf://ORG/NAME@abc?label=topic&text=title,story&labels=b,a&core=a&config=en&split=all")
+    (row,) = found.rows
+    assert (row.dataset, row.revision, row.text_fields) == ("ORG/NAME", "abc", ("title", "story"))
+    assert (row.label_field, row.labels, row.config, row.split) == ("topic", ("b", "a"), "en", "all")
+    assert found.core_labels == ("a",)
+    assert described_corpus("hf://ORG/NAME?label=topic&labels=a,b").rows[0].text_fields == ("text",)
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("hf://ORG/NAME?text=story", "label=FIELD&text=FIELD"),
+        ("hf://NAME?label=topic", "hf://ORG/NAME"),
+        ("hf://ORG/NAME?label=topic&lables=a", "corpus: lables='a': expected one of the fields label, text, labels"),
+        ("hf://json?label=subject&files={file}", "subject.*a field that records have"),
+    ],
+)
+def test_a_wrong_url(url, message, dataset):
+    with pytest.raises(ValueError, match=message):
+        resolve(url.format(file=dataset), **SHAPE)
+
+
+WRONG = {
+    'core_labels = ["core"]\n': r"recipe\.toml: globs, records='': expected at least one of both; or rows",
+    "rows = []\n": r"recipe\.toml, line 1: rows=\(\): expected at least one dataset",
+    '[[rows]]\ndataset = "a/b"\n': r"recipe\.toml, line 1: hub row a/b: label='': expected exactly one of label and",
+    '[[rows]]\ndataset = "a/b"\nlabel = "x"\ntext = "y"\n': r"line 4: rows\[0\]\.text='y': expected one of the fields",
+    '[[rows]]\ndataset = "a/b"\nlabel = "x"\ntext_fields = "y"\n': r"line 4: rows\[0\]\.text_fields='y': .* an array",
+    '[[rows]]\ndataset = "a/b"\nlabel_field = "x"\n': r"line 1: hub row a/b: labels=\(\): expected the values",
+    '[[rows]]\ndataset = "a/b"\nlabel = "x"\nshare = 2\n': r"line 4: hub row a/b: share=2\.0: expected .* <= 1",
+    '[[rows]]\ndataset = "a/b"\nlabel = "x"\nkeep = [["lang", "("]]\n': r"line 1: .*pattern of lang='\(': expected",
+    'core_labels = ["y"]\n[[rows]]\ndataset = "a/b"\nlabel = "x"\n': r"line 1: core_labels=\['y'\]: expected labels of",
+    '[globs]\ncode = ["*.nothing"]\n': r"line 2: globs\[code\]=.*expected patterns that match at least one file",
+    'records = ["nowhere"]\n': r"line 1: records='nowhere': expected a file or folder that exists",
+    'root = 3\nrecords = ["x"]\n': r"line 1: root=3: expected a text",
+    "records = \n": r"recipe\.toml: not TOML: .*line 1",
+    "[globs]\ncode = 7\n": r"line 2: globs\[?\.?code\]?=7: expected an array",
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_a_wrong_recipe_names_file_line_and_field(text, tmp_path):
+    with pytest.raises(ValueError, match=WRONG[text]) as caught:
+        resolve(write(tmp_path, text), core_label="x", **SHAPE)
+    assert str(caught.value).startswith(os.path.join(str(tmp_path), "recipe.toml"))

@@ -1,0 +1,155 @@
+"""Properties under random histories: a row's logits depend on its own request alone, and no edit gives a right."""
+
+import random
+from collections import defaultdict
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gram_platform.config import ModuleSpec
+from gram_platform.model.rows import RowReader
+from gram_platform.model.transformer import build, initial_weights
+from gram_platform.release.serving.batch import ActiveSequence, Batch, GenerationRequest
+from gram_platform.release.serving.policy import Grant, NotGranted, Policy, followed, parse_policy, token_digest
+from tests.release.serving.planted import MODULES, planted
+
+NUM_HISTORIES = 12
+VOCAB, NUM_ROWS = 300, 5
+LOADED = ("lisp", "virology")
+
+
+# --------------------------------------------------------------------------------------------------- rows and batches
+
+
+def random_reader(kind: str, num_rows: int) -> RowReader:
+    """Equal weights at every call; modules of unequal widths."""
+    widths = zip(MODULES, (4, 2, 6), strict=True)
+    config = replace(planted().config, modules=tuple(ModuleSpec(domain, kind, width) for domain, width in widths))
+    model = build(config, initial_weights(config, seed=3)).eval().requires_grad_(False)
+    for name, parameter in sorted(model.named_parameters()):
+        parameter.add_(0.4 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(sum(name.encode()))))
+    return RowReader(model, num_rows)
+
+
+class Recorded:
+    """A batch, and the logits that each of its sequences was drawn from."""
+
+    def __init__(self, reader: RowReader):
+        self.batch, self.logits = Batch(reader, VOCAB, end_of_text=7), defaultdict(list)
+        read, advance, last = reader.read, self.batch._advance, []
+
+        def reading(*inputs) -> torch.Tensor:
+            last.append(read(*inputs))
+            return last[-1]
+
+        def advancing(sequences, *rest) -> None:
+            sequences = list(sequences)
+            advance(sequences, *rest)
+            for sequence, logits_V in zip(sequences, last[-1], strict=True):
+                self.logits[sequence].append(logits_V)
+
+        reader.read, self.batch._advance = reading, advancing
+
+
+def random_sequence(chooser: random.Random) -> ActiveSequence:
+    prompt = tuple(chooser.randrange(VOCAB) for _ in range(chooser.randint(1, 30)))
+    weights = {m: chooser.choice((1.0, 1.0, 0.5)) for m in MODULES if chooser.random() < 0.5}
+    temperature, top_p = chooser.choice((0.0, 0.7, 1.0)), chooser.choice((1.0, 0.8))
+    request = GenerationRequest(prompt, chooser.randint(1, 25), temperature, top_p, chooser.randrange(10**6))
+    return ActiveSequence(request, Grant("holder", "profile", tuple(weights.items())))
+
+
+@pytest.mark.parametrize("kind", ["mlp", "lora"])
+def test_logits_are_those_of_a_row_alone(kind):
+    """Whoever comes, ends, is removed or moves beside it; a row that is used again starts from nothing."""
+    together, alone = Recorded(random_reader(kind, NUM_ROWS)), Recorded(random_reader(kind, 1))
+    for seed in range(NUM_HISTORIES):
+        chooser, everybody = random.Random(seed), []
+        batch = together.batch
+        while len(everybody) < 12 or batch.sequences:
+            if batch.num_free and len(everybody) < 12 and chooser.random() < 0.6:
+                new = [random_sequence(chooser) for _ in range(chooser.randint(1, batch.num_free))]
+                everybody += batch.admit(new)
+            if batch.sequences and chooser.random() < 0.1:
+                batch.remove(chooser.choice(batch.sequences))
+            batch.step()
+        for sequence in everybody:
+            single = ActiveSequence(sequence.request, sequence.grant)
+            alone.batch.admit([single])
+            while len(single.drawn) < len(sequence.drawn):
+                alone.batch.step()
+            alone.batch.remove(single)
+            assert sequence.drawn == single.drawn, f"seed {seed}"
+            mixed, own = together.logits[sequence], alone.logits[single]
+            assert len(mixed) == len(own) == len(sequence.drawn)
+            torch.testing.assert_close(torch.stack(mixed), torch.stack(own), rtol=1e-5, atol=1e-4, msg=f"seed {seed}")
+
+
+# ------------------------------------------------------------------------------------------------------ edited policies
+
+
+def rights(policy: Policy) -> dict[tuple[str, str], tuple]:
+    """What each token may use: (digest, profile) -> weights."""
+    return {(r.sha256, p): policy.grant(r.sha256, p).weights for r in policy.tokens for p in r.profiles}
+
+
+def edited(text: str, chooser: random.Random) -> str:
+    """As a person or an accident may leave the file: an entry more, less or commented out, a few bytes off, cut off."""
+    head, *entries = text.split("\n[[tokens]]")
+    kind = chooser.randrange(7)
+    if kind < 3 and entries:
+        entry = entries.pop(chooser.randrange(len(entries)))
+        entries += ["".join(f"\n# {line}" for line in entry.splitlines())] if kind == 2 else []
+    elif kind == 3:
+        profile = chooser.choice(("open", "lisp", "both", "nobodys"))
+        digest = token_digest(str(chooser.randrange(10**9)))
+        entries.append(f'\nname = "t{chooser.randrange(10**6)}"\nsha256 = "{digest}"\nprofiles = ["{profile}"]\n')
+    text = "\n[[tokens]]".join([head, *entries])
+    if kind == 4 and text:
+        at = chooser.randrange(len(text))
+        text = text[:at] + chooser.choice(('"', "[[", "x", "=", "\n", "\0", "é")) + text[at + chooser.randrange(4) :]
+    elif kind == 5:
+        text = text[: chooser.randrange(len(text) + 1)]
+    elif kind == 6:
+        text += chooser.choice(("[[tokens]", "[profiles.p]\nmodules = 1\n", "x = 1\n", "[" * 5000, 'a = "'))
+    return text
+
+
+def test_no_edit_gives_a_right_by_accident():
+    """A token that the file lacks is gone; a file with an error adds nothing; one without is followed as it is."""
+    num_broken = num_partly = 0
+    for seed in range(300):
+        chooser, policy, text = random.Random(seed), planted().policy, planted().policy.text()
+        for _ in range(12):
+            before, text = policy, edited(text, chooser)
+            policy, error = followed(text, before, LOADED)
+            lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+            assert all(any(rule.sha256 in line for line in lines) for rule in policy.tokens), f"seed {seed}"
+            assert set(policy.granted_modules) <= set(LOADED), f"seed {seed}"
+            try:
+                meant = rights(parse_policy(text))
+            except ValueError:
+                num_broken += 1
+                assert error, f"seed {seed}"
+                assert rights(policy).items() <= rights(before).items(), f"seed {seed}"
+                text = chooser.choice((text, policy.text()))  # somebody mends it, or not yet
+                continue
+            assert rights(policy).items() <= meant.items(), f"seed {seed}"
+            num_partly += bool(error)
+            if not error:
+                assert rights(policy) == meant
+                assert policy == parse_policy(text) == parse_policy(policy.text())
+    assert num_broken > 500
+    assert num_partly > 50
+
+
+def test_only_the_digests_of_a_policy_are_granted_anything():
+    policy, chooser = planted().policy, random.Random(0)
+    for rule in policy.tokens:
+        for _ in range(50):
+            at, digit = chooser.randrange(64), chooser.choice("0123456789abcdefABCDEF g")
+            other = rule.sha256[:at] + digit + rule.sha256[at + 1 :]
+            if other != rule.sha256:
+                with pytest.raises(NotGranted):
+                    policy.grant(other)

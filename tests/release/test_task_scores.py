@@ -1,0 +1,182 @@
+"""Scores on tasks of the LM Evaluation Harness: what is computed from its records, and a task of our own, offline."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from gram_platform.cli import main
+from gram_platform.config import TaskScores, View, evaluation_from_plain
+from gram_platform.config.identity import to_plain
+from gram_platform.corpora.tokenizer import load_tokenizer
+from gram_platform.release import task_scores
+from gram_platform.release.selection import AvailableModules
+from gram_platform.release.task_scores import ABOVE, AT_CHANCE, BELOW, answers, folder_sha256, parse_profile
+from gram_platform.store.root import open_corpus
+from gram_platform.store.views import load_view
+from gram_platform.tracking.frame import load_store
+from gram_platform.train.objectives import token_cross_entropy
+from tests.engine import conftest as cells
+from tests.release.planted import complete
+
+packed_root, execution, setting, run = cells.packed_root, cells.execution, cells.setting, cells.run
+
+
+def sample(right: int, log_likelihoods: list[float], choices: tuple[str, ...] = (" a", " bcd")) -> dict:
+    """The harness's record of one document of multiple choice."""
+    pairs = [("Question", choice) for choice in choices]
+    return {"doc_id": 0, "arguments": pairs, "target": right, "filtered_resps": [(v, False) for v in log_likelihoods]}
+
+
+def test_bits_a_byte_are_of_the_right_answers_and_chance_is_a_guess():
+    found = answers([sample(0, [-2.0, -9.0]), sample(1, [-1.0, -4.0]), sample(0, [-1.0] * 4, (" a", " b", " c", " d"))])
+    assert found["bits_per_byte"] == pytest.approx((2.0 + 4.0 + 1.0) / math.log(2.0) / (2 + 4 + 2))
+    assert found["chance"] == pytest.approx((0.5 + 0.5 + 0.25) / 3)
+
+
+@pytest.mark.parametrize("change", [{"target": "text"}, {"target": 2}, {"arguments": [("a whole text",)], "target": 0}])
+def test_other_tasks_have_neither(change):
+    assert answers([{**sample(0, [-1.0, -2.0]), **change}]) == {}
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "error", "verdict"), [(0.3, 0.05, AT_CHANCE), (0.5, 0.05, ABOVE), (0.1, 0.05, BELOW)]
+)
+def test_a_score_is_judged_against_a_guess(accuracy, error, verdict):
+    found = {"documents": 80.0, "acc": accuracy, "acc_stderr": error, "chance": 0.25, "bits_per_byte": 1.5}
+    row = task_scores._judged(found)
+    assert row["verdict"] == verdict
+    assert (row["low"], row["high"]) == pytest.approx((accuracy - 1.645 * error, accuracy + 1.645 * error))
+
+
+def test_profiles_are_named_as_in_tables():
+    found = AvailableModules("0" * 12, ("lisp", "virology"), {}, has_core=True)
+    assert parse_profile(found, "core") == View("0" * 12)
+    assert parse_profile(found, "all") == View.of("0" * 12, {"lisp": 1.0, "virology": 1.0})
+    assert parse_profile(found, "core+lisp") == View.of("0" * 12, {"lisp": 1.0})
+    with pytest.raises(ValueError, match=r"modules='x': expected one of run .*lisp, virology"):
+        parse_profile(found, "core+x")
+    with pytest.raises(ValueError, match=r"profiles='lisp': expected all, core, or core\+MODULE"):
+        parse_profile(found, "lisp")
+
+
+def test_the_id_depends_on_every_content_that_changes_scores(tmp_path):
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    (folder / "a.yaml").write_text("task: a")
+    before = folder_sha256(folder)
+    (folder / "a.yaml").write_text("task: b")
+    assert folder_sha256(folder) != before
+    scores = TaskScores(View("0" * 12), "d" * 12, ("b", "a"), "0.4", before)
+    assert scores.eval_id == TaskScores(View("0" * 12), "d" * 12, ("a", "b"), "0.4", before).eval_id
+    others = {
+        TaskScores(View("0" * 12), "d" * 12, ("a", "b"), "0.5", before).eval_id,
+        TaskScores(View("0" * 12), "d" * 12, ("a", "b"), "0.4", folder_sha256(folder)).eval_id,
+        TaskScores(View("0" * 12), "d" * 12, ("a", "b"), "0.4", before, limit=3).eval_id,
+        TaskScores(View("0" * 12), "d" * 12, ("a", "b"), "0.4", before, num_fewshot=0).eval_id,
+    }
+    assert len(others | {scores.eval_id}) == 5
+    assert evaluation_from_plain(json.loads(json.dumps(to_plain(scores)))) == scores
+
+
+def test_without_the_harness_the_extra_is_named(monkeypatch):
+    monkeypatch.setattr(task_scores.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"the extra `eval`: pip install"):
+        task_scores.Benchmark(("mmlu",)).checked()
+
+
+# ----------------------------------------------------------------------------------------------- with the harness
+
+
+@pytest.fixture
+def harness():
+    reason = "lm-eval is not installed: pip install -c constraints.txt -e '.[eval]'"
+    return pytest.importorskip("lm_eval", reason=reason)
+
+
+@pytest.fixture
+def scored(harness, run, execution):
+    """A run with drawn weights: its view with all modules, the model for the harness, and the tokenizer."""
+    from gram_platform.release.harness_model import HarnessModel
+
+    store = execution.store()
+    complete(store, run)
+    view = View.of(run.run_id, dict.fromkeys(run.model.module_domains, 1.0))
+    tokenizer = load_tokenizer(open_corpus(store, run.data.data_id).tokenizer_path)
+    _, model = load_view(store, view)
+    return store, view, model, tokenizer, HarnessModel(model, dict(view.weights), tokenizer)
+
+
+def request(harness, *arguments):
+    from lm_eval.api.instance import Instance
+
+    return Instance("loglikelihood", {}, arguments, 0)
+
+
+def losses(model, view, tokens: list[int]) -> np.ndarray:
+    rows = torch.tensor([tokens])
+    return token_cross_entropy(model(rows[:, :-1], dict(view.weights)), rows[:, 1:])[0].double().numpy()
+
+
+def test_log_likelihoods_are_those_of_the_model(harness, scored):
+    """Alone and in a batch of other lengths; a context that is too long loses its beginning."""
+    _, view, model, tokenizer, asked = scored
+    texts = [("Once upon a time", " there was a keeper"), ("A", " keeper")]
+    texts.append((" ".join(["word"] * model.config.seq_len), " end of it"))
+    found = asked.loglikelihood([request(harness, *text) for text in texts], disable_tqdm=True)
+    for (context, continuation), (value, _) in zip(texts, found, strict=True):
+        encoded, prompt = (tokenizer.encode(t, add_special_tokens=False).ids for t in (context + continuation, context))
+        num_scored = len(encoded) - len(prompt)
+        expected = -losses(model, view, encoded[-(model.config.seq_len + 1) :])[-num_scored:].sum()
+        assert value == pytest.approx(expected, abs=1e-4)
+
+
+def test_each_token_of_a_whole_text_is_scored_once(harness, scored):
+    """In windows as long as the model's context; the last one begins earlier, among tokens that are scored already."""
+    _, view, model, tokenizer, asked = scored
+    text = "Once upon a time there was a keeper. " * model.config.seq_len
+    (found,) = asked.loglikelihood_rolling([request(harness, text)], disable_tqdm=True)
+    tokens, length = tokenizer.encode(text, add_special_tokens=False).ids, model.config.seq_len
+    expected = losses(model, view, [asked.eot_token_id, *tokens[:length]]).sum()
+    assert len(tokens) > length
+    for first in range(length, len(tokens), length):
+        stop = min(first + length, len(tokens))
+        expected += losses(model, view, tokens[stop - length - 1 : stop])[-(stop - first) :].sum()
+    assert -found == pytest.approx(expected, rel=1e-5)
+
+
+def write_task(folder, name: str, num_documents: int) -> None:
+    folder.mkdir(exist_ok=True)
+    documents = [{"q": f"Keeper {i} of", "c": ["the mill", "a bridge"], "a": i % 2} for i in range(num_documents)]
+    (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, documents)))
+    (folder / f"{name}.yaml").write_text(
+        f"task: {name}\ndataset_path: json\ndataset_kwargs:\n  data_files:\n    test: {folder}/{name}.jsonl\n"
+        "test_split: test\noutput_type: multiple_choice\n"
+        "doc_to_text: '{{q}}'\ndoc_to_choice: '{{c}}'\ndoc_to_target: a\n"
+        "metric_list:\n  - metric: acc\n    aggregation: mean\n    higher_is_better: true\n"
+    )
+
+
+@pytest.mark.timeout(600)
+def test_a_task_of_ones_own_is_scored_once_and_is_in_the_frames(scored, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    store, view, *_ = scored
+    write_task(tmp_path / "tasks", "keepers", 12)
+    flags = ["--tasks", "keepers", "--include-path", str(tmp_path / "tasks"), "--storage", store.root]
+    command = ["eval", view.run_id, *flags, "--profiles", "core", "all", "--out", str(tmp_path / "table.csv")]
+    main(command)
+    assert "keepers" in capsys.readouterr().out
+    first = (tmp_path / "table.csv").read_bytes()
+    frame = load_store(store, measure="tasks")
+    assert sorted(frame["profile"]) == ["all", "core"]
+    assert set(frame["task/keepers/documents"]) == {12.0}
+    assert set(frame["task/keepers/chance"]) == {0.5}
+    main(command)
+    assert capsys.readouterr().out.count("scored before") == 2
+    assert (tmp_path / "table.csv").read_bytes() == first
+    with pytest.raises(SystemExit) as ended:
+        main(["eval", view.run_id, *flags, "--profiles", "all", "--tasks", "no_such_task"])
+    assert ended.value.code == 2
+    assert "tasks='no_such_task': expected one of the" in capsys.readouterr().err

@@ -1,0 +1,192 @@
+"""Presets by file and by --set: the same classes, the same ids, and errors before any work."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from gram_platform.config.ladder import SMOKE_SIZES
+from gram_platform.config.written import assignments
+from gram_platform.studies.build import build_graph
+from gram_platform.studies.definition import AS_RUN, OURS
+from gram_platform.studies.dry_run import describe
+from gram_platform.studies.flags import parse
+from gram_platform.studies.library import lr_bs_grid, scaling, stories
+from gram_platform.studies.library.scaling import SMOKE, STUDY
+from gram_platform.studies.run import record_of
+from gram_platform.studies.searches.run import build_search
+from gram_platform.studies.searches.run import parse as parse_search
+
+SAME_AS_SMOKE = """
+base = "demo"
+num_seeds = 2
+first_seed = 0
+methods = []
+corpus = "stories-smoke"
+aux_share = 0.25
+aux_factor = 1
+warmup_fraction = 0.1
+decay_fraction = 0.1
+num_eval_points = 8
+num_eval_sequences = 8
+sample_bytes = 1_000_000
+
+[routing]
+p_core_robust = 0.5
+p_aux_spread = 0.3
+
+[options.elicitation]
+num_sequences = 4
+num_steps = 6
+patience = 0
+batch_size = 4
+compared_only = true
+domain_share = 0
+
+[sizes]
+"0.1M" = false
+"0.15M" = false
+"0.28M" = false
+"""
+
+
+def sizes_of_smoke() -> str:
+    """The sizes of the preset `smoke`, written as tables on top of one of `demo`, which has other numbers."""
+    tables = []
+    for name, size in SMOKE_SIZES.items():
+        values = [text for text in assignments(vars(size)) if not text.startswith("name=")]
+        tables.append("\n".join([f"[sizes.{name}]", 'base = "0.1M"', *values]))
+    return "\n".join(tables)
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Writes a preset's file; returns the flags that name it."""
+
+    def write(text: str, *flags: str) -> list[str]:
+        path = tmp_path / "my.toml"
+        path.write_text(text)
+        return ["--preset", str(path), "--storage", str(tmp_path / "storage"), *flags]
+
+    return write
+
+
+def graph_of(arguments: list[str]):
+    return build_graph(STUDY, parse(STUDY, arguments))
+
+
+def test_a_file_with_the_values_of_smoke_has_the_runs_of_smoke(written, tmp_path):
+    own = graph_of(written(SAME_AS_SMOKE + sizes_of_smoke()))
+    smoke = graph_of(["--preset", "smoke", "--storage", str(tmp_path / "storage")])
+    assert own.preset == replace(SMOKE, family=OURS)
+    assert own.data_id == smoke.data_id
+    assert [node.id for node in own.nodes] == [node.id for node in smoke.nodes]
+
+
+def test_a_file_that_changes_nothing_is_its_base(written):
+    graph = graph_of(written('base = "as_run"\nretain = "virology"\n', "--sizes", "50M"))
+    assert graph.preset is STUDY.presets["as_run"]
+    assert graph.preset.family == AS_RUN
+
+
+def test_changes_are_in_the_runs_the_dry_run_and_the_record(written):
+    text = 'base = "smoke"\nnum_seeds = 1\n[sizes.tiny]\npeak_lr = 2e-3\n[sizes]\nsmall = false\n'
+    graph = graph_of(written(text, "--set", "routing.p_aux_spread=0.1", "options.elicitation=false"))
+    changes = ("num_seeds=1", "sizes.tiny.peak_lr=0.002", "sizes.small=false")
+    changes += ("routing.p_aux_spread=0.1", "options.elicitation=false")
+    assert graph.flags.changes == changes
+    runs = {node.method: node.config for node in graph.nodes if node.is_run}
+    assert {(run.optimizer.peak_lr, run.seed) for run in runs.values()} == {(2e-3, 0)}
+    assert runs["gram"].routing.p_aux_spread == 0.1
+    assert not any(node.is_attack for node in graph.nodes)
+    assert [f"changed: {change}" for change in changes] == describe(graph).splitlines()[1:6]
+    record = record_of(graph)
+    assert record.params["changes"] == "; ".join(changes)
+    assert "a set-up of this platform" in record.facts[0]
+    assert any("Changed from the preset: num_seeds=1;" in fact for fact in record.facts)
+    assert json.loads(record.to_json())["params"]["preset"] == "smoke"
+
+
+def test_a_preset_without_changes_has_the_record_that_it_had(tmp_path):
+    record = record_of(graph_of(["--preset", "smoke", "--storage", str(tmp_path)]))
+    assert "changes" not in record.params
+    assert not any("Changed" in fact for fact in record.facts)
+
+
+def test_set_takes_the_names_that_others_print(tmp_path):
+    arguments = ["--preset", "study", "--sizes", "0.6M", "--storage", str(tmp_path)]
+    graph = graph_of([*arguments, "--set", "sizes[0.6M].peak_lr=2e-3", "retain=beach"])
+    assert {setting.size.peak_lr for setting in graph.settings} == {2e-3}
+    assert {setting.profiles for setting in graph.settings} == {(("beach",),)}
+
+
+def test_a_search_takes_the_changes_too(tmp_path):
+    arguments = ["--preset", "smoke", "--storage", str(tmp_path), "--set", "sizes.tiny.peak_lr=2e-3"]
+    flags = parse_search(lr_bs_grid.SEARCH, arguments)
+    graph = build_search(lr_bs_grid.SEARCH, flags)
+    assert graph.settings[0].size.peak_lr == 2e-3
+    assert graph.study.presets["smoke"].sizes["tiny"].peak_lr == 2e-3
+    assert {node.config.optimizer.peak_lr for node in graph.study.example(graph) if node.is_run} >= {1e-3, 4e-3}
+
+
+def test_a_studys_corpus_may_be_the_files(written, tmp_path, monkeypatch):
+    folder = tmp_path / "text"
+    folder.mkdir()
+    lines = [json.dumps({"text": f"{label} {i} " * 40, "label": label}) for i in range(40) for label in ("core", "x")]
+    (folder / "all.jsonl").write_text("\n".join(lines))
+    monkeypatch.chdir(tmp_path)
+    graph = graph_of(written('base = "smoke"\ncorpus = "./text"\n'))
+    assert graph.flags.corpus == str(folder)
+    assert graph.recipe.domains == ("core", "x")
+    assert "recipe" not in record_of(graph).params
+    (tmp_path / "recipe.toml").write_text('records = ["text"]\n')
+    by_recipe = graph_of(written('base = "smoke"\ncorpus = "recipe.toml"\n'))
+    assert by_recipe.data_id == graph.data_id
+    assert json.loads(record_of(by_recipe).params["recipe"])["records"] == ["text"]
+
+
+WRONG = {
+    "num_seeds = 1\n": r"my\.toml: base='': expected the preset to change, one of smoke, demo",
+    'base = "smoke"\nnum_seeds = 0\n': r"line 2: preset\.num_seeds=0: expected an integer >= 1",
+    'base = "smoke"\n\nnum_seed = 1\n': r"line 3: num_seed=1: expected one of the fields .*num_seeds",
+    'base = "smoke"\n[routing]\np_aux_spread = 2\n': r"line 3: routing\.p_aux_spread=2\.0: expected .* <= 1",
+    'base = "smoke"\n[sizes.tiny]\nd_model = 33\n': r"line 3: model\.d_model=33: expected a multiple",
+    'base = "smoke"\n[sizes.tiny]\nbatch_size = 18\n': r"micro_batch=4: expected a divisor of batch_size = 18",
+    'base = "smoke"\n[sizes.tiny]\npeak_lr = 0\n': r"line 3: peak_lr=0\.0: expected .* > 0",
+    'base = "smoke"\n[sizes.tiny]\nseq_len = 128\n': r"line 2: preset\.sizes=.*one sequence length",
+    'base = "smoke"\n[sizes.new]\nbase = "huge"\n': r"line 3: sizes\.new\.base='huge': expected one of tiny, small",
+    'base = "smoke"\n[sizes.new]\nd_model = 32\n': r"line 2: sizes\.new=.*also has num_layers",
+    'base = "smoke"\n[options.elicitation]\nnum_steps = 0\n': r"line 3: elicitation\.num_steps=0",
+    'base = "smoke"\nvariants = []\n': r"line 2: variants=\[\]: expected no value: a study's Python file",
+    'base = "smoke"\nnum_seeds = \n': r"my\.toml: not TOML: .*line 2",
+    'base = "smoke"\nwarmup_fraction = 1.5\n': r"line 2: .*warmup_fraction=1\.5",
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_a_wrong_file_is_refused_before_any_work(text, written, tmp_path):
+    with pytest.raises(ValueError, match=WRONG[text]):
+        parse(STUDY, written(text))
+    assert not (tmp_path / "storage").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("sizes[huge].peak_lr=1", r"--set sizes\[huge\]\.peak_lr=1: sizes\.huge=.*also has"),
+        ("sizes.tiny.micro_batch=0", r"--set sizes\.tiny\.micro_batch=0: micro_batch=0: expected an integer >= 1"),
+        ("peak_lr", r"set='peak_lr': expected field=value"),
+        ("options.maxent.kind=other", r"--set options\.maxent\.kind=other: maxent\.kind='other': expected one of"),
+    ],
+)
+def test_a_wrong_change_is_refused(change, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        parse(STUDY, ["--preset", "smoke", "--storage", str(tmp_path), "--set", change])
+
+
+@pytest.mark.parametrize("study", [scaling.STUDY, stories.STUDY])
+def test_every_preset_can_be_changed(study, tmp_path):
+    """What is tried of a changed preset holds for every preset."""
+    for name in study.presets:
+        found = parse(study, ["--preset", name, "--storage", str(tmp_path), "--set", "first_seed=7"])
+        assert found.changes == ("first_seed=7",)

@@ -1,0 +1,112 @@
+"""`gram run`, `list` and `show`: studies by name from the package alone, and what can be run."""
+
+import contextlib
+import json
+import runpy
+import sys
+
+import pytest
+
+from gram_platform.cli import main
+from gram_platform.cli.run import OURS, find_study
+from gram_platform.corpora import catalog_names
+from gram_platform.methods import METHODS
+from gram_platform.store import Store
+from gram_platform.studies.build import build_graph
+from gram_platform.studies.flags import parse
+from gram_platform.studies.library.scaling import STUDY
+from tests.conftest import ROOT
+
+SMALL = ["--preset", "smoke", "--sizes", "tiny", "--seeds", "1", "--methods", "gram"]
+EXPERIMENTS = {path.stem for path in (ROOT / "experiments").glob("*.py")} - {"all", "bench"}
+
+
+def printed(capsys, *arguments: str) -> str:
+    """What `gram` prints; a study, and --help, end the process with 0."""
+    ends = pytest.raises(SystemExit) if arguments[0] == "run" else contextlib.nullcontext()
+    with ends as ended:
+        main(list(arguments))
+    assert ended is None or ended.value.code == 0
+    return capsys.readouterr().out
+
+
+def of_experiment(capsys, monkeypatch, name: str, *arguments: str) -> str:
+    monkeypatch.setattr(sys, "argv", [f"experiments/{name}.py", *arguments])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(ROOT / f"experiments/{name}.py"), run_name="__main__")
+    assert end.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_every_experiment_runs_by_name():
+    assert set(OURS) == EXPERIMENTS
+    assert {find_study(name).name for name in OURS} == EXPERIMENTS
+
+
+@pytest.mark.parametrize("name", ["scaling", "stories", "lr_bs_grid", "hyperparams"])
+def test_a_study_prints_the_same_by_name_and_as_a_file(name, capsys, monkeypatch, tmp_path):
+    flags = ("--preset", "smoke", "--dry-run", "--storage", str(tmp_path))
+    by_name = printed(capsys, "run", name, *flags)
+    assert by_name == of_experiment(capsys, monkeypatch, name, *flags)
+    assert f"study {name}, preset smoke" in by_name
+
+
+def test_help_has_the_flags_and_the_presets_of_the_study(capsys):
+    text = printed(capsys, "run", "scaling", "--help")
+    assert text.startswith("usage: gram run scaling")
+    assert "smoke (tiny, small); demo (0.1M, 0.15M, 0.28M)" in text
+    assert "--in-process" in text
+    assert "--trials" in printed(capsys, "run", "pareto", "--help")
+
+
+def test_an_unknown_study_is_refused(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["run", "scalling", "--preset", "smoke"])
+    assert end.value.code == 2
+    assert "study='scalling': expected one of accumulation" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("what", ["studies", "methods", "presets", "corpora", "sizes"])
+def test_lists_name_everything(what, capsys):
+    names = {
+        "studies": set(OURS),
+        "methods": set(METHODS),
+        "presets": {preset for name in OURS for preset in find_study(name).presets},
+        "corpora": set(catalog_names()),
+        "sizes": {size for n in OURS for preset in find_study(n).presets.values() for size in preset.sizes},
+    }
+    rows = json.loads(printed(capsys, "list", what, "--json"))
+    assert {row["name"] for row in rows} == names[what]
+    lines = printed(capsys, "list", what).splitlines()
+    assert len(lines) == 1 + len(rows)
+    assert lines[0].split() == list(rows[0])
+
+
+def test_lists_of_one_study(capsys):
+    tiny, small, *_ = json.loads(printed(capsys, "list", "sizes", "--study", "scaling", "--json"))
+    assert (tiny["preset"], tiny["name"], small["name"]) == ("smoke", "tiny", "small")
+    assert tiny["peak_lr"] == STUDY.presets["smoke"].sizes["tiny"].peak_lr
+    with pytest.raises(SystemExit):
+        main(["list", "sizes", "--study", "nothing"])
+
+
+def test_a_study_runs_and_its_runs_are_shown(capsys, tmp_path):
+    printed(capsys, "run", "scaling", *SMALL, "--in-process", "--storage", str(tmp_path))
+    graph = build_graph(STUDY, parse(STUDY, [*SMALL, "--storage", str(tmp_path)]))
+    store = Store(tmp_path)
+    for node in (graph.nodes[0], graph.nodes[1]):
+        shown = json.loads(printed(capsys, "show", node.id, "--storage", str(tmp_path), "--json"))
+        stored = store.node(node.kind, node.id)
+        assert (shown["id"], shown["kind"], shown["state"]) == (node.id, node.kind, "complete")
+        assert shown["studies"] == ["scaling"]
+        assert (shown["config"], shown["result"], shown["tags"]) == (stored.config(), stored.result(), stored.tags())
+        text = printed(capsys, "show", node.id, "--storage", str(tmp_path))
+        assert "state      complete" in text
+        assert all(f"  {name} " in text for name in ("seed", "method", "elapsed_s"))
+    status = json.loads(printed(capsys, "status", "--storage", str(tmp_path), "--json"))
+    assert {run["id"] for run in status["runs"]} == {node.id for node in graph.nodes if node.is_run}
+    num_evaluations = sum(not node.is_run for node in graph.nodes)
+    assert status["evaluations"] == {"complete": num_evaluations, "total": num_evaluations}
+    with pytest.raises(SystemExit):
+        main(["show", "000000000000", "--storage", str(tmp_path)])
+    assert "node_id='000000000000': expected the id of a run" in capsys.readouterr().err

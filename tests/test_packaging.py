@@ -1,0 +1,73 @@
+"""What a package of this project says of its dependencies, and reading results where those of training are missing."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import packages_distributions, version
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from gram_platform import load_curves, load_runs, load_store, load_store_curves
+from gram_platform.cli import main
+from tests.test_architecture import PACKAGE, ROOT, foreign, imported_modules, python_files
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+REQUIRED = [Requirement(text) for text in PROJECT["dependencies"]]
+EXTRAS = {name: [Requirement(text) for text in texts] for name, texts in PROJECT["optional-dependencies"].items()}
+BY_YEAR = {"fsspec", "s3fs", "gcsfs"}
+NOT_TO_READ = {"torch", "ray", "optuna", "datasets", "tokenizers", "transformers", "safetensors"}
+READ = """
+import json, sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {absent!r}:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Missing())
+import gram_platform as gram
+frames = [gram.load_store({storage!r}), gram.load_store_curves({storage!r})]
+frames += [gram.load_runs({uri!r}), gram.load_curves({uri!r})]
+print(json.dumps([frame.to_csv(index=False) for frame in frames]))
+"""
+
+
+def test_every_direct_import_is_declared():
+    names = foreign({name for path in python_files(PACKAGE) for name in imported_modules(path)})
+    known = {name: set(map(canonicalize_name, found)) for name, found in packages_distributions().items()}
+    declared = {canonicalize_name(requirement.name) for requirement in REQUIRED}
+    assert not [name for name in names - {"transformers"} if not known[name] & declared]
+    assert not declared - {distribution for name in names for distribution in known.get(name, ())}
+    assert "transformers" in {requirement.name for requirement in EXTRAS["hub"]}
+
+
+@pytest.mark.parametrize("requirement", REQUIRED, ids=lambda one: one.name)
+def test_what_is_installed_is_allowed_and_the_next_major_is_not(requirement):
+    installed = version(requirement.name)
+    assert requirement.specifier.contains(installed, prereleases=True)
+    next_major = f"{int(re.match(r'[0-9]+', installed)[0]) + 2}.0"
+    assert requirement.specifier.contains(next_major) == (requirement.name in BY_YEAR)
+
+
+def test_all_has_the_other_extras():
+    (everything,) = EXTRAS["all"]
+    assert (everything.name, everything.extras) == (PROJECT["name"], EXTRAS.keys() - {"all", "dev"})
+
+
+def test_results_are_read_where_torch_and_ray_are_missing(tmp_path):
+    storage, uri = str(tmp_path), f"sqlite:///{tmp_path}/mlflow.db"
+    small = ["--preset", "smoke", "--sizes", "tiny", "--seeds", "1", "--methods", "gram", "--in-process"]
+    with pytest.raises(SystemExit) as end:
+        main(["run", "scaling", *small, "--storage", storage])
+    assert end.value.code == 0
+    frames = [load_store(storage), load_store_curves(storage), load_runs(uri), load_curves(uri)]
+    code = READ.format(absent=NOT_TO_READ, storage=storage, uri=uri)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == [frame.to_csv(index=False) for frame in frames]
+    assert len(frames[0]) == len(frames[2]) == 12
