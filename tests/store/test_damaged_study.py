@@ -1,0 +1,129 @@
+"""A finished study with any one of its JSON files damaged: each reader takes it for absent or names it, and goes on."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gram_platform.cli import main
+from gram_platform.store import Store
+from gram_platform.store.files import seal
+from gram_platform.store.root import open_corpus
+from gram_platform.tracking.frame import load_store, load_store_curves
+
+ROOT = Path(__file__).resolve().parents[2]
+STUDY = ("--preset", "smoke", "--sizes", "tiny", "--seeds", "1", "--methods", "gram", "--in-process")
+WHOLE = ["[1]", "7", "null", "{}", "", "[" * 100_000]
+VALUES = [None, "x", 7, [1], {"x": {"y": [1]}}, 10**400]
+KINDS = {
+    *("data/ID/manifest.json", "data/ID/tokenizer.json", "store.json", "studies/scaling/study.json"),
+    *(f"{kind}/ID/{name}.json" for kind in ("runs", "evaluations") for name in ("config", "tags", "result")),
+    *("evaluations/ID/timing.json", "runs/ID/attempts/ID/complete.json", "runs/ID/attempts/ID/lease.json"),
+}
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory) -> Path:
+    """The smallest real study: a baseline, a GRAM run, its attacks and evaluations."""
+    root = tmp_path_factory.mktemp("study")
+    command = [sys.executable, str(ROOT / "experiments" / "scaling.py"), *STUDY, "--storage", str(root)]
+    subprocess.run(command, check=True, cwd=ROOT, capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    for beside in root.glob("mlflow.db*"):  # the readers read the storage
+        beside.unlink()
+    shutil.rmtree(root / "mlartifacts", ignore_errors=True)
+    return root
+
+
+def representatives(root: Path) -> Iterator[Path]:
+    """One file of each kind: of a run, of an evaluation, of the data and of the study."""
+    found: dict[str, Path] = {}
+    for path in sorted(root.rglob("*.json")):
+        found.setdefault(re.sub(r"(?<=/)[0-9a-f]{12}|(?<=attempts/)[^/]+", "ID", str(path.relative_to(root))), path)
+    assert found.keys() == KINDS
+    yield from found.values()
+
+
+def damaged_texts(path: Path) -> Iterator[tuple[str, str]]:
+    """(what was done, the new text): the whole file, and each of its fields; with a right seal where it has one."""
+    text = path.read_text()
+    yield from ((f"whole {whole[:9]}", whole) for whole in WHOLE)
+    yield "truncated", text[: len(text) // 2]
+    fields = json.loads(text)
+    if path.name == "tokenizer.json":
+        return
+    for number, key in enumerate(fields):
+        for what, changed in (
+            ("without", {k: v for k, v in fields.items() if k != key}),
+            ("other", fields | {key: VALUES[number % len(VALUES)]}),
+            ("another", fields | {key: VALUES[(number + 2) % len(VALUES)]}),
+        ):
+            is_sealed = "sha256" in fields and path.name in ("result.json", "complete.json")
+            rest = {k: v for k, v in changed.items() if k != "sha256"}
+            yield f"{what} {key}", seal(rest).decode() if is_sealed and key != "sha256" else json.dumps(changed)
+
+
+def frames(root: Path) -> None:
+    store = Store(root)
+    load_store(store), load_store_curves(store)
+
+
+def attempts(root: Path) -> None:
+    store = Store(root).open_for_writing(min_free_bytes=0)
+    for run in map(store.run, store.list_runs()):
+        with run.start_attempt("test") as attempt:
+            attempt.resume()
+    for data_id in store.list_data():
+        open_corpus(store, data_id)
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "status": lambda root: main(["status", "--storage", str(root)]),
+    "frames": frames,
+    "gc": lambda root: main(["gc", "--storage", str(root)]),
+    "attempts": attempts,
+}
+
+
+def said_to_users(error: ValueError) -> bool:
+    """Whether an error is one that users can mend: it names a field of theirs, or a file of the storage."""
+    return re.match(r"[\w.\[\]]+=", str(error)) is not None or "/runs/" in str(error) or "/data/" in str(error)
+
+
+def crashes(study: Path, tmp_path: Path, readers: dict[str, Callable], is_chosen: Callable[[Path, str], bool]) -> list:
+    """Damages one file after another; returns (number of damages, what was neither read nor said to users)."""
+    wrong, number = [], 0
+    for path in representatives(study):
+        relative = path.relative_to(study)
+        for what, text in damaged_texts(path):
+            if not is_chosen(relative, what):
+                continue
+            number += 1
+            root = tmp_path / str(number)
+            shutil.copytree(study, root, ignore=shutil.ignore_patterns("site", "*.bin", "*.html"))
+            (root / relative).write_text(text)
+            for name, read in readers.items():
+                try:
+                    with warnings.catch_warnings(action="ignore"):
+                        read(root)
+                except SystemExit as end:  # a command has said why
+                    wrong += [] if end.code == 2 else [f"{name}: {relative} {what}: {end.code}"]
+                except Exception as error:
+                    if not (isinstance(error, ValueError) and said_to_users(error)):
+                        wrong.append(f"{name}: {relative} {what}: {error!r:.300}")
+            shutil.rmtree(root)
+    return [number, wrong]
+
+
+@pytest.mark.timeout(900)
+def test_no_damaged_json_of_a_study_ends_a_reader(study, tmp_path, capsys):
+    number, wrong = crashes(study, tmp_path, READERS, lambda path, what: not what.startswith("another"))
+    capsys.readouterr()
+    assert number > 150
+    assert not wrong, "\n".join(wrong)
