@@ -31,7 +31,7 @@ from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.model.kernels import kernel_in_use
 from gram_platform.model.pieces import Piece, RowsOnDisk, whole
 from gram_platform.planner import run_flops
-from gram_platform.store import LeaseHeld
+from gram_platform.store import LeaseHeld, Store
 from gram_platform.store.attempts import Attempt
 from gram_platform.store.checkpoints import NORM, PROBE
 from gram_platform.store.shards import Resumed
@@ -159,7 +159,7 @@ def starting_point(run: RunConfig, execution: Execution) -> Iterator[Start]:
     if run.start is None:
         yield None
         return
-    with open_dense(execution.store(), run.start) as (_, weights):
+    with open_dense(Store(execution.storage), run.start) as (_, weights):
         yield weights
 
 

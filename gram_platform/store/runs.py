@@ -183,8 +183,7 @@ class RunDirectory(NodeDirectory):
     def weights(self) -> dict[str, "torch.Tensor"]:
         """Reads the final weights, verified. ValueError when the run is not complete or the weights are gone.
 
-        Corrupted weights are set aside, and the result with them: submitting again then trains the run again. So do, in
-        a store open for writing, weights that are missing or were removed.
+        Corrupted weights are set aside, and the result with them: submitting again then trains the run again.
         """
         result = self.require_result()
         for attempt_id in self._attempts_with_weights(result):
@@ -224,14 +223,11 @@ class RunDirectory(NodeDirectory):
         return result
 
     def _attempts_with_weights(self, result: dict) -> list[str]:
-        """Lists attempts with weights, those with this result first.
-
-        ValueError when `drop_weights` removed them and this store cannot have them made again.
-        """
+        """Lists attempts with weights, those with this result first; ValueError when `drop_weights` removed them."""
         attempt_ids = [attempt_id for attempt_id, _ in self.finished_attempts(result)]
         attempt_ids += [attempt_id for attempt_id in self.attempt_ids() if attempt_id not in attempt_ids]
         present = [attempt_id for attempt_id in attempt_ids if has_weights(self.attempts.child(attempt_id))]
-        if not present and self.weights_were_removed() and not self.folder.writable:
+        if not present and self.weights_were_removed():
             removed = f"found one whose weights were removed; to train it again, remove {self.folder.path}"
             raise invalid("run_id", self.run_id, f"a run whose weights are kept, {removed}")
         return present
@@ -241,13 +237,11 @@ class RunDirectory(NodeDirectory):
         return any(has_weights(self.attempts.child(attempt_id)) for attempt_id in self.attempt_ids())
 
     def weights_were_removed(self) -> bool:
-        """Tells whether `drop_weights` was called: missing weights are then no loss, until a study needs them."""
+        """Tells whether `drop_weights` was called: missing weights are then no loss."""
         return self.folder.exists(REMOVED)
 
     def _without_weights(self) -> ValueError:
         reason = "no attempt has weights of this hash"
-        if self.folder.writable:
-            self.folder.remove(REMOVED)
         for attempt_id, _ in self.finished_attempts():
             self.attempts.child(attempt_id).set_aside(FINISHED, reason)  # else it would restore the result
         self.folder.set_aside(RESULT, reason)

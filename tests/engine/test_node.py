@@ -200,21 +200,6 @@ def test_evaluation_of_a_view_without_result(execution, setting):
         execute_evaluation(evaluation, {}, execution)
 
 
-@pytest.mark.filterwarnings("ignore:.*no attempt has weights of this hash")
-def test_weights_that_gc_removed_are_made_again_when_a_study_needs_them(execution, setting):
-    """As `gram gc` does beside a study whose configs it cannot see yet: one failure, and no dead end."""
-    run = plan("baseline", setting).runs["all"]
-    result = execute_run(run, {}, execution)
-    evaluation = Evaluation(View(run.run_id), setting.data_id, ("core",), 4)
-    second = dataclasses.replace(run, start=View(run.run_id), seed=1)
-    for needing in (lambda: execute_evaluation(evaluation, {}, execution), lambda: execute_run(second, {}, execution)):
-        Store(execution.storage).open_for_writing().run(run.run_id).drop_weights()
-        with pytest.raises(ValueError, match="submit again"):
-            needing()
-        assert execute_run(run, {}, execution) == result
-        needing()
-
-
 def test_norms_of_sets_are_recorded_beside_the_result(run, execution):
     result = execute_run(run, {}, execution)
     directory = Store(execution.storage).run(run.run_id)

@@ -226,7 +226,7 @@ def test_weights_that_were_removed_are_named(tmp_path, directory):
     train(str(tmp_path), RUN)
     assert directory.drop_weights() > 0
     with pytest.raises(ValueError, match=r"weights are kept"):
-        Store(tmp_path).run(RUN.run_id).weights()
+        directory.weights()
     assert directory.status() == "complete"
 
 

@@ -127,28 +127,21 @@ def test_an_owner_that_was_taken_for_ended_keeps_or_writes_its_weights_again(dir
     assert torch.equal(directory.weights()["weights"], WEIGHTS["weights"])
 
 
-def test_removed_weights_are_named_to_readers_and_made_again_for_studies(directory, tmp_path):
-    """A study that `gram gc` did not know, and lost weights, which have no marker, are served alike."""
+def test_removed_weights_are_not_made_again_and_lost_ones_are(directory, tmp_path):
     committed(directory, 3).complete(final_fields(RUN), WEIGHTS, [record(s) for s in range(4, 9)])
     result = directory.result()
-    for has_marker in (True, False):
-        directory.drop_weights()
-        with pytest.raises(ValueError, match="weights were removed"):
-            Store(tmp_path).run(RUN.run_id).weights()
-        assert directory.result() == result
-        if not has_marker:
-            (tmp_path / "runs" / RUN.run_id / "weights-removed.json").unlink()
-        with (
-            pytest.warns(RuntimeWarning, match="no attempt has weights"),
-            pytest.raises(ValueError, match="submit again"),
-        ):
-            directory.weights()
-        assert directory.status() == "interrupted"
-        assert not directory.weights_were_removed()
-        with directory.start_attempt("again") as attempt:
-            attempt.complete(final_fields(RUN), WEIGHTS, [record(s) for s in range(1, 9)])
-        assert directory.result() == result
-        assert directory.weights().keys() == WEIGHTS.keys()
+    directory.drop_weights()
+    with pytest.raises(ValueError, match="weights were removed"):
+        directory.weights()
+    assert directory.result() == result
+    (tmp_path / "runs" / RUN.run_id / "weights-removed.json").unlink()
+    with pytest.warns(RuntimeWarning, match="no attempt has weights"), pytest.raises(ValueError, match="submit again"):
+        directory.weights()
+    assert directory.status() == "interrupted"
+    with directory.start_attempt("again") as attempt:
+        attempt.complete(final_fields(RUN), WEIGHTS, [record(s) for s in range(1, 9)])
+    assert directory.result() == result
+    assert directory.weights().keys() == WEIGHTS.keys()
 
 
 def test_a_kill_after_the_result_leaves_checkpoints_that_can_be_removed(directory, tmp_path, monkeypatch):
