@@ -213,7 +213,7 @@ def test_each_word_of_the_glossary_has_one_entry():
 def test_the_example_of_a_corpus_can_be_opened(monkeypatch):
     (entry,) = re.findall(r"in `STORIES`:\n\n```python\n(.*?)```", DOCUMENTS["docs/extend.md"], re.DOTALL)
     ((name, corpus),) = eval("{" + entry + "}", {**vars(catalog)}).items()
-    monkeypatch.setitem(catalog.STORIES, name, corpus)
+    monkeypatch.setitem(catalog.CORPORA, name, corpus)
     (found,) = check_corpus(name)
     assert found.ok, found
     assert f"gram prepare {name} --check" in DOCUMENTS["docs/extend.md"]

@@ -7,6 +7,7 @@ model-00001-of-00003.safetensors ... and model.safetensors.index.json
 import contextlib
 import json
 import math
+import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
@@ -76,7 +77,7 @@ def file_names(folder: Path) -> list[str]:
         for name in names:
             if Path(name).name != name or not name.endswith(".safetensors"):
                 raise invalid(INDEX, name, "safetensors files of the same folder")
-            if not (folder / name).is_file():
+            if not os.path.isfile(folder / name):  # also for a name that no file can have
                 raise invalid("checkpoint", str(folder), f"a complete checkpoint, {name} is missing")
         return names
     if (folder / SINGLE).is_file():
