@@ -39,7 +39,7 @@ test-all: lint ## run lint, then every test
 fuzz: setup ## fuzz every parser of text from outside for a minute each; ARGS="records --seconds 600" for one
 	$(BIN)/python -m tests.fuzz $(ARGS)
 
-audit: ## look the pinned versions up among known vulnerabilities; needs PyPI, and fails where it does not answer
+audit: ## look the pinned versions up among known vulnerabilities; needs a network, and fails without one
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer with venv is needed: set PYTHON=/path/to/python" >&2; exit 1; }
 	test -x $(AUDIT)/bin/pip-audit || { $(PYTHON) -m venv $(AUDIT) && $(AUDIT)/bin/python -m pip install --quiet pip-audit==2.10.1; }
 	$(AUDIT)/bin/pip-audit --strict --no-deps --disable-pip --requirement constraints.txt $(ARGS)

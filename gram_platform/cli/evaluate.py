@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from gram_platform.analysis.tables import aligned
+from gram_platform.analysis.tables import aligned, table_csv
 from gram_platform.cli.flags import Positional, Storage, stored
 from gram_platform.config.identity import invalid, local_path, require_int
 from gram_platform.release.selection import available_modules, find_run
@@ -23,8 +23,8 @@ def eval_command(
 ) -> None:
     """Score profiles of a run on tasks of the LM Evaluation Harness (needs the extra `eval`).
 
-    Scores are kept in the storage and not made twice. Below about a billion parameters most multiple choice is at
-    chance: then compare the bits a byte of the right answers.
+    Scores are kept in the storage and not made twice. Where a small model's accuracy is that of a guess, compare the
+    bits a byte of the right answers.
 
     Args:
         run_id: a complete run, by its id or the beginning of it
@@ -51,6 +51,6 @@ def eval_command(
     benchmark = Benchmark(tuple(dict.fromkeys(tasks)), include_path, num_fewshot, limit).checked()
     table = score_profiles(store.open_for_writing(), views, benchmark, device, precision, print)
     if place is not None:
-        table.to_csv(place, index=False, float_format="%.6g")
+        place.write_text(table_csv(table), encoding="utf-8")
     shown = table.map(lambda value: f"{value:.3f}" if isinstance(value, float) else str(value))
     print("\n" + aligned([list(shown.columns), *shown.values.tolist()]))

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator
 from typing import Literal
 
+from gram_platform.analysis.tables import aligned
 from gram_platform.cli.flags import AsJson, Positional, Storage, stored
 from gram_platform.cli.run import find_study, study_names
 from gram_platform.config.flops import total_parameters
@@ -74,9 +75,7 @@ def table_text(rows: list[Row]) -> str:
     """Aligns rows of equal keys in columns below their names."""
     if not rows:
         return ""
-    lines = [list(rows[0]), *([_cell(value) for value in row.values()] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+    return aligned([list(rows[0]), *([_cell(value) for value in row.values()] for row in rows)])
 
 
 def _cell(value: object) -> str:

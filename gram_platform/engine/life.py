@@ -189,7 +189,10 @@ class WaitingNodes:
             if end is None:
                 self._make_ready(node)
                 continue
-            self.failed(node, end) if end else self.done(node)
+            if end:
+                self.failed(node, end)
+            else:
+                self.done(node)
             ended.append(node)
         return ended
 

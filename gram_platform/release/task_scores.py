@@ -1,7 +1,7 @@
 """Scores views on tasks of the LM Evaluation Harness, once each; the scores are evaluations of the storage.
 
-Below about a billion parameters multiple choice is mostly at chance, whatever the model knows. Each score therefore has
-the chance of a guess and the bits a byte of the right answers, which fall long before the accuracy rises.
+Small models often answer multiple choice as a guess does, whatever they know. Each score therefore has the chance of a
+guess beside it, and the bits a byte of the right answers, which need no right guess to differ.
 """
 
 import hashlib
@@ -20,6 +20,7 @@ from gram_platform.config.identity import invalid, local_path
 from gram_platform.corpora.tokenizer import load_tokenizer
 from gram_platform.release.selection import AvailableModules
 from gram_platform.store import Store
+from gram_platform.store.files import hash_file
 from gram_platform.store.root import open_corpus
 from gram_platform.store.views import load_view
 
@@ -67,8 +68,7 @@ def folder_sha256(folder: Path) -> str:
     """Hashes the names and contents of all files below a folder."""
     digest = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        content = hashlib.sha256(path.read_bytes()).hexdigest()
-        digest.update(f"{path.relative_to(folder).as_posix()} {content}\n".encode())
+        digest.update(f"{path.relative_to(folder).as_posix()} {hash_file(str(path))}\n".encode())
     return digest.hexdigest()
 
 
@@ -83,7 +83,12 @@ def parse_profile(found: AvailableModules, name: str) -> View:
 
 
 def score_profiles(
-    store: Store, profiles: Mapping[str, View], benchmark: Benchmark, device: str, precision: str, say: Callable
+    store: Store,
+    profiles: Mapping[str, View],
+    benchmark: Benchmark,
+    device: str,
+    precision: str,
+    say: Callable[[str], None],
 ) -> pd.DataFrame:
     """Scores each view that has no stored scores; returns one row for each profile and task, `COLUMNS`.
 
@@ -91,7 +96,7 @@ def score_profiles(
     """
     rows = []
     for name, view in profiles.items():
-        started, result = time.monotonic(), None
+        started = time.monotonic()
         run = run_from_plain(store.run(view.run_id).config())
         scores = benchmark.of_view(view, run.data.data_id, precision)
         directory = store.evaluation(scores.eval_id)
