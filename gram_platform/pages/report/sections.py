@@ -24,7 +24,7 @@ from gram_platform.pages.report.page import (
     readable_table,
     render,
 )
-from gram_platform.pages.report.study import Results
+from gram_platform.pages.results.record import Results
 from gram_platform.paper.claims import ABOVE, BELOW
 from gram_platform.paper.paper import PAPER_SCALES, beside_paper, beside_published, printed, published_means
 from gram_platform.paper.verdicts import AGREE, CANNOT_TELL, DISAGREE, NO_INTERVAL

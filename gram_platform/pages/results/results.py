@@ -14,8 +14,7 @@ from gram_platform.pages.report.build import build_report, study_figures
 from gram_platform.pages.report.modules import readable_drops, readable_shares
 from gram_platform.pages.report.page import shown_columns
 from gram_platform.pages.report.sections import renamed
-from gram_platform.pages.report.study import Results
-from gram_platform.pages.results.record import StudyRecord, intro_text, mlflow_links, publish, with_links
+from gram_platform.pages.results.record import Results, StudyRecord, intro_text, mlflow_links, publish, with_links
 from gram_platform.paper.claims import CLAIMS
 from gram_platform.paper.paper import PAPER_SCALES, beside_paper
 from gram_platform.paper.verdicts import (
