@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from gram_platform.config import State
 from gram_platform.pages.results.record import StudyRecord, load_record
 from gram_platform.planner import MACHINES
-from gram_platform.store import CorruptFile, EvaluationDirectory, Folder, RunDirectory, Store
+from gram_platform.store import EvaluationDirectory, Folder, RunDirectory, Store
 from gram_platform.store.directories import NodeDirectory
 from gram_platform.store.leases import is_fresh, read_lease
 
@@ -117,7 +117,7 @@ def read_facts(store: Store, cache: Folder | None = None) -> Facts:
 
     A complete node never changes but for its tags: the folder `cache` keeps what was read of it, in one file.
     """
-    nodes = [*map(store.run, store.list_runs()), *map(store.evaluation, store.list_evaluations())]
+    nodes = store.nodes()
     finished = store.finished((node.kind, node.node_id) for node in nodes)
     cached = _read_cache(cache)
 
@@ -140,10 +140,7 @@ def _read_cache(cache: Folder | None) -> dict[str, dict]:
     """Reads the facts of complete nodes; {} if the file is damaged or of a version with other fields."""
     names = {field.name for field in fields(NodeFacts)}
     shape = {str: lambda known: isinstance(known, dict) and known.keys() == names and "sha256" in known["result"]}
-    try:
-        return (cache.read_json(CACHE, shape) if cache else None) or {}
-    except CorruptFile:
-        return {}
+    return cache.read_spare(CACHE, shape) if cache else {}
 
 
 def _run_facts(run: RunDirectory) -> NodeFacts | None:
@@ -184,7 +181,7 @@ def _evaluation_facts(evaluation: EvaluationDirectory) -> NodeFacts | None:
 def _config(node: RunDirectory | EvaluationDirectory) -> Mapping:
     try:
         return node.config()
-    except (CorruptFile, ValueError):
+    except ValueError:
         return {}
 
 
@@ -193,7 +190,7 @@ def _read_studies(store: Store) -> list[StudyFacts]:
     written = [_study_facts(store, name) for name in store.list_studies()]
     found = {study.name: study for study in written if study is not None}
     for search_id in store.list_searches():
-        facts = _json(store.search_dir(search_id), "search.json")
+        facts = store.search_dir(search_id).read_spare("search.json")
         lease = read_lease(store.search_dir(search_id))
         name = facts.get("name", search_id)
         driver = f"led by {lease['owner']}" if is_fresh(lease) else ""
@@ -217,14 +214,7 @@ def _study_facts(store: Store, name: str) -> StudyFacts | None:
     rows = list(csv.DictReader(io.StringIO(folder.read(TRIALS).decode()))) if TRIALS in files else []
     ids = tuple(dict.fromkeys(run for row in rows for run in row.get("runs", "").split()))
     states = dict(Counter(row.get("state", "") for row in rows))
-    return StudyFacts(name, name, ids, search=_json(folder, "search.json"), files=files, trials=states)
-
-
-def _json(folder, name: str) -> Mapping:
-    try:
-        return folder.read_json(name) or {}
-    except CorruptFile:
-        return {}
+    return StudyFacts(name, name, ids, search=folder.read_spare("search.json"), files=files, trials=states)
 
 
 def uses(studies: Sequence[StudyFacts]) -> dict[str, tuple[str, ...]]:

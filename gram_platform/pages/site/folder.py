@@ -12,7 +12,7 @@ from pathlib import Path
 import plotly
 
 from gram_platform.pages.report.page import ASSETS, asset
-from gram_platform.store import CorruptFile, Folder
+from gram_platform.store import Folder
 
 MANIFEST = "manifest.json"
 ROOMS = ("analysis", "pages", "paper", "tracking")  # a change of their code rewrites every page
@@ -24,10 +24,7 @@ class SiteFolder:
     def __init__(self, folder: Folder) -> None:
         self.folder = folder
         self.num_written = 0
-        try:
-            self._before = folder.read_json(MANIFEST) or {}
-        except CorruptFile:
-            self._before = {}
+        self._before = folder.read_spare(MANIFEST)
         self._present = set(folder.list())
         self._present |= {f"studies/{name}" for name in folder.child("studies").list()}
         self._pages: dict[str, dict] = {}
