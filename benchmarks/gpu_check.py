@@ -178,7 +178,7 @@ def _speed(workload: Workload) -> BenchmarkResult:
 
 
 def table_row(workload: Workload, flops_per_second: float) -> str:
-    """Returns the line to add to the table of `planner/utilisation.py`, with a CPU's rate for one core."""
+    """Returns the line to add to the table of `planner/__init__.py`, with a CPU's rate for one core."""
     is_cpu = torch.device(workload.device).type == "cpu"
     found = "cpu" if is_cpu else torch.cuda.get_device_name(workload.device).lower()
     machine = next((name for name in MACHINES if name in found), found)

@@ -4,8 +4,7 @@ import numpy as np
 import pandas as pd
 
 from gram_platform.analysis.tables import Analysis
-from gram_platform.pages.report.study import Results
-from gram_platform.pages.results.record import StudyRecord
+from gram_platform.pages.results.record import Results, StudyRecord
 from gram_platform.paper.verdicts import claims_frame
 
 DOMAINS = ("core", "biology", "chemistry")

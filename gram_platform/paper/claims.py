@@ -1,179 +1,309 @@
-"""Judges claims on a study's seeds, ours and the published: computes the two sides of each claim.
+"""Lists the paper's claims by study: a text, two sides whose difference is judged, and where the paper says so.
 
-`verdicts` judges the difference of the sides.
+No claim says more than the paper's numbers show: "matches" is "no worse by more than a margin". That retain stays above
+elicited is claimed only on Simple Stories: in the paper's scaling study it holds from 200M on, while at 50M and 100M
+elicited is above retain. If a side names no size or variant, the claim is judged at each of the study's. FIRST and LAST
+stand for a study's first and last.
 """
 
 import math
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import pandas as pd
 
-from gram_platform.analysis.localization import CONTROL, FORGET, RETAIN
-from gram_platform.analysis.ratios import BASELINE, MEAN, VARIANT
-from gram_platform.analysis.tables import NUM_DOMAINS, averaged_profiles, interval_text, pair_means
-from gram_platform.config.identity import invalid
-from gram_platform.paper.paper import published_per_seed
-from gram_platform.paper.paper_claims import CLAIMS, FIRST, chosen, paper_difference
-from gram_platform.paper.verdicts import COLUMNS, Claim, Judgement, Side, claims_frame, judge
-
-VERDICT_COLUMNS = ["claim", "size", VARIANT, "verdict", "difference", "low", "high"]
-PAPER_COLUMNS = [*COLUMNS, "paper", "source", "size", VARIANT]
-LOCALIZATION_CLAIMS = (  # text, value, and (method, class) of the left and the right side; "": the judged method
-    ("forgotten domains lose more than retained ones", "increase", ("", FORGET), ("", RETAIN)),
-    (
-        "increases on forgotten domains are less even than between two seeds of the baseline",
-        "gini",
-        ("", FORGET),
-        (BASELINE, CONTROL),
-    ),
+from gram_platform.analysis.ratios import ALL
+from gram_platform.analysis.tables import CLASSES
+from gram_platform.paper.paper import (
+    ACCUMULATION,
+    ARCHITECTURE,
+    AUX_SCALING,
+    PARTIAL_LABELS,
+    STORIES,
+    paper_value,
 )
 
+BELOW, ABOVE = 0.06, 0.10  # margins in compute ratio: this much worse still counts as no worse
+MARGINS = {"core": BELOW, "retain": BELOW, "forget": ABOVE, "elicited": ABOVE}
+WORDS = {"elicited": "elicited forget"}  # of a class in texts, if not its name
+POSITIVE = pd.Interval(0.0, math.inf, closed="neither")
 
-def seed_values(per_seed: pd.DataFrame, name: str, **where: str) -> dict[str, float]:
-    """Returns `{seed: value}` of column `name` in rows that match, e.g. `method="gram", size="50M", profile="mean"`.
 
-    Leaves out unknown values. ValueError if a seed occurs twice: the match does not name one view.
+def not_below(name: str) -> pd.Interval:
+    """Returns the range "a class (usually core or retain) is no more than its margin below the other side"."""
+    return pd.Interval(-MARGINS[name], math.inf, closed="neither")
+
+
+def not_above(name: str) -> pd.Interval:
+    """Returns the range "a class (usually forget or elicited) is no more than its margin above the other side"."""
+    return pd.Interval(-math.inf, MARGINS[name], closed="neither")
+
+
+def alike(name: str) -> pd.Interval:
+    """Returns the range "a class differs by less than its margin, either way"."""
+    return pd.Interval(-MARGINS[name], MARGINS[name], closed="neither")
+
+
+@dataclass(frozen=True)
+class Side:
+    """A class of a method's compute ratios, averaged within a seed over profiles."""
+
+    method: str
+    name: str  # of CLASSES
+    profile: str = ""  # "": the mean over profiles with at most one auxiliary domain that both sides' methods have
+    variant: str = ""  # "": each in turn
+    size: str = ""  # "": each in turn
+    less: "Side | None" = None  # subtracted seed by seed: makes the side a drop or a gain
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The statement that `left - right` lies `within` the range."""
+
+    text: str
+    left: Side
+    right: Side
+    source: str  # label in the paper
+    within: pd.Interval = POSITIVE
+
+    @property
+    def terms(self) -> tuple[Side, ...]:
+        """The sides and the sides subtracted from them, each once."""
+        return tuple(dict.fromkeys(t for side in (self.left, self.right) for t in (side, side.less) if t is not None))
+
+
+def follows(label: str, left: str, other: str, right: str, source: str) -> tuple[Claim, ...]:
+    """Claims by class that LABEL is no worse than OTHER: core and retain not below, forget and elicited not above."""
+    ways = {n: ("below", not_below) if n in ("core", "retain") else ("above", not_above) for n in CLASSES}
+    texts = {n: f"{label}'s {WORDS.get(n, n)} is no more than {MARGINS[n]:.2f} {ways[n][0]} {other}'s" for n in CLASSES}
+    return tuple(Claim(texts[n], Side(left, n), Side(right, n), source, ways[n][1](n)) for n in CLASSES)
+
+
+def same(label: str, left: str, other: str, right: str, source: str) -> tuple[Claim, ...]:
+    """Claims by class that LABEL and OTHER differ by less than the margin, either way."""
+    texts = {n: f"{label} and {other} have the same {WORDS.get(n, n)} within {MARGINS[n]:.2f}" for n in CLASSES}
+    return tuple(Claim(texts[n], Side(left, n), Side(right, n), source, alike(n)) for n in CLASSES)
+
+
+def drop(method: str, name: str) -> Side:
+    """Returns the side "what a class loses from at most one module to all"."""
+    return Side(method, name, less=Side(method, name, profile=ALL))
+
+
+def gain(method: str, name: str) -> Side:
+    """Returns the side "what a class gains by heterogeneous accumulation"."""
+    return Side(method, name, variant="heterogeneous", less=Side(method, name, variant="uniform"))
+
+
+# ----------------------------------------------------------------------------------------------------- the claims
+
+
+FIRST, LAST = "first", "last"
+LABELS = (("gram", "GRAM"), ("filtering", "Filtering"), ("ft_lora", "FT-LoRA"))
+SCALING, DUAL_USE, TITRATION = "scaling", "dual_use", "titration"
+PARTIAL, TITRATED = "fig:partial-labels", "fig:titration"  # sources
+ANYWHERE: Mapping[str, str] = {}
+
+
+def _classes(text: str, method: str, left: str, right: str, source: str, within: pd.Interval = POSITIVE) -> Claim:
+    """Compares two classes of a method."""
+    return Claim(text, Side(method, left), Side(method, right), source, within)
+
+
+def _methods(text: str, name: str, left: str, right: str, source: str, at: Mapping[str, str] = ANYWHERE) -> Claim:
+    """Compares a class of two methods, `at` one profile and variant."""
+    return Claim(text, Side(left, name, **at), Side(right, name, **at), source)
+
+
+def _variants(text: str, method: str, name: str, left: str, right: str, source: str) -> Claim:
+    """Compares a class of a method at two variants."""
+    return Claim(text, Side(method, name, variant=left), Side(method, name, variant=right), source)
+
+
+STORIES_CLAIMS = (  # on means over the profiles of core with at most one auxiliary domain
+    _classes("GRAM: retain is above forget", "gram", "retain", "forget", "fig:grmoe_vs_filtering"),
+    _classes("Filtering: retain is above forget", "filtering", "retain", "forget", "fig:grmoe_vs_filtering"),
+    *follows("GRAM", "gram", "filtering", "filtering", "tab:synthetic"),
+    _classes("GRAM after the attack: retain is above elicited", "gram", "retain", "elicited", "app:stories"),
+    _classes("The attack undoes MaxEnt: elicited is above forget", "maxent", "elicited", "forget", "app:stories"),
+    Claim(
+        f"MaxEnt recovers almost completely: elicited is no more than {ABOVE:.2f} below the baseline",
+        Side("maxent", "elicited"),
+        Side("baseline", "retain"),
+        "app:stories",
+        not_below("elicited"),
+    ),
+    _methods("MaxEnt is less robust than GRAM: its elicited is above", "elicited", "maxent", "gram", "app:stories"),
+    _methods(
+        "MaxEnt is less robust than filtering: its elicited is above", "elicited", "maxent", "filtering", "app:stories"
+    ),
+    _methods("FT-LoRA has a lower core than GRAM", "core", "gram", "ft_lora", "app:stories"),
+    _methods("FT-Full has a lower core than GRAM", "core", "gram", "ft_full", "app:stories"),
+    _methods("DEMix is poor on core: below GRAM", "core", "gram", "demix", "app:stories"),
+    _methods("DEMix is poor on retain: below GRAM", "retain", "gram", "demix", "app:stories"),
+    _classes(
+        f"DEMix recovers little: elicited is no more than {ABOVE:.2f} above forget",
+        "demix",
+        "elicited",
+        "forget",
+        "app:stories",
+        not_above("elicited"),
+    ),
+)
+SCALING_CLAIMS = (
+    _classes("GRAM: retain is above forget", "gram", "retain", "forget", "fig:scaling"),
+    _classes("Filtering: retain is above forget", "filtering", "retain", "forget", "fig:scaling"),
+    *(
+        Claim(
+            f"{label}'s {WORDS.get(name, name)} falls with size",
+            Side(method, name, size=FIRST),
+            Side(method, name, size=LAST),
+            "fig:scaling",
+        )
+        for name in ("forget", "elicited")
+        for method, label in LABELS
+    ),
+    *follows("GRAM", "gram", "filtering", "filtering", "fig:scaling"),
+    *follows("FT-LoRA", "ft_lora", "filtering", "filtering", "fig:scaling"),
+)
+DUAL_USE_CLAIMS = (
+    _classes("GRAM: retain is above forget", "gram", "retain", "forget", "fig:realistic-results"),
+    *follows("GRAM", "gram", "filtering", "filtering", "fig:realistic-results"),
+    *follows("FT-LoRA", "ft_lora", "filtering", "filtering", "fig:realistic-results"),
+    _classes(
+        "The attack undoes MaxEnt: elicited is above forget", "maxent", "elicited", "forget", "sec:claim-realistic"
+    ),
+    _methods(
+        "MaxEnt is less robust than GRAM: its elicited is above", "elicited", "maxent", "gram", "sec:claim-realistic"
+    ),
+    *(
+        Claim(
+            f"GRAM composes: from at most one module to all its {name} drops less than summed LoRAs'",
+            drop("ft_lora", name),
+            drop("gram", name),
+            "fig:arbsub-forget",
+        )
+        for name in ("core", "retain")
+    ),
+    Claim(
+        "Summed LoRAs lose core",
+        Side("ft_lora", "core"),
+        Side("ft_lora", "core", profile="all"),
+        "fig:arbsub-forget",
+    ),
+    Claim(
+        "Summed LoRAs lose retain",
+        Side("ft_lora", "retain"),
+        Side("ft_lora", "retain", profile="all"),
+        "fig:arbsub-forget",
+    ),
+)
+AUX_SCALING_CLAIMS = (
+    _classes("Retain is above forget", "gram", "retain", "forget", "fig:aux-scaling-main"),
+    _classes("Retain is above elicited", "gram", "retain", "elicited", "fig:aux-scaling-main"),
+    *(
+        Claim(
+            f"{name.capitalize()} stays as domains are added: no more than {MARGINS[name]:.2f} below",
+            Side("gram", name, variant=LAST),
+            Side("gram", name, variant=FIRST),
+            "fig:aux-scaling-main",
+            not_below(name),
+        )
+        for name in ("core", "retain")
+    ),
+    _variants("Forget rises as domains are added", "gram", "forget", LAST, FIRST, "fig:aux-scaling-main"),
+)
+HALF = {"profile": "core", "variant": "0.5"}  # of the labels
+PARTIAL_LABELS_CLAIMS = (
+    *(
+        _methods(f"Half the labels: {label} has more {text} than GRAM", name, method, "gram", PARTIAL, HALF)
+        for method, label in LABELS[1:]
+        for name, text in (("forget", "forget"), ("elicited", "elicited forget"))
+    ),
+    Claim(
+        f"Half the labels: GRAM's core is no more than {BELOW:.2f} below filtering's",
+        Side("gram", "core", **HALF),
+        Side("filtering", "core", **HALF),
+        PARTIAL,
+        not_below("core"),
+    ),
+    Claim(
+        "Filtering forgets less with half the labels than with all",
+        Side("filtering", "forget", **HALF),
+        Side("filtering", "forget", "core", "1"),
+        "fig:partial-full",
+    ),
+)
+ARCHITECTURE_CLAIMS = (
+    *same("GRAM with MLPs", "gram", "GRAM with LoRAs", "gram_lora", "fig:expert-arch"),
+    *same("Finetuning with MLPs", "ft_mlp", "finetuning with LoRAs", "ft_lora", "fig:expert-arch"),
+)
+KINDS = ("heterogeneous", "uniform")  # of accumulation
+ACCUMULATION_CLAIMS = (
+    *(
+        _variants(f"GRAM: heterogeneous accumulation raises {name}", "gram", name, *KINDS, "tab:hetacc-200m")
+        for name in ("core", "retain")
+    ),
+    Claim(
+        f"GRAM: heterogeneous accumulation leaves forget within {ABOVE:.2f}",
+        Side("gram", "forget", variant="heterogeneous"),
+        Side("gram", "forget", variant="uniform"),
+        "tab:hetacc-200m",
+        alike("forget"),
+    ),
+    Claim(
+        "GRAM gains more retain by it than FT-LoRA",
+        gain("gram", "retain"),
+        gain("ft_lora", "retain"),
+        "tab:hetacc-200m",
+    ),
+    Claim(
+        "Baseline: uniform accumulation lowers auxiliary domains",
+        Side("baseline", "retain", "all", "heterogeneous"),
+        Side("baseline", "retain", "all", "uniform"),
+        "tab:hetacc-200m",
+    ),
+)
+TITRATION_CLAIMS = tuple(
+    claim
+    for method, label in LABELS[::2]
+    for claim in (
+        _variants(f"{label}: half a module is above none on its domain", method, "retain", "0.5", "0", TITRATED),
+        _variants(
+            f"{label}: a whole module is above half of one on its domain", method, "retain", "1", "0.5", TITRATED
+        ),
+        Claim(
+            f"{label}: core stays as a module is turned up: no more than {BELOW:.2f} below",
+            Side(method, "core", variant="1"),
+            Side(method, "core", variant="0"),
+            TITRATED,
+            not_below("core"),
+        ),
+    )
+)
+CLAIMS: dict[str, tuple[Claim, ...]] = {
+    STORIES: STORIES_CLAIMS,
+    SCALING: SCALING_CLAIMS,
+    DUAL_USE: DUAL_USE_CLAIMS,
+    AUX_SCALING: AUX_SCALING_CLAIMS,
+    PARTIAL_LABELS: PARTIAL_LABELS_CLAIMS,
+    ARCHITECTURE: ARCHITECTURE_CLAIMS,
+    ACCUMULATION: ACCUMULATION_CLAIMS,
+    TITRATION: TITRATION_CLAIMS,
+}
+
+
+def chosen(name: str, values: Sequence[str]) -> str:
+    """Returns the size or variant that a side names among a study's `values`: resolves FIRST and LAST."""
+    return {FIRST: values[:1], LAST: values[-1:]}.get(name, (name,))[0]
+
+
+def paper_difference(study: str, claim: Claim, variant: str = "", variants: Sequence[str] = ("",)) -> float:
+    """Returns left - right in the paper's table of the study at a variant; NaN unless the paper prints both.
+
+    `variants` are our study's, of which sides may name the first and last.
     """
-    rows = per_seed[per_seed[name].notna()]
-    for column, value in where.items():
-        rows = rows[rows[column] == value]
-    if rows["seed"].duplicated().any():
-        raise invalid("where", where, "columns that leave one row for each seed")
-    return dict(zip(rows["seed"], rows[name].astype(float), strict=True))
-
-
-def separation_claims(per_seed: pd.DataFrame) -> list[Judgement]:
-    """Judges "retain - forget > 0" for every method and size with both classes; `per_seed` as in `tables.Analysis`."""
-    judgements = []
-    for method, size in dict.fromkeys(zip(per_seed["method"], per_seed["size"], strict=True)):
-        where = {"method": method, "size": size, "profile": MEAN}
-        retain, forget = (seed_values(per_seed, name, **where) for name in ("retain", "forget"))
-        if set(retain) & set(forget):
-            judgements.append(judge(f"{method}, {size}: retain is above forget", retain, forget))
-    return judgements
-
-
-def paper_claims(per_seed: pd.DataFrame, study: str) -> pd.DataFrame:
-    """Judges the paper's claims on a study (`paper_claims.CLAIMS`), each at every size and variant that it leaves open.
-
-    Returns the columns of `claims_frame`, `paper` (the difference in the paper's table), `source`, and the `size` and
-    `variant` of the judgement. A side is the seed's mean over one profile, or over the profiles with at most one
-    auxiliary domain that both methods have. Claims of which no seed has both sides are left out.
-    """
-    rows = []
-    for claim in CLAIMS[study]:
-        for size, variant in _places(per_seed, claim):
-            left, right = _sides(per_seed, claim, size, variant)
-            if set(left) & set(right):
-                row = {"paper": math.nan, "source": claim.source, "size": size, VARIANT: variant}
-                if not claim.left.size:  # the paper's tables have one size
-                    row["paper"] = paper_difference(study, claim, variant, _values(per_seed, VARIANT))
-                rows.append(row | vars(judge(claim.text, left, right, claim.within)))
-    return pd.DataFrame(rows, columns=PAPER_COLUMNS)
-
-
-def _places(per_seed: pd.DataFrame, claim: Claim) -> list[tuple[str, str]]:
-    """Returns the sizes and variants at which to judge a claim; "" where the claim names them."""
-    sizes = ("",) if claim.left.size else _values(per_seed, "size")
-    variants = ("",) if claim.left.variant else _values(per_seed, VARIANT)
-    return [(size, variant) for size in sizes for variant in variants]
-
-
-def _values(per_seed: pd.DataFrame, column: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(per_seed[column])) if column in per_seed else ("",)
-
-
-def _sides(per_seed: pd.DataFrame, claim: Claim, size: str, variant: str) -> tuple[dict, dict]:
-    """Returns `{seed: value}` of both sides of a claim, averaged over the same profiles unless it names one.
-
-    The baseline has its `mean` instead. If the sides compare two classes, each is averaged over those of the shared
-    profiles that have it. Empty if the claim compares the first with the last size or variant and there is only one.
-    """
-    rows_of = {side: _where(per_seed, side, size, variant) for side in claim.terms}
-    names_ends = any(FIRST in (side.size, side.variant) for side in rows_of)
-    if names_ends and rows_of[claim.left].index.equals(rows_of[claim.right].index):
-        return {}, {}
-    averaged = {side: rows for side, rows in rows_of.items() if not side.profile and side.method != BASELINE}
-    found = [profiles for profiles in map(averaged_profiles, averaged.values()) if profiles]
-    shared = frozenset.intersection(*found) if found else frozenset()
-    of_class = dict.fromkeys((side.name for side in averaged), shared)
-    for side, rows in averaged.items():
-        of_class[side.name] &= frozenset(rows.loc[rows[NUM_DOMAINS[side.name]] > 0, "profile"])
-    known = {side: _means(rows, side, of_class.get(side.name, shared)) for side, rows in rows_of.items()}
-    left, right = (_less(known[side], known.get(side.less)) for side in (claim.left, claim.right))
-    return left, right
-
-
-def _less(values: Mapping[str, float], less: Mapping[str, float] | None) -> dict[str, float]:
-    """Returns `{seed: value - less}` over the seeds of both; the values if `less` is None."""
-    return dict(values) if less is None else {seed: values[seed] - less[seed] for seed in values if seed in less}
-
-
-def _where(per_seed: pd.DataFrame, side: Side, size: str, variant: str) -> pd.DataFrame:
-    rows = per_seed[per_seed["method"] == side.method]
-    for column, value in (("size", side.size or size), (VARIANT, side.variant or variant)):
-        if column in rows and value:
-            rows = rows[rows[column] == chosen(value, _values(per_seed, column))]
-    return rows
-
-
-def _means(rows: pd.DataFrame, side: Side, profiles: frozenset[str]) -> dict[str, float]:
-    """Returns `{seed: mean of the class over the profiles' domains}`, without seeds that lack a profile or value."""
-    if side.profile or side.method == BASELINE:
-        return seed_values(rows, side.name, profile=side.profile or MEAN)
-    seeds = rows[rows["profile"].isin(profiles)].groupby("seed")
-    means = {seed: pair_means(views, side.name) for seed, views in seeds if set(views["profile"]) == profiles}
-    return {seed: mean for seed, mean in means.items() if not math.isnan(mean)}
-
-
-def localization_claims(per_seed: pd.DataFrame) -> pd.DataFrame:
-    """Judges the paper's observations for every method; returns a row per claim, as `claims_frame`.
-
-    The loss of a removed capability rises and sits on few tokens; with the capability active the rise is gone.
-    """
-    judgements, means = [], per_seed[per_seed["profile"] == MEAN]
-    for method, size in dict.fromkeys(zip(means["method"], means["size"], strict=True)):
-        for text, name, *sides in LOCALIZATION_CLAIMS:
-            left, right = (
-                seed_values(means, name, method=who or method, size=size, **{"class": kind}) for who, kind in sides
-            )
-            if set(left) & set(right):
-                judgements.append(judge(f"{method}, {size}: {text}", left, right))
-    return claims_frame(judgements)
-
-
-@cache
-def published_verdicts(study: str) -> pd.DataFrame:
-    """Judges a study's claims on the published numbers, as on ours: VERDICT_COLUMNS, a row per claim, size and variant.
-
-    Empty if none are published.
-    """
-    return paper_claims(published_per_seed(study), study)[VERDICT_COLUMNS]
-
-
-def with_published(claims: pd.DataFrame, study: str) -> pd.DataFrame:
-    """Adds a column `published` to our claims: verdict and difference on the published numbers, in words.
-
-    Uses our size if it is published, else every published size. The published difference replaces `paper`, that of
-    printed means, which becomes NaN. Empty if nothing is published.
-    """
-    theirs = published_verdicts(study)
-    words = [
-        _published_words(theirs, *key) for key in zip(claims["claim"], claims["size"], claims[VARIANT], strict=True)
-    ]
-    paper = claims["paper"].astype(float).where([not text for text in words])
-    return claims.assign(paper=paper, published=pd.Series(words, claims.index, dtype=object))
-
-
-def _published_words(theirs: pd.DataFrame, claim: str, size: str, variant: str) -> str:
-    """Returns `agree, 0.100 [0.050, 0.150]`; for several sizes `agree at 2B; cannot tell at 50M; -0.020 to 0.040`."""
-    of_claim = theirs[(theirs["claim"] == claim) & (theirs[VARIANT] == variant)]
-    here = of_claim[of_claim["size"] == size]
-    found = here if len(here) else of_claim
-    if len(found) > 1:
-        sizes = found.groupby("verdict", sort=False)["size"].agg(", ".join)
-        judged = "; ".join(f"{verdict} at {names}" for verdict, names in sizes.items())
-        return f"{judged}; {found['difference'].min():.3f} to {found['difference'].max():.3f}"
-    of_one = zip(found["verdict"], found["difference"], found["low"], found["high"], strict=True)
-    return "".join(f"{verdict}, {interval_text(*numbers)}" for verdict, *numbers in of_one)
+    at = {side: chosen(side.variant or variant, variants) for side in claim.terms}
+    values = {side: paper_value(study, at[side], side.method, side.name)[0] for side in claim.terms}
+    left, right = (values[s] - (values[s.less] if s.less else 0.0) for s in (claim.left, claim.right))
+    return left - right

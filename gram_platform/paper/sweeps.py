@@ -19,8 +19,9 @@ import pandas as pd
 
 from gram_platform.analysis.sweeps import SWEEP_CLASSES
 from gram_platform.analysis.tables import interval_cell, interval_text
+from gram_platform.paper.claims import MARGINS, POSITIVE, alike
 from gram_platform.paper.paper import STORIES_SIZE
-from gram_platform.paper.verdicts import COLUMNS, MARGINS, POSITIVE, alike, judge
+from gram_platform.paper.verdicts import COLUMNS, judge
 
 Point = tuple[float, float, float]  # (mean, low, high)
 SWEEP_SEEDS = 3

@@ -8,7 +8,6 @@ from gram_platform.config.flops import hardware_flops, total_parameters
 from gram_platform.config.identity import invalid
 from gram_platform.config.routing import CORE_MLP, SHARED, module_set, route_counts
 from gram_platform.planner.memory import Memory, model_weights, rank_memory
-from gram_platform.planner.utilisation import utilisation_of
 
 GIB = 2**30
 USABLE_MEMORY = 0.8  # share of an accelerator's; the rest is for runtime, collectives and fragmentation [ours]
@@ -36,6 +35,56 @@ MACHINES = {  # vendor datasheets for dense bfloat16; prices are round figures f
     "a100": Machine("a100", 312e12, 80e9, 2.0),
     "cpu": Machine("cpu", 100e9, 8e9, 0.05),  # one core with bfloat16 matrix units
 }
+
+
+@dataclass(frozen=True)
+class Utilisation:
+    """The share of a machine's dense rate that training one run on one rank reaches: measured, or an estimate."""
+
+    machine: str
+    size: str
+    parameters: int  # of the dense model
+    share: float  # above 1 where the machine's rate is a round figure for slower cores
+    source: str
+    date: str
+    is_measured: bool = False
+
+    @property
+    def text(self) -> str:
+        """Returns one line for people."""
+        kind = "measured" if self.is_measured else "an estimate"
+        return f"{self.share:.0%} for {self.size} on {self.machine}, {kind} ({self.source}, {self.date})"
+
+
+REVIEW = "reading the code, no GPU was used"  # launches, bytes and products of a step
+SPEED = "FINDINGS, Speed: one core with AVX512-BF16"
+# `python experiments/bench.py --gpu --check` prints a row; give it its place in FINDINGS.md and the date
+UTILISATIONS = (
+    Utilisation("h100", "26M", 26_252_288, 0.09, REVIEW, "2026-11-23"),
+    Utilisation("h100", "50M", 47_995_776, 0.17, REVIEW, "2026-11-23"),
+    Utilisation("h100", "100M", 103_201_984, 0.23, REVIEW, "2026-11-23"),
+    Utilisation("h100", "800M", 806_509_504, 0.36, REVIEW, "2026-11-23"),
+    Utilisation("h100", "5B", 4_967_743_104, 0.29, REVIEW + ", 8 ranks", "2026-11-23"),
+    Utilisation("h200", "800M", 806_509_504, 0.41, REVIEW, "2026-11-23"),
+    Utilisation("cpu", "0.1M", 88_704, 0.28, SPEED, "2026-11-24", is_measured=True),
+    Utilisation("cpu", "0.28M", 219_800, 0.45, SPEED, "2026-11-24", is_measured=True),
+    Utilisation("cpu", "0.6M", 605_760, 0.67, SPEED, "2026-11-24", is_measured=True),
+    Utilisation("cpu", "3M", 2_836_992, 0.85, SPEED, "2026-11-24", is_measured=True),
+    Utilisation("cpu", "26M", 26_252_288, 2.77, SPEED, "2026-11-24", is_measured=True),
+)
+BORROWED = "h100"  # a GPU has its rows for sizes that it has none for
+
+
+def utilisation_of(machine: str, parameters: int) -> Utilisation:
+    """Returns the row of the size nearest to a model's number of parameters, on a scale of ratios.
+
+    A row of the machine itself wins over one that it borrows.
+    """
+    rows = [row for row in UTILISATIONS if row.machine == machine]
+    if machine != "cpu":
+        own = {row.size for row in rows}
+        rows += [row for row in UTILISATIONS if row.machine == BORROWED and row.size not in own]
+    return min(rows, key=lambda row: abs(math.log(row.parameters / max(parameters, 1))))
 
 
 @dataclass(frozen=True)

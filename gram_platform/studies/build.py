@@ -16,9 +16,8 @@ from gram_platform.methods import Profile, Setting
 from gram_platform.methods.nodes import Node, method_costs, method_nodes, require_closed, unique
 from gram_platform.methods.setting import Unlearning, profile_name
 from gram_platform.store import Store
-from gram_platform.studies.definition import Preset, Study, Variant
+from gram_platform.studies.definition import Preset, Study, Variant, with_changes
 from gram_platform.studies.flags import CommonFlags, Flags
-from gram_platform.studies.preset_file import with_changes
 
 BEST = "best.json"  # in the folder of a MaxEnt search
 DEFAULT_MAXENT = Unlearning()

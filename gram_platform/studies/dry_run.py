@@ -27,9 +27,9 @@ from gram_platform.planner import (
     needs,
     passes_within,
     used_rate,
+    utilisation_of,
 )
 from gram_platform.planner.simulation import SimulatedCluster, describe_simulation
-from gram_platform.planner.utilisation import utilisation_of
 from gram_platform.store import Store
 from gram_platform.store.checkpoints import NUM_CHECKPOINTS_KEPT
 from gram_platform.studies.build import Graph

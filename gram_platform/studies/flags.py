@@ -15,8 +15,7 @@ from gram_platform.methods import METHODS
 from gram_platform.planner import AUTO, MACHINES, Budget, Machine, Ranks
 from gram_platform.planner.simulation import SimulatedCluster, simulated_cluster
 from gram_platform.store.root import storage_place
-from gram_platform.studies.definition import Preset, Study
-from gram_platform.studies.preset_file import read_preset, with_changes
+from gram_platform.studies.definition import Preset, Study, read_preset, with_changes
 from gram_platform.tracking import default_tracking_uri
 from gram_platform.tracking.connection import require_tracking_uri
 

@@ -18,7 +18,7 @@ from gram_platform.methods.nodes import Node, unique
 from gram_platform.pages.results.record import StudyRecord, study_links
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph, build_graph, require_memory
-from gram_platform.studies.definition import FAMILIES, NOT_REPRODUCED, OURS, Study
+from gram_platform.studies.definition import FAMILIES, NOT_REPRODUCED, OURS, Study, preset_params
 from gram_platform.studies.dry_run import (
     described,
     require_document_end,
@@ -29,7 +29,6 @@ from gram_platform.studies.dry_run import (
 from gram_platform.studies.flags import Flags, parse
 from gram_platform.studies.live import LiveView
 from gram_platform.studies.measurements import MEASUREMENTS
-from gram_platform.studies.preset_file import preset_params
 from gram_platform.studies.session import (
     Mirror,
     execution_of,

@@ -11,8 +11,7 @@ from gram_platform.analysis.intervals import t_interval
 from gram_platform.analysis.tables import CLASSES, analyse
 from gram_platform.analysis.variants import by_number, drop_table, number_table
 from gram_platform.pages.report.build import build_report, study_figures
-from gram_platform.pages.report.study import Results
-from gram_platform.pages.results.record import StudyRecord
+from gram_platform.pages.results.record import Results, StudyRecord
 from gram_platform.pages.results.results import summary_text
 from tests.study_frames import NUM_STEPS, loss_at
 

@@ -16,7 +16,7 @@ from gram_platform.analysis.localization import (
     shading_scale,
     top_share,
 )
-from gram_platform.paper.claims import localization_claims
+from gram_platform.paper.verdicts import localization_claims
 
 DOMAINS = ("lisp", "virology")
 SHAPE = (20, 10)  # sequences, tokens

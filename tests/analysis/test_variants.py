@@ -7,9 +7,9 @@ import pytest
 from gram_platform.analysis.tables import TABLE_COLUMNS, analyse
 from gram_platform.analysis.variants import analyse_variants
 from gram_platform.pages.figures.variants import variant_figure
-from gram_platform.paper.claims import paper_claims
+from gram_platform.paper.claims import CLAIMS, paper_difference
 from gram_platform.paper.paper import beside_paper, printed
-from gram_platform.paper.paper_claims import CLAIMS, paper_difference
+from gram_platform.paper.verdicts import paper_claims
 from tests.study_frames import NUM_STEPS, SEEDS, curves, evaluations, loss_at
 
 VARIANTS = ("uniform", "heterogeneous")

@@ -11,10 +11,9 @@ import pytest
 from gram_platform.analysis.tables import Analysis, analyse
 from gram_platform.pages.report.build import build_report, study_figures
 from gram_platform.pages.report.page import Section, readable_claims, readable_runs, sections_html
-from gram_platform.pages.report.study import shared_profile
-from gram_platform.paper.claims import paper_claims, with_published
-from gram_platform.paper.paper_claims import CLAIMS, STORIES_CLAIMS
-from gram_platform.paper.verdicts import EXPLANATIONS, explained
+from gram_platform.pages.results.record import shared_profile
+from gram_platform.paper.claims import CLAIMS, STORIES_CLAIMS
+from gram_platform.paper.verdicts import EXPLANATIONS, explained, paper_claims, with_published
 from tests import stories_frames
 from tests.pages.site.browser import running_browser
 from tests.pages.site.pages import DRAWN

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from gram_platform.analysis.tables import analyse
-from gram_platform.paper.claims import paper_claims, seed_values, separation_claims
-from gram_platform.paper.verdicts import MARGINS, POSITIVE, VERDICTS, alike, claims_frame, judge, not_above, not_below
+from gram_platform.paper.claims import MARGINS, POSITIVE, alike, not_above, not_below
+from gram_platform.paper.verdicts import VERDICTS, claims_frame, judge, paper_claims, seed_values, separation_claims
 from tests import stories_frames
 from tests.stories_frames import AUXILIARY
 from tests.study_frames import SIZES, curves, evaluations

@@ -4,9 +4,9 @@ import pytest
 
 from gram_platform.analysis.tables import analyse
 from gram_platform.methods import METHODS
-from gram_platform.paper.claims import PAPER_COLUMNS, paper_claims
+from gram_platform.paper.claims import STORIES_CLAIMS, paper_difference
 from gram_platform.paper.paper import beside_paper, printed
-from gram_platform.paper.paper_claims import STORIES_CLAIMS, paper_difference
+from gram_platform.paper.verdicts import PAPER_COLUMNS, paper_claims
 from tests.stories_frames import AUXILIARY, PLANTED, attacks, curves, evaluations
 
 

@@ -9,10 +9,17 @@ import pytest
 from gram_platform.analysis.localization import CONTROL, FORGET, RETAIN
 from gram_platform.analysis.sweeps import SWEEP_CLASSES
 from gram_platform.analysis.tables import CLASSES, NUM_DOMAINS
-from gram_platform.paper.claims import localization_claims, paper_claims, separation_claims
-from gram_platform.paper.paper_claims import CLAIMS, FIRST, LAST
+from gram_platform.paper.claims import CLAIMS, FIRST, LAST, POSITIVE, Claim, Side
 from gram_platform.paper.sweeps import PAPER_SWEEPS, SWEEP_CLAIMS, SweepClaim, sweep_claims
-from gram_platform.paper.verdicts import AGREE, CANNOT_TELL, DISAGREE, NO_INTERVAL, POSITIVE, Claim, Side
+from gram_platform.paper.verdicts import (
+    AGREE,
+    CANNOT_TELL,
+    DISAGREE,
+    NO_INTERVAL,
+    localization_claims,
+    paper_claims,
+    separation_claims,
+)
 
 NOISE = {"1": -1.0, "2": 0.0, "3": 1.0}  # of the seeds, its mean is 0
 SPREAD = {AGREE: 0.001, DISAGREE: 0.001, CANNOT_TELL: 0.3}

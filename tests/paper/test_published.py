@@ -6,9 +6,9 @@ import pandas as pd
 import pytest
 
 from gram_platform.analysis.tables import CLASSES
-from gram_platform.paper.claims import VERDICT_COLUMNS, paper_claims, published_verdicts, with_published
+from gram_platform.paper.claims import STORIES_CLAIMS
 from gram_platform.paper.paper import PUBLISHED_COLUMNS, PUBLISHED_FILE, SOURCE, printed, published_per_seed
-from gram_platform.paper.paper_claims import STORIES_CLAIMS
+from gram_platform.paper.verdicts import VERDICT_COLUMNS, paper_claims, published_verdicts, with_published
 from tests.published import (
     BASELINE_STUDY,
     NEEDS_FOLDER,

@@ -13,6 +13,7 @@ from gram_platform.planner import (
     GIB,
     LONGEST_RUN_H,
     MACHINES,
+    UTILISATIONS,
     Machine,
     Ranks,
     fewest_ranks,
@@ -21,10 +22,10 @@ from gram_platform.planner import (
     passes_within,
     run_evaluation_flops,
     run_flops,
+    utilisation_of,
 )
 from gram_platform.planner.memory import rank_memory
 from gram_platform.planner.simulation import SimulatedCluster, planned
-from gram_platform.planner.utilisation import TABLE, utilisation_of
 from gram_platform.studies.build import build_graph
 from gram_platform.studies.dry_run import describe, describe_on
 from gram_platform.studies.flags import parse
@@ -242,8 +243,8 @@ def test_a_study_is_simulated_on_a_cluster(storage):
 
 def test_the_table_of_utilisation_marks_estimates():
     """No GPU was measured yet: only a CPU's rows are."""
-    assert {row.machine for row in TABLE if row.is_measured} == {"cpu"}
-    for row in TABLE:
+    assert {row.machine for row in UTILISATIONS if row.is_measured} == {"cpu"}
+    for row in UTILISATIONS:
         assert utilisation_of(row.machine, row.parameters) == row
         assert ("an estimate" in row.text) != row.is_measured
         assert datetime.date.fromisoformat(row.date) <= datetime.date.today()

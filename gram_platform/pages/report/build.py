@@ -1,4 +1,4 @@
-"""Builds the report of a study as one self-contained HTML page, and the sections of studies with variants."""
+"""Builds the report of a study as one HTML page: the six main numbers, and the sections of studies with variants."""
 
 from collections.abc import Mapping
 
@@ -6,12 +6,21 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from gram_platform.analysis.compute_ratio import POOR_RMS, POOR_STEP_RMS
-from gram_platform.analysis.tables import CLASSES, domain_table
+from gram_platform.analysis.ratios import VARIANT
+from gram_platform.analysis.tables import CLASSES, domain_table, interval_text
 from gram_platform.pages.figures.study import HIDDEN
-from gram_platform.pages.figures.style import drawn
+from gram_platform.pages.figures.style import drawn, method_style
 from gram_platform.pages.figures.variants import domain_variant_figure, variant_figure
 from gram_platform.pages.report.modules import absorption_figures, absorption_sections
-from gram_platform.pages.report.page import Section, is_attack, page_html, readable_runs, readable_table
+from gram_platform.pages.report.page import (
+    Section,
+    is_attack,
+    page_html,
+    readable_runs,
+    readable_table,
+    render,
+    with_verdicts,
+)
 from gram_platform.pages.report.sections import (
     AT_ITS_SCALE,
     attack_sections,
@@ -26,7 +35,7 @@ from gram_platform.pages.report.sections import (
     plain_sections,
     renamed,
 )
-from gram_platform.pages.report.study import Results, headline_sections, with_verdicts
+from gram_platform.pages.results.record import Results
 from gram_platform.paper.paper import PAPER_SCALES
 
 FOOTER = f"""Compute ratio: the share of the baseline's training steps after which the baseline has the same loss on a
@@ -78,6 +87,70 @@ def report_footer(runs: pd.DataFrame) -> str:
 def study_figures(study: Results) -> dict[str, go.Figure]:
     """Draws every figure of the page; keys name files: `scaling-core`, `aggregate-core-small`, `curves-small`, ..."""
     return (varied_figures(study) if study.record.varies else plain_figures(study)) | curve_figures(study)
+
+
+SHOWN = ("core", "retain", "forget")
+FIRST = ("gram", "filtering")  # the methods of the main numbers; others follow in the table's order
+
+
+def headline_sections(study: Results) -> list[Section]:
+    """Shows the six main numbers as tiles; [] while there are none."""
+    rows = headline_rows(study)
+    if rows.empty:
+        return []
+    first = rows.iloc[0]
+    place = f" at {first['size']}, profile {first['profile']}"
+    place += f", {study.record.varies.replace('_', ' ')} {first[VARIANT]}" if study.record.varies else ""
+    text = f"{_methods(rows)}{place}: compute ratios with 90% intervals over seeds. Core and retain: higher is better; "
+    text += "forget: lower is better."
+    text += " Some results are missing: see Missing." if len(study.analysis.missing) else ""
+    methods = [(method_style(row["method"]).colour, _tiles(row)) for row in rows.to_dict("records")]
+    return [Section("At a glance", text, markup=render("tiles.html", methods=methods))]
+
+
+def headline_rows(study: Results) -> pd.DataFrame:
+    """Selects the table's rows of the two main methods at the shown profile and at one size and variant.
+
+    It takes the largest size, and its last variant, among those with numbers of both methods and their intervals.
+    """
+    table = study.table if VARIANT in study.table else study.table.assign(**{VARIANT: ""})
+    methods, variants = _chosen(table), list(dict.fromkeys(table[VARIANT]))
+    rows = table[(table["profile"] == study.shown_profile) & table["method"].isin(methods)]
+    rows = rows[rows[list(SHOWN)].notna().any(axis="columns")]
+    places = dict(iter(rows.groupby(["size", VARIANT], sort=False)))
+
+    def rank(place: tuple[str, str]) -> tuple:
+        size, variant = place
+        num_sure = places[place][[f"{name}_low" for name in SHOWN]].notna().any(axis="columns").sum()
+        return len(places[place]), num_sure, study.record.parameters.get(size, 0), variants.index(variant)
+
+    rows = places[max(places, key=rank)] if places else rows
+    return rows.sort_values("method", key=lambda names: names.map(methods.index), kind="stable")
+
+
+def _chosen(table: pd.DataFrame) -> list[str]:
+    """Chooses at most two methods, those of FIRST first."""
+    methods = [method for method in dict.fromkeys(table["method"]) if method not in HIDDEN]
+    return sorted(methods, key=lambda method: FIRST.index(method) if method in FIRST else len(FIRST))[:2]
+
+
+def _methods(rows: pd.DataFrame) -> str:
+    """Writes "GRAM (3 seeds) and filtering (3 seeds)"."""
+    pairs = zip(rows["method"], rows["num_seeds"], strict=True)
+    return " and ".join(f"{method_style(name).label} ({n} seed{'s' if n != 1 else ''})" for name, n in pairs)
+
+
+def _tiles(row: dict) -> list[tuple[str, str, str]]:
+    """Returns (label, number, interval) as in the tables for each class with a value."""
+    label, tiles = method_style(row["method"]).label, []
+    for name in SHOWN:
+        value, _, interval = interval_text(row[name], row[f"{name}_low"], row[f"{name}_high"]).partition(" ")
+        if value:
+            tiles.append((f"{label} {name}", value, interval))
+    return tiles
+
+
+# --------------------------------------------------------------------------------------------- of a study with variants
 
 
 def varied_sections(study: Results) -> tuple[list[Section], list[Section]]:

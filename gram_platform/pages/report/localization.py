@@ -28,13 +28,11 @@ from gram_platform.analysis.tables import table_csv
 from gram_platform.config import CORE
 from gram_platform.corpora.tokenizer import load_tokenizer, token_texts
 from gram_platform.pages.figures.style import GREY, drawn, hover_runs, method_style, styled, whiskers
-from gram_platform.pages.report.page import Section, page_html, readable_runs, render, with_intervals
+from gram_platform.pages.report.page import Section, page_html, readable_runs, render, with_intervals, with_verdicts
 from gram_platform.pages.report.sections import JUDGED, judged_sections, missing_sections
-from gram_platform.pages.report.study import with_verdicts
 from gram_platform.pages.results.record import StudyRecord, intro_text, mlflow_links, publish, with_links
 from gram_platform.pages.results.results import frame_text, load_frames, nodes_frame
-from gram_platform.paper.claims import localization_claims
-from gram_platform.paper.verdicts import EXPLANATION, explained
+from gram_platform.paper.verdicts import EXPLANATION, explained, localization_claims
 from gram_platform.store import Store
 from gram_platform.store.root import open_corpus
 from gram_platform.tracking import Tracker

@@ -22,7 +22,7 @@ from gram_platform.pages.figures.style import (
 )
 from gram_platform.pages.figures.variants import variant_figure
 from gram_platform.pages.report.page import Section, readable_table, with_intervals
-from gram_platform.pages.report.study import Results
+from gram_platform.pages.results.record import Results
 
 OWN_WIDTH, OTHER_WIDTH = 3.5, 1.2
 OTHER_OPACITY = 0.55

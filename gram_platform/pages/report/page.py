@@ -24,7 +24,7 @@ from plotly.offline import get_plotlyjs
 from gram_platform.analysis.ratios import ELICITED, VARIANT
 from gram_platform.analysis.tables import CLASSES, interval_text, interval_texts, naming_columns
 from gram_platform.paper.paper import COST_TABLE
-from gram_platform.paper.verdicts import EXPLANATION
+from gram_platform.paper.verdicts import EXPLANATION, verdict_counts
 
 LONG = 26  # letters of a cell that may be broken: an interval has 23
 PLOTLY = "plotly.min.js"
@@ -67,6 +67,13 @@ def page_html(title: str, intro: str, sections: Sequence[Section], footer: str =
     """
     has_figures = any(section.figures or section.more_figures for section in sections)
     return document(title, _paragraphs(intro), sections_html(sections), _paragraphs(footer), shell, has_figures)
+
+
+def with_verdicts(intro: str, claims: pd.DataFrame | None) -> str:
+    """Puts a line that counts the verdicts above the intro of a page; returns the intro if there are no claims."""
+    if claims is None or claims.empty:
+        return intro
+    return f"Claims: {verdict_counts(claims['verdict'])}.\n\n{intro}"
 
 
 def document(

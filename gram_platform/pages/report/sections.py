@@ -24,9 +24,10 @@ from gram_platform.pages.report.page import (
     readable_table,
     render,
 )
-from gram_platform.pages.report.study import Results
+from gram_platform.pages.results.record import Results
+from gram_platform.paper.claims import ABOVE, BELOW
 from gram_platform.paper.paper import PAPER_SCALES, beside_paper, beside_published, printed, published_means
-from gram_platform.paper.verdicts import ABOVE, AGREE, BELOW, CANNOT_TELL, DISAGREE, NO_INTERVAL
+from gram_platform.paper.verdicts import AGREE, CANNOT_TELL, DISAGREE, NO_INTERVAL
 
 JUDGED = f"""Each claim is a difference between runs of the same seed, left minus right. It lies above zero if the claim
 names no margin. "{AGREE}": the 90% t-interval of the mean difference over seeds lies wholly on the claim's side;

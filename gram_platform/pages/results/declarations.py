@@ -17,7 +17,7 @@ from gram_platform.analysis.tables import TABLE_COLUMNS
 from gram_platform.config.identity import invalid, require_choice
 from gram_platform.pages.results.external import LOSSES_FILE, STUDIES_FILE, External, parameters_of
 from gram_platform.pages.results.record import StudyRecord
-from gram_platform.paper.paper_claims import CLAIMS
+from gram_platform.paper.claims import CLAIMS
 
 NOT_NAMES = (*TABLE_COLUMNS, "seed", "retained", "domain")  # not allowed as `varies`
 

@@ -1,14 +1,18 @@
-"""Stores a study as `study.json`, from which its tables and reports are built, and publishes the results."""
+"""Defines a study as it is stored in `study.json`, and as it is analysed; publishes the tables and reports."""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 
 import pandas as pd
 
-from gram_platform.analysis.ratios import ELICITED, VARIANT, VIEW
+from gram_platform.analysis.ratios import ALL, ELICITED, MEAN, VARIANT, VIEW
+from gram_platform.analysis.tables import Analysis, with_runs
+from gram_platform.analysis.variants import by_number
 from gram_platform.config import LOSSES
 from gram_platform.config.identity import invalid
+from gram_platform.pages.figures.study import HIDDEN
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.views import Line, SavedView, study_id, study_views
@@ -97,6 +101,51 @@ def record_from_plain(plain: Mapping) -> StudyRecord:
     """Decodes the content of study.json."""
     tuples = {key: tuple(plain.get(key, ())) for key in ("facts", "sizes", "entries", "costs", "variants", "probed")}
     return StudyRecord(**{**plain, **tuples})
+
+
+@dataclass(frozen=True)
+class Results:
+    """The analysed results of a study, complete or not: the content of its page.
+
+    `runs` has one row for each run, evaluation or attack, under the study's names and in its order; attacks have a
+    non-empty `elicited`. Shown are the present ones of the columns `run_id, kind, method, size, seed, profile, status,
+    steps, num_tokens, elapsed_s, tokens_per_second, best_loss, error`, with `run_id_url` for links to MLflow.
+    """
+
+    record: StudyRecord
+    analysis: Analysis
+    curves: pd.DataFrame  # the points given to `analyse`
+    runs: pd.DataFrame
+    claims: pd.DataFrame  # of `claims_frame`
+    source: str  # "MLflow", or the run directories with the reason
+    absorption: pd.DataFrame | None = None  # of `load_shares`, in a study whose runs have probes
+    # the published table of the same methods, in the columns of table.csv; the record then has its sizes' parameters
+    published: pd.DataFrame | None = None
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """The analysis' table with the runs behind each row."""
+        return with_runs(self.analysis.table, self.analysis.ratios)
+
+    @cached_property
+    def by_number(self) -> pd.DataFrame | None:
+        """The values by the number of active modules, in a study about it."""
+        if not self.record.by_modules:
+            return None
+        return by_number(self.analysis.per_seed, self.record.tags("evaluation") if self.record.entries else None)
+
+    @property
+    def shown_profile(self) -> str:
+        """The profile of the figures against size or variant: the record's if the table has it."""
+        profile = self.record.profile
+        return profile if (self.table["profile"] == profile).any() else shared_profile(self.table)
+
+
+def shared_profile(table: pd.DataFrame) -> str:
+    """Returns the profile of most methods and sizes that retains a domain; `mean` if there is none."""
+    rows = table[~table["profile"].isin([ALL, MEAN]) & table["retain"].notna() & ~table["method"].isin(HIDDEN)]
+    counts = rows.drop_duplicates(["method", "size", "profile"]).groupby("profile", sort=True).size()
+    return MEAN if counts.empty else str(counts.idxmax())
 
 
 def publish(

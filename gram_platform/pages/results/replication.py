@@ -20,7 +20,6 @@ from gram_platform.analysis.tables import Analysis
 from gram_platform.config import CORE
 from gram_platform.config.identity import invalid
 from gram_platform.methods.setting import profile_name
-from gram_platform.pages.report.study import Results
 from gram_platform.pages.results.declarations import (
     Baseline,
     BaselineRules,
@@ -30,7 +29,7 @@ from gram_platform.pages.results.declarations import (
     known_studies,
 )
 from gram_platform.pages.results.external import CURVES_FILE, LOSSES_FILE, External, parameters_of
-from gram_platform.pages.results.record import StudyRecord
+from gram_platform.pages.results.record import Results, StudyRecord
 from gram_platform.pages.results.results import analysed, judged
 from gram_platform.paper.paper import SOURCE, published_per_seed, published_table
 

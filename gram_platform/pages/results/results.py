@@ -14,12 +14,17 @@ from gram_platform.pages.report.build import build_report, study_figures
 from gram_platform.pages.report.modules import readable_drops, readable_shares
 from gram_platform.pages.report.page import shown_columns
 from gram_platform.pages.report.sections import renamed
-from gram_platform.pages.report.study import Results
-from gram_platform.pages.results.record import StudyRecord, intro_text, mlflow_links, publish, with_links
-from gram_platform.paper.claims import paper_claims, separation_claims, with_published
+from gram_platform.pages.results.record import Results, StudyRecord, intro_text, mlflow_links, publish, with_links
+from gram_platform.paper.claims import CLAIMS
 from gram_platform.paper.paper import PAPER_SCALES, beside_paper
-from gram_platform.paper.paper_claims import CLAIMS
-from gram_platform.paper.verdicts import EXPLANATION, claims_frame, explained
+from gram_platform.paper.verdicts import (
+    EXPLANATION,
+    claims_frame,
+    explained,
+    paper_claims,
+    separation_claims,
+    with_published,
+)
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, TrackingUnavailable
 from gram_platform.tracking.entry import BEST_LOSS

@@ -8,9 +8,9 @@ import pandas as pd
 from gram_platform.analysis.tables import table_csv
 from gram_platform.config.identity import invalid
 from gram_platform.pages.report.build import ATTACK, FOOTER, report_sections
-from gram_platform.pages.report.page import ASSETS, Section, Shell, asset, page_html
+from gram_platform.pages.report.page import ASSETS, Section, Shell, asset, page_html, with_verdicts
 from gram_platform.pages.report.sections import renamed
-from gram_platform.pages.report.study import Results, with_verdicts
+from gram_platform.pages.results.record import Results
 from gram_platform.pages.site.claims import claim_rows, claim_sections
 from gram_platform.pages.site.pages import LINKS
 from gram_platform.pages.site.sections import Card, cards_html, picture_of

@@ -11,9 +11,8 @@ from markupsafe import Markup
 from gram_platform.config import State
 from gram_platform.methods.nodes import node_name
 from gram_platform.pages.figures.thumbnail import thumbnail_svg
-from gram_platform.pages.report.page import Section, Shell, clock, document, render
+from gram_platform.pages.report.page import Section, Shell, clock, document, render, with_verdicts
 from gram_platform.pages.report.sections import FEW
-from gram_platform.pages.report.study import with_verdicts
 from gram_platform.pages.site.facts import REPORT, TABLE, Facts, StudyFacts, Totals
 from gram_platform.paper.verdicts import verdict_counts
 

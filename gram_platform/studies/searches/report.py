@@ -15,8 +15,7 @@ from gram_platform.config import State
 from gram_platform.config.identity import metric_name, to_plain
 from gram_platform.engine.life import is_divergence
 from gram_platform.methods.nodes import Node
-from gram_platform.pages.report.page import Section, page_html
-from gram_platform.pages.report.study import with_verdicts
+from gram_platform.pages.report.page import Section, page_html, with_verdicts
 from gram_platform.pages.results.record import links_note, mlflow_links
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph

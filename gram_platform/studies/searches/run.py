@@ -17,9 +17,9 @@ from gram_platform.methods.nodes import Node, unique
 from gram_platform.pages.results.record import publish_files
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph, resolve_corpora, settings_of
+from gram_platform.studies.definition import preset_params, with_changes
 from gram_platform.studies.dry_run import described
 from gram_platform.studies.flags import checked_common, parse_flags
-from gram_platform.studies.preset_file import preset_params, with_changes
 from gram_platform.studies.run import Driver, provide_data
 from gram_platform.studies.searches.control import CANCELLED, LOST, RUNNING, Control, DriverLease
 from gram_platform.studies.searches.definition import Search, SearchFlags

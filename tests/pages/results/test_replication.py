@@ -10,9 +10,9 @@ import pytest
 from gram_platform.analysis.intervals import t_interval
 from gram_platform.analysis.tables import CLASSES
 from gram_platform.cli import main
-from gram_platform.pages.report.study import Results
 from gram_platform.pages.results.declarations import known_studies
 from gram_platform.pages.results.external import read_external
+from gram_platform.pages.results.record import Results
 from gram_platform.pages.results.replication import prepare, published_studies, replicate
 from gram_platform.paper.paper import printed, published_per_seed
 from tests.external_folder import (
