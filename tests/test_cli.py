@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gram_platform.cli import main
+from gram_platform.cli import COMMANDS, main
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import flatten
 from gram_platform.engine.evaluation import execute_evaluation
@@ -238,3 +238,33 @@ def test_a_reader_that_stops_early_is_no_error():
     command = f"{shlex.quote(sys.executable)} -c {shlex.quote(program)} | true"  # ends before the first line
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+LIGHT = """
+import sys
+from gram_platform.cli import COMMANDS, main
+for arguments in (["--help"], ["status", "--storage", sys.argv[1]], ["gc", "--dry-run", "--storage", sys.argv[1]]):
+    try:
+        main(arguments)
+    except SystemExit as end:
+        assert end.code == 0
+heavy = {"torch", "ray", "mlflow", "pandas", "scipy", "transformers"} & set(sys.modules)
+assert not heavy, heavy
+"""
+
+
+def test_help_and_status_need_neither_torch_nor_ray_nor_mlflow(tmp_path):
+    command = [sys.executable, "-c", LIGHT, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    listed = re.findall(r"^  (\w+) +[A-Z].*\.", done.stdout, re.MULTILINE)
+    assert listed == list(COMMANDS)
+    assert "no runs" in done.stdout
+
+
+def test_a_command_that_is_none(capsys):
+    for arguments, code in ([], 2), (["stauts"], 2):
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert ended.value.code == code
+        assert "status" in capsys.readouterr().err

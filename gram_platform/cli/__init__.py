@@ -1,39 +1,37 @@
-"""Runs the `gram` command: runs and lists studies, prepares corpora, scores, exports, imports and serves."""
+"""Runs the `gram` command: runs and lists studies, prepares corpora, scores, exports, imports and serves.
 
+A command's module is imported when it is used: together they take seconds, because they need torch, Ray and MLflow.
+"""
+
+import ast
 import os
 import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
 
 import tyro
 
-from gram_platform.cli.check import check_command
-from gram_platform.cli.corpus import prepare_command
-from gram_platform.cli.evaluate import eval_command
-from gram_platform.cli.listing import list_command, show_command
-from gram_platform.cli.release import export_command, import_command, serve_command, token_command
-from gram_platform.cli.run import run_command, run_named
-from gram_platform.cli.storage import compare_command, gc_command, status_command
-from gram_platform.cli.studies import replicate_command, report_command, search_command, sync_command
 from gram_platform.config.identity import printable
-from gram_platform.tracking import TrackingUnavailable
 
-COMMANDS = {
-    "run": run_command,
-    "list": list_command,
-    "show": show_command,
-    "prepare": prepare_command,
-    "status": status_command,
-    "compare": compare_command,
-    "sync": sync_command,
-    "report": report_command,
-    "search": search_command,
-    "replicate": replicate_command,
-    "gc": gc_command,
-    "check": check_command,
-    "eval": eval_command,
-    "export": export_command,
-    "import": import_command,
-    "serve": serve_command,
-    "token": token_command,
+COMMANDS = {  # the module of this folder that defines `NAME_command`
+    "run": "run",
+    "list": "listing",
+    "show": "show",
+    "prepare": "corpus",
+    "status": "storage",
+    "compare": "storage",
+    "sync": "studies",
+    "report": "studies",
+    "search": "studies",
+    "replicate": "studies",
+    "gc": "storage",
+    "check": "check",
+    "eval": "evaluate",
+    "export": "release",
+    "import": "release",
+    "serve": "release",
+    "token": "release",
 }
 
 
@@ -41,12 +39,50 @@ def main(arguments: list[str] | None = None) -> None:
     """Runs one command. Exit code 0: done; 1: a check failed; 2: bad input, or MLflow is unreachable."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        if arguments[:1] == ["run"] and not "".join(arguments[1:2]).startswith("-") and arguments[1:]:
-            run_named(arguments[1], arguments[2:])  # each study has flags of its own
-        tyro.extras.subcommand_cli_from_dict(COMMANDS, args=arguments, prog="gram", description=__doc__)
-    except (ValueError, TrackingUnavailable) as error:
-        print(printable(f"error: {error}"), file=sys.stderr)
-        raise SystemExit(2) from error
+        _run(arguments)
     except BrokenPipeError as error:  # as in `gram status | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at its end
         raise SystemExit(0) from error
+    except (ValueError, RuntimeError) as error:
+        if not _is_expected(error):
+            raise
+        print(printable(f"error: {error}"), file=sys.stderr)
+        raise SystemExit(2) from error
+
+
+def _run(arguments: list[str]) -> None:
+    name, rest = (arguments or [""])[0], arguments[1:]
+    if name == "run" and rest and not rest[0].startswith("-"):
+        import_module(f"{__name__}.run").run_named(rest[0], rest[1:])  # each study has flags of its own
+    elif name in COMMANDS:
+        tyro.cli(_command(name), args=rest, prog=f"gram {name}")
+    elif arguments in ([], ["-h"], ["--help"]):
+        print(overview(), file=sys.stdout if arguments else sys.stderr)
+        raise SystemExit(0 if arguments else 2)
+    else:  # a completion for the shell, or an unknown name
+        commands = {name: _command(name) for name in COMMANDS}
+        tyro.extras.subcommand_cli_from_dict(commands, args=arguments, prog="gram")
+
+
+def overview() -> str:
+    """Lists the commands, each with the first line of its docstring, which is read and not imported."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:{width}}  {_about(name)}" for name in COMMANDS]
+    return "\n".join(["usage: gram COMMAND ...", "", *lines, "", "gram COMMAND --help lists the flags of a command."])
+
+
+def _about(name: str) -> str:
+    tree = ast.parse(Path(__file__).with_name(f"{COMMANDS[name]}.py").read_text(encoding="utf-8"))
+    [function] = [one for one in tree.body if getattr(one, "name", "") == f"{name}_command"]
+    return ast.get_docstring(function).split("\n")[0]
+
+
+def _command(name: str) -> Callable[..., None]:
+    return getattr(import_module(f"{__name__}.{COMMANDS[name]}"), f"{name}_command")
+
+
+def _is_expected(error: Exception) -> bool:
+    """Tells whether an error is the input's or MLflow's, which its message explains, and not this program's."""
+    from gram_platform.tracking import TrackingUnavailable  # imports MLflow
+
+    return isinstance(error, ValueError | TrackingUnavailable)

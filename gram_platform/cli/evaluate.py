@@ -5,7 +5,7 @@ from typing import Literal
 from gram_platform.analysis.tables import aligned, table_csv
 from gram_platform.cli.flags import Positional, Storage, stored
 from gram_platform.config.identity import invalid, local_path, require_int
-from gram_platform.release.selection import available_modules, find_run
+from gram_platform.release.selection import available_modules
 from gram_platform.release.task_scores import Benchmark, parse_profile, score_profiles
 
 
@@ -44,7 +44,7 @@ def eval_command(
         raise invalid("profiles" if tasks else "tasks", (), "one or more names")
     place = local_path("out", out) if out else None
     store = stored(storage)
-    found = available_modules(store, find_run(store, run_id))
+    found = available_modules(store, store.find_run(run_id))
     if store.run(found.run_id).result() is None:
         raise invalid("run_id", found.run_id, "a complete run")
     views = {name: parse_profile(found, name) for name in dict.fromkeys(profiles)}

@@ -9,7 +9,7 @@ import tyro
 from gram_platform.config.identity import invalid
 from gram_platform.planner import MACHINES
 from gram_platform.store import Store
-from gram_platform.studies.flags import storage_place
+from gram_platform.store.root import storage_place
 
 Storage = Annotated[str, tyro.conf.arg(help="folder or URL of the storage; default $GRAM_STORAGE, else ~/.gram")]
 TrackingUri = Annotated[str, tyro.conf.arg(help="MLflow server or database; default SQLite in the storage")]

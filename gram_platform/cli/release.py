@@ -15,10 +15,10 @@ from gram_platform.release.files import MAX_FILE_BYTES
 from gram_platform.release.importing import import_checkpoint, read_config
 from gram_platform.release.profile_numbers import profile_numbers
 from gram_platform.release.publishing import push_export, require_hub
-from gram_platform.release.selection import available_modules, find_run, parse_modules, parse_sources
+from gram_platform.release.selection import available_modules, parse_modules, parse_sources
 from gram_platform.release.serving.policy import edit_policy, new_token, token_entry
 from gram_platform.store import Store
-from gram_platform.studies.flags import storage_place
+from gram_platform.store.root import storage_place
 from gram_platform.tracking import Tracker, default_tracking_uri
 from gram_platform.tracking.entry import RUN_ID, VIEW_ID
 from gram_platform.tracking.registry import register_export
@@ -61,13 +61,13 @@ def export_command(
     if push:
         require_hub(push)
     store = stored(storage)
-    found = available_modules(store, find_run(store, run_id))
+    found = available_modules(store, store.find_run(run_id))
     if modules is None and not all_modules and found.modules:
         raise invalid("modules", modules, f'names of {", ".join(found.modules)}, "" for core alone, or --all-modules')
     if modules is not None and all_modules:
         raise invalid("modules", modules, "no value beside --all-modules")
     wanted = dict.fromkeys(found.modules, 1.0) if all_modules else parse_modules(modules or "")
-    origins = {domain: find_run(store, beginning) for domain, beginning in parse_sources(sources).items()}
+    origins = {domain: store.find_run(beginning) for domain, beginning in parse_sources(sources).items()}
     _require_registry(register, tracking_uri, found.run_id)
     export = ExportRequest(found.view(wanted, origins), dtype, round(max_file_gb * 1e9), check)
     subject = card_subject(store, export.view, dtype, profile_numbers(store, export.view), push)

@@ -9,15 +9,12 @@ from gram_platform.cli.flags import AsJson, MachineName, Positional, Storage, st
 from gram_platform.config import AnyEvaluation, RunConfig, State, evaluation_from_plain, run_from_plain
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import flatten, invalid
-from gram_platform.methods.nodes import view_runs
-from gram_platform.pages.results.record import load_record
+from gram_platform.methods.nodes import node_name, view_runs
 from gram_platform.planner import GIB, MACHINES, Machine, needs
-from gram_platform.release.selection import find_run
 from gram_platform.store import EvaluationDirectory, RunDirectory, Store
+from gram_platform.store.checkpoints import NUM_CHECKPOINTS_KEPT
 from gram_platform.store.directories import CONFIG
 from gram_platform.store.leases import GONE_AFTER_S
-from gram_platform.studies.dry_run import disk_bytes
-from gram_platform.tracking.entry import node_name
 
 BAD_CONFIG = (ValueError, TypeError, KeyError)  # raised for damaged, absent or foreign JSON
 UNREADABLE = "its config.json cannot be read: submit again"
@@ -36,7 +33,7 @@ def status_command(
         machine: machine for the expected hours
     """
     store = stored(storage)
-    chosen = load_record(store, study).ids if study else None
+    chosen = _ids_of(store, study) if study else None
     rows, left = [], []
     for run_id in store.list_runs():
         if chosen is not None and run_id not in chosen:
@@ -71,6 +68,12 @@ def status_command(
         )
 
 
+def _ids_of(store: Store, study: str) -> set[str]:
+    from gram_platform.pages.results.record import load_record  # imports MLflow and pandas
+
+    return load_record(store, study).ids
+
+
 @dataclass(frozen=True)
 class _Left:
     """Holds the planner's estimate for the rest of a run, from its last checkpoint on."""
@@ -94,7 +97,7 @@ def _left(run: RunDirectory, machine: Machine) -> _Left | None:
         return None
     need, share_done = needs(config, 1, machine), run.committed_step() / config.num_steps
     hours = (1 - share_done) * need.gpu_hours
-    return _Left(total_parameters(config.model), share_done, hours, machine.name, disk_bytes(need))
+    return _Left(total_parameters(config.model), share_done, hours, machine.name, need.disk_bytes(NUM_CHECKPOINTS_KEPT))
 
 
 def _where(run: RunDirectory, state: State) -> str:
@@ -120,7 +123,7 @@ def compare_command(first: Positional[str], second: Positional[str], storage: St
         storage: folder or URL of the storage
     """
     store = stored(storage)
-    left, right = (flatten(store.run(find_run(store, run_id)).config()) for run_id in (first, second))
+    left, right = (flatten(store.run(store.find_run(run_id)).config()) for run_id in (first, second))
     different = [key for key in sorted({*left, *right}) if left.get(key) != right.get(key)]
     width = max((len(key) for key in different), default=0)
     for key in different:

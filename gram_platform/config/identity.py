@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import os
 import re
 import sys
 import unicodedata
@@ -13,6 +14,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 MAX_NAME_BYTES = 200  # file systems allow 255, and names get suffixes
 MAX_METRIC_NAME = 250 - len("final/validation/loss/")  # for a domain: MLflow allows 250 characters
+RAY_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray in the entrypoint of a submitted job
 _ADDED = "added"  # metadata key of a field made by `added`
 NOT_IN_METRICS = re.compile(r"[^\w\-. /]", re.ASCII)
 NOT_IN_NAMES = re.compile(r"[./,+=\\\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters and lone surrogates too
@@ -99,6 +101,20 @@ def local_path(field: str, place: str | Path) -> Path:
         return Path(place).expanduser().absolute()
     except RuntimeError as error:
         raise invalid(field, str(place), f"a path in a known home ({error})") from error
+
+
+def absolute_place(field: str, place: str) -> str:
+    """Makes a path absolute, and keeps a URL; ValueError for the home of an unknown user.
+
+    Also ValueError for a relative path inside a Ray job, whose working directory is an upload that changes with every
+    edit.
+    """
+    if "://" in place:
+        return place
+    path = local_path(field, place)
+    if not place.startswith(("~", os.sep)) and RAY_JOB_VARIABLE in os.environ:
+        raise invalid(field, place, "an absolute path or a URL: inside a Ray job the working directory is an upload")
+    return str(path)
 
 
 def parse_json(text: str | bytes, shape: Any = object) -> Any:

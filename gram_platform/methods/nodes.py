@@ -161,3 +161,14 @@ def _paper_units(run) -> int:
         active = (budget.name,) if budget.name in modules else modules if has_all else ()
         total += compute_units(run.model, budget.num_draws * run.model.seq_len, active)
     return total
+
+
+def node_name(kind: str, node_id: str, tags: Mapping[str, str]) -> str:
+    """Names a node for people: `gram tiny s0`, `gram tiny core+lisp s0, evaluated`, `..., attacked for virology`.
+
+    An evaluation of another measure than losses ends in the measure's name, such as `, tokens`.
+    """
+    parts = [tags[key] for key in ("method", "size", "profile") if tags.get(key)]
+    parts += [f"s{tags['seed']}"] if "seed" in tags else []
+    measured = f", {tags.get('measure', 'evaluated')}" if kind == "evaluation" else ""
+    return (" ".join(parts) or node_id) + (f", attacked for {tags['elicited']}" if tags.get("elicited") else measured)

@@ -98,6 +98,10 @@ class Needs:
     evaluation_flops: float  # evaluations and probes while training
     gpu_hours: float  # of all ranks together
 
+    def disk_bytes(self, num_kept: int) -> int:
+        """Returns the most that a run stores: the kept checkpoints, and one being written or the result."""
+        return num_kept * self.checkpoint + max(self.checkpoint, self.result)
+
 
 def run_flops(run: RunConfig, num_steps: int | None = None) -> int:
     """Counts hardware_flops of a run's plan, or of its first `num_steps` steps."""

@@ -9,17 +9,6 @@ from gram_platform.store import Store
 from gram_platform.store.views import model_config
 
 
-def find_run(store: Store, beginning: str) -> str:
-    """Returns the run or imported model whose id begins with `beginning`; ValueError for none or several."""
-    known = [*store.list_runs(), *store.list_imports()]
-    found = [beginning] if beginning in known else [run_id for run_id in known if run_id.startswith(beginning)]
-    if not beginning or not found:
-        raise invalid("run_id", beginning, f"a run of this storage ({store.root}): its id, or the beginning of it")
-    if len(found) > 1:
-        raise invalid("run_id", beginning, f"the beginning of one id, not of {len(found)}: {', '.join(found[:6])}")
-    return found[0]
-
-
 def parse_modules(text: str) -> dict[str, float]:
     """Parses `virology,lisp=0.5` into {domain: weight}; "" is core alone."""
     modules = {}

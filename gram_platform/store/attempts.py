@@ -18,6 +18,7 @@ from gram_platform.store.checkpoints import (
     CHECKPOINTS,
     FINISHED,
     MANIFEST,
+    NUM_CHECKPOINTS_KEPT,
     SHARDS,
     WEIGHTS,
     clear_debris,
@@ -34,8 +35,6 @@ from gram_platform.store.files import CorruptFile, Folder, seal
 from gram_platform.store.leases import HEARTBEAT_INTERVAL_S, LONGEST_STEP_S, Lease, LeaseLost
 from gram_platform.store.shards import Resumed, checkpoint_folder, read_checkpoint, write_manifest, write_shard
 from gram_platform.store.tensors import hash_tensors, save_tensors
-
-NUM_CHECKPOINTS_KEPT = 2
 
 
 class Attempt:

@@ -11,6 +11,7 @@ from gram_platform.store.leases import has_ended, read_lease
 TENSORS, LAYOUT, STATE = "tensors.safetensors", "layout", "state.json"
 FINISHED = "complete.json"
 CHECKPOINTS, WEIGHTS, SHARDS = "checkpoints", "weights.safetensors", "weights"  # in an attempt's folder
+NUM_CHECKPOINTS_KEPT = 2
 MANIFEST = "manifest.json"  # written last: the files beside it count from then on
 CHAIN = [{"attempt": is_safe_name, "file": is_safe_name, "sha256": str, "last_step": int}]  # shape of segments
 MANIFEST_SHAPE = {"step": int, "elapsed_s": float, "segments": CHAIN}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gram_platform.config import IMPORTED, RECIPE_VERSION
-from gram_platform.config.identity import invalid, short_hash
+from gram_platform.config.identity import absolute_place, invalid, short_hash
 from gram_platform.corpora.packed import (
     CorruptCorpus,
     PackedCorpus,
@@ -37,6 +37,14 @@ if TYPE_CHECKING:
 LAYOUT = 1  # version of the storage's file layout
 DATA_ID = re.compile("[0-9a-f]{12}")
 MIN_FREE_BYTES = 64 * 2**20
+
+
+def storage_place(storage: str) -> str:
+    """Returns the path or URL of the storage: the flag, else $GRAM_STORAGE, else ~/.gram; ValueError for a file."""
+    place = absolute_place("storage", storage or os.environ.get("GRAM_STORAGE") or "~/.gram")
+    if Path(place).is_file():
+        raise invalid("storage", place, "a folder, found a file")
+    return place
 
 
 class Store:
@@ -109,6 +117,16 @@ class Store:
     def list_imports(self) -> list[str]:
         """Lists the ids of all imported models, sorted."""
         return self._folder.child("imports").list()
+
+    def find_run(self, beginning: str) -> str:
+        """Returns the run or imported model whose id begins with `beginning`; ValueError for none or several."""
+        known = [*self.list_runs(), *self.list_imports()]
+        found = [beginning] if beginning in known else [run_id for run_id in known if run_id.startswith(beginning)]
+        if not beginning or not found:
+            raise invalid("run_id", beginning, f"a run of this storage ({self.root}): its id, or the beginning of it")
+        if len(found) > 1:
+            raise invalid("run_id", beginning, f"the beginning of one id, not of {len(found)}: {', '.join(found[:6])}")
+        return found[0]
 
     def list_runs(self) -> list[str]:
         """Lists the run_ids of all run directories, sorted."""

@@ -20,7 +20,6 @@ from gram_platform.planner import (
     MOST_FOR_TIME,
     USABLE_MEMORY,
     Machine,
-    Needs,
     Ranks,
     evaluation_flops,
     fewest_ranks,
@@ -31,7 +30,7 @@ from gram_platform.planner import (
 )
 from gram_platform.planner.simulation import SimulatedCluster, describe_simulation
 from gram_platform.store import Store
-from gram_platform.store.attempts import NUM_CHECKPOINTS_KEPT
+from gram_platform.store.checkpoints import NUM_CHECKPOINTS_KEPT
 from gram_platform.studies.build import Graph
 from gram_platform.studies.definition import Preset
 from gram_platform.studies.flags import CommonFlags
@@ -128,14 +127,8 @@ def _memory_rows(groups: dict[tuple[str, str], list[RunConfig]], machine: Machin
             *(f"{value / GIB:.2f}" for value in parts.values()),
             f"{need.memory.total / GIB:.2f}",
             str(checkpointed) if checkpointed else f">{run.micro_batch}",
-            f"{disk_bytes(need) / GIB:.2f}",
+            f"{need.disk_bytes(NUM_CHECKPOINTS_KEPT) / GIB:.2f}",
         )
-
-
-def disk_bytes(need: Needs) -> int:
-    """Returns the most that a run stores: the kept checkpoints, and one being written or the result."""
-    kept = NUM_CHECKPOINTS_KEPT * need.checkpoint
-    return kept + max(need.checkpoint, need.result)
 
 
 def _legend(machine: Machine, runs: Sequence[RunConfig]) -> list[str]:

@@ -8,19 +8,19 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
-from gram_platform.config.identity import invalid, local_path, require_choice, require_int, require_real
+from gram_platform.config.identity import absolute_place, invalid, require_choice, require_int, require_real
 from gram_platform.config.ladder import load_law
 from gram_platform.corpora import catalog_names
 from gram_platform.methods import METHODS
 from gram_platform.planner import AUTO, MACHINES, Budget, Machine, Ranks
 from gram_platform.planner.simulation import SimulatedCluster, simulated_cluster
+from gram_platform.store.root import storage_place
 from gram_platform.studies.definition import Preset, Study, read_preset, with_changes
 from gram_platform.tracking import default_tracking_uri
 from gram_platform.tracking.connection import require_tracking_uri
 
 AUTO_INTERVAL = "auto"
 MAX_TIMEOUT_S = 1e6  # eleven days; torch's clock in nanoseconds can hold it
-RAY_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray in the entrypoint of a submitted job
 
 
 def _shown(kind: Any, metavar: str) -> Any:
@@ -278,28 +278,6 @@ def _require_common(flags: CommonFlags) -> None:
 
 def split_list(values: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(part.strip() for value in values for part in value.split(",") if part.strip())
-
-
-def storage_place(storage: str) -> str:
-    """Returns the path or URL of the storage: the flag, else $GRAM_STORAGE, else ~/.gram; ValueError for a file."""
-    place = absolute_place("storage", storage or os.environ.get("GRAM_STORAGE") or "~/.gram")
-    if Path(place).is_file():
-        raise invalid("storage", place, "a folder, found a file")
-    return place
-
-
-def absolute_place(field: str, place: str) -> str:
-    """Makes a path absolute, and keeps a URL; ValueError for the home of an unknown user.
-
-    Also ValueError for a relative path inside a Ray job, whose working directory is an upload that changes with every
-    edit.
-    """
-    if "://" in place:
-        return place
-    path = local_path(field, place)
-    if not place.startswith(("~", os.sep)) and RAY_JOB_VARIABLE in os.environ:
-        raise invalid(field, place, "an absolute path or a URL: inside a Ray job the working directory is an upload")
-    return str(path)
 
 
 def _tracking_uri(uri: str, storage: str) -> str:

@@ -18,6 +18,7 @@ from mlflow.entities import Metric
 from gram_platform.config import State, evaluation_from_plain, run_from_plain, view_from_plain
 from gram_platform.config.identity import canonical_json, metric_name, to_plain
 from gram_platform.methods.budgets import plan_compute_units
+from gram_platform.methods.nodes import node_name
 from gram_platform.store import EvaluationDirectory, RunDirectory
 from gram_platform.store.checkpoints import NORM
 
@@ -135,17 +136,6 @@ def evaluation_entry(evaluation: EvaluationDirectory) -> Entry | None:
         parent=view.run_id,
         ended_ms=round(timing.get("ended", 0.0) * 1000),
     )
-
-
-def node_name(kind: str, node_id: str, tags: Mapping[str, str]) -> str:
-    """Names a node for people: `gram tiny s0`, `gram tiny core+lisp s0, evaluated`, `..., attacked for virology`.
-
-    An evaluation of another measure than losses ends in the measure's name, such as `, tokens`.
-    """
-    parts = [tags[key] for key in ("method", "size", "profile") if tags.get(key)]
-    parts += [f"s{tags['seed']}"] if "seed" in tags else []
-    measured = f", {tags.get('measure', 'evaluated')}" if kind == "evaluation" else ""
-    return (" ".join(parts) or node_id) + (f", attacked for {tags['elicited']}" if tags.get("elicited") else measured)
 
 
 def run_note(config: Mapping, run: RunDirectory) -> str:

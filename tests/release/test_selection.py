@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from gram_platform.config import RoutingConfig, View
-from gram_platform.release.selection import available_modules, find_run, parse_modules, parse_sources
+from gram_platform.release.selection import available_modules, parse_modules, parse_sources
 from gram_platform.store import Store
 from tests import tiny
 from tests.release.planted import complete
@@ -26,14 +26,14 @@ def branch_of(base, domain, seed=0):
 
 def test_the_beginning_of_an_id_is_enough(store):
     ids = [complete(store, tiny.run_config(seed=seed)) for seed in range(20)]
-    assert find_run(store, ids[0]) == ids[0]
-    assert find_run(store, ids[0][:8]) == ids[0]
+    assert store.find_run(ids[0]) == ids[0]
+    assert store.find_run(ids[0][:8]) == ids[0]
     letter = max("0123456789abcdef", key=lambda c: sum(i.startswith(c) for i in ids))
     with pytest.raises(ValueError, match=rf"run_id='{letter}'.*the beginning of one id, not of"):
-        find_run(store, letter)
+        store.find_run(letter)
     for nothing in ("", "xyz"):
         with pytest.raises(ValueError, match=rf"run_id='{nothing}'.*a run of this storage"):
-            find_run(store, nothing)
+            store.find_run(nothing)
 
 
 def test_modules_by_name_and_weight():

@@ -9,6 +9,7 @@ import pytest
 
 from gram_platform.config import RECIPE_VERSION
 from gram_platform.config.flops import total_parameters
+from gram_platform.config.identity import RAY_JOB_VARIABLE
 from gram_platform.corpora import catalog_names
 from gram_platform.methods import METHODS
 from gram_platform.planner import AUTO, MACHINES
@@ -16,7 +17,7 @@ from gram_platform.store import Store
 from gram_platform.studies.build import build_graph
 from gram_platform.studies.definition import Preset
 from gram_platform.studies.dry_run import describe, require_enough_data
-from gram_platform.studies.flags import RAY_JOB_VARIABLE, parse
+from gram_platform.studies.flags import parse
 from gram_platform.studies.library.scaling import STUDY
 from gram_platform.studies.run import main, provide_data
 from gram_platform.studies.session import execution_of

@@ -9,11 +9,11 @@ from gram_platform import fit_learning_curve, load_store_curves
 from gram_platform.config import run_from_plain
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.routing import Plan
+from gram_platform.methods.nodes import node_name
 from gram_platform.store import Store
 from gram_platform.studies.build import build_graph
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library.scaling import STUDY
-from gram_platform.tracking.entry import node_name
 from tests.studies.mirrored import assert_mirrored_once
 from tests.studies.processes import ROOT, attempts, results, submit, table, written
 

@@ -9,12 +9,12 @@ import pandas as pd
 from markupsafe import Markup
 
 from gram_platform.config import State
+from gram_platform.methods.nodes import node_name
 from gram_platform.pages.figures.thumbnail import thumbnail_svg
 from gram_platform.pages.report.page import Section, Shell, clock, document, render, with_verdicts
 from gram_platform.pages.report.sections import FEW
 from gram_platform.pages.site.facts import REPORT, TABLE, Facts, StudyFacts, Totals
 from gram_platform.paper.verdicts import verdict_counts
-from gram_platform.tracking.entry import node_name
 
 Links = Mapping[str, str]  # {node id: page in MLflow}; empty without a tracking server
 

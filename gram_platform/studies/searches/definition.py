@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gram_platform.config.identity import invalid, require_int, short_hash
+from gram_platform.config.identity import absolute_place, invalid, require_int, short_hash
 from gram_platform.config.space import Space
 from gram_platform.engine.life import NodeLifecycle
 from gram_platform.engine.proposals import Group, Judge, OptunaSource, PointList, SearchObjective, Source, open_study
@@ -13,7 +13,7 @@ from gram_platform.methods.nodes import Node
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph
 from gram_platform.studies.definition import Study
-from gram_platform.studies.flags import CommonFlags, absolute_place, split_list
+from gram_platform.studies.flags import CommonFlags, split_list
 from gram_platform.studies.searches.optuna_studies import open_storage
 from gram_platform.studies.searches.report import SearchOutput
 from gram_platform.studies.searches.stopping import read_stopped
