@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from gram_platform.analysis.compute_ratio import POOR_RMS, POOR_STEP_RMS
-from gram_platform.analysis.ratios import VARIANT
+from gram_platform.analysis.ratios import ELICITED, VARIANT
 from gram_platform.analysis.tables import CLASSES, domain_table, interval_text
 from gram_platform.pages.figures.study import HIDDEN
 from gram_platform.pages.figures.style import drawn, method_style
@@ -54,7 +54,7 @@ def build_report(intro: str, study: Results, sections: Sequence[Section] | None 
 
     `sections`: of `report_sections`, where the caller has them.
     """
-    intro, footer = with_verdicts(intro, study.claims), report_footer(study.runs)
+    intro, footer = with_verdicts(intro, study.claims), report_footer(study)
     return page_html(study.record.title, intro, sections or report_sections(study), footer)
 
 
@@ -79,9 +79,10 @@ def report_sections(study: Results) -> list[Section]:
     ]
 
 
-def report_footer(runs: pd.DataFrame) -> str:
+def report_footer(study: Results) -> str:
     """Defines the terms of the page, those of attacks only if there are attacks."""
-    return f"{ATTACK}\n\n{FOOTER}" if is_attack(runs).any() else FOOTER
+    has_attacks = is_attack(study.runs).any() or study.table[ELICITED].notna().any()
+    return f"{ATTACK}\n\n{FOOTER}" if has_attacks else FOOTER
 
 
 SHOWN = ("core", "retain", "forget")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 
 from gram_platform.config import State
 from gram_platform.pages.results.record import StudyRecord, load_record
+from gram_platform.pages.site.folder import UNWRITABLE
 from gram_platform.planner import MACHINES
 from gram_platform.store import EvaluationDirectory, Folder, RunDirectory, Store
 from gram_platform.store.directories import NodeDirectory
@@ -130,7 +131,7 @@ def read_facts(store: Store, cache: Folder | None = None) -> Facts:
     found = [facts for facts in store.concurrently(facts_of, nodes) if facts is not None]
     complete = {f"{facts.kind}/{facts.node_id}": vars(facts) for facts in found if facts.status == State.COMPLETE}
     if cache is not None and complete != cached:
-        with contextlib.suppress(PermissionError, FileExistsError, NotADirectoryError):  # the first page reports it
+        with contextlib.suppress(*UNWRITABLE):  # the first page reports it
             cache.write_json(CACHE, complete, durable=False)
     runs, evaluations = ({f.node_id: f for f in found if f.kind == kind} for kind in ("run", "evaluation"))
     return Facts(runs, evaluations, tuple(_read_studies(store)))
