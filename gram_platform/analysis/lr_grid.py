@@ -86,12 +86,7 @@ def optima_table(trials: pd.DataFrame, window: float | None = None, as_published
     return pd.DataFrame(rows, columns=OPTIMA_COLUMNS)
 
 
-def surface_table(
-    trials: pd.DataFrame,
-    window: float | None = None,
-    num_points: int = SURFACE_POINTS,
-    as_published: bool = False,
-) -> pd.DataFrame:
+def surface_table(trials: pd.DataFrame, window: float | None = None, as_published: bool = False) -> pd.DataFrame:
     """Returns `size, lr, batch, loss`: the pooled fit's loss on a log-spaced mesh over each size's grid.
 
     Sizes whose fit fails have no rows; `optima_table` says why.
@@ -103,7 +98,7 @@ def surface_table(
             surface = fit_surface(*_columns(group), window, **_fit(group, as_published))
         except ValueError:
             continue
-        axes = [np.geomspace(group[name].min(), group[name].max(), num_points) for name in ("lr", "batch")]
+        axes = [np.geomspace(group[name].min(), group[name].max(), SURFACE_POINTS) for name in ("lr", "batch")]
         lr, batch = (mesh.ravel() for mesh in np.meshgrid(*axes))
         parts.append(pd.DataFrame({"size": size, "lr": lr, "batch": batch, "loss": surface.loss(lr, batch)}))
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["size", "lr", "batch", "loss"])

@@ -49,7 +49,6 @@ def analyse_grid(
     trials: pd.DataFrame,
     seq_len: int,
     window: float | None = None,
-    include_edge: bool = False,
     num_resamples: int = 200,
     as_published: bool = False,
 ) -> GridAnalysis:
@@ -60,13 +59,13 @@ def analyse_grid(
     `parameters` also holds the sizes' names as numbers (`lr_grid.load_trials`, `named_sizes`).
     """
     optima = optima_table(trials, window, as_published)
-    laws, shared = _fit(trials, optima, window, include_edge, num_resamples, as_published)
+    laws, shared = _fit(trials, optima, window, num_resamples, as_published)
     return GridAnalysis(
         cells=cells(trials, as_published),
         optima=optima,
         surfaces=surface_table(trials, window, as_published=as_published),
         laws=_law_rows(laws, shared),
-        windows=window_table(trials, (window, *WINDOWS), include_edge, as_published),
+        windows=window_table(trials, (window, *WINDOWS), as_published),
         lines=_line_rows(optima, laws, seq_len),
     )
 
@@ -74,7 +73,6 @@ def analyse_grid(
 def laws_table(
     trials: pd.DataFrame,
     window: float | None = None,
-    include_edge: bool = False,
     num_resamples: int = 200,
     as_published: bool = False,
 ) -> pd.DataFrame:
@@ -85,13 +83,12 @@ def laws_table(
     says why.
     """
     optima = optima_table(trials, window, as_published)
-    return _law_rows(*_fit(trials, optima, window, include_edge, num_resamples, as_published))
+    return _law_rows(*_fit(trials, optima, window, num_resamples, as_published))
 
 
 def window_table(
     trials: pd.DataFrame,
     windows: Iterable[float | None] = WINDOWS,
-    include_edge: bool = False,
     as_published: bool = False,
 ) -> pd.DataFrame:
     """Returns a row per window (NaN: all cells), widest first: both exponents, t-intervals, R2 and the sizes used.
@@ -100,7 +97,7 @@ def window_table(
     """
     rows = []
     for window in sorted(set(windows), key=lambda w: -math.inf if w is None else -w):
-        laws = laws_table(trials, window, include_edge, 1, as_published).set_index("quantity")
+        laws = laws_table(trials, window, 1, as_published).set_index("quantity")
         row = {"window": math.nan if window is None else window}
         for quantity in QUANTITIES:
             law = laws.loc[quantity]
@@ -115,7 +112,6 @@ def _fit(
     trials: pd.DataFrame,
     optima: pd.DataFrame,
     window: float | None,
-    include_edge: bool,
     num_resamples: int,
     as_published: bool,
 ) -> tuple["LawBootstrap | None", dict]:
@@ -124,7 +120,7 @@ def _fit(
     refused = {size: _why_no_optimum(row) for size, row in pooled.iterrows()}
     usable = [size for size, why in refused.items() if not why]
     inside = [size for size in usable if not pooled.loc[size, "on_edge"]]
-    entered = usable if include_edge or len(inside) < 2 else inside
+    entered = usable if len(inside) < 2 else inside
     used = used_trials(trials, as_published)
     used = used[used["size"].isin(entered)]
     num_sizes = used["parameters"].nunique()
@@ -232,7 +228,6 @@ def bootstrap_laws(
     trials: pd.DataFrame,
     window: float | None = None,
     num_resamples: int = 200,
-    rng_seed: int = 0,
     as_published: bool = False,
 ) -> LawBootstrap:
     """Fits both laws to all trials (`parameters, seed, lr, batch, loss`) and redraws seeds within each size.
@@ -248,7 +243,7 @@ def bootstrap_laws(
     num_resamples = num_resamples if num_seeds.min() > 1 else 0
     samples = np.empty((0, width))
     if num_resamples:
-        samples = bootstrap(groups, lambda g: _optima(sizes, g, window, as_published).ravel(), num_resamples, rng_seed)
+        samples = bootstrap(groups, lambda g: _optima(sizes, g, window, as_published).ravel(), num_resamples)
     if samples.shape[1] != width:  # every resample failed
         samples = np.full((num_resamples, width), np.nan)
     moved = np.log(samples.reshape(-1, 2, len(sizes)) / pooled) * np.sqrt(num_seeds / np.maximum(num_seeds - 1, 1))

@@ -20,6 +20,7 @@ from gram_platform.planner import (
     MOST_FOR_TIME,
     USABLE_MEMORY,
     Machine,
+    Needs,
     Ranks,
     evaluation_flops,
     fewest_ranks,
@@ -51,6 +52,7 @@ def describe(graph: Graph) -> str:
     groups: dict[tuple[str, str], list[RunConfig]] = defaultdict(list)
     for node in runs.values():
         groups[node.method + (" attacks" if node.is_attack else ""), node.size].append(node.config)
+    needed = {run_id: needs(node.config, 1, machine) for run_id, node in runs.items()}
     evaluations = [node for node in graph.nodes if not node.is_run]
     lines = [
         f"study {graph.study.name}, preset {graph.flags.preset}",
@@ -59,16 +61,16 @@ def describe(graph: Graph) -> str:
         f"storage {graph.flags.storage}",
         *supply_lines(graph.nodes, graph.preset, graph.recipes),
         "",
-        *_aligned([(*RUN_HEADER, f"{machine.name} hours", "cost $"), *_run_rows(groups, done, machine)]),
+        *_aligned([(*RUN_HEADER, f"{machine.name} hours", "cost $"), *_run_rows(groups, needed, done, machine)]),
         "",
         f"memory of one {machine.name} in GiB, for the largest run of a line:",
         *_aligned([MEMORY_HEADER, *_memory_rows(groups, machine, graph.flags.planned_ranks)]),
         "",
-        *_size_totals(groups, machine),
-        *_totals(runs.values(), done, machine),
+        *_size_totals(groups, needed, machine),
+        _totals(needed, done, machine),
         f"evaluations: {len(evaluations)}, {len(all_done - done)} done; "
         f"{_evaluation_hours(evaluations, runs, machine):,.2f} {machine.name} hours in all",
-        _savings(graph, machine),
+        _savings(graph, needed, machine),
         *_legend(machine, [node.config for node in runs.values()]),
     ]
     return "\n".join(lines)
@@ -92,9 +94,11 @@ def describe_on(graph: Graph, cluster: SimulatedCluster) -> str:
     return describe_simulation(graph.nodes, done, cluster, machine, ranks=ranks)
 
 
-def _run_rows(groups: dict[tuple[str, str], list[RunConfig]], done: set[str], machine: Machine) -> Iterable[tuple]:
+def _run_rows(
+    groups: dict[tuple[str, str], list[RunConfig]], needed: Mapping[str, Needs], done: set[str], machine: Machine
+) -> Iterable[tuple]:
     for key, configs in groups.items():
-        wanted = [needs(c, 1, machine) for c in configs]
+        wanted = [needed[c.run_id] for c in configs]
         hours = sum(need.gpu_hours for need in wanted)
         yield (
             *key,
@@ -177,31 +181,32 @@ def rung_text(of_size: Mapping[str, Sequence[Node]], spent: float, machine: Mach
     return text
 
 
-def _totals(runs: Iterable[Node], done: set[str], machine: Machine) -> list[str]:
-    wanted = {node.id: needs(node.config, 1, machine) for node in runs}
-    hours = sum(need.gpu_hours for need in wanted.values())
-    left = sum(need.gpu_hours for run_id, need in wanted.items() if run_id not in done)
-    disk = sum(need.result for need in wanted.values()) / GIB
-    return [
-        f"{len(wanted)} runs, {len(done)} done; {hours:,.2f} {machine.name} hours in all, {left:,.2f} left "
-        f"(${left * machine.dollars_per_hour:,.2f}); {disk:,.2f} GiB of final weights",
-    ]
+def _totals(needed: Mapping[str, Needs], done: set[str], machine: Machine) -> str:
+    hours = sum(need.gpu_hours for need in needed.values())
+    left = sum(need.gpu_hours for run_id, need in needed.items() if run_id not in done)
+    disk = sum(need.result for need in needed.values()) / GIB
+    return (
+        f"{len(needed)} runs, {len(done)} done; {hours:,.2f} {machine.name} hours in all, {left:,.2f} left "
+        f"(${left * machine.dollars_per_hour:,.2f}); {disk:,.2f} GiB of final weights"
+    )
 
 
-def _size_totals(groups: dict[tuple[str, str], list[RunConfig]], machine: Machine) -> list[str]:
+def _size_totals(
+    groups: dict[tuple[str, str], list[RunConfig]], needed: Mapping[str, Needs], machine: Machine
+) -> list[str]:
     """Returns the hours and dollars of every size, over all methods and attacks."""
     hours: dict[str, float] = defaultdict(float)
     for (_, size), configs in groups.items():
-        hours[size] += sum(needs(config, 1, machine).gpu_hours for config in configs)
+        hours[size] += sum(needed[config.run_id].gpu_hours for config in configs)
     price = machine.dollars_per_hour
     return [f"{size}: {total:,.2f} {machine.name} hours, ${total * price:,.2f}" for size, total in hours.items()]
 
 
-def _savings(graph: Graph, machine: Machine) -> str:
+def _savings(graph: Graph, needed: Mapping[str, Needs], machine: Machine) -> str:
     """Returns the saving by training each run once, not once for each method that needs it."""
     seen: set[str] = set()
     again = [node for node in graph.entries if node.is_run and (node.id in seen or seen.add(node.id))]
-    hours = sum(needs(node.config, 1, machine).gpu_hours for node in again)
+    hours = sum(needed[node.id].gpu_hours for node in again)
     cost = hours * machine.dollars_per_hour
     return f"runs shared between methods: {len(again)}, which saves {hours:,.2f} {machine.name} hours (${cost:,.2f})"
 

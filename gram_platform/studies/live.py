@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from ray.util.metrics import Gauge
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -82,11 +82,16 @@ class LiveView:
             self._show_nodes(progress, self._running(progress))
 
     def _show_nodes(self, progress: Progress, running: list[tuple[Node, dict]]) -> None:
+        summary = self._summary(progress, running)
+        parts = [f"{n.name} {p['step'] / max(p['num_steps'], 1):.0%}" for n, p in running]
+        self._show(Group(self._table(running), Text(summary)), summary + (" | " + ", ".join(parts) if parts else ""))
+
+    def _show(self, panel: RenderableType, line: str) -> None:
+        """Replaces the panel on a terminal, or prints a line in a log."""
         if self.live:
-            self.live.update(Group(self._table(running), Text(self._summary(progress, running))), refresh=True)
+            self.live.update(panel, refresh=True)
         else:
-            parts = [f"{n.name} {p['step'] / max(p['num_steps'], 1):.0%}" for n, p in running]
-            self.say(self._summary(progress, running) + (" | " + ", ".join(parts) if parts else ""))
+            self.say(line)
 
     def _is_due(self, what: str, every_s: float) -> bool:
         """Tells whether something that reads all nodes is to be done again; many nodes may end in a second."""
@@ -181,12 +186,9 @@ class LiveView:
         self.say(f"{_share_text(self.num_ended, self.num_trials)} {line}")
 
     def _show_trials(self) -> None:
-        if not self._is_due("trials", PLAIN_EVERY_S):
-            return
-        if self.live:
-            self.live.update(Text(self.trials_text()), refresh=True)
-        else:
-            self.say(self.trials_text())
+        if self._is_due("trials", PLAIN_EVERY_S):
+            text = self.trials_text()
+            self._show(Text(text), text)
 
     def trials_text(self) -> str:
         """Returns one line: the numbers of trials ended and running, the time left, the share that each has done."""
