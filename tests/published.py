@@ -14,9 +14,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gram_platform.analysis.ratios import ordered
-from gram_platform.analysis.tables import CLASSES, Analysis, analyse, per_seed_frame
-from gram_platform.paper.paper import PUBLISHED_COLUMNS, PUBLISHED_FILE, SOURCE
+from gram_platform.analysis.ratios import ROW, VARIANT, ordered
+from gram_platform.analysis.tables import CLASSES, NUM_DOMAINS, Analysis, analyse, per_seed_frame
+from gram_platform.paper.paper import PUBLISHED_FILE, SOURCE
 
 FOLDER = Path(__file__).resolve().parents[1].parent / "shared" / "data" / "published"
 METHODS = {"base": "baseline", "grmoe": "gram", "lora": "ft_lora", "coreftaux": "ft_full"}
@@ -25,6 +25,7 @@ SIZES = ("26M", "50M", "100M", "200M", "400M", "800M")  # those with curves
 WITHOUT_CURVES = ("2B", "5B")  # final losses, and the ratios that the authors computed from them
 NEEDS_FOLDER = pytest.mark.skipif(not FOLDER.is_dir(), reason=f"the published losses are not there: {FOLDER}")
 VIEW = ["method", "size", "seed", "profile"]
+PUBLISHED_COLUMNS = ("study", VARIANT, *ROW, "seed", *CLASSES, "retained", *NUM_DOMAINS.values())
 
 
 @dataclass(frozen=True)

@@ -54,3 +54,11 @@ def arrays(num_sequences: int = 40, seed: int = 0) -> dict[str, np.ndarray]:
     starts = rng.integers(0, VOCAB, (len(DOMAINS), num_sequences, 1))
     steps = np.arange(SEQ_LEN + 1)
     return {d: ((starts[i] + (i + 1) * steps) % VOCAB).astype(np.uint16) for i, d in enumerate(DOMAINS)}
+
+
+def materialised(store, view):
+    """Reads all of `open_dense` into memory: (config, weights) of a view as one dense model."""
+    from gram_platform.store.views import open_dense  # imports torch, which configs do without
+
+    with open_dense(store, view) as (config, weights):
+        return config, {name: rows[0 : rows.shape[0]] for name, rows in weights.items()}

@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas as pd
 
 from gram_platform.analysis.ratios import BASELINE, MEAN, ROW, VARIANT, ordered
-from gram_platform.analysis.tables import CLASSES, NUM_DOMAINS, interval_cell, interval_text, interval_texts, over_seeds
+from gram_platform.analysis.tables import CLASSES, interval_cell, interval_text, interval_texts, over_seeds
 
 STORIES, AUX_SCALING, PARTIAL_LABELS = "stories", "aux_scaling", "partial_labels"  # our studies with such numbers
 ARCHITECTURE, ACCUMULATION = "architecture", "accumulation"
@@ -93,7 +93,6 @@ SOURCE = (
 SOURCE += ", read through the public fork JR-Vickers/modular-pretraining, commit b55fb36"
 SOURCE += "; 2B and 5B: averaged from the ratios published there, for want of baseline curves"
 PUBLISHED_FILE = Path(__file__).with_name("published.csv")
-PUBLISHED_COLUMNS = ("study", VARIANT, *ROW, "seed", *CLASSES, "retained", *NUM_DOMAINS.values())
 OURS, PUBLISHED = "ours", "published"
 OUR_DOMAINS = {  # the published names of the dual-use domains: the names in our corpora
     "papers-biology": "virology",

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from gram_platform.config import IMPORTED, AnyEvaluation, ModelConfig, State, TaskScores
+from gram_platform.config import IMPORTED, AnyEvaluation, ModelConfig, RunConfig, State, TaskScores
 from gram_platform.config.identity import canonical_json, has_shape, invalid, short_hash, to_plain
 from gram_platform.store.checkpoints import WEIGHTS
 from gram_platform.store.files import CorruptFile, Folder, hash_file, seal, unseal
@@ -89,6 +89,13 @@ class NodeDirectory:
             warnings.warn(text, RuntimeWarning, stacklevel=3)
         return existing
 
+    def ensure_config(self, config: RunConfig | AnyEvaluation | TaskScores) -> None:
+        """Stores the config; ValueError when the directory belongs to another node."""
+        node_id = getattr(config, self.id_field)
+        if node_id != self.node_id:
+            raise invalid(self.id_field, node_id, f"the directory's {self.id_field}, {self.node_id}")
+        self._ensure_config(config)
+
     def _ensure_config(self, config: object) -> None:
         text = canonical_json(config)
         if self.folder.create(CONFIG, (text + "\n").encode()):
@@ -117,12 +124,6 @@ class EvaluationDirectory(NodeDirectory):
     def __init__(self, root: Folder, eval_id: str) -> None:
         super().__init__(root.child("evaluations", eval_id), eval_id)
         self.eval_id = eval_id
-
-    def ensure_config(self, evaluation: AnyEvaluation | TaskScores) -> None:
-        """Stores the config; ValueError when the directory belongs to another evaluation."""
-        if evaluation.eval_id != self.eval_id:
-            raise invalid("eval_id", evaluation.eval_id, f"the directory's eval_id, {self.eval_id}")
-        self._ensure_config(evaluation)
 
     def status(self) -> State:
         """Reads the evaluation's state, complete or absent: it is short, and is never continued half-way."""

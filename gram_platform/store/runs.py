@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from gram_platform.config import RunConfig, State
+from gram_platform.config import State
 from gram_platform.config.identity import has_shape, invalid
 from gram_platform.store.checkpoints import (
     CHAIN,
@@ -58,12 +58,6 @@ class RunDirectory(NodeDirectory):
     def attempt_ids(self) -> list[str]:
         """Lists the ids of all attempts, the first one first; other folders beside them are ignored."""
         return [name for name in self.attempts.list() if name.partition("-")[0].isdecimal() and name.isascii()]
-
-    def ensure_config(self, run: RunConfig) -> None:
-        """Stores the config; ValueError when the directory belongs to another run."""
-        if run.run_id != self.run_id:
-            raise invalid("run_id", run.run_id, f"the directory's run_id, {self.run_id}")
-        self._ensure_config(run)
 
     def start_attempt(self, owner: str, lease_seconds: float = 30.0) -> "Attempt":
         """Starts an attempt with a lease of `owner`; LeaseHeld while another attempt's lease is fresh."""

@@ -71,12 +71,6 @@ def open_dense(store: Store, view: View) -> Iterator[tuple[ModelConfig, dict[str
         yield dense, rows
 
 
-def materialised(store: Store, view: View) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
-    """Reads all of `open_dense` into memory."""
-    with open_dense(store, view) as (config, weights):
-        return config, {name: rows[0 : rows.shape[0]] for name, rows in weights.items()}
-
-
 def model_of(config: ModelConfig, weights: dict[str, torch.Tensor], precision: str = "float32") -> Transformer:
     """Makes a model of these weights, in evaluation mode."""
     with torch.device("meta"):

@@ -13,7 +13,8 @@ from gram_platform.methods.elicitation import attacked_view, attacks
 from gram_platform.methods.nodes import method_nodes, require_closed, unique
 from gram_platform.methods.setting import GRADDIFF, RMU, Branching, Demix, Elicitation, Options, Unlearning
 from gram_platform.store import Store
-from gram_platform.store.views import load_view, materialised, model_of
+from gram_platform.store.views import load_view, model_of
+from tests.tiny import materialised
 
 OPTIONS = Options(
     branch_full=Branching(1.0, 0.5),

@@ -7,11 +7,12 @@ import pytest
 
 from gram_platform.analysis.tables import CLASSES
 from gram_platform.paper.claims import STORIES_CLAIMS
-from gram_platform.paper.paper import PUBLISHED_COLUMNS, PUBLISHED_FILE, SOURCE, printed, published_per_seed
+from gram_platform.paper.paper import PUBLISHED_FILE, SOURCE, printed, published_per_seed
 from gram_platform.paper.verdicts import VERDICT_COLUMNS, paper_claims, published_verdicts, with_published
 from tests.published import (
     BASELINE_STUDY,
     NEEDS_FOLDER,
+    PUBLISHED_COLUMNS,
     VIEW,
     published_analysis,
     published_frames,

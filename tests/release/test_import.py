@@ -25,7 +25,7 @@ from gram_platform.model.transformer import build
 from gram_platform.release.files import INDEX, SINGLE
 from gram_platform.release.importing import import_checkpoint
 from gram_platform.store import Store
-from gram_platform.store.views import load_view, materialised
+from gram_platform.store.views import load_view
 from gram_platform.train.data import PlanReader
 from gram_platform.train.learner import Learner
 from gram_platform.train.loop import training_steps
@@ -33,6 +33,7 @@ from gram_platform.train.objectives import cross_entropy
 from tests import tiny
 from tests.engine import conftest as cells
 from tests.release.planted import complete, drawn_weights, exported
+from tests.tiny import materialised
 
 packed_root, execution, setting = cells.packed_root, cells.execution, cells.setting
 
