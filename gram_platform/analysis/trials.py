@@ -88,7 +88,7 @@ def hypervolume_history(trials: pd.DataFrame, objectives: Objectives, reference:
     return pd.DataFrame(rows, columns=[TRIAL, "hypervolume", "front_size"])
 
 
-def linked(trials: pd.DataFrame, urls: Mapping[str, str | None]) -> pd.DataFrame:
+def linked(trials: pd.DataFrame, urls: Mapping[str, str]) -> pd.DataFrame:
     """Adds `url`: the page of a trial's first run that has one in `urls` {run id: address}, else empty."""
     pages = [next((urls[run] for run in str(runs).split() if urls.get(run)), "") for runs in trials[RUNS].fillna("")]
     return trials.assign(**{URL: pages})

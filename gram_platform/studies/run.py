@@ -15,7 +15,7 @@ from gram_platform.engine.in_process import has_gpu, run_in_process
 from gram_platform.engine.life import NodeLifecycle, Progress
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, unique
-from gram_platform.pages.results.record import StudyRecord, study_links
+from gram_platform.pages.results.record import StudyRecord
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph, build_graph, require_memory
 from gram_platform.studies.definition import FAMILIES, NOT_REPRODUCED, OURS, Study, preset_params
@@ -257,7 +257,7 @@ class Driver:
         return 0
 
     def _say_links(self, study: str, is_mirrored: bool) -> None:
-        for name, url in study_links(self.tracker, study).items() if is_mirrored else ():
+        for name, url in self.tracker.view_urls(study).items() if is_mirrored else ():
             self.view.say(f"{'MLflow ' + name:13} {url}")
 
     def _publish(self, write: Callable[[Tracker | None], Mapping[str, str]], text: str) -> None:

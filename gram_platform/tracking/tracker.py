@@ -32,6 +32,7 @@ from gram_platform.tracking.views import (
 )
 
 NUM_SENDERS = 8  # threads
+LOCAL_UI = "http://127.0.0.1:5000"  # the default address of `mlflow ui`
 NODES_AT_ONCE = 1000  # that `sync` has in memory
 
 
@@ -206,25 +207,19 @@ class Tracker:
                 if missing := [RunTag(key, value) for key, value in wanted if run.data.tags.get(key) != value]:
                     client.log_batch(run.info.run_id, tags=missing)
 
-    def view_urls(self, study: str, ui_url: str | None = None) -> dict[str, str]:
-        """Gives {what it shows: address} of a study's saved views at `ui_url`, as `run_url`; {} for a mere database."""
-        base = self._base(ui_url)
-        if base is None:
-            return {}
+    def view_urls(self, study: str, ui_url: str = "") -> dict[str, str]:
+        """Gives {what it shows: address} of a study's saved views at `ui_url`, as `run_url`."""
         with self._connection.reaching():
             found = saved_views(self._connection.experiment_tags(), self._connection.experiment_id)
         prefix = f"gram.{study}."
+        base = self._base(ui_url)
         return {key[len(prefix) :]: f"{base}/{page}" for key, (_, page) in found.items() if key.startswith(prefix)}
 
-    def run_url(self, mlflow_run_id: str, ui_url: str | None = None) -> str | None:
-        """Gives the address of a run's page at `ui_url` (default: the tracking server); None for a mere database."""
-        base = self._base(ui_url)
-        if base is None:
-            return None
+    def run_url(self, mlflow_run_id: str, ui_url: str = "") -> str:
+        """Gives the address of a run's page at `ui_url`, by default the server, or where `mlflow ui` listens."""
         with self._connection.reaching():
             experiment_id = self._connection.experiment_id
-        return f"{base}/#/experiments/{experiment_id}/runs/{mlflow_run_id}?{TRAINING_RUNS}"
+        return f"{self._base(ui_url)}/#/experiments/{experiment_id}/runs/{mlflow_run_id}?{TRAINING_RUNS}"
 
-    def _base(self, ui_url: str | None) -> str | None:
-        base = ui_url or (self.tracking_uri if self.tracking_uri.startswith("http") else None)
-        return base and base.rstrip("/")
+    def _base(self, ui_url: str) -> str:
+        return (ui_url or (self.tracking_uri if self.tracking_uri.startswith("http") else LOCAL_UI)).rstrip("/")

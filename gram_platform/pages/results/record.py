@@ -17,8 +17,6 @@ from gram_platform.store import Store
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.views import Line, SavedView, study_id, study_views
 
-LOCAL_UI = "http://127.0.0.1:5000"  # the default address of `mlflow ui`
-
 
 @dataclass(frozen=True)
 class Description:
@@ -196,24 +194,14 @@ def with_links(runs: pd.DataFrame, failures: Mapping[str, str], links: Mapping[s
 
 
 def mlflow_links(tracker: Tracker | None, runs: Mapping | None = None) -> dict[str, str]:
-    """Returns {node id: page in MLflow}, at the server or where `mlflow ui` listens; {} without a tracker.
+    """Returns {node id: page in MLflow}; {} without a tracker.
 
     `runs` are MLflow's by (kind, node id), where the caller has them.
     """
     if tracker is None:
         return {}
-    runs, ui_url = tracker.runs() if runs is None else runs, ui_of(tracker)
-    return {node_id: tracker.run_url(run.info.run_id, ui_url) for (_, node_id), run in runs.items()}
-
-
-def ui_of(tracker: Tracker) -> str | None:
-    """Returns the address where `mlflow ui` listens for a database; None for a server, which has its own."""
-    return None if tracker.tracking_uri.startswith("http") else LOCAL_UI
-
-
-def study_links(tracker: Tracker, name: str) -> dict[str, str]:
-    """Returns {what it shows: address} of MLflow's pages about a study."""
-    return tracker.view_urls(name, ui_of(tracker))
+    runs = tracker.runs() if runs is None else runs
+    return {node_id: tracker.run_url(run.info.run_id) for (_, node_id), run in runs.items()}
 
 
 def links_note(tracking_uri: str) -> str:

@@ -7,7 +7,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from gram_platform.pages.report.page import Section, Shell, page_html, sections_html
-from gram_platform.pages.results.record import links_note, mlflow_links, study_links, with_links
+from gram_platform.pages.results.record import links_note, mlflow_links, with_links
 from gram_platform.pages.site.claims import claim_rows, claim_sections, csv_claim_rows, scale_of
 from gram_platform.pages.site.facts import CLAIMS, REPORT, Facts, NodeFacts, StudyFacts, Totals, totals, uses
 from gram_platform.pages.site.folder import SiteFolder
@@ -50,7 +50,7 @@ class MirrorState:
 
     def pages(self, study: str) -> dict[str, str]:
         """Returns {what it shows: address} of MLflow's pages about a study; {} without MLflow."""
-        return {} if self.tracker is None else study_links(self.tracker, study)
+        return {} if self.tracker is None else self.tracker.view_urls(study)
 
 
 def read_mirror(store: Store, tracking_uri: str | None, why_not: str = "") -> MirrorState:
