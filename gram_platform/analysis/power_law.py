@@ -1,7 +1,5 @@
 """Fits the loss by a quadratic surface in the logarithms of learning rate and batch, and finds the minimum.
 
-`fit_power_law`, from `trends.py`, fits the minima of several sizes.
-
 Source: the paper's appendix "Learning Rate and Batch Size Scaling". Ours: a surface that is not convex has no minimum,
 a minimum at or beyond the edge of the grid is flagged, the fit can be restricted to cells near the best, and the
 smallest curvature has a t-statistic: if that is small, noise alone may have bent the surface. If seeds are named, each
@@ -16,8 +14,6 @@ import numpy as np
 from scipy.spatial import ConvexHull
 
 from gram_platform.analysis.intervals import positive
-from gram_platform.analysis.trends import PowerLaw as PowerLaw
-from gram_platform.analysis.trends import fit_power_law as fit_power_law
 from gram_platform.config.identity import invalid
 
 NUM_COEFFICIENTS = 6  # 1, x, y, x^2, x y, y^2

@@ -4,11 +4,15 @@
 `hardware_flops`  2 x the multiply-adds that a step does, for utilisation. Includes attention; excludes weight gradients
                   of untrained sets and unneeded input gradients. Equals torch's FlopCounterMode with attention's math
                   kernel (the counter does not count the fused CPU kernel).
+
+Also decides what training and the planner must decide alike, by pure functions of shape, precision and device: which
+ranks share weights, what they gather and when they reduce, how much is evaluated at once, the kernel of attention.
 """
 
 from collections.abc import Collection
 
 from gram_platform.config import ModelConfig, ModuleSpec, RoutingConfig
+from gram_platform.config.identity import invalid
 from gram_platform.config.training import LLAMA
 
 
@@ -30,8 +34,7 @@ def module_parameters(config: ModelConfig, domain: str) -> int:
 
 def core_parameters(config: ModelConfig) -> int:
     """Counts parameters that are always active: embeddings, attention, norms, unembedding, core MLP."""
-    qkv_width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    attention = config.d_model * qkv_width + config.d_model**2
+    attention = config.d_model * config.qkv_width + config.d_model**2
     norm = config.d_model * (1 if config.is_llama else 2)
     core_mlp = mlp_parameters(config.architecture, config.d_model, config.d_mlp) if config.d_mlp else 0
     embeddings = 2 * config.vocab_size * config.d_model
@@ -109,14 +112,13 @@ def hardware_flops(
     tokens, d_model = num_sequences * config.seq_len, config.d_model
     loras = [m for m in config.modules if m.kind == "lora" and m.domain in active]
     mlps = [m for m in config.modules if m.kind == "mlp" and m.domain in active]
-    qkv_width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     scores = 4 * num_sequences * config.num_heads * config.seq_len**2 * config.head_dim  # QK^T and PV
     shared, core = shared_trained and backward, core_trained and backward
     trained = set(modules_trained) if backward else set()
     flowing = shared  # the layer's input needs a gradient: a parameter before it is trained
     total = 0
     for _ in range(config.num_layers):
-        total += _linear(tokens, d_model, qkv_width, flowing, shared)
+        total += _linear(tokens, d_model, config.qkv_width, flowing, shared)
         total += _linear(tokens, d_model, d_model, flowing or shared, shared)
         total += scores * (3 if flowing or shared else 1)
         after_attention = flowing or shared
@@ -131,11 +133,16 @@ def hardware_flops(
     return total + _linear(tokens, d_model, config.vocab_size, flowing or shared, shared)
 
 
+# ---------------------------------------------------------------------------------------- ranks, batches and kernels
+
 BYTES = {"float32": 4, "bfloat16": 2}
 KEPT_BYTES = 2**30  # [ours] keep the weights of models up to this size
 OWN_GROUP_PARAMETERS = 2**23  # [ours] of a module in one layer, 16 MB in bfloat16: fewer join the block's group
 LARGE_GRADIENTS_BYTES = 4 * 2**30  # [ours] above it, whole float32 gradients do not wait for a window's end
 MACHINE_RANKS = 8  # GPUs of one machine, between which bytes are cheap
+LOGITS_AT_ONCE = {"cpu": 2**21, "cuda": 2**26}  # converted to float32 together: fits a CPU's cache, or fills a GPU
+# float32 logits of one evaluation batch: the batch, hence the rounding, depends on the config and the kind of device
+EVALUATION_LOGITS_BYTES = {"cpu": 64 * 2**20, "cuda": 2 * 2**30}
 
 
 def num_shards(num_ranks: int, device: str) -> int:
@@ -170,3 +177,54 @@ def has_own_group(model: ModelConfig, module: ModuleSpec, precision: str) -> boo
     is_large = mlp_parameters(model.architecture, model.d_model, module.width) >= OWN_GROUP_PARAMETERS
     may_join = precision == "float32" or reduces_every_pass(model, precision)
     return module.kind == "mlp" and (is_large or not may_join)
+
+
+def evaluation_batch(config: ModelConfig, device: object = "cpu") -> int:
+    """Returns the number of sequences in one forward pass of an evaluation on a device, such as cuda:0."""
+    most = EVALUATION_LOGITS_BYTES.get(str(device).partition(":")[0], EVALUATION_LOGITS_BYTES["cpu"])
+    return max(1, most // (4 * config.seq_len * config.vocab_size))
+
+
+FLASH, CUDNN, EFFICIENT, MATH = "flash", "cuDNN", "memory-efficient", "math"
+ON_CPU, ON_CPU_IN_BLOCKS = "flash for CPUs", "flash for CPUs, backward in blocks"
+GPU_KERNELS = frozenset((FLASH, CUDNN, EFFICIENT))  # of a GPU since Ampere
+LARGEST_HEAD = {FLASH: 256, CUDNN: 128}  # cuDNN's is larger on some GPUs
+ALIGNED_BYTES = 16  # the memory-efficient kernel reads heads in units of this size
+MATH_TOKENS = 512  # the longest context at which every score may be kept
+
+
+def attention_kernel(
+    device: str, num_bytes: int, head_dim: int, is_masked: bool, available: Collection[str] = GPU_KERNELS
+) -> str:
+    """Names the kernel that attends on `device` (cpu or cuda) with values of `num_bytes` (4: float32, 2: bfloat16).
+
+    torch's flash and cuDNN kernels take grouped keys of 16-bit values up to a head of 256, and no mask of documents.
+    The memory-efficient kernel takes float32, larger heads and masks, but only with keys and values repeated for every
+    head (`sdp_utils.cpp` of torch 2.13). What no kernel takes runs as plain matrix products ("math"), which keep every
+    score.
+
+    `is_masked`: attention ends where a document ends. `available`: the kernels of torch and of the GPU.
+    """
+    if device == "cpu":
+        return ON_CPU if num_bytes == 4 else ON_CPU_IN_BLOCKS
+    for kernel, largest in LARGEST_HEAD.items():
+        if kernel in available and num_bytes == 2 and head_dim <= largest and not is_masked:
+            return kernel
+    is_aligned = head_dim * num_bytes % ALIGNED_BYTES == 0
+    return EFFICIENT if EFFICIENT in available and is_aligned else MATH
+
+
+def model_kernel(device: str, num_bytes: int, model: ModelConfig) -> str:
+    """Names the kernel of a model on a GPU with all kernels, or on a CPU."""
+    return attention_kernel(device, num_bytes, model.head_dim, model.document_end >= 0)
+
+
+def require_fast_attention(kernel: str, model: ModelConfig) -> None:
+    """ValueError for plain matrix products in a long context: they keep seq_len scores for each head and token."""
+    if kernel == MATH and model.seq_len > MATH_TOKENS:
+        allowed = (
+            f"flash, cuDNN or memory-efficient attention above {MATH_TOKENS} tokens (here {model.seq_len}, heads of "
+            f"{model.head_dim}): train in bfloat16 with heads of at most {LARGEST_HEAD[FLASH]}, a multiple of 8, on a "
+            "GPU since Ampere, and leave torch.backends.cuda's kernels enabled"
+        )
+        raise invalid("attention", kernel, allowed)

@@ -82,6 +82,11 @@ class ModelConfig:
         return self.d_model // self.num_heads
 
     @property
+    def qkv_width(self) -> int:
+        """Width of queries, keys and values together."""
+        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+
+    @property
     def is_llama(self) -> bool:
         """Tells whether norms are RMSNorm and MLPs SwiGLU without biases, not LayerNorm and GELU with biases."""
         return self.architecture == LLAMA

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend
 
 from gram_platform.config import ModelConfig
-from gram_platform.config.attention import (
+from gram_platform.config.flops import (
     CUDNN,
     EFFICIENT,
     FLASH,

@@ -7,13 +7,19 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from gram_platform.config import ModelConfig, RunConfig
-from gram_platform.config.attention import EFFICIENT, model_kernel
-from gram_platform.config.flops import BYTES, has_own_group, keeps_gathered, num_shards, reduces_every_pass
+from gram_platform.config.flops import (
+    BYTES,
+    EFFICIENT,
+    LOGITS_AT_ONCE,
+    evaluation_batch,
+    has_own_group,
+    keeps_gathered,
+    model_kernel,
+    num_shards,
+    reduces_every_pass,
+)
 from gram_platform.config.routing import CORE_MLP, SHARED, Route, module_set, route_counts
 
-LOGITS_AT_ONCE = 2**26  # logits that a GPU has in float32 at a time (`train/objectives.py`)
-# equals `train.evaluate.LOGITS_BYTES`: float32 logits of one evaluation batch, by device
-EVALUATION_LOGITS_BYTES = {"cpu": 64 * 2**20, "cuda": 2 * 2**30}
 INDEX_BYTES = 8  # token ids are int64
 FLOAT_BYTES = 4
 NORM_STATISTICS = 2 * FLOAT_BYTES  # of a norm, for each token: two numbers
@@ -69,10 +75,9 @@ def _norm(config: ModelConfig, name: str, group: str) -> list[Weight]:
 
 def _block(config: ModelConfig, block: str, precision: str) -> list[Weight]:
     d_model = config.d_model
-    qkv_width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     weights = [
         *_norm(config, f"{block}.ln_1", block),
-        Weight(f"{block}.attn.qkv_proj.weight", SHARED, block, (qkv_width, d_model)),
+        Weight(f"{block}.attn.qkv_proj.weight", SHARED, block, (config.qkv_width, d_model)),
         Weight(f"{block}.attn.o_proj.weight", SHARED, block, (d_model, d_model)),
         *_norm(config, f"{block}.ln_2", block),
     ]
@@ -190,7 +195,7 @@ def evaluation_logits_bytes(config: ModelConfig, width: int, num_tokens: int) ->
 
 def _float_values(num_values: int, width: int) -> int:
     """Counts float32 values at a time: the log-softmax, and the logits unless they are float32 already."""
-    return min(num_values, LOGITS_AT_ONCE) * (1 + (width != FLOAT_BYTES))
+    return min(num_values, LOGITS_AT_ONCE["cuda"]) * (1 + (width != FLOAT_BYTES))
 
 
 @dataclass(frozen=True)
@@ -335,8 +340,7 @@ def _evaluation_bytes(run: RunConfig, weights: Iterable[Weight], num_ranks: int,
     """Counts bytes of an evaluation while training: a batch's logits and, on several ranks, all gathered weights."""
     if not run.eval_points.num_points:
         return 0
-    width, per_sequence = BYTES[run.precision], FLOAT_BYTES * run.model.seq_len * run.model.vocab_size
-    batch = max(1, EVALUATION_LOGITS_BYTES[device] // per_sequence)  # `train.evaluate.evaluation_batch`
+    width, batch = BYTES[run.precision], evaluation_batch(run.model, device)
     tokens = min(run.eval_points.num_sequences, batch) * run.model.seq_len
     gathered = sum(num_ranks * w.padded_shard(num_ranks) for w in weights) if num_ranks > 1 else 0
     return width * gathered + evaluation_logits_bytes(run.model, width, tokens)

@@ -222,11 +222,10 @@ def describe_simulation(
     done: Collection[str],
     cluster: SimulatedCluster,
     machine: Machine,
-    utilisation: float | None = None,
     ranks: Ranks | None = None,
 ) -> str:
     """Describes the rest of a study on a cluster: expected hours, cost, their parts, the best checkpoint interval."""
-    tasks = planned(nodes, machine, utilisation, ranks)
+    tasks = planned(nodes, machine, ranks=ranks)
     left = [task for task in tasks if task.id not in done]
     if not left:
         return "simulation: nothing is left to do"

@@ -52,11 +52,7 @@ class NodeDirectory:
 
     def tags(self) -> dict[str, str]:
         """Reads the merged tags of all studies that use this node."""
-        try:
-            return self.folder.read_json(TAGS, {str: str}) or {}
-        except CorruptFile as error:
-            self.folder.set_aside(TAGS, error)
-            return {}
+        return self.folder.read_or_set_aside(TAGS, {str: str})
 
     def add_tags(self, tags: Mapping[str, str]) -> None:
         """Merges `tags` into the stored ones; new values win. On an object store the last of two writers wins."""
@@ -134,11 +130,7 @@ class EvaluationDirectory(NodeDirectory):
 
     def timing(self) -> dict:
         """Reads {"elapsed_s", "ended", "host"}, as far as known; {} before the end."""
-        try:
-            return self.folder.read_json(TIMING, functools.partial(_has_fields, shapes=TIMING_FIELDS)) or {}
-        except CorruptFile as error:
-            self.folder.set_aside(TIMING, error)
-            return {}
+        return self.folder.read_or_set_aside(TIMING, functools.partial(_has_fields, shapes=TIMING_FIELDS))
 
     def complete(
         self, result: Mapping, timing: Mapping | None = None, tensors: Mapping[str, "torch.Tensor"] | None = None

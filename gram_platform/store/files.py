@@ -106,6 +106,21 @@ class Folder:
         except CorruptFile as error:
             raise CorruptFile(f"{self.path}/{name}: {error}") from error
 
+    def read_spare(self, name: str, shape: Any = dict) -> dict:
+        """Reads the JSON of a file that only saves work: {} when it is absent or damaged."""
+        try:
+            return self.read_json(name, shape) or {}
+        except CorruptFile:
+            return {}
+
+    def read_or_set_aside(self, name: str, shape: Any) -> dict:
+        """Reads a file's JSON, {} when it is absent; a damaged one is set aside with a warning."""
+        try:
+            return self.read_json(name, shape) or {}
+        except CorruptFile as error:
+            self.set_aside(name, error)
+            return {}
+
     def write_json(self, name: str, value: object, durable: bool = True) -> None:
         self.write(name, (canonical_json(value) + "\n").encode(), durable=durable)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from gram_platform.store.directories import RESULT, TAGS, NodeDirectory
-from gram_platform.store.files import CorruptFile, Folder
+from gram_platform.store.files import Folder
 from gram_platform.store.folders import RemoteFolder
 
 INDEX = "index.json"
@@ -50,7 +50,7 @@ def look(root: Folder, nodes: Iterable[NodeDirectory]) -> dict[str, Finished | N
         for kind, folder in FOLDERS.items()
         for node_id, versions in root.child(folder).versions((RESULT, TAGS)).items()
     }
-    before = _read_index(root)
+    before = root.read_spare(INDEX, SHAPE)
     index = {key: entry for key, entry in before.items() if entry["versions"] == listed.get(key)}
     present = {key: node for node in nodes if (key := f"{node.kind}/{node.node_id}") in listed}
     unread = [key for key in present if key not in index]
@@ -66,10 +66,3 @@ def look(root: Folder, nodes: Iterable[NodeDirectory]) -> dict[str, Finished | N
 def _read(node: NodeDirectory) -> Finished | None:
     result = node.result()
     return None if result is None else Finished(result["sha256"], node.tags())
-
-
-def _read_index(root: Folder) -> dict[str, dict]:
-    try:
-        return root.read_json(INDEX, SHAPE) or {}
-    except CorruptFile:
-        return {}

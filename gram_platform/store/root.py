@@ -132,6 +132,10 @@ class Store:
         """Lists the run_ids of all run directories, sorted."""
         return self._folder.child("runs").list()
 
+    def nodes(self) -> list[RunDirectory | EvaluationDirectory]:
+        """Lists the directories of all runs, then of all evaluations, each sorted by id."""
+        return [*map(self.run, self.list_runs()), *map(self.evaluation, self.list_evaluations())]
+
     def list_evaluations(self) -> list[str]:
         """Lists the eval_ids of all evaluation directories, sorted."""
         return self._folder.child("evaluations").list()

@@ -5,8 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gram_platform.config import RunConfig
-from gram_platform.config.attention import model_kernel
-from gram_platform.config.flops import BYTES, total_parameters
+from gram_platform.config.flops import BYTES, model_kernel, total_parameters
 from gram_platform.config.identity import invalid
 from gram_platform.corpora import CorpusRecipe, PackedCorpus
 from gram_platform.corpora.packed import SPLITS

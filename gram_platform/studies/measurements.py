@@ -43,7 +43,7 @@ class Losses:
 
     @staticmethod
     def footer(results):
-        return report_footer(results.runs)
+        return report_footer(results)
 
 
 def instead_of_losses(nodes: list[Node], measure: str, evaluation_of: Callable[[Node], AnyEvaluation]) -> list[Node]:

@@ -51,8 +51,7 @@ def load_runs(tracking_uri: str, *, experiment: str = "gram", **tags: str | Iter
 def load_store(storage: str | Store, **tags: str | Iterable[str]) -> pd.DataFrame:
     """Reads the frame from the storage, only rows with the given tag values (one value or several for each tag)."""
     store = storage if isinstance(storage, Store) else Store(storage)
-    entries = [content.run_entry(store.run(run_id)) for run_id in store.list_runs()]
-    entries += [content.evaluation_entry(store.evaluation(eval_id)) for eval_id in store.list_evaluations()]
+    entries = map(content.node_entry, store.nodes())
     rows = [_row(e.kind, e.node_id, e.tags, e.result_metrics, e.num_steps) for e in entries if e is not None]
     return _frame(rows, tags)
 

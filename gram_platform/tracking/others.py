@@ -6,7 +6,7 @@ into the new folder `place`. Installed packages add trackers under the entry poi
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from tensorboardX import SummaryWriter
 
 from gram_platform.config.identity import invalid, require_choice, short_hash
 from gram_platform.config.plugins import Table
-from gram_platform.store import Store
+from gram_platform.store import RunDirectory, Store
 from gram_platform.tracking import entry as content
 from gram_platform.tracking.entry import Entry
 
@@ -32,7 +32,9 @@ def write_nodes(store: Store, tracker: str, folder: Path) -> dict[str, int]:
     require_choice("to", tracker, tuple(TRACKERS))
     write: Write = TRACKERS[tracker]
     counts = {"written": 0, "unchanged": 0}
-    for entry, records in _entries(store):
+    for node in store.nodes():
+        if (entry := content.node_entry(node)) is None:
+            continue
         place = folder / f"{entry.name} {entry.node_id}"
         shown = short_hash({"tags": dict(entry.tags), "last_step": entry.last_step})
         is_written = (place / WRITTEN).exists() and (place / WRITTEN).read_text() == shown
@@ -41,19 +43,11 @@ def write_nodes(store: Store, tracker: str, folder: Path) -> dict[str, int]:
             for earlier in folder.glob(f"* {entry.node_id}"):  # whose name its tags may have changed
                 shutil.rmtree(earlier)
             place.mkdir(parents=True)
+            records = node.records() if isinstance(node, RunDirectory) else []
             points = content.curve_metrics(records, entry, -1) + content.result_metrics(entry, records)
             write(place, entry, sorted(points, key=lambda point: point.step))
             (place / WRITTEN).write_text(shown)
     return counts
-
-
-def _entries(store: Store) -> Iterator[tuple[Entry, list[dict]]]:
-    for run in map(store.run, store.list_runs()):
-        if (entry := content.run_entry(run)) is not None:
-            yield entry, run.records()
-    for evaluation in map(store.evaluation, store.list_evaluations()):
-        if (entry := content.evaluation_entry(evaluation)) is not None:
-            yield entry, []
 
 
 def _tensorboard(place: Path, entry: Entry, points: Sequence[Metric]) -> None:

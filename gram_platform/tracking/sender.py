@@ -29,7 +29,7 @@ class Sender:
         """Sends what MLflow lacks of a node; returns the MLflow run id, None for a node without entry."""
         if entry is None:
             return None
-        records = node.records() if entry.kind == "run" else []
+        records = node.records() if isinstance(node, RunDirectory) else []
         lock = node.folder.lock("mlflow") if node.folder.writable else contextlib.nullcontext()
         with lock, self._connection.reaching():
             run = self._bring_up(entry, records)

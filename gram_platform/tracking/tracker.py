@@ -71,7 +71,7 @@ class Tracker:
         """
         mirrored = self.runs()
         self._sender.known |= {key: run.info.run_id for key, run in mirrored.items()}
-        nodes = [*map(store.run, store.list_runs()), *map(store.evaluation, store.list_evaluations())]
+        nodes = store.nodes()
         counts: Counter[str] = Counter(sent=0, unchanged=0)
         if ids is not None:
             wanted = set(ids)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from gram_platform.config import ModelConfig
+from gram_platform.config.flops import evaluation_batch
 from gram_platform.config.identity import invalid
 from gram_platform.model.reuse import kv_cache, shared_first_trunk
 from gram_platform.model.transformer import Transformer
@@ -17,15 +18,6 @@ from gram_platform.train.objectives import cross_entropy, token_cross_entropy
 
 Forward = Callable[[torch.Tensor, Mapping[str, float]], torch.Tensor]
 Active = Callable[[str], Mapping[str, float]]
-
-# float32 logits of one batch; the batch, hence the rounding, depends only on the config and the kind of device
-LOGITS_BYTES = {"cpu": 64 * 2**20, "cuda": 2 * 2**30}
-
-
-def evaluation_batch(config: ModelConfig, device: torch.device | str = "cpu") -> int:
-    """Returns the number of sequences in one forward pass."""
-    most = LOGITS_BYTES.get(torch.device(device).type, LOGITS_BYTES["cpu"])
-    return max(1, most // (4 * config.seq_len * config.vocab_size))
 
 
 def require_sequences(arrays: Mapping[str, np.ndarray], domains: Sequence[str], num_sequences: int) -> None:

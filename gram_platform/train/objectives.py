@@ -10,12 +10,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from gram_platform.config import Objective, RunConfig
+from gram_platform.config.flops import LOGITS_AT_ONCE
 from gram_platform.config.routing import hash_key, uniforms
 from gram_platform.config.training import MISDIRECTION
 from gram_platform.model.kernels import require_first_order
 from gram_platform.model.transformer import NO_MODULES, Transformer
-
-LOGITS_AT_ONCE = {"cpu": 2**21, "cuda": 2**26}  # converted to float32 together: fits a CPU's cache, or fills a GPU
 
 
 def cross_entropy(logits_BTV: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:

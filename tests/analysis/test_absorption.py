@@ -6,8 +6,9 @@ import pytest
 
 from gram_platform.analysis.intervals import t_interval
 from gram_platform.analysis.variants import analyse_variants, final_shares, load_shares, probed_shares, share_curves
-from gram_platform.pages.report.build import build_report, study_figures
+from gram_platform.pages.report.build import build_report, report_sections
 from gram_platform.pages.report.modules import readable_shares
+from gram_platform.pages.report.page import figures_of
 from gram_platform.store import Store
 from tests.study_frames import curves, evaluations, study_of
 from tests.tiny import run_config
@@ -87,7 +88,7 @@ def test_the_page_shows_a_panel_a_domain_with_its_own_module_thick(shares):
     runs, about = pd.DataFrame({"id": []}), {"varies": "labelled", "profile": "core"}
     analysis = analyse_variants(views, points, ("0.5",))
     study = study_of(analysis, points, runs, absorption=shares, **about)
-    figures = {n: f for n, f in study_figures(study).items() if n.startswith("absorption-")}
+    figures = {n: f for n, f in figures_of(report_sections(study)).items() if n.startswith("absorption-")}
     assert list(figures) == [f"absorption-0.5-gram-tiny-{domain}" for domain in DOMAINS]
     for domain in MODULES:
         lines = {line.name: line for line in figures[f"absorption-0.5-gram-tiny-{domain}"].data if line.name}

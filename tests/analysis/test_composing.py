@@ -10,7 +10,8 @@ import pytest
 from gram_platform.analysis.intervals import t_interval
 from gram_platform.analysis.tables import CLASSES, analyse
 from gram_platform.analysis.variants import by_number, drop_table, number_table
-from gram_platform.pages.report.build import build_report, study_figures
+from gram_platform.pages.report.build import build_report, report_sections
+from gram_platform.pages.report.page import figures_of
 from gram_platform.pages.results.record import Results, StudyRecord
 from gram_platform.pages.results.results import summary_text
 from tests.study_frames import NUM_STEPS, loss_at
@@ -134,7 +135,7 @@ def test_the_page_leads_with_both_classes_against_the_number():
     study, page, text = page_of(by_modules=True)
     assert page.index("<h2>By the number of modules on</h2>") < page.index("<h2>From one module to all</h2>")
     assert page.index("<h2>From one module to all</h2>") < page.index("<h2>Methods</h2>")
-    figures = study_figures(study)
+    figures = figures_of(report_sections(study))
     assert [name for name in figures if name.startswith("modules-")] == ["modules-core-tiny", "modules-retain-tiny"]
     assert [list(line.x) for line in figures["modules-core-tiny"].data] == [[0.0, 1.0, 2.0, 3.0]] * 3
     assert all(len(line.x) == 3 for line in figures["modules-retain-tiny"].data)
@@ -150,7 +151,7 @@ def test_core_alone_gives_no_panel_of_retain(per_seed):
     alone = per_seed[(per_seed["retained"] == "") | (per_seed["method"] == "baseline")]
     study = page_of(by_modules=True)[0]
     study = dataclasses.replace(study, analysis=dataclasses.replace(study.analysis, per_seed=alone))
-    assert [name for name in study_figures(study) if name.startswith("modules-")] == ["modules-core-tiny"]
+    assert [name for name in figures_of(report_sections(study)) if name.startswith("modules-")] == ["modules-core-tiny"]
     assert "<h2>From one module to all</h2>" not in build_report("", study)
 
 
@@ -159,4 +160,4 @@ def test_other_studies_have_no_such_section():
     assert study.by_number is None
     assert "<h2>By the number" not in page
     assert "from one module" not in text
-    assert not [name for name in study_figures(study) if name.startswith("modules-")]
+    assert not [name for name in figures_of(report_sections(study)) if name.startswith("modules-")]

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from gram_platform.analysis.lr_laws import SeedSpread, bootstrap_laws
-from gram_platform.analysis.power_law import fit_power_law
+from gram_platform.analysis.trends import fit_power_law
 from gram_platform.config.ladder import GRID_DEMO_SIZES, PAPER_LAW, sized_by
 from tests.analysis.test_seed_levels import trials
 

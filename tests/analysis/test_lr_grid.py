@@ -9,7 +9,7 @@ import pytest
 
 from gram_platform.analysis.lr_grid import POOLED, cells, optima_table, surface_table
 from gram_platform.analysis.lr_laws import analyse_grid, fitted_law, law_json, laws_table, predictions, window_table
-from gram_platform.analysis.power_law import fit_power_law
+from gram_platform.analysis.trends import fit_power_law
 from gram_platform.config.ladder import DEMO_SIZES, PAPER_LAW, PAPER_SIZES, load_law
 
 SIZES = {"1M": 1e6, "4M": 4e6, "16M": 16e6}

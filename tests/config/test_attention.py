@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from gram_platform.config.attention import (
+from gram_platform.config.flops import (
     CUDNN,
     EFFICIENT,
     FLASH,

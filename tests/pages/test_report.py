@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from gram_platform.analysis.tables import Analysis, analyse
-from gram_platform.pages.report.build import build_report, study_figures
-from gram_platform.pages.report.page import Section, readable_claims, readable_runs, sections_html
+from gram_platform.pages.report.build import build_report, report_sections
+from gram_platform.pages.report.page import Section, figures_of, readable_claims, readable_runs, sections_html
 from gram_platform.pages.results.record import shared_profile
 from gram_platform.paper.claims import CLAIMS, STORIES_CLAIMS
 from gram_platform.paper.verdicts import EXPLANATIONS, explained, paper_claims, with_published
@@ -194,7 +194,7 @@ def test_the_same_study_is_the_same_page(page):
 def test_names_of_figures_and_the_shared_profile():
     analysis = analyse(evaluations(), curves(), tuple(SIZES))
     assert shared_profile(analysis.table) == "core+biology"
-    names = set(study_figures(study_of(analysis, curves(), runs_frame())))
+    names = set(figures_of(report_sections(study_of(analysis, curves(), runs_frame()))))
     assert {"scaling-core", "scaling-retain", "scaling-forget", "profiles-gram-tiny", "curves-small"} <= names
     assert "scaling-elicited" not in names
     assert all(re.fullmatch(r"[\w-]+", name) for name in names)

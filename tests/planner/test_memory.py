@@ -15,16 +15,13 @@ from gram_platform.config.routing import Plan
 from gram_platform.planner import checkpoint_bytes
 from gram_platform.planner.memory import (
     BYTES,
-    EVALUATION_LOGITS_BYTES,
-    LOGITS_AT_ONCE,
     logits_bytes,
     model_weights,
     module_set,
     rank_memory,
     saved_bytes,
 )
-from gram_platform.train import objectives
-from gram_platform.train.evaluate import LOGITS_BYTES, evaluation_batch, validation_losses
+from gram_platform.train.evaluate import evaluation_batch, validation_losses
 from gram_platform.train.learner import Learner
 from gram_platform.train.loop import _pass
 from gram_platform.train.objectives import cross_entropy, maxent_entropy, maxent_kl
@@ -123,10 +120,6 @@ def test_the_layers_that_rmu_compares_with_are_counted(precision):
     assert steered.weights - plain.weights == 4 * masters
     copies = 0 if precision == "float32" else sum(p.nbytes for p in frozen.model.parameters())
     assert steered.copies - plain.copies == copies
-
-
-def test_the_logits_in_float32_together_are_those_of_the_objective():
-    assert objectives.LOGITS_AT_ONCE["cuda"] == LOGITS_AT_ONCE
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -302,7 +295,6 @@ def test_an_evaluation_may_need_more_than_a_small_models_training():
     points = dataclasses.replace(run.eval_points, num_points=1, num_sequences=100_000)
     run = dataclasses.replace(run, eval_points=points)
     memory = rank_memory(run, 1)
-    assert EVALUATION_LOGITS_BYTES == LOGITS_BYTES
     assert memory.evaluation == evaluation_batch(run.model) * run.model.seq_len * run.model.vocab_size * 8
     assert memory.total == memory.weights + memory.optimizer + memory.evaluation
 

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gram_platform.config import EvalPoints, ModuleSpec, Objective, RoutingConfig, View, flops
 from gram_platform.config.routing import Plan
 from gram_platform.config.training import LLAMA
-from gram_platform.train import evaluate, sharding
+from gram_platform.train import sharding
 from gram_platform.train.data import PlanReader
 from gram_platform.train.evaluate import domain_losses, evaluation_batch, validation_losses
 from gram_platform.train.learner import Learner
@@ -254,7 +254,7 @@ NUM_EVALUATED = 10  # of each of three domains; `few_at_a_time` makes batches of
 
 
 def few_at_a_time(patch, config):
-    patch.setitem(evaluate.LOGITS_BYTES, "cpu", 4 * 4 * config.model.seq_len * config.model.vocab_size)
+    patch.setitem(flops.EVALUATION_LOGITS_BYTES, "cpu", 4 * 4 * config.model.seq_len * config.model.vocab_size)
     assert evaluation_batch(config.model) == 4
 
 

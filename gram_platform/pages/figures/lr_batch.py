@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 
 from gram_platform.analysis.intervals import ENDS
 from gram_platform.analysis.lr_grid import POOLED
+from gram_platform.pages.figures.searches import runs_text
 from gram_platform.pages.figures.style import (
     BLUE,
     GREY,
@@ -24,7 +25,6 @@ from gram_platform.pages.figures.style import (
 
 TITLES = {"lr": "Peak learning rate", "batch": "Batch (sequences)"}
 NUM_CONTOURS = 14
-MAX_RUNS = 3  # run ids in a hover; the table of trials has them all
 FAR = 30.0  # a law's axis leaves out optima farther than this factor from both laws
 BEYOND = 4.0  # a surface's axes leave out a minimum farther than this factor beyond the grid; its notes say so
 
@@ -117,7 +117,7 @@ def _add_cells(figure: go.Figure, cells: pd.DataFrame) -> None:
             continue
         urls = rows["url"].fillna("") if "url" in rows else pd.Series("", index=rows.index)
         facts = [rows[c] for c in ("loss", "loss_low", "loss_high", "num_seeds", "num_diverged")]
-        runs = [_few(text) for text in rows["runs"]]
+        runs = ["<br>".join(runs_text(ids)) for ids in rows["runs"]]
         figure.add_scatter(
             x=rows["lr"],
             y=rows["batch"],
@@ -170,11 +170,6 @@ def _range(values: list[float], pooled: list[dict], name: str) -> list[float]:
             low, high = min(low, row[name]), max(high, row[name])
     margin = math.log10(2.0) / 2.0
     return [math.log10(low) - margin, math.log10(high) + margin]
-
-
-def _few(runs: str) -> str:
-    names = runs.split()
-    return "<br>".join(names[:MAX_RUNS]) + (f"<br>and {len(names) - MAX_RUNS} more" if len(names) > MAX_RUNS else "")
 
 
 # ---------------------------------------------------------------------------------------------------------- laws

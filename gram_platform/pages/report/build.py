@@ -1,17 +1,16 @@
 """Builds the report of a study as one HTML page: the six main numbers, and the sections of studies with variants."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import pandas as pd
-import plotly.graph_objects as go
 
 from gram_platform.analysis.compute_ratio import POOR_RMS, POOR_STEP_RMS
-from gram_platform.analysis.ratios import VARIANT
+from gram_platform.analysis.ratios import ELICITED, VARIANT
 from gram_platform.analysis.tables import CLASSES, domain_table, interval_text
 from gram_platform.pages.figures.study import HIDDEN
 from gram_platform.pages.figures.style import drawn, method_style
 from gram_platform.pages.figures.variants import domain_variant_figure, variant_figure
-from gram_platform.pages.report.modules import absorption_figures, absorption_sections
+from gram_platform.pages.report.modules import absorption_sections
 from gram_platform.pages.report.page import (
     Section,
     is_attack,
@@ -27,11 +26,9 @@ from gram_platform.pages.report.sections import (
     capabilities_section,
     claim_sections,
     cost_sections,
-    curve_figures,
     curve_sections,
     missing_sections,
     paper_sections,
-    plain_figures,
     plain_sections,
     renamed,
 )
@@ -52,10 +49,13 @@ domain; lower is better. The loss is that of the attack's best checkpoint on val
 paper and favours the attacker. No attack trains on validation data."""
 
 
-def build_report(intro: str, study: Results) -> str:
-    """Renders the page of a study as HTML; a partial study has a partial page that names what is missing."""
-    intro, footer = with_verdicts(intro, study.claims), report_footer(study.runs)
-    return page_html(study.record.title, intro, report_sections(study), footer)
+def build_report(intro: str, study: Results, sections: Sequence[Section] | None = None) -> str:
+    """Renders the page of a study as HTML; a partial study has a partial page that names what is missing.
+
+    `sections`: of `report_sections`, where the caller has them.
+    """
+    intro, footer = with_verdicts(intro, study.claims), report_footer(study)
+    return page_html(study.record.title, intro, sections or report_sections(study), footer)
 
 
 def report_sections(study: Results) -> list[Section]:
@@ -79,14 +79,10 @@ def report_sections(study: Results) -> list[Section]:
     ]
 
 
-def report_footer(runs: pd.DataFrame) -> str:
+def report_footer(study: Results) -> str:
     """Defines the terms of the page, those of attacks only if there are attacks."""
-    return f"{ATTACK}\n\n{FOOTER}" if is_attack(runs).any() else FOOTER
-
-
-def study_figures(study: Results) -> dict[str, go.Figure]:
-    """Draws every figure of the page; keys name files: `scaling-core`, `aggregate-core-small`, `curves-small`, ..."""
-    return (varied_figures(study) if study.record.varies else plain_figures(study)) | curve_figures(study)
+    has_attacks = is_attack(study.runs).any() or study.table[ELICITED].notna().any()
+    return f"{ATTACK}\n\n{FOOTER}" if has_attacks else FOOTER
 
 
 SHOWN = ("core", "retain", "forget")
@@ -159,15 +155,6 @@ def varied_sections(study: Results) -> tuple[list[Section], list[Section]]:
     return [*figures[:1], *absorption_sections(study)], [*figures[1:], *_domain_sections(study)]
 
 
-def varied_figures(study: Results) -> dict[str, go.Figure]:
-    """Draws every figure of these sections; the keys name files."""
-    figures = {}
-    for size in dict.fromkeys(study.table["size"]):
-        figures |= {f"{study.record.varies}-{name}-{size}": figure for name, figure in _panels(study, size).items()}
-    figures |= absorption_figures(study)
-    return figures | {f"domains-{name}": figure for name, figure in _domain_figures(study).items()}
-
-
 def _variant_sections(study: Results) -> list[Section]:
     """Shows the four classes against the variants for each size, the largest first, beside the paper's points."""
     table, profile, words = study.table, study.shown_profile, study.record.varies.replace("_", " ")
@@ -176,26 +163,19 @@ def _variant_sections(study: Results) -> list[Section]:
     sections = []
     for size in reversed(dict.fromkeys(table["size"])):
         rows = table[(table["size"] == size) & (table["profile"] == profile)]
-        if figures := list(_panels(study, size).values()):
-            shown = renamed(readable_table(rows), study.record.varies)
-            sections.append(Section(f"Against {words}, {size}", text, figures, table=shown))
+        shown = (table, study.record.varies, size, profile)
+        panels = {n: variant_figure(*shown, n, study.record.compare_with) for n in CLASSES}
+        if figures := drawn({f"{study.record.varies}-{name}-{size}": panel for name, panel in panels.items()}):
+            below = renamed(readable_table(rows), study.record.varies)
+            sections.append(Section(f"Against {words}, {size}", text, figures, table=below))
     return sections
 
 
 def _domain_sections(study: Results) -> list[Section]:
-    figures = list(_domain_figures(study).values())
+    domains, varies = domain_table(study.analysis.ratios), study.record.varies
+    pairs = [pair for pair in zip(domains["method"], domains["size"], strict=True) if pair[0] not in HIDDEN]
+    figures = drawn({f"domains-{m}-{s}": domain_variant_figure(domains, varies, m, s) for m, s in dict.fromkeys(pairs)})
     text = "Core, and every other domain under the profile of core and that domain (under core alone if a study lacks "
     text += "this profile)."
-    table = renamed(domain_table(study.analysis.ratios).drop(columns="runs"), study.record.varies)
+    table = renamed(domains.drop(columns="runs"), varies)
     return [Section("By domain", text, figures, table=table)] if figures else []
-
-
-def _panels(study: Results, size: str) -> Mapping[str, go.Figure]:
-    shown = (study.table, study.record.varies, size, study.shown_profile)
-    return drawn({name: variant_figure(*shown, name, study.record.compare_with) for name in CLASSES})
-
-
-def _domain_figures(study: Results) -> dict[str, go.Figure]:
-    domains, varies = domain_table(study.analysis.ratios), study.record.varies
-    pairs = dict.fromkeys(zip(domains["method"], domains["size"], strict=True))
-    return drawn({f"{m}-{s}": domain_variant_figure(domains, varies, m, s) for m, s in pairs if m not in HIDDEN})

@@ -28,7 +28,15 @@ from gram_platform.analysis.tables import table_csv
 from gram_platform.config import CORE
 from gram_platform.corpora.tokenizer import load_tokenizer, token_texts
 from gram_platform.pages.figures.style import GREY, drawn, hover_runs, method_style, styled, whiskers
-from gram_platform.pages.report.page import Section, page_html, readable_runs, render, with_intervals, with_verdicts
+from gram_platform.pages.report.page import (
+    Section,
+    figures_of,
+    page_html,
+    readable_runs,
+    render,
+    with_intervals,
+    with_verdicts,
+)
 from gram_platform.pages.report.sections import JUDGED, judged_sections, missing_sections
 from gram_platform.pages.results.record import StudyRecord, intro_text, mlflow_links, publish, with_links
 from gram_platform.pages.results.results import frame_text, load_frames, nodes_frame
@@ -109,9 +117,10 @@ def write_tokens(
     """Writes the study's files as `write_results` does."""
     linked = replace(results, runs=with_links(results.runs, failures, mlflow_links(tracker)))
     intro = intro_text(record, f"{results.source}; token losses from the storage", tracker)
-    report = page_html(record.title, with_verdicts(intro, results.claims), tokens_sections(record, linked), FOOTER)
-    figures = {} if tracker is None else localization_figures(results.found)
-    return publish(record, store, table_csv(results.found.table[TABLE_COLUMNS]), report, figures, tracker)
+    sections = tokens_sections(record, linked)
+    report = page_html(record.title, with_verdicts(intro, results.claims), sections, FOOTER)
+    table = table_csv(results.found.table[TABLE_COLUMNS])
+    return publish(record, store, table, report, figures_of(sections), tracker)
 
 
 def tokens_sections(record: StudyRecord, results: TokenResults) -> list[Section]:
@@ -133,7 +142,7 @@ def tokens_sections(record: StudyRecord, results: TokenResults) -> list[Section]
 def _concentration(found: Localization) -> Section:
     text = "Fewer tokens carry the loss of the removed domains if a curve rises higher at its left end."
     means = readable_localization(found.table[found.table["profile"] == MEAN])
-    figures = list(localization_figures(found).values())
+    figures = localization_figures(found)
     return Section("Concentration", text, figures, table=means.drop(columns=["profile", "domain"]), table_is_open=True)
 
 

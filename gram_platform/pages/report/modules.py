@@ -21,7 +21,7 @@ from gram_platform.pages.figures.style import (
     styled,
 )
 from gram_platform.pages.figures.variants import variant_figure
-from gram_platform.pages.report.page import Section, readable_table, with_intervals
+from gram_platform.pages.report.page import Section, readable_table, section_by_size, with_intervals
 from gram_platform.pages.results.record import Results
 
 OWN_WIDTH, OTHER_WIDTH = 3.5, 1.2
@@ -44,18 +44,11 @@ def absorption_sections(study: Results) -> list[Section]:
     """Shows a panel for each method and domain, the last size open; [] for a study without probes."""
     if study.absorption is None or study.absorption.empty:
         return []
-    last = list(dict.fromkeys(study.absorption["size"]))[-1]
-    figures = [(size, figure) for size, _, figure in _probe_panels(study.absorption)]
-    shown = [figure for size, figure in figures if size == last]
-    folded = [figure for size, figure in figures if size != last]
+    figures: dict[str, dict[str, go.Figure]] = {size: {} for size in study.absorption["size"]}
+    for size, name, figure in _probe_panels(study.absorption):
+        figures[size][name] = figure
     table = readable_shares(final_shares(study.absorption)).rename(columns={VARIANT: study.record.varies or VARIANT})
-    title = "Which module learns what is not labelled"
-    return [Section(title, PROBES, shown, folded, "The other sizes", table, table_is_open=True)]
-
-
-def absorption_figures(study: Results) -> dict[str, go.Figure]:
-    """Draws every figure of this section; the keys name files."""
-    return {} if study.absorption is None else {name: figure for _, name, figure in _probe_panels(study.absorption)}
+    return [section_by_size("Which module learns what is not labelled", PROBES, figures, table, table_is_open=True)]
 
 
 def absorption_figure(curves: pd.DataFrame, domain: str, title: str) -> go.Figure:
@@ -134,22 +127,11 @@ def composing_sections(study: Results) -> list[Section]:
     if study.by_number is None or study.by_number.empty:
         return []
     table = number_table(study.by_number)
-    *others, last = dict.fromkeys(table["size"])
-    folded = [figure for size in others for figure in _number_panels(table, size).values()]
+    panels = {size: _number_panels(table, size) for size in dict.fromkeys(table["size"])}
     shown = readable_table(table).rename(columns={MODULES: AXIS}).assign(num_profiles=table["num_profiles"])
-    panels = list(_number_panels(table, last).values())
-    sections = [Section("By the number of modules on", NUMBERS, panels, folded, "The other sizes", shown)]
+    sections = [section_by_size("By the number of modules on", NUMBERS, panels, shown, table_is_open=False)]
     drops = readable_drops(drop_table(study.by_number, study.analysis.per_seed))
     return sections + [Section("From one module to all", DROPS, table=drops, table_is_open=True)] * (len(drops) > 0)
-
-
-def composing_figures(study: Results) -> dict[str, go.Figure]:
-    """Draws every figure of these sections; the keys name files."""
-    if study.by_number is None:
-        return {}
-    table = number_table(study.by_number)
-    panels = {size: _number_panels(table, size) for size in dict.fromkeys(table["size"])}
-    return {f"modules-{name}-{size}": figure for size, shown in panels.items() for name, figure in shown.items()}
 
 
 def readable_drops(drops: pd.DataFrame) -> pd.DataFrame:
@@ -162,7 +144,7 @@ def _number_panels(table: pd.DataFrame, size: str) -> Mapping[str, go.Figure]:
     """Draws the numbers of modules as variants."""
     rows = table.rename(columns={MODULES: VARIANT}).sort_values(VARIANT, kind="stable").assign(profile="")
     rows[VARIANT] = rows[VARIANT].astype(str)
-    panels = drawn({name: variant_figure(rows, AXIS, size, "", name) for name in COMPOSED})
+    panels = drawn({f"modules-{name}-{size}": variant_figure(rows, AXIS, size, "", name) for name in COMPOSED})
     for panel in panels.values():
         panel.update_xaxes(range=[-MARGIN, table[MODULES].max() + MARGIN])
     return panels

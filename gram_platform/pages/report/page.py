@@ -10,7 +10,7 @@ import numbers
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from itertools import count, repeat
@@ -42,8 +42,8 @@ class Section:
 
     title: str
     text: str = ""
-    figures: Sequence[go.Figure] = ()
-    more_figures: Sequence[go.Figure] = ()  # folded away, under `more_label`
+    figures: Mapping[str, go.Figure] = field(default_factory=dict)  # by a name fit for a file
+    more_figures: Mapping[str, go.Figure] = field(default_factory=dict)  # folded away, under `more_label`
     more_label: str = "More"
     table: pd.DataFrame | None = None
     table_is_open: bool = False  # shown in full; otherwise folded under the figures
@@ -58,6 +58,20 @@ class Shell:
     root: str = ""  # the way from the page to the folder: "" or "../"
     links: Sequence[tuple[str, str]] = ()  # (label, address in the folder) of the navigation
     current: str = ""  # the label that the page belongs to
+
+
+def section_by_size(
+    title: str, text: str, figures: Mapping[str, Mapping[str, go.Figure]], table: pd.DataFrame, table_is_open: bool
+) -> Section:
+    """Shows the figures of the last size, and folds those of the others; `figures` are {size: {name: figure}}."""
+    *others, last = figures
+    folded = {name: figure for size in others for name, figure in figures[size].items()}
+    return Section(title, text, figures[last], folded, "The other sizes", table, table_is_open)
+
+
+def figures_of(sections: Iterable[Section]) -> dict[str, go.Figure]:
+    """Returns every figure of the sections by its name."""
+    return {name: one for s in sections for shown in (s.figures, s.more_figures) for name, one in shown.items()}
 
 
 def page_html(title: str, intro: str, sections: Sequence[Section], footer: str = "", shell: Shell | None = None) -> str:

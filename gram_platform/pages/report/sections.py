@@ -14,7 +14,7 @@ from gram_platform.pages.figures.study import (
     scaling_figure,
 )
 from gram_platform.pages.figures.style import drawn
-from gram_platform.pages.report.modules import composing_figures, composing_sections
+from gram_platform.pages.report.modules import composing_sections
 from gram_platform.pages.report.page import (
     Section,
     is_attack,
@@ -23,6 +23,7 @@ from gram_platform.pages.report.page import (
     readable_costs,
     readable_table,
     render,
+    section_by_size,
 )
 from gram_platform.pages.results.record import Results
 from gram_platform.paper.claims import ABOVE, BELOW
@@ -56,14 +57,6 @@ def plain_sections(study: Results) -> tuple[list[Section], list[Section]]:
     return figures[:1], others
 
 
-def plain_figures(study: Results) -> dict[str, go.Figure]:
-    """Draws every figure of these sections; the keys name files."""
-    figures = composing_figures(study) | _scaling_panels(study)
-    for size in _aggregated_sizes(study.table):
-        figures |= _panels(study, size)
-    return figures | {f"profiles-{method}-{size}": figure for (method, size), figure in _profile_bars(study).items()}
-
-
 # ----------------------------------------------------------------------------------------------------- of a plain study
 
 
@@ -76,12 +69,9 @@ def _scaling_sections(study: Results) -> list[Section]:
     if study.published is not None:
         text += " Hollow markers: the published points."
     rows = readable_table(table[table["profile"] == profile])
-    return [Section("Scaling", text, list(_scaling_panels(study).values()), table=rows)]
-
-
-def _scaling_panels(study: Results) -> dict[str, go.Figure]:
     shown = (study.table, study.record.parameters, study.shown_profile)
-    return drawn({f"scaling-{name}": scaling_figure(*shown, name, study.published) for name in CLASSES})
+    panels = drawn({f"scaling-{name}": scaling_figure(*shown, name, study.published) for name in CLASSES})
+    return [Section("Scaling", text, panels, table=rows)]
 
 
 def _aggregate_sections(study: Results) -> list[Section]:
@@ -89,15 +79,13 @@ def _aggregate_sections(study: Results) -> list[Section]:
     table, sizes = study.table, _aggregated_sizes(study.table)
     if not sizes:
         return []
-    panels = {size: list(_panels(study, size).values()) for size in sizes}
     text = "Compute ratios averaged over the profiles; error bars are 90% intervals over seeds."
     title, means = "Methods", readable_table(table[table["profile"] == MEAN])
     if study.record.compare_with in PAPER_SCALES:
         title, text = "Methods, ours beside the paper's", f"{text} The diamonds are the paper's. {AT_ITS_SCALE}"
     elif study.published is not None and set(sizes) & set(study.published["size"]):
         text += " The diamonds are the published means at the same size."
-    folded = [figure for size in sizes[:-1] for figure in panels[size]]
-    return [Section(title, text, panels[sizes[-1]], folded, "The other sizes", means)]
+    return [section_by_size(title, text, {size: _panels(study, size) for size in sizes}, means, table_is_open=False)]
 
 
 def _aggregated_sizes(table: pd.DataFrame) -> list[str]:
@@ -120,29 +108,23 @@ def _panels(study: Results, size: str) -> dict[str, go.Figure]:
 
 
 def _profile_sections(study: Results) -> list[Section]:
-    domains, figures = domain_table(study.analysis.ratios), _profile_bars(study)
-    if not figures:
-        return []
-    sizes = list(dict.fromkeys(size for _, size in figures))
-    shown = [figure for (_, size), figure in figures.items() if size == sizes[-1]]
-    folded = [figure for (_, size), figure in figures.items() if size != sizes[-1]]
-    text = "Compute ratio on every domain: solid bars are core and retained domains, hatched bars forgotten ones."
-    if "elicited" in set(domains["class"]):
-        text += " The outline around a hatched bar: after the attack."
-    table = domains.drop(columns="runs")
-    return [Section("Profiles", text, shown, folded, "The other sizes", table)]
-
-
-def _profile_bars(study: Results) -> dict[tuple[str, str], go.Figure]:
-    """Draws bars for each (method, size) in the tables' order, without the baseline, which is 1 by construction.
+    """Shows bars for each method and size, without the baseline, which is 1 by construction.
 
     A study of every subset of modules shows the profiles with none, one and all of them.
     """
-    domains = domain_table(study.analysis.ratios)
+    domains = shown = domain_table(study.analysis.ratios)
     if study.by_number is not None:
-        domains = domains[domains["profile"].isin({*averaged_profiles(domains), ALL})]
-    pairs = dict.fromkeys(zip(domains["method"], domains["size"], strict=True))
-    return {pair: profile_bars_figure(domains, *pair) for pair in pairs if pair[0] not in HIDDEN}
+        shown = domains[domains["profile"].isin({*averaged_profiles(domains), ALL})]
+    figures: dict[str, dict[str, go.Figure]] = {}
+    for method, size in dict.fromkeys(zip(shown["method"], shown["size"], strict=True)):
+        if method not in HIDDEN:
+            figures.setdefault(size, {})[f"profiles-{method}-{size}"] = profile_bars_figure(shown, method, size)
+    if not figures:
+        return []
+    text = "Compute ratio on every domain: solid bars are core and retained domains, hatched bars forgotten ones."
+    if "elicited" in set(domains["class"]):
+        text += " The outline around a hatched bar: after the attack."
+    return [section_by_size("Profiles", text, figures, domains.drop(columns="runs"), table_is_open=False)]
 
 
 def trend_sections(study: Results) -> list[Section]:
@@ -186,8 +168,8 @@ def paper_sections(study: Results) -> list[Section]:
 
 def curve_sections(study: Results) -> list[Section]:
     """Shows the baselines' learning curves; folded in a study with variants, which has many."""
-    figures = list(curve_figures(study).values())
-    shown, folded = ((), figures) if study.record.varies else (figures, ())
+    figures = curve_figures(study)
+    shown, folded = ({}, figures) if study.record.varies else (figures, {})
     text = "Validation losses of the baselines and the fitted curves that turn a loss into steps."
     title, fits = "Learning curves and their fits", study.analysis.fits.rename(columns={VARIANT: "for"})
     return [Section(title, text, shown, folded, "The curves", fits)] if figures else []

@@ -10,9 +10,9 @@ from gram_platform.analysis.tables import CLASSES, Analysis, aligned, analyse, f
 from gram_platform.analysis.variants import analyse_variants, drop_table, final_shares, load_shares
 from gram_platform.config import State
 from gram_platform.pages.figures.style import method_style
-from gram_platform.pages.report.build import build_report, study_figures
+from gram_platform.pages.report.build import build_report, report_sections
 from gram_platform.pages.report.modules import readable_drops, readable_shares
-from gram_platform.pages.report.page import shown_columns
+from gram_platform.pages.report.page import figures_of, shown_columns
 from gram_platform.pages.report.sections import renamed
 from gram_platform.pages.results.record import Results, StudyRecord, intro_text, mlflow_links, publish, with_links
 from gram_platform.paper.claims import CLAIMS
@@ -184,10 +184,13 @@ def write_results(
 ) -> dict[str, str]:
     """Writes table.csv, report.html and study.json, logs them to MLflow if there is a tracker; returns {name: path}."""
     study = replace(results, runs=with_links(results.runs, failures, mlflow_links(tracker)))
-    report = build_report(intro_text(record, results.source, tracker), study)
-    figures = study_figures(study) if tracker is not None else {}
-    table = table_csv(renamed(results.analysis.table, record.varies))
-    return publish(record, store, table, report, figures, tracker, ratio_lines(record, results.analysis.table))
+    sections = report_sections(study)
+    report = build_report(intro_text(record, results.source, tracker), study, sections)
+    table, lines = (
+        table_csv(renamed(results.analysis.table, record.varies)),
+        ratio_lines(record, results.analysis.table),
+    )
+    return publish(record, store, table, report, figures_of(sections), tracker, lines)
 
 
 def ratio_lines(record: StudyRecord, table: pd.DataFrame) -> list[Line]:

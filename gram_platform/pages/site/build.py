@@ -8,7 +8,7 @@ from typing import Any
 
 from gram_platform.config.identity import invalid
 from gram_platform.pages.site.facts import Facts, read_facts
-from gram_platform.pages.site.folder import SiteFolder
+from gram_platform.pages.site.folder import SiteFolder, writing
 from gram_platform.pages.site.pages import Snapshot, read_mirror, write_overview, write_studies
 from gram_platform.store import Store
 from gram_platform.store.folders import open_folder
@@ -41,15 +41,13 @@ def build_site(
     or if MLflow is away or behind. ValueError if `out` cannot be written.
     """
     folder = open_folder(out or f"{store.root}/{SITE}", writable=True)
-    try:
+    with writing(folder):
         site = SiteFolder(folder)
         facts = facts or read_facts(store, folder)
         snapshot = Snapshot(store, facts, read_mirror(store, tracking_uri, why_not), not out, measurements)
         summaries = write_studies(site, snapshot)
         write_overview(site, snapshot, summaries)
         site.finish()
-    except (PermissionError, FileExistsError, NotADirectoryError) as error:
-        raise invalid("out", folder.path, f"a folder where files can be written ({error})") from error
     problems = tuple(summary["problem"] for summary in summaries.values() if summary["problem"])
     return Built(folder.file("index.html"), len(snapshot.facts.runs), site.num_written, problems)
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, fields, replace
 
 from gram_platform.config import State
 from gram_platform.pages.results.record import StudyRecord, load_record
+from gram_platform.pages.site.folder import UNWRITABLE
 from gram_platform.planner import MACHINES
-from gram_platform.store import CorruptFile, EvaluationDirectory, Folder, RunDirectory, Store
+from gram_platform.store import EvaluationDirectory, Folder, RunDirectory, Store
 from gram_platform.store.directories import NodeDirectory
 from gram_platform.store.leases import is_fresh, read_lease
 
@@ -117,7 +118,7 @@ def read_facts(store: Store, cache: Folder | None = None) -> Facts:
 
     A complete node never changes but for its tags: the folder `cache` keeps what was read of it, in one file.
     """
-    nodes = [*map(store.run, store.list_runs()), *map(store.evaluation, store.list_evaluations())]
+    nodes = store.nodes()
     finished = store.finished((node.kind, node.node_id) for node in nodes)
     cached = _read_cache(cache)
 
@@ -130,7 +131,7 @@ def read_facts(store: Store, cache: Folder | None = None) -> Facts:
     found = [facts for facts in store.concurrently(facts_of, nodes) if facts is not None]
     complete = {f"{facts.kind}/{facts.node_id}": vars(facts) for facts in found if facts.status == State.COMPLETE}
     if cache is not None and complete != cached:
-        with contextlib.suppress(PermissionError, FileExistsError, NotADirectoryError):  # the first page reports it
+        with contextlib.suppress(*UNWRITABLE):  # the first page reports it
             cache.write_json(CACHE, complete, durable=False)
     runs, evaluations = ({f.node_id: f for f in found if f.kind == kind} for kind in ("run", "evaluation"))
     return Facts(runs, evaluations, tuple(_read_studies(store)))
@@ -140,10 +141,7 @@ def _read_cache(cache: Folder | None) -> dict[str, dict]:
     """Reads the facts of complete nodes; {} if the file is damaged or of a version with other fields."""
     names = {field.name for field in fields(NodeFacts)}
     shape = {str: lambda known: isinstance(known, dict) and known.keys() == names and "sha256" in known["result"]}
-    try:
-        return (cache.read_json(CACHE, shape) if cache else None) or {}
-    except CorruptFile:
-        return {}
+    return cache.read_spare(CACHE, shape) if cache else {}
 
 
 def _run_facts(run: RunDirectory) -> NodeFacts | None:
@@ -184,7 +182,7 @@ def _evaluation_facts(evaluation: EvaluationDirectory) -> NodeFacts | None:
 def _config(node: RunDirectory | EvaluationDirectory) -> Mapping:
     try:
         return node.config()
-    except (CorruptFile, ValueError):
+    except ValueError:
         return {}
 
 
@@ -193,7 +191,7 @@ def _read_studies(store: Store) -> list[StudyFacts]:
     written = [_study_facts(store, name) for name in store.list_studies()]
     found = {study.name: study for study in written if study is not None}
     for search_id in store.list_searches():
-        facts = _json(store.search_dir(search_id), "search.json")
+        facts = store.search_dir(search_id).read_spare("search.json")
         lease = read_lease(store.search_dir(search_id))
         name = facts.get("name", search_id)
         driver = f"led by {lease['owner']}" if is_fresh(lease) else ""
@@ -217,14 +215,7 @@ def _study_facts(store: Store, name: str) -> StudyFacts | None:
     rows = list(csv.DictReader(io.StringIO(folder.read(TRIALS).decode()))) if TRIALS in files else []
     ids = tuple(dict.fromkeys(run for row in rows for run in row.get("runs", "").split()))
     states = dict(Counter(row.get("state", "") for row in rows))
-    return StudyFacts(name, name, ids, search=_json(folder, "search.json"), files=files, trials=states)
-
-
-def _json(folder, name: str) -> Mapping:
-    try:
-        return folder.read_json(name) or {}
-    except CorruptFile:
-        return {}
+    return StudyFacts(name, name, ids, search=folder.read_spare("search.json"), files=files, trials=states)
 
 
 def uses(studies: Sequence[StudyFacts]) -> dict[str, tuple[str, ...]]:

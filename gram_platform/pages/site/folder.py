@@ -3,19 +3,31 @@
 `manifest.json` has a hash of every page's inputs, and the page's summary for other pages.
 """
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
 import plotly
 
+from gram_platform.config.identity import invalid
 from gram_platform.pages.report.page import ASSETS, asset
-from gram_platform.store import CorruptFile, Folder
+from gram_platform.store import Folder
 
 MANIFEST = "manifest.json"
+UNWRITABLE = (PermissionError, FileExistsError, NotADirectoryError)
 ROOMS = ("analysis", "pages", "paper", "tracking")  # a change of their code rewrites every page
+
+
+@contextlib.contextmanager
+def writing(folder: Folder) -> Iterator[None]:
+    """Makes errors of a folder in which nothing can be written ValueErrors that name `out`."""
+    try:
+        yield
+    except UNWRITABLE as error:
+        raise invalid("out", folder.path, f"a folder where files can be written ({error})") from error
 
 
 class SiteFolder:
@@ -24,10 +36,7 @@ class SiteFolder:
     def __init__(self, folder: Folder) -> None:
         self.folder = folder
         self.num_written = 0
-        try:
-            self._before = folder.read_json(MANIFEST) or {}
-        except CorruptFile:
-            self._before = {}
+        self._before = folder.read_spare(MANIFEST)
         self._present = set(folder.list())
         self._present |= {f"studies/{name}" for name in folder.child("studies").list()}
         self._pages: dict[str, dict] = {}

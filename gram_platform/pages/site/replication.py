@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from gram_platform.analysis.tables import table_csv
-from gram_platform.config.identity import invalid
-from gram_platform.pages.report.build import ATTACK, FOOTER, report_sections
-from gram_platform.pages.report.page import ASSETS, Section, Shell, asset, page_html, with_verdicts
+from gram_platform.pages.report.build import report_footer, report_sections
+from gram_platform.pages.report.page import ASSETS, Section, asset, page_html, with_verdicts
 from gram_platform.pages.report.sections import renamed
 from gram_platform.pages.results.record import Results
 from gram_platform.pages.site.claims import claim_rows, claim_sections
-from gram_platform.pages.site.pages import LINKS
+from gram_platform.pages.site.folder import writing
+from gram_platform.pages.site.pages import CLAIMS_PAGE, STUDIES, shell
 from gram_platform.pages.site.sections import Card, cards_html, picture_of
 from gram_platform.paper.verdicts import VERDICTS
 from gram_platform.store.folders import open_folder
@@ -28,7 +28,7 @@ def write_replication(studies: Sequence[Results], out: str, facts: str) -> dict[
     ValueError if `out` cannot be written.
     """
     folder, sections = open_folder(out, writable=True), {s.record.name: report_sections(s) for s in studies}
-    try:
+    with writing(folder):
         files = {name: asset(name) for name in ASSETS}
         files |= {"claims.html": _claims_page(studies), "index.html": _index(studies, sections, facts)}
         for name, text in files.items():
@@ -36,8 +36,6 @@ def write_replication(studies: Sequence[Results], out: str, facts: str) -> dict[
         for study in studies:
             for name, text in _files(study, sections[study.record.name]).items():
                 folder.child(study.record.name).write(name, text.encode(), durable=False)
-    except (PermissionError, FileExistsError, NotADirectoryError) as error:
-        raise invalid("out", folder.path, f"a folder where files can be written ({error})") from error
     paths = {study.record.name: folder.child(study.record.name).file("report.html") for study in studies}
     return {**paths, "all": folder.file("index.html")}
 
@@ -45,8 +43,7 @@ def write_replication(studies: Sequence[Results], out: str, facts: str) -> dict[
 def _files(study: Results, sections: Sequence[Section]) -> dict[str, str]:
     record = study.record
     intro = with_verdicts(f"{record.question}\n\n{' '.join(record.facts)}".strip(), study.claims)
-    footer = f"{ATTACK}\n\n{FOOTER}" if study.analysis.table["elicited"].notna().any() else FOOTER
-    page = page_html(record.title, intro, sections, footer, Shell("../", LINKS, "Studies"))
+    page = page_html(record.title, intro, sections, report_footer(study), shell(STUDIES))
     tables = {
         "table.csv": study.analysis.table,
         "per_seed.csv": study.analysis.per_seed,
@@ -79,10 +76,10 @@ def _index(studies: Sequence[Results], sections: Mapping[str, Sequence[Section]]
     table = table if table["variants"].any() else table.drop(columns="variants")
     text = "The columns agree, disagree and cannot tell count the claims of the paper that a study can judge."
     shown = [Section("Studies", markup=cards_html(cards)), Section("Tables", text, table=table, table_is_open=True)]
-    return page_html("Replication", f"{INTRO}\n\n{facts}", shown, "", Shell("", LINKS, "Studies"))
+    return page_html("Replication", f"{INTRO}\n\n{facts}", shown, "", shell(STUDIES, ""))
 
 
 def _claims_page(studies: Sequence[Results]) -> str:
     rows = {s.record.name: claim_rows(s.claims, f"{s.source} ({', '.join(s.record.sizes)})") for s in studies}
     titles = {s.record.name: (s.record.title, f"{s.record.name}/report.html") for s in studies}
-    return page_html("Claims", "", claim_sections(rows, titles), "", Shell("", LINKS, "Claims"))
+    return page_html("Claims", "", claim_sections(rows, titles), "", shell(CLAIMS_PAGE, ""))

@@ -43,7 +43,7 @@ class Card(NamedTuple):
 
 def picture_of(sections: Sequence[Section]) -> str:
     """Draws the first figures of a page as a small SVG; "" for a page without any."""
-    return thumbnail_svg(next((section.figures for section in sections if section.figures), ()))
+    return thumbnail_svg(next((tuple(section.figures.values()) for section in sections if section.figures), ()))
 
 
 def cards_html(cards: Sequence[Card]) -> Markup:

@@ -229,7 +229,7 @@ def _knob_sections(sweep: SweepAnalysis) -> list[Section]:
     sections = []
     for (knob, method), rows in sweep.table.groupby(["knob", "method"], sort=False):
         title = PAPER_SWEEPS[knob].title if knob in PAPER_SWEEPS else f"{method}: {knob}"
-        figures = list(sweep_figures(rows).values())
+        figures = sweep_figures(rows)
         sections.append(Section(title, text, figures, table=beside_paper_sweeps(rows), table_is_open=True))
     return sections
 
@@ -237,7 +237,8 @@ def _knob_sections(sweep: SweepAnalysis) -> list[Section]:
 def _learning_curves(stored: StoredTrials, sweep: SweepAnalysis, sizes: Sequence[str]) -> Section:
     curves = curve_frame(stored.baselines, stored.curves)
     curves = curves[curves["method"] == BASELINE]
-    figures = [learning_curve_figure(curves, sweep.fits, size) for size in sizes if size in set(sweep.fits["size"])]
+    fitted = [size for size in sizes if size in set(sweep.fits["size"])]
+    figures = {f"curves-{size}": learning_curve_figure(curves, sweep.fits, size) for size in fitted}
     text = "Validation losses of the baselines, all seeds, and the fitted curves that turn a loss into steps."
     return Section("Learning curves and their fits", text, figures, table=sweep.fits)
 

@@ -209,8 +209,8 @@ def grid_figures(analysis: GridAnalysis, links: Mapping[str, str]) -> dict:
 def _sections(
     trials: pd.DataFrame, tables: Mapping[str, pd.DataFrame], figures: Mapping, links: Mapping[str, str]
 ) -> list[Section]:
-    surfaces = [figure for name, figure in figures.items() if name.startswith("surface-")]
-    laws = [figure for name, figure in figures.items() if name.startswith("law-")]
+    surfaces = {name: figure for name, figure in figures.items() if name.startswith("surface-")}
+    laws = {name: figure for name, figure in figures.items() if name.startswith("law-")}
     pooled = tables["optima"][tables["optima"]["seed"] == POOLED]
     left = trials[trials[STATE] != COMPLETE]
     shown = with_run_links(trials_table(trials, "").drop(columns="search"), links)

@@ -154,7 +154,6 @@ def maxent_report(graph: Graph, store: Store, tracker: Tracker | None, search_id
     linked_histories = [History(h.profile, h.study, linked(h.trials, links)) for h in histories]
     varied = [p for p in space.parameters if p.high > p.low]
     drawn = {h.profile: search_figures(h.trials, h.study, METRIC, "min", varied) for h in linked_histories}
-    figures = {profile: list(found.values()) for profile, found in drawn.items()}
     record = {**_facts(graph), "studies": {history.profile: history.study.study_name for history in histories}}
     record |= to_plain({"space": space.parameters, "objective": problem.objective})
     files = {
@@ -162,12 +161,13 @@ def maxent_report(graph: Graph, store: Store, tracker: Tracker | None, search_id
         "trials.csv": trials_table(histories).to_csv(index=False).encode(),
         BEST: json_file(content),
     }
-    named = {f"{profile}-{i}".replace(" ", "_"): f for profile, drawn in figures.items() for i, f in enumerate(drawn)}
+    named = {f"{profile}-{i}": f for profile, found in drawn.items() for i, f in enumerate(found.values())}
+    named = {name.replace(" ", "_"): figure for name, figure in named.items()}
     facts_text = _facts_text(problem.objective, graph, search_id, about_links)
     ended = [trial for h in histories for trial in h.study.get_trials(deepcopy=False) if trial.state.is_finished()]
     saved = [1.0 - t.user_attrs["progress"] for t in ended if t.state == TrialState.PRUNED]
     facts_text = " ".join(filter(None, (facts_text, stopped_text([s / len(ended) for s in saved], len(ended)))))
-    sections = _sections(linked_histories, figures, table, links)
+    sections = _sections(linked_histories, drawn, table, links)
     return search_output(graph, search_id, facts_text, sections, files, record, named, _text(table, search_id))
 
 
@@ -241,7 +241,9 @@ def default_objectives(problem: MaxEntProblem, profiles: Sequence[str], store: S
     return found
 
 
-def _sections(histories, figures: Mapping[str, list], table: pd.DataFrame, links: Mapping[str, str]) -> list[Section]:
+def _sections(
+    histories, figures: Mapping[str, Mapping], table: pd.DataFrame, links: Mapping[str, str]
+) -> list[Section]:
     best = Section(
         "The best trials",
         "The lowest objective of each profile. One at the end of a range (at_edge) may have better ones beyond it. "

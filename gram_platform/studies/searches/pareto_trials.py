@@ -237,8 +237,8 @@ def all_figures(front: FrontTables) -> dict[str, go.Figure]:
 
 
 def sections(front: FrontTables, figures: Mapping[str, go.Figure], links: Mapping[str, str]) -> list[Section]:
-    def named(prefix: str) -> list[go.Figure]:
-        return [figure for name, figure in figures.items() if name.startswith(prefix)]
+    def named(prefix: str) -> dict[str, go.Figure]:
+        return {name: figure for name, figure in figures.items() if name.startswith(prefix)}
 
     chosen = "On the front are trials that no other one equals in all three objectives and beats in one. They were "
     chosen += (
@@ -249,7 +249,7 @@ def sections(front: FrontTables, figures: Mapping[str, go.Figure], links: Mappin
     reasons = dict.fromkeys(why for name in OBJECTIVES if (why := why_no_importances(front.study, name)))
     alone = "Share of the variance among the trials that each parameter explains alone (fANOVA); the rest is that of "
     alone += "combinations, and noise. "
-    histories = [*named("hypervolume"), *named("history-")]
+    histories = named("hypervolume") | named("history-")
     best, about = _shown(_readable(front.table), links), f"{counts_text(front.trials)} {chosen}"
     return [
         Section("Pareto front", about, named("front-"), table=best, table_is_open=True),

@@ -210,7 +210,10 @@ def test_a_browser_draws_them_and_a_click_opens_the_run(trials, references, tmp_
     figures += front_figures(best, OBJECTIVES, references)
     figures += [hypervolume_figure(hypervolume_history(best, OBJECTIVES, REFERENCE), REFERENCE)]
     page = tmp_path / "page.html"
-    page.write_text(page_html("Search", "", [Section("Trials", "", figures)]), encoding="utf-8")
+    page.write_text(
+        page_html("Search", "", [Section("Trials", "", {str(i): figure for i, figure in enumerate(figures)})]),
+        encoding="utf-8",
+    )
     with running_browser(tmp_path, flags=IN_SPACE) as browser:
         browser.window(1280, 4000)
         browser.open(page)

@@ -126,7 +126,7 @@ class PlantedStorage:
         claims += "p_cr helps,agree,0.1,0.05,0.15,3,0.02,,app:hyperparams\n"
         trials_frame = pd.DataFrame({"trial": [1, 2], "loss": [1.0, 2.0]})
         figure = go.Figure(go.Scatter(x=[1, 2], y=[1, 2]), {"title": {"text": "Trials in order"}})
-        table = Section("Trials", "All of them.", [figure], table=trials_frame)
+        table = Section("Trials", "All of them.", {"trials": figure}, table=trials_frame)
         files = {"trials.csv": trials, "claims.csv": claims, "search.json": json.dumps({"name": name, "size": "tiny"})}
         files["report.html"] = page_html("A search", "What it asks.", [table])
         for file, text in files.items():
