@@ -9,10 +9,11 @@ from gram_platform.analysis.tables import aligned
 from gram_platform.cli.flags import AsJson, Positional, Storage, stored
 from gram_platform.cli.run import find_study, study_names
 from gram_platform.config.flops import total_parameters
-from gram_platform.config.identity import flatten, invalid
+from gram_platform.config.identity import flatten
 from gram_platform.corpora import catalog_names
 from gram_platform.corpora.resolution import describe_corpus
 from gram_platform.methods import METHODS
+from gram_platform.release.selection import the_one
 from gram_platform.store import Store
 from gram_platform.studies.searches.definition import Search
 
@@ -44,7 +45,8 @@ def _studies() -> Iterator[Row]:
 def _methods() -> Iterator[Row]:
     for name, plan in METHODS.items():
         text = inspect.getdoc(plan) or inspect.getmodule(plan).__doc__ or ""
-        yield {"name": name, "about": text.strip().split("\n")[0]}
+        sentence = " ".join(text.split("\n\n")[0].split()).split(". ")[0]
+        yield {"name": name, "about": sentence.rstrip(".") + "."}
 
 
 def _presets(study: str) -> Iterator[Row]:
@@ -88,7 +90,7 @@ def show_command(node_id: Positional[str], storage: Storage = "", as_json: AsJso
     """Show what a storage knows of a run or an evaluation: state, studies, config, result, times.
 
     Args:
-        node_id: id of a run or an evaluation
+        node_id: id of a run or an evaluation, or the beginning of it
         storage: folder or URL of the storage
     """
     shown = describe_node(stored(storage), node_id)
@@ -104,12 +106,12 @@ def show_command(node_id: Positional[str], storage: Storage = "", as_json: AsJso
         print("\n".join([f"\n{part}", *(f"  {key:{width}}  {one}" for key, one in flat.items())]))
 
 
-def describe_node(store: Store, node_id: str) -> Row:
-    """Returns id, kind, state, folder, studies, tags, config, result and times; ValueError for an unknown id."""
-    listed = {"run": store.list_runs, "evaluation": store.list_evaluations}
-    kind = next((kind for kind, ids in listed.items() if node_id in ids()), None)
-    if kind is None:
-        raise invalid("node_id", node_id, f"the id of a run or an evaluation in {store.root}, as `gram status` prints")
+def describe_node(store: Store, beginning: str) -> Row:
+    """Returns id, kind, state, folder, studies, tags, config, result and times; ValueError as `the_one`."""
+    listed = {"run": store.list_runs(), "evaluation": store.list_evaluations()}
+    kind_of = {node_id: kind for kind, ids in listed.items() for node_id in ids}
+    node_id = the_one("node_id", beginning, kind_of, f"a run or an evaluation in {store.root}, as `gram status` prints")
+    kind = kind_of[node_id]
     node = store.node(kind, node_id)
     records = {name: store.study_dir(name).read_json("study.json") or {} for name in store.list_studies()}
     studies = [n for n, plain in records.items() if any(e["id"] == node_id for e in plain.get("entries", ()))]

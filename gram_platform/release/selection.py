@@ -1,6 +1,6 @@
 """Turns a user's input into views: a run by the beginning of its id, modules by name."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from gram_platform.config import CORE, View, model_from_plain, view_from_plain
@@ -11,12 +11,17 @@ from gram_platform.store.views import model_config
 
 def find_run(store: Store, beginning: str) -> str:
     """Returns the run or imported model whose id begins with `beginning`; ValueError for none or several."""
-    known = [*store.list_runs(), *store.list_imports()]
-    found = [beginning] if beginning in known else [run_id for run_id in known if run_id.startswith(beginning)]
+    known = (*store.list_runs(), *store.list_imports())
+    return the_one("run_id", beginning, known, f"a run of this storage ({store.root})")
+
+
+def the_one(field: str, beginning: str, known: Collection[str], expected: str) -> str:
+    """Returns the known id that is `beginning`, or begins with it; ValueError for none or several."""
+    found = [beginning] if beginning in known else [one for one in known if one.startswith(beginning)]
     if not beginning or not found:
-        raise invalid("run_id", beginning, f"a run of this storage ({store.root}): its id, or the beginning of it")
+        raise invalid(field, beginning, f"{expected}: its id, or the beginning of it")
     if len(found) > 1:
-        raise invalid("run_id", beginning, f"the beginning of one id, not of {len(found)}: {', '.join(found[:6])}")
+        raise invalid(field, beginning, f"the beginning of one id, not of {len(found)}: {', '.join(found[:6])}")
     return found[0]
 
 
