@@ -11,7 +11,7 @@ import pytest
 import tyro
 
 from gram_platform import config
-from gram_platform.cli import COMMANDS
+from gram_platform.cli import COMMANDS, find_command
 from gram_platform.cli.run import find_study
 from gram_platform.cli.studies import site_command
 from gram_platform.config.identity import require_choice
@@ -151,8 +151,8 @@ def check(name: str, arguments: list[str]) -> None:
         (parse_search if isinstance(study, Search) else parse)(study, arguments[2:])
         return
     if name == "gram":
-        stubs = {command: functools.wraps(run)(lambda *_, **__: None) for command, run in COMMANDS.items()}
-        tyro.extras.subcommand_cli_from_dict(stubs, args=arguments)
+        require_choice("gram", arguments[0], tuple(COMMANDS))
+        tyro.cli(functools.wraps(find_command(arguments[0]))(lambda *_, **__: None), args=arguments[1:])
         return
     names = declared(name)
     if "STUDIES" in names:

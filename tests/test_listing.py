@@ -80,6 +80,7 @@ def test_lists_name_everything(what, capsys):
     lines = printed(capsys, "list", what).splitlines()
     assert len(lines) == 1 + len(rows)
     assert lines[0].split() == list(rows[0])
+    assert all(row["about"].endswith(".") for row in rows if what == "methods")
 
 
 def test_lists_of_one_study(capsys):
@@ -95,7 +96,7 @@ def test_a_study_runs_and_its_runs_are_shown(capsys, tmp_path):
     graph = build_graph(STUDY, parse(STUDY, [*SMALL, "--storage", str(tmp_path)]))
     store = Store(tmp_path)
     for node in (graph.nodes[0], graph.nodes[1]):
-        shown = json.loads(printed(capsys, "show", node.id, "--storage", str(tmp_path), "--json"))
+        shown = json.loads(printed(capsys, "show", node.id[:9], "--storage", str(tmp_path), "--json"))
         stored = store.node(node.kind, node.id)
         assert (shown["id"], shown["kind"], shown["state"]) == (node.id, node.kind, "complete")
         assert shown["studies"] == ["scaling"]
@@ -109,4 +110,4 @@ def test_a_study_runs_and_its_runs_are_shown(capsys, tmp_path):
     assert status["evaluations"] == {"complete": num_evaluations, "total": num_evaluations}
     with pytest.raises(SystemExit):
         main(["show", "000000000000", "--storage", str(tmp_path)])
-    assert "node_id='000000000000': expected the id of a run" in capsys.readouterr().err
+    assert "node_id='000000000000': expected a run or an evaluation" in capsys.readouterr().err

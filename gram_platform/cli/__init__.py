@@ -55,12 +55,12 @@ def _run(arguments: list[str]) -> None:
     if name == "run" and rest and not rest[0].startswith("-"):
         import_module(f"{__name__}.run").run_named(rest[0], rest[1:])  # each study has flags of its own
     elif name in COMMANDS:
-        tyro.cli(_command(name), args=rest, prog=f"gram {name}")
+        tyro.cli(find_command(name), args=rest, prog=f"gram {name}")
     elif arguments in ([], ["-h"], ["--help"]):
         print(overview(), file=sys.stdout if arguments else sys.stderr)
         raise SystemExit(0 if arguments else 2)
     else:  # a completion for the shell, or an unknown name
-        commands = {name: _command(name) for name in COMMANDS}
+        commands = {name: find_command(name) for name in COMMANDS}
         tyro.extras.subcommand_cli_from_dict(commands, args=arguments, prog="gram")
 
 
@@ -77,7 +77,8 @@ def _about(name: str) -> str:
     return ast.get_docstring(function).split("\n")[0]
 
 
-def _command(name: str) -> Callable[..., None]:
+def find_command(name: str) -> Callable[..., None]:
+    """Imports a command's module and returns its function."""
     return getattr(import_module(f"{__name__}.{COMMANDS[name]}"), f"{name}_command")
 
 

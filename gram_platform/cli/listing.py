@@ -42,7 +42,8 @@ def _studies() -> Iterator[Row]:
 def _methods() -> Iterator[Row]:
     for name, plan in METHODS.items():
         text = inspect.getdoc(plan) or inspect.getmodule(plan).__doc__ or ""
-        yield {"name": name, "about": text.strip().split("\n")[0]}
+        sentence = " ".join(text.split("\n\n")[0].split()).split(". ")[0]
+        yield {"name": name, "about": sentence.rstrip(".") + "."}
 
 
 def _presets(study: str) -> Iterator[Row]:

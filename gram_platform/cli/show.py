@@ -3,7 +3,7 @@
 import json
 
 from gram_platform.cli.flags import AsJson, Positional, Storage, stored
-from gram_platform.config.identity import flatten, invalid
+from gram_platform.config.identity import find_id, flatten
 from gram_platform.store import Store
 
 
@@ -11,7 +11,7 @@ def show_command(node_id: Positional[str], storage: Storage = "", as_json: AsJso
     """Show what a storage knows of a run or an evaluation: state, studies, config, result, times.
 
     Args:
-        node_id: id of a run or an evaluation
+        node_id: id of a run or an evaluation, or the beginning of it
         storage: folder or URL of the storage
     """
     shown = describe_node(stored(storage), node_id)
@@ -27,12 +27,12 @@ def show_command(node_id: Positional[str], storage: Storage = "", as_json: AsJso
         print("\n".join([f"\n{part}", *(f"  {key:{width}}  {one}" for key, one in flat.items())]))
 
 
-def describe_node(store: Store, node_id: str) -> dict[str, object]:
-    """Returns id, kind, state, folder, studies, tags, config, result and times; ValueError for an unknown id."""
-    listed = {"run": store.list_runs, "evaluation": store.list_evaluations}
-    kind = next((kind for kind, ids in listed.items() if node_id in ids()), None)
-    if kind is None:
-        raise invalid("node_id", node_id, f"the id of a run or an evaluation in {store.root}, as `gram status` prints")
+def describe_node(store: Store, beginning: str) -> dict[str, object]:
+    """Returns id, kind, state, folder, studies, tags, config, result and times; ValueError as `find_id`."""
+    listed = {"run": store.list_runs(), "evaluation": store.list_evaluations()}
+    kind_of = {node_id: kind for kind, ids in listed.items() for node_id in ids}
+    node_id = find_id("node_id", beginning, kind_of, f"a run or an evaluation in {store.root}, as `gram status` prints")
+    kind = kind_of[node_id]
     node = store.node(kind, node_id)
     records = {name: store.study_dir(name).read_json("study.json") or {} for name in store.list_studies()}
     studies = [n for n, plain in records.items() if any(e["id"] == node_id for e in plain.get("entries", ()))]

@@ -44,6 +44,16 @@ def require_real(field: str, value: Any, low: float, high: float = math.inf, ope
         raise invalid(field, value, bound)
 
 
+def find_id(field: str, beginning: str, known: Collection[str], expected: str) -> str:
+    """Returns the known id that is `beginning`, or begins with it; ValueError for none or several."""
+    found = [beginning] if beginning in known else [one for one in known if one.startswith(beginning)]
+    if not beginning or not found:
+        raise invalid(field, beginning, f"{expected}: its id, or the beginning of it")
+    if len(found) > 1:
+        raise invalid(field, beginning, f"the beginning of one id, not of {len(found)}: {', '.join(found[:6])}")
+    return found[0]
+
+
 def require_choice(field: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise invalid(field, value, "one of " + ", ".join(choices))

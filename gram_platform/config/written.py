@@ -15,7 +15,7 @@ from gram_platform.config.identity import invalid
 Steps = tuple[str | int, ...]  # from the top of a document to a field: keys, and indices of arrays
 SCALARS = {str: "a text", int: "an integer", float: "a number", bool: "true or false"}
 HEADER = re.compile(r"\s*\[(\[?)([^\[\]]+)\]")
-KEY = re.compile(r"\s*([\w\"'. -]+?)\s*=")
+KEY = re.compile(r"\s*((?:\"[^\"]*\"|'[^']*'|[\w. -])+?)\s*=")
 PART = re.compile(r"\"([^\"]*)\"|'([^']*)'|([\w-]+)")
 STEP = re.compile(r"\[([^\]]*)\]|\.?([\w-]+)")  # of a field's name in --set
 NAMED = re.compile(r"(\w+)(?:\[([^\]]*)\])?=")  # the field at the head of an error

@@ -1,12 +1,15 @@
 """Reads corpora that users describe: a recipe in TOML, or `hf://ORG/NAME?label=FIELD&text=FIELD` for the hub."""
 
+import contextlib
 import functools
+import re
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
 from gram_platform.config.identity import canonical_json, invalid, local_path
-from gram_platform.config.written import Written, read_toml
+from gram_platform.config.written import Written, WrongField, read_toml
 from gram_platform.corpora import catalog
 from gram_platform.corpora.catalog import HubCorpus, StoriesCorpus, TextCorpus
 from gram_platform.corpora.hub import found_labels
@@ -17,6 +20,7 @@ from gram_platform.corpora.sources import find_units, labelled_units
 SUFFIX, SCHEME = ".toml", "hf://"
 BUILDERS = ("json", "parquet", "text")  # datasets whose files are local, or URLs
 IN_URL = ("label", "text", "labels", "core", "config", "split", "files")
+OF_LABELS = re.compile(r"(core_label|label|tokenizer)='?(.*?)'?: ")  # the head of an error about a field of a recipe
 Described = HubCorpus | StoriesCorpus | TextCorpus
 
 
@@ -51,6 +55,20 @@ def text_units(corpus: str | Path) -> tuple[Unit, ...]:
         return (*labelled_units({label: list(globs) for label, globs in text.globs.items()}, root), *records)
     except ValueError as error:
         raise written.error(error) from error
+
+
+@contextlib.contextmanager
+def errors_located(corpus: str | Path, flags: Collection[str]) -> Iterator[None]:
+    """Adds file, line and field of a recipe to errors about its labels and its tokenizer; not of fields in `flags`."""
+    try:
+        yield
+    except ValueError as error:
+        head = OF_LABELS.match(str(error))
+        if not head or head[1] in flags or not str(corpus).endswith(SUFFIX):
+            raise
+        written, _ = _from_file(local_path("corpus", corpus))
+        steps = {"core_label": ("core_labels",), "tokenizer": ("tokenizer",)}.get(head[1], ("globs", head[2]))
+        raise written.error(WrongField(steps, str(error).replace("core_label=", "core_labels=", 1))) from error
 
 
 def _existing(root: Path, name: str) -> Path:

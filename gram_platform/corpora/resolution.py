@@ -22,7 +22,7 @@ from gram_platform.corpora.recipe import (
     validation_bytes,
     whole_parts,
 )
-from gram_platform.corpora.recipe_file import described_corpus, text_units
+from gram_platform.corpora.recipe_file import described_corpus, errors_located, text_units
 from gram_platform.corpora.records import Unit
 from gram_platform.corpora.sources import Progress, content_of, find_units, scan_units
 from gram_platform.corpora.tokenizer import DEFAULT_SAMPLE_BYTES, tokenizer_recipe
@@ -68,29 +68,36 @@ def resolve(
     domains with a single document, and a tokenizer file that does not fit.
     """
     described = described_corpus(corpus)
-    own = described.tokenizer if isinstance(described, HubCorpus | TextCorpus) else ""
-    given = tokenizer or own or None
-    tokenizer_from, tokenizer_path = tokenizer_recipe(given, vocab_size, sample_bytes)
-    common = {
-        "tokenizer": replace(tokenizer_from, core_only=core_tokenizer),
-        "tokenizer_path": tokenizer_path,
-        "seq_len": seq_len,
-        "vocab_size": vocab_size,
-        "split_seed": split_seed,
-        "permuted": permuted,
-        "validation_fraction": validation_fraction,
-        "validation_sequences": validation_sequences,
-    }
-    if isinstance(described, StoriesCorpus):
-        return _stories_recipe(described, core_label, common)
-    if isinstance(described, HubCorpus):
-        amounts = {"core_tokens": core_tokens or described.core_tokens, "aux_share": aux_share or described.aux_share}
-        return _hub_recipe(replace(described, **amounts), core_label, common)
-    if isinstance(described, TextCorpus):
-        units, core_label = text_units(corpus), core_label or described.core_labels or None
-    else:
-        units = find_units(_installed_path(cache_dir, progress) if str(corpus) == INSTALLED else existing_path(corpus))
-    return _files_recipe(str(corpus), scan_units(units, cache_dir, progress), core_label, common)
+    flags = [name for name, value in (("core_label", core_label), ("tokenizer", tokenizer)) if value]
+    with errors_located(corpus, flags):
+        own = described.tokenizer if isinstance(described, HubCorpus | TextCorpus) else ""
+        given = tokenizer or own or None
+        tokenizer_from, tokenizer_path = tokenizer_recipe(given, vocab_size, sample_bytes)
+        common = {
+            "tokenizer": replace(tokenizer_from, core_only=core_tokenizer),
+            "tokenizer_path": tokenizer_path,
+            "seq_len": seq_len,
+            "vocab_size": vocab_size,
+            "split_seed": split_seed,
+            "permuted": permuted,
+            "validation_fraction": validation_fraction,
+            "validation_sequences": validation_sequences,
+        }
+        if isinstance(described, StoriesCorpus):
+            return _stories_recipe(described, core_label, common)
+        if isinstance(described, HubCorpus):
+            amounts = {
+                "core_tokens": core_tokens or described.core_tokens,
+                "aux_share": aux_share or described.aux_share,
+            }
+            return _hub_recipe(replace(described, **amounts), core_label, common)
+        if isinstance(described, TextCorpus):
+            units, core_label = text_units(corpus), core_label or described.core_labels or None
+        else:
+            units = find_units(
+                _installed_path(cache_dir, progress) if str(corpus) == INSTALLED else existing_path(corpus)
+            )
+        return _files_recipe(str(corpus), scan_units(units, cache_dir, progress), core_label, common)
 
 
 def catalog_names() -> tuple[str, ...]:
@@ -102,7 +109,8 @@ def describe_corpus(name: str) -> str:
     """Says in one line where the text of a named corpus is from."""
     corpus = described_corpus(name)
     if isinstance(corpus, StoriesCorpus):
-        return f"generated stories: {corpus.core_documents:,} of core, {corpus.aux_documents:,} of each other topic"
+        about = f"generated stories: {corpus.core_documents:,} of core, {corpus.aux_documents:,} of each other topic"
+        return about + (f", {corpus.num_instructions:,} instructions" if corpus.num_instructions else "")
     if isinstance(corpus, HubCorpus):
         return "datasets: " + ", ".join(dict.fromkeys(row.dataset for row in corpus.rows))
     if isinstance(corpus, TextCorpus):

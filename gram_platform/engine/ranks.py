@@ -4,9 +4,10 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,7 +40,7 @@ LARGE_WEIGHTS_BYTES = 4 * 2**30  # from this size on, final weights are written 
 LONG_WORK_TIMEOUT_S = 2 * 3600.0  # while a rank fetches data or weights, or writes the result; not for steps
 DIVERGED, LEFT = "diverged", "left"
 REPORT_EVERY_S = 5.0
-Tell = Callable[[Mapping[str, float]], bool]  # reports progress; tells whether a rank's machine will be taken away
+Tell = Callable[[Mapping[str, Any]], bool]  # reports progress; tells whether a rank's machine will be taken away
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,15 @@ class _ToldToStop(Exception):
     """Ends the training on all ranks after a commit, because one was told to end."""
 
 
-def train_rank(run: RunConfig, execution: Execution, tell: Tell | None = None) -> RanksStopped | None:
+def train_rank(
+    run: RunConfig, execution: Execution, tell: Tell | None = None, measured: Collection[int] = ()
+) -> RanksStopped | None:
     """Trains this rank's part of a run in an initialised process group; None when the run is complete.
 
-    `tell` is called every `REPORT_EVERY_S`, equally often on all ranks, in a thread. Ranks wait `LONG_WORK_TIMEOUT_S`
-    for one that loads or saves, and the process group's time-out for a step. Raises OutOfMemory with advice on a rank
-    that runs out of memory.
+    `tell` is called every `REPORT_EVERY_S` and after an evaluation, equally often on all ranks, in a thread.
+    `measured`: steps after which losses are measured for it alone. Ranks wait `LONG_WORK_TIMEOUT_S` for one that loads
+    or saves, and the process group's time-out for a step. Raises OutOfMemory with advice on a rank that runs out of
+    memory.
     """
     execution.set_up_torch()
     patient = dist.new_group(timeout=timedelta(seconds=LONG_WORK_TIMEOUT_S), backend="gloo")
@@ -67,8 +71,8 @@ def train_rank(run: RunConfig, execution: Execution, tell: Tell | None = None) -
     try:
         with termination_notice() as notice, freed_memory_kept():
             is_superseded = _broadcast_from_rank_0(attempt and attempt.superseded, patient)
-            reports = Reports(tell, notice)
-            stopped = None if is_superseded else _train(run, execution, attempt, notice, reports, patient)
+            reports = Reports(tell, notice, measured)
+            stopped = None if is_superseded else _train(run, execution, attempt, reports, patient)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -84,7 +88,6 @@ def _train(
     run: RunConfig,
     execution: Execution,
     attempt: Attempt | None,
-    notice: TerminationNotice,
     reports: "Reports",
     patient: dist.ProcessGroup,
 ) -> RanksStopped | None:
@@ -92,7 +95,7 @@ def _train(
         corpus = execution.corpus_of(run)
         with starting_point(run, execution) as start:
             dist.barrier(patient)
-            rank = ShardedExecution(run, corpus, attempt, execution, start, notice, reports, patient)
+            rank = ShardedExecution(run, corpus, attempt, execution, start, reports, patient)
         rank.finish()
     except TrainingDiverged as error:  # on every rank alike
         if attempt is not None:
@@ -116,28 +119,43 @@ def _start_attempt(run: RunConfig, execution: Execution) -> Attempt:
             time.sleep(1.0)
 
 
-class Reports:
+class Reports(TerminationNotice):
     """Tells about this rank's progress in a thread, because telling waits for the other ranks and for Ray's head.
 
-    All ranks must tell equally often: they vote when, and none starts while another one is still telling.
+    All ranks must tell equally often: they vote when, and none starts while another one is still telling. The newest
+    evaluation, of which all ranks have the losses, is told as `evaluation`: (step, loss by domain).
     """
 
-    def __init__(self, tell: Tell | None, notice: TerminationNotice):
-        self._tell, self._notice = tell, notice
+    def __init__(self, tell: Tell | None, notice: TerminationNotice, measured: Collection[int] = ()):
+        """`notice`: of this rank's process."""
+        super().__init__(asks_ray=False)
+        self._tell, self._notice, self._measured = tell, notice, frozenset(measured)
         self._next = time.monotonic() + REPORT_EVERY_S
+        self._seen: dict[str, Any] = {}  # that is not told yet
         self.is_busy = False  # stays True after an error, which ends the reports of all ranks and not the training
 
     @property
+    def given(self) -> bool:
+        return self._given or self._notice.given
+
+    def wants(self, step: int) -> bool:
+        return step in self._measured
+
+    def see(self, step: int, losses: Mapping[str, float]) -> None:
+        self._seen = {"evaluation": (step, dict(losses))}
+
+    @property
     def is_due(self) -> bool:
-        return self._tell is not None and time.monotonic() >= self._next
+        return self._tell is not None and (bool(self._seen) or time.monotonic() >= self._next)
 
     def start(self, progress: Mapping[str, float]) -> None:
+        told, self._seen = {**progress, **self._seen}, {}
         self._next, self.is_busy = time.monotonic() + REPORT_EVERY_S, True
-        threading.Thread(target=self._run, args=(progress,), name="reports", daemon=True).start()
+        threading.Thread(target=self._run, args=(told,), name="reports", daemon=True).start()
 
-    def _run(self, progress: Mapping[str, float]) -> None:
-        if self._tell(progress):
-            self._notice.give()
+    def _run(self, told: Mapping[str, Any]) -> None:
+        if self._tell(told):
+            self.give()
         self.is_busy = False
 
 
@@ -163,12 +181,12 @@ class ShardedExecution(RunExecution):
     Checkpoints and reports follow rank 0's clock. When one rank is told to end, all ranks end.
     """
 
-    def __init__(self, run, corpus, attempt, execution, start, notice, reports, patient):
+    def __init__(self, run, corpus, attempt, execution, start, reports, patient):
         assert run.micro_batch % dist.get_world_size() == 0, "ranks split every micro-batch evenly"
         learner = new_learner(VotingLearner, run, execution, start)
         learner.votes = self._votes
         ranks = {"rank": dist.get_rank(), "num_ranks": dist.get_world_size()}
-        super().__init__(run, corpus, attempt, execution, learner, notice, **ranks)
+        super().__init__(run, corpus, attempt, execution, learner, reports, **ranks)
         self.attempts = execution.store().run(run.run_id).attempts
         self.reports, self.patient = reports, patient
         self.folder = self.attempts.child(self._from_rank_0(attempt.attempt_id if attempt else None))

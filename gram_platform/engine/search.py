@@ -142,7 +142,6 @@ class Trial(tune.Trainable):
         self._begin(config)
 
     def _begin(self, config: dict) -> None:
-        self._num_ranks = trial_ranks(self._shared["problem"], self._shared["execution"], config["point"])
         self._reports: queue.SimpleQueue[dict | BaseException] = queue.SimpleQueue()
         self._watch = TrialWatch(self._reports.put, self._is_judged)
         self._thread = threading.Thread(target=self._work, args=(config,), name="trial", daemon=True)
@@ -175,9 +174,9 @@ class Trial(tune.Trainable):
         self._end()
 
     def _end(self) -> bool:
-        """Tells the trial to end; False if it has not within `COMMIT_S`. Several ranks are ended with this process."""
+        """Tells the trial to end; False if it has not within `COMMIT_S`."""
         self._watch.give()
-        self._thread.join(COMMIT_S if self._num_ranks == 1 else 0.0)
+        self._thread.join(COMMIT_S)
         return not self._thread.is_alive()
 
 
@@ -191,11 +190,11 @@ def plain_result(outcome: Outcome) -> dict[str, Any]:
     return {**facts, **lists, **{name: float(value) for name, value in outcome.metrics.items()}}
 
 
-def _stopped(proposal: Proposal, reason: str, result: Mapping[str, Any]) -> Outcome:
-    """Makes the outcome of a trial that is stopped after this report; only trials of one rank report."""
+def _stopped(proposal: Proposal, reason: str, result: Mapping[str, Any], num_ranks: int) -> Outcome:
+    """Makes the outcome of a trial that is stopped after this report."""
     seconds = result["time_total_s"]
     facts = {"name": proposal.name, "point": dict(proposal.point), "state": STOPPED, "message": reason}
-    spent = {"elapsed_s": seconds, "trained_s": seconds, "rank_s": seconds, "num_executed": 1}
+    spent = {"elapsed_s": seconds, "trained_s": seconds, "rank_s": seconds * num_ranks, "num_executed": 1}
     process = f"{result['hostname']}:{result['pid']}"
     return Outcome(**facts, **spent, started=time.time() - seconds, progress=result["progress"], process=process)
 
@@ -315,7 +314,7 @@ class _Searcher(_Unpickled, Searcher):
             self.error = error
             return False
         if reason:
-            self._hopeless[trial_id] = _stopped(proposal, reason, result)
+            self._hopeless[trial_id] = _stopped(proposal, reason, result, self._ranks[trial_id])
         return bool(reason)
 
     def on_trial_complete(self, trial_id: str, result: dict | None = None, error: bool = False) -> None:

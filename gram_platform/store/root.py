@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gram_platform.config import IMPORTED, RECIPE_VERSION
-from gram_platform.config.identity import absolute_place, invalid, short_hash
+from gram_platform.config.identity import absolute_place, find_id, invalid, short_hash
 from gram_platform.corpora.packed import (
     CorruptCorpus,
     PackedCorpus,
@@ -120,13 +120,8 @@ class Store:
 
     def find_run(self, beginning: str) -> str:
         """Returns the run or imported model whose id begins with `beginning`; ValueError for none or several."""
-        known = [*self.list_runs(), *self.list_imports()]
-        found = [beginning] if beginning in known else [run_id for run_id in known if run_id.startswith(beginning)]
-        if not beginning or not found:
-            raise invalid("run_id", beginning, f"a run of this storage ({self.root}): its id, or the beginning of it")
-        if len(found) > 1:
-            raise invalid("run_id", beginning, f"the beginning of one id, not of {len(found)}: {', '.join(found[:6])}")
-        return found[0]
+        known = (*self.list_runs(), *self.list_imports())
+        return find_id("run_id", beginning, known, f"a run of this storage ({self.root})")
 
     def list_runs(self) -> list[str]:
         """Lists the run_ids of all run directories, sorted."""

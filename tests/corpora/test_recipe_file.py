@@ -63,6 +63,33 @@ def test_records_beside_globs(tmp_path):
     assert alone == resolve(tmp_path / "records", **SHAPE)
 
 
+LABELS = 'core_labels = ["prose"]\n[globs]\nprose = ["prose*.txt"]\n"co/de" = ["code*.txt"]\n'
+
+
+@pytest.mark.parametrize(
+    ("changed", "line", "message"),
+    [
+        (("prose", "prosa"), 1, r"core_labels='prosa': expected labels of this corpus, which are co/de, prose"),
+        (('["prose"]', '["prose", "co/de"]'), 1, r"core_labels='co/de, prose|core_labels='prose, co/de"),
+        (("", ""), 4, r"label='co/de': expected a non-empty name without"),
+        (("[globs]", 'tokenizer = "nothing.json"\n[globs]'), 2, r"tokenizer='nothing.json': expected a tokenizer.json"),
+    ],
+)
+def test_errors_about_labels_and_tokenizer_name_file_line_and_field(changed, line, message, tmp_path):
+    for number, label in enumerate(("prose", "code") * 2):
+        (tmp_path / f"{label}{number}.txt").write_text(f"{label} {number} " * 50)
+    path = write(tmp_path, LABELS.replace(*changed, 1))
+    with pytest.raises(ValueError, match=rf"^{path}, line {line}: ({message})"):
+        resolve(path, **SHAPE)
+
+
+def test_an_error_of_a_flag_beside_a_recipe_is_the_flags(tmp_path):
+    (tmp_path / "prose.txt").write_text("prose " * 50)
+    (tmp_path / "code.txt").write_text("code " * 50)
+    with pytest.raises(ValueError, match=r"^core_label='prosa'"):
+        resolve(write(tmp_path, LABELS), core_label="prosa", **SHAPE)
+
+
 @pytest.fixture
 def dataset(tmp_path):
     """A file that stands for a dataset of the hub: `datasets` streams both alike."""

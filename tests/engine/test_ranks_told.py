@@ -1,0 +1,58 @@
+"""Ranks that are told to end while they train, as a hopeless trial's are: what they tell before, and what stays."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from gram_platform.engine.ranks import LEFT, train_rank
+from gram_platform.methods import plan
+from gram_platform.store import Store
+from tests.engine.test_ranks import create, elsewhere, train
+from tests.ranks import run_ranks
+
+
+@pytest.fixture
+def run(setting):
+    """GRAM in float32 without evaluation points."""
+    run = plan("gram", setting).runs["all"]
+    points = dataclasses.replace(run.eval_points, num_points=0)
+    return dataclasses.replace(run, eval_points=points, precision="float32", batch_size=4, micro_batch=2)
+
+
+def test_ranks_told_to_end_at_an_evaluation_leave_together_and_continue_to_the_same_bytes(execution, run, tmp_path):
+    seldom = dataclasses.replace(execution, checkpoint_every_s=1e9)
+    half, last = run.num_steps // 2, run.num_steps - 1
+    run_ranks(2, train_until_told, run, seldom, (half, last), tmp_path)
+    ends = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert ends[0] == ends[1]
+    (step, losses), directory = ends[0]["evaluation"], Store(execution.storage).run(run.run_id)
+    assert step == half
+    assert set(losses) == set(run.eval_points.domains)
+    committed = directory.committed_step()
+    assert half < committed < last
+    assert ends[0]["end"] == [LEFT, f"left after step {committed}"]
+    assert directory.status() == "interrupted"
+    straight = elsewhere(seldom, tmp_path, "straight")
+    create(straight, run)
+    for each in (straight, seldom):
+        run_ranks(2, train, run, each)
+    results = [Store(each.storage).run(run.run_id).folder.read("result.json") for each in (straight, seldom)]
+    assert results[0] == results[1]
+    assert [record["step"] for record in directory.records()] == list(range(1, run.num_steps + 1))
+
+
+def train_until_told(rank, num_ranks, run, execution, measured, folder: Path):
+    """Rank 0 alone is told, at the first evaluation; the second one is after its end."""
+    heard = {}
+
+    def tell(progress) -> bool:
+        if "evaluation" in progress:
+            heard.setdefault("evaluation", progress["evaluation"])
+        return rank == 0 and bool(heard)
+
+    if rank == 0:
+        create(execution, run)
+    end = train_rank(run, execution, tell, measured)
+    (folder / f"{rank}.json").write_text(json.dumps({**heard, "end": [end.reason, end.message]}))
