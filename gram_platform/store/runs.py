@@ -5,8 +5,8 @@ import datetime
 import secrets
 import time
 import warnings
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from gram_platform.config import State
 from gram_platform.config.identity import has_shape, invalid
@@ -148,9 +148,11 @@ class RunDirectory(NodeDirectory):
         if result is not None or not self.folder.writable:
             return result
         for attempt_id, finished in self.finished_attempts():
-            present = has_weights(self.attempts.child(attempt_id))  # `drop_weights` may have removed them
-            if not present or self._load_weights(attempt_id, finished["result"]) is not None:
-                return self.publish(seal(finished["result"]))
+            if has_weights(self.attempts.child(attempt_id)):  # `drop_weights` may have removed them
+                with self._intact_weights(attempt_id, finished["result"]) as tensors:
+                    if tensors is None:
+                        continue
+            return self.publish(seal(finished["result"]))
         return None
 
     def finished_attempts(self, result: dict | None = None) -> list[tuple[str, dict]]:
@@ -175,38 +177,27 @@ class RunDirectory(NodeDirectory):
         return next((i for i in finished if has_weights(self.attempts.child(i))), None)
 
     def weights(self) -> dict[str, "torch.Tensor"]:
-        """Reads the final weights, verified. ValueError when the run is not complete or the weights are gone.
+        """Reads the final weights into memory, verified; errors as `open_weights`."""
+        with self._first_intact(dict) as tensors:
+            return tensors
 
-        Corrupted weights are set aside, and the result with them: submitting again then trains the run again.
+    def open_weights(self) -> "contextlib.AbstractContextManager[DiskTensors]":
+        """Opens the final weights, verified; each access to a tensor reads it from disk.
+
+        ValueError when the run is not complete or the weights are gone. Corrupted weights are set aside, and the result
+        with them: submitting again then trains the run again.
         """
-        result = self.require_result()
-        for attempt_id in self._attempts_with_weights(result):
-            tensors = self._load_weights(attempt_id, result)
-            if tensors is not None:
-                return tensors
-        raise self._without_weights()
+        return self._first_intact(lambda tensors: tensors)
 
     @contextlib.contextmanager
-    def open_weights(self) -> "Iterator[DiskTensors]":
-        """Yields the verified weights; each access to a tensor reads it from disk. Errors as `weights`."""
-        from gram_platform.store.shards import open_weights
-        from gram_platform.store.tensors import hash_named
-
+    def _first_intact(self, read: "Callable[[DiskTensors], Any]") -> Iterator[Any]:
+        """Yields what `read` makes of the weights of the first attempt that has the result's."""
         result = self.require_result()
-        with contextlib.ExitStack() as stack:
-            for attempt_id in self._attempts_with_weights(result):
-                try:
-                    tensors = stack.enter_context(open_weights(self.attempts.child(attempt_id)))
-                    found = hash_named((name, tensors[name]) for name in sorted(tensors))
-                except FileNotFoundError:  # a second attempt has just removed its weights
-                    continue
-                except ValueError as error:
-                    self._set_weights_aside(attempt_id, error)
-                    continue
-                if found == result["weights_sha256"]:
+        for attempt_id in self._attempts_with_weights(result):
+            with self._intact_weights(attempt_id, result, read) as tensors:
+                if tensors is not None:
                     yield tensors
                     return
-                self._set_weights_aside(attempt_id, WRONG_HASH)
         raise self._without_weights()
 
     def require_result(self) -> dict:
@@ -265,25 +256,29 @@ class RunDirectory(NodeDirectory):
             clear_weights(self.attempts, winner_id)
         self.folder.remove_temporaries(GONE_AFTER_S)
 
-    def _load_weights(self, attempt_id: str, result: dict) -> dict[str, "torch.Tensor"] | None:
-        """Reads an attempt's weights if their hash is the result's; None when gone, or set aside as corrupted."""
-        from gram_platform.store.shards import read_weights
-        from gram_platform.store.tensors import hash_tensors  # imported here: both import torch
+    @contextlib.contextmanager
+    def _intact_weights(
+        self, attempt_id: str, result: dict, read: "Callable[[DiskTensors], Any]" = lambda tensors: tensors
+    ) -> Iterator[Any]:
+        """Yields `read` of an attempt's weights if their hash is the result's; None when gone, or set aside."""
+        from gram_platform.store.shards import open_weights
+        from gram_platform.store.tensors import hash_named  # imported here: both import torch
 
-        attempt = self.attempts.child(attempt_id)
-        try:
-            tensors = read_weights(attempt)
-            if hash_tensors(tensors) == result["weights_sha256"]:
-                return tensors
-            reason: object = WRONG_HASH
-        except FileNotFoundError:  # a second attempt has just removed its weights
-            return None
-        except ValueError as error:
-            reason = error
-        self._set_weights_aside(attempt_id, reason)
-        return None
+        with contextlib.ExitStack() as stack:
+            intact, reason = None, ""
+            try:
+                tensors = read(stack.enter_context(open_weights(self.attempts.child(attempt_id))))
+                found = hash_named((name, tensors[name]) for name in sorted(tensors))
+                intact, reason = (tensors, "") if found == result["weights_sha256"] else (None, WRONG_HASH)
+            except FileNotFoundError:  # a second attempt has just removed its weights
+                pass
+            except ValueError as error:
+                reason = str(error)
+            if reason:
+                self._set_weights_aside(attempt_id, reason)
+            yield intact
 
-    def _set_weights_aside(self, attempt_id: str, reason: object) -> None:
+    def _set_weights_aside(self, attempt_id: str, reason: str) -> None:
         attempt = self.attempts.child(attempt_id)
         attempt.set_aside(WEIGHTS if attempt.exists(WEIGHTS) else SHARDS, reason)
         attempt.set_aside(FINISHED, "its weights are corrupted")

@@ -30,7 +30,7 @@ from gram_platform.store.checkpoints import (
     step_name,
 )
 from gram_platform.store.files import CorruptFile, Folder, hash_file, is_safe_name
-from gram_platform.store.tensors import DiskTensors, StoredRows, load_tensors, open_tensors, save_tensors
+from gram_platform.store.tensors import DiskTensors, StoredRows, open_tensors, save_tensors
 
 Range = tuple[int, int]  # rows [first, stop)
 RowsOf = Callable[[str, tuple[int, ...]], Range]  # name, full shape -> the rows to read
@@ -103,21 +103,11 @@ def read_checkpoint(attempts: Folder, step: int, attempt_id: str, rows_of: RowsO
     return Resumed(manifest["step"], pieces, state, manifest)
 
 
-def read_weights(attempt: Folder) -> dict[str, torch.Tensor]:
-    """Reads an attempt's final weights. FileNotFoundError when they are gone, ValueError when they are not intact."""
-    if attempt.exists(WEIGHTS):
-        with attempt.local_copy(WEIGHTS) as path:
-            return load_tensors(path)
-    shards = attempt.child(SHARDS)
-    files = _manifest(shards)["files"]
-    return {name: piece.rows for name, piece in _read_pieces(shards, files, all_rows).items()}
-
-
 @contextlib.contextmanager
 def open_weights(attempt: Folder) -> Iterator[DiskTensors]:
-    """Yields an attempt's final weights, read tensor by tensor; errors as `read_weights`.
+    """Yields an attempt's final weights, read tensor by tensor. FileNotFoundError when they are gone.
 
-    They are not verified: compare `hash_named` of them with the result's hash.
+    ValueError when they are not intact, as far as is seen: compare `hash_named` of them with the result's hash.
     """
     with contextlib.ExitStack() as stack:
         if attempt.exists(WEIGHTS):
