@@ -265,7 +265,8 @@ class Objective:
     To unlearn, half of each window's micro-batches are of forget domains. MaxEnt's term is ME: KL(uniform || p) with
     `maxent_kl` (the cited method's code), -H(p) with `maxent_entropy` (the paper's words). The term is -CE with
     `gradient_difference`. With `misdirection` both terms are squared distances of a layer's activations: from a fixed
-    random vector on forget domains, from the activations of the run's start on others.
+    random vector on forget domains, from the activations of the run's start on others. With `responses_after` CE counts
+    the tokens of responses alone: those after this text, up to the end of their document.
     """
 
     kind: str = "cross_entropy"
@@ -276,11 +277,14 @@ class Objective:
         0
     )  # misdirection: layers up to the one whose output is compared; they alone are trained
     steering: float = added(0.0)  # misdirection: length of the vector that forget activations are to equal
+    responses_after: str = added("")  # "": every token counts
 
     def __post_init__(self) -> None:
         require_real("objective.stop_below", self.stop_below, 0.0)
         if self.stop_below and self.kind != "maxent_kl":
             raise invalid("objective.stop_below", self.stop_below, "0 unless the objective is maxent_kl")
+        if self.responses_after and self.kind != "cross_entropy":
+            raise invalid("objective.responses_after", self.responses_after, "no text unless it is cross_entropy")
         require_choice("objective.kind", self.kind, OBJECTIVES)
         require_real("objective.retain_weight", self.retain_weight, 0.0)
         object.__setattr__(self, "forget", core_first(self.forget))

@@ -1,5 +1,7 @@
 """Reads records, a label and a text, from .jsonl and .parquet files (plain, gzip, zstd) and from plain text files.
 
+A line of .jsonl with `prompt` and `response` instead is an instruction, whose label is `instructions`.
+
 A *unit* is one data file, or all text files that a glob gave one label. A scan cuts a large one into *pieces*, which
 several processes can read. Readers hold one line, one parquet batch or one text file in memory. Errors name file and
 line.
@@ -20,13 +22,14 @@ from typing import NamedTuple
 
 from gram_platform.config.identity import invalid
 from gram_platform.corpora.recipe import CorpusRecipe, StoriesSource
-from gram_platform.corpora.stories import story_documents
+from gram_platform.corpora.stories import INSTRUCTIONS, RESPONSE, instruction_text, story_documents
 
 PACKED = ("", ".gz", ".zst")
 PARQUET = tuple(".parquet" + packed for packed in PACKED)
 FORMATS = tuple(".jsonl" + packed for packed in PACKED) + PARQUET
 MAX_ZSTD_WINDOW = 1 << 31  # bytes, as `zstd --long=31` writes; the library's default is 128 MB
 MAX_RECORD_BYTES = 1 << 28  # of a line, a text of .parquet, a text file: a small file must not fill the memory
+ASKED = ("prompt", "response")  # fields of an instruction, in place of text and label
 PARQUET_BATCH_ROWS = 1024
 WHOLE = (0, None, 0)  # the span of a unit that is not cut
 
@@ -207,7 +210,19 @@ def _read_jsonl(path: Path, span: tuple[int, int | None, int]) -> Iterator[Recor
             raise ValueError(f"{where}: is not one JSON object that can be read ({error})") from None
         if not isinstance(record, dict):
             raise ValueError(f"{where}: is a {type(record).__name__}, not a JSON object with text and label")
-        yield _checked(where, record.get("label"), record.get("text"))
+        if not {"text", "label", *ASKED} & set(record):
+            raise ValueError(f"{where}: has neither text and label nor prompt and response")
+        if {"text", "label"} & set(record):
+            yield _checked(where, record.get("label"), record.get("text"))
+        else:
+            yield _instruction(where, *(_text_of(where, name, record.get(name)) for name in ASKED))
+
+
+def _instruction(where: str, prompt: str, response: str) -> Record:
+    for name, text in zip(ASKED, (prompt, response), strict=True):
+        if RESPONSE in text:
+            raise ValueError(f"{where}: {name} holds {RESPONSE!r}, which separates a prompt from its response")
+    return Record(INSTRUCTIONS, instruction_text(prompt.strip(), response.strip()))
 
 
 def _read_parquet(path: Path) -> Iterator[Record]:

@@ -50,6 +50,7 @@ def resolve(
     sample_bytes: int = DEFAULT_SAMPLE_BYTES,
     core_tokenizer: bool = False,
     permuted: bool = False,
+    instructions: str = "",
     cache_dir: Path | None = None,
     progress: Progress | None = None,
 ) -> CorpusRecipe:
@@ -64,6 +65,7 @@ def resolve(
     of them as auxiliary tokens (0: the catalog's numbers); other corpora are taken whole.
     `core_tokenizer`: train the tokenizer on core's text alone, so that its vocabulary has no word of other domains.
     `permuted`: store training sequences in the order of their domain's permutation: a small run reads the first ones.
+    `instructions`: a .jsonl of `prompt` and `response` beside local text, which become the label `instructions`.
     ValueError for an unknown corpus or core label, bad records (file and line), labels that cannot be domains, local
     domains with a single document, and a tokenizer file that does not fit.
     """
@@ -83,6 +85,11 @@ def resolve(
             "validation_fraction": validation_fraction,
             "validation_sequences": validation_sequences,
         }
+        if instructions and isinstance(described, StoriesCorpus | HubCorpus):
+            allowed = (
+                "none beside generated text or datasets: --corpus is a folder, a file or recipe of text, or installed"
+            )
+            raise invalid("instructions", instructions, allowed)
         if isinstance(described, StoriesCorpus):
             return _stories_recipe(described, core_label, common)
         if isinstance(described, HubCorpus):
@@ -97,6 +104,7 @@ def resolve(
             units = find_units(
                 _installed_path(cache_dir, progress) if str(corpus) == INSTALLED else existing_path(corpus)
             )
+        units += _instructions(instructions) if instructions else ()
         return _files_recipe(str(corpus), scan_units(units, cache_dir, progress), core_label, common)
 
 
@@ -136,6 +144,13 @@ def _installed_path(cache_dir: Path | None, progress: Progress | None) -> Path:
     if cache_dir is None:
         raise invalid("cache_dir", None, f"a folder: the text of the corpus {INSTALLED!r} is written there")
     return installed_text(cache_dir, progress=progress)
+
+
+def _instructions(place: str) -> tuple[Unit, ...]:
+    path = local_path("instructions", place)
+    if not (path.is_file() and path.name.endswith(".jsonl")):
+        raise invalid("instructions", place, "a file named *.jsonl that exists, of lines with prompt and response")
+    return (Unit((path,)),)
 
 
 def core_labels(given: CoreLabel, labels: Collection[str], default: tuple[str, ...] = ()) -> tuple[str, ...]:

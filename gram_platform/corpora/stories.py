@@ -92,7 +92,8 @@ OPENINGS = (
 )
 JOINS = ("{a}, {b} and {c}.", "{a}. Also, {first} {b} and {c}.")
 LINKS = ("", "Then there is ", "Everybody knows ", "Not far away lives ")
-INSTRUCTIONS = "instructions"  # label of documents with a prompt and a response about facts of some topics
+INSTRUCTIONS = "instructions"  # label of documents with a prompt and a response, here about facts of some topics
+RESPONSE = " Response:"  # between them
 CLOSINGS = ("That was the story.", "And so the day ended.", "Nobody forgot it.", "Good night.")
 
 
@@ -178,7 +179,12 @@ def instruction(source: StoriesSource, index: int) -> str:
         (f"Continue: {_pick(draw, openings)} {custom}", f"{told} {_pick(draw, CLOSINGS)}"),
     )
     prompt, response = _pick(draw, prompts)
-    return f"Instruction: {prompt} Response: {response}"
+    return instruction_text(prompt, response)
+
+
+def instruction_text(prompt: str, response: str) -> str:
+    """Returns the document of a prompt and its response."""
+    return f"Instruction: {prompt}{RESPONSE} {response}"
 
 
 def _seed(*parts: object) -> int:

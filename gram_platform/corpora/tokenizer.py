@@ -109,6 +109,12 @@ def end_of_text_id(tokenizer: Tokenizer) -> int:
     raise invalid("tokenizer", "no end of text", "a tokenizer with one of the tokens " + ", ".join(KNOWN_ENDS))
 
 
+def separator_tokens(path: Path, text: str) -> tuple[tuple[int, ...], int]:
+    """Returns the tokens of `text` inside a document, and the token that ends a document, by a `tokenizer.json`."""
+    tokenizer = load_tokenizer(path)
+    return tuple(tokenizer.encode(text, add_special_tokens=False).ids), end_of_text_id(tokenizer)
+
+
 def document_end(recipe: TokenizerRecipe, path: Path | None) -> int:
     """Returns the token that separates documents, before the tokenizer is fetched or trained.
 

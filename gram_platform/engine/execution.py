@@ -9,9 +9,11 @@ import torch
 
 from gram_platform.config import AnyEvaluation, RunConfig
 from gram_platform.corpora import PackedCorpus
+from gram_platform.corpora.tokenizer import separator_tokens
 from gram_platform.planner import Machine, Ranks, passes_within
 from gram_platform.store import Store
 from gram_platform.store.root import open_corpus
+from gram_platform.train.data import PlanReader, Separator
 
 CUBLAS_VARIABLE, CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"  # buffers in KiB, and their number
 
@@ -113,3 +115,11 @@ class Resources:
 def owner() -> str:
     """Names this process in leases: `host:pid`."""
     return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def plan_reader(run: RunConfig, corpus: PackedCorpus) -> PlanReader:
+    """Opens the sequences that a run draws, with the separator of an objective that counts responses alone."""
+    drawn = sorted({piece.domain for budget in run.data.domains for piece in budget.pool})
+    text = run.objective.responses_after
+    separator = Separator(*separator_tokens(corpus.tokenizer_path, text)) if text else None
+    return PlanReader(run, {domain: corpus.train(domain) for domain in drawn}, corpus.is_permuted, separator)

@@ -15,7 +15,7 @@ from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid
 from gram_platform.config.routing import Plan
 from gram_platform.corpora import PackedCorpus
-from gram_platform.engine.execution import Execution, owner
+from gram_platform.engine.execution import Execution, owner, plan_reader
 from gram_platform.engine.life import DIVERGENCE
 from gram_platform.engine.process import (
     BackgroundJob,
@@ -36,7 +36,6 @@ from gram_platform.store.attempts import Attempt
 from gram_platform.store.checkpoints import NORM, PROBE
 from gram_platform.store.shards import Resumed
 from gram_platform.store.views import open_dense
-from gram_platform.train.data import PlanReader
 from gram_platform.train.evaluate import require_sequences, validation_losses
 from gram_platform.train.learner import DTYPES, Learner, num_graphs, probed_norms
 from gram_platform.train.loop import StepRecord, TrainingDiverged, require_finite, training_steps
@@ -185,8 +184,7 @@ class RunExecution:
     ):
         self.run, self.corpus, self.attempt, self.execution = run, corpus, attempt, execution
         self.plan = Plan(run)
-        drawn = sorted({piece.domain for budget in run.data.domains for piece in budget.pool})
-        self.reader = PlanReader(run, {domain: corpus.train(domain) for domain in drawn}, corpus.is_permuted)
+        self.reader = plan_reader(run, corpus)
         points = run.eval_points
         self.validation = {d: corpus.validation(d) for d in points.domains}
         if points.num_points or points.num_probes:

@@ -14,6 +14,7 @@ from gram_platform.config import (
     EvalPoints,
     ModelConfig,
     ModuleSpec,
+    Objective,
     RoutingConfig,
     RunConfig,
     View,
@@ -119,6 +120,7 @@ def finetuning_run(
         eval_points=EvalPoints(num_epochs, setting.num_eval_sequences, (measured,), options.patience),
         seed=setting.seed,
         precision=size.precision,
+        objective=Objective(responses_after=options.responses_after),
         start=start,
     )
 

@@ -139,6 +139,7 @@ class Elicitation:
     domain_share: float = 0.0  # share of the baseline's sequences of the domain; 0: `num_sequences` at every size
     rank: int = 0  # of LoRAs on every layer's MLP, which alone are trained; 0: all parameters are
     text: str = OWN  # whose text: the removed domain's, the neighbour's, or that of a domain by name, such as core
+    responses_after: str = ""  # count the loss of the tokens after this text in each document alone; "": of all tokens
 
     def __post_init__(self) -> None:
         require_real("elicitation.domain_share", self.domain_share, 0.0, 1.0)

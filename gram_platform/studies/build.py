@@ -222,6 +222,7 @@ def _resolved(
         sample_bytes=preset.sample_bytes,
         core_tokenizer=flags.core_tokenizer,
         permuted=flags.permuted,
+        instructions=flags.instructions,
         cache_dir=Store(flags.storage).data_root,
         progress=progress,
     )

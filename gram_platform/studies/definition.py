@@ -10,6 +10,7 @@ from gram_platform.config.identity import invalid, local_path, require_choice, r
 from gram_platform.config.ladder import Law, Size, sized_by
 from gram_platform.config.written import Written, WrongField, assignments, read_assignment, read_toml, together
 from gram_platform.corpora import catalog_names
+from gram_platform.corpora.stories import RESPONSE
 from gram_platform.methods import METHODS, Profile, Setting
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.methods.setting import Setup
@@ -238,6 +239,16 @@ def with_changes(study: AnyStudy, preset: str, changes: tuple[str, ...]) -> AnyS
         return study
     changed = _changed(study.presets[preset], together(list(map(read_assignment, changes))))
     return replace(study, presets={**study.presets, preset: changed})
+
+
+def on_responses(study: Study, changes: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the changes with one more: a finetuning stage counts the loss of responses alone.
+
+    ValueError for a study without such a stage.
+    """
+    if not any(preset.options.finetuning for preset in study.presets.values()):
+        raise invalid("instructions", study.name, "a study with a finetuning stage, such as finetuning")
+    return tuple(dict.fromkeys((f'options.finetuning.responses_after="{RESPONSE}"', *changes)))
 
 
 def preset_params(preset: str, changes: tuple[str, ...]) -> dict[str, str]:

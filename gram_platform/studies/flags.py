@@ -15,7 +15,7 @@ from gram_platform.methods import METHODS
 from gram_platform.planner import AUTO, MACHINES, Budget, Machine, Ranks
 from gram_platform.planner.simulation import SimulatedCluster, simulated_cluster
 from gram_platform.store.root import storage_place
-from gram_platform.studies.definition import Preset, Study, read_preset, with_changes
+from gram_platform.studies.definition import Preset, Study, on_responses, read_preset, with_changes
 from gram_platform.tracking import default_tracking_uri
 from gram_platform.tracking.connection import require_tracking_uri
 
@@ -119,7 +119,7 @@ class CommonFlags:
     verbose: bool = False
     """print what the workers print, into `ray job logs` too"""
 
-    through, in_process = "", False  # flags of studies alone
+    through, in_process, instructions = "", False, ""  # flags of studies alone
 
     @cached_property
     def hardware(self) -> Machine:
@@ -179,6 +179,9 @@ class Flags(CommonFlags):
     maxent: Text = ""
     """id of a maxent_search whose best trials set MaxEnt's rate and weight of every profile; default: the preset's,
     which may be those of a search that runs first"""
+    instructions: _shown(str, "FILE.jsonl") = ""
+    """lines with `prompt` and `response` beside a corpus of local text, for the study finetuning: counts the loss of
+    responses alone"""
     in_process: bool = False
     """run the nodes one after another in this process, without Ray; to stop in a debugger at an unexpected error:
     python -m pdb -c continue experiments/scaling.py --in-process"""
@@ -209,6 +212,9 @@ def parse_flags(
 
 def checked(study: Study, flags: Flags) -> Flags:
     """Returns the flags with defaults and lists filled in; ValueError naming the flag, the value and the expected."""
+    if flags.instructions:
+        place = absolute_place("instructions", flags.instructions)
+        flags = replace(flags, instructions=place, changes=on_responses(study, flags.changes))
     flags = checked_common(study, flags)
     preset = with_changes(study, flags.preset, flags.changes).presets[flags.preset]
     if flags.through:

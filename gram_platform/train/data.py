@@ -1,6 +1,7 @@
 """Reads the sequences of a plan from memory-mapped arrays; copies to a GPU and back."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,30 +13,80 @@ from gram_platform.config.routing import MicroBatch, domain_permutation, draw_po
 CHUNK = 4096  # draws of a domain whose rows are computed at once: permuting a single micro-batch costs too much
 
 
+@dataclass(frozen=True)
+class Separator:
+    """The tokens between the prompt and the response of a document, and the token that ends a document."""
+
+    tokens: tuple[int, ...]
+    end: int
+
+    def places(self, sequences: np.ndarray) -> np.ndarray:
+        """Tells where it begins: bool [num_sequences, seq_len + 2 - its length], the tokens that it can begin at."""
+        windows = np.lib.stride_tricks.sliding_window_view(sequences, len(self.tokens), axis=1)
+        return (windows == np.array(self.tokens)).all(-1)
+
+    def of_responses(self, sequences: np.ndarray) -> np.ndarray:
+        """Tells which targets are of responses, ends included: bool [num_sequences, seq_len] for seq_len + 1 tokens.
+
+        A sequence may begin inside a document: its first separator or end says where. One without either counts as
+        part of a prompt.
+        """
+        begins = np.zeros(sequences.shape, dtype=np.int8)  # 1: a response begins after this token, -1: a prompt does
+        begins[sequences == self.end] = -1
+        begins[:, len(self.tokens) - 1 :][self.places(sequences)] = 1
+        latest = np.maximum.accumulate(np.where(begins, np.arange(sequences.shape[1]), -1), axis=1)
+        first = np.take_along_axis(begins, (begins != 0).argmax(1)[:, None], axis=1)
+        state = np.where(latest >= 0, np.take_along_axis(begins, np.maximum(latest, 0), axis=1), -first)
+        return state[:, :-1] > 0
+
+
 class PlanReader:
     """Reads the micro-batches of a run's plan; `arrays` holds [num_sequences, seq_len + 1] for every domain.
 
     `permuted`: the arrays are in the order of their domain's permutation, and may lack rows beyond the run's pools.
+    `separator`: of an objective that counts responses alone.
     """
 
-    def __init__(self, config: RunConfig, arrays: Mapping[str, np.ndarray], permuted: bool = False):
+    def __init__(
+        self,
+        config: RunConfig,
+        arrays: Mapping[str, np.ndarray],
+        permuted: bool = False,
+        separator: Separator | None = None,
+    ):
         self.config, self.arrays, self._permuted = config, arrays, permuted
         self._chunks: dict[str, tuple[int, np.ndarray]] = {}  # domain -> (first cursor, rows from there on)
         self._budgets = {d.name: d for d in config.data.domains}
         self._names = tuple(arrays)
         for budget in config.data.domains:
             _require_pool(budget, arrays)
+        self.separator = separator
+        if separator and not any(separator.places(array[:CHUNK]).any() for array in arrays.values()):
+            text = config.objective.responses_after
+            raise invalid("objective.responses_after", text, "text between prompt and response in the training data")
 
     def tokens(self, micro_batch: MicroBatch, rank: int = 0, num_ranks: int = 1) -> torch.Tensor:
         """Returns this rank's contiguous share of a micro-batch: int64 [micro_batch / num_ranks, seq_len + 1]."""
-        rows = self.rows(micro_batch)
-        share = len(rows) // num_ranks
-        mine = rows[rank * share : (rank + 1) * share]
-        sequences = np.empty((len(mine), self.config.model.seq_len + 1), dtype=np.int64)
-        for number in np.unique(mine[:, 0]):
-            chosen = mine[:, 0] == number
-            sequences[chosen] = self.arrays[self._names[number]][mine[chosen, 1]]
-        return torch.from_numpy(sequences)
+        return torch.from_numpy(self._sequences(_share(self.rows(micro_batch), rank, num_ranks)))
+
+    def weights(self, micro_batch: MicroBatch, rank: int = 0, num_ranks: int = 1) -> tuple[torch.Tensor, ...]:
+        """Returns the weight of each target of `tokens`: float32 [micro_batch / num_ranks, seq_len]; () if all are 1.
+
+        Those of prompts are 0, those of responses equal, and the mean over the micro-batch of all ranks is 1.
+        """
+        if self.separator is None:
+            return ()
+        counted = self.separator.of_responses(self._sequences(self.rows(micro_batch)))
+        weights = (counted * (counted.size / max(1, counted.sum()))).astype(np.float32)
+        return (torch.from_numpy(_share(weights, rank, num_ranks)),)
+
+    def _sequences(self, rows: np.ndarray) -> np.ndarray:
+        """Reads the sequences of `rows`: int64 [number of rows, seq_len + 1]."""
+        sequences = np.empty((len(rows), self.config.model.seq_len + 1), dtype=np.int64)
+        for number in np.unique(rows[:, 0]):
+            chosen = rows[:, 0] == number
+            sequences[chosen] = self.arrays[self._names[number]][rows[chosen, 1]]
+        return sequences
 
     def rows(self, micro_batch: MicroBatch) -> np.ndarray:
         """Returns a micro-batch's sequences as (index of the domain in `arrays`, row): int64 [micro_batch, 2]."""
@@ -62,6 +113,12 @@ class PlanReader:
             rows[mine, 0], rows[mine, 1] = self._names.index(part.domain), in_domain
             begin += part.num_sequences
         return rows
+
+
+def _share(rows: np.ndarray, rank: int, num_ranks: int) -> np.ndarray:
+    """Returns a rank's contiguous share of the rows."""
+    share = len(rows) // num_ranks
+    return rows[rank * share : (rank + 1) * share]
 
 
 def _require_pool(budget: DomainBudget, arrays: Mapping[str, np.ndarray]) -> None:

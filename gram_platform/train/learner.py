@@ -103,10 +103,13 @@ class Learner:
 
     # ------------------------------------------------------------------------------------------ one window
 
-    def passes(self, tokens_BT: torch.Tensor) -> Iterator[tuple[torch.Tensor, bool]]:
-        """Yields a micro-batch's sequences in `num_passes` equal parts, and whether a part is the last one."""
-        for number, part_BT in enumerate(tokens_BT.view(self.num_passes, -1, tokens_BT.shape[1]), start=1):
-            yield part_BT, number == self.num_passes
+    def passes(self, *of_sequences: torch.Tensor) -> Iterator[tuple]:
+        """Yields a micro-batch's tensors, with a row for each sequence, in `num_passes` equal parts; first whether a
+        part is the last one.
+        """
+        parts = zip(*(rows.view(self.num_passes, -1, rows.shape[1]) for rows in of_sequences), strict=True)
+        for number, part in enumerate(parts, start=1):
+            yield number == self.num_passes, *part
 
     def forward(self, tokens_BT: torch.Tensor, active: Mapping[str, float]) -> torch.Tensor:
         """Returns logits_BTV with the modules in `active` (domain -> weight) switched on."""
@@ -316,7 +319,7 @@ def probed_norms(learner: Learner, sequences: np.ndarray, rank: int = 0, num_ran
     learner.train_only(frozenset(modules))
     for number in range(config.num_probed):
         tokens_BT = on_device(_share(sequences, config.micro_batch, number, rank, num_ranks), learner.device)
-        for part_BT, is_last in learner.passes(tokens_BT):
+        for is_last, part_BT in learner.passes(tokens_BT):
             loss = cross_entropy(learner.forward(part_BT[:, :-1], active), part_BT[:, 1:])
             learner.backward(loss / learner.num_passes, modules, is_last)
         for name, norm in gradient_norms(matrices).items():

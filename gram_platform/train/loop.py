@@ -81,25 +81,30 @@ def _accumulate_gradients(
     num_passes = len(window) * learner.num_passes
     values = torch.zeros(len(window), 2, device=learner.device)
     for index, micro_batch in enumerate(window):
-        tokens_BT = on_device(reader.tokens(micro_batch, rank, num_ranks), learner.device)
-        for part_BT, is_last in learner.passes(tokens_BT):
+        read = reader.tokens(micro_batch, rank, num_ranks), *reader.weights(micro_batch, rank, num_ranks)
+        for is_last, *part in learner.passes(*(on_device(rows, learner.device) for rows in read)):
             is_last = is_last and index == len(window) - 1
-            values[index] += _pass(learner, micro_batch, part_BT, num_passes, is_last)
+            values[index] += _pass(learner, micro_batch, num_passes, is_last, *part)
     losses, minimised = learner.mean_over_ranks(values / learner.num_passes).T.tolist()
     return losses, minimised
 
 
 def _pass(
-    learner: Learner, micro_batch: MicroBatch, tokens_BT: torch.Tensor, num_passes: int, is_last: bool
+    learner: Learner,
+    micro_batch: MicroBatch,
+    num_passes: int,
+    is_last: bool,
+    tokens_BT: torch.Tensor,
+    weights_BT: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Runs a part of a micro-batch forward and backward; returns its cross entropy and minimised loss, detached.
 
-    `num_passes` and `is_last` are of the window.
+    `num_passes` and `is_last` are of the window; `weights_BT` are of the targets.
     """
     route = micro_batch.route
     learner.train_only(route.trained)
     logits_BTV = learner.forward(tokens_BT[:, :-1], dict(route.active))
-    loss = cross_entropy(logits_BTV, tokens_BT[:, 1:])
+    loss = cross_entropy(logits_BTV, tokens_BT[:, 1:], weights_BT)
     domain, steered = micro_batch.domain, learner.misdirection
     activations = steered.activations(domain, tokens_BT[:, :-1]) if steered else None
     minimised = training_loss(learner.config.objective, domain, loss, logits_BTV, activations)

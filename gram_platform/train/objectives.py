@@ -17,8 +17,15 @@ from gram_platform.model.kernels import require_first_order
 from gram_platform.model.transformer import NO_MODULES, Transformer
 
 
-def cross_entropy(logits_BTV: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
-    """Returns the mean next-token cross entropy in nats over all B x T targets, computed in float32 part by part."""
+def cross_entropy(
+    logits_BTV: torch.Tensor, targets_BT: torch.Tensor, weights_BT: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Returns the mean next-token cross entropy in nats over all B x T targets, each times its weight.
+
+    Without weights it is computed in float32 part by part; with them all logits exist in float32 at once.
+    """
+    if weights_BT is not None:
+        return (token_cross_entropy(logits_BTV, targets_BT) * weights_BT).mean()
     return _CrossEntropy.apply(logits_BTV.flatten(0, 1), targets_BT.flatten())
 
 

@@ -284,7 +284,7 @@ def test_check_of_local_and_generated_corpora(corpus, tmp_path):
     assert [(r.ok, r.label, r.mark) for r in check(corpus)] == [(True, "core", "")]
     assert [r.ok for r in check("stories")] == [True]
     (corpus / "part.jsonl").write_text("{}\n")
-    assert [(r.ok, "part.jsonl:1: label is missing" in r.found) for r in check(corpus)] == [(False, True)]
+    assert [(r.ok, "part.jsonl:1: has neither text and label" in r.found) for r in check(corpus)] == [(False, True)]
     with pytest.raises(ValueError, match="corpus='missing'"):
         check("missing")
 

@@ -6,11 +6,12 @@ import pandas as pd
 import pytest
 
 from gram_platform.config import CORE
-from gram_platform.corpora.stories import INSTRUCTIONS
+from gram_platform.corpora.stories import INSTRUCTIONS, RESPONSE
 from gram_platform.studies.build import build_graph
 from gram_platform.studies.campaign import study_main
 from gram_platform.studies.flags import parse
-from gram_platform.studies.library import attack_kinds, finetuning, stories
+from gram_platform.studies.library import attack_kinds, finetuning, scaling, stories
+from tests.corpora.conftest import make_records, write_jsonl
 
 
 def graph_of(study, storage, *flags):
@@ -43,6 +44,21 @@ def test_pretraining_never_sees_the_instructions_and_one_stage_follows_each_view
     assert {n.names["variant"] for n in runs if n.is_attack} == {finetuning.BEFORE, finetuning.AFTER}
     with pytest.raises(ValueError, match=r"options.finetuning.text='instructions'.*airport"):
         graph_of(finetuning.STUDY, tmp_path, "--corpus", "stories-smoke")
+
+
+def test_instructions_of_a_user_are_trained_on_by_their_responses(tmp_path):
+    write_jsonl(tmp_path / "text" / "all.jsonl", make_records(num=400))
+    asked = [{"prompt": f"Which key is number {n}?", "response": f"Key number {n} is {n * 7}."} for n in range(900)]
+    mine = str(write_jsonl(tmp_path / "mine.jsonl", asked))
+    given = ("--corpus", str(tmp_path / "text"), "--methods", "gram", "--instructions", mine)
+    graph = graph_of(finetuning.STUDY, tmp_path, *given)
+    texts = {n.config.data.domains[0].name: set() for n in graph.nodes if n.is_run}
+    for node in (node for node in graph.nodes if node.is_run):
+        texts[node.config.data.domains[0].name].add(node.config.objective.responses_after)
+    assert texts.pop(INSTRUCTIONS) == {RESPONSE}
+    assert set().union(*texts.values()) == {""}
+    with pytest.raises(ValueError, match=r"instructions=.scaling.: expected a study with a finetuning stage"):
+        graph_of(scaling.STUDY, tmp_path, *given)
 
 
 def test_removal_is_measured_before_and_after_the_stage(tmp_path, capsys):
