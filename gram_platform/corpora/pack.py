@@ -93,6 +93,7 @@ def prepare(
         shutil.rmtree(parts, ignore_errors=True)
     except OSError as error:
         if (packed := open_complete(target)) is not None:  # another process was first, and has removed the parts
+            shutil.rmtree(parts, ignore_errors=True)  # those that this one has written since
             return packed
         if error.errno not in DISK_FULL:
             raise

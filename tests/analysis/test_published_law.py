@@ -195,7 +195,7 @@ def test_absent_columns_and_unreadable_sizes_are_named(tmp_path):
 
 
 def test_public_names_are_the_functions_of_the_analysis():
-    from gram_platform.analysis import compute_ratio, lr_laws, power_law
+    from gram_platform.analysis import compute_ratio, lr_laws, power_law, trends
     from gram_platform.tracking import frame
 
     assert gram_platform.analyse_grid is lr_laws.analyse_grid
@@ -203,7 +203,7 @@ def test_public_names_are_the_functions_of_the_analysis():
     assert gram_platform.compute_ratio is compute_ratio.compute_ratio
     assert gram_platform.fit_learning_curve is compute_ratio.fit_learning_curve
     assert gram_platform.fit_quadratic is power_law.fit_quadratic
-    assert gram_platform.fit_power_law is power_law.fit_power_law
+    assert gram_platform.fit_power_law is trends.fit_power_law
     assert (gram_platform.load_runs, gram_platform.load_store) == (frame.load_runs, frame.load_store)
     assert gram_platform.load_curves is frame.load_curves
     assert set(gram_platform.__all__) <= set(dir(gram_platform))
