@@ -10,9 +10,11 @@ the next auxiliary domain by name, `core` on core's first sequences. The last tw
 
 Expect little of the smoke preset, where 49 steps isolate nothing (one seed; elicited by full, lora, neighbour, core):
 filtering .847 .840 .838 .831 from forget .837, GRAM .941 .938 .931 .929 from .937, RMU 1.005 .990 .992 .977 from .981.
-The demo has not been run as one study. The same attacks on the demo of `finetuning.py` (three seeds) gave, by full and
-lora: filtering .776 .712 from forget .525, GRAM .686 .630 from .473, MaxEnt .898 .768 from .568, RMU .807 .703 from
-.328, GradDiff .612 .517 from .329; two seeds by neighbour: no more than .03 above forget, but for RMU (.084).
+
+In the demo (three seeds) full finetuning gives most back for every method, adapters .02 to .14 less. By full, lora,
+neighbour and core: filtering .833 .786 .498 .498 from forget .499, GRAM .803 .782 .525 .521 from .523, MaxEnt .875 .757
+.572 .537 from .499, RMU .713 .575 .416 .123 from .120, GradDiff .655 .586 .331 .329 from .327. Text of the next domain
+alone brings RMU back: it hides more than it deletes.
 """
 
 from gram_platform.studies.campaign import study_main
