@@ -10,8 +10,8 @@ alone.
     gram run finetuning --preset smoke --in-process          # the same by name, without Ray
 
 Your own instructions are the lines of `--instructions FILE.jsonl`, each with `prompt` and `response`, beside your own
-corpus (`--corpus FOLDER`), or records of the corpus with the label `instructions`, whose text is prompt and response together
-and whose loss is on both. Pretraining leaves them out.
+corpus (`--corpus FOLDER`), or records of the corpus with the label `instructions`, whose text is prompt and response
+together and whose loss is on both. Pretraining leaves them out.
 
 Expect removal to survive: in the demo (0.15M, three seeds) forget falls with core, which the stage lowers for the
 baseline too (.601). Before and after, in the methods' order from filtering on: core .959 .561, .903 .553, .879 .626,
