@@ -84,6 +84,8 @@ def find_command(name: str) -> Callable[..., None]:
 
 def _is_expected(error: Exception) -> bool:
     """Tells whether an error is the input's or MLflow's, which its message explains, and not this program's."""
+    if isinstance(error, ValueError):
+        return True
     from gram_platform.tracking import TrackingUnavailable  # imports MLflow
 
-    return isinstance(error, ValueError | TrackingUnavailable)
+    return isinstance(error, TrackingUnavailable)

@@ -18,7 +18,7 @@ Row = dict[str, object]
 
 
 def list_command(
-    what: Positional[Literal["studies", "methods", "presets", "corpora", "sizes"]],
+    what: Positional[Literal["studies", "methods", "presets", "corpora", "sizes"]] = "studies",
     study: str = "",
     as_json: AsJson = False,
 ) -> None:

@@ -41,6 +41,7 @@ MEMORY_PARTS = ("weights", "copies", "gathered", "gradients", "optimizer", "acti
 COUNTS = ("ranks", "sequences", "passes")
 MEMORY_HEADER = ("method", "size", "attention", *COUNTS, *MEMORY_PARTS, "peak", "recomputing", "disk")
 TEXT_COLUMNS = 2
+LITTLE_MEMORY = GIB // 10  # of a run: its parts are of no interest
 
 
 def describe(graph: Graph) -> str:
@@ -63,13 +64,12 @@ def describe(graph: Graph) -> str:
         "",
         *_aligned([(*RUN_HEADER, f"{machine.name} hours", "cost $"), *_run_rows(groups, needed, done, machine)]),
         "",
-        f"memory of one {machine.name} in GiB, for the largest run of a line:",
-        *_aligned([MEMORY_HEADER, *_memory_rows(groups, machine, graph.flags.planned_ranks)]),
+        *_memory_lines(groups, machine, graph.flags.planned_ranks),
         "",
         *_size_totals(groups, needed, machine),
         _totals(needed, done, machine),
         f"evaluations: {len(evaluations)}, {len(all_done - done)} done; "
-        f"{_evaluation_hours(evaluations, runs, machine):,.2f} {machine.name} hours in all",
+        f"{_amount(_evaluation_hours(evaluations, runs, machine))} {machine.name} hours in all",
         _savings(graph, needed, machine),
         *_legend(machine, [node.config for node in runs.values()]),
     ]
@@ -108,9 +108,33 @@ def _run_rows(
             f"{sum(c.num_tokens for c in configs):,}",
             f"{sum(plan_compute_units(c) for c in configs):.3g}",
             f"{sum(need.flops for need in wanted):.3g}",
-            f"{hours:,.2f}",
+            _amount(hours),
             f"{hours * machine.dollars_per_hour:,.2f}",
         )
+
+
+def _amount(value: float) -> str:
+    return f"{value:,.2f}" if value >= 1 or not value else f"{value:.2g}"
+
+
+def _memory_lines(groups: dict[tuple[str, str], list[RunConfig]], machine: Machine, planned: Ranks) -> list[str]:
+    """Returns the memory by part and what the columns mean; of small runs one line."""
+    runs = [max(configs, key=lambda c: total_parameters(c.model)) for configs in groups.values()]
+    most = max(needs(run, 1, machine).memory.total for run in runs)
+    if most < LITTLE_MEMORY:
+        kernels = sorted({model_kernel(machine.device, BYTES[run.precision], run.model) for run in runs})
+        return [f"memory: at most {most / 2**20:.0f} MiB of a {machine.name} for a run; {', '.join(kernels)} attention"]
+    return [
+        f"memory of one {machine.name} in GiB, for the largest run of a line:",
+        *_aligned([MEMORY_HEADER, *_memory_rows(groups, machine, planned)]),
+        f"ranks: --num-workers, else the fewest whose peak is within {USABLE_MEMORY:.0%} of "
+        f"{machine.memory_bytes / GIB:.0f} GiB, up to {MOST_FOR_TIME} to end in a week; "
+        "sequences: of a pass on each; passes: of an optimizer step, a micro-batch in as few as memory allows",
+        "attention: the kernel, which decides what a layer keeps for the backward pass",
+        "peak: what is alive at once, less than the sum of the parts; recomputing: ranks that would do if every block",
+        "kept its input alone and computed the rest again; disk: the most while it trains "
+        f"({NUM_CHECKPOINTS_KEPT} checkpoints and one being written)",
+    ]
 
 
 def _memory_rows(groups: dict[tuple[str, str], list[RunConfig]], machine: Machine, planned: Ranks) -> Iterable[tuple]:
@@ -142,13 +166,6 @@ def _legend(machine: Machine, runs: Sequence[RunConfig]) -> list[str]:
         "evaluations while training:",
         *(f"  {row.text}" for row in rows),
         "compute is tokens x active parameters; tokens, compute, FLOPs and hours are of all runs of a line",
-        f"ranks: --num-workers, else the fewest whose peak is within {USABLE_MEMORY:.0%} of "
-        f"{machine.memory_bytes / GIB:.0f} GiB, up to {MOST_FOR_TIME} to end in a week; "
-        "sequences: of a pass on each; passes: of an optimizer step, a micro-batch in as few as memory allows",
-        "attention: the kernel, which decides what a layer keeps for the backward pass",
-        "peak: what is alive at once, less than the sum of the parts; recomputing: ranks that would do if every block",
-        "kept its input alone and computed the rest again; disk: the most while it trains "
-        f"({NUM_CHECKPOINTS_KEPT} checkpoints and one being written)",
     ]
 
 
@@ -186,7 +203,7 @@ def _totals(needed: Mapping[str, Needs], done: set[str], machine: Machine) -> st
     left = sum(need.gpu_hours for run_id, need in needed.items() if run_id not in done)
     disk = sum(need.result for need in needed.values()) / GIB
     return (
-        f"{len(needed)} runs, {len(done)} done; {hours:,.2f} {machine.name} hours in all, {left:,.2f} left "
+        f"{len(needed)} runs, {len(done)} done; {_amount(hours)} {machine.name} hours in all, {_amount(left)} left "
         f"(${left * machine.dollars_per_hour:,.2f}); {disk:,.2f} GiB of final weights"
     )
 
@@ -199,7 +216,7 @@ def _size_totals(
     for (_, size), configs in groups.items():
         hours[size] += sum(needed[config.run_id].gpu_hours for config in configs)
     price = machine.dollars_per_hour
-    return [f"{size}: {total:,.2f} {machine.name} hours, ${total * price:,.2f}" for size, total in hours.items()]
+    return [f"{size}: {_amount(total)} {machine.name} hours, ${total * price:,.2f}" for size, total in hours.items()]
 
 
 def _savings(graph: Graph, needed: Mapping[str, Needs], machine: Machine) -> str:
@@ -207,8 +224,8 @@ def _savings(graph: Graph, needed: Mapping[str, Needs], machine: Machine) -> str
     seen: set[str] = set()
     again = [node for node in graph.entries if node.is_run and (node.id in seen or seen.add(node.id))]
     hours = sum(needed[node.id].gpu_hours for node in again)
-    cost = hours * machine.dollars_per_hour
-    return f"runs shared between methods: {len(again)}, which saves {hours:,.2f} {machine.name} hours (${cost:,.2f})"
+    saved = f"{_amount(hours)} {machine.name} hours (${hours * machine.dollars_per_hour:,.2f})"
+    return f"runs shared between methods: {len(again)}, which saves {saved}"
 
 
 def _aligned(rows: list[tuple]) -> list[str]:

@@ -144,9 +144,9 @@ def test_logits_at_their_peak(objective, dtype):
 def micro_steps(learner, run, plan, step, num_ranks=1):
     for index, micro_batch in enumerate(plan.window(step)):
         shape = (run.micro_batch // num_ranks, run.model.seq_len + 1)
-        for part_BT, is_last in learner.passes(torch.randint(0, run.model.vocab_size, shape)):
+        for is_last, part_BT in learner.passes(torch.randint(0, run.model.vocab_size, shape)):
             is_last = is_last and index == run.micro_batches_per_step - 1
-            _pass(learner, micro_batch, part_BT, run.micro_batches_per_step * learner.num_passes, is_last)
+            _pass(learner, micro_batch, run.micro_batches_per_step * learner.num_passes, is_last, part_BT)
         yield index
 
 

@@ -157,8 +157,10 @@ def test_the_dry_run_says_what_sharing_saves(storage):
     assert num_shared == 1
     assert saved_s > 0
     text = describe(graph)
-    assert f"runs shared between methods: {num_shared}, which saves {saved_s / 3600:,.2f} cpu hours" in text
+    assert f"runs shared between methods: {num_shared}, which saves {saved_s / 3600:.2g} cpu hours" in text
     assert f"{len(unique_runs)} runs, 0 done" in text
+    most = max(rank_memory(node.config, 1).total for node in unique_runs.values())
+    assert f"memory: at most {most / 2**20:.0f} MiB of a cpu for a run; flash for CPUs attention" in text
 
 
 def test_the_dry_runs_memory_is_the_planners(storage):
