@@ -4,6 +4,8 @@ A command's module is imported when it is used: together they take seconds, beca
 """
 
 import ast
+import atexit
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -38,6 +40,7 @@ COMMANDS = {  # the module of this folder that defines `NAME_command`
 def main(arguments: list[str] | None = None) -> None:
     """Runs one command. Exit code 0: done; 1: a check failed; 2: bad input, or MLflow is unreachable."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    atexit.register(gc.freeze)  # as in `exit_with`
     try:
         _run(arguments)
     except BrokenPipeError as error:  # as in `gram status | head`

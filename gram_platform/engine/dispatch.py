@@ -1,4 +1,4 @@
-"""Executes one node, in this process or on Ray Train workers."""
+"""Executes one run of several ranks on Ray Train workers."""
 
 import asyncio
 import contextlib
@@ -15,13 +15,11 @@ import ray.train
 from ray.exceptions import OutOfMemoryError
 from ray.train.torch import TorchConfig, TorchTrainer
 
-from gram_platform.config import AnyEvaluation, RunConfig, run_from_plain
+from gram_platform.config import RunConfig, run_from_plain
 from gram_platform.config.identity import to_plain
 from gram_platform.engine.capacity import placement_strategy, wait_for_more_s
-from gram_platform.engine.evaluation import execute_evaluation
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.life import MAX_CRASHES, Crashes
-from gram_platform.engine.node import execute_run
 from gram_platform.engine.process import (
     OutOfMemory,
     TerminationNotice,
@@ -219,24 +217,3 @@ def tell_ray_train(progress: Mapping[str, Any], relay=None) -> bool:
         relay.report.remote(*progress["evaluation"])
     ray.train.report(dict(progress))
     return ray.train.get_preemption_info() is not None
-
-
-def execute_node(
-    config: RunConfig | AnyEvaluation,
-    tags: Mapping[str, str],
-    execution: Execution,
-    resources: Resources,
-    notice: TerminationNotice | None = None,
-) -> dict:
-    """Executes a node and returns its result: a run of several ranks on Ray Train workers, other nodes here.
-
-    `notice`: of the caller, as in `execute_run`. Raises LeaseHeld, before any worker is requested, while another
-    process works on the run.
-    """
-    execution = execution.of_node(config, tags)
-    if not isinstance(config, RunConfig):
-        return execute_evaluation(config, tags, execution)
-    if execution.num_ranks == 1:
-        return execute_run(config, tags, execution, notice)
-    execution.store().run(config.run_id).require_free()
-    return execute_sharded_run(config, tags, execution, resources, notice)

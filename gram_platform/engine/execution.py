@@ -52,7 +52,8 @@ class Execution:
     def set_up_torch(self) -> None:
         """Sets the threads and the determinism of this process; call it before the first product on a GPU."""
         torch.set_num_threads(self.num_threads)
-        torch.use_deterministic_algorithms(self.deterministic)
+        if torch.are_deterministic_algorithms_enabled() != self.deterministic:  # setting it imports torch's compiler
+            torch.use_deterministic_algorithms(self.deterministic)
         torch.utils.deterministic.fill_uninitialized_memory = False
         if self.deterministic:
             os.environ[CUBLAS_VARIABLE] = CUBLAS_WORKSPACE

@@ -186,7 +186,8 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config
-        self.wte = nn.Embedding(config.vocab_size, config.d_model)
+        # without nn.Embedding's own draw, which on the meta device imports torch's compiler: a second of CPU
+        self.wte = nn.Embedding.from_pretrained(torch.empty(config.vocab_size, config.d_model), freeze=False)
         self.rotary = Rotary(config.head_dim, config.seq_len, config.rope_theta)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.ln_f = make_norm(config)

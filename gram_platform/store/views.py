@@ -13,7 +13,7 @@ from gram_platform.config.routing import module_set
 from gram_platform.config.training import merged_config
 from gram_platform.model.merge import merged_rows
 from gram_platform.model.pieces import RowsOnDisk
-from gram_platform.model.transformer import Transformer, is_module, parameter_set, parameter_shapes
+from gram_platform.model.transformer import Rotary, Transformer, is_module, parameter_set, parameter_shapes
 from gram_platform.store import Store
 from gram_platform.store.tensors import DiskTensors
 from gram_platform.train.learner import DTYPES
@@ -77,8 +77,7 @@ def model_of(config: ModelConfig, weights: dict[str, torch.Tensor], precision: s
         model = Transformer(config)
     converted = {name: weight.to(DTYPES[precision]) for name, weight in weights.items()}
     model.load_state_dict(converted, assign=True)
-    model.rotary.to_empty(device="cpu")
-    model.rotary.reset_tables()
+    model.rotary = Rotary(config.head_dim, config.seq_len, config.rope_theta)
     return model.eval().requires_grad_(False)
 
 

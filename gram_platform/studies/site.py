@@ -3,6 +3,8 @@
 Studies and searches run it as a separate process when they end, so that a failure here cannot harm them.
 """
 
+import atexit
+import gc
 import sys
 from functools import partial
 
@@ -14,5 +16,6 @@ build_site = partial(site.build_site, measurements=MEASUREMENTS)
 watch_site = partial(site.watch_site, measurements=MEASUREMENTS)
 
 if __name__ == "__main__":
+    atexit.register(gc.freeze)  # as in `exit_with`
     root, tracking_uri = sys.argv[1:]
     print(build_site(Store(root), tracking_uri).index)

@@ -11,11 +11,11 @@ import pytest
 from ray.exceptions import OutOfMemoryError, WorkerCrashedError
 
 from gram_platform.engine import graph
-from gram_platform.engine.dispatch import execute_node
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.life import MAX_CRASHES, Progress
 from gram_platform.engine.node import RunExecution, execute_run
 from gram_platform.engine.process import is_out_of_memory
+from gram_platform.engine.slots import execute_node
 from gram_platform.methods import plan
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.store import LeaseHeld, Store, attempts
