@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -23,6 +24,9 @@ from gram_platform.store import Store
 from gram_platform.store.files import hash_file
 from gram_platform.store.root import open_corpus
 from gram_platform.store.views import load_view
+
+if TYPE_CHECKING:
+    from lm_eval.tasks import TaskManager
 
 LEVEL = 1.645  # standard errors on each side of a 90% interval
 ACCURACIES = ("acc_norm", "acc")  # the harness's names; the first that a task has is judged
@@ -92,20 +96,22 @@ def score_profiles(
 ) -> pd.DataFrame:
     """Scores each view that has no stored scores; returns one row for each profile and task, `COLUMNS`.
 
-    The interval is 90%, over documents. ValueError for a run without its data's tokenizer.
+    The interval is 90%, over documents. ValueError for a run without its data's tokenizer, and for a task whose
+    documents cannot be loaded, before anything is written.
     """
-    rows = []
+    rows, manager = [], None
     for name, view in profiles.items():
         started = time.monotonic()
         run = run_from_plain(store.run(view.run_id).config())
         scores = benchmark.of_view(view, run.data.data_id, precision)
         directory = store.evaluation(scores.eval_id)
         if (result := directory.result()) is None:
+            manager = manager or _loadable(benchmark)
             directory.ensure_config(scores)
             directory.add_tags(
                 {**store.run(view.run_id).tags(), "profile": name, "measure": TASKS, "kind": "evaluation"}
             )
-            fields = _scored(store, scores, benchmark.folder, device)
+            fields = _scored(store, scores, manager, device)
             result = directory.complete(fields, {"elapsed_s": time.monotonic() - started})
             say(f"{name}: scored in {time.monotonic() - started:.0f} s (evaluation {scores.eval_id})")
         else:
@@ -114,10 +120,23 @@ def score_profiles(
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def _scored(store: Store, scores: TaskScores, folder: str, device: str) -> dict:
+def _loadable(benchmark: Benchmark) -> "TaskManager":
+    """Returns the harness's index of tasks; ValueError for a task whose documents cannot be loaded."""
+    from lm_eval.tasks import TaskManager, get_task_dict
+
+    manager = TaskManager(include_path=benchmark.folder or None)
+    for task in benchmark.tasks:
+        try:
+            get_task_dict([task], manager)
+        except OSError as error:  # also the libraries' errors of connections
+            allowed = "a network for the hub's documents, or a task file of --include-path with local documents"
+            raise invalid("tasks", task, f"{allowed} ({type(error).__name__}: {error})") from error
+    return manager
+
+
+def _scored(store: Store, scores: TaskScores, manager: "TaskManager", device: str) -> dict:
     """Asks the view; returns the fields of the result."""
     import lm_eval
-    from lm_eval.tasks import TaskManager
 
     from gram_platform.release.harness_model import HarnessModel
 
@@ -129,7 +148,7 @@ def _scored(store: Store, scores: TaskScores, folder: str, device: str) -> dict:
         tasks=list(scores.tasks),
         num_fewshot=None if scores.num_fewshot < 0 else scores.num_fewshot,
         limit=scores.limit or None,
-        task_manager=TaskManager(include_path=folder or None),
+        task_manager=manager,
     )
     ids = {"eval_id": scores.eval_id, "run_id": scores.view.run_id, "view_id": scores.view.view_id}
     tasks = {task: task_fields(found["results"][task], samples) for task, samples in found["samples"].items()}

@@ -28,7 +28,7 @@ def config_of(*kinds: str, architecture: str = ModelConfig.architecture) -> Mode
     return dataclasses.replace(tiny.model_config(False), modules=modules, architecture=architecture)
 
 
-ACTIVE = [{}, {"a": 1.0}, {"a": 0.5}, {"a": 1.0, "b": 1.0}, {"a": 0.25, "b": 0.75, "c": 1.0}]
+ACTIVE = [{}, {"a": 1.0}, {"a": 0.5}, {"a": 1.0, "b": 1.0}, {"a": 0.25, "b": 2.0, "c": 1.0}]
 
 
 @pytest.mark.parametrize("kinds", [("mlp", "mlp", "mlp"), ("lora", "lora", "lora"), ("lora", "mlp", "lora")])

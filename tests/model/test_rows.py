@@ -13,7 +13,7 @@ from gram_platform.model.transformer import build, initial_weights
 from tests import tiny
 
 DOMAINS = ("cyber", "lisp", "nuclear", "virology")
-PROFILES = ({}, {"cyber": 1.0}, {"lisp": 0.5}, {"nuclear": 1.0, "virology": 0.25}, dict.fromkeys(DOMAINS, 1.0))
+PROFILES = ({}, {"cyber": 1.0}, {"lisp": 0.5}, {"nuclear": 2.0, "virology": 0.25}, dict.fromkeys(DOMAINS, 1.0))
 TOLERANCE = 1e-5  # float32
 
 
@@ -63,11 +63,12 @@ def test_mixed_logits_are_separate_logits(architecture, kind, num_rows):
     assert not torch.allclose(logits[0], separate_logits(other, rows[0][0], PROFILES[4]), atol=0.1)
 
 
+@pytest.mark.parametrize("kind", ["mlp", "lora"])
 @pytest.mark.parametrize("widths", [(4, 4, 4, 4), (2, 8, 4, 1)])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_all_at_once_is_one_after_the_other(architecture, widths):
-    model = random_model(widths=widths, architecture=architecture)
-    profiles = [{DOMAINS[row % 4]: 1.0 if row < 4 else 0.5} for row in range(7)]
+def test_all_at_once_is_one_after_the_other(architecture, widths, kind):
+    model = random_model(kind, widths, architecture=architecture)
+    profiles = [{DOMAINS[row % 4]: 1.0 if row < 4 else 2.0} for row in range(7)]
     active = activation(DOMAINS, profiles)
     assert active.padded is not None
     tokens = torch.arange(7)[:, None] + torch.arange(3)

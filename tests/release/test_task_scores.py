@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -180,3 +181,25 @@ def test_a_task_of_ones_own_is_scored_once_and_is_in_the_frames(scored, tmp_path
         main(["eval", view.run_id, *flags, "--profiles", "all", "--tasks", "no_such_task"])
     assert ended.value.code == 2
     assert "tasks='no_such_task': expected one of the" in capsys.readouterr().err
+
+
+def test_without_a_network_a_task_of_the_hub_is_refused_before_a_model_is_loaded(
+    harness, scored, tmp_path, capsys, monkeypatch
+):
+    from lm_eval import tasks
+
+    store, view, *_ = scored
+
+    def unreachable(*_, **__):
+        raise ConnectionError("Couldn't reach 'owner/questions' on the Hub")
+
+    monkeypatch.setattr("datasets.load_dataset", unreachable)
+    monkeypatch.setattr("lm_eval.tasks.TaskManager", partial(tasks.TaskManager, include_defaults=False))
+    monkeypatch.setattr(task_scores, "load_view", lambda *_: pytest.fail("a model was loaded"))
+    write_task(tmp_path / "tasks", "keepers", 2)
+    flags = ["--include-path", str(tmp_path / "tasks"), "--storage", store.root]
+    with pytest.raises(SystemExit) as ended:
+        main(["eval", view.run_id, "--tasks", "keepers", *flags])
+    assert ended.value.code == 2
+    assert "tasks='keepers': expected a network for the hub's documents, or a task file" in capsys.readouterr().err
+    assert load_store(store, measure="tasks").empty

@@ -377,6 +377,20 @@ def test_damaged_first_rows_are_fetched_again_and_damaged_ones_of_the_storage_re
     assert not list(store.data_root.glob("first-*"))
 
 
+def test_verified_first_rows_do_not_vouch_for_later_ones(first_rows, permuted):
+    """A small run verifies only its own rows of a file whose later ones were damaged since they were fetched."""
+    store, every = Store(first_rows.url), {"core": permuted.num_sequences("train", "core")}
+    path = open_corpus(store, permuted.data_id, every).path / "train" / "core.bin"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-10] + bytes(10))
+    small = open_corpus(store, permuted.data_id, {"core": 30})
+    assert np.array_equal(small.train("core"), permuted.train("core")[:30])
+    assert path.read_bytes() != whole  # the small run had no reason to fetch it again
+    large = open_corpus(store, permuted.data_id, every)
+    assert np.array_equal(large.train("core"), permuted.train("core"))
+    assert path.read_bytes() == whole
+
+
 def test_a_run_trains_on_its_first_rows(first_rows, permuted, tmp_path):
     """The result of a run whose machine has the whole corpus."""
     budgets = (DomainBudget(domain, 20 + number, 40) for number, domain in enumerate(permuted.domains))

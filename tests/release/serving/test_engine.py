@@ -1,5 +1,7 @@
 """Continuations of a mixed batch: everybody gets their own profile's, whoever else is at work, comes or goes."""
 
+import dataclasses
+import math
 import queue
 import threading
 import time
@@ -80,26 +82,38 @@ def test_drawn_tokens_do_not_depend_on_other_sequences():
 
 
 def test_an_end_of_text_ends_and_frees_the_row():
+    """Also as the last token that may be drawn."""
     request = requests(3)[2][0]
     (drawn,) = completed(random_batch(1), [ActiveSequence(request, grant("open"))])
-    sequence = ActiveSequence(request, grant("open"))
-    completed(random_batch(1, end_of_text=drawn[3]), [sequence])
-    assert sequence.end == STOP
-    assert sequence.drawn == drawn[: drawn.index(drawn[3]) + 1]
+    expected = drawn[: drawn.index(drawn[3]) + 1]
+    for max_tokens in (request.max_tokens, len(expected)):
+        sequence = ActiveSequence(dataclasses.replace(request, max_tokens=max_tokens), grant("open"))
+        completed(random_batch(1, end_of_text=drawn[3]), [sequence])
+        assert sequence.end == STOP
+        assert sequence.drawn == expected
 
 
 def test_drawn_tokens_follow_temperature_and_nucleus():
-    logits = torch.tensor([2.0, 1.0, 0.0, -1.0]).expand(4000, 4)
+    logits = torch.tensor([0.0, 2.0, -1.0, 1.0]).expand(4000, 4)
     numbers = (torch.arange(4000, dtype=torch.float64) + 0.5) / 4000
-    for temperature, top_p in ((1.0, 1.0), (0.5, 1.0), (1.0, 0.8), (2.0, 1e-9)):
+    for temperature, top_p in ((1.0, 1.0), (0.5, 1.0), (1.0, 0.8), (2.0, 0.8), (2.0, 1e-9)):
         full = torch.full((4000,), temperature, dtype=torch.float64), torch.full((4000,), top_p, dtype=torch.float64)
         tokens = next_tokens(logits, *full, numbers)
         p = torch.softmax(logits[0].double() / temperature, dim=0)
-        kept = p * (p.cumsum(0) - p < top_p)
+        kept = p * ((p > p[:, None]).double() @ p < top_p)  # by the probability of what is likelier
         assert torch.allclose(torch.bincount(tokens, minlength=4) / 4000, (kept / kept.sum()).float(), atol=1e-3)
     both = torch.tensor([0.0, 1.0], dtype=torch.float64)
     tokens = next_tokens(logits[:2], both, torch.ones(2, dtype=torch.float64), torch.tensor([0.99, 0.99]).double())
-    assert tokens.tolist() == [0, draw(logits[:1], torch.tensor([0.99]).double())[0].item()]
+    assert tokens.tolist() == [1, draw(logits[:1], torch.tensor([0.99]).double())[0].item()]
+
+
+def test_a_nucleus_ends_with_the_token_that_reaches_top_p():
+    """Of four equal tokens, two reach a half and three a little more; rows of all nuclei in one call."""
+    nuclei = {1e-9: 1, 0.25: 1, math.nextafter(0.25, 1): 2, 0.5: 2, math.nextafter(0.5, 1): 3, 0.75: 3, 1.0: 4}
+    top_ps = torch.tensor(list(nuclei), dtype=torch.float64).repeat_interleave(8)
+    numbers = ((torch.arange(8, dtype=torch.float64) + 0.5) / 8).repeat(len(nuclei))
+    tokens = next_tokens(torch.zeros(len(numbers), 4), torch.ones_like(numbers), top_ps, numbers).view(-1, 8)
+    assert [set(row) for row in tokens.tolist()] == [set(range(number)) for number in nuclei.values()]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 5e-324, 1e-308, 1e-30, 9e-7, 1e-6])
@@ -129,6 +143,19 @@ def test_the_coldest_take_the_likeliest(temperature, top_p):
 def test_requests_that_do_not_fit_are_refused(field, wanted):
     with pytest.raises(ValueError, match=field):
         wanted.check(VOCAB, SEQ_LEN)
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        GenerationRequest((0, VOCAB - 1) * 30 + (1,), 4, temperature=0.0, seed=-(2**63)),
+        GenerationRequest((1,), SEQ_LEN, temperature=100.0, top_p=1e-9, seed=2**63 - 1),
+    ],
+)
+def test_requests_that_just_fit_are_answered(wanted):
+    wanted.check(VOCAB, SEQ_LEN)
+    (drawn,) = completed(random_batch(1), [ActiveSequence(wanted, grant("both"))])
+    assert len(drawn) == wanted.max_tokens
 
 
 # ------------------------------------------------------------------------------------------------- the thread
