@@ -10,7 +10,8 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-PRELOADED = ["torch", "torch.distributed.fsdp", "gram_platform.engine.ranks", "tests.tiny"]
+# `torch._dynamo`: the first optimizer of a process imports it, which takes half a second
+PRELOADED = ["torch", "torch._dynamo", "torch.distributed.fsdp", "gram_platform.engine.ranks", "tests.tiny"]
 
 
 class Ranks:

@@ -11,7 +11,7 @@ from gram_platform.methods.nodes import method_nodes
 # the libraries of drivers, trials and runs of several ranks
 OF_OTHERS = ("ray.train", "ray.tune", "ray.data", "mlflow", "optuna", "pandas", "plotly", "scipy", "transformers")
 OF_OTHERS += ("gram_platform.engine.dispatch", "gram_platform.engine.ranks", "gram_platform.train.sharding")
-OF_COMPILER = ("torch._dynamo", "torch.distributed.fsdp", "sympy")  # torch's optimizers import it, an evaluation not
+OF_COMPILER = ("torch._dynamo", "torch.distributed.fsdp")  # imported by torch's optimizers, and by no evaluation
 SLOT = """
 import json, sys
 from gram_platform.engine.execution import Execution, Resources
