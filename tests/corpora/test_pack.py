@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from gram_platform.config.routing import domain_permutation
 from gram_platform.corpora import CorruptCorpus, PackedCorpus, pack, prepare, resolve, sources
 from gram_platform.corpora import packed as packed_module
-from gram_platform.corpora.packed import sha256_file
+from gram_platform.corpora.packed import sha256_file, token_dtype
 from gram_platform.corpora.tokenizer import END_OF_TEXT, end_of_text_id, load_tokenizer
 
 
@@ -81,6 +81,7 @@ def test_the_tokenizer_is_saved_and_given_ones_are_used(tmp_path, corpus, settin
     assert given.tokenizer.source == packed.manifest["tokenizer_sha256"]
     other = prepare(given, tmp_path / "data")
     assert other.train("core").dtype == np.dtype("<u4")
+    assert [token_dtype(size).itemsize for size in (65_535, 65_536)] == [2, 4]
     np.testing.assert_array_equal(other.train("core"), packed.train("core"))
     with pytest.raises(ValueError, match=r"vocab_size=260.*tokenizer's 300"):
         resolve(corpus, **{**settings, "vocab_size": 260}, tokenizer=str(packed.tokenizer_path))
@@ -162,6 +163,21 @@ def test_damage_is_found_and_repaired(tmp_path, corpus, settings):
         again = prepare(recipe, tmp_path / "data")
         again.verify()
         assert again.fingerprint == before
+
+
+def test_a_manifest_that_changed_is_compared_again(tmp_path, corpus, settings):
+    packed = prepare(resolve(corpus, **settings), tmp_path / "data")
+    manifest = packed.path / "manifest.json"
+    fields, other = json.loads(manifest.read_text()), "0" * 64
+    for change, message in (
+        ({"files": {**fields["files"], "train/core.bin": other}}, r"train/core\.bin has SHA-256"),
+        ({"files": {}}, "one file a domain and split"),
+        ({"fingerprint": other[:16]}, "fingerprint does not follow"),
+        ({"layout": 2}, "has layout 2, this version reads layout 1"),
+    ):
+        manifest.write_text(json.dumps({**fields, **change}))
+        with pytest.raises(CorruptCorpus, match=message):
+            PackedCorpus.open(packed.path)
 
 
 def test_contents_are_compared_once_a_machine_and_again_after_a_change(tmp_path, corpus, settings, monkeypatch):

@@ -114,6 +114,7 @@ def test_documents_of_packed_rows():
     with pytest.raises(ValueError, match=r"documents=\(0, 2\).*below the 2"):
         prompts_and_truths(rows, 0, (0, 2), 1, 1)
     assert packed_documents(np.array([[1, 2, 3]]), 0) == []
+    assert [d.tolist() for d in packed_documents(np.array([[1, 2, 0]]), 0)] == [[1, 2]]
 
 
 def test_evaluations_of_every_kind_have_one_rank(setting, execution):

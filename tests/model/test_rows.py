@@ -9,7 +9,7 @@ from gram_platform.config import ModuleSpec
 from gram_platform.config.training import ARCHITECTURES, STARCODER2
 from gram_platform.model.row_modules import activation
 from gram_platform.model.rows import RowReader
-from gram_platform.model.transformer import build, initial_weights
+from gram_platform.model.transformer import build, initial_weights, is_module
 from tests import tiny
 
 DOMAINS = ("cyber", "lisp", "nuclear", "virology")
@@ -139,3 +139,17 @@ def test_a_moved_row_does_not_see_what_was_there_before_it():
 def test_unknown_modules_are_refused():
     with pytest.raises(ValueError, match=r"rows\.weights='magic'.*cyber"):
         activation(DOMAINS, [{}, {"magic": 1.0}])
+
+
+@pytest.mark.parametrize("kind", ["mlp", "lora"])
+def test_modules_are_moved_into_stacks_not_copied(kind):
+    model = random_model(kind)
+    RowReader(model, 1)
+    assert not [name for name, _ in model.named_parameters() if is_module(name)]
+
+
+def test_modules_of_two_kinds_are_refused():
+    modules = tuple(ModuleSpec(domain, kind, 4) for domain, kind in zip(DOMAINS, ("mlp", "lora"), strict=False))
+    config = dataclasses.replace(tiny.model_config(modular=False), modules=modules)
+    with pytest.raises(ValueError, match=r"model\.modules=\['lora', 'mlp'\]: expected modules of one kind"):
+        RowReader(build(config, initial_weights(config, seed=1)), 1)

@@ -15,7 +15,8 @@ import pytest
 
 from gram_platform.config import DataConfig, DomainBudget, EvalPoints, ModelConfig
 from gram_platform.config.routing import Plan
-from gram_platform.corpora import prepare, resolve
+from gram_platform.corpora import CorruptCorpus, PackedCorpus, prepare, resolve
+from gram_platform.corpora.packed import block_digests
 from gram_platform.engine.execution import Execution
 from gram_platform.store import Store, files, folders
 from gram_platform.store.folders import RemoteFolder
@@ -353,6 +354,7 @@ def test_a_run_fetches_the_blocks_of_its_first_rows(first_rows, permuted):
         assert corpus.fingerprint == permuted.fingerprint
         assert np.array_equal(corpus.train(domain), permuted.train(domain)[:num_rows])
         assert [local_bytes(corpus, d) for d in ("core", domain)] == [3_000, num_blocks * 3_000]
+    assert len(open_corpus(store, permuted.data_id, {"core": 2}).train(domain)) == 0
     num_calls = len(first_rows.fetched())
     open_corpus(store, permuted.data_id, {"core": 2, domain: 100})
     assert len(first_rows.fetched()) == num_calls  # nothing is fetched twice
@@ -389,6 +391,21 @@ def test_verified_first_rows_do_not_vouch_for_later_ones(first_rows, permuted):
     large = open_corpus(store, permuted.data_id, every)
     assert np.array_equal(large.train("core"), permuted.train("core"))
     assert path.read_bytes() == whole
+
+
+def test_hashes_of_another_manifest_do_not_vouch_for_first_rows(permuted, tmp_path):
+    folder, rows = shutil.copytree(permuted.path, tmp_path / "copy"), {"core": 30}
+    path, manifest = folder / "train" / "core.bin", folder / "manifest.json"
+    path.write_bytes(bytes(10) + path.read_bytes()[10:])
+    theirs = json.loads(manifest.read_text())
+    theirs["blocks"]["files"]["train/core.bin"] = block_digests(path, num_bytes=3_000)
+    manifest.write_text(json.dumps(theirs))
+    PackedCorpus.open(folder, rows)
+    with pytest.raises(CorruptCorpus, match=r"core\.bin has SHA-256"):
+        PackedCorpus.open(folder)
+    manifest.write_text(json.dumps(permuted.manifest))
+    with pytest.raises(CorruptCorpus, match=r"core\.bin differs from its manifest in the first 1 blocks"):
+        PackedCorpus.open(folder, rows)
 
 
 def test_a_run_trains_on_its_first_rows(first_rows, permuted, tmp_path):

@@ -11,7 +11,15 @@ import torch
 
 from gram_platform.model.rows import RowReader
 from gram_platform.model.transformer import build, initial_weights
-from gram_platform.release.serving.batch import LENGTH, STOP, ActiveSequence, Batch, GenerationRequest, next_tokens
+from gram_platform.release.serving.batch import (
+    COLDEST,
+    LENGTH,
+    STOP,
+    ActiveSequence,
+    Batch,
+    GenerationRequest,
+    next_tokens,
+)
 from gram_platform.release.serving.engine import FAILED, LATE, Delivery, Engine, EngineLimits
 from gram_platform.release.serving.policy import Grant
 from gram_platform.train.evaluate import draw
@@ -108,12 +116,18 @@ def test_drawn_tokens_follow_temperature_and_nucleus():
 
 
 def test_a_nucleus_ends_with_the_token_that_reaches_top_p():
-    """Of four equal tokens, two reach a half and three a little more; rows of all nuclei in one call."""
-    nuclei = {1e-9: 1, 0.25: 1, math.nextafter(0.25, 1): 2, 0.5: 2, math.nextafter(0.5, 1): 3, 0.75: 3, 1.0: 4}
-    top_ps = torch.tensor(list(nuclei), dtype=torch.float64).repeat_interleave(8)
-    numbers = ((torch.arange(8, dtype=torch.float64) + 0.5) / 8).repeat(len(nuclei))
-    tokens = next_tokens(torch.zeros(len(numbers), 4), torch.ones_like(numbers), top_ps, numbers).view(-1, 8)
+    """Of 32 equal tokens, the first 16 reach a half and the first 17 a little more; rows of all nuclei in one call."""
+    nuclei = {1e-9: 1, 0.25: 8, math.nextafter(0.25, 1): 9, 0.5: 16, math.nextafter(0.5, 1): 17, 0.75: 24, 1.0: 32}
+    top_ps = torch.tensor(list(nuclei), dtype=torch.float64).repeat_interleave(64)
+    numbers = ((torch.arange(64, dtype=torch.float64) + 0.5) / 64).repeat(len(nuclei))
+    tokens = next_tokens(torch.zeros(len(numbers), 32), torch.ones_like(numbers), top_ps, numbers).view(-1, 64)
     assert [set(row) for row in tokens.tolist()] == [set(range(number)) for number in nuclei.values()]
+
+
+def test_of_equal_tokens_only_a_temperature_below_the_coldest_takes_the_first():
+    temperatures = torch.tensor([0.0, 9e-7, COLDEST], dtype=torch.float64)
+    ones, numbers = torch.ones_like(temperatures), torch.full_like(temperatures, 0.99)
+    assert next_tokens(torch.zeros(3, 4), temperatures, ones, numbers).tolist() == [0, 0, 3]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 5e-324, 1e-308, 1e-30, 9e-7, 1e-6])

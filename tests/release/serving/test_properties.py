@@ -86,8 +86,8 @@ def test_logits_are_those_of_the_model_on_a_row_alone(kind, d_mlp):
             if batch.num_free and len(everybody) < 12 and chooser.random() < 0.6:
                 new = [random_sequence(chooser) for _ in range(chooser.randint(1, batch.num_free))]
                 everybody += batch.admit(new)
-            if batch.sequences and chooser.random() < 0.1:
-                batch.remove(chooser.choice(batch.sequences))
+            if everybody and chooser.random() < 0.2:
+                batch.remove(chooser.choice(everybody))  # which may have ended
             batch.step()
         for sequence in everybody:
             request, drawn, logits_CV = sequence.request, sequence.drawn, torch.stack(together.logits[sequence])
