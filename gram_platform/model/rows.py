@@ -16,7 +16,8 @@ from gram_platform.model.transformer import Block, Transformer
 class RowReader:
     """A model with a cache of keys and values for `num_rows` sequences, each as long as the model's context.
 
-    A row sees only keys and values of the positions that it has read. Takes over `model`: moves its auxiliary modules
+    A row sees only keys and values of the positions that it has read, of a model whose attention ends with a document
+    only those of the current one. Takes over `model`: moves its auxiliary modules
     into stacks.
     """
 
@@ -30,6 +31,7 @@ class RowReader:
         shape = (config.num_layers, num_rows, config.num_kv_heads, config.seq_len, config.head_dim)
         self.keys_LRKSh = torch.zeros(shape, dtype=weight.dtype, device=weight.device)
         self.values_LRKSh = torch.zeros_like(self.keys_LRKSh)
+        self._starts_R = torch.zeros(num_rows, dtype=torch.int64, device=weight.device)  # of a row's current document
         stack = RowLoras if kinds == {"lora"} else RowMlps
         self.stacks: list[RowMlps | RowLoras | None] = []
         for block in model.blocks:
@@ -59,9 +61,12 @@ class RowReader:
         num_positions = int(num_seen_B.max()) + T
         assert num_positions <= self.model.config.seq_len, "a row does not fit the context"
         visible_BTS = torch.arange(num_positions, device=self.device) <= positions_BT[..., None]
+        memory_rows = torch.arange(first_row, first_row + B, device=self.device)
+        if self.model.config.document_end >= 0:
+            starts_BT = self._document_starts(tokens_BT, positions_BT, num_tokens_B, memory_rows)
+            visible_BTS &= torch.arange(num_positions, device=self.device) >= starts_BT[..., None]
         rotary = self.model.rotary
         tables = rotary.cos_Th[positions_BT][:, None], rotary.sin_Th[positions_BT][:, None]
-        memory_rows = torch.arange(first_row, first_row + B, device=self.device)
         x_BTD = self.model.wte(tokens_BT)
         for layer, block in enumerate(self.model.blocks):
             q_BHTh, k_BKTh, v_BKTh = block.attn.heads(block.ln_1(x_BTD), lambda x, _: rotated(x, *tables))
@@ -82,6 +87,17 @@ class RowReader:
         for memory in (self.keys_LRKSh, self.values_LRKSh):
             memory[:, target, :, :num_seen] = memory[:, source, :, :num_seen]
             memory[:, target, :, num_seen:] = 0.0
+        self._starts_R[target] = self._starts_R[source]
+
+    def _document_starts(
+        self, tokens_BT: torch.Tensor, positions_BT: torch.Tensor, num_tokens_B: torch.Tensor, rows_B: torch.Tensor
+    ) -> torch.Tensor:
+        """Returns where each token's document starts, a position [B, T], and keeps where the next token's does."""
+        before_B = torch.where(positions_BT[:, 0] > 0, self._starts_R[rows_B], 0)
+        after_BT = torch.where(tokens_BT == self.model.config.document_end, positions_BT + 1, 0)
+        starts_BT1 = torch.cat([before_B[:, None], after_BT], dim=1).cummax(dim=1).values
+        self._starts_R[rows_B] = starts_BT1.gather(1, num_tokens_B[:, None])[:, 0]
+        return starts_BT1[:, :-1]
 
     def _attend(
         self, block: Block, layer: int, first_row: int, q_BHTh: torch.Tensor, visible_BTS: torch.Tensor

@@ -19,17 +19,17 @@ NUM_HISTORIES = 12
 VOCAB, NUM_ROWS = 290, 5  # the model has 10 further ids, which have no text
 LOADED = ("lisp", "virology")
 BROKEN = "broken"  # a module of NaN
+DOCUMENT_END = 5
 
 
 # --------------------------------------------------------------------------------------------------- rows and batches
 
 
-def random_model(kind: str, d_mlp: int) -> Transformer:
+def random_model(kind: str, d_mlp: int, document_end: int) -> Transformer:
     """Equal weights at every call; modules of unequal widths, of which the last is broken."""
     widths = zip((*MODULES, BROKEN), (4, 2, 6, 3), strict=True)
-    config = replace(
-        planted().config, d_mlp=d_mlp, modules=tuple(ModuleSpec(domain, kind, width) for domain, width in widths)
-    )
+    modules = tuple(ModuleSpec(domain, kind, width) for domain, width in widths)
+    config = replace(planted().config, d_mlp=d_mlp, modules=modules, document_end=document_end)
     model = build(config, initial_weights(config, seed=3)).eval().requires_grad_(False)
     for name, parameter in sorted(model.named_parameters()):
         parameter.add_(0.4 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(sum(name.encode()))))
@@ -59,7 +59,8 @@ class Recorded:
 
 
 def random_sequence(chooser: random.Random) -> ActiveSequence:
-    prompt = tuple(chooser.randrange(VOCAB) for _ in range(chooser.randint(1, 30)))
+    drawn = [chooser.randrange(VOCAB) for _ in range(chooser.randint(1, 30))]
+    prompt = tuple(DOCUMENT_END if chooser.random() < 0.1 else token for token in drawn)
     weights = {m: chooser.choice((1.0, 1.0, 0.5, 2.0)) for m in MODULES if chooser.random() < 0.5}
     weights |= {BROKEN: 1.0} if chooser.random() < 0.1 else {}
     temperature, top_p = chooser.choice((0.0, 0.7, 1.0)), chooser.choice((1.0, 0.8))
@@ -75,10 +76,10 @@ def drawn_from(logits_CV: torch.Tensor, request: GenerationRequest) -> list[int]
     return next_tokens(logits_CV[:, :VOCAB], *full, numbers).tolist()
 
 
-@pytest.mark.parametrize(("kind", "d_mlp"), [("mlp", 32), ("mlp", 0), ("lora", 32)])
-def test_logits_are_those_of_the_model_on_a_row_alone(kind, d_mlp):
+@pytest.mark.parametrize("how", [("mlp", 32, -1), ("mlp", 0, -1), ("lora", 32, -1), ("mlp", 32, DOCUMENT_END)])
+def test_logits_are_those_of_the_model_on_a_row_alone(how):
     """Whoever comes, ends, is removed or moves beside it; a row that is used again starts from nothing."""
-    model, together = random_model(kind, d_mlp), Recorded(RowReader(random_model(kind, d_mlp), NUM_ROWS))
+    model, together = random_model(*how), Recorded(RowReader(random_model(*how), NUM_ROWS))
     for seed in range(NUM_HISTORIES):
         chooser, everybody = random.Random(seed), []
         batch = together.batch
