@@ -133,6 +133,8 @@ def _contents(subject: CardSubject, part: str) -> str:
     if subject.view.rule == "by_domain":
         text = f"The profile is a dense {title} checkpoint for each expert: {codes(subject.present)}. Text of a "
         text += f"domain without one goes to {code(CORE)}."
+    if subject.model.document_end >= 0:
+        text += " It was trained with attention that ends with a document: give it one document at a time."
     return f"{text}\n\n{table}"
 
 

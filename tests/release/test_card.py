@@ -135,6 +135,14 @@ def test_a_card_says_what_text_the_tokenizer_has_seen(planted, kind, tmp_path):
     assert [name for name, sentence in sentences.items() if sentence in text] == [kind] * (kind != "absent")
 
 
+def test_a_card_says_that_attention_ended_with_a_document(planted):
+    """The stock architecture's does not."""
+    subject = card_subject(planted.store, View(gram_run(planted)), "float32", ())
+    masked = dataclasses.replace(subject, model=dataclasses.replace(subject.model, document_end=0))
+    texts = [card_text(one, "", (AGREEMENT,)) for one in (subject, masked)]
+    assert ["one document at a time" in text for text in texts] == [False, True]
+
+
 def test_a_dense_run_has_nothing_absent(planted):
     baseline = next(e["id"] for e in planted.entries if e["kind"] == "run" and e["tags"]["method"] == "baseline")
     planted.study("scaling", "Scaling")
