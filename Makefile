@@ -1,19 +1,20 @@
 # The commands of a checkout. `make demo` and `make test` also set up .venv.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo lr-bs-demo test test-all fuzz audit lock stop lint format
+.PHONY: help setup demo lr-bs-demo test test-all test-lowest fuzz audit lock stop lint format
 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 AUDIT := $(VENV)-audit
+LOWEST := $(VENV)-lowest
 # Prefers the interpreter that the pins were tested with; set PYTHON=... to choose another (3.11 or newer).
 PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13; do \
 	$$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 ARGS ?=
 
 help: ## show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-11s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## install the pinned dependencies and this project into .venv
 
@@ -35,6 +36,17 @@ test: lint ## run lint, then all tests except the slow ones, two files at a time
 
 test-all: lint ## run lint, then every test
 	$(BIN)/python -m pytest $(ARGS)
+
+test-lowest: $(LOWEST)/.installed ## run all tests except the slow ones with the lowest versions that pyproject.toml allows
+	$(LOWEST)/bin/python -m pytest -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+$(LOWEST)/.installed: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer with venv is needed: set PYTHON=/path/to/python" >&2; exit 1; }
+	@echo "installing into $(LOWEST): 6 GB, two to five minutes"
+	$(PYTHON) -m venv --clear $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --disable-pip-version-check --quiet --quiet uv==0.13.9
+	$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct -e '.[dev]'
+	@touch $@
 
 fuzz: setup ## fuzz every parser of text from outside for a minute each; ARGS="records --seconds 600" for one
 	$(BIN)/python -m tests.fuzz $(ARGS)
