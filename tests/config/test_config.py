@@ -56,7 +56,7 @@ OTHERS = {
     "batch_size": 16, "micro_batch": 4, "num_points": 1, "domains": None, "seed": 1, "precision": "bfloat16",
     "objective": None, "start": View("abc"), "freeze_core": None, "patience": None, "first": 1, "forget": None,
     "retain_weight": 2.0, "document_end": 0, "decay_vectors": True, "stop_below": None, "architecture": "llama",
-    "steered_layers": None, "steering": None,
+    "steered_layers": None, "steering": None, "responses_after": " Response:",
     "companions": "subset", "p_aux_companion": 0.5, "num_probes": None,
 }  # fmt: skip
 
