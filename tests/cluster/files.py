@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
 CLUSTER = ROOT / "cluster"
@@ -79,5 +80,5 @@ def strings(value: object) -> Iterator[str]:
 
 def constraint(package: str) -> str:
     """The version that constraints.txt pins."""
-    (version,) = re.findall(rf"^{package}==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
-    return version
+    pins = dict(re.findall(r"^(\S+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    return {canonicalize_name(name): version for name, version in pins.items()}[canonicalize_name(package)]
