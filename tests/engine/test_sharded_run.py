@@ -133,6 +133,7 @@ def execute_there(run, execution):
     return execute_sharded_run(run, {}, execution, Resources())
 
 
+@pytest.mark.slow
 def test_ranks_without_enough_memory_say_what_they_need(ray_cluster, execution, setting):
     """An allocation that no machine can serve fails once, and is not tried again."""
     run = plan("baseline", setting).runs["all"]

@@ -38,7 +38,7 @@ class Campaign:
     storage: Path = Path()
 
 
-SOME = ("scaling", "titration", "accumulation", "samples")
+SOME = ("scaling", "titration", "samples")
 SHORT = Campaign(("--seeds", "1", "--searches", "none", "--studies", *SOME), SOME)
 
 

@@ -170,6 +170,7 @@ def require_whole(storage) -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_one_submission_of_all_runs_the_search_then_the_study_and_the_next_finds_both(ray_cluster, tmp_path, capsys):
     storage = tmp_path / "storage"
     flags = CampaignFlags(storage=str(storage), preset="smoke", retain=("airport",))
