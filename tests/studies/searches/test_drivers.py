@@ -84,6 +84,7 @@ def test_an_interrupted_search_says_so(tmp_path):
     assert len(written(storage)) == 4
 
 
+@pytest.mark.slow
 def test_a_killed_driver_loses_no_trial(tmp_path):
     storage = tmp_path / "storage"
     with Submission(storage, (), OPTUNA_COMMAND) as search:
