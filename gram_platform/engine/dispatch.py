@@ -18,7 +18,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from gram_platform.config import RunConfig, run_from_plain
 from gram_platform.config.identity import to_plain
 from gram_platform.engine.capacity import placement_strategy, wait_for_more_s
-from gram_platform.engine.execution import Execution, Resources
+from gram_platform.engine.execution import Execution, Resources, results_place
 from gram_platform.engine.life import MAX_CRASHES, Crashes
 from gram_platform.engine.process import (
     OutOfMemory,
@@ -165,6 +165,7 @@ def _trainer(
     os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(place_within_s)
     os.environ["RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S"] = str(execution.collective_timeout_s)
     backend = "nccl" if execution.device == "cuda" else "gloo"
+    place, filesystem = results_place(execution.storage, "ray_train")
     return TorchTrainer(
         _train_worker,
         train_loop_config={"run": to_plain(run), "execution": execution, **relayed},
@@ -178,7 +179,8 @@ def _trainer(
         run_config=ray.train.RunConfig(
             # the name has the time of this try, because Ray Train silently resumes an equal name
             name=f"{run.run_id}-{time.time_ns()}",
-            storage_path=f"{execution.storage}/ray_train",
+            storage_path=place,
+            storage_filesystem=filesystem,
             # the caller restarts: it knows permanent errors from passing ones, and whether there is progress
             failure_config=ray.train.FailureConfig(max_failures=0, controller_failure_limit=0),
         ),

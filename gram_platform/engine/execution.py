@@ -4,6 +4,7 @@ import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,8 +13,12 @@ from gram_platform.corpora import PackedCorpus
 from gram_platform.corpora.tokenizer import separator_tokens
 from gram_platform.planner import Machine, Ranks, passes_within
 from gram_platform.store import Store
+from gram_platform.store.folders import RemoteFolder, open_folder
 from gram_platform.store.root import open_corpus
 from gram_platform.train.data import PlanReader, Separator
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
 
 CUBLAS_VARIABLE, CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"  # buffers in KiB, and their number
 
@@ -111,6 +116,17 @@ class Resources:
         """The CPUs and GPUs of a node."""
         gpus = num_ranks * self.gpus_per_rank if num_ranks > 1 else self.gpus_per_run
         return {"CPU": num_ranks * self.cpus_per_rank, "GPU": gpus}
+
+
+def results_place(storage: str, *folder: str) -> tuple[str, "FileSystem | None"]:
+    """Returns the `storage_path` and `storage_filesystem` with which Ray keeps its results in a folder of the storage.
+
+    Of a URL it is the storage's own file system: one that Ray opened would look for credentials elsewhere.
+    """
+    from pyarrow.fs import FSSpecHandler, PyFileSystem
+
+    place = open_folder(storage).child(*folder)
+    return place.path, PyFileSystem(FSSpecHandler(place.filesystem)) if isinstance(place, RemoteFolder) else None
 
 
 def owner() -> str:

@@ -19,13 +19,12 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
-from pyarrow.fs import FileSystem, FSSpecHandler, PyFileSystem
 from ray import tune
 from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher
 
 from gram_platform.engine.capacity import Admission
-from gram_platform.engine.execution import Execution, Resources
+from gram_platform.engine.execution import Execution, Resources, results_place
 from gram_platform.engine.life import MAX_CRASHES, Crashes
 from gram_platform.engine.proposals import Proposal, Source
 from gram_platform.engine.trials import (
@@ -45,7 +44,6 @@ from gram_platform.engine.trials import (
     placement,
     trial_ranks,
 )
-from gram_platform.store.folders import RemoteFolder, open_folder
 
 TUNE = {
     "TUNE_MAX_PENDING_TRIALS_PG": "64",  # processes started at once; Ray Tune's default for a searcher is 1
@@ -98,7 +96,7 @@ def run_trials(
 
 
 def _tuner(trainable, searcher: "_Searcher", crash_count: "_CrashCount", tuning: Tuning, storage: str) -> tune.Tuner:
-    place, filesystem = results_place(storage, tuning.name)
+    place, filesystem = results_place(storage, TUNE_FOLDER, tuning.name)
     return tune.Tuner(
         trainable,
         tune_config=tune.TuneConfig(
@@ -119,15 +117,6 @@ def _tuner(trainable, searcher: "_Searcher", crash_count: "_CrashCount", tuning:
             verbose=0,
         ),
     )
-
-
-def results_place(storage: str, name: str) -> tuple[str, FileSystem | None]:
-    """Returns Ray Tune's `storage_path` of a search's results, `<storage>/tune/<name>`, and its `storage_filesystem`.
-
-    Of a URL it is the storage's own file system: one that Ray opened would look for credentials elsewhere.
-    """
-    folder = open_folder(storage).child(TUNE_FOLDER, name)
-    return folder.path, PyFileSystem(FSSpecHandler(folder.filesystem)) if isinstance(folder, RemoteFolder) else None
 
 
 class Trial(tune.Trainable):

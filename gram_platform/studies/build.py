@@ -250,12 +250,15 @@ def settings_of(preset: Preset, flags: CommonFlags, recipes: Mapping[str, Corpus
 def _profiles(retain: tuple[str, ...], preset: Preset, auxiliary: tuple[str, ...]) -> tuple[Profile, ...]:
     """Returns the compared profiles: core with each retained domain, or core alone.
 
-    Without named domains the preset chooses one or all; with `every_single` core alone is compared too.
+    Without named domains the preset chooses one or all; with `every_single` core alone is compared too. Beside a single
+    domain it is core alone, since core with that domain lacks nothing.
     """
     for domain in retain:
         if domain not in auxiliary:
             raise invalid("retain", domain, "one of the auxiliary domains: " + ", ".join(auxiliary))
-    if preset.core_only:
+    if retain and len(auxiliary) == 1:
+        raise invalid("retain", retain[0], "no domain: beside a single auxiliary domain core alone is compared")
+    if preset.core_only or len(auxiliary) == 1:
         return ((),)
     named = retain or ((preset.retain,) if preset.retain in auxiliary else ())
     chosen = named or (auxiliary if preset.every_single else auxiliary[:1])

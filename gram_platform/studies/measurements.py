@@ -129,7 +129,7 @@ def continued_domains(names: dict[str, str], domains: tuple[str, ...]) -> tuple[
     """
     if names["profile"] == CORE or (names["method"], names["profile"]) == (BASELINE, ALL):
         return domains
-    kept = names["retained"] if names["profile"].count("+") == 1 else ""
+    kept = names["retained"]
     return tuple(d for d in domains if d in (CORE, kept)) if kept in domains else ()
 
 

@@ -38,3 +38,15 @@ def test_a_study_in_an_object_store(finished_study, two_machines, tmp_path):
     of_data = [line for line in reads if "/data/" in line and "manifest" not in line]
     assert len(of_data) == 2 * len(set(of_data))  # each file once for each machine
     assert_mirrored_once(bucket, f"sqlite:///{tmp_path}/mlflow.db")
+
+
+@pytest.mark.slow
+def test_ranks_of_a_study_in_an_object_store(two_machines, tmp_path):
+    """Ray Train keeps its own files in the store that the study names, by the study's credentials."""
+    bucket = tmp_path / "bucket"
+    Path(f"{bucket}.log").touch()
+    flags = (*SMALL, "--num-workers", "2", "--tracking-uri", f"sqlite:///{tmp_path}/mlflow.db")
+    assert "12 of 12 nodes done: 12 now" in submit(
+        bucket, flags, url=f"shelf://{bucket}", ray_address=two_machines.address
+    )
+    assert len(list((bucket / "ray_train").iterdir())) >= 2

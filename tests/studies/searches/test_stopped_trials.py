@@ -10,10 +10,10 @@ from ray import tune
 
 from gram_platform.config import run_from_plain
 from gram_platform.engine.capacity import Admission
-from gram_platform.engine.execution import Resources
+from gram_platform.engine.execution import Resources, results_place
 from gram_platform.engine.node import execute_run
 from gram_platform.engine.proposals import PointList
-from gram_platform.engine.search import Trial, Tuning, _Searcher, results_place
+from gram_platform.engine.search import Trial, Tuning, _Searcher
 from gram_platform.store import Store
 from gram_platform.studies.library import hyperparams, pareto
 from gram_platform.studies.searches.run import parse, run_search
@@ -135,8 +135,8 @@ def test_searches_that_need_every_trial_refuse_the_flag(search, tmp_path):
 
 
 def test_results_lie_in_the_storages_own_file_system(tmp_path):
-    assert results_place(str(tmp_path), "a-1") == (f"{tmp_path}/tune/a-1", None)
-    place, filesystem = results_place(f"memory://{tmp_path.name}", "a-1")
+    assert results_place(str(tmp_path), "tune", "a-1") == (f"{tmp_path}/tune/a-1", None)
+    place, filesystem = results_place(f"memory://{tmp_path.name}", "tune", "a-1")
     filesystem.create_dir(place)
     with filesystem.open_output_stream(f"{place}/result.json") as file:
         file.write(b"{}")
