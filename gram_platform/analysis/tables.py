@@ -176,14 +176,15 @@ def over_seeds(per_seed: pd.DataFrame, names: Sequence[str] = ROW, values: Seque
     """Returns TABLE_COLUMNS from a `per_seed` frame: means over seeds with t-intervals, in the frame's order.
 
     `names` and `values`: the columns that name a row, and the averaged ones, in place of ROW and CLASSES. A value that
-    the frame lacks is NaN.
+    the frame lacks is NaN. `num_seeds` counts those of the value that has the fewest, of the values that have any.
     """
     rows = []
     for key, group in per_seed.reindex(columns=[*names, *values]).groupby(list(names), sort=False):
         row = dict(zip(names, key, strict=True))
         for name in values:
             row |= interval_columns(name, group[name])
-        rows.append({**row, "num_seeds": len(group)})
+        counts = group[list(values)].count()
+        rows.append({**row, "num_seeds": int(counts[counts > 0].min()) if counts.any() else len(group)})
     return pd.DataFrame(rows, columns=[*names, *(name + end for name in values for end in ENDS), "num_seeds"])
 
 

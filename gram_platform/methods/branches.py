@@ -102,7 +102,8 @@ def branch_budget(setting: Setting, branching: Branching, module_parameters: int
         scale = equal_compute_factor(total * parameters, total * parameters + aux_mode * module_parameters)
     base_core = round(scale * (total - aux_mode) / batch) * batch
     if base_core < batch:
-        raise invalid("branching.core_ratio", branching.core_ratio, "a ratio that leaves a step to the base")
+        allowed = "a ratio so small, or a corpus so large, that the base gets a step"
+        raise invalid("branching.core_ratio", branching.core_ratio, allowed)
     base = core_budget(base_core, unlabelled_slices(setting, scale))
     first, core, aux = base.pool[0].num_sequences, {}, {}
     for domain in setting.auxiliary:

@@ -60,7 +60,8 @@ def data_budget(
         budgets += _unlabelled_budgets(pools, route_unit, setting.conventions.unlabelled_by_domain)
     core_draws = num_steps * setting.size.batch_size - sum(b.num_draws for b in budgets)
     if core_draws < route_unit:
-        raise invalid("aux_factor", max(map(factor, domains)), "a factor small enough to leave core some sequences")
+        allowed = "a factor so small, or a corpus so large, that core gets a batch"
+        raise invalid("aux_factor", max(map(factor, domains)), allowed)
     core = core_budget(core_draws, pools if unlabelled_is_core else (), setting.pool(CORE, core_draws))
     return DataConfig(setting.data_id, (core, *budgets))
 

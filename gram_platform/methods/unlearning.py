@@ -105,8 +105,13 @@ def _objective(options: Unlearning, forget: Profile, num_layers: int) -> Objecti
 
 
 def apportion(total: int, weights: Mapping[str, float], unit: int) -> dict[str, int]:
-    """Splits `total` by weight into multiples of `unit`, at least one each; largest remainders are rounded up first."""
+    """Splits `total` by weight into multiples of `unit`, at least one each; largest remainders are rounded up first.
+
+    ValueError if there are fewer multiples than names.
+    """
     num_units, whole = total // unit, sum(weights.values())
+    if num_units < len(weights):
+        raise invalid("num_draws", total, f"at least {unit} sequences for each of {', '.join(weights)}")
     exact = {name: num_units * weight / whole for name, weight in weights.items()}
     units = {name: max(1, int(share)) for name, share in exact.items()}
     by_need = sorted(weights, key=lambda name: units[name] - exact[name])

@@ -300,9 +300,10 @@ def require_supply(
 
 def require_enough_data(nodes: Iterable[Node], preset: Preset, flags: CommonFlags, corpus: PackedCorpus) -> None:
     """ValueError for a domain with too few packed sequences for its budget or validation set."""
-    needed = needed_sequences(nodes, corpus.data_id)
+    here = [node for node in nodes if node.is_run and node.config.data.data_id == corpus.data_id]
+    needed, evaluated = needed_sequences(here, corpus.data_id), {preset.eval_sequences(node.size) for node in here}
     for domain in corpus.domains:
-        for split, wanted in (("train", needed.get(domain, 0)), ("validation", preset.most_eval_sequences)):
+        for split, wanted in (("train", needed.get(domain, 0)), ("validation", max(evaluated, default=0))):
             available = corpus.num_sequences(split, domain)
             if available < wanted:
                 tokens = f"of {corpus.seq_len} tokens for {split}; preset {flags.preset!r} needs {wanted}"

@@ -157,6 +157,15 @@ def test_a_missing_profile_leaves_its_seed_out_of_the_mean():
     assert analysis.missing.to_dict("records") == [{"what": "gram tiny mean seed 1", "why": "core is missing"}]
 
 
+def test_seeds_are_those_of_the_class_that_has_the_fewest():
+    known = evaluations()
+    hit = (known["method"] == "gram") & (known["profile"] == "core") & (known["size"] == "tiny")
+    known.loc[hit & (known["seed"] == "1"), "loss/biology"] = np.nan
+    of_core = row(analyse(known, curves()).table, "gram", "tiny", "core")
+    assert of_core["num_seeds"] == 2
+    assert np.isfinite(of_core["forget_low"])
+
+
 def test_an_unknown_domain_makes_its_class_unknown_and_nothing_else():
     known = evaluations()
     hit = (known["method"] == "gram") & (known["profile"] == "core") & (known["size"] == "tiny")

@@ -84,7 +84,7 @@ def test_aux_factor_draws_more_of_the_domain_and_less_core(accumulation):
 
 
 def test_too_much_auxiliary_data_is_refused():
-    with pytest.raises(ValueError, match=r"aux_factor=10.*leave core"):
+    with pytest.raises(ValueError, match=r"aux_factor=10.*core gets a batch"):
         plan("gram", setting(aux_factor=10.0))
 
 

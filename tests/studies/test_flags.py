@@ -241,6 +241,20 @@ def test_unknown_corpus_and_retain(storage, capsys):
     assert "retain='nonsense'" in text
 
 
+def test_beside_a_single_label_core_alone_is_compared(storage, tmp_path):
+    """Core with it is all: a filtering run without the label, views and attacks of core, and nothing else to retain."""
+    for label in ("notes", "tales"):
+        texts = [{"label": label, "text": f"{label} {number} " * 40} for number in range(200)]
+        with (tmp_path / f"{label}.jsonl").open("w") as file:
+            file.writelines(json.dumps(text) + "\n" for text in texts)
+    own = ("--preset", "smoke", "--sizes", "tiny", "--seeds", "1", "--corpus", str(tmp_path), "--core-label", "notes")
+    graph = build_graph(STUDY, flags(*own))
+    seen = {(node.method, node.names["profile"], node.is_attack) for node in graph.nodes}
+    assert {("filtering", "core", False), ("filtering", "core", True), ("gram", "core", True)} <= seen
+    with pytest.raises(ValueError, match=r"^retain='tales': expected no domain"):
+        build_graph(STUDY, flags(*own, "--retain", "tales"))
+
+
 def test_a_storage_that_is_a_file_or_of_another_recipe(storage, tmp_path, capsys):
     file = tmp_path / "file"
     file.write_text("x")
