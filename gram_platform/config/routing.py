@@ -156,7 +156,7 @@ class Plan:
     def _order(self) -> np.ndarray:
         """Shuffles the mixture's exact counts by the seed: the index of each route unit's domain, int16 [num_units].
 
-        Under MaxEnt, forget and retain units alternate, each kind in shuffled order.
+        In unlearning runs, forget and retain units alternate, each kind in shuffled order.
         """
         counts = [d.num_draws // self.config.route_unit for d in self.config.data.domains]
         in_order = np.repeat(np.arange(len(counts), dtype=np.int16), counts)

@@ -44,10 +44,10 @@ def execute_sharded_run(
 ) -> dict:
     """Trains the run on `execution.num_ranks` Ray Train workers unless it has a result; returns the result.
 
-    Each group has as many of `execution.more_ranks` as can be placed at once instead: a run that loses ranks goes on
-    with fewer, and with more after a later restart. Ranks that were told to stop, or crashed, are started again and
-    continue. After `MAX_CRASHES` crashes without a new checkpoint Ray Train's error is raised. Errors that a restart
-    cannot change are raised at once: LeaseHeld, and of any rank TrainingDiverged, OutOfMemory with advice and
+    Each start first tries the numbers in `execution.more_ranks`, largest first, then `num_ranks`: a run that loses
+    ranks goes on with fewer, and with more after a later restart. Ranks that were told to stop, or crashed, are started
+    again and continue. After `MAX_CRASHES` crashes without a new checkpoint Ray Train's error is raised. Errors that a
+    restart cannot change are raised at once: LeaseHeld, and of any rank TrainingDiverged, OutOfMemory with advice and
     ValueError, which are recorded as the run's failure. The caller's `notice` sees the ranks' evaluations, and ends the
     ranks after the same step with a checkpoint, and then this process.
     """

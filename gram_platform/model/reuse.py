@@ -21,7 +21,7 @@ class CachedAttention(nn.Module):
         self.cache: tuple[torch.Tensor, torch.Tensor] | None = None  # k_BKSh, v_BKSh
 
     def forward(self, x_BTD: torch.Tensor, rotary: Rotary, mask_BTT: torch.Tensor | None = None) -> torch.Tensor:
-        """Attends from x_BTD to all tokens so far; later calls must continue the last document of `mask_BTT`."""
+        """Attends from x_BTD to all tokens so far; with a mask, a second call needs rows of one document each."""
         first = 0 if self.cache is None else self.cache[0].shape[2]
         q_BHTh, *new = self.attention.heads(x_BTD, rotary, first)
         if self.cache is not None:

@@ -52,8 +52,8 @@ def domain_losses(
     """Returns each domain's mean cross entropy per token, in nats, over its first `num_sequences` rows.
 
     `forward(tokens_BT, active)` returns logits_BTV; `active(domain)` returns the module weights for a domain's batches.
-    With several ranks each calls it with its share and gets all losses; their number changes no bit, since a batch is
-    never split. Ranks make equally many passes: one that has no batch left repeats the last one for nothing.
+    With several ranks each calls it and gets all losses; the number of ranks changes no bit, since a batch is never
+    split. Ranks make equally many passes: one that has no batch left repeats the last one for nothing.
     """
     batches = _batches(config, arrays, domains, num_sequences, device)
     losses = [torch.zeros((), device=device)] * len(batches)

@@ -104,9 +104,7 @@ class Learner:
     # ------------------------------------------------------------------------------------------ one window
 
     def passes(self, *of_sequences: torch.Tensor) -> Iterator[tuple]:
-        """Yields a micro-batch's tensors, with a row for each sequence, in `num_passes` equal parts; first whether a
-        part is the last one.
-        """
+        """Yields (is_last, *tensors): a micro-batch's tensors, a row for each sequence, in `num_passes` equal parts."""
         parts = zip(*(rows.view(self.num_passes, -1, rows.shape[1]) for rows in of_sequences), strict=True)
         for number, part in enumerate(parts, start=1):
             yield number == self.num_passes, *part
@@ -125,13 +123,13 @@ class Learner:
         self._trained = trained
 
     def backward(self, loss: torch.Tensor, trained: Collection[str], is_last: bool) -> None:
-        """Adds the gradients of `loss` to the masters'. `is_last`: last micro-batch of the window, used by ranks."""
+        """Adds the gradients of `loss` to the masters'. `is_last`: the last pass before they are used, for ranks."""
         loss.backward()
         for name in self._copies.keys() & set(trained):
             add_gradients(self._copies[name])
 
     def evaluating(self) -> contextlib.AbstractContextManager:
-        """Makes a block of forward passes without gradients, for which ranks gather every weight once."""
+        """Begins a block of forward passes without gradients; ranks gather every weight once for all of them."""
         return contextlib.nullcontext()
 
     def sum_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
