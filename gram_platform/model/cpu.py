@@ -43,9 +43,10 @@ KEPT_BYTES = 2**31 - 1
 
 @contextlib.contextmanager
 def freed_memory_kept() -> Iterator[None]:
-    """Keeps memory freed at the end of the heap in this process while the block runs; glibc only.
+    """Keeps memory freed at the end of the heap in this process, and returns it when the block ends; glibc only.
 
-    Blocks of 32 MiB and more still return to the system at once, so no more is kept than one step uses.
+    Blocks of 32 MiB and more still return to the system at once, so no more is kept than one step uses. glibc does not
+    go back to its own thresholds: what is freed later is kept until the next block ends.
     """
     libc = ctypes.CDLL(None)
     if os.environ.get(VARIABLE) == PLAIN or not hasattr(libc, "mallopt"):
