@@ -129,12 +129,13 @@ class Folder:
 
     def set_aside(self, name: str, reason: object) -> None:
         """Renames a corrupted file or directory to `<name>.corrupt-<n>` and warns; read-only folders only warn."""
+        done = " and set aside" if self.writable else ""
         if self.writable:
             taken = set(self.list())
             number = next(n for n in range(1, 10**6) if f"{name}.corrupt-{n}" not in taken)
             with contextlib.suppress(FileNotFoundError):  # another process has set it aside
                 self.rename(name, f"{name}.corrupt-{number}")
-        warnings.warn(f"{self.path}/{name} is corrupted and set aside: {reason}", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"{self.path}/{name} is corrupted{done}: {reason}", RuntimeWarning, stacklevel=2)
 
     def remove_temporaries(self, older_than_s: float = 0.0) -> None:
         """Removes half-written files of killed writers. Object stores have none."""
