@@ -177,14 +177,20 @@ def is_transient(error: BaseException) -> bool:
 
 
 def keep_trying(work: Callable[[], Value], place: str) -> Value:
-    """Retries `work()` on transient errors for `PATIENCE_S`, then raises the last one. Warnings name `place`."""
+    """Retries `work()` on transient errors for `PATIENCE_S`, then raises the last one as an OSError.
+
+    Warnings name `place`.
+    """
     deadline = time.monotonic() + PATIENCE_S
     for delay_s in _delays():
         try:
             return work()
         except Exception as error:
-            if not is_transient(error) or time.monotonic() + delay_s > deadline:
+            is_last = time.monotonic() + delay_s > deadline
+            if not is_transient(error) or (is_last and isinstance(error, OSError)):
                 raise
+            if is_last:
+                raise OSError(f"{type(error).__name__}: {error}") from error
             _warn(place, error)
         time.sleep(delay_s)
     raise AssertionError("delays never end")
