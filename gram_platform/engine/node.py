@@ -306,8 +306,9 @@ class RunExecution:
         return time.monotonic() - self._last_commit >= interval_s and not (interval_s and self.background.is_busy)
 
     def _stop_if_told(self) -> None:
-        """Ends the process after a commit if it was told to; leaving `finish` waits for the writing."""
+        """Ends the process after a commit if it was told to; raises the error of a checkpoint that is not written."""
         if self.notice.given:
+            self.background.wait()
             self.notice.exit()
 
     def commit(self, step: int) -> None:

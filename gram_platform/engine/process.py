@@ -169,10 +169,12 @@ class TerminationNotice:
         return self._given
 
     def _ask(self) -> None:
-        if is_draining():
-            self.give()
-        self._next_poll = time.monotonic() + POLL_S
-        self._is_asking = False
+        try:
+            if is_draining():
+                self.give()
+        finally:  # after an error too, it is asked again
+            self._next_poll = time.monotonic() + POLL_S
+            self._is_asking = False
 
     def see(self, step: int, losses: Mapping[str, float]) -> None:
         """Is shown the validation losses of the run that it may end, by domain. A subclass may look at them."""

@@ -243,6 +243,7 @@ class ShardedExecution(RunExecution):
 
     def _stop_if_told(self) -> None:
         if self.learner.decisions[1]:
+            self.background.wait()
             raise _ToldToStop(f"left after step {self.step}")
 
     def _write_checkpoint(self, step: int, pieces: dict[str, Piece], state: dict, records: list[dict]) -> None:

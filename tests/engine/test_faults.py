@@ -10,15 +10,16 @@ from pathlib import Path
 import pytest
 from ray.exceptions import OutOfMemoryError, WorkerCrashedError
 
-from gram_platform.engine import graph
+from gram_platform.engine import graph, process
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.life import MAX_CRASHES, Progress
 from gram_platform.engine.node import RunExecution, execute_run
-from gram_platform.engine.process import is_out_of_memory
+from gram_platform.engine.process import TerminationNotice, is_out_of_memory
 from gram_platform.engine.slots import execute_node
 from gram_platform.methods import plan
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.store import LeaseHeld, Store, attempts
+from gram_platform.store.attempts import Attempt
 from tests.engine.test_node import result_bytes, strip_clock
 
 
@@ -51,6 +52,35 @@ def test_a_notice_leaves_a_checkpoint_and_the_run_continues(run, execution, undi
     execute_run(run, {}, seldom)
     assert result_bytes(execution, run.run_id) == result_bytes(straight, run.run_id)
     assert strip_clock(directory.records()) == strip_clock(records)
+
+
+def test_a_checkpoint_that_could_not_be_written_is_an_error_of_a_run_that_was_told_to_end(run, execution, monkeypatch):
+    def refuse(*_) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Attempt, "commit", refuse)
+    notice = TerminationNotice(asks_ray=False)
+    notice.give()
+    with pytest.raises(OSError, match="No space left"):
+        execute_run(run, {}, execution, notice)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_ray_is_asked_again_whether_it_drains_the_machine_after_any_error(monkeypatch):
+    answers = iter([RuntimeError("an answer of another shape"), False])
+
+    def is_draining() -> bool:
+        answer = next(answers, True)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(process, "is_draining", is_draining)
+    monkeypatch.setattr(process, "POLL_S", 0.0)
+    notice, deadline = TerminationNotice(), time.monotonic() + 10.0
+    while not notice.given and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert notice.given
 
 
 def test_checkpoints_between_two_records_change_nothing(run, execution, undisturbed, monkeypatch):
