@@ -186,7 +186,7 @@ class _Graph:
             return True
         except LocalRayletDiedError as error:
             raise ClusterLost("Ray's process on this machine died. " + SUBMIT_AGAIN) from error
-        except RayError as error:  # the process or its machine crashed, or memory ran out
+        except RayError as error:  # the process died, its machine did, or it was killed for its memory
             return self._record_crash(node, error)
         self.waiting.done(node)
         return True
