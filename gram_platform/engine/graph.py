@@ -24,7 +24,7 @@ from gram_platform.engine.life import (
     failure_message,
 )
 from gram_platform.engine.process import memory_advice
-from gram_platform.engine.slots import SlotPool, execute_plain, plain_nodes, task_name
+from gram_platform.engine.slots import MAX_FAILED_STARTS, SlotPool, execute_plain, plain_nodes, task_name
 from gram_platform.methods.nodes import Node
 from gram_platform.store import LeaseHeld
 
@@ -34,7 +34,7 @@ LOOK_FOR_STALLS_S = 30.0
 
 
 class ClusterLost(RuntimeError):
-    """The study's Ray cluster is gone; submitting again continues."""
+    """The study's Ray cluster is gone, or starts no process; submitting again continues."""
 
 
 def run_graph(
@@ -99,6 +99,7 @@ class _Graph:
         self.waiting.start(task)
         self.in_flight[reference] = task
         self.last_step.pop(task[0].id, None)
+        self.stalls.pop(task[0].id, None)
         self.progress.running |= {node.id: time.time() for node in task}
 
     def _num_ranks(self, task: Task) -> int:
@@ -157,7 +158,11 @@ class _Graph:
     def _take_back(self, reference: ray.ObjectRef) -> list[Node]:
         """Notes that a slot has started or a task has ended; returns the nodes that ended with it."""
         if reference in self.slots.starting:
-            self.slots.started(reference)
+            try:
+                self.slots.started(reference)
+            except RayError as error:
+                text = f"Ray could not start a process, {MAX_FAILED_STARTS} times in a row: {error}\n{SUBMIT_AGAIN}"
+                raise ClusterLost(text) from error
             return []
         task = self.in_flight.pop(reference)
         for node in task:
@@ -181,7 +186,7 @@ class _Graph:
             return True
         except LocalRayletDiedError as error:
             raise ClusterLost("Ray's process on this machine died. " + SUBMIT_AGAIN) from error
-        except RayError as error:  # the process or its machine crashed, or memory ran out
+        except RayError as error:  # the process died, its machine did, or it was killed for its memory
             return self._record_crash(node, error)
         self.waiting.done(node)
         return True

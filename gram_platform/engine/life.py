@@ -3,8 +3,9 @@
 - done: the storage has its result, whichever process made it. It is not executed again.
 - diverged: a run whose loss became non-finite. Training it again would end the same, so it stays failed.
 - held: another process has its lease. Look again after `HELD_RETRY_S`.
-- crashed: its process or machine died, or memory ran out. Start it again. After `MAX_CRASHES` crashes without a new
-  checkpoint in between it has failed: preempted machines do not fail a run that makes progress.
+- crashed: its process or machine died, or the kernel or Ray killed the process for its memory. Start it again. After
+  `MAX_CRASHES` crashes without a new checkpoint in between it has failed: preempted machines do not fail a run that
+  makes progress. An allocation that fails in Python, numpy or torch is no crash: the node has failed at once.
 - ready: none of these.
 """
 

@@ -31,7 +31,7 @@ from gram_platform.model.cpu import PLAIN_ON_CPU, freed_memory_kept
 from gram_platform.model.kernels import kernel_in_use
 from gram_platform.model.pieces import Piece, RowsOnDisk, whole
 from gram_platform.planner import run_flops
-from gram_platform.store import LeaseHeld, Store
+from gram_platform.store import LeaseHeld
 from gram_platform.store.attempts import Attempt
 from gram_platform.store.checkpoints import NORM, PROBE
 from gram_platform.store.shards import Resumed
@@ -154,11 +154,11 @@ Start = Mapping[str, RowsOnDisk] | None
 
 @contextlib.contextmanager
 def starting_point(run: RunConfig, execution: Execution) -> Iterator[Start]:
-    """Opens the dense weights of the view that a run starts from, verified; yields None for a random start."""
+    """Opens the dense weights that a run starts from, verified, corrupted ones set aside; None for a random start."""
     if run.start is None:
         yield None
         return
-    with open_dense(Store(execution.storage), run.start) as (_, weights):
+    with open_dense(execution.store(), run.start) as (_, weights):
         yield weights
 
 
@@ -306,8 +306,9 @@ class RunExecution:
         return time.monotonic() - self._last_commit >= interval_s and not (interval_s and self.background.is_busy)
 
     def _stop_if_told(self) -> None:
-        """Ends the process after a commit if it was told to; leaving `finish` waits for the writing."""
+        """Ends the process after a commit if it was told to; raises the error of a checkpoint that is not written."""
         if self.notice.given:
+            self.background.wait()
             self.notice.exit()
 
     def commit(self, step: int) -> None:

@@ -40,13 +40,16 @@ def memory_advice(error: BaseException, run: RunConfig, execution: Execution) ->
     """Writes the message: what failed, what the planner counts for the run, and what would need less memory."""
     ranks = execution.num_ranks
     more = next((n for n in range(ranks + 1, run.micro_batch + 1) if run.micro_batch % n == 0), None)
-    remedies = [f"--activation-checkpointing: {_gib(run, replace(execution, activation_checkpointing=True))}"]
+    remedies = []
+    if not execution.activation_checkpointing:
+        remedies += [f"--activation-checkpointing: {_gib(run, replace(execution, activation_checkpointing=True))}"]
     remedies += [f"--num-workers {more}: {_gib(run, replace(execution, num_ranks=more))} each"] if more else []
     counted = _gib(run, execution) + (f" on each of {ranks} ranks" if ranks > 1 else "")
+    less = f"Less with {', or '.join(remedies)}; else use" if remedies else "Use"
     failed = f"{type(error).__name__}: {error}".strip().splitlines()[0].rstrip(": ")
     return (
         f"out of memory ({failed}). The planner counts {counted}, and about 1 GiB for the process itself. "
-        f"Less with {', or '.join(remedies)}; else use a machine with more memory."
+        f"{less} a machine with more memory."
     )
 
 
@@ -169,10 +172,12 @@ class TerminationNotice:
         return self._given
 
     def _ask(self) -> None:
-        if is_draining():
-            self.give()
-        self._next_poll = time.monotonic() + POLL_S
-        self._is_asking = False
+        try:
+            if is_draining():
+                self.give()
+        finally:  # after an error too, it is asked again
+            self._next_poll = time.monotonic() + POLL_S
+            self._is_asking = False
 
     def see(self, step: int, losses: Mapping[str, float]) -> None:
         """Is shown the validation losses of the run that it may end, by domain. A subclass may look at them."""

@@ -66,7 +66,7 @@ def train_rank(
     memory.
     """
     execution.set_up_torch()
-    patient = dist.new_group(timeout=timedelta(seconds=LONG_WORK_TIMEOUT_S), backend="gloo")
+    patient = _patient_group()
     attempt = _start_attempt(run, execution) if dist.get_rank() == 0 else None
     try:
         with termination_notice() as notice, freed_memory_kept():
@@ -82,6 +82,11 @@ def train_rank(
             attempt.release()
     dist.barrier(patient)  # gloo can abort when one rank leaves before the others
     return stopped
+
+
+def _patient_group() -> dist.ProcessGroup:
+    """Makes a group of all ranks that wait `LONG_WORK_TIMEOUT_S` for one another."""
+    return dist.new_group(timeout=timedelta(seconds=LONG_WORK_TIMEOUT_S), backend="gloo")
 
 
 def _train(
@@ -190,7 +195,7 @@ class ShardedExecution(RunExecution):
         self.attempts = execution.store().run(run.run_id).attempts
         self.reports, self.patient = reports, patient
         self.folder = self.attempts.child(self._from_rank_0(attempt.attempt_id if attempt else None))
-        self.writers = dist.new_group(backend="gloo")  # for the background thread, which works while steps communicate
+        self.writers = _patient_group()  # for the background thread, which works while steps communicate
 
     def _load_checkpoint(self) -> Resumed | None:
         """Reads the newest checkpoint that is whole for every rank, each its own rows; rank 0 chooses which to try."""
@@ -238,6 +243,7 @@ class ShardedExecution(RunExecution):
 
     def _stop_if_told(self) -> None:
         if self.learner.decisions[1]:
+            self.background.wait()
             raise _ToldToStop(f"left after step {self.step}")
 
     def _write_checkpoint(self, step: int, pieces: dict[str, Piece], state: dict, records: list[dict]) -> None:

@@ -92,22 +92,25 @@ class SlotPool:
         self.machines: dict[ActorHandle, str] = {}  # of idle and busy slots
         self._cleared = ""
         self._failed_starts = 0
+        self._next_start = 0.0  # by the monotonic clock
 
     def want(self, number: int, cleared: str = "") -> None:
         """Sets how many slots should be free for work: starts missing ones, and ends surplus ones (idle ones later).
 
-        `cleared`: a machine that is kept free for ranks. Its slots end without a further task, and none is started.
+        `cleared`: a machine that is kept free for ranks. Its slots end without a further task, and meanwhile no slot is
+        started on any machine. After a failed start none is started for 1, 2, then 4 s.
         """
+        now = time.monotonic()
         self._cleared = cleared
         for slot in [slot for slot in self.idle if cleared and self.machines[slot] == cleared]:
             self._end_idle(slot)
-        for _ in range(0 if cleared else number - len(self.idle) - len(self.starting)):
+        for _ in range(0 if cleared or now < self._next_start else number - len(self.idle) - len(self.starting)):
             slot = Slot.options(**self.resources.of_slot).remote()
             self.starting[slot.machine.remote()] = slot
         surplus = len(self.starting) if cleared else len(self.idle) + len(self.starting) - number
         for reference in list(self.starting)[::-1][: max(0, surplus)]:
             self._end(self.starting.pop(reference))
-        now, surplus = time.monotonic(), len(self.idle) - number
+        surplus = len(self.idle) - number
         overdue = [slot for slot, since in self.idle.items() if now - since >= IDLE_S]
         for slot in overdue[: max(0, surplus)]:
             self._end_idle(slot)
@@ -124,15 +127,21 @@ class SlotPool:
         self._end(slot)
 
     def started(self, reference: ray.ObjectRef) -> None:
-        """Notes that a slot is ready. Raises Ray's error when `MAX_FAILED_STARTS` in a row could not start."""
+        """Notes that a slot is ready. Raises Ray's error when `MAX_FAILED_STARTS` in a row could not start.
+
+        Those that fail together, as on a machine that is lost, count as one.
+        """
         slot = self.starting.pop(reference)
         try:
             self.machines[slot] = ray.get(reference)
         except RayError:
-            self._failed_starts += 1
+            self._end(slot)
+            now = time.monotonic()
+            if now >= self._next_start:
+                self._next_start = now + 2**self._failed_starts
+                self._failed_starts += 1
             if self._failed_starts == MAX_FAILED_STARTS:
                 raise
-            self._end(slot)
             return
         self._failed_starts = 0
         self.idle[slot] = time.monotonic()

@@ -43,6 +43,11 @@ class NodeDirectory:
         self.folder = folder
         self.node_id = node_id
 
+    @property
+    def remedy(self) -> str:
+        """What makes a corrupted node again. A read-only store has set nothing aside, so its result still counts."""
+        return "submit again" if self.folder.writable else f"remove {self.folder.path} and submit again"
+
     def config(self) -> dict:
         """Reads the config as plain JSON (see `run_from_plain`); ValueError when the storage has no such node."""
         plain = self.folder.read_json(CONFIG)
@@ -155,7 +160,8 @@ class EvaluationDirectory(NodeDirectory):
     def tensors(self) -> dict[str, "torch.Tensor"]:
         """Reads the tensors of a complete evaluation, verified. ValueError when it has none.
 
-        Corrupted ones are set aside, and the result with them: submitting again then makes them again.
+        A store opened for writing sets corrupted ones aside, and the result with them: submitting again then makes
+        them again.
         """
         from gram_platform.store.tensors import hash_tensors, load_tensors  # imported here: it imports torch
 
@@ -176,7 +182,7 @@ class EvaluationDirectory(NodeDirectory):
         if reason:
             self.folder.set_aside(name, reason)
         self.folder.set_aside(RESULT, f"{name} does not have its hash")
-        expected = "an evaluation with intact tensors; to make these again, submit again"
+        expected = f"an evaluation with intact tensors; to make these again, {self.remedy}"
         raise invalid("eval_id", self.eval_id, expected)
 
 

@@ -129,12 +129,13 @@ class Folder:
 
     def set_aside(self, name: str, reason: object) -> None:
         """Renames a corrupted file or directory to `<name>.corrupt-<n>` and warns; read-only folders only warn."""
+        done = " and set aside" if self.writable else ""
         if self.writable:
             taken = set(self.list())
             number = next(n for n in range(1, 10**6) if f"{name}.corrupt-{n}" not in taken)
             with contextlib.suppress(FileNotFoundError):  # another process has set it aside
                 self.rename(name, f"{name}.corrupt-{number}")
-        warnings.warn(f"{self.path}/{name} is corrupted and set aside: {reason}", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"{self.path}/{name} is corrupted{done}: {reason}", RuntimeWarning, stacklevel=2)
 
     def remove_temporaries(self, older_than_s: float = 0.0) -> None:
         """Removes half-written files of killed writers. Object stores have none."""
@@ -176,14 +177,20 @@ def is_transient(error: BaseException) -> bool:
 
 
 def keep_trying(work: Callable[[], Value], place: str) -> Value:
-    """Retries `work()` on transient errors for `PATIENCE_S`, then raises the last one. Warnings name `place`."""
+    """Retries `work()` on transient errors for `PATIENCE_S`, then raises the last one as an OSError.
+
+    Warnings name `place`.
+    """
     deadline = time.monotonic() + PATIENCE_S
     for delay_s in _delays():
         try:
             return work()
         except Exception as error:
-            if not is_transient(error) or time.monotonic() + delay_s > deadline:
+            is_last = time.monotonic() + delay_s > deadline
+            if not is_transient(error) or (is_last and isinstance(error, OSError)):
                 raise
+            if is_last:
+                raise OSError(f"{type(error).__name__}: {error}") from error
             _warn(place, error)
         time.sleep(delay_s)
     raise AssertionError("delays never end")

@@ -25,7 +25,7 @@ from gram_platform.store.files import Folder, Value, hash_file, is_safe_name, is
 def written_again(method: Callable) -> Callable:
     """Decorates a method that writes a file: once more, if another process removed it before it was whole.
 
-    That process took this one, which slept for long, for ended.
+    That process believed that this one had ended, since it had slept for long.
     """
 
     @functools.wraps(method)

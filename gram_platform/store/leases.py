@@ -95,7 +95,7 @@ class Lease:
         self._unwritten = progress
 
     def is_overdue(self) -> bool:
-        """Tells whether the lease was not renewed for longer than it lasts; it is never renewed again then."""
+        """Tells whether the lease was not renewed for longer than it lasts; only a contested one is renewed then."""
         return _boot_time() - self._renewed > max(self.fields["lease_seconds"], SHORTEST_LEASE_S)
 
     def is_lost(self) -> bool:

@@ -184,8 +184,8 @@ class RunDirectory(NodeDirectory):
     def open_weights(self) -> "contextlib.AbstractContextManager[DiskTensors]":
         """Opens the final weights, verified; each access to a tensor reads it from disk.
 
-        ValueError when the run is not complete or the weights are gone. Corrupted weights are set aside, and the result
-        with them: submitting again then trains the run again.
+        ValueError when the run is not complete, or without intact weights. A store opened for writing sets corrupted
+        weights aside, and the result with them: submitting again then trains the run again.
         """
         return self._first_intact(lambda tensors: tensors)
 
@@ -230,7 +230,8 @@ class RunDirectory(NodeDirectory):
         for attempt_id, _ in self.finished_attempts():
             self.attempts.child(attempt_id).set_aside(FINISHED, reason)  # else it would restore the result
         self.folder.set_aside(RESULT, reason)
-        return invalid("run_id", self.run_id, "a run with intact weights; to train this one again, submit again")
+        expected = f"a run with intact weights; to train this one again, {self.remedy}"
+        return invalid("run_id", self.run_id, expected)
 
     def drop_weights(self) -> int:
         """Removes the weights of a complete run and returns the bytes that became free; losses and history stay.

@@ -6,19 +6,21 @@ import os
 import signal
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
-from ray.exceptions import OutOfMemoryError, WorkerCrashedError
+from ray.exceptions import OutOfMemoryError, RayError, WorkerCrashedError
 
-from gram_platform.engine import graph
+from gram_platform.engine import graph, process, slots
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.life import MAX_CRASHES, Progress
 from gram_platform.engine.node import RunExecution, execute_run
-from gram_platform.engine.process import is_out_of_memory
+from gram_platform.engine.process import TerminationNotice, is_out_of_memory, memory_advice
 from gram_platform.engine.slots import execute_node
 from gram_platform.methods import plan
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.store import LeaseHeld, Store, attempts
+from gram_platform.store.attempts import Attempt
 from tests.engine.test_node import result_bytes, strip_clock
 
 
@@ -51,6 +53,35 @@ def test_a_notice_leaves_a_checkpoint_and_the_run_continues(run, execution, undi
     execute_run(run, {}, seldom)
     assert result_bytes(execution, run.run_id) == result_bytes(straight, run.run_id)
     assert strip_clock(directory.records()) == strip_clock(records)
+
+
+def test_a_checkpoint_that_could_not_be_written_is_an_error_of_a_run_that_was_told_to_end(run, execution, monkeypatch):
+    def refuse(*_) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Attempt, "commit", refuse)
+    notice = TerminationNotice(asks_ray=False)
+    notice.give()
+    with pytest.raises(OSError, match="No space left"):
+        execute_run(run, {}, execution, notice)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_ray_is_asked_again_whether_it_drains_the_machine_after_any_error(monkeypatch):
+    answers = iter([RuntimeError("an answer of another shape"), False])
+
+    def is_draining() -> bool:
+        answer = next(answers, True)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(process, "is_draining", is_draining)
+    monkeypatch.setattr(process, "POLL_S", 0.0)
+    notice, deadline = TerminationNotice(), time.monotonic() + 10.0
+    while not notice.given and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert notice.given
 
 
 def test_checkpoints_between_two_records_change_nothing(run, execution, undisturbed, monkeypatch):
@@ -137,6 +168,16 @@ def test_a_run_that_does_not_fit_says_what_it_needs(setting, execution):
         assert words in message, message
 
 
+def test_memory_advice_offers_nothing_that_is_in_use(setting, execution):
+    run = dataclasses.replace(plan("baseline", setting).runs["all"], micro_batch=1)
+    said = [
+        memory_advice(MemoryError(), run, dataclasses.replace(execution, activation_checkpointing=on))
+        for on in (False, True)
+    ]
+    assert ["--activation-checkpointing" in message for message in said] == [True, False]
+    assert said[1].endswith("for the process itself. Use a machine with more memory.")
+
+
 def test_errors_of_allocators():
     import numpy as np
     import torch
@@ -167,6 +208,40 @@ def test_only_crashes_without_progress_count(setting, execution, monkeypatch):
         assert not study._record_crash(found, WorkerCrashedError())
     assert study._record_crash(found, WorkerCrashedError())
     assert f"{MAX_CRASHES} times without a checkpoint in between" in study.progress.failed[found.id]
+
+
+def test_a_crash_after_a_stall_is_not_called_a_stall(setting, execution):
+    found = method_nodes("baseline", setting)[0]
+    study = empty_graph(execution, [found])
+    study.stalls[found.id] = "no step in 7200 s (--stall-timeout)"  # its process was killed
+    assert not study._record_crash(found, WorkerCrashedError())
+    study.waiting = mock.MagicMock()
+    study._note("the next start", (found,))
+    while not study._record_crash(found, WorkerCrashedError()):
+        pass
+    message = study.waiting.failed.call_args.args[1]
+    assert message.startswith("WorkerCrashedError 4 times")
+
+
+def test_a_study_whose_processes_do_not_start_tries_less_and_less_often_and_then_says_so(execution, monkeypatch):
+    study, now, starts = empty_graph(execution, []), [100.0], []
+    monkeypatch.setattr(slots, "Slot", mock.MagicMock())
+    slots.Slot.options.return_value.remote.side_effect = mock.MagicMock
+    ray_fails = mock.MagicMock(get=mock.MagicMock(side_effect=RayError("its machine has no disk left")))
+    monkeypatch.setattr(slots, "ray", ray_fails)
+    monkeypatch.setattr(slots, "time", mock.MagicMock(monotonic=lambda: now[0]))
+
+    def execute_for_a_minute() -> None:
+        for second in range(60):
+            now[0] = 100.0 + second
+            study.slots.want(2)
+            starts.extend(second for _ in study.slots.starting)
+            for reference in list(study.slots.starting):
+                study._take_back(reference)
+
+    with pytest.raises(graph.ClusterLost, match=r"(?s)4 times in a row: .*no disk left.*Submit again"):
+        execute_for_a_minute()
+    assert starts == [0, 0, 1, 1, 3, 3, 7, 7]
 
 
 def test_killed_for_its_memory(setting, execution):

@@ -110,6 +110,25 @@ def test_a_finished_run_is_not_trained_again(execution, setting, monkeypatch):
     assert execute_run(run, {}, execution) == first
 
 
+def test_corrupted_weights_of_a_runs_start_are_set_aside_and_made_again(execution, setting, tmp_path):
+    """Else each submission would find their run complete, and fail alike."""
+    options = dataclasses.replace(setting.options, maxent=Unlearning(num_steps=2, peak_lr=5e-4, retain_weight=0.1))
+    runs = plan("maxent", dataclasses.replace(setting, options=options)).runs
+    unlearning = next(run for run in runs.values() if run.start is not None)
+    result = execute_run(runs["all"], {}, execution)
+    (weights,) = tmp_path.rglob("weights.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    read_only, folder = Store(execution.storage).run(unlearning.start.run_id), weights.parents[2]
+    with pytest.warns(RuntimeWarning) as said, pytest.raises(ValueError, match=f"remove {folder} and submit again"):
+        read_only.weights()
+    assert not any("set aside" in str(warning.message) for warning in said)
+    with pytest.warns(RuntimeWarning, match="set aside"), pytest.raises(ValueError, match="one again, submit again"):
+        execute_run(unlearning, {}, execution)
+    assert read_only.status() == "interrupted"
+    assert execute_run(runs["all"], {}, execution) == result
+    assert execute_run(unlearning, {}, execution)["run_id"] == unlearning.run_id
+
+
 def test_a_run_whose_lease_was_lost_has_not_failed_and_is_continued(execution, setting, monkeypatch):
     run = plan("baseline", setting).runs["all"]
     monkeypatch.setattr("gram_platform.store.leases.SHORTEST_LEASE_S", 0.0)

@@ -5,8 +5,9 @@ import json
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
-from gram_platform.engine.ranks import LEFT, train_rank
+from gram_platform.engine.ranks import LEFT, LONG_WORK_TIMEOUT_S, train_rank
 from gram_platform.methods import plan
 from gram_platform.store import Store
 from tests.engine.test_ranks import create, elsewhere, train
@@ -54,5 +55,13 @@ def train_until_told(rank, num_ranks, run, execution, measured, folder: Path):
 
     if rank == 0:
         create(execution, run)
+    timeouts_s, new_group = [], dist.new_group
+
+    def noted(timeout, **how):
+        timeouts_s.append(timeout.total_seconds())
+        return new_group(timeout=timeout, **how)
+
+    dist.new_group = noted
     end = train_rank(run, execution, tell, measured)
+    assert timeouts_s == [LONG_WORK_TIMEOUT_S] * 2, "ranks wait as long for one that writes as for one that loads"
     (folder / f"{rank}.json").write_text(json.dumps({**heard, "end": [end.reason, end.message]}))

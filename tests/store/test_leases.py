@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from gram_platform.store import leases
+from gram_platform.store import files, leases
 from gram_platform.store.folders import LocalFolder
 from gram_platform.store.leases import (
     GONE_AFTER_S,
@@ -147,6 +147,34 @@ def test_only_a_contested_lease_is_renewed_after_it_was_overdue(folder, monkeypa
     time.sleep(0.3)
     assert (heartbeat(folder) > late) is contested
     lease.release()
+
+
+class ReadTimeoutError(Exception):
+    """As botocore raises it: no OSError."""
+
+
+@pytest.mark.filterwarnings("ignore:the storage fails")
+def test_a_lease_outlives_errors_of_an_object_store_that_are_no_oserrors(folder, monkeypatch):
+    monkeypatch.setattr(files, "PATIENCE_S", 0.0)
+    lease, calls = Lease(folder, "host:1", 0.03, interval_s=0.01), []
+
+    def write() -> None:
+        calls.append(1)
+        raise ReadTimeoutError("Read timeout on endpoint URL")
+
+    def write_json(*_, **__) -> None:
+        files.keep_trying(write, "here")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folder, "write_json", write_json)
+        with pytest.raises(OSError, match="ReadTimeoutError: Read timeout on endpoint URL"):
+            write_json()
+        until = time.monotonic() + 30.0
+        while len(calls) < 4 and time.monotonic() < until:
+            time.sleep(0.01)
+        assert len(calls) >= 4, "the thread goes on"
+        lease.release()
+    assert read_lease(folder)["released"] is False
 
 
 @pytest.mark.parametrize("field", ["place", "pid", "process_start"])
