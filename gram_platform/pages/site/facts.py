@@ -8,11 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from gram_platform.config import State
-from gram_platform.pages.results.record import StudyRecord, load_record
+from gram_platform.pages.results.record import STUDY_FILE, StudyRecord, readable_record
 from gram_platform.pages.site.folder import UNWRITABLE
 from gram_platform.planner import MACHINES
 from gram_platform.store import EvaluationDirectory, Folder, RunDirectory, Store
 from gram_platform.store.directories import NodeDirectory
+from gram_platform.store.files import is_safe_name
 from gram_platform.store.leases import is_fresh, read_lease
 
 STATES = (State.COMPLETE, State.RUNNING, State.FAILED, State.INTERRUPTED, State.MISSING)
@@ -191,7 +192,7 @@ def _read_studies(store: Store) -> list[StudyFacts]:
     written = [_study_facts(store, name) for name in store.list_studies()]
     found = {study.name: study for study in written if study is not None}
     for search_id in store.list_searches():
-        facts = store.search_dir(search_id).read_spare("search.json")
+        facts = store.search_dir(search_id).read_spare("search.json", {"name": is_safe_name})
         lease = read_lease(store.search_dir(search_id))
         name = facts.get("name", search_id)
         driver = f"led by {lease['owner']}" if is_fresh(lease) else ""
@@ -206,8 +207,10 @@ def _read_studies(store: Store) -> list[StudyFacts]:
 def _study_facts(store: Store, name: str) -> StudyFacts | None:
     folder = store.study_dir(name)
     files = {file: folder.size(file) for file in folder.list() if "." in file}
-    if "study.json" in files:
-        record = load_record(store, name)
+    if STUDY_FILE in files:
+        record = readable_record(store, name)
+        if record is None:
+            return None
         ids = tuple(dict.fromkeys(entry["id"] for entry in record.entries))
         return StudyFacts(name, record.title, ids, record, files=files)
     if "search.json" not in files:
