@@ -24,6 +24,7 @@ from gram_platform.pages.results.record import (
 )
 from gram_platform.pages.results.results import frame_text, read_results, summary_text
 from gram_platform.tracking import Tracker
+from gram_platform.tracking.connection import masked
 
 
 def report_from_mlflow(study: str, tracking_uri: str, out: str) -> str:
@@ -38,7 +39,7 @@ def report_from_mlflow(study: str, tracking_uri: str, out: str) -> str:
     elif (table := tracker.study_file(study, "table.csv")) is not None:
         files, text = _search(study, table, tracker)
     else:
-        raise invalid("study", study, f"a study in MLflow at {tracking_uri}, or one in the storage")
+        raise invalid("study", study, f"a study in MLflow at {masked(tracking_uri)}, or one in the storage")
     if not out:
         return text
     folder = local_path("out", out)

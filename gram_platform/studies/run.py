@@ -42,6 +42,7 @@ from gram_platform.studies.session import (
     start_ray,
 )
 from gram_platform.tracking import Tracker, TrackingUnavailable
+from gram_platform.tracking.connection import masked, web_address
 
 
 def main(study: Study, arguments: list[str] | None = None) -> None:
@@ -138,7 +139,7 @@ class Driver:
         if self.draws_trials or len(self.progress.done) > self.progress.reused:
             refresh_site(self.flags, self.view.say)
         uri = self.flags.tracking_uri
-        command = uri if uri.startswith("http") else f"mlflow ui --backend-store-uri {uri}"
+        command = web_address(uri) if uri.startswith("http") else f"mlflow ui --backend-store-uri {masked(uri)}"
         self.view.say(f"{'MLflow':12} {command}")
         return code
 
