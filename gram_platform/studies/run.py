@@ -42,7 +42,7 @@ from gram_platform.studies.session import (
     start_ray,
 )
 from gram_platform.tracking import Tracker, TrackingUnavailable
-from gram_platform.tracking.connection import masked, web_address
+from gram_platform.tracking.connection import opened_by
 
 
 def main(study: Study, arguments: list[str] | None = None) -> None:
@@ -138,9 +138,7 @@ class Driver:
         code = max(self._write_tables(is_mirrored), 1 if self._failures() else 0)
         if self.draws_trials or len(self.progress.done) > self.progress.reused:
             refresh_site(self.flags, self.view.say)
-        uri = self.flags.tracking_uri
-        command = web_address(uri) if uri.startswith("http") else f"mlflow ui --backend-store-uri {masked(uri)}"
-        self.view.say(f"{'MLflow':12} {command}")
+        self.view.say(f"{'MLflow':12} {opened_by(self.flags.tracking_uri)}")
         return code
 
     # --------------------------------------------------------------------------------------------------- execution
@@ -258,8 +256,12 @@ class Driver:
         return 0
 
     def _say_links(self, study: str, is_mirrored: bool) -> None:
-        for name, url in self.tracker.view_urls(study).items() if is_mirrored else ():
-            self.view.say(f"{'MLflow ' + name:13} {url}")
+        """Prints the study's pages in MLflow, if it answers."""
+        try:
+            for name, url in self.tracker.view_urls(study).items() if is_mirrored else ():
+                self.view.say(f"{'MLflow ' + name:13} {url}")
+        except TrackingUnavailable as error:
+            self.view.say(f"no links to the study's pages ({error})")
 
     def _publish(self, write: Callable[[Tracker | None], Mapping[str, str]], text: str) -> None:
         """Writes files and logs them to MLflow, or only writes them while it is away; prints text and paths."""

@@ -170,6 +170,11 @@ def web_address(uri: str) -> str:
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
+def opened_by(uri: str) -> str:
+    """Returns the address of a server's pages, or the command that shows a database's; without a password."""
+    return web_address(uri) if uri.startswith("http") else f"mlflow ui --backend-store-uri {masked(uri)}"
+
+
 def require_tracking_uri(uri: str) -> None:
     """ValueError unless `uri` is the address of an MLflow server, or of a database that MLflow supports."""
     scheme, separator, _ = uri.partition("://")

@@ -16,7 +16,7 @@ from gram_platform.config.identity import has_shape, invalid
 from gram_platform.pages.figures.study import HIDDEN
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker
-from gram_platform.tracking.connection import masked
+from gram_platform.tracking.connection import opened_by
 from gram_platform.tracking.views import Line, SavedView, study_id, study_views
 
 STUDY_FILE = "study.json"
@@ -237,7 +237,7 @@ def links_note(tracking_uri: str) -> str:
     """Says how to open links into a database; "" for a server."""
     if tracking_uri.startswith("http"):
         return ""
-    return f"Links to MLflow open while this command runs: mlflow ui --backend-store-uri {masked(tracking_uri)}"
+    return f"Links to MLflow open while this command runs: {opened_by(tracking_uri)}"
 
 
 def intro_text(record: StudyRecord, source: str, tracker: Tracker | None) -> str:
