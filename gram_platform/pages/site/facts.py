@@ -51,14 +51,14 @@ class NodeFacts:
         return self.seconds / 3600 * self.timing.get("num_ranks", 1)
 
     @property
-    def dollars_per_hour(self) -> float | None:
-        """Price of all ranks, by the planner's price of the machine with this device; None if unknown."""
+    def dollars_per_rank_hour(self) -> float | None:
+        """Price of one rank, by the planner's price of the machine with this device; None if unknown."""
         device = str(self.timing.get("device", "")).lower()
         machine = next((machine for name, machine in MACHINES.items() if name in device), None)
         if machine is None:
             return None
         slots = self.timing.get("num_threads", 1) if machine.name == "cpu" else 1  # CPUs are priced by core
-        return machine.dollars_per_hour * slots * self.timing.get("num_ranks", 1)
+        return machine.dollars_per_hour * slots
 
     @property
     def changed(self) -> float:
@@ -231,7 +231,7 @@ def uses(studies: Sequence[StudyFacts]) -> dict[str, tuple[str, ...]]:
 
 
 def totals(node_ids: Iterable[str], facts: Facts) -> Totals:
-    """Sums over these nodes, each once; an evaluation is priced by the machine of its run."""
+    """Sums over these nodes, each once; an evaluation, of one rank, is priced by the machine of its run."""
     ids = list(dict.fromkeys(node_ids))
     nodes = [node for node_id in ids if (node := facts.node(node_id)) is not None]
     counts = Counter(node.status for node in nodes) + Counter({State.MISSING: len(ids) - len(nodes)})
@@ -251,8 +251,8 @@ def _dollars(node: NodeFacts, facts: Facts) -> float | None:
     machine = node
     if node.kind == "evaluation":
         machine = facts.runs.get(node.config.get("view", {}).get("run_id", ""), node)
-    price = machine.dollars_per_hour
-    return None if price is None else node.seconds / 3600 * price
+    price = machine.dollars_per_rank_hour
+    return None if price is None else node.rank_hours * price
 
 
 def _covered(intervals: Iterable[tuple[float, float]]) -> float:
