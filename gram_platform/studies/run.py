@@ -18,7 +18,7 @@ from gram_platform.methods.nodes import Node, unique
 from gram_platform.pages.results.record import StudyRecord
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph, build_graph, require_memory
-from gram_platform.studies.definition import FAMILIES, NOT_REPRODUCED, OURS, Study, preset_params
+from gram_platform.studies.definition import FAMILIES, NOT_REPRODUCED, OURS, Study, preset_params, shown_place
 from gram_platform.studies.dry_run import (
     described,
     require_document_end,
@@ -296,7 +296,7 @@ def record_of(graph: Graph) -> StudyRecord:
     first = next(iter(ranges.values())).start
     facts = (
         f"Preset {flags.preset}: {FAMILIES[graph.preset.family]}.",
-        f"Corpus {flags.corpus} (data {data}), {seeds} seeds from {first}.",
+        f"Corpus {shown_place(flags.corpus)} (data {data}), {seeds} seeds from {first}.",
         f"Routing: p_as {routing.p_aux_spread}, p_cr {routing.p_core_robust}, p_af {_factors(setting)}, "
         f"{' or '.join(kinds)} accumulation; compute {'' if setting.equal_compute else 'not '}matched by lambda.",
     )
@@ -311,7 +311,7 @@ def record_of(graph: Graph) -> StudyRecord:
     params |= {"sizes": ",".join(flags.sizes), "methods": ",".join(flags.methods)}
     for name, sentence in SOURCES.items():
         if source := getattr(flags, name):
-            facts += (sentence.format(source),)
+            facts += (sentence.format(shown_place(source)),)
             params[name] = source
     return StudyRecord(
         **graph.study.description,
