@@ -93,6 +93,8 @@ def test_gc_drops_the_weights_of_attacks_and_keeps_their_losses(finished, execut
     results = {node.id: Store(storage).run(node.id).result() for node in attacks}
     gram("gc", "--storage", storage)
     assert "3 attacks" in capsys.readouterr().out
+    gram("gc", "--storage", storage, "--dry-run")
+    assert "0 would lose" in capsys.readouterr().out
     store = Store(storage)
     for node in attacks:
         assert store.run(node.id).result() == results[node.id]

@@ -296,7 +296,7 @@ def record_of(graph: Graph) -> StudyRecord:
     first = next(iter(ranges.values())).start
     facts = (
         f"Preset {flags.preset}: {FAMILIES[graph.preset.family]}.",
-        f"Corpus {shown_place(flags.corpus)} (data {data}), {seeds} seeds from {first}.",
+        f"Corpus {shown_place(flags.corpus)} (data {data}), {seeds} seed{'s' * (seeds != '1')} from {first}.",
         f"Routing: p_as {routing.p_aux_spread}, p_cr {routing.p_core_robust}, p_af {_factors(setting)}, "
         f"{' or '.join(kinds)} accumulation; compute {'' if setting.equal_compute else 'not '}matched by lambda.",
     )

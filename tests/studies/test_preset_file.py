@@ -122,6 +122,9 @@ def test_the_record_has_no_local_path(tmp_path):
     flags = replace(graph.flags, corpus="/home/me/my_text", law="/home/me/law.json")
     facts = " ".join(record_of(replace(graph, flags=flags)).facts)
     assert "Corpus my_text (data" in facts
+    assert ", 2 seeds from 0." in facts
+    one = graph_of(["--preset", "smoke", "--seeds", "1", "--storage", str(tmp_path)])
+    assert ", 1 seed from 0." in record_of(one).facts[1]
     assert "law law.json" in facts
     assert "/home" not in facts
     assert [shown_place(place) for place in ("demo", "hf://org/name?label=a")] == ["demo", "hf://org/name?label=a"]
