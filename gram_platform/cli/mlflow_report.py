@@ -12,7 +12,7 @@ from gram_platform.analysis.lr_laws import analyse_grid
 from gram_platform.analysis.tables import table_csv
 from gram_platform.analysis.trials import STATE
 from gram_platform.config import LOSSES
-from gram_platform.config.identity import invalid, local_path
+from gram_platform.config.identity import invalid, local_path, parse_json
 from gram_platform.pages.report.build import build_report
 from gram_platform.pages.report.sections import renamed
 from gram_platform.pages.results.record import (
@@ -39,7 +39,7 @@ def report_from_mlflow(study: str, tracking_uri: str, out: str) -> str:
     if out:
         make_folder(str(folder))
     if (plain := tracker.study_file(study, "study.json")) is not None:
-        files, text = _study(record_from_plain(json.loads(plain)), tracker)
+        files, text = _study(record_from_plain(parse_json(plain, dict)), tracker)
     elif (table := tracker.study_file(study, "table.csv")) is not None:
         files, text = _search(study, table, tracker)
     else:

@@ -109,7 +109,7 @@ def load_record(store: Store, name: str) -> StudyRecord:
     try:
         return record_from_plain(plain)
     except ValueError as error:
-        raise ValueError(f"{folder.file(STUDY_FILE)} cannot be used: {error}") from error
+        raise ValueError(f"{folder.path}/{error}") from error
 
 
 def readable_record(store: Store, name: str) -> StudyRecord | None:
@@ -126,7 +126,7 @@ def record_from_plain(plain: Mapping) -> StudyRecord:
     needed = {field.name for field in fields(StudyRecord) if field.default is MISSING}
     shapes = {key: SHAPE.get(key, lambda value: False) for key in sorted(needed | plain.keys())}
     if wrong := [key for key, shape in shapes.items() if not has_shape(plain, {key: shape})]:
-        raise ValueError(f"fields are missing, or of another version or type: {', '.join(wrong)}")
+        raise ValueError(f"{STUDY_FILE}: fields are missing, or of another version or type: {', '.join(wrong)}")
     return StudyRecord(**{key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()})
 
 
