@@ -93,6 +93,8 @@ def test_gc_drops_the_weights_of_attacks_and_keeps_their_losses(finished, execut
     results = {node.id: Store(storage).run(node.id).result() for node in attacks}
     gram("gc", "--storage", storage)
     assert "3 attacks" in capsys.readouterr().out
+    gram("gc", "--storage", storage, "--dry-run")
+    assert "0 would lose" in capsys.readouterr().out
     store = Store(storage)
     for node in attacks:
         assert store.run(node.id).result() == results[node.id]
@@ -178,6 +180,9 @@ def test_configs_that_cannot_be_read(finished, text, capsys):
         (["report", "nothing"], "study='nothing'"),
         (["report", "--out", "/dev/null"], "out='/dev/null'"),
         (["report", "--out", "/dev/null/site"], "out='/dev/null/site'"),
+        (["report", "--out", "/proc/site"], "out='/proc/site'"),
+        (["report", "a", "--tracking-uri", "sqlite:////nowhere/a.db", "--out", "/proc/a"], "out='/proc/a'"),
+        (["eval", "a", "--tasks", "b", "--out", "/nowhere/a.csv"], "out='/nowhere/a.csv'"),
         (["status", "--storage", "~nobody-of-this-name/x"], "storage='~nobody-of-this-name/x'"),
         (["sync", "--tracking-uri", "http://host:abc"], "tracking_uri='http://host:abc'"),
         (["report", "--tracking-uri", "foo://x"], "tracking_uri='foo://x'"),
@@ -189,6 +194,7 @@ def test_configs_that_cannot_be_read(finished, text, capsys):
         (["export", "a", "--out", "~nobody-of-this-name"], "out='~nobody-of-this-name'"),
         (["import", "~nobody-of-this-name"], "checkpoint='~nobody-of-this-name'"),
         (["token", "alice", "--profiles", "core", "--policy", "~nobody-of-this-name"], "policy='~nobody-of-this-name'"),
+        (["token", "alice", "--profiles", "core", "--policy", "/nowhere/a.toml"], "policy='/nowhere/a.toml'"),
     ],
 )
 def test_bad_input(arguments, message, storage, capsys):

@@ -1,5 +1,7 @@
 """Implements `gram eval`."""
 
+import os
+from pathlib import Path
 from typing import Literal
 
 from gram_platform.analysis.tables import aligned, table_csv
@@ -42,7 +44,7 @@ def eval_command(
     require_int("num_fewshot", num_fewshot, -1)
     if not tasks or not profiles:
         raise invalid("profiles" if tasks else "tasks", (), "one or more names")
-    place = local_path("out", out) if out else None
+    place = _output(out) if out else None
     store = stored(storage)
     found = available_modules(store, store.find_run(run_id))
     if store.run(found.run_id).result() is None:
@@ -54,3 +56,11 @@ def eval_command(
         place.write_text(table_csv(table), encoding="utf-8")
     shown = table.map(lambda value: f"{value:.3f}" if isinstance(value, float) else str(value))
     print("\n" + aligned([list(shown.columns), *shown.values.tolist()]))
+
+
+def _output(out: str) -> Path:
+    """Returns the path of a file to write; ValueError unless it can be one."""
+    place = local_path("out", out)
+    if place.is_dir() or not place.parent.is_dir() or not os.access(place if place.exists() else place.parent, os.W_OK):
+        raise invalid("out", str(place), "a file that can be written, in a folder that exists")
+    return place

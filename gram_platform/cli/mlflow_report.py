@@ -12,7 +12,7 @@ from gram_platform.analysis.lr_laws import analyse_grid
 from gram_platform.analysis.tables import table_csv
 from gram_platform.analysis.trials import STATE
 from gram_platform.config import LOSSES
-from gram_platform.config.identity import invalid, local_path
+from gram_platform.config.identity import invalid, local_path, parse_json
 from gram_platform.pages.report.build import build_report
 from gram_platform.pages.report.sections import renamed
 from gram_platform.pages.results.record import (
@@ -23,26 +23,29 @@ from gram_platform.pages.results.record import (
     with_links,
 )
 from gram_platform.pages.results.results import frame_text, read_results, summary_text
+from gram_platform.pages.site.folder import make_folder
 from gram_platform.tracking import Tracker
+from gram_platform.tracking.connection import masked
 
 
 def report_from_mlflow(study: str, tracking_uri: str, out: str) -> str:
     """Returns a study's tables, fits and claims as text, and writes table.csv and report.html into the folder `out`.
 
     A search of learning rates and batches gives optima and laws, fitted again to its trials; another search its table.
-    Nothing is written without `out`. ValueError for a study that MLflow does not have. TrackingUnavailable.
+    Nothing is written without `out`. ValueError for a study that MLflow does not have, and for an `out` that cannot be
+    written. TrackingUnavailable.
     """
-    tracker = Tracker(tracking_uri)
+    tracker, folder = Tracker(tracking_uri), local_path("out", out)
+    if out:
+        make_folder(str(folder))
     if (plain := tracker.study_file(study, "study.json")) is not None:
-        files, text = _study(record_from_plain(json.loads(plain)), tracker)
+        files, text = _study(record_from_plain(parse_json(plain, dict)), tracker)
     elif (table := tracker.study_file(study, "table.csv")) is not None:
         files, text = _search(study, table, tracker)
     else:
-        raise invalid("study", study, f"a study in MLflow at {tracking_uri}, or one in the storage")
+        raise invalid("study", study, f"a study in MLflow at {masked(tracking_uri)}, or one in the storage")
     if not out:
         return text
-    folder = local_path("out", out)
-    folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         (folder / name).write_text(content, encoding="utf-8")
     return "\n".join([text, "", *(f"{name:12} {Path(folder, name)}" for name in files)])

@@ -20,6 +20,7 @@ from gram_platform.release.serving.policy import edit_policy, new_token, token_e
 from gram_platform.store import Store
 from gram_platform.store.root import storage_place
 from gram_platform.tracking import Tracker, default_tracking_uri
+from gram_platform.tracking.connection import masked
 from gram_platform.tracking.entry import RUN_ID, VIEW_ID
 from gram_platform.tracking.registry import register_export
 
@@ -93,7 +94,7 @@ def export_command(
 def _require_registry(name: str, tracking_uri: str, run_id: str) -> None:
     """ValueError for a name that no model in MLflow can have, or an address without one."""
     if not name and tracking_uri:
-        raise invalid("tracking_uri", tracking_uri, "no value without --register")
+        raise invalid("tracking_uri", masked(tracking_uri), "no value without --register")
     if name:
         require_name("register", name)
     if name and run_id.startswith(IMPORTED):
@@ -111,7 +112,7 @@ def _registered(
     tags = {RUN_ID: view.run_id, VIEW_ID: view.view_id, "gram.modules": active, **hub_tags}
     note = f"View of run `{view.run_id}`; modules switched on: {active}. The files' README says how it was verified."
     version = register_export(tracker.tracking_uri, name, folder / RECORD, mlflow_run_id, tags, note)
-    return f"{name}: version {version} in MLflow at {tracker.tracking_uri}"
+    return f"{name}: version {version} in MLflow at {masked(tracker.tracking_uri)}"
 
 
 def import_command(checkpoint: Positional[str], storage: Storage = "", seq_len: int | None = None) -> None:

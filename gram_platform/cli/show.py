@@ -34,7 +34,8 @@ def describe_node(store: Store, beginning: str) -> dict[str, object]:
     node_id = find_id("node_id", beginning, kind_of, f"a run or an evaluation in {store.root}, as `gram status` prints")
     kind = kind_of[node_id]
     node = store.node(kind, node_id)
-    records = {name: store.study_dir(name).read_json("study.json") or {} for name in store.list_studies()}
+    shape = {"entries": [{"id": str}]}
+    records = {name: store.study_dir(name).read_spare("study.json", shape) for name in store.list_studies()}
     studies = [n for n, plain in records.items() if any(e["id"] == node_id for e in plain.get("entries", ()))]
     facts = {"id": node_id, "kind": kind, "state": str(node.status()), "folder": node.folder.path, "studies": studies}
     parts = {"tags": node.tags(), "config": node.config(), "result": node.result() or {}, "timing": node.timing()}

@@ -151,7 +151,7 @@ def gc_command(storage: Storage = "", dry_run: bool = False) -> None:
         if not dry_run:
             run.remove_remains()
         if "elicited" in run.tags() and run.run_id not in needed and run.result() is not None:
-            num_runs += 1
+            num_runs += run.has_weights() if dry_run else 1
             num_bytes += 0 if dry_run else run.drop_weights()
     if not dry_run:
         folders = [store.evaluation(eval_id).folder for eval_id in store.list_evaluations()]

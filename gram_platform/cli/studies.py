@@ -20,6 +20,7 @@ from gram_platform.studies.measurements import MEASUREMENTS
 from gram_platform.studies.searches.control import ACTIONS, give_order, search_lines
 from gram_platform.studies.site import build_site, watch_site
 from gram_platform.tracking import Tracker, default_tracking_uri
+from gram_platform.tracking.connection import masked
 
 
 def sync_command(storage: Storage = "", tracking_uri: TrackingUri = "", to: str = "mlflow", folder: str = "") -> None:
@@ -43,7 +44,7 @@ def sync_command(storage: Storage = "", tracking_uri: TrackingUri = "", to: str 
     tracker = Tracker(tracking_uri or default_tracking_uri(store.root))
     tracker.prepare_database()
     counts = tracker.sync(store)
-    print(f"{tracker.tracking_uri}: {counts['sent']} sent, {counts['unchanged']} unchanged")
+    print(f"{masked(tracker.tracking_uri)}: {counts['sent']} sent, {counts['unchanged']} unchanged")
 
 
 def report_command(

@@ -1,6 +1,7 @@
 """Reads values that people write in TOML into frozen dataclasses; an error names file, line and field."""
 
 import dataclasses
+import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -146,7 +147,7 @@ def _toml(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", r"\u007f")  # a basic string, as JSON's but for DEL
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 

@@ -123,7 +123,7 @@ def describe_corpus(name: str) -> str:
         return "datasets: " + ", ".join(dict.fromkeys(row.dataset for row in corpus.rows))
     if isinstance(corpus, TextCorpus):
         return "files: " + ", ".join([*corpus.globs, *corpus.records])
-    return "licences, documentation and source code of the packages installed on this machine"
+    return "Python, C++ headers, JavaScript, type stubs and licences of the packages installed on this machine"
 
 
 def grows_with_size(corpus: str | Path) -> bool:

@@ -19,6 +19,7 @@ from gram_platform.store import Store
 from gram_platform.store.root import open_corpus
 from gram_platform.store.views import model_config, view_model
 
+SPECIAL = re.compile(r"[\\|<&`*~]|\](?=\()|(?<![^\W_])_|_(?![^\W_])")  # in Markdown; `_` at the ends of words
 ANY_TEXT = "-"  # an empty cell
 
 CAUTIONS = """\
@@ -197,7 +198,8 @@ def _is_within(part: pd.DataFrame, whole: pd.DataFrame) -> bool:
 
 def _study(numbers: ProfileNumbers, others: Sequence[str]) -> str:
     names = ", ".join(f"{name} {plain(value)}" for name, value in numbers.names.items() if value and name != "kind")
-    lines = [f"### {numbers.title}", f"Study {code(numbers.study)} ({names}). {' '.join(numbers.facts)}"]
+    facts = plain(" ".join(numbers.facts))
+    lines = [f"### {plain(numbers.title)}", f"Study {code(numbers.study)} ({names}). {facts}"]
     lines.append(
         "A compute ratio is the share of the baseline's training that reaches the same loss: 1 is the baseline at its "
         "end. *elicited* is after an attack on what was removed; its loss is the attacker's best."
@@ -232,8 +234,8 @@ def _markdown(frame: pd.DataFrame) -> str:
 
 
 def plain(text: str) -> str:
-    """Escapes text for one Markdown table cell, so that it shows literally: no table, code, tag or line break."""
-    return re.sub(r"([\\|<&`])", r"\\\1", " ".join(text.splitlines()))
+    """Escapes text for Markdown, also in a table cell: no table, code, tag, link, emphasis or line break."""
+    return SPECIAL.sub(r"\\\g<0>", " ".join(text.splitlines()))
 
 
 def code(text: str) -> str:

@@ -8,7 +8,7 @@ import pandas as pd
 from gram_platform.analysis.ratios import VARIANT
 from gram_platform.analysis.tables import CLASSES, domain_table, interval_text
 from gram_platform.config import LOSSES, View, evaluation_from_plain
-from gram_platform.pages.results.record import StudyRecord, load_record
+from gram_platform.pages.results.record import StudyRecord, readable_record
 from gram_platform.pages.results.results import Results, read_results
 from gram_platform.store import Store
 from gram_platform.tracking.frame import Frames
@@ -38,8 +38,7 @@ class ProfileNumbers:
 
 def profile_numbers(store: Store, view: View) -> tuple[ProfileNumbers, ...]:
     """Returns the numbers of every study that evaluated the view and has its baseline; () if there is none."""
-    studies = [name for name in store.list_studies() if store.study_dir(name).exists("study.json")]  # without searches
-    records = [load_record(store, name) for name in studies]
+    records = [record for name in store.list_studies() if (record := readable_record(store, name)) is not None]
     records = [record for record in records if record.measurement == LOSSES]
     wanted = {record.name: _entries(store, record, view) for record in records}
     frames = Frames(store)

@@ -1,7 +1,9 @@
 """Defines a study as a value: its presets and variants, and how a TOML file or `--set` changes a preset."""
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from gram_platform.config import CORE
@@ -249,6 +251,11 @@ def on_responses(study: Study, changes: tuple[str, ...]) -> tuple[str, ...]:
     if not any(preset.options.finetuning for preset in study.presets.values()):
         raise invalid("instructions", study.name, "a study with a finetuning stage, such as finetuning")
     return tuple(dict.fromkeys((f'options.finetuning.responses_after="{RESPONSE}"', *changes)))
+
+
+def shown_place(place: str) -> str:
+    """Returns a local path's last part, for reports and cards that others read; a name or a URL whole."""
+    return Path(place).name if place.startswith(os.sep) else place
 
 
 def preset_params(preset: str, changes: tuple[str, ...]) -> dict[str, str]:

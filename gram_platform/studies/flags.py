@@ -172,7 +172,7 @@ class Flags(CommonFlags):
     methods: Names = ()
     """names of those above (default: the preset's, else the study's); the baseline is always there, it is the unit"""
     law: Text = ""
-    """learning rates and batches by a law: its name (paper) or a law.json of lr_bs_grid; default: each size's own"""
+    """learning rates and batches by a law: paper, demo or a law.json of lr_bs_grid; default: each size's own"""
     start: Text = ""
     """id of an imported model (gram import) that training begins with: its shape and tokenizer, the batch, data, rate
     and module width of the one size in --sizes"""

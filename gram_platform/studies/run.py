@@ -18,7 +18,7 @@ from gram_platform.methods.nodes import Node, unique
 from gram_platform.pages.results.record import StudyRecord
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph, build_graph, require_memory
-from gram_platform.studies.definition import FAMILIES, NOT_REPRODUCED, OURS, Study, preset_params
+from gram_platform.studies.definition import FAMILIES, NOT_REPRODUCED, OURS, Study, preset_params, shown_place
 from gram_platform.studies.dry_run import (
     described,
     require_document_end,
@@ -42,6 +42,7 @@ from gram_platform.studies.session import (
     start_ray,
 )
 from gram_platform.tracking import Tracker, TrackingUnavailable
+from gram_platform.tracking.connection import opened_by
 
 
 def main(study: Study, arguments: list[str] | None = None) -> None:
@@ -137,9 +138,7 @@ class Driver:
         code = max(self._write_tables(is_mirrored), 1 if self._failures() else 0)
         if self.draws_trials or len(self.progress.done) > self.progress.reused:
             refresh_site(self.flags, self.view.say)
-        uri = self.flags.tracking_uri
-        command = uri if uri.startswith("http") else f"mlflow ui --backend-store-uri {uri}"
-        self.view.say(f"{'MLflow':12} {command}")
+        self.view.say(f"{'MLflow':12} {opened_by(self.flags.tracking_uri)}")
         return code
 
     # --------------------------------------------------------------------------------------------------- execution
@@ -257,8 +256,12 @@ class Driver:
         return 0
 
     def _say_links(self, study: str, is_mirrored: bool) -> None:
-        for name, url in self.tracker.view_urls(study).items() if is_mirrored else ():
-            self.view.say(f"{'MLflow ' + name:13} {url}")
+        """Prints the study's pages in MLflow, if it answers."""
+        try:
+            for name, url in self.tracker.view_urls(study).items() if is_mirrored else ():
+                self.view.say(f"{'MLflow ' + name:13} {url}")
+        except TrackingUnavailable as error:
+            self.view.say(f"no links to the study's pages ({error})")
 
     def _publish(self, write: Callable[[Tracker | None], Mapping[str, str]], text: str) -> None:
         """Writes files and logs them to MLflow, or only writes them while it is away; prints text and paths."""
@@ -293,7 +296,7 @@ def record_of(graph: Graph) -> StudyRecord:
     first = next(iter(ranges.values())).start
     facts = (
         f"Preset {flags.preset}: {FAMILIES[graph.preset.family]}.",
-        f"Corpus {flags.corpus} (data {data}), {seeds} seeds from {first}.",
+        f"Corpus {shown_place(flags.corpus)} (data {data}), {seeds} seed{'s' * (seeds != '1')} from {first}.",
         f"Routing: p_as {routing.p_aux_spread}, p_cr {routing.p_core_robust}, p_af {_factors(setting)}, "
         f"{' or '.join(kinds)} accumulation; compute {'' if setting.equal_compute else 'not '}matched by lambda.",
     )
@@ -308,7 +311,7 @@ def record_of(graph: Graph) -> StudyRecord:
     params |= {"sizes": ",".join(flags.sizes), "methods": ",".join(flags.methods)}
     for name, sentence in SOURCES.items():
         if source := getattr(flags, name):
-            facts += (sentence.format(source),)
+            facts += (sentence.format(shown_place(source)),)
             params[name] = source
     return StudyRecord(
         **graph.study.description,

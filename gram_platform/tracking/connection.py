@@ -38,7 +38,7 @@ SETTINGS = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 PAGE = 1000
-PASSWORD = re.compile(r"://[^/@\s]*@")
+PASSWORD = re.compile(r"(?<=://)(?:[^\s/?#]*|[^\s/:@]*:(?!\d*/)[^\s@]*)(?=@)|(?<=[?&]password=)[^&\s'\"]*")
 MOST_CHARACTERS = 5000  # of a tag's value, where MLflow's limit is lowest
 SERVERS = ("http", "https")
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")  # that MLflow supports; `frame.py` queries them directly
@@ -46,6 +46,9 @@ DATABASES = ("sqlite", "postgresql", "mysql", "mssql")  # that MLflow supports; 
 
 class TrackingUnavailable(RuntimeError):
     """MLflow could not be reached, or refused a call. The storage is unaffected, and a later `sync` catches up."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(masked(reason))
 
 
 class Connection:
@@ -151,9 +154,25 @@ class Connection:
 @cache
 def context_tags() -> dict[str, str]:
     """Returns MLflow's tags of this process: user, source and git commit; with its command line and Ray job."""
-    tags = {**resolve_tags(), "gram.command": PASSWORD.sub("://***@", shlex.join(sys.argv))[:MOST_CHARACTERS]}
+    tags = {**resolve_tags(), "gram.command": masked(shlex.join(sys.argv))[:MOST_CHARACTERS]}
     job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") or "{}").get("metadata", {})
     return tags | {"gram.ray_job_id": job["job_submission_id"]} if "job_submission_id" in job else tags
+
+
+def masked(text: str) -> str:
+    """Returns a text for other people: every address in it without user and password."""
+    return PASSWORD.sub("***", text)
+
+
+def web_address(uri: str) -> str:
+    """Returns a server's address for links: without user and password, for which a browser asks."""
+    parts = urlsplit(uri)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
+def opened_by(uri: str) -> str:
+    """Returns the address of a server's pages, or the command that shows a database's; without a password."""
+    return web_address(uri) if uri.startswith("http") else f"mlflow ui --backend-store-uri {masked(uri)}"
 
 
 def require_tracking_uri(uri: str) -> None:
@@ -161,13 +180,15 @@ def require_tracking_uri(uri: str) -> None:
     scheme, separator, _ = uri.partition("://")
     if not separator or (scheme not in SERVERS and scheme.partition("+")[0] not in DATABASES):
         schemes = f"{', '.join(SERVERS + DATABASES)}; a database also with its driver, as postgresql+psycopg"
-        raise invalid("tracking_uri", uri, f"a URI such as http://host:5000 or sqlite:////path/mlflow.db, of {schemes}")
+        raise invalid(
+            "tracking_uri", masked(uri), f"a URI such as http://host:5000 or sqlite:////path/mlflow.db, of {schemes}"
+        )
     try:
         host, _ = urlsplit(uri).hostname, urlsplit(uri).port
     except ValueError as error:
-        raise invalid("tracking_uri", uri, f"a URI with a port from 0 to 65535 ({error})") from error
+        raise invalid("tracking_uri", masked(uri), f"a URI with a port from 0 to 65535 ({error})") from error
     if scheme in SERVERS and not host:
-        raise invalid("tracking_uri", uri, "a URI with a host, such as http://host:5000")
+        raise invalid("tracking_uri", masked(uri), "a URI with a host, such as http://host:5000")
 
 
 def default_tracking_uri(storage: str) -> str:

@@ -18,7 +18,7 @@ from mlflow.entities import Metric, Param, Run, RunTag
 from gram_platform.store import EvaluationDirectory, RunDirectory, Store
 from gram_platform.store.listing import Finished
 from gram_platform.tracking import entry as content
-from gram_platform.tracking.connection import Connection, collector_paused, require_database
+from gram_platform.tracking.connection import Connection, collector_paused, require_database, web_address
 from gram_platform.tracking.sender import Sender, age, has
 from gram_platform.tracking.views import (
     LINE,
@@ -222,4 +222,6 @@ class Tracker:
         return f"{self._base(ui_url)}/#/experiments/{experiment_id}/runs/{mlflow_run_id}?{TRAINING_RUNS}"
 
     def _base(self, ui_url: str) -> str:
-        return (ui_url or (self.tracking_uri if self.tracking_uri.startswith("http") else LOCAL_UI)).rstrip("/")
+        return (
+            ui_url or (web_address(self.tracking_uri) if self.tracking_uri.startswith("http") else LOCAL_UI)
+        ).rstrip("/")

@@ -124,6 +124,16 @@ def test_assignments_say_the_same_as_the_document(tmp_path):
     assert "wheels[0.6M].radius=7" in assignments(tomllib.loads(text))
 
 
+@pytest.mark.parametrize("text", ["\n### Response:\n", "a\tb\r\x00", 'say "b"', "a\\nb\\", "\\\x7f", "\u2028 é 😀"])
+def test_a_text_of_an_assignment_is_the_same_after_a_round_trip(text):
+    (one,) = assignments({"name": text})
+    assert read_assignment(one).plain == {"name": text}
+
+
+def test_texts_without_characters_to_escape_are_written_as_before():
+    assert assignments({"name": 'é 😀 "b" \\s'}) == ['name="é 😀 \\"b\\" \\\\s"']
+
+
 @pytest.mark.parametrize("value", [("2e-3", 2e-3), (".5", 0.5), ("7", 7), ("word", "word"), ("[1, 2]", [1, 2])])
 def test_values_of_an_assignment(value):
     text, found = value

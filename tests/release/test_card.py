@@ -153,7 +153,18 @@ def test_a_dense_run_has_nothing_absent(planted):
 
 # ---------------------------------------------------------------------------------------------------------- labels
 
-LABELS = ("a|b", "<b>bold", "c`d", "`code`", "e\\|f", "&lt;", "first\nsecond\r\nthird\u2028fourth", "C++ {x}", "plain")
+LABELS = (
+    "a|b",
+    "<b>bold",
+    "c`d",
+    "`code`",
+    "e\\|f",
+    "&lt;",
+    "first\nsecond\r\nthird\u2028fourth",
+    "C++ {x}",
+    "_a_ *b* [c](d)",
+    "plain",
+)
 
 
 def shown_tables(text):
@@ -186,6 +197,20 @@ def test_a_label_stays_in_its_cell(label, planted):
     assert classes[0] == list(domains.columns)
     assert [row[1] for row in classes[1:]] == [seen] * len(domains)
     assert [row[2:] for row in classes[1:]] == domains.iloc[:, 2:].astype(str).to_numpy().tolist()
+
+
+def test_the_facts_of_a_study_are_text(planted):
+    planted.study("scaling", "Scaling")
+    view = View.of(gram_run(planted), {"lisp": 1.0})
+    about = card_subject(planted.store, view, "float32", ())
+    (numbers,) = profile_numbers(planted.store, view)
+    fact = "Corpus [a](http://b) _c_ **d** ~~e~~ __f__ p_as `g` <i>."
+    about = dataclasses.replace(about, numbers=(dataclasses.replace(numbers, facts=(fact,), title=fact),))
+    tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(card_text(about, "", (AGREEMENT,)))
+    heading, text = (token.children for token in tokens if token.type == "inline" and "Corpus" in token.content)
+    for children, is_whole in ((heading, True), (text, False)):
+        shown = "".join(child.content for child in children if child.type in ("text", "text_special"))
+        assert shown == fact if is_whole else shown.endswith(fact)
 
 
 def test_a_name_is_code_where_it_can_be():

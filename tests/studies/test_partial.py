@@ -1,10 +1,11 @@
-"""The table that is written while a study still trains."""
+"""The tables that are written while a study still trains, and while MLflow is away."""
 
 from types import SimpleNamespace
 
 from gram_platform.engine.life import Progress
 from gram_platform.studies.measurements import MEASUREMENTS
 from gram_platform.studies.run import Driver
+from gram_platform.tracking import TrackingUnavailable
 
 
 def test_a_table_that_cannot_be_made_is_said_and_ends_nothing(monkeypatch):
@@ -26,3 +27,23 @@ def test_a_table_that_cannot_be_made_is_said_and_ends_nothing(monkeypatch):
     assert said == ["no table so far: ZeroDivisionError: a fit of nothing"]
     assert sent == [node]
     assert list(driver.unwritten) == [(0, "small")]
+
+
+def test_every_table_is_written_while_mlflow_is_away(monkeypatch):
+    def away(study):
+        raise TrackingUnavailable("its disk is full")
+
+    def write(record, store, results, failed, tracker):
+        return away(record.name) if tracker else {"table.csv": f"/{record.name}/table.csv"}
+
+    results = SimpleNamespace(source="MLflow")
+    losses = SimpleNamespace(read=lambda *_: results, write=write, text=lambda *_: "a table")
+    monkeypatch.setitem(MEASUREMENTS, "losses", losses)
+    said = []
+    driver = object.__new__(Driver)
+    driver.view, driver.tracker = SimpleNamespace(say=said.append), SimpleNamespace(view_urls=away)
+    driver.flags, driver.store, driver.progress = SimpleNamespace(tracking_uri="http://host"), None, Progress([])
+    driver.records = [SimpleNamespace(name=name, title=name, measurement="losses") for name in ("scaling", "stories")]
+    assert driver._write_tables(True) == 0
+    assert sum("/scaling/table.csv" in line or "/stories/table.csv" in line for line in said) == 2
+    assert said.count("no links to the study's pages (its disk is full)") == 2

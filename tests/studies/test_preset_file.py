@@ -8,7 +8,7 @@ import pytest
 from gram_platform.config.ladder import SMOKE_SIZES
 from gram_platform.config.written import assignments
 from gram_platform.studies.build import build_graph
-from gram_platform.studies.definition import AS_RUN, OURS
+from gram_platform.studies.definition import AS_RUN, OURS, shown_place
 from gram_platform.studies.dry_run import describe
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library import lr_bs_grid, scaling, stories
@@ -115,6 +115,19 @@ def test_a_preset_without_changes_has_the_record_that_it_had(tmp_path):
     record = record_of(graph_of(["--preset", "smoke", "--storage", str(tmp_path)]))
     assert "changes" not in record.params
     assert not any("Changed" in fact for fact in record.facts)
+
+
+def test_the_record_has_no_local_path(tmp_path):
+    graph = graph_of(["--preset", "smoke", "--storage", str(tmp_path)])
+    flags = replace(graph.flags, corpus="/home/me/my_text", law="/home/me/law.json")
+    facts = " ".join(record_of(replace(graph, flags=flags)).facts)
+    assert "Corpus my_text (data" in facts
+    assert ", 2 seeds from 0." in facts
+    one = graph_of(["--preset", "smoke", "--seeds", "1", "--storage", str(tmp_path)])
+    assert ", 1 seed from 0." in record_of(one).facts[1]
+    assert "law law.json" in facts
+    assert "/home" not in facts
+    assert [shown_place(place) for place in ("demo", "hf://org/name?label=a")] == ["demo", "hf://org/name?label=a"]
 
 
 def test_set_takes_the_names_that_others_print(tmp_path):

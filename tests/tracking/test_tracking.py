@@ -19,9 +19,10 @@ from gram_platform.config import Evaluation, State, View
 from gram_platform.config.flops import active_parameters
 from gram_platform.config.identity import metric_name, to_plain
 from gram_platform.methods.budgets import plan_compute_units
+from gram_platform.pages.results.record import links_note
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, TrackingUnavailable, default_tracking_uri
-from gram_platform.tracking.connection import Connection, context_tags
+from gram_platform.tracking.connection import Connection, context_tags, masked
 from gram_platform.tracking.entry import Entry, curve_metrics, run_entry, shown_name, unescape
 from gram_platform.tracking.views import Line, study_views
 from tests.store.training import final_fields, in_process, record, run_config, train
@@ -330,6 +331,27 @@ def test_no_password_reaches_mlflow(monkeypatch):
     tags = context_tags.__wrapped__()
     assert tags["gram.command"] == "scaling.py --tracking-uri postgresql://***@host/mlflow"
     assert tags["gram.ray_job_id"] == "raysubmit_1"
+
+
+@pytest.mark.parametrize("user", ["user:word", "word", "user:w@word", "user:w/word", "user:"])
+def test_addresses_are_told_without_user_and_password(user):
+    uri = f"postgresql://{user}@host:5432/mlflow"
+    assert masked(f"{uri} {uri}: away") == "postgresql://***@host:5432/mlflow postgresql://***@host:5432/mlflow: away"
+    assert "word" not in str(TrackingUnavailable(uri)) + links_note(uri)
+
+
+def test_texts_without_a_password_are_told_whole():
+    for text in ("hf://datasets/a/b@main/x", "http://host:5000/a@b", "sqlite:////a/b@c.db", "a@b: c"):
+        assert masked(text) == text
+    assert masked("postgresql://host/db?user=a&password=word&x=1") == "postgresql://host/db?user=a&password=***&x=1"
+
+
+def test_links_have_no_user_and_password(monkeypatch):
+    tracker = Tracker("http://user:word@host:5000/mlflow/")
+    monkeypatch.setattr(tracker._connection, "_client", object())
+    assert tracker.run_url("x").startswith("http://host:5000/mlflow/#/experiments/")
+    with pytest.raises(ValueError, match=r"tracking_uri='ftp://\*\*\*@host'"):
+        Tracker("ftp://user:word@host")
 
 
 def test_runs_that_lose_their_driver_are_killed_until_they_go_on(store, tracker):

@@ -63,11 +63,12 @@
     }
   });
 
-  function valueOf(row, column) { // h:mm:ss as seconds, numbers, else text
+  function valueOf(row, column) { // h:mm:ss as seconds, numbers, 50M and 2B as numbers, else text
     const text = row.cells[column].textContent.trim();
     if (/^\d+(:\d\d){1,2}$/.test(text)) return text.split(":").reduce((sum, part) => 60 * sum + Number(part), 0);
     const number = parseFloat(text.replaceAll(",", "").replace("$", ""));
-    return /^[$\d.,+-]/.test(text) && !Number.isNaN(number) ? number : text;
+    const unit = { K: 1e3, M: 1e6, B: 1e9 }[/^[\d.]+([KMB])$/.exec(text)?.[1]] ?? 1;
+    return /^[$\d.,+-]/.test(text) && !Number.isNaN(number) ? number * unit : text;
   }
 
   function compare(a, b) {

@@ -1,8 +1,9 @@
 """Defines a study as it is stored in `study.json`, and as it is analysed; publishes the tables and reports."""
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import cached_property
 
 import pandas as pd
@@ -11,11 +12,23 @@ from gram_platform.analysis.ratios import ALL, ELICITED, MEAN, VARIANT, VIEW
 from gram_platform.analysis.tables import Analysis, with_runs
 from gram_platform.analysis.variants import by_number
 from gram_platform.config import LOSSES
-from gram_platform.config.identity import invalid
+from gram_platform.config.identity import has_shape, invalid
 from gram_platform.pages.figures.study import HIDDEN
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker
+from gram_platform.tracking.connection import opened_by
 from gram_platform.tracking.views import Line, SavedView, study_id, study_views
+
+STUDY_FILE = "study.json"
+SHAPE = {  # of its fields
+    **dict.fromkeys(("name", "title", "question", "compare_with", "varies", "unit", "profile", "measurement"), str),
+    **dict.fromkeys(("own_baseline", "by_modules"), bool),
+    **{key: [str] for key in ("facts", "sizes", "variants", "probed")},
+    "params": {str: str},
+    "parameters": {str: float},
+    "entries": [{"id": str, "kind": str, "tags": lambda tags: has_shape(tags, {str: str}) and "method" in tags}],
+    "costs": [dict],
+}
 
 
 @dataclass(frozen=True)
@@ -87,18 +100,34 @@ class StudyRecord(Description):
 
 
 def load_record(store: Store, name: str) -> StudyRecord:
-    """Reads a study's record from the storage; ValueError if there is none."""
-    plain = store.study_dir(name).read_json("study.json")
+    """Reads a study's record from the storage; ValueError if there is none, naming the file of a damaged one."""
+    folder = store.study_dir(name)
+    plain = folder.read_json(STUDY_FILE)
     if plain is None:
-        known = [other for other in store.list_studies() if store.study_dir(other).read_json("study.json")]
+        known = [other for other in store.list_studies() if store.study_dir(other).exists(STUDY_FILE)]
         raise invalid("study", name, f"a study that was submitted to {store.root}: {', '.join(known) or 'none yet'}")
-    return record_from_plain(plain)
+    try:
+        return record_from_plain(plain)
+    except ValueError as error:
+        raise ValueError(f"{folder.path}/{error}") from error
+
+
+def readable_record(store: Store, name: str) -> StudyRecord | None:
+    """Reads the record of one of all studies; None for a search, and with a warning for a damaged file."""
+    try:
+        return load_record(store, name) if store.study_dir(name).exists(STUDY_FILE) else None
+    except ValueError as error:
+        warnings.warn(f"{error}: the study is left out", RuntimeWarning, stacklevel=2)
+        return None
 
 
 def record_from_plain(plain: Mapping) -> StudyRecord:
-    """Decodes the content of study.json."""
-    tuples = {key: tuple(plain.get(key, ())) for key in ("facts", "sizes", "entries", "costs", "variants", "probed")}
-    return StudyRecord(**{**plain, **tuples})
+    """Decodes the content of study.json; ValueError for fields of another version or type."""
+    needed = {field.name for field in fields(StudyRecord) if field.default is MISSING}
+    shapes = {key: SHAPE.get(key, lambda value: False) for key in sorted(needed | plain.keys())}
+    if wrong := [key for key, shape in shapes.items() if not has_shape(plain, {key: shape})]:
+        raise ValueError(f"{STUDY_FILE}: fields are missing, or of another version or type: {', '.join(wrong)}")
+    return StudyRecord(**{key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()})
 
 
 @dataclass(frozen=True)
@@ -208,7 +237,7 @@ def links_note(tracking_uri: str) -> str:
     """Says how to open links into a database; "" for a server."""
     if tracking_uri.startswith("http"):
         return ""
-    return f"Links to MLflow open while this command runs: mlflow ui --backend-store-uri {tracking_uri}"
+    return f"Links to MLflow open while this command runs: {opened_by(tracking_uri)}"
 
 
 def intro_text(record: StudyRecord, source: str, tracker: Tracker | None) -> str:

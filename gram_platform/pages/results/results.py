@@ -138,9 +138,10 @@ def load_frames(
     if uri is not None:
         try:
             frame = frames.mirrored[frames.mirrored["id"].isin(ids)]
-            if _complete_ids(frame) == _complete_ids(local):
+            sent, stored = _complete_ids(frame), _complete_ids(local)
+            if sent == stored:
                 return frame, frames.mirrored_curves(baseline_runs), "MLflow"
-            why_not = "MLflow lacks some of the study's nodes"
+            why_not = "MLflow lacks some of the study's nodes" if stored - sent else "MLflow has nodes that they lack"
         except TrackingUnavailable as error:
             why_not = f"MLflow is away ({error})"
     return local, load_store_curves(store.root, baseline_runs), f"the run directories: {why_not}"

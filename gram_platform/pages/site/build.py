@@ -68,7 +68,9 @@ def watch_site(
     key = ""
     while True:
         started = time.monotonic()
-        facts = read_facts(store, open_folder(out or f"{store.root}/{SITE}", writable=True))
+        folder = open_folder(out or f"{store.root}/{SITE}", writable=True)
+        with writing(folder):
+            facts = read_facts(store, folder)
         if facts.key != key:
             key = facts.key
             built = build_site(store, tracking_uri, out, why_not, facts, measurements=measurements)

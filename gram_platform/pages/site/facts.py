@@ -8,11 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from gram_platform.config import State
-from gram_platform.pages.results.record import StudyRecord, load_record
+from gram_platform.pages.results.record import STUDY_FILE, StudyRecord, readable_record
 from gram_platform.pages.site.folder import UNWRITABLE
 from gram_platform.planner import MACHINES
 from gram_platform.store import EvaluationDirectory, Folder, RunDirectory, Store
 from gram_platform.store.directories import NodeDirectory
+from gram_platform.store.files import is_safe_name
 from gram_platform.store.leases import is_fresh, read_lease
 
 STATES = (State.COMPLETE, State.RUNNING, State.FAILED, State.INTERRUPTED, State.MISSING)
@@ -50,14 +51,14 @@ class NodeFacts:
         return self.seconds / 3600 * self.timing.get("num_ranks", 1)
 
     @property
-    def dollars_per_hour(self) -> float | None:
-        """Price of all ranks, by the planner's price of the machine with this device; None if unknown."""
+    def dollars_per_rank_hour(self) -> float | None:
+        """Price of one rank, by the planner's price of the machine with this device; None if unknown."""
         device = str(self.timing.get("device", "")).lower()
         machine = next((machine for name, machine in MACHINES.items() if name in device), None)
         if machine is None:
             return None
         slots = self.timing.get("num_threads", 1) if machine.name == "cpu" else 1  # CPUs are priced by core
-        return machine.dollars_per_hour * slots * self.timing.get("num_ranks", 1)
+        return machine.dollars_per_hour * slots
 
     @property
     def changed(self) -> float:
@@ -191,7 +192,7 @@ def _read_studies(store: Store) -> list[StudyFacts]:
     written = [_study_facts(store, name) for name in store.list_studies()]
     found = {study.name: study for study in written if study is not None}
     for search_id in store.list_searches():
-        facts = store.search_dir(search_id).read_spare("search.json")
+        facts = store.search_dir(search_id).read_spare("search.json", {"name": is_safe_name})
         lease = read_lease(store.search_dir(search_id))
         name = facts.get("name", search_id)
         driver = f"led by {lease['owner']}" if is_fresh(lease) else ""
@@ -206,8 +207,10 @@ def _read_studies(store: Store) -> list[StudyFacts]:
 def _study_facts(store: Store, name: str) -> StudyFacts | None:
     folder = store.study_dir(name)
     files = {file: folder.size(file) for file in folder.list() if "." in file}
-    if "study.json" in files:
-        record = load_record(store, name)
+    if STUDY_FILE in files:
+        record = readable_record(store, name)
+        if record is None:
+            return None
         ids = tuple(dict.fromkeys(entry["id"] for entry in record.entries))
         return StudyFacts(name, record.title, ids, record, files=files)
     if "search.json" not in files:
@@ -228,7 +231,7 @@ def uses(studies: Sequence[StudyFacts]) -> dict[str, tuple[str, ...]]:
 
 
 def totals(node_ids: Iterable[str], facts: Facts) -> Totals:
-    """Sums over these nodes, each once; an evaluation is priced by the machine of its run."""
+    """Sums over these nodes, each once; an evaluation, of one rank, is priced by the machine of its run."""
     ids = list(dict.fromkeys(node_ids))
     nodes = [node for node_id in ids if (node := facts.node(node_id)) is not None]
     counts = Counter(node.status for node in nodes) + Counter({State.MISSING: len(ids) - len(nodes)})
@@ -248,8 +251,8 @@ def _dollars(node: NodeFacts, facts: Facts) -> float | None:
     machine = node
     if node.kind == "evaluation":
         machine = facts.runs.get(node.config.get("view", {}).get("run_id", ""), node)
-    price = machine.dollars_per_hour
-    return None if price is None else node.seconds / 3600 * price
+    price = machine.dollars_per_rank_hour
+    return None if price is None else node.rank_hours * price
 
 
 def _covered(intervals: Iterable[tuple[float, float]]) -> float:

@@ -6,6 +6,7 @@
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,7 @@ import plotly
 from gram_platform.config.identity import invalid
 from gram_platform.pages.report.page import ASSETS, asset
 from gram_platform.store import Folder
+from gram_platform.store.folders import LocalFolder
 
 MANIFEST = "manifest.json"
 UNWRITABLE = (PermissionError, FileExistsError, NotADirectoryError)
@@ -24,10 +26,26 @@ ROOMS = ("analysis", "pages", "paper", "tracking")  # a change of their code rew
 @contextlib.contextmanager
 def writing(folder: Folder) -> Iterator[None]:
     """Makes errors of a folder in which nothing can be written ValueErrors that name `out`."""
+    if isinstance(folder, LocalFolder):
+        make_folder(folder.path)
     try:
         yield
     except UNWRITABLE as error:
-        raise invalid("out", folder.path, f"a folder where files can be written ({error})") from error
+        raise _unwritable(folder.path, error) from error
+
+
+def make_folder(path: str) -> None:
+    """Makes a local folder if need be; ValueError that names `out`, if that fails or nothing can be written there."""
+    try:
+        os.makedirs(path, exist_ok=True)
+        if not os.access(path, os.W_OK):
+            raise PermissionError("it cannot be written")
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: str, error: OSError) -> ValueError:
+    return invalid("out", path, f"a folder where files can be written ({error})")
 
 
 class SiteFolder:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -49,8 +50,10 @@ class MirrorState:
         return links_note(self.tracker.tracking_uri)
 
     def pages(self, study: str) -> dict[str, str]:
-        """Returns {what it shows: address} of MLflow's pages about a study; {} without MLflow."""
-        return {} if self.tracker is None else self.tracker.view_urls(study)
+        """Returns {what it shows: address} of MLflow's pages about a study; {} while MLflow is away."""
+        with suppress(TrackingUnavailable):
+            return {} if self.tracker is None else self.tracker.view_urls(study)
+        return {}
 
 
 def read_mirror(store: Store, tracking_uri: str | None, why_not: str = "") -> MirrorState:

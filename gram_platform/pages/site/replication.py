@@ -67,7 +67,7 @@ def _index(studies: Sequence[Results], sections: Mapping[str, Sequence[Section]]
                 "seeds": analysis.table["num_seeds"].max(),
                 "variants": ", ".join(record.variants),
                 **{verdict: verdicts[verdict] for verdict in VERDICTS},
-                "missing": f"{len(analysis.missing)} notes" if len(analysis.missing) else "",
+                "missing": _notes(len(analysis.missing)),
                 "table": "table.csv",
                 "table_url": f"{record.name}/table.csv",
             }
@@ -83,3 +83,7 @@ def _claims_page(studies: Sequence[Results]) -> str:
     rows = {s.record.name: claim_rows(s.claims, f"{s.source} ({', '.join(s.record.sizes)})") for s in studies}
     titles = {s.record.name: (s.record.title, f"{s.record.name}/report.html") for s in studies}
     return page_html("Claims", "", claim_sections(rows, titles), "", shell(CLAIMS_PAGE, ""))
+
+
+def _notes(number: int) -> str:
+    return f"{number} note{'s' * (number > 1)}" if number else ""

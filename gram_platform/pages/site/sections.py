@@ -19,9 +19,9 @@ from gram_platform.paper.verdicts import verdict_counts
 Links = Mapping[str, str]  # {node id: page in MLflow}; empty without a tracking server
 
 TERMS = """A node is a run or an evaluation. Missing: not begun, or interrupted. Rank hours: the hours of work of all
-ranks. Cost: by the planner's price of the machine that a run recorded; empty if a run recorded none. Time at work: the
-time in which at least one node was at work. Compute units are the paper's: tokens times active parameters. Times are
-UTC."""
+ranks. Cost: by the planner's price of the machine that a run recorded; empty if a run recorded none, or one without a
+known price. Time at work: the time in which at least one node was at work. Compute units are the paper's: tokens times
+active parameters. Times are UTC."""
 _REPORT = re.compile(
     r"<title>(.*?)</title>.*?</h1>(.*?)</header>\s*<main[^>]*>(.*?)</main>\s*<footer>(.*?)</footer>", re.S
 )

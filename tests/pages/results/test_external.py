@@ -143,6 +143,7 @@ def test_missing_files_columns_and_cells_are_named(tmp_path):
             "studies.json, scaling, own_baseline='yes': expected true or",
         ),
         ({"scaling": {"varies": "method"}}, "studies.json, scaling, varies='method': expected"),
+        *(({"scaling": {"varies": name}}, f"varies='{name}': expected") for name in ("class", "compute_ratio", "low")),
         ({"scaling": {"baseline_from": "x"}}, "studies.json, scaling, baseline_from='x': expected a study of"),
         ({"scaling": {"compare_with": "x"}}, "studies.json, scaling, compare_with='x': expected one of stories"),
         ({"scaling": 3}, "studies.json, scaling=3: expected an object"),

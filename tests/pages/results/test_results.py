@@ -9,11 +9,11 @@ from pandas.testing import assert_frame_equal
 from gram_platform.config import Evaluation, View
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.pages.results.record import StudyRecord, load_record
-from gram_platform.pages.results.results import read_results, summary_text, write_results
+from gram_platform.pages.results.results import load_frames, read_results, summary_text, write_results
 from gram_platform.paper.verdicts import EXPLANATIONS
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, default_tracking_uri
-from gram_platform.tracking.frame import load_runs, load_store
+from gram_platform.tracking.frame import Frames, load_runs, load_store
 from tests.stories_frames import AUXILIARY, COSTS, DOMAINS, PARAMETERS, PLANTED, PROFILES, SIZE, evaluations, loss_at
 from tests.study_frames import NUM_STEPS
 from tests.tiny import run_config
@@ -121,6 +121,17 @@ def test_the_table_has_the_planted_elicited_ratios_from_either_source(study):
     assert results.runs["id"].tolist() == [entry["id"] for entry in record.entries]
     assert (results.runs["profile"] != "of another study").all()
     assert results.runs["best_loss"].notna().sum() == 2 * 16
+
+
+def test_the_source_says_which_side_lacks_nodes(study, monkeypatch):
+    store, record, uri = study
+    rows = load_store(store.root)
+    ids, part = list(rows["id"]), rows[rows["kind"] == "run"]
+    for name, why in (("mirrored", "MLflow lacks some of"), ("stored", "MLflow has nodes that they lack")):
+        frames = Frames(store, uri)
+        frames.__dict__[name] = part
+        source = load_frames(ids, record.baseline_runs, store, uri, "", frames)[2]
+        assert source.startswith(f"the run directories: {why}")
 
 
 def test_an_attack_under_two_names_counts_for_both(study):

@@ -106,6 +106,10 @@ def test_rows_are_filtered_and_sorted_and_a_click_opens_the_run_in_mlflow(built_
         browser.evaluate("table.querySelectorAll('th button')[2].click()")
         methods = browser.evaluate(f"{rows}.map((row) => row.cells[2].textContent)")
         assert methods == sorted(methods)
+        browser.evaluate(f"{rows}.forEach((row, i) => row.cells[3].textContent = ['2B', '50M', '0.6M'][i % 3])")
+        browser.evaluate("table.querySelectorAll('th button')[3].click()")
+        sizes = browser.evaluate(f"{rows}.map((row) => row.cells[3].textContent)")
+        assert list(dict.fromkeys(sizes)) == ["0.6M", "50M", "2B"]
         browser.open(built_sites[0] / "studies" / "small.html")
         linked = "[...document.querySelectorAll('.plot')].some((plot) => plot.data && plot.data.some((t) => t.meta))"
         assert browser.wait_for(f"{DRAWN} || {linked}")  # figures in folded parts are not drawn

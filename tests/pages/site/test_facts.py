@@ -26,7 +26,9 @@ def test_totals_add_ranks_hours_prices_and_the_time_in_which_anything_ran():
         node("c", status="failed"),
     ]
     evaluation = node("e", "evaluation", config={"view": {"run_id": "b"}}, elapsed_s=1800.0, ended=20_000.0)
-    facts = Facts({run.node_id: run for run in runs}, {"e": evaluation})
+    of_two_ranks = node("f", "evaluation", config={"view": {"run_id": "a"}}, elapsed_s=3600.0)
+    facts = Facts({run.node_id: run for run in runs}, {"e": evaluation, "f": of_two_ranks})
+    assert totals(["f"], facts).dollars == pytest.approx(4.0)  # an evaluation has one rank
     found = totals(["a", "b", "c", "e", "a", "x"], facts)
     assert found.counts == {"complete": 3, "running": 0, "failed": 1, "interrupted": 0, "missing": 1}
     assert found.rank_hours == pytest.approx(3.5)

@@ -12,10 +12,13 @@ from xml.etree import ElementTree
 import pytest
 
 from gram_platform.cli import main
+from gram_platform.config import View
 from gram_platform.pages.figures.style import METHOD_STYLES
 from gram_platform.pages.report.page import asset
+from gram_platform.pages.results.record import load_record
 from gram_platform.pages.site.build import tracking_of
 from gram_platform.paper.verdicts import EXPLANATIONS
+from gram_platform.release.profile_numbers import profile_numbers
 from gram_platform.store import Store
 from gram_platform.studies.site import build_site, watch_site
 from gram_platform.tracking import Tracker, default_tracking_uri
@@ -246,6 +249,30 @@ def test_a_study_that_cannot_be_read_does_not_stop_the_others(storage_copy):
     assert "its results cannot be read" in text(storage_copy / "elsewhere" / "studies" / "scaling.html")
     assert "Read from" in text(storage_copy / "elsewhere" / "studies" / "stories.html")
     assert "report.html" not in (storage_copy / "elsewhere" / "studies" / "stories.html").read_text()
+
+
+@pytest.mark.parametrize("change", [{"newer": 1}, {"entries": [{"id": 1}]}, {"measurement": ["x"]}, {"title": None}])
+def test_a_record_of_another_version_is_left_out_with_a_warning(storage_copy, change):
+    path, store = storage_copy / "studies" / "scaling" / "study.json", Store(storage_copy)
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.warns(RuntimeWarning, match=rf"scaling/study\.json: fields.*{next(iter(change))}.*left out"):
+        build_site(store, None, why_not="it is a test")
+    assert not (storage_copy / "site" / "studies" / "scaling.html").exists()
+    assert (storage_copy / "site" / "studies" / "stories.html").exists()
+    with pytest.warns(RuntimeWarning, match="scaling/study.json"):
+        assert profile_numbers(store, View("0" * 12)) == ()
+    with pytest.raises(ValueError, match=r"scaling/study\.json: fields are missing"):
+        load_record(store, "scaling")
+    path.write_text("{")
+    with pytest.raises(ValueError, match=r"study='other': expected a study .*: empty, scaling, stories"):
+        load_record(store, "other")
+
+
+@pytest.mark.parametrize("name", [["x"], "../x", None])
+def test_a_search_of_another_name_is_shown_by_its_id(storage_copy, name):
+    Store(storage_copy).open_for_writing().search_dir("a1b2").write_json("search.json", {"name": name})
+    build_site(Store(storage_copy), None, why_not="it is a test")
+    assert (storage_copy / "site" / "studies" / "a1b2.html").exists()
 
 
 def test_watching_builds_again_when_something_has_happened(storage_copy):
