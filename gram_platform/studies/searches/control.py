@@ -121,7 +121,7 @@ def search_lines(store: Store) -> list[str]:
         folder = store.search_dir(search_id)
         facts, lease = folder.read_json("search.json") or {}, read_lease(folder)
         state = f"{last_order(folder)}, led by {lease['owner']}" if is_fresh(lease) else "no driver"
-        lines.append(f"{search_id}  {facts.get('name', '?'):16} {facts.get('preset', '?'):8} {state}")
+        lines.append(f"{search_id}  {facts.get('name', '?')!s:16} {facts.get('preset', '?')!s:8} {state}")
     return lines
 
 

@@ -24,6 +24,7 @@ from gram_platform.paper.sweeps import PAPER_SWEEPS, beside_paper_sweeps, sweep_
 from gram_platform.paper.verdicts import explained
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph
+from gram_platform.studies.definition import shown_place
 from gram_platform.studies.searches.definition import setting_at
 from gram_platform.studies.searches.report import (
     SearchOutput,
@@ -155,8 +156,9 @@ def sweep_report(
     setting = graph.settings[0]
     fixed = ", ".join(f"{name} {knob.read(setting):g}" for name, knob in KNOBS.items())
     facts = (
-        f"Preset {flags.preset}, corpus {flags.corpus} (data {graph.data_id}), {graph.num_seeds} seeds. While one knob "
-        f"moves the others stay at {fixed}. {counts_text(trials)} Read from {stored.source}. {about_links}"
+        f"Preset {flags.preset}, corpus {shown_place(flags.corpus)} (data {graph.data_id}), {graph.num_seeds} seeds. "
+        f"While one knob moves the others stay at {fixed}. {counts_text(trials)} "
+        f"Read from {stored.source}. {about_links}"
     )
     sections = [
         *_knob_sections(sweep),

@@ -23,6 +23,7 @@ from gram_platform.pages.figures.lr_batch import law_figure, surface_figure
 from gram_platform.pages.report.page import Section
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph
+from gram_platform.studies.definition import shown_place
 from gram_platform.studies.searches.definition import setting_at
 from gram_platform.studies.searches.report import (
     SearchOutput,
@@ -160,7 +161,7 @@ def grid_report(
     analysis = analyse_grid(
         without_stopped(trials[trials[STATE].isin((*STATES, STOPPED))]), graph.preset.seq_len, flags.window or None
     )
-    measured = f"{name}, preset {flags.preset} on {flags.corpus}, search {search_id}"
+    measured = f"{name}, preset {flags.preset} on {shown_place(flags.corpus)}, search {search_id}"
     law = fitted_law(analysis.laws, f"{flags.preset}-{search_id}", graph.preset.seq_len, measured)
     sizes = {size: graph.preset.sizes[size] for size in flags.sizes} | PAPER_SIZES
     tables = {
@@ -173,7 +174,7 @@ def grid_report(
     links, about_links = run_links(tracker)
     figures = grid_figures(analysis, links)
     counts = " ".join(filter(None, (counts_text(trials), stopped_text(saved, len(trials)))))
-    facts = f"Search {search_id}: preset {flags.preset}, corpus {flags.corpus} (data {graph.data_id}), "
+    facts = f"Search {search_id}: preset {flags.preset}, corpus {shown_place(flags.corpus)} (data {graph.data_id}), "
     facts += f"{graph.num_seeds} seeds. Loss: {OBJECTIVE}. {counts} Read from {source}. {about_links}"
     record = {"objective": OBJECTIVE, "window": flags.window or None, "trials": trials["run_id"].tolist()}
     record["seq_len"] = graph.preset.seq_len  # with trials.csv it is all that a fit needs

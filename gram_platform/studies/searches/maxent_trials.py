@@ -20,6 +20,7 @@ from gram_platform.methods.setting import Unlearning, profile_name
 from gram_platform.pages.report.page import Section
 from gram_platform.store import Store
 from gram_platform.studies.build import BEST, Graph
+from gram_platform.studies.definition import shown_place
 from gram_platform.studies.searches.optuna_studies import (
     search_figures,
     trials_frame,
@@ -262,8 +263,8 @@ def _sections(
 def _facts_text(objective: MaxEntObjective, graph: Graph, search_id: str, about_links: str) -> str:
     facts, seeds = _facts(graph), ", ".join(str(setting.seed) for setting in graph.settings)
     sentences = (
-        f"Search {search_id}: preset {graph.flags.preset}, size {facts['size']}, corpus {graph.flags.corpus} "
-        f"(data {facts['data_id']}), seeds {seeds}. Read from Optuna's database.",
+        f"Search {search_id}: preset {graph.flags.preset}, size {facts['size']}, corpus "
+        f"{shown_place(graph.flags.corpus)} (data {facts['data_id']}), seeds {seeds}. Read from Optuna's database.",
         f"Minimised: forget + {objective.penalty_weight:g} x what core and retain each lack to {objective.floor:g} of "
         f"the baseline, as compute ratios, each clipped to 0 to {HIGHEST_RATIO:g} and averaged over seeds. A diverged "
         f"trial is told to the searcher as {objective.worst:g} and has no value here. Trials are chosen on the "

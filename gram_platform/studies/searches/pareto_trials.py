@@ -44,6 +44,7 @@ from gram_platform.pages.figures.searches import LABEL, front_figures, hypervolu
 from gram_platform.pages.report.page import Section
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph
+from gram_platform.studies.definition import shown_place
 from gram_platform.studies.searches.optuna_studies import (
     search_figures,
     trials_frame,
@@ -280,8 +281,9 @@ def _facts_text(graph: Graph, search_id: str, about_links: str) -> str:
     setting = graph.settings[0]
     compute = "matched to the baseline's by lambda" if setting.equal_compute else "not matched"
     facts = (
-        f"Search {search_id}: preset {graph.flags.preset}, size {setting.size.name}, corpus {graph.flags.corpus} (data "
-        f"{graph.data_id}), {len(graph.settings)} seeds, training compute {compute}. Core, retain, forget and "
+        f"Search {search_id}: preset {graph.flags.preset}, size {setting.size.name}, corpus "
+        f"{shown_place(graph.flags.corpus)} (data {graph.data_id}), "
+        f"{len(graph.settings)} seeds, training compute {compute}. Core, retain, forget and "
         "elicited are compute ratios, averaged over the profiles of core with at most one domain and over seeds, each "
         f"clipped to 0 to {HIGHEST_RATIO:g}; elicited after the attack, the same for all trials. Compute is that of "
         "training by its plan, companions of core batches included, over the baseline's. Trials are read from Optuna's "
