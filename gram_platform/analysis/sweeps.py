@@ -120,7 +120,7 @@ def _with_cores(tables: Sequence[pd.DataFrame], table: pd.DataFrame) -> pd.DataF
     rows = pd.concat([part for part in tables if len(part)] or tables[:1], ignore_index=True)
     rows = rows.reindex(columns=["knob", "value", *TABLE_COLUMNS]).astype({"knob": object, "value": float})
     rows = rows.merge(table[[*POINT, *extra]].assign(profile=MEAN), on=[*POINT, "profile"], how="left")
-    return rows.reindex(columns=PROFILE_COLUMNS).fillna({"knob": "", "runs": ""})
+    return rows.reindex(columns=PROFILE_COLUMNS).astype({"runs": object}).fillna({"knob": "", "runs": ""})
 
 
 def _runs(evaluations: pd.DataFrame, row: dict) -> str:

@@ -89,7 +89,7 @@ def test_half_a_request_is_ended_by_the_deadline(site, monkeypatch, sent):
     with socket.create_connection(("127.0.0.1", site.port)) as connection:
         connection.sendall(sent)
         received, elapsed_s = until_closed(connection)
-    assert 0.4 < elapsed_s < 0.5 + front.LINGER_S + 1
+    assert 0.4 < elapsed_s < 0.5 + front.LINGER_S + 5
     assert received.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
     assert json.loads(received.partition(b"\r\n\r\n")[2])["error"]["code"] == "too_slow"
 
@@ -136,7 +136,7 @@ def test_a_caller_who_does_not_read_is_ended(inner):
             received, elapsed_s = until_closed(connection)
     assert received.startswith(b"HTTP/1.1 200")
     assert b"[DONE]" not in received
-    assert elapsed_s < 3
+    assert elapsed_s < 4.5  # and not the 5 s of fifty steps
     wait_until_idle(inner)
 
 
@@ -165,7 +165,7 @@ def slowed(inner: Served, step_s: float) -> Iterator[None]:
 
 
 def wait_until_idle(inner: Served) -> None:
-    deadline = time.monotonic() + 3
+    deadline = time.monotonic() + 20
     while inner.server.engine.load() != (0, 0):
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -213,7 +213,7 @@ def test_a_strangers_body_is_not_read(site):
         lines = [b"%s: %s" % (name.encode(), value.encode()) for name, value in headers.items()]
         head = b"\r\n".join([b"POST /v1/completions HTTP/1.1", *lines, b"Content-Length: 100000", b"", b""])
         assert site.raw(head, num_bytes=12).startswith(b"HTTP/1.1 401")
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 5
 
 
 def test_too_much_is_refused_before_it_is_read(site):
