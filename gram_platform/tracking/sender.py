@@ -4,7 +4,7 @@ import contextlib
 import json
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
@@ -76,9 +76,17 @@ class Sender:
         id_tag = content.ID_TAGS[entry.kind]
         of_kind = f"tags.`{content.KIND}` = '{entry.kind}'"
         found = sorted(self._connection.search(f"{of_kind} and tags.`{id_tag}` = '{entry.node_id}'"), key=age)
-        for duplicate in found[1:]:
-            self._connection.client.delete_run(duplicate.info.run_id)
+        self.delete(found[1:])
         return found[0] if found else None
+
+    def delete(self, runs: Iterable[Run]) -> None:
+        """Deletes runs that may be deleted by another machine at the same time."""
+        for run in runs:
+            try:
+                self._connection.client.delete_run(run.info.run_id)
+            except MlflowException as error:
+                if not self._connection.has_refused(error):
+                    raise
 
     def _create(self, entry: Entry, records: Sequence[Mapping]) -> Run:
         tags = {content.KIND: entry.kind, content.ID_TAGS[entry.kind]: entry.node_id}

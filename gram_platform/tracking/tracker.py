@@ -70,7 +70,10 @@ class Tracker:
 
         With `ids`, finished nodes of an object store are not read where MLflow has their results and tags.
         """
-        mirrored = self.runs()
+        copies = self._copies()
+        mirrored = {key: oldest for key, (oldest, *_) in copies.items()}
+        with self._connection.reaching():  # a sender or server that was killed may have left a copy
+            self._sender.delete([copy for _, *later in copies.values() for copy in later])
         self._sender.known |= {key: run.info.run_id for key, run in mirrored.items()}
         nodes = store.nodes()
         counts: Counter[str] = Counter(sent=0, unchanged=0)
@@ -114,18 +117,22 @@ class Tracker:
         wanted = content.study_tags(finished.tags, finished.sha256) | parent
         return has(run, int(run.data.params.get("num_steps", -1)), wanted)
 
-    @collector_paused()
     def runs(self) -> dict[tuple[str, str], Run]:
         """Reads {(kind, node_id): MLflow run} of the whole experiment, a thousand runs a request."""
+        return {key: oldest for key, (oldest, *_) in self._copies().items()}
+
+    @collector_paused()
+    def _copies(self) -> dict[tuple[str, str], list[Run]]:
+        """Reads the runs of each node, the oldest first."""
         with self._connection.reaching():
             found = self._connection.search("")
-        oldest: dict[tuple[str, str], Run] = {}
+        copies: dict[tuple[str, str], list[Run]] = {}
         for run in sorted(found, key=age):
             kind = run.data.tags.get(content.KIND, "")
             node_id = run.data.tags.get(content.ID_TAGS.get(kind, ""))
             if node_id is not None:
-                oldest.setdefault((kind, node_id), run)
-        return oldest
+                copies.setdefault((kind, node_id), []).append(run)
+        return copies
 
     def log_study(
         self,

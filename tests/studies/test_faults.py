@@ -110,7 +110,7 @@ def test_corrupted_files_and_no_mlflow(finished_study, finished_copy):
     flip_byte(next(spoilt_run.glob("attempts/*/weights.safetensors")))
     flip_byte(spoilt_evaluation / "result.json")
     before = attempts(finished_copy)
-    output = submit(finished_copy, (*SMALL, "--tracking-uri", f"http://127.0.0.1:{free_port()}"))
+    output = submit(finished_copy, (*SMALL, "--in-process", "--tracking-uri", f"http://127.0.0.1:{free_port()}"))
     assert results(finished_copy) == results(finished_study)
     assert table(finished_copy) == table(finished_study)
     assert "12 of 12 nodes done: 2 now" in output

@@ -14,6 +14,7 @@ from urllib.parse import parse_qs
 import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
+from pandas.testing import assert_frame_equal
 
 from gram_platform.config import Evaluation, State, View
 from gram_platform.config.flops import active_parameters
@@ -24,6 +25,7 @@ from gram_platform.store import Store
 from gram_platform.tracking import Tracker, TrackingUnavailable, default_tracking_uri
 from gram_platform.tracking.connection import Connection, context_tags, masked
 from gram_platform.tracking.entry import Entry, curve_metrics, run_entry, shown_name, unescape
+from gram_platform.tracking.frame import load_runs
 from gram_platform.tracking.views import Line, study_views
 from tests.store.training import final_fields, in_process, record, run_config, train
 
@@ -185,6 +187,24 @@ def test_duplicates_of_machines_without_a_common_lock_are_merged(store, tracker)
     assert client.get_run(mlflow_id).info.start_time == 1000
     client.delete_run(mlflow_id)  # by hand, while the tracker remembers it
     assert tracker.mirror_run(store.run(RUN.run_id)) != mlflow_id
+
+
+@pytest.mark.parametrize("start_ms", [1, 2**42])
+def test_a_copy_that_came_after_its_node_was_sent_is_deleted_by_the_next_sync(store, tracker, start_ms):
+    """As when a sender is killed while the server still makes its run; the oldest is kept, and brought up to date."""
+    train(store.root, RUN)
+    evaluate(store)
+    tracker.sync(store)
+    sent = load_runs(tracker.tracking_uri)
+    connection = Connection(tracker.tracking_uri, "gram")
+    with connection.reaching():
+        twin = connection.create("twin", {"gram.kind": "run", "gram.run_id": RUN.run_id}, start_ms).info.run_id
+    assert Tracker(tracker.tracking_uri).sync(store)["sent"] == (start_ms == 1) * 2  # the evaluation has another parent
+    with connection.reaching():
+        (left,) = connection.search(f"tags.`gram.run_id` = '{RUN.run_id}' and tags.`gram.kind` = 'run'")
+        assert (left.info.run_id == twin) == (start_ms == 1)
+    assert_frame_equal(load_runs(tracker.tracking_uri), sent)
+    assert Tracker(tracker.tracking_uri).sync(store) == {"sent": 0, "unchanged": 2}
 
 
 def test_server_that_is_down_fails_fast_and_sync_catches_up(store, tracker):
