@@ -16,6 +16,7 @@ import pandas as pd
 
 from gram_platform.analysis.lr_grid import POOLED, optima_table
 from gram_platform.analysis.lr_laws import QUANTITIES, laws_table
+from gram_platform.analysis.tables import frame_text
 from gram_platform.config.identity import invalid
 from gram_platform.engine.trials import COMPLETE, Point
 from gram_platform.planner import run_flops
@@ -24,7 +25,7 @@ from gram_platform.studies.build import Graph
 from gram_platform.studies.library.lr_bs_grid import SEARCH
 from gram_platform.studies.searches.lr_batch import sizes_of
 from gram_platform.studies.searches.lr_batch_trials import trial_rows
-from gram_platform.studies.searches.report import frame_text, result_frame
+from gram_platform.studies.searches.report import result_frame
 from gram_platform.studies.searches.run import build_search, parse
 from gram_platform.studies.searches.stopping import Board, Course, StoppingRule, centre_first, course_of
 from gram_platform.studies.session import exit_with, say
@@ -56,8 +57,12 @@ def replay_text(graph: Graph, store: Store) -> str:
             _steps_apart(trials, size.name, best, full[f"best {size.name}"]) for best in table[f"best {size.name}"]
         ]
         table.insert(table.columns.get_loc(f"best {size.name}") + 1, f"off {size.name}", steps)
-    parts = [f"{len(courses)} trials", "rank correlation with the final losses", frame_text(_correlations(courses))]
-    parts += [frame_text(table), "off: grid steps between the best cell of the rule and of the full grid"]
+    parts = [
+        f"{len(courses)} trials",
+        "rank correlation with the final losses",
+        frame_text(_correlations(courses), ".3g"),
+    ]
+    parts += [frame_text(table, ".3g"), "off: grid steps between the best cell of the rule and of the full grid"]
     return "\n\n".join(parts)
 
 

@@ -286,10 +286,27 @@ def naming_columns(table: pd.DataFrame) -> list[str]:
     return list(table.columns[: table.columns.get_loc(CLASSES[0])])
 
 
-def aligned(lines: Sequence[Sequence[str]]) -> str:
-    """Joins lines of cells to text, every column as wide as its widest cell."""
+def frame_text(frame: pd.DataFrame, digits: str = ".3f", missing: str = "-") -> str:
+    """Writes a frame for a terminal: fractions with `digits`, `missing` for no value."""
+
+    def cell(value: object) -> str:
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        if pd.isna(value):
+            return missing
+        return f"{value:{digits}}" if isinstance(value, float) else str(value) or "-"
+
+    return aligned([list(frame.columns), *([cell(value) for value in row] for row in frame.itertuples(index=False))])
+
+
+def aligned(lines: Sequence[Sequence[str]], num_texts: int | None = None) -> str:
+    """Joins lines of cells to text, every column as wide as its widest cell.
+
+    The first `num_texts` columns (default: all) are aligned to the left, the others to the right.
+    """
     widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
-    padded = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)) for line in lines]
+    sides = [str.ljust if num_texts is None or place < num_texts else str.rjust for place in range(len(widths))]
+    padded = ["  ".join(side(c, w) for side, c, w in zip(sides, line, widths, strict=True)) for line in lines]
     return "\n".join(line.rstrip() for line in padded)
 
 

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from gram_platform.analysis.tables import aligned, table_csv
+from gram_platform.analysis.tables import frame_text, table_csv
 from gram_platform.cli.flags import Positional, Storage, stored
 from gram_platform.config.identity import invalid, local_path, require_int
 from gram_platform.release.selection import available_modules
@@ -54,8 +54,7 @@ def eval_command(
     table = score_profiles(store.open_for_writing(), views, benchmark, device, precision, print)
     if place is not None:
         place.write_text(table_csv(table), encoding="utf-8")
-    shown = table.map(lambda value: f"{value:.3f}" if isinstance(value, float) else str(value))
-    print("\n" + aligned([list(shown.columns), *shown.values.tolist()]))
+    print(f"\n{frame_text(table, missing='nan')}")
 
 
 def _output(out: str) -> Path:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from gram_platform.analysis.lr_grid import STATES
 from gram_platform.analysis.lr_laws import analyse_grid
-from gram_platform.analysis.tables import table_csv
+from gram_platform.analysis.tables import frame_text, table_csv
 from gram_platform.analysis.trials import STATE
 from gram_platform.config import LOSSES
 from gram_platform.config.identity import invalid, local_path, parse_json
@@ -22,7 +22,7 @@ from gram_platform.pages.results.record import (
     record_from_plain,
     with_links,
 )
-from gram_platform.pages.results.results import frame_text, read_results, summary_text
+from gram_platform.pages.results.results import read_results, summary_text
 from gram_platform.pages.site.folder import make_folder
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.connection import masked

@@ -6,13 +6,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
+from gram_platform.analysis.tables import frame_text
 from gram_platform.cli.flags import Positional, Storage, TrackingUri, has_study, stored
 from gram_platform.cli.mlflow_report import report_from_mlflow
 from gram_platform.config.identity import invalid, local_path, printable, require_choice
 from gram_platform.pages.results.external import read_external
 from gram_platform.pages.results.record import Results, load_record
 from gram_platform.pages.results.replication import prepare, published_studies, replicate
-from gram_platform.pages.results.results import frame_text, summary_text
+from gram_platform.pages.results.results import summary_text
 from gram_platform.pages.site.build import tracking_of
 from gram_platform.pages.site.replication import write_replication
 from gram_platform.paper import paper

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from gram_platform.analysis.tables import aligned
 from gram_platform.config import RunConfig
 from gram_platform.config.flops import BYTES, model_kernel, total_parameters
 from gram_platform.config.identity import invalid
@@ -40,7 +41,6 @@ RUN_HEADER = ("method", "size", "runs", "done", "params", "tokens", "compute", "
 MEMORY_PARTS = ("weights", "copies", "gathered", "gradients", "optimizer", "activations", "logits")
 COUNTS = ("ranks", "sequences", "passes")
 MEMORY_HEADER = ("method", "size", "attention", *COUNTS, *MEMORY_PARTS, "peak", "recomputing", "disk")
-TEXT_COLUMNS = 2
 LITTLE_MEMORY = GIB // 10  # of a run: its parts are of no interest
 
 
@@ -62,7 +62,7 @@ def describe(graph: Graph) -> str:
         f"storage {graph.flags.storage}",
         *supply_lines(graph.nodes, graph.preset, graph.recipes),
         "",
-        *_aligned([(*RUN_HEADER, f"{machine.name} hours", "cost $"), *_run_rows(groups, needed, done, machine)]),
+        aligned([(*RUN_HEADER, f"{machine.name} hours", "cost $"), *_run_rows(groups, needed, done, machine)], 2),
         "",
         *_memory_lines(groups, machine, graph.flags.planned_ranks),
         "",
@@ -126,7 +126,7 @@ def _memory_lines(groups: dict[tuple[str, str], list[RunConfig]], machine: Machi
         return [f"memory: at most {most / 2**20:.0f} MiB of a {machine.name} for a run; {', '.join(kernels)} attention"]
     return [
         f"memory of one {machine.name} in GiB, for the largest run of a line:",
-        *_aligned([MEMORY_HEADER, *_memory_rows(groups, machine, planned)]),
+        aligned([MEMORY_HEADER, *_memory_rows(groups, machine, planned)], 2),
         f"ranks: --num-workers, else the fewest whose peak is within {USABLE_MEMORY:.0%} of "
         f"{machine.memory_bytes / GIB:.0f} GiB, up to {MOST_FOR_TIME} to end in a week; "
         "sequences: of a pass on each; passes: of an optimizer step, a micro-batch in as few as memory allows",
@@ -226,12 +226,6 @@ def _savings(graph: Graph, needed: Mapping[str, Needs], machine: Machine) -> str
     hours = sum(needed[node.id].gpu_hours for node in again)
     saved = f"{_amount(hours)} {machine.name} hours (${hours * machine.dollars_per_hour:,.2f})"
     return f"runs shared between methods: {len(again)}, which saves {saved}"
-
-
-def _aligned(rows: list[tuple]) -> list[str]:
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    pad = lambda index, cell: cell.ljust(widths[index]) if index < TEXT_COLUMNS else cell.rjust(widths[index])  # noqa: E731
-    return ["  ".join(pad(i, cell) for i, cell in enumerate(row)) for row in rows]
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from gram_platform.analysis.localization import (
     shading_scale,
 )
 from gram_platform.analysis.ratios import ALL, BASELINE, MEAN
-from gram_platform.analysis.tables import table_csv
+from gram_platform.analysis.tables import frame_text, table_csv
 from gram_platform.config import CORE
 from gram_platform.corpora.tokenizer import load_tokenizer, token_texts
 from gram_platform.pages.figures.style import GREY, drawn, hover_runs, method_style, styled, whiskers
@@ -39,7 +39,7 @@ from gram_platform.pages.report.page import (
 )
 from gram_platform.pages.report.sections import JUDGED, judged_sections, missing_sections
 from gram_platform.pages.results.record import StudyRecord, intro_text, mlflow_links, publish, with_links
-from gram_platform.pages.results.results import frame_text, load_frames, nodes_frame
+from gram_platform.pages.results.results import load_frames, nodes_frame
 from gram_platform.paper.verdicts import EXPLANATION, explained, localization_claims
 from gram_platform.store import Store
 from gram_platform.store.root import open_corpus

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pandas as pd
 
 from gram_platform.analysis.ratios import BASELINE, ELICITED, VARIANT
-from gram_platform.analysis.tables import CLASSES, Analysis, aligned, analyse, format_table, table_csv
+from gram_platform.analysis.tables import CLASSES, Analysis, analyse, format_table, frame_text, table_csv
 from gram_platform.analysis.variants import analyse_variants, drop_table, final_shares, load_shares
 from gram_platform.config import State
 from gram_platform.pages.figures.style import method_style
@@ -101,18 +101,6 @@ def summary_text(record: StudyRecord, results: Results) -> str:
         found = found[[n for n in found if n not in ("size", VARIANT) or found[n].nunique() > 1]]
         parts += ["the paper's claims", frame_text(renamed(found, record.varies))]
     return "\n\n".join(parts)
-
-
-def frame_text(frame: pd.DataFrame) -> str:
-    """Writes a frame for a terminal: three decimals, - for a missing value."""
-    rows = [[_cell(value) for value in row] for row in frame.itertuples(index=False)]
-    return aligned([list(frame.columns), *rows])
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, float):
-        return "-" if value != value else f"{value:.3f}"
-    return str(value) or "-"
 
 
 # ------------------------------------------------------------------------------------------------------ frames

@@ -8,7 +8,7 @@ import pandas as pd
 
 from gram_platform.analysis.ratios import BASELINE
 from gram_platform.analysis.sweeps import SWEEP_CLASSES, SweepAnalysis, analyse_sweeps
-from gram_platform.analysis.tables import interval_text, table_csv
+from gram_platform.analysis.tables import frame_text, interval_text, table_csv
 from gram_platform.analysis.trials import COMPLETE
 from gram_platform.config.identity import invalid
 from gram_platform.engine.trials import Point
@@ -32,7 +32,6 @@ from gram_platform.studies.searches.report import (
     counts_text,
     curve_frame,
     declared_frame,
-    frame_text,
     result_frame,
     run_links,
     search_output,

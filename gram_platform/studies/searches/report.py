@@ -1,4 +1,4 @@
-"""Makes what the reports of all searches share: frames of their nodes, links to runs, tables as text, the files."""
+"""Makes what the reports of all searches share: frames of their nodes, links to runs, the files."""
 
 import io
 import json
@@ -9,7 +9,6 @@ import pandas as pd
 
 from gram_platform.analysis.maxent_objective import references_of
 from gram_platform.analysis.ratios import ATTACK_COLUMNS, ELICITED, PREFIX, VIEW, Reference
-from gram_platform.analysis.tables import aligned
 from gram_platform.analysis.trials import COMPLETE, DIVERGED, FAILED, RUNNING, RUNS, SEARCH, STATE, TRIAL, WAITING
 from gram_platform.config import State
 from gram_platform.config.identity import metric_name, to_plain
@@ -94,20 +93,6 @@ def counts_text(trials: pd.DataFrame) -> str:
     """Returns the number of trials in each state, as a sentence."""
     counts = trials[STATE].value_counts()
     return f"{len(trials)} trials: " + ", ".join(f"{count} {state}" for state, count in counts.items()) + "."
-
-
-def frame_text(frame: pd.DataFrame, digits: str = ".3g", missing: str = "-") -> str:
-    """Returns a frame for a terminal."""
-
-    def cell(value: object) -> str:
-        if isinstance(value, bool):
-            return "yes" if value else "no"
-        if pd.isna(value):
-            return missing
-        return f"{value:{digits}}" if isinstance(value, float) else str(value) or "-"
-
-    rows = [[cell(value) for value in row] for row in frame.itertuples(index=False)]
-    return aligned([list(frame.columns), *rows])
 
 
 def json_file(content: Mapping) -> bytes:
