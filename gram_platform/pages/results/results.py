@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import pandas as pd
 
@@ -44,14 +45,15 @@ def read_results(
     """
     frame, curves, source = load_frames(record.ids, record.baseline_runs, store, tracking_uri, why_not, frames)
     complete = frame[frame["status"] == State.COMPLETE]
-    evaluations = _named(record, "evaluation", complete)
+    evaluations = named(record.tags("evaluation"), complete)
     if evaluations.empty or curves.empty:
         return None
-    runs = _named(record, "run", complete)
+    runs = named(record.tags("run"), complete)
     baselines = runs[runs["method"] == BASELINE]
     names = ["run_id", "method", "size", "seed", *([VARIANT] if record.variants else [])]
     curves = curves.merge(baselines[names].drop_duplicates(), on="run_id")
-    analysis = analysed(record, evaluations, curves, _attacks(record, complete), record.tags("evaluation"))
+    attacks = named_attacks(record.tags("attack"), complete)
+    analysis = analysed(record, evaluations, curves, attacks, record.tags("evaluation"))
     absorption = load_shares(store, runs[runs["id"].isin(record.probed)]) if record.probed and store else None
     return Results(record, analysis, curves, nodes_frame(record, frame), judged(record, analysis), source, absorption)
 
@@ -139,19 +141,15 @@ def _complete_ids(frame: pd.DataFrame) -> set[str]:
     return set(frame.loc[frame["status"] == State.COMPLETE, "id"])
 
 
-def _named(record: StudyRecord, kind: str, frame: pd.DataFrame) -> pd.DataFrame:
-    """Selects a kind of rows in the order of the entries, with this study's names in place of the stored ones."""
-    tags = record.tags(kind)
-    return tags.merge(frame.drop(columns=tags.columns.drop("id"), errors="ignore"), on="id")
+def named(tags: pd.DataFrame, frame: pd.DataFrame, how: Literal["inner", "left"] = "inner") -> pd.DataFrame:
+    """Selects the rows of a frame in the order of `tags_frame`, with these names in place of the stored ones."""
+    return tags.merge(frame.drop(columns=tags.columns.drop("id"), errors="ignore"), how, on="id")
 
 
-def _attacks(record: StudyRecord, complete: pd.DataFrame) -> pd.DataFrame:
-    """Makes `analyse`'s frame of the study's attacks; the loss is NaN without a result."""
-    declared, view = record.tags("attack"), record.view_columns
-    done = _with_best_loss(_named(record, "attack", complete))
-    losses = done[["id", *view, ELICITED, "best_loss"]].rename(columns={"best_loss": "loss"})
-    attacks = declared.merge(losses, on=["id", *view, ELICITED], how="left").rename(columns={"id": "run_id"})
-    return attacks[[*view, ELICITED, "loss", "run_id"]]
+def named_attacks(tags: pd.DataFrame, complete: pd.DataFrame) -> pd.DataFrame:
+    """Makes `analyse`'s frame of attacks; the loss is NaN without a result."""
+    losses = _with_best_loss(named(tags, complete, "left"))["best_loss"]
+    return tags.drop(columns="retained").assign(loss=losses).rename(columns={"id": "run_id"})
 
 
 def _with_best_loss(attacks: pd.DataFrame) -> pd.DataFrame:
@@ -163,7 +161,7 @@ def _with_best_loss(attacks: pd.DataFrame) -> pd.DataFrame:
 
 def nodes_frame(record: StudyRecord, frame: pd.DataFrame) -> pd.DataFrame:
     """Lists every begun node: runs, then evaluations, then attacks, each in the order of the study's entries."""
-    parts = [_named(record, kind, frame) for kind in ("run", "evaluation", "attack")]
+    parts = [named(record.tags(kind), frame) for kind in ("run", "evaluation", "attack")]
     parts[-1] = _with_best_loss(parts[-1])
     return pd.concat(parts, ignore_index=True).drop_duplicates("id", ignore_index=True)
 
