@@ -1,8 +1,8 @@
 """Reads a study's losses from MLflow, else the run directories, and writes the study's table and report."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import pandas as pd
 
@@ -11,9 +11,9 @@ from gram_platform.analysis.tables import CLASSES, Analysis, analyse, format_tab
 from gram_platform.analysis.variants import analyse_variants, drop_table, final_shares, load_shares
 from gram_platform.config import State
 from gram_platform.pages.figures.style import method_style
-from gram_platform.pages.report.build import build_report, report_sections
+from gram_platform.pages.report.build import report_footer, report_sections
 from gram_platform.pages.report.modules import readable_drops, readable_shares
-from gram_platform.pages.report.page import figures_of, shown_columns
+from gram_platform.pages.report.page import Section, figures_of, page_html, shown_columns, with_verdicts
 from gram_platform.pages.report.sections import renamed
 from gram_platform.pages.results.record import Results, StudyRecord, intro_text, mlflow_links, publish, with_links
 from gram_platform.paper.claims import CLAIMS
@@ -169,15 +169,34 @@ def nodes_frame(record: StudyRecord, frame: pd.DataFrame) -> pd.DataFrame:
 def write_results(
     record: StudyRecord, store: Store, results: Results, failures: Mapping[str, str], tracker: Tracker | None
 ) -> dict[str, str]:
-    """Writes table.csv, report.html and study.json, logs them to MLflow if there is a tracker; returns {name: path}."""
-    study = replace(results, runs=with_links(results.runs, failures, mlflow_links(tracker)))
-    sections = report_sections(study)
-    report = build_report(intro_text(record, results.source, tracker), study, sections)
-    table, lines = (
-        table_csv(renamed(results.analysis.table, record.varies)),
-        ratio_lines(record, results.analysis.table),
-    )
-    return publish(record, store, table, report, figures_of(sections), tracker, lines)
+    """Writes and logs the files of a study of losses: see `write_study`."""
+    table = results.analysis.table
+    parts = (renamed(table, record.varies), report_sections, report_footer(results))
+    return write_study(record, store, results, failures, tracker, *parts, lines=ratio_lines(record, table))
+
+
+def write_study(
+    record: StudyRecord,
+    store: Store,
+    results: Any,
+    failures: Mapping[str, str],
+    tracker: Tracker | None,
+    table: pd.DataFrame,
+    sections_of: Callable[[Any], Sequence[Section]],
+    footer: str,
+    also_read: str = "",
+    sampling: str = "",
+    lines: Sequence[Line] = (),
+) -> dict[str, str]:
+    """Writes table.csv, report.html and study.json, logs them to MLflow if there is a tracker; returns {name: path}.
+
+    `results` are of any measurement, with `runs`, `source` and, where there are any, `claims`; `failures` are
+    {node id: message}. `sections_of` builds the page from the results whose runs have links.
+    """
+    sections = sections_of(replace(results, runs=with_links(results.runs, failures, mlflow_links(tracker))))
+    intro = with_verdicts(intro_text(record, results.source + also_read, tracker), getattr(results, "claims", None))
+    report = page_html(record.title, "\n\n".join(filter(None, (intro, sampling))), sections, footer)
+    return publish(record, store, table_csv(table), report, figures_of(sections), tracker, lines)
 
 
 def ratio_lines(record: StudyRecord, table: pd.DataFrame) -> list[Line]:
