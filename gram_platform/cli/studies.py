@@ -76,10 +76,10 @@ def report_command(
         raise invalid("study", study, "no value with --out or --watch, which build the whole site")
     store = stored(storage).open_for_writing()
     record = load_record(store, study)
-    uri = tracking_uri or default_tracking_uri(store.root)
+    uri, why_not = tracking_of(store, tracking_uri)
     require_choice("measurement", record.measurement, tuple(MEASUREMENTS))
     measurement = MEASUREMENTS[record.measurement]
-    results = measurement.read(record, store, uri)
+    results = measurement.read(record, store, uri, why_not)
     if results is None:
         raise invalid("study", study, "a study with a complete baseline and its evaluation")
     failures = {i: failure["message"] for i in record.ids if (failure := store.run(i).failure())}
