@@ -2,6 +2,7 @@
 
 import json
 
+import fsspec
 import numpy as np
 import pytest
 
@@ -19,6 +20,14 @@ from tests.pages.results.test_results import study  # noqa: F401
 @pytest.fixture
 def uri(tmp_path):
     return f"sqlite:///{tmp_path}/elsewhere/mlflow.db"
+
+
+def test_a_study_in_an_object_store_is_reported_from_there(study, capsys):  # noqa: F811
+    store, record, _ = study
+    write_results(record, store, read_results(record, store, None, "a test"), {}, None)
+    fsspec.filesystem("memory").put(store.root, "/reported", recursive=True)
+    report_command("stories", storage="memory://reported")
+    assert "read from the run directories: no --tracking-uri was given" in capsys.readouterr().out
 
 
 def test_a_study_is_reported_without_its_storage(study, uri, tmp_path, monkeypatch, capsys):  # noqa: F811
