@@ -19,7 +19,7 @@ from gram_platform.config.identity import printable
 COMMANDS = {  # the module of this folder that defines `NAME_command`
     "run": "run",
     "list": "listing",
-    "show": "show",
+    "show": "storage",
     "prepare": "corpus",
     "status": "storage",
     "compare": "storage",
