@@ -273,17 +273,19 @@ def _no_formula(cell: Any) -> Any:
 
 def format_table(table: pd.DataFrame) -> str:
     """Formats `table` for a terminal: aligned columns, `mean [low, high]` per class with any value, - for none."""
-    classes, names = [name for name in CLASSES if table[name].notna().any()], naming_columns(table)
-    rows = [
-        [*(str(r[c]) for c in names), *(interval_cell(r, c) or "-" for c in classes), str(r["num_seeds"])]
-        for r in table.to_dict("records")
-    ]
-    return aligned([[*names, *classes, "seeds"], *rows])
+    return frame_text(readable_table(table).rename(columns={"num_seeds": "seeds"}))
 
 
-def naming_columns(table: pd.DataFrame) -> list[str]:
-    """Returns the columns that name a row: the study's variant, if any, and method, size, profile."""
-    return list(table.columns[: table.columns.get_loc(CLASSES[0])])
+def readable_table(table: pd.DataFrame) -> pd.DataFrame:
+    """Writes each class of table.csv as one text, `mean [low, high]`; leaves out classes without any value."""
+    names = table.columns[: table.columns.get_loc(CLASSES[0])]  # the study's variant, if any, method, size, profile
+    shown = [name for name in CLASSES if table[name].notna().any()]
+    return with_intervals(table, names, shown).assign(num_seeds=table["num_seeds"])
+
+
+def with_intervals(frame: pd.DataFrame, names: Sequence[str], values: Sequence[str]) -> pd.DataFrame:
+    """Selects the columns `names`, then writes each value as one text, `mean [low, high]`."""
+    return frame[list(names)].assign(**{name: interval_texts(frame, name) for name in values})
 
 
 def frame_text(frame: pd.DataFrame, digits: str = ".3f", missing: str = "-") -> str:

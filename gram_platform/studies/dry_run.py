@@ -45,7 +45,10 @@ LITTLE_MEMORY = GIB // 10  # of a run: its parts are of no interest
 
 
 def describe(graph: Graph) -> str:
-    """Returns the dry run's text: bytes to fetch and shortages; compute, hours and cost; memory; totals and savings."""
+    """Returns the dry run's text: bytes to fetch and shortages; compute, hours and cost; memory; totals and savings.
+
+    And the simulation, if the flags ask for it.
+    """
     machine = graph.flags.hardware
     runs = {node.id: node for node in graph.nodes if node.is_run}
     all_done = done_ids(graph.nodes, Store(graph.flags.storage))
@@ -73,15 +76,9 @@ def describe(graph: Graph) -> str:
         _savings(graph, needed, machine),
         *_legend(machine, [node.config for node in runs.values()]),
     ]
+    if graph.flags.simulate:
+        lines += ["", describe_on(graph, graph.flags.simulated)]
     return "\n".join(lines)
-
-
-def described(graph: Graph) -> str:
-    """Returns the dry run's text, with the simulation if the flags ask for it."""
-    text = describe(graph)
-    if not graph.flags.simulate:
-        return text
-    return f"{text}\n\n{describe_on(graph, graph.flags.simulated)}"
 
 
 def describe_on(graph: Graph, cluster: SimulatedCluster) -> str:

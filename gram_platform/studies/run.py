@@ -20,7 +20,7 @@ from gram_platform.store import Store
 from gram_platform.studies.build import Graph, build_graph, require_memory
 from gram_platform.studies.definition import FAMILIES, NOT_REPRODUCED, OURS, Study, preset_params, shown_place
 from gram_platform.studies.dry_run import (
-    described,
+    describe,
     require_document_end,
     require_enough_data,
     require_supply,
@@ -53,7 +53,7 @@ def main(study: Study, arguments: list[str] | None = None) -> None:
 def run_study(study: Study, flags: Flags) -> int:
     """Runs whatever is not done; returns the exit code. ValueError for bad input, before anything trains."""
     if flags.dry_run:
-        say(described(build_graph(study, flags)))
+        say(describe(build_graph(study, flags)))
         return 0
     if flags.export_nodes:
         return _export_nodes(build_graph(study, flags, reporter()))

@@ -4,7 +4,7 @@ import pandas as pd
 
 from gram_platform.analysis.compute_ratio import POOR_RMS, POOR_STEP_RMS
 from gram_platform.analysis.ratios import ELICITED, VARIANT
-from gram_platform.analysis.tables import CLASSES, domain_table, interval_text
+from gram_platform.analysis.tables import CLASSES, domain_table, interval_text, readable_table
 from gram_platform.pages.figures.study import HIDDEN
 from gram_platform.pages.figures.style import drawn, method_style
 from gram_platform.pages.figures.variants import domain_variant_figure, variant_figure
@@ -14,7 +14,6 @@ from gram_platform.pages.report.page import (
     is_attack,
     page_html,
     readable_runs,
-    readable_table,
     render,
     with_verdicts,
 )

@@ -25,11 +25,11 @@ from gram_platform.analysis.localization import (
     shading_scale,
 )
 from gram_platform.analysis.ratios import ALL, BASELINE, MEAN
-from gram_platform.analysis.tables import frame_text
+from gram_platform.analysis.tables import frame_text, with_intervals
 from gram_platform.config import CORE
 from gram_platform.corpora.tokenizer import load_tokenizer, token_texts
 from gram_platform.pages.figures.style import GREY, drawn, hover_runs, method_style, styled, whiskers
-from gram_platform.pages.report.page import Section, readable_runs, render, with_intervals
+from gram_platform.pages.report.page import Section, readable_runs, render
 from gram_platform.pages.report.sections import JUDGED, judged_sections, missing_sections
 from gram_platform.pages.results.record import StudyRecord
 from gram_platform.pages.results.results import load_frames, nodes_frame, write_study
