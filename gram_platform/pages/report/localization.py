@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -15,7 +14,6 @@ from gram_platform.analysis.localization import (
     MEASURES,
     RETAIN,
     ROW,
-    TABLE_COLUMNS,
     Localization,
     MeasuredTokens,
     ShadedText,
@@ -29,10 +27,10 @@ from gram_platform.analysis.tables import frame_text, with_intervals
 from gram_platform.config import CORE
 from gram_platform.corpora.tokenizer import load_tokenizer, token_texts
 from gram_platform.pages.figures.style import GREY, drawn, hover_runs, method_style, styled, whiskers
-from gram_platform.pages.report.page import Section, readable_runs, render
+from gram_platform.pages.report.page import Section, readable_runs, render, with_verdicts
 from gram_platform.pages.report.sections import JUDGED, judged_sections, missing_sections
-from gram_platform.pages.results.record import StudyRecord
-from gram_platform.pages.results.results import load_frames, nodes_frame, write_study
+from gram_platform.pages.results.record import StudyRecord, intro_text
+from gram_platform.pages.results.results import load_frames, nodes_frame
 from gram_platform.paper.verdicts import EXPLANATION, explained, localization_claims
 from gram_platform.store import Store
 from gram_platform.store.root import open_corpus
@@ -104,12 +102,9 @@ def tokens_text(record: StudyRecord, results: TokenResults) -> str:
     return "\n".join([frame_text(means), "", *judged]).rstrip()
 
 
-def write_tokens(
-    record: StudyRecord, store: Store, results: TokenResults, failures: Mapping[str, str], tracker: Tracker | None
-) -> dict[str, str]:
-    """Writes and logs the study's files: see `write_study`."""
-    parts = (results.found.table[TABLE_COLUMNS], partial(tokens_sections, record), FOOTER)
-    return write_study(record, store, results, failures, tracker, *parts, "; token losses from the storage")
+def tokens_intro(record: StudyRecord, results: TokenResults, tracker: Tracker | None) -> str:
+    source = f"{results.source}; token losses from the storage"
+    return with_verdicts(intro_text(record, source, tracker), results.claims)
 
 
 def tokens_sections(record: StudyRecord, results: TokenResults) -> list[Section]:

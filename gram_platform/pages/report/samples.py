@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import pandas as pd
 
@@ -11,8 +10,8 @@ from gram_platform.corpora.tokenizer import decoded, load_tokenizer
 from gram_platform.pages.figures.style import method_style
 from gram_platform.pages.report.page import Section, readable_runs, render
 from gram_platform.pages.report.sections import missing_sections
-from gram_platform.pages.results.record import StudyRecord
-from gram_platform.pages.results.results import load_frames, nodes_frame, write_study
+from gram_platform.pages.results.record import StudyRecord, intro_text
+from gram_platform.pages.results.results import load_frames, nodes_frame
 from gram_platform.store import Store
 from gram_platform.store.root import open_corpus
 from gram_platform.tracking import Tracker
@@ -77,12 +76,9 @@ def samples_text(record: StudyRecord, results: SampleResults) -> str:
     return "\n".join([*head, *lines])
 
 
-def write_samples(
-    record: StudyRecord, store: Store, results: SampleResults, failures: Mapping[str, str], tracker: Tracker | None
-) -> dict[str, str]:
-    """Writes and logs the study's files: see `write_study`."""
-    parts = (results.samples, partial(samples_sections, record), FOOTER, "; continuations from the storage")
-    return write_study(record, store, results, failures, tracker, *parts, results.sampling)
+def samples_intro(record: StudyRecord, results: SampleResults, tracker: Tracker | None) -> str:
+    intro = intro_text(record, f"{results.source}; continuations from the storage", tracker)
+    return f"{intro}\n\n{results.sampling}"
 
 
 def samples_sections(record: StudyRecord, results: SampleResults) -> list[Section]:

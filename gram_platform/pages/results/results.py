@@ -1,21 +1,19 @@
-"""Reads a study's losses from MLflow, else the run directories, and writes the study's table and report."""
+"""Reads a study's losses from MLflow, else the run directories, and writes its tables for a terminal."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Literal
+from collections.abc import Collection, Sequence
+from typing import Literal
 
 import pandas as pd
 
 from gram_platform.analysis.ratios import BASELINE, ELICITED, VARIANT
-from gram_platform.analysis.tables import CLASSES, Analysis, analyse, format_table, frame_text, table_csv
+from gram_platform.analysis.tables import CLASSES, Analysis, analyse, format_table, frame_text
 from gram_platform.analysis.variants import analyse_variants, drop_table, final_shares, load_shares
 from gram_platform.config import State
 from gram_platform.pages.figures.style import method_style
-from gram_platform.pages.report.build import report_footer, report_sections
 from gram_platform.pages.report.modules import readable_drops, readable_shares
-from gram_platform.pages.report.page import Section, figures_of, page_html, shown_columns, with_verdicts
+from gram_platform.pages.report.page import shown_columns
 from gram_platform.pages.report.sections import renamed
-from gram_platform.pages.results.record import Results, StudyRecord, intro_text, mlflow_links, publish, with_links
+from gram_platform.pages.results.record import Results, StudyRecord
 from gram_platform.paper.claims import CLAIMS
 from gram_platform.paper.paper import PAPER_SCALES, beside_paper
 from gram_platform.paper.verdicts import (
@@ -27,7 +25,7 @@ from gram_platform.paper.verdicts import (
     with_published,
 )
 from gram_platform.store import Store
-from gram_platform.tracking import Tracker, TrackingUnavailable
+from gram_platform.tracking import TrackingUnavailable
 from gram_platform.tracking.entry import BEST_LOSS
 from gram_platform.tracking.frame import Frames, load_curves, load_runs, load_store_curves
 from gram_platform.tracking.views import Line
@@ -166,42 +164,10 @@ def nodes_frame(record: StudyRecord, frame: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True).drop_duplicates("id", ignore_index=True)
 
 
-def write_results(
-    record: StudyRecord, store: Store, results: Results, failures: Mapping[str, str], tracker: Tracker | None
-) -> dict[str, str]:
-    """Writes and logs the files of a study of losses: see `write_study`."""
-    table = results.analysis.table
-    parts = (renamed(table, record.varies), report_sections, report_footer(results))
-    return write_study(record, store, results, failures, tracker, *parts, lines=ratio_lines(record, table))
-
-
-def write_study(
-    record: StudyRecord,
-    store: Store,
-    results: Any,
-    failures: Mapping[str, str],
-    tracker: Tracker | None,
-    table: pd.DataFrame,
-    sections_of: Callable[[Any], Sequence[Section]],
-    footer: str,
-    also_read: str = "",
-    sampling: str = "",
-    lines: Sequence[Line] = (),
-) -> dict[str, str]:
-    """Writes table.csv, report.html and study.json, logs them to MLflow if there is a tracker; returns {name: path}.
-
-    `results` are of any measurement, with `runs`, `source` and, where there are any, `claims`; `failures` are
-    {node id: message}. `sections_of` builds the page from the results whose runs have links.
-    """
-    sections = sections_of(replace(results, runs=with_links(results.runs, failures, mlflow_links(tracker))))
-    intro = with_verdicts(intro_text(record, results.source + also_read, tracker), getattr(results, "claims", None))
-    report = page_html(record.title, "\n\n".join(filter(None, (intro, sampling))), sections, footer)
-    return publish(record, store, table_csv(table), report, figures_of(sections), tracker, lines)
-
-
-def ratio_lines(record: StudyRecord, table: pd.DataFrame) -> list[Line]:
+def ratio_lines(results: Results) -> list[Line]:
     """Returns the compute ratios of each method, variant and profile against model size, for MLflow's charts."""
-    names, lines = ["method", *([VARIANT] if record.variants else []), "profile"], []
+    record, table, lines = results.record, results.analysis.table, []
+    names = ["method", *([VARIANT] if record.variants else []), "profile"]
     for values, rows in table.groupby(names, sort=False):
         points = {record.parameters[row["size"]]: row[list(CLASSES)].dropna().to_dict() for _, row in rows.iterrows()}
         tags = {name: str(value) for name, value in zip(names, values, strict=True)}
