@@ -63,7 +63,7 @@ def describe(graph: Graph) -> str:
         *(f"changed: {change}" for change in graph.flags.changes),
         f"corpus {graph.flags.corpus} (data {graph.data_id})",
         f"storage {graph.flags.storage}",
-        *supply_lines(graph.nodes, graph.preset, graph.recipes),
+        *supply_lines(graph),
         "",
         aligned([(*RUN_HEADER, f"{machine.name} hours", "cost $"), *_run_rows(groups, needed, done, machine)], 2),
         "",
@@ -311,10 +311,10 @@ def require_document_end(nodes: Iterable[Node], corpus: PackedCorpus) -> None:
         raise invalid("model.document_end", wrong, f"the token that ends texts in {corpus.tokenizer_path}, {end}")
 
 
-def supply_lines(nodes: Sequence[Node], preset: Preset, recipes: Mapping[str, Sequence[CorpusRecipe]]) -> list[str]:
+def supply_lines(graph: Graph) -> list[str]:
     """Returns a dry run's lines on the text that each size fetches from the hub, and on shortages."""
     lines, most = [], {}
-    for size, recipes_of_size in recipes.items():
+    for size, recipes_of_size in graph.recipes.items():
         fetched: dict = {}
         for source in (recipe.source for recipe in recipes_of_size if isinstance(recipe.source, HubSource)):
             for row, num_bytes in zip(source.rows, source.expected_bytes, strict=True):
@@ -325,6 +325,6 @@ def supply_lines(nodes: Sequence[Node], preset: Preset, recipes: Mapping[str, Se
         lines += [f"text to fetch for {size}: {sum(fetched.values()):,} bytes"] if fetched else []
     if len(lines) > 1:
         lines.append(f"text to fetch for all sizes, which share it: {sum(most.values()):,} bytes")
-    short = shortages(nodes, preset, recipes)
+    short = shortages(graph.nodes, graph.preset, graph.recipes)
     heads = {True: "shortage", False: "possible shortage"}
     return [*lines, *(f"{heads[shortage.is_certain]}: {shortage.text}" for shortage in short)]
