@@ -135,9 +135,8 @@ def attack_frame(nodes: Iterable[Node], frame: pd.DataFrame) -> pd.DataFrame:
 
 def curve_frame(nodes: Iterable[Node], curves: pd.DataFrame) -> pd.DataFrame:
     """Returns the validation curves of these runs with `method, size, seed`, as `tables.analyse` takes them."""
-    columns = ["run_id", "method", "size", "seed"]
-    runs = pd.DataFrame([{"run_id": n.id, **n.names} for n in nodes if n.is_run], columns=columns)
-    return curves.merge(runs, on="run_id")
+    runs = tags_frame(entries_of(nodes), "run").rename(columns={"id": "run_id"})
+    return curves.merge(runs[["run_id", "method", "size", "seed"]], on="run_id")
 
 
 def baseline_frames(store: Store, nodes: Sequence[Node]) -> tuple[pd.DataFrame, pd.DataFrame]:
