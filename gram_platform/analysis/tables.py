@@ -273,23 +273,42 @@ def _no_formula(cell: Any) -> Any:
 
 def format_table(table: pd.DataFrame) -> str:
     """Formats `table` for a terminal: aligned columns, `mean [low, high]` per class with any value, - for none."""
-    classes, names = [name for name in CLASSES if table[name].notna().any()], naming_columns(table)
-    rows = [
-        [*(str(r[c]) for c in names), *(interval_cell(r, c) or "-" for c in classes), str(r["num_seeds"])]
-        for r in table.to_dict("records")
-    ]
-    return aligned([[*names, *classes, "seeds"], *rows])
+    return frame_text(readable_table(table).rename(columns={"num_seeds": "seeds"}))
 
 
-def naming_columns(table: pd.DataFrame) -> list[str]:
-    """Returns the columns that name a row: the study's variant, if any, and method, size, profile."""
-    return list(table.columns[: table.columns.get_loc(CLASSES[0])])
+def readable_table(table: pd.DataFrame) -> pd.DataFrame:
+    """Writes each class of table.csv as one text, `mean [low, high]`; leaves out classes without any value."""
+    names = table.columns[: table.columns.get_loc(CLASSES[0])]  # the study's variant, if any, method, size, profile
+    shown = [name for name in CLASSES if table[name].notna().any()]
+    return with_intervals(table, names, shown).assign(num_seeds=table["num_seeds"])
 
 
-def aligned(lines: Sequence[Sequence[str]]) -> str:
-    """Joins lines of cells to text, every column as wide as its widest cell."""
+def with_intervals(frame: pd.DataFrame, names: Sequence[str], values: Sequence[str]) -> pd.DataFrame:
+    """Selects the columns `names`, then writes each value as one text, `mean [low, high]`."""
+    return frame[list(names)].assign(**{name: interval_texts(frame, name) for name in values})
+
+
+def frame_text(frame: pd.DataFrame, digits: str = ".3f", missing: str = "-") -> str:
+    """Writes a frame for a terminal: fractions with `digits`, `missing` for no value."""
+
+    def cell(value: object) -> str:
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        if pd.isna(value):
+            return missing
+        return f"{value:{digits}}" if isinstance(value, float) else str(value) or "-"
+
+    return aligned([list(frame.columns), *([cell(value) for value in row] for row in frame.itertuples(index=False))])
+
+
+def aligned(lines: Sequence[Sequence[str]], num_texts: int | None = None) -> str:
+    """Joins lines of cells to text, every column as wide as its widest cell.
+
+    The first `num_texts` columns (default: all) are aligned to the left, the others to the right.
+    """
     widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
-    padded = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)) for line in lines]
+    sides = [str.ljust if num_texts is None or place < num_texts else str.rjust for place in range(len(widths))]
+    padded = ["  ".join(side(c, w) for side, c, w in zip(sides, line, widths, strict=True)) for line in lines]
     return "\n".join(line.rstrip() for line in padded)
 
 

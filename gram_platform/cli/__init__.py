@@ -18,8 +18,8 @@ from gram_platform.config.identity import printable
 
 COMMANDS = {  # the module of this folder that defines `NAME_command`
     "run": "run",
-    "list": "listing",
-    "show": "show",
+    "list": "run",
+    "show": "storage",
     "prepare": "corpus",
     "status": "storage",
     "compare": "storage",
@@ -29,7 +29,7 @@ COMMANDS = {  # the module of this folder that defines `NAME_command`
     "replicate": "studies",
     "gc": "storage",
     "check": "check",
-    "eval": "evaluate",
+    "eval": "release",
     "export": "release",
     "import": "release",
     "serve": "release",

@@ -1,14 +1,13 @@
-"""Implements `gram status`, `compare` and `gc`, which inspect a storage."""
+"""Implements `gram status`, `show`, `compare` and `gc`, which inspect a storage."""
 
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from gram_platform.cli.flags import AsJson, MachineName, Positional, Storage, stored
 from gram_platform.config import AnyEvaluation, RunConfig, State, evaluation_from_plain, run_from_plain
 from gram_platform.config.flops import total_parameters
-from gram_platform.config.identity import flatten, invalid
+from gram_platform.config.identity import find_id, flatten, invalid
 from gram_platform.methods.nodes import node_name, view_runs
 from gram_platform.planner import GIB, MACHINES, Machine, needs
 from gram_platform.store import EvaluationDirectory, RunDirectory, Store
@@ -44,26 +43,26 @@ def status_command(
             continue  # an interrupted creation, or a foreign folder
         facts = [_where(run, state)]
         if state != State.COMPLETE:
-            found = _left(run, MACHINES[machine])
-            left += [found] if found else []
-            facts.append(str(found or UNREADABLE))
+            text, *needed = _left(run, MACHINES[machine])
+            left += [needed] if needed else []
+            facts.append(text)
         about = "; ".join(filter(None, facts))
         rows.append({"id": run_id, "state": str(state), "name": node_name("run", run_id, tags), "about": about})
     evaluations = [i for i in store.list_evaluations() if chosen is None or i in chosen]
     done = sum(store.evaluation(i).status() == State.COMPLETE for i in evaluations)
     if as_json:
         counted = {"complete": done, "total": len(evaluations)}
-        hours = {"machine": machine, "hours": sum(one.hours for one in left)}
-        print(json.dumps({"storage": store.root, "runs": rows, "evaluations": counted, "left": hours}, indent=1))
+        needed = {"machine": machine, "hours": sum(hours for hours, _ in left)}
+        print(json.dumps({"storage": store.root, "runs": rows, "evaluations": counted, "left": needed}, indent=1))
         return
     print("\n".join(f"{row['id']}  {row['state']:11} {row['name']}  {row['about']}" for row in rows))
     states = Counter(row["state"] for row in rows)
     counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items())) or "no runs"
     print(f"{store.root}: {counts}; {done} of {len(evaluations)} evaluations complete")
     if left:
-        hours, largest = sum(one.hours for one in left), max(one.disk_bytes for one in left)
+        total, largest = sum(hours for hours, _ in left), max(num_bytes for _, num_bytes in left)
         print(
-            f"left to train: {hours:,.3g} {machine} hours by the planner; "
+            f"left to train: {total:,.3g} {machine} hours by the planner; "
             f"the largest run takes {largest / GIB:,.3g} GiB of the storage"
         )
 
@@ -74,30 +73,19 @@ def _ids_of(store: Store, study: str) -> set[str]:
     return load_record(store, study).ids
 
 
-@dataclass(frozen=True)
-class _Left:
-    """Holds the planner's estimate for the rest of a run, from its last checkpoint on."""
+def _left(run: RunDirectory, machine: Machine) -> tuple[str, float, int] | tuple[str]:
+    """Estimates the rest of a run from its last checkpoint on: in words, hours, peak of the bytes while it trains.
 
-    parameters: int
-    share_done: float  # share of its steps up to the last checkpoint
-    hours: float
-    machine: str
-    disk_bytes: int  # peak while it trains
-
-    def __str__(self) -> str:
-        hours, disk = f"{self.hours:,.3g} {self.machine} hours left", f"{self.disk_bytes / GIB:,.3g} GiB of storage"
-        return f"{self.parameters:,} parameters, {self.share_done:.0%} of the steps saved, {hours}, {disk}"
-
-
-def _left(run: RunDirectory, machine: Machine) -> _Left | None:
-    """Estimates the rest of a run; None if its config is absent or unreadable."""
+    The words alone if its config is absent or unreadable.
+    """
     try:
         config = run_from_plain(run.config())
     except BAD_CONFIG:
-        return None
+        return (UNREADABLE,)
     need, share_done = needs(config, 1, machine), run.committed_step() / config.num_steps
-    hours = (1 - share_done) * need.gpu_hours
-    return _Left(total_parameters(config.model), share_done, hours, machine.name, need.disk_bytes(NUM_CHECKPOINTS_KEPT))
+    hours, num_bytes = (1 - share_done) * need.gpu_hours, need.disk_bytes(NUM_CHECKPOINTS_KEPT)
+    text = f"{total_parameters(config.model):,} parameters, {share_done:.0%} of the steps saved, "
+    return f"{text}{hours:,.3g} {machine.name} hours left, {num_bytes / GIB:,.3g} GiB of storage", hours, num_bytes
 
 
 def _where(run: RunDirectory, state: State) -> str:
@@ -112,6 +100,42 @@ def _where(run: RunDirectory, state: State) -> str:
     if not beat:
         return ""
     return f"step {beat['step']}/{beat['num_steps']}, {beat['tokens_per_second']:,.0f} tokens/s"
+
+
+def show_command(node_id: Positional[str], storage: Storage = "", as_json: AsJson = False) -> None:
+    """Show what a storage knows of a run or an evaluation: state, studies, config, result, times.
+
+    Args:
+        node_id: id of a run or an evaluation, or the beginning of it
+        storage: folder or URL of the storage
+    """
+    shown = describe_node(stored(storage), node_id)
+    if as_json:
+        print(json.dumps(shown, indent=1, sort_keys=True))
+        return
+    for part, value in shown.items():
+        if not isinstance(value, dict):
+            print(f"{part:10} {', '.join(value) if isinstance(value, list) else value}")
+            continue
+        flat = flatten(value)
+        width = max(map(len, flat), default=0)
+        print("\n".join([f"\n{part}", *(f"  {key:{width}}  {one}" for key, one in flat.items())]))
+
+
+def describe_node(store: Store, beginning: str) -> dict[str, object]:
+    """Returns id, kind, state, folder, studies, tags, config, result and times; ValueError as `find_id`."""
+    listed = {"run": store.list_runs(), "evaluation": store.list_evaluations()}
+    kind_of = {node_id: kind for kind, ids in listed.items() for node_id in ids}
+    node_id = find_id("node_id", beginning, kind_of, f"a run or an evaluation in {store.root}, as `gram status` prints")
+    kind = kind_of[node_id]
+    node = store.node(kind, node_id)
+    shape = {"entries": [{"id": str}]}
+    records = {name: store.study_dir(name).read_spare("study.json", shape) for name in store.list_studies()}
+    studies = [n for n, plain in records.items() if any(e["id"] == node_id for e in plain.get("entries", ()))]
+    facts = {"id": node_id, "kind": kind, "state": str(node.status()), "folder": node.folder.path, "studies": studies}
+    parts = {"tags": node.tags(), "config": node.config(), "result": node.result() or {}, "timing": node.timing()}
+    failure = {"failure": found} if kind == "run" and (found := node.failure()) else {}
+    return {**facts, **parts, **failure}
 
 
 def compare_command(first: Positional[str], second: Positional[str], storage: Storage = "") -> None:

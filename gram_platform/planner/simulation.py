@@ -218,11 +218,7 @@ def planned(
 
 
 def describe_simulation(
-    nodes: Sequence[Node],
-    done: Collection[str],
-    cluster: SimulatedCluster,
-    machine: Machine,
-    ranks: Ranks | None = None,
+    nodes: list[Node], done: Collection[str], cluster: SimulatedCluster, machine: Machine, ranks: Ranks | None = None
 ) -> str:
     """Describes the rest of a study on a cluster: expected hours, cost, their parts, the best checkpoint interval."""
     tasks = planned(nodes, machine, ranks=ranks)

@@ -14,7 +14,7 @@ from gram_platform.planner import needs
 from gram_platform.store import Store
 from gram_platform.studies import Study
 from gram_platform.studies.build import Graph, build_graph, is_complete, preset_of
-from gram_platform.studies.dry_run import described
+from gram_platform.studies.dry_run import describe
 from gram_platform.studies.flags import CommonFlags, Flags, checked, parse, parse_flags, split_list
 from gram_platform.studies.library.maxent_search import NUM_SEEDS, SEARCH, searched
 from gram_platform.studies.run import Driver, provide_data, run_study
@@ -176,7 +176,7 @@ def run_campaign(studies: Sequence[Study], searches: Sequence[Search], flags: Ca
     if flags.dry_run:
         ready, _, _ = after_searches(of_study)
         graphs = graphs if ready == of_study else [build_graph(*each) for each in ready]
-        say("\n\n".join([*map(described, graphs), "\n".join(sharing(graphs))]))
+        say("\n\n".join([*map(describe, graphs), "\n".join(sharing(graphs))]))
         return 0
     codes, submitted, ids = [], (*of_study, *of_search), set()
     with one_site(submitted[0][1], say) if submitted else contextlib.nullcontext():

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from gram_platform.analysis.tables import aligned
 from gram_platform.config import RunConfig
 from gram_platform.config.flops import BYTES, model_kernel, total_parameters
 from gram_platform.config.identity import invalid
@@ -40,12 +41,14 @@ RUN_HEADER = ("method", "size", "runs", "done", "params", "tokens", "compute", "
 MEMORY_PARTS = ("weights", "copies", "gathered", "gradients", "optimizer", "activations", "logits")
 COUNTS = ("ranks", "sequences", "passes")
 MEMORY_HEADER = ("method", "size", "attention", *COUNTS, *MEMORY_PARTS, "peak", "recomputing", "disk")
-TEXT_COLUMNS = 2
 LITTLE_MEMORY = GIB // 10  # of a run: its parts are of no interest
 
 
 def describe(graph: Graph) -> str:
-    """Returns the dry run's text: bytes to fetch and shortages; compute, hours and cost; memory; totals and savings."""
+    """Returns the dry run's text: bytes to fetch and shortages; compute, hours and cost; memory; totals and savings.
+
+    And the simulation, if the flags ask for it.
+    """
     machine = graph.flags.hardware
     runs = {node.id: node for node in graph.nodes if node.is_run}
     all_done = done_ids(graph.nodes, Store(graph.flags.storage))
@@ -60,9 +63,9 @@ def describe(graph: Graph) -> str:
         *(f"changed: {change}" for change in graph.flags.changes),
         f"corpus {graph.flags.corpus} (data {graph.data_id})",
         f"storage {graph.flags.storage}",
-        *supply_lines(graph.nodes, graph.preset, graph.recipes),
+        *supply_lines(graph),
         "",
-        *_aligned([(*RUN_HEADER, f"{machine.name} hours", "cost $"), *_run_rows(groups, needed, done, machine)]),
+        aligned([(*RUN_HEADER, f"{machine.name} hours", "cost $"), *_run_rows(groups, needed, done, machine)], 2),
         "",
         *_memory_lines(groups, machine, graph.flags.planned_ranks),
         "",
@@ -73,15 +76,9 @@ def describe(graph: Graph) -> str:
         _savings(graph, needed, machine),
         *_legend(machine, [node.config for node in runs.values()]),
     ]
+    if graph.flags.simulate:
+        lines += ["", describe_on(graph, graph.flags.simulated)]
     return "\n".join(lines)
-
-
-def described(graph: Graph) -> str:
-    """Returns the dry run's text, with the simulation if the flags ask for it."""
-    text = describe(graph)
-    if not graph.flags.simulate:
-        return text
-    return f"{text}\n\n{describe_on(graph, graph.flags.simulated)}"
 
 
 def describe_on(graph: Graph, cluster: SimulatedCluster) -> str:
@@ -126,7 +123,7 @@ def _memory_lines(groups: dict[tuple[str, str], list[RunConfig]], machine: Machi
         return [f"memory: at most {most / 2**20:.0f} MiB of a {machine.name} for a run; {', '.join(kernels)} attention"]
     return [
         f"memory of one {machine.name} in GiB, for the largest run of a line:",
-        *_aligned([MEMORY_HEADER, *_memory_rows(groups, machine, planned)]),
+        aligned([MEMORY_HEADER, *_memory_rows(groups, machine, planned)], 2),
         f"ranks: --num-workers, else the fewest whose peak is within {USABLE_MEMORY:.0%} of "
         f"{machine.memory_bytes / GIB:.0f} GiB, up to {MOST_FOR_TIME} to end in a week; "
         "sequences: of a pass on each; passes: of an optimizer step, a micro-batch in as few as memory allows",
@@ -228,12 +225,6 @@ def _savings(graph: Graph, needed: Mapping[str, Needs], machine: Machine) -> str
     return f"runs shared between methods: {len(again)}, which saves {saved}"
 
 
-def _aligned(rows: list[tuple]) -> list[str]:
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    pad = lambda index, cell: cell.ljust(widths[index]) if index < TEXT_COLUMNS else cell.rjust(widths[index])  # noqa: E731
-    return ["  ".join(pad(i, cell) for i, cell in enumerate(row)) for row in rows]
-
-
 @dataclass(frozen=True)
 class Shortage:
     """A domain with too little text in a split, in tokens needed and available at the first of its sizes."""
@@ -320,10 +311,10 @@ def require_document_end(nodes: Iterable[Node], corpus: PackedCorpus) -> None:
         raise invalid("model.document_end", wrong, f"the token that ends texts in {corpus.tokenizer_path}, {end}")
 
 
-def supply_lines(nodes: Sequence[Node], preset: Preset, recipes: Mapping[str, Sequence[CorpusRecipe]]) -> list[str]:
+def supply_lines(graph: Graph) -> list[str]:
     """Returns a dry run's lines on the text that each size fetches from the hub, and on shortages."""
     lines, most = [], {}
-    for size, recipes_of_size in recipes.items():
+    for size, recipes_of_size in graph.recipes.items():
         fetched: dict = {}
         for source in (recipe.source for recipe in recipes_of_size if isinstance(recipe.source, HubSource)):
             for row, num_bytes in zip(source.rows, source.expected_bytes, strict=True):
@@ -334,6 +325,6 @@ def supply_lines(nodes: Sequence[Node], preset: Preset, recipes: Mapping[str, Se
         lines += [f"text to fetch for {size}: {sum(fetched.values()):,} bytes"] if fetched else []
     if len(lines) > 1:
         lines.append(f"text to fetch for all sizes, which share it: {sum(most.values()):,} bytes")
-    short = shortages(nodes, preset, recipes)
+    short = shortages(graph.nodes, graph.preset, graph.recipes)
     heads = {True: "shortage", False: "possible shortage"}
     return [*lines, *(f"{heads[shortage.is_certain]}: {shortage.text}" for shortage in short)]

@@ -12,7 +12,6 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from gram_platform.config import RunConfig
 from gram_platform.config.identity import printable
 from gram_platform.engine.life import SUBMIT_AGAIN, Progress
 from gram_platform.methods.nodes import Node
@@ -32,7 +31,7 @@ class LiveView:
     def __init__(self, nodes: Sequence[Node], store: Store, name: str, in_process: bool = False):
         self.nodes = {node.id: node for node in nodes}
         self.store = store
-        self.flops = {n.id: run_flops(n.config) for n in nodes if isinstance(n.config, RunConfig)}
+        self.flops = {n.id: run_flops(n.config) for n in nodes if n.is_run}
         self.started = time.time()
         self.base_flops: float | None = None  # done when the view began
         self.num_trials = self.num_ended = 0  # of the round of trials that runs now

@@ -3,18 +3,25 @@
 A new one is a class like `Losses`, and a line in the table `MEASUREMENTS` or an entry point of a package.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from gram_platform.analysis.localization import TABLE_COLUMNS
 from gram_platform.analysis.ratios import ALL, BASELINE
+from gram_platform.analysis.tables import table_csv
 from gram_platform.config import CORE, LOSSES, SAMPLES, TOKENS, AnyEvaluation, Continuations, TokenLosses
 from gram_platform.config.plugins import Table
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.pages.report import localization, samples
 from gram_platform.pages.report.build import report_footer, report_sections
-from gram_platform.pages.results.results import read_results, summary_text, write_results
+from gram_platform.pages.report.page import figures_of, page_html, with_verdicts
+from gram_platform.pages.report.sections import renamed
+from gram_platform.pages.results.record import StudyRecord, intro_text, mlflow_links, publish, with_links
+from gram_platform.pages.results.results import ratio_lines, read_results, summary_text
+from gram_platform.store import Store
+from gram_platform.tracking import Tracker
 
 
 @dataclass(frozen=True)
@@ -23,8 +30,8 @@ class Losses:
 
     `nodes` depends on a measurement's parameters. The functions below it take results of every study with its name:
     `read` returns them, None while there is nothing to show. They have `source` (a text) and, where there are any,
-    `runs` and `claims` as `pages.results.results.Results`. `text` is for a terminal; `write` makes table.csv,
-    report.html and study.json, logs them and returns their paths; `sections` and `footer` are parts of the site's page.
+    `runs` and `claims` as `pages.results.results.Results`. `text` is for a terminal; `table` is table.csv, `lines` are
+    drawn in MLflow; `intro`, `sections` and `footer` are parts of the page. `write` makes the files of all these.
     """
 
     name: ClassVar[str] = LOSSES  # in study.json
@@ -35,7 +42,15 @@ class Losses:
 
     read = staticmethod(read_results)
     text = staticmethod(summary_text)
-    write = staticmethod(write_results)
+    lines = staticmethod(ratio_lines)
+
+    @staticmethod
+    def table(record, results):
+        return renamed(results.analysis.table, record.varies)
+
+    @staticmethod
+    def intro(record, results, tracker):
+        return with_verdicts(intro_text(record, results.source, tracker), results.claims)
 
     @staticmethod
     def sections(record, results):
@@ -44,6 +59,17 @@ class Losses:
     @staticmethod
     def footer(results):
         return report_footer(results)
+
+    @classmethod
+    def write(cls, record: StudyRecord, store: Store, results: Any, failures: Mapping, tracker: Tracker | None) -> dict:
+        """Writes table.csv, report.html and study.json, logs them to MLflow if there is a tracker; returns their paths.
+
+        `failures` are {node id: message}.
+        """
+        linked = replace(results, runs=with_links(results.runs, failures, mlflow_links(tracker)))
+        sections, table = cls.sections(record, linked), table_csv(cls.table(record, results))
+        report = page_html(record.title, cls.intro(record, results, tracker), sections, cls.footer(results))
+        return publish(record, store, table, report, figures_of(sections), tracker, cls.lines(results))
 
 
 def instead_of_losses(nodes: list[Node], measure: str, evaluation_of: Callable[[Node], AnyEvaluation]) -> list[Node]:
@@ -68,8 +94,13 @@ class TokenIncreases(Losses):
 
     read = staticmethod(localization.read_tokens)
     text = staticmethod(localization.tokens_text)
-    write = staticmethod(localization.write_tokens)
+    lines = staticmethod(lambda results: ())
+    intro = staticmethod(localization.tokens_intro)
     sections = staticmethod(localization.tokens_sections)
+
+    @staticmethod
+    def table(record, results):
+        return results.found.table[TABLE_COLUMNS]
 
     @staticmethod
     def footer(results):
@@ -115,8 +146,13 @@ class Samples(Losses):
 
     read = staticmethod(samples.read_samples)
     text = staticmethod(samples.samples_text)
-    write = staticmethod(samples.write_samples)
+    lines = staticmethod(lambda results: ())
+    intro = staticmethod(samples.samples_intro)
     sections = staticmethod(samples.samples_sections)
+
+    @staticmethod
+    def table(record, results):
+        return results.samples
 
     @staticmethod
     def footer(results):

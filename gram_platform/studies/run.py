@@ -15,12 +15,12 @@ from gram_platform.engine.in_process import has_gpu, run_in_process
 from gram_platform.engine.life import NodeLifecycle, Progress
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, unique
-from gram_platform.pages.results.record import StudyRecord
+from gram_platform.pages.results.record import StudyRecord, entries_of
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph, build_graph, require_memory
 from gram_platform.studies.definition import FAMILIES, NOT_REPRODUCED, OURS, Study, preset_params, shown_place
 from gram_platform.studies.dry_run import (
-    described,
+    describe,
     require_document_end,
     require_enough_data,
     require_supply,
@@ -53,7 +53,7 @@ def main(study: Study, arguments: list[str] | None = None) -> None:
 def run_study(study: Study, flags: Flags) -> int:
     """Runs whatever is not done; returns the exit code. ValueError for bad input, before anything trains."""
     if flags.dry_run:
-        say(described(build_graph(study, flags)))
+        say(describe(build_graph(study, flags)))
         return 0
     if flags.export_nodes:
         return _export_nodes(build_graph(study, flags, reporter()))
@@ -320,7 +320,7 @@ def record_of(graph: Graph) -> StudyRecord:
         sizes=flags.sizes,
         parameters={s.size.name: total_parameters(s.size.dense()) for s in graph.settings},
         profile=graph.study.profile or _compared_profile(setting),
-        entries=tuple({"id": node.id, "kind": node.kind, "tags": node.names} for node in graph.entries),
+        entries=entries_of(graph.entries),
         costs=graph.costs,
         variants=tuple(variants),
         measurement=graph.preset.measurement.name,

@@ -29,7 +29,6 @@ from gram_platform.engine.graph import ClusterLost
 from gram_platform.engine.life import SUBMIT_AGAIN
 from gram_platform.engine.part_workers import part_workers
 from gram_platform.methods.nodes import Node
-from gram_platform.planner import Machine
 from gram_platform.store import Store
 from gram_platform.store.root import provide_corpus
 from gram_platform.studies.flags import CommonFlags
@@ -79,11 +78,12 @@ def execution_of(flags: CommonFlags, has_gpu: bool) -> tuple[Execution, Resource
     """Returns how the flags execute nodes, and the resources of a rank. `has_gpu`: whether Ray has a GPU now."""
     device = flags.device or ("cuda" if has_gpu else "cpu")
     interval_s, commit_share = flags.checkpoint_interval
+    rank = replace(flags.hardware, memory_bytes=min(1.0, flags.gpus_per_run) * flags.hardware.memory_bytes)
     execution = Execution(
         flags.storage,
         num_threads=flags.threads,
         ranks=flags.ranks,
-        machine=_rank_of(flags) if device == flags.hardware.device == "cuda" else None,
+        machine=rank if device == flags.hardware.device == "cuda" else None,
         checkpoint_every_s=interval_s,
         commit_share=commit_share,
         collective_timeout_s=flags.collective_timeout,
@@ -102,12 +102,6 @@ def execution_of(flags: CommonFlags, has_gpu: bool) -> tuple[Execution, Resource
         max_gpus=flags.max_gpus,
     )
     return execution, resources
-
-
-def _rank_of(flags: CommonFlags) -> Machine:
-    """Returns the machine of --machine with the memory that a run has of it."""
-    share = min(1.0, flags.gpus_per_run)
-    return replace(flags.hardware, memory_bytes=share * flags.hardware.memory_bytes)
 
 
 def start_ray(flags: CommonFlags, nodes: Iterable[Node], say: Callable[[str], None]) -> tuple[Execution, Resources]:

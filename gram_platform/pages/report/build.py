@@ -1,12 +1,10 @@
 """Builds the report of a study as one HTML page: the six main numbers, and the sections of studies with variants."""
 
-from collections.abc import Sequence
-
 import pandas as pd
 
 from gram_platform.analysis.compute_ratio import POOR_RMS, POOR_STEP_RMS
 from gram_platform.analysis.ratios import ELICITED, VARIANT
-from gram_platform.analysis.tables import CLASSES, domain_table, interval_text
+from gram_platform.analysis.tables import CLASSES, domain_table, interval_text, readable_table
 from gram_platform.pages.figures.study import HIDDEN
 from gram_platform.pages.figures.style import drawn, method_style
 from gram_platform.pages.figures.variants import domain_variant_figure, variant_figure
@@ -16,7 +14,6 @@ from gram_platform.pages.report.page import (
     is_attack,
     page_html,
     readable_runs,
-    readable_table,
     render,
     with_verdicts,
 )
@@ -49,13 +46,10 @@ domain; lower is better. The loss is that of the attack's best checkpoint on val
 paper and favours the attacker. No attack trains on validation data."""
 
 
-def build_report(intro: str, study: Results, sections: Sequence[Section] | None = None) -> str:
-    """Renders the page of a study as HTML; a partial study has a partial page that names what is missing.
-
-    `sections`: of `report_sections`, where the caller has them.
-    """
+def build_report(intro: str, study: Results) -> str:
+    """Renders the page of a study as HTML; a partial study has a partial page that names what is missing."""
     intro, footer = with_verdicts(intro, study.claims), report_footer(study)
-    return page_html(study.record.title, intro, sections or report_sections(study), footer)
+    return page_html(study.record.title, intro, report_sections(study), footer)
 
 
 def report_sections(study: Results) -> list[Section]:

@@ -14,7 +14,6 @@ from gram_platform.analysis.localization import (
     MEASURES,
     RETAIN,
     ROW,
-    TABLE_COLUMNS,
     Localization,
     MeasuredTokens,
     ShadedText,
@@ -24,22 +23,14 @@ from gram_platform.analysis.localization import (
     shading_scale,
 )
 from gram_platform.analysis.ratios import ALL, BASELINE, MEAN
-from gram_platform.analysis.tables import table_csv
+from gram_platform.analysis.tables import frame_text, with_intervals
 from gram_platform.config import CORE
 from gram_platform.corpora.tokenizer import load_tokenizer, token_texts
 from gram_platform.pages.figures.style import GREY, drawn, hover_runs, method_style, styled, whiskers
-from gram_platform.pages.report.page import (
-    Section,
-    figures_of,
-    page_html,
-    readable_runs,
-    render,
-    with_intervals,
-    with_verdicts,
-)
+from gram_platform.pages.report.page import Section, readable_runs, render, with_verdicts
 from gram_platform.pages.report.sections import JUDGED, judged_sections, missing_sections
-from gram_platform.pages.results.record import StudyRecord, intro_text, mlflow_links, publish, with_links
-from gram_platform.pages.results.results import frame_text, load_frames, nodes_frame
+from gram_platform.pages.results.record import StudyRecord, intro_text
+from gram_platform.pages.results.results import load_frames, nodes_frame
 from gram_platform.paper.verdicts import EXPLANATION, explained, localization_claims
 from gram_platform.store import Store
 from gram_platform.store.root import open_corpus
@@ -111,16 +102,9 @@ def tokens_text(record: StudyRecord, results: TokenResults) -> str:
     return "\n".join([frame_text(means), "", *judged]).rstrip()
 
 
-def write_tokens(
-    record: StudyRecord, store: Store, results: TokenResults, failures: Mapping[str, str], tracker: Tracker | None
-) -> dict[str, str]:
-    """Writes the study's files as `write_results` does."""
-    linked = replace(results, runs=with_links(results.runs, failures, mlflow_links(tracker)))
-    intro = intro_text(record, f"{results.source}; token losses from the storage", tracker)
-    sections = tokens_sections(record, linked)
-    report = page_html(record.title, with_verdicts(intro, results.claims), sections, FOOTER)
-    table = table_csv(results.found.table[TABLE_COLUMNS])
-    return publish(record, store, table, report, figures_of(sections), tracker)
+def tokens_intro(record: StudyRecord, results: TokenResults, tracker: Tracker | None) -> str:
+    source = f"{results.source}; token losses from the storage"
+    return with_verdicts(intro_text(record, source, tracker), results.claims)
 
 
 def tokens_sections(record: StudyRecord, results: TokenResults) -> list[Section]:

@@ -7,7 +7,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from gram_platform.analysis.ratios import MEAN, VARIANT
-from gram_platform.analysis.tables import interval_text
+from gram_platform.analysis.tables import interval_text, readable_table, with_intervals
 from gram_platform.analysis.variants import COMPOSED, MODULES, drop_table, final_shares, number_table, share_curves
 from gram_platform.config import core_first
 from gram_platform.pages.figures.style import (
@@ -21,7 +21,7 @@ from gram_platform.pages.figures.style import (
     styled,
 )
 from gram_platform.pages.figures.variants import variant_figure
-from gram_platform.pages.report.page import Section, readable_table, section_by_size, with_intervals
+from gram_platform.pages.report.page import Section, section_by_size
 from gram_platform.pages.results.record import Results
 
 OWN_WIDTH, OTHER_WIDTH = 3.5, 1.2

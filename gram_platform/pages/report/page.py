@@ -22,7 +22,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from gram_platform.analysis.ratios import ELICITED, VARIANT
-from gram_platform.analysis.tables import CLASSES, interval_text, interval_texts, naming_columns
+from gram_platform.analysis.tables import interval_text
 from gram_platform.paper.paper import COST_TABLE
 from gram_platform.paper.verdicts import EXPLANATION, verdict_counts
 
@@ -200,17 +200,6 @@ CLAIM_COLUMNS += ("published", "paper", "source", "judged_at", EXPLANATION)
 COSTS = {"train": "train FLOPs", "plan": "by its plan", "active_mlp": "active MLP", "total_mlp": "total MLP"}
 PARTIAL = (VARIANT, "published", "paper", EXPLANATION)  # columns of claims that may be empty
 IN_PAPER = ("train", "active_mlp", "total_mlp")  # in the order of COST_TABLE
-
-
-def readable_table(table: pd.DataFrame) -> pd.DataFrame:
-    """Writes each class of table.csv as one text, `mean [low, high]`; leaves out classes without any value."""
-    shown = [name for name in CLASSES if table[name].notna().any()]
-    return with_intervals(table, naming_columns(table), shown).assign(num_seeds=table["num_seeds"])
-
-
-def with_intervals(frame: pd.DataFrame, names: Sequence[str], values: Sequence[str]) -> pd.DataFrame:
-    """Selects the columns `names`, then writes each value as one text, `mean [low, high]`."""
-    return frame[list(names)].assign(**{name: interval_texts(frame, name) for name in values})
 
 
 def readable_claims(claims: pd.DataFrame) -> pd.DataFrame:

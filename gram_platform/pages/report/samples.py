@@ -1,17 +1,16 @@
 """Reports the samples study: prompts, and each method's continuations with the topic kept and removed."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pandas as pd
 
-from gram_platform.analysis.tables import table_csv
 from gram_platform.config import CORE
 from gram_platform.corpora.tokenizer import decoded, load_tokenizer
 from gram_platform.pages.figures.style import method_style
-from gram_platform.pages.report.page import Section, page_html, readable_runs, render
+from gram_platform.pages.report.page import Section, readable_runs, render
 from gram_platform.pages.report.sections import missing_sections
-from gram_platform.pages.results.record import StudyRecord, intro_text, mlflow_links, publish, with_links
+from gram_platform.pages.results.record import StudyRecord, intro_text
 from gram_platform.pages.results.results import load_frames, nodes_frame
 from gram_platform.store import Store
 from gram_platform.store.root import open_corpus
@@ -77,14 +76,9 @@ def samples_text(record: StudyRecord, results: SampleResults) -> str:
     return "\n".join([*head, *lines])
 
 
-def write_samples(
-    record: StudyRecord, store: Store, results: SampleResults, failures: Mapping[str, str], tracker: Tracker | None
-) -> dict[str, str]:
-    """Writes the study's files as `write_results` does."""
-    linked = replace(results, runs=with_links(results.runs, failures, mlflow_links(tracker)))
+def samples_intro(record: StudyRecord, results: SampleResults, tracker: Tracker | None) -> str:
     intro = intro_text(record, f"{results.source}; continuations from the storage", tracker)
-    report = page_html(record.title, f"{intro}\n\n{results.sampling}", samples_sections(record, linked), FOOTER)
-    return publish(record, store, table_csv(results.samples), report, {}, tracker)
+    return f"{intro}\n\n{results.sampling}"
 
 
 def samples_sections(record: StudyRecord, results: SampleResults) -> list[Section]:

@@ -4,7 +4,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from gram_platform.analysis.ratios import ALL, MEAN, VARIANT
-from gram_platform.analysis.tables import CLASSES, averaged_profiles, domain_table, interval_text
+from gram_platform.analysis.tables import CLASSES, averaged_profiles, domain_table, interval_text, readable_table
 from gram_platform.analysis.trends import trend_table
 from gram_platform.pages.figures.study import (
     HIDDEN,
@@ -21,7 +21,6 @@ from gram_platform.pages.report.page import (
     readable_attacks,
     readable_claims,
     readable_costs,
-    readable_table,
     render,
     section_by_size,
 )

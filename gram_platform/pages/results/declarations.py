@@ -97,7 +97,6 @@ class Baseline:
     """The baselines of a study, size and variant."""
 
     study: str
-    variant: str
     losses: pd.DataFrame
     curves: pd.DataFrame  # empty if the folder has none
     curves_from: str  # the study of the curves
@@ -134,7 +133,7 @@ class BaselineRules:
             raise invalid(LOSSES_FILE, what, f"{allowed}{source} has baselines of {', '.join(options)}")
         losses = self.losses[source, size, found]
         curves_from, curves = self._curves(source, size, found, losses)
-        return Baseline(source, found, losses, curves, curves_from)
+        return Baseline(source, losses, curves, curves_from)
 
     def unit(self, study: str, size: str) -> str:
         """Returns the declared unit, else the only variant with it in the name, if it has baselines; "" for none."""

@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import cached_property
 
@@ -13,6 +13,7 @@ from gram_platform.analysis.tables import Analysis, with_runs
 from gram_platform.analysis.variants import by_number
 from gram_platform.config import LOSSES
 from gram_platform.config.identity import has_shape, invalid
+from gram_platform.methods.nodes import Node
 from gram_platform.pages.figures.study import HIDDEN
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker
@@ -76,18 +77,9 @@ class StudyRecord(Description):
         runs = [e for e in self.entries if e["kind"] == "run" and ELICITED not in e["tags"]]
         return [e["id"] for e in runs if e["tags"]["method"] == "baseline"]
 
-    @property
-    def view_columns(self) -> list[str]:
-        """The columns that name a view in this study's frames."""
-        return [*([VARIANT] if self.variants else []), *VIEW]
-
     def tags(self, kind: str) -> pd.DataFrame:
-        """Makes a frame of ids and names, in order, of a kind of entries: run (no attack), attack or evaluation."""
-        kinds = ["attack" if ELICITED in entry["tags"] else entry["kind"] for entry in self.entries]
-        of_kind = [entry for entry, found in zip(self.entries, kinds, strict=True) if found == kind]
-        rows = [{"retained": "", ELICITED: "", **entry["tags"], "id": entry["id"]} for entry in of_kind]
-        columns = ["id", *self.view_columns, "retained", ELICITED]
-        return pd.DataFrame(rows, columns=columns).fillna("").drop_duplicates(ignore_index=True)
+        """Makes the frame of ids and names of a kind of entries: see `tags_frame`."""
+        return tags_frame(self.entries, kind, [*([VARIANT] if self.variants else []), *VIEW])
 
     @property
     def preset(self) -> str:
@@ -97,6 +89,22 @@ class StudyRecord(Description):
     def to_json(self) -> bytes:
         """Encodes the record; equal studies have equal bytes."""
         return (json.dumps(asdict(self), indent=1, sort_keys=True) + "\n").encode()
+
+
+def entries_of(nodes: Iterable[Node]) -> tuple[dict, ...]:
+    """Returns the nodes as entries of a record, each under its method's names."""
+    return tuple({"id": node.id, "kind": node.kind, "tags": node.names} for node in nodes)
+
+
+def tags_frame(entries: Iterable[Mapping], kind: str, view: Sequence[str] = VIEW) -> pd.DataFrame:
+    """Makes a frame of ids and names, in order, of a kind of entries: run (no attack), attack or evaluation.
+
+    Columns: `id`, those that name a `view`, `retained`, `elicited`; "" where an entry lacks one.
+    """
+    of_kind = [e for e in entries if ("attack" if ELICITED in e["tags"] else e["kind"]) == kind]
+    rows = [{"retained": "", ELICITED: "", **entry["tags"], "id": entry["id"]} for entry in of_kind]
+    columns = ["id", *view, "retained", ELICITED]
+    return pd.DataFrame(rows, columns=columns).fillna("").drop_duplicates(ignore_index=True)
 
 
 def load_record(store: Store, name: str) -> StudyRecord:

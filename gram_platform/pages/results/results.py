@@ -1,20 +1,19 @@
-"""Reads a study's losses from MLflow, else the run directories, and writes the study's table and report."""
+"""Reads a study's losses from MLflow, else the run directories, and writes its tables for a terminal."""
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
+from typing import Literal
 
 import pandas as pd
 
 from gram_platform.analysis.ratios import BASELINE, ELICITED, VARIANT
-from gram_platform.analysis.tables import CLASSES, Analysis, aligned, analyse, format_table, table_csv
+from gram_platform.analysis.tables import CLASSES, Analysis, analyse, format_table, frame_text
 from gram_platform.analysis.variants import analyse_variants, drop_table, final_shares, load_shares
 from gram_platform.config import State
 from gram_platform.pages.figures.style import method_style
-from gram_platform.pages.report.build import build_report, report_sections
 from gram_platform.pages.report.modules import readable_drops, readable_shares
-from gram_platform.pages.report.page import figures_of, shown_columns
+from gram_platform.pages.report.page import shown_columns
 from gram_platform.pages.report.sections import renamed
-from gram_platform.pages.results.record import Results, StudyRecord, intro_text, mlflow_links, publish, with_links
+from gram_platform.pages.results.record import Results, StudyRecord
 from gram_platform.paper.claims import CLAIMS
 from gram_platform.paper.paper import PAPER_SCALES, beside_paper
 from gram_platform.paper.verdicts import (
@@ -26,7 +25,7 @@ from gram_platform.paper.verdicts import (
     with_published,
 )
 from gram_platform.store import Store
-from gram_platform.tracking import Tracker, TrackingUnavailable
+from gram_platform.tracking import TrackingUnavailable
 from gram_platform.tracking.entry import BEST_LOSS
 from gram_platform.tracking.frame import Frames, load_curves, load_runs, load_store_curves
 from gram_platform.tracking.views import Line
@@ -44,14 +43,15 @@ def read_results(
     """
     frame, curves, source = load_frames(record.ids, record.baseline_runs, store, tracking_uri, why_not, frames)
     complete = frame[frame["status"] == State.COMPLETE]
-    evaluations = _named(record, "evaluation", complete)
+    evaluations = named(record.tags("evaluation"), complete)
     if evaluations.empty or curves.empty:
         return None
-    runs = _named(record, "run", complete)
+    runs = named(record.tags("run"), complete)
     baselines = runs[runs["method"] == BASELINE]
     names = ["run_id", "method", "size", "seed", *([VARIANT] if record.variants else [])]
     curves = curves.merge(baselines[names].drop_duplicates(), on="run_id")
-    analysis = analysed(record, evaluations, curves, _attacks(record, complete), record.tags("evaluation"))
+    attacks = named_attacks(record.tags("attack"), complete)
+    analysis = analysed(record, evaluations, curves, attacks, record.tags("evaluation"))
     absorption = load_shares(store, runs[runs["id"].isin(record.probed)]) if record.probed and store else None
     return Results(record, analysis, curves, nodes_frame(record, frame), judged(record, analysis), source, absorption)
 
@@ -103,18 +103,6 @@ def summary_text(record: StudyRecord, results: Results) -> str:
     return "\n\n".join(parts)
 
 
-def frame_text(frame: pd.DataFrame) -> str:
-    """Writes a frame for a terminal: three decimals, - for a missing value."""
-    rows = [[_cell(value) for value in row] for row in frame.itertuples(index=False)]
-    return aligned([list(frame.columns), *rows])
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, float):
-        return "-" if value != value else f"{value:.3f}"
-    return str(value) or "-"
-
-
 # ------------------------------------------------------------------------------------------------------ frames
 
 
@@ -151,19 +139,15 @@ def _complete_ids(frame: pd.DataFrame) -> set[str]:
     return set(frame.loc[frame["status"] == State.COMPLETE, "id"])
 
 
-def _named(record: StudyRecord, kind: str, frame: pd.DataFrame) -> pd.DataFrame:
-    """Selects a kind of rows in the order of the entries, with this study's names in place of the stored ones."""
-    tags = record.tags(kind)
-    return tags.merge(frame.drop(columns=tags.columns.drop("id"), errors="ignore"), on="id")
+def named(tags: pd.DataFrame, frame: pd.DataFrame, how: Literal["inner", "left"] = "inner") -> pd.DataFrame:
+    """Selects the rows of a frame in the order of `tags_frame`, with these names in place of the stored ones."""
+    return tags.merge(frame.drop(columns=tags.columns.drop("id"), errors="ignore"), how, on="id")
 
 
-def _attacks(record: StudyRecord, complete: pd.DataFrame) -> pd.DataFrame:
-    """Makes `analyse`'s frame of the study's attacks; the loss is NaN without a result."""
-    declared, view = record.tags("attack"), record.view_columns
-    done = _with_best_loss(_named(record, "attack", complete))
-    losses = done[["id", *view, ELICITED, "best_loss"]].rename(columns={"best_loss": "loss"})
-    attacks = declared.merge(losses, on=["id", *view, ELICITED], how="left").rename(columns={"id": "run_id"})
-    return attacks[[*view, ELICITED, "loss", "run_id"]]
+def named_attacks(tags: pd.DataFrame, complete: pd.DataFrame) -> pd.DataFrame:
+    """Makes `analyse`'s frame of attacks; the loss is NaN without a result."""
+    losses = _with_best_loss(named(tags, complete, "left"))["best_loss"]
+    return tags.drop(columns="retained").assign(loss=losses).rename(columns={"id": "run_id"})
 
 
 def _with_best_loss(attacks: pd.DataFrame) -> pd.DataFrame:
@@ -175,28 +159,15 @@ def _with_best_loss(attacks: pd.DataFrame) -> pd.DataFrame:
 
 def nodes_frame(record: StudyRecord, frame: pd.DataFrame) -> pd.DataFrame:
     """Lists every begun node: runs, then evaluations, then attacks, each in the order of the study's entries."""
-    parts = [_named(record, kind, frame) for kind in ("run", "evaluation", "attack")]
+    parts = [named(record.tags(kind), frame) for kind in ("run", "evaluation", "attack")]
     parts[-1] = _with_best_loss(parts[-1])
     return pd.concat(parts, ignore_index=True).drop_duplicates("id", ignore_index=True)
 
 
-def write_results(
-    record: StudyRecord, store: Store, results: Results, failures: Mapping[str, str], tracker: Tracker | None
-) -> dict[str, str]:
-    """Writes table.csv, report.html and study.json, logs them to MLflow if there is a tracker; returns {name: path}."""
-    study = replace(results, runs=with_links(results.runs, failures, mlflow_links(tracker)))
-    sections = report_sections(study)
-    report = build_report(intro_text(record, results.source, tracker), study, sections)
-    table, lines = (
-        table_csv(renamed(results.analysis.table, record.varies)),
-        ratio_lines(record, results.analysis.table),
-    )
-    return publish(record, store, table, report, figures_of(sections), tracker, lines)
-
-
-def ratio_lines(record: StudyRecord, table: pd.DataFrame) -> list[Line]:
+def ratio_lines(results: Results) -> list[Line]:
     """Returns the compute ratios of each method, variant and profile against model size, for MLflow's charts."""
-    names, lines = ["method", *([VARIANT] if record.variants else []), "profile"], []
+    record, table, lines = results.record, results.analysis.table, []
+    names = ["method", *([VARIANT] if record.variants else []), "profile"]
     for values, rows in table.groupby(names, sort=False):
         points = {record.parameters[row["size"]]: row[list(CLASSES)].dropna().to_dict() for _, row in rows.iterrows()}
         tags = {name: str(value) for name, value in zip(names, values, strict=True)}

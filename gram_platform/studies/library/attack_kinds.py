@@ -1,5 +1,6 @@
 """Declares the study of what an attacker trains, and on what text."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gram_platform.config import CORE
@@ -18,16 +19,16 @@ def attacking(name: str, **kind) -> Variant:
     return Variant(name, changed)
 
 
-def attacked(preset: Preset, rank: int, lora_lr_factor: float) -> Preset:
+def attacked(preset: Preset, kinds: Sequence[Variant]) -> Preset:
     """Returns the preset with every kind of attack on the compared profile alone."""
     elicitation = replace(preset.options.elicitation, compared_only=True)
-    kinds = (
-        attacking("full"),
-        attacking("lora", rank=rank, lr_factor=lora_lr_factor),
-        attacking("neighbour", text=NEIGHBOUR),
-        attacking("core", text=CORE),
-    )
-    return replace(preset.with_options(elicitation=elicitation), every_single=False, variants=kinds)
+    return replace(preset.with_options(elicitation=elicitation), every_single=False, variants=tuple(kinds))
+
+
+def every_kind(rank: int) -> tuple[Variant, ...]:
+    """Returns all kinds; `rank` is that of the LoRAs."""
+    lora = attacking("lora", rank=rank, lr_factor=2.5)
+    return attacking("full"), lora, attacking("neighbour", text=NEIGHBOUR), attacking("core", text=CORE)
 
 
 # 5% of a removed domain: with 1.3%, as in the other demos, MaxEnt stays far below the baseline (FINDINGS.md)
@@ -40,8 +41,8 @@ STUDY = Study(
     "for GRAM and filtering as for unlearning?",
     methods=("baseline", "filtering", "gram", "maxent", "rmu", "graddiff"),
     presets={
-        "smoke": attacked(replace(stories.SMOKE, num_seeds=1), rank=4, lora_lr_factor=2.5),
-        "demo": attacked(DEMO, rank=8, lora_lr_factor=2.5),
+        "smoke": attacked(replace(stories.SMOKE, num_seeds=1), every_kind(rank=4)),
+        "demo": attacked(DEMO, every_kind(rank=8)),
     },
     varies="attack",
 )

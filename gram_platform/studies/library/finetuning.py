@@ -14,9 +14,8 @@ VARIANTS = (Variant(BEFORE, lambda setting: setting.with_options(finetuning=None
 
 def followed(preset: Preset, corpus: str, stage: Elicitation) -> Preset:
     """Returns the preset on a corpus with instructions, measured before and after a stage on the compared profile."""
-    elicitation = replace(preset.options.elicitation, compared_only=True)
-    options = {"elicitation": elicitation, "finetuning": replace(stage, text=INSTRUCTIONS)}
-    return replace(preset.with_options(**options), corpus=corpus, every_single=False, variants=VARIANTS)
+    preset = replace(preset.with_options(finetuning=replace(stage, text=INSTRUCTIONS)), corpus=corpus)
+    return attack_kinds.attacked(preset, VARIANTS)
 
 
 STUDY = Study(

@@ -14,7 +14,7 @@ from gram_platform.store import Store
 from gram_platform.studies.build import Graph
 from gram_platform.studies.definition import Study
 from gram_platform.studies.flags import CommonFlags, split_list
-from gram_platform.studies.searches.optuna_studies import open_storage
+from gram_platform.studies.searches.optuna_studies import PREFIX, open_storage
 from gram_platform.studies.searches.report import SearchOutput
 from gram_platform.studies.searches.stopping import read_stopped
 from gram_platform.studies.session import machine_hours
@@ -59,24 +59,21 @@ class OptunaFlags(SearchFlags):
 
     def checked(self) -> "OptunaFlags":
         require_int("trials", self.trials, 0)
-        uri = _database("optuna_uri", self.optuna_uri or _default_database(self.storage))
+        uri = _optuna_uri(self.optuna_uri, self.storage)
         return replace(super().checked(), space=split_list(self.space), optuna_uri=uri)
 
 
-def _default_database(storage: str) -> str:
-    """Returns SQLite inside a local storage; ValueError for an object store, which needs a server."""
+def _optuna_uri(uri: str, storage: str) -> str:
+    """Returns the URL of a database, by default SQLite in a local storage; a SQLite path is made absolute."""
     store = Store(storage)
-    if not store.is_local:
+    if not (uri or store.is_local):
         raise invalid("optuna_uri", None, f"the URL of a database for the search's trials: {storage} cannot hold one")
-    return f"sqlite:///{store.root}/optuna.db"
-
-
-def _database(field: str, uri: str) -> str:
-    """Returns a database's URL, a SQLite path made absolute."""
-    if uri.startswith("sqlite:///"):
-        return "sqlite:///" + absolute_place(field, uri.removeprefix("sqlite:///"))
+    uri = uri or f"{PREFIX}{store.root}/optuna.db"
+    if uri.startswith(PREFIX):
+        return PREFIX + absolute_place("optuna_uri", uri.removeprefix(PREFIX))
     if "://" not in uri:
-        raise invalid(field, uri, "a database's URL such as postgresql://host/optuna or sqlite:////path/optuna.db")
+        expected = "a database's URL such as postgresql://host/optuna or sqlite:////path/optuna.db"
+        raise invalid("optuna_uri", uri, expected)
     return uri
 
 

@@ -8,7 +8,7 @@ import pandas as pd
 
 from gram_platform.analysis.ratios import BASELINE
 from gram_platform.analysis.sweeps import SWEEP_CLASSES, SweepAnalysis, analyse_sweeps
-from gram_platform.analysis.tables import interval_text, table_csv
+from gram_platform.analysis.tables import frame_text, interval_text, table_csv
 from gram_platform.analysis.trials import COMPLETE
 from gram_platform.config.identity import invalid
 from gram_platform.engine.trials import Point
@@ -32,7 +32,6 @@ from gram_platform.studies.searches.report import (
     counts_text,
     curve_frame,
     declared_frame,
-    frame_text,
     result_frame,
     run_links,
     search_output,
@@ -119,15 +118,7 @@ def trial_name(point: Point) -> str:
 # -------------------------------------------------------------------------------------------------------------- report
 
 
-@dataclass(frozen=True)
-class StoredTrials:
-    """Every trial with its nodes, and their state in the storage or MLflow."""
-
-    trials: tuple[tuple[Point, list[Node]], ...]
-    baselines: tuple[Node, ...]
-    frame: pd.DataFrame
-    curves: pd.DataFrame
-    source: str
+Trial = tuple[Point, list[Node]]
 
 
 def sweep_report(
@@ -142,78 +133,69 @@ def sweep_report(
 
     `values` are those of each knob.
     """
-    stored = _read(points, graph, store)
-    sweep = _analysed(stored, graph.flags.sizes)
+    search, flags, problem, baselines = graph.study, graph.flags, SweepProblem(graph.settings), graph.baselines
+    trials = [(point, problem.nodes(point)) for point in points]
+    ids = {node.id for nodes in (baselines, *(nodes for _, nodes in trials)) for node in nodes}
+    of_baselines = [node.id for node in baselines if node.is_run]
+    frame, stored_curves, source = load_frames(ids, of_baselines, store, flags.tracking_uri)
+    curves = curve_frame(baselines, stored_curves)
+    sweep = _analysed(trials, baselines, frame, curves, flags.sizes)
     if sweep is None:
         return None
-    search, flags = graph.study, graph.flags
     claims = explained(sweep_claims(sweep.per_seed), search.name, flags.preset)
-    trials = _trials(stored, sweep, store, f"{search.name}-{search_id}")
+    rows = _trial_rows(trials, frame, sweep, store, f"{search.name}-{search_id}")
     links, about_links = run_links(tracker)
     record = {"knobs": values, "sizes": flags.sizes, "seeds": graph.num_seeds}
-    tables = {"table.csv": sweep.profiles, "trials.csv": trials, "claims.csv": claims}
+    tables = {"table.csv": sweep.profiles, "trials.csv": rows, "claims.csv": claims}
     files = {name: table_csv(frame).encode() for name, frame in tables.items()}
     setting = graph.settings[0]
     fixed = ", ".join(f"{name} {knob.read(setting):g}" for name, knob in KNOBS.items())
     facts = (
         f"Preset {flags.preset}, corpus {shown_place(flags.corpus)} (data {graph.data_id}), {graph.num_seeds} seeds. "
-        f"While one knob moves the others stay at {fixed}. {counts_text(trials)} "
-        f"Read from {stored.source}. {about_links}"
+        f"While one knob moves the others stay at {fixed}. {counts_text(rows)} "
+        f"Read from {source}. {about_links}"
     )
     sections = [
         *_knob_sections(sweep),
         *judged_sections(claims, RULE),
         *missing_sections(sweep.missing),
-        _learning_curves(stored, sweep, flags.sizes),
-        Section("Trials", table=_readable_trials(trials, links)),
+        _learning_curves(curves, sweep, flags.sizes),
+        Section("Trials", table=_readable_trials(rows, links)),
     ]
     figures = {f"sweep-{name}": figure for name, figure in sweep_figures(sweep.table).items()}
-    text, footer = _text(sweep, claims, stored.source), f"{ATTACK}\n\n{FOOTER}"
+    text, footer = _text(sweep, claims, source), f"{ATTACK}\n\n{FOOTER}"
     return search_output(graph, search_id, facts, sections, files, record, figures, text, claims, footer)
 
 
-def _read(points: Sequence[Point], graph: Graph, store: Store) -> StoredTrials:
-    problem, baselines = SweepProblem(graph.settings), graph.baselines
-    trials = tuple((point, problem.nodes(point)) for point in points)
-    ids = {node.id for nodes in (baselines, *(nodes for _, nodes in trials)) for node in nodes}
-    runs = [node.id for node in baselines if node.is_run]
-    return StoredTrials(trials, tuple(baselines), *load_frames(ids, runs, store, graph.flags.tracking_uri))
-
-
-def _analysed(stored: StoredTrials, sizes: Sequence[str]) -> SweepAnalysis | None:
+def _analysed(
+    trials: Sequence[Trial], baselines: Sequence[Node], frame: pd.DataFrame, curves: pd.DataFrame, sizes: Sequence[str]
+) -> SweepAnalysis | None:
     """Returns None while no baseline has a curve and an evaluation, or no trial an evaluation."""
-    evaluations = _of_trials(stored, view_frame)
-    baselines, curves = view_frame(stored.baselines, stored.frame), curve_frame(stored.baselines, stored.curves)
-    if evaluations.empty or baselines.empty or curves.empty:
+
+    def of_trials(frame_of: Callable[[list[Node]], pd.DataFrame]) -> pd.DataFrame:
+        found = [frame_of(nodes).assign(knob=point["knob"], value=point["value"]) for point, nodes in trials]
+        return pd.concat(found, ignore_index=True)
+
+    evaluations, unit = of_trials(lambda nodes: view_frame(nodes, frame)), view_frame(baselines, frame)
+    if evaluations.empty or unit.empty or curves.empty:
         return None
-    declared = _of_trials(stored, lambda nodes, _: declared_frame(nodes))
-    return analyse_sweeps(
-        _with_baselines(evaluations, baselines),
-        curves,
-        sizes,
-        _of_trials(stored, attack_frame),
-        _with_baselines(declared, declared_frame(stored.baselines)),
-    )
-
-
-def _of_trials(stored: StoredTrials, frame_of) -> pd.DataFrame:
-    """Concatenates a frame of each trial, with its knob and value."""
-    trials = [
-        frame_of(nodes, stored.frame).assign(knob=point["knob"], value=point["value"]) for point, nodes in stored.trials
-    ]
-    return pd.concat(trials, ignore_index=True)
+    attacks, declared = of_trials(lambda nodes: attack_frame(nodes, frame)), of_trials(declared_frame)
+    views, named = _with_baselines(evaluations, unit), _with_baselines(declared, declared_frame(baselines))
+    return analyse_sweeps(views, curves, sizes, attacks, named)
 
 
 def _with_baselines(frame: pd.DataFrame, baselines: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([baselines.assign(knob="", value=math.nan), frame], ignore_index=True)
 
 
-def _trials(stored: StoredTrials, sweep: SweepAnalysis, store: Store, name: str) -> pd.DataFrame:
+def _trial_rows(
+    trials: Sequence[Trial], frame: pd.DataFrame, sweep: SweepAnalysis, store: Store, name: str
+) -> pd.DataFrame:
     """Returns one row for each trial: `search, trial, state, <point>, <metrics>, runs, elapsed_s, message`."""
-    elapsed = stored.frame.set_index("id")["elapsed_s"].to_dict() if "elapsed_s" in stored.frame else {}
+    elapsed = frame.set_index("id")["elapsed_s"].to_dict() if "elapsed_s" in frame else {}
     rows = []
-    for point, nodes in stored.trials:
-        state, message = trial_state(nodes, stored.frame, store)
+    for point, nodes in trials:
+        state, message = trial_state(nodes, frame, store)
         metrics = seed_metrics(sweep, point) if state == COMPLETE else {}
         seconds = [elapsed[node.id] for node in nodes if pd.notna(elapsed.get(node.id, math.nan))]
         row = {"search": name, "trial": trial_name(point), "state": state, **point}
@@ -236,8 +218,7 @@ def _knob_sections(sweep: SweepAnalysis) -> list[Section]:
     return sections
 
 
-def _learning_curves(stored: StoredTrials, sweep: SweepAnalysis, sizes: Sequence[str]) -> Section:
-    curves = curve_frame(stored.baselines, stored.curves)
+def _learning_curves(curves: pd.DataFrame, sweep: SweepAnalysis, sizes: Sequence[str]) -> Section:
     curves = curves[curves["method"] == BASELINE]
     fitted = [size for size in sizes if size in set(sweep.fits["size"])]
     figures = {f"curves-{size}": learning_curve_figure(curves, sweep.fits, size) for size in fitted}

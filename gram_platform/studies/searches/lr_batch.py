@@ -158,7 +158,8 @@ class LrBatchGrid(GridSearch):
 
     def points(self, graph: Graph, store: Store) -> tuple[list[tuple[str, Point]], list[str]]:
         """Returns the cells of every size's grid, grown as far as the results demand."""
-        points, messages, stopped = [], [], self._stopped(graph, store)
+        stopped = read_stopped(store.search_dir(self.identify(graph)))
+        points, messages = [], []
         for size in sizes_of(graph):
             grid, said = self.grown(graph, store, size, stopped)
             of_size = cell_points(graph, size, grid)
@@ -168,9 +169,6 @@ class LrBatchGrid(GridSearch):
             points += of_size
             messages += said
         return points, messages
-
-    def _stopped(self, graph: Graph, store: Store) -> dict[str, dict]:
-        return read_stopped(store.search_dir(self.identify(graph)))
 
     @staticmethod
     def loss_of(losses: Mapping[str, float]) -> float:

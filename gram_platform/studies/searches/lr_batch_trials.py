@@ -11,6 +11,7 @@ from gram_platform.analysis.lr_extension import Cell
 from gram_platform.analysis.lr_grid import POOLED, STATES
 from gram_platform.analysis.lr_laws import GridAnalysis, analyse_grid, fitted_law, law_json, predictions
 from gram_platform.analysis.ratios import BASELINE
+from gram_platform.analysis.tables import frame_text
 from gram_platform.analysis.trials import COMPLETE, RUNS, STATE, WAITING, linked
 from gram_platform.config import CORE
 from gram_platform.config.flops import total_parameters
@@ -28,7 +29,6 @@ from gram_platform.studies.searches.definition import setting_at
 from gram_platform.studies.searches.report import (
     SearchOutput,
     counts_text,
-    frame_text,
     json_file,
     run_links,
     search_output,
@@ -241,7 +241,7 @@ def _text(trials: pd.DataFrame, analysis: GridAnalysis, predicted: pd.DataFrame,
     laws = analysis.laws[["quantity", "coefficient", "exponent", "t_low", "t_high", "bootstrap_low", "bootstrap_high"]]
     laws = laws.assign(**{name: analysis.laws[name] for name in ("r2", "sizes", "left_out", "rests_on_edges")})
     windows = analysis.windows[["window", "lr_exponent", "batch_exponent", "sizes", "reason"]]
-    tables = [frame_text(frame) for frame in (optima, laws, windows, predicted)]
+    tables = [frame_text(frame, ".3g") for frame in (optima, laws, windows, predicted)]
     parts = [counts_text(trials), *tables[:2], "by window", *tables[2:]]
     parts.append("law.json is a law for other sizes" if has_law else analysis.laws["reason"].iloc[0])
     return "\n\n".join(parts)

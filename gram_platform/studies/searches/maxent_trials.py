@@ -10,6 +10,7 @@ from optuna.trial import TrialState
 
 from gram_platform.analysis.maxent_objective import HIGHEST_RATIO, MaxEntObjective, mean_ratios, ratios_of
 from gram_platform.analysis.ratios import Reference
+from gram_platform.analysis.tables import frame_text
 from gram_platform.analysis.trials import COMPLETE, DIVERGED, FAILED, RUNS, STATE, TRIAL, best_trial, linked
 from gram_platform.config.identity import invalid, to_plain
 from gram_platform.config.space import Parameter, Space
@@ -28,7 +29,6 @@ from gram_platform.studies.searches.optuna_studies import (
 )
 from gram_platform.studies.searches.report import (
     SearchOutput,
-    frame_text,
     json_file,
     run_links,
     search_output,
@@ -277,7 +277,7 @@ def _facts_text(objective: MaxEntObjective, graph: Graph, search_id: str, about_
 def _text(table: pd.DataFrame, search_id: str) -> str:
     """Returns the table of the best trials for a terminal, and how a study takes them."""
     use = f"a study given --maxent {search_id} trains each profile with its best trial's parameters"
-    return f"{frame_text(table.drop(columns=[RUNS]))}\n\n{use}"
+    return f"{frame_text(table.drop(columns=[RUNS]), '.3g')}\n\n{use}"
 
 
 def _facts(graph: Graph) -> dict:

@@ -111,7 +111,7 @@ def importances(study: optuna.Study, target: str) -> dict[str, float]:
         return {}
     trials = _complete(study, target)
     space = _linear_space(trials)
-    copy = _silent_study()
+    copy = optuna.create_study()
     copy.add_trials([_on_linear_scales(trial, space, value) for trial, value in trials])
     evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
     with warnings.catch_warnings():
@@ -188,16 +188,6 @@ def _linear(distribution: BaseDistribution, value: float) -> float:
 def _on_linear_scales(trial: FrozenTrial, space: dict[str, BaseDistribution], value: float) -> FrozenTrial:
     params = {name: _linear(trial.distributions[name], trial.params[name]) for name in space}
     return optuna.trial.create_trial(params=params, distributions=space, value=value)
-
-
-def _silent_study() -> optuna.Study:
-    """Creates a study in memory without Optuna's announcement on the terminal."""
-    verbosity = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    try:
-        return optuna.create_study()
-    finally:
-        optuna.logging.set_verbosity(verbosity)
 
 
 def spread_points(space: Space, shares: Iterable[float]) -> list[dict[str, float | int]]:

@@ -19,7 +19,7 @@ from gram_platform.analysis.ratios import (
     compute_ratio_frame,
     elicited_ratios,
 )
-from gram_platform.analysis.tables import CLASSES, interval_text, per_seed_frame
+from gram_platform.analysis.tables import CLASSES, frame_text, interval_text, per_seed_frame
 from gram_platform.analysis.trials import (
     ELAPSED,
     RUNS,
@@ -54,7 +54,6 @@ from gram_platform.studies.searches.report import (
     SearchOutput,
     attack_frame,
     counts_text,
-    frame_text,
     result_frame,
     run_links,
     search_output,
@@ -298,4 +297,4 @@ def _text(front: FrontTables) -> str:
     hidden = [c for c in front.table if c.endswith(("_low", "_high"))] + [RUNS, TRIAL]
     bound = ", ".join(f"{name} {value:g}" for name, value in REFERENCE.items())
     volume = f"hypervolume {front.history['hypervolume'].iloc[-1]:.4f} against {bound}"
-    return f"{frame_text(front.table.drop(columns=hidden), missing='nan')}\n\n{volume}"
+    return f"{frame_text(front.table.drop(columns=hidden), '.3g', 'nan')}\n\n{volume}"

@@ -1,4 +1,4 @@
-"""Makes what the reports of all searches share: frames of their nodes, links to runs, tables as text, the files."""
+"""Makes what the reports of all searches share: frames of their nodes, links to runs, the files."""
 
 import io
 import json
@@ -8,21 +8,21 @@ from dataclasses import dataclass
 import pandas as pd
 
 from gram_platform.analysis.maxent_objective import references_of
-from gram_platform.analysis.ratios import ATTACK_COLUMNS, ELICITED, PREFIX, VIEW, Reference
-from gram_platform.analysis.tables import aligned
+from gram_platform.analysis.ratios import PREFIX, Reference
 from gram_platform.analysis.trials import COMPLETE, DIVERGED, FAILED, RUNNING, RUNS, SEARCH, STATE, TRIAL, WAITING
 from gram_platform.config import State
 from gram_platform.config.identity import metric_name, to_plain
 from gram_platform.engine.life import is_divergence
 from gram_platform.methods.nodes import Node
 from gram_platform.pages.report.page import Section, page_html, with_verdicts
-from gram_platform.pages.results.record import links_note, mlflow_links
+from gram_platform.pages.results.record import entries_of, links_note, mlflow_links, tags_frame
+from gram_platform.pages.results.results import named, named_attacks
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph
 from gram_platform.tracking import Tracker, TrackingUnavailable
 from gram_platform.tracking.connection import MOST_CHARACTERS
-from gram_platform.tracking.entry import BEST_LOSS, run_metrics
 from gram_platform.tracking.entry import SEARCH as SEARCH_TAG
+from gram_platform.tracking.entry import run_metrics
 from gram_platform.tracking.frame import load_store_curves
 
 
@@ -96,20 +96,6 @@ def counts_text(trials: pd.DataFrame) -> str:
     return f"{len(trials)} trials: " + ", ".join(f"{count} {state}" for state, count in counts.items()) + "."
 
 
-def frame_text(frame: pd.DataFrame, digits: str = ".3g", missing: str = "-") -> str:
-    """Returns a frame for a terminal."""
-
-    def cell(value: object) -> str:
-        if isinstance(value, bool):
-            return "yes" if value else "no"
-        if pd.isna(value):
-            return missing
-        return f"{value:{digits}}" if isinstance(value, float) else str(value) or "-"
-
-    rows = [[cell(value) for value in row] for row in frame.itertuples(index=False)]
-    return aligned([list(frame.columns), *rows])
-
-
 def json_file(content: Mapping) -> bytes:
     """Returns the bytes of a JSON file, the same for equal content."""
     return (json.dumps(to_plain(content), indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
@@ -133,33 +119,24 @@ def result_frame(nodes: Iterable[Node], results: Mapping[str, Mapping]) -> pd.Da
 
 
 def declared_frame(nodes: Iterable[Node]) -> pd.DataFrame:
-    """Returns every view that the nodes evaluate: `id, method, size, seed, profile, retained`."""
-    rows = [{"id": node.id, **node.names} for node in nodes if not node.is_run]
-    return pd.DataFrame(rows, columns=["id", *VIEW, "retained"])
+    """Returns the names of every view that the nodes evaluate: see `tags_frame`."""
+    return tags_frame(entries_of(nodes), "evaluation")
 
 
 def view_frame(nodes: Iterable[Node], frame: pd.DataFrame) -> pd.DataFrame:
     """Returns the complete evaluations of a stored frame under the nodes' names, as `tables.analyse` takes them."""
-    complete = frame[frame["status"] == COMPLETE]
-    losses = [name for name in frame.columns if name.startswith(PREFIX)]
-    return declared_frame(nodes).merge(complete[["id", "run_id", *losses]], on="id")
+    return named(declared_frame(nodes), frame[frame["status"] == COMPLETE])
 
 
 def attack_frame(nodes: Iterable[Node], frame: pd.DataFrame) -> pd.DataFrame:
     """Returns every attack among the nodes as `tables.analyse` takes it; the loss is NaN without a result."""
-    rows = [{"run_id": node.id, **node.names} for node in nodes if node.is_attack]
-    complete = frame[frame["status"] == COMPLETE].set_index("id")
-    best = {name.removeprefix(BEST_LOSS): complete[name] for name in complete if name.startswith(BEST_LOSS)}
-    for row in rows:
-        row["loss"] = best.get(row[ELICITED], {}).get(row["run_id"], float("nan"))
-    return pd.DataFrame(rows, columns=[*ATTACK_COLUMNS, "run_id"]).astype({"loss": float})
+    return named_attacks(tags_frame(entries_of(nodes), "attack"), frame[frame["status"] == COMPLETE])
 
 
 def curve_frame(nodes: Iterable[Node], curves: pd.DataFrame) -> pd.DataFrame:
     """Returns the validation curves of these runs with `method, size, seed`, as `tables.analyse` takes them."""
-    columns = ["run_id", "method", "size", "seed"]
-    runs = pd.DataFrame([{"run_id": n.id, **n.names} for n in nodes if n.is_run], columns=columns)
-    return curves.merge(runs, on="run_id")
+    runs = tags_frame(entries_of(nodes), "run").rename(columns={"id": "run_id"})
+    return curves.merge(runs[["run_id", "method", "size", "seed"]], on="run_id")
 
 
 def baseline_frames(store: Store, nodes: Sequence[Node]) -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -18,7 +18,7 @@ from gram_platform.pages.results.record import publish_files
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph, resolve_corpora, settings_of
 from gram_platform.studies.definition import preset_params, with_changes
-from gram_platform.studies.dry_run import described
+from gram_platform.studies.dry_run import describe
 from gram_platform.studies.flags import checked_common, parse_flags
 from gram_platform.studies.run import Driver, provide_data
 from gram_platform.studies.searches.control import CANCELLED, LOST, RUNNING, Control, DriverLease
@@ -66,7 +66,7 @@ def run_search(search: Search, flags: SearchFlags) -> int:
     search = graph.study
     graph = replace(graph, entries=(*search.prerequisites(graph), *search.example(graph)))
     if flags.dry_run:
-        say(described(graph))
+        say(describe(graph))
         return 0
     store = Store(flags.storage).open_for_writing()
     provide_data((graph,), store)

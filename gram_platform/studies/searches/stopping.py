@@ -1,4 +1,4 @@
-"""Decides which trials of a learning-rate and batch grid are hopeless, live and on a finished grid's curves [ours].
+"""Decides which trials of a learning-rate and batch grid are hopeless, from the losses so far [ours].
 
 Trials are compared at the same fraction of their schedules, within one size and seed. High rates and small batches look
 worse before the decay and gain most in it. So a peer that is at least as noisy (its rate no lower, its batch no larger)
@@ -6,13 +6,11 @@ and better already will stay better: a small margin suffices. Against a quieter 
 schedulers compare all trials of an experiment with one another, and have no margin.
 """
 
-import heapq
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import pandas as pd
 
 from gram_platform.config.identity import require_real
 from gram_platform.engine.trials import VALIDATION
@@ -100,6 +98,17 @@ def course_of(run: RunDirectory, course: Course, num_steps: int, value_of: Calla
     return course
 
 
+def centre_first(courses: Iterable[tuple[str, float, float]]) -> list[str]:
+    """Orders trials (name, rate, batch) of one size by their distance from the middle of the grid, in log units.
+
+    The middle is most likely good, so trials after it have a good peer to be compared with.
+    """
+    listed = list(courses)
+    points = np.log([(lr, batch) for _, lr, batch in listed])
+    distances = np.linalg.norm(points - (points.min(axis=0) + points.max(axis=0)) / 2, axis=1).round(6)
+    return [listed[place][0] for place in np.argsort(distances, kind="stable")]
+
+
 # ------------------------------------------------------------------------------------------------- record of a search
 
 STOPPED_FILE = "stopped.json"  # in the search's folder; a run that another submission finishes counts as complete
@@ -127,71 +136,3 @@ def stopped_text(saved: Sequence[float], num_trials: int) -> str:
     if not saved:
         return ""
     return f"{len(saved)} of {num_trials} trials were stopped early, which saved {sum(saved):.0%} of the training."
-
-
-# -------------------------------------------------------------------------------------------------- on finished curves
-
-
-def replay(courses: Mapping[str, Course], rule: StoppingRule, num_slots: int) -> dict[str, float]:
-    """Returns the fraction at which each trial would have ended: 1, or where it would have been stopped.
-
-    `courses`: finished trials in the order of their start, with all their reports. Trials of one grid cost the same for
-    each size, so all are taken to last equally long; `num_slots` of them run at once.
-    """
-    board, waiting, ended = Board(rule), list(courses), dict.fromkeys(courses, 1.0)
-    order = {name: place for place, name in enumerate(courses)}  # of events at one time
-    events: list[tuple[float, int, str, int]] = []  # time, order, name, number of the report
-
-    def start(now: float) -> None:
-        if waiting:
-            name = waiting.pop(0)
-            heapq.heappush(events, (now + courses[name].fractions[0], order[name], name, 0))
-
-    for _ in range(num_slots):
-        start(0.0)
-    while events:
-        now, _, name, number = heapq.heappop(events)
-        whole = courses[name]
-        fraction = whole.fractions[number]
-        blank = Course(whole.group, whole.cell, whole.lr, whole.batch)
-        if board.report(name, blank, fraction, whole.losses[number]):
-            ended[name] = fraction
-            start(now)
-        elif number + 1 < len(whole.fractions):
-            later = now + whole.fractions[number + 1] - fraction
-            heapq.heappush(events, (later, order[name], name, number + 1))
-        else:
-            start(now)
-    return ended
-
-
-def kept_share(ended: Mapping[str, float], costs: Mapping[str, float]) -> float:
-    """Returns the share of the compute that is left, from where trials ended and the cost of each whole trial."""
-    return sum(costs[name] * fraction for name, fraction in ended.items()) / sum(costs[name] for name in ended)
-
-
-def kept_cells(courses: Mapping[str, Course], ended: Mapping[str, float]) -> set[str]:
-    """Returns the trials of cells of which no seed was stopped."""
-    stopped = {courses[name].cell for name, fraction in ended.items() if fraction < 1.0}
-    return {name for name, course in courses.items() if course.cell not in stopped}
-
-
-def centre_first(courses: Iterable[tuple[str, float, float]]) -> list[str]:
-    """Orders trials (name, rate, batch) of one size by their distance from the middle of the grid, in log units.
-
-    The middle is most likely good, so trials after it have a good peer to be compared with.
-    """
-    listed = list(courses)
-    points = np.log([(lr, batch) for _, lr, batch in listed])
-    distances = np.linalg.norm(points - (points.min(axis=0) + points.max(axis=0)) / 2, axis=1).round(6)
-    return [listed[place][0] for place in np.argsort(distances, kind="stable")]
-
-
-def rank_correlations(courses: Mapping[str, Course], fraction: float) -> dict[tuple, float]:
-    """Returns Spearman's correlation of the losses at a fraction with the final ones, for each group."""
-    groups: dict[tuple, list[Course]] = {}
-    for course in courses.values():
-        groups.setdefault(course.group, []).append(course)
-    early = {group: pd.Series([course.at(fraction) for course in of]) for group, of in groups.items()}
-    final = {group: pd.Series([course.losses[-1] for course in of]) for group, of in groups.items()}
-    return {group: early[group].corr(final[group], method="spearman") for group in groups}

@@ -9,9 +9,10 @@ from pandas.testing import assert_frame_equal
 from gram_platform.config import Evaluation, View
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.pages.results.record import StudyRecord, load_record
-from gram_platform.pages.results.results import load_frames, read_results, summary_text, write_results
+from gram_platform.pages.results.results import load_frames, read_results, summary_text
 from gram_platform.paper.verdicts import EXPLANATIONS
 from gram_platform.store import Store
+from gram_platform.studies.measurements import Losses
 from gram_platform.tracking import Tracker, default_tracking_uri
 from gram_platform.tracking.frame import Frames, load_runs, load_store
 from tests.stories_frames import AUXILIARY, COSTS, DOMAINS, PARAMETERS, PLANTED, PROFILES, SIZE, evaluations, loss_at
@@ -178,7 +179,7 @@ def test_the_terminal_explains_a_disagreement(study, monkeypatch):
 def test_report_and_record(study):
     store, record, _ = study
     results = read_results(record, store, None)
-    paths = write_results(record, store, results, {}, None)
+    paths = Losses.write(record, store, results, {}, None)
     page = Path(paths["report.html"]).read_text(encoding="utf-8")
     for title in ("Methods, ours beside the paper&#39;s", "Claims", "Cost", "Attacks"):
         assert f"<h2>{title}</h2>" in page

@@ -4,16 +4,8 @@ import math
 
 import pytest
 
-from gram_platform.studies.searches.stopping import (
-    Board,
-    Course,
-    StoppingRule,
-    centre_first,
-    kept_cells,
-    kept_share,
-    rank_correlations,
-    replay,
-)
+from benchmarks.early_stopping import kept_cells, kept_share, rank_correlations, replay
+from gram_platform.studies.searches.stopping import Board, Course, StoppingRule, centre_first
 
 FRACTIONS = [0.25, 0.5, 0.75, 1.0]
 

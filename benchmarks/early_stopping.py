@@ -1,11 +1,12 @@
 """Replays early stopping on a finished learning-rate and batch grid: what it would have kept, saved and missed.
 
-    python -m gram_platform.studies.searches.replay --storage DIR --preset demo --seeds 3 --first-seed 100
+    python -m benchmarks.early_stopping --storage DIR --preset demo --seeds 3 --first-seed 100
 
 The flags are those of the grid's experiment. Prints the rank correlation of early losses with final ones, and a line
 for each rule: the share of the compute kept, the best cells, and the exponents of the laws from the cells that remain.
 """
 
+import heapq
 import math
 from collections.abc import Mapping
 from itertools import product
@@ -15,6 +16,7 @@ import pandas as pd
 
 from gram_platform.analysis.lr_grid import POOLED, optima_table
 from gram_platform.analysis.lr_laws import QUANTITIES, laws_table
+from gram_platform.analysis.tables import frame_text
 from gram_platform.config.identity import invalid
 from gram_platform.engine.trials import COMPLETE, Point
 from gram_platform.planner import run_flops
@@ -23,18 +25,9 @@ from gram_platform.studies.build import Graph
 from gram_platform.studies.library.lr_bs_grid import SEARCH
 from gram_platform.studies.searches.lr_batch import sizes_of
 from gram_platform.studies.searches.lr_batch_trials import trial_rows
-from gram_platform.studies.searches.report import frame_text, result_frame
+from gram_platform.studies.searches.report import result_frame
 from gram_platform.studies.searches.run import build_search, parse
-from gram_platform.studies.searches.stopping import (
-    Course,
-    StoppingRule,
-    centre_first,
-    course_of,
-    kept_cells,
-    kept_share,
-    rank_correlations,
-    replay,
-)
+from gram_platform.studies.searches.stopping import Board, Course, StoppingRule, centre_first, course_of
 from gram_platform.studies.session import exit_with, say
 
 STARTS, MARGINS = (0.25, 0.5, 0.75), ((0.02, 0.05), (0.03, 0.10), (0.05, 0.15), (0.10, 0.20), (0.20, 0.30))
@@ -64,8 +57,12 @@ def replay_text(graph: Graph, store: Store) -> str:
             _steps_apart(trials, size.name, best, full[f"best {size.name}"]) for best in table[f"best {size.name}"]
         ]
         table.insert(table.columns.get_loc(f"best {size.name}") + 1, f"off {size.name}", steps)
-    parts = [f"{len(courses)} trials", "rank correlation with the final losses", frame_text(_correlations(courses))]
-    parts += [frame_text(table), "off: grid steps between the best cell of the rule and of the full grid"]
+    parts = [
+        f"{len(courses)} trials",
+        "rank correlation with the final losses",
+        frame_text(_correlations(courses), ".3g"),
+    ]
+    parts += [frame_text(table, ".3g"), "off: grid steps between the best cell of the rule and of the full grid"]
     return "\n\n".join(parts)
 
 
@@ -128,6 +125,60 @@ def _correlations(courses: Mapping[str, Course]) -> pd.DataFrame:
     groups = list(dict.fromkeys(course.group for course in courses.values()))
     rows = [{"size": g[0], "seed": g[1], **{at: values[g] for at, values in found.items()}} for g in groups]
     return pd.DataFrame(rows)
+
+
+def replay(courses: Mapping[str, Course], rule: StoppingRule, num_slots: int) -> dict[str, float]:
+    """Returns the fraction at which each trial would have ended: 1, or where it would have been stopped.
+
+    `courses`: finished trials in the order of their start, with all their reports. Trials of one grid cost the same for
+    each size, so all are taken to last equally long; `num_slots` of them run at once.
+    """
+    board, waiting, ended = Board(rule), list(courses), dict.fromkeys(courses, 1.0)
+    order = {name: place for place, name in enumerate(courses)}  # of events at one time
+    events: list[tuple[float, int, str, int]] = []  # time, order, name, number of the report
+
+    def start(now: float) -> None:
+        if waiting:
+            name = waiting.pop(0)
+            heapq.heappush(events, (now + courses[name].fractions[0], order[name], name, 0))
+
+    for _ in range(num_slots):
+        start(0.0)
+    while events:
+        now, _, name, number = heapq.heappop(events)
+        whole = courses[name]
+        fraction = whole.fractions[number]
+        blank = Course(whole.group, whole.cell, whole.lr, whole.batch)
+        if board.report(name, blank, fraction, whole.losses[number]):
+            ended[name] = fraction
+            start(now)
+        elif number + 1 < len(whole.fractions):
+            later = now + whole.fractions[number + 1] - fraction
+            heapq.heappush(events, (later, order[name], name, number + 1))
+        else:
+            start(now)
+    return ended
+
+
+def kept_share(ended: Mapping[str, float], costs: Mapping[str, float]) -> float:
+    """Returns the share of the compute that is left, from where trials ended and the cost of each whole trial."""
+    return sum(costs[name] * fraction for name, fraction in ended.items()) / sum(costs[name] for name in ended)
+
+
+def kept_cells(courses: Mapping[str, Course], ended: Mapping[str, float]) -> set[str]:
+    """Returns the trials of cells of which no seed was stopped."""
+    stopped = {courses[name].cell for name, fraction in ended.items() if fraction < 1.0}
+    return {name for name, course in courses.items() if course.cell not in stopped}
+
+
+def rank_correlations(courses: Mapping[str, Course], fraction: float) -> dict[tuple, float]:
+    """Returns Spearman's correlation of the losses at a fraction with the final ones, for each group."""
+    groups: dict[tuple, list[Course]] = {}
+    for course in courses.values():
+        groups.setdefault(course.group, []).append(course)
+    early = {group: pd.Series([course.at(fraction) for course in of]) for group, of in groups.items()}
+    final = {group: pd.Series([course.losses[-1] for course in of]) for group, of in groups.items()}
+    return {group: early[group].corr(final[group], method="spearman") for group in groups}
 
 
 if __name__ == "__main__":
