@@ -214,7 +214,7 @@ def replicate_command(folder: Positional[str] = "", out: str = "replication", be
     place = local_path("out", out)
     if place.exists() and not place.is_dir():
         raise invalid("out", str(place), "a folder, or a new name")
-    studies = list(_studies(folder, beside_published))
+    studies = list(_studies(folder, beside_published, str(place)))
     facts = f"From {local_path('folder', folder).resolve()}." if folder else f"{paper.SOURCE}."
     paths = write_replication(studies, str(place), facts)
     for study in studies:
@@ -223,16 +223,19 @@ def replicate_command(folder: Positional[str] = "", out: str = "replication", be
     print(f"studies: {len(studies)}, in {time.monotonic() - started:.1f} s")
 
 
-def _studies(folder: str, is_beside: bool):
-    """Yields the studies; reads and checks everything before the first fit."""
+def _studies(folder: str, is_beside: bool, out: str):
+    """Yields the studies; reads and checks everything, and makes the folder `out`, before the first fit."""
     if not folder:
+        make_folder(out)
         yield from published_studies()
         return
     external = read_external(Path(folder))
     print(
         f"{external.folder}: {len(external.losses):,} losses, {external.curves['row'].nunique():,} curves", flush=True
     )
-    for prepared in prepare(external):
+    studies = prepare(external)
+    make_folder(out)
+    for prepared in studies:
         study = replicate(prepared, is_beside)
         print(f"{study.record.name}: {len(study.analysis.table)} rows", flush=True)
         yield study
