@@ -19,7 +19,7 @@ from gram_platform.tracking.frame import Frames
 
 KEPT, REMOVED = "kept", "removed"
 COLUMNS = ["method", "size", "seed", "profile", "domain", "topic", "document", "prompt", "truth", "continuation"]
-FOOTER = """Continuations are drawn at the temperature named above, with the same random numbers for every model.
+FOOTER = """Continuations are drawn at one temperature and with the same random numbers for every model.
 Documents are not chosen: they are the first of each domain's validation split that are longer than the prompt. Topic
 kept: the profile of core and this domain (the baseline has every domain); for DEMix the domain's expert. Topic removed:
 core alone; for DEMix the core expert. Core is in every profile: its documents have a row for each. The paper chose its
