@@ -317,7 +317,7 @@ class RunExecution:
         self.background.wait()  # the copies of the state are overwritten now
         state = {**self.identity, "final": dict(self.final), "num_stale": self.num_stale}
         state |= {"summary": self.summary.state(), "evaluation_s": self.evaluation_s}
-        pieces = {**self.learner.staged_pieces(), "random.torch": whole(torch.get_rng_state())}
+        pieces = {**self.learner.pieces(), "random.torch": whole(torch.get_rng_state())}
         records, self.records = self.records, []
         copied = self.learner.staging.wait
         self.background.start(lambda: (copied(), self._write_checkpoint(step, pieces, state, records)))

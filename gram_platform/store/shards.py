@@ -46,11 +46,6 @@ class Resumed:
     state: dict
     manifest: dict
 
-    @property
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """The rows of every piece: whole tensors where there is one rank."""
-        return {name: piece.rows for name, piece in self.pieces.items()}
-
 
 # -------------------------------------------------------------------------------------------------- writing
 

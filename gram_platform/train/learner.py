@@ -163,36 +163,31 @@ class Learner:
 
     # ---------------------------------------------------------------------------------------------- state
 
-    def state(self) -> dict[str, torch.Tensor]:
-        """Returns full CPU tensors: `model.<name>` and `optim.<set>.<name>.{step,exp_avg,exp_avg_sq}`.
-
-        A set that never stepped has no optimizer keys.
-        """
-        return {name: self._to_full(value).to("cpu", copy=True) for name, value in self._tensors()}
-
     def pieces(self) -> dict[str, Piece]:
-        """Copies this process's rows of every tensor of `state` to the CPU, without communication."""
-        return {name: self._piece(name, value) for name, value in self._tensors()}
+        """Copies this process's rows of every tensor of the state to the CPU, without communication.
 
-    def staged_pieces(self) -> dict[str, Piece]:
-        """Does as `pieces`, from a GPU while training goes on: see `staging` for when they are complete and valid."""
+        Weights are `model.<name>`, AdamW's are `optim.<set>.<name>.{step,exp_avg,exp_avg_sq}`; a set that never stepped
+        has none. Copies from a GPU are made while training goes on: see `staging` for when they are complete and valid.
+        """
         copies = self.staging.copy({name: self._local(value) for name, value in self._tensors()})
         return {name: self._piece(name, value, copies[name]) for name, value in self._tensors()}
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Returns the float32 weights by name, on the CPU."""
-        return {name: self._to_full(p.detach()).cpu() for name, p in self.masters.items()}
+        return {name: p.detach().cpu() for name, p in self.masters.items()}
 
     def weight_pieces(self) -> dict[str, Piece]:
         """Copies this process's rows of the float32 weights, by name, to the CPU."""
-        return {name: self._piece(f"model.{name}", p.detach()) for name, p in self.masters.items()}
+        masters = {name: p.detach() for name, p in self.masters.items()}
+        copies = {name: self._local(value).to("cpu", copy=True) for name, value in masters.items()}
+        return {name: self._piece(f"model.{name}", value, copies[name]) for name, value in masters.items()}
 
     def rows_of(self, name: str, shape: tuple[int, ...]) -> tuple[int, int]:
-        """Returns [first, stop), this process's rows of a tensor of `state`, by the tensor's name and full shape."""
+        """Returns [first, stop), this process's rows of a tensor of the state, by the tensor's name and full shape."""
         return all_rows(name, shape)
 
     def load_state(self, state: Mapping[str, torch.Tensor | Piece]) -> None:
-        """Restores what `state` or `pieces` returned; optimizer states that it lacks are removed.
+        """Restores what `pieces` returned, or whole tensors; optimizer states that it lacks are removed.
 
         A piece must hold at least this process's rows (`rows_of`).
         """
@@ -229,9 +224,8 @@ class Learner:
                 for slot, value in self.optimizers[set_name].state.get(parameter, {}).items():
                     yield f"optim.{set_name}.{name}.{slot}", value
 
-    def _piece(self, name: str, value: torch.Tensor, copy: torch.Tensor | None = None) -> Piece:
+    def _piece(self, name: str, value: torch.Tensor, rows: torch.Tensor) -> Piece:
         first, _ = self.rows_of(name, tuple(value.shape))
-        rows = self._local(value).to("cpu", copy=True) if copy is None else copy
         return Piece(rows, first, tuple(value.shape))
 
     @torch.no_grad()
@@ -245,9 +239,6 @@ class Learner:
 
     def _local(self, value: torch.Tensor) -> torch.Tensor:
         """Returns this process's rows of a tensor, in the same memory."""
-        return value
-
-    def _to_full(self, value: torch.Tensor) -> torch.Tensor:
         return value
 
 

@@ -149,7 +149,7 @@ class ShardedLearner(Learner):
     def each_weight(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields (name, full weight), sorted by name. Every rank must take all of them: each one is an all-gather."""
         for name in sorted(self.masters):
-            yield name, self._to_full(self.masters[name].detach())
+            yield name, self.masters[name].detach().full_tensor()
 
     def load_state(self, state: Mapping[str, torch.Tensor | Piece]) -> None:
         super().load_state(state)
@@ -169,6 +169,3 @@ class ShardedLearner(Learner):
 
     def _local(self, value: torch.Tensor) -> torch.Tensor:
         return value.to_local() if isinstance(value, DTensor) else value
-
-    def _to_full(self, value: torch.Tensor) -> torch.Tensor:
-        return value.full_tensor() if isinstance(value, DTensor) else value

@@ -48,7 +48,7 @@ def test_training_is_the_same_bit_for_bit(kind, precision):
     assert losses == expected
     assert not nothing
     assert {step for step, _ in found} == {3, 6, 9, 12}
-    states = [learner.state() for learner in (plain, probed)]
+    states = [tiny.full_state(learner) for learner in (plain, probed)]
     assert states[0].keys() == states[1].keys()
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
     assert all(p.grad is None for own in probed.master_sets.values() for p in own.values())

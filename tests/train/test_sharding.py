@@ -82,7 +82,7 @@ def train_every_method(rank, num_ranks, folder):
     for number, (name, config) in enumerate(method_configs().items()):
         learner = ShardedLearner(config)
         losses = train(learner, config, rank=rank, num_ranks=num_ranks)
-        out[name] = {"losses": losses, "state": learner.state(), "norms": learner.norms}
+        out[name] = {"losses": losses, "state": tiny.full_state(learner), "norms": learner.norms}
         out[name]["same"] = True
         for kept_bytes, checkpointing, own_parameters in WAYS if num_ranks == 4 else [WAYS[number % 2]]:
             with pytest.MonkeyPatch.context() as patch:
@@ -90,7 +90,7 @@ def train_every_method(rank, num_ranks, folder):
                 patch.setattr(flops, "OWN_GROUP_PARAMETERS", own_parameters)
                 again = ShardedLearner(config, activation_checkpointing=checkpointing)
             out[name]["same"] &= train(again, config, rank=rank, num_ranks=num_ranks) == losses
-            out[name]["same"] &= equal(again.state(), out[name]["state"])
+            out[name]["same"] &= equal(tiny.full_state(again), out[name]["state"])
         if name in IN_PASSES:
             out[name]["in passes"] = in_passes(config, rank, num_ranks)
     if rank == 0:
@@ -106,7 +106,7 @@ def in_passes(config, rank, num_ranks) -> dict:
         patch.setattr(flops, "KEPT_BYTES", 0)
         patch.setattr(flops, "LARGE_GRADIENTS_BYTES", 0)
         learner = ShardedLearner(config, num_passes=config.micro_batch // num_ranks)
-    return {"losses": train(learner, config, rank=rank, num_ranks=num_ranks), "state": learner.state()}
+    return {"losses": train(learner, config, rank=rank, num_ranks=num_ranks), "state": tiny.full_state(learner)}
 
 
 def equal(one, two) -> bool:
@@ -124,7 +124,7 @@ def test_ranks_train_every_method_like_one_process(tmp_path, num_ranks):
         losses = train(alone, config)
         tolerance = TOLERANCES[config.precision]
         assert out[name]["norms"] == pytest.approx(alone.norms, rel=5 * tolerance), name
-        reference = alone.state()
+        reference = tiny.full_state(alone)
         for found in [out[name], *([out[name]["in passes"]] if name in IN_PASSES else [])]:
             assert found["losses"] == pytest.approx(losses, abs=tolerance), name
             assert found["state"].keys() == reference.keys(), name
@@ -138,13 +138,13 @@ def test_activation_checkpointing_changes_no_bit(precision):
     config = tiny.run_config(precision=precision)
     plain, forgetful = Learner(config), Learner(config, activation_checkpointing=True)
     assert train(plain, config) == train(forgetful, config)
-    assert equal(plain.state(), forgetful.state())
+    assert equal(tiny.full_state(plain), tiny.full_state(forgetful))
 
 
 def stop_and_resume(rank, num_ranks, config, folder):
     learner = ShardedLearner(config)
     losses = train(learner, config, stop=HALF, rank=rank, num_ranks=num_ranks)
-    half, held = learner.state(), learner.pieces()
+    half, held = tiny.full_state(learner), learner.pieces()
     resumed = ShardedLearner(config)
     resumed.load_state(half)
     losses += train(resumed, config, HALF, rank=rank, num_ranks=num_ranks)
@@ -152,7 +152,7 @@ def stop_and_resume(rank, num_ranks, config, folder):
     from_pieces.load_state(held)
     resumed_losses = train(from_pieces, config, HALF, rank=rank, num_ranks=num_ranks)
     straight_losses = train(learner, config, HALF, rank=rank, num_ranks=num_ranks)
-    state, straight, third = resumed.state(), learner.state(), from_pieces.state()
+    state, straight, third = tiny.full_state(resumed), tiny.full_state(learner), tiny.full_state(from_pieces)
     if rank == 0:
         same = equal(state, straight) and equal(third, straight)
         same &= straight_losses == resumed_losses == losses[HALF * 4 :]
@@ -170,7 +170,7 @@ def test_ranks_train_like_one_process(tmp_path, precision, num_ranks):
     alone = Learner(config)
     losses = train(alone, config)
     assert out["losses"][: len(losses)] == pytest.approx(losses, abs=TOLERANCES[precision])
-    reference = alone.state()
+    reference = tiny.full_state(alone)
     assert out["state"].keys() == reference.keys()  # the same sets stepped
     errors = [(out["state"][n] - reference[n]).abs().max().item() for n in reference if n.startswith("model.")]
     assert max(errors) < TOLERANCES[precision]
@@ -179,7 +179,7 @@ def test_ranks_train_like_one_process(tmp_path, precision, num_ranks):
         continued = Learner(config)
         continued.load_state(out["half"])
         train(continued, config, HALF)
-        state = continued.state()
+        state = tiny.full_state(continued)
         assert max((out["state"][n] - state[n]).abs().max().item() for n in state) < TOLERANCES["float32"]
 
 
@@ -286,7 +286,7 @@ def evaluated_after_two_steps(config, rank, num_ranks) -> dict:
     learner, undisturbed = ShardedLearner(config), ShardedLearner(config)
     for each in (learner, undisturbed):
         train(each, config, stop=2, rank=rank, num_ranks=num_ranks)
-    found = {"state": learner.state(), "whole": whole_losses(learner.forward, config)}
+    found = {"state": tiny.full_state(learner), "whole": whole_losses(learner.forward, config)}
     passes, forward = [], learner.forward
     learner.forward = lambda *inputs: passes.append(1) or forward(*inputs)
     with Collectives() as collectives:
@@ -295,7 +295,7 @@ def evaluated_after_two_steps(config, rank, num_ranks) -> dict:
     found["counts"] = [len(passes), *(collectives.count(kind) for kind in ("allgather", "allreduce"))]
     for each in (learner, undisturbed):
         train(each, config, 2, 3, rank=rank, num_ranks=num_ranks)
-    found["same"] = equal(learner.state(), undisturbed.state())
+    found["same"] = equal(tiny.full_state(learner), tiny.full_state(undisturbed))
     return found
 
 
@@ -336,7 +336,7 @@ def train_on_machines(rank, num_ranks, folder):
             assert tuple(learner.mesh.shape) == shape
             with Collectives() as collectives:
                 losses = train(learner, config, rank=rank, num_ranks=num_ranks)
-            out[shape] = {"losses": losses, "state": learner.state(), "norms": learner.norms}
+            out[shape] = {"losses": losses, "state": tiny.full_state(learner), "norms": learner.norms}
             out[shape] |= {"pieces": learner.pieces() if learner.has_first_copy else {}}
             out[shape]["allreduces"] = collectives.count("allreduce")
     torch.save(out, folder / f"{rank}.pt")
@@ -346,7 +346,7 @@ def test_machines_with_a_copy_each_train_like_one_process(tmp_path):
     run_ranks(4, train_on_machines, tmp_path)
     ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(4)]
     alone = Learner(method_configs()["gram"])
-    losses, reference = train(alone, alone.config), alone.state()
+    losses, reference = train(alone, alone.config), tiny.full_state(alone)
     for shape in ((2, 2), (4,)):
         found = ranks[0][shape]
         assert found["losses"] == pytest.approx(losses, abs=1e-5)
