@@ -12,7 +12,7 @@ from gram_platform.config.flops import evaluation_batch
 from gram_platform.config.identity import invalid
 from gram_platform.model.reuse import kv_cache, shared_first_trunk
 from gram_platform.model.transformer import Transformer
-from gram_platform.train.data import on_device
+from gram_platform.train.data import tokens_of
 from gram_platform.train.learner import Learner
 from gram_platform.train.objectives import cross_entropy, token_cross_entropy
 
@@ -60,7 +60,7 @@ def domain_losses(
     for first in range(0, len(batches), share.num_ranks):
         index = first + share.rank
         domain, rows = batches[min(index, len(batches) - 1)]
-        tokens_BT = _tokens(rows, device)
+        tokens_BT = tokens_of(rows, device)
         loss = cross_entropy(forward(tokens_BT[:, :-1], active(domain)), tokens_BT[:, 1:])
         if index < len(batches):
             losses[index] = loss
@@ -95,7 +95,7 @@ def profile_losses(
     losses: list[list[torch.Tensor]] = [[] for _ in profiles]
     with shared_first_trunk(model) as clear_cache:
         for domain, rows in batches:
-            tokens_BT = _tokens(rows, device)
+            tokens_BT = tokens_of(rows, device)
             for of_profile, active in zip(losses, profiles, strict=True):
                 of_profile.append(cross_entropy(model(tokens_BT[:, :-1], active(domain)), tokens_BT[:, 1:]))
             clear_cache()
@@ -118,7 +118,7 @@ def token_losses(
     """
     losses: dict[str, list[torch.Tensor]] = {domain: [] for domain in domains}
     for domain, rows in _batches(config, arrays, domains, num_sequences, device):
-        tokens_BT = _tokens(rows, device)
+        tokens_BT = tokens_of(rows, device)
         logits_BTV = forward(tokens_BT[:, :-1], active(domain))
         losses[domain].append(token_cross_entropy(logits_BTV, tokens_BT[:, 1:]).cpu())
     return {domain: torch.cat(of_batches) for domain, of_batches in losses.items()}
@@ -139,10 +139,6 @@ def _batches(
     batch = evaluation_batch(config, device)
     parts = [slice(first, min(first + batch, num_sequences)) for first in range(0, num_sequences, batch)]
     return [(domain, arrays[domain][part]) for domain in domains for part in parts]
-
-
-def _tokens(rows: np.ndarray, device: torch.device | str) -> torch.Tensor:
-    return on_device(torch.from_numpy(rows.astype(np.int64)), device)
 
 
 def _means(batches: Batches, losses: Sequence[float]) -> dict[str, float]:

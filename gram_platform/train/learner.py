@@ -29,7 +29,7 @@ from gram_platform.model.transformer import (
     parameter_shapes,
     parameters_by_set,
 )
-from gram_platform.train.data import Staging, on_device
+from gram_platform.train.data import Staging, rank_share, tokens_of
 from gram_platform.train.objectives import Misdirection, cross_entropy
 from gram_platform.train.optimizers import (
     Sets,
@@ -307,7 +307,8 @@ def probed_norms(learner: Learner, sequences: np.ndarray, rank: int = 0, num_ran
     squares = dict.fromkeys(modules, 0.0)
     learner.train_only(frozenset(modules))
     for number in range(config.num_probed):
-        tokens_BT = on_device(_share(sequences, config.micro_batch, number, rank, num_ranks), learner.device)
+        micro_batch = sequences[number * config.micro_batch :][: config.micro_batch]
+        tokens_BT = tokens_of(rank_share(micro_batch, rank, num_ranks), learner.device)
         for is_last, part_BT in learner.passes(tokens_BT):
             loss = cross_entropy(learner.forward(part_BT[:, :-1], active), part_BT[:, 1:])
             learner.backward(loss / learner.num_passes, modules, is_last)
@@ -316,10 +317,3 @@ def probed_norms(learner: Learner, sequences: np.ndarray, rank: int = 0, num_ran
         for parameter in learner.masters.values():
             parameter.grad = None
     return {domain: math.sqrt(squares[name] / config.num_probed) for name, domain in modules.items()}
-
-
-def _share(sequences: np.ndarray, micro_batch: int, number: int, rank: int, num_ranks: int) -> torch.Tensor:
-    """Returns a rank's sequences of micro-batch `number`: int64 [micro_batch / num_ranks, seq_len + 1]."""
-    share = micro_batch // num_ranks
-    first = number * micro_batch + rank * share
-    return torch.from_numpy(sequences[first : first + share].astype(np.int64))
