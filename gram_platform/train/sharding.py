@@ -151,10 +151,6 @@ class ShardedLearner(Learner):
         for name in sorted(self.masters):
             yield name, self.masters[name].detach().full_tensor()
 
-    def load_state(self, state: Mapping[str, torch.Tensor | Piece]) -> None:
-        super().load_state(state)
-        self._warm_up()
-
     def rows_of(self, name: str, shape: tuple[int, ...]) -> tuple[int, int]:
         """Returns this rank's chunk of a weight or an AdamW moment, and all rows of any other tensor."""
         if not shape or not name.startswith(("model.", "optim.")):
