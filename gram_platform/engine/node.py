@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from fractions import Fraction
 
 import numpy as np
-import torch
 
 from gram_platform.config import RunConfig
 from gram_platform.config.flops import total_parameters
@@ -29,7 +28,7 @@ from gram_platform.engine.process import (
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.model.cpu import PLAIN_ON_CPU, freed_memory_kept
 from gram_platform.model.kernels import kernel_in_use
-from gram_platform.model.pieces import Piece, RowsOnDisk, whole
+from gram_platform.model.pieces import Piece, RowsOnDisk
 from gram_platform.planner import run_flops
 from gram_platform.store import LeaseHeld
 from gram_platform.store.attempts import Attempt
@@ -231,7 +230,6 @@ class RunExecution:
         stored = {key: resumed.state[key] for key in self.identity}
         if stored != self.identity:
             raise invalid("data", self.identity, f"the data and plan of the run's checkpoint, {stored}")
-        torch.set_rng_state(resumed.pieces["random.torch"].rows)
         self.learner.load_state(resumed.pieces)
         self.final, self.num_stale = dict(resumed.state["final"]), resumed.state["num_stale"]
         self.summary.load_state(resumed.state.get("summary", {}))  # absent in checkpoints of earlier versions
@@ -317,9 +315,8 @@ class RunExecution:
         self.background.wait()  # the copies of the state are overwritten now
         state = {**self.identity, "final": dict(self.final), "num_stale": self.num_stale}
         state |= {"summary": self.summary.state(), "evaluation_s": self.evaluation_s}
-        pieces = {**self.learner.pieces(), "random.torch": whole(torch.get_rng_state())}
+        pieces, copied = self.learner.pieces(), self.learner.staging.wait
         records, self.records = self.records, []
-        copied = self.learner.staging.wait
         self.background.start(lambda: (copied(), self._write_checkpoint(step, pieces, state, records)))
         self._last_commit = time.monotonic()
         self._commit_s = self._last_commit - started

@@ -152,8 +152,8 @@ class ShardedLearner(Learner):
             yield name, self.masters[name].detach().full_tensor()
 
     def rows_of(self, name: str, shape: tuple[int, ...]) -> tuple[int, int]:
-        """Returns this rank's chunk of a weight or an AdamW moment, and all rows of any other tensor."""
-        if not shape or not name.startswith(("model.", "optim.")):
+        """Returns this rank's chunk of a weight or an AdamW moment, and all of a scalar."""
+        if not shape:
             return all_rows(name, shape)
         last = self.mesh.ndim - 1
         return rank_rows(shape[0], self.mesh.get_local_rank(last), self.mesh.size(last))
