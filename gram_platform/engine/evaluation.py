@@ -4,8 +4,7 @@ The losses of several profiles of one run are measured together (`common_work`).
 """
 
 import time
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -17,7 +16,6 @@ from gram_platform.config import (
     AnyEvaluation,
     Continuations,
     Evaluation,
-    RunConfig,
     TokenLosses,
     View,
 )
@@ -33,22 +31,6 @@ from gram_platform.train.evaluate import domain_losses, profile_losses, sample_c
 
 Task = tuple[Node, ...]  # executed by one process at once: a node, or evaluations with common work
 Measured = tuple[dict, dict[str, torch.Tensor]]  # fields of the result, and tensors beside it
-
-
-def execute_task(
-    configs: Sequence[RunConfig | AnyEvaluation],
-    tags: Sequence[Mapping[str, str]],
-    execution: Execution,
-    execute_one: Callable[[RunConfig | AnyEvaluation, Mapping[str, str]], object],
-) -> list[str]:
-    """Executes a task in this process, a single node by `execute_one(config, tags)`; returns the warnings."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", RuntimeWarning)
-        if len(configs) > 1:
-            execute_profiles(configs, tags, execution.of_node(configs[0], tags[0]))
-        else:
-            execute_one(configs[0], tags[0])
-    return [str(warning.message) for warning in caught if issubclass(warning.category, RuntimeWarning)]
 
 
 def execute_evaluation(evaluation: AnyEvaluation, tags: Mapping[str, str], execution: Execution) -> dict:

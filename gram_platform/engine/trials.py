@@ -13,9 +13,9 @@ from ray import tune
 
 from gram_platform.config import RunConfig, State
 from gram_platform.engine.execution import Execution, Resources, owner
+from gram_platform.engine.in_process import execute_node
 from gram_platform.engine.life import HELD_RETRY_S, NodeLifecycle
 from gram_platform.engine.process import TerminationNotice
-from gram_platform.engine.slots import execute_node
 from gram_platform.methods.nodes import Node
 from gram_platform.planner import GIB, MACHINES, needs
 from gram_platform.store import LeaseHeld, Store
