@@ -194,6 +194,10 @@ class Transformer(nn.Module):
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.keeps_activations = True  # False: the backward pass recomputes every block's
 
+    @property
+    def device(self) -> torch.device:
+        return self.lm_head.weight.device
+
     def forward(self, tokens_BT: torch.Tensor, active: Mapping[str, float] = NO_MODULES) -> torch.Tensor:
         x_BTD = self.wte(tokens_BT)
         ordered = {d: active[d] for d in self.config.module_domains if d in active}

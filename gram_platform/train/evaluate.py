@@ -174,16 +174,15 @@ def sample_continuations(
     if num_prompt + num_tokens > model.config.seq_len + 1:  # the model never reads the last token
         allowed = f"prompt and continuation of at most {model.config.seq_len + 1} tokens"
         raise invalid("continuations.num_tokens", f"{num_prompt} + {num_tokens}", allowed)
-    device = model.lm_head.weight.device
     tokens, surprisals = [], []
     with kv_cache(model):
-        logits_BV = model(prompts_BP.to(device), active)[:, -1]
+        logits_BV = model(prompts_BP.to(model.device), active)[:, -1]
         for step in range(num_tokens):
             drawn_B, surprisal_B = draw(logits_BV, uniforms_BC[:, step], temperature)
             tokens.append(drawn_B)
             surprisals.append(surprisal_B)
             if step + 1 < num_tokens:
-                logits_BV = model(drawn_B[:, None].to(device), active)[:, -1]
+                logits_BV = model(drawn_B[:, None].to(model.device), active)[:, -1]
     return torch.stack(tokens, dim=1), torch.stack(surprisals, dim=1)
 
 
