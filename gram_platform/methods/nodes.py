@@ -19,22 +19,25 @@ class Node:
     tags: tuple[tuple[str, str], ...]
 
     @property
+    def is_run(self) -> bool:
+        return isinstance(self.config, RunConfig)
+
+    @property
     def kind(self) -> str:
-        return "run" if isinstance(self.config, RunConfig) else "evaluation"
+        return "run" if self.is_run else "evaluation"
 
     @property
     def id(self) -> str:
         return self.config.run_id if isinstance(self.config, RunConfig) else self.config.eval_id
 
     @property
-    def needs(self) -> frozenset[str]:
-        """Ids of the runs that must be complete before this node starts."""
-        view = self.config.start if isinstance(self.config, RunConfig) else self.config.view
-        return view_runs(view)
+    def data_id(self) -> str:
+        return self.config.data.data_id if isinstance(self.config, RunConfig) else self.config.data_id
 
     @property
-    def is_run(self) -> bool:
-        return self.kind == "run"
+    def needs(self) -> frozenset[str]:
+        """Ids of the runs that must be complete before this node starts."""
+        return view_runs(self.config.start if isinstance(self.config, RunConfig) else self.config.view)
 
     @property
     def is_attack(self) -> bool:
