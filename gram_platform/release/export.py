@@ -7,7 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gram_platform.config import IMPORTED, ModelConfig, View
-from gram_platform.config.identity import canonical_json, invalid, parse_json, require_choice, require_int, to_plain
+from gram_platform.config.identity import (
+    canonical_json,
+    hash_file,
+    invalid,
+    parse_json,
+    require_choice,
+    require_int,
+    to_plain,
+)
 from gram_platform.config.training import merged_config
 from gram_platform.release.files import MAX_FILE_BYTES, ByteCounter, Progress, shards, write_tensors, write_tokenizer
 from gram_platform.release.output_folder import atomic_folder, require_no_mount, require_room, resolved
@@ -16,7 +24,6 @@ from gram_platform.release.stock_config import foreign_config
 from gram_platform.release.stock_tensors import foreign_shapes, foreign_weights
 from gram_platform.release.verification import Agreement, Model, verification_tokens, verified, verified_by_transformers
 from gram_platform.store import Store
-from gram_platform.store.files import hash_file
 from gram_platform.store.tensors import stream_bytes
 from gram_platform.store.views import open_view
 from gram_platform.train.learner import DTYPES
@@ -179,4 +186,4 @@ def _with_new_cards(out: Path, write_card: WriteCard) -> ExportResult:
 def _hashes(folder: Path) -> dict[str, str]:
     """Hashes (SHA-256) every file except the record and the cards, which change with the studies."""
     paths = [p for p in sorted(folder.rglob("*")) if p.is_file() and p.name not in (RECORD, CARD)]
-    return {str(path.relative_to(folder)): hash_file(str(path)) for path in paths}
+    return {str(path.relative_to(folder)): hash_file(path) for path in paths}

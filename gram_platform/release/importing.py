@@ -13,7 +13,7 @@ import torch
 
 from gram_platform.config import ModelConfig
 from gram_platform.config.flops import total_parameters
-from gram_platform.config.identity import invalid, parse_json
+from gram_platform.config.identity import hash_file, invalid, parse_json
 from gram_platform.corpora.tokenizer import KNOWN_ENDS, load_tokenizer, require_vocab
 from gram_platform.release.checkpoint_weights import CheckpointWeights
 from gram_platform.release.files import ByteCounter, Progress, file_names, open_checkpoint
@@ -21,7 +21,6 @@ from gram_platform.release.stock_config import checked_fields, native_config
 from gram_platform.release.stock_tensors import dense_shapes
 from gram_platform.store import Store
 from gram_platform.store.directories import TOKENIZER, ImportDirectory, import_id
-from gram_platform.store.files import hash_file
 from gram_platform.store.tensors import hash_named, write_stream
 
 CONFIG = "config.json"
@@ -92,7 +91,7 @@ def read_config(folder: Path) -> dict:
 
 def _source(folder: Path, plain: dict) -> dict:
     """Describes where the weights come from: the folder's name and its files' hashes, but not its path."""
-    files = {name: hash_file(str(folder / name)) for name in (CONFIG, *file_names(folder))}
+    files = {name: hash_file(folder / name) for name in (CONFIG, *file_names(folder))}
     return {"name": folder.name, "files": files, "dtype": plain.get("dtype") or plain.get("torch_dtype") or "unknown"}
 
 

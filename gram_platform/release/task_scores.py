@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from gram_platform.config import TASKS, TaskScores, View, run_from_plain
-from gram_platform.config.identity import invalid, local_path
+from gram_platform.config.identity import hash_file, invalid, local_path
 from gram_platform.corpora.tokenizer import load_tokenizer
 from gram_platform.release.selection import AvailableModules
 from gram_platform.store import Store
-from gram_platform.store.files import hash_file
 from gram_platform.store.root import open_corpus
 from gram_platform.store.views import load_view
 
@@ -72,7 +71,7 @@ def folder_sha256(folder: Path) -> str:
     """Hashes the names and contents of all files below a folder."""
     digest = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        digest.update(f"{path.relative_to(folder).as_posix()} {hash_file(str(path))}\n".encode())
+        digest.update(f"{path.relative_to(folder).as_posix()} {hash_file(path)}\n".encode())
     return digest.hexdigest()
 
 

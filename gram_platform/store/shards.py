@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from gram_platform.config.identity import canonical_json, has_shape, to_plain
+from gram_platform.config.identity import canonical_json, has_shape, hash_file, to_plain
 from gram_platform.model.pieces import Piece, all_rows, as_piece
 from gram_platform.store.checkpoints import (
     CHECKPOINTS,
@@ -29,7 +29,7 @@ from gram_platform.store.checkpoints import (
     WEIGHTS,
     step_name,
 )
-from gram_platform.store.files import CorruptFile, Folder, hash_file, is_safe_name
+from gram_platform.store.files import CorruptFile, Folder, is_safe_name
 from gram_platform.store.tensors import DiskTensors, StoredRows, open_tensors, save_tensors
 
 Range = tuple[int, int]  # rows [first, stop)

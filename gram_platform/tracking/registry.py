@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from gram_platform.store.files import hash_file
+from gram_platform.config.identity import hash_file
 from gram_platform.tracking import entry as content
 from gram_platform.tracking.connection import Connection
 
