@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from gram_platform.config import RECIPE_VERSION, evaluation_from_plain, run_from_plain
+from gram_platform.config import RECIPE_VERSION, node_from_plain
 from gram_platform.config.crash_safe import whole_file
 from gram_platform.config.identity import invalid, local_path, require_choice, require_int, require_real, to_plain
 from gram_platform.corpora import CorpusRecipe
@@ -25,7 +25,6 @@ from gram_platform.store import Store
 from gram_platform.store.checkpoints import CHECKPOINTS, SHARDS, WEIGHTS
 from gram_platform.store.root import open_corpus, provide_corpus
 
-FROM_PLAIN = {"evaluation": evaluation_from_plain, "run": run_from_plain}
 HEAVY = (CHECKPOINTS, SHARDS, WEIGHTS)  # in an attempt's folder, also when set aside: an archive leaves them out
 SAY_EVERY_S = 15.0
 
@@ -58,7 +57,7 @@ def read_nodes(path: Path) -> tuple[list[Node], dict[str, CorpusRecipe | None]]:
     """Reads (nodes, recipe by data_id; None for a corpus whose text is elsewhere); ValueError for another file."""
     try:
         plain = json.loads(path.read_text())
-        nodes = [Node(FROM_PLAIN[n["kind"]](n["config"]), tuple(sorted(n["tags"].items()))) for n in plain["nodes"]]
+        nodes = [Node.of(node_from_plain(n["kind"], n["config"]), n["tags"]) for n in plain["nodes"]]
         recipes = {data_id: recipe_from_plain(recipe) for data_id, recipe in plain["corpora"].items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise invalid("file", str(path), f"a file that --export-nodes has written ({error!r})") from error

@@ -12,7 +12,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
-from gram_platform.config import evaluation_from_plain, run_from_plain
+from gram_platform.config import node_from_plain
 from gram_platform.config.identity import to_plain
 from gram_platform.engine.evaluation import Task
 from gram_platform.engine.execution import Execution, Resources
@@ -33,8 +33,7 @@ def task_name(task: Task) -> str:
 
 def execute_plain(nodes: Sequence[PlainNode], execution: Execution, resources: Resources) -> list[str]:
     """Executes the nodes of one task in this process; returns the warnings."""
-    from_plain = {"evaluation": evaluation_from_plain, "run": run_from_plain}
-    configs = [from_plain[kind](plain) for kind, plain, _ in nodes]
+    configs = [node_from_plain(kind, plain) for kind, plain, _ in nodes]
     return execute_task(configs, [tags for _, _, tags in nodes], execution, resources)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from mlflow.entities import Metric
 
-from gram_platform.config import State, evaluation_from_plain, run_from_plain, view_from_plain
+from gram_platform.config import State, node_from_plain, run_from_plain, view_from_plain
 from gram_platform.config.identity import canonical_json, metric_name, to_plain
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.nodes import node_name
@@ -295,7 +295,7 @@ def study_tags(tags: Mapping[str, str], sha256: str) -> dict[str, str]:
 def _config(node: RunDirectory | EvaluationDirectory) -> dict | None:
     """Reads a node's config with every field; None, with a warning, when it is damaged or has another shape."""
     try:
-        return to_plain((run_from_plain if node.kind == "run" else evaluation_from_plain)(node.config()))
+        return to_plain(node_from_plain(node.kind, node.config()))
     except (ValueError, TypeError) as error:
         text = f"{node.kind} {node.node_id} is left out until it is submitted again: {error}"
         warnings.warn(text, RuntimeWarning, stacklevel=3)
