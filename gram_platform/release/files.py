@@ -98,12 +98,12 @@ def open_checkpoint(folder: Path) -> Iterator[DiskTensors]:
         yield DiskTensors.of_files(files.values())
 
 
-def names_by_file(folder: Path) -> dict[str, set[str]]:
-    """Lists the tensors of every file of a checkpoint."""
+def shapes_by_file(folder: Path) -> dict[str, Shapes]:
+    """Lists the tensors' shapes in every file of a checkpoint."""
     found = {}
     for name in file_names(folder):
         with open_tensors(folder / name) as file:
-            found[name] = set(file.keys())
+            found[name] = {tensor: tuple(file.get_slice(tensor).get_shape()) for tensor in file.keys()}  # noqa: SIM118
     return found
 
 

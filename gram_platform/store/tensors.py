@@ -155,11 +155,6 @@ class DiskTensors(Mapping):
                 piece.between(low, high).copy_(held.read(file, name, low, high))
         return piece.rows
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Gives a tensor's shape without reading it."""
-        file, stored = self.holders[name][0]
-        return tuple(file.get_slice(name).get_shape()) if stored is None else stored.shape
-
     def __contains__(self, name: object) -> bool:
         return name in self.holders
 
