@@ -187,8 +187,8 @@ def evaluate(method, device, dtype):
         arrays = {d: np.zeros((4, config.seq_len + 1), dtype=np.uint16) for d in (CORE, AUXILIARY[0])}
         asked = (arrays, tuple(arrays), 4)
         domain_losses(model, config, *asked, view.active, device)
-        profile_losses(model, *asked, [view.active] * 2, device)
-        losses = token_losses(model, config, *asked, view.active, device)
+        profile_losses(model, *asked, [view.active] * 2)
+        losses = token_losses(model, *asked, view.active)
         assert {tensor.device.type for tensor in losses.values()} == {"cpu"}
         prompts_BP, uniforms_BC = torch.zeros(2, 4, dtype=torch.long), torch.zeros(2, 3, dtype=torch.float64)
         drawn = sample_continuations(model, prompts_BP, uniforms_BC, view.active(CORE))

@@ -109,7 +109,7 @@ def _losses(evaluations: Sequence[Evaluation], corpus: PackedCorpus, model: Tran
     """Measures each view's mean loss on every domain."""
     first, profiles = evaluations[0], [evaluation.view.active for evaluation in evaluations]
     arrays = {domain: corpus.sequences(first.split, domain) for domain in first.domains}
-    losses = profile_losses(model, arrays, first.domains, first.num_sequences, profiles, model.device)
+    losses = profile_losses(model, arrays, first.domains, first.num_sequences, profiles)
     return [({"losses": of_view, "num_tokens": _num_tokens(first, model)}, {}) for of_view in losses]
 
 
@@ -117,8 +117,7 @@ def _token_losses(evaluations: Sequence[TokenLosses], corpus: PackedCorpus, mode
     """Measures every token's loss as tensors [num_sequences, seq_len] by domain; the result has their means."""
     (evaluation,) = evaluations
     arrays = {domain: corpus.validation(domain) for domain in evaluation.domains}
-    domains, num_sequences, active = evaluation.domains, evaluation.num_sequences, evaluation.view.active
-    losses = token_losses(model, model.config, arrays, domains, num_sequences, active, model.device)
+    losses = token_losses(model, arrays, evaluation.domains, evaluation.num_sequences, evaluation.view.active)
     means = {domain: float(tensor.double().mean()) for domain, tensor in losses.items()}
     return [({"losses": means, "num_tokens": _num_tokens(evaluation, model)}, losses)]
 

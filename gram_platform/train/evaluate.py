@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -30,15 +29,6 @@ def require_sequences(arrays: Mapping[str, np.ndarray], domains: Sequence[str], 
             raise invalid("eval_points.num_sequences", num_sequences, allowed)
 
 
-@dataclass(frozen=True)
-class Share:
-    """One rank's share of an evaluation: batches `rank`, `rank + num_ranks`, ...; `add` sums tensors over all ranks."""
-
-    rank: int = 0
-    num_ranks: int = 1
-    add: Callable[[torch.Tensor], torch.Tensor] = lambda values: values
-
-
 @torch.no_grad()
 def domain_losses(
     forward: Forward,
@@ -48,24 +38,27 @@ def domain_losses(
     num_sequences: int,
     active: Active,
     device: torch.device | str = "cpu",
-    share: Share = Share(),
+    rank: int = 0,
+    num_ranks: int = 1,
+    sum_over_ranks: Callable[[torch.Tensor], torch.Tensor] = lambda values: values,
 ) -> dict[str, float]:
     """Returns each domain's mean cross entropy per token, in nats, over its first `num_sequences` rows.
 
     `forward(tokens_BT, active)` returns logits_BTV; `active(domain)` returns the module weights for a domain's batches.
-    With several ranks each calls it and gets all losses; the number of ranks changes no bit, since a batch is never
-    split. Ranks make equally many passes: one that has no batch left repeats the last one for nothing.
+    With several ranks each calls it for the batches `rank`, `rank + num_ranks`, ... and gets all losses; the number of
+    ranks changes no bit, since a batch is never split. Ranks make equally many passes: one that has no batch left
+    repeats the last one for nothing.
     """
     batches = _batches(config, arrays, domains, num_sequences, device)
     losses = [torch.zeros((), device=device)] * len(batches)
-    for first in range(0, len(batches), share.num_ranks):
-        index = first + share.rank
+    for first in range(0, len(batches), num_ranks):
+        index = first + rank
         domain, rows = batches[min(index, len(batches) - 1)]
         tokens_BT = tokens_of(rows, device)
         loss = cross_entropy(forward(tokens_BT[:, :-1], active(domain)), tokens_BT[:, 1:])
         if index < len(batches):
             losses[index] = loss
-    return _means(batches, share.add(torch.stack(losses)).tolist())
+    return _means(batches, sum_over_ranks(torch.stack(losses)).tolist())
 
 
 def validation_losses(
@@ -79,7 +72,7 @@ def validation_losses(
     active = dict.fromkeys(model.module_domains, 1.0)
     asked = (arrays, points.domains, points.num_sequences, lambda _: active, learner.device)
     with learner.evaluating():
-        return domain_losses(learner.forward, model, *asked, Share(rank, num_ranks, learner.sum_over_ranks))
+        return domain_losses(learner.forward, model, *asked, rank, num_ranks, learner.sum_over_ranks)
 
 
 @torch.no_grad()
@@ -89,14 +82,13 @@ def profile_losses(
     domains: Sequence[str],
     num_sequences: int,
     profiles: Sequence[Active],
-    device: torch.device | str = "cpu",
 ) -> list[dict[str, float]]:
     """Returns `domain_losses` of every profile, bit for bit; computes the first layer's trunk once for all profiles."""
-    batches = _batches(model.config, arrays, domains, num_sequences, device)
+    batches = _batches(model.config, arrays, domains, num_sequences, model.device)
     losses: list[list[torch.Tensor]] = [[] for _ in profiles]
     with shared_first_trunk(model) as clear_cache:
         for domain, rows in batches:
-            tokens_BT = tokens_of(rows, device)
+            tokens_BT = tokens_of(rows, model.device)
             for of_profile, active in zip(losses, profiles, strict=True):
                 of_profile.append(cross_entropy(model(tokens_BT[:, :-1], active(domain)), tokens_BT[:, 1:]))
             clear_cache()
@@ -105,22 +97,16 @@ def profile_losses(
 
 @torch.no_grad()
 def token_losses(
-    forward: Forward,
-    config: ModelConfig,
-    arrays: Mapping[str, np.ndarray],
-    domains: Sequence[str],
-    num_sequences: int,
-    active: Active,
-    device: torch.device | str = "cpu",
+    model: Transformer, arrays: Mapping[str, np.ndarray], domains: Sequence[str], num_sequences: int, active: Active
 ) -> dict[str, torch.Tensor]:
     """Returns float32 cross entropies [num_sequences, seq_len] in nats of each domain's first rows, on the CPU.
 
     Column t is the loss of a row's token t + 1; token 0 has no prediction. Arguments as in `domain_losses`.
     """
     losses: dict[str, list[torch.Tensor]] = {domain: [] for domain in domains}
-    for domain, rows in _batches(config, arrays, domains, num_sequences, device):
-        tokens_BT = tokens_of(rows, device)
-        logits_BTV = forward(tokens_BT[:, :-1], active(domain))
+    for domain, rows in _batches(model.config, arrays, domains, num_sequences, model.device):
+        tokens_BT = tokens_of(rows, model.device)
+        logits_BTV = model(tokens_BT[:, :-1], active(domain))
         losses[domain].append(token_cross_entropy(logits_BTV, tokens_BT[:, 1:]).cpu())
     return {domain: torch.cat(of_batches) for domain, of_batches in losses.items()}
 
