@@ -178,8 +178,6 @@ class RunExecution:
         execution: Execution,
         learner: Learner,
         notice: TerminationNotice,
-        rank: int = 0,
-        num_ranks: int = 1,
     ):
         self.run, self.corpus, self.attempt, self.execution = run, corpus, attempt, execution
         self.plan = Plan(run)
@@ -192,7 +190,6 @@ class RunExecution:
         if execution.device != "cpu" or self.attention == PLAIN_ON_CPU:
             print(f"run {run.run_id}: {self.attention} attention in {run.precision}", flush=True)
         self.learner, self.notice = learner, notice
-        self.rank, self.num_ranks = rank, num_ranks
         self.summary = MetricsSummary(run)
         self.usage = ResourceUsage(execution.device)
         self.background = BackgroundJob()
@@ -245,9 +242,8 @@ class RunExecution:
         self.summary.start(first_step)
         self._last_commit, self._commit_s = time.monotonic(), 0.0
         eval_steps, steps_probed = evaluation_steps(self.run), probe_steps(self.run)
-        ranks = (self.rank, self.num_ranks)
         heartbeat = (lambda *progress: None) if self.attempt is None else self.attempt.heartbeat
-        steps = training_steps(self.learner, self.plan, self.reader, first_step, *ranks, self.summary.interval)
+        steps = training_steps(self.learner, self.plan, self.reader, first_step, self.summary.interval)
         for record in steps:
             metrics = self.summary.add(record)
             if record.step in eval_steps:
@@ -274,14 +270,14 @@ class RunExecution:
     def evaluate(self) -> dict[str, float]:
         """Measures validation losses with every module active."""
         started = time.monotonic()
-        losses = validation_losses(self.learner, self.validation, self.rank, self.num_ranks)
+        losses = validation_losses(self.learner, self.validation)
         self.evaluation_s += time.monotonic() - started
         return losses
 
     def probe(self) -> dict[str, float]:
         """Measures `norm/probe/<domain>/<module>`: the gradient norm of each module on a domain, all modules active."""
-        started, ranks = time.monotonic(), (self.rank, self.num_ranks)
-        found = {domain: probed_norms(self.learner, rows, *ranks) for domain, rows in self.validation.items()}
+        started = time.monotonic()
+        found = {domain: probed_norms(self.learner, rows) for domain, rows in self.validation.items()}
         self.evaluation_s += time.monotonic() - started
         return {f"{PROBE}{domain}/{module}": n for domain, norms in found.items() for module, n in norms.items()}
 
@@ -336,7 +332,8 @@ class RunExecution:
             "final": self.final,
         }
         used = {name: getattr(self.execution, name) for name in ("num_threads", "deterministic", "compiled")}
-        used |= {"num_ranks": self.num_ranks, "num_passes": self.learner.num_passes, "attention": self.attention}
+        used |= {name: getattr(self.learner, name) for name in ("num_ranks", "num_passes")}
+        used["attention"] = self.attention
         if self.execution.compiled:
             used["num_graphs"] = num_graphs()
             print(f"run {self.run.run_id}: {num_graphs()} compiled graphs", flush=True)

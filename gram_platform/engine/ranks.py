@@ -190,8 +190,7 @@ class ShardedExecution(RunExecution):
         assert run.micro_batch % dist.get_world_size() == 0, "ranks split every micro-batch evenly"
         learner = new_learner(VotingLearner, run, execution, start)
         learner.votes = self._votes
-        ranks = {"rank": dist.get_rank(), "num_ranks": dist.get_world_size()}
-        super().__init__(run, corpus, attempt, execution, learner, reports, **ranks)
+        super().__init__(run, corpus, attempt, execution, learner, reports)
         self.attempts = execution.store().run(run.run_id).attempts
         self.reports, self.patient = reports, patient
         self.folder = self.attempts.child(self._from_rank_0(attempt.attempt_id if attempt else None))
@@ -226,7 +225,7 @@ class ShardedExecution(RunExecution):
 
         Rank 0's clock decides what is due.
         """
-        is_first = self.rank == 0
+        is_first = self.learner.rank == 0
         return is_first and self._is_due(), self.notice.given, is_first and self.reports.is_due, self.reports.is_busy
 
     def _steps(self, first_step: int) -> Iterator[StepRecord]:
@@ -256,7 +255,8 @@ class ShardedExecution(RunExecution):
         """Writes this rank's shard; returns all ranks' SHA-256 by file name. OSError on all ranks when one fails."""
         files, error = {}, None
         try:
-            files = write_shard(folder, pieces, self.rank, self.num_ranks) if self.learner.has_first_copy else {}
+            ranks = (self.learner.rank, self.learner.num_ranks)
+            files = write_shard(folder, pieces, *ranks) if self.learner.has_first_copy else {}
         except OSError as reason:
             error = reason
         parts = _from_all_ranks((files, error and str(error)), self.writers)

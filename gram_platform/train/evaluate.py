@@ -61,9 +61,7 @@ def domain_losses(
     return _means(batches, sum_over_ranks(torch.stack(losses)).tolist())
 
 
-def validation_losses(
-    learner: Learner, arrays: Mapping[str, np.ndarray], rank: int = 0, num_ranks: int = 1
-) -> dict[str, float]:
+def validation_losses(learner: Learner, arrays: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Returns `domain_losses` at a run's evaluation points: all modules active, weights gathered once.
 
     With several ranks all must call it.
@@ -71,8 +69,9 @@ def validation_losses(
     model, points = learner.config.model, learner.config.eval_points
     active = dict.fromkeys(model.module_domains, 1.0)
     asked = (arrays, points.domains, points.num_sequences, lambda _: active, learner.device)
+    ranks = (learner.rank, learner.num_ranks, learner.sum_over_ranks)
     with learner.evaluating():
-        return domain_losses(learner.forward, model, *asked, rank, num_ranks, learner.sum_over_ranks)
+        return domain_losses(learner.forward, model, *asked, *ranks)
 
 
 @torch.no_grad()

@@ -48,6 +48,8 @@ MAX_GRAPHS = 16  # compiled graphs of one function
 class Learner:
     """Trains one run in one process: `forward`, `train_only`, `backward`, `clip`, `step`; saves and loads its state."""
 
+    rank, num_ranks = 0, 1  # of this process; `sharding.py` has learners of several
+
     def __init__(
         self,
         config: RunConfig,
@@ -290,7 +292,7 @@ def num_graphs() -> int:
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
-def probed_norms(learner: Learner, sequences: np.ndarray, rank: int = 0, num_ranks: int = 1) -> dict[str, float]:
+def probed_norms(learner: Learner, sequences: np.ndarray) -> dict[str, float]:
     """Measures how hard one domain pulls at each module: {module's domain: gradient norm of its matrices}.
 
     `sequences` [num_sequences, seq_len + 1] are the domain's first. All modules are active and get gradients, as in an
@@ -308,7 +310,7 @@ def probed_norms(learner: Learner, sequences: np.ndarray, rank: int = 0, num_ran
     learner.train_only(frozenset(modules))
     for number in range(config.num_probed):
         micro_batch = sequences[number * config.micro_batch :][: config.micro_batch]
-        tokens_BT = tokens_of(rank_share(micro_batch, rank, num_ranks), learner.device)
+        tokens_BT = tokens_of(rank_share(micro_batch, learner.rank, learner.num_ranks), learner.device)
         for is_last, part_BT in learner.passes(tokens_BT):
             loss = cross_entropy(learner.forward(part_BT[:, :-1], active), part_BT[:, 1:])
             learner.backward(loss / learner.num_passes, modules, is_last)

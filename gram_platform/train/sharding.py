@@ -49,6 +49,7 @@ class ShardedLearner(Learner):
 
     def _build(self, weights: Iterable[tuple[str, Piece]]) -> tuple[nn.Module, Sets]:
         """Shards the model on the meta device, then fills this rank's rows, one weight at a time."""
+        self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
         self.mesh = rank_mesh(self.device.type)
         with torch.device("meta"):
             model = Transformer(self.config.model)
@@ -139,11 +140,11 @@ class ShardedLearner(Learner):
 
     def mean_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
         """Averages by one all-reduce; returns the means on the CPU."""
-        return (self.sum_over_ranks(values) / dist.get_world_size()).cpu()
+        return (self.sum_over_ranks(values) / self.num_ranks).cpu()
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Gathers the full weights one by one; returns them on rank 0, on the CPU, and {} on all other ranks."""
-        kept = ((name, full.to("cpu", copy=True)) for name, full in self.each_weight() if dist.get_rank() == 0)
+        kept = ((name, full.to("cpu", copy=True)) for name, full in self.each_weight() if self.rank == 0)
         return dict(kept)
 
     def each_weight(self) -> Iterator[tuple[str, torch.Tensor]]:
