@@ -68,8 +68,7 @@ def _execute_next(
     waiting.start(task)
     progress.running = dict.fromkeys((node.id for node in task), time.time())
     try:
-        configs, tags = [node.config for node in task], [node.names for node in task]
-        progress.warnings[task[0].id] = execute_task(configs, tags, execution, notice=notice)
+        progress.warnings[task[0].id] = execute_task(task, execution, notice=notice)
     except LeaseHeld:
         waiting.again(task[0], held=True)
         return ()
@@ -90,16 +89,16 @@ def _execute_next(
 
 
 def execute_task(
-    configs: Sequence[RunConfig | AnyEvaluation],
-    tags: Sequence[Mapping[str, str]],
+    task: Sequence[Node],
     execution: Execution,
     resources: Resources | None = None,
     notice: TerminationNotice | None = None,
 ) -> list[str]:
-    """Executes a task: a node, or evaluations with common work; returns the warnings. Arguments as `execute_node`."""
+    """Executes a node, or evaluations with common work; returns the warnings. Arguments as `execute_node`."""
+    configs, tags = [node.config for node in task], [node.names for node in task]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RuntimeWarning)
-        if len(configs) > 1:
+        if len(task) > 1:
             execute_profiles(configs, tags, execution.of_node(configs[0], tags[0]))
         else:
             execute_node(configs[0], tags[0], execution, resources, notice)

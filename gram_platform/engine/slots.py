@@ -17,6 +17,7 @@ from gram_platform.config.identity import to_plain
 from gram_platform.engine.evaluation import Task
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.in_process import execute_task
+from gram_platform.methods.nodes import Node
 
 PlainNode = tuple[str, Mapping, Mapping[str, str]]  # kind, plain config and tags of a node
 IDLE_S = 10.0  # a slot without work is kept: the next node is often ready in a moment
@@ -33,8 +34,8 @@ def task_name(task: Task) -> str:
 
 def execute_plain(nodes: Sequence[PlainNode], execution: Execution, resources: Resources) -> list[str]:
     """Executes the nodes of one task in this process; returns the warnings."""
-    configs = [node_from_plain(kind, plain) for kind, plain, _ in nodes]
-    return execute_task(configs, [tags for _, _, tags in nodes], execution, resources)
+    task = [Node.of(node_from_plain(kind, plain), tags) for kind, plain, tags in nodes]
+    return execute_task(task, execution, resources)
 
 
 @ray.remote(max_restarts=0, max_task_retries=0)
