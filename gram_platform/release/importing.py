@@ -15,10 +15,10 @@ from gram_platform.config import ModelConfig
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import hash_file, invalid, parse_json
 from gram_platform.corpora.tokenizer import KNOWN_ENDS, load_tokenizer, require_vocab
+from gram_platform.model.transformer import parameter_shapes
 from gram_platform.release.checkpoint_weights import CheckpointWeights
 from gram_platform.release.files import ByteCounter, Progress, file_names, open_checkpoint
 from gram_platform.release.stock_config import checked_fields, native_config
-from gram_platform.release.stock_tensors import dense_shapes
 from gram_platform.store import Store
 from gram_platform.store.directories import TOKENIZER, ImportDirectory, import_id
 from gram_platform.store.tensors import hash_named, write_stream
@@ -59,7 +59,7 @@ def import_checkpoint(
         directory = store.imported(import_id(model, weights_sha256, tokenizer))
         is_new = directory.result() is None
         if is_new:
-            shapes = dict(sorted(dense_shapes(model).items()))
+            shapes = dict(sorted(parameter_shapes(model).items()))
 
             def write(path: str) -> None:
                 tensors = ((name, weights[name]) for name in names)
