@@ -94,7 +94,7 @@ def run_entry(run: RunDirectory) -> Entry | None:
     status = run.status()
     if status == State.ABSENT:
         return None
-    config, result, timing = _config(run), run.result() or {}, run.timing()
+    config, result, timing, tags = _config(run), run.result() or {}, run.timing(), run.tags()
     if config is None:
         return None
     message = (run.failure() or {}).get("message", "") if status == State.FAILED else ""
@@ -102,12 +102,12 @@ def run_entry(run: RunDirectory) -> Entry | None:
     return Entry(
         kind="run",
         node_id=run.run_id,
-        tags=_tags("run", run, status, result, run_tags),
-        name=node_name("run", run.run_id, run.tags()),
+        tags=_tags("run", tags, status, result) | run_tags,
+        name=node_name("run", run.run_id, tags),
         status=status,
         params=run_params(config),
         result_metrics=run_metrics(result, timing),
-        parent=config["start"]["run_id"] if config["start"] and "elicited" in run.tags() else "",
+        parent=config["start"]["run_id"] if config["start"] and "elicited" in tags else "",
         num_steps=config_steps(config),
         config=config,
         last_step=run.last_step(),
@@ -123,13 +123,13 @@ def evaluation_entry(evaluation: EvaluationDirectory) -> Entry | None:
     config, timing = _config(evaluation), evaluation.timing()
     if config is None:
         return None
-    view = view_from_plain(config["view"])
-    tags = {EVAL_ID: evaluation.eval_id, VIEW_ID: view.view_id, VIEW_RUN: view.run_id, NOTE: evaluation_note(config)}
+    view, tags = view_from_plain(config["view"]), evaluation.tags()
+    ids = {EVAL_ID: evaluation.eval_id, VIEW_ID: view.view_id, VIEW_RUN: view.run_id}
     return Entry(
         kind="evaluation",
         node_id=evaluation.eval_id,
-        tags=_tags("evaluation", evaluation, State.COMPLETE, result, tags),
-        name=node_name("evaluation", evaluation.eval_id, evaluation.tags()),
+        tags=_tags("evaluation", tags, State.COMPLETE, result) | ids | {NOTE: evaluation_note(config)},
+        name=node_name("evaluation", evaluation.eval_id, tags),
         status=State.COMPLETE,
         params=evaluation_params(config),
         result_metrics=evaluation_metrics(result, timing),
@@ -276,8 +276,8 @@ def start_ms(records: Sequence[Mapping], entry: Entry, now_s: float) -> int:
     return round((entry.ended_ms or now_s * 1000) - elapsed_s * 1000)
 
 
-def _tags(kind: str, node: RunDirectory | EvaluationDirectory, status: State, result: Mapping, more: Mapping) -> dict:
-    return {**study_tags(node.tags(), result.get("sha256", "")), KIND: kind, STATUS: status.value, **more}
+def _tags(kind: str, tags: Mapping[str, str], status: State, result: Mapping) -> dict[str, str]:
+    return {**study_tags(tags, result.get("sha256", "")), KIND: kind, STATUS: status.value}
 
 
 def shown_parent(tags: Mapping[str, str], params: Mapping[str, str]) -> str:

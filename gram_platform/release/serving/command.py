@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import NoReturn
 
 from gram_platform.config import RunConfig, run_from_plain
-from gram_platform.config.identity import invalid, require_int
+from gram_platform.config.identity import from_plain, invalid, require_int
 from gram_platform.engine.local_cluster.head import free_port
 from gram_platform.engine.local_cluster.state import private_folder
 from gram_platform.release.serving.engine import EngineLimits
@@ -83,9 +83,7 @@ class Service:
 
     @classmethod
     def from_json(cls, text: str) -> "Service":
-        fields = json.loads(text)
-        nested = {"endpoint": Endpoint(**fields["endpoint"]), "limits": EngineLimits(**fields["limits"])}
-        return cls(**{**fields, **nested})
+        return from_plain(cls, json.loads(text))
 
     def run(self) -> NoReturn:
         """Checks, then becomes the serving process. ValueError as `prepare`, `tls_context` and `Endpoint.listening`."""
