@@ -266,7 +266,7 @@ class ShardedExecution(RunExecution):
 
     def _write_result(self, fields: dict, measured: dict) -> dict | None:
         """Writes small weights as one file on rank 0, large ones as a shard on every rank."""
-        if self.num_weights_bytes < LARGE_WEIGHTS_BYTES:
+        if 4 * total_parameters(self.run.model) < LARGE_WEIGHTS_BYTES:
             weights = self.learner.weights()
             return self.attempt.complete(fields, weights, self.records, measured) if self.attempt else None
         files = self._write_shards(self.folder.child(SHARDS), self.learner.weight_pieces())
@@ -274,10 +274,6 @@ class ShardedExecution(RunExecution):
         if self.attempt:
             return self.attempt.complete_shards(fields, files, weights_sha256, self.records, measured)
         return None
-
-    @property
-    def num_weights_bytes(self) -> int:
-        return 4 * total_parameters(self.run.model)
 
     def _from_rank_0(self, value):
         return _broadcast_from_rank_0(value, self.patient)

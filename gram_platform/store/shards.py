@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from gram_platform.config.identity import canonical_json, has_shape, hash_file, to_plain
+from gram_platform.config.identity import canonical_json, from_plain, has_shape, hash_file, to_plain
 from gram_platform.model.pieces import Piece, all_rows, as_piece
 from gram_platform.store.checkpoints import (
     CHECKPOINTS,
@@ -174,7 +174,7 @@ def _layout(folder: Folder, shard: str, files: Mapping[str, str]) -> Layout:
     if name not in files:
         raise CorruptFile(f"{folder.path}/{shard} has no {name}")
     with _verified(folder, name, files[name]) as path, open(path) as file:
-        return {n: StoredRows.from_plain(entry) for n, entry in json.load(file).items()}
+        return {n: from_plain(StoredRows, entry) for n, entry in json.load(file).items()}
 
 
 def _layout_name(shard: str) -> str:

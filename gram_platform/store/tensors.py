@@ -52,10 +52,6 @@ class StoredRows:
         stop = piece.first_row + num_rows(tuple(piece.rows.shape))
         return cls(piece.first_row, stop, piece.shape, str(piece.rows.dtype).removeprefix("torch."))
 
-    @classmethod
-    def from_plain(cls, fields: Mapping) -> "StoredRows":
-        return cls(**{**fields, "shape": tuple(fields["shape"])})
-
     def empty(self, first: int, stop: int) -> Piece:
         """Makes an uninitialised piece for the rows [first, stop) of the tensor."""
         shape = (stop - first, *self.shape[1:]) if self.shape else ()

@@ -191,23 +191,19 @@ class Learner:
     def load_state(self, state: Mapping[str, torch.Tensor | Piece]) -> None:
         """Restores what `pieces` returned, or whole tensors; optimizer states that it lacks are removed.
 
-        A piece must hold at least this process's rows (`rows_of`).
+        A piece must hold at least this process's rows (`rows_of`). ValueError unless the weights' names, shapes and
+        dtypes are exactly the model's.
         """
+        stored = {name.removeprefix("model.") for name in state if name.startswith("model.")}
+        if difference := sorted(self.masters.keys() ^ stored):
+            raise invalid("weights", difference[:4], "exactly the names of the model's weights")
         for set_name, named in self.master_sets.items():
             self.optimizers[set_name].state.clear()
             for name, parameter in named.items():
+                self._fill(parameter, f"model.{name}", state[f"model.{name}"])
                 prefix = f"optim.{set_name}.{name}."
                 if prefix + "step" in state:
                     self.optimizers[set_name].state[parameter] = self._slots(state, prefix, parameter)
-        self.load_weights({n.removeprefix("model."): v for n, v in state.items() if n.startswith("model.")})
-
-    def load_weights(self, weights: Mapping[str, torch.Tensor | Piece]) -> None:
-        """Replaces every weight; ValueError unless names, shapes and dtypes are exactly the model's."""
-        if self.masters.keys() != weights.keys():
-            difference = sorted(self.masters.keys() ^ weights.keys())
-            raise invalid("weights", difference[:4], "exactly the names of the model's weights")
-        for name, parameter in self.masters.items():
-            self._fill(parameter, f"model.{name}", weights[name])
         self._publish(self.master_sets)
 
     def _slots(self, state: Mapping[str, torch.Tensor | Piece], prefix: str, parameter: nn.Parameter) -> dict:
