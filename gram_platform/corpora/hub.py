@@ -134,7 +134,7 @@ def found_labels(row: HubRow) -> tuple[str, ...]:
 
 def _labels_in(row: HubRow, stream) -> set[str]:
     name = row.label_field
-    return {_field(record, name).strip() for record in _streamed(row, stream) if _has(record, name)}
+    return {_field(record, name).strip() for record in _streamed(row, stream) if _value(record, name) is not None}
 
 
 # ---------------------------------------------------------------------------------------------------- parts
@@ -256,7 +256,7 @@ class _RequiredFields:
 
     def has_all(self, record: dict) -> bool:
         """Tells whether the row can use the record; ValueError once the first records all lack the same field."""
-        missing = [name for name in self._row.fields if not _has(record, name)]
+        missing = [name for name in self._row.fields if _value(record, name) is None]
         self.num_records += 1
         self.num_skipped += bool(missing)
         if self._unseen:
@@ -306,18 +306,15 @@ def _record(row: HubRow, record: dict) -> Record | None:
     return Record(label, text)
 
 
-def _has(record: dict, name: str) -> bool:
+def _value(record: dict, name: str) -> object:
+    """Returns a field's value, dots descend into records; None without one, as `datasets` gives it too."""
     value: object = record
     for part in name.split("."):
-        if not isinstance(value, dict) or part not in value:
-            return False
-        value = value[part]
-    return value is not None  # `datasets` gives null for a key that a file of JSON lines lacks
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
 
 
 def _field(record: dict, name: str) -> str:
-    """Returns the text of a field that the record has; dots descend into records, list items are joined by blanks."""
-    value: object = record
-    for part in name.split("."):
-        value = value[part]
+    """Returns the text of a field that the record has; list items are joined by blanks."""
+    value = _value(record, name)
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
