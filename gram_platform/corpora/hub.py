@@ -24,7 +24,7 @@ from gram_platform.corpora import recipe
 from gram_platform.corpora.parts import Workers, in_turn
 from gram_platform.corpora.recipe import HubRow, HubSource, part_bytes
 from gram_platform.corpora.records import Record, Unit, add_record
-from gram_platform.corpora.sources import Progress, T
+from gram_platform.corpora.sources import Progress, T, silent
 
 FIRST_RECORDS = 2_000  # one of them must have each field; a check compares their labels with the catalog
 CONNECT_TIMEOUT_S = 10
@@ -45,7 +45,7 @@ def fetch(
     row's bytes in the order of shards. Raises ValueError naming the row if the hub cannot be reached, no record has a
     field, or the catalog lacks a label.
     """
-    work = partial(_fetch_shard, folder, progress if workers is in_turn else _silent)
+    work = partial(_fetch_shard, folder, progress if workers is in_turn else silent)
     wanted = list(zip(source.rows, source.num_bytes, strict=True))
     shards = [(0, 1)] * len(wanted)
     if by_shard:
@@ -95,10 +95,6 @@ def _num_shards(folder: Path, row: HubRow) -> int:
         with whole_file(path) as temporary:
             Path(temporary).write_text(json.dumps(_open_row(row).num_shards))
     return json.loads(path.read_text())
-
-
-def _silent(activity: str, done: int, total: int | None) -> None:
-    """Reports nothing: progress in another process."""
 
 
 def row_id(row: HubRow) -> str:

@@ -47,7 +47,7 @@ from gram_platform.corpora.parts import (
 )
 from gram_platform.corpora.recipe import BYTES_PER_TOKEN, MIN_SAMPLED, CorpusRecipe, HubSource
 from gram_platform.corpora.records import documents
-from gram_platform.corpora.sources import Progress
+from gram_platform.corpora.sources import Progress, silent
 from gram_platform.corpora.splits import (
     KEY_RANGE,
     Candidates,
@@ -85,7 +85,7 @@ def prepare(
     if (packed := open_complete(target)) is not None:
         return packed
     staging, parts = new_staging(root, recipe.data_id), root / f".parts-{recipe.data_id}"
-    files = PartFiles(parts, workers or in_turn, progress or (lambda activity, done, total: None), _num_bytes(recipe))
+    files = PartFiles(parts, workers or in_turn, progress or silent, _num_bytes(recipe))
     try:
         _fill(recipe, root, staging, files)
         publish(staging, target)

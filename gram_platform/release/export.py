@@ -23,6 +23,7 @@ from gram_platform.config.identity import (
     to_plain,
 )
 from gram_platform.config.training import merged_config
+from gram_platform.corpora.sources import silent
 from gram_platform.release.files import MAX_FILE_BYTES, ByteCounter, Progress, shards, write_tensors, write_tokenizer
 from gram_platform.release.selection import dense_parts
 from gram_platform.release.stock_config import foreign_config
@@ -70,7 +71,7 @@ WriteCard = Callable[[Path, str, tuple[Agreement, ...]], None]  # (folder, part,
 
 
 def export_view(
-    store: Store, export: ExportRequest, out: Path, write_card: WriteCard, progress: Progress = lambda *_: None
+    store: Store, export: ExportRequest, out: Path, write_card: WriteCard, progress: Progress = silent
 ) -> ExportResult:
     """Writes the view's verified checkpoints, each with a card, to the folder `out` (symbolic links are followed).
 

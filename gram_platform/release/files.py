@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from gram_platform.config.identity import invalid, parse_json
+from gram_platform.corpora.sources import Progress
 from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer
 from gram_platform.store import Store
 from gram_platform.store.root import open_corpus
@@ -24,7 +25,6 @@ from gram_platform.store.tensors import DiskTensors, Shapes, open_tensors, strea
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 TOKENIZER = "tokenizer.json"
 MAX_FILE_BYTES = 5 * 10**9  # per file: the default of Hugging Face's writer
-Progress = Callable[[str, int, int | None], None]  # (activity, bytes done, bytes in total)
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 

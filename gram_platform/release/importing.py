@@ -14,6 +14,7 @@ import torch
 from gram_platform.config import ModelConfig
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import hash_file, invalid, parse_json
+from gram_platform.corpora.sources import silent
 from gram_platform.corpora.tokenizer import KNOWN_ENDS, load_tokenizer, require_vocab
 from gram_platform.model.transformer import parameter_shapes
 from gram_platform.release.checkpoint_weights import CheckpointWeights
@@ -37,9 +38,7 @@ class Imported:
     notes: tuple[str, ...] = ()
 
 
-def import_checkpoint(
-    folder: Path, store: Store, seq_len: int | None = None, progress: Progress = lambda *_: None
-) -> Imported:
+def import_checkpoint(folder: Path, store: Store, seq_len: int | None = None, progress: Progress = silent) -> Imported:
     """Reads a checkpoint into a storage that is open for writing.
 
     `seq_len`: sequence length of later runs, by default all the model's positions. ValueError for a model that is not

@@ -9,7 +9,7 @@ import importlib.util
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,7 +54,7 @@ class Benchmark:
         for task in self.tasks:
             if task not in known:
                 raise invalid("tasks", task, f"one of the {len(known):,} tasks of lm-eval, or of --include-path")
-        return Benchmark(self.tasks, folder, self.num_fewshot, self.limit)
+        return replace(self, folder=folder)
 
     def of_view(self, view: View, data_id: str, precision: str) -> TaskScores:
         files = folder_sha256(Path(self.folder)) if self.folder else ""
