@@ -32,7 +32,7 @@ from gram_platform.model.pieces import Piece, RowsOnDisk
 from gram_platform.planner import run_flops
 from gram_platform.store import LeaseHeld
 from gram_platform.store.attempts import Attempt
-from gram_platform.store.checkpoints import NORM, PROBE
+from gram_platform.store.checkpoints import BEST, NORM, PROBE, VALIDATION
 from gram_platform.store.shards import Resumed
 from gram_platform.store.views import open_dense
 from gram_platform.train.evaluate import require_sequences, validation_losses
@@ -251,7 +251,7 @@ class RunExecution:
                 for domain, loss in losses.items():  # after the last step nothing else would detect it
                     where = f"step {record.step}, domain {domain!r}"
                     require_finite(f"validation loss {loss}", loss, where, record.learning_rate)
-                metrics |= {f"validation/loss/{domain}": loss for domain, loss in losses.items()}
+                metrics |= {VALIDATION + domain: loss for domain, loss in losses.items()}
                 self._keep_best(losses)
                 self.notice.see(record.step, losses)
             elif self.notice.wants(record.step):
@@ -283,9 +283,9 @@ class RunExecution:
 
     def _keep_best(self, losses: dict[str, float]) -> None:
         """Keeps the losses of the evaluation with the lowest mean over domains as `best/loss/<domain>`."""
-        best = [self.final.get(f"best/loss/{domain}", math.inf) for domain in losses]
+        best = [self.final.get(BEST + domain, math.inf) for domain in losses]
         if np.mean(list(losses.values())) < np.mean(best):
-            self.final |= {f"best/loss/{domain}": loss for domain, loss in losses.items()}
+            self.final |= {BEST + domain: loss for domain, loss in losses.items()}
             self.num_stale = 0
         else:
             self.num_stale += 1

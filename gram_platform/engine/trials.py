@@ -19,10 +19,10 @@ from gram_platform.engine.process import TerminationNotice
 from gram_platform.methods.nodes import Node
 from gram_platform.planner import GIB, MACHINES, needs
 from gram_platform.store import LeaseHeld, Store
+from gram_platform.store.checkpoints import VALIDATION
 from gram_platform.train.loop import TrainingDiverged
 
 Point = Mapping[str, float | int | str]
-VALIDATION = "validation/loss/"  # + domain
 
 COMPLETE, DIVERGED, FAILED = State.COMPLETE, State.DIVERGED, State.FAILED  # how a trial ends
 STOPPED = "stopped"  # early, as hopeless: its runs are not complete and keep their checkpoints
@@ -88,7 +88,7 @@ class TrialWatch(TerminationNotice):
     def see(self, step: int, losses: Mapping[str, float]) -> None:
         """Reports `progress` (share of the trial's training), `step`, `num_steps` and `validation/loss/<domain>`."""
         progress = (self._done + step / self._num_steps) / self.num_runs
-        numbers = {f"{VALIDATION}{domain}": loss for domain, loss in losses.items()}
+        numbers = {VALIDATION + domain: loss for domain, loss in losses.items()}
         self._report({"progress": progress, "step": step, "num_steps": self._num_steps, **numbers})
 
 

@@ -20,7 +20,7 @@ from gram_platform.config.identity import canonical_json, metric_name, to_plain
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.nodes import node_name
 from gram_platform.store import EvaluationDirectory, RunDirectory
-from gram_platform.store.checkpoints import NORM
+from gram_platform.store.checkpoints import BEST, NORM, VALIDATION
 
 KIND, STATUS, TAG_NAMES, RESULT = "gram.kind", "gram.status", "gram.tags", "gram.result"
 RUN_ID, EVAL_ID, VIEW_ID, VIEW_RUN = "gram.run_id", "gram.eval_id", "gram.view_id", "gram.view_run_id"
@@ -31,8 +31,7 @@ MLFLOW_STATUS = {State.COMPLETE: "FINISHED", State.FAILED: "FAILED", State.RUNNI
 MLFLOW_STATUS |= {State.INTERRUPTED: "KILLED"}
 
 LOSS, BEST_LOSS, SURPRISAL = "loss/", "loss_at_best/", "surprisal/"  # + domain; surprisal: of the drawn tokens
-VALIDATION_LOSS = "validation/loss/"  # + domain, in the records, and of runs that earlier versions sent
-SHOWN = {VALIDATION_LOSS: LOSS, "best/loss/": BEST_LOSS}  # prefixes of the storage in MLflow and in frames
+SHOWN = {VALIDATION: LOSS, BEST: BEST_LOSS}  # prefixes of the storage in MLflow and in frames
 SIZES = ("num_steps", "num_tokens", "parameters", "compute_units", "hardware_flops")
 TIMES = ("elapsed_s", "tokens_per_second")
 TASK = "task/"  # + task and metric, of evaluations on the LM Evaluation Harness
@@ -227,7 +226,7 @@ def curve_metrics(records: Iterable[Mapping], entry: Entry, after_step: int) -> 
     for record in records:
         step, found, time_ms = record["step"], record["metrics"], round(record["time"] * 1000)
         kept = step % stride == 0 or step == entry.num_steps
-        names = [n for n in found if n.startswith(VALIDATION_LOSS) or (kept and not n.startswith(NORM))]
+        names = [n for n in found if n.startswith(VALIDATION) or (kept and not n.startswith(NORM))]
         values = {metric_name(shown_name(name)): found[name] for name in names}
         if names:
             tokens = step * run.batch_size * run.model.seq_len
@@ -245,8 +244,8 @@ def curve_tags(records: Iterable[Mapping], entry: Entry) -> dict[str, str]:
     points: dict[str, list[str]] = {}
     for record in records if entry.kind == "run" and entry.status == State.COMPLETE else ():
         for name, loss in record["metrics"].items():
-            if name.startswith(VALIDATION_LOSS):
-                key = CURVE + metric_name(name.removeprefix(VALIDATION_LOSS))
+            if name.startswith(VALIDATION):
+                key = CURVE + metric_name(name.removeprefix(VALIDATION))
                 points.setdefault(key, []).append(f"{record['step']}:{float(loss)!r}")
     texts = {key: " ".join(of_curve) for key, of_curve in points.items()}
     return {key: text for key, text in texts.items() if len(text) <= LONGEST_TAG and len(texts) <= MOST_CURVES}
