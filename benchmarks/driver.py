@@ -58,17 +58,13 @@ def planted(number: int) -> list[Node]:
     nodes = []
     for seed in range(number // (NUM_PROFILES + 2)):
         run, names = run_config(seed, 40), {"method": "gram", "size": "tiny", "seed": str(seed), "retained": ""}
-        nodes.append(_node(run, {**names, "profile": "all"}))
+        nodes.append(Node.of(run, {**names, "profile": "all"}))
         for profile in range(NUM_PROFILES):
             view = View.of(run.run_id, dict.fromkeys(DOMAINS[1 : 1 + profile], 1.0))
-            nodes.append(_node(Evaluation(view, run.data.data_id, DOMAINS, 4), {**names, "profile": str(profile)}))
+            nodes.append(Node.of(Evaluation(view, run.data.data_id, DOMAINS, 4), {**names, "profile": str(profile)}))
         attack = dataclasses.replace(run, start=View.of(run.run_id, {}))
-        nodes.append(_node(attack, {**names, "profile": "core", "elicited": DOMAINS[1]}))
+        nodes.append(Node.of(attack, {**names, "profile": "core", "elicited": DOMAINS[1]}))
     return nodes
-
-
-def _node(config, names: dict[str, str]) -> Node:
-    return Node(config, tuple(sorted(names.items())))
 
 
 def _driver_s(settings: BenchmarkSettings, nodes: list[Node]) -> float:

@@ -122,7 +122,9 @@ def _resuming(run: RunConfig, device: str) -> BenchmarkResult:
     whole = _trained(run, device, Learner(run, device), 0, NUM_RESUMED)
     first = _trained(run, device, Learner(run, device), 0, half)
     second = Learner(run, device)
-    second.load_state(first.pieces())
+    pieces = first.pieces()
+    first.staging.wait()
+    second.load_state(pieces)
     resumed = _trained(run, device, second, half, NUM_RESUMED).weights()
     pairs = [(weight, resumed[name]) for name, weight in whole.weights().items()]
     difference = max(float((a - b).abs().max()) for a, b in pairs) / max(float(a.abs().max()) for a, _ in pairs)

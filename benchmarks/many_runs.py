@@ -21,7 +21,7 @@ from gram_platform.config import (
 )
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.store import Store
-from gram_platform.tracking.entry import VALIDATION_LOSS
+from gram_platform.store.checkpoints import VALIDATION
 
 DOMAINS = ("core", "cyber", "lisp", "nuclear", "virology")
 WEIGHTS = {"weights": torch.arange(6, dtype=torch.float32)}
@@ -61,7 +61,7 @@ def write_run(store: Store, run: RunConfig, ends: str) -> None:
     directory.add_tags(_tags(run, "all"))
     records, middle = _records(run), run.num_steps // 2
     if ends == "failed":
-        records[middle - 1]["metrics"] |= {"train/loss": float("nan"), f"{VALIDATION_LOSS}core": float("nan")}
+        records[middle - 1]["metrics"] |= {"train/loss": float("nan"), f"{VALIDATION}core": float("nan")}
     with directory.start_attempt("benchmark") as attempt:
         attempt.commit(middle, WEIGHTS, {"position": middle}, records[:middle])
         if ends == "failed":
@@ -90,7 +90,7 @@ def _records(run: RunConfig) -> list[dict]:
     """Makes one record per step."""
     records = []
     for step in range(1, run.num_steps + 1):
-        metrics = {f"{VALIDATION_LOSS}{domain}": _loss(run.seed, i, step) for i, domain in enumerate(DOMAINS)}
+        metrics = {f"{VALIDATION}{domain}": _loss(run.seed, i, step) for i, domain in enumerate(DOMAINS)}
         metrics["train/loss"] = _loss(run.seed, len(DOMAINS), step)
         records.append({"step": step, "time": 1.5e9 + 1000.0 * run.seed + step, "metrics": metrics})
     return records

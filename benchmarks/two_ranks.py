@@ -86,15 +86,15 @@ def _losses(workload: Workload, rank: int, num_ranks: int, port: int) -> Iterato
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=num_ranks)
     with freed_memory_kept():
-        for record in _steps(workload, rank, num_ranks):
+        for record in _steps(workload, num_ranks):
             yield record.losses[0]
 
 
-def _steps(workload: Workload, rank: int, num_ranks: int) -> Iterator[StepRecord]:
+def _steps(workload: Workload, num_ranks: int) -> Iterator[StepRecord]:
     run = compared_runs(workload)[DENSE]
     plan = Plan(run)
     learner = Learner(run) if num_ranks == 1 else ShardedLearner(run)
-    return training_steps(learner, plan, PlanReader(run, random_tokens(run)), 0, rank, num_ranks)
+    return training_steps(learner, plan, PlanReader(run, random_tokens(run)))
 
 
 def _free_port() -> int:

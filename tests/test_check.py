@@ -9,10 +9,10 @@ import torch
 
 from gram_platform.cli import main
 from gram_platform.config import Evaluation, View
+from gram_platform.config.identity import hash_file
 from gram_platform.corpora import prepare, resolve
 from gram_platform.release.export import RECORD
 from gram_platform.store import Store
-from gram_platform.store.files import hash_file
 from tests.store.training import run_config, train
 
 DONE, HALF, DROPPED = run_config(8), run_config(8, seed=1), run_config(8, seed=2)
@@ -35,7 +35,7 @@ def whole(tmp_path_factory) -> Path:
     export = root.parent / "export"
     export.mkdir()
     (export / "model.safetensors").write_bytes(bytes(100))
-    files = {"model.safetensors": hash_file(str(export / "model.safetensors"))}
+    files = {"model.safetensors": hash_file(export / "model.safetensors")}
     (export / RECORD).write_text(json.dumps({"files": files}))
     return root.parent
 

@@ -127,7 +127,7 @@ def test_training_stays_on_its_device(method, precision, document_end, meta):
         domain_losses(learner.forward, run.model, arrays, domains[:1], 4, lambda _, active=active: active, meta)
         if active:
             probed_norms(learner, arrays[domains[0]])
-        pieces, state = learner.staged_pieces(), learner.state()
+        pieces, state = learner.pieces(), tiny.full_state(learner)
         assert {piece.rows.device.type for piece in pieces.values()} == {"cpu"}
         assert {tensor.device.type for tensor in state.values()} == {"cpu"}
         learner.load_state(pieces)
@@ -187,8 +187,8 @@ def evaluate(method, device, dtype):
         arrays = {d: np.zeros((4, config.seq_len + 1), dtype=np.uint16) for d in (CORE, AUXILIARY[0])}
         asked = (arrays, tuple(arrays), 4)
         domain_losses(model, config, *asked, view.active, device)
-        profile_losses(model, *asked, [view.active] * 2, device)
-        losses = token_losses(model, config, *asked, view.active, device)
+        profile_losses(model, *asked, [view.active] * 2)
+        losses = token_losses(model, *asked, view.active)
         assert {tensor.device.type for tensor in losses.values()} == {"cpu"}
         prompts_BP, uniforms_BC = torch.zeros(2, 4, dtype=torch.long), torch.zeros(2, 3, dtype=torch.float64)
         drawn = sample_continuations(model, prompts_BP, uniforms_BC, view.active(CORE))
@@ -266,9 +266,9 @@ def test_a_checkpoint_is_copied_beside_training(monkeypatch):
     learner = Learner(tiny.run_config())
     monkeypatch.setattr(learner, "_local", lambda value: torch.empty(value.shape, dtype=value.dtype, device=FAKE))
     with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), NoDriver():
-        first = learner.staged_pieces()
+        first = learner.pieces()
         learner.staging.wait()
-        second = learner.staged_pieces()
+        second = learner.pieces()
         learner.step(0.1)
     copied = ["copying waits for training", "on copying", "copying is recorded"]
     waits = ["the process waits for copying"], ["training waits for the record of copying"]

@@ -62,3 +62,9 @@ def materialised(store, view):
 
     with open_dense(store, view) as (config, weights):
         return config, {name: rows[0 : rows.shape[0]] for name, rows in weights.items()}
+
+
+def full_state(learner) -> dict:
+    """Gathers all that `load_state` restores as whole CPU tensors by name; every rank must call it."""
+    values = {name: getattr(value, "full_tensor", lambda value=value: value)() for name, value in learner._tensors()}
+    return {name: value.to("cpu", copy=True) for name, value in values.items()}

@@ -4,13 +4,12 @@ import warnings
 from collections.abc import Callable, Iterator
 
 from gram_platform.cli.flags import Storage, stored
-from gram_platform.config.identity import local_path
+from gram_platform.config.identity import hash_file, local_path
 from gram_platform.corpora.packed import PackedCorpus, parse_manifest
 from gram_platform.release.export import require_unchanged
 from gram_platform.store import CorruptFile, EvaluationDirectory, RunDirectory, Store
 from gram_platform.store.checkpoints import MANIFEST, list_checkpoints
 from gram_platform.store.directories import TENSORS_HASH
-from gram_platform.store.files import hash_file
 from gram_platform.store.shards import read_checkpoint
 
 Check = tuple[str, Callable[[], object]]  # a place, and what raises or warns when it is damaged

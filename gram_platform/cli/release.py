@@ -25,7 +25,7 @@ from gram_platform.store.root import storage_place
 from gram_platform.tracking import Tracker, default_tracking_uri
 from gram_platform.tracking.connection import masked
 from gram_platform.tracking.entry import RUN_ID, VIEW_ID
-from gram_platform.tracking.registry import register_export
+from gram_platform.tracking.tracker import register_export
 
 
 def eval_command(

@@ -64,11 +64,6 @@ def compute_units(config: ModelConfig, num_tokens: int, active: Collection[str] 
     return num_tokens * active_parameters(config, active)
 
 
-def equal_compute_factor(base_units: float, routed_units: float) -> float:
-    """Returns lambda, which scales a routed run's numbers of sequences to the baseline's compute."""
-    return base_units / routed_units
-
-
 def _linear(num_tokens: int, fan_in: int, fan_out: int, input_grad: bool, weight_grad: bool) -> int:
     return 2 * num_tokens * fan_in * fan_out * (1 + input_grad + weight_grad)
 

@@ -221,6 +221,12 @@ def short_hash(value: object) -> str:
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:12]
 
 
+def hash_file(path: str | Path) -> str:
+    """Computes the SHA-256 of a local file's bytes."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def flatten(plain: object, prefix: str = "") -> dict[str, object]:
     """Flattens nested JSON to {dotted path: scalar}; the key of a list item is its name or domain, else its index."""
     if isinstance(plain, Mapping):

@@ -239,16 +239,14 @@ class Plan:
         return digest.hexdigest()[:16]
 
 
+_plan = lru_cache(maxsize=4)(Plan)
+
+
 @lru_cache(maxsize=4096)
 def route_counts(config: RunConfig, num_steps: int | None = None) -> Mapping[tuple[str, Route], int]:
     """Counts the micro-batches of a run's plan, or of its first `num_steps` steps, by domain and route."""
     num_micro_batches = None if num_steps is None else num_steps * config.micro_batches_per_step
     return _plan(config).route_counts(num_micro_batches)
-
-
-@lru_cache(maxsize=4)
-def _plan(config: RunConfig) -> Plan:
-    return Plan(config)
 
 
 def draw_positions(seed: int, budget: DomainBudget, cursor: int, count: int) -> np.ndarray:

@@ -16,7 +16,7 @@ from gram_platform.config.training import (
     RoutingConfig,
     is_unlabelled,
 )
-from gram_platform.config.view import PRECISIONS, View
+from gram_platform.config.view import PRECISIONS, AnyEvaluation, TaskScores, View, evaluation_from_plain
 
 RECIPE_VERSION = 1  # raise it when an equal config would train to another result; part of every run_id
 CROSS_ENTROPY = Objective()
@@ -149,6 +149,11 @@ class RunConfig:
 def run_from_plain(plain: Mapping) -> RunConfig:
     """Reads a run from the JSON that `to_plain` gives, and validates it."""
     return from_plain(RunConfig, plain)
+
+
+def node_from_plain(kind: str, plain: Mapping) -> RunConfig | AnyEvaluation | TaskScores:
+    """Reads the config of a node; `kind` is run or evaluation, KeyError for another."""
+    return {"run": run_from_plain, "evaluation": evaluation_from_plain}[kind](plain)
 
 
 def model_from_plain(plain: Mapping) -> ModelConfig:

@@ -1,7 +1,7 @@
 """Defines a view, a run with some of its modules active, and the evaluation of a view."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -14,7 +14,7 @@ from gram_platform.config.identity import (
     require_real,
     short_hash,
 )
-from gram_platform.config.training import CORE, core_first
+from gram_platform.config.training import CORE, ModelConfig, ModuleSpec, core_first
 
 EVAL_VERSION = 1  # raise it when an equal evaluation would give another result; part of every eval_id
 VIEW_RULES = ("constant", "by_domain")
@@ -57,14 +57,35 @@ class View:
         return {domain: weights[domain]} if domain in weights else {CORE: 1.0}
 
     @property
+    def origins(self) -> dict[str, str]:
+        """The run or imported model that each module of the view comes from, by domain."""
+        domains = [domain for domain, _ in self.weights] + [CORE] * (self.rule == "by_domain")
+        return dict.fromkeys(domains, self.run_id) | dict(self.sources)
+
+    def model(self, model_of: Callable[[str], ModelConfig]) -> ModelConfig:
+        """Returns the model's config with only the view's modules; `model_of` gives that of a run or imported model.
+
+        ValueError when a run lacks a module.
+        """
+        specs = [_module(model_of(run_id), run_id, domain) for domain, run_id in self.origins.items()]
+        return replace(model_of(self.run_id), modules=tuple(specs))
+
+    @property
     def run_ids(self) -> frozenset[str]:
         """Ids of the runs whose weights the view takes; an imported model is not a run."""
-        origins = {self.run_id, *(run_id for _, run_id in self.sources)}
+        origins = {self.run_id, *self.origins.values()}
         return frozenset(origin for origin in origins if not origin.startswith(IMPORTED))
 
     @property
     def view_id(self) -> str:
         return short_hash({"eval_version": EVAL_VERSION, "view": self})
+
+
+def _module(source: ModelConfig, run_id: str, domain: str) -> ModuleSpec:
+    for module in source.modules:
+        if module.domain == domain:
+            return module
+    raise invalid("view.weights", domain, f"a module of run {run_id}: {', '.join(source.module_domains)}")
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from gram_platform.corpora import recipe
 from gram_platform.corpora.parts import Workers, in_turn
 from gram_platform.corpora.recipe import HubRow, HubSource, part_bytes
 from gram_platform.corpora.records import Record, Unit, add_record
-from gram_platform.corpora.sources import Progress, T
+from gram_platform.corpora.sources import Progress, T, silent
 
 FIRST_RECORDS = 2_000  # one of them must have each field; a check compares their labels with the catalog
 CONNECT_TIMEOUT_S = 10
@@ -45,7 +45,7 @@ def fetch(
     row's bytes in the order of shards. Raises ValueError naming the row if the hub cannot be reached, no record has a
     field, or the catalog lacks a label.
     """
-    work = partial(_fetch_shard, folder, progress if workers is in_turn else _silent)
+    work = partial(_fetch_shard, folder, progress if workers is in_turn else silent)
     wanted = list(zip(source.rows, source.num_bytes, strict=True))
     shards = [(0, 1)] * len(wanted)
     if by_shard:
@@ -97,10 +97,6 @@ def _num_shards(folder: Path, row: HubRow) -> int:
     return json.loads(path.read_text())
 
 
-def _silent(activity: str, done: int, total: int | None) -> None:
-    """Reports nothing: progress in another process."""
-
-
 def row_id(row: HubRow) -> str:
     """Names the folder of a row's parts by the values that decide their contents; equal for any amount of the row."""
     sizes = [recipe.FIRST_PART_BYTES, recipe.PART_BYTES, recipe.GROWTH]
@@ -134,7 +130,7 @@ def found_labels(row: HubRow) -> tuple[str, ...]:
 
 def _labels_in(row: HubRow, stream) -> set[str]:
     name = row.label_field
-    return {_field(record, name).strip() for record in _streamed(row, stream) if _has(record, name)}
+    return {_field(record, name).strip() for record in _streamed(row, stream) if _value(record, name) is not None}
 
 
 # ---------------------------------------------------------------------------------------------------- parts
@@ -256,7 +252,7 @@ class _RequiredFields:
 
     def has_all(self, record: dict) -> bool:
         """Tells whether the row can use the record; ValueError once the first records all lack the same field."""
-        missing = [name for name in self._row.fields if not _has(record, name)]
+        missing = [name for name in self._row.fields if _value(record, name) is None]
         self.num_records += 1
         self.num_skipped += bool(missing)
         if self._unseen:
@@ -306,18 +302,15 @@ def _record(row: HubRow, record: dict) -> Record | None:
     return Record(label, text)
 
 
-def _has(record: dict, name: str) -> bool:
+def _value(record: dict, name: str) -> object:
+    """Returns a field's value, dots descend into records; None without one, as `datasets` gives it too."""
     value: object = record
     for part in name.split("."):
-        if not isinstance(value, dict) or part not in value:
-            return False
-        value = value[part]
-    return value is not None  # `datasets` gives null for a key that a file of JSON lines lacks
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
 
 
 def _field(record: dict, name: str) -> str:
-    """Returns the text of a field that the record has; dots descend into records, list items are joined by blanks."""
-    value: object = record
-    for part in name.split("."):
-        value = value[part]
+    """Returns the text of a field that the record has; list items are joined by blanks."""
+    value = _value(record, name)
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)

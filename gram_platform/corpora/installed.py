@@ -82,16 +82,15 @@ def installed_text(
     return target
 
 
-def first_units(folders: tuple[Path, ...] | None = None) -> list[Unit]:
+def first_units() -> list[Unit]:
     """Returns the first file of every label, for a check; ValueError for a label without files."""
-    folders = package_folders() if folders is None else folders
     first: dict[str, Unit] = {}
-    for file in installed_files(folders):
+    for file in installed_files(package_folders()):
         if file.label not in first and next(_documents(file), None):
             first[file.label] = Unit((Path(file.path),), file.label)
     for label, wanted in BYTES_OF_LABEL.items():
         if label not in first:
-            raise _too_little(label, 0, wanted, folders)
+            raise _too_little(label, 0, wanted, package_folders())
     return [first[label] for label in BYTES_OF_LABEL]
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from gram_platform.config.identity import invalid
+from gram_platform.config.identity import hash_file, invalid
 from gram_platform.config.routing import domain_permutation
 from gram_platform.corpora.packed import (
     HASHED_BYTES,
@@ -31,7 +31,6 @@ from gram_platform.corpora.packed import (
     open_complete,
     publish,
     sequence_path,
-    sha256_file,
     token_dtype,
 )
 from gram_platform.corpora.parts import (
@@ -48,7 +47,7 @@ from gram_platform.corpora.parts import (
 )
 from gram_platform.corpora.recipe import BYTES_PER_TOKEN, MIN_SAMPLED, CorpusRecipe, HubSource
 from gram_platform.corpora.records import documents
-from gram_platform.corpora.sources import Progress
+from gram_platform.corpora.sources import Progress, silent
 from gram_platform.corpora.splits import (
     KEY_RANGE,
     Candidates,
@@ -86,7 +85,7 @@ def prepare(
     if (packed := open_complete(target)) is not None:
         return packed
     staging, parts = new_staging(root, recipe.data_id), root / f".parts-{recipe.data_id}"
-    files = PartFiles(parts, workers or in_turn, progress or (lambda activity, done, total: None), _num_bytes(recipe))
+    files = PartFiles(parts, workers or in_turn, progress or silent, _num_bytes(recipe))
     try:
         _fill(recipe, root, staging, files)
         publish(staging, target)
@@ -156,7 +155,7 @@ def _given_tokenizer(recipe: CorpusRecipe) -> Tokenizer | None:
     if given.kind == "hub":
         tokenizer = hub_tokenizer(given.source)
     else:
-        if sha256_file(recipe.tokenizer_path) != given.source:
+        if hash_file(recipe.tokenizer_path) != given.source:
             raise invalid("tokenizer", str(recipe.tokenizer_path), "the unchanged file that the recipe was made with")
         tokenizer = load_tokenizer(recipe.tokenizer_path)
     require_usable(tokenizer, recipe.vocab_size)
@@ -316,7 +315,7 @@ def _write_manifest(
     recipe: CorpusRecipe, staging: Path, written: Mapping[str, dict], counted: Mapping[str, dict]
 ) -> None:
     files = {path: written[path]["sha256"] for path in (sequence_path(s, d) for s in SPLITS for d in recipe.domains)}
-    files[TOKENIZER] = sha256_file(staging / TOKENIZER)
+    files[TOKENIZER] = hash_file(staging / TOKENIZER)
     counts = ("num_sequences", "num_documents", "num_tokens")
     domains = {d: {s: {c: written[sequence_path(s, d)][c] for c in counts} for s in SPLITS} for d in recipe.domains}
     manifest = {

@@ -30,6 +30,7 @@ import numpy as np
 from gram_platform.config.crash_safe import process_is_alive, this_place
 from gram_platform.config.identity import (
     has_shape,
+    hash_file,
     invalid,
     local_path,
     parse_json,
@@ -76,11 +77,6 @@ def cache_folder() -> Path:
 def sequence_path(split: str, domain: str) -> str:
     """Returns the file of a domain's sequences, relative to the corpus's folder."""
     return f"{split}/{domain}.bin"
-
-
-def sha256_file(path: Path) -> str:
-    with path.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def block_digests(path: Path, num_blocks: int | None = None, num_bytes: int = HASHED_BYTES) -> list[str]:
@@ -204,7 +200,7 @@ class PackedCorpus:
             if self.rows is not None and relative in self._blocks:
                 self._verify_blocks(relative)
                 continue
-            found = sha256_file(self.path / relative)
+            found = hash_file(self.path / relative)
             if found != expected:
                 raise CorruptCorpus(f"{self.path / relative} has SHA-256 {found}, its manifest says {expected}")
         if corpus_fingerprint(self.manifest["files"]) != self.fingerprint:

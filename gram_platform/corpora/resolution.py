@@ -93,17 +93,13 @@ def resolve(
         if isinstance(described, StoriesCorpus):
             return _stories_recipe(described, core_label, common)
         if isinstance(described, HubCorpus):
-            amounts = {
-                "core_tokens": core_tokens or described.core_tokens,
-                "aux_share": aux_share or described.aux_share,
-            }
-            return _hub_recipe(replace(described, **amounts), core_label, common)
+            tokens, share = core_tokens or described.core_tokens, aux_share or described.aux_share
+            return _hub_recipe(replace(described, core_tokens=tokens, aux_share=share), core_label, common)
         if isinstance(described, TextCorpus):
             units, core_label = text_units(corpus), core_label or described.core_labels or None
         else:
-            units = find_units(
-                _installed_path(cache_dir, progress) if str(corpus) == INSTALLED else existing_path(corpus)
-            )
+            is_installed = str(corpus) == INSTALLED
+            units = find_units(_installed_path(cache_dir, progress) if is_installed else existing_path(corpus))
         units += _instructions(instructions) if instructions else ()
         return _files_recipe(str(corpus), scan_units(units, cache_dir, progress), core_label, common)
 

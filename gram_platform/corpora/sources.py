@@ -20,6 +20,10 @@ PIECE_BYTES = 1 << 22  # of a unit's files in each piece; no piece changes what 
 BLOCK_BYTES = 1 << 20
 
 
+def silent(activity: str, done: int, total: int | None) -> None:
+    """Reports no progress."""
+
+
 def find_units(corpus: Path) -> tuple[Unit, ...]:
     """Finds the units of a folder, of one data file, or of a JSON file of labelled globs.
 

@@ -1,12 +1,11 @@
 """Loads or trains a corpus's tokenizer: a `tokenizer.json`, one of the hub, or a byte-level BPE of the corpus."""
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from gram_platform.config.identity import invalid, local_path
+from gram_platform.config.identity import hash_file, invalid, local_path
 from gram_platform.corpora.recipe import TokenizerRecipe
 
 END_OF_TEXT = "<|endoftext|>"
@@ -31,7 +30,7 @@ def tokenizer_recipe(
     path = path / "tokenizer.json" if path.is_dir() else path
     if path.is_file():
         require_usable(load_tokenizer(path), vocab_size)
-        return TokenizerRecipe("file", hashlib.sha256(path.read_bytes()).hexdigest()), path
+        return TokenizerRecipe("file", hash_file(path)), path
     if given.count("@") == 1 and given.count("/") == 1 and not given.endswith(("/", "@")):
         return TokenizerRecipe("hub", given), None
     raise invalid("tokenizer", given, "a tokenizer.json, a folder that holds one, or owner/name@revision on the hub")

@@ -4,8 +4,7 @@ The losses of several profiles of one run are measured together (`common_work`).
 """
 
 import time
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -17,7 +16,6 @@ from gram_platform.config import (
     AnyEvaluation,
     Continuations,
     Evaluation,
-    RunConfig,
     TokenLosses,
     View,
 )
@@ -29,43 +27,15 @@ from gram_platform.methods.nodes import Node
 from gram_platform.model.transformer import Transformer
 from gram_platform.store import Store
 from gram_platform.store.views import load_view
-from gram_platform.train.evaluate import domain_losses, profile_losses, sample_continuations, token_losses, uniforms
+from gram_platform.train.evaluate import profile_losses, sample_continuations, token_losses, uniforms
 
 Task = tuple[Node, ...]  # executed by one process at once: a node, or evaluations with common work
 Measured = tuple[dict, dict[str, torch.Tensor]]  # fields of the result, and tensors beside it
 
 
-def execute_task(
-    configs: Sequence[RunConfig | AnyEvaluation],
-    tags: Sequence[Mapping[str, str]],
-    execution: Execution,
-    execute_one: Callable[[RunConfig | AnyEvaluation, Mapping[str, str]], object],
-) -> list[str]:
-    """Executes a task in this process, a single node by `execute_one(config, tags)`; returns the warnings."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", RuntimeWarning)
-        if len(configs) > 1:
-            execute_profiles(configs, tags, execution.of_node(configs[0], tags[0]))
-        else:
-            execute_one(configs[0], tags[0])
-    return [str(warning.message) for warning in caught if issubclass(warning.category, RuntimeWarning)]
-
-
 def execute_evaluation(evaluation: AnyEvaluation, tags: Mapping[str, str], execution: Execution) -> dict:
     """Measures an evaluation unless it has a result; returns the result. ValueError for other data than the run's."""
-    execution.set_up_torch()
-    store = execution.store()
-    directory = store.evaluation(evaluation.eval_id)
-    directory.ensure_config(evaluation)
-    directory.add_tags(tags)
-    if (result := directory.result()) is not None:
-        return result
-    started = time.monotonic()
-    corpus = _corpus(evaluation, store, execution)
-    _, model = load_view(store, evaluation.view, evaluation.precision)
-    fields, tensors = MEASURES[evaluation.measure](evaluation, corpus, model.to(execution.device))
-    fields |= _identity(evaluation, corpus)
-    return directory.complete(fields, {"elapsed_s": time.monotonic() - started}, tensors)
+    return execute_profiles([evaluation], [tags], execution)[0]
 
 
 def common_work(evaluation: AnyEvaluation) -> tuple | None:
@@ -78,33 +48,38 @@ def common_work(evaluation: AnyEvaluation) -> tuple | None:
 
 
 def execute_profiles(
-    evaluations: Sequence[Evaluation], tags: Sequence[Mapping[str, str]], execution: Execution
+    evaluations: Sequence[AnyEvaluation], tags: Sequence[Mapping[str, str]], execution: Execution
 ) -> list[dict]:
-    """Does as `execute_evaluation` for each, bit for bit, but reads the weights once. All have equal `common_work`.
+    """Does as `execute_evaluation` for each, bit for bit, but reads the weights once. Several have equal `common_work`.
 
     The elapsed time is shared evenly between those that are measured now.
     """
     execution.set_up_torch()
-    store, first = execution.store(), evaluations[0]
-    directories = [store.evaluation(evaluation.eval_id) for evaluation in evaluations]
-    for directory, evaluation, node_tags in zip(directories, evaluations, tags, strict=True):
+    store, results, missing = execution.store(), {}, {}
+    for evaluation, node_tags in zip(evaluations, tags, strict=True):
+        directory = store.evaluation(evaluation.eval_id)
         directory.ensure_config(evaluation)
         directory.add_tags(node_tags)
-    missing = [pair for pair in zip(directories, evaluations, strict=True) if pair[0].result() is None]
+        if (result := directory.result()) is None:
+            missing[evaluation] = directory
+        results[evaluation] = result
     if missing:
-        started = time.monotonic()
+        started, first = time.monotonic(), evaluations[0]
         corpus = _corpus(first, store, execution)
-        modules = {domain: 1.0 for _, evaluation in missing for domain, _ in evaluation.view.weights}
-        _, model = load_view(store, View.of(first.view.run_id, modules), first.precision)
-        model = model.to(execution.device)
-        arrays = {domain: corpus.sequences(first.split, domain) for domain in first.domains}
-        profiles = [evaluation.view.active for _, evaluation in missing]
-        losses = profile_losses(model, arrays, first.domains, first.num_sequences, profiles, execution.device)
+        _, model = load_view(store, _view_of_all([evaluation.view for evaluation in missing]), first.precision)
+        measured = MEASURES[first.measure](list(missing), corpus, model.to(execution.device))
         elapsed_s = (time.monotonic() - started) / len(missing)
-        for (directory, evaluation), measured in zip(missing, losses, strict=True):
-            fields = {"losses": measured, "num_tokens": _num_tokens(evaluation, model)}
-            directory.complete(fields | _identity(evaluation, corpus), {"elapsed_s": elapsed_s})
-    return [directory.result() for directory in directories]
+        for (evaluation, directory), (fields, tensors) in zip(missing.items(), measured, strict=True):
+            fields |= _identity(evaluation, corpus)
+            results[evaluation] = directory.complete(fields, {"elapsed_s": elapsed_s}, tensors)
+    return list(results.values())
+
+
+def _view_of_all(views: Sequence[View]) -> View:
+    """Returns a view with the modules of all of these views of one run."""
+    if len(views) == 1:
+        return views[0]
+    return View.of(views[0].run_id, {domain: 1.0 for view in views for domain, _ in view.weights})
 
 
 def _identity(evaluation: AnyEvaluation, corpus: PackedCorpus) -> dict[str, str]:
@@ -126,32 +101,28 @@ def _corpus(evaluation: AnyEvaluation, store: Store, execution: Execution) -> Pa
     return corpus
 
 
-def _device(model: Transformer) -> torch.device:
-    return model.lm_head.weight.device
-
-
 def _num_tokens(evaluation: Evaluation | TokenLosses, model: Transformer) -> dict[str, int]:
     return dict.fromkeys(evaluation.domains, evaluation.num_sequences * model.config.seq_len)
 
 
-def _losses(evaluation: Evaluation, corpus: PackedCorpus, model: Transformer) -> Measured:
-    """Measures the view's mean loss on every domain."""
-    arrays = {domain: corpus.sequences(evaluation.split, domain) for domain in evaluation.domains}
-    domains, num_sequences, active = evaluation.domains, evaluation.num_sequences, evaluation.view.active
-    losses = domain_losses(model, model.config, arrays, domains, num_sequences, active, _device(model))
-    return {"losses": losses, "num_tokens": _num_tokens(evaluation, model)}, {}
+def _losses(evaluations: Sequence[Evaluation], corpus: PackedCorpus, model: Transformer) -> list[Measured]:
+    """Measures each view's mean loss on every domain."""
+    first, profiles = evaluations[0], [evaluation.view.active for evaluation in evaluations]
+    arrays = {domain: corpus.sequences(first.split, domain) for domain in first.domains}
+    losses = profile_losses(model, arrays, first.domains, first.num_sequences, profiles)
+    return [({"losses": of_view, "num_tokens": _num_tokens(first, model)}, {}) for of_view in losses]
 
 
-def _token_losses(evaluation: TokenLosses, corpus: PackedCorpus, model: Transformer) -> Measured:
+def _token_losses(evaluations: Sequence[TokenLosses], corpus: PackedCorpus, model: Transformer) -> list[Measured]:
     """Measures every token's loss as tensors [num_sequences, seq_len] by domain; the result has their means."""
+    (evaluation,) = evaluations
     arrays = {domain: corpus.validation(domain) for domain in evaluation.domains}
-    domains, num_sequences, active = evaluation.domains, evaluation.num_sequences, evaluation.view.active
-    losses = token_losses(model, model.config, arrays, domains, num_sequences, active, _device(model))
+    losses = token_losses(model, arrays, evaluation.domains, evaluation.num_sequences, evaluation.view.active)
     means = {domain: float(tensor.double().mean()) for domain, tensor in losses.items()}
-    return {"losses": means, "num_tokens": _num_tokens(evaluation, model)}, losses
+    return [({"losses": means, "num_tokens": _num_tokens(evaluation, model)}, losses)]
 
 
-def _continuations(evaluation: Continuations, corpus: PackedCorpus, model: Transformer) -> Measured:
+def _continuations(evaluations: Sequence[Continuations], corpus: PackedCorpus, model: Transformer) -> list[Measured]:
     """Draws continuations: for each domain a list of token ids a document, of prompts, documents and continuations.
 
     A continuation ends with the end-of-text token if it was drawn. `surprisals` are mean -log probabilities of the
@@ -159,7 +130,7 @@ def _continuations(evaluation: Continuations, corpus: PackedCorpus, model: Trans
     """
     from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer  # only this needs a tokenizer
 
-    end_of_text = end_of_text_id(load_tokenizer(corpus.tokenizer_path))
+    (evaluation,), end_of_text = evaluations, end_of_text_id(load_tokenizer(corpus.tokenizer_path))
     fields: dict[str, dict] = {name: {} for name in ("prompts", "truths", "continuations", "surprisals", "num_tokens")}
     for domain in evaluation.domains:
         lengths = (evaluation.num_prompt_tokens, evaluation.num_tokens)
@@ -174,7 +145,7 @@ def _continuations(evaluation: Continuations, corpus: PackedCorpus, model: Trans
         values += (float(np.mean(surprisals)), len(surprisals))
         for name, value in zip(fields, values, strict=True):
             fields[name][domain] = value
-    return fields, {}
+    return [(fields, {})]
 
 
 def _until(end_of_text: int, tokens: list[int], surprisals: list[float]) -> tuple[list[int], list[float]]:

@@ -198,7 +198,7 @@ class _Graph:
             return False
         name = self.stalls.get(node.id) or type(error).__name__
         message = f"{name} {MAX_CRASHES} times without a checkpoint in between: {error}"
-        if isinstance(error, OutOfMemoryError) and node.kind == "run":
+        if isinstance(error, OutOfMemoryError) and node.is_run:
             message = memory_advice(error, node.config, self.execution.of_node(node.config, node.names))
         self.waiting.failed(node, message)
         return True

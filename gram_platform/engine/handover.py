@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from gram_platform.config import RECIPE_VERSION, RunConfig, evaluation_from_plain, run_from_plain
+from gram_platform.config import RECIPE_VERSION, node_from_plain
 from gram_platform.config.crash_safe import whole_file
 from gram_platform.config.identity import invalid, local_path, require_choice, require_int, require_real, to_plain
 from gram_platform.corpora import CorpusRecipe
@@ -25,7 +25,6 @@ from gram_platform.store import Store
 from gram_platform.store.checkpoints import CHECKPOINTS, SHARDS, WEIGHTS
 from gram_platform.store.root import open_corpus, provide_corpus
 
-FROM_PLAIN = {"evaluation": evaluation_from_plain, "run": run_from_plain}
 HEAVY = (CHECKPOINTS, SHARDS, WEIGHTS)  # in an attempt's folder, also when set aside: an archive leaves them out
 SAY_EVERY_S = 15.0
 
@@ -45,7 +44,7 @@ def missing_nodes(nodes: Sequence[Node], store: Store) -> list[Node]:
 
 def write_nodes(path: Path, nodes: Sequence[Node], recipes: Sequence[CorpusRecipe]) -> None:
     """Writes nodes, each after those that it needs, and the recipes of their data as JSON."""
-    data_ids = {_data_id(node) for node in nodes}
+    data_ids = {node.data_id for node in nodes}
     corpora = {recipe.data_id: recipe.plain() for recipe in recipes if recipe.data_id in data_ids}
     plain = [{"id": n.id, "kind": n.kind, "tags": n.names, "config": to_plain(n.config)} for n in nodes]
     with whole_file(path) as temporary:
@@ -58,7 +57,7 @@ def read_nodes(path: Path) -> tuple[list[Node], dict[str, CorpusRecipe | None]]:
     """Reads (nodes, recipe by data_id; None for a corpus whose text is elsewhere); ValueError for another file."""
     try:
         plain = json.loads(path.read_text())
-        nodes = [Node(FROM_PLAIN[n["kind"]](n["config"]), tuple(sorted(n["tags"].items()))) for n in plain["nodes"]]
+        nodes = [Node.of(node_from_plain(n["kind"], n["config"]), n["tags"]) for n in plain["nodes"]]
         recipes = {data_id: recipe_from_plain(recipe) for data_id, recipe in plain["corpora"].items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise invalid("file", str(path), f"a file that --export-nodes has written ({error!r})") from error
@@ -67,10 +66,6 @@ def read_nodes(path: Path) -> tuple[list[Node], dict[str, CorpusRecipe | None]]:
     if found != expected:
         raise invalid("file", str(path), "a file of this version of the package, which gives its nodes other ids")
     return nodes, recipes
-
-
-def _data_id(node: Node) -> str:
-    return node.config.data.data_id if isinstance(node.config, RunConfig) else node.config.data_id
 
 
 def provide_data(recipes: Mapping[str, CorpusRecipe | None], store: Store) -> None:

@@ -1,15 +1,19 @@
-"""Executes a study's nodes one after another in this process, without Ray: to debug, and where Ray is not installed."""
+"""Executes nodes in this process: a task of a slot, or a study one after another without Ray.
+
+The latter is to debug, and for machines without Ray.
+"""
 
 import math
 import signal
 import time
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 
 from gram_platform.config import AnyEvaluation, RunConfig
-from gram_platform.engine.evaluation import Task, execute_evaluation, execute_task
-from gram_platform.engine.execution import Execution
+from gram_platform.engine.evaluation import execute_evaluation, execute_profiles
+from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.life import HELD_RETRY_S, NodeLifecycle, Progress, WaitingNodes, failure_message
 from gram_platform.engine.node import execute_run
 from gram_platform.engine.process import OutOfMemory, TerminationNotice, is_out_of_memory, termination_notice
@@ -37,69 +41,92 @@ def run_in_process(
     code `TIME_IS_UP`) after the current step, with a checkpoint. `on_change`, `may_start`, `done`: as in `run_graph`.
     """
     progress = Progress(nodes, {node.id for node in nodes} & set(done))
-    sequence = _Sequence(progress, execution, NodeLifecycle(execution.store(), retry_diverged))
+    waiting = WaitingNodes(progress, NodeLifecycle(execution.store(), retry_diverged))
     watched = _Notice(lambda: on_change(progress, None), poll_s, limit_s)
     with termination_notice(watched, _signals()) as notice:
-        while sequence.waiting and may_start():
+        while waiting and may_start():
             if notice.given:
                 notice.exit()
-            for node in sequence.execute_next(notice):
+            for node in _execute_next(waiting, progress, execution, notice):
                 on_change(progress, node)
     return progress
 
 
-class _Sequence:
-    def __init__(self, progress: Progress, execution: Execution, lifecycle: NodeLifecycle):
-        self.progress, self.execution = progress, execution
-        self.waiting = WaitingNodes(progress, lifecycle)
+def _execute_next(
+    waiting: WaitingNodes, progress: Progress, execution: Execution, notice: TerminationNotice
+) -> Sequence[Node]:
+    """Executes the next task, and records its end or how it is tried again; returns the nodes that ended.
 
-    def execute_next(self, notice: TerminationNotice) -> list[Node]:
-        """Executes the next task and returns the nodes that ended; waits while other drivers hold all."""
-        if ended := self.waiting.look_again():
-            return ended
-        task = next((task for _, tasks in self.waiting.tasks() for task in tasks), ())
-        if not task:
-            time.sleep(HELD_RETRY_S / 2)
-            return []
-        self.waiting.start(task)
-        return self._execute(task, notice)
-
-    def _execute(self, task: Task, notice: TerminationNotice) -> list[Node]:
-        """Executes a task, and records its end or how it is tried again; returns the nodes that ended."""
-        self.progress.running = dict.fromkeys((node.id for node in task), time.time())
-        try:
-            self.progress.warnings[task[0].id] = _execute(task, self.execution, notice)
-        except LeaseHeld:
-            self.waiting.again(task[0], held=True)
-            return []
-        except Exception as error:
-            if not (isinstance(error, ValueError | TrainingDiverged | OutOfMemory) or is_out_of_memory(error)):
-                raise
-            if len(task) == 1:
-                self.waiting.failed(task[0], failure_message(error))
-                return [*task]
-            for node in task:
-                self.waiting.again(node, 0.0, alone=True)
-            return []
-        finally:
-            self.progress.running = {}
+    Waits while other drivers hold all.
+    """
+    if ended := waiting.look_again():
+        return ended
+    task = next((task for _, tasks in waiting.tasks() for task in tasks), ())
+    if not task:
+        time.sleep(HELD_RETRY_S / 2)
+        return ()
+    waiting.start(task)
+    progress.running = dict.fromkeys((node.id for node in task), time.time())
+    try:
+        progress.warnings[task[0].id] = execute_task(task, execution, notice=notice)
+    except LeaseHeld:
+        waiting.again(task[0], held=True)
+        return ()
+    except Exception as error:
+        if not (isinstance(error, ValueError | TrainingDiverged | OutOfMemory) or is_out_of_memory(error)):
+            raise
+        if len(task) == 1:
+            waiting.failed(task[0], failure_message(error))
+            return task
         for node in task:
-            self.waiting.done(node)
-        return [*task]
+            waiting.again(node, 0.0, alone=True)
+        return ()
+    finally:
+        progress.running = {}
+    for node in task:
+        waiting.done(node)
+    return task
 
 
-def _execute(task: Task, execution: Execution, notice: TerminationNotice) -> list[str]:
-    """Executes a task and returns the warnings."""
-
-    def execute_one(config: RunConfig | AnyEvaluation, tags: Mapping[str, str]) -> None:
-        alone = execution.of_node(config, tags)
-        assert alone.num_ranks == 1, f"{task[0].name} has {alone.num_ranks} ranks"
-        if isinstance(config, RunConfig):
-            execute_run(config, tags, alone, notice)
+def execute_task(
+    task: Sequence[Node],
+    execution: Execution,
+    resources: Resources | None = None,
+    notice: TerminationNotice | None = None,
+) -> list[str]:
+    """Executes a node, or evaluations with common work; returns the warnings. Arguments as `execute_node`."""
+    configs, tags = [node.config for node in task], [node.names for node in task]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", RuntimeWarning)
+        if len(task) > 1:
+            execute_profiles(configs, tags, execution.of_node(configs[0], tags[0]))
         else:
-            execute_evaluation(config, tags, alone)
+            execute_node(configs[0], tags[0], execution, resources, notice)
+    return [str(warning.message) for warning in caught if issubclass(warning.category, RuntimeWarning)]
 
-    return execute_task([node.config for node in task], [node.names for node in task], execution, execute_one)
+
+def execute_node(
+    config: RunConfig | AnyEvaluation,
+    tags: Mapping[str, str],
+    execution: Execution,
+    resources: Resources | None = None,
+    notice: TerminationNotice | None = None,
+) -> dict:
+    """Executes a node and returns its result: a run of several ranks on Ray Train workers, other nodes here.
+
+    `resources`: of Ray; None where every node has one rank. `notice`: of the caller, as in `execute_run`. Raises
+    LeaseHeld, before any worker is requested, while another process works on the run.
+    """
+    execution = execution.of_node(config, tags)
+    if not isinstance(config, RunConfig):
+        return execute_evaluation(config, tags, execution)
+    if execution.num_ranks == 1:
+        return execute_run(config, tags, execution, notice)
+    assert resources is not None, f"run {config.run_id} has {execution.num_ranks} ranks"
+    execution.store().run(config.run_id).require_free()
+    from gram_platform.engine.dispatch import execute_sharded_run  # imported here: Ray Train and FSDP take a second
+
+    return execute_sharded_run(config, tags, execution, resources, notice)
 
 
 class _Notice(TerminationNotice):

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gram_platform.config import RunConfig, State
+from gram_platform.config import State
 from gram_platform.engine.evaluation import Task, common_work
 from gram_platform.engine.process import OutOfMemory
 from gram_platform.methods.nodes import Node
@@ -92,7 +92,7 @@ class NodeLifecycle:
 
     def divergence(self, node: Node) -> str:
         """Reads the message of a run that has diverged, else ""; always "" if diverged runs are trained again."""
-        failure = self._store.run(node.id).failure() if node.kind == "run" and not self._retry_diverged else None
+        failure = self._store.run(node.id).failure() if node.is_run and not self._retry_diverged else None
         return failure["message"] if is_divergence(failure) else ""
 
     def end(self, node: Node) -> str | None:
@@ -121,7 +121,7 @@ class NodeLifecycle:
 
     def starts_again(self, node: Node) -> bool:
         """Counts a crash of the node; False when that was one too many and it has failed."""
-        step = self._store.run(node.id).committed_step() if node.kind == "run" else 0
+        step = self._store.run(node.id).committed_step() if node.is_run else 0
         self._crashes[node.id] = self._crashes.get(node.id, Crashes()).another(step)
         return self._crashes[node.id].number < MAX_CRASHES
 
@@ -227,7 +227,7 @@ class WaitingNodes:
         self._tasks.setdefault(key, []).append(node)
 
     def _key(self, node: Node) -> object:
-        is_alone = isinstance(node.config, RunConfig) or node.id in self._alone
+        is_alone = node.is_run or node.id in self._alone
         return (None if is_alone else common_work(node.config)) or node.id
 
     def _queue_of(self, node: Node) -> tuple[str, int]:

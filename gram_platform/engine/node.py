@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from fractions import Fraction
 
 import numpy as np
-import torch
 
 from gram_platform.config import RunConfig
 from gram_platform.config.flops import total_parameters
@@ -29,11 +28,11 @@ from gram_platform.engine.process import (
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.model.cpu import PLAIN_ON_CPU, freed_memory_kept
 from gram_platform.model.kernels import kernel_in_use
-from gram_platform.model.pieces import Piece, RowsOnDisk, whole
+from gram_platform.model.pieces import Piece, RowsOnDisk
 from gram_platform.planner import run_flops
 from gram_platform.store import LeaseHeld
 from gram_platform.store.attempts import Attempt
-from gram_platform.store.checkpoints import NORM, PROBE
+from gram_platform.store.checkpoints import BEST, NORM, PROBE, VALIDATION
 from gram_platform.store.shards import Resumed
 from gram_platform.store.views import open_dense
 from gram_platform.train.evaluate import require_sequences, validation_losses
@@ -179,8 +178,6 @@ class RunExecution:
         execution: Execution,
         learner: Learner,
         notice: TerminationNotice,
-        rank: int = 0,
-        num_ranks: int = 1,
     ):
         self.run, self.corpus, self.attempt, self.execution = run, corpus, attempt, execution
         self.plan = Plan(run)
@@ -193,7 +190,6 @@ class RunExecution:
         if execution.device != "cpu" or self.attention == PLAIN_ON_CPU:
             print(f"run {run.run_id}: {self.attention} attention in {run.precision}", flush=True)
         self.learner, self.notice = learner, notice
-        self.rank, self.num_ranks = rank, num_ranks
         self.summary = MetricsSummary(run)
         self.usage = ResourceUsage(execution.device)
         self.background = BackgroundJob()
@@ -231,7 +227,6 @@ class RunExecution:
         stored = {key: resumed.state[key] for key in self.identity}
         if stored != self.identity:
             raise invalid("data", self.identity, f"the data and plan of the run's checkpoint, {stored}")
-        torch.set_rng_state(resumed.pieces["random.torch"].rows)
         self.learner.load_state(resumed.pieces)
         self.final, self.num_stale = dict(resumed.state["final"]), resumed.state["num_stale"]
         self.summary.load_state(resumed.state.get("summary", {}))  # absent in checkpoints of earlier versions
@@ -247,9 +242,8 @@ class RunExecution:
         self.summary.start(first_step)
         self._last_commit, self._commit_s = time.monotonic(), 0.0
         eval_steps, steps_probed = evaluation_steps(self.run), probe_steps(self.run)
-        ranks = (self.rank, self.num_ranks)
         heartbeat = (lambda *progress: None) if self.attempt is None else self.attempt.heartbeat
-        steps = training_steps(self.learner, self.plan, self.reader, first_step, *ranks, self.summary.interval)
+        steps = training_steps(self.learner, self.plan, self.reader, first_step, self.summary.interval)
         for record in steps:
             metrics = self.summary.add(record)
             if record.step in eval_steps:
@@ -257,7 +251,7 @@ class RunExecution:
                 for domain, loss in losses.items():  # after the last step nothing else would detect it
                     where = f"step {record.step}, domain {domain!r}"
                     require_finite(f"validation loss {loss}", loss, where, record.learning_rate)
-                metrics |= {f"validation/loss/{domain}": loss for domain, loss in losses.items()}
+                metrics |= {VALIDATION + domain: loss for domain, loss in losses.items()}
                 self._keep_best(losses)
                 self.notice.see(record.step, losses)
             elif self.notice.wants(record.step):
@@ -276,22 +270,22 @@ class RunExecution:
     def evaluate(self) -> dict[str, float]:
         """Measures validation losses with every module active."""
         started = time.monotonic()
-        losses = validation_losses(self.learner, self.validation, self.rank, self.num_ranks)
+        losses = validation_losses(self.learner, self.validation)
         self.evaluation_s += time.monotonic() - started
         return losses
 
     def probe(self) -> dict[str, float]:
         """Measures `norm/probe/<domain>/<module>`: the gradient norm of each module on a domain, all modules active."""
-        started, ranks = time.monotonic(), (self.rank, self.num_ranks)
-        found = {domain: probed_norms(self.learner, rows, *ranks) for domain, rows in self.validation.items()}
+        started = time.monotonic()
+        found = {domain: probed_norms(self.learner, rows) for domain, rows in self.validation.items()}
         self.evaluation_s += time.monotonic() - started
         return {f"{PROBE}{domain}/{module}": n for domain, norms in found.items() for module, n in norms.items()}
 
     def _keep_best(self, losses: dict[str, float]) -> None:
         """Keeps the losses of the evaluation with the lowest mean over domains as `best/loss/<domain>`."""
-        best = [self.final.get(f"best/loss/{domain}", math.inf) for domain in losses]
+        best = [self.final.get(BEST + domain, math.inf) for domain in losses]
         if np.mean(list(losses.values())) < np.mean(best):
-            self.final |= {f"best/loss/{domain}": loss for domain, loss in losses.items()}
+            self.final |= {BEST + domain: loss for domain, loss in losses.items()}
             self.num_stale = 0
         else:
             self.num_stale += 1
@@ -317,9 +311,8 @@ class RunExecution:
         self.background.wait()  # the copies of the state are overwritten now
         state = {**self.identity, "final": dict(self.final), "num_stale": self.num_stale}
         state |= {"summary": self.summary.state(), "evaluation_s": self.evaluation_s}
-        pieces = {**self.learner.staged_pieces(), "random.torch": whole(torch.get_rng_state())}
+        pieces, copied = self.learner.pieces(), self.learner.staging.wait
         records, self.records = self.records, []
-        copied = self.learner.staging.wait
         self.background.start(lambda: (copied(), self._write_checkpoint(step, pieces, state, records)))
         self._last_commit = time.monotonic()
         self._commit_s = self._last_commit - started
@@ -339,7 +332,8 @@ class RunExecution:
             "final": self.final,
         }
         used = {name: getattr(self.execution, name) for name in ("num_threads", "deterministic", "compiled")}
-        used |= {"num_ranks": self.num_ranks, "num_passes": self.learner.num_passes, "attention": self.attention}
+        used |= {name: getattr(self.learner, name) for name in ("num_ranks", "num_passes")}
+        used["attention"] = self.attention
         if self.execution.compiled:
             used["num_graphs"] = num_graphs()
             print(f"run {self.run.run_id}: {num_graphs()} compiled graphs", flush=True)

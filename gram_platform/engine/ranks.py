@@ -190,8 +190,7 @@ class ShardedExecution(RunExecution):
         assert run.micro_batch % dist.get_world_size() == 0, "ranks split every micro-batch evenly"
         learner = new_learner(VotingLearner, run, execution, start)
         learner.votes = self._votes
-        ranks = {"rank": dist.get_rank(), "num_ranks": dist.get_world_size()}
-        super().__init__(run, corpus, attempt, execution, learner, reports, **ranks)
+        super().__init__(run, corpus, attempt, execution, learner, reports)
         self.attempts = execution.store().run(run.run_id).attempts
         self.reports, self.patient = reports, patient
         self.folder = self.attempts.child(self._from_rank_0(attempt.attempt_id if attempt else None))
@@ -226,7 +225,7 @@ class ShardedExecution(RunExecution):
 
         Rank 0's clock decides what is due.
         """
-        is_first = self.rank == 0
+        is_first = self.learner.rank == 0
         return is_first and self._is_due(), self.notice.given, is_first and self.reports.is_due, self.reports.is_busy
 
     def _steps(self, first_step: int) -> Iterator[StepRecord]:
@@ -256,7 +255,8 @@ class ShardedExecution(RunExecution):
         """Writes this rank's shard; returns all ranks' SHA-256 by file name. OSError on all ranks when one fails."""
         files, error = {}, None
         try:
-            files = write_shard(folder, pieces, self.rank, self.num_ranks) if self.learner.has_first_copy else {}
+            ranks = (self.learner.rank, self.learner.num_ranks)
+            files = write_shard(folder, pieces, *ranks) if self.learner.has_first_copy else {}
         except OSError as reason:
             error = reason
         parts = _from_all_ranks((files, error and str(error)), self.writers)
@@ -266,7 +266,7 @@ class ShardedExecution(RunExecution):
 
     def _write_result(self, fields: dict, measured: dict) -> dict | None:
         """Writes small weights as one file on rank 0, large ones as a shard on every rank."""
-        if self.num_weights_bytes < LARGE_WEIGHTS_BYTES:
+        if 4 * total_parameters(self.run.model) < LARGE_WEIGHTS_BYTES:
             weights = self.learner.weights()
             return self.attempt.complete(fields, weights, self.records, measured) if self.attempt else None
         files = self._write_shards(self.folder.child(SHARDS), self.learner.weight_pieces())
@@ -274,10 +274,6 @@ class ShardedExecution(RunExecution):
         if self.attempt:
             return self.attempt.complete_shards(fields, files, weights_sha256, self.records, measured)
         return None
-
-    @property
-    def num_weights_bytes(self) -> int:
-        return 4 * total_parameters(self.run.model)
 
     def _from_rank_0(self, value):
         return _broadcast_from_rank_0(value, self.patient)

@@ -33,7 +33,6 @@ from gram_platform.engine.trials import (
     GO,
     STOP,
     STOPPED,
-    VALIDATION,
     WAIT,
     Outcome,
     Point,
@@ -44,6 +43,7 @@ from gram_platform.engine.trials import (
     placement,
     trial_ranks,
 )
+from gram_platform.store.checkpoints import VALIDATION
 
 TUNE = {
     "TUNE_MAX_PENDING_TRIALS_PG": "64",  # processes started at once; Ray Tune's default for a searcher is 1

@@ -12,12 +12,12 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
-from gram_platform.config import AnyEvaluation, RunConfig, evaluation_from_plain, run_from_plain
+from gram_platform.config import node_from_plain
 from gram_platform.config.identity import to_plain
-from gram_platform.engine.evaluation import Task, execute_evaluation, execute_task
+from gram_platform.engine.evaluation import Task
 from gram_platform.engine.execution import Execution, Resources
-from gram_platform.engine.node import execute_run
-from gram_platform.engine.process import TerminationNotice
+from gram_platform.engine.in_process import execute_task
+from gram_platform.methods.nodes import Node
 
 PlainNode = tuple[str, Mapping, Mapping[str, str]]  # kind, plain config and tags of a node
 IDLE_S = 10.0  # a slot without work is kept: the next node is often ready in a moment
@@ -34,33 +34,8 @@ def task_name(task: Task) -> str:
 
 def execute_plain(nodes: Sequence[PlainNode], execution: Execution, resources: Resources) -> list[str]:
     """Executes the nodes of one task in this process; returns the warnings."""
-    from_plain = {"evaluation": evaluation_from_plain, "run": run_from_plain}
-    configs = [from_plain[kind](plain) for kind, plain, _ in nodes]
-    tags = [node_tags for _, _, node_tags in nodes]
-    return execute_task(configs, tags, execution, lambda *node: execute_node(*node, execution, resources))
-
-
-def execute_node(
-    config: RunConfig | AnyEvaluation,
-    tags: Mapping[str, str],
-    execution: Execution,
-    resources: Resources,
-    notice: TerminationNotice | None = None,
-) -> dict:
-    """Executes a node and returns its result: a run of several ranks on Ray Train workers, other nodes here.
-
-    `notice`: of the caller, as in `execute_run`. Raises LeaseHeld, before any worker is requested, while another
-    process works on the run.
-    """
-    execution = execution.of_node(config, tags)
-    if not isinstance(config, RunConfig):
-        return execute_evaluation(config, tags, execution)
-    if execution.num_ranks == 1:
-        return execute_run(config, tags, execution, notice)
-    execution.store().run(config.run_id).require_free()
-    from gram_platform.engine.dispatch import execute_sharded_run  # imported here: Ray Train and FSDP take a second
-
-    return execute_sharded_run(config, tags, execution, resources, notice)
+    task = [Node.of(node_from_plain(kind, plain), tags) for kind, plain, tags in nodes]
+    return execute_task(task, execution, resources)
 
 
 @ray.remote(max_restarts=0, max_task_retries=0)

@@ -13,16 +13,16 @@ from ray import tune
 
 from gram_platform.config import RunConfig, State
 from gram_platform.engine.execution import Execution, Resources, owner
+from gram_platform.engine.in_process import execute_node
 from gram_platform.engine.life import HELD_RETRY_S, NodeLifecycle
 from gram_platform.engine.process import TerminationNotice
-from gram_platform.engine.slots import execute_node
 from gram_platform.methods.nodes import Node
 from gram_platform.planner import GIB, MACHINES, needs
 from gram_platform.store import LeaseHeld, Store
+from gram_platform.store.checkpoints import VALIDATION
 from gram_platform.train.loop import TrainingDiverged
 
 Point = Mapping[str, float | int | str]
-VALIDATION = "validation/loss/"  # + domain
 
 COMPLETE, DIVERGED, FAILED = State.COMPLETE, State.DIVERGED, State.FAILED  # how a trial ends
 STOPPED = "stopped"  # early, as hopeless: its runs are not complete and keep their checkpoints
@@ -88,7 +88,7 @@ class TrialWatch(TerminationNotice):
     def see(self, step: int, losses: Mapping[str, float]) -> None:
         """Reports `progress` (share of the trial's training), `step`, `num_steps` and `validation/loss/<domain>`."""
         progress = (self._done + step / self._num_steps) / self.num_runs
-        numbers = {f"{VALIDATION}{domain}": loss for domain, loss in losses.items()}
+        numbers = {VALIDATION + domain: loss for domain, loss in losses.items()}
         self._report({"progress": progress, "step": step, "num_steps": self._num_steps, **numbers})
 
 
@@ -123,7 +123,7 @@ def execute_trial(
         state=state,
         metrics=metrics,
         nodes=tuple(node.id for node in nodes),
-        runs=tuple(node.id for node in nodes if node.kind == "run"),
+        runs=tuple(node.id for node in nodes if node.is_run),
         message=message,
         started=started,
         elapsed_s=time.monotonic() - clock,
@@ -137,7 +137,7 @@ def execute_trial(
 
 def committed(problem: Problem, point: Point, store: Store) -> int:
     """Counts the steps of a trial's runs that are saved."""
-    runs = [(node.config, store.run(node.id)) for node in problem.nodes(point) if node.kind == "run"]
+    runs = [(node.config, store.run(node.id)) for node in problem.nodes(point) if node.is_run]
     return sum(config.num_steps if run.result() else run.committed_step() for config, run in runs)
 
 
@@ -152,7 +152,7 @@ class _NodeRunner:
         self.seconds = self.rank_seconds = 0.0
 
     def result(self, node: Node) -> dict:
-        if isinstance(node.config, RunConfig):
+        if node.is_run:
             self.watch.begin(node.config)
         result = self.lifecycle.result(node)
         if result is None:
@@ -209,6 +209,6 @@ def trial_ranks(problem: Problem, execution: Execution, point: Point) -> int:
 
 def trial_memory(problem: Problem, point: Point) -> int:
     """Estimates the bytes of a one-process trial on a CPU: the largest run and the process."""
-    runs = [node.config for node in problem.nodes(point) if node.kind == "run"]
+    runs = [node.config for node in problem.nodes(point) if node.is_run]
     largest = max((needs(run, 1, MACHINES["cpu"]).memory.total for run in runs), default=0)
     return math.ceil((largest + PROCESS_BYTES) / MEMORY_STEP) * MEMORY_STEP

@@ -17,7 +17,7 @@ from gram_platform.config import (
     Slice,
     View,
 )
-from gram_platform.config.flops import core_parameters, equal_compute_factor, mlp_parameters
+from gram_platform.config.flops import core_parameters, mlp_parameters
 from gram_platform.config.identity import invalid
 from gram_platform.config.ladder import lora_rank
 from gram_platform.methods.budgets import core_budget, training_run, unlabelled_slices
@@ -99,7 +99,7 @@ def branch_budget(setting: Setting, branching: Branching, module_parameters: int
     total, aux_mode = sum(setting.num_sequences.values()), sum(share[d] * lengths[d] for d in setting.auxiliary)
     parameters, scale = core_parameters(setting.size.dense()), 1.0
     if setting.equal_compute:
-        scale = equal_compute_factor(total * parameters, total * parameters + aux_mode * module_parameters)
+        scale = total * parameters / (total * parameters + aux_mode * module_parameters)
     base_core = round(scale * (total - aux_mode) / batch) * batch
     if base_core < batch:
         allowed = "a ratio so small, or a corpus so large, that the base gets a step"

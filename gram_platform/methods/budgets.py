@@ -21,7 +21,6 @@ from gram_platform.config.flops import (
     companion_shares,
     compute_units,
     core_parameters,
-    equal_compute_factor,
     module_parameters,
 )
 from gram_platform.config.identity import invalid
@@ -167,7 +166,7 @@ def routed_scale(setting: Setting, model: ModelConfig) -> float:
     base = sum(lengths.values()) * core_parameters(setting.size.dense())
     aux = {d: module_parameters(model, d) for d in setting.auxiliary}
     if not setting.conventions.lambda_counts_plan:
-        return equal_compute_factor(base, sum(lengths.values()) * core + sum(lengths[d] * aux[d] for d in aux))
+        return base / (sum(lengths.values()) * core + sum(lengths[d] * aux[d] for d in aux))
     hidden = setting.options.unlabelled_share
     drawn = {d: (1.0 - hidden) * setting.factor(d) * lengths[d] for d in aux}
     num_unlabelled = hidden * sum(lengths.values())
@@ -177,7 +176,7 @@ def routed_scale(setting: Setting, model: ModelConfig) -> float:
     others = {d: 0.5 * (sum(aux.values()) - aux[d]) for d in aux}  # companions of an auxiliary batch: half of the rest
     companions += setting.routing.p_aux_companion * sum(drawn[d] * others[d] for d in aux)
     modules = sum(drawn[d] * aux[d] for d in aux) + num_unlabelled * sum(aux.values()) + companions
-    return equal_compute_factor(base, sum(lengths.values()) * core + modules)
+    return base / (sum(lengths.values()) * core + modules)
 
 
 def plan_compute_units(run: RunConfig, num_steps: int | None = None) -> int:

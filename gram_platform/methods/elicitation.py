@@ -12,7 +12,6 @@ from gram_platform.config import (
     DataConfig,
     DomainBudget,
     EvalPoints,
-    ModelConfig,
     ModuleSpec,
     Objective,
     RoutingConfig,
@@ -37,16 +36,6 @@ def attacks(setting: Setting, profile: Profile, view: View, runs: Iterable[RunCo
 def attacked_view(view: View, domain: str) -> View:
     """Returns the view to attack; for DEMix, the expert that evaluates the domain."""
     return view if view.rule == "constant" else View.of(view.run_id, view.active(domain))
-
-
-def dense_model(view: View, by_id: dict[str, RunConfig]) -> ModelConfig:
-    """Returns the shape of a view merged into one dense model; `by_id`: runs by id."""
-    sources = {domain: view.run_id for domain, _ in view.weights} | dict(view.sources)
-    specs = [m for d, run_id in sources.items() for m in by_id[run_id].model.modules if m.domain == d]
-    model = by_id[view.run_id].model
-    modules = {m.domain: m for m in (*model.modules, *specs)}
-    with_modules = ModelConfig(**{**vars(model), "modules": tuple(modules.values())})
-    return merged_config(with_modules, dict(view.weights))
 
 
 def _attack(setting: Setting, options: Elicitation, domain: str, view: View, by_id: dict[str, RunConfig]) -> RunConfig:
@@ -98,7 +87,7 @@ def finetuning_run(
     setting: Setting, options: Elicitation, text: str, measured: str, start: View, by_id: dict[str, RunConfig]
 ) -> RunConfig:
     """Plans a run that finetunes a view on the domain `text` and is evaluated on the domain `measured`."""
-    size = setting.size
+    size, shape = setting.size, start.model(lambda run_id: by_id[run_id].model)
     num_draws = options.num_steps * options.batch_size
     num_epochs = max(1, min(options.num_steps, round(num_draws / options.num_sequences)))
     optimizer = optimizer_of(
@@ -111,7 +100,7 @@ def finetuning_run(
     )
     adapters = (ModuleSpec(text, "lora", options.rank),) if options.rank else ()
     return RunConfig(
-        model=replace(dense_model(start, by_id), modules=adapters),
+        model=replace(merged_config(shape, dict(start.weights)), modules=adapters),
         data=DataConfig(setting.data_id, (DomainBudget(text, options.num_sequences, num_draws),)),
         routing=RoutingConfig(freeze_core=bool(adapters)),
         optimizer=optimizer,

@@ -1,7 +1,7 @@
 """Defines a study's nodes: runs and evaluations with their tags and the runs that they need."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gram_platform.config import AnyEvaluation, Evaluation, ModelConfig, RunConfig, View, is_unlabelled
 from gram_platform.config.flops import compute_units, mlp_parameters, module_parameters
@@ -18,23 +18,30 @@ class Node:
     config: RunConfig | AnyEvaluation
     tags: tuple[tuple[str, str], ...]
 
+    @classmethod
+    def of(cls, config: RunConfig | AnyEvaluation, tags: Mapping[str, str]) -> "Node":
+        return cls(config, tuple(sorted(tags.items())))
+
+    @property
+    def is_run(self) -> bool:
+        return isinstance(self.config, RunConfig)
+
     @property
     def kind(self) -> str:
-        return "run" if isinstance(self.config, RunConfig) else "evaluation"
+        return "run" if self.is_run else "evaluation"
 
     @property
     def id(self) -> str:
         return self.config.run_id if isinstance(self.config, RunConfig) else self.config.eval_id
 
     @property
-    def needs(self) -> frozenset[str]:
-        """Ids of the runs that must be complete before this node starts."""
-        view = self.config.start if isinstance(self.config, RunConfig) else self.config.view
-        return view_runs(view)
+    def data_id(self) -> str:
+        return self.config.data.data_id if isinstance(self.config, RunConfig) else self.config.data_id
 
     @property
-    def is_run(self) -> bool:
-        return self.kind == "run"
+    def needs(self) -> frozenset[str]:
+        """Ids of the runs that must be complete before this node starts."""
+        return view_runs(self.config.start if isinstance(self.config, RunConfig) else self.config.view)
 
     @property
     def is_attack(self) -> bool:
@@ -62,7 +69,7 @@ class Node:
 
     def tagged(self, **tags: str) -> "Node":
         """Returns the node with tags added or replaced."""
-        return replace(self, tags=tuple(sorted((dict(self.tags) | tags).items())))
+        return Node.of(self.config, self.names | tags)
 
 
 def view_runs(view: View | None) -> frozenset[str]:
@@ -79,11 +86,11 @@ def method_nodes(method: str, setting: Setting) -> list[Node]:
     plans = finetuned(setting, stage, plans) if stage else plans
     common = {"method": method, "size": setting.size.name, "seed": str(setting.seed)}
     common |= {"variant": setting.variant} if setting.variant else {}
-    nodes = [_node(run, common | {"profile": label, "kind": "run"}) for label, run in plans.runs.items()]
+    nodes = [Node.of(run, common | {"profile": label, "kind": "run"}) for label, run in plans.runs.items()]
     for profile, view in plans.views.items():
         nodes.append(_evaluation(setting, common, profile, view))
         for domain, run in attacks(setting, profile, view, plans.runs.values()).items():
-            nodes.append(_node(run, {**common, **_names(setting, profile), "kind": "run", "elicited": domain}))
+            nodes.append(Node.of(run, {**common, **_names(setting, profile), "kind": "run", "elicited": domain}))
     return nodes
 
 
@@ -94,11 +101,7 @@ def _names(setting: Setting, profile: Profile) -> dict[str, str]:
 def _evaluation(setting: Setting, common: Mapping[str, str], profile: Profile, view: View) -> Node:
     domains = tuple(setting.num_sequences)
     config = Evaluation(view, setting.data_id, domains, setting.num_eval_sequences, precision=setting.size.precision)
-    return _node(config, {**common, **_names(setting, profile), "kind": "evaluation"})
-
-
-def _node(config: RunConfig | AnyEvaluation, tags: Mapping[str, str]) -> Node:
-    return Node(config, tuple(sorted(tags.items())))
+    return Node.of(config, {**common, **_names(setting, profile), "kind": "evaluation"})
 
 
 def unique(nodes: Iterable[Node]) -> list[Node]:

@@ -10,6 +10,7 @@ vocabulary.
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -194,6 +195,10 @@ class Transformer(nn.Module):
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.keeps_activations = True  # False: the backward pass recomputes every block's
 
+    @property
+    def device(self) -> torch.device:
+        return self.lm_head.weight.device
+
     def forward(self, tokens_BT: torch.Tensor, active: Mapping[str, float] = NO_MODULES) -> torch.Tensor:
         x_BTD = self.wte(tokens_BT)
         ordered = {d: active[d] for d in self.config.module_domains if d in active}
@@ -247,10 +252,13 @@ def parameters_by_set(model: nn.Module) -> dict[str, dict[str, nn.Parameter]]:
 
 
 def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Lists the shape of every parameter by qualified name, in the model's order."""
+    """Lists the shape of every parameter by qualified name; builds one block, since all are alike."""
     with torch.device("meta"):
-        skeleton = Transformer(config)
-    return {name: tuple(parameter.shape) for name, parameter in skeleton.named_parameters()}
+        shapes = {name: tuple(p.shape) for name, p in Transformer(replace(config, num_layers=1)).named_parameters()}
+    first = "blocks.0."
+    block = {name.removeprefix(first): shapes.pop(name) for name in list(shapes) if name.startswith(first)}
+    layers = range(config.num_layers)
+    return shapes | {f"blocks.{layer}.{name}": shape for layer in layers for name, shape in block.items()}
 
 
 def initial_weights(config: ModelConfig, seed: int) -> Iterator[tuple[str, torch.Tensor]]:

@@ -7,11 +7,11 @@ import torch
 
 from gram_platform.config import ModelConfig
 from gram_platform.config.identity import invalid
+from gram_platform.model.transformer import parameter_shapes
 from gram_platform.release.stock_config import STOCKS
 from gram_platform.release.stock_tensors import (
     OF_MODEL,
     PROJECTIONS,
-    dense_shapes,
     foreign_shapes,
     of_layer,
     projection_rows,
@@ -35,7 +35,7 @@ class CheckpointWeights(Mapping):
         if model.num_layers > len(layers):
             allowed = f"at most {len(layers)}, the layers that the checkpoint's tensors name"
             raise invalid("config.json: num_hidden_layers", model.num_layers, allowed)
-        self._shapes = dense_shapes(model)
+        self._shapes = parameter_shapes(model)
 
     def __contains__(self, name: object) -> bool:
         return name in self._shapes

@@ -1,22 +1,35 @@
 """Exports a view as stock Hugging Face checkpoints: writes them to a temporary folder, verifies, then renames it."""
 
+import contextlib
+import errno
+import fcntl
 import importlib.util
 import json
-from collections.abc import Callable, Mapping
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gram_platform.config import IMPORTED, ModelConfig, View
-from gram_platform.config.identity import canonical_json, invalid, parse_json, require_choice, require_int, to_plain
+from gram_platform.config.identity import (
+    canonical_json,
+    hash_file,
+    invalid,
+    parse_json,
+    require_choice,
+    require_int,
+    to_plain,
+)
 from gram_platform.config.training import merged_config
+from gram_platform.corpora.sources import silent
 from gram_platform.release.files import MAX_FILE_BYTES, ByteCounter, Progress, shards, write_tensors, write_tokenizer
-from gram_platform.release.output_folder import atomic_folder, require_no_mount, require_room, resolved
 from gram_platform.release.selection import dense_parts
 from gram_platform.release.stock_config import foreign_config
 from gram_platform.release.stock_tensors import foreign_shapes, foreign_weights
 from gram_platform.release.verification import Agreement, Model, verification_tokens, verified, verified_by_transformers
 from gram_platform.store import Store
-from gram_platform.store.files import hash_file
 from gram_platform.store.tensors import stream_bytes
 from gram_platform.store.views import open_view
 from gram_platform.train.learner import DTYPES
@@ -24,6 +37,9 @@ from gram_platform.train.learner import DTYPES
 RECORD, CARD = "export.json", "README.md"
 LAYOUT = 1  # version of an export's set of files
 CHECKS = ("own", "transformers")
+MOUNTS = Path("/proc/self/mountinfo")  # proc(5): the fifth field is the mount point, blanks in it as \040
+# errors caused by the user's folder or disk; EBUSY and EXDEV: something was mounted there meanwhile
+USER_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.ENOTEMPTY, errno.ENOTDIR, errno.EBUSY, errno.EXDEV)
 
 
 @dataclass(frozen=True)
@@ -55,7 +71,7 @@ WriteCard = Callable[[Path, str, tuple[Agreement, ...]], None]  # (folder, part,
 
 
 def export_view(
-    store: Store, export: ExportRequest, out: Path, write_card: WriteCard, progress: Progress = lambda *_: None
+    store: Store, export: ExportRequest, out: Path, write_card: WriteCard, progress: Progress = silent
 ) -> ExportResult:
     """Writes the view's verified checkpoints, each with a card, to the folder `out` (symbolic links are followed).
 
@@ -132,7 +148,7 @@ def data_id_of(store: Store, run_id: str) -> str | None:
 
 def _identity(store: Store, export: ExportRequest) -> dict:
     """Returns the fields on which two exports must agree to be the same."""
-    origins = {export.view.run_id, *(run_id for _, run_id in export.view.sources)}
+    origins = {export.view.run_id, *export.view.origins.values()}
     hashes = {run_id: store.origin(run_id).require_result()["weights_sha256"] for run_id in sorted(origins)}
     sizes = {"dtype": export.dtype, "max_file_bytes": export.max_file_bytes}
     return {"layout": LAYOUT, "view": to_plain(export.view), "weights_sha256": hashes, **sizes}
@@ -179,4 +195,72 @@ def _with_new_cards(out: Path, write_card: WriteCard) -> ExportResult:
 def _hashes(folder: Path) -> dict[str, str]:
     """Hashes (SHA-256) every file except the record and the cards, which change with the studies."""
     paths = [p for p in sorted(folder.rglob("*")) if p.is_file() and p.name not in (RECORD, CARD)]
-    return {str(path.relative_to(folder)): hash_file(str(path)) for path in paths}
+    return {str(path.relative_to(folder)): hash_file(path) for path in paths}
+
+
+def resolved(out: Path) -> Path:
+    """Resolves symbolic links. ValueError if they form a circle."""
+    try:
+        return out.resolve()
+    except (OSError, RuntimeError) as error:
+        raise invalid("out", str(out), f"a path that leads to a folder ({error})") from None
+
+
+def require_no_mount(out: Path) -> None:
+    """ValueError for a mount point: no folder can be moved onto it."""
+    if os.path.ismount(out) or str(out) in _listed_mounts():
+        raise invalid("out", str(out), f"a folder that is no mount point, such as a new one in it: {out / 'model'}")
+
+
+def _listed_mounts() -> set[str]:
+    """Lists Linux's mount points, including bind mounts, which `ismount` does not see."""
+    if not MOUNTS.is_file():
+        return set()
+    fields = (line.split()[4] for line in MOUNTS.read_text(errors="surrogateescape").splitlines())
+    return {re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), field) for field in fields}
+
+
+def require_room(out: Path, num_bytes: int) -> None:
+    """ValueError if the disk of a folder, which need not exist yet, has less than `num_bytes` free."""
+    existing = next(parent for parent in out.absolute().parents if parent.exists())
+    free = shutil.disk_usage(existing).free
+    if free < num_bytes:
+        raise invalid("out", str(out), f"a disk with {num_bytes / 1e9:,.2f} GB free, found {free / 1e9:,.2f} GB")
+
+
+@contextlib.contextmanager
+def atomic_folder(out: Path) -> Iterator[Path]:
+    """Yields a temporary folder beside `out`; renames it to `out` when the block ends, removes it if the block fails.
+
+    Also removes temporary folders of killed processes.
+    """
+    partial = out.parent / f".{out.name}.{os.getpid()}.part"
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        for stale in out.parent.glob(f".{out.name}.*.part"):
+            with contextlib.suppress(OSError), folder_lock(stale):
+                shutil.rmtree(stale)
+        partial.mkdir()
+    except OSError as error:
+        raise invalid("out", str(out), f"a writable folder ({error})") from error
+    try:
+        with folder_lock(partial):
+            yield partial
+            os.rename(partial, out)  # replaces an empty folder; fails if files have appeared there meanwhile
+    except OSError as error:
+        if error.errno not in USER_ERRNOS:
+            raise
+        raise invalid("out", str(out), f"a folder that accepts the export ({error.strerror})") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def folder_lock(folder: Path) -> Iterator[None]:
+    """Locks the folder while the block runs; BlockingIOError (an OSError) if another process holds the lock."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from gram_platform.config.identity import invalid, parse_json
+from gram_platform.corpora.sources import Progress
 from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer
 from gram_platform.store import Store
 from gram_platform.store.root import open_corpus
@@ -24,7 +25,6 @@ from gram_platform.store.tensors import DiskTensors, Shapes, open_tensors, strea
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 TOKENIZER = "tokenizer.json"
 MAX_FILE_BYTES = 5 * 10**9  # per file: the default of Hugging Face's writer
-Progress = Callable[[str, int, int | None], None]  # (activity, bytes done, bytes in total)
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -98,12 +98,12 @@ def open_checkpoint(folder: Path) -> Iterator[DiskTensors]:
         yield DiskTensors.of_files(files.values())
 
 
-def names_by_file(folder: Path) -> dict[str, set[str]]:
-    """Lists the tensors of every file of a checkpoint."""
+def shapes_by_file(folder: Path) -> dict[str, Shapes]:
+    """Lists the tensors' shapes in every file of a checkpoint."""
     found = {}
     for name in file_names(folder):
         with open_tensors(folder / name) as file:
-            found[name] = set(file.keys())
+            found[name] = {tensor: tuple(file.get_slice(tensor).get_shape()) for tensor in file.keys()}  # noqa: SIM118
     return found
 
 

@@ -60,10 +60,7 @@ class HarnessModel(TemplateLM):
         most = self._model.config.seq_len + 1  # the last token is predicted, not read
         rows = [(context + continuation)[-most:] for context, continuation in pairs]
         order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
-        batch, found = (
-            evaluation_batch(self._model.config, self._model.lm_head.weight.device),
-            [(0.0, True)] * len(rows),
-        )
+        batch, found = evaluation_batch(self._model.config, self._model.device), [(0.0, True)] * len(rows)
         for first in range(0, len(order), batch):
             chosen = order[first : first + batch]
             scored = self._batch([rows[i] for i in chosen], [len(pairs[i][1]) for i in chosen])
@@ -73,7 +70,7 @@ class HarnessModel(TemplateLM):
 
     def _batch(self, rows: list[Tokens], num_scored: list[int]) -> list[Scored]:
         """Scores the last `num_scored` tokens of each row; rows are filled up on the right, which no token sees."""
-        device, width = self._model.lm_head.weight.device, max(map(len, rows))
+        device, width = self._model.device, max(map(len, rows))
         tokens_BT = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=device)
         log_p_BTV = torch.log_softmax(self._model(tokens_BT[:, :-1], self._active).float(), dim=-1)
         log_p_BT = log_p_BTV.gather(2, tokens_BT[:, 1:, None])[:, :, 0].cpu().double()

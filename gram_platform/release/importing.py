@@ -13,15 +13,15 @@ import torch
 
 from gram_platform.config import ModelConfig
 from gram_platform.config.flops import total_parameters
-from gram_platform.config.identity import invalid, parse_json
+from gram_platform.config.identity import hash_file, invalid, parse_json
+from gram_platform.corpora.sources import silent
 from gram_platform.corpora.tokenizer import KNOWN_ENDS, load_tokenizer, require_vocab
+from gram_platform.model.transformer import parameter_shapes
 from gram_platform.release.checkpoint_weights import CheckpointWeights
 from gram_platform.release.files import ByteCounter, Progress, file_names, open_checkpoint
 from gram_platform.release.stock_config import checked_fields, native_config
-from gram_platform.release.stock_tensors import dense_shapes
 from gram_platform.store import Store
 from gram_platform.store.directories import TOKENIZER, ImportDirectory, import_id
-from gram_platform.store.files import hash_file
 from gram_platform.store.tensors import hash_named, write_stream
 
 CONFIG = "config.json"
@@ -38,9 +38,7 @@ class Imported:
     notes: tuple[str, ...] = ()
 
 
-def import_checkpoint(
-    folder: Path, store: Store, seq_len: int | None = None, progress: Progress = lambda *_: None
-) -> Imported:
+def import_checkpoint(folder: Path, store: Store, seq_len: int | None = None, progress: Progress = silent) -> Imported:
     """Reads a checkpoint into a storage that is open for writing.
 
     `seq_len`: sequence length of later runs, by default all the model's positions. ValueError for a model that is not
@@ -60,7 +58,7 @@ def import_checkpoint(
         directory = store.imported(import_id(model, weights_sha256, tokenizer))
         is_new = directory.result() is None
         if is_new:
-            shapes = dict(sorted(dense_shapes(model).items()))
+            shapes = dict(sorted(parameter_shapes(model).items()))
 
             def write(path: str) -> None:
                 tensors = ((name, weights[name]) for name in names)
@@ -92,7 +90,7 @@ def read_config(folder: Path) -> dict:
 
 def _source(folder: Path, plain: dict) -> dict:
     """Describes where the weights come from: the folder's name and its files' hashes, but not its path."""
-    files = {name: hash_file(str(folder / name)) for name in (CONFIG, *file_names(folder))}
+    files = {name: hash_file(folder / name) for name in (CONFIG, *file_names(folder))}
     return {"name": folder.name, "files": files, "dtype": plain.get("dtype") or plain.get("torch_dtype") or "unknown"}
 
 

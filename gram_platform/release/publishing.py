@@ -4,9 +4,8 @@ import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 
-from gram_platform.config.identity import invalid, parse_json, printable
+from gram_platform.config.identity import hash_file, invalid, parse_json, printable
 from gram_platform.release.export import RECORD
-from gram_platform.store.files import hash_file
 
 
 def require_hub(name: str) -> None:
@@ -40,7 +39,7 @@ def push_export(folder: Path, name: str) -> tuple[str, str]:
         api.create_repo(name, private=True, exist_ok=True)
         found = api.model_info(name, files_metadata=True)
         _require_no_others(name, {file.rfilename: file.lfs.sha256 for file in found.siblings or () if file.lfs}, files)
-        message = f"Export {hash_file(str(folder / RECORD))[:12]}"
+        message = f"Export {hash_file(folder / RECORD)[:12]}"
         made = api.upload_folder(repo_id=name, folder_path=folder, commit_message=message, parent_commit=found.sha)
     except (OSError, HTTPError, RuntimeError) as error:  # the client raises RuntimeError for a file that failed
         cause = error.__cause__ or error

@@ -20,7 +20,6 @@ class Stock:
 
     title: str
     model_class: str
-    activation: str
     norm_eps: str  # the field of the norms' epsilon
     mlp: Mapping[str, str]  # our projection of an MLP -> theirs
     written: Mapping[str, object]  # further fields of an export
@@ -32,7 +31,6 @@ STOCKS = {
     STARCODER2: Stock(
         title="StarCoder2",
         model_class="Starcoder2ForCausalLM",
-        activation="gelu_pytorch_tanh",
         norm_eps="norm_epsilon",
         mlp={"c_fc": "c_fc", "c_proj": "c_proj"},
         written={"sliding_window": None, "residual_dropout": 0.0, "embedding_dropout": 0.0, "use_bias": True},
@@ -53,7 +51,6 @@ STOCKS = {
     LLAMA: Stock(
         title="Llama",
         model_class="LlamaForCausalLM",
-        activation="silu",
         norm_eps="rms_norm_eps",
         mlp={"c_gate": "gate_proj", "c_fc": "up_proj", "c_proj": "down_proj"},
         written={"attention_bias": False, "mlp_bias": False},
@@ -93,7 +90,7 @@ def foreign_config(model: ModelConfig, dtype: torch.dtype, end_of_text: int | No
         "num_hidden_layers": model.num_layers,
         "num_attention_heads": model.num_heads,
         "num_key_value_heads": model.num_kv_heads,
-        "hidden_act": stock.activation,
+        "hidden_act": stock.defaults["hidden_act"],
         "max_position_embeddings": model.seq_len,
         "initializer_range": model.init_std,
         stock.norm_eps: model.norm_eps,
@@ -142,8 +139,8 @@ def checked_fields(plain: Mapping) -> dict:
     require_choice("config.json: model_type", plain.get("model_type"), tuple(STOCKS))
     stock = STOCKS[plain["model_type"]]
     fields = {**stock.defaults, "initializer_range": ModelConfig.init_std, **plain}
-    if fields["hidden_act"] != stock.activation:
-        raise invalid("config.json: hidden_act", fields["hidden_act"], stock.activation)
+    if fields["hidden_act"] != stock.defaults["hidden_act"]:
+        raise invalid("config.json: hidden_act", fields["hidden_act"], stock.defaults["hidden_act"])
     if stock.defaults["num_key_value_heads"] is None and fields["num_key_value_heads"] is None:
         fields["num_key_value_heads"] = fields["num_attention_heads"]
     for name in (*SIZES, *(name for name in SIZES_OR_NULL if fields.get(name) is not None)):

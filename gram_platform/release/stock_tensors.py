@@ -1,14 +1,13 @@
 """Names and orders the tensors of our dense model as Hugging Face's StarCoder2 and Llama do."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 import torch
 
 from gram_platform.config import ModelConfig
 from gram_platform.config.training import merged_config
 from gram_platform.model.merge import Weights, merged_mlp
-from gram_platform.model.transformer import Transformer
+from gram_platform.model.transformer import parameter_shapes
 from gram_platform.release.stock_config import STOCKS
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")  # our qkv_proj stacks their rows in this order
@@ -24,7 +23,7 @@ def of_layer(model: ModelConfig) -> dict[str, str]:
 def foreign_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Returns the shape of every tensor of a dense model's checkpoint, in the order of `foreign_weights`."""
     assert not model.modules, "a merged model has no modules"
-    native = dense_shapes(model)
+    native = parameter_shapes(model)
     shapes = {f"{OF_MODEL['wte']}.weight": native["wte.weight"]}
     rows, biases = dict(zip(PROJECTIONS, projection_rows(model), strict=True)), not model.is_llama
     for layer in range(model.num_layers):
@@ -81,14 +80,3 @@ def _foreign_layer(config: ModelConfig, weights: Weights, active: Mapping[str, f
 def projection_rows(model: ModelConfig) -> list[int]:
     """Returns the numbers of rows of the three projections in our qkv_proj."""
     return [n * model.head_dim for n in (model.num_heads, model.num_kv_heads, model.num_kv_heads)]
-
-
-def dense_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of every parameter of our model, by name; builds one block, since all are alike."""
-    with torch.device("meta"):
-        parameters = dict(Transformer(replace(model, num_layers=1)).named_parameters())
-    first = "blocks.0."
-    block = {n.removeprefix(first): tuple(p.shape) for n, p in parameters.items() if n.startswith(first)}
-    others = {name: tuple(p.shape) for name, p in parameters.items() if not name.startswith(first)}
-    layers = range(model.num_layers)
-    return others | {f"blocks.{layer}.{name}": shape for layer in layers for name, shape in block.items()}

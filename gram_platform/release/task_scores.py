@@ -9,7 +9,7 @@ import importlib.util
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from gram_platform.config import TASKS, TaskScores, View, run_from_plain
-from gram_platform.config.identity import invalid, local_path
+from gram_platform.config.identity import hash_file, invalid, local_path
 from gram_platform.corpora.tokenizer import load_tokenizer
 from gram_platform.release.selection import AvailableModules
 from gram_platform.store import Store
-from gram_platform.store.files import hash_file
 from gram_platform.store.root import open_corpus
 from gram_platform.store.views import load_view
 
@@ -55,7 +54,7 @@ class Benchmark:
         for task in self.tasks:
             if task not in known:
                 raise invalid("tasks", task, f"one of the {len(known):,} tasks of lm-eval, or of --include-path")
-        return Benchmark(self.tasks, folder, self.num_fewshot, self.limit)
+        return replace(self, folder=folder)
 
     def of_view(self, view: View, data_id: str, precision: str) -> TaskScores:
         files = folder_sha256(Path(self.folder)) if self.folder else ""
@@ -72,7 +71,7 @@ def folder_sha256(folder: Path) -> str:
     """Hashes the names and contents of all files below a folder."""
     digest = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        digest.update(f"{path.relative_to(folder).as_posix()} {hash_file(str(path))}\n".encode())
+        digest.update(f"{path.relative_to(folder).as_posix()} {hash_file(path)}\n".encode())
     return digest.hexdigest()
 
 

@@ -21,7 +21,7 @@ from gram_platform.config.training import merged_config
 from gram_platform.model.merge import Weights
 from gram_platform.model.transformer import Block, Rotary, make_norm
 from gram_platform.release.checkpoint_weights import CheckpointWeights
-from gram_platform.release.files import names_by_file, open_checkpoint
+from gram_platform.release.files import open_checkpoint, shapes_by_file
 from gram_platform.release.stock_config import native_config
 from gram_platform.release.stock_tensors import foreign_shapes, foreign_weights
 from gram_platform.store import Store
@@ -140,15 +140,15 @@ def _agreement(difference: float, logit: float, dtype: torch.dtype, tokens: Toke
 
 def _require_nothing_else(folder: Path, model: ModelConfig, dtype: torch.dtype) -> None:
     """ValueError unless a dense model of this width accounts for every byte, so that no module can remain."""
-    expected = foreign_shapes(model)
-    with open_checkpoint(folder) as written:
-        shapes = {name: written.shape(name) for name in written}
+    expected, files = foreign_shapes(model), shapes_by_file(folder)
+    shapes = {name: shape for held in files.values() for name, shape in held.items()}
     if shapes != expected:
         odd = sorted(set(shapes.items()) ^ set(expected.items()))
         raise invalid("export", odd[:4], "the tensors of a dense model of the view's width and no others")
     found = {path.name: path.stat().st_size for path in folder.rglob("*") if path.suffix not in TEXTS}
-    files = {file: {n: s for n, s in expected.items() if n in held} for file, held in names_by_file(folder).items()}
-    sizes = {name: stream_bytes(held, dtype) for name, held in files.items()}
+    sizes = {
+        file: stream_bytes({n: s for n, s in expected.items() if n in held}, dtype) for file, held in files.items()
+    }
     if found != sizes:
         raise invalid("export", found, f"only the files and sizes of the view's tensors: {sizes}")
 

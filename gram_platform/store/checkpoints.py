@@ -15,6 +15,7 @@ NUM_CHECKPOINTS_KEPT = 2
 MANIFEST = "manifest.json"  # written last: the files beside it count from then on
 CHAIN = [{"attempt": is_safe_name, "file": is_safe_name, "sha256": str, "last_step": int}]  # shape of segments
 MANIFEST_SHAPE = {"step": int, "elapsed_s": float, "segments": CHAIN}
+VALIDATION, BEST = "validation/loss/", "best/loss/"  # + domain: metrics at a run's evaluation points
 NORM = "norm/"  # + gradient/<set> or weights/<set>: metrics for the storage alone, they would crowd MLflow's table
 PROBE = NORM + "probe/"  # + <domain>/<module>: see `train.learner.probed_norms`
 

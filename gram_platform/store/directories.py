@@ -13,9 +13,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gram_platform.config import IMPORTED, AnyEvaluation, ModelConfig, RunConfig, State, TaskScores
-from gram_platform.config.identity import canonical_json, has_shape, invalid, short_hash, to_plain
+from gram_platform.config.identity import canonical_json, has_shape, hash_file, invalid, short_hash, to_plain
 from gram_platform.store.checkpoints import WEIGHTS
-from gram_platform.store.files import CorruptFile, Folder, hash_file, seal, unseal
+from gram_platform.store.files import CorruptFile, Folder, seal, unseal
 from gram_platform.store.folders import LocalFolder
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ class ImportDirectory(NodeDirectory):
             copies = LocalFolder(str(local / "tokenizers"), writable=True)
             copies.write(f"{expected}.json", self.folder.read(TOKENIZER))
             path = Path(copies.file(f"{expected}.json"))
-        if hash_file(str(path)) != expected:
+        if hash_file(path) != expected:
             raise self._altered(TOKENIZER)
         return path
 

@@ -36,12 +36,6 @@ def is_safe_name(name: Any) -> bool:
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
-def hash_file(path: str) -> str:
-    """Computes the SHA-256 of a local file's bytes."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def seal(fields: Mapping) -> bytes:
     """Writes canonical JSON of `fields` with their SHA-256 under `sha256`: equal fields give equal bytes."""
     digest = hashlib.sha256(canonical_json(fields).encode()).hexdigest()

@@ -18,8 +18,8 @@ from typing import IO
 import fsspec
 
 from gram_platform.config.crash_safe import make_folders, sync, temporary_beside, whole_file
-from gram_platform.config.identity import invalid
-from gram_platform.store.files import Folder, Value, hash_file, is_safe_name, is_transient, persistent, safe_name
+from gram_platform.config.identity import hash_file, invalid
+from gram_platform.store.files import Folder, Value, is_safe_name, is_transient, persistent, safe_name
 
 
 def written_again(method: Callable) -> Callable:

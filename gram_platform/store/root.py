@@ -23,7 +23,7 @@ from gram_platform.corpora.packed import (
     publish,
 )
 from gram_platform.corpora.recipe import CorpusRecipe
-from gram_platform.corpora.sources import Progress
+from gram_platform.corpora.sources import Progress, silent
 from gram_platform.store.checkpoints import MANIFEST
 from gram_platform.store.directories import EvaluationDirectory, ImportDirectory
 from gram_platform.store.files import CorruptFile, Folder
@@ -205,7 +205,7 @@ def provide_corpus(
         parse_manifest(stored.read(MANIFEST), stored.file(MANIFEST))
     except (FileNotFoundError, CorruptCorpus):
         packed = prepare(recipe, store.data_root, progress, workers)
-        _upload(packed, stored, progress or (lambda what, done, total: None))
+        _upload(packed, stored, progress or silent)
     return open_corpus(store, recipe.data_id)  # of two drivers at once, both read the last upload
 
 

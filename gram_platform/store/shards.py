@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from gram_platform.config.identity import canonical_json, has_shape, to_plain
+from gram_platform.config.identity import canonical_json, from_plain, has_shape, hash_file, to_plain
 from gram_platform.model.pieces import Piece, all_rows, as_piece
 from gram_platform.store.checkpoints import (
     CHECKPOINTS,
@@ -29,7 +29,7 @@ from gram_platform.store.checkpoints import (
     WEIGHTS,
     step_name,
 )
-from gram_platform.store.files import CorruptFile, Folder, hash_file, is_safe_name
+from gram_platform.store.files import CorruptFile, Folder, is_safe_name
 from gram_platform.store.tensors import DiskTensors, StoredRows, open_tensors, save_tensors
 
 Range = tuple[int, int]  # rows [first, stop)
@@ -45,11 +45,6 @@ class Resumed:
     pieces: dict[str, Piece]  # the requested rows
     state: dict
     manifest: dict
-
-    @property
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """The rows of every piece: whole tensors where there is one rank."""
-        return {name: piece.rows for name, piece in self.pieces.items()}
 
 
 # -------------------------------------------------------------------------------------------------- writing
@@ -179,7 +174,7 @@ def _layout(folder: Folder, shard: str, files: Mapping[str, str]) -> Layout:
     if name not in files:
         raise CorruptFile(f"{folder.path}/{shard} has no {name}")
     with _verified(folder, name, files[name]) as path, open(path) as file:
-        return {n: StoredRows.from_plain(entry) for n, entry in json.load(file).items()}
+        return {n: from_plain(StoredRows, entry) for n, entry in json.load(file).items()}
 
 
 def _layout_name(shard: str) -> str:

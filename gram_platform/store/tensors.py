@@ -52,10 +52,6 @@ class StoredRows:
         stop = piece.first_row + num_rows(tuple(piece.rows.shape))
         return cls(piece.first_row, stop, piece.shape, str(piece.rows.dtype).removeprefix("torch."))
 
-    @classmethod
-    def from_plain(cls, fields: Mapping) -> "StoredRows":
-        return cls(**{**fields, "shape": tuple(fields["shape"])})
-
     def empty(self, first: int, stop: int) -> Piece:
         """Makes an uninitialised piece for the rows [first, stop) of the tensor."""
         shape = (stop - first, *self.shape[1:]) if self.shape else ()
@@ -154,11 +150,6 @@ class DiskTensors(Mapping):
             if low < high:
                 piece.between(low, high).copy_(held.read(file, name, low, high))
         return piece.rows
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Gives a tensor's shape without reading it."""
-        file, stored = self.holders[name][0]
-        return tuple(file.get_slice(name).get_shape()) if stored is None else stored.shape
 
     def __contains__(self, name: object) -> bool:
         return name in self.holders

@@ -1,13 +1,12 @@
 """Reads the weights of a view from the store, as a routed model or merged into the equal dense model."""
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Iterator
 
 import torch
 
-from gram_platform.config import CORE, ModelConfig, ModuleSpec, View, model_from_plain
+from gram_platform.config import ModelConfig, View, model_from_plain
 from gram_platform.config.identity import invalid
 from gram_platform.config.routing import module_set
 from gram_platform.config.training import merged_config
@@ -24,10 +23,9 @@ def view_weights(store: Store, view: View) -> tuple[ModelConfig, dict[str, torch
 
     Modules outside the view are absent, not switched off. ValueError when a run lacks a module.
     """
-    config, sources = _shape(store, view)
-    weights = {}
-    for run_id in dict.fromkeys((view.run_id, *sources.values())):  # each is read once, one at a time
-        wanted = [domain for domain, source in sources.items() if source == run_id]
+    config, weights = view_model(store, view), {}
+    for run_id in dict.fromkeys((view.run_id, *view.origins.values())):  # each is read once, one at a time
+        wanted = [domain for domain, source in view.origins.items() if source == run_id]
         for name, weight in store.origin(run_id).weights().items():
             is_shared = run_id == view.run_id and not is_module(name)
             if is_shared or any(_is_of(domain, name) for domain in wanted):
@@ -38,12 +36,12 @@ def view_weights(store: Store, view: View) -> tuple[ModelConfig, dict[str, torch
 @contextlib.contextmanager
 def open_view(store: Store, view: View) -> Iterator[tuple[ModelConfig, DiskTensors]]:
     """Yields the config and weights of `view_weights`, but each access to a tensor reads it from disk."""
-    config, sources = _shape(store, view)
+    config = view_model(store, view)
     with contextlib.ExitStack() as stack:
-        open_ids = dict.fromkeys((view.run_id, *sources.values()))
+        open_ids = dict.fromkeys((view.run_id, *view.origins.values()))
         opened = {run_id: stack.enter_context(store.origin(run_id).open_weights()) for run_id in open_ids}
         holders = {name: held for name, held in opened[view.run_id].holders.items() if not is_module(name)}
-        for domain, run_id in sources.items():
+        for domain, run_id in view.origins.items():
             holders |= {name: held for name, held in opened[run_id].holders.items() if _is_of(domain, name)}
         yield config, DiskTensors(holders)
 
@@ -89,26 +87,9 @@ def model_config(store: Store, run_id: str) -> ModelConfig:
 
 def view_model(store: Store, view: View) -> ModelConfig:
     """Reads the model's config with only the view's modules. ValueError when a run lacks a module."""
-    return _shape(store, view)[0]
-
-
-def _shape(store: Store, view: View) -> tuple[ModelConfig, dict[str, str]]:
-    """Reads (the model's config with only the view's modules, the run of each module)."""
-    model = model_config(store, view.run_id)
-    sources = {domain: view.run_id for domain, _ in view.weights} | dict(view.sources)
-    if view.rule == "by_domain":
-        sources.setdefault(CORE, view.run_id)
-    specs = [_module_spec(model_config(store, run_id), run_id, domain) for domain, run_id in sources.items()]
-    return dataclasses.replace(model, modules=tuple(specs)), sources
+    return view.model(functools.partial(model_config, store))
 
 
 def _is_of(domain: str, name: str) -> bool:
     """Tells whether a parameter belongs to the domain's module."""
     return parameter_set(name) == module_set(domain)
-
-
-def _module_spec(source: ModelConfig, run_id: str, domain: str) -> ModuleSpec:
-    for module in source.modules:
-        if module.domain == domain:
-            return module
-    raise invalid("view.weights", domain, f"a module of run {run_id}: {', '.join(source.module_domains)}")

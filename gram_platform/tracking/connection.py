@@ -25,9 +25,10 @@ from mlflow.exceptions import MlflowException, RestException
 from mlflow.tracking.context.registry import resolve_tags
 
 from gram_platform.config.crash_safe import create_database
-from gram_platform.config.identity import invalid
+from gram_platform.config.identity import RAY_JOB_VARIABLE, invalid
 from gram_platform.store import Store
 from gram_platform.store.folders import LocalFolder
+from gram_platform.tracking import entry as content
 from gram_platform.tracking.views import ABOUT, NOTE
 
 QUIET_S = 60.0  # after a failure
@@ -115,8 +116,8 @@ class Connection:
     def describe(self, note: Callable[[Mapping[str, str], str], str]) -> None:
         """Sets the experiment's description to `note(tags, experiment id)`, unless people have written another."""
         tags = self.experiment_tags()
-        if ABOUT in tags.get(DESCRIPTION, ABOUT):
-            self.set_experiment_tags({DESCRIPTION: note(tags, self.experiment_id)})
+        if ABOUT in tags.get(content.NOTE, ABOUT):
+            self.set_experiment_tags({content.NOTE: note(tags, self.experiment_id)})
 
     def create(self, name: str, tags: Mapping[str, str], start_ms: float) -> Run:
         """Creates a run with MLflow's own tags of who started it, where from and at which commit."""
@@ -155,7 +156,7 @@ class Connection:
 def context_tags() -> dict[str, str]:
     """Returns MLflow's tags of this process: user, source and git commit; with its command line and Ray job."""
     tags = {**resolve_tags(), "gram.command": masked(shlex.join(sys.argv))[:MOST_CHARACTERS]}
-    job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") or "{}").get("metadata", {})
+    job = json.loads(os.environ.get(RAY_JOB_VARIABLE) or "{}").get("metadata", {})
     return tags | {"gram.ray_job_id": job["job_submission_id"]} if "job_submission_id" in job else tags
 
 
@@ -208,8 +209,7 @@ def require_database(uri: str) -> None:
         raise TrackingUnavailable(f"MLflow at {uri} is not available: there is no {database}")
 
 
-DESCRIPTION = "mlflow.note.content"
-EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development", DESCRIPTION: NOTE}
+EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development", content.NOTE: NOTE}
 
 
 def _ensure_experiment(client: MlflowClient, name: str, artifact_location: str | None) -> str:

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 
 from mlflow.entities import Metric
 
-from gram_platform.config import State, evaluation_from_plain, run_from_plain, view_from_plain
+from gram_platform.config import State, node_from_plain, run_from_plain, view_from_plain
 from gram_platform.config.identity import canonical_json, metric_name, to_plain
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.nodes import node_name
 from gram_platform.store import EvaluationDirectory, RunDirectory
-from gram_platform.store.checkpoints import NORM
+from gram_platform.store.checkpoints import BEST, NORM, VALIDATION
 
 KIND, STATUS, TAG_NAMES, RESULT = "gram.kind", "gram.status", "gram.tags", "gram.result"
 RUN_ID, EVAL_ID, VIEW_ID, VIEW_RUN = "gram.run_id", "gram.eval_id", "gram.view_id", "gram.view_run_id"
@@ -31,8 +31,7 @@ MLFLOW_STATUS = {State.COMPLETE: "FINISHED", State.FAILED: "FAILED", State.RUNNI
 MLFLOW_STATUS |= {State.INTERRUPTED: "KILLED"}
 
 LOSS, BEST_LOSS, SURPRISAL = "loss/", "loss_at_best/", "surprisal/"  # + domain; surprisal: of the drawn tokens
-VALIDATION_LOSS = "validation/loss/"  # + domain, in the records, and of runs that earlier versions sent
-SHOWN = {VALIDATION_LOSS: LOSS, "best/loss/": BEST_LOSS}  # prefixes of the storage in MLflow and in frames
+SHOWN = {VALIDATION: LOSS, BEST: BEST_LOSS}  # prefixes of the storage in MLflow and in frames
 SIZES = ("num_steps", "num_tokens", "parameters", "compute_units", "hardware_flops")
 TIMES = ("elapsed_s", "tokens_per_second")
 TASK = "task/"  # + task and metric, of evaluations on the LM Evaluation Harness
@@ -94,7 +93,7 @@ def run_entry(run: RunDirectory) -> Entry | None:
     status = run.status()
     if status == State.ABSENT:
         return None
-    config, result, timing = _config(run), run.result() or {}, run.timing()
+    config, result, timing, tags = _config(run), run.result() or {}, run.timing(), run.tags()
     if config is None:
         return None
     message = (run.failure() or {}).get("message", "") if status == State.FAILED else ""
@@ -102,12 +101,12 @@ def run_entry(run: RunDirectory) -> Entry | None:
     return Entry(
         kind="run",
         node_id=run.run_id,
-        tags=_tags("run", run, status, result, run_tags),
-        name=node_name("run", run.run_id, run.tags()),
+        tags=_tags("run", tags, status, result) | run_tags,
+        name=node_name("run", run.run_id, tags),
         status=status,
         params=run_params(config),
         result_metrics=run_metrics(result, timing),
-        parent=config["start"]["run_id"] if config["start"] and "elicited" in run.tags() else "",
+        parent=config["start"]["run_id"] if config["start"] and "elicited" in tags else "",
         num_steps=config_steps(config),
         config=config,
         last_step=run.last_step(),
@@ -123,13 +122,13 @@ def evaluation_entry(evaluation: EvaluationDirectory) -> Entry | None:
     config, timing = _config(evaluation), evaluation.timing()
     if config is None:
         return None
-    view = view_from_plain(config["view"])
-    tags = {EVAL_ID: evaluation.eval_id, VIEW_ID: view.view_id, VIEW_RUN: view.run_id, NOTE: evaluation_note(config)}
+    view, tags = view_from_plain(config["view"]), evaluation.tags()
+    ids = {EVAL_ID: evaluation.eval_id, VIEW_ID: view.view_id, VIEW_RUN: view.run_id}
     return Entry(
         kind="evaluation",
         node_id=evaluation.eval_id,
-        tags=_tags("evaluation", evaluation, State.COMPLETE, result, tags),
-        name=node_name("evaluation", evaluation.eval_id, evaluation.tags()),
+        tags=_tags("evaluation", tags, State.COMPLETE, result) | ids | {NOTE: evaluation_note(config)},
+        name=node_name("evaluation", evaluation.eval_id, tags),
         status=State.COMPLETE,
         params=evaluation_params(config),
         result_metrics=evaluation_metrics(result, timing),
@@ -227,7 +226,7 @@ def curve_metrics(records: Iterable[Mapping], entry: Entry, after_step: int) -> 
     for record in records:
         step, found, time_ms = record["step"], record["metrics"], round(record["time"] * 1000)
         kept = step % stride == 0 or step == entry.num_steps
-        names = [n for n in found if n.startswith(VALIDATION_LOSS) or (kept and not n.startswith(NORM))]
+        names = [n for n in found if n.startswith(VALIDATION) or (kept and not n.startswith(NORM))]
         values = {metric_name(shown_name(name)): found[name] for name in names}
         if names:
             tokens = step * run.batch_size * run.model.seq_len
@@ -245,8 +244,8 @@ def curve_tags(records: Iterable[Mapping], entry: Entry) -> dict[str, str]:
     points: dict[str, list[str]] = {}
     for record in records if entry.kind == "run" and entry.status == State.COMPLETE else ():
         for name, loss in record["metrics"].items():
-            if name.startswith(VALIDATION_LOSS):
-                key = CURVE + metric_name(name.removeprefix(VALIDATION_LOSS))
+            if name.startswith(VALIDATION):
+                key = CURVE + metric_name(name.removeprefix(VALIDATION))
                 points.setdefault(key, []).append(f"{record['step']}:{float(loss)!r}")
     texts = {key: " ".join(of_curve) for key, of_curve in points.items()}
     return {key: text for key, text in texts.items() if len(text) <= LONGEST_TAG and len(texts) <= MOST_CURVES}
@@ -276,8 +275,8 @@ def start_ms(records: Sequence[Mapping], entry: Entry, now_s: float) -> int:
     return round((entry.ended_ms or now_s * 1000) - elapsed_s * 1000)
 
 
-def _tags(kind: str, node: RunDirectory | EvaluationDirectory, status: State, result: Mapping, more: Mapping) -> dict:
-    return {**study_tags(node.tags(), result.get("sha256", "")), KIND: kind, STATUS: status.value, **more}
+def _tags(kind: str, tags: Mapping[str, str], status: State, result: Mapping) -> dict[str, str]:
+    return {**study_tags(tags, result.get("sha256", "")), KIND: kind, STATUS: status.value}
 
 
 def shown_parent(tags: Mapping[str, str], params: Mapping[str, str]) -> str:
@@ -295,7 +294,7 @@ def study_tags(tags: Mapping[str, str], sha256: str) -> dict[str, str]:
 def _config(node: RunDirectory | EvaluationDirectory) -> dict | None:
     """Reads a node's config with every field; None, with a warning, when it is damaged or has another shape."""
     try:
-        return to_plain((run_from_plain if node.kind == "run" else evaluation_from_plain)(node.config()))
+        return to_plain(node_from_plain(node.kind, node.config()))
     except (ValueError, TypeError) as error:
         text = f"{node.kind} {node.node_id} is left out until it is submitted again: {error}"
         warnings.warn(text, RuntimeWarning, stacklevel=3)

@@ -29,6 +29,7 @@ from mlflow.exceptions import MlflowException
 
 from gram_platform.config import State
 from gram_platform.store import Store
+from gram_platform.store.checkpoints import VALIDATION
 from gram_platform.tracking import Tracker, TrackingUnavailable
 from gram_platform.tracking import entry as content
 from gram_platform.tracking.connection import collector_paused, require_database
@@ -38,7 +39,7 @@ TEXT_COLUMNS = ("kind", "id", "run_id", "view_id", "status")
 NUMBER_COLUMNS = content.SIZES + content.TIMES
 MEASURED = (content.LOSS, content.BEST_LOSS, content.SURPRISAL, content.TASK)
 CURVE_COLUMNS = ("run_id", "step", "domain", "loss")
-CURVES = (content.LOSS, content.VALIDATION_LOSS)  # + domain: the keys of curves in MLflow, now and in earlier versions
+CURVES = (content.LOSS, VALIDATION)  # + domain: the keys of curves in MLflow, now and in earlier versions
 
 MlflowRuns = Mapping[tuple[str, str], Run]  # by kind and id
 
@@ -69,7 +70,7 @@ def load_store_curves(storage: str | Store, run_ids: Iterable[str] | None = None
     rows = []
     for run_id in store.list_runs():
         for record in store.run(run_id).records() if wanted is None or run_id in wanted else ():
-            losses = {k: v for k, v in record["metrics"].items() if k.startswith(content.VALIDATION_LOSS)}
+            losses = {k: v for k, v in record["metrics"].items() if k.startswith(VALIDATION)}
             rows += [(run_id, record["step"], name, float(loss)) for name, loss in losses.items()]
     return _curves(rows)
 

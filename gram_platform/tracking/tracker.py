@@ -15,6 +15,7 @@ from pathlib import Path
 
 from mlflow.entities import Metric, Param, Run, RunTag
 
+from gram_platform.config.identity import hash_file
 from gram_platform.store import EvaluationDirectory, RunDirectory, Store
 from gram_platform.store.listing import Finished
 from gram_platform.tracking import entry as content
@@ -34,6 +35,7 @@ from gram_platform.tracking.views import (
 NUM_SENDERS = 8  # threads
 LOCAL_UI = "http://127.0.0.1:5000"  # the default address of `mlflow ui`
 NODES_AT_ONCE = 1000  # that `sync` has in memory
+EXPORT = "gram.export"  # tag of a model version: the hash of its export's record
 
 
 class Tracker:
@@ -232,3 +234,28 @@ class Tracker:
         return (
             ui_url or (web_address(self.tracking_uri) if self.tracking_uri.startswith("http") else LOCAL_UI)
         ).rstrip("/")
+
+
+def register_export(
+    tracking_uri: str, name: str, record: Path, mlflow_run_id: str, tags: Mapping[str, str], note: str
+) -> str:
+    """Makes the folder of an export's `record` the newest version of model `name`; returns the version's number.
+
+    The files become artifacts of the MLflow run. An export that is registered under the name keeps its version and gets
+    the tags. Raises TrackingUnavailable.
+    """
+    digest = hash_file(record)
+    with Connection(tracking_uri, "gram").reaching() as client:
+        if not client.search_registered_models(f"name = '{name}'"):
+            client.create_registered_model(name)
+        for version in client.search_model_versions(f"name = '{name}'"):
+            if version.tags.get(EXPORT) == digest:
+                for key, value in tags.items():
+                    client.set_model_version_tag(name, version.version, key, value)
+                return str(version.version)
+        place = f"exports/{digest[:16]}"
+        client.log_artifacts(mlflow_run_id, str(record.parent), place)
+        source = f"{client.get_run(mlflow_run_id).info.artifact_uri}/{place}"
+        tags = {**tags, EXPORT: digest, content.KIND: "export"}
+        made = client.create_model_version(name, source, mlflow_run_id, tags, description=note, await_creation_for=0)
+        return str(made.version)

@@ -67,7 +67,7 @@ class PlanReader:
 
     def tokens(self, micro_batch: MicroBatch, rank: int = 0, num_ranks: int = 1) -> torch.Tensor:
         """Returns this rank's contiguous share of a micro-batch: int64 [micro_batch / num_ranks, seq_len + 1]."""
-        return torch.from_numpy(self._sequences(_share(self.rows(micro_batch), rank, num_ranks)))
+        return torch.from_numpy(self._sequences(rank_share(self.rows(micro_batch), rank, num_ranks)))
 
     def weights(self, micro_batch: MicroBatch, rank: int = 0, num_ranks: int = 1) -> tuple[torch.Tensor, ...]:
         """Returns the weight of each target of `tokens`: float32 [micro_batch / num_ranks, seq_len]; () if all are 1.
@@ -78,7 +78,7 @@ class PlanReader:
             return ()
         counted = self.separator.of_responses(self._sequences(self.rows(micro_batch)))
         weights = (counted * (counted.size / max(1, counted.sum()))).astype(np.float32)
-        return (torch.from_numpy(_share(weights, rank, num_ranks)),)
+        return (torch.from_numpy(rank_share(weights, rank, num_ranks)),)
 
     def _sequences(self, rows: np.ndarray) -> np.ndarray:
         """Reads the sequences of `rows`: int64 [number of rows, seq_len + 1]."""
@@ -115,7 +115,7 @@ class PlanReader:
         return rows
 
 
-def _share(rows: np.ndarray, rank: int, num_ranks: int) -> np.ndarray:
+def rank_share(rows: np.ndarray, rank: int, num_ranks: int) -> np.ndarray:
     """Returns a rank's contiguous share of the rows."""
     share = len(rows) // num_ranks
     return rows[rank * share : (rank + 1) * share]
@@ -130,6 +130,11 @@ def _require_pool(budget: DomainBudget, arrays: Mapping[str, np.ndarray]) -> Non
         if needed > available:
             allowed = f"at most the corpus's {available} training sequences"
             raise invalid(f"data.domains[{part.domain}].num_sequences", needed, allowed)
+
+
+def tokens_of(rows: np.ndarray, device: torch.device | str) -> torch.Tensor:
+    """Copies packed sequences to `device` as int64 tokens."""
+    return on_device(torch.from_numpy(rows.astype(np.int64)), device)
 
 
 def on_device(tokens: torch.Tensor, device: torch.device | str) -> torch.Tensor:

@@ -1,18 +1,18 @@
 """Evaluates weights on packed sequences: mean losses of domains, losses of single tokens, sampled continuations."""
 
+import contextlib
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
+from torch import nn
 
 from gram_platform.config import ModelConfig
 from gram_platform.config.flops import evaluation_batch
 from gram_platform.config.identity import invalid
-from gram_platform.model.reuse import kv_cache, shared_first_trunk
-from gram_platform.model.transformer import Transformer
-from gram_platform.train.data import on_device
+from gram_platform.model.transformer import Attention, Lora, Rotary, Transformer
+from gram_platform.train.data import tokens_of
 from gram_platform.train.learner import Learner
 from gram_platform.train.objectives import cross_entropy, token_cross_entropy
 
@@ -29,15 +29,6 @@ def require_sequences(arrays: Mapping[str, np.ndarray], domains: Sequence[str], 
             raise invalid("eval_points.num_sequences", num_sequences, allowed)
 
 
-@dataclass(frozen=True)
-class Share:
-    """One rank's share of an evaluation: batches `rank`, `rank + num_ranks`, ...; `add` sums tensors over all ranks."""
-
-    rank: int = 0
-    num_ranks: int = 1
-    add: Callable[[torch.Tensor], torch.Tensor] = lambda values: values
-
-
 @torch.no_grad()
 def domain_losses(
     forward: Forward,
@@ -47,29 +38,30 @@ def domain_losses(
     num_sequences: int,
     active: Active,
     device: torch.device | str = "cpu",
-    share: Share = Share(),
+    rank: int = 0,
+    num_ranks: int = 1,
+    sum_over_ranks: Callable[[torch.Tensor], torch.Tensor] = lambda values: values,
 ) -> dict[str, float]:
     """Returns each domain's mean cross entropy per token, in nats, over its first `num_sequences` rows.
 
     `forward(tokens_BT, active)` returns logits_BTV; `active(domain)` returns the module weights for a domain's batches.
-    With several ranks each calls it and gets all losses; the number of ranks changes no bit, since a batch is never
-    split. Ranks make equally many passes: one that has no batch left repeats the last one for nothing.
+    With several ranks each calls it for the batches `rank`, `rank + num_ranks`, ... and gets all losses; the number of
+    ranks changes no bit, since a batch is never split. Ranks make equally many passes: one that has no batch left
+    repeats the last one for nothing.
     """
     batches = _batches(config, arrays, domains, num_sequences, device)
     losses = [torch.zeros((), device=device)] * len(batches)
-    for first in range(0, len(batches), share.num_ranks):
-        index = first + share.rank
+    for first in range(0, len(batches), num_ranks):
+        index = first + rank
         domain, rows = batches[min(index, len(batches) - 1)]
-        tokens_BT = _tokens(rows, device)
+        tokens_BT = tokens_of(rows, device)
         loss = cross_entropy(forward(tokens_BT[:, :-1], active(domain)), tokens_BT[:, 1:])
         if index < len(batches):
             losses[index] = loss
-    return _means(batches, share.add(torch.stack(losses)).tolist())
+    return _means(batches, sum_over_ranks(torch.stack(losses)).tolist())
 
 
-def validation_losses(
-    learner: Learner, arrays: Mapping[str, np.ndarray], rank: int = 0, num_ranks: int = 1
-) -> dict[str, float]:
+def validation_losses(learner: Learner, arrays: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Returns `domain_losses` at a run's evaluation points: all modules active, weights gathered once.
 
     With several ranks all must call it.
@@ -77,8 +69,9 @@ def validation_losses(
     model, points = learner.config.model, learner.config.eval_points
     active = dict.fromkeys(model.module_domains, 1.0)
     asked = (arrays, points.domains, points.num_sequences, lambda _: active, learner.device)
+    ranks = (learner.rank, learner.num_ranks, learner.sum_over_ranks)
     with learner.evaluating():
-        return domain_losses(learner.forward, model, *asked, Share(rank, num_ranks, learner.sum_over_ranks))
+        return domain_losses(learner.forward, model, *asked, *ranks)
 
 
 @torch.no_grad()
@@ -88,14 +81,13 @@ def profile_losses(
     domains: Sequence[str],
     num_sequences: int,
     profiles: Sequence[Active],
-    device: torch.device | str = "cpu",
 ) -> list[dict[str, float]]:
     """Returns `domain_losses` of every profile, bit for bit; computes the first layer's trunk once for all profiles."""
-    batches = _batches(model.config, arrays, domains, num_sequences, device)
+    batches = _batches(model.config, arrays, domains, num_sequences, model.device)
     losses: list[list[torch.Tensor]] = [[] for _ in profiles]
     with shared_first_trunk(model) as clear_cache:
         for domain, rows in batches:
-            tokens_BT = _tokens(rows, device)
+            tokens_BT = tokens_of(rows, model.device)
             for of_profile, active in zip(losses, profiles, strict=True):
                 of_profile.append(cross_entropy(model(tokens_BT[:, :-1], active(domain)), tokens_BT[:, 1:]))
             clear_cache()
@@ -104,22 +96,16 @@ def profile_losses(
 
 @torch.no_grad()
 def token_losses(
-    forward: Forward,
-    config: ModelConfig,
-    arrays: Mapping[str, np.ndarray],
-    domains: Sequence[str],
-    num_sequences: int,
-    active: Active,
-    device: torch.device | str = "cpu",
+    model: Transformer, arrays: Mapping[str, np.ndarray], domains: Sequence[str], num_sequences: int, active: Active
 ) -> dict[str, torch.Tensor]:
     """Returns float32 cross entropies [num_sequences, seq_len] in nats of each domain's first rows, on the CPU.
 
     Column t is the loss of a row's token t + 1; token 0 has no prediction. Arguments as in `domain_losses`.
     """
     losses: dict[str, list[torch.Tensor]] = {domain: [] for domain in domains}
-    for domain, rows in _batches(config, arrays, domains, num_sequences, device):
-        tokens_BT = _tokens(rows, device)
-        logits_BTV = forward(tokens_BT[:, :-1], active(domain))
+    for domain, rows in _batches(model.config, arrays, domains, num_sequences, model.device):
+        tokens_BT = tokens_of(rows, model.device)
+        logits_BTV = model(tokens_BT[:, :-1], active(domain))
         losses[domain].append(token_cross_entropy(logits_BTV, tokens_BT[:, 1:]).cpu())
     return {domain: torch.cat(of_batches) for domain, of_batches in losses.items()}
 
@@ -139,10 +125,6 @@ def _batches(
     batch = evaluation_batch(config, device)
     parts = [slice(first, min(first + batch, num_sequences)) for first in range(0, num_sequences, batch)]
     return [(domain, arrays[domain][part]) for domain in domains for part in parts]
-
-
-def _tokens(rows: np.ndarray, device: torch.device | str) -> torch.Tensor:
-    return on_device(torch.from_numpy(rows.astype(np.int64)), device)
 
 
 def _means(batches: Batches, losses: Sequence[float]) -> dict[str, float]:
@@ -178,16 +160,15 @@ def sample_continuations(
     if num_prompt + num_tokens > model.config.seq_len + 1:  # the model never reads the last token
         allowed = f"prompt and continuation of at most {model.config.seq_len + 1} tokens"
         raise invalid("continuations.num_tokens", f"{num_prompt} + {num_tokens}", allowed)
-    device = model.lm_head.weight.device
     tokens, surprisals = [], []
     with kv_cache(model):
-        logits_BV = model(prompts_BP.to(device), active)[:, -1]
+        logits_BV = model(prompts_BP.to(model.device), active)[:, -1]
         for step in range(num_tokens):
             drawn_B, surprisal_B = draw(logits_BV, uniforms_BC[:, step], temperature)
             tokens.append(drawn_B)
             surprisals.append(surprisal_B)
             if step + 1 < num_tokens:
-                logits_BV = model(drawn_B[:, None].to(device), active)[:, -1]
+                logits_BV = model(drawn_B[:, None].to(model.device), active)[:, -1]
     return torch.stack(tokens, dim=1), torch.stack(surprisals, dim=1)
 
 
@@ -200,3 +181,72 @@ def draw(
     wanted_B1 = uniforms_B[:, None] * reached_BV[:, -1:]  # the last sum is 1 up to rounding
     tokens_B1 = torch.searchsorted(reached_BV, wanted_B1, right=True).clamp(max=logits_BV.shape[-1] - 1)
     return tokens_B1[:, 0], -log_p_BV.gather(1, tokens_B1)[:, 0]
+
+
+# ------------------------------------------------------------------------------ work shared by forward passes
+
+
+class CachedAttention(nn.Module):
+    """Attends over the tokens of all calls so far: any number in the first call, one in each later call.
+
+    Shapes as in `transformer.py`.
+    """
+
+    def __init__(self, attention: Attention):
+        super().__init__()
+        self.attention = attention
+        self.cache: tuple[torch.Tensor, torch.Tensor] | None = None  # k_BKSh, v_BKSh
+
+    def forward(self, x_BTD: torch.Tensor, rotary: Rotary, mask_BTT: torch.Tensor | None = None) -> torch.Tensor:
+        """Attends from x_BTD to all tokens so far; with a mask, a second call needs rows of one document each."""
+        first = 0 if self.cache is None else self.cache[0].shape[2]
+        q_BHTh, *new = self.attention.heads(x_BTD, rotary, first)
+        if self.cache is not None:
+            assert x_BTD.shape[1] == 1, "after the first call, one token at a time"
+            new = [torch.cat(pair, dim=2) for pair in zip(self.cache, new, strict=True)]
+        self.cache = new[0], new[1]
+        return self.attention.attend(q_BHTh, *self.cache, first == 0, mask_BTT if first == 0 else None)
+
+
+@contextlib.contextmanager
+def kv_cache(model: Transformer) -> Iterator[Transformer]:
+    """Gives the model a cache of keys and values inside the `with` block, so that each call continues the one before.
+
+    A further token then costs one token's forward pass and its attention to earlier tokens.
+    """
+    uncached = [block.attn for block in model.blocks]
+    for block in model.blocks:
+        block.attn = CachedAttention(block.attn)
+    try:
+        yield model
+    finally:
+        for block, attention in zip(model.blocks, uncached, strict=True):
+            block.attn = attention
+
+
+@contextlib.contextmanager
+def shared_first_trunk(model: Transformer) -> Iterator[Callable[[], None]]:
+    """Computes the first layer's attention and core MLP once for several calls inside the `with` block.
+
+    All calls must have the same tokens until the yielded function, which clears the cache, is called. Calls with LoRAs,
+    which change the core MLP, do not share. Logits are the same bit for bit. Not for training.
+    """
+    block, uncached = model.blocks[0], model.blocks[0].trunk
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def trunk(x_BTD: torch.Tensor, rotary: Rotary, loras: list[tuple[Lora, float]], *mask: torch.Tensor | None):
+        if loras:
+            return uncached(x_BTD, rotary, loras, *mask)
+        if not kept:
+            kept.append(uncached(x_BTD, rotary, loras, *mask))
+        return kept[0]
+
+    was_set = "trunk" in vars(block)  # set by torch.compile
+    block.trunk = trunk
+    try:
+        yield kept.clear
+    finally:
+        if was_set:
+            block.trunk = uncached
+        else:
+            del block.trunk

@@ -29,7 +29,7 @@ from gram_platform.model.transformer import (
     parameter_shapes,
     parameters_by_set,
 )
-from gram_platform.train.data import Staging, on_device
+from gram_platform.train.data import Staging, rank_share, tokens_of
 from gram_platform.train.objectives import Misdirection, cross_entropy
 from gram_platform.train.optimizers import (
     Sets,
@@ -47,6 +47,8 @@ MAX_GRAPHS = 16  # compiled graphs of one function
 
 class Learner:
     """Trains one run in one process: `forward`, `train_only`, `backward`, `clip`, `step`; saves and loads its state."""
+
+    rank, num_ranks = 0, 1  # of this process; `sharding.py` has learners of several
 
     def __init__(
         self,
@@ -163,54 +165,45 @@ class Learner:
 
     # ---------------------------------------------------------------------------------------------- state
 
-    def state(self) -> dict[str, torch.Tensor]:
-        """Returns full CPU tensors: `model.<name>` and `optim.<set>.<name>.{step,exp_avg,exp_avg_sq}`.
-
-        A set that never stepped has no optimizer keys.
-        """
-        return {name: self._to_full(value).to("cpu", copy=True) for name, value in self._tensors()}
-
     def pieces(self) -> dict[str, Piece]:
-        """Copies this process's rows of every tensor of `state` to the CPU, without communication."""
-        return {name: self._piece(name, value) for name, value in self._tensors()}
+        """Copies this process's rows of every tensor of the state to the CPU, without communication.
 
-    def staged_pieces(self) -> dict[str, Piece]:
-        """Does as `pieces`, from a GPU while training goes on: see `staging` for when they are complete and valid."""
+        Weights are `model.<name>`, AdamW's are `optim.<set>.<name>.{step,exp_avg,exp_avg_sq}`; a set that never stepped
+        has none. Copies from a GPU are made while training goes on: see `staging` for when they are complete and valid.
+        """
         copies = self.staging.copy({name: self._local(value) for name, value in self._tensors()})
         return {name: self._piece(name, value, copies[name]) for name, value in self._tensors()}
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Returns the float32 weights by name, on the CPU."""
-        return {name: self._to_full(p.detach()).cpu() for name, p in self.masters.items()}
+        return {name: p.detach().cpu() for name, p in self.masters.items()}
 
     def weight_pieces(self) -> dict[str, Piece]:
         """Copies this process's rows of the float32 weights, by name, to the CPU."""
-        return {name: self._piece(f"model.{name}", p.detach()) for name, p in self.masters.items()}
+        masters = {name: p.detach() for name, p in self.masters.items()}
+        copies = {name: self._local(value).to("cpu", copy=True) for name, value in masters.items()}
+        return {name: self._piece(f"model.{name}", value, copies[name]) for name, value in masters.items()}
 
     def rows_of(self, name: str, shape: tuple[int, ...]) -> tuple[int, int]:
-        """Returns [first, stop), this process's rows of a tensor of `state`, by the tensor's name and full shape."""
+        """Returns [first, stop), this process's rows of a tensor of the state, by the tensor's name and full shape."""
         return all_rows(name, shape)
 
     def load_state(self, state: Mapping[str, torch.Tensor | Piece]) -> None:
-        """Restores what `state` or `pieces` returned; optimizer states that it lacks are removed.
+        """Restores what `pieces` returned, or whole tensors; optimizer states that it lacks are removed.
 
-        A piece must hold at least this process's rows (`rows_of`).
+        A piece must hold at least this process's rows (`rows_of`). ValueError unless the weights' names, shapes and
+        dtypes are exactly the model's.
         """
+        stored = {name.removeprefix("model.") for name in state if name.startswith("model.")}
+        if difference := sorted(self.masters.keys() ^ stored):
+            raise invalid("weights", difference[:4], "exactly the names of the model's weights")
         for set_name, named in self.master_sets.items():
             self.optimizers[set_name].state.clear()
             for name, parameter in named.items():
+                self._fill(parameter, f"model.{name}", state[f"model.{name}"])
                 prefix = f"optim.{set_name}.{name}."
                 if prefix + "step" in state:
                     self.optimizers[set_name].state[parameter] = self._slots(state, prefix, parameter)
-        self.load_weights({n.removeprefix("model."): v for n, v in state.items() if n.startswith("model.")})
-
-    def load_weights(self, weights: Mapping[str, torch.Tensor | Piece]) -> None:
-        """Replaces every weight; ValueError unless names, shapes and dtypes are exactly the model's."""
-        if self.masters.keys() != weights.keys():
-            difference = sorted(self.masters.keys() ^ weights.keys())
-            raise invalid("weights", difference[:4], "exactly the names of the model's weights")
-        for name, parameter in self.masters.items():
-            self._fill(parameter, f"model.{name}", weights[name])
         self._publish(self.master_sets)
 
     def _slots(self, state: Mapping[str, torch.Tensor | Piece], prefix: str, parameter: nn.Parameter) -> dict:
@@ -229,9 +222,8 @@ class Learner:
                 for slot, value in self.optimizers[set_name].state.get(parameter, {}).items():
                     yield f"optim.{set_name}.{name}.{slot}", value
 
-    def _piece(self, name: str, value: torch.Tensor, copy: torch.Tensor | None = None) -> Piece:
+    def _piece(self, name: str, value: torch.Tensor, rows: torch.Tensor) -> Piece:
         first, _ = self.rows_of(name, tuple(value.shape))
-        rows = self._local(value).to("cpu", copy=True) if copy is None else copy
         return Piece(rows, first, tuple(value.shape))
 
     @torch.no_grad()
@@ -245,9 +237,6 @@ class Learner:
 
     def _local(self, value: torch.Tensor) -> torch.Tensor:
         """Returns this process's rows of a tensor, in the same memory."""
-        return value
-
-    def _to_full(self, value: torch.Tensor) -> torch.Tensor:
         return value
 
 
@@ -299,7 +288,7 @@ def num_graphs() -> int:
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
-def probed_norms(learner: Learner, sequences: np.ndarray, rank: int = 0, num_ranks: int = 1) -> dict[str, float]:
+def probed_norms(learner: Learner, sequences: np.ndarray) -> dict[str, float]:
     """Measures how hard one domain pulls at each module: {module's domain: gradient norm of its matrices}.
 
     `sequences` [num_sequences, seq_len + 1] are the domain's first. All modules are active and get gradients, as in an
@@ -316,7 +305,8 @@ def probed_norms(learner: Learner, sequences: np.ndarray, rank: int = 0, num_ran
     squares = dict.fromkeys(modules, 0.0)
     learner.train_only(frozenset(modules))
     for number in range(config.num_probed):
-        tokens_BT = on_device(_share(sequences, config.micro_batch, number, rank, num_ranks), learner.device)
+        micro_batch = sequences[number * config.micro_batch :][: config.micro_batch]
+        tokens_BT = tokens_of(rank_share(micro_batch, learner.rank, learner.num_ranks), learner.device)
         for is_last, part_BT in learner.passes(tokens_BT):
             loss = cross_entropy(learner.forward(part_BT[:, :-1], active), part_BT[:, 1:])
             learner.backward(loss / learner.num_passes, modules, is_last)
@@ -325,10 +315,3 @@ def probed_norms(learner: Learner, sequences: np.ndarray, rank: int = 0, num_ran
         for parameter in learner.masters.values():
             parameter.grad = None
     return {domain: math.sqrt(squares[name] / config.num_probed) for name, domain in modules.items()}
-
-
-def _share(sequences: np.ndarray, micro_batch: int, number: int, rank: int, num_ranks: int) -> torch.Tensor:
-    """Returns a rank's sequences of micro-batch `number`: int64 [micro_batch / num_ranks, seq_len + 1]."""
-    share = micro_batch // num_ranks
-    first = number * micro_batch + rank * share
-    return torch.from_numpy(sequences[first : first + share].astype(np.int64))

@@ -32,13 +32,7 @@ class StepRecord:
 
 
 def training_steps(
-    learner: Learner,
-    plan: Plan,
-    reader: PlanReader,
-    first_step: int = 0,
-    rank: int = 0,
-    num_ranks: int = 1,
-    norms_every: int = 0,
+    learner: Learner, plan: Plan, reader: PlanReader, first_step: int = 0, norms_every: int = 0
 ) -> Iterator[StepRecord]:
     """Trains from `first_step` to the end of the plan; yields a record after each optimizer step.
 
@@ -55,7 +49,7 @@ def training_steps(
         rate = learning_rate(config.optimizer, step, config.num_steps)
         is_measured = norms_every > 0 and ((step + 1) % norms_every == 0 or step + 1 == config.num_steps)
 
-        losses, minimised = _accumulate_gradients(learner, window, reader, rank, num_ranks)
+        losses, minimised = _accumulate_gradients(learner, window, reader)
         for domain, loss in zip(domains, losses, strict=True):
             require_finite(f"loss {loss}", loss, f"step {step + 1}, domain {domain!r}", rate)
         gradients = gradient_norms(learner.master_sets) if is_measured else {}
@@ -72,16 +66,16 @@ def training_steps(
 
 
 def _accumulate_gradients(
-    learner: Learner, window: list[MicroBatch], reader: PlanReader, rank: int, num_ranks: int
+    learner: Learner, window: list[MicroBatch], reader: PlanReader
 ) -> tuple[list[float], list[float]]:
     """Runs every micro-batch forward and backward; returns their cross entropies and minimised losses over all ranks.
 
     Reads values from the device once, after the whole window: each read waits for all queued work.
     """
-    num_passes = len(window) * learner.num_passes
+    num_passes, ranks = len(window) * learner.num_passes, (learner.rank, learner.num_ranks)
     values = torch.zeros(len(window), 2, device=learner.device)
     for index, micro_batch in enumerate(window):
-        read = reader.tokens(micro_batch, rank, num_ranks), *reader.weights(micro_batch, rank, num_ranks)
+        read = reader.tokens(micro_batch, *ranks), *reader.weights(micro_batch, *ranks)
         for is_last, *part in learner.passes(*(on_device(rows, learner.device) for rows in read)):
             is_last = is_last and index == len(window) - 1
             values[index] += _pass(learner, micro_batch, num_passes, is_last, *part)

@@ -49,6 +49,7 @@ class ShardedLearner(Learner):
 
     def _build(self, weights: Iterable[tuple[str, Piece]]) -> tuple[nn.Module, Sets]:
         """Shards the model on the meta device, then fills this rank's rows, one weight at a time."""
+        self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
         self.mesh = rank_mesh(self.device.type)
         with torch.device("meta"):
             model = Transformer(self.config.model)
@@ -139,25 +140,21 @@ class ShardedLearner(Learner):
 
     def mean_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
         """Averages by one all-reduce; returns the means on the CPU."""
-        return (self.sum_over_ranks(values) / dist.get_world_size()).cpu()
+        return (self.sum_over_ranks(values) / self.num_ranks).cpu()
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Gathers the full weights one by one; returns them on rank 0, on the CPU, and {} on all other ranks."""
-        kept = ((name, full.to("cpu", copy=True)) for name, full in self.each_weight() if dist.get_rank() == 0)
+        kept = ((name, full.to("cpu", copy=True)) for name, full in self.each_weight() if self.rank == 0)
         return dict(kept)
 
     def each_weight(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields (name, full weight), sorted by name. Every rank must take all of them: each one is an all-gather."""
         for name in sorted(self.masters):
-            yield name, self._to_full(self.masters[name].detach())
-
-    def load_state(self, state: Mapping[str, torch.Tensor | Piece]) -> None:
-        super().load_state(state)
-        self._warm_up()
+            yield name, self.masters[name].detach().full_tensor()
 
     def rows_of(self, name: str, shape: tuple[int, ...]) -> tuple[int, int]:
-        """Returns this rank's chunk of a weight or an AdamW moment, and all rows of any other tensor."""
-        if not shape or not name.startswith(("model.", "optim.")):
+        """Returns this rank's chunk of a weight or an AdamW moment, and all of a scalar."""
+        if not shape:
             return all_rows(name, shape)
         last = self.mesh.ndim - 1
         return rank_rows(shape[0], self.mesh.get_local_rank(last), self.mesh.size(last))
@@ -169,6 +166,3 @@ class ShardedLearner(Learner):
 
     def _local(self, value: torch.Tensor) -> torch.Tensor:
         return value.to_local() if isinstance(value, DTensor) else value
-
-    def _to_full(self, value: torch.Tensor) -> torch.Tensor:
-        return value.full_tensor() if isinstance(value, DTensor) else value

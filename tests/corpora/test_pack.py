@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from gram_platform.config.identity import hash_file
 from gram_platform.config.routing import domain_permutation
 from gram_platform.corpora import CorruptCorpus, PackedCorpus, pack, prepare, resolve, sources
 from gram_platform.corpora import packed as packed_module
-from gram_platform.corpora.packed import sha256_file, token_dtype
+from gram_platform.corpora.packed import token_dtype
 from gram_platform.corpora.tokenizer import END_OF_TEXT, end_of_text_id, load_tokenizer
 
 
@@ -76,7 +77,7 @@ def test_equal_recipes_pack_to_equal_bytes(tmp_path, corpus, settings):
 
 def test_the_tokenizer_is_saved_and_given_ones_are_used(tmp_path, corpus, settings):
     packed = prepare(resolve(corpus, **settings), tmp_path / "data")
-    assert packed.manifest["tokenizer_sha256"] == sha256_file(packed.tokenizer_path)
+    assert packed.manifest["tokenizer_sha256"] == hash_file(packed.tokenizer_path)
     given = resolve(corpus, **{**settings, "vocab_size": 70_000}, tokenizer=str(packed.tokenizer_path))
     assert given.tokenizer.source == packed.manifest["tokenizer_sha256"]
     other = prepare(given, tmp_path / "data")
@@ -183,8 +184,8 @@ def test_a_manifest_that_changed_is_compared_again(tmp_path, corpus, settings):
 def test_contents_are_compared_once_a_machine_and_again_after_a_change(tmp_path, corpus, settings, monkeypatch):
     """Also after one that keeps size and time, as of a sequence that was put into another domain's file."""
     packed = prepare(resolve(corpus, **settings), tmp_path / "data")
-    read, hashed = packed_module.sha256_file, []
-    monkeypatch.setattr(packed_module, "sha256_file", lambda path: (hashed.append(path.name), read(path))[1])
+    read, hashed = packed_module.hash_file, []
+    monkeypatch.setattr(packed_module, "hash_file", lambda path: (hashed.append(path.name), read(path))[1])
     PackedCorpus.open(packed.path)
     assert hashed == []
     file = packed.path / "train" / "core.bin"

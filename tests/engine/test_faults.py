@@ -13,10 +13,10 @@ from ray.exceptions import OutOfMemoryError, RayError, WorkerCrashedError
 
 from gram_platform.engine import graph, process, slots
 from gram_platform.engine.execution import Execution, Resources
+from gram_platform.engine.in_process import execute_node
 from gram_platform.engine.life import MAX_CRASHES, Progress
 from gram_platform.engine.node import RunExecution, execute_run
 from gram_platform.engine.process import TerminationNotice, is_out_of_memory, memory_advice
-from gram_platform.engine.slots import execute_node
 from gram_platform.methods import plan
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.store import LeaseHeld, Store, attempts

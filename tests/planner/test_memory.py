@@ -311,7 +311,7 @@ def test_an_evaluation_of_ranks_gathers_all_weights(precision, kept_bytes, as_ra
         learner = ShardedLearner(run)
         gc.collect()
         bytes_of.peak = before = bytes_of.live
-        validation_losses(learner, dict.fromkeys(tiny.DOMAINS, rows), 0, 4)
+        validation_losses(learner, dict.fromkeys(tiny.DOMAINS, rows))
         gc.collect()
     assert bytes_of.live == before
     assert rank_memory(run, 4).evaluation == pytest.approx(bytes_of.peak - before, rel=0.05)

@@ -17,7 +17,7 @@ from gram_platform.methods import METHODS, plan
 from gram_platform.methods.elicitation import attacks
 from gram_platform.methods.setting import Branching, Elicitation, Options
 from gram_platform.release import export as exporting
-from gram_platform.release import output_folder
+from gram_platform.release import export as output_folder
 from gram_platform.release.export import RECORD, ExportRequest, export_view
 from gram_platform.release.files import INDEX, SINGLE, open_checkpoint
 from gram_platform.release.importing import import_checkpoint

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from gram_platform.config import IMPORTED, View, run_from_plain
-from gram_platform.config.identity import short_hash, to_plain
+from gram_platform.config.identity import hash_file, short_hash, to_plain
 from gram_platform.corpora.tokenizer import END_OF_TEXT
 from gram_platform.release.importing import import_checkpoint
 from gram_platform.store import Store
 from gram_platform.store.directories import import_id
-from gram_platform.store.files import hash_file, seal
+from gram_platform.store.files import seal
 from gram_platform.store.tensors import hash_tensors
 from gram_platform.store.views import load_view
 from tests import tiny
@@ -96,7 +96,7 @@ def test_an_import_from_before_the_tokenizer_was_in_the_id(folder, store):
     directory = store.imported(old.import_id)
     directory.folder.write("tokenizer.json", given)
     fields = {name: value for name, value in directory.result().items() if name != "sha256"}
-    fields["tokenizer_sha256"] = hash_file(str(folder / "tokenizer.json"))
+    fields["tokenizer_sha256"] = hash_file(folder / "tokenizer.json")
     directory.folder.write("result.json", seal(fields))
     assert stored(store, old) == given
     assert load_view(store, View.of(old.import_id))[0] == old.model

@@ -7,7 +7,7 @@ import pytest
 
 from gram_platform.config import View
 from gram_platform.release import export as exporting
-from gram_platform.release import output_folder
+from gram_platform.release import export as output_folder
 from gram_platform.release.export import RECORD
 from gram_platform.store import Store
 from tests import tiny

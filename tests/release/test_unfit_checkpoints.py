@@ -5,10 +5,9 @@ import time
 import pytest
 import torch
 
-from gram_platform.model.transformer import initial_weights
+from gram_platform.model.transformer import Transformer, parameter_shapes
 from gram_platform.release.importing import import_checkpoint
 from gram_platform.release.stock_config import SIZES, SIZES_OR_NULL, native_config
-from gram_platform.release.stock_tensors import dense_shapes
 from gram_platform.store import Store
 from tests.release.planted import FOREIGN, checkpoint
 
@@ -178,7 +177,7 @@ def test_more_layers_than_the_files_have_are_refused_at_once(num_layers, store, 
 
 def test_shapes_are_those_of_the_whole_model():
     model = native_config({**FOREIGN, "num_hidden_layers": 3})
-    assert dense_shapes(model) == {name: tuple(value.shape) for name, value in initial_weights(model, seed=0)}
+    assert parameter_shapes(model) == {name: tuple(p.shape) for name, p in Transformer(model).named_parameters()}
 
 
 @pytest.mark.parametrize(

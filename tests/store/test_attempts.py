@@ -78,8 +78,8 @@ def test_resumed_tensors_are_bit_identical_in_every_dtype(directory):
         resumed = attempt.resume()
     assert resumed.state == state
     for name, tensor in tensors.items():
-        assert resumed.tensors[name].dtype == tensor.dtype
-        assert torch.equal(resumed.tensors[name], tensor)
+        assert resumed.pieces[name].rows.dtype == tensor.dtype
+        assert torch.equal(resumed.pieces[name].rows, tensor)
 
 
 def test_newest_two_checkpoints_are_kept_and_none_after_the_end(tmp_path, directory):

@@ -62,7 +62,7 @@ def train(
         if directory.result() is not None:
             return directory.result()
         resumed = attempt.resume()
-        weights, first = (START, 1) if resumed is None else (resumed.tensors["weights"], resumed.step + 1)
+        weights, first = (START, 1) if resumed is None else (resumed.pieces["weights"].rows, resumed.step + 1)
         assert resumed is None or resumed.state == {"position": resumed.step}
         records = []
         for step in range(first, run.num_steps + 1):

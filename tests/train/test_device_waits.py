@@ -55,7 +55,7 @@ def of_one(model, *asked):
 
 
 def of_three(model, *asked):
-    return profile_losses(model, *asked, [lambda _: ALL] * 3, "meta")
+    return profile_losses(model, *asked, [lambda _: ALL] * 3)
 
 
 @pytest.mark.parametrize(("evaluate", "num_profiles"), [(of_one, 1), (of_three, 3)])

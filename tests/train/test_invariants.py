@@ -41,10 +41,10 @@ def belongs_to(name: str, sets: set[str]) -> bool:
 def test_untouched_set_and_its_optimizer_state_stay_bit_identical(precision):
     config = tiny.run_config(precision=precision)
     learner, plan = Learner(config), Plan(config)
-    before, touched_at_all = learner.state(), set()
+    before, touched_at_all = tiny.full_state(learner), set()
     for record in training_steps(learner, plan, PlanReader(config, tiny.arrays())):
         touched = set().union(*(m.route.trained for m in plan.window(record.step - 1)))
-        after = learner.state()
+        after = tiny.full_state(learner)
         untouched = {SHARED, CORE_MLP, module_set("lisp"), module_set("virology")} - touched
         touched_at_all |= untouched
         keep = [n for n in after if belongs_to(n, untouched)]
@@ -57,10 +57,10 @@ def test_untouched_set_and_its_optimizer_state_stay_bit_identical(precision):
 def test_core_frozen_window_leaves_the_core_bit_identical():
     config = tiny.run_config(draws=(8, 88, 0), routing=RoutingConfig(0.0, 0.0))
     learner, plan = Learner(config), Plan(config)
-    before = learner.state()
+    before = tiny.full_state(learner)
     for record in training_steps(learner, plan, PlanReader(config, tiny.arrays())):
         sets = set().union(*(m.route.trained for m in plan.window(record.step - 1)))
-        after = learner.state()
+        after = tiny.full_state(learner)
         if sets == {module_set("lisp")}:
             assert all(torch.equal(before[n], after[n]) for n in after if belongs_to(n, {SHARED, CORE_MLP}))
             return
@@ -71,7 +71,7 @@ def test_core_frozen_window_leaves_the_core_bit_identical():
 def test_gram_without_modules_is_the_baseline_bit_for_bit():
     routed = tiny.run_config(modular=False, routing=RoutingConfig(0.5, 0.3))
     plain = dataclasses.replace(routed, routing=RoutingConfig())
-    assert equal_states(train(routed)[0].state(), train(plain)[0].state())
+    assert equal_states(tiny.full_state(train(routed)[0]), tiny.full_state(train(plain)[0]))
 
 
 def test_adding_a_module_changes_no_other_initial_weight():
@@ -126,9 +126,9 @@ def test_stop_and_resume_is_bit_exact(precision):
     whole, all_records = train(config)
     half, first = train(config, stop=5)
     resumed = Learner(config)
-    resumed.load_state(half.state())
+    resumed.load_state(tiny.full_state(half))
     resumed, second = train(config, resumed, first_step=5)
-    assert equal_states(whole.state(), resumed.state())
+    assert equal_states(tiny.full_state(whole), tiny.full_state(resumed))
     assert first + second == all_records
 
 
@@ -136,7 +136,7 @@ def test_training_learns_and_repeats():
     config = tiny.run_config(draws=(640, 160, 160), precision="float32")
     (one, records), (two, again) = train(config), train(config)
     assert records == again
-    assert equal_states(one.state(), two.state())
+    assert equal_states(tiny.full_state(one), tiny.full_state(two))
     mean = lambda part: sum(sum(r.losses) for r in part) / sum(len(r.losses) for r in part)
     assert mean(records[-5:]) < 0.8 * mean(records[:5])
 
@@ -182,5 +182,5 @@ def test_measuring_norms_changes_nothing(precision):
         measured += [record.step] if record.norms else []
     assert measured == sorted({*range(5, config.num_steps + 1, 5), config.num_steps})
     plain, records = train(config)
-    assert equal_states(plain.state(), learner.state())
+    assert equal_states(tiny.full_state(plain), tiny.full_state(learner))
     assert all(record.norms == {} for record in records)

@@ -28,16 +28,16 @@ def config_of(kind="mlp", precision="float32"):
     )
 
 
-def train(learner, probes, rank=0, num_ranks=1):
+def train(learner, probes):
     """(losses, norms by step and domain) with a probe after every third step, or without any."""
     config, arrays = learner.config, tiny.arrays()
     plan = Plan(config)
     losses, found = [], {}
-    for record in training_steps(learner, plan, PlanReader(config, arrays), 0, rank, num_ranks, norms_every=1):
+    for record in training_steps(learner, plan, PlanReader(config, arrays), norms_every=1):
         losses.append((record.losses, record.grad_norm, dict(record.norms)))
         if probes and record.step % 3 == 0:
             for domain in tiny.DOMAINS:
-                found[record.step, domain] = probed_norms(learner, arrays[domain], rank, num_ranks)
+                found[record.step, domain] = probed_norms(learner, arrays[domain])
     return losses, found
 
 
@@ -48,7 +48,7 @@ def test_training_is_the_same_bit_for_bit(kind, precision):
     assert losses == expected
     assert not nothing
     assert {step for step, _ in found} == {3, 6, 9, 12}
-    states = [learner.state() for learner in (plain, probed)]
+    states = [tiny.full_state(learner) for learner in (plain, probed)]
     assert states[0].keys() == states[1].keys()
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
     assert all(p.grad is None for own in probed.master_sets.values() for p in own.values())
@@ -80,8 +80,8 @@ def probing_ranks(rank, num_ranks, folder):
     """Every rank trains without and with probes, to the same losses and weights; rank 0 leaves what it found."""
     for number, kind in enumerate(KINDS):
         plain, probed = (ShardedLearner(config_of(*kind)) for _ in range(2))
-        expected, _ = train(plain, False, rank, num_ranks)
-        losses, found = train(probed, True, rank, num_ranks)
+        expected, _ = train(plain, False)
+        losses, found = train(probed, True)
         assert losses == expected
         weights, same = probed.weights(), plain.weights()
         assert all(torch.equal(weights[name], same[name]) for name in same)

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from gram_platform.config import ModuleSpec
-from gram_platform.model.reuse import kv_cache
 from gram_platform.model.transformer import build, initial_weights
-from gram_platform.train.evaluate import draw, sample_continuations, uniforms
+from gram_platform.train.evaluate import draw, kv_cache, sample_continuations, uniforms
 from tests import tiny
 
 ACTIVE = {"lisp": 1.0, "virology": 0.5}

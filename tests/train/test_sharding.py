@@ -23,11 +23,11 @@ TOLERANCES = {"float32": 1e-5, "bfloat16": 2e-2}
 HALF = 5
 
 
-def train(learner, config, first=0, stop=None, rank=0, num_ranks=1):
+def train(learner, config, first=0, stop=None):
     plan = Plan(config)
     reader, losses = PlanReader(config, tiny.arrays()), []
     learner.norms = {}
-    for record in training_steps(learner, plan, reader, first, rank, num_ranks, norms_every=4):
+    for record in training_steps(learner, plan, reader, first, norms_every=4):
         losses.extend(record.losses)
         learner.norms |= {f"{record.step} {name}": norm for name, norm in record.norms.items()}
         learner.evaluated = learner.forward(torch.zeros(1, 4, dtype=torch.long), {}).detach()
@@ -81,18 +81,18 @@ def train_every_method(rank, num_ranks, folder):
     out = {}
     for number, (name, config) in enumerate(method_configs().items()):
         learner = ShardedLearner(config)
-        losses = train(learner, config, rank=rank, num_ranks=num_ranks)
-        out[name] = {"losses": losses, "state": learner.state(), "norms": learner.norms}
+        losses = train(learner, config)
+        out[name] = {"losses": losses, "state": tiny.full_state(learner), "norms": learner.norms}
         out[name]["same"] = True
         for kept_bytes, checkpointing, own_parameters in WAYS if num_ranks == 4 else [WAYS[number % 2]]:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(flops, "KEPT_BYTES", kept_bytes)
                 patch.setattr(flops, "OWN_GROUP_PARAMETERS", own_parameters)
                 again = ShardedLearner(config, activation_checkpointing=checkpointing)
-            out[name]["same"] &= train(again, config, rank=rank, num_ranks=num_ranks) == losses
-            out[name]["same"] &= equal(again.state(), out[name]["state"])
+            out[name]["same"] &= train(again, config) == losses
+            out[name]["same"] &= equal(tiny.full_state(again), out[name]["state"])
         if name in IN_PASSES:
-            out[name]["in passes"] = in_passes(config, rank, num_ranks)
+            out[name]["in passes"] = in_passes(config, num_ranks)
     if rank == 0:
         torch.save(out, folder / "out.pt")
 
@@ -100,13 +100,13 @@ def train_every_method(rank, num_ranks, folder):
 IN_PASSES = ("gram", "gram, bfloat16", "demix")
 
 
-def in_passes(config, rank, num_ranks) -> dict:
+def in_passes(config, num_ranks) -> dict:
     """Trains as a large model: a sequence a pass, each pass reduced, and small modules in their blocks' groups."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flops, "KEPT_BYTES", 0)
         patch.setattr(flops, "LARGE_GRADIENTS_BYTES", 0)
         learner = ShardedLearner(config, num_passes=config.micro_batch // num_ranks)
-    return {"losses": train(learner, config, rank=rank, num_ranks=num_ranks), "state": learner.state()}
+    return {"losses": train(learner, config), "state": tiny.full_state(learner)}
 
 
 def equal(one, two) -> bool:
@@ -124,7 +124,7 @@ def test_ranks_train_every_method_like_one_process(tmp_path, num_ranks):
         losses = train(alone, config)
         tolerance = TOLERANCES[config.precision]
         assert out[name]["norms"] == pytest.approx(alone.norms, rel=5 * tolerance), name
-        reference = alone.state()
+        reference = tiny.full_state(alone)
         for found in [out[name], *([out[name]["in passes"]] if name in IN_PASSES else [])]:
             assert found["losses"] == pytest.approx(losses, abs=tolerance), name
             assert found["state"].keys() == reference.keys(), name
@@ -138,21 +138,21 @@ def test_activation_checkpointing_changes_no_bit(precision):
     config = tiny.run_config(precision=precision)
     plain, forgetful = Learner(config), Learner(config, activation_checkpointing=True)
     assert train(plain, config) == train(forgetful, config)
-    assert equal(plain.state(), forgetful.state())
+    assert equal(tiny.full_state(plain), tiny.full_state(forgetful))
 
 
 def stop_and_resume(rank, num_ranks, config, folder):
     learner = ShardedLearner(config)
-    losses = train(learner, config, stop=HALF, rank=rank, num_ranks=num_ranks)
-    half, held = learner.state(), learner.pieces()
+    losses = train(learner, config, stop=HALF)
+    half, held = tiny.full_state(learner), learner.pieces()
     resumed = ShardedLearner(config)
     resumed.load_state(half)
-    losses += train(resumed, config, HALF, rank=rank, num_ranks=num_ranks)
+    losses += train(resumed, config, HALF)
     from_pieces = ShardedLearner(config)
     from_pieces.load_state(held)
-    resumed_losses = train(from_pieces, config, HALF, rank=rank, num_ranks=num_ranks)
-    straight_losses = train(learner, config, HALF, rank=rank, num_ranks=num_ranks)
-    state, straight, third = resumed.state(), learner.state(), from_pieces.state()
+    resumed_losses = train(from_pieces, config, HALF)
+    straight_losses = train(learner, config, HALF)
+    state, straight, third = tiny.full_state(resumed), tiny.full_state(learner), tiny.full_state(from_pieces)
     if rank == 0:
         same = equal(state, straight) and equal(third, straight)
         same &= straight_losses == resumed_losses == losses[HALF * 4 :]
@@ -170,7 +170,7 @@ def test_ranks_train_like_one_process(tmp_path, precision, num_ranks):
     alone = Learner(config)
     losses = train(alone, config)
     assert out["losses"][: len(losses)] == pytest.approx(losses, abs=TOLERANCES[precision])
-    reference = alone.state()
+    reference = tiny.full_state(alone)
     assert out["state"].keys() == reference.keys()  # the same sets stepped
     errors = [(out["state"][n] - reference[n]).abs().max().item() for n in reference if n.startswith("model.")]
     assert max(errors) < TOLERANCES[precision]
@@ -179,7 +179,7 @@ def test_ranks_train_like_one_process(tmp_path, precision, num_ranks):
         continued = Learner(config)
         continued.load_state(out["half"])
         train(continued, config, HALF)
-        state = continued.state()
+        state = tiny.full_state(continued)
         assert max((out["state"][n] - state[n]).abs().max().item() for n in state) < TOLERANCES["float32"]
 
 
@@ -203,7 +203,7 @@ def count_collectives(rank, num_ranks, config, kept_bytes, own_parameters, folde
     """[(all-gathers, reduce-scatters)] of every step."""
     flops.KEPT_BYTES, flops.OWN_GROUP_PARAMETERS = kept_bytes, own_parameters
     learner, plan = ShardedLearner(config), Plan(config)
-    steps = training_steps(learner, plan, PlanReader(config, tiny.arrays()), 0, rank, num_ranks)
+    steps = training_steps(learner, plan, PlanReader(config, tiny.arrays()))
     counts = []
     for _ in range(config.num_steps):
         with Collectives() as collectives:
@@ -278,24 +278,24 @@ def evaluate_between_steps(rank, num_ranks, folder):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(flops, "KEPT_BYTES", kept_bytes)
                 few_at_a_time(patch, config)
-                out[name, kept_bytes] = evaluated_after_two_steps(config, rank, num_ranks)
+                out[name, kept_bytes] = evaluated_after_two_steps(config)
     torch.save(out, folder / f"{rank}.pt")
 
 
-def evaluated_after_two_steps(config, rank, num_ranks) -> dict:
+def evaluated_after_two_steps(config) -> dict:
     learner, undisturbed = ShardedLearner(config), ShardedLearner(config)
     for each in (learner, undisturbed):
-        train(each, config, stop=2, rank=rank, num_ranks=num_ranks)
-    found = {"state": learner.state(), "whole": whole_losses(learner.forward, config)}
+        train(each, config, stop=2)
+    found = {"state": tiny.full_state(learner), "whole": whole_losses(learner.forward, config)}
     passes, forward = [], learner.forward
     learner.forward = lambda *inputs: passes.append(1) or forward(*inputs)
     with Collectives() as collectives:
-        found["split"] = validation_losses(learner, tiny.arrays(), rank, num_ranks)
+        found["split"] = validation_losses(learner, tiny.arrays())
     del learner.forward
     found["counts"] = [len(passes), *(collectives.count(kind) for kind in ("allgather", "allreduce"))]
     for each in (learner, undisturbed):
-        train(each, config, 2, 3, rank=rank, num_ranks=num_ranks)
-    found["same"] = equal(learner.state(), undisturbed.state())
+        train(each, config, 2, 3)
+    found["same"] = equal(tiny.full_state(learner), tiny.full_state(undisturbed))
     return found
 
 
@@ -335,8 +335,8 @@ def train_on_machines(rank, num_ranks, folder):
             learner = ShardedLearner(config)
             assert tuple(learner.mesh.shape) == shape
             with Collectives() as collectives:
-                losses = train(learner, config, rank=rank, num_ranks=num_ranks)
-            out[shape] = {"losses": losses, "state": learner.state(), "norms": learner.norms}
+                losses = train(learner, config)
+            out[shape] = {"losses": losses, "state": tiny.full_state(learner), "norms": learner.norms}
             out[shape] |= {"pieces": learner.pieces() if learner.has_first_copy else {}}
             out[shape]["allreduces"] = collectives.count("allreduce")
     torch.save(out, folder / f"{rank}.pt")
@@ -346,7 +346,7 @@ def test_machines_with_a_copy_each_train_like_one_process(tmp_path):
     run_ranks(4, train_on_machines, tmp_path)
     ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(4)]
     alone = Learner(method_configs()["gram"])
-    losses, reference = train(alone, alone.config), alone.state()
+    losses, reference = train(alone, alone.config), tiny.full_state(alone)
     for shape in ((2, 2), (4,)):
         found = ranks[0][shape]
         assert found["losses"] == pytest.approx(losses, abs=1e-5)

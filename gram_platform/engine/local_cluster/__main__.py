@@ -11,16 +11,13 @@ import argparse
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import psutil
 
-from gram_platform.engine.local_cluster.head import environment, free_port, start, submit
+from gram_platform.engine.local_cluster.head import free_port, open_directly, spawn, start, submit
 from gram_platform.engine.local_cluster.state import (
     Cluster,
     default_storage,
@@ -105,25 +102,17 @@ def mlflow_command(database: Path, port: int) -> str:
 
 def serve_mlflow(cluster: Cluster) -> str:
     """Starts MLflow's pages as part of the cluster and waits for them; returns their address."""
-    port = free_port(MLFLOW_PORT)
-    with (cluster.folder / "mlflow.log").open("w") as log:
-        server = subprocess.Popen(
-            [*shlex.split(mlflow_command(local_folder() / "mlflow.db", port)), "--host", "127.0.0.1", "--workers", "1"],
-            env=environment(cluster),
-            stdin=subprocess.DEVNULL,
-            cwd=cluster.folder,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    port, log = free_port(MLFLOW_PORT), cluster.folder / "mlflow.log"
+    command = shlex.split(mlflow_command(local_folder() / "mlflow.db", port))
+    server = spawn(cluster, [*command, "--host", "127.0.0.1", "--workers", "1"], log)
     address, deadline = f"http://127.0.0.1:{port}", time.monotonic() + MLFLOW_START_TIMEOUT_S
     while time.monotonic() < deadline and server.poll() is None:
         try:
-            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(address + "/health", timeout=5):
+            with open_directly(address + "/health", 5.0):
                 return address
-        except (urllib.error.URLError, OSError):
+        except OSError:
             time.sleep(0.2)
-    return f"did not start: see {log.name}"
+    return f"did not start: see {log}"
 
 
 def announce(cluster: Cluster, mlflow_address: str) -> None:

@@ -15,6 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import IO
 
 import psutil
 
@@ -86,10 +87,29 @@ def ask(cluster: Cluster, path: str) -> dict | None:
     headers = {"Authorization": f"Bearer {cluster.token_file.read_text()}"}
     request = urllib.request.Request(cluster.address + path, headers=headers)
     try:
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=10) as answer:
+        with open_directly(request) as answer:
             return json.load(answer)
-    except (urllib.error.URLError, OSError, ValueError):
+    except (OSError, ValueError):
         return None
+
+
+def open_directly(request: urllib.request.Request | str, timeout_s: float = 10.0) -> IO:
+    """Opens an address of this machine through no proxy; URLError, an OSError, if that fails."""
+    return urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=timeout_s)
+
+
+def spawn(cluster: Cluster, command: list[str], log: Path) -> subprocess.Popen:
+    """Starts a process of the cluster that outlives this one and writes to a log."""
+    with log.open("w") as file:
+        return subprocess.Popen(
+            command,
+            env=environment(cluster),
+            cwd=cluster.folder,  # so that a job sees only its upload, not the current directory
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
 
 def start() -> Cluster:
@@ -103,17 +123,7 @@ def start() -> Cluster:
         write_state(cluster)
         cluster.token_file.touch(mode=0o600)
         cluster.token_file.write_text(secrets.token_hex(32))
-        with cluster.head_log.open("w") as log:
-            head = subprocess.Popen(
-                head_command(cluster),
-                env=environment(cluster),
-                cwd=cluster.folder,  # so that a job sees only its upload, not the current directory
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        if comes_up(cluster, head):
+        if comes_up(cluster, spawn(cluster, head_command(cluster), cluster.head_log)):
             if not refuses_strangers(cluster):
                 stop(cluster)
                 raise RuntimeError("Ray answers without its token, so anybody on this machine could run code")
@@ -135,7 +145,7 @@ def comes_up(cluster: Cluster, head: subprocess.Popen) -> bool:
 def refuses_strangers(cluster: Cluster) -> bool:
     """Tells whether a request without the token is refused; Ray before 2.52 knows no token and answers."""
     try:
-        urllib.request.build_opener(urllib.request.ProxyHandler({})).open(cluster.address + "/api/jobs/", timeout=10)
+        open_directly(cluster.address + "/api/jobs/")
     except urllib.error.HTTPError as error:
         return error.code == 401
     return False

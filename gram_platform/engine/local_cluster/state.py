@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from gram_platform.config.identity import invalid, parse_json, short_hash
+from gram_platform.config.identity import invalid, local_path, parse_json, short_hash
 
 MARK = "GRAM_LOCAL_CLUSTER"  # the environment variable that every process of a cluster inherits
 TEMPORARY = Path("/tmp")  # short: a socket's path has at most 107 bytes
@@ -67,10 +67,7 @@ def default_storage() -> str:
     ValueError for the home of an unknown user.
     """
     storage = os.environ.get("GRAM_STORAGE") or "~/.gram"
-    try:
-        return storage if "://" in storage else str(Path(storage).expanduser().resolve())
-    except RuntimeError as error:
-        raise invalid("storage", storage, f"a path or a URL: {error}") from error
+    return storage if "://" in storage else str(local_path("storage", storage).resolve())
 
 
 def local_folder() -> Path:

@@ -32,6 +32,7 @@ from gram_platform.release.serving.answers import Answer, Completions, Metrics
 from gram_platform.release.serving.batch import GenerationRequest
 from gram_platform.release.serving.policy import NotGranted, Policy, TokenRule, is_recent
 from gram_platform.release.serving.requests import (
+    MAX_BODY_BYTES,
     Refusal,
     parse_request,
     require_holder,
@@ -43,7 +44,6 @@ from gram_platform.release.serving.requests import (
 from gram_platform.release.serving.text import Vocabulary
 
 LOG = logging.getLogger("ray.serve.gram")  # a child of the logger that Ray Serve writes to its files
-MAX_BODY_BYTES = 256 * 1024
 NO_ROUTE = {
     404: ("not_found", "no such path"),
     405: ("method_not_allowed", "this path does not accept this method"),
@@ -185,12 +185,12 @@ async def _body(request: Request) -> bytes:
     """Reads the body. Refusal 413 as soon as it proves too large."""
     declared = request.headers.get("content-length", "0")
     if declared.isascii() and declared.isdigit() and int(declared[:20]) > MAX_BODY_BYTES:
-        raise too_large(MAX_BODY_BYTES)
+        raise too_large()
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > MAX_BODY_BYTES:
-            raise too_large(MAX_BODY_BYTES)
+            raise too_large()
     return bytes(body)
 
 

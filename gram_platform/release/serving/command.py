@@ -19,13 +19,13 @@ from tempfile import TemporaryDirectory
 from typing import NoReturn
 
 from gram_platform.config import RunConfig, run_from_plain
-from gram_platform.config.identity import invalid, require_int
+from gram_platform.config.identity import from_plain, invalid, require_int
 from gram_platform.engine.local_cluster.head import free_port
 from gram_platform.engine.local_cluster.state import private_folder
 from gram_platform.release.serving.engine import EngineLimits
 from gram_platform.release.serving.front import LOOPBACK, MAX_REQUESTS, Places, start_front, tls_context
 from gram_platform.release.serving.model_server import ModelSource, require_servable
-from gram_platform.release.serving.policy import LEASE_S, Policy, followed, parse_policy, policy_text
+from gram_platform.release.serving.policy import LEASE_S, Policy, followed, load_policy, policy_text
 from gram_platform.release.serving.text import Vocabulary
 from gram_platform.store import Store
 from gram_platform.store.root import open_corpus
@@ -83,9 +83,7 @@ class Service:
 
     @classmethod
     def from_json(cls, text: str) -> "Service":
-        fields = json.loads(text)
-        nested = {"endpoint": Endpoint(**fields["endpoint"]), "limits": EngineLimits(**fields["limits"])}
-        return cls(**{**fields, **nested})
+        return from_plain(cls, json.loads(text))
 
     def run(self) -> NoReturn:
         """Checks, then becomes the serving process. ValueError as `prepare`, `tls_context` and `Endpoint.listening`."""
@@ -117,7 +115,7 @@ class PreparedService:
 def prepare(service: Service) -> PreparedService:
     """ValueError if the run is incomplete or cannot be served, or the policy does not fit it; loads no weights."""
     store, run_id, policy_path = Store(service.storage), service.run_id, service.policy
-    policy = parse_policy(policy_text(policy_path))
+    policy = load_policy(policy_path)
     if not policy.tokens:
         raise invalid(
             "policy", policy_path, "a policy with at least one token: `gram token NAME --policy FILE` adds one"

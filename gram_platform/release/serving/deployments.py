@@ -87,29 +87,20 @@ def follow(keeper: str, take: Callable[[Policy, str, float], None]) -> None:
         raise RuntimeError("there is no confirmed policy")
 
 
-class Model:
+class Model(ModelServer):
     """Runs one replica: a model with the granted modules, and its engine."""
 
     def __init__(self, source: ModelSource, keeper: str):
-        self._server = ModelServer(source)
+        super().__init__(source)
         follow(keeper, self._take)
 
     def _take(self, policy: Policy, _: str, confirmed_at: float) -> None:
-        self._server.change_policy(policy)
-        self._server.confirmed_at = confirmed_at
-
-    async def stream(
-        self, digest: str, profile: str, request: GenerationRequest, whole: bool
-    ) -> AsyncIterator[Delivery]:
-        async for delivery in self._server.stream(digest, profile, request, whole):
-            yield delivery
-
-    async def is_ready(self) -> bool:
-        return await self._server.is_ready()
+        self.change_policy(policy)
+        self.confirmed_at = confirmed_at
 
     def check_health(self) -> None:
         """Raises if the engine has died or stalled; Serve then replaces the replica."""
-        self._server.engine.check()
+        self.engine.check()
 
 
 class RemoteCompletions:

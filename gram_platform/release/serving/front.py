@@ -21,9 +21,15 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from gram_platform.config.identity import invalid
-from gram_platform.release.serving.api import MAX_BODY_BYTES
 from gram_platform.release.serving.policy import Policy
-from gram_platform.release.serving.requests import Refusal, over_limit, require_holder, too_large, unavailable
+from gram_platform.release.serving.requests import (
+    MAX_BODY_BYTES,
+    Refusal,
+    over_limit,
+    require_holder,
+    too_large,
+    unavailable,
+)
 
 LOOPBACK = "127.0.0.1"
 MAX_REQUESTS = 64  # of one token at once, by default
@@ -196,7 +202,7 @@ def parse_head(text: bytes) -> Head:
     if len(lengths) > 1 or not re.fullmatch(rb"[0-9]{1,15}", lengths[0]):
         raise Refusal(400, "invalid_head", "Content-Length is not one number")
     if (length := int(lengths[0])) > MAX_BODY_BYTES:
-        raise too_large(MAX_BODY_BYTES)
+        raise too_large()
     kept = [first, *(b"%s: %s" % pair for pair in pairs if pair[0] in PASSED_ON)]
     kept += [b"content-length: %d" % length, b"connection: close"]
     authorization = tuple(value.decode("latin-1") for name, value in pairs if name == b"authorization")

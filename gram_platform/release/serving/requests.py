@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from gram_platform.release.serving.policy import Policy, TokenRule, token_digest
 
+MAX_BODY_BYTES = 256 * 1024
 DEFAULT_MAX_TOKENS = 16
 MAX_TOKEN_LENGTH = 256
 MAX_STOPS, MAX_STOP_LENGTH = 4, 256
@@ -199,8 +200,8 @@ def busy() -> Refusal:
     return Refusal(429, "busy", "too many requests wait for the model; try again later", retry_after_s=1)
 
 
-def too_large(max_bytes: int) -> Refusal:
-    return Refusal(413, "body_too_large", f"a body has at most {max_bytes} bytes")
+def too_large() -> Refusal:
+    return Refusal(413, "body_too_large", f"a body has at most {MAX_BODY_BYTES} bytes")
 
 
 def over_limit(max_requests: int) -> Refusal:
