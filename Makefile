@@ -22,7 +22,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer with venv is needed: set PYTHON=/path/to/python" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV): 2.3 GB, one to three minutes"
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --quiet --no-compile -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m compileall -q -q -j 0 $(VENV)/lib || true # pip would do it on one core; some files are no Python of today
 	@touch $@
 
 demo: setup ## run the scaling study on generated stories, on a private local Ray; KEEP=1 keeps Ray and MLflow running

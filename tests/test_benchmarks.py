@@ -174,6 +174,7 @@ def test_study_overhead(tmp_path, ray_cluster):
     assert measured.ratio > 0.9  # runs of a tenth of a second: what was ahead of the clock is not known exactly
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_the_drivers_time_for_a_node_does_not_grow_with_the_study(tmp_path, ray_cluster):
     (measured,) = driver.measure(BenchmarkSettings(str(tmp_path)))

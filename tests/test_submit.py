@@ -68,6 +68,7 @@ def test_the_interpreter_lacks_the_project(bare_python):
         assert (done.returncode == 0) == found, done.stderr.decode()
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_package_travels_with_the_job(bare_cluster, tmp_path, monkeypatch):
     """On the driver and in a task, from a script in `experiments/`; the exit code says so."""

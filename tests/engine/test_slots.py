@@ -79,6 +79,7 @@ def test_a_run_that_hangs_is_started_again(ray_cluster, execution, run):
     assert hung != [directory.progress()["pid"]]
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_hangs_is_started_again(ray_cluster, execution, setting):
     """The process that has trained the run is stopped before it can measure."""
     nodes, hung = method_nodes("baseline", setting)[:2], []

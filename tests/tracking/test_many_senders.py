@@ -68,7 +68,13 @@ def assert_mirrored(storage: str, postgres: Postgres, database: str, uri: str) -
     assert Tracker(uri).sync(store) == {"sent": 0, "unchanged": len(nodes)}
 
 
-@pytest.mark.parametrize("has_lock", [True, False], ids=["one machine", "machines without a common lock"])
+@pytest.mark.parametrize(
+    "has_lock",
+    [
+        pytest.param(True, id="one machine", marks=pytest.mark.slow),
+        pytest.param(False, id="machines without a common lock"),
+    ],
+)
 def test_three_processes_send_the_same_nodes(tmp_path, postgres, new_database, has_lock):
     """Forty runs and their evaluations, straight into the database; no sender ever takes MLflow to be away."""
     storage, database = str(tmp_path), new_database()

@@ -57,6 +57,7 @@ def test_trials_end_in_every_way_and_none_stops_the_others(ray_cluster, tmp_path
     assert {o.name: o.metrics for o in again} == {o.name: o.metrics for o in outcomes}
 
 
+@pytest.mark.slow
 def test_what_fails_when_a_trial_is_told_is_raised_as_it_is(ray_cluster, tmp_path):
     """A full disk under Optuna's database: Ray Tune made it a KeyError of ours within a text of its own."""
     graph = build_search(SEARCH, parse(SEARCH, ["--storage", str(tmp_path / "storage")]))
