@@ -22,8 +22,9 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice, product
+from itertools import product
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -56,7 +57,7 @@ MANIFEST_SHAPE = {
 }
 BLOCKS_SHAPE = {"num_bytes": lambda n: type(n) is int and n > 0, "files": {str: [str]}}  # of permuted corpora
 NO_BLOCKS = {"num_bytes": 1, "files": {}}
-HASHED_BYTES = 1 << 24  # of a permuted file, each with its hash, so that the first ones can be fetched alone
+HASHED_BYTES = 1 << 21  # of a permuted file, each with its hash, so that each can be fetched alone
 STALE_S = 86_400  # age at which another machine's unfinished folder counts as abandoned
 
 
@@ -79,24 +80,19 @@ def sequence_path(split: str, domain: str) -> str:
     return f"{split}/{domain}.bin"
 
 
-def block_digests(path: Path, num_blocks: int | None = None, num_bytes: int = HASHED_BYTES) -> list[str]:
-    """Returns the SHA-256 of each block of a file, or of its first ones."""
+def block_digests(path: Path, num_bytes: int = HASHED_BYTES) -> list[str]:
+    """Returns the SHA-256 of each block of a file."""
     with path.open("rb") as handle:
-        blocks = iter(partial(handle.read, num_bytes), b"")
-        return [hashlib.sha256(block).hexdigest() for block in islice(blocks, num_blocks)]
+        return [hashlib.sha256(block).hexdigest() for block in iter(partial(handle.read, num_bytes), b"")]
 
 
-def needed_bytes(manifest: Mapping, rows: Mapping[str, int] | None = None) -> dict[str, int]:
-    """Returns the bytes of every file; with `rows`, of training files only the blocks of that many first rows."""
+def bytes_of_files(manifest: Mapping, splits: Sequence[str] = SPLITS) -> dict[str, int]:
+    """Returns the bytes of the tokenizer and of every file of these splits."""
     row_bytes = (manifest["seq_len"] + 1) * np.dtype(manifest["dtype"]).itemsize
-    needed = {TOKENIZER: manifest["tokenizer_bytes"]}
-    for split, (domain, counts) in product(SPLITS, manifest["domains"].items()):
-        num_bytes = counts[split]["num_sequences"] * row_bytes
-        if rows is not None and split == "train":
-            block = manifest["blocks"]["num_bytes"]
-            num_bytes = min(num_bytes, -(-rows.get(domain, 0) * row_bytes // block) * block)
-        needed[sequence_path(split, domain)] = num_bytes
-    return needed
+    found = {TOKENIZER: manifest["tokenizer_bytes"]}
+    for split, (domain, counts) in product(splits, manifest["domains"].items()):
+        found[sequence_path(split, domain)] = counts[split]["num_sequences"] * row_bytes
+    return found
 
 
 def corpus_fingerprint(files: dict[str, str]) -> str:
@@ -105,30 +101,37 @@ def corpus_fingerprint(files: dict[str, str]) -> str:
     return hashlib.sha256(listing.encode()).hexdigest()[:16]
 
 
+class TokenRows(Protocol):
+    """Token ids [num_sequences, seq_len + 1]: an array, or rows that are fetched when they are read."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray: ...
+
+
 @dataclass(frozen=True)
 class PackedCorpus:
     """An opened packed corpus; memory-maps arrays on request.
 
-    `rows`: by domain, the first training rows that are here, of a permuted corpus; None: all of any corpus.
+    `fetched`: by domain, the training sequences of an object store that come as they are read; None: all are here.
     """
 
     path: Path
     manifest: dict = field(repr=False)
-    rows: Mapping[str, int] | None = None
+    fetched: Mapping[str, TokenRows] | None = field(default=None, repr=False)
 
     @classmethod
-    def open(cls, path: Path | str, rows: Mapping[str, int] | None = None) -> "PackedCorpus":
+    def open(cls, path: Path | str, fetched: Mapping[str, TokenRows] | None = None) -> "PackedCorpus":
         """Opens a folder and compares every file with the manifest: its size each time, its content once a machine.
 
         Raises CorruptCorpus (a ValueError) if the manifest is missing or unreadable, or a file is missing or differs.
         """
         path = Path(path)
-        corpus = cls(path, _read_manifest(path), rows)
-        for relative, num_bytes in corpus._needed_bytes.items():
+        corpus = cls(path, _read_manifest(path), fetched)
+        for relative, num_bytes in corpus._bytes_here.items():
             target = path / relative
             found = target.stat().st_size if target.is_file() else None
-            is_first = rows is not None and found is not None and relative in corpus._blocks
-            if found != num_bytes and not (is_first and found > num_bytes):
+            if found != num_bytes:
                 state = "is missing" if found is None else f"has {found} bytes"
                 raise CorruptCorpus(f"{target} {state}, its manifest says {num_bytes}: prepare the corpus again")
         corpus._verify_once()
@@ -177,47 +180,38 @@ class PackedCorpus:
     def num_documents(self, split: str, domain: str) -> int:
         return self._counts(split, domain)["num_documents"]
 
-    def train(self, domain: str) -> np.ndarray:
-        """Maps the training sequences of a domain, see `sequences`."""
+    def train(self, domain: str) -> TokenRows:
+        """Gives the training sequences of a domain, see `sequences`."""
         return self.sequences("train", domain)
 
     def validation(self, domain: str) -> np.ndarray:
-        """Maps the validation sequences of a domain, see `sequences`."""
-        return self.sequences("validation", domain)
+        """Maps the validation sequences of a domain read-only: [num_sequences, seq_len + 1]."""
+        return self._mapped("validation", domain)
 
-    def sequences(self, split: str, domain: str) -> np.memmap:
-        """Maps the token ids of a domain's split read-only: [num_sequences, seq_len + 1], or the rows that are here."""
-        num_rows = self.num_sequences(split, domain)
-        if self.rows is not None and split == "train":
-            num_rows = min(num_rows, self.rows.get(domain, 0))
-        shape = (num_rows, self.seq_len + 1)
+    def sequences(self, split: str, domain: str) -> TokenRows:
+        """Gives the token ids of a domain's split, [num_sequences, seq_len + 1]: mapped read-only, or fetched."""
+        self._counts(split, domain)
+        return self.fetched[domain] if split == "train" and self.fetched is not None else self._mapped(split, domain)
+
+    def _mapped(self, split: str, domain: str) -> np.memmap:
+        shape = (self.num_sequences(split, domain), self.seq_len + 1)
         target = self.path / sequence_path(split, domain)
         return np.memmap(target, dtype=np.dtype(self.manifest["dtype"]), mode="r", shape=shape)
 
     def verify(self) -> None:
-        """Compares the SHA-256 of every file with the manifest; CorruptCorpus naming the file that differs."""
-        for relative, expected in self.manifest["files"].items():
-            if self.rows is not None and relative in self._blocks:
-                self._verify_blocks(relative)
-                continue
-            found = hash_file(self.path / relative)
+        """Compares the SHA-256 of every file that is here with the manifest; CorruptCorpus names one that differs."""
+        for relative in self._bytes_here:
+            found, expected = hash_file(self.path / relative), self.manifest["files"][relative]
             if found != expected:
                 raise CorruptCorpus(f"{self.path / relative} has SHA-256 {found}, its manifest says {expected}")
         if corpus_fingerprint(self.manifest["files"]) != self.fingerprint:
             raise CorruptCorpus(f"{self.path}: the manifest's fingerprint does not follow from its files")
 
-    def _verify_blocks(self, relative: str) -> None:
-        size = self.manifest["blocks"]["num_bytes"]
-        number = -(-self._needed_bytes[relative] // size)
-        if block_digests(self.path / relative, number, size) != self._blocks[relative][:number]:
-            raise CorruptCorpus(f"{self.path / relative} differs from its manifest in the first {number} blocks")
-
     def _verify_once(self) -> None:
         """Verifies unless this machine has verified the very same files: equal inodes, sizes, times and hashes."""
-        found = [os.stat(self.path / relative) for relative in self.manifest["files"]]
-        rows = [] if self.rows is None else [sorted(self.rows.items()), self._blocks]
+        found = [os.stat(self.path / relative) for relative in self._bytes_here]
         stats = [(f.st_dev, f.st_ino, f.st_size, f.st_mtime_ns, f.st_ctime_ns) for f in found]
-        known = cache_folder() / "verified" / short_hash([stats, self.manifest["files"], self.fingerprint, *rows])
+        known = cache_folder() / "verified" / short_hash([stats, self.manifest["files"], self.fingerprint])
         if not known.exists():
             self.verify()
             with contextlib.suppress(OSError):  # where nothing can be remembered, it is verified again
@@ -231,12 +225,8 @@ class PackedCorpus:
         return self.manifest["domains"][domain][split]
 
     @property
-    def _needed_bytes(self) -> dict[str, int]:
-        return needed_bytes(self.manifest, self.rows)
-
-    @property
-    def _blocks(self) -> dict[str, list[str]]:
-        return self.manifest.get("blocks", {}).get("files", {})
+    def _bytes_here(self) -> dict[str, int]:
+        return bytes_of_files(self.manifest, SPLITS if self.fetched is None else ("validation",))
 
 
 def _read_manifest(path: Path) -> dict:

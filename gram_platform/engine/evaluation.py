@@ -90,8 +90,7 @@ def _identity(evaluation: AnyEvaluation, corpus: PackedCorpus) -> dict[str, str]
 
 def _corpus(evaluation: AnyEvaluation, store: Store, execution: Execution) -> PackedCorpus:
     """Opens the evaluation's data; ValueError unless the view's run was trained on it."""
-    reads_training = getattr(evaluation, "split", "validation") == "train"
-    corpus = execution.corpus(evaluation.data_id, None if reads_training else {})
+    corpus = execution.corpus(evaluation.data_id)
     trained = store.run(evaluation.view.run_id).result()
     if trained is None:
         raise invalid("evaluation.view", evaluation.view.run_id, "a view of a complete run")

@@ -79,16 +79,16 @@ class Execution:
             return 1
         return passes_within(run, self.num_ranks, self.machine, self.activation_checkpointing)
 
-    def corpus(self, data_id: str, rows: Mapping[str, int] | None = None) -> PackedCorpus:
+    def corpus(self, data_id: str) -> PackedCorpus:
         """Opens the packed data, see `open_corpus`; ValueError when this machine has none and cannot fetch it."""
-        return open_corpus(Store(self.storage), data_id, rows)
+        return open_corpus(Store(self.storage), data_id)
 
     def corpus_of(self, run: RunConfig) -> PackedCorpus:
-        """Opens the data of a run, whose pools may be the first rows alone."""
-        rows: dict[str, int] = {}
+        """Opens the data of a run; of an object store its pools, the first rows of domains, are fetched ahead."""
+        ahead: dict[str, int] = {}
         for part in (part for budget in run.data.domains for part in budget.pool):
-            rows[part.domain] = max(rows.get(part.domain, 0), part.first + part.num_sequences)
-        return self.corpus(run.data.data_id, rows)
+            ahead[part.domain] = max(ahead.get(part.domain, 0), part.first + part.num_sequences)
+        return open_corpus(Store(self.storage), run.data.data_id, ahead)
 
 
 @dataclass(frozen=True)

@@ -229,18 +229,19 @@ class RemoteFolder(Folder):
         self._check_writable()
         self._put(lambda: self.filesystem.put_file(path, self.file(name)))
 
-    def download(self, name: str, path: str, num_bytes: int | None = None) -> None:
-        """Copies the file, or its first `num_bytes`, to the local `path` in a folder; continues a partial copy."""
-        num_bytes = self.size(name) if num_bytes is None else num_bytes
+    def download(self, name: str, path: str) -> None:
+        """Copies the file to the local `path` in a folder; continues a partial copy."""
+        num_bytes = self.size(name)
         with open(path, "ab") as file, ThreadPoolExecutor(CONNECTIONS) as connections:
             while (done := file.tell()) < num_bytes:
                 starts = range(done, num_bytes, CHUNK_BYTES)[:CONNECTIONS]
                 stops = (min(start + CHUNK_BYTES, num_bytes) for start in starts)
-                for chunk in connections.map(partial(self._read_range, name), starts, stops):
+                for chunk in connections.map(partial(self.read_range, name), starts, stops):
                     file.write(chunk)
 
     @persistent
-    def _read_range(self, name: str, start: int, end: int) -> bytes:
+    def read_range(self, name: str, start: int, end: int) -> bytes:
+        """Reads the bytes from `start` to `end`, excluded."""
         return self.filesystem.cat_file(self.file(name), start=start, end=end)
 
     @persistent

@@ -1,7 +1,6 @@
 """Opens a storage, gives its directories, and brings packed corpora to this machine."""
 
 import contextlib
-import errno
 import os
 import re
 import secrets
@@ -16,8 +15,8 @@ from gram_platform.config.identity import absolute_place, find_id, invalid, shor
 from gram_platform.corpora.packed import (
     CorruptCorpus,
     PackedCorpus,
+    bytes_of_files,
     cache_folder,
-    needed_bytes,
     open_complete,
     parse_manifest,
     publish,
@@ -30,6 +29,7 @@ from gram_platform.store.files import CorruptFile, Folder
 from gram_platform.store.folders import LocalFolder, RemoteFolder, open_folder
 from gram_platform.store.listing import Finished, Item, Outcome, concurrently, look
 from gram_platform.store.runs import RunDirectory
+from gram_platform.store.streaming import fetch_ahead, fetched_rows, full_disk_explained
 
 if TYPE_CHECKING:
     from gram_platform.corpora.parts import Workers  # imports tokenizers, as `pack` does
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 LAYOUT = 1  # version of the storage's file layout
 DATA_ID = re.compile("[0-9a-f]{12}")
 MIN_FREE_BYTES = 64 * 2**20
+NOTHING_AHEAD: Mapping[str, int] = {}
 
 
 def storage_place(storage: str) -> str:
@@ -209,11 +210,12 @@ def provide_corpus(
     return open_corpus(store, recipe.data_id)  # of two drivers at once, both read the last upload
 
 
-def open_corpus(store: Store, data_id: str, rows: Mapping[str, int] | None = None) -> PackedCorpus:
+def open_corpus(store: Store, data_id: str, ahead: Mapping[str, int] = NOTHING_AHEAD) -> PackedCorpus:
     """Opens the packed corpus on this machine, after fetching it from an object store if need be.
 
-    `rows`: by domain, how many of the first training rows are needed; of a permuted corpus, few others are fetched.
-    ValueError when the storage lacks it, when the stored copy is corrupted, or when this machine's disk is full.
+    The training sequences of a permuted corpus are fetched as they are read, and by domain the first `ahead` of them in
+    the background. ValueError when the storage lacks it, when the stored copy is corrupted, or when this machine's disk
+    is full.
     """
     stored, target = store.data_dir(data_id), store.data_root / data_id
     if store.is_local:
@@ -231,9 +233,9 @@ def open_corpus(store: Store, data_id: str, rows: Mapping[str, int] | None = Non
     if found is not None:
         return found
     with LocalFolder(str(store.data_root), writable=True).lock(f"fetch-{data_id}"):
-        if rows is not None and "blocks" in manifest:
-            first = target.with_name(f"first-{data_id}-{short_hash(manifest['files'])}")
-            return _fetch_first(stored, text, manifest, first, rows)
+        if "blocks" in manifest:
+            blocks = target.with_name(f"blocks-{data_id}-{short_hash(manifest['files'])}")
+            return _open_blocks(stored, text, manifest, blocks, ahead)
         return _copy_of(manifest, target) or _fetch(stored, text, manifest, target)
 
 
@@ -259,49 +261,49 @@ def _upload(corpus: PackedCorpus, stored: RemoteFolder, progress: Progress) -> N
     stored.write(MANIFEST, (corpus.path / MANIFEST).read_bytes())
 
 
-def _fetch_first(
-    stored: RemoteFolder, text: bytes, manifest: dict, target: Path, rows: Mapping[str, int]
+def _open_blocks(
+    stored: RemoteFolder, text: bytes, manifest: dict, target: Path, ahead: Mapping[str, int]
 ) -> PackedCorpus:
-    """Opens a copy that has the first `rows`; downloads what it lacks, behind what other runs have fetched."""
-    needed = needed_bytes(manifest, rows)
-    files = {target / relative: num_bytes for relative, num_bytes in needed.items()}
-    if all(path.is_file() and path.stat().st_size >= num_bytes for path, num_bytes in files.items()):
-        with contextlib.suppress(CorruptCorpus):
-            return PackedCorpus.open(target, rows)
-        shutil.rmtree(target)  # damaged
-    with _downloading(stored, target):
-        for relative, num_bytes in needed.items():
-            (target / relative).parent.mkdir(parents=True, exist_ok=True)
-            stored.download(manifest["files"][relative], str(target / relative), num_bytes)
-        (target / MANIFEST).write_bytes(text)
-        return PackedCorpus.open(target, rows)
+    """Opens a copy whose training sequences come block by block; downloads its other files unless they are here."""
+    rows = fetched_rows(stored, manifest, target)
+    try:
+        corpus = PackedCorpus.open(target, rows)
+    except CorruptCorpus:
+        with _explained(stored, target):
+            for relative in bytes_of_files(manifest, ("validation",)):
+                path = target / relative
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.unlink(missing_ok=True)
+                stored.download(manifest["files"][relative], str(path))
+            (target / MANIFEST).write_bytes(text)
+            corpus = PackedCorpus.open(target, rows)
+    fetch_ahead(rows, ahead)
+    return corpus
 
 
 @contextlib.contextmanager
-def _downloading(stored: RemoteFolder, folder: Path) -> Iterator[None]:
-    """Makes errors of a download to `folder` ValueErrors, and removes it: the next fetch starts over."""
+def _explained(stored: RemoteFolder, folder: Path) -> Iterator[None]:
+    """Makes the errors of corrupted files and of a full disk, of a download to `folder`, ValueErrors."""
     try:
-        yield
+        with full_disk_explained(folder.parent):
+            yield
     except (CorruptCorpus, FileNotFoundError) as error:
-        shutil.rmtree(folder)
         raise invalid("storage", stored.path, f"intact data, found corrupted files ({error})") from error
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        shutil.rmtree(folder)
-        expected = f"room for the data, found a full disk ({error.strerror}); $GRAM_CACHE names another folder"
-        raise invalid("storage", str(folder.parent), expected) from error
 
 
 def _fetch(stored: RemoteFolder, text: bytes, manifest: dict, target: Path) -> PackedCorpus:
     """Downloads beside the target, continuing a dead process's download; verifies; renames into place."""
     partial = target.with_name(f".fetch-{target.name}")
-    with _downloading(stored, partial):
-        for relative, digest in manifest["files"].items():
-            (partial / relative).parent.mkdir(parents=True, exist_ok=True)
-            stored.download(digest, str(partial / relative))
-        (partial / MANIFEST).write_bytes(text)
-        PackedCorpus.open(partial)
+    try:
+        with _explained(stored, partial):
+            for relative, digest in manifest["files"].items():
+                (partial / relative).parent.mkdir(parents=True, exist_ok=True)
+                stored.download(digest, str(partial / relative))
+            (partial / MANIFEST).write_bytes(text)
+            PackedCorpus.open(partial)
+    except ValueError:
+        shutil.rmtree(partial)  # the next fetch starts over
+        raise
     if open_complete(target) is not None:  # other data, of an earlier storage at the same URL
         shutil.rmtree(target)
     publish(partial, target)

@@ -1,4 +1,4 @@
-"""Reads the sequences of a plan from memory-mapped arrays; copies to a GPU and back."""
+"""Reads the sequences of a plan; copies to a GPU and back."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ import torch
 from gram_platform.config import DomainBudget, RunConfig
 from gram_platform.config.identity import invalid
 from gram_platform.config.routing import MicroBatch, domain_permutation, draw_positions
+from gram_platform.corpora.packed import TokenRows
 
 CHUNK = 4096  # draws of a domain whose rows are computed at once: permuting a single micro-batch costs too much
 
@@ -43,14 +44,14 @@ class Separator:
 class PlanReader:
     """Reads the micro-batches of a run's plan; `arrays` holds [num_sequences, seq_len + 1] for every domain.
 
-    `permuted`: the arrays are in the order of their domain's permutation, and may lack rows beyond the run's pools.
+    `permuted`: the arrays are in the order of their domain's permutation.
     `separator`: of an objective that counts responses alone.
     """
 
     def __init__(
         self,
         config: RunConfig,
-        arrays: Mapping[str, np.ndarray],
+        arrays: Mapping[str, TokenRows],
         permuted: bool = False,
         separator: Separator | None = None,
     ):
@@ -121,7 +122,7 @@ def rank_share(rows: np.ndarray, rank: int, num_ranks: int) -> np.ndarray:
     return rows[rank * share : (rank + 1) * share]
 
 
-def _require_pool(budget: DomainBudget, arrays: Mapping[str, np.ndarray]) -> None:
+def _require_pool(budget: DomainBudget, arrays: Mapping[str, TokenRows]) -> None:
     """Raises ValueError unless the corpus has every slice of a budget's pool."""
     for part in budget.pool:
         if part.domain not in arrays:

@@ -11,6 +11,7 @@ from torch import nn
 from gram_platform.config import ModelConfig
 from gram_platform.config.flops import evaluation_batch
 from gram_platform.config.identity import invalid
+from gram_platform.corpora.packed import TokenRows
 from gram_platform.model.transformer import Attention, Lora, Rotary, Transformer
 from gram_platform.train.data import tokens_of
 from gram_platform.train.learner import Learner
@@ -20,7 +21,7 @@ Forward = Callable[[torch.Tensor, Mapping[str, float]], torch.Tensor]
 Active = Callable[[str], Mapping[str, float]]
 
 
-def require_sequences(arrays: Mapping[str, np.ndarray], domains: Sequence[str], num_sequences: int) -> None:
+def require_sequences(arrays: Mapping[str, TokenRows], domains: Sequence[str], num_sequences: int) -> None:
     """Raises ValueError unless every domain has that many sequences."""
     for domain in domains:
         available = len(arrays[domain]) if domain in arrays else 0
@@ -33,7 +34,7 @@ def require_sequences(arrays: Mapping[str, np.ndarray], domains: Sequence[str], 
 def domain_losses(
     forward: Forward,
     config: ModelConfig,
-    arrays: Mapping[str, np.ndarray],
+    arrays: Mapping[str, TokenRows],
     domains: Sequence[str],
     num_sequences: int,
     active: Active,
@@ -61,7 +62,7 @@ def domain_losses(
     return _means(batches, sum_over_ranks(torch.stack(losses)).tolist())
 
 
-def validation_losses(learner: Learner, arrays: Mapping[str, np.ndarray]) -> dict[str, float]:
+def validation_losses(learner: Learner, arrays: Mapping[str, TokenRows]) -> dict[str, float]:
     """Returns `domain_losses` at a run's evaluation points: all modules active, weights gathered once.
 
     With several ranks all must call it.
@@ -77,7 +78,7 @@ def validation_losses(learner: Learner, arrays: Mapping[str, np.ndarray]) -> dic
 @torch.no_grad()
 def profile_losses(
     model: Transformer,
-    arrays: Mapping[str, np.ndarray],
+    arrays: Mapping[str, TokenRows],
     domains: Sequence[str],
     num_sequences: int,
     profiles: Sequence[Active],
@@ -96,7 +97,7 @@ def profile_losses(
 
 @torch.no_grad()
 def token_losses(
-    model: Transformer, arrays: Mapping[str, np.ndarray], domains: Sequence[str], num_sequences: int, active: Active
+    model: Transformer, arrays: Mapping[str, TokenRows], domains: Sequence[str], num_sequences: int, active: Active
 ) -> dict[str, torch.Tensor]:
     """Returns float32 cross entropies [num_sequences, seq_len] in nats of each domain's first rows, on the CPU.
 
@@ -115,7 +116,7 @@ Batches = list[tuple[str, np.ndarray]]  # domain, rows [batch, seq_len + 1] that
 
 def _batches(
     config: ModelConfig,
-    arrays: Mapping[str, np.ndarray],
+    arrays: Mapping[str, TokenRows],
     domains: Sequence[str],
     num_sequences: int,
     device: torch.device | str,

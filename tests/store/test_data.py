@@ -1,31 +1,22 @@
 """Packed data in an object store: every machine gets it once, whole, and the very same."""
 
-import dataclasses
 import errno
 import json
 import os
 import shutil
 import threading
 import warnings
-from pathlib import Path
 
 import fsspec
 import numpy as np
 import pytest
 
-from gram_platform.config import DataConfig, DomainBudget, EvalPoints, ModelConfig
-from gram_platform.config.routing import Plan
-from gram_platform.corpora import CorruptCorpus, PackedCorpus, prepare, resolve
-from gram_platform.corpora.packed import block_digests
+from gram_platform.corpora import prepare, resolve
 from gram_platform.engine.execution import Execution
 from gram_platform.store import Store, files, folders
 from gram_platform.store.folders import RemoteFolder
 from gram_platform.store.root import open_corpus, provide_corpus
-from gram_platform.train.data import PlanReader
-from tests.shelf.shelf import Shelf
 from tests.store.training import in_process, run_config, train
-
-SHA256_DIGITS = 64
 
 
 @pytest.fixture(scope="module")
@@ -36,38 +27,6 @@ def recipe():
 @pytest.fixture(scope="module")
 def packed(recipe, tmp_path_factory):
     return prepare(recipe, tmp_path_factory.mktemp("packed"))
-
-
-class Place:
-    """An object store, and the machines that use it: each has a cache of its own."""
-
-    def __init__(self, root: Path, monkeypatch):
-        self.root, self.monkeypatch = root, monkeypatch
-        self.folder = root / "bucket"
-        self.url = f"shelf://{self.folder}"
-        Path(f"{self.folder}.log").touch()
-        self.move_to("driver")
-
-    def move_to(self, machine: str) -> None:
-        self.monkeypatch.setenv("GRAM_CACHE", str(self.root / machine))
-
-    def calls(self, name: str) -> list[str]:
-        lines = Path(f"{self.folder}.log").read_text().splitlines()
-        return [line.split("/")[-1] for line in lines if line.startswith(name + " ")]
-
-    def fetched(self) -> list[str]:
-        """The files of packed data that were read, in pieces of a download."""
-        return [name for name in self.calls("cat_file") if len(name) == SHA256_DIGITS]
-
-    def fail(self, num_calls: int) -> None:
-        Path(f"{self.folder}.failures").write_text(str(num_calls))
-
-
-@pytest.fixture
-def place(tmp_path, monkeypatch):
-    fsspec.register_implementation("shelf", Shelf, clobber=True)
-    monkeypatch.setattr(files, "FIRST_DELAY_S", 0.01)
-    return Place(tmp_path, monkeypatch)
 
 
 @pytest.fixture
@@ -118,7 +77,7 @@ def test_processes_of_one_machine_fetch_once(provided, recipe, packed):
 
 def test_a_download_that_was_cut_short_is_continued(provided, recipe, packed, monkeypatch):
     """In the middle of a file; only what other connections were reading is read again."""
-    read, pieces, failed = RemoteFolder._read_range, [], []
+    read, pieces, failed = RemoteFolder.read_range, [], []
 
     def failing(self, name, start, end):
         pieces.append((name, start))
@@ -128,7 +87,7 @@ def test_a_download_that_was_cut_short_is_continued(provided, recipe, packed, mo
         return read(self, name, start, end)
 
     monkeypatch.setattr(folders, "CHUNK_BYTES", 100_000)
-    monkeypatch.setattr(RemoteFolder, "_read_range", failing)
+    monkeypatch.setattr(RemoteFolder, "read_range", failing)
     provided.move_to("worker")
     with pytest.raises(PermissionError):
         open_corpus(Store(provided.url), recipe.data_id)
@@ -139,7 +98,7 @@ def test_a_download_that_was_cut_short_is_continued(provided, recipe, packed, mo
 
 
 def test_chunks_of_a_file_are_read_side_by_side(place, tmp_path, monkeypatch):
-    read, together = RemoteFolder._read_range, threading.Barrier(4, timeout=20)
+    read, together = RemoteFolder.read_range, threading.Barrier(4, timeout=20)
 
     def meeting(self, name, start, end):
         together.wait()
@@ -147,7 +106,7 @@ def test_chunks_of_a_file_are_read_side_by_side(place, tmp_path, monkeypatch):
 
     monkeypatch.setattr(folders, "CHUNK_BYTES", 1_000)
     monkeypatch.setattr(folders, "CONNECTIONS", 4)
-    monkeypatch.setattr(RemoteFolder, "_read_range", meeting)
+    monkeypatch.setattr(RemoteFolder, "read_range", meeting)
     folder = Store(place.url).open_for_writing().data_dir("0" * 12)
     folder.write("numbers", content := bytes(range(256)) * 60 + b"end of 16 chunks")
     folder.download("numbers", str(tmp_path / "copy"))
@@ -314,115 +273,3 @@ def test_a_stale_mount_is_not_an_absent_file(tmp_path, monkeypatch):
     with warnings.catch_warnings(action="ignore"):
         assert len(Store(tmp_path).run(run.run_id).weights()) == 1
     assert failures == []
-
-
-def permuted_recipe():
-    return resolve("stories-smoke", seq_len=32, vocab_size=320, sample_bytes=50_000, permuted=True)
-
-
-@pytest.fixture(scope="module")
-def permuted(tmp_path_factory):
-    """A corpus in the order of the pools, of blocks of 3,000 bytes: some 45 rows each."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gram_platform.corpora.pack.HASHED_BYTES", 3_000)
-        return prepare(permuted_recipe(), tmp_path_factory.mktemp("permuted"))
-
-
-@pytest.fixture
-def first_rows(place, permuted):
-    """The store after a driver has uploaded a permuted corpus, seen by a worker."""
-    store = Store(place.url).open_for_writing()
-    shutil.copytree(permuted.path, store.data_root / permuted.data_id)
-    provide_corpus(permuted_recipe(), store)
-    place.move_to("worker")
-    return place
-
-
-def local_bytes(corpus, domain: str) -> int:
-    return (corpus.path / "train" / f"{domain}.bin").stat().st_size
-
-
-def test_a_run_fetches_the_blocks_of_its_first_rows(first_rows, permuted):
-    """Then a larger one the blocks behind them, an evaluation no training rows, and a reader of all rows every file."""
-    store, domain = Store(first_rows.url), permuted.domains[1]
-    evaluated = open_corpus(store, permuted.data_id, {})
-    assert [local_bytes(evaluated, d) for d in permuted.domains] == [0] * len(permuted.domains)
-    assert np.array_equal(evaluated.validation(domain), permuted.validation(domain))
-    for num_rows, num_blocks in ((30, 1), (100, 3), (46, 3)):
-        corpus = open_corpus(store, permuted.data_id, {"core": 1, domain: num_rows})
-        corpus.verify()
-        assert corpus.fingerprint == permuted.fingerprint
-        assert np.array_equal(corpus.train(domain), permuted.train(domain)[:num_rows])
-        assert [local_bytes(corpus, d) for d in ("core", domain)] == [3_000, num_blocks * 3_000]
-    assert len(open_corpus(store, permuted.data_id, {"core": 2}).train(domain)) == 0
-    num_calls = len(first_rows.fetched())
-    open_corpus(store, permuted.data_id, {"core": 2, domain: 100})
-    assert len(first_rows.fetched()) == num_calls  # nothing is fetched twice
-    every = permuted.num_sequences("train", domain)
-    last = open_corpus(store, permuted.data_id, {domain: every})
-    assert np.array_equal(last.train(domain), permuted.train(domain))
-    assert_same(open_corpus(store, permuted.data_id), permuted)
-
-
-def test_damaged_first_rows_are_fetched_again_and_damaged_ones_of_the_storage_refused(first_rows, permuted):
-    store, rows = Store(first_rows.url), {"core": 60}
-    corpus = open_corpus(store, permuted.data_id, rows)
-    path = corpus.path / "train" / "core.bin"
-    path.write_bytes(bytes(10) + path.read_bytes()[10:])
-    again = open_corpus(store, permuted.data_id, rows)
-    assert np.array_equal(again.train("core"), permuted.train("core")[:60])
-    stored = first_rows.folder / "data" / permuted.data_id / permuted.manifest["files"]["train/core.bin"]
-    stored.write_bytes(bytes(10) + stored.read_bytes()[10:])
-    first_rows.move_to("another worker")
-    with pytest.raises(ValueError, match=r"storage=.*intact data, found corrupted files"):
-        open_corpus(store, permuted.data_id, rows)
-    assert not list(store.data_root.glob("first-*"))
-
-
-def test_verified_first_rows_do_not_vouch_for_later_ones(first_rows, permuted):
-    """A small run verifies only its own rows of a file whose later ones were damaged since they were fetched."""
-    store, every = Store(first_rows.url), {"core": permuted.num_sequences("train", "core")}
-    path = open_corpus(store, permuted.data_id, every).path / "train" / "core.bin"
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-10] + bytes(10))
-    small = open_corpus(store, permuted.data_id, {"core": 30})
-    assert np.array_equal(small.train("core"), permuted.train("core")[:30])
-    assert path.read_bytes() != whole  # the small run had no reason to fetch it again
-    large = open_corpus(store, permuted.data_id, every)
-    assert np.array_equal(large.train("core"), permuted.train("core"))
-    assert path.read_bytes() == whole
-
-
-def test_hashes_of_another_manifest_do_not_vouch_for_first_rows(permuted, tmp_path):
-    folder, rows = shutil.copytree(permuted.path, tmp_path / "copy"), {"core": 30}
-    path, manifest = folder / "train" / "core.bin", folder / "manifest.json"
-    path.write_bytes(bytes(10) + path.read_bytes()[10:])
-    theirs = json.loads(manifest.read_text())
-    theirs["blocks"]["files"]["train/core.bin"] = block_digests(path, num_bytes=3_000)
-    manifest.write_text(json.dumps(theirs))
-    PackedCorpus.open(folder, rows)
-    with pytest.raises(CorruptCorpus, match=r"core\.bin has SHA-256"):
-        PackedCorpus.open(folder)
-    manifest.write_text(json.dumps(permuted.manifest))
-    with pytest.raises(CorruptCorpus, match=r"core\.bin differs from its manifest in the first 1 blocks"):
-        PackedCorpus.open(folder, rows)
-
-
-def test_a_run_trains_on_its_first_rows(first_rows, permuted, tmp_path):
-    """The result of a run whose machine has the whole corpus."""
-    budgets = (DomainBudget(domain, 20 + number, 40) for number, domain in enumerate(permuted.domains))
-    model, points = ModelConfig(1, 16, 2, 1, 64, 320, 32), EvalPoints(1, 2, permuted.domains)
-    run = dataclasses.replace(
-        run_config(), model=model, data=DataConfig(permuted.data_id, tuple(budgets)), eval_points=points
-    )
-    fetched = Execution(first_rows.url).corpus_of(run)
-    rows = {domain: budget.num_sequences for domain, budget in zip(permuted.domains, run.data.domains, strict=True)}
-    assert fetched.rows == rows
-    local = Store(str(tmp_path / "local")).open_for_writing(min_free_bytes=0)
-    shutil.copytree(permuted.path, local.data_root / permuted.data_id)
-    whole = Execution(str(tmp_path / "local")).corpus_of(run)
-    arrays = ({d: corpus.train(d) for d in rows} for corpus in (fetched, whole))
-    readers, plan = [PlanReader(run, of_all, permuted=True) for of_all in arrays], Plan(run)
-    for number in range(len(plan)):
-        first, second = (reader.tokens(plan[number]) for reader in readers)
-        assert np.array_equal(first, second)
