@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from scipy import optimize, stats
 
-from gram_platform.config.identity import invalid
+from gram_platform.config.identity import invalid, require_int
 
 CONFIDENCE = 0.90  # of every interval, in the paper and here
 TAIL = 0.5 + CONFIDENCE / 2.0  # the quantile of an interval's upper end
@@ -107,8 +107,9 @@ def bootstrap(
     `rng_seed` gives the same samples. ValueError for an empty group or no resamples.
     """
     sizes = [len(group) for group in groups]
-    if not sizes or min(sizes) == 0 or num_resamples < 1:
-        raise invalid("groups", sizes, "one or more groups of at least one member, and at least one resample")
+    require_int("num_resamples", num_resamples, 1)
+    if not sizes or min(sizes) == 0:
+        raise invalid("groups", sizes, "one or more groups of at least one member")
     rng = np.random.default_rng(rng_seed)
     rows = []
     for _ in range(num_resamples):

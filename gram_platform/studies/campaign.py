@@ -164,7 +164,7 @@ def main(studies: Sequence[Study], searches: Sequence[Search], arguments: list[s
 
 
 def run_campaign(studies: Sequence[Study], searches: Sequence[Search], flags: CampaignFlags) -> int:
-    """Runs whatever is not done; returns the exit code. ValueError for bad input, before anything trains."""
+    """Runs whatever is not done, or describes it; returns the exit code. ValueError for bad input, before all else."""
     if split_list(flags.sizes):
         raise invalid("sizes", flags.sizes, "no value: each study has its own sizes; give --sizes to one study")
     chosen = _chosen("studies", flags.studies, studies)
@@ -173,15 +173,10 @@ def run_campaign(studies: Sequence[Study], searches: Sequence[Search], flags: Ca
     of_study = [(study, checked(study, Flags(**common))) for study in chosen]
     report = None if flags.dry_run else reporter()
     graphs = [build_graph(study, flags_of_study, report) for study, flags_of_study in of_study]
-    if flags.dry_run:
-        ready, _, _ = after_searches(of_study)
-        graphs = graphs if ready == of_study else [build_graph(*each) for each in ready]
-        say("\n\n".join([*map(describe, graphs), "\n".join(sharing(graphs))]))
-        return 0
     codes, submitted, ids = [], (*of_study, *of_search), set()
-    with one_site(submitted[0][1], say) if submitted else contextlib.nullcontext():
+    with one_site(submitted[0][1], say) if submitted and not flags.dry_run else contextlib.nullcontext():
         if of_study:
-            code, ids = _run_studies(of_study, graphs)
+            code, ids = (_describe_studies if flags.dry_run else _run_studies)(of_study, graphs)
             codes.append(code)
         for search, search_flags in of_search:
             named = search.of_preset(search_flags.preset)
@@ -190,6 +185,14 @@ def run_campaign(studies: Sequence[Study], searches: Sequence[Search], flags: Ca
             say(f"\n{search.title}")
             codes.append(run_search(search, search_flags))
     return max(codes, default=0)
+
+
+def _describe_studies(of_study: list[tuple[Study, Flags]], graphs: list[Graph]) -> tuple[int, set[str]]:
+    """Describes needed searches, then all studies; returns 0 and the searches' ids."""
+    ready, ids, _ = after_searches(of_study)
+    graphs = graphs if ready == of_study else [build_graph(*each) for each in ready]
+    say("\n\n".join([*map(describe, graphs), "\n".join(sharing(graphs))]))
+    return 0, ids
 
 
 def _run_studies(of_study: list[tuple[Study, Flags]], graphs: list[Graph]) -> tuple[int, set[str]]:

@@ -81,3 +81,5 @@ def test_bootstrap_is_deterministic_and_counts_failures():
     assert set(both[:, 1]) == {10.0}
     with pytest.raises(ValueError, match=r"^groups="):
         bootstrap([[1.0], []], lambda groups: [0.0])
+    with pytest.raises(ValueError, match=r"^num_resamples=0"):
+        bootstrap([[1.0]], lambda groups: [0.0], 0)

@@ -114,12 +114,13 @@ class PreparedService:
 
 def prepare(service: Service) -> PreparedService:
     """ValueError if the run is incomplete or cannot be served, or the policy does not fit it; loads no weights."""
-    store, run_id, policy_path = Store(service.storage), service.run_id, service.policy
+    store, policy_path = Store(service.storage), service.policy
     policy = load_policy(policy_path)
     if not policy.tokens:
         raise invalid(
             "policy", policy_path, "a policy with at least one token: `gram token NAME --policy FILE` adds one"
         )
+    run_id = store.find_run(service.run_id)
     directory = store.run(run_id)
     if directory.result() is None:
         raise invalid("run_id", run_id, f"a complete run of {store.root}, found one that is {directory.status()}")

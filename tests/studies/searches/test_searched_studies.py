@@ -17,6 +17,7 @@ from gram_platform.studies.flags import Flags, checked
 from gram_platform.studies.library import (
     aux_scaling,
     dual_use,
+    lr_bs_grid,
     partial_labels,
     samples,
     stories,
@@ -120,6 +121,15 @@ def test_the_dry_run_of_all_has_each_search_once(tmp_path, capsys):
     for name in ("maxent_search", "maxent_search_dual_use"):
         assert text.count(f"study {name}, preset paper") == 1
     assert "5 MaxEnt runs of samples follow the search: 5 are its best trials, 0 are trained" in text
+    assert not (tmp_path / "s").exists()
+
+
+def test_the_dry_run_of_all_describes_searches_after_the_studies(tmp_path, capsys):
+    flags = CampaignFlags(preset="paper", storage=str(tmp_path / "s"), dry_run=True)
+    assert run_campaign((samples.STUDY,), (lr_bs_grid.SEARCH, SEARCH), flags) == 0
+    text = capsys.readouterr().out
+    assert text.index("all studies: ") < text.index("study lr_bs_grid, preset paper")
+    assert text.count("study maxent_search, preset paper") == 1  # the study begins with it
     assert not (tmp_path / "s").exists()
 
 
