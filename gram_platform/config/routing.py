@@ -6,7 +6,7 @@ keyed permutation maps a micro-batch's cursor to its sequences, so no array grow
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -42,6 +42,16 @@ class MicroBatch:
     domain: str
     route: Route
     cursor: int
+
+
+def same_routes(window: Sequence[MicroBatch], most: int) -> list[list[int]]:
+    """Groups the micro-batches of a window, by index, that one pass can run: of one route, at most `most` of them."""
+    if most == 1:
+        return [[index] for index in range(len(window))]
+    of_route: dict[Route, list[int]] = {}
+    for index, micro_batch in enumerate(window):
+        of_route.setdefault(micro_batch.route, []).append(index)
+    return [group[first : first + most] for group in of_route.values() for first in range(0, len(group), most)]
 
 
 # --------------------------------------------------------------------------------- counter-based randomness

@@ -11,7 +11,7 @@ import torch
 from gram_platform.config import AnyEvaluation, RunConfig
 from gram_platform.corpora import PackedCorpus
 from gram_platform.corpora.tokenizer import separator_tokens
-from gram_platform.planner import Machine, Ranks, passes_within
+from gram_platform.planner import Machine, Ranks, merged_within, passes_within
 from gram_platform.store import Store
 from gram_platform.store.folders import RemoteFolder, open_folder
 from gram_platform.store.root import open_corpus
@@ -73,11 +73,15 @@ class Execution:
         *more, fewest = self.ranks.choices(config, tags.get("size", ""))
         return replace(self, num_ranks=fewest, more_ranks=tuple(more), ranks=None)
 
-    def num_passes(self, run: RunConfig) -> int:
-        """Returns in how many passes a rank runs its share of a micro-batch, by the planner's count of memory."""
+    def passes(self, run: RunConfig) -> tuple[int, int]:
+        """Returns in how many passes a rank runs its share of a micro-batch, and how many micro-batches in one pass.
+
+        As the planner counts memory. Compiled blocks merge none: a window's groups differ in size, each is a graph.
+        """
         if self.machine is None:
-            return 1
-        return passes_within(run, self.num_ranks, self.machine, self.activation_checkpointing)
+            return 1, 1
+        plan = run, self.num_ranks, self.machine, self.activation_checkpointing
+        return passes_within(*plan), 1 if self.compiled else merged_within(*plan)
 
     def corpus(self, data_id: str) -> PackedCorpus:
         """Opens the packed data, see `open_corpus`; ValueError when this machine has none and cannot fetch it."""

@@ -163,7 +163,7 @@ def starting_point(run: RunConfig, execution: Execution) -> Iterator[Start]:
 
 def new_learner(kind: type[Learner], run: RunConfig, execution: Execution, start: Start) -> Learner:
     """Makes the run's learner at its starting point."""
-    how = execution.activation_checkpointing, execution.compiled, execution.num_passes(run)
+    how = execution.activation_checkpointing, execution.compiled, *execution.passes(run)
     return kind(run, execution.device, start, *how)
 
 
@@ -332,7 +332,7 @@ class RunExecution:
             "final": self.final,
         }
         used = {name: getattr(self.execution, name) for name in ("num_threads", "deterministic", "compiled")}
-        used |= {name: getattr(self.learner, name) for name in ("num_ranks", "num_passes")}
+        used |= {name: getattr(self.learner, name) for name in ("num_ranks", "num_passes", "num_merged")}
         used["attention"] = self.attention
         if self.execution.compiled:
             used["num_graphs"] = num_graphs()

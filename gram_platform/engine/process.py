@@ -54,7 +54,7 @@ def memory_advice(error: BaseException, run: RunConfig, execution: Execution) ->
 
 
 def _gib(run: RunConfig, execution: Execution) -> str:
-    how = (execution.num_ranks, execution.activation_checkpointing, execution.device, execution.num_passes(run))
+    how = (execution.num_ranks, execution.activation_checkpointing, execution.device, *execution.passes(run))
     return f"{rank_memory(run, *how).total / GIB:.3g} GiB"
 
 

@@ -7,11 +7,13 @@ from gram_platform.config import AnyEvaluation, ModelConfig, RunConfig
 from gram_platform.config.flops import hardware_flops, total_parameters
 from gram_platform.config.identity import invalid
 from gram_platform.config.routing import CORE_MLP, SHARED, module_set, route_counts
+from gram_platform.config.training import MISDIRECTION
 from gram_platform.planner.memory import Memory, model_weights, rank_memory
 
 GIB = 2**30
 USABLE_MEMORY = 0.8  # share of an accelerator's; the rest is for runtime, collectives and fragmentation [ours]
 LEAST_PASS_TOKENS = 4096  # of a pass on one GPU [ours]: fewer would leave it idle
+MOST_MERGED_TOKENS = 32_768  # of a pass of several micro-batches on one GPU [ours, not measured]
 
 
 @dataclass(frozen=True)
@@ -141,8 +143,9 @@ def used_rate(model: ModelConfig, machine: Machine, utilisation: float | None = 
 def needs(run: RunConfig, num_ranks: int, machine: Machine, utilisation: float | None = None) -> Needs:
     """Estimates a run on `num_ranks` of a machine, without activation checkpointing; `utilisation` as `used_rate`."""
     flops, evaluations = run_flops(run), run_evaluation_flops(run)
+    passes = passes_within(run, num_ranks, machine), merged_within(run, num_ranks, machine)
     return Needs(
-        memory=rank_memory(run, num_ranks, False, machine.device, passes_within(run, num_ranks, machine)),
+        memory=rank_memory(run, num_ranks, False, machine.device, *passes),
         checkpoint=checkpoint_bytes(run),
         result=4 * total_parameters(run.model),
         flops=flops,
@@ -175,6 +178,20 @@ def possible_passes(run: RunConfig, num_ranks: int, machine: Machine) -> tuple[i
     share = run.micro_batch // num_ranks
     most = share * run.model.seq_len // LEAST_PASS_TOKENS if machine.device == "cuda" else 1
     return (1, *(n for n in range(2, most + 1) if share % n == 0))
+
+
+def merged_within(run: RunConfig, num_ranks: int, machine: Machine, checkpointing: bool = False) -> int:
+    """Returns how many micro-batches of one route a rank runs in a pass: what fits of MOST_MERGED_TOKENS on a GPU.
+
+    One on a CPU, which gains nothing by it (FINDINGS), and for RMU, which keeps one pass's activations.
+    """
+    tokens = run.micro_batch // num_ranks * run.model.seq_len
+    if machine.device != "cuda" or run.objective.kind == MISDIRECTION:
+        return 1
+    numbers = range(min(MOST_MERGED_TOKENS // tokens, run.micro_batches_per_step), 1, -1)
+    usable = USABLE_MEMORY * machine.memory_bytes
+    memory = ((n, rank_memory(run, num_ranks, checkpointing, machine.device, 1, n).total) for n in numbers)
+    return next((number for number, total in memory if total <= usable), 1)
 
 
 LONGEST_RUN_H, MOST_FOR_TIME = 168.0, 8  # a run gets more ranks than memory asks for, one machine's, to end in a week

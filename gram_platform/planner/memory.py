@@ -176,13 +176,13 @@ def _mlps(config: ModelConfig, width: int, flowing: bool, active: Collection[str
     return width * values + norm
 
 
-def logits_bytes(config: ModelConfig, width: int, objective: str, num_tokens: int) -> int:
-    """Counts bytes at the loss's peak: the logits, the gradient of their cross entropy, and float32 tensors.
+def logits_bytes(config: ModelConfig, width: int, objective: str, num_tokens: int, num_losses: int = 1) -> int:
+    """Counts bytes at the peak of a pass's losses: the logits, the gradient of cross entropy, and float32 tensors.
 
     Cross entropy has float32 tensors of some tokens at a time, none of float32 logits; MaxEnt has FLOAT_LOGITS of all.
     """
     values = num_tokens * config.vocab_size
-    part = _float_values(values, width) if width != FLOAT_BYTES else 0
+    part = _float_values(values // num_losses, width) if width != FLOAT_BYTES else 0
     floats = values * FLOAT_LOGITS[objective] if objective in FLOAT_LOGITS else part
     return 2 * width * values + FLOAT_BYTES * floats
 
@@ -232,12 +232,16 @@ def drawn_routes(run: RunConfig) -> list[Route]:
 
 
 def rank_memory(
-    run: RunConfig, num_ranks: int, checkpointing: bool = False, device: str = "cpu", num_passes: int = 1
+    run: RunConfig,
+    num_ranks: int,
+    checkpointing: bool = False,
+    device: str = "cpu",
+    num_passes: int = 1,
+    num_merged: int = 1,
 ) -> Memory:
     """Estimates the memory of the first of `num_ranks` ranks, which has the most rows of every parameter.
 
-    `checkpointing`: every block saves only its input and is recomputed in the backward pass. `device`: cpu or cuda, on
-    which the kernel of attention depends. `num_passes`: into which a rank divides its sequences of a micro-batch.
+    `device`: cpu or cuda; the rest as in `Learner`. Merged micro-batches' gradients of logits are joined in a copy.
     """
     weights, routes = model_weights(run.model, run.precision), drawn_routes(run)
     steered = run.objective.steered_layers  # misdirection compares with these layers of the start, which stay
@@ -245,10 +249,10 @@ def rank_memory(
     trained = frozenset().union(*(route.trained for route in routes))
     most_trained = _most_trained(run, weights, routes)
     window = [w for w in weights if w.set in most_trained]
-    width, tokens = BYTES[run.precision], run.micro_batch // num_ranks // num_passes * run.model.seq_len
+    width, tokens = BYTES[run.precision], run.micro_batch // num_ranks // num_passes * num_merged * run.model.seq_len
     shards = num_shards(num_ranks, device)
     is_each_reduced = reduces_every_pass(run.model, run.precision)
-    is_accumulated = run.micro_batches_per_step * num_passes > 1
+    is_accumulated = run.micro_batches_per_step * num_passes > (num_merged if len(routes) == 1 else 1)
     gradients, reduction = _gradients(window, shards, width, is_accumulated, is_each_reduced, device)
     activations, recomputed = _activations(run.model, routes, width, tokens, checkpointing, device)
     keeps = num_ranks > 1 and keeps_gathered(run.model, run.precision)
@@ -258,8 +262,8 @@ def rank_memory(
         optimizer=sum(2 * FLOAT_BYTES * w.shard(0, shards) + FLOAT_BYTES for w in weights if w.set in trained),
         gradients=gradients,
         activations=activations,
-        logits=logits_bytes(run.model, width, run.objective.kind, tokens),
-        kept_logits=2 * tokens * width * run.model.vocab_size,
+        logits=logits_bytes(run.model, width, run.objective.kind, tokens, num_merged),
+        kept_logits=(2 + (num_merged > 1)) * tokens * width * run.model.vocab_size,
         recomputed=recomputed,
         gathered=width * _num_gathered(weights, routes, shards, keeps) if num_ranks > 1 else 0,
         reduction=reduction,

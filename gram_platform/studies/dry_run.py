@@ -8,6 +8,7 @@ from gram_platform.analysis.tables import aligned
 from gram_platform.config import RunConfig
 from gram_platform.config.flops import BYTES, model_kernel, total_parameters
 from gram_platform.config.identity import invalid
+from gram_platform.config.routing import Plan, same_routes
 from gram_platform.corpora import CorpusRecipe, PackedCorpus
 from gram_platform.corpora.packed import SPLITS
 from gram_platform.corpora.recipe import HubSource
@@ -25,6 +26,7 @@ from gram_platform.planner import (
     Ranks,
     evaluation_flops,
     fewest_ranks,
+    merged_within,
     needs,
     passes_within,
     used_rate,
@@ -42,6 +44,7 @@ MEMORY_PARTS = ("weights", "copies", "gathered", "gradients", "optimizer", "acti
 COUNTS = ("ranks", "sequences", "passes")
 MEMORY_HEADER = ("method", "size", "attention", *COUNTS, *MEMORY_PARTS, "peak", "recomputing", "disk")
 LITTLE_MEMORY = GIB // 10  # of a run: its parts are of no interest
+WINDOWS_LOOKED_AT = 200  # of a run, to count its passes
 
 
 def describe(graph: Graph) -> str:
@@ -125,8 +128,8 @@ def _memory_lines(groups: dict[tuple[str, str], list[RunConfig]], machine: Machi
         f"memory of one {machine.name} in GiB, for the largest run of a line:",
         aligned([MEMORY_HEADER, *_memory_rows(groups, machine, planned)], 2),
         f"ranks: --num-workers, else the fewest whose peak is within {USABLE_MEMORY:.0%} of "
-        f"{machine.memory_bytes / GIB:.0f} GiB, up to {MOST_FOR_TIME} to end in a week; "
-        "sequences: of a pass on each; passes: of an optimizer step, a micro-batch in as few as memory allows",
+        f"{machine.memory_bytes / GIB:.0f} GiB, up to {MOST_FOR_TIME} to end in a week; sequences: the most of a pass "
+        "on each; passes: of an optimizer step, a micro-batch in as few as memory allows, small ones of a route in one",
         "attention: the kernel, which decides what a layer keeps for the backward pass",
         "peak: what is alive at once, less than the sum of the parts; recomputing: ranks that would do if every block",
         "kept its input alone and computed the rest again; disk: the most while it trains "
@@ -140,20 +143,29 @@ def _memory_rows(groups: dict[tuple[str, str], list[RunConfig]], machine: Machin
         fewest, checkpointed = fewest_ranks(run, machine), fewest_ranks(run, machine, checkpointing=True)
         ranks = fewest if planned.wanted(key[1]) == AUTO else planned.of(run, key[1])
         num_ranks = ranks or run.micro_batch
-        num_passes, need = passes_within(run, num_ranks, machine), needs(run, num_ranks, machine)
+        num_passes, num_merged = passes_within(run, num_ranks, machine), merged_within(run, num_ranks, machine)
+        need = needs(run, num_ranks, machine)
         parts = {part: getattr(need.memory, part) for part in MEMORY_PARTS}
         parts["gradients"] += need.memory.reduction
         yield (
             *key,
             model_kernel(machine.device, BYTES[run.precision], run.model),
             str(ranks) if ranks else f">{run.micro_batch}",
-            str(run.micro_batch // num_ranks // num_passes),
-            str(run.micro_batches_per_step * num_passes),
+            str(run.micro_batch // num_ranks // num_passes * num_merged),
+            f"{_groups_of_a_window(run, num_merged) * num_passes:.3g}",
             *(f"{value / GIB:.2f}" for value in parts.values()),
             f"{need.memory.total / GIB:.2f}",
             str(checkpointed) if checkpointed else f">{run.micro_batch}",
             f"{need.disk_bytes(NUM_CHECKPOINTS_KEPT) / GIB:.2f}",
         )
+
+
+def _groups_of_a_window(run: RunConfig, num_merged: int) -> float:
+    """Returns in how many groups a window's micro-batches run when so many of one route are merged: a mean."""
+    if num_merged == 1:
+        return run.micro_batches_per_step
+    plan, steps = Plan(run), range(0, run.num_steps, max(1, run.num_steps // WINDOWS_LOOKED_AT))
+    return sum(len(same_routes(plan.window(step), num_merged)) for step in steps) / len(steps)
 
 
 def _legend(machine: Machine, runs: Sequence[RunConfig]) -> list[str]:

@@ -58,14 +58,16 @@ class Learner:
         activation_checkpointing: bool = False,
         compiled: bool = False,
         num_passes: int = 1,
+        num_merged: int = 1,
     ):
         """Builds the model from `start` (weights by name) and the seed, see `starting_weights`.
 
         `activation_checkpointing`: blocks keep only their inputs and recompute the rest in the backward pass; less
         memory, more time, the same bits. `compiled`: compiles the blocks, see `compile_blocks`. `num_passes`: divides
-        this process's sequences of a micro-batch; less memory, the same gradient up to rounding.
+        this process's sequences of a micro-batch; less memory, the same gradient up to rounding. `num_merged`: the most
+        micro-batches of one route that run in one pass; fewer, longer products, the same gradient up to rounding.
         """
-        self.config, self.num_passes = config, num_passes
+        self.config, self.num_passes, self.num_merged = config, num_passes, num_merged
         self.device = torch.device(device)
         self._copies: dict[str, list[tuple[nn.Parameter, nn.Parameter]]] = {}  # set -> (copy to compute with, master)
         self.model, self.master_sets = self._build(starting_weights(config, start or {}, self.rows_of))

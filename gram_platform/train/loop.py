@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from gram_platform.config import Objective
-from gram_platform.config.routing import MicroBatch, Plan
+from gram_platform.config.routing import MicroBatch, Plan, same_routes
 from gram_platform.train.data import PlanReader, on_device
 from gram_platform.train.learner import Learner
 from gram_platform.train.objectives import cross_entropy, training_loss
@@ -36,8 +36,9 @@ def training_steps(
 ) -> Iterator[StepRecord]:
     """Trains from `first_step` to the end of the plan; yields a record after each optimizer step.
 
-    A step trains on one window. Micro-batches of a window differ in domain and route, and run in the learner's number
-    of passes; each loss is divided by the number of all passes, so that k passes of one route equal one batch. Every
+    A step trains on one window. Micro-batches of a window differ in domain and route; each runs in the learner's number
+    of passes, or several of one route in one. Each loss is divided by the number of micro-batches, or of all their
+    passes, so that k passes of one route equal one batch. Every
     `norms_every` steps (0: never), and after the last step, the record's norms are `gradient/<set>`, before clipping,
     of the sets that the window trained, and `weights/<set>` after the step. Raises TrainingDiverged before a
     non-finite gradient changes a weight.
@@ -72,38 +73,53 @@ def _accumulate_gradients(
 
     Reads values from the device once, after the whole window: each read waits for all queued work.
     """
-    num_passes, ranks = len(window) * learner.num_passes, (learner.rank, learner.num_ranks)
+    num_losses, ranks = len(window) * learner.num_passes, (learner.rank, learner.num_ranks)
     values = torch.zeros(len(window), 2, device=learner.device)
-    for index, micro_batch in enumerate(window):
-        read = reader.tokens(micro_batch, *ranks), *reader.weights(micro_batch, *ranks)
-        for is_last, *part in learner.passes(*(on_device(rows, learner.device) for rows in read)):
-            is_last = is_last and index == len(window) - 1
-            values[index] += _pass(learner, micro_batch, num_passes, is_last, *part)
+    groups = same_routes(window, learner.num_merged)
+    for group in groups:
+        micro_batches = [window[index] for index in group]
+        read = zip(*((reader.tokens(m, *ranks), *reader.weights(m, *ranks)) for m in micro_batches), strict=True)
+        for is_last, *part in learner.passes(*(on_device(torch.cat(rows), learner.device) for rows in read)):
+            found = _pass(learner, micro_batches, num_losses, is_last and group is groups[-1], *part)
+            for index, value in zip(group, found, strict=True):
+                values[index] += value
     losses, minimised = learner.mean_over_ranks(values / learner.num_passes).T.tolist()
     return losses, minimised
 
 
 def _pass(
     learner: Learner,
-    micro_batch: MicroBatch,
-    num_passes: int,
+    micro_batches: Sequence[MicroBatch],
+    num_losses: int,
     is_last: bool,
     tokens_BT: torch.Tensor,
     weights_BT: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Runs a part of a micro-batch forward and backward; returns its cross entropy and minimised loss, detached.
+) -> list[torch.Tensor]:
+    """Runs micro-batches of one route, or a part of one, forward and backward.
 
-    `num_passes` and `is_last` are of the window; `weights_BT` are of the targets.
+    Returns the cross entropy and minimised loss of each, detached. `num_losses` and `is_last` are of the window;
+    `weights_BT` are of the targets.
     """
-    route = micro_batch.route
+    route, number = micro_batches[0].route, len(micro_batches)
     learner.train_only(route.trained)
     logits_BTV = learner.forward(tokens_BT[:, :-1], dict(route.active))
-    loss = cross_entropy(logits_BTV, tokens_BT[:, 1:], weights_BT)
-    domain, steered = micro_batch.domain, learner.misdirection
-    activations = steered.activations(domain, tokens_BT[:, :-1]) if steered else None
-    minimised = training_loss(learner.config.objective, domain, loss, logits_BTV, activations)
-    learner.backward(minimised / num_passes, route.trained, is_last)
-    return torch.stack([loss.detach(), minimised.detach()])
+    found, total = [], torch.zeros((), device=learner.device)
+    for micro_batch, logits, tokens, weights in zip(
+        micro_batches, *(_parts(rows, number) for rows in (logits_BTV, tokens_BT, weights_BT)), strict=True
+    ):
+        loss = cross_entropy(logits, tokens[:, 1:], weights)
+        domain, steered = micro_batch.domain, learner.misdirection
+        activations = steered.activations(domain, tokens[:, :-1]) if steered else None
+        minimised = training_loss(learner.config.objective, domain, loss, logits, activations)
+        found.append(torch.stack([loss.detach(), minimised.detach()]))
+        total = total + minimised
+    learner.backward(total / num_losses, route.trained, is_last)
+    return found
+
+
+def _parts(rows: torch.Tensor | None, number: int) -> Sequence[torch.Tensor | None]:
+    """Divides sequences among micro-batches; a single part is not cut, since that copies its gradient."""
+    return [rows] * number if rows is None or number == 1 else rows.chunk(number)
 
 
 def _forgetting(objective: Objective, domains: Sequence[str], minimised: Sequence[float]) -> float:

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gram_platform.config import EvalPoints, Objective, RoutingConfig, View, flops
 from gram_platform.config.ladder import PAPER_SIZES
-from gram_platform.config.routing import Plan
+from gram_platform.config.routing import Plan, same_routes
 from gram_platform.planner import checkpoint_bytes
 from gram_platform.planner.memory import (
     BYTES,
@@ -142,12 +142,14 @@ def test_logits_at_their_peak(objective, dtype):
 
 
 def micro_steps(learner, run, plan, step, num_ranks=1):
-    for index, micro_batch in enumerate(plan.window(step)):
-        shape = (run.micro_batch // num_ranks, run.model.seq_len + 1)
+    window = plan.window(step)
+    groups = same_routes(window, learner.num_merged)
+    for group in groups:
+        shape = (len(group) * run.micro_batch // num_ranks, run.model.seq_len + 1)
         for is_last, part_BT in learner.passes(torch.randint(0, run.model.vocab_size, shape)):
-            is_last = is_last and index == run.micro_batches_per_step - 1
-            _pass(learner, micro_batch, run.micro_batches_per_step * learner.num_passes, is_last, part_BT)
-        yield index
+            is_last, num_losses = is_last and group is groups[-1], len(window) * learner.num_passes
+            _pass(learner, [window[index] for index in group], num_losses, is_last, part_BT)
+        yield tuple(group)
 
 
 def measured_peak(learner_class, run, num_ranks=1, num_steps=6) -> int:
@@ -184,6 +186,17 @@ def test_the_peak_of_several_passes_a_micro_batch(precision):
     memory = dataclasses.replace(rank_memory(run, 1, num_passes=2), evaluation=0)
     assert memory.total == pytest.approx(measured_peak(functools.partial(Learner, num_passes=2), run), rel=0.06)
     assert memory.activations == rank_memory(run, 1).activations // 2
+
+
+@pytest.mark.parametrize("precision", BYTES)
+@pytest.mark.parametrize(("name", "number"), [("dense", 3), ("gram", 2)])
+def test_the_peak_of_several_micro_batches_a_pass(name, number, precision):
+    run = run_of(name, passes=6, precision=precision)
+    memory = dataclasses.replace(rank_memory(run, 1, num_merged=number), evaluation=0)
+    assert memory.total == pytest.approx(measured_peak(functools.partial(Learner, num_merged=number), run), rel=0.06)
+    assert memory.activations == number * rank_memory(run, 1).activations
+    whole = rank_memory(run_of("dense", passes=number, precision=precision), 1, num_merged=number)
+    assert whole.gradients == 0 < memory.gradients  # a window of one pass accumulates none
 
 
 SLOW = (("dense", 2), ("gram", 5), ("demix", 2))

@@ -5,6 +5,7 @@ import datetime
 
 import pytest
 
+from gram_platform.config import Objective, View
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.ladder import PAPER_SIZES
 from gram_platform.methods.budgets import dense_run
@@ -13,11 +14,13 @@ from gram_platform.planner import (
     GIB,
     LONGEST_RUN_H,
     MACHINES,
+    USABLE_MEMORY,
     UTILISATIONS,
     Machine,
     Ranks,
     fewest_ranks,
     fits,
+    merged_within,
     needs,
     passes_within,
     run_evaluation_flops,
@@ -29,6 +32,7 @@ from gram_platform.planner.simulation import SimulatedCluster, planned
 from gram_platform.studies.build import build_graph
 from gram_platform.studies.dry_run import describe, describe_on
 from gram_platform.studies.flags import parse
+from gram_platform.studies.library import stories
 from gram_platform.studies.library.scaling import STUDY
 from gram_platform.studies.session import execution_of
 from tests.planner.scene import DOMAINS, run_of
@@ -36,8 +40,8 @@ from tests.planner.scene import DOMAINS, run_of
 # --------------------------------------------------------------------------------- ranks, compute and hours
 
 
-def paper_run(name: str):
-    preset = STUDY.presets["paper"]
+def paper_run(name: str, study=STUDY):
+    preset = study.presets["paper"]
     setting = preset.setting(preset.sizes[name], 0, "data", DOMAINS, (("virology",),))
     return dense_run(setting, DOMAINS, preset.num_eval_points, "heterogeneous")
 
@@ -90,6 +94,22 @@ def test_passes_are_the_fewest_that_fit():
     assert not fits(run, 1, h100, num_passes=passes["an H100's"] - 1)
     assert passes_within(run, 8, h100) == passes_within(run, 1, MACHINES["cpu"]) == 1
     assert fewest_ranks(paper_run("400M"), h100) == fewest_ranks(run, h100) == 1
+
+
+def test_small_micro_batches_of_one_route_are_merged():
+    """Up to 32,768 tokens, on GPUs alone, in the memory that a run may use; RMU's never are."""
+    h100, run = MACHINES["h100"], paper_run("26M", stories.STUDY)
+    assert run.micro_batch * run.model.seq_len * 8 == 32_768
+    assert merged_within(run, 1, h100) == 8
+    assert merged_within(run, 2, h100) == run.micro_batches_per_step == 8
+    assert merged_within(run, 1, MACHINES["cpu"]) == 1
+    needed = {n: rank_memory(run, 1, False, "cuda", 1, n).total / USABLE_MEMORY for n in (2, 3)}
+    for memory, number in ((needed[3], 3), (needed[3] - 1, 2), (needed[2] - 1, 1), (0, 1)):
+        assert merged_within(run, 1, dataclasses.replace(h100, memory_bytes=memory)) == number
+    objective = Objective("misdirection", ("lisp", "virology"), steered_layers=1, steering=2.0)
+    rmu = run_of("dense", draws=(48, 24, 24), objective=objective, start=View.of("start"))
+    assert merged_within(rmu, 1, h100) == 1 < merged_within(run_of("dense"), 1, h100) == 2
+    assert {name: merged_within(paper_run(name), 1, h100) for name in ("50M", "800M")} == {"50M": 1, "800M": 1}
 
 
 MEMORIES = {"ample": 1e15, "an H100's": MACHINES["h100"].memory_bytes, "none": 0.0}
@@ -167,10 +187,10 @@ def test_the_dry_runs_memory_is_the_planners(storage):
     graph = graph_of(storage, "--preset", "paper", "--sizes", "800M", "--num-workers", "8", "--seeds", "1")
     text = describe(graph)
     baseline = next(n.config for n in graph.nodes if n.kind == "run" and n.method == "baseline")
-    memory = rank_memory(baseline, 8)
+    memory = rank_memory(baseline, 8, device="cuda", num_merged=2)
     line = next(line for line in text[text.index("memory of one") :].splitlines() if line.startswith("baseline"))
     attention, ranks, sequences, passes, *parts = line.split()[2:]
-    assert (attention, ranks, sequences, passes) == ("flash", "8", "12", "7")
+    assert (attention, ranks, sequences, passes) == ("flash", "8", "24", "4")
     shown = [memory.weights, memory.copies, memory.gathered, memory.gradients + memory.reduction, memory.optimizer]
     shown += [memory.activations, memory.logits, memory.total]
     assert parts[:8] == [f"{value / GIB:.2f}" for value in shown]
@@ -218,10 +238,10 @@ def test_the_dry_run_and_the_simulation_have_the_studys_ranks(storage):
     tasks = {t.id: t for t in planned(graph.nodes, MACHINES["h200"], 0.4, graph.flags.planned_ranks)}
     assert {key: str(tasks[node.id].ranks) for key, node in runs.items()} == shown
     execution, _ = execution_of(graph.flags, has_gpu=True)
-    passes = {key: execution.of_node(n.config, n.names).num_passes(n.config) for key, n in runs.items()}
+    passes = {key: execution.of_node(n.config, n.names).passes(n.config)[0] for key, n in runs.items()}
     assert passes == {key: passes_within(n.config, int(shown[key]), MACHINES["h200"]) for key, n in runs.items()}
     on_cpus, _ = execution_of(graph.flags, has_gpu=False)
-    assert {on_cpus.num_passes(n.config) for n in trained} == {1}
+    assert {on_cpus.passes(n.config) for n in trained} == {(1, 1)}
     ranks = {key: str(execution.of_node(n.config, n.names).num_ranks) for key, n in runs.items()}
     assert ranks == shown
 

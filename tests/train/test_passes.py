@@ -1,10 +1,12 @@
-"""A micro-batch in several passes: the gradient of one pass up to rounding, in less memory."""
+"""A micro-batch in several passes, and several in one: the gradient of one pass each, up to rounding."""
+
+from collections import Counter
 
 import pytest
 import torch
 
 from gram_platform.config import ModuleSpec, Objective, RoutingConfig, View
-from gram_platform.config.routing import Plan
+from gram_platform.config.routing import Plan, same_routes
 from gram_platform.train.data import PlanReader
 from gram_platform.train.learner import Learner, probed_norms
 from gram_platform.train.loop import training_steps
@@ -24,16 +26,20 @@ RUNS = {
 TOLERANCES = {"float32": 1e-5, "bfloat16": 2e-2}
 
 
-def train(config, num_passes):
-    learner = Learner(config, num_passes=num_passes)
+def train(config, num_passes, num_merged=1):
+    learner = Learner(config, num_passes=num_passes, num_merged=num_merged)
     steps = training_steps(learner, Plan(config), PlanReader(config, tiny.arrays()))
     return learner, list(steps)
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_passes_train_like_one(name):
+IN_PARTS = [(name, 4, 1) for name in RUNS]
+MERGED = [(name, 1, number) for name in RUNS if name != "rmu" for number in (3, 4)]  # RMU: see `merged_within`
+
+
+@pytest.mark.parametrize(("name", "num_passes", "num_merged"), [*IN_PARTS, *MERGED])
+def test_passes_train_like_one(name, num_passes, num_merged):
     config = tiny.run_config(**{**SIZES, **RUNS[name]})
-    (one, records), (many, in_parts) = train(config, 1), train(config, 4)
+    (one, records), (many, in_parts) = train(config, 1), train(config, num_passes, num_merged)
     assert len(records) == 20
     tolerance = TOLERANCES[config.precision]
     for whole, parts in zip(records, in_parts, strict=True):
@@ -44,6 +50,31 @@ def test_passes_train_like_one(name):
     if config.model.modules:
         rows = tiny.arrays(seed=1)["lisp"]
         assert probed_norms(many, rows) == pytest.approx(probed_norms(one, rows), rel=100 * tolerance)
+
+
+def test_micro_batches_of_one_route_are_merged():
+    """Whatever their places in the window and their domains, and never more than asked; one a pass in their order."""
+    plan = Plan(tiny.run_config(**SIZES))
+    for step in range(20):
+        window = plan.window(step)
+        for most in (1, 2, 3, 4):
+            groups = same_routes(window, most)
+            assert sorted(index for group in groups for index in group) == [0, 1, 2, 3]
+            assert all(len({window[index].route for index in group}) == 1 for group in groups)
+            assert max(map(len, groups)) <= most
+        largest = Counter(micro_batch.route for micro_batch in window)
+        assert len(same_routes(window, 4)) == len(largest)
+        assert len(same_routes(window, 2)) == sum(-(-number // 2) for number in largest.values())
+        assert same_routes(window, 1) == [[0], [1], [2], [3]]
+
+
+@pytest.mark.parametrize(("num_merged", "expected"), [(1, 4), (2, 2), (3, 2), (4, 1)])
+def test_merged_micro_batches_cost_fewer_passes(num_merged, expected):
+    config = tiny.run_config(modular=False, routing=RoutingConfig(), **SIZES)
+    learner, calls = Learner(config, num_merged=num_merged), []
+    learner.model.register_forward_hook(lambda *_: calls.append(1))
+    next(training_steps(learner, Plan(config), PlanReader(config, tiny.arrays())))
+    assert len(calls) == expected
 
 
 def test_the_tensors_of_a_pass_are_smaller():

@@ -63,14 +63,15 @@ def test_a_micro_batch_is_the_mean_over_its_responses_however_it_is_shared():
 
 
 def test_passes_train_the_same_weights_and_prompts_are_no_part_of_the_loss():
-    whole, parts = Learner(CONFIG), Learner(CONFIG, num_passes=2)
+    whole, parts, merged = Learner(CONFIG), Learner(CONFIG, num_passes=2), Learner(CONFIG, num_merged=2)
     losses = {}
-    for learner in (whole, parts):
+    for learner in (whole, parts, merged):
         steps = training_steps(learner, Plan(CONFIG), PlanReader(CONFIG, asked(), separator=SEPARATOR))
         losses[learner] = [record.losses for record in steps]
-    np.testing.assert_allclose(losses[whole], losses[parts], atol=1e-5)
-    after = parts.weights()
-    assert all(torch.allclose(value, after[name], atol=1e-5) for name, value in whole.weights().items())
+    for other in (parts, merged):
+        np.testing.assert_allclose(losses[whole], losses[other], atol=1e-5)
+        after = other.weights()
+        assert all(torch.allclose(value, after[name], atol=1e-5) for name, value in whole.weights().items())
     plain = dataclasses.replace(CONFIG, objective=Objective())
     every = [r.losses for r in training_steps(Learner(plain), Plan(plain), PlanReader(plain, asked()))]
     assert not np.allclose(losses[whole], every, atol=1e-3)

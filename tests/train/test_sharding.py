@@ -93,6 +93,8 @@ def train_every_method(rank, num_ranks, folder):
             out[name]["same"] &= equal(tiny.full_state(again), out[name]["state"])
         if name in IN_PASSES:
             out[name]["in passes"] = in_passes(config, num_ranks)
+            merging = ShardedLearner(config, num_merged=config.micro_batches_per_step)
+            out[name]["merged"] = {"losses": train(merging, config), "state": tiny.full_state(merging)}
     if rank == 0:
         torch.save(out, folder / "out.pt")
 
@@ -125,7 +127,7 @@ def test_ranks_train_every_method_like_one_process(tmp_path, num_ranks):
         tolerance = TOLERANCES[config.precision]
         assert out[name]["norms"] == pytest.approx(alone.norms, rel=5 * tolerance), name
         reference = tiny.full_state(alone)
-        for found in [out[name], *([out[name]["in passes"]] if name in IN_PASSES else [])]:
+        for found in [out[name], *([out[name]["in passes"], out[name]["merged"]] if name in IN_PASSES else [])]:
             assert found["losses"] == pytest.approx(losses, abs=tolerance), name
             assert found["state"].keys() == reference.keys(), name
             errors = [(found["state"][n] - reference[n]).abs().max().item() for n in reference]
