@@ -1,4 +1,5 @@
-"""Measures training on a GPU against its matrix products and a compiled peer, and small runs that share the GPU.
+"""Measures training on a GPU against its matrix products and a compiled peer, passes of several micro-batches, and
+small runs that share the GPU.
 
 Needs only torch and numpy; without transformers it skips the peer and says so on stderr.
 """
@@ -25,6 +26,7 @@ DEFAULT_SIZES = ("26M", "100M", "800M")
 SEQUENCES = {"26M": 16, "100M": 32, "800M": 8}  # per micro-batch of one GPU: one rank's part of the size's micro-batch
 NUM_MICRO_BATCHES = 2
 AIMS = {"800M": 0.45}  # share of the matrix products' rate
+NUM_MERGED = 8  # micro-batches of a step, in one pass
 NUM_SHARING, STEPS_SHARING = 4, 20  # small runs on one GPU, steps of each
 
 
@@ -34,6 +36,7 @@ def measure(device: str, names: Sequence[str], num_rounds: int, compiled: bool =
         print(reason, file=sys.stderr)
     for name in names:
         yield from _size(single_gpu_workload(name, device, num_rounds, compiled), with_peer=not reason)
+    yield merging(Workload(SIZES[names[0]], NUM_MERGED, num_rounds, device))
     yield sharing(Workload(SMOKE_SIZES["small"], 1, num_rounds, device))
 
 
@@ -85,6 +88,23 @@ def _peer(workload: Workload, rates: dict[str, tuple[float, ...]]) -> BenchmarkR
         references=rates[fastest],
         against=f"Hugging Face StarCoder2, {form}, {fastest}",
         aim=Aim("at least", 1.2),
+    )
+
+
+def merging(workload: Workload) -> BenchmarkResult:
+    """Measures steps whose micro-batches run in one pass, against a pass each; not compiled, as where studies do so."""
+    run, clock = compared_runs(workload)[DENSE], clock_of(workload.device)
+    forms = {"merged": replace(workload, num_merged=workload.num_micro_batches), "one each": workload}
+    steps = {name: functools.partial(next, training_steps(*loop_arguments(run, form))) for name, form in forms.items()}
+    seconds = interleaved(steps, workload.num_rounds, clock)
+    rates = {name: tuple(workload.tokens_per_step / s for s in spent) for name, spent in seconds.items()}
+    return BenchmarkResult(
+        name=f"{workload.num_micro_batches} micro-batches of {workload.size.name} in a pass on {workload.device}",
+        unit="tokens/s",
+        values=rates["merged"],
+        references=rates["one each"],
+        against="a pass each",
+        aim=None,
     )
 
 

@@ -43,6 +43,7 @@ class Workload:
     num_rounds: int
     device: str = "cpu"
     compiled: bool = False
+    num_merged: int = 1  # micro-batches in a pass
 
     @property
     def tokens_per_step(self) -> int:
@@ -84,7 +85,7 @@ def random_tokens(run: RunConfig) -> dict[str, np.ndarray]:
 def loop_arguments(run: RunConfig, workload: Workload) -> tuple[Learner, Plan, PlanReader]:
     """Builds the training loop's arguments."""
     plan = Plan(run)
-    learner = Learner(run, workload.device, compiled=workload.compiled)
+    learner = Learner(run, workload.device, compiled=workload.compiled, num_merged=workload.num_merged)
     return learner, plan, PlanReader(run, random_tokens(run))
 
 

@@ -201,7 +201,8 @@ def test_the_gpu_form_needs_torch_and_numpy_alone(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "transformers is not installed" in done.stderr
     lines = lines_of(done)
-    assert [line["name"] for line in lines] == ["FLOPs tiny on cpu", "4 small runs on one cpu"]
+    merged = "8 micro-batches of tiny in a pass on cpu"
+    assert [line["name"] for line in lines] == ["FLOPs tiny on cpu", merged, "4 small runs on one cpu"]
     assert all(line["value"] > 0 and line["reference"] > 0 for line in lines)
 
 
