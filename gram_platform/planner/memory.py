@@ -24,8 +24,8 @@ INDEX_BYTES = 8  # token ids are int64
 FLOAT_BYTES = 4
 NORM_STATISTICS = 2 * FLOAT_BYTES  # of a norm, for each token: two numbers
 
-# Float32 tensors of the logits' size at the peak of MaxEnt's backward pass: the log-softmax, its gradient, and the
-# gradient of its input; for -H(p) also the probabilities and a product.
+# Float32 tensors of the logits' size at the peak of MaxEnt's backward pass: the log-softmax, and gradients of it and of
+# its input; for -H(p) also the probabilities and a product.
 FLOAT_LOGITS = {"maxent_kl": 3, "maxent_entropy": 5}
 EMBEDDING, HEAD = "wte", "head"  # groups
 Shapes = dict[str, tuple[int, ...]]
@@ -227,7 +227,7 @@ class Memory:
 
 
 def drawn_routes(run: RunConfig) -> list[Route]:
-    """Returns every route of the run's plan once."""
+    """Returns every route of the plan once."""
     return list(dict.fromkeys(route for _, route in route_counts(run)))
 
 
@@ -244,17 +244,17 @@ def rank_memory(
     `device`: cpu or cuda; the rest as in `Learner`. Merged micro-batches' gradients of logits are joined in a copy.
     """
     weights, routes = model_weights(run.model, run.precision), drawn_routes(run)
-    steered = run.objective.steered_layers  # misdirection compares with these layers of the start, which stay
-    held = (*weights, *(model_weights(replace(run.model, num_layers=steered), run.precision) if steered else ()))
-    trained = frozenset().union(*(route.trained for route in routes))
-    most_trained = _most_trained(run, weights, routes)
-    window = [w for w in weights if w.set in most_trained]
+    steered = run.objective.steered_layers  # RMU holds these layers of its start too, and has a graph of no others
+    below = replace(run.model, num_layers=steered) if steered else run.model
+    held = (*weights, *(model_weights(below, run.precision) if steered else ()))
+    trained, most = frozenset().union(*(route.trained for route in routes)), _most_trained(run, weights, routes)
+    window = [w for w in weights if w.set in most]
     width, tokens = BYTES[run.precision], run.micro_batch // num_ranks // num_passes * num_merged * run.model.seq_len
     shards = num_shards(num_ranks, device)
     is_each_reduced = reduces_every_pass(run.model, run.precision)
     is_accumulated = run.micro_batches_per_step * num_passes > (num_merged if len(routes) == 1 else 1)
     gradients, reduction = _gradients(window, shards, width, is_accumulated, is_each_reduced, device)
-    activations, recomputed = _activations(run.model, routes, width, tokens, checkpointing, device)
+    activations, recomputed = _activations(below, routes, width, tokens, checkpointing, device)
     keeps = num_ranks > 1 and keeps_gathered(run.model, run.precision)
     return Memory(
         weights=FLOAT_BYTES * sum(w.padded_shard(shards) for w in held),

@@ -124,6 +124,8 @@ class Learner:
         for name, parameters in self.compute_sets.items():
             for parameter in parameters.values():
                 parameter.requires_grad_(name in trained)
+        for parameter in self.misdirection.above if self.misdirection else ():
+            parameter.requires_grad_(False)
         self._trained = trained
 
     def backward(self, loss: torch.Tensor, trained: Collection[str], is_last: bool) -> None:

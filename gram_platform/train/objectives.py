@@ -138,6 +138,7 @@ class Misdirection:
 
     On forget domains the target is a fixed random vector of length `steering`, with components drawn uniformly from
     [0, 1) as the authors do; it depends on the seed alone. On others it is the layer's output at the run's start.
+    `above`: what comes after that layer, which never trains; its losses are only reported, without a graph.
     """
 
     def __init__(self, config: RunConfig, model: Transformer, frozen: Transformer, run_frozen: Callable):
@@ -146,13 +147,16 @@ class Misdirection:
         values_D = uniforms(hash_key(config.seed, MISDIRECTION), np.arange(config.model.d_model))
         direction_D = torch.from_numpy(values_D / np.linalg.norm(values_D)).float()
         self.target_D = (config.objective.steering * direction_D).to(model.rotary.cos_Th.device)
+        num_layers = self.objective.steered_layers
+        self.above = [p for part in (*model.blocks[num_layers:], model.ln_f, model.lm_head) for p in part.parameters()]
         self.kept: dict[str, torch.Tensor] = {}
         for name, steered in (("trained", model), ("frozen", frozen)):
-            steered.blocks[config.objective.steered_layers - 1].register_forward_hook(partial(self._keep, name))
+            steered.blocks[num_layers - 1].register_forward_hook(partial(self._keep, name))
 
-    def _keep(self, name: str, block: nn.Module, inputs: tuple, x_BTD: torch.Tensor) -> None:
+    def _keep(self, name: str, block: nn.Module, inputs: tuple, x_BTD: torch.Tensor) -> torch.Tensor:
         if name == "frozen" or torch.is_grad_enabled():
             self.kept[name] = x_BTD
+        return x_BTD.detach()
 
     def activations(self, domain: str, tokens_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns x_BTD of the last forward pass, which had these tokens, and the target."""

@@ -12,6 +12,7 @@ from gram_platform.train.learner import Learner
 from gram_platform.train.loop import training_steps
 from gram_platform.train.objectives import activation_distance, cross_entropy, maxent_entropy, maxent_kl, training_loss
 from tests import tiny
+from tests.allocations import Allocations
 
 LOGITS = torch.tensor([[[2.0, 1.0, 0.0, -1.0]]])
 
@@ -98,6 +99,23 @@ def test_misdirection_steers_forgotten_activations_and_keeps_the_others():
     changed = {name for name, value in after.items() if not torch.equal(value, start[name])}
     assert {name.split(".")[1] for name in changed if name.startswith("blocks")} == {"0"}
     assert not changed & {"lm_head.weight", "ln_f.weight"}
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_misdirection_keeps_no_graph_of_the_layers_above(checkpointing):
+    """Whose number hardly changes the memory of a step, although the logits are computed."""
+    peaks = []
+    for num_layers in (2, 8):
+        model = tiny.ModelConfig(num_layers, 16, 4, 2, 64, tiny.VOCAB, tiny.SEQ_LEN)
+        config = steered_run(model=model)
+        steps = training_steps(
+            Learner(config, activation_checkpointing=checkpointing), Plan(config), PlanReader(config, tiny.arrays())
+        )
+        next(steps)
+        with Allocations() as bytes_of:
+            next(steps)
+        peaks.append(bytes_of.peak)
+    assert peaks[1] < 1.1 * peaks[0]
 
 
 def test_misdirection_goes_on_from_a_checkpoint_bit_for_bit():
