@@ -42,11 +42,17 @@ def test_a_study_in_an_object_store(finished_study, two_machines, tmp_path):
 
 @pytest.mark.slow
 def test_ranks_of_a_study_in_an_object_store(two_machines, tmp_path):
-    """Ray Train keeps its own files in the store that the study names, by the study's credentials."""
+    """Ray Train keeps its own files in the store that the study names, by the study's credentials.
+
+    The ranks of a machine fetch training data block by block, into one folder.
+    """
     bucket = tmp_path / "bucket"
     Path(f"{bucket}.log").touch()
-    flags = (*SMALL, "--num-workers", "2", "--tracking-uri", f"sqlite:///{tmp_path}/mlflow.db")
+    flags = (*SMALL, "--permuted", "--num-workers", "2", "--tracking-uri", f"sqlite:///{tmp_path}/mlflow.db")
     assert "12 of 12 nodes done: 12 now" in submit(
         bucket, flags, url=f"shelf://{bucket}", ray_address=two_machines.address
     )
     assert len(list((bucket / "ray_train").iterdir())) >= 2
+    for machine in ("first", "second"):
+        (blocks,) = (tmp_path / machine).glob("*/data/blocks-*")
+        assert any(path.stat().st_blocks for path in blocks.glob("train/*.bin")), machine
