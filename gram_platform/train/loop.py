@@ -1,5 +1,6 @@
 """Trains a run: a generator of step records. The caller evaluates, logs and saves between steps."""
 
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -78,8 +79,9 @@ def _accumulate_gradients(
     groups = same_routes(window, learner.num_merged)
     for group in groups:
         micro_batches = [window[index] for index in group]
-        read = zip(*((reader.tokens(m, *ranks), *reader.weights(m, *ranks)) for m in micro_batches), strict=True)
-        for is_last, *part in learner.passes(*(on_device(torch.cat(rows), learner.device) for rows in read)):
+        read = [(reader.tokens(m, *ranks), *reader.weights(m, *ranks)) for m in micro_batches]
+        joined = read[0] if len(read) == 1 else map(torch.cat, zip(*read, strict=True))
+        for is_last, *part in learner.passes(*(on_device(rows, learner.device) for rows in joined)):
             found = _pass(learner, micro_batches, num_losses, is_last and group is groups[-1], *part)
             for index, value in zip(group, found, strict=True):
                 values[index] += value
@@ -103,7 +105,7 @@ def _pass(
     route, number = micro_batches[0].route, len(micro_batches)
     learner.train_only(route.trained)
     logits_BTV = learner.forward(tokens_BT[:, :-1], dict(route.active))
-    found, total = [], torch.zeros((), device=learner.device)
+    found, to_minimise = [], []
     for micro_batch, logits, tokens, weights in zip(
         micro_batches, *(_parts(rows, number) for rows in (logits_BTV, tokens_BT, weights_BT)), strict=True
     ):
@@ -112,8 +114,8 @@ def _pass(
         activations = steered.activations(domain, tokens[:, :-1]) if steered else None
         minimised = training_loss(learner.config.objective, domain, loss, logits, activations)
         found.append(torch.stack([loss.detach(), minimised.detach()]))
-        total = total + minimised
-    learner.backward(total / num_losses, route.trained, is_last)
+        to_minimise.append(minimised)
+    learner.backward(functools.reduce(torch.add, to_minimise) / num_losses, route.trained, is_last)
     return found
 
 
