@@ -139,8 +139,11 @@ def fetch_ahead(rows: Mapping[str, FetchedRows], num_rows: Mapping[str, int]) ->
 
 
 def _bring_each(left: "queue.SimpleQueue[tuple[FetchedBlocks, int]]") -> None:
-    """Brings blocks until none is left, or one fails: then the run meets the error itself when it reads the block."""
-    with contextlib.suppress(queue.Empty, OSError, ValueError):
+    """Brings blocks until none is left, or one fails: then the run meets the error itself when it reads the block.
+
+    A process that ends makes drivers of object stores fail with a RuntimeError.
+    """
+    with contextlib.suppress(queue.Empty, OSError, ValueError, RuntimeError):
         while True:
             blocks, number = left.get_nowait()
             blocks.bring(number)

@@ -26,6 +26,7 @@ from gram_platform.methods import plan
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.methods.setting import Options, Unlearning
+from gram_platform.planner import MACHINES
 from gram_platform.store import LeaseHeld, Store
 from gram_platform.store.checkpoints import PROBE
 from gram_platform.store.views import load_view
@@ -242,6 +243,18 @@ def test_deterministic_algorithms_change_no_byte_on_a_cpu(execution, undisturbed
     assert Store(execution.storage).run(run.run_id).timing()["deterministic"]
     execution.set_up_torch()
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_passes_of_several_micro_batches_are_the_planners(execution, undisturbed, run):
+    """On a machine with a GPU's memory; compiled runs merge none. The losses are those of one each, up to rounding."""
+    straight, _ = undisturbed
+    merging = dataclasses.replace(execution, machine=MACHINES["h100"], checkpoint_every_s=1e9)
+    assert merging.passes(run) == (1, run.micro_batches_per_step)
+    assert dataclasses.replace(merging, compiled=True).passes(run) == execution.passes(run) == (1, 1)
+    result = execute_run(run, {}, merging)
+    expected = Store(straight.storage).run(run.run_id).result()["final"]
+    assert result["final"] == pytest.approx(expected, abs=1e-3)
+    assert Store(execution.storage).run(run.run_id).timing()["num_merged"] == run.micro_batches_per_step > 1
 
 
 def test_a_compiled_run_counts_its_graphs(execution, setting, capsys, monkeypatch):
