@@ -36,6 +36,9 @@ def test_companions_in_proportion_to_what_is_drawn_of_a_domain():
     assert dict(run.routing.companion_weights) == {"lisp": 10_000.0, "cyber": 7_500.0, "nuclear": 7_500.0} | {
         "virology": 7_500.0
     }
+    beside = {r.active: n for (d, r), n in Plan(run).route_counts().items() if d == CORE and r.active}
+    for domain, share in (("cyber", 3 / 13), ("lisp", 4 / 13), ("nuclear", 3 / 13), ("virology", 3 / 13)):
+        assert beside[(domain, 1.0),] / sum(beside.values()) == pytest.approx(share, abs=0.03)
 
 
 def test_unlabelled_batches_of_one_domain_each():
