@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from gram_platform.config import CORE, RoutingConfig, View
+from gram_platform.config import CORE, OptimizerConfig, RoutingConfig, View
 from gram_platform.config.flops import core_parameters
 from gram_platform.config.ladder import PAPER_SIZES, SMOKE_SIZES
 from gram_platform.config.routing import Plan
@@ -149,3 +149,10 @@ def test_learning_rate_schedule():
     assert rates[9:90] == [1.0] * 81
     assert rates[-1] == pytest.approx(0.1)
     assert all(a >= b for a, b in itertools.pairwise(rates[10:]))
+
+
+def test_fractions_of_a_schedule_are_rounded_to_whole_steps():
+    """0.16 and 0.28 of ten steps are two steps up and three down; without either the rate is constant."""
+    rates = [learning_rate(OptimizerConfig(6.0, 0.16, 0.28), step, 10) for step in range(10)]
+    assert rates == pytest.approx([3.0, 6.0, 6.0, 6.0, 6.0, 6.0, 6.0, 6.0, 4.0, 2.0])
+    assert {learning_rate(OptimizerConfig(6.0, 0.0, 0.0), step, 10) for step in range(10)} == {6.0}
