@@ -153,6 +153,14 @@ def test_clipping_takes_one_norm_over_all_sets_or_one_for_each():
     assert clipped(clip_norm=0.0) == (pytest.approx(whole), pytest.approx([3.0, -4.0, 0.1]))
 
 
+def test_a_norm_as_small_as_torchs_constant_is_halved():
+    """torch multiplies by clip_norm / (norm + 1e-6), so nothing is divided by zero."""
+    sets = {"shared": named(a=[0.0], b=[0.0])}
+    sets["shared"]["a"].grad, sets["shared"]["b"].grad = torch.tensor([1e-6]), torch.tensor([0.0])
+    clip_gradients(sets, OptimizerConfig(1e-3, 0.0, 0.0, clip_norm=1e-6))
+    assert sets["shared"]["a"].grad.item() == pytest.approx(0.5e-6)
+
+
 @pytest.mark.parametrize("scope", ["global", "per_set"])
 @pytest.mark.parametrize("name", ["shared", "module:lisp"])
 def test_a_norm_that_is_no_number_is_never_hidden_by_another_set(scope, name):
