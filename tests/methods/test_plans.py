@@ -97,6 +97,18 @@ def test_too_much_auxiliary_data_is_refused():
         plan("gram", setting(aux_factor=10.0))
 
 
+def test_core_may_be_left_one_micro_batch_and_no_less():
+    """One step of 16 sequences in micro-batches of 4: 12 of lisp leave 4 of core, 16 leave none."""
+    draws = {d.name: d.num_draws for d in baseline_of({CORE: 3, "lisp": 13}).data.domains}
+    assert draws == {CORE: 4, "lisp": 12}
+    with pytest.raises(ValueError, match=r"aux_factor=1.0.*core gets a batch"):
+        baseline_of({CORE: 1, "lisp": 15})
+
+
+def baseline_of(num_sequences):
+    return plan("baseline", setting(num_sequences=num_sequences, profiles=())).runs["all"]
+
+
 def test_gram_serves_every_profile_from_one_run():
     plans = plan("gram", setting())
     names = [profile_name(profile, AUXILIARY) for profile in plans.views]
