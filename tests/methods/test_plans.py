@@ -103,6 +103,7 @@ def test_core_may_be_left_one_micro_batch_and_no_less():
     assert draws == {CORE: 4, "lisp": 12}
     with pytest.raises(ValueError, match=r"aux_factor=1.0.*core gets a batch"):
         baseline_of({CORE: 1, "lisp": 15})
+    assert {d.name: d.num_draws for d in baseline_of({CORE: 30, "lisp": 1}).data.domains} == {CORE: 28, "lisp": 4}
 
 
 def baseline_of(num_sequences):

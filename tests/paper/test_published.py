@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from gram_platform.analysis.tables import CLASSES
-from gram_platform.paper.claims import STORIES_CLAIMS
+from gram_platform.paper.claims import CLAIMS, STORIES_CLAIMS, paper_difference
 from gram_platform.paper.paper import PUBLISHED_FILE, SOURCE, printed, published_per_seed
 from gram_platform.paper.verdicts import VERDICT_COLUMNS, paper_claims, published_verdicts, with_published
 from tests.published import (
@@ -87,6 +87,30 @@ def test_no_claim_disagrees_with_the_published_numbers():
     assert set(alone["size"]) == {"2B", "5B", ""}
     crossing = verdicts[verdicts["verdict"] == "cannot tell"]
     assert list(zip(crossing["study"], crossing["claim"], crossing["size"], strict=True)) == CANNOT_TELL_ON_PUBLISHED
+
+
+# left - right of every claim, in its order: on the published numbers, or in the paper's table of means to its digits
+DIFFERENCES = {
+    "stories": [
+        *(0.186, 0.182, -0.023, -0.010, -0.014, -0.015, 0.097, 0.143),
+        *(-0.017, 0.127, 0.113, 0.096, 0.063, 0.690, 0.769, 0.044),
+    ],
+    "dual_use": [0.422, -0.033, 0.141, 0.013, 0.052, -0.044, 0.155, -0.016, -0.018, 0.447, 0.275],
+}
+PRINTED = {
+    "partial_labels": [0.251, 0.090, 0.254, 0.097, -0.029, 0.310],
+    "architecture": [-0.007, -0.014, -0.011, -0.009, -0.017, -0.059, -0.012, -0.020],
+    "accumulation": [0.05, 0.36, -0.01, 0.29, 0.24],
+}
+
+
+def test_claims_compare_what_the_published_numbers_compare():
+    for study, differences in DIFFERENCES.items():
+        assert published_verdicts(study)["difference"].tolist() == pytest.approx(differences, abs=6e-4)
+    for study, differences in PRINTED.items():
+        assert [paper_difference(study, claim) for claim in CLAIMS[study]] == pytest.approx(differences, abs=1e-9)
+    ends = published_verdicts("scaling").query("size == ''")  # 50M less 5B
+    assert ends["difference"].tolist() == pytest.approx([0.248, 0.272, 0.222, 0.670, 0.725, 0.651], abs=6e-4)
 
 
 @NEEDS_FOLDER
