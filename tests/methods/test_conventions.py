@@ -122,6 +122,8 @@ def test_demix_can_be_scored_with_one_expert_for_every_domain():
     assert plans.views[()] == View.of(run_id, {CORE: 1.0})
     assert plans.views[("lisp",)] == View.of(run_id, {"lisp": 1.0})
     assert len(plans.views) == 5  # no view of all: one expert is on
+    pair = ("lisp", "nuclear")
+    assert pair not in plan("demix", dataclasses.replace(cell, profiles=(pair,))).views
     attacked = attacks(cell, ("virology",), plans.views[("virology",)], plans.runs.values())
     assert {a.start for a in attacked.values()} == {plans.views[("virology",)]}
     default = plan("demix", setting()).views[("lisp",)]
