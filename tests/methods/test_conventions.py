@@ -28,6 +28,8 @@ def test_p_as_over_p_af_trains_the_core_as_often_as_without_oversampling():
     assert spreads["lisp"] == 0.125
     assert spreads["cyber"] == pytest.approx(0.5 / 3)
     assert run.data == text.data
+    rare = gram(aux_factor=0.25, routing=RoutingConfig(0.2, 0.5), conventions=Conventions(spread_over_factor=True))
+    assert set(dict(rare.routing.p_aux_spread_of).values()) == {1.0}  # every batch of a domain that is drawn rarely
 
 
 def test_companions_in_proportion_to_what_is_drawn_of_a_domain():
