@@ -7,7 +7,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from gram_platform.analysis.compute_ratio import compute_ratio, fit_learning_curve
+from gram_platform.analysis.compute_ratio import LearningCurve, compute_ratio, fit_learning_curve
 
 STEPS = np.arange(1, 101) * 10.0
 
@@ -93,6 +93,15 @@ def test_a_fit_that_is_close_in_loss_and_far_in_steps_is_poor(num_parameters):
     assert curve.step_rms == pytest.approx(np.std((np.log(loss(share)) - np.log(curve.loss(share))) / curve.alpha))
     assert curve.poor
     assert not curve.at_bound
+
+
+@pytest.mark.parametrize(
+    ("alpha", "rms", "poor"),
+    [(1.0, 0.0199, False), (1.0, 0.0201, True), (0.06, 0.0029, False), (0.06, 0.0031, True), (0.4, 0.0, False)],
+)
+def test_a_fit_is_poor_above_two_percent_of_the_loss_or_five_of_the_steps(alpha, rms, poor):
+    curve = LearningCurve(alpha, 1.0, 1.0, 10.0, 0.0, rms, False, 10)
+    assert curve.poor == poor
 
 
 def test_compute_ratio_of_the_baseline_is_one_and_nothing_is_clipped():
