@@ -45,14 +45,21 @@ def test_pairs_are_by_seed():
         paired_differences({"0": 1.0}, {"1": 1.0})
 
 
-def test_smallest_detectable_difference_has_the_stated_power():
-    rng = np.random.default_rng(0)
-    spread = np.array([-1.0, 0.0, 1.0])  # standard deviation 1
+@pytest.mark.parametrize("spread", [(-math.sqrt(0.5), math.sqrt(0.5)), (-1.0, 0.0, 1.0)])  # standard deviation 1
+def test_smallest_detectable_difference_has_the_stated_power(spread):
+    num, rng = len(spread), np.random.default_rng(0)
     delta = smallest_detectable(spread)
-    samples = rng.standard_normal((20000, 3)) + delta
-    half = stats.t.ppf(0.95, 2) * samples.std(axis=1, ddof=1) / math.sqrt(3)
+    samples = rng.standard_normal((20000, num)) + delta
+    half = stats.t.ppf(0.95, num - 1) * samples.std(axis=1, ddof=1) / math.sqrt(num)
     assert np.mean(samples.mean(axis=1) - half > 0) == pytest.approx(0.8, abs=0.01)
-    assert smallest_detectable(spread * 2) == pytest.approx(2 * delta)
+    assert smallest_detectable([2 * value for value in spread]) == pytest.approx(2 * delta)
+
+
+def test_the_middle_nine_tenths_of_samples():
+    samples = np.random.default_rng(0).permutation(np.arange(101.0))
+    assert percentile_interval([*samples, math.nan, math.inf], 42.0) == pytest.approx((42.0, 5.0, 95.0))
+    assert percentile_interval([1.0, 0.0], 0.5) == pytest.approx((0.5, 0.05, 0.95))
+    assert math.isnan(percentile_interval([1.0], 0.5).high)
 
 
 def test_coverage_of_the_interval():
