@@ -93,6 +93,13 @@ def test_the_order_of_the_rows_changes_nothing(analysis):
     pd.testing.assert_frame_equal(again.ratios, analysis.ratios, check_exact=True)
 
 
+def test_seeds_may_be_numbers(analysis):
+    evaluated, points, attacked = (f.astype({"seed": int}) for f in (evaluations(), curves(), attacks()))
+    again = analyse(evaluated, points, attacks=attacked)
+    pd.testing.assert_frame_equal(again.table, analysis.table, check_exact=True)
+    assert again.missing.empty
+
+
 def test_an_attack_whose_loss_a_flat_curve_cannot_convert_is_named():
     domain, points, known, attacked = "Bygone Eras", curves(), evaluations(), attacks()
     hit = points["domain"] == domain

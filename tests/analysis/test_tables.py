@@ -187,6 +187,29 @@ def test_a_curve_that_cannot_be_fitted_is_named():
     assert row(analysis.table, "gram", "tiny", "core")["core"] == pytest.approx(0.94)
 
 
+def test_final_losses_that_the_curve_has_not_reached_by_step_zero_are_named():
+    known = evaluations()
+    hit = (known["size"] == "tiny") & (known["method"] == "baseline")
+    known.loc[hit, "loss/biology"] = 99.0  # far above the curve's first loss: a negative number of steps
+    analysis = analyse(known, curves())
+    (note,) = analysis.missing.to_dict("records")
+    assert note["what"] == "size tiny, domain biology"
+    assert "losses that the curve reaches after a positive step" in note["why"]
+    assert row(analysis.table, "gram", "tiny", "core")["core"] == pytest.approx(0.94)
+
+
+def test_an_infinite_loss_has_no_ratio_and_is_named():
+    known = evaluations()
+    hit = (known["method"] == "gram") & (known["profile"] == "core") & (known["size"] == "tiny")
+    known.loc[hit & (known["seed"] == "1"), "loss/biology"] = np.inf
+    analysis = analyse(known, curves())
+    assert analysis.missing.to_dict("records")[0] == {
+        "what": "gram tiny core seed 1, domain biology",
+        "why": "its loss is inf",
+    }
+    assert row(analysis.table, "gram", "tiny", "core")["num_seeds"] == 2
+
+
 def test_a_domain_without_points_is_named():
     points = curves()
     domain = next(domain for domain in DOMAINS if domain != "core")
