@@ -109,7 +109,10 @@ def test_claims_compare_what_the_published_numbers_compare():
         assert published_verdicts(study)["difference"].tolist() == pytest.approx(differences, abs=6e-4)
     for study, differences in PRINTED.items():
         assert [paper_difference(study, claim) for claim in CLAIMS[study]] == pytest.approx(differences, abs=1e-9)
-    ends = published_verdicts("scaling").query("size == ''")  # 50M less 5B
+    scaling = published_verdicts("scaling")
+    at_800m = [0.422, 0.294, -0.033, 0.141, 0.013, 0.052, -0.044, 0.155, -0.016, -0.018]
+    assert scaling[scaling["size"] == "800M"]["difference"].tolist() == pytest.approx(at_800m, abs=6e-4)
+    ends = scaling[scaling["size"] == ""]  # 50M less 5B
     assert ends["difference"].tolist() == pytest.approx([0.248, 0.272, 0.222, 0.670, 0.725, 0.651], abs=6e-4)
 
 
@@ -129,6 +132,8 @@ def test_the_published_verdict_stands_beside_ours():
     assert follows.loc["100M", "published"] == "agree, 0.018 [0.003, 0.034]"
     elsewhere = "cannot tell at 50M; agree at 100M, 200M, 400M, 800M; agree (no interval) at 2B, 5B; 0.000 to 0.038"
     assert follows.loc["1M", "published"] == elsewhere
+    some = ours[ours["size"] == "1M"].drop(columns="published")
+    assert with_published(some, "scaling")["published"].tolist() == ours.loc[some.index, "published"].tolist()
     stories = with_published(paper_claims(published_per_seed("stories"), "stories"), "stories")
     assert stories["paper"].isna().all()
     assert stories["published"].str.startswith("agree, ").all()
