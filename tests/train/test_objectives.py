@@ -78,6 +78,25 @@ def test_misdirection_is_a_squared_distance_on_both_halves():
     assert [float(loss) / 2 for loss in (forget, retain)] == pytest.approx([1.0, 50.0])
 
 
+def test_a_record_has_the_forget_term_and_the_cross_entropies():
+    """The forget term is the mean over forget batches alone, without the factor 2; other runs have none."""
+    config = tiny.run_config(False, draws=(160, 160, 0), objective=Objective("maxent_kl", ("lisp",), 50.0))
+    learner, plan, reader = Learner(config), Plan(config), PlanReader(config, tiny.arrays())
+    losses, terms = [], []
+    with torch.no_grad():
+        for micro_batch in plan.window(0):
+            tokens = reader.tokens(micro_batch)
+            logits = learner.forward(tokens[:, :-1], {})
+            losses.append(cross_entropy(logits, tokens[:, 1:]).item())
+            terms += [maxent_kl(logits).item()] if micro_batch.domain == "lisp" else []
+    record = next(training_steps(learner, plan, reader))
+    assert record.domains == ("lisp", "core", "lisp", "core")
+    assert record.losses == pytest.approx(losses, rel=1e-5)
+    assert record.forgetting == pytest.approx(sum(terms) / 2, rel=1e-5)
+    plain = tiny.run_config(False)
+    assert math.isnan(next(training_steps(Learner(plain), Plan(plain), PlanReader(plain, tiny.arrays()))).forgetting)
+
+
 STEERED = Objective("misdirection", ("lisp",), 1.0, steered_layers=1, steering=2.0)
 
 
