@@ -57,7 +57,7 @@ def hash_counters(key: int | np.ndarray, counters: np.ndarray) -> np.ndarray:
 
     `key`: one for all counters, or a uint64 array with one for each.
     """
-    z = (_U64(key) if isinstance(key, int) else key) + (counters.astype(_U64) + _U64(1)) * _U64(0x9E3779B97F4A7C15)
+    z = np.asarray(key, _U64) + (counters.astype(_U64) + _U64(1)) * _U64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> _U64(27))) * _U64(0x94D049BB133111EB)
     return z ^ (z >> _U64(31))
@@ -139,7 +139,7 @@ class Plan:
         beside[has_companion] = chosen[has_companion]
         if routing.p_aux_companion:
             is_beside = (own >= 0) & (uniforms(hash_key(seed, "aux companion"), units) < routing.p_aux_companion)
-            beside[is_beside] = (subset & ~(np.int64(1) << own.clip(0)))[is_beside]
+            beside[is_beside] = subset[is_beside]  # may have the domain's own module, which is active anyway
         return beside
 
     def _companions(self, units: np.ndarray) -> np.ndarray:
@@ -147,7 +147,7 @@ class Plan:
         draws = hash_counters(hash_key(self.config.seed, "robust module"), units)
         weights = dict(self.config.routing.companion_weights)
         if not weights:
-            return (draws % _U64(len(self._modules) or 1)).astype(np.int64)
+            return (draws % _U64(len(self._modules))).astype(np.int64)
         edges = np.cumsum([weights[domain] for domain in self._modules])
         return np.searchsorted(edges / edges[-1], (draws >> _U64(11)) * 2.0**-53, side="right")
 

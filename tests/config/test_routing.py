@@ -73,6 +73,8 @@ def test_other_plans_of_the_first_version_stay():
 def test_draws_of_the_first_version_stay():
     order = domain_permutation("tiny", "lisp", 12)(np.arange(12)).tolist()
     assert order == [3, 8, 0, 1, 7, 9, 4, 11, 6, 2, 5, 10]
+    of_16 = domain_permutation("tiny", "lisp", 16)(np.arange(16)).tolist()  # fills four bits
+    assert of_16 == [3, 8, 0, 14, 12, 9, 4, 11, 6, 2, 5, 10, 7, 13, 15, 1]
     budget, drawn = DomainBudget("lisp", 6, 20), [5, 3, 0, 1, 4, 2, 0, 2, 5, 3, 1, 4, 4, 0, 2, 5, 3, 1]
     assert draw_positions(0, budget, 0, 18).tolist() == drawn  # three passes, each in an order of its own
     for first, count in ((5, 9), (6, 6), (11, 2), (17, 1)):

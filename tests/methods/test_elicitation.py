@@ -41,7 +41,9 @@ def test_other_text_is_trained_on_and_the_removed_domain_measured(rank):
     assert len({run.run_id for found in (attacked(), of_neighbour, of_core) for run in found.values()}) == 9
 
 
-@pytest.mark.parametrize(("sample", "batch", "micro_batch"), [(64, 32, 4), (64, 30, 30), (30, 30, 3), (31, 31, 1)])
+@pytest.mark.parametrize(
+    ("sample", "batch", "micro_batch"), [(64, 32, 4), (24, 32, 4), (64, 30, 30), (30, 30, 3), (31, 31, 1)]
+)
 def test_micro_batches_divide_a_batch_and_a_full_one_is_never_whole(sample, batch, micro_batch):
     """The size's micro-batch is 4. An id depends on these, so they stay."""
     cell = setting().with_options(elicitation=Elicitation(sample, 8, batch_size=batch))

@@ -5,13 +5,13 @@ import itertools
 
 import pytest
 
-from gram_platform.config import CORE, OptimizerConfig, RoutingConfig, View
+from gram_platform.config import CORE, OptimizerConfig, RoutingConfig, Slice, View
 from gram_platform.config.flops import core_parameters
 from gram_platform.config.identity import short_hash
 from gram_platform.config.ladder import PAPER_SIZES, SMOKE_SIZES
 from gram_platform.config.routing import Plan
 from gram_platform.methods import METHODS, Setting, plan
-from gram_platform.methods.budgets import plan_compute_units, routed_scale
+from gram_platform.methods.budgets import core_budget, plan_compute_units, routed_scale
 from gram_platform.methods.nodes import method_nodes, require_closed, unique
 from gram_platform.methods.setting import (
     Branching,
@@ -104,6 +104,13 @@ def test_core_may_be_left_one_micro_batch_and_no_less():
     with pytest.raises(ValueError, match=r"aux_factor=1.0.*core gets a batch"):
         baseline_of({CORE: 1, "lisp": 15})
     assert {d.name: d.num_draws for d in baseline_of({CORE: 30, "lisp": 1}).data.domains} == {CORE: 28, "lisp": 4}
+
+
+def test_labelled_core_fills_what_unlabelled_text_leaves():
+    hidden = (Slice(CORE, 100, 4), Slice("lisp", 50, 3))
+    assert core_budget(8, hidden).pool == (Slice(CORE, 0, 1), *hidden)
+    with pytest.raises(ValueError, match=r"unlabelled_share=7: .*labelled core"):
+        core_budget(7, hidden)
 
 
 def baseline_of(num_sequences):
