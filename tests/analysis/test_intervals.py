@@ -31,7 +31,7 @@ def test_one_value_has_no_interval():
     assert math.isnan(smallest_detectable([0.7]))
 
 
-@pytest.mark.parametrize("values", [[], [float("nan"), 1.0], [float("inf")]])
+@pytest.mark.parametrize("values", [[], [float("nan"), 1.0], [float("inf")], [[1.0, 2.0]]])
 def test_values_that_are_no_numbers(values):
     with pytest.raises(ValueError, match=r"^values="):
         t_interval(values)
@@ -86,7 +86,8 @@ def test_bootstrap_is_deterministic_and_counts_failures():
     both = bootstrap([[0.0, 1.0], [10.0]], lambda groups: [sum(groups[0]), sum(groups[1])], 50)
     assert set(both[:, 0]) == {0.0, 1.0, 2.0}
     assert set(both[:, 1]) == {10.0}
-    with pytest.raises(ValueError, match=r"^groups="):
-        bootstrap([[1.0], []], lambda groups: [0.0])
+    for groups in ([[1.0], []], []):
+        with pytest.raises(ValueError, match=r"^groups="):
+            bootstrap(groups, lambda groups: [0.0])
     with pytest.raises(ValueError, match=r"^num_resamples=0"):
         bootstrap([[1.0]], lambda groups: [0.0], 0)

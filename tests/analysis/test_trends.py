@@ -75,6 +75,7 @@ def test_two_sizes_fitted_leave_no_interval():
         (SIZES[:2], law(SIZES[:2]), "parameters"),
         ([1e6, 1e6, 2e6], [1.0, 1.0, 1.0], "parameters"),
         ([1e6, -1e6, 2e6], [1.0, 1.0, 1.0], "parameters"),
+        ([[1e6], [2e6], [3e6]], [1.0, 1.0, 1.0], "parameters"),
         (SIZES, law(SIZES)[:4], "values"),
         (SIZES, [0.9, 0.8, math.nan, 0.6, 0.5], "values"),
         (SIZES, [0.9, 0.8, -0.1, 0.6, 0.5], "values"),
