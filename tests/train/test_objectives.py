@@ -10,7 +10,14 @@ from gram_platform.config.routing import Plan
 from gram_platform.train.data import PlanReader
 from gram_platform.train.learner import Learner
 from gram_platform.train.loop import training_steps
-from gram_platform.train.objectives import activation_distance, cross_entropy, maxent_entropy, maxent_kl, training_loss
+from gram_platform.train.objectives import (
+    activation_distance,
+    cross_entropy,
+    maxent_entropy,
+    maxent_kl,
+    rows_at_once,
+    training_loss,
+)
 from tests import tiny
 
 LOGITS = torch.tensor([[[2.0, 1.0, 0.0, -1.0]]])
@@ -46,6 +53,13 @@ def test_rows_of_far_apart_sizes_have_their_own_cross_entropy(needs_grad):
     assert cross_entropy(logits, torch.tensor([[0, 1, 0]])).item() == pytest.approx(math.log(2), rel=1e-6)
     apart = torch.tensor([[[700.0, 0.0]]], requires_grad=needs_grad)
     assert cross_entropy(apart, torch.tensor([[1]])).item() == pytest.approx(700.0)
+
+
+def test_logits_are_converted_for_as_many_tokens_as_fit():
+    """2^21 of them on a CPU, 2^26 on a GPU, but those of one token at least."""
+    vocabularies = (1024, 50_304, 2**22)
+    assert [rows_at_once(torch.device("cpu"), size) for size in vocabularies] == [2048, 41, 1]
+    assert [rows_at_once(torch.device("cuda"), size) for size in vocabularies] == [65_536, 1334, 16]
 
 
 def test_a_window_is_me_of_forget_plus_w_times_ce_of_retain():
