@@ -183,8 +183,16 @@ def test_claims_without_published_numbers_compare_what_they_say():
         ("ft_lora", "0", "core+x"): (0.80, 0.2, 0.07, 0.08),
         ("ft_lora", "0.5", "core+x"): (0.82, 0.3, 0.09, 0.11),
         ("ft_lora", "1", "core+x"): (0.83, 0.8, 0.12, 0.13),
+        **{("filtering", variant, "core+x"): (0.9, 0.9, 0.1, 0.2) for variant in ("0", "0.5", "1")},  # has no module
     }
     assert judged("titration", titrated)["difference"].tolist() == pytest.approx([0.4, 0.2, 0.01, 0.1, 0.5, 0.03])
+    accumulated = {
+        ("baseline", "heterogeneous", "all"): (1.0, 0.99, math.nan, math.nan),
+        ("baseline", "heterogeneous", "mean"): (1.0, 0.5, math.nan, math.nan),
+        ("baseline", "uniform", "all"): (1.0, 0.8, math.nan, math.nan),
+        ("baseline", "uniform", "mean"): (1.0, 0.4, math.nan, math.nan),
+    }
+    assert judged("accumulation", accumulated)["difference"].tolist() == pytest.approx([0.19])
     composed = {
         ("gram", "", "core+x"): (0.95, 0.90, 0.1, 0.2),
         ("gram", "", "all"): (0.94, 0.88, 0.1, 0.2),
