@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from gram_platform.analysis.intervals import t_interval
-from gram_platform.analysis.ratios import size_key
+from gram_platform.analysis.ratios import method_key, profile_key, seed_key, size_key
 from gram_platform.analysis.tables import (
     TABLE_COLUMNS,
     analyse,
@@ -279,6 +279,14 @@ def test_text_for_a_terminal(analysis):
 
 def test_sizes_sort_by_their_parameters():
     assert sorted(["2B", "tiny", "800M", "50M", "1.5B"], key=size_key) == ["50M", "800M", "1.5B", "2B", "tiny"]
+
+
+def test_methods_profiles_and_seeds_have_one_order():
+    methods = ["demix", "other", "gram", "filtering", "baseline", "maxent"]
+    assert sorted(methods, key=method_key) == ["baseline", "filtering", "gram", "maxent", "demix", "other"]
+    profiles = ["mean", "all", "core+b", "core", "core+a+b", "core+a"]
+    assert sorted(profiles, key=profile_key) == ["core", "core+a", "core+b", "core+a+b", "all", "mean"]
+    assert sorted(["x", "10", "9"], key=seed_key) == ["9", "10", "x"]
 
 
 def test_every_profile_is_there(analysis):

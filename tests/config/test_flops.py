@@ -97,6 +97,16 @@ def test_compute_units_are_tokens_times_active_parameters():
     assert compute_units(config, 10, ["lisp"]) == 10 * (whole - in_module)
 
 
+def test_modules_of_unequal_width_are_counted_by_their_own():
+    """2 layers of width 16: an MLP of w units has 2 x (2 x 16 w + w + 16), LoRAs of rank w on 32 units 2 x 2 w x 48."""
+    modules = (ModuleSpec("art", "mlp", 8), ModuleSpec("lisp", "mlp", 24), ModuleSpec("maths", "lora", 3))
+    config = dataclasses.replace(tiny.model_config(), modules=modules)
+    counts = {"art": 2 * (256 + 24), "lisp": 2 * (768 + 40), "maths": 4 * 3 * 48}
+    assert {domain: module_parameters(config, domain) for domain in counts} == counts
+    extra = active_parameters(config, ["lisp", "maths"]) - active_parameters(config)
+    assert extra == counts["lisp"] + counts["maths"]
+
+
 def test_shares_of_companions():
     """Of two modules a random subset holds each in half of the cases, and in half of the quarter that is empty."""
     modules = ("lisp", "virology")
