@@ -118,8 +118,7 @@ def hardware_flops(
         total += scores * (3 if flowing or shared else 1)
         after_attention = flowing or shared
         hidden = after_attention or core or any(m.domain in trained for m in loras)
-        if config.d_mlp:
-            total += _mlp(config, tokens, config.d_mlp, after_attention, core, hidden)
+        total += _mlp(config, tokens, config.d_mlp, after_attention, core, hidden)
         for module in loras:
             total += _lora(config, tokens, module.width, after_attention, hidden, module.domain in trained)
         for module in mlps:

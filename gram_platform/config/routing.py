@@ -67,11 +67,10 @@ def hash_counters(key: int | np.ndarray, counters: np.ndarray) -> np.ndarray:
 
     `key`: one for all counters, or a uint64 array with one for each.
     """
-    with np.errstate(over="ignore"):
-        z = (_U64(key) if isinstance(key, int) else key) + (counters.astype(_U64) + _U64(1)) * _U64(0x9E3779B97F4A7C15)
-        z = (z ^ (z >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> _U64(27))) * _U64(0x94D049BB133111EB)
-        return z ^ (z >> _U64(31))
+    z = np.asarray(key, _U64) + (counters.astype(_U64) + _U64(1)) * _U64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> _U64(27))) * _U64(0x94D049BB133111EB)
+    return z ^ (z >> _U64(31))
 
 
 def uniforms(key: int, counters: np.ndarray) -> np.ndarray:
@@ -111,8 +110,7 @@ def _decrypted(values: np.ndarray, keys: np.ndarray, half_bits: int) -> np.ndarr
 
 
 def _of_round(number: int, keys: np.ndarray, half: np.ndarray) -> np.ndarray:
-    with np.errstate(over="ignore"):
-        return hash_counters(keys + _U64(number * 0x632BE59BD9B4E019 & (2**64 - 1)), half)
+    return hash_counters(keys + _U64(number * 0x632BE59BD9B4E019 & (2**64 - 1)), half)
 
 
 class Plan:
@@ -151,7 +149,7 @@ class Plan:
         beside[has_companion] = chosen[has_companion]
         if routing.p_aux_companion:
             is_beside = (own >= 0) & (uniforms(hash_key(seed, "aux companion"), units) < routing.p_aux_companion)
-            beside[is_beside] = (subset & ~(np.int64(1) << own.clip(0)))[is_beside]
+            beside[is_beside] = subset[is_beside]  # may have the domain's own module, which is active anyway
         return beside
 
     def _companions(self, units: np.ndarray) -> np.ndarray:
@@ -159,7 +157,7 @@ class Plan:
         draws = hash_counters(hash_key(self.config.seed, "robust module"), units)
         weights = dict(self.config.routing.companion_weights)
         if not weights:
-            return (draws % _U64(len(self._modules) or 1)).astype(np.int64)
+            return (draws % _U64(len(self._modules))).astype(np.int64)
         edges = np.cumsum([weights[domain] for domain in self._modules])
         return np.searchsorted(edges / edges[-1], (draws >> _U64(11)) * 2.0**-53, side="right")
 
@@ -234,10 +232,8 @@ class Plan:
             trained = {module_set(domain)} | (core_sets if self._spreads[unit] else set())
             active = [d for d in self._modules if d == domain or d in beside]
             return Route(tuple((d, 1.0) for d in active), frozenset(trained))
-        if domain == CORE:
-            trained = core_sets | {module_set(d) for d in beside}
-            return Route(tuple((d, 1.0) for d in beside), frozenset(trained))
-        return Route((), frozenset(core_sets))
+        trained = core_sets | {module_set(d) for d in beside}  # only core batches have companions here
+        return Route(tuple((d, 1.0) for d in beside), frozenset(trained))
 
     @cached_property
     def fingerprint(self) -> str:

@@ -1,13 +1,14 @@
 """Checks the curve fit on planted curves and real public ones, and the errors."""
 
 import json
+import math
 import tracemalloc
 from collections import defaultdict
 
 import numpy as np
 import pytest
 
-from gram_platform.analysis.compute_ratio import compute_ratio, fit_learning_curve
+from gram_platform.analysis.compute_ratio import LearningCurve, compute_ratio, fit_learning_curve
 
 STEPS = np.arange(1, 101) * 10.0
 
@@ -70,6 +71,39 @@ def test_the_fit_is_the_global_least_squares_minimum():
         assert slope >= 0 or curve.rms <= rms + 1e-12
 
 
+def test_of_two_local_minima_the_better_one_is_found():
+    """A cliff at the first point (s0 at -min(s)) and one at the last (s0 far up) each have a minimum of their own."""
+    steps, losses = np.arange(1, 7) * 10.0, np.array([8.235, 0.306, 0.724, 1.939, 1.577, 0.124])
+    shifted = [np.log1p((steps - 10.0) / above) for above in np.geomspace(1e-5, 6e7, 1000)]  # s0 + min(s): its range
+    rss = np.array([np.polyfit(x, np.log(losses), 1, full=True)[1][0] for x in shifted])
+    padded = np.array([np.inf, *rss, np.inf])
+    (first, second) = rss[(rss < padded[:-2]) & (rss < padded[2:])]
+    assert first != pytest.approx(second, rel=0.2)
+    assert len(losses) * fit_learning_curve(steps, losses).rms ** 2 == pytest.approx(min(first, second), rel=1e-4)
+
+
+def test_closeness_to_the_lower_bound_is_measured_by_the_interval_between_points():
+    """Points every 10 steps from 1,000 on: the bound is 5% of 10 steps above -1,000."""
+    steps = 1000.0 + STEPS - STEPS[0]
+    near, far = (fit_learning_curve(steps, planted(steps, 7.0, 0.3, -1000.0 + above)) for above in (0.4, 0.6))
+    assert (near.at_bound, far.at_bound) == (True, False)
+
+
+def test_a_scale_too_large_for_a_float_is_infinite_and_the_curve_goes_on():
+    steep, just = (LearningCurve(alpha, math.e, 1.0, 10.0, 0.0, 0.0, True, 10) for alpha in (720.0, 700.0))
+    assert math.isinf(steep.A)
+    assert math.log(just.A) == pytest.approx(700.0)
+    assert steep.loss(1.0) == 1.0
+
+
+def test_a_baseline_without_a_positive_finite_step_is_refused():
+    curve = fit_learning_curve(STEPS, planted(STEPS, 7.0, 0.3, 20.0))
+    flat = LearningCurve(1e-4, 1.0, 1.0, 10.0, 0.0, 0.0, False, 10)
+    for of, loss in ((curve, 99.0), (flat, 0.1)):
+        with pytest.raises(ValueError, match=r"^baseline_losses=.*reaches after a positive step"):
+            compute_ratio(of, 3.0, [loss])
+
+
 def test_bounds_are_reported():
     exponential = 5.0 * np.exp(-STEPS / 1000.0)  # steeper than any power law: s0 goes to its upper end
     curve = fit_learning_curve(STEPS, exponential)
@@ -93,6 +127,15 @@ def test_a_fit_that_is_close_in_loss_and_far_in_steps_is_poor(num_parameters):
     assert curve.step_rms == pytest.approx(np.std((np.log(loss(share)) - np.log(curve.loss(share))) / curve.alpha))
     assert curve.poor
     assert not curve.at_bound
+
+
+@pytest.mark.parametrize(
+    ("alpha", "rms", "poor"),
+    [(1.0, 0.0199, False), (1.0, 0.0201, True), (0.06, 0.0029, False), (0.06, 0.0031, True), (0.4, 0.0, False)],
+)
+def test_a_fit_is_poor_above_two_percent_of_the_loss_or_five_of_the_steps(alpha, rms, poor):
+    curve = LearningCurve(alpha, 1.0, 1.0, 10.0, 0.0, rms, False, 10)
+    assert curve.poor == poor
 
 
 def test_compute_ratio_of_the_baseline_is_one_and_nothing_is_clipped():

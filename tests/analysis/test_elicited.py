@@ -93,6 +93,32 @@ def test_the_order_of_the_rows_changes_nothing(analysis):
     pd.testing.assert_frame_equal(again.ratios, analysis.ratios, check_exact=True)
 
 
+def test_seeds_may_be_numbers(analysis):
+    evaluated, points, attacked = (f.astype({"seed": int}) for f in (evaluations(), curves(), attacks()))
+    again = analyse(evaluated, points, attacks=attacked)
+    pd.testing.assert_frame_equal(again.table, analysis.table, check_exact=True)
+    assert again.missing.empty
+
+
+def test_frames_may_leave_out_the_runs(analysis):
+    evaluated, points, attacked = (
+        f.drop(columns="run_id", errors="ignore") for f in (evaluations(), curves(), attacks())
+    )
+    pd.testing.assert_frame_equal(analyse(evaluated, points, attacks=attacked).table, analysis.table, check_exact=True)
+
+
+def test_an_attack_on_a_domain_without_a_fitted_curve_is_unknown():
+    domain, points = "Bygone Eras", curves()
+    hit = points["domain"] == domain
+    points.loc[hit, "loss"] = 1.0 + points.loc[hit, "step"]  # rises
+    analysis = analyse(evaluations(), points, attacks=attacks())
+    assert f"size {SIZE}, domain {domain}" in set(analysis.missing["what"])
+    attacked = analysis.ratios[(analysis.ratios["class"] == "elicited") & (analysis.ratios["domain"] == domain)]
+    assert len(attacked) > 0
+    assert attacked["compute_ratio"].isna().all()
+    assert row(analysis.table, "gram", f"core+{domain}")["elicited"] == pytest.approx(0.855, rel=1e-6)
+
+
 def test_an_attack_whose_loss_a_flat_curve_cannot_convert_is_named():
     domain, points, known, attacked = "Bygone Eras", curves(), evaluations(), attacks()
     hit = points["domain"] == domain

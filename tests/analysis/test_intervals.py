@@ -31,7 +31,7 @@ def test_one_value_has_no_interval():
     assert math.isnan(smallest_detectable([0.7]))
 
 
-@pytest.mark.parametrize("values", [[], [float("nan"), 1.0], [float("inf")]])
+@pytest.mark.parametrize("values", [[], [float("nan"), 1.0], [float("inf")], [[1.0, 2.0]]])
 def test_values_that_are_no_numbers(values):
     with pytest.raises(ValueError, match=r"^values="):
         t_interval(values)
@@ -45,14 +45,21 @@ def test_pairs_are_by_seed():
         paired_differences({"0": 1.0}, {"1": 1.0})
 
 
-def test_smallest_detectable_difference_has_the_stated_power():
-    rng = np.random.default_rng(0)
-    spread = np.array([-1.0, 0.0, 1.0])  # standard deviation 1
+@pytest.mark.parametrize("spread", [(-math.sqrt(0.5), math.sqrt(0.5)), (-1.0, 0.0, 1.0)])  # standard deviation 1
+def test_smallest_detectable_difference_has_the_stated_power(spread):
+    num, rng = len(spread), np.random.default_rng(0)
     delta = smallest_detectable(spread)
-    samples = rng.standard_normal((20000, 3)) + delta
-    half = stats.t.ppf(0.95, 2) * samples.std(axis=1, ddof=1) / math.sqrt(3)
+    samples = rng.standard_normal((20000, num)) + delta
+    half = stats.t.ppf(0.95, num - 1) * samples.std(axis=1, ddof=1) / math.sqrt(num)
     assert np.mean(samples.mean(axis=1) - half > 0) == pytest.approx(0.8, abs=0.01)
-    assert smallest_detectable(spread * 2) == pytest.approx(2 * delta)
+    assert smallest_detectable([2 * value for value in spread]) == pytest.approx(2 * delta)
+
+
+def test_the_middle_nine_tenths_of_samples():
+    samples = np.random.default_rng(0).permutation(np.arange(101.0))
+    assert percentile_interval([*samples, math.nan, math.inf], 42.0) == pytest.approx((42.0, 5.0, 95.0))
+    assert percentile_interval([1.0, 0.0], 0.5) == pytest.approx((0.5, 0.05, 0.95))
+    assert math.isnan(percentile_interval([1.0], 0.5).high)
 
 
 def test_coverage_of_the_interval():
@@ -79,7 +86,8 @@ def test_bootstrap_is_deterministic_and_counts_failures():
     both = bootstrap([[0.0, 1.0], [10.0]], lambda groups: [sum(groups[0]), sum(groups[1])], 50)
     assert set(both[:, 0]) == {0.0, 1.0, 2.0}
     assert set(both[:, 1]) == {10.0}
-    with pytest.raises(ValueError, match=r"^groups="):
-        bootstrap([[1.0], []], lambda groups: [0.0])
+    for groups in ([[1.0], []], []):
+        with pytest.raises(ValueError, match=r"^groups="):
+            bootstrap(groups, lambda groups: [0.0])
     with pytest.raises(ValueError, match=r"^num_resamples=0"):
         bootstrap([[1.0]], lambda groups: [0.0], 0)

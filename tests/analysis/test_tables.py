@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from gram_platform.analysis.intervals import t_interval
-from gram_platform.analysis.ratios import size_key
+from gram_platform.analysis.ratios import method_key, profile_key, seed_key, size_key
 from gram_platform.analysis.tables import (
     TABLE_COLUMNS,
     analyse,
@@ -187,6 +187,29 @@ def test_a_curve_that_cannot_be_fitted_is_named():
     assert row(analysis.table, "gram", "tiny", "core")["core"] == pytest.approx(0.94)
 
 
+def test_final_losses_that_the_curve_has_not_reached_by_step_zero_are_named():
+    known = evaluations()
+    hit = (known["size"] == "tiny") & (known["method"] == "baseline")
+    known.loc[hit, "loss/biology"] = 99.0  # far above the curve's first loss: a negative number of steps
+    analysis = analyse(known, curves())
+    (note,) = analysis.missing.to_dict("records")
+    assert note["what"] == "size tiny, domain biology"
+    assert "losses that the curve reaches after a positive step" in note["why"]
+    assert row(analysis.table, "gram", "tiny", "core")["core"] == pytest.approx(0.94)
+
+
+def test_an_infinite_loss_has_no_ratio_and_is_named():
+    known = evaluations()
+    hit = (known["method"] == "gram") & (known["profile"] == "core") & (known["size"] == "tiny")
+    known.loc[hit & (known["seed"] == "1"), "loss/biology"] = np.inf
+    analysis = analyse(known, curves())
+    assert analysis.missing.to_dict("records")[0] == {
+        "what": "gram tiny core seed 1, domain biology",
+        "why": "its loss is inf",
+    }
+    assert row(analysis.table, "gram", "tiny", "core")["num_seeds"] == 2
+
+
 def test_a_domain_without_points_is_named():
     points = curves()
     domain = next(domain for domain in DOMAINS if domain != "core")
@@ -256,6 +279,14 @@ def test_text_for_a_terminal(analysis):
 
 def test_sizes_sort_by_their_parameters():
     assert sorted(["2B", "tiny", "800M", "50M", "1.5B"], key=size_key) == ["50M", "800M", "1.5B", "2B", "tiny"]
+
+
+def test_methods_profiles_and_seeds_have_one_order():
+    methods = ["demix", "other", "gram", "filtering", "baseline", "maxent"]
+    assert sorted(methods, key=method_key) == ["baseline", "filtering", "gram", "maxent", "demix", "other"]
+    profiles = ["mean", "all", "core+b", "core", "core+a+b", "core+a"]
+    assert sorted(profiles, key=profile_key) == ["core", "core+a", "core+b", "core+a+b", "all", "mean"]
+    assert sorted(["x", "10", "9"], key=seed_key) == ["9", "10", "x"]
 
 
 def test_every_profile_is_there(analysis):

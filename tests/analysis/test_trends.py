@@ -75,6 +75,7 @@ def test_two_sizes_fitted_leave_no_interval():
         (SIZES[:2], law(SIZES[:2]), "parameters"),
         ([1e6, 1e6, 2e6], [1.0, 1.0, 1.0], "parameters"),
         ([1e6, -1e6, 2e6], [1.0, 1.0, 1.0], "parameters"),
+        ([[1e6], [2e6], [3e6]], [1.0, 1.0, 1.0], "parameters"),
         (SIZES, law(SIZES)[:4], "values"),
         (SIZES, [0.9, 0.8, math.nan, 0.6, 0.5], "values"),
         (SIZES, [0.9, 0.8, -0.1, 0.6, 0.5], "values"),
@@ -86,14 +87,15 @@ def test_values_without_a_law_are_refused_by_name(sizes, values, field):
 
 
 def test_the_table_has_a_row_for_every_method_that_has_a_trend():
+    """In the order of the rows, which need not be that of the names."""
     parameters = {"a": 1e6, "b": 1e7, "c": 1e8, "d": 1e9}
     gram = pd.DataFrame({"method": "gram", "size": list("abcd"), "core": 0.95, "forget": [0.8, 0.7, 0.6, 0.5]})
     few = pd.DataFrame({"method": "filtering", "size": list("ab"), "core": 0.95, "forget": [0.8, 0.7]})
-    below = pd.DataFrame({"method": "maxent", "size": list("abc"), "core": 0.9, "forget": [0.1, 0.0, -0.1]})
+    below = pd.DataFrame({"method": "demix", "size": list("abc"), "core": 0.9, "forget": [0.1, 0.0, -0.1]})
     table = pd.concat([gram, few, below])
     found = trend_table(table, parameters)
     assert list(found.columns) == TREND_COLUMNS
-    assert found[["method", "class"]].to_numpy().tolist() == [["gram", "core"], ["maxent", "core"], ["gram", "forget"]]
+    assert found[["method", "class"]].to_numpy().tolist() == [["gram", "core"], ["demix", "core"], ["gram", "forget"]]
     assert found["size"].tolist() == ["d", "c", "d"]
     assert found["num_fitted"].tolist() == [3, 2, 3]
     last, trend = found.iloc[-1], leave_largest_out([1e6, 1e7, 1e8, 1e9], gram["forget"])

@@ -7,8 +7,18 @@ import numpy as np
 import pytest
 import torch
 
-from gram_platform.config import DataConfig, DomainBudget, RoutingConfig, Slice
-from gram_platform.config.routing import CORE_MLP, SHARED, Plan, domain_permutation, module_set, permuted
+from gram_platform.config import DataConfig, DomainBudget, Objective, RoutingConfig, Slice, View
+from gram_platform.config.routing import (
+    CORE_MLP,
+    SHARED,
+    Plan,
+    domain_permutation,
+    draw_positions,
+    hash_counters,
+    module_set,
+    permuted,
+    uniforms,
+)
 from gram_platform.train.data import PlanReader
 from tests import tiny
 
@@ -23,6 +33,52 @@ def test_keyed_permutations_look_random_and_differ_by_key():
     first, second = (permuted(10_000, np.full(10_000, key, np.uint64), np.arange(10_000)) for key in (1, 2))
     assert abs(np.corrcoef(first, np.arange(10_000))[0, 1]) < 0.05
     assert (first == second).sum() < 20
+
+
+def test_counters_are_hashed_as_published():
+    """The first numbers of SplitMix64 from the seed 1234567, as in the algorithm's published test vectors."""
+    first = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]
+    assert hash_counters(1234567, np.arange(5)).tolist() == first
+    assert hash_counters(np.full(5, 1234567, np.uint64), np.arange(5)).tolist() == first
+    assert uniforms(1234567, np.arange(5)).tolist() == [(number >> 11) / 2**53 for number in first]
+
+
+ROUTINGS = {
+    "heterogeneous": (RoutingConfig(0.5, 0.3), "4e2b6c9756a2004d"),
+    "uniform": (RoutingConfig(0.5, 0.3, "uniform"), "a9bcdf8fbfba5e63"),
+    "weighted companions": (
+        RoutingConfig(0.4, 0.5, companion_weights=(("virology", 3.0), ("lisp", 1.0))),
+        "004e1afe043381c8",
+    ),
+    "subsets": (RoutingConfig(0.5, 0.4, companions="subset", p_aux_companion=0.5), "8f15f4e2b9a6dd13"),
+    "a rate of one domain": (RoutingConfig(0.5, 0.5, p_aux_spread_of=(("lisp", 0.125),)), "a3725e856162ef66"),
+}
+
+
+@pytest.mark.parametrize("name", ROUTINGS)
+def test_a_plan_of_the_first_version_stays(name):
+    """Equal configs have equal plans in every version: another plan needs a higher RECIPE_VERSION."""
+    routing, fingerprint = ROUTINGS[name]
+    assert plan_of((64, 16, 16), routing=routing).fingerprint == fingerprint
+
+
+def test_other_plans_of_the_first_version_stay():
+    assert Plan(tiny.run_config(data=tiny.HALF_LABELLED)).fingerprint == "d0843a2ce0cec8a8"
+    objective = Objective("maxent_kl", ("lisp",), 1.0)
+    stage = Plan(tiny.run_config(False, draws=(160, 160, 0), objective=objective, start=View.of("start")))
+    assert stage.fingerprint == "d9cc6bf7b7f67b39"
+    assert [stage[t].domain for t in range(len(stage))] == ["lisp", "core"] * 80
+
+
+def test_draws_of_the_first_version_stay():
+    order = domain_permutation("tiny", "lisp", 12)(np.arange(12)).tolist()
+    assert order == [3, 8, 0, 1, 7, 9, 4, 11, 6, 2, 5, 10]
+    of_16 = domain_permutation("tiny", "lisp", 16)(np.arange(16)).tolist()  # fills four bits
+    assert of_16 == [3, 8, 0, 14, 12, 9, 4, 11, 6, 2, 5, 10, 7, 13, 15, 1]
+    budget, drawn = DomainBudget("lisp", 6, 20), [5, 3, 0, 1, 4, 2, 0, 2, 5, 3, 1, 4, 4, 0, 2, 5, 3, 1]
+    assert draw_positions(0, budget, 0, 18).tolist() == drawn  # three passes, each in an order of its own
+    for first, count in ((5, 9), (6, 6), (11, 2), (17, 1)):
+        assert draw_positions(0, budget, first, count).tolist() == drawn[first : first + count]
 
 
 def plan_of(draws, **parts):

@@ -28,6 +28,8 @@ def test_p_as_over_p_af_trains_the_core_as_often_as_without_oversampling():
     assert spreads["lisp"] == 0.125
     assert spreads["cyber"] == pytest.approx(0.5 / 3)
     assert run.data == text.data
+    rare = gram(aux_factor=0.25, routing=RoutingConfig(0.2, 0.5), conventions=Conventions(spread_over_factor=True))
+    assert set(dict(rare.routing.p_aux_spread_of).values()) == {1.0}  # every batch of a domain that is drawn rarely
 
 
 def test_companions_in_proportion_to_what_is_drawn_of_a_domain():
@@ -36,6 +38,9 @@ def test_companions_in_proportion_to_what_is_drawn_of_a_domain():
     assert dict(run.routing.companion_weights) == {"lisp": 10_000.0, "cyber": 7_500.0, "nuclear": 7_500.0} | {
         "virology": 7_500.0
     }
+    beside = {r.active: n for (d, r), n in Plan(run).route_counts().items() if d == CORE and r.active}
+    for domain, share in (("cyber", 3 / 13), ("lisp", 4 / 13), ("nuclear", 3 / 13), ("virology", 3 / 13)):
+        assert beside[(domain, 1.0),] / sum(beside.values()) == pytest.approx(share, abs=0.03)
 
 
 def test_unlabelled_batches_of_one_domain_each():
@@ -119,6 +124,8 @@ def test_demix_can_be_scored_with_one_expert_for_every_domain():
     assert plans.views[()] == View.of(run_id, {CORE: 1.0})
     assert plans.views[("lisp",)] == View.of(run_id, {"lisp": 1.0})
     assert len(plans.views) == 5  # no view of all: one expert is on
+    pair = ("lisp", "nuclear")
+    assert pair not in plan("demix", dataclasses.replace(cell, profiles=(pair,))).views
     attacked = attacks(cell, ("virology",), plans.views[("virology",)], plans.runs.values())
     assert {a.start for a in attacked.values()} == {plans.views[("virology",)]}
     default = plan("demix", setting()).views[("lisp",)]

@@ -61,6 +61,38 @@ def test_rehearsal_is_core_that_the_base_never_saw(dual_use):
         assert aux.num_draws == pytest.approx(2 * aux.num_sequences, rel=0.01)
 
 
+def test_all_modules_are_composed_once_every_branch_is_run(dual_use):
+    assert AUXILIARY in plan("ft_lora", dual_use).views
+    some = dataclasses.replace(dual_use, profiles=SINGLES[:-1])
+    assert AUXILIARY not in plan("ft_lora", some).views
+
+
+def test_without_equal_compute_base_and_branches_train_on_as_much_text_as_the_baseline(dual_use):
+    plain = dataclasses.replace(dual_use, equal_compute=False)
+    tokens = sum(run.num_tokens for run in plan("ft_lora", plain).runs.values())
+    assert tokens == pytest.approx(plan("baseline", plain).runs["all"].num_tokens, rel=1e-4)
+    assert tokens > 1.0001 * sum(run.num_tokens for run in plan("ft_lora", dual_use).runs.values())
+
+
+def test_the_smallest_domain_gets_a_step_of_core_and_itself(dual_use):
+    """One sequence becomes half a step of 672, rounded to micro-batches of 96, from a pool of one micro-batch."""
+    small = dataclasses.replace(dual_use, num_sequences={**dual_use.num_sequences, "virology": 1})
+    core, virology = plan("ft_lora", small).runs["core+virology"].data.domains
+    assert (virology.num_sequences, virology.num_draws) == (96, 384)
+    assert core.num_draws == 672 - 384
+
+
+def test_rehearsal_begins_again_where_core_ends(dual_use):
+    """Core suffices for the base and the first branch: the others rehearse its first sequences."""
+    options = dual_use.options.branch_module
+    plenty = [part.first for part in branch_budget(dual_use, options, 49_205_760).core.values()]
+    short = dataclasses.replace(dual_use, available={CORE: plenty[1]})
+    parts = list(branch_budget(short, options, 49_205_760).core.values())
+    length = plenty[1] - plenty[0]
+    assert [part.first for part in parts] == [plenty[0], 0, length, 2 * length]
+    assert {part.num_sequences for part in parts} == {length}
+
+
 def test_branches_have_their_own_schedule_and_rate(dual_use):
     runs = plan("ft_full", dual_use).runs
     assert runs["core+virology"].optimizer.peak_lr == pytest.approx(0.2 * runs["core"].optimizer.peak_lr)

@@ -41,6 +41,24 @@ def test_other_text_is_trained_on_and_the_removed_domain_measured(rank):
     assert len({run.run_id for found in (attacked(), of_neighbour, of_core) for run in found.values()}) == 9
 
 
+@pytest.mark.parametrize(
+    ("sample", "batch", "micro_batch", "num_epochs"),
+    [(64, 32, 4, 4), (24, 32, 4, 8), (64, 30, 30, 4), (30, 30, 3, 8), (31, 31, 1, 8), (999, 32, 4, 1)],
+)
+def test_micro_batches_divide_a_batch_and_every_epoch_is_measured(sample, batch, micro_batch, num_epochs):
+    """Eight steps; the size's micro-batch is 4. Ids depend on these numbers, so they stay."""
+    cell = setting().with_options(elicitation=Elicitation(sample, 8, batch_size=batch))
+    plans = plan("gram", cell)
+    (run, *_) = attacks(cell, ("virology",), plans.views[("virology",)], plans.runs.values()).values()
+    assert (run.batch_size, run.micro_batch, run.num_steps) == (batch, micro_batch, 8)
+    assert run.eval_points.num_points == num_epochs
+
+
+def test_an_attack_may_count_responses_alone():
+    runs = attacked(responses_after="Answer:").values()
+    assert {run.objective.responses_after for run in runs} == {"Answer:"}
+
+
 def test_text_that_the_corpus_lacks_is_refused():
     with pytest.raises(ValueError, match=r"elicitation.text='poems'.*own, neighbour.*core, cyber"):
         attacked(text="poems")

@@ -3,11 +3,20 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from gram_platform.analysis.tables import analyse
+from gram_platform.analysis.tables import CLASSES, NUM_DOMAINS, analyse
 from gram_platform.paper.claims import MARGINS, POSITIVE, alike, not_above, not_below
-from gram_platform.paper.verdicts import VERDICTS, claims_frame, judge, paper_claims, seed_values, separation_claims
+from gram_platform.paper.verdicts import (
+    VERDICTS,
+    claims_frame,
+    judge,
+    paper_claims,
+    seed_values,
+    separation_claims,
+    verdict_counts,
+)
 from tests import stories_frames
 from tests.stories_frames import AUXILIARY
 from tests.study_frames import SIZES, curves, evaluations
@@ -81,6 +90,12 @@ def test_one_seed_gives_the_side_and_says_that_it_has_no_interval():
         judge("none", {"0": 1.0}, {"1": 1.0})
 
 
+def test_verdicts_are_counted_and_those_of_one_seed_named_only_if_there_are_any():
+    assert verdict_counts(["agree", "cannot tell", "agree"]) == "2 agree, 0 disagree, 1 cannot tell"
+    alone = verdict_counts(["disagree (no interval)", "agree"])
+    assert alone == "1 agree, 0 disagree, 0 cannot tell, 1 disagree (no interval)"
+
+
 def test_claims_of_a_study():
     per_seed = analyse(evaluations(), curves(), tuple(SIZES)).per_seed
     judgements = separation_claims(per_seed)
@@ -130,3 +145,58 @@ def test_with_one_auxiliary_domain_retain_is_claimed_from_all():
     assert verdicts["GRAM: retain is above forget"] == "agree"
     differences = found.set_index("claim")["difference"]
     assert differences["GRAM: retain is above forget"] == pytest.approx(0.952 - 0.766, rel=1e-5)
+
+
+def judged(study: str, cells: dict[tuple[str, str, str], tuple[float, float, float, float]]) -> pd.DataFrame:
+    """A study's claims on one seed, in their order, from {(method, variant, profile): values of CLASSES}."""
+    rows = []
+    for (method, variant, profile), values in cells.items():
+        retained = "x,y" if profile == "all" else "x"
+        row = {"method": method, "size": "1M", "variant": variant, "profile": profile, "seed": "0"}
+        rows.append(
+            row
+            | {"retained": retained}
+            | dict(zip(CLASSES, values, strict=True))
+            | dict.fromkeys(NUM_DOMAINS.values(), 1)
+        )
+    return paper_claims(pd.DataFrame(rows), study)
+
+
+def test_claims_without_published_numbers_compare_what_they_say():
+    """Every difference is another number, so that each names its two sides; the texts say which."""
+    of_domains = {
+        ("gram", "4", "core+x"): (0.9, 0.8, 0.1, 0.3),
+        ("gram", "8", "core+x"): (0.5, 0.6, 0.2, 0.4),
+        ("gram", "20", "core+x"): (0.89, 0.77, 0.25, 0.5),
+    }
+    retain_above_forget, retain_above_elicited = [0.7, 0.4, 0.52], [0.5, 0.2, 0.27]
+    last_less_first = [-0.01, -0.03, 0.15]  # core, retain, forget
+    expected = retain_above_forget + retain_above_elicited + last_less_first
+    aux_scaling = judged("aux_scaling", of_domains)
+    assert aux_scaling["difference"].tolist() == pytest.approx(expected)
+    printed = [0.238, 0.200, 0.161, 0.173, 0.119, 0.067, -0.014, 0.020, 0.097]  # in the paper's table
+    assert aux_scaling["paper"].tolist() == pytest.approx(printed)
+    titrated = {
+        ("gram", "0", "core+x"): (0.90, 0.1, 0.01, 0.02),
+        ("gram", "0.5", "core+x"): (0.93, 0.5, 0.03, 0.04),
+        ("gram", "1", "core+x"): (0.91, 0.7, 0.05, 0.06),
+        ("ft_lora", "0", "core+x"): (0.80, 0.2, 0.07, 0.08),
+        ("ft_lora", "0.5", "core+x"): (0.82, 0.3, 0.09, 0.11),
+        ("ft_lora", "1", "core+x"): (0.83, 0.8, 0.12, 0.13),
+        **{("filtering", variant, "core+x"): (0.9, 0.9, 0.1, 0.2) for variant in ("0", "0.5", "1")},  # has no module
+    }
+    assert judged("titration", titrated)["difference"].tolist() == pytest.approx([0.4, 0.2, 0.01, 0.1, 0.5, 0.03])
+    accumulated = {
+        ("baseline", "heterogeneous", "all"): (1.0, 0.99, math.nan, math.nan),
+        ("baseline", "heterogeneous", "mean"): (1.0, 0.5, math.nan, math.nan),
+        ("baseline", "uniform", "all"): (1.0, 0.8, math.nan, math.nan),
+        ("baseline", "uniform", "mean"): (1.0, 0.4, math.nan, math.nan),
+    }
+    assert judged("accumulation", accumulated)["difference"].tolist() == pytest.approx([0.19])
+    composed = {
+        ("gram", "", "core+x"): (0.95, 0.90, 0.1, 0.2),
+        ("gram", "", "all"): (0.94, 0.88, 0.1, 0.2),
+        ("ft_lora", "", "core+x"): (0.93, 0.91, 0.1, 0.2),
+        ("ft_lora", "", "all"): (0.73, 0.61, 0.1, 0.2),
+    }
+    assert judged("dual_use", composed)["difference"].tolist()[-4:] == pytest.approx([0.2 - 0.01, 0.3 - 0.02, 0.2, 0.3])

@@ -65,6 +65,15 @@ def test_methods_are_compared_on_the_profiles_that_both_have():
     assert claims.loc["FT-LoRA has a lower core than GRAM", "difference"] < 0.0  # over all five
 
 
+def test_a_seed_without_one_of_the_profiles_takes_no_part(analysis):
+    known = analysis.per_seed
+    gone = (known["method"] == "gram") & (known["seed"] == "1") & (known["profile"] == f"core+{AUXILIARY[0]}")
+    assert gone.sum() == 1
+    claims = paper_claims(known[~gone], "stories").set_index("claim")
+    assert claims.loc["GRAM: retain is above forget", "num_seeds"] == 2
+    assert claims.loc["Filtering: retain is above forget", "num_seeds"] == 3
+
+
 def test_classes_are_compared_only_on_profiles_where_both_are_known():
     unknown, aux = evaluations(), AUXILIARY[0]
     here = unknown["profile"] == f"core+{aux}"

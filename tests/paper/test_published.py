@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from gram_platform.analysis.tables import CLASSES
-from gram_platform.paper.claims import STORIES_CLAIMS
+from gram_platform.paper.claims import CLAIMS, STORIES_CLAIMS, paper_difference
 from gram_platform.paper.paper import PUBLISHED_FILE, SOURCE, printed, published_per_seed
 from gram_platform.paper.verdicts import VERDICT_COLUMNS, paper_claims, published_verdicts, with_published
 from tests.published import (
@@ -89,6 +89,33 @@ def test_no_claim_disagrees_with_the_published_numbers():
     assert list(zip(crossing["study"], crossing["claim"], crossing["size"], strict=True)) == CANNOT_TELL_ON_PUBLISHED
 
 
+# left - right of every claim, in its order: on the published numbers, or in the paper's table of means to its digits
+DIFFERENCES = {
+    "stories": [
+        *(0.186, 0.182, -0.023, -0.010, -0.014, -0.015, 0.097, 0.143),
+        *(-0.017, 0.127, 0.113, 0.096, 0.063, 0.690, 0.769, 0.044),
+    ],
+    "dual_use": [0.422, -0.033, 0.141, 0.013, 0.052, -0.044, 0.155, -0.016, -0.018, 0.447, 0.275],
+}
+PRINTED = {
+    "partial_labels": [0.251, 0.090, 0.254, 0.097, -0.029, 0.310],
+    "architecture": [-0.007, -0.014, -0.011, -0.009, -0.017, -0.059, -0.012, -0.020],
+    "accumulation": [0.05, 0.36, -0.01, 0.29, 0.24],
+}
+
+
+def test_claims_compare_what_the_published_numbers_compare():
+    for study, differences in DIFFERENCES.items():
+        assert published_verdicts(study)["difference"].tolist() == pytest.approx(differences, abs=6e-4)
+    for study, differences in PRINTED.items():
+        assert [paper_difference(study, claim) for claim in CLAIMS[study]] == pytest.approx(differences, abs=1e-9)
+    scaling = published_verdicts("scaling")
+    at_800m = [0.422, 0.294, -0.033, 0.141, 0.013, 0.052, -0.044, 0.155, -0.016, -0.018]
+    assert scaling[scaling["size"] == "800M"]["difference"].tolist() == pytest.approx(at_800m, abs=6e-4)
+    ends = scaling[scaling["size"] == ""]  # 50M less 5B
+    assert ends["difference"].tolist() == pytest.approx([0.248, 0.272, 0.222, 0.670, 0.725, 0.651], abs=6e-4)
+
+
 @NEEDS_FOLDER
 def test_verdicts_on_published_losses_are_those_on_the_shipped_file():
     table = published_table()
@@ -105,6 +132,8 @@ def test_the_published_verdict_stands_beside_ours():
     assert follows.loc["100M", "published"] == "agree, 0.018 [0.003, 0.034]"
     elsewhere = "cannot tell at 50M; agree at 100M, 200M, 400M, 800M; agree (no interval) at 2B, 5B; 0.000 to 0.038"
     assert follows.loc["1M", "published"] == elsewhere
+    some = ours[ours["size"] == "1M"].drop(columns="published")
+    assert with_published(some, "scaling")["published"].tolist() == ours.loc[some.index, "published"].tolist()
     stories = with_published(paper_claims(published_per_seed("stories"), "stories"), "stories")
     assert stories["paper"].isna().all()
     assert stories["published"].str.startswith("agree, ").all()

@@ -1,5 +1,6 @@
-"""Adding and clipping gradients as lists of tensors: torch's own results, by few operators."""
+"""Adding and clipping gradients as lists of tensors: torch's own results, by few operators. AdamW's formula by set."""
 
+import math
 from collections import Counter
 
 import pytest
@@ -10,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gram_platform.config import OptimizerConfig
 from gram_platform.train.learner import Learner
-from gram_platform.train.optimizers import add_gradients, clip_gradients
+from gram_platform.train.optimizers import add_gradients, clip_gradients, make_optimizers, set_learning_rate
 from gram_platform.train.sharding import ShardedLearner
 from tests import tiny
 from tests.ranks import run_ranks
@@ -90,3 +91,79 @@ def test_ranks_clip_their_rows_to_the_norm_of_all(tmp_path):
     assert torch.load(tmp_path / "norm.pt") == pytest.approx(expected, rel=1e-6)
     assert alone.clip() == expected
     assert alone.clip() == pytest.approx(0.5, rel=1e-4)
+
+
+# ------------------------------------------------------------------------------------------------ AdamW and clipping
+
+
+def named(**tensors) -> dict:
+    return {name: nn.Parameter(torch.tensor(values)) for name, values in tensors.items()}
+
+
+@pytest.mark.parametrize(("decay_vectors", "bias"), [(False, 3.0), (True, 3.0 * 0.9998)])
+def test_weight_decay_shrinks_matrices_and_vectors_only_if_asked(decay_vectors, bias):
+    config = OptimizerConfig(1e-3, 0.0, 0.0, weight_decay=0.2, decay_vectors=decay_vectors)
+    parameters = named(weight=[[2.0, -4.0]], bias=[3.0])
+    optimizers = make_optimizers(config, {"shared": parameters})
+    for parameter in parameters.values():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizers["shared"].step()
+    assert parameters["weight"].flatten().tolist() == pytest.approx([2.0 * 0.9998, -4.0 * 0.9998], abs=1e-6)
+    assert parameters["bias"].item() == pytest.approx(bias, abs=1e-6)
+
+
+def test_steps_are_adams_with_the_configs_numbers():
+    """Two steps by the formula of Kingma and Ba (2015), the second at another rate."""
+    beta1, beta2, eps, gradients, rates = 0.8, 0.9, 0.5, (1.0, -3.0), (0.1, 0.01)
+    config = OptimizerConfig(rates[0], 0.0, 0.0, beta1=beta1, beta2=beta2, eps=eps, weight_decay=0.0)
+    parameters = named(weight=[[1.0]])
+    optimizers = make_optimizers(config, {"core_mlp": parameters})
+    expected, mean, square = 1.0, 0.0, 0.0
+    for step, (gradient, rate) in enumerate(zip(gradients, rates, strict=True), 1):
+        set_learning_rate(optimizers, rate)
+        parameters["weight"].grad = torch.tensor([[gradient]])
+        optimizers["core_mlp"].step()
+        mean, square = beta1 * mean + (1 - beta1) * gradient, beta2 * square + (1 - beta2) * gradient**2
+        expected -= rate * (mean / (1 - beta1**step)) / (math.sqrt(square / (1 - beta2**step)) + eps)
+        assert parameters["weight"].item() == pytest.approx(expected, abs=1e-6)
+
+
+def two_sets() -> dict:
+    """Gradients of norm 5 and 0.1 in two sets, a set without any beside them."""
+    sets = {"shared": named(a=[[0.0]], b=[0.0]), "module:lisp": named(c=[0.0]), "module:art": named(d=[0.0])}
+    sets["shared"]["a"].grad, sets["shared"]["b"].grad = torch.tensor([[3.0]]), torch.tensor([-4.0])
+    sets["module:lisp"]["c"].grad = torch.tensor([0.1])
+    return sets
+
+
+def clipped(**parts) -> tuple[float, list[float]]:
+    sets = two_sets()
+    norm = clip_gradients(sets, OptimizerConfig(1e-3, 0.0, 0.0, **parts))
+    return norm, [p.grad.item() for named in sets.values() for p in named.values() if p.grad is not None]
+
+
+def test_clipping_takes_one_norm_over_all_sets_or_one_for_each():
+    whole = math.hypot(3.0, 4.0, 0.1)
+    assert clipped(clip_norm=0.5) == (
+        pytest.approx(whole),
+        pytest.approx([3.0 * 0.5 / whole, -4.0 * 0.5 / whole, 0.1 * 0.5 / whole], rel=1e-5),
+    )
+    assert clipped(clip_norm=0.5, clip_scope="per_set") == (5.0, pytest.approx([0.3, -0.4, 0.1], rel=1e-5))
+    assert clipped(clip_norm=10.0) == (pytest.approx(whole), pytest.approx([3.0, -4.0, 0.1]))
+    assert clipped(clip_norm=0.0) == (pytest.approx(whole), pytest.approx([3.0, -4.0, 0.1]))
+
+
+def test_a_norm_as_small_as_torchs_constant_is_halved():
+    """torch multiplies by clip_norm / (norm + 1e-6), so nothing is divided by zero."""
+    sets = {"shared": named(a=[0.0], b=[0.0])}
+    sets["shared"]["a"].grad, sets["shared"]["b"].grad = torch.tensor([1e-6]), torch.tensor([0.0])
+    clip_gradients(sets, OptimizerConfig(1e-3, 0.0, 0.0, clip_norm=1e-6))
+    assert sets["shared"]["a"].grad.item() == pytest.approx(0.5e-6)
+
+
+@pytest.mark.parametrize("scope", ["global", "per_set"])
+@pytest.mark.parametrize("name", ["shared", "module:lisp"])
+def test_a_norm_that_is_no_number_is_never_hidden_by_another_set(scope, name):
+    sets = two_sets()
+    next(iter(sets[name].values())).grad.fill_(math.nan)
+    assert math.isnan(clip_gradients(sets, OptimizerConfig(1e-3, 0.0, 0.0, clip_scope=scope)))

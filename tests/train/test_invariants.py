@@ -157,6 +157,18 @@ def test_a_diverged_run_names_step_domain_and_rate():
         train(config, learner)
 
 
+def test_an_infinite_gradient_of_a_finite_loss_changes_no_weight():
+    """Logits of 1e26 have finite losses; the squares of the gradients behind them exceed float32."""
+    config = tiny.run_config()
+    learner = Learner(config)
+    with torch.no_grad():
+        learner.master_sets[SHARED]["lm_head.weight"].mul_(1e28)
+    before = {name: value.clone() for name, value in learner.weights().items()}
+    with pytest.raises(TrainingDiverged, match=r"gradient norm inf at step 1, domains \['core'.*learning rate"):
+        train(config, learner)
+    assert equal_states(learner.weights(), before)
+
+
 def test_too_large_a_pool_is_refused_by_name():
     config = tiny.run_config(draws=(64, 0, 0))
     data = DataConfig("tiny", (DomainBudget("core", 1000, 64),))

@@ -10,7 +10,14 @@ from gram_platform.config.routing import Plan
 from gram_platform.train.data import PlanReader
 from gram_platform.train.learner import Learner
 from gram_platform.train.loop import training_steps
-from gram_platform.train.objectives import activation_distance, cross_entropy, maxent_entropy, maxent_kl, training_loss
+from gram_platform.train.objectives import (
+    activation_distance,
+    cross_entropy,
+    maxent_entropy,
+    maxent_kl,
+    rows_at_once,
+    training_loss,
+)
 from tests import tiny
 from tests.allocations import Allocations
 
@@ -40,6 +47,22 @@ def test_cross_entropy_is_the_mean_over_tokens():
     assert float(cross_entropy(logits, targets)) == pytest.approx(-float(picked.mean()), abs=1e-6)
 
 
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_rows_of_far_apart_sizes_have_their_own_cross_entropy(needs_grad):
+    """Two logits that are alike cost log 2, however large, and a far smaller one beside a large one its distance."""
+    logits = torch.tensor([[[-600.0, -600.0], [0.0, 0.0], [600.0, 600.0]]], requires_grad=needs_grad)
+    assert cross_entropy(logits, torch.tensor([[0, 1, 0]])).item() == pytest.approx(math.log(2), rel=1e-6)
+    apart = torch.tensor([[[700.0, 0.0]]], requires_grad=needs_grad)
+    assert cross_entropy(apart, torch.tensor([[1]])).item() == pytest.approx(700.0)
+
+
+def test_logits_are_converted_for_as_many_tokens_as_fit():
+    """2^21 of them on a CPU, 2^26 on a GPU, but those of one token at least."""
+    vocabularies = (1024, 50_304, 2**22)
+    assert [rows_at_once(torch.device("cpu"), size) for size in vocabularies] == [2048, 41, 1]
+    assert [rows_at_once(torch.device("cuda"), size) for size in vocabularies] == [65_536, 1334, 16]
+
+
 def test_a_window_is_me_of_forget_plus_w_times_ce_of_retain():
     objective = Objective("maxent_kl", ("virology",), 50.0)
     ce = torch.tensor(3.0)
@@ -47,13 +70,16 @@ def test_a_window_is_me_of_forget_plus_w_times_ce_of_retain():
     retain = training_loss(objective, "core", ce, LOGITS)
     window = (forget + retain) / 2  # one micro-batch each, divided by their number
     assert float(window) == pytest.approx(0.553895 + 50.0 * 3.0, abs=1e-5)
+    assert float(retain) == pytest.approx(2 * 50.0 * 3.0)
     assert training_loss(Objective(), "core", ce, LOGITS) is ce
+    entropy = training_loss(Objective("maxent_entropy", ("virology",), 50.0), "virology", ce, LOGITS)
+    assert float(entropy) == pytest.approx(2 * -0.947537, abs=1e-5)
 
 
 def test_gradient_difference_ascends_on_forget_and_descends_on_retain():
     objective, ce = Objective("gradient_difference", ("virology",), 2.0), torch.tensor(3.0)
     window = [training_loss(objective, domain, ce, LOGITS) for domain in ("virology", "core")]
-    assert float(sum(window)) / 2 == pytest.approx(-3.0 + 2.0 * 3.0)
+    assert [float(loss) / 2 for loss in window] == pytest.approx([-3.0, 2.0 * 3.0])
 
 
 def test_misdirection_is_a_squared_distance_on_both_halves():
@@ -64,7 +90,26 @@ def test_misdirection_is_a_squared_distance_on_both_halves():
     assert float(activation_distance(x_BTD, torch.tensor([0.0, 1.0, 2.0, 3.0]))) == pytest.approx((1 + 0 + 1 + 4) / 4)
     apart = (x_BTD, torch.zeros(4))
     forget, retain = (training_loss(objective, d, torch.tensor(3.0), LOGITS, apart) for d in ("virology", "core"))
-    assert float(forget + retain) / 2 == pytest.approx(1.0 + 50.0)
+    assert [float(loss) / 2 for loss in (forget, retain)] == pytest.approx([1.0, 50.0])
+
+
+def test_a_record_has_the_forget_term_and_the_cross_entropies():
+    """The forget term is the mean over forget batches alone, without the factor 2; other runs have none."""
+    config = tiny.run_config(False, draws=(160, 160, 0), objective=Objective("maxent_kl", ("lisp",), 50.0))
+    learner, plan, reader = Learner(config), Plan(config), PlanReader(config, tiny.arrays())
+    losses, terms = [], []
+    with torch.no_grad():
+        for micro_batch in plan.window(0):
+            tokens = reader.tokens(micro_batch)
+            logits = learner.forward(tokens[:, :-1], {})
+            losses.append(cross_entropy(logits, tokens[:, 1:]).item())
+            terms += [maxent_kl(logits).item()] if micro_batch.domain == "lisp" else []
+    record = next(training_steps(learner, plan, reader))
+    assert record.domains == ("lisp", "core", "lisp", "core")
+    assert record.losses == pytest.approx(losses, rel=1e-5)
+    assert record.forgetting == pytest.approx(sum(terms) / 2, rel=1e-5)
+    plain = tiny.run_config(False)
+    assert math.isnan(next(training_steps(Learner(plain), Plan(plain), PlanReader(plain, tiny.arrays()))).forgetting)
 
 
 STEERED = Objective("misdirection", ("lisp",), 1.0, steered_layers=1, steering=2.0)
@@ -116,6 +161,23 @@ def test_misdirection_keeps_no_graph_of_the_layers_above(checkpointing):
             next(steps)
         peaks.append(bytes_of.peak)
     assert peaks[1] < 1.1 * peaks[0]
+
+
+def test_the_direction_depends_on_the_seed_alone_and_has_no_negative_component():
+    """The first components of recipe version 1: other ones need a higher version."""
+    start = Learner(tiny.run_config(False, draws=(160, 160, 0), seed=7)).weights()
+    targets = [Learner(steered_run(seed=seed), start=start).misdirection.target_D for seed in (0, 0, 1)]
+    assert torch.equal(targets[0], targets[1])
+    assert (targets[0] >= 0).all()
+    assert targets[0][:3].tolist() == pytest.approx([0.255139, 0.713957, 0.472409], abs=1e-6)
+    assert not torch.allclose(targets[0], targets[2], atol=0.05)
+
+
+def test_an_evaluation_keeps_no_activations():
+    learner = Learner(steered_run(), start=Learner(tiny.run_config(False, draws=(160, 160, 0), seed=7)).weights())
+    with torch.no_grad():
+        learner.forward(torch.zeros(1, 4, dtype=torch.long), {})
+    assert learner.misdirection.kept == {}
 
 
 def test_misdirection_goes_on_from_a_checkpoint_bit_for_bit():
