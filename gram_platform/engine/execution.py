@@ -14,7 +14,7 @@ from gram_platform.corpora.tokenizer import separator_tokens
 from gram_platform.planner import Machine, Ranks, merged_within, passes_within
 from gram_platform.store import Store
 from gram_platform.store.folders import RemoteFolder, open_folder
-from gram_platform.store.root import open_corpus
+from gram_platform.store.root import NOTHING_AHEAD, open_corpus
 from gram_platform.train.data import PlanReader, Separator
 
 if TYPE_CHECKING:
@@ -83,16 +83,16 @@ class Execution:
         plan = run, self.num_ranks, self.machine, self.activation_checkpointing
         return passes_within(*plan), 1 if self.compiled else merged_within(*plan)
 
-    def corpus(self, data_id: str) -> PackedCorpus:
+    def corpus(self, data_id: str, ahead: Mapping[str, int] = NOTHING_AHEAD) -> PackedCorpus:
         """Opens the packed data, see `open_corpus`; ValueError when this machine has none and cannot fetch it."""
-        return open_corpus(Store(self.storage), data_id)
+        return open_corpus(Store(self.storage), data_id, ahead)
 
     def corpus_of(self, run: RunConfig) -> PackedCorpus:
         """Opens the data of a run; of an object store its pools, the first rows of domains, are fetched ahead."""
         ahead: dict[str, int] = {}
         for part in (part for budget in run.data.domains for part in budget.pool):
             ahead[part.domain] = max(ahead.get(part.domain, 0), part.first + part.num_sequences)
-        return open_corpus(Store(self.storage), run.data.data_id, ahead)
+        return self.corpus(run.data.data_id, ahead)
 
 
 @dataclass(frozen=True)
