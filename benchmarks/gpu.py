@@ -1,5 +1,4 @@
-"""Measures training on a GPU against its matrix products and a compiled peer, passes of several micro-batches, and
-small runs that share the GPU.
+"""Measures training on a GPU against its matrix products and a compiled peer, merged passes, and runs that share a GPU.
 
 Needs only torch and numpy; without transformers it skips the peer and says so on stderr.
 """
@@ -19,6 +18,7 @@ from benchmarks.timing import clock_of, interleaved
 from benchmarks.workloads import DENSE, Workload, compared_runs, loop_arguments
 from gram_platform.config.flops import hardware_flops
 from gram_platform.config.ladder import PAPER_SIZES, SMOKE_SIZES, STORIES_SIZES, Size
+from gram_platform.planner import MOST_MERGED_TOKENS
 from gram_platform.train.loop import StepRecord, training_steps
 
 SIZES: dict[str, Size] = {**STORIES_SIZES, "100M": PAPER_SIZES["100M"], "800M": PAPER_SIZES["800M"], **SMOKE_SIZES}
@@ -26,7 +26,7 @@ DEFAULT_SIZES = ("26M", "100M", "800M")
 SEQUENCES = {"26M": 16, "100M": 32, "800M": 8}  # per micro-batch of one GPU: one rank's part of the size's micro-batch
 NUM_MICRO_BATCHES = 2
 AIMS = {"800M": 0.45}  # share of the matrix products' rate
-NUM_MERGED = 8  # micro-batches of a step, in one pass
+NUM_MERGED = 8  # the most micro-batches of a step, in one pass
 NUM_SHARING, STEPS_SHARING = 4, 20  # small runs on one GPU, steps of each
 
 
@@ -36,7 +36,10 @@ def measure(device: str, names: Sequence[str], num_rounds: int, compiled: bool =
         print(reason, file=sys.stderr)
     for name in names:
         yield from _size(single_gpu_workload(name, device, num_rounds, compiled), with_peer=not reason)
-    yield merging(Workload(SIZES[names[0]], NUM_MERGED, num_rounds, device))
+        tokens = SIZES[name].micro_batch * SIZES[name].seq_len
+        if 2 * tokens <= MOST_MERGED_TOKENS:  # what studies merge
+            num_merged = min(NUM_MERGED, MOST_MERGED_TOKENS // tokens)
+            yield merging(Workload(SIZES[name], num_merged, num_rounds, device))
     yield sharing(Workload(SMOKE_SIZES["small"], 1, num_rounds, device))
 
 
@@ -92,7 +95,7 @@ def _peer(workload: Workload, rates: dict[str, tuple[float, ...]]) -> BenchmarkR
 
 
 def merging(workload: Workload) -> BenchmarkResult:
-    """Measures steps whose micro-batches run in one pass, against a pass each; not compiled, as where studies do so."""
+    """Measures steps whose micro-batches run in one pass, against a pass each; eager, as compiled runs merge none."""
     run, clock = compared_runs(workload)[DENSE], clock_of(workload.device)
     forms = {"merged": replace(workload, num_merged=workload.num_micro_batches), "one each": workload}
     steps = {name: functools.partial(next, training_steps(*loop_arguments(run, form))) for name, form in forms.items()}

@@ -179,7 +179,7 @@ def _mlps(config: ModelConfig, width: int, flowing: bool, active: Collection[str
 def logits_bytes(config: ModelConfig, width: int, objective: str, num_tokens: int, num_losses: int = 1) -> int:
     """Counts bytes at the peak of a pass's losses: the logits, the gradient of cross entropy, and float32 tensors.
 
-    Cross entropy has float32 tensors of some tokens at a time, none of float32 logits; MaxEnt has FLOAT_LOGITS of all.
+    Cross entropy (`num_losses` in turn) has float32 tensors of some tokens at a time; MaxEnt has FLOAT_LOGITS of all.
     """
     values = num_tokens * config.vocab_size
     part = _float_values(values // num_losses, width) if width != FLOAT_BYTES else 0

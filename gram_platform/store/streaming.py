@@ -44,8 +44,10 @@ class FetchedBlocks:
         return bool(self._is_here.all())
 
     def bring(self, number: int) -> None:
-        """Returns when the block is here and intact. ValueError naming the storage if its copy is damaged, or the disk
-        if it is full; OSError when the storage cannot be reached.
+        """Returns when the block is here and intact.
+
+        ValueError when the storage's copy is damaged or this machine's disk is full, OSError when the storage cannot be
+        reached.
         """
         if not self._is_here[number] and not self._is_intact(number):
             with self._locks.lock(f"fetch-{number % NUM_LOCKS}"):

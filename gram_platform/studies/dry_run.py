@@ -161,7 +161,7 @@ def _memory_rows(groups: dict[tuple[str, str], list[RunConfig]], machine: Machin
 
 
 def _groups_of_a_window(run: RunConfig, num_merged: int) -> float:
-    """Returns in how many groups a window's micro-batches run when so many of one route are merged: a mean."""
+    """Returns into how many groups of one route, of at most `num_merged` micro-batches, a window falls on average."""
     if num_merged == 1:
         return run.micro_batches_per_step
     plan, steps = Plan(run), range(0, run.num_steps, max(1, run.num_steps // WINDOWS_LOOKED_AT))

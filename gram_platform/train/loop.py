@@ -37,12 +37,11 @@ def training_steps(
 ) -> Iterator[StepRecord]:
     """Trains from `first_step` to the end of the plan; yields a record after each optimizer step.
 
-    A step trains on one window. Micro-batches of a window differ in domain and route; each runs in the learner's number
-    of passes, or several of one route in one. Each loss is divided by the number of micro-batches, or of all their
-    passes, so that k passes of one route equal one batch. Every
-    `norms_every` steps (0: never), and after the last step, the record's norms are `gradient/<set>`, before clipping,
-    of the sets that the window trained, and `weights/<set>` after the step. Raises TrainingDiverged before a
-    non-finite gradient changes a weight.
+    A step trains on one window. Micro-batches of a window differ in domain and route. Each runs in `num_passes` passes
+    of the learner, or up to `num_merged` of one route share a pass. In every case the gradient is that of the mean of
+    the micro-batches' losses, up to rounding. Every `norms_every` steps (0: never), and after the last step, the
+    record's norms are `gradient/<set>`, before clipping, of the sets that the window trained, and `weights/<set>` after
+    the step. Raises TrainingDiverged before a non-finite gradient changes a weight.
     """
     config = learner.config
     for step in range(first_step, config.num_steps):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -13,7 +14,7 @@ import pytest
 from gram_platform.config import DataConfig, DomainBudget, EvalPoints, ModelConfig
 from gram_platform.config.routing import Plan
 from gram_platform.corpora import prepare, resolve
-from gram_platform.corpora.packed import block_digests
+from gram_platform.corpora.packed import block_digests, corpus_fingerprint
 from gram_platform.engine.execution import Execution, plan_reader
 from gram_platform.engine.node import execute_run
 from gram_platform.store import Store, files
@@ -158,18 +159,20 @@ def test_a_damaged_storage_is_refused(stored, packed):
         open_corpus(Store(stored.url), packed.data_id)
 
 
-def test_hashes_of_another_manifest_do_not_vouch_for_a_block(stored, packed, tmp_path):
-    """Two corpora of one data_id and different content do not share a folder."""
-    open_corpus(Store(stored.url), packed.data_id).train("core")[:]
-    file, other = file_of(stored, packed), tmp_path / "other"
-    other.write_bytes(bytes(10) + file.read_bytes()[10:])
-    manifest = json.loads(json.dumps(packed.manifest))
+def test_two_corpora_of_one_data_id_do_not_share_blocks(stored, packed):
+    """As when a storage was emptied and filled anew: each manifest gets its own content, whichever came first."""
+    file, texts = file_of(stored, packed), [json.dumps(packed.manifest)]
+    content = bytes(10) + file.read_bytes()[10:]
+    digest = hashlib.sha256(content).hexdigest()
+    other = file.with_name(digest)
+    other.write_bytes(content)
+    manifest = json.loads(texts[0])
     manifest["blocks"]["files"]["train/core.bin"] = block_digests(other, BLOCK_BYTES)
-    manifest["files"]["train/core.bin"] = "0" * 64
-    shutil.copy(other, file.with_name("0" * 64))
-    (file.parent / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(ValueError, match=r"fingerprint does not follow"):
-        open_corpus(Store(stored.url), packed.data_id)
+    manifest["files"]["train/core.bin"] = digest
+    texts.append(json.dumps(manifest | {"fingerprint": corpus_fingerprint(manifest["files"])}))
+    for text, expected in zip([*texts, *texts], 2 * (file.read_bytes(), content), strict=True):
+        (file.parent / "manifest.json").write_text(text)
+        assert open_corpus(Store(stored.url), packed.data_id).train("core")[:].tobytes() == expected
 
 
 def test_a_full_disk_says_what_to_do(stored, packed, monkeypatch):
