@@ -18,7 +18,8 @@ from gram_platform.release.importing import import_checkpoint, read_config
 from gram_platform.release.profile_numbers import profile_numbers
 from gram_platform.release.publishing import push_export, require_hub
 from gram_platform.release.selection import available_modules, parse_modules, parse_sources
-from gram_platform.release.serving.policy import edit_policy, new_token, token_entry
+from gram_platform.release.serving.policy import new_token, token_entry
+from gram_platform.release.serving.policy_file import edit_policy
 from gram_platform.release.task_scores import Benchmark, parse_profile, score_profiles
 from gram_platform.store import Store
 from gram_platform.store.root import storage_place

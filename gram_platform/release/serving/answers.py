@@ -45,7 +45,9 @@ class Metrics:
         self.drawn_tokens = Counter("gram_completion_tokens", "Tokens drawn", by_profile, **registered)
         self.open = Gauge("gram_open_completions", "Completions being answered", by_profile, **registered)
         self.policy_age = Gauge("gram_policy_age_seconds", "Since the policy was last confirmed", **registered)
-        self.policy_refused = Gauge("gram_policy_refused", "1 while the policy's file has an error", **registered)
+        self.policy_refused = Gauge(
+            "gram_policy_refused", "Parts of the policy's file that have an error", **registered
+        )
         names = ("gram_first_token_seconds", "gram_completion_seconds")
         texts = ("From a request to its first token", "From a request to its end")
         self.first_token, self.whole = (

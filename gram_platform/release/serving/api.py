@@ -57,7 +57,7 @@ class Api:
 
     def __init__(self, policy: Policy, vocabulary: Vocabulary, completions: Completions):
         self.policy, self.vocabulary, self.completions = policy, vocabulary, completions
-        self.confirmed_at, self.policy_error = math.inf, ""  # by `time.monotonic`; a test's policy stays confirmed
+        self.confirmed_at, self.num_left_out = math.inf, 0  # by `time.monotonic`; a test's policy stays confirmed
         self.metrics = Metrics()
         self.started = int(time.time())
 
@@ -103,7 +103,8 @@ class Api:
     async def health(self, _: Request) -> Response:
         is_confirmed = is_recent(self.confirmed_at)
         if is_confirmed and await self.completions.is_ready():
-            text = "ok, but the policy's file has an error: not all of it is in force" if self.policy_error else "ok"
+            errors = f", but the policy's file has errors: {self.num_left_out} of its parts are not in force"
+            text = f"ok{errors if self.num_left_out else ''}"
             return PlainTextResponse(text + "\n", headers=NO_STORE)
         refusal = unavailable() if is_confirmed else unconfirmed()
         return JSONResponse(refusal.body(), refusal.status, NO_STORE | refusal.headers())
@@ -113,7 +114,7 @@ class Api:
         if not rule.metrics:
             raise Refusal(403, "no_metrics", "this token may not read the metrics")
         self.metrics.policy_age.set(max(0.0, time.monotonic() - self.confirmed_at))
-        self.metrics.policy_refused.set(bool(self.policy_error))
+        self.metrics.policy_refused.set(self.num_left_out)
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4", headers=NO_STORE)
 
     async def page(self, _: Request) -> Response:

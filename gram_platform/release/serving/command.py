@@ -25,7 +25,8 @@ from gram_platform.engine.local_cluster.state import private_folder
 from gram_platform.release.serving.engine import EngineLimits
 from gram_platform.release.serving.front import LOOPBACK, MAX_REQUESTS, Places, start_front, tls_context
 from gram_platform.release.serving.model_server import ModelSource, require_servable
-from gram_platform.release.serving.policy import LEASE_S, Policy, followed, load_policy, policy_text
+from gram_platform.release.serving.policy import LEASE_S, Policy, followed
+from gram_platform.release.serving.policy_file import load_policy, policy_text
 from gram_platform.release.serving.text import Vocabulary
 from gram_platform.store import Store
 from gram_platform.store.root import open_corpus
@@ -33,7 +34,7 @@ from gram_platform.store.root import open_corpus
 OBJECT_STORE_BYTES = 128 * 2**20  # holds tokens, never weights
 HEAD = "node:__internal_head__"  # the resource that marks Ray's head
 POLICY_CHECK_S = 2.0  # between two checks of the policy's file
-Confirm = Callable[[Policy, str, float], None]  # as `PolicyKeeper.confirm`
+Confirm = Callable[[Policy, int, float], None]  # as `PolicyKeeper.confirm`
 SLOW_CALLER_S = 30.0  # added to a request's deadline for callers who read slowly
 
 
@@ -235,21 +236,22 @@ def follow_policy(
     Modules are loaded only at the start: what needs others is left out until a restart. A file that cannot be read is
     not confirmed: the replicas then refuse everybody after `LEASE_S`.
     """
-    said, loaded = "", places.policy.granted_modules
+    said, loaded = (), places.policy.granted_modules
     while not is_over.is_set():
-        before, error, read_at = places.policy, "", time.monotonic()
+        before, errors, read_at = places.policy, (), time.monotonic()
         try:
-            places.policy, error = followed(policy_text(path), before, loaded)
-            confirm(places.policy, error, read_at)
+            places.policy, errors = followed(policy_text(path), before, loaded)
+            confirm(places.policy, len(errors), read_at)
         except Exception as why:
-            error = f"{why}; without a confirmed policy everybody is refused after {LEASE_S:.0f} s"
+            errors = (f"{why}; without a confirmed policy everybody is refused after {LEASE_S:.0f} s",)
         if is_over.is_set():
             return
         if places.policy != before:
             say(f"the policy has changed: {len(places.policy.tokens)} tokens")
-        if error and error != said:
-            say(f"the policy has an error: {error}")
-        said = error
+        for error in errors:
+            if error not in said:
+                say(f"the policy has an error: {error}")
+        said = errors
         is_over.wait(POLICY_CHECK_S)
 
 

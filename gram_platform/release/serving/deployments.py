@@ -45,29 +45,29 @@ SPARE_CALLS = 64  # calls to a replica beyond its engine's requests: refused one
 
 @ray.remote(num_cpus=0, max_restarts=-1)  # a restarted one knows no policy until it is confirmed again
 class PolicyKeeper:
-    """Holds the policy's text in force, an error of its file or "", and when the file was last read.
+    """Holds the policy's text in force, how many parts of its file are left out, and when the file was last read.
 
     Runs on the machine of `gram serve`: the time is `time.monotonic` of both.
     """
 
     def __init__(self) -> None:
-        self._held: tuple[str, str, float] | None = None
+        self._held: tuple[str, int, float] | None = None
 
-    def confirm(self, text: str, error: str, read_at: float) -> None:
-        self._held = text, error, read_at
+    def confirm(self, text: str, num_left_out: int, read_at: float) -> None:
+        self._held = text, num_left_out, read_at
 
-    def read(self) -> tuple[str, str, float]:
-        """Returns text, error and the confirmation's age in seconds; RuntimeError before the first one."""
+    def read(self) -> tuple[str, int, float]:
+        """Returns text, number and the confirmation's age in seconds; RuntimeError before the first one."""
         if self._held is None:
             raise RuntimeError("no policy was confirmed yet")
-        text, error, read_at = self._held
-        return text, error, time.monotonic() - read_at
+        text, num_left_out, read_at = self._held
+        return text, num_left_out, time.monotonic() - read_at
 
 
-def follow(keeper: str, take: Callable[[Policy, str, float], None]) -> None:
-    """Calls `take(policy, error, when it was confirmed)` from a thread, each second; waits for the first call.
+def follow(keeper: str, take: Callable[[Policy, int, float], None]) -> None:
+    """Calls `take(policy, parts of its file left out, when it was confirmed)` from a thread, each second.
 
-    RuntimeError without one: a replica without a policy must not start.
+    Waits for the first call; RuntimeError without one: a replica without a policy must not start.
     """
     actor, has_taken = ray.get_actor(keeper, NAMESPACE), threading.Event()
 
@@ -75,8 +75,8 @@ def follow(keeper: str, take: Callable[[Policy, str, float], None]) -> None:
         while True:
             asked_at = time.monotonic()
             try:
-                text, error, age_s = ray.get(actor.read.remote(), timeout=LEASE_S)
-                take(parse_policy(text), error, asked_at - age_s)
+                text, num_left_out, age_s = ray.get(actor.read.remote(), timeout=LEASE_S)
+                take(parse_policy(text), num_left_out, asked_at - age_s)
                 has_taken.set()
             except Exception as why:  # the replica refuses soon, unless a later look succeeds
                 LOG.warning("the policy cannot be read: %s", type(why).__name__)
@@ -94,7 +94,7 @@ class Model(ModelServer):
         super().__init__(source)
         follow(keeper, self._take)
 
-    def _take(self, policy: Policy, _: str, confirmed_at: float) -> None:
+    def _take(self, policy: Policy, _: int, confirmed_at: float) -> None:
         self.change_policy(policy)
         self.confirmed_at = confirmed_at
 
@@ -158,8 +158,8 @@ class Ingress:
         self._api = Api(policy, Vocabulary.of(tokenizer_json, context), RemoteCompletions(model))
         follow(keeper, self._take)
 
-    def _take(self, policy: Policy, error: str, confirmed_at: float) -> None:
-        self._api.policy, self._api.policy_error, self._api.confirmed_at = policy, error, confirmed_at
+    def _take(self, policy: Policy, num_left_out: int, confirmed_at: float) -> None:
+        self._api.policy, self._api.num_left_out, self._api.confirmed_at = policy, num_left_out, confirmed_at
 
     def __serve_build_asgi_app__(self):
         return self._api.app()

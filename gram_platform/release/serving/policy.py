@@ -1,4 +1,4 @@
-"""Reads, checks and writes a policy: a file that maps tokens to profiles, and profiles to modules.
+"""Parses and writes a policy: a text that maps tokens to profiles, and profiles to modules.
 
     [profiles.open]
     modules = []                                # core alone
@@ -18,24 +18,24 @@
     max_requests = 8                            # at work or waiting at once; default: what `gram serve` says
 
 A token is 256 random bits, so nobody can guess it from its plain SHA-256, which needs no salt.
+
+A server starts with a text without errors alone. While it runs, what cannot be read grants nothing: a profile or a
+token with an error is left out, and the rest is followed.
 """
 
-import fcntl
+import contextlib
 import hashlib
 import hmac
 import json
-import os
 import re
 import secrets
-import stat
 import time
 import tomllib
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from gram_platform.config.crash_safe import sync, temporary_beside
-from gram_platform.config.identity import invalid, local_path, require_int, require_name, require_real
+from gram_platform.config.identity import invalid, require_int, require_name, require_real
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+-]{0,63}")  # ASCII only, because callers type it: no look-alikes
 DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -107,15 +107,23 @@ class Policy:
                     allowed = "one of the run's modules: " + (", ".join(available) or "it has none")
                     raise invalid(f"profiles.{name}.modules", module, allowed)
 
-    def require_loaded(self, loaded: tuple[str, ...]) -> None:
+    def require_loaded(self, loaded: Collection[str]) -> None:
         """ValueError for a granted module that a running server has not loaded."""
-        if missing := [module for module in self.granted_modules if module not in loaded]:
-            allowed = f"modules in the server's memory ({', '.join(loaded) or 'none'}): restart the server"
-            raise invalid("policy", ", ".join(missing), allowed)
+        for error in self.not_loaded(loaded).values():
+            raise error
 
-    def within(self, loaded: tuple[str, ...]) -> "Policy":
-        """Returns the policy without what needs other modules: profiles, and tokens with such a default."""
-        names = {name for name, weights in self.profiles if all(module in loaded for module, _ in weights)}
+    def not_loaded(self, loaded: Collection[str]) -> dict[str, ValueError]:
+        """Returns an error for each profile of some token with a module that a running server has not loaded."""
+        granted, errors = {name for rule in self.tokens for name in rule.profiles}, {}
+        for name, weights in self.profiles:
+            missing = [module for module, _ in weights if module not in loaded]
+            if missing and name in granted:
+                allowed = f"modules in the server's memory ({', '.join(loaded) or 'none'}): restart the server"
+                errors[name] = invalid(f"profiles.{name}.modules", ", ".join(missing), allowed)
+        return errors
+
+    def only(self, names: Collection[str]) -> "Policy":
+        """Returns the policy whose tokens have these profiles alone; a token with another default is left out."""
         kept = [replace(r, profiles=tuple(p for p in r.profiles if p in names)) for r in self.tokens]
         return replace(self, tokens=tuple(rule for rule in kept if rule.default in names))
 
@@ -128,22 +136,19 @@ class Policy:
         return "".join(parts) + "".join(map(_entry, self.tokens))
 
 
-def followed(text: str, before: Policy, loaded: tuple[str, ...]) -> tuple[Policy, str]:
-    """Returns (the policy that a running server takes from a changed file, why not all of the file or "").
+def followed(text: str, before: Policy, loaded: Collection[str]) -> tuple[Policy, tuple[str, ...]]:
+    """Returns (the policy that a running server takes from a changed file, an error for each part that is left out).
 
-    A token that the file lacks is gone whatever else the file says: a revocation never waits for a grant.
+    Grants what the text says without doubt and nothing else, whatever `before` granted. A text without a profile that
+    can be read, which `policy_text` refuses, leaves `before` without a token.
     """
     try:
-        policy = parse_policy(text)
-    except Exception as error:  # whatever a parser raises: an edit must not end the server
-        lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
-        kept = tuple(rule for rule in before.tokens if any(rule.sha256 in line for line in lines))
-        return replace(before, tokens=kept), str(error)
-    try:
-        policy.require_loaded(loaded)
+        policy, errors = read_policy(text)
     except ValueError as error:
-        return policy.within(loaded), str(error)
-    return policy, ""
+        return replace(before, tokens=()), (str(error),)
+    missing = policy.not_loaded(loaded)
+    errors += map(str, missing.values())
+    return policy.only(dict(policy.profiles).keys() - missing), tuple(errors)
 
 
 def is_recent(confirmed_at: float) -> bool:
@@ -160,85 +165,54 @@ def new_token() -> str:
     return "gram-" + secrets.token_urlsafe(32)
 
 
-# ------------------------------------------------------------------------------------------------- the file
-
-
-def load_policy(path: str) -> Policy:
-    """Reads and validates a policy file; ValueError names the field, its value and the expected one."""
-    return parse_policy(policy_text(path))
-
-
-def policy_text(path: str) -> str:
-    """Reads a policy file's text; ValueError if that fails, or if everyone may write the file."""
-    try:
-        with local_path("policy", path).open(encoding="utf-8") as file:
-            mode, text = os.fstat(file.fileno()).st_mode, file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        raise invalid("policy", path, f"a file that can be read ({error})") from None
-    if mode & stat.S_IWOTH:
-        raise invalid("policy", path, f"a file that not everyone may write (mode {stat.S_IMODE(mode):o}): chmod o-w")
-    return text
-
-
-def edit_policy(path: str, change: Callable[[str], str]) -> None:
-    """Replaces a policy file by `change` of its text in one step; keeps mode, owner and a symbolic link to it.
-
-    Other edits by this function wait, and one by an editor meanwhile is read again. ValueError if the text cannot be
-    read or replaced or, once changed, is no policy.
-    """
-    try:
-        _edit(Path(os.path.realpath(local_path("policy", path))), change)
-    except OSError as error:
-        raise invalid("policy", path, f"a file that can be read and replaced ({error})") from error
-
-
-def _edit(real: Path, change: Callable[[str], str]) -> None:
-    folder = os.open(real.parent, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        while not _replaced(real, change):
-            pass
-    finally:
-        os.close(folder)
-
-
-def _replaced(path: Path, change: Callable[[str], str]) -> bool:
-    before = policy_text(str(path))
-    text, found = change(before), path.stat()
-    parse_policy(text)
-    with temporary_beside(path) as temporary:
-        with open(temporary, "x", encoding="utf-8") as file:
-            if (found.st_uid, found.st_gid) != (os.geteuid(), os.getegid()):
-                os.fchown(file.fileno(), found.st_uid, found.st_gid)
-            os.fchmod(file.fileno(), stat.S_IMODE(found.st_mode))
-            file.write(text)
-        sync(temporary)
-        if policy_text(str(path)) != before:
-            return False
-        os.replace(temporary, path)
-    return True
-
-
 def parse_policy(text: str) -> Policy:
-    """Validates a policy file's text, as `load_policy`."""
+    """Validates a policy's text; ValueError names the field, its value and the expected one."""
+    policy, errors = read_policy(text)
+    if errors:
+        raise ValueError(errors[0])
+    return policy
+
+
+def read_policy(text: str) -> tuple[Policy, list[str]]:
+    """Returns (the profiles and tokens that have no error, the errors); ValueError without a profile."""
     try:
         plain = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also a number of thousands of digits
         raise ValueError(f"policy is not TOML: {error}") from None
-    _require_keys("policy", plain, ("profiles", "tokens"))
-    profiles = plain.get("profiles")
-    if not isinstance(profiles, Mapping) or not profiles:
-        raise invalid("profiles", profiles, "at least one [profiles.NAME]")
-    parsed = tuple((_name("profiles", name), _weights(name, fields)) for name, fields in profiles.items())
-    entries = plain.get("tokens", [])
+    errors, profiles, rules = [], {}, []
+    with _noted(errors):
+        _require_keys("policy", plain, ("profiles", "tokens"))
+    named, entries = plain.get("profiles"), plain.get("tokens", [])
+    if not isinstance(named, Mapping) or not named:
+        raise invalid("profiles", named, "at least one [profiles.NAME]")
+    for name, fields in named.items():
+        with _noted(errors):
+            profiles[_name("profiles", name)] = _weights(name, fields)
+    if not profiles:
+        raise ValueError(errors[-1])
     if not isinstance(entries, list):
-        raise invalid("tokens", entries, "a list: [[tokens]]")
-    rules = tuple(_rule(index, entry, tuple(profiles)) for index, entry in enumerate(entries))
+        errors.append(str(invalid("tokens", type(entries).__name__, "a list: [[tokens]]")))
+        entries = []
+    for index, entry in enumerate(entries):
+        with _noted(errors):
+            rules.append(_rule(index, entry))
+            _require_profiles(index, rules[-1], named)
     for field in ("name", "sha256"):
-        values = [getattr(rule, field) for rule in rules]
-        if repeated := sorted({value for value in values if values.count(value) > 1}):
-            raise invalid(f"tokens.{field}", repeated[0], "a value that no other token has")
-    return Policy(parsed, rules)
+        # counts entries with errors too: nobody knows which of two entries is meant
+        counts = Counter(str(entry.get(field)) for entry in entries if isinstance(entry, Mapping))
+        repeated = sorted({getattr(rule, field) for rule in rules if counts[getattr(rule, field)] > 1})
+        errors += [str(invalid(f"tokens.{field}", value, "a value that no other token has")) for value in repeated]
+        rules = [rule for rule in rules if getattr(rule, field) not in repeated]
+    return Policy(tuple(profiles.items()), tuple(rules)).only(profiles), errors
+
+
+@contextlib.contextmanager
+def _noted(errors: list[str]) -> Iterator[None]:
+    """Notes a ValueError of the block, which ends the block alone."""
+    try:
+        yield
+    except ValueError as error:
+        errors.append(str(error))
 
 
 def token_entry(
@@ -288,8 +262,10 @@ def _weights(name: str, fields: object) -> tuple[tuple[str, float], ...]:
     return tuple(sorted((module, float(weight)) for module, weight in modules.items() if weight))
 
 
-def _rule(index: int, entry: object, known: tuple[str, ...]) -> TokenRule:
+def _rule(index: int, entry: object) -> TokenRule:
     field = f"tokens[{index}]"
+    if not isinstance(entry, Mapping):
+        raise invalid(field, type(entry).__name__, "a table")  # never repeats the value: it may be the token itself
     _require_keys(field, entry, TOKEN_FIELDS)
     name = _name(f"{field}.name", entry.get("name"))
     sha256, profiles, metrics = entry.get("sha256"), entry.get("profiles"), entry.get("metrics", False)
@@ -299,8 +275,7 @@ def _rule(index: int, entry: object, known: tuple[str, ...]) -> TokenRule:
     if not isinstance(profiles, list) or not profiles or len(set(map(str, profiles))) != len(profiles):
         raise invalid(f"{field}.profiles", profiles, "a list of at least one profile, each once")
     for profile in profiles:
-        if profile not in known:
-            raise invalid(f"{field}.profiles", profile, "one of " + ", ".join(known))
+        _name(f"{field}.profiles", profile)
     default = entry.get("default", profiles[0] if len(profiles) == 1 else None)
     if default not in profiles:
         raise invalid(f"{field}.default", default, "one of the token's profiles: " + ", ".join(profiles))
@@ -309,3 +284,9 @@ def _rule(index: int, entry: object, known: tuple[str, ...]) -> TokenRule:
     if (max_requests := entry.get("max_requests")) is not None:
         require_int(f"{field}.max_requests", max_requests, 1)
     return TokenRule(name, sha256, tuple(profiles), default, metrics, max_requests)
+
+
+def _require_profiles(index: int, rule: TokenRule, known: Collection[str]) -> None:
+    for profile in rule.profiles:
+        if profile not in known:
+            raise invalid(f"tokens[{index}].profiles", profile, "one of " + ", ".join(known))

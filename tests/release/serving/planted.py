@@ -6,6 +6,9 @@ pair. Greedy and drawn answers are the same, since the logits are hundreds apart
 
 import dataclasses
 import json
+import tomllib
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,6 +74,40 @@ def planted(vocab_size: int = 300, **max_requests: int) -> Planted:
         text += f"max_requests = {max_requests[name]}\n" if name in max_requests else ""
     config = ModelConfig(2, 16, 4, 2, 32, vocab_size, SEQ_LEN, tuple(ModuleSpec(d, "mlp", 4) for d in MODULES))
     return Planted(config, text, tokens)
+
+
+def said_rights(text: str) -> set[tuple[str, str, str, float]]:
+    """(digest, profile, module, weight) of all that a policy's text can mean to grant, by another reading of it.
+
+    Every profile has the module "" too. Nothing for a digest in two entries, and in a text that is no TOML.
+    """
+    try:
+        plain = tomllib.loads(text)
+    except (ValueError, RecursionError):
+        return set()
+    profiles, entries = plain.get("profiles"), plain.get("tokens")
+    profiles = profiles if isinstance(profiles, Mapping) else {}
+    entries = [entry for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []
+    times, said = Counter(str(entry.get("sha256")) for entry in entries), set()
+    for entry in entries:
+        named, digest = entry.get("profiles"), str(entry.get("sha256"))
+        for name in named if isinstance(named, list) and times[digest] == 1 else ():
+            profile = profiles.get(name) if isinstance(name, str) else None
+            modules = profile.get("modules") if isinstance(profile, Mapping) else None
+            weights = modules if isinstance(modules, Mapping) else {}
+            if isinstance(modules, list):
+                weights = {module: 1.0 for module in modules if isinstance(module, str)}
+            if isinstance(modules, list | Mapping):
+                plain_weights = {"": 0.0} | {m: w for m, w in weights.items() if isinstance(w, int | float)}
+                said |= {(digest, name, module, weight) for module, weight in plain_weights.items()}
+    return said
+
+
+def policy_rights(policy: Policy) -> set[tuple[str, str, str, float]]:
+    """What a policy grants, as `said_rights`."""
+    held = {(rule.sha256, profile) for rule in policy.tokens for profile in rule.profiles}
+    weights = {pair: {"": 0.0} | dict(policy.grant(*pair).weights) for pair in held}
+    return {(*pair, module, weight) for pair, found in weights.items() for module, weight in found.items()}
 
 
 def planted_weights(config: ModelConfig) -> dict[str, torch.Tensor]:

@@ -13,16 +13,14 @@ from gram_platform.release.serving.policy import (
     Grant,
     NotGranted,
     TokenRule,
-    edit_policy,
     followed,
     is_recent,
-    load_policy,
     new_token,
     parse_policy,
-    policy_text,
     token_digest,
     token_entry,
 )
+from gram_platform.release.serving.policy_file import MAX_FILE_BYTES, edit_policy, load_policy, policy_text
 from tests.release.serving.planted import POLICY, planted
 
 SHA = token_digest("x")
@@ -94,21 +92,75 @@ def test_a_revocation_never_waits_for_the_rest_of_the_file():
     others = names(before) - {"both"}
     text = replace(before, tokens=tuple(rule for rule in before.tokens if rule.name != "both")).text()
     too_long = "[profiles.p]\nmodules = { lisp = 1" + "0" * 400 + " }"
-    for extra in ("[[tokens]", "profiles = 1", "x = " + "[" * 100_000, too_long):
-        policy, error = followed(text + extra, before, loaded)
+    for extra in (too_long, "[extra]", '[[tokens]]\nname = "both"\n'):
+        policy, errors = followed(text + extra, before, loaded)
         assert names(policy) == others
-        assert error
-    assert followed(text, before, loaded) == (parse_policy(text), "")
+        assert len(errors) == 1
+    assert followed(text, before, loaded) == (parse_policy(text), ())
     granted = text.replace('profiles = ["open"]', 'profiles = ["open", "nobodys"]')
-    policy, error = followed(granted, before, loaded)
+    policy, errors = followed(granted, before, loaded)
     assert names(policy) == others
-    assert "'secret'" in error
+    assert "'secret'" in errors[0]
     assert policy.granted_modules == loaded
     moved = granted.replace('default = "open"', 'default = "nobodys"')
     assert names(followed(moved, before, loaded)[0]) == others - {"open"}
     assert names(followed("", before, loaded)[0]) == set()
-    disabled = "".join(f"# {line}\n" for line in before.text().splitlines())
-    assert names(followed(disabled + "[[tokens]", before, loaded)[0]) == set()
+
+
+PLAN = planted()
+BOTH = '[profiles.both]\nmodules = ["lisp", "virology"]\n'
+OWN = f"""[[tokens]]
+name = "both"
+sha256 = "{token_digest(PLAN.tokens["both"])}"
+profiles = ["both"]
+"""
+REST, NOTHING = "open lisp medicine", ""
+EDITS = {  # what an operator makes of the text of profile and token `both`; what is left to another token
+    "no profiles": ({OWN: OWN.replace('["both"]', "[]")}, REST),
+    "an unusable hash": ({OWN: OWN.replace('sha256 = "', 'sha256 = "revoked-')}, REST),
+    "an unknown field": ({OWN: OWN + "until = 2027-01-01\n"}, REST),
+    "two entries of a token": ({OWN: OWN + OWN.replace('"both"\n', '"again"\n')}, REST),
+    "two entries, one wrong": ({OWN: OWN + OWN.replace('["both"]', "3")}, REST),
+    "a profile of another name": ({OWN: OWN.replace('["both"]', '["bo\u200bth"]')}, REST),
+    "the profile gone": ({BOTH: ""}, REST),
+    "an unknown module": ({BOTH: BOTH.replace("virology", "vir\u200bology")}, REST),
+    "a number for a module": ({BOTH: BOTH.replace('"lisp"', "1")}, REST),
+    "a weight out of range": ({BOTH: "[profiles.both]\nmodules = { lisp = 7 }\n"}, REST),
+    "a profile of others gone": ({'[profiles.lisp]\nmodules = ["lisp"]\n': "", BOTH: ""}, "open medicine"),
+    "the default of others gone": ({"[profiles.medicine]": "[profiles.other]", BOTH: ""}, NOTHING),
+    "a comment of another language": ({OWN: "// " + OWN.replace("\n", "\n// ") + "\n"}, NOTHING),
+    "a word without quotes": ({OWN: OWN.replace('name = "both"', "name = both")}, NOTHING),
+    "the same table twice": ({BOTH: BOTH + "[profiles.both]\nmodules = []\n"}, NOTHING),
+    "lone carriage returns": ({"\n": "\r"}, NOTHING),
+    "a NUL": ({OWN: OWN + "\0"}, NOTHING),
+    "brackets": ({OWN: OWN + "x = " + "[" * 100_000}, NOTHING),
+    "no text": ({PLAN.policy_text: ""}, NOTHING),
+    "tokens that are no list": ({PLAN.policy_text: PLAN.policy_text.split("[[tokens]]")[0] + "[tokens]\n"}, NOTHING),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_what_cannot_be_read_grants_nothing_and_the_rest_is_followed(name):
+    edits, left = EDITS[name]
+    text = PLAN.policy_text
+    for old, new in edits.items():
+        assert old in text
+        text = text.replace(old, new)
+    policy, errors = followed(text, PLAN.policy, ("lisp", "virology"))
+    assert errors
+    assert "both" not in {profile for rule in policy.tokens for profile in rule.profiles}
+    assert {profile for rule in policy.tokens for profile in rule.profiles if rule.name == "reader"} == set(
+        left.split()
+    )
+
+
+def test_a_narrower_profile_holds_beside_an_error_elsewhere():
+    text = PLAN.policy_text.replace(BOTH, '[profiles.both]\nmodules = ["lisp"]\n').replace('name = "open"', "name = 1")
+    policy, errors = followed(text, PLAN.policy, ("lisp", "virology"))
+    assert policy.grant(token_digest(PLAN.tokens["both"])).weights == (("lisp", 1.0),)
+    assert len(errors) == 1
+    with pytest.raises(NotGranted):
+        policy.grant(token_digest(PLAN.tokens["open"]))
 
 
 def test_a_confirmation_lasts_as_long_as_security_says():
@@ -136,6 +188,59 @@ def test_a_file_that_everyone_may_write_is_refused(tmp_path):
         policy_text(str(path))
     with pytest.raises(ValueError, match="not everyone"):
         edit_policy(str(path), lambda text: text + "\n")
+
+
+def test_a_file_that_everyone_could_replace_is_refused(tmp_path, monkeypatch):
+    """In a folder of everybody, on the way to one, or behind a link in one; the sticky bit keeps an owner's file."""
+    public, path = tmp_path / "public", tmp_path / "public" / "own" / "policy.toml"
+    path.parent.mkdir(parents=True)
+    path.write_text(POLICY)
+    (tmp_path / "link.toml").symlink_to(public / "second.toml")
+    (public / "second.toml").symlink_to(tmp_path / "policy.toml")
+    (tmp_path / "policy.toml").write_text(POLICY)
+    (tmp_path / "folder").symlink_to(public / "own")
+    places = (path, tmp_path / "link.toml", tmp_path / "folder" / "policy.toml", public / ".." / "link.toml")
+    for place in places:
+        assert policy_text(str(place)) == POLICY
+    public.chmod(0o777)
+    for place in places:
+        with pytest.raises(ValueError, match=r"folders that not everyone may write, as .*public: chmod o-w"):
+            policy_text(str(place))
+    with pytest.raises(ValueError, match="folders that not everyone"):
+        edit_policy(str(path), lambda text: text + "\n")
+    public.chmod(0o1777)
+    assert policy_text(str(path)) == POLICY
+    monkeypatch.setattr(os, "geteuid", lambda: 4321)  # so the folder `own` is somebody's who is neither this user nor
+    if os.getuid():  # root
+        with pytest.raises(ValueError, match="folders that not everyone"):
+            policy_text(str(path))
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "device", "loop", "large", "latin"])
+def test_a_policy_that_is_no_regular_text_is_refused_at_once(kind, tmp_path):
+    path = tmp_path / "policy.toml"
+    match kind:
+        case "folder":
+            path.mkdir()
+        case "pipe":
+            os.mkfifo(path)
+        case "device":
+            path.symlink_to("/dev/zero")
+        case "loop":
+            path.symlink_to(path)
+        case "large":
+            path.write_text(POLICY + "#" * MAX_FILE_BYTES)
+        case "latin":
+            path.write_bytes(POLICY.encode() + b"# \xe9\n")
+    for read in (policy_text, lambda place: edit_policy(place, lambda text: text)):
+        with pytest.raises(ValueError, match=r"^policy='.*policy\.toml|^policy='/dev/zero"):
+            read(str(path))
+
+
+def test_a_text_of_another_system_is_read(tmp_path):
+    path = tmp_path / "policy.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + (POLICY + TOKEN).replace("\n", "\r\n").encode())
+    assert load_policy(str(path)) == parse_policy(POLICY + TOKEN)
 
 
 def test_an_edit_keeps_link_mode_and_owner_and_loses_no_other(tmp_path):

@@ -27,7 +27,7 @@ NUM_KILLS, NUM_CLIENTS, NUM_TOKENS = 50, 24, 8
 TARGETS = (":Model", ":Ingress", "ProxyActor", "PolicyKeeper", "command")
 BESIDE = (
     "",
-    "",
+    '[[tokens]]\nname = "wrong"\n',
     "[[tokens]",
     token_entry("more", "more", ("nobodys",), "nobodys", False),
 )  # what might delay it

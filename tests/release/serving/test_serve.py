@@ -168,7 +168,7 @@ def test_nobody_else_may_read_its_files_and_no_file_has_a_secret(running):
 
 
 def test_the_policy_is_followed_while_it_serves(running, capsys):
-    """Tokens come and go without a restart; what cannot be taken changes nothing."""
+    """Tokens come and go without a restart; an entry with an error loses its rights, the rest is followed."""
     site, path = running.site, running.log.parent / "storage" / "policy.toml"
     before, processes = path.read_text(), [process.pid for process in running.replicas("Model")]
     main(["token", "zoe", "--policy", str(path), "--profiles", "lisp"])
@@ -176,15 +176,16 @@ def test_the_policy_is_followed_while_it_serves(running, capsys):
     running.wait_until(lambda: site.complete("zoe").status == 200)
     assert site.complete("zoe").json["choices"][0]["text"] == site.complete("lisp").json["choices"][0]["text"]
     with_zoe = path.read_text()
-    path.write_text(with_zoe + "[[tokens]")
-    running.wait_until(lambda: "has an error: policy is not TOML" in running.log.read_text())
-    running.wait_until(lambda: b"has an error" in site.ask("GET", "/healthz").body)
+    path.write_text(with_zoe.replace('name = "open"', "name = 1"))
+    running.wait_until(lambda: "has an error: tokens[0].name=1" in running.log.read_text())
+    running.wait_until(lambda: b"has errors: 1 of its parts" in site.ask("GET", "/healthz").body)
+    assert site.complete("open").status == 401
     scraped = site.ask("GET", "/metrics", headers=site.bearer("reader")).body.decode()
     assert "gram_policy_refused 1.0" in scraped
     assert site.complete("zoe").status == 200
     # one edit that takes zoe's token away and grants lisp's a module that is not in memory
     path.write_text(before.replace('profiles = ["lisp"]', 'profiles = ["lisp", "nobodys"]\ndefault = "lisp"'))
-    running.wait_until(lambda: "policy='secret': expected" in running.log.read_text())
+    running.wait_until(lambda: "profiles.nobodys.modules='secret': expected" in running.log.read_text())
     running.wait_until(lambda: site.complete("zoe").status == 401)
     assert site.complete("lisp").status == 200
     assert site.complete("lisp", model="nobodys").status == 404

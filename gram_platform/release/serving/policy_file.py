@@ -1,0 +1,99 @@
+"""Reads and replaces the policy's file, which nobody but its owner and root may be able to change."""
+
+import fcntl
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+from gram_platform.config.crash_safe import sync, temporary_beside
+from gram_platform.config.identity import invalid, local_path
+from gram_platform.release.serving.policy import Policy, parse_policy, read_policy
+
+MAX_FILE_BYTES = 2**20  # some thousands of tokens; the file is read every two seconds
+
+
+def load_policy(path: str) -> Policy:
+    """Reads and validates a policy file; ValueError names the field, its value and the expected one."""
+    return parse_policy(policy_text(path))
+
+
+def policy_text(path: str) -> str:
+    """Reads a policy file's text. ValueError if that fails, or no profile in it can be read, or others may change it.
+
+    Others may if everyone can write the file, or a folder on the way to it, where they can put another in its place.
+    """
+    place = local_path("policy", path)
+    try:
+        # waits for no writer of a pipe, and takes over no terminal
+        with open(os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY), "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            data = file.read(MAX_FILE_BYTES + 1) if stat.S_ISREG(mode) else b""
+        text, strangers = data.decode("utf-8-sig"), _open_to_strangers(place)
+    except (OSError, ValueError) as error:
+        raise invalid("policy", path, f"a file that can be read ({error})") from None
+    if not stat.S_ISREG(mode) or len(data) > MAX_FILE_BYTES:
+        raise invalid("policy", path, f"a regular file of at most {MAX_FILE_BYTES:,} bytes")
+    if mode & stat.S_IWOTH:
+        raise invalid("policy", path, f"a file that not everyone may write (mode {stat.S_IMODE(mode):o}): chmod o-w")
+    if strangers:
+        raise invalid("policy", path, f"a file in folders that not everyone may write, as {strangers}: chmod o-w")
+    read_policy(text)
+    return text
+
+
+def _open_to_strangers(place: Path) -> str:
+    """Returns a folder in which everyone can replace the file, a folder on the way to it or a link; "" without one.
+
+    In a folder with the sticky bit, such as /tmp, only an entry's owner can: this user or root must be that. Nobody can
+    on a file system mounted to be read only.
+    """
+    steps = [place]
+    while steps[-1].is_symlink():
+        steps.append(steps[-1].parent.resolve() / os.readlink(steps[-1]))
+    on_the_way = {entry for step in (*steps, place.resolve()) for entry in (step, *step.parents)}
+    for entry in sorted(on_the_way - {Path("/")}):
+        mode, is_own = entry.parent.stat().st_mode, entry.lstat().st_uid in (0, os.geteuid())
+        is_closed = (mode & stat.S_ISVTX and is_own) or os.statvfs(entry.parent).f_flag & os.ST_RDONLY
+        if mode & stat.S_IWOTH and not is_closed:
+            return str(entry.parent)
+    return ""
+
+
+def edit_policy(path: str, change: Callable[[str], str]) -> None:
+    """Replaces a policy file by `change` of its text in one step; keeps mode, owner and a symbolic link to it.
+
+    Other edits by this function wait, and one by an editor meanwhile is read again. ValueError if the text cannot be
+    read or replaced or, once changed, is no policy.
+    """
+    try:
+        _edit(Path(os.path.realpath(local_path("policy", path))), change)
+    except OSError as error:
+        raise invalid("policy", path, f"a file that can be read and replaced ({error})") from error
+
+
+def _edit(real: Path, change: Callable[[str], str]) -> None:
+    folder = os.open(real.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        while not _replaced(real, change):
+            pass
+    finally:
+        os.close(folder)
+
+
+def _replaced(path: Path, change: Callable[[str], str]) -> bool:
+    before = policy_text(str(path))
+    text, found = change(before), path.stat()
+    parse_policy(text)
+    with temporary_beside(path) as temporary:
+        with open(temporary, "x", encoding="utf-8") as file:
+            if (found.st_uid, found.st_gid) != (os.geteuid(), os.getegid()):
+                os.fchown(file.fileno(), found.st_uid, found.st_gid)
+            os.fchmod(file.fileno(), stat.S_IMODE(found.st_mode))
+            file.write(text)
+        sync(temporary)
+        if policy_text(str(path)) != before:
+            return False
+        os.replace(temporary, path)
+    return True
