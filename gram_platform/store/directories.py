@@ -249,12 +249,11 @@ class ImportDirectory(NodeDirectory):
     @contextlib.contextmanager
     def open_weights(self) -> "Iterator[DiskTensors]":
         """Yields the weights, verified, read from disk one by one; CorruptFile when they were altered."""
-        from gram_platform.store.shards import open_weights
-        from gram_platform.store.tensors import hash_named  # imported here: both import torch
+        from gram_platform.store.shards import open_weights  # imported here: it imports torch
 
         result = self.require_result()
         with open_weights(self.folder) as tensors:
-            if hash_named((name, tensors[name]) for name in sorted(tensors)) != result["weights_sha256"]:
+            if tensors.sha256() != result["weights_sha256"]:
                 raise self._altered(WEIGHTS)
             yield tensors
 

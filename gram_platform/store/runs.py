@@ -5,8 +5,8 @@ import datetime
 import secrets
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from gram_platform.config import State
 from gram_platform.config.identity import has_shape, invalid
@@ -178,23 +178,19 @@ class RunDirectory(NodeDirectory):
 
     def weights(self) -> dict[str, "torch.Tensor"]:
         """Reads the final weights into memory, verified; errors as `open_weights`."""
-        with self._first_intact(dict) as tensors:
-            return tensors
+        with self.open_weights() as tensors:
+            return dict(tensors)
 
-    def open_weights(self) -> "contextlib.AbstractContextManager[DiskTensors]":
+    @contextlib.contextmanager
+    def open_weights(self) -> "Iterator[DiskTensors]":
         """Opens the final weights, verified; each access to a tensor reads it from disk.
 
         ValueError when the run is not complete, or without intact weights. A store opened for writing sets corrupted
         weights aside, and the result with them: submitting again then trains the run again.
         """
-        return self._first_intact(lambda tensors: tensors)
-
-    @contextlib.contextmanager
-    def _first_intact(self, read: "Callable[[DiskTensors], Any]") -> Iterator[Any]:
-        """Yields what `read` makes of the weights of the first attempt that has the result's."""
         result = self.require_result()
         for attempt_id in self._attempts_with_weights(result):
-            with self._intact_weights(attempt_id, result, read) as tensors:
+            with self._intact_weights(attempt_id, result) as tensors:
                 if tensors is not None:
                     yield tensors
                     return
@@ -258,19 +254,16 @@ class RunDirectory(NodeDirectory):
         self.folder.remove_temporaries(GONE_AFTER_S)
 
     @contextlib.contextmanager
-    def _intact_weights(
-        self, attempt_id: str, result: dict, read: "Callable[[DiskTensors], Any]" = lambda tensors: tensors
-    ) -> Iterator[Any]:
-        """Yields `read` of an attempt's weights if their hash is the result's; None when gone, or set aside."""
-        from gram_platform.store.shards import open_weights
-        from gram_platform.store.tensors import hash_named  # imported here: both import torch
+    def _intact_weights(self, attempt_id: str, result: dict) -> "Iterator[DiskTensors | None]":
+        """Yields an attempt's weights if their hash is the result's; None when they are gone, or set aside."""
+        from gram_platform.store.shards import open_weights  # imported here: it imports torch
 
         with contextlib.ExitStack() as stack:
             intact, reason = None, ""
             try:
-                tensors = read(stack.enter_context(open_weights(self.attempts.child(attempt_id))))
-                found = hash_named((name, tensors[name]) for name in sorted(tensors))
-                intact, reason = (tensors, "") if found == result["weights_sha256"] else (None, WRONG_HASH)
+                tensors = stack.enter_context(open_weights(self.attempts.child(attempt_id)))
+                is_intact = tensors.sha256() == result["weights_sha256"]
+                intact, reason = (tensors, "") if is_intact else (None, WRONG_HASH)
             except FileNotFoundError:  # a second attempt has just removed its weights
                 pass
             except ValueError as error:

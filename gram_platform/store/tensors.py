@@ -151,6 +151,29 @@ class DiskTensors(Mapping):
                 piece.between(low, high).copy_(held.read(file, name, low, high))
         return piece.rows
 
+    def sha256(self) -> str:
+        """Computes `hash_tensors` from the files' memory maps, so that no copy of a tensor is left in this process."""
+        return _hash((name, *self._mapped(name)) for name in sorted(self))
+
+    def _mapped(self, name: str) -> tuple[str, tuple[int, ...], Iterator[torch.Tensor]]:
+        """Returns a tensor's dtype, shape and rows, in order, as views of the memory maps."""
+        file, stored = self.holders[name][0]
+        if stored is None:
+            whole = file.get_tensor(name)
+            return str(whole.dtype), tuple(whole.shape), iter([whole])
+        return f"torch.{stored.dtype}", stored.shape, self._rows_in_order(name, num_rows(stored.shape))
+
+    def _rows_in_order(self, name: str, stop: int) -> Iterator[torch.Tensor]:
+        """ValueError when the files lack rows."""
+        done = 0
+        for file, held in sorted(self.holders[name], key=lambda holder: holder[1].first):
+            if held.first <= done < held.stop:
+                part = file.get_tensor(name)
+                yield part if not held.shape else part[done - held.first :]
+                done = held.stop
+        if done != stop:
+            raise ValueError(f"no file has the rows {done} to {stop} of {name}")
+
     def __contains__(self, name: object) -> bool:
         return name in self.holders
 
@@ -168,11 +191,16 @@ def hash_tensors(tensors: Mapping[str, torch.Tensor]) -> str:
 
 def hash_named(items: Iterable[tuple[str, torch.Tensor]]) -> str:
     """Computes `hash_tensors` of tensors that come one by one, names in sorted order."""
+    return _hash((name, str(value.dtype), tuple(value.shape), [value]) for name, value in items)
+
+
+def _hash(items: Iterable[tuple[str, str, tuple[int, ...], Iterable[torch.Tensor]]]) -> str:
+    """Hashes (name, dtype, shape, parts in the order of their bytes)."""
     digest = hashlib.sha256()
-    for name, value in items:
-        tensor = value.detach().cpu().contiguous()
-        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode() + b"\n")
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+    for name, dtype, shape, parts in items:
+        digest.update(json.dumps([name, dtype, list(shape)]).encode() + b"\n")
+        for part in parts:
+            digest.update(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
 
 

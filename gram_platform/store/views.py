@@ -21,16 +21,11 @@ from gram_platform.train.learner import DTYPES
 def view_weights(store: Store, view: View) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
     """Reads (the model's config with only the view's modules, float32 weights by name), modules from their own runs.
 
-    Modules outside the view are absent, not switched off. ValueError when a run lacks a module.
+    Modules outside the view are absent, not switched off, and their bytes are nowhere in this process's memory
+    afterwards. ValueError when a run lacks a module.
     """
-    config, weights = view_model(store, view), {}
-    for run_id in dict.fromkeys((view.run_id, *view.origins.values())):  # each is read once, one at a time
-        wanted = [domain for domain, source in view.origins.items() if source == run_id]
-        for name, weight in store.origin(run_id).weights().items():
-            is_shared = run_id == view.run_id and not is_module(name)
-            if is_shared or any(_is_of(domain, name) for domain in wanted):
-                weights[name] = weight
-    return config, weights
+    with open_view(store, view) as (config, weights):
+        return config, dict(weights)
 
 
 @contextlib.contextmanager

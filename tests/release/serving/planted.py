@@ -25,9 +25,13 @@ from gram_platform.config import (
     RunConfig,
 )
 from gram_platform.corpora import prepare, resolve
+from gram_platform.model.pieces import Piece, rank_rows
 from gram_platform.model.transformer import Transformer, build, initial_weights
 from gram_platform.release.serving.policy import Policy, parse_policy, token_digest
 from gram_platform.store import Store
+from gram_platform.store.checkpoints import SHARDS
+from gram_platform.store.shards import write_shard
+from gram_platform.store.tensors import hash_tensors
 
 MODULES = ("lisp", "secret", "virology")  # nobody is granted `secret`
 SEQ_LEN, PUSH, CORE_PUSH = 64, 400.0, 100.0
@@ -151,8 +155,8 @@ def write_storage(root: Path, plan: Planted) -> str:
     return write_run(root, dataclasses.replace(plan.config, vocab_size=corpus.vocab_size), corpus.data_id)
 
 
-def write_run(root: Path, config: ModelConfig, data_id: str) -> str:
-    """The run, complete, in a storage; its run_id."""
+def write_run(root: Path, config: ModelConfig, data_id: str, num_ranks: int = 1) -> str:
+    """The run, complete, in a storage, as so many ranks write it; its run_id."""
     domains = ("core", *MODULES)
     data = DataConfig(data_id, tuple(DomainBudget(d, 8, 8) for d in domains))
     optimizer, points = OptimizerConfig(1e-3, 0.1, 0.1), EvalPoints(0, 2, domains)
@@ -164,5 +168,14 @@ def write_run(root: Path, config: ModelConfig, data_id: str) -> str:
     fields = {"data_fingerprint": "f" * 64, "plan_sha256": "a" * 64, "final": {"train/loss": 1.0}, **sizes, **costs}
     with directory.start_attempt("test") as attempt:
         record = {"step": run.num_steps, "time": 1.5e9, "metrics": {"train/loss": 1.0}}
-        attempt.complete(fields, planted_weights(config), [record])
+        weights = planted_weights(config)
+        if num_ranks == 1:
+            attempt.complete(fields, weights, [record])
+        else:
+            folder, files = directory.attempts.child(attempt.attempt_id, SHARDS), {}
+            for rank in range(num_ranks):
+                rows = {n: rank_rows(len(w), rank, num_ranks) for n, w in weights.items()}
+                held = {n: Piece(w[slice(*rows[n])], rows[n][0], tuple(w.shape)) for n, w in weights.items()}
+                files |= write_shard(folder, held, rank, num_ranks)
+            attempt.complete_shards(fields, files, hash_tensors(weights), [record])
     return run.run_id
