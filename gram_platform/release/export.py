@@ -28,14 +28,21 @@ from gram_platform.release.files import MAX_FILE_BYTES, ByteCounter, Progress, s
 from gram_platform.release.selection import dense_parts
 from gram_platform.release.stock_config import foreign_config
 from gram_platform.release.stock_tensors import foreign_shapes, foreign_weights
-from gram_platform.release.verification import Agreement, Model, verification_tokens, verified, verified_by_transformers
+from gram_platform.release.verification import (
+    Agreement,
+    Model,
+    require_same_ids,
+    verification_tokens,
+    verified,
+    verified_by_transformers,
+)
 from gram_platform.store import Store
 from gram_platform.store.tensors import stream_bytes
 from gram_platform.store.views import open_view
 from gram_platform.train.learner import DTYPES
 
 RECORD, CARD = "export.json", "README.md"
-LAYOUT = 1  # version of an export's set of files
+LAYOUT = 2  # version of an export's set of files
 CHECKS = ("own", "transformers")
 MOUNTS = Path("/proc/self/mountinfo")  # proc(5): the fifth field is the mount point, blanks in it as \040
 # errors caused by the user's folder or disk; EBUSY and EXDEV: something was mounted there meanwhile
@@ -127,6 +134,7 @@ def _write_part(
     found = [verified(routed, folder, dtype, tokens, lambda *bytes_done: progress("verifying", *bytes_done))]
     if export.check == "transformers":
         found.append(verified_by_transformers(store, view, folder, dtype, tokens))
+        require_same_ids(store, data_id, folder, tokens[0])
     return tuple(found)
 
 

@@ -8,7 +8,6 @@ import contextlib
 import json
 import math
 import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -125,7 +124,10 @@ def _require_indexed(places: Mapping[str, str], files: Mapping[str, object]) -> 
 
 
 def write_tokenizer(store: Store, data_id: str | None, folder: Path, seq_len: int) -> int | None:
-    """Copies the corpus's tokenizer and writes the settings that `AutoTokenizer` and `generate` need.
+    """Writes the corpus's tokenizer so that `AutoTokenizer` and `generate` treat text as training did.
+
+    Training adds no token to a text, cuts and pads none, and takes one that spells a special token for plain text:
+    post-processor, truncation and padding of the file are left out, and the settings beside it say the rest.
 
     Returns the id of the end of text; None, and writes nothing, if the corpus is not in the storage.
     """
@@ -137,9 +139,11 @@ def write_tokenizer(store: Store, data_id: str | None, folder: Path, seq_len: in
         return None
     tokenizer = load_tokenizer(path)
     end = end_of_text_id(tokenizer)
-    shutil.copyfile(path, folder / TOKENIZER)
+    plain = json.loads(path.read_bytes()) | dict.fromkeys(("post_processor", "truncation", "padding"))
+    _write(folder / TOKENIZER, plain, sort_keys=False)
     special = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), tokenizer.id_to_token(end))
-    settings = {"clean_up_tokenization_spaces": False, "model_max_length": seq_len}
+    settings = {"clean_up_tokenization_spaces": False, "model_max_length": seq_len, "split_special_tokens": True}
+    settings |= {"add_bos_token": False, "add_eos_token": False}
     _write(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **settings, **special})
     _write(folder / "special_tokens_map.json", special)
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end)
@@ -147,5 +151,5 @@ def write_tokenizer(store: Store, data_id: str | None, folder: Path, seq_len: in
     return end
 
 
-def _write(path: Path, fields: dict) -> None:
-    path.write_text(json.dumps(fields, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+def _write(path: Path, fields: dict, sort_keys: bool = True) -> None:
+    path.write_text(json.dumps(fields, indent=2, sort_keys=sort_keys, ensure_ascii=False) + "\n", encoding="utf-8")

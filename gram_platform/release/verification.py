@@ -18,10 +18,11 @@ from gram_platform.config import ModelConfig, View
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid
 from gram_platform.config.training import merged_config
+from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer
 from gram_platform.model.merge import Weights
 from gram_platform.model.transformer import Block, Rotary, make_norm
 from gram_platform.release.checkpoint_weights import CheckpointWeights
-from gram_platform.release.files import open_checkpoint, shapes_by_file
+from gram_platform.release.files import TOKENIZER, open_checkpoint, shapes_by_file
 from gram_platform.release.stock_config import native_config
 from gram_platform.release.stock_tensors import foreign_shapes, foreign_weights
 from gram_platform.store import Store
@@ -127,6 +128,24 @@ def verified_by_transformers(store: Store, view: View, folder: Path, dtype: torc
     assert drawn.shape[1] == 1 + length, drawn.shape
     largest = float((expected - found).abs().max()), float(expected.abs().max())
     return _agreement(*largest, dtype, (tokens[0], f"{tokens[1]}, by transformers"), folder)
+
+
+def require_same_ids(store: Store, data_id: str | None, folder: Path, tokens_BT: torch.Tensor) -> None:
+    """ValueError unless transformers' tokenizer gives a text the ids that training gave it; an export may have none.
+
+    Compares on the text of these tokens, and on one that spells the end of a text. ImportError without the library.
+    """
+    if not (folder / TOKENIZER).is_file():
+        return
+    from transformers import AutoTokenizer
+
+    trained, found = load_tokenizer(open_corpus(store, data_id).tokenizer_path), AutoTokenizer.from_pretrained(folder)
+    end = trained.id_to_token(end_of_text_id(trained))
+    texts = [trained.decode(row, skip_special_tokens=False) for row in tokens_BT.tolist()]
+    for text in [*texts, f"one {end} two", end]:
+        expected = trained.encode(text, add_special_tokens=False).ids
+        if (ids := found(text)["input_ids"]) != expected:
+            raise invalid("export", ids, f"the ids of training, {expected}, for the text {text!r}")
 
 
 def _agreement(difference: float, logit: float, dtype: torch.dtype, tokens: Tokens, folder: Path) -> Agreement:

@@ -36,7 +36,7 @@ class Vocabulary:
         if isinstance(request.prompt, str):
             if len(request.prompt) > room * self.longest_piece:  # too long even in the longest pieces
                 raise bad_request("prompt", fits, "context_length_exceeded")
-            ids = tuple(self.tokenizer.encode(request.prompt).ids) or (self.end_of_text,)
+            ids = tuple(self.tokenizer.encode(request.prompt, add_special_tokens=False).ids) or (self.end_of_text,)
         else:
             ids = request.prompt
         if len(ids) > room:
