@@ -2,11 +2,12 @@
 
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 
 from gram_platform.release.serving.batch import STOP, GenerationRequest
 from gram_platform.release.serving.engine import BUSY, FAILED, LATE, Delivery
@@ -55,8 +56,22 @@ class Metrics:
             for name, text in zip(names, texts, strict=True)
         )
 
-    def text(self) -> bytes:
-        return generate_latest(self.registry)
+    def text(self, profiles: Collection[str]) -> bytes:
+        """Writes the counts of these profiles, and those that name no profile."""
+        return generate_latest(_OfProfiles(self.registry, profiles))
+
+
+@dataclass(frozen=True)
+class _OfProfiles:
+    """Collects as the registry does, without the samples of other profiles."""
+
+    registry: CollectorRegistry
+    profiles: Collection[str]
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self.registry.collect():
+            metric.samples = [s for s in metric.samples if s.labels.get("profile") in (None, *self.profiles)]
+            yield metric
 
 
 class CompletionTimer:

@@ -3,7 +3,7 @@
     POST /v1/completions   OpenAI's text completions: one prompt, one completion; `model` names a profile of the token
     GET  /v1/models        the token's own profiles
     GET  /healthz          200 while the model answers and the policy is confirmed, else 503
-    GET  /metrics          Prometheus' text, for tokens whose policy says `metrics = true`
+    GET  /metrics          Prometheus' text on the token's own profiles, for tokens whose policy says `metrics = true`
     GET  /                 the samples page
 
 Accepts a token only as `Authorization: Bearer ...`. Logs a refusal with the token's name, the status and a code, never
@@ -32,8 +32,14 @@ from gram_platform.release.serving.answers import Answer, Completions, Metrics
 from gram_platform.release.serving.batch import GenerationRequest
 from gram_platform.release.serving.policy import NotGranted, Policy, TokenRule, is_recent
 from gram_platform.release.serving.requests import (
+    COMPLETIONS,
+    HEALTH,
     MAX_BODY_BYTES,
+    METRICS,
+    MODELS,
+    PAGE,
     Refusal,
+    no_path,
     parse_request,
     require_holder,
     too_large,
@@ -44,10 +50,7 @@ from gram_platform.release.serving.requests import (
 from gram_platform.release.serving.text import Vocabulary
 
 LOG = logging.getLogger("ray.serve.gram")  # a child of the logger that Ray Serve writes to its files
-NO_ROUTE = {
-    404: ("not_found", "no such path"),
-    405: ("method_not_allowed", "this path does not accept this method"),
-}
+WRONG_METHOD = ("method_not_allowed", "this path does not accept this method")
 OTHER_ERROR = ("http_error", "the server does not understand this request")
 NO_STORE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
@@ -63,11 +66,11 @@ class Api:
 
     def app(self) -> Starlette:
         routes = [
-            Route("/v1/completions", self.complete, methods=["POST"]),
-            Route("/v1/models", self.models, methods=["GET"]),
-            Route("/healthz", self.health, methods=["GET"]),
-            Route("/metrics", self.scrape, methods=["GET"]),
-            Route("/", self.page, methods=["GET"]),
+            Route(COMPLETIONS, self.complete, methods=["POST"]),
+            Route(MODELS, self.models, methods=["GET"]),
+            Route(HEALTH, self.health, methods=["GET"]),
+            Route(METRICS, self.scrape, methods=["GET"]),
+            Route(PAGE, self.page, methods=["GET"]),
         ]
         handlers = {Refusal: self._refused, HTTPException: self._no_route, Exception: self._failed}
         app = Starlette(routes=routes, exception_handlers=handlers)
@@ -115,7 +118,7 @@ class Api:
             raise Refusal(403, "no_metrics", "this token may not read the metrics")
         self.metrics.policy_age.set(max(0.0, time.monotonic() - self.confirmed_at))
         self.metrics.policy_refused.set(self.num_left_out)
-        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4", headers=NO_STORE)
+        return Response(self.metrics.text(rule.profiles), media_type="text/plain; version=0.0.4", headers=NO_STORE)
 
     async def page(self, _: Request) -> Response:
         html, policy = page_and_policy()
@@ -160,7 +163,9 @@ class Api:
         return JSONResponse(refusal.body(), refusal.status, NO_STORE | refusal.headers())
 
     async def _no_route(self, request: Request, error: HTTPException) -> Response:
-        refusal = Refusal(error.status_code, *NO_ROUTE.get(error.status_code, OTHER_ERROR))
+        refusal = no_path()
+        if error.status_code != refusal.status:
+            refusal = Refusal(error.status_code, *(WRONG_METHOD if error.status_code == 405 else OTHER_ERROR))
         self._count(refusal, "nobody known")
         return JSONResponse(refusal.body(), refusal.status, NO_STORE | dict(error.headers or {}))
 

@@ -24,7 +24,9 @@ from gram_platform.config.identity import invalid
 from gram_platform.release.serving.policy import Policy
 from gram_platform.release.serving.requests import (
     MAX_BODY_BYTES,
+    PATHS,
     Refusal,
+    no_path,
     over_limit,
     require_holder,
     too_large,
@@ -40,6 +42,8 @@ MAX_FILES = 8192  # open at once: a request that is passed on needs two
 SLOW_S = 2.0  # a crowd that has just come is not slow
 MAX_HEAD_BYTES = 16 * 1024
 LINGER_S = 2.0  # a refused caller's further bytes are dropped: with them unread it would lose the answer
+PROBE_S = 2.0  # between two writes to a caller who may have left; the second one fails
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 CHUNK_BYTES = 64 * 1024
 REQUEST_LINE = re.compile(rb"[A-Z]+ [!-~]+ HTTP/1\.[01]")
 FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([^\r\n\0]*)")
@@ -130,7 +134,7 @@ class _Front:
                 if head.length:
                     await held.enter_async_context(self.places.taken(head.authorization))
                 if head.waits:
-                    writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                    writer.write(CONTINUE)
                 return head.passed_on + await reader.readexactly(head.length)
         except asyncio.LimitOverrunError:
             raise Refusal(431, "head_too_large", f"a request's head has at most {MAX_HEAD_BYTES} bytes") from None
@@ -153,7 +157,9 @@ class _Front:
         except OSError:
             raise unavailable() from None
         inner_writer.write(request)
-        tasks = [asyncio.create_task(_copy(inner_reader, writer)), asyncio.create_task(_drop(reader))]
+        has_begun, may_probe = asyncio.Event(), request.partition(b"\r\n")[0].endswith(b"HTTP/1.1")
+        coming, left = _copy(inner_reader, writer, has_begun), _left(reader, writer, has_begun, may_probe)
+        tasks = [asyncio.create_task(coming), asyncio.create_task(left)]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -194,6 +200,9 @@ def parse_head(text: bytes) -> Head:
     fields = [FIELD.fullmatch(line) for line in lines]
     if not REQUEST_LINE.fullmatch(first) or not all(fields):
         raise Refusal(400, "invalid_head", "the request's head is not HTTP/1.1's")
+    path = first.split(b" ")[1].partition(b"?")[0]
+    if path.decode() not in PATHS:  # the proxy answers others, such as /-/routes, to strangers
+        raise no_path()
     pairs = [(field[1].lower(), field[2].strip(b" \t")) for field in fields]
     given = dict(pairs)
     if b"transfer-encoding" in given:
@@ -210,10 +219,25 @@ def parse_head(text: bytes) -> Head:
     return Head(b"\r\n".join([*kept, b"", b""]), length, waits, authorization)
 
 
-async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter, has_begun: asyncio.Event) -> None:
     while part := await source.read(CHUNK_BYTES):
+        has_begun.set()
         target.write(part)
         await target.drain()
+
+
+async def _left(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, has_begun: asyncio.Event, may_probe: bool
+) -> None:
+    """Returns when the caller has left.
+
+    One who sends no more may still read. Only a write tells: before the response an interim one, of HTTP/1.1.
+    """
+    await _drop(reader)
+    while not writer.transport.is_closing():
+        await asyncio.sleep(PROBE_S)
+        if may_probe and not has_begun.is_set():
+            writer.write(CONTINUE)
 
 
 async def _drop(source: asyncio.StreamReader) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from gram_platform.release.serving.policy import Policy, TokenRule, token_digest
 
+COMPLETIONS, MODELS, HEALTH, METRICS, PAGE = PATHS = ("/v1/completions", "/v1/models", "/healthz", "/metrics", "/")
 MAX_BODY_BYTES = 256 * 1024
 DEFAULT_MAX_TOKENS = 16
 MAX_TOKEN_LENGTH = 256
@@ -194,6 +195,10 @@ def bad_request(param: str, expected: str, code: str = "invalid_value") -> Refus
 def unknown_model() -> Refusal:
     """Answers alike for a profile that does not exist and for one that the token lacks."""
     return Refusal(404, "model_not_found", "this token has no such model; GET /v1/models lists its models", "model")
+
+
+def no_path() -> Refusal:
+    return Refusal(404, "not_found", "no such path")
 
 
 def busy() -> Refusal:

@@ -322,9 +322,11 @@ def test_metrics_count_by_profile():
         site.complete("lisp", prompt=[5, 6], max_tokens=4)
         site.complete("lisp", prompt=[5, 6], max_tokens=4, stream=True)
         site.complete("open", model="lisp")
+        site.complete("both", max_tokens=3)
         got = site.ask("GET", "/metrics", headers=site.bearer("open"))
         assert (got.status, got.code) == (403, "no_metrics")
         text = site.ask("GET", "/metrics", headers=site.bearer("reader")).body.decode()
+    assert "both" not in text  # which is no profile of the token
     lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     assert lines['gram_completions_total{end="length",profile="lisp"}'] == "2.0"
     assert lines['gram_prompt_tokens_total{profile="lisp"}'] == "4.0"

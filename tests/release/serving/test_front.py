@@ -8,7 +8,7 @@ import ssl
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -148,6 +148,53 @@ def test_a_caller_who_leaves_frees_the_row(inner, site):
         wait_until_idle(inner)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_caller_who_only_sends_no_more_is_answered(inner, site, monkeypatch, stream):
+    """However long that takes; of an answer that comes late the head may follow an interim one."""
+    monkeypatch.setattr(front, "PROBE_S", 0.1)
+    for step_s, protocol in ((0.0, b"HTTP/1.1"), (0.05, b"HTTP/1.1"), (0.05, b"HTTP/1.0")):
+        request = completion(inner, max_tokens=8, stream=stream).replace(b"HTTP/1.1", protocol)
+        with slowed(inner, step_s), socket.create_connection(("127.0.0.1", site.port)) as connection:
+            connection.sendall(request)
+            connection.shutdown(socket.SHUT_WR)
+            received, _ = until_closed(connection)
+        head = received.replace(front.CONTINUE, b"") if protocol == b"HTTP/1.1" else received
+        assert head.startswith(b"HTTP/1.1 200")
+        assert (b"data: [DONE]" if stream else b'"finish_reason":"length"') in received
+    wait_until_idle(inner)
+
+
+def test_a_caller_who_leaves_before_the_answer_frees_the_place(inner, monkeypatch):
+    """Ray Serve's proxy, behind, then abandons the request."""
+    monkeypatch.setattr(front, "PROBE_S", 0.1)
+    places = Places(inner.plan.policy, MAX_REQUESTS)
+    with fronted(inner.port, places=places) as port, slowed(inner, 0.5):
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.sendall(completion(inner, max_tokens=10))
+            wait_until(lambda: inner.server.engine.load() == (1, 0))
+        wait_until(lambda: not places.num_open.total())
+        assert inner.server.engine.load() == (1, 0)  # so it was not the answer's end
+    wait_until_idle(inner)
+
+
+def test_only_the_addresses_of_the_api_are_passed_on(site):
+    """Ray Serve's proxy answers some of its own, such as the applications' names, to strangers."""
+    for path in (
+        "/-/routes",
+        "/%2D/routes",
+        "//-/routes",
+        "/./-/routes",
+        "/v1/../-/routes",
+        "/-/healthz",
+        "/v1/models/",
+    ):
+        assert (site.ask("GET", path).status, site.ask("GET", path).code) == (404, "not_found")
+        with pytest.raises(Refusal) as refused:
+            parse_head(b"GET http://x" + path.encode() + b" HTTP/1.1\r\n\r\n")
+        assert refused.value.status == 404
+    assert site.ask("GET", "/healthz?now").status == 200
+
+
 def completion(site: Served, **fields) -> bytes:
     body = json.dumps({"prompt": "x", **fields}).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + site.plan.tokens["open"].encode()
@@ -164,11 +211,15 @@ def slowed(inner: Served, step_s: float) -> Iterator[None]:
         batch.step = step
 
 
-def wait_until_idle(inner: Served) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 20
-    while inner.server.engine.load() != (0, 0):
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def wait_until_idle(inner: Served) -> None:
+    wait_until(lambda: inner.server.engine.load() == (0, 0))
 
 
 def test_only_the_token_over_its_limit_gets_429():
