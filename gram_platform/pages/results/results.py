@@ -114,7 +114,7 @@ def load_frames(
     why_not: str = "",
     frames: Frames | None = None,
 ) -> tuple[pd.DataFrame, pd.DataFrame, str]:
-    """Returns (frame of these nodes, baselines' curves, source): from MLflow if it has every complete node.
+    """Returns (frame of these nodes, baselines' curves, source): from MLflow if it has the storage's complete nodes.
 
     TrackingUnavailable without a store, when MLflow is away.
     """
@@ -123,20 +123,28 @@ def load_frames(
         return frame[frame["id"].isin(ids)], load_curves(uri or "", baseline_runs), "MLflow alone"
     frames = frames or Frames(store.root, uri)
     local = frames.stored[frames.stored["id"].isin(ids)]
+    curves = load_store_curves(store, baseline_runs)
     if uri is not None:
         try:
             frame = frames.mirrored[frames.mirrored["id"].isin(ids)]
-            sent, stored = _complete_ids(frame), _complete_ids(local)
-            if sent == stored:
-                return frame, frames.mirrored_curves(baseline_runs), "MLflow"
-            why_not = "MLflow lacks some of the study's nodes" if stored - sent else "MLflow has nodes that they lack"
+            sent, stored = _complete(frame), _complete(local)
+            if sent.equals(stored):
+                mirrored = frames.mirrored_curves(baseline_runs)
+                if mirrored.equals(curves):
+                    return frame, mirrored, "MLflow"
+            lacks, has_more = set(stored["id"]) - set(sent["id"]), set(sent["id"]) - set(stored["id"])
+            why_not = "MLflow has other values, which somebody has changed"
+            why_not = "MLflow has nodes that they lack" if has_more else why_not
+            why_not = "MLflow lacks some of the study's nodes" if lacks else why_not
         except TrackingUnavailable as error:
             why_not = f"MLflow is away ({error})"
-    return local, load_store_curves(store.root, baseline_runs), f"the run directories: {why_not}"
+    return local, curves, f"the run directories: {why_not}"
 
 
-def _complete_ids(frame: pd.DataFrame) -> set[str]:
-    return set(frame.loc[frame["status"] == State.COMPLETE, "id"])
+def _complete(frame: pd.DataFrame) -> pd.DataFrame:
+    """Returns the complete nodes, with the columns in which one of them has a value."""
+    rows = frame[frame["status"] == State.COMPLETE]
+    return rows.loc[:, [bool((rows[name].notna() & (rows[name] != "")).any()) for name in rows]].reset_index(drop=True)
 
 
 def named(tags: pd.DataFrame, frame: pd.DataFrame, how: Literal["inner", "left"] = "inner") -> pd.DataFrame:

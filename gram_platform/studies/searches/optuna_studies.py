@@ -3,7 +3,6 @@
 import math
 import warnings
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import optuna
 import pandas as pd
@@ -30,6 +29,7 @@ from gram_platform.config.space import Parameter, Space
 from gram_platform.pages.figures.searches import history_figure, importance_figure, slice_figure
 from gram_platform.store.folders import LocalFolder
 from gram_platform.tracking.connection import first_line
+from gram_platform.tracking.database import database_path, database_uri
 
 PREFIX = "sqlite:///"
 
@@ -43,10 +43,11 @@ def open_storage(uri: str) -> optuna.storages.RDBStorage:
     try:
         if not uri.startswith(PREFIX):
             return optuna.storages.RDBStorage(uri)
-        path = Path(uri.removeprefix(PREFIX))
+        path = database_path(uri)
+        assert path is not None, "the URI has SQLite's prefix"
         with LocalFolder(str(path.parent), writable=True).lock("optuna"):
             if not path.exists():
-                create_database(path, lambda url: optuna.storages.RDBStorage(url).engine.dispose())
+                create_database(path, lambda new: optuna.storages.RDBStorage(database_uri(new)).engine.dispose())
         # a driver and readers share the file, and wait for each other's locks
         return optuna.storages.RDBStorage(uri, engine_kwargs={"connect_args": {"timeout": 60}})
     except (SQLAlchemyError, RuntimeError, OSError) as error:
