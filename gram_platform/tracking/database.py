@@ -17,6 +17,9 @@ from gram_platform.config.identity import absolute_place, invalid
 
 ARTIFACTS = "mlartifacts"
 LOCK_TIMEOUT_S = 30.0
+ENCODED = (
+    "sqlite+pysqlite"  # of a URI with `%`: MLflow takes what follows `sqlite:///` for a path, and makes its folder
+)
 # columns with places of artifacts, beside those of the experiment and its runs
 OTHER_PLACES = (
     ("experiments", "artifact_location"),
@@ -30,7 +33,7 @@ REMEDY = "move the database away and call `gram sync`, which fills a new one"
 
 def database_uri(path: str | Path) -> str:
     """Returns the URI of an SQLite file; ValueError for a path that SQLAlchemy cannot name."""
-    plain, encoded = f"sqlite:///{path}", URL.create("sqlite", database=str(path)).render_as_string()
+    plain, encoded = f"sqlite:///{path}", URL.create(ENCODED, database=str(path)).render_as_string()
     for uri in (plain, encoded):
         if make_url(uri).database == str(path) and not make_url(uri).query:
             return uri
@@ -86,7 +89,7 @@ def _moved(connection: sqlite3.Connection, experiment_id: str, here: str) -> dic
         "SELECT '', artifact_location FROM experiments WHERE experiment_id = ?1 "
         "UNION ALL SELECT run_uuid, artifact_uri FROM runs WHERE experiment_id = ?1",
         (experiment_id,),
-    )
+    ).fetchall()
     moved = {}
     for run_id, place in places:
         rest = f"/{run_id}/artifacts" if run_id else ""

@@ -156,7 +156,7 @@ def has(run: Run, last_step: int, wanted: Mapping[str, str]) -> bool:
 
 
 def age(run: Run) -> tuple[int, str]:
-    return run.info.start_time or 0, run.info.run_id
+    return run.info.start_time, run.info.run_id
 
 
 def _step(tags: Mapping[str, str], key: str) -> int:

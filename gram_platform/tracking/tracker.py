@@ -220,8 +220,8 @@ class Tracker:
         runs = self.runs() if tags else {}
         with self._connection.writing() as client:
             for (_, node_id), run in runs.items():
-                wanted = tags.get(node_id, {}).items()
-                if missing := [RunTag(key, value) for key, value in wanted if run.data.tags.get(key) != value]:
+                wanted = {key: text_for_people(value) for key, value in tags.get(node_id, {}).items()}
+                if missing := [RunTag(key, value) for key, value in wanted.items() if run.data.tags.get(key) != value]:
                     client.log_batch(run.info.run_id, tags=missing)
 
     def view_urls(self, study: str, ui_url: str = "") -> dict[str, str]:

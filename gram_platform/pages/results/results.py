@@ -26,7 +26,7 @@ from gram_platform.paper.verdicts import (
 )
 from gram_platform.store import Store
 from gram_platform.tracking import TrackingUnavailable
-from gram_platform.tracking.entry import BEST_LOSS
+from gram_platform.tracking.entry import BEST_LOSS, TIMES
 from gram_platform.tracking.frame import Frames, load_curves, load_runs, load_store_curves
 from gram_platform.tracking.views import Line
 
@@ -127,24 +127,28 @@ def load_frames(
     if uri is not None:
         try:
             frame = frames.mirrored[frames.mirrored["id"].isin(ids)]
-            sent, stored = _complete(frame), _complete(local)
+            sent, stored = _measured(frame), _measured(local)
             if sent.equals(stored):
                 mirrored = frames.mirrored_curves(baseline_runs)
                 if mirrored.equals(curves):
                     return frame, mirrored, "MLflow"
-            lacks, has_more = set(stored["id"]) - set(sent["id"]), set(sent["id"]) - set(stored["id"])
-            why_not = "MLflow has other values, which somebody has changed"
-            why_not = "MLflow has nodes that they lack" if has_more else why_not
-            why_not = "MLflow lacks some of the study's nodes" if lacks else why_not
+            why_not = _difference(set(sent.index), set(stored.index))
         except TrackingUnavailable as error:
             why_not = f"MLflow is away ({error})"
     return local, curves, f"the run directories: {why_not}"
 
 
-def _complete(frame: pd.DataFrame) -> pd.DataFrame:
-    """Returns the complete nodes, with the columns in which one of them has a value."""
-    rows = frame[frame["status"] == State.COMPLETE]
-    return rows.loc[:, [bool((rows[name].notna() & (rows[name] != "")).any()) for name in rows]].reset_index(drop=True)
+def _measured(frame: pd.DataFrame) -> pd.DataFrame:
+    """Returns all numbers of the complete nodes by id, but for times, which differ between two that trained a run."""
+    numbers = frame[frame["status"] == State.COMPLETE].set_index("id").select_dtypes("float64")
+    return numbers.drop(columns=list(TIMES)).dropna(axis="columns", how="all")
+
+
+def _difference(sent: set[str], stored: set[str]) -> str:
+    """Says why MLflow is not read, from the ids of its complete nodes and the storage's."""
+    if stored - sent:
+        return "MLflow lacks some of the study's nodes"
+    return "MLflow has nodes that they lack" if sent - stored else "MLflow has other values, which somebody has changed"
 
 
 def named(tags: pd.DataFrame, frame: pd.DataFrame, how: Literal["inner", "left"] = "inner") -> pd.DataFrame:

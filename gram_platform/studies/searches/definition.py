@@ -14,12 +14,12 @@ from gram_platform.store import Store
 from gram_platform.studies.build import Graph
 from gram_platform.studies.definition import Study
 from gram_platform.studies.flags import CommonFlags, split_list
-from gram_platform.studies.searches.optuna_studies import PREFIX, open_storage
+from gram_platform.studies.searches.optuna_studies import open_storage
 from gram_platform.studies.searches.report import SearchOutput
 from gram_platform.studies.searches.stopping import read_stopped
 from gram_platform.studies.session import machine_hours
 from gram_platform.tracking import Tracker
-from gram_platform.tracking.database import database_uri, with_absolute_path
+from gram_platform.tracking.database import database_path, database_uri, with_absolute_path
 
 SEARCH_VERSION = 1  # part of every search's id: raised when trials of before and after are not comparable
 
@@ -70,7 +70,7 @@ def _optuna_uri(uri: str, storage: str) -> str:
     if not (uri or store.is_local):
         raise invalid("optuna_uri", None, f"the URL of a database for the search's trials: {storage} cannot hold one")
     uri = uri or database_uri(f"{store.root}/optuna.db")
-    if uri.startswith(PREFIX):
+    if database_path(uri) is not None:
         return with_absolute_path("optuna_uri", uri)
     if "://" not in uri:
         expected = "a database's URL such as postgresql://host/optuna or sqlite:////path/optuna.db"

@@ -31,8 +31,6 @@ from gram_platform.store.folders import LocalFolder
 from gram_platform.tracking.connection import first_line
 from gram_platform.tracking.database import database_path, database_uri
 
-PREFIX = "sqlite:///"
-
 
 def open_storage(uri: str) -> optuna.storages.RDBStorage:
     """Opens or creates the database at `uri`; ValueError naming `optuna_uri` if it cannot be opened.
@@ -41,10 +39,8 @@ def open_storage(uri: str) -> optuna.storages.RDBStorage:
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
-        if not uri.startswith(PREFIX):
+        if (path := database_path(uri)) is None:
             return optuna.storages.RDBStorage(uri)
-        path = database_path(uri)
-        assert path is not None, "the URI has SQLite's prefix"
         with LocalFolder(str(path.parent), writable=True).lock("optuna"):
             if not path.exists():
                 create_database(path, lambda new: optuna.storages.RDBStorage(database_uri(new)).engine.dispose())
