@@ -25,7 +25,7 @@ ROOMS = {
     "train": ("torch", "numpy"),
     # storage
     "store": ("torch", "numpy", "fsspec", "safetensors"),
-    "tracking": ("mlflow", "pandas", "tensorboardX", "wandb"),
+    "tracking": ("mlflow", "pandas", "sqlalchemy", "tensorboardX", "wandb"),
     # orchestration: `engine` runs one node, `studies` runs them all and needs what follows
     "engine": ("ray", "optuna", "pyarrow", "torch", "numpy", "psutil", "rich"),
     # presentation

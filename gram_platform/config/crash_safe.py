@@ -62,15 +62,15 @@ def make_folders(path: str, durable: bool = False) -> None:
         sync(os.path.dirname(path))
 
 
-def create_database(path: Path, make: Callable[[str], None]) -> None:
-    """Has `make(URL)` create an SQLite database under another name, then renames it: a kill leaves no half-made one.
+def create_database(path: Path, make: Callable[[Path], object]) -> None:
+    """Has `make(path)` create an SQLite database under another name, then renames it: a kill leaves no half-made one.
 
     One process at a time may call it: the leftovers of a killed one are removed.
     """
     unfinished = path.with_name(f".{path.name}.unfinished")
     for name in (unfinished.name, f"{unfinished.name}-journal"):
         path.with_name(name).unlink(missing_ok=True)
-    make(f"sqlite:///{unfinished}")
+    make(unfinished)
     os.replace(unfinished, path)
 
 

@@ -16,7 +16,8 @@ MAX_NAME_BYTES = 200  # file systems allow 255, and names get suffixes
 MAX_METRIC_NAME = 250 - len("final/validation/loss/")  # for a domain: MLflow allows 250 characters
 RAY_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray in the entrypoint of a submitted job
 _ADDED = "added"  # metadata key of a field made by `added`
-NOT_IN_METRICS = re.compile(r"[^\w\-. /]", re.ASCII)
+# also a slash or dot where MLflow sees a path that could be written otherwise, such as `a//b`, `/a` and `../a`
+NOT_IN_METRICS = re.compile(r"[^\w\-. /]|^/|/$|(?<=/)/|(?:^|(?<=/))\.", re.ASCII)
 NOT_IN_NAMES = re.compile(r"[./,+=\\\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters and lone surrogates too
 UNSEEN = "\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff"  # show nothing, or turn text around
 NOT_IN_LABELS = re.compile(f"[{UNSEEN}]")

@@ -18,6 +18,7 @@ from gram_platform.store.root import storage_place
 from gram_platform.studies.definition import Preset, Study, on_responses, read_preset, with_changes
 from gram_platform.tracking import default_tracking_uri
 from gram_platform.tracking.connection import require_tracking_uri
+from gram_platform.tracking.database import with_absolute_path
 
 AUTO_INTERVAL = "auto"
 MAX_TIMEOUT_S = 1e6  # eleven days; torch's clock in nanoseconds can hold it
@@ -291,7 +292,7 @@ def _tracking_uri(uri: str, storage: str) -> str:
     if not uri:
         return default_tracking_uri(storage)
     if uri.startswith("sqlite:///") and not uri.startswith("sqlite:////"):
-        return "sqlite:///" + absolute_place("tracking_uri", uri.removeprefix("sqlite:///"))
+        return with_absolute_path("tracking_uri", uri)
     require_tracking_uri(uri)
     return uri
 

@@ -29,6 +29,14 @@ from gram_platform.config.identity import RAY_JOB_VARIABLE, invalid
 from gram_platform.store import Store
 from gram_platform.store.folders import LocalFolder
 from gram_platform.tracking import entry as content
+from gram_platform.tracking.database import (
+    artifacts_location,
+    correct_places,
+    database_path,
+    database_uri,
+    require_regular,
+)
+from gram_platform.tracking.values import LONGEST_NAME, text_for_people
 from gram_platform.tracking.views import ABOUT, NOTE
 
 QUIET_S = 60.0  # after a failure
@@ -40,7 +48,6 @@ SETTINGS = {
 }
 PAGE = 1000
 PASSWORD = re.compile(r"(?<=://)(?:[^\s/?#]*|[^\s/:@]*:(?!\d*/)[^\s@]*)(?=@)|(?<=[?&]password=)[^&\s'\"]*")
-MOST_CHARACTERS = 5000  # of a tag's value, where MLflow's limit is lowest
 SERVERS = ("http", "https")
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")  # that MLflow supports; `frame.py` queries them directly
 
@@ -58,10 +65,12 @@ class Connection:
     def __init__(self, tracking_uri: str, experiment: str) -> None:
         require_tracking_uri(tracking_uri)
         self.tracking_uri = tracking_uri
+        self.database = database_path(tracking_uri)  # None for a server, or another database than SQLite
         self._experiment = experiment
         self._client: MlflowClient | None = None
         self._experiment_id = ""
         self._quiet_until, self._reason = 0.0, ""
+        self._has_right_places = False
 
     @contextlib.contextmanager
     def reaching(self) -> Iterator[MlflowClient]:
@@ -76,6 +85,21 @@ class Connection:
             self._reason = f"MLflow at {self.tracking_uri} is not available: {first_line(error)}"
             self._quiet_until = time.monotonic() + QUIET_S
             raise TrackingUnavailable(self._reason) from error
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[MlflowClient]:
+        """As `reaching`, to change something: before, a moved or copied database gets the right places of artifacts.
+
+        TrackingUnavailable also for a database with a place that can never have been beside it.
+        """
+        with self.reaching() as client:
+            if self.database is not None and not self._has_right_places:
+                try:
+                    correct_places(self.database, self.experiment_id)
+                except ValueError as error:
+                    raise TrackingUnavailable(f"MLflow at {self.tracking_uri} is not used: {error}") from error
+                self._has_right_places = True
+            yield client
 
     @property
     def client(self) -> MlflowClient:
@@ -97,14 +121,19 @@ class Connection:
         runs, token = [], None
         while True:
             page = self.client.search_runs([self.experiment_id], filter_string, max_results=PAGE, page_token=token)
-            runs += page
+            runs += map(without_nulls, page)
             token = page.token
             if not token:
                 return runs
 
     def experiment_tags(self) -> dict[str, str]:
         """Reads the tags of the experiment."""
-        return dict(self.client.get_experiment(self.experiment_id).tags)
+        tags = self.client.get_experiment(self.experiment_id).tags
+        return {key: value for key, value in tags.items() if value is not None}
+
+    def get(self, run_id: str) -> Run:
+        """Reads a run, deleted or not."""
+        return without_nulls(self.client.get_run(run_id))
 
     def set_experiment_tags(self, tags: Mapping[str, str]) -> None:
         """Sets those tags of the experiment that have other values."""
@@ -121,8 +150,9 @@ class Connection:
 
     def create(self, name: str, tags: Mapping[str, str], start_ms: float) -> Run:
         """Creates a run with MLflow's own tags of who started it, where from and at which commit."""
-        tags = {**context_tags(), **tags}
-        return self.client.create_run(self.experiment_id, start_time=round(start_ms), tags=tags, run_name=name)
+        tags = {key: text_for_people(value) for key, value in {**context_tags(), **tags}.items()}
+        start, name = round(start_ms), text_for_people(name, LONGEST_NAME)
+        return without_nulls(self.client.create_run(self.experiment_id, start_time=start, tags=tags, run_name=name))
 
     def _connect(self) -> None:
         for name, value in SETTINGS.items():
@@ -130,19 +160,19 @@ class Connection:
         for name in ("mlflow.store.db.utils", "psycopg"):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # errors are raised, and need no log
         logging.getLogger("alembic").setLevel(logging.WARNING)
-        database = _sqlite_path(self.tracking_uri)
-        if database is None:
+        if self.database is None:
             _probe(self.tracking_uri)
             self._open(None)
             return
-        folder = LocalFolder(str(database.parent), writable=True)
+        require_regular(self.database)
+        folder = LocalFolder(str(self.database.parent), writable=True)
         with folder.lock("mlflow"):  # of eight processes that create one database at once, seven would fail
-            self._open((database.parent / "mlartifacts").as_uri(), database)
+            self._open(artifacts_location(self.database))
 
-    def _open(self, artifact_location: str | None, database: Path | None = None) -> None:
+    def _open(self, artifact_location: str | None) -> None:
         try:
-            if database is not None and not database.exists():
-                create_database(database, MlflowClient)  # which makes every table
+            if self.database is not None and not self.database.exists():
+                create_database(self.database, lambda path: MlflowClient(database_uri(path)))  # which makes every table
             client = MlflowClient(self.tracking_uri)
             self._experiment_id = _ensure_experiment(client, self._experiment, artifact_location)
         except MlflowException:
@@ -152,10 +182,17 @@ class Connection:
         self._client = client
 
 
+def without_nulls(run: Run) -> Run:
+    """Returns a run without the tags that a database holds as NULL."""
+    for key in [key for key, value in run.data.tags.items() if value is None]:
+        del run.data.tags[key]
+    return run
+
+
 @cache
 def context_tags() -> dict[str, str]:
     """Returns MLflow's tags of this process: user, source and git commit; with its command line and Ray job."""
-    tags = {**resolve_tags(), "gram.command": masked(shlex.join(sys.argv))[:MOST_CHARACTERS]}
+    tags = {**resolve_tags(), "gram.command": masked(shlex.join(sys.argv))}
     job = json.loads(os.environ.get(RAY_JOB_VARIABLE) or "{}").get("metadata", {})
     return tags | {"gram.ray_job_id": job["job_submission_id"]} if "job_submission_id" in job else tags
 
@@ -199,12 +236,12 @@ def default_tracking_uri(storage: str) -> str:
         raise invalid(
             "tracking_uri", None, f"the address of an MLflow server or database, because {storage} cannot hold one"
         )
-    return f"sqlite:///{store.root}/mlflow.db"
+    return database_uri(Path(store.root) / "mlflow.db")
 
 
 def require_database(uri: str) -> None:
     """TrackingUnavailable when the file of a database is missing: MLflow would create an empty one."""
-    database = _sqlite_path(uri)
+    database = database_path(uri)
     if database is not None and not database.exists():
         raise TrackingUnavailable(f"MLflow at {uri} is not available: there is no {database}")
 
@@ -227,11 +264,6 @@ def _ensure_experiment(client: MlflowClient, name: str, artifact_location: str |
         if key not in found.tags:  # an older one; what people wrote stays
             client.set_experiment_tag(found.experiment_id, key, value)
     return found.experiment_id
-
-
-def _sqlite_path(tracking_uri: str) -> Path | None:
-    prefix, separator, path = tracking_uri.partition(":///")
-    return Path(path).absolute() if separator and prefix.startswith("sqlite") else None
 
 
 def _probe(tracking_uri: str) -> None:

@@ -1,16 +1,14 @@
 """Describes a run or evaluation for MLflow: name, tags, parameters and metrics, read from the storage.
 
 Tags of the study keep their names, but a character that MLflow refuses becomes `:<hex>:`; the platform's begin with
-`gram.`. A loss has one name in runs, evaluations and frames, `loss/<domain>`, which MLflow's page of a run draws before
-training's metrics. A run's last point is its result, and is sent once. Curves are thinned to about a hundred points,
-because MLflow's pages slow down beyond that; every validation loss is sent. The storage has every step.
+`gram.`. `values.py` keeps long ones whole. A loss has one name in runs, evaluations and frames, `loss/<domain>`, which
+MLflow's page of a run draws before training's metrics. A run's last point is its result, and is sent once. Curves are
+thinned to about a hundred points, because MLflow's pages slow down beyond that; every validation loss is sent. The
+storage has every step.
 """
 
-import json
-import re
-import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mlflow.entities import Metric
@@ -21,8 +19,17 @@ from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.nodes import node_name
 from gram_platform.store import EvaluationDirectory, RunDirectory
 from gram_platform.store.checkpoints import BEST, NORM, VALIDATION
+from gram_platform.tracking.values import (
+    LONGEST_NAME,
+    LONGEST_TEXT,
+    is_short_name,
+    run_of_start,
+    text_for_people,
+    unescape,
+    whole_tags,
+)
 
-KIND, STATUS, TAG_NAMES, RESULT = "gram.kind", "gram.status", "gram.tags", "gram.result"
+KIND, STATUS, RESULT = "gram.kind", "gram.status", "gram.result"
 RUN_ID, EVAL_ID, VIEW_ID, VIEW_RUN = "gram.run_id", "gram.eval_id", "gram.view_id", "gram.view_run_id"
 MIRRORED_STEP, SENDING_STEP, FAILURE = "gram.mirrored_step", "gram.sending_step", "gram.failure"
 NOTE = "mlflow.note.content"  # MLflow shows it as a run's description
@@ -44,9 +51,7 @@ SEARCH = "gram.search"  # + "." + search: the numbers or names of its trials tha
 PARENT = "mlflow.parentRunId"  # MLflow folds a run below its parent
 NUM_CURVE_POINTS = 100
 CURVE = "mlflow.gram.curve."  # + domain; MLflow's pages hide tags whose names begin with `mlflow.`
-LONGEST_TAG, MOST_CURVES = 5000, 60  # characters that every MLflow keeps whole; it takes 100 tags in a request
-
-_ESCAPE = re.compile(r":([0-9a-f]+):")
+LONGEST_TAG, MOST_CURVES = LONGEST_TEXT, 60  # of a curve's text, and of such texts of a run
 
 
 @dataclass(frozen=True)
@@ -65,16 +70,6 @@ class Entry:
     config: Mapping = field(default_factory=dict)  # plain, of a run
     last_step: int = -1  # with a committed record
     ended_ms: int = 0
-
-
-def unescape(key: str) -> str:
-    """Inverts `metric_name`; a key that somebody else wrote may hold codes of no character, which stay."""
-    return _ESCAPE.sub(_character, key)
-
-
-def _character(match: re.Match) -> str:
-    code = int(match[1], 16)
-    return chr(code) if code < 0xD800 or 0xDFFF < code <= sys.maxunicode else match[0]
 
 
 def shown_name(name: str) -> str:
@@ -97,12 +92,13 @@ def run_entry(run: RunDirectory) -> Entry | None:
     if config is None:
         return None
     message = (run.failure() or {}).get("message", "") if status == State.FAILED else ""
-    run_tags = {RUN_ID: run.run_id, FAILURE: message[:500], NOTE: run_note(config, run)}
+    note = text_for_people(run_note(config, run))
+    run_tags = {RUN_ID: run.run_id, FAILURE: text_for_people(message, 500), NOTE: note}
     return Entry(
         kind="run",
         node_id=run.run_id,
         tags=_tags("run", tags, status, result) | run_tags,
-        name=node_name("run", run.run_id, tags),
+        name=text_for_people(node_name("run", run.run_id, tags), LONGEST_NAME),
         status=status,
         params=run_params(config),
         result_metrics=run_metrics(result, timing),
@@ -124,11 +120,12 @@ def evaluation_entry(evaluation: EvaluationDirectory) -> Entry | None:
         return None
     view, tags = view_from_plain(config["view"]), evaluation.tags()
     ids = {EVAL_ID: evaluation.eval_id, VIEW_ID: view.view_id, VIEW_RUN: view.run_id}
+    note = text_for_people(evaluation_note(config))
     return Entry(
         kind="evaluation",
         node_id=evaluation.eval_id,
-        tags=_tags("evaluation", tags, State.COMPLETE, result) | ids | {NOTE: evaluation_note(config)},
-        name=node_name("evaluation", evaluation.eval_id, tags),
+        tags=_tags("evaluation", tags, State.COMPLETE, result) | ids | {NOTE: note},
+        name=text_for_people(node_name("evaluation", evaluation.eval_id, tags), LONGEST_NAME),
         status=State.COMPLETE,
         params=evaluation_params(config),
         result_metrics=evaluation_metrics(result, timing),
@@ -179,14 +176,14 @@ def run_params(config: Mapping) -> dict[str, str]:
     params["sequences"] = " ".join(f"{d['name']}:{d['num_draws']}" for d in config["data"]["domains"])
     params |= {"data_id": config["data"]["data_id"], "num_steps": config_steps(config)}
     params["start"] = "" if config["start"] is None else canonical_json(config["start"])
-    return {key: str(value) for key, value in params.items()}
+    return {key: text_for_people(str(value)) for key, value in params.items()}
 
 
 def evaluation_params(config: Mapping) -> dict[str, str]:
     """Picks the same of a plain evaluation of any measure."""
     params = {key: config[key] for key in EVALUATION_PARAMS if key in config}
     params["view"] = canonical_json(config["view"])
-    return {key: str(value) for key, value in params.items()}
+    return {key: text_for_people(str(value)) for key, value in params.items()}
 
 
 def run_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
@@ -216,6 +213,7 @@ def evaluation_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
 def curve_metrics(records: Iterable[Mapping], entry: Entry, after_step: int) -> list[Metric]:
     """Lists the metrics of committed records above `after_step`, with stored times, always thinned alike.
 
+    A metric whose name is too long for MLflow is left out.
     `train/tokens` and `train/compute_units` are axes on which runs of different batches and sizes can be compared.
     """
     records = [record for record in records if record["step"] > after_step]
@@ -231,7 +229,7 @@ def curve_metrics(records: Iterable[Mapping], entry: Entry, after_step: int) -> 
         if names:
             tokens = step * run.batch_size * run.model.seq_len
             values |= {TOKENS: tokens, COMPUTE: plan_compute_units(run, step)}
-        metrics += [Metric(key, float(value), time_ms, step) for key, value in values.items()]
+        metrics += [Metric(key, float(value), time_ms, step) for key, value in values.items() if is_short_name(key)]
     return metrics
 
 
@@ -248,14 +246,8 @@ def curve_tags(records: Iterable[Mapping], entry: Entry) -> dict[str, str]:
                 key = CURVE + metric_name(name.removeprefix(VALIDATION))
                 points.setdefault(key, []).append(f"{record['step']}:{float(loss)!r}")
     texts = {key: " ".join(of_curve) for key, of_curve in points.items()}
-    return {key: text for key, text in texts.items() if len(text) <= LONGEST_TAG and len(texts) <= MOST_CURVES}
-
-
-def curve_points(text: str) -> Iterator[tuple[int, float]]:
-    """Inverts a text of `curve_tags`: yields (step, loss)."""
-    for point in text.split():
-        step, loss = point.split(":")
-        yield int(step), float(loss)
+    kept = texts if len(texts) <= MOST_CURVES else {}
+    return {key: text for key, text in kept.items() if len(text) <= LONGEST_TAG and is_short_name(key)}
 
 
 def result_metrics(entry: Entry, records: Iterable[Mapping]) -> list[Metric]:
@@ -264,7 +256,7 @@ def result_metrics(entry: Entry, records: Iterable[Mapping]) -> list[Metric]:
     values = {curves.get(name, name): value for name, value in entry.result_metrics.items() if name != "num_steps"}
     known = {unescape(metric.key): metric.value for metric in curve_metrics(records, entry, -1)} | last_as_best(values)
     new = {metric_name(name): value for name, value in values.items() if known.get(name) != value}
-    return [Metric(key, value, entry.ended_ms, entry.num_steps) for key, value in new.items()]
+    return [Metric(key, value, entry.ended_ms, entry.num_steps) for key, value in new.items() if is_short_name(key)]
 
 
 def start_ms(records: Sequence[Mapping], entry: Entry, now_s: float) -> int:
@@ -279,16 +271,14 @@ def _tags(kind: str, tags: Mapping[str, str], status: State, result: Mapping) ->
     return {**study_tags(tags, result.get("sha256", "")), KIND: kind, STATUS: status.value}
 
 
-def shown_parent(tags: Mapping[str, str], params: Mapping[str, str]) -> str:
-    """Returns an entry's `parent` from its tags and parameters in MLflow."""
-    start = params.get("start") if "elicited" in tags else ""
-    return tags.get(VIEW_RUN) or (json.loads(start)["run_id"] if start else "")
+def shown_parent(tags: Mapping[str, str], params: Mapping[str, str]) -> str | None:
+    """Returns an entry's `parent` from its tags and parameters in MLflow; None where they do not tell it."""
+    return tags.get(VIEW_RUN) or (run_of_start(params.get("start", "")) if "elicited" in tags else "")
 
 
 def study_tags(tags: Mapping[str, str], sha256: str) -> dict[str, str]:
     """Returns MLflow's tags for a node's tags and the hash of its result, "" without one."""
-    study = {metric_name(name): value for name, value in tags.items()}
-    return {**study, TAG_NAMES: ",".join(sorted(study)), RESULT: sha256}
+    return {**whole_tags(tags), RESULT: sha256}
 
 
 def _config(node: RunDirectory | EvaluationDirectory) -> dict | None:

@@ -19,7 +19,7 @@
 Rows are sorted by kind and id; numbers are float64, NaN where missing.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 
 import pandas as pd
@@ -33,6 +33,7 @@ from gram_platform.store.checkpoints import VALIDATION
 from gram_platform.tracking import Tracker, TrackingUnavailable
 from gram_platform.tracking import entry as content
 from gram_platform.tracking.connection import collector_paused, require_database
+from gram_platform.tracking.values import curve_points, in_utf8, number_of, study_of, unescape
 
 TAGS = ("method", "size", "seed", "profile", "retained")
 TEXT_COLUMNS = ("kind", "id", "run_id", "view_id", "status")
@@ -117,23 +118,23 @@ def _mlflow_frame(runs: MlflowRuns, tags: Mapping[str, str | Iterable[str]]) -> 
         has_result = run.data.tags.get(content.STATUS) == State.COMPLETE  # else they are the curves' points so far
         metrics = {_column(key): value for key, value in run.data.metrics.items()} if has_result else {}
         metrics = (content.last_as_best(metrics) if kind == "run" else {}) | metrics
-        rows.append(_row(kind, node_id, run.data.tags, metrics, int(run.data.params.get("num_steps", 0))))
+        rows.append(_row(kind, node_id, run.data.tags, metrics, number_of(run.data.params, "num_steps")))
     return _frame(rows, tags)
 
 
 def _column(key: str) -> str:
     """Names a metric of MLflow in a frame; earlier versions sent a run's results a second time as `final/...`."""
-    return content.AT_END.get(key) or content.shown_name(content.unescape(key).removeprefix("final/"))
+    return content.AT_END.get(key) or content.shown_name(unescape(key).removeprefix("final/"))
 
 
-def _row(kind: str, node_id: str, tags: Mapping, metrics: Mapping, num_steps: int) -> dict:
+def _row(kind: str, node_id: str, tags: Mapping, metrics: Mapping, num_steps: int | None) -> dict:
     is_run = kind == "run"
-    names = [name for name in tags.get(content.TAG_NAMES, "").split(",") if name]
-    study = {content.unescape(name): tags.get(name, "") for name in names}  # MLflow may drop an empty tag
-    ids = {"run_id": node_id if is_run else tags[content.VIEW_RUN], "view_id": tags.get(content.VIEW_ID, "")}
+    study = {in_utf8(name): in_utf8(value) for name, value in study_of(tags).items() if not name.startswith(MEASURED)}
+    study = {name: value for name, value in study.items() if name not in NUMBER_COLUMNS}
+    ids = {"run_id": node_id if is_run else tags.get(content.VIEW_RUN, ""), "view_id": tags.get(content.VIEW_ID, "")}
     numbers = {name: float(metrics[name]) for name in NUMBER_COLUMNS if name in metrics}
     numbers |= {name: float(value) for name, value in metrics.items() if name.startswith(MEASURED)}
-    numbers |= {"num_steps": float(num_steps)} if is_run else {}
+    numbers |= {"num_steps": float(num_steps)} if is_run and num_steps is not None else {}
     return {**study, **numbers, "kind": kind, "id": node_id, **ids, "status": tags.get(content.STATUS, "")}
 
 
@@ -169,11 +170,11 @@ def _mlflow_curves(runs: MlflowRuns, tracking_uri: str, run_ids: Iterable[str] |
         raise TrackingUnavailable(f"MLflow at {tracking_uri} cannot be read: {error}") from error
 
 
-def _points(client: MlflowClient, run: Run, key: str) -> Iterator[tuple[int, float]]:
-    """Reads (step, loss) from the run's tag; by a request of its own where there is none, as for a running run."""
-    tag = run.data.tags.get(content.CURVE + key.removeprefix(content.LOSS))
-    if tag is not None:
-        return content.curve_points(tag)
+def _points(client: MlflowClient, run: Run, key: str) -> Iterable[tuple[int, float]]:
+    """Reads (step, loss) from the run's tag; by a request where there is no such text, as for a running run."""
+    points = curve_points(run.data.tags.get(content.CURVE + key.removeprefix(content.LOSS), ""))
+    if points:
+        return points
     return ((point.step, point.value) for point in client.get_metric_history(run.info.run_id, key))
 
 

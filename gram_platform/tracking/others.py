@@ -5,6 +5,7 @@ into the new folder `place`. Installed packages add trackers under the entry poi
 """
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from itertools import groupby
@@ -18,8 +19,10 @@ from gram_platform.config.plugins import Table
 from gram_platform.store import RunDirectory, Store
 from gram_platform.tracking import entry as content
 from gram_platform.tracking.entry import Entry
+from gram_platform.tracking.values import study_of, unescape
 
-WRITTEN = "written"  # file beside a node's events once they are whole: the hash of what they show
+WRITTEN = "written"  # file beside a node's events: once they are whole it has the hash of what they show
+MOST_BYTES = 200  # of a folder's name without the node's id
 
 Write = Callable[[Path, Entry, Sequence[Metric]], None]
 
@@ -35,14 +38,16 @@ def write_nodes(store: Store, tracker: str, folder: Path) -> dict[str, int]:
     for node in store.nodes():
         if (entry := content.node_entry(node)) is None:
             continue
-        place = folder / f"{entry.name} {entry.node_id}"
+        place = folder / f"{_folder_name(entry.name)} {entry.node_id}"
         shown = short_hash({"tags": dict(entry.tags), "last_step": entry.last_step})
         is_written = (place / WRITTEN).exists() and (place / WRITTEN).read_text() == shown
         counts["unchanged" if is_written else "written"] += 1
         if not is_written:
             for earlier in folder.glob(f"* {entry.node_id}"):  # whose name its tags may have changed
-                shutil.rmtree(earlier)
-            place.mkdir(parents=True)
+                if (earlier / WRITTEN).exists() and not earlier.is_symlink():
+                    shutil.rmtree(earlier)
+            place.mkdir(parents=True, exist_ok=True)
+            (place / WRITTEN).touch()
             records = node.records() if isinstance(node, RunDirectory) else []
             points = content.curve_metrics(records, entry, -1) + content.result_metrics(entry, records)
             write(place, entry, sorted(points, key=lambda point: point.step))
@@ -50,11 +55,17 @@ def write_nodes(store: Store, tracker: str, folder: Path) -> dict[str, int]:
     return counts
 
 
+def _folder_name(name: str) -> str:
+    """Returns a node's name as one component of a path: its tags may hold any text."""
+    plain = re.sub(r"[/\\\x00-\x1f\x7f]", "_", name).lstrip(".")
+    return plain.encode()[:MOST_BYTES].decode(errors="ignore")
+
+
 def _tensorboard(place: Path, entry: Entry, points: Sequence[Metric]) -> None:
     """Writes event files: `tensorboard --logdir FOLDER` shows them."""
     with SummaryWriter(str(place)) as writer:
         for point in points:
-            writer.add_scalar(content.unescape(point.key), point.value, point.step, point.timestamp / 1000)
+            writer.add_scalar(unescape(point.key), point.value, point.step, point.timestamp / 1000)
         writer.add_text("description", entry.tags[content.NOTE])
 
 
@@ -70,11 +81,11 @@ def _wandb(place: Path, entry: Entry, points: Sequence[Metric]) -> None:
     quiet = wandb.Settings(silent=True, console="off", x_disable_stats=True, x_disable_meta=True, disable_git=True)
     about = {"name": entry.name, "notes": entry.tags[content.NOTE], "job_type": entry.kind}
     about |= {"id": entry.node_id, "group": entry.parent or entry.node_id, "resume": "allow"}
-    tags = [f"{name}: {entry.tags[name]}"[:64] for name in entry.tags[content.TAG_NAMES].split(",") if name]
+    tags = [f"{name}: {value}"[:64] for name, value in study_of(entry.tags).items()]
     where = {"project": os.environ.get("WANDB_PROJECT", "gram"), "mode": os.environ.get("WANDB_MODE", "offline")}
     with wandb.init(dir=place, config=dict(entry.params), tags=tags, settings=quiet, **about, **where) as run:
         for step, group in groupby(points, key=lambda point: point.step):
-            run.log({content.unescape(point.key): point.value for point in group}, step=step)
+            run.log({unescape(point.key): point.value for point in group}, step=step)
 
 
 TRACKERS = Table("gram.trackers", {"tensorboard": _tensorboard, "wandb": _wandb}, reserved=("mlflow",))

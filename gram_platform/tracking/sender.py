@@ -13,6 +13,7 @@ from gram_platform.store import EvaluationDirectory, RunDirectory
 from gram_platform.tracking import entry as content
 from gram_platform.tracking.connection import Connection
 from gram_platform.tracking.entry import Entry
+from gram_platform.tracking.values import MOST_TAGS, number_of
 
 METRICS_PER_REQUEST = 1000  # MLflow's own limit
 NUM_TRIES, LONGEST_PAUSE_S = 8, 0.25  # for a node that other machines send too
@@ -31,7 +32,7 @@ class Sender:
             return None
         records = node.records() if isinstance(node, RunDirectory) else []
         lock = node.folder.lock("mlflow") if node.folder.writable else contextlib.nullcontext()
-        with lock, self._connection.reaching():
+        with lock, self._connection.writing():
             run = self._bring_up(entry, records)
         self.known[entry.kind, entry.node_id] = run.info.run_id
         return run.info.run_id
@@ -70,7 +71,7 @@ class Sender:
         known = self.known.get((entry.kind, entry.node_id))
         if known is not None:
             with contextlib.suppress(MlflowException):  # deleted by hand: look for it again
-                run = self._connection.client.get_run(known)
+                run = self._connection.get(known)
                 if run.info.lifecycle_stage == "active":
                     return run
         id_tag = content.ID_TAGS[entry.kind]
@@ -102,9 +103,10 @@ class Sender:
     def _send(self, run: Run, entry: Entry, records: Sequence[Mapping], is_new: bool) -> None:
         """Sends curves and results, then tags (`gram.mirrored_step` among them), then the status."""
         client, run_id, tags = self._connection.client, run.info.run_id, run.data.tags
-        mirrored = int(tags.get(content.MIRRORED_STEP, -1))
+        mirrored = _step(tags, content.MIRRORED_STEP)
         metrics = content.curve_metrics(records, entry, mirrored)
-        if metrics and not is_new and int(tags.get(content.SENDING_STEP, -1)) > mirrored:
+        # a step that somebody has removed or changed tells nothing
+        if metrics and not is_new and (mirrored < 0 or _step(tags, content.SENDING_STEP) > mirrored):
             metrics = list(self._unsent(run_id, metrics))
         if tags.get(content.RESULT, "") != entry.tags[content.RESULT]:
             metrics += content.result_metrics(entry, records)
@@ -117,11 +119,14 @@ class Sender:
             **entry.tags,
             **self.parent_tag(entry.parent),
             **content.curve_tags(records, entry),
-            content.MIRRORED_STEP: str(max(entry.last_step, mirrored)),
             "mlflow.runName": entry.name,
+            content.MIRRORED_STEP: str(max(entry.last_step, mirrored)),
         }
         changed = [RunTag(key, value) for key, value in wanted.items() if tags.get(key, "") != value]
         missing = [Param(key, value) for key, value in entry.params.items() if key not in run.data.params]
+        while len(changed) > MOST_TAGS:  # the last of them is `gram.mirrored_step`
+            client.log_batch(run_id, tags=changed[:MOST_TAGS])
+            changed = changed[MOST_TAGS:]
         client.log_batch(run_id, metrics=metrics, params=missing, tags=changed)  # MLflow writes the tags last
         self._set_status(run, entry)
 
@@ -145,9 +150,15 @@ class Sender:
 def has(run: Run, last_step: int, wanted: Mapping[str, str]) -> bool:
     """Tells whether MLflow's run has these tags, and the metrics up to this step."""
     tags = run.data.tags
-    up_to_date = int(tags.get(content.MIRRORED_STEP, -2)) >= last_step
-    return up_to_date and all(tags.get(key, "") == value for key, value in wanted.items())
+    mirrored = number_of(tags, content.MIRRORED_STEP)
+    is_sent = mirrored is not None and mirrored >= last_step
+    return is_sent and all(tags.get(key, "") == value for key, value in wanted.items())
 
 
 def age(run: Run) -> tuple[int, str]:
     return run.info.start_time, run.info.run_id
+
+
+def _step(tags: Mapping[str, str], key: str) -> int:
+    found = number_of(tags, key)
+    return -1 if found is None else found

@@ -6,21 +6,25 @@ compared. Processes of one machine lock a node. Machines share no lock: after a 
 sends the rest.
 """
 
-import tempfile
+import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from mlflow.entities import Metric, Param, Run, RunTag
 
-from gram_platform.config.identity import hash_file
+from gram_platform.config.identity import hash_file, short_hash
 from gram_platform.store import EvaluationDirectory, RunDirectory, Store
+from gram_platform.store.files import is_safe_name
 from gram_platform.store.listing import Finished
 from gram_platform.tracking import entry as content
+from gram_platform.tracking.artifacts import Artifacts
 from gram_platform.tracking.connection import Connection, collector_paused, require_database, web_address
 from gram_platform.tracking.sender import Sender, age, has
+from gram_platform.tracking.values import number_of, text_for_people
 from gram_platform.tracking.views import (
     LINE,
     TRAINING_RUNS,
@@ -46,10 +50,11 @@ class Tracker:
         self._connection = Connection(tracking_uri, experiment)
         self.num_senders = 1 if tracking_uri.startswith("sqlite") else NUM_SENDERS  # SQLite has one writer
         self._sender = Sender(self._connection)
+        self._artifacts = Artifacts(self._connection)
 
     def prepare_database(self) -> str:
         """Creates the database and the experiment if need be, before workers start; returns the experiment's id."""
-        with self._connection.reaching():
+        with self._connection.writing():
             return self._connection.experiment_id
 
     def mirror_run(self, run: RunDirectory) -> str | None:
@@ -63,7 +68,7 @@ class Tracker:
     def mark_killed(self, run_ids: Iterable[str]) -> None:
         """Gives MLflow's status KILLED to runs that were sent while they trained, and that now lose their driver."""
         sent = [self._sender.known[key] for run_id in run_ids if (key := ("run", run_id)) in self._sender.known]
-        with self._connection.reaching() as client:
+        with self._connection.writing() as client:
             for mlflow_id in sent:
                 client.set_terminated(mlflow_id, "KILLED")
 
@@ -74,7 +79,7 @@ class Tracker:
         """
         copies = self._copies()
         mirrored = {key: oldest for key, (oldest, *_) in copies.items()}
-        with self._connection.reaching():  # a sender or server that was killed may have left a copy
+        with self._connection.writing():  # a sender or server that was killed may have left a copy
             self._sender.delete([copy for _, *later in copies.values() for copy in later])
         self._sender.known |= {key: run.info.run_id for key, run in mirrored.items()}
         nodes = store.nodes()
@@ -115,9 +120,12 @@ class Tracker:
         run = next((mirrored[kind, node_id] for kind in content.ID_TAGS if (kind, node_id) in mirrored), None)
         if run is None or run.info.status != "FINISHED":
             return False
-        parent = self._sender.parent_tag(content.shown_parent(run.data.tags, run.data.params))
-        wanted = content.study_tags(finished.tags, finished.sha256) | parent
-        return has(run, int(run.data.params.get("num_steps", -1)), wanted)
+        parent = content.shown_parent(run.data.tags, run.data.params)
+        if parent is None:
+            return False
+        wanted = content.study_tags(finished.tags, finished.sha256) | self._sender.parent_tag(parent)
+        last_step = number_of(run.data.params, "num_steps") if run.data.tags.get(content.KIND) == "run" else -1
+        return last_step is not None and has(run, last_step, wanted)
 
     def runs(self) -> dict[tuple[str, str], Run]:
         """Reads {(kind, node_id): MLflow run} of the whole experiment, a thousand runs a request."""
@@ -140,7 +148,7 @@ class Tracker:
         self,
         name: str,
         files: Mapping[str, bytes],
-        figures: Mapping[str, object],
+        figures: Mapping[str, Any],
         params: Mapping[str, object],
         lines: Sequence[Line] = (),
         node_tags: Mapping[str, Mapping[str, str]] | None = None,
@@ -154,20 +162,22 @@ class Tracker:
         """
         params = {key: str(value) for key, value in params.items()}
         identity = study_id(name, params)
+        pages = {f"figures/{file_name(key)}.html": _page(figure) for key, figure in figures.items()}
         tags = {content.KIND: "study", content.STUDY: name, content.STUDY_ID: identity}
         facts = ", ".join(f"{key} {value}" for key, value in params.items())
         note = f"{name}: {facts}. Among the artifacts: the table, the report (one page) and every figure."
-        with self._connection.reaching() as client:
+        with self._connection.writing() as client:
             of_study = self._connection.search(f"tags.`{content.STUDY_ID}` = '{identity}'")
             found = [run for run in of_study if run.data.tags.get(content.KIND) == "study"]
             run = min(found, key=age) if found else self._connection.create(f"study {name}", tags, time.time() * 1000)
-            missing = [Param(key, value) for key, value in params.items() if key not in run.data.params]
-            client.log_batch(run.info.run_id, params=missing, tags=[RunTag(content.NOTE, note)])
-            for file, content_bytes in files.items():
-                client.log_text(run.info.run_id, content_bytes.decode(), file)
-            for figure_name, figure in figures.items():
-                client.log_figure(run.info.run_id, figure, f"figures/{figure_name}.html")
-            self._replace_lines(run, [other for other in of_study if other not in found], lines)
+            missing = [
+                Param(key, text_for_people(value)) for key, value in params.items() if key not in run.data.params
+            ]
+            written = {**tags, content.NOTE: text_for_people(note)}
+            client.log_batch(run.info.run_id, params=missing, tags=[RunTag(*tag) for tag in written.items()])
+            self._artifacts.write(run.info.run_id, {**files, **pages})
+            lines_before = [other for other in of_study if other.data.tags.get(content.KIND) == LINE]
+            self._replace_lines({content.STUDY: name, content.STUDY_ID: identity}, lines_before, lines)
             client.set_terminated(run.info.run_id, "FINISHED")
             self._connection.set_experiment_tags({VIEW + view.key: view.to_tag() for view in views})
             self._connection.describe(experiment_note)
@@ -178,18 +188,17 @@ class Tracker:
     def study_file(self, study: str, file: str) -> str | None:
         """Reads a file of the MLflow run of a study that was written last; None without one."""
         require_database(self.tracking_uri)
-        with self._connection.reaching() as client:
+        if not is_safe_name(study):
+            return None
+        with self._connection.reaching():
             found = self._connection.search(f"tags.`{content.STUDY}` = '{study}'")
-            runs = [run for run in found if run.data.tags[content.KIND] == "study"]
-            for run in sorted(runs, key=lambda run: run.info.end_time or 0, reverse=True):
-                if any(artifact.path == file for artifact in client.list_artifacts(run.info.run_id)):
-                    with tempfile.TemporaryDirectory() as folder:
-                        path = client.download_artifacts(run.info.run_id, file, folder)
-                        return Path(path).read_text(encoding="utf-8")
-        return None
+            runs = [run for run in found if run.data.tags.get(content.KIND) == "study"]
+            runs.sort(key=lambda run: run.info.end_time or 0, reverse=True)
+            read = (self._artifacts.read(run.info.run_id, file) for run in runs)
+            return next((text for text in read if text is not None), None)
 
-    def _replace_lines(self, study: Run, present: Sequence[Run], lines: Sequence[Line]) -> None:
-        """Makes a run for each line; keeps equal ones, deletes those of other content.
+    def _replace_lines(self, of_study: Mapping[str, str], present: Sequence[Run], lines: Sequence[Line]) -> None:
+        """Makes a run for each line, with the tags `of_study`; keeps equal ones, deletes those of other content.
 
         They are no children of the study's run: MLflow's charts leave out the runs below a folded one.
         """
@@ -198,7 +207,6 @@ class Tracker:
         for run in present:
             if wanted.pop(run.data.tags.get(content.RESULT, ""), None) is None:
                 client.delete_run(run.info.run_id)
-        of_study = {key: study.data.tags[key] for key in (content.STUDY, content.STUDY_ID)}
         now = round(time.time() * 1000)
         for digest, line in wanted.items():
             tags = {content.KIND: LINE, content.RESULT: digest, **of_study}
@@ -210,10 +218,10 @@ class Tracker:
     def _tag_nodes(self, tags: Mapping[str, Mapping[str, str]]) -> None:
         """Sets the tags that the nodes' MLflow runs lack, so that one filter lists the runs of a study or a trial."""
         runs = self.runs() if tags else {}
-        with self._connection.reaching() as client:
+        with self._connection.writing() as client:
             for (_, node_id), run in runs.items():
-                wanted = tags.get(node_id, {}).items()
-                if missing := [RunTag(key, value) for key, value in wanted if run.data.tags.get(key) != value]:
+                wanted = {key: text_for_people(value) for key, value in tags.get(node_id, {}).items()}
+                if missing := [RunTag(key, value) for key, value in wanted.items() if run.data.tags.get(key) != value]:
                     client.log_batch(run.info.run_id, tags=missing)
 
     def view_urls(self, study: str, ui_url: str = "") -> dict[str, str]:
@@ -236,6 +244,15 @@ class Tracker:
         ).rstrip("/")
 
 
+def file_name(name: str) -> str:
+    """Returns a name for a file that is safe, and another one for another name."""
+    return name if is_safe_name(name) else f"{re.sub('[^A-Za-z0-9-]', '_', name)[:100]}-{short_hash(name)}"
+
+
+def _page(figure: Any) -> bytes:
+    return figure.to_html(include_plotlyjs="cdn").encode()
+
+
 def register_export(
     tracking_uri: str, name: str, record: Path, mlflow_run_id: str, tags: Mapping[str, str], note: str
 ) -> str:
@@ -245,7 +262,8 @@ def register_export(
     the tags. Raises TrackingUnavailable.
     """
     digest = hash_file(record)
-    with Connection(tracking_uri, "gram").reaching() as client:
+    connection = Connection(tracking_uri, "gram")
+    with connection.writing() as client:
         if not client.search_registered_models(f"name = '{name}'"):
             client.create_registered_model(name)
         for version in client.search_model_versions(f"name = '{name}'"):
@@ -254,8 +272,7 @@ def register_export(
                     client.set_model_version_tag(name, version.version, key, value)
                 return str(version.version)
         place = f"exports/{digest[:16]}"
-        client.log_artifacts(mlflow_run_id, str(record.parent), place)
-        source = f"{client.get_run(mlflow_run_id).info.artifact_uri}/{place}"
+        source = Artifacts(connection).copy(mlflow_run_id, place, record.parent)
         tags = {**tags, EXPORT: digest, content.KIND: "export"}
         made = client.create_model_version(name, source, mlflow_run_id, tags, description=note, await_creation_for=0)
         return str(made.version)

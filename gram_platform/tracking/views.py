@@ -10,13 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from gram_platform.config.identity import short_hash
+from gram_platform.config.identity import parse_json, short_hash
 from gram_platform.tracking.entry import KIND, STUDY, STUDY_ID
+from gram_platform.tracking.values import LONGEST_TEXT, text_for_people
 
 LINE = "line"  # the kind of MLflow's runs that hold a line of a study's figures
 VIEW = "mlflow.sharedViewState."  # + key
 TRAINING_RUNS = "workflowType=machine_learning"  # else MLflow's pages are those about traces of language models
 RUN_COLUMNS = ("tags.`method`", "tags.`size`", "tags.`profile`", "tags.`seed`", "metrics.`train/loss`")
+MOST_LINKS = LONGEST_TEXT - 500  # characters of the links in an experiment's description
 ABOUT = "Runs that `gram_platform` trained"
 NOTE = f"""{ABOUT}; unfold one to see the evaluations of its views and the attacks on them. The run `study NAME` has the
 study's table, report and figures. The runs of kind `line` hold its compute ratios by model size (the step)."""
@@ -64,7 +66,7 @@ class SavedView:
 def study_views(study: str, study_id: str, shown: Mapping[str, str], charts: tuple[str, ...]) -> tuple[SavedView, ...]:
     """Returns the views of a study: the charts of its lines with the tags `shown`, if any, and its training runs."""
     tags = {KIND: LINE, STUDY_ID: study_id, **shown}
-    lines = " and ".join(f"tags.`{tag}` = '{value}'" for tag, value in tags.items())
+    lines = " and ".join(f"tags.`{tag}` = {_quoted(text_for_people(value))}" for tag, value in tags.items())
     runs = f"tags.`{KIND}` = 'run' and tags.`{STUDY}.{study}` != ''"
     ratios = SavedView(f"gram.{study}.ratios", f"{study}: ratios by size", lines, charts=charts)
     views = (ratios, SavedView(f"gram.{study}.runs", f"{study}: runs", runs, RUN_COLUMNS))
@@ -75,17 +77,36 @@ def saved_views(tags: Mapping[str, str], experiment_id: str) -> dict[str, tuple[
     """Reads our views among an experiment's tags: {key: (name, address of the page below MLflow's own)}."""
     found = {}
     for tag, value in sorted(tags.items()):
-        if tag.startswith(f"{VIEW}gram."):
-            key, view = tag.removeprefix(VIEW), json.loads(value)
+        if tag.startswith(f"{VIEW}gram.") and (view := _named_state(value)) is not None:
+            key, (name, state) = tag.removeprefix(VIEW), view
             address = f"#/experiments/{experiment_id}/runs?{TRAINING_RUNS}&viewStateShareKey={quote(key)}"
-            has_charts = "compareRunCharts" in json.loads(view["state"])
-            found[key] = view["name"], address + "&compareRunsMode=CHART" * has_charts
+            found[key] = name, address + "&compareRunsMode=CHART" * ("compareRunCharts" in state)
     return found
+
+
+def _named_state(text: str) -> tuple[str, dict] | None:
+    """Reads a view's name and state; None for a text of another shape, which the next study of that name replaces."""
+    try:
+        view = parse_json(text, {"name": str, "state": str})
+        return view["name"], parse_json(view["state"], dict)
+    except ValueError:
+        return None
+
+
+def _quoted(value: str) -> str:
+    """Quotes a value for MLflow's filters, which know no escape: a text with both quotes loses the double ones."""
+    return '"{}"'.format(value.replace('"', "")) if "'" in value else f"'{value}'"
 
 
 def experiment_note(tags: Mapping[str, str], experiment_id: str) -> str:
     """Describes an experiment for people, in Markdown; the links to our views come first, where folded text is seen."""
-    links = " · ".join(f"[{name}]({address})" for name, address in saved_views(tags, experiment_id).values())
+    links = ""
+    for name, address in saved_views(tags, experiment_id).values():
+        link = f"{' · ' if links else ''}[{name}]({address})"
+        if len(links) + len(link) > MOST_LINKS:
+            links += " · ..."
+            break
+        links += link
     return f"Pretraining studies: {links}\n\n{NOTE}" if links else NOTE
 
 

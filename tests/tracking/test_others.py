@@ -117,3 +117,38 @@ def test_wandb_that_is_not_installed(store, tmp_path, monkeypatch):
 def test_an_unknown_tracker(store, tmp_path):
     with pytest.raises(ValueError, match=r"to='comet': expected one of tensorboard, wandb"):
         write_nodes(store, "comet", tmp_path)
+
+
+NAMES = ("../../home/.ssh/x", "/etc", "..", "a/b\\c", "\0\x1b[31m", "\ud800", "ü" * 300, "...", "")
+
+
+@pytest.mark.parametrize("method", NAMES)
+def test_a_node_is_one_folder_whatever_its_tags_are(store, tmp_path, method):
+    finish(store)
+    (Path(store.root) / "runs" / RUN.run_id / "tags.json").write_text(json.dumps({**TAGS, "method": method}))
+    folder = tmp_path / "a" / "b" / "events"
+    before = set(tmp_path.rglob("*"))
+    assert write_nodes(store, "tensorboard", folder) == {"written": 2, "unchanged": 0}
+    assert write_nodes(store, "tensorboard", folder) == {"written": 0, "unchanged": 2}
+    made = set(tmp_path.rglob("*")) - before - {*folder.parents}
+    assert all(folder == path or folder in path.parents for path in made)
+    assert len(list(folder.iterdir())) == 2
+    assert not any(path.name.startswith(".") for path in folder.iterdir())
+
+
+def test_a_folder_of_the_user_is_never_removed(store, tmp_path):
+    """A storage can name its node as the last word of any folder."""
+    for kind, target in (("notes", None), ("a link", tmp_path / "home")):
+        mine = tmp_path / "events" / f"{kind} {RUN.run_id}"
+        mine.parent.mkdir(exist_ok=True)
+        if target:
+            target.mkdir()
+            (target / "written").touch()
+            mine.symlink_to(target)
+        else:
+            mine.mkdir()
+        (mine / "page").write_text("mine")
+    write_nodes(store, "tensorboard", tmp_path / "events")
+    assert [(path / "page").read_text() for path in sorted((tmp_path / "events").glob(f"[na]* {RUN.run_id}"))] == [
+        "mine"
+    ] * 2

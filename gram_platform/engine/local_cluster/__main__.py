@@ -96,8 +96,10 @@ def keep_logs(cluster: Cluster) -> None:
 
 
 def mlflow_command(database: Path, port: int) -> str:
+    from gram_platform.tracking.database import database_uri  # which takes a second to import
+
     binary = Path(sys.executable).parent / "mlflow"
-    return shlex.join([str(binary), "ui", "--backend-store-uri", f"sqlite:///{database}", "--port", str(port)])
+    return shlex.join([str(binary), "ui", "--backend-store-uri", database_uri(database), "--port", str(port)])
 
 
 def serve_mlflow(cluster: Cluster) -> str:

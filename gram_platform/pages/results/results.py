@@ -26,7 +26,7 @@ from gram_platform.paper.verdicts import (
 )
 from gram_platform.store import Store
 from gram_platform.tracking import TrackingUnavailable
-from gram_platform.tracking.entry import BEST_LOSS
+from gram_platform.tracking.entry import BEST_LOSS, TIMES
 from gram_platform.tracking.frame import Frames, load_curves, load_runs, load_store_curves
 from gram_platform.tracking.views import Line
 
@@ -114,7 +114,7 @@ def load_frames(
     why_not: str = "",
     frames: Frames | None = None,
 ) -> tuple[pd.DataFrame, pd.DataFrame, str]:
-    """Returns (frame of these nodes, baselines' curves, source): from MLflow if it has every complete node.
+    """Returns (frame of these nodes, baselines' curves, source): from MLflow if it has the storage's complete nodes.
 
     TrackingUnavailable without a store, when MLflow is away.
     """
@@ -123,20 +123,32 @@ def load_frames(
         return frame[frame["id"].isin(ids)], load_curves(uri or "", baseline_runs), "MLflow alone"
     frames = frames or Frames(store.root, uri)
     local = frames.stored[frames.stored["id"].isin(ids)]
+    curves = load_store_curves(store, baseline_runs)
     if uri is not None:
         try:
             frame = frames.mirrored[frames.mirrored["id"].isin(ids)]
-            sent, stored = _complete_ids(frame), _complete_ids(local)
-            if sent == stored:
-                return frame, frames.mirrored_curves(baseline_runs), "MLflow"
-            why_not = "MLflow lacks some of the study's nodes" if stored - sent else "MLflow has nodes that they lack"
+            sent, stored = _measured(frame), _measured(local)
+            if sent.equals(stored):
+                mirrored = frames.mirrored_curves(baseline_runs)
+                if mirrored.equals(curves):
+                    return frame, mirrored, "MLflow"
+            why_not = _difference(set(sent.index), set(stored.index))
         except TrackingUnavailable as error:
             why_not = f"MLflow is away ({error})"
-    return local, load_store_curves(store.root, baseline_runs), f"the run directories: {why_not}"
+    return local, curves, f"the run directories: {why_not}"
 
 
-def _complete_ids(frame: pd.DataFrame) -> set[str]:
-    return set(frame.loc[frame["status"] == State.COMPLETE, "id"])
+def _measured(frame: pd.DataFrame) -> pd.DataFrame:
+    """Returns all numbers of the complete nodes by id, but for times, which differ between two that trained a run."""
+    numbers = frame[frame["status"] == State.COMPLETE].set_index("id").select_dtypes("float64")
+    return numbers.drop(columns=list(TIMES)).dropna(axis="columns", how="all")
+
+
+def _difference(sent: set[str], stored: set[str]) -> str:
+    """Says why MLflow is not read, from the ids of its complete nodes and the storage's."""
+    if stored - sent:
+        return "MLflow lacks some of the study's nodes"
+    return "MLflow has nodes that they lack" if sent - stored else "MLflow has other values, which somebody has changed"
 
 
 def named(tags: pd.DataFrame, frame: pd.DataFrame, how: Literal["inner", "left"] = "inner") -> pd.DataFrame:

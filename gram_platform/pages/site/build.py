@@ -12,6 +12,7 @@ from gram_platform.pages.site.folder import SiteFolder, writing
 from gram_platform.pages.site.pages import Snapshot, read_mirror, write_overview, write_studies
 from gram_platform.store import Store
 from gram_platform.store.folders import open_folder
+from gram_platform.tracking import default_tracking_uri
 
 SITE = "site"  # the folder in the storage
 
@@ -87,4 +88,4 @@ def tracking_of(store: Store, tracking_uri: str) -> tuple[str | None, str]:
     database = Path(store.root) / "mlflow.db"
     if not database.exists():
         return None, f"there is no {database}"
-    return f"sqlite:///{database}", ""
+    return default_tracking_uri(store.root), ""

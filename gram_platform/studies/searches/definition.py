@@ -1,9 +1,9 @@
 """Defines a search: a study whose points come from a source, with the flags and questions of each kind of search."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gram_platform.config.identity import absolute_place, invalid, require_int, short_hash
+from gram_platform.config.identity import has_shape, invalid, require_int, short_hash
 from gram_platform.config.space import Space
 from gram_platform.engine.life import NodeLifecycle
 from gram_platform.engine.proposals import Group, Judge, OptunaSource, PointList, SearchObjective, Source, open_study
@@ -14,11 +14,12 @@ from gram_platform.store import Store
 from gram_platform.studies.build import Graph
 from gram_platform.studies.definition import Study
 from gram_platform.studies.flags import CommonFlags, split_list
-from gram_platform.studies.searches.optuna_studies import PREFIX, open_storage
+from gram_platform.studies.searches.optuna_studies import open_storage
 from gram_platform.studies.searches.report import SearchOutput
 from gram_platform.studies.searches.stopping import read_stopped
 from gram_platform.studies.session import machine_hours
 from gram_platform.tracking import Tracker
+from gram_platform.tracking.database import database_path, database_uri, with_absolute_path
 
 SEARCH_VERSION = 1  # part of every search's id: raised when trials of before and after are not comparable
 
@@ -68,9 +69,9 @@ def _optuna_uri(uri: str, storage: str) -> str:
     store = Store(storage)
     if not (uri or store.is_local):
         raise invalid("optuna_uri", None, f"the URL of a database for the search's trials: {storage} cannot hold one")
-    uri = uri or f"{PREFIX}{store.root}/optuna.db"
-    if uri.startswith(PREFIX):
-        return PREFIX + absolute_place("optuna_uri", uri.removeprefix(PREFIX))
+    uri = uri or database_uri(f"{store.root}/optuna.db")
+    if database_path(uri) is not None:
+        return with_absolute_path("optuna_uri", uri)
     if "://" not in uri:
         expected = "a database's URL such as postgresql://host/optuna or sqlite:////path/optuna.db"
         raise invalid("optuna_uri", uri, expected)
@@ -86,6 +87,7 @@ class Round:
 
     source: Source
     hours_before: float  # machine hours of its trials that have ended before
+    ids_before: Collection[str]  # of the nodes of these trials
     text: str  # what is announced; "" if there is nothing to say
 
 
@@ -167,7 +169,9 @@ class GridSearch(Search):
             if len(over) > len(done):
                 lines.append(f"{len(over) - len(done)} were stopped before; without --early-stopping they are finished")
             hours = sum(machine_hours(store, node) for nodes in done.values() for node in nodes)
-            yield Round(PointList((pair for pair in new if pair[0] not in over), judge), hours, "\n".join(lines))
+            ids = {node.id for name, point in new if name in over for node in problem.nodes(point)}
+            source = PointList((pair for pair in new if pair[0] not in over), judge)
+            yield Round(source, hours, ids, "\n".join(lines))
             if not new:
                 return
             seen |= {name for name, _ in new}
@@ -216,11 +220,10 @@ class OptunaSearch(Search):
         ended = [t for g in groups for t in g.study.get_trials(deepcopy=False) if t.state.is_finished()]
         num_adopted = sum(len(group.adopted) for group in groups)
         hours = sum(trial.user_attrs.get("rank_s", 0.0) for trial in ended) / 3600
-        yield Round(
-            source,
-            hours,
-            f"{len(ended)} trials ended before, {num_adopted} were left running and are taken up again",
-        )
+        nodes = [nodes for trial in ended if has_shape(nodes := trial.user_attrs.get("nodes"), [str])]
+        ids = {node_id for of_trial in nodes for node_id in of_trial}
+        text = f"{len(ended)} trials ended before, {num_adopted} were left running and are taken up again"
+        yield Round(source, hours, ids, text)
 
 
 def setting_at(settings: Sequence[Setting], point: Point) -> Setting:

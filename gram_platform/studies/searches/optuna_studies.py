@@ -3,7 +3,6 @@
 import math
 import warnings
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import optuna
 import pandas as pd
@@ -30,8 +29,7 @@ from gram_platform.config.space import Parameter, Space
 from gram_platform.pages.figures.searches import history_figure, importance_figure, slice_figure
 from gram_platform.store.folders import LocalFolder
 from gram_platform.tracking.connection import first_line
-
-PREFIX = "sqlite:///"
+from gram_platform.tracking.database import database_path, database_uri
 
 
 def open_storage(uri: str) -> optuna.storages.RDBStorage:
@@ -41,12 +39,11 @@ def open_storage(uri: str) -> optuna.storages.RDBStorage:
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
-        if not uri.startswith(PREFIX):
+        if (path := database_path(uri)) is None:
             return optuna.storages.RDBStorage(uri)
-        path = Path(uri.removeprefix(PREFIX))
         with LocalFolder(str(path.parent), writable=True).lock("optuna"):
             if not path.exists():
-                create_database(path, lambda url: optuna.storages.RDBStorage(url).engine.dispose())
+                create_database(path, lambda new: optuna.storages.RDBStorage(database_uri(new)).engine.dispose())
         # a driver and readers share the file, and wait for each other's locks
         return optuna.storages.RDBStorage(uri, engine_kwargs={"connect_args": {"timeout": 60}})
     except (SQLAlchemyError, RuntimeError, OSError) as error:

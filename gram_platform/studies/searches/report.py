@@ -20,10 +20,10 @@ from gram_platform.pages.results.results import named, named_attacks
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph
 from gram_platform.tracking import Tracker, TrackingUnavailable
-from gram_platform.tracking.connection import MOST_CHARACTERS
 from gram_platform.tracking.entry import SEARCH as SEARCH_TAG
 from gram_platform.tracking.entry import run_metrics
 from gram_platform.tracking.frame import load_store_curves
+from gram_platform.tracking.values import text_for_people
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def trial_tags(trials: bytes) -> dict[str, dict[str, str]]:
         for run_id in runs.split():
             found.setdefault(run_id, {}).setdefault(metric_name(f"{SEARCH_TAG}.{search}"), []).append(trial)
     return {
-        run_id: {tag: ", ".join(names)[:MOST_CHARACTERS] for tag, names in tags.items()}
+        run_id: {tag: text_for_people(", ".join(names)) for tag, names in tags.items()}
         for run_id, tags in found.items()
     }
 

@@ -129,6 +129,7 @@ class SearchDriver(Driver):
         self.problem = self.search.problem(self.graph, self.store)
         for following in self.search.rounds(self.graph, self.store, self.problem, self.search_id):
             self.hours_before += following.hours_before
+            self.ids.update(following.ids_before)
             if following.text:
                 self.view.say(following.text)
             if not self.control.may_go_on():

@@ -6,6 +6,7 @@ import time
 import pytest
 import torch
 
+from gram_platform.engine.life import Progress
 from gram_platform.planner import Budget
 from gram_platform.store import Store
 from gram_platform.store.leases import read_lease
@@ -22,7 +23,7 @@ from gram_platform.studies.searches.control import (
 )
 from gram_platform.studies.searches.run import SearchDriver, build_search, parse
 from gram_platform.tracking import Tracker, default_tracking_uri
-from tests.studies.searches.planted import GRID
+from tests.studies.searches.planted import GRID, SEARCH
 
 
 @pytest.fixture
@@ -102,3 +103,31 @@ def test_a_driver_that_was_suspended_for_too_long_has_lost_its_search(store, mon
         monkeypatch.setattr(control, "_next_look", 0.0)
         assert (control.decide(), control.state) == ("cancel", LOST)
     assert read_lease(folder) == taken
+
+
+def test_what_earlier_submissions_left_unsent_is_sent(tmp_path):
+    """A killed driver leaves trials that MLflow lacks; the next submission has only other trials to run."""
+    graph = build_search(GRID, parse(GRID, ["--storage", str(tmp_path / "storage")]))
+    store = Store(graph.flags.storage).open_for_writing()
+    problem = GRID.problem(graph, store)
+    nodes = [node for _, point in GRID.points(graph, store)[0] for node in problem.nodes(point)]
+    for node in nodes:
+        store.run(node.id).ensure_config(node.config)
+        with store.run(node.id).start_attempt("test") as attempt:
+            attempt.complete({}, {"weight": torch.zeros(1)})
+    driver = SearchDriver(graph, store, Tracker(default_tracking_uri(store.root)), "s1")
+    with driver.mirror:
+        driver._execute(Progress)
+    assert driver.mirror.finish(driver.ids)
+    assert {run_id for _, run_id in driver.tracker.runs()} == {node.id for node in nodes}
+
+
+def test_ended_trials_of_optuna_name_their_nodes(tmp_path):
+    graph = build_search(SEARCH, parse(SEARCH, ["--storage", str(tmp_path / "storage")]))
+    store = Store(graph.flags.storage).open_for_writing()
+    for group, nodes in zip(SEARCH.open(graph, "s1"), (["r1", "r2"], "no list"), strict=True):
+        trial = group.study.ask()
+        trial.set_user_attr("nodes", nodes)
+        group.study.tell(trial, 1.0)
+    (first,) = SEARCH.rounds(graph, store, SEARCH.problem(graph, store), "s1")
+    assert first.ids_before == {"r1", "r2"}

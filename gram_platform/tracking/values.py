@@ -1,0 +1,97 @@
+"""Writes texts within MLflow's limits, and reads back what MLflow holds, where people may have changed anything.
+
+A value that cannot be what the mirror wrote counts as absent, so that it is written again.
+"""
+
+import re
+import sys
+from collections.abc import Mapping
+
+from gram_platform.config.identity import canonical_json, metric_name, parse_json
+
+LONGEST_TEXT = 5000  # characters of a tag or parameter that every MLflow and its databases keep whole
+LONGEST_NAME = 250  # characters of a run's name, and of the name of a tag, parameter or metric
+MOST_TAGS = 100  # in one request
+TAG_NAMES = "gram.tags"  # the names of the study's tags, separated by commas
+NUM_PARTS = "gram.num_parts"  # of the text that has the study's tags where MLflow could not hold each as a tag
+PART = "mlflow.gram.part."  # + its number; MLflow's pages hide tags whose names begin with `mlflow.`
+RESERVED = ("gram.", "mlflow.")
+_ESCAPE = re.compile(r":([0-9a-f]+):")
+
+
+def text_for_people(text: str, most: int = LONGEST_TEXT) -> str:
+    """Returns a text that MLflow takes: a longer one ends in `…`, NUL and half surrogates are escaped."""
+    text = in_utf8(text).replace("\0", "\\x00")
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def in_utf8(text: str) -> str:
+    """Returns a text that has UTF-8: half surrogates, which JSON may hold, are escaped."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def is_short_name(name: str) -> bool:
+    """Tells whether MLflow takes this as the name of a tag or a metric, once it is escaped."""
+    return 0 < len(name) <= LONGEST_NAME
+
+
+def whole_tags(tags: Mapping[str, str]) -> dict[str, str]:
+    """Returns MLflow's tags for a study's tags, from which `study_of` reads the same ones.
+
+    Where a name or value is too long, or one that MLflow or its databases refuse, hidden tags hold all of them as JSON.
+    The tags for people then have the beginnings.
+    """
+    shown = {metric_name(name): text_for_people(value) for name, value in tags.items()}
+    shown = {name: value for name, value in shown.items() if is_short_name(name) and not name.startswith(RESERVED)}
+    names = ",".join(sorted(shown))
+    if len(names) <= LONGEST_TEXT and shown == {metric_name(name): value for name, value in tags.items()}:
+        return {**shown, TAG_NAMES: names, NUM_PARTS: ""}
+    text = canonical_json(dict(tags))
+    parts = [text[start : start + LONGEST_TEXT] for start in range(0, len(text), LONGEST_TEXT)]
+    hidden = {f"{PART}{number}": part for number, part in enumerate(parts)}
+    return {**shown, **hidden, TAG_NAMES: text_for_people(names), NUM_PARTS: str(len(parts))}
+
+
+def unescape(key: str) -> str:
+    """Inverts `metric_name`; a key that somebody else wrote may hold codes of no character, which stay."""
+    return _ESCAPE.sub(_character, key)
+
+
+def _character(match: re.Match) -> str:
+    code = int(match[1], 16)
+    return chr(code) if code < 0xD800 or 0xDFFF < code <= sys.maxunicode else match[0]
+
+
+def study_of(tags: Mapping[str, str]) -> dict[str, str]:
+    """Inverts `whole_tags`, as far as people left what it wrote."""
+    num_parts = number_of(tags, NUM_PARTS) or 0
+    if 0 < num_parts <= len(tags):
+        try:
+            return parse_json("".join(tags.get(f"{PART}{number}", "") for number in range(num_parts)), {str: str})
+        except ValueError:
+            pass
+    names = [name for name in tags.get(TAG_NAMES, "").split(",") if name]
+    return {unescape(name): tags.get(name, "") for name in names}  # MLflow may drop an empty tag
+
+
+def number_of(values: Mapping[str, str], key: str) -> int | None:
+    """Reads a whole number that the mirror wrote; None where there is none, or something else."""
+    text = values.get(key, "")
+    is_number = text.removeprefix("-").isdecimal() and text.isascii() and len(text) < 19
+    return int(text) if is_number else None
+
+
+def curve_points(text: str) -> list[tuple[int, float]] | None:
+    """Reads (step, loss) from a text `<step>:<loss> <step>:<loss> ...`; None for another text."""
+    try:
+        return [(int(step), float(loss)) for step, loss in (point.split(":") for point in text.split())]
+    except ValueError:
+        return None
+
+
+def run_of_start(text: str) -> str | None:
+    """Reads the run's id in the parameter `start`, "" where a run starts from none; None for another text."""
+    try:
+        return parse_json(text, {"run_id": str})["run_id"] if text else ""
+    except ValueError:
+        return None

@@ -1,0 +1,258 @@
+"""Whatever people change in MLflow, and however long a study's texts are: submissions go on, with equal frames."""
+
+import contextlib
+import json
+import shutil
+import sqlite3
+
+import pytest
+from mlflow import MlflowClient
+from pandas.testing import assert_frame_equal
+
+from gram_platform.config import Evaluation, View
+from gram_platform.config.identity import metric_name
+from gram_platform.pages.results.results import load_frames
+from gram_platform.store import Store
+from gram_platform.tracking import Tracker, default_tracking_uri
+from gram_platform.tracking.entry import unescape
+from gram_platform.tracking.frame import load_curves, load_runs, load_store, load_store_curves
+from gram_platform.tracking.values import LONGEST_TEXT, curve_points, number_of, study_of, whole_tags
+from gram_platform.tracking.views import Line, study_views
+from tests.store.training import run_config, train
+
+RUN = run_config(8)
+EVALUATION = Evaluation(View.of(RUN.run_id, {"virology": 1.0}), "d" * 12, ("core", "virology"), 4)
+TAGS = {"method": "gram", "size": "tiny", "seed": "0", "profile": "all", "retained": "virology"}
+
+
+def mirrored_storage(folder) -> Store:
+    """A storage with a run and an evaluation, and its mirror."""
+    store = Store(folder).open_for_writing(min_free_bytes=0)
+    train(store.root, RUN)
+    store.run(RUN.run_id).add_tags(TAGS)
+    place = store.evaluation(EVALUATION.eval_id)
+    place.ensure_config(EVALUATION)
+    place.add_tags(TAGS)
+    place.complete({"losses": {"core": 2.5, "virology": 3.25}}, {"elapsed_s": 0.5})
+    tracker = Tracker(default_tracking_uri(store.root))
+    tracker.sync(store)
+    log(tracker)
+    return store
+
+
+def log(tracker: Tracker) -> None:
+    line = Line("gram core", {"method": "gram", "profile": "core"}, {100: {"core": 0.9}})
+    views = study_views("scaling", "0123", {"profile": "core"}, ("core",))
+    tracker.log_study("scaling", {"table.csv": b"content"}, {}, {"preset": "smoke"}, [line], {RUN.run_id: {}}, views)
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory):
+    return mirrored_storage(tmp_path_factory.mktemp("mirrored") / "storage")
+
+
+@pytest.fixture
+def database(template, tmp_path):
+    """(store, URI of a copy of its mirror)."""
+    shutil.copy(f"{template.root}/mlflow.db", tmp_path)
+    return template, f"sqlite:///{tmp_path}/mlflow.db"
+
+
+def execute(uri: str, *statements: str) -> None:
+    with contextlib.closing(sqlite3.connect(uri.removeprefix("sqlite:///"))) as connection, connection:
+        for statement in statements:
+            assert connection.execute(statement).rowcount > 0, statement
+
+
+def set_tag(key: str, value: str) -> str:
+    return f"UPDATE tags SET value = {value} WHERE key = '{key}'"
+
+
+STEPS = ("'later'", "''", "'nan'", "'8.0'", "' 8'", "'-3'", "'1_0'", "'٨'", f"'{'9' * 5000}'", "NULL")
+CHANGES = {
+    "the step that was sent": [set_tag("gram.mirrored_step", step) for step in STEPS],
+    "both steps": [f"{set_tag('gram.mirrored_step', step)} OR key = 'gram.sending_step'" for step in STEPS[::9]],
+    "a tag of the study": [set_tag("seed", "'5'"), set_tag("seed", "NULL"), "DELETE FROM tags WHERE key = 'profile'"],
+    "the names of the tags": [set_tag("gram.tags", "'a,,b'"), set_tag("gram.tags", "NULL")],
+    "the number of parts": [
+        set_tag("gram.mirrored_step", "'x'"),
+        "UPDATE tags SET key = 'gram.num_parts' WHERE key = 'gram.command'",
+    ],
+    "the view": ["DELETE FROM tags WHERE key IN ('gram.view_run_id', 'gram.view_id')"],
+    "the status": [
+        set_tag("gram.status", "'done'"),
+        "UPDATE runs SET status = 'RUNNING'",
+        "UPDATE runs SET status = 'FAILED'",
+    ],
+    "the result": [set_tag("gram.result", "'0'"), "DELETE FROM tags WHERE key = 'gram.result'"],
+    "times and name": ["UPDATE runs SET start_time = 0, end_time = NULL, name = NULL"],
+    "every run": ["UPDATE runs SET lifecycle_stage = 'deleted'"],
+    "the kind": ["DELETE FROM tags WHERE key = 'gram.kind'"],
+    "the experiment": ["UPDATE experiments SET lifecycle_stage = 'deleted' WHERE name = 'gram'"],
+    "its name": ["UPDATE experiments SET name = 'mine' WHERE name = 'gram'"],
+    "its tags": ["UPDATE experiment_tags SET value = NULL"],
+    "the views": ["UPDATE experiment_tags SET value = '{\"name\": 1}' WHERE key LIKE '%gram.scaling%'"],
+    "the views' states": [
+        'UPDATE experiment_tags SET value = \'{"name": "a", "state": "["}\' WHERE key LIKE \'%gram.scaling%\''
+    ],
+    "the study's run": ["UPDATE tags SET value = NULL WHERE key LIKE 'gram.study%'"],
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_change_is_undone_by_the_next_submission(database, what):
+    store, uri = database
+    for statement in CHANGES[what]:
+        execute(uri, statement)
+        load_runs(uri), load_curves(uri)
+        tracker = Tracker(uri)
+        tracker.sync(store)
+        log(tracker)
+        assert set(tracker.view_urls("scaling")) == {"ratios", "runs"}
+        assert_frame_equal(load_runs(uri), load_store(store), check_exact=True)
+        assert_frame_equal(load_curves(uri), load_store_curves(store), check_exact=True)
+        assert Tracker(uri).sync(store) == {"sent": 0, "unchanged": 2}
+    client = MlflowClient(uri)
+    runs = client.search_runs([client.get_experiment_by_name("gram").experiment_id], "tags.gram.kind = 'run'")
+    for key in runs[0].data.metrics:
+        steps = [point.step for run in runs for point in client.get_metric_history(run.info.run_id, key)]
+        assert len(steps) == len(set(steps)), key
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE latest_metrics SET value = 9.0 WHERE key = 'loss/core'",
+        set_tag("mlflow.gram.curve.core", "'1:2.5 8:2.0'"),
+        "UPDATE params SET value = 'later' WHERE key = 'num_steps'",
+        "UPDATE params SET value = '{' WHERE key = 'start'",
+    ],
+)
+def test_values_that_cannot_be_sent_again_are_not_read_for_a_study(database, statement):
+    """The tables are made from the storage, and say why; without a change they are read from MLflow."""
+    store, uri = database
+    args = ([RUN.run_id, EVALUATION.eval_id], [RUN.run_id], store, uri)
+    assert load_frames(*args)[2] == "MLflow"
+    execute(uri, statement)
+    frame, curves, source = load_frames(*args)
+    assert_frame_equal(frame, load_store(store))
+    assert_frame_equal(curves, load_store_curves(store))
+    assert source == "MLflow" or "MLflow has other values" in source
+    assert (source == "MLflow") == ("start" in statement)
+
+
+@pytest.mark.parametrize("text", ["nonsense", "1:2 x", "1:2:3 4:5", "a:b", ":", "1:"])
+def test_a_curve_of_somebody_else_is_asked_for_point_by_point(database, text):
+    store, uri = database
+    assert curve_points(text) is None
+    execute(uri, set_tag("mlflow.gram.curve.core", f"'{text}'"))
+    assert_frame_equal(load_curves(uri), load_store_curves(store), check_exact=True)
+
+
+LABELS = ",".join(f"a label of some thirty letter {number:03d}" for number in range(300))
+STUDIES = {
+    "many labels": {"retained": LABELS, "profile": f"core+{LABELS}"},
+    "just too long": {"retained": "x" * (LONGEST_TEXT + 1)},
+    "as long as can be": {"retained": "x" * LONGEST_TEXT},
+    "many tags": {f"tag {number}": "x" for number in range(300)},
+    "a long name": {"n" * 260: "x", "ü" * 60: "y"},
+    "names of MLflow's own": {
+        "gram.kind": "x",
+        "mlflow.runName": "y",
+        "gram.mirrored_step": "99",
+        "mlflow.parentRunId": "z",
+    },
+    "names of columns": {
+        "num_steps": "x",
+        "loss/core": "y",
+        "status": "z",
+        "id": "0",
+        "run_id": "1",
+        "surprisal/a": "b",
+    },
+    "names that are paths": {
+        "../a": "1",
+        "/b": "2",
+        "c//d": "3",
+        "e/": "4",
+        ".": "5",
+        "..": "6",
+        "f/../g": "7",
+        "": "8",
+    },
+    "names like escaped ones": {":2e:": "1", ".": "2", "a:2e:": "3", "a.": "4", ":3a:2e:": "5"},
+    "control characters": {"method": "a\0b", "size": "\x1b[31m\r\n\t", "profile": "\ud800", "\udfff\0": "x"},
+    "texts like ours": {"method": "…", "size": "[]", "gram": "{}", "mlflow.gram.part.0": "{}", "variant": "a,b"},
+}
+
+
+@pytest.mark.parametrize("names", STUDIES)
+def test_texts_beyond_the_limits_are_kept_whole(template, tmp_path, monkeypatch, names):
+    monkeypatch.setenv("MLFLOW_TRUNCATE_LONG_VALUES", "false")  # so that nothing is cut in silence
+    shutil.copytree(template.root, tmp_path / "storage")
+    store, tags = Store(tmp_path / "storage"), tmp_path / "storage" / "runs" / RUN.run_id / "tags.json"
+    tags.write_text(json.dumps({**TAGS, **STUDIES[names]}))
+    uri = default_tracking_uri(store.root)
+    Tracker(uri).sync(store)
+    assert_frame_equal(load_runs(uri), load_store(store), check_exact=True)
+    assert Tracker(uri).sync(store) == {"sent": 0, "unchanged": 2}
+    tags.write_text(json.dumps(TAGS))
+    assert Tracker(uri).sync(store)["unchanged"] == 1
+    assert study_of(Tracker(uri).runs()["run", RUN.run_id].data.tags) == TAGS
+
+
+@pytest.mark.parametrize("names", STUDIES)
+def test_tags_are_read_as_they_were_written(names):
+    written = whole_tags(STUDIES[names])
+    assert study_of(written) == STUDIES[names]
+    assert all(len(value) <= LONGEST_TEXT for value in written.values())
+    edited = {key: value[:-1] for key, value in written.items()}
+    assert isinstance(study_of(edited), dict)
+
+
+def test_long_studies_are_logged(database, monkeypatch):
+    """Parameters, lines, views and tags of a study with hundreds of labels, and hundreds of studies."""
+    monkeypatch.setenv("MLFLOW_TRUNCATE_LONG_VALUES", "false")
+    _, uri = database
+    tracker = Tracker(uri)
+    profile = f"core+{LABELS}+o'brien"
+    line = Line(f"gram {profile}", {"profile": profile}, {100: {"core": 0.9}})
+    views = study_views("long", "0123", {"profile": profile}, ("core",))
+    arguments = (
+        {"table.csv": b"content"},
+        {},
+        {"recipe": LABELS},
+        [line],
+        {RUN.run_id: {"gram.search.a": LABELS}},
+        views,
+    )
+    tracker.log_study("long", *arguments)
+    for number in range(60):
+        tracker._connection.set_experiment_tags(
+            {f"mlflow.sharedViewState.gram.{number}{'n' * 90}.runs": views[1].to_tag()}
+        )
+    tracker.log_study("long", *arguments)
+    assert len(tracker._connection.experiment_tags()["mlflow.note.content"]) <= LONGEST_TEXT
+    assert tracker.study_file("long", "table.csv") == "content"
+    assert tracker.study_file("o'brien", "table.csv") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("8", 8), ("-1", -1), ("", None), ("-", None), ("²", None), ("1e3", None), ("9" * 40, None)]
+)
+def test_numbers_of_the_mirror(text, number):
+    assert number_of({"a": text}, "a") == number
+    assert number_of({}, "a") is None
+
+
+@pytest.mark.parametrize(
+    "name", ["a//b", "/a", "a/", ".", "..", "../a", "a/../b", "a/./b", ".a", "a/.b", "a.b/c.", "//", ""]
+)
+def test_names_that_are_paths_of_another_form(database, name):
+    _, uri = database
+    assert unescape(metric_name(name)) == name
+    client = MlflowClient(uri)
+    run = client.create_run(client.get_experiment_by_name("gram").experiment_id)
+    if name:
+        client.log_metric(run.info.run_id, metric_name(name), 1.0)
+    assert metric_name("task/arc/acc.norm -1") == "task/arc/acc.norm -1"
