@@ -95,7 +95,12 @@ def write_archive(path: Path, nodes: Sequence[Node], store: Store) -> int:
             for file in sorted(folder.rglob("*")):
                 parts = file.relative_to(folder).parts
                 is_heavy = parts[0] == "attempts" and len(parts) > 2 and parts[2].startswith(HEAVY)
-                if file.is_file() and not is_heavy and not any(part.startswith(".") for part in parts):
+                if (
+                    file.is_file()
+                    and not file.is_symlink()
+                    and not is_heavy
+                    and not any(part.startswith(".") for part in parts)
+                ):
                     archive.add(file, str(file.relative_to(root)))
     return len(ended)
 

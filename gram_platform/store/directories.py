@@ -94,26 +94,43 @@ class NodeDirectory:
             warnings.warn(text, RuntimeWarning, stacklevel=3)
         return existing
 
+    def config_sha256(self) -> str:
+        """Hashes the bytes of the stored config (see `hash_config`); "" without one."""
+        try:
+            return _sha256(self.folder.read(CONFIG))
+        except FileNotFoundError:
+            return ""
+
     def ensure_config(self, config: RunConfig | AnyEvaluation | TaskScores) -> None:
-        """Stores the config; ValueError when the directory belongs to another node."""
+        """Stores the config unless it is there; sets a damaged one aside, with a warning, and stores it again.
+
+        ValueError when the directory belongs to another node.
+        """
         node_id = getattr(config, self.id_field)
         if node_id != self.node_id:
             raise invalid(self.id_field, node_id, f"the directory's {self.id_field}, {self.node_id}")
         self._ensure_config(config)
 
     def _ensure_config(self, config: object) -> None:
-        text = canonical_json(config)
-        if self.folder.create(CONFIG, (text + "\n").encode()):
-            return
+        data = _config_bytes(config)
         try:
             existing = self.folder.read_json(CONFIG)
+            if existing not in (None, json.loads(data)):
+                raise CorruptFile(f"it is not the config of {self.kind} {self.node_id}")
         except CorruptFile as error:
             self.folder.set_aside(CONFIG, error)
-            self._ensure_config(config)
-            return
-        if existing != json.loads(text):
-            expected = f"the config of {self.kind} {self.node_id}, found another one"
-            raise invalid("config", self.folder.file(CONFIG), expected)
+            existing = None
+        if existing is None:
+            self.folder.create(CONFIG, data)
+
+
+def hash_config(config: RunConfig | AnyEvaluation) -> str:
+    """Returns the `config_sha256` of a directory in which this config is stored."""
+    return _sha256(_config_bytes(config))
+
+
+def _config_bytes(config: object) -> bytes:
+    return (canonical_json(config) + "\n").encode()
 
 
 class EvaluationDirectory(NodeDirectory):

@@ -139,6 +139,18 @@ class RunDirectory(NodeDirectory):
                 warnings.warn(f"run {self.run_id}: {error}", RuntimeWarning, stacklevel=2)
         return records
 
+    def lost_history(self) -> str:
+        """Says what of a complete run's records cannot be read; "" while all can."""
+        head = self._head()
+        if head is None:
+            return f"no attempt in {self.attempts.path} has a {FINISHED}"
+        try:
+            for entry in head["segments"]:
+                read_segment(self.attempts, entry)
+        except CorruptFile as error:
+            return str(error)
+        return ""
+
     def result(self) -> dict | None:
         """Reads the sealed result, None while there is none. A corrupted file is set aside with a warning.
 

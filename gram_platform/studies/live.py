@@ -122,8 +122,8 @@ class LiveView:
         if node.id in progress.failed:
             return f"{self._count(progress)} {node.name} FAILED: {progress.failed[node.id]}"
         timing = self.store.run(node.id).timing()
-        rate = f"{timing['tokens_per_second']:,.0f} tokens/s"
-        return f"{self._count(progress)} {node.name} trained in {timing['elapsed_s']:.0f} s, {rate}"
+        rate = f"{timing.get('tokens_per_second', 0.0):,.0f} tokens/s"
+        return f"{self._count(progress)} {node.name} trained in {timing.get('elapsed_s', 0.0):.0f} s, {rate}"
 
     def _count(self, progress: Progress) -> str:
         return _share_text(len(progress.done) + len(progress.failed), len(self.nodes))
