@@ -6,7 +6,6 @@ import hashlib
 import json
 import socket
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from gram_platform.config import IMPORTED, AnyEvaluation, ModelConfig, RunConfig, State, TaskScores
 from gram_platform.config.identity import canonical_json, has_shape, hash_file, invalid, short_hash, to_plain
+from gram_platform.config.terminal import warn
 from gram_platform.store.checkpoints import WEIGHTS
 from gram_platform.store.files import CorruptFile, Folder, seal, unseal
 from gram_platform.store.folders import LocalFolder
@@ -91,7 +91,7 @@ class NodeDirectory:
             return self.publish(data)
         if existing != unseal(data):
             text = f"{self.kind} {self.node_id} finished again with another result; the first one stays"
-            warnings.warn(text, RuntimeWarning, stacklevel=3)
+            warn(text, stacklevel=3)
         return existing
 
     def config_sha256(self) -> str:

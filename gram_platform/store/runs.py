@@ -4,12 +4,12 @@ import contextlib
 import datetime
 import secrets
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gram_platform.config import State
 from gram_platform.config.identity import has_shape, invalid
+from gram_platform.config.terminal import warn
 from gram_platform.store.checkpoints import (
     CHAIN,
     FINISHED,
@@ -136,7 +136,7 @@ class RunDirectory(NodeDirectory):
             try:
                 records += read_segment(self.attempts, entry)
             except CorruptFile as error:
-                warnings.warn(f"run {self.run_id}: {error}", RuntimeWarning, stacklevel=2)
+                warn(f"run {self.run_id}: {error}", stacklevel=2)
         return records
 
     def lost_history(self) -> str:
