@@ -256,6 +256,12 @@ def test_one_module_prints_and_warns():
     assert drawing == ["gram_platform/studies/live.py"]
 
 
+def test_one_function_writes_csv():
+    """`analysis.tables.table_csv`: no cell of its tables is a formula."""
+    writers = [str(path.relative_to(ROOT)) for path in python_files(PACKAGE) if ".to_csv(" in path.read_text()]
+    assert writers == ["gram_platform/analysis/tables.py"]
+
+
 @pytest.mark.timeout(300)
 def test_every_experiment_says_what_it_is_and_builds():
     paths = sorted((ROOT / "experiments").glob("*.py"))

@@ -157,7 +157,7 @@ def _mlflow_search(study: str, table: str, tracker: Tracker) -> tuple[dict[str, 
         return {"table.csv": table, "report.html": report}, frame_text(pd.read_csv(io.StringIO(table)))
     frame = pd.read_csv(io.StringIO(trials))
     grid = analyse_grid(frame[frame[STATE].isin(STATES)], about["seq_len"], about["window"])
-    files = {"table.csv": grid.optima.to_csv(index=False), "report.html": report}
+    files = {"table.csv": table_csv(grid.optima, None), "report.html": report}
     return files, "\n\n".join(["optima", frame_text(grid.optima), "laws", frame_text(grid.laws)])
 
 
