@@ -10,10 +10,11 @@ import sys
 import tyro
 
 from gram_platform.cli.studies import site_command
+from gram_platform.config.terminal import say
 
 if __name__ == "__main__":
     try:
         tyro.cli(site_command, description=__doc__)
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from error

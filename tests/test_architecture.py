@@ -243,6 +243,25 @@ def test_nobody_asks_which_method_it_is():
     assert not wrong, wrong
 
 
+def test_one_module_prints_and_warns():
+    """`config/terminal.py` escapes what commands a terminal; the panel of a study's progress asks it too."""
+    wrong = []
+    for path in python_files(PACKAGE, "dashboards"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            text = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            if text in ("print", "warnings.warn") or text.startswith(("sys.stdout.write", "sys.stderr.write")):
+                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert {line.partition(":")[0] for line in wrong} == {"gram_platform/config/terminal.py"}, wrong
+    drawing = [str(path.relative_to(ROOT)) for path in python_files(PACKAGE) if "rich.console" in path.read_text()]
+    assert drawing == ["gram_platform/studies/live.py"]
+
+
+def test_one_function_writes_csv():
+    """`analysis.tables.table_csv`: no cell of its tables is a formula."""
+    writers = [str(path.relative_to(ROOT)) for path in python_files(PACKAGE) if ".to_csv(" in path.read_text()]
+    assert writers == ["gram_platform/analysis/tables.py"]
+
+
 @pytest.mark.timeout(300)
 def test_every_experiment_says_what_it_is_and_builds():
     paths = sorted((ROOT / "experiments").glob("*.py"))

@@ -1,6 +1,8 @@
 """The `gram` command on a real finished cell."""
 
+import contextlib
 import dataclasses
+import io
 import json
 import os
 import re
@@ -8,6 +10,7 @@ import shlex
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ import pytest
 from gram_platform.cli import COMMANDS, main
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import flatten
+from gram_platform.config.terminal import say
 from gram_platform.engine.evaluation import execute_evaluation
 from gram_platform.engine.node import execute_run
 from gram_platform.methods.nodes import method_nodes
@@ -22,8 +26,8 @@ from gram_platform.methods.setting import Elicitation, Options
 from gram_platform.planner import GIB, MACHINES, needs
 from gram_platform.store import Store
 from gram_platform.store.leases import GONE_AFTER_S
-from gram_platform.studies.session import say
 from tests.engine import conftest as cells
+from tests.store.training import run_config, train
 
 packed_root, execution, setting = cells.packed_root, cells.execution, cells.setting
 
@@ -237,6 +241,54 @@ def test_a_terminal_gets_no_command_from_a_text_or_a_name(tmp_path, capsys):
     shown = "".join(capsys.readouterr())
     assert not re.search("[\x1b\x07\u202e]", shown)
     assert all(part in shown for part in (r"t\x1b]0;x\x07\u202e", r"a\x1b[2J.jsonl", r"t\x1b[1m"))
+
+
+ESCAPES = "\x1b]0;title\x07\x1b[2J\x9b8m\u202e\r"
+
+
+def test_a_terminal_gets_no_command_from_a_storage(tmp_path, capsys):
+    """Tags, failures, searches, records and owners of leases are the words of whoever wrote the storage."""
+    done, failed = run_config(8), run_config(8, seed=1)
+    storage = str(tmp_path / "storage")
+    train(storage, done), train(storage, failed, last=4)
+    store = Store(storage).open_for_writing(min_free_bytes=0)
+    store.run(done.run_id).add_tags({"method": f"M{ESCAPES}", "size": "x" * 9_000, f"K{ESCAPES}": "lines\nof it"})
+    run = store.run(failed.run_id)
+    run.record_failure(run.attempt_ids()[-1], f"F{ESCAPES}\nerror: no line of ours")
+    store.search_dir("abc").write_json("search.json", {"name": f"N{ESCAPES}", "preset": [ESCAPES]})
+    store.search_dir("def").write("search.json", b"[")
+    store.study_dir("bad").write_json("study.json", {f"S{ESCAPES}": 1})
+    commands = [["status"], ["status", "--json"], ["show", done.run_id], ["show", failed.run_id], ["search"], ["gc"]]
+    commands += [["show", done.run_id, "--json"], ["check"], ["report"], ["compare", done.run_id, failed.run_id]]
+    texts = []
+    for command in commands:
+        with contextlib.suppress(SystemExit), warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            gram(*command, "--storage", storage)
+        texts.append("".join([*capsys.readouterr(), *(str(warning.message) for warning in caught)]))
+    assert not [text for text in texts if re.search("[\x1b\x07\x9b\u202e\r]", text)]
+    status = texts[0].splitlines()
+    assert len(status) == 4, status  # a line for each run, one of counts, one of what is left
+    assert max(map(len, status)) < 600
+    assert all(part in "".join(texts) for part in (r"M\x1b]0;title\x07\x1b[2J", r"F\x1b]0;", r"N\x1b]0;", r"S\x1b]0;"))
+
+
+def test_a_terminal_gets_no_command_from_losses_measured_elsewhere(tmp_path, capsys):
+    head = "study,variant,method,size,seed,retained,domain,elicited,loss\n"
+    (tmp_path / "losses.csv").write_text(f"{head}scaling,\x1b[31mv,baseline,0.3M,1,core,core,0,2.0\n")
+    curve = {"study": "scaling", "variant": "\x1b[31mv", "size": "0.3M", "seed": "1", "domain": "core"}
+    curve |= {"steps": [1, 2, 3, 4], "losses": [4, 3, 2.5, 2]}
+    (tmp_path / "curves.jsonl").write_text(json.dumps(curve) + "\n")
+    gram("replicate", tmp_path, "--out", tmp_path / "out")
+    shown = "".join(capsys.readouterr())
+    assert "\x1b" not in shown
+    assert r"\x1b[31mv" in shown
+
+
+def test_what_an_encoding_lacks_is_escaped():
+    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    say("Größe \U0001f600", file)
+    assert file.buffer.getvalue().decode() == "Gr\\xf6\\xdfe \\U0001f600\n"
 
 
 def test_a_reader_that_stops_early_is_no_error():

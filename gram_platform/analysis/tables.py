@@ -38,7 +38,7 @@ from gram_platform.analysis.ratios import (
 CLASSES = ("core", "retain", "forget", ELICITED)
 NUM_DOMAINS = {name: f"num_{name}" for name in CLASSES}  # columns: how many domains of a class a view has
 TABLE_COLUMNS = [*ROW, *(name + end for name in CLASSES for end in ENDS), "num_seeds"]
-FORMULA = re.compile(r"[=+\-@\t\r].", re.DOTALL)
+FORMULA = re.compile(r"[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20].", re.DOTALL)
 MOST_RUNS = 6  # named in `runs`; the rest is counted
 
 
@@ -251,14 +251,14 @@ def run_names(run_ids: pd.Series) -> str:
 # -------------------------------------------------------------------------------------------------------- text
 
 
-def table_csv(frame: pd.DataFrame) -> str:
-    """Writes CSV, equal text for equal values: six decimals, empty where there is no value.
+def table_csv(frame: pd.DataFrame, fractions: str | None = "%.6f") -> str:
+    """Writes CSV, equal text for equal values: fractions in this format, or None for all digits; empty without a value.
 
     An apostrophe goes before text that a spreadsheet would take for a formula.
     """
     texts = frame.select_dtypes(exclude=["number", "bool"])
     frame = frame.assign(**{name: texts[name].map(_no_formula) for name in texts}).rename(columns=_no_formula)
-    return frame.to_csv(index=False, float_format="%.6f", lineterminator="\n", na_rep="")
+    return frame.to_csv(index=False, float_format=fractions, lineterminator="\n", na_rep="")
 
 
 def _no_formula(cell: Any) -> Any:

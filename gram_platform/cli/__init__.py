@@ -14,7 +14,7 @@ from pathlib import Path
 
 import tyro
 
-from gram_platform.config.identity import printable
+from gram_platform.config.terminal import say
 
 COMMANDS = {  # the module of this folder that defines `NAME_command`
     "run": "run",
@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> None:
     except (ValueError, RuntimeError) as error:
         if not _is_expected(error):
             raise
-        print(printable(f"error: {error}"), file=sys.stderr)
+        say(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from error
 
 
@@ -60,7 +60,7 @@ def _run(arguments: list[str]) -> None:
     elif name in COMMANDS:
         tyro.cli(find_command(name), args=rest, prog=f"gram {name}")
     elif arguments in ([], ["-h"], ["--help"]):
-        print(overview(), file=sys.stdout if arguments else sys.stderr)
+        say(overview(), file=sys.stdout if arguments else sys.stderr)
         raise SystemExit(0 if arguments else 2)
     else:  # a completion for the shell, or an unknown name
         commands = {name: find_command(name) for name in COMMANDS}

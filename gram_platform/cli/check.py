@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 
 from gram_platform.cli.flags import Storage, stored
 from gram_platform.config.identity import hash_file, local_path
+from gram_platform.config.terminal import say
 from gram_platform.corpora.packed import PackedCorpus, parse_manifest
 from gram_platform.release.export import require_unchanged
 from gram_platform.store import CorruptFile, EvaluationDirectory, RunDirectory, Store
@@ -28,7 +29,7 @@ def check_command(storage: Storage = "", exports: tuple[str, ...] = ()) -> None:
     for place, check in [*_checks(stored(storage)), *_exports(exports)]:
         num_places += 1
         lost += [f"{place}: {problem}" for problem in _problems(check)]
-    print("\n".join([*lost, f"{num_places} places read, {len(lost)} problems"]))
+    say("\n".join([*lost, f"{num_places} places read, {len(lost)} problems"]))
     if lost:
         raise SystemExit(1)
 

@@ -5,7 +5,8 @@ from typing import Annotated
 import tyro
 
 from gram_platform.cli.flags import Positional, report_progress
-from gram_platform.config.identity import invalid, local_path, printable
+from gram_platform.config.identity import invalid, local_path
+from gram_platform.config.terminal import say
 from gram_platform.corpora import check, prepare, resolve
 from gram_platform.studies.session import ray_workers
 
@@ -62,12 +63,12 @@ def prepare_command(
         progress=report_progress,
     )
     packed = prepare(recipe, root, report_progress, ray_workers())
-    print(f"{root / recipe.data_id}  fingerprint {packed.fingerprint}")
+    say(f"{root / recipe.data_id}  fingerprint {packed.fingerprint}")
     for domain in packed.domains:
         counts = [f"{packed.num_sequences(split, domain):,} {split}" for split in ("train", "validation")]
-        print(f"  {domain:20} {' and '.join(counts)} sequences of {packed.seq_len} tokens")
+        say(f"  {domain:20} {' and '.join(counts)} sequences of {packed.seq_len} tokens")
     for line in packed.skipped:
-        print(f"  {line}")
+        say(f"  {line}")
 
 
 def _check_sources(corpus: str) -> None:
@@ -75,6 +76,6 @@ def _check_sources(corpus: str) -> None:
     for result in results:
         state = "ok" if result.ok else "FAILED"
         marked = f" ({result.mark})" if result.mark else ""
-        print(printable(f"{state:6}  {result.source}  [{result.label}]{marked}  {result.found}"))
+        say(f"{state:6}  {result.source}  [{result.label}]{marked}  {result.found}")
     if not all(result.ok for result in results):
         raise SystemExit(1)

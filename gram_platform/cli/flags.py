@@ -1,12 +1,12 @@
 """Defines flags that several commands share, and opens the storage that they name."""
 
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
 from gram_platform.config.identity import invalid
+from gram_platform.config.terminal import say_progress
 from gram_platform.planner import MACHINES
 from gram_platform.store import Store
 from gram_platform.store.root import storage_place
@@ -34,6 +34,5 @@ def has_study(storage: str, study: str) -> bool:
 
 
 def report_progress(what: str, done: int, total: int | None) -> None:
-    if sys.stderr.isatty():
-        share = f" {done / total:.0%}" if total else ""
-        print(f"\r{what}:{share} {done / 1e6:,.1f} MB   ", end="", file=sys.stderr, flush=True)
+    share = f" {done / total:.0%}" if total else ""
+    say_progress(f"{what}:{share} {done / 1e6:,.1f} MB")

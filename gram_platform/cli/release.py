@@ -10,6 +10,7 @@ from gram_platform.cli.flags import Positional, Storage, TrackingUri, report_pro
 from gram_platform.config import IMPORTED, View
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid, local_path, require_choice, require_int, require_name, require_real
+from gram_platform.config.terminal import say
 from gram_platform.config.view import PRECISIONS
 from gram_platform.release.card import card_subject, card_text
 from gram_platform.release.export import CARD, RECORD, ExportRequest, export_view
@@ -72,7 +73,7 @@ def eval_command(
     table = score_profiles(store.open_for_writing(), views, benchmark, device, precision, print)
     if place is not None:
         place.write_text(table_csv(table), encoding="utf-8")
-    print(f"\n{frame_text(table, missing='nan')}")
+    say(f"\n{frame_text(table, missing='nan')}")
 
 
 def _output(out: str) -> Path:
@@ -137,16 +138,16 @@ def export_command(
     exported = export_view(store, export, place, write_card, report_progress)
     for name, agreements in exported.agreements.items():
         for agreement in agreements:
-            print(f"{name + ': ' if name else ''}{agreement}")
+            say(f"{name + ': ' if name else ''}{agreement}")
     state = f"{exported.num_bytes / 1e6:,.1f} MB of tensors" if exported.is_new else "already exported; card rewritten"
-    print(f"{exported.folder}: {state}")
+    say(f"{exported.folder}: {state}")
     tags = {}
     if push:
         address, commit = push_export(exported.folder, push)
         tags = {"gram.hub": push, "gram.hub_commit": commit}
-        print(f"{push}: commit {commit} at {address}")
+        say(f"{push}: commit {commit} at {address}")
     if register:
-        print(_registered(store, export.view, exported.folder, register, tracking_uri, tags))
+        say(_registered(store, export.view, exported.folder, register, tracking_uri, tags))
 
 
 def _require_registry(name: str, tracking_uri: str, run_id: str) -> None:
@@ -187,12 +188,12 @@ def import_command(checkpoint: Positional[str], storage: Storage = "", seq_len: 
     imported = import_checkpoint(folder, store, seq_len, report_progress)
     model = imported.model
     for note in imported.notes:
-        print(f"note: {note}")
+        say(f"note: {note}")
     shape = f"{model.num_layers} layers, width {model.d_model}, MLP {model.d_mlp}, {model.num_heads} heads"
     shape += f" ({model.num_kv_heads} key-value), vocabulary {model.vocab_size:,}, sequences of {model.seq_len}"
-    print(f"{total_parameters(model):,} parameters: {shape}")
+    say(f"{total_parameters(model):,} parameters: {shape}")
     state = "imported" if imported.is_new else "already imported"
-    print(f"{imported.import_id}: {state}; start studies from it: --start {imported.import_id}")
+    say(f"{imported.import_id}: {state}; start studies from it: --start {imported.import_id}")
 
 
 def serve_command(
@@ -271,4 +272,4 @@ def token_command(
     token = new_token()
     entry = token_entry(name, token, profiles, default or profiles[0], metrics, max_requests)
     edit_policy(policy, lambda text: text + entry)
-    print(token)
+    say(token)

@@ -12,6 +12,7 @@ from gram_platform.cli.flags import AsJson, Positional
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import require_choice
 from gram_platform.config.plugins import Table
+from gram_platform.config.terminal import say
 from gram_platform.corpora import catalog_names
 from gram_platform.corpora.resolution import describe_corpus
 from gram_platform.methods import METHODS
@@ -77,7 +78,7 @@ def list_command(
         study: presets and sizes of this study alone
     """
     rows = list(ROWS[what](study) if what in ("presets", "sizes") else ROWS[what]())
-    print(json.dumps(rows, indent=1) if as_json else table_text(rows))
+    say(json.dumps(rows, indent=1) if as_json else table_text(rows))
 
 
 def _studies() -> Iterator[Row]:

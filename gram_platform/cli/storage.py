@@ -8,6 +8,7 @@ from gram_platform.cli.flags import AsJson, MachineName, Positional, Storage, st
 from gram_platform.config import AnyEvaluation, RunConfig, State, evaluation_from_plain, run_from_plain
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import find_id, flatten, invalid
+from gram_platform.config.terminal import one_line, say
 from gram_platform.methods.nodes import node_name, view_runs
 from gram_platform.planner import GIB, MACHINES, Machine, needs
 from gram_platform.store import EvaluationDirectory, RunDirectory, Store
@@ -53,15 +54,15 @@ def status_command(
     if as_json:
         counted = {"complete": done, "total": len(evaluations)}
         needed = {"machine": machine, "hours": sum(hours for hours, _ in left)}
-        print(json.dumps({"storage": store.root, "runs": rows, "evaluations": counted, "left": needed}, indent=1))
+        say(json.dumps({"storage": store.root, "runs": rows, "evaluations": counted, "left": needed}, indent=1))
         return
-    print("\n".join(f"{row['id']}  {row['state']:11} {row['name']}  {row['about']}" for row in rows))
+    say("\n".join(one_line(f"{row['id']}  {row['state']:11} {row['name']}  {row['about']}") for row in rows))
     states = Counter(row["state"] for row in rows)
     counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items())) or "no runs"
-    print(f"{store.root}: {counts}; {done} of {len(evaluations)} evaluations complete")
+    say(f"{store.root}: {counts}; {done} of {len(evaluations)} evaluations complete")
     if left:
         total, largest = sum(hours for hours, _ in left), max(num_bytes for _, num_bytes in left)
-        print(
+        say(
             f"left to train: {total:,.3g} {machine} hours by the planner; "
             f"the largest run takes {largest / GIB:,.3g} GiB of the storage"
         )
@@ -111,15 +112,15 @@ def show_command(node_id: Positional[str], storage: Storage = "", as_json: AsJso
     """
     shown = describe_node(stored(storage), node_id)
     if as_json:
-        print(json.dumps(shown, indent=1, sort_keys=True))
+        say(json.dumps(shown, indent=1, sort_keys=True))
         return
     for part, value in shown.items():
         if not isinstance(value, dict):
-            print(f"{part:10} {', '.join(value) if isinstance(value, list) else value}")
+            say(f"{part:10} {', '.join(value) if isinstance(value, list) else value}")
             continue
         flat = flatten(value)
         width = max(map(len, flat), default=0)
-        print("\n".join([f"\n{part}", *(f"  {key:{width}}  {one}" for key, one in flat.items())]))
+        say("\n".join([f"\n{part}", *(f"  {key:{width}}  {one}" for key, one in flat.items())]))
 
 
 def describe_node(store: Store, beginning: str) -> dict[str, object]:
@@ -151,9 +152,9 @@ def compare_command(first: Positional[str], second: Positional[str], storage: St
     different = [key for key in sorted({*left, *right}) if left.get(key) != right.get(key)]
     width = max((len(key) for key in different), default=0)
     for key in different:
-        print(f"{key:{width}}  {left.get(key, '-')}  ->  {right.get(key, '-')}")
+        say(f"{key:{width}}  {left.get(key, '-')}  ->  {right.get(key, '-')}")
     if not different:
-        print("the configs are equal")
+        say("the configs are equal")
 
 
 def gc_command(storage: Storage = "", dry_run: bool = False) -> None:
@@ -186,7 +187,7 @@ def gc_command(storage: Storage = "", dry_run: bool = False) -> None:
             folder.remove_temporaries(GONE_AFTER_S)
     what = "would lose their weights" if dry_run else f"attacks without weights, {num_bytes / 1e6:,.1f} MB freed now"
     left = f"; {num_checkpoints} checkpoints left by killed processes" if num_checkpoints else ""
-    print(f"{store.root}: {num_runs} {what}{left}")
+    say(f"{store.root}: {num_runs} {what}{left}")
 
 
 def _needed_weights(store: Store) -> set[str]:

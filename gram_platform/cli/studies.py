@@ -17,7 +17,8 @@ from gram_platform.analysis.tables import frame_text, table_csv
 from gram_platform.analysis.trials import STATE
 from gram_platform.cli.flags import Positional, Storage, TrackingUri, has_study, stored
 from gram_platform.config import LOSSES
-from gram_platform.config.identity import invalid, local_path, parse_json, printable, require_choice
+from gram_platform.config.identity import invalid, local_path, parse_json, require_choice
+from gram_platform.config.terminal import say
 from gram_platform.pages.report.build import build_report
 from gram_platform.pages.report.sections import renamed
 from gram_platform.pages.results.external import read_external
@@ -59,12 +60,12 @@ def sync_command(storage: Storage = "", tracking_uri: TrackingUri = "", to: str 
         from gram_platform.tracking.others import write_nodes  # whose library takes a second to import
 
         counts = write_nodes(store, to, local_path("folder", folder))
-        print(f"{folder}: {counts['written']} written, {counts['unchanged']} unchanged")
+        say(f"{folder}: {counts['written']} written, {counts['unchanged']} unchanged")
         return
     tracker = Tracker(tracking_uri or default_tracking_uri(store.root))
     tracker.prepare_database()
     counts = tracker.sync(store)
-    print(f"{masked(tracker.tracking_uri)}: {counts['sent']} sent, {counts['unchanged']} unchanged")
+    say(f"{masked(tracker.tracking_uri)}: {counts['sent']} sent, {counts['unchanged']} unchanged")
 
 
 def report_command(
@@ -89,7 +90,7 @@ def report_command(
         site_command(storage, tracking_uri, out, watch)
         return
     if tracking_uri and not has_study(storage, study):
-        print(report_from_mlflow(study, tracking_uri, out))
+        say(report_from_mlflow(study, tracking_uri, out))
         return
     if out or watch:
         raise invalid("study", study, "no value with --out or --watch, which build the whole site")
@@ -103,9 +104,9 @@ def report_command(
         raise invalid("study", study, "a study with a complete baseline and its evaluation")
     failures = {i: failure["message"] for i in record.ids if (failure := store.run(i).failure())}
     paths = measurement.write(record, store, results, failures, Tracker(uri) if results.source == "MLflow" else None)
-    print(printable(measurement.text(record, results)))
-    print("\n".join(f"{name:12} {path}" for name, path in paths.items()))
-    print(f"read from {results.source}")
+    say(measurement.text(record, results))
+    say("\n".join(f"{name:12} {path}" for name, path in paths.items()))
+    say(f"read from {results.source}")
 
 
 def report_from_mlflow(study: str, tracking_uri: str, out: str) -> str:
@@ -156,7 +157,7 @@ def _mlflow_search(study: str, table: str, tracker: Tracker) -> tuple[dict[str, 
         return {"table.csv": table, "report.html": report}, frame_text(pd.read_csv(io.StringIO(table)))
     frame = pd.read_csv(io.StringIO(trials))
     grid = analyse_grid(frame[frame[STATE].isin(STATES)], about["seq_len"], about["window"])
-    files = {"table.csv": grid.optima.to_csv(index=False), "report.html": report}
+    files = {"table.csv": table_csv(grid.optima, None), "report.html": report}
     return files, "\n\n".join(["optima", frame_text(grid.optima), "laws", frame_text(grid.laws)])
 
 
@@ -175,12 +176,12 @@ def site_command(storage: Storage = "", tracking_uri: TrackingUri = "", out: str
         raise invalid("watch", watch, "a positive number of seconds, or 0 to build once")
     if watch:
         with suppress(KeyboardInterrupt):
-            watch_site(store, uri, watch, lambda text: print(text, flush=True), out, why_not)
+            watch_site(store, uri, watch, say, out, why_not)
         return
     built = build_site(store, uri, out, why_not)
     for problem in built.problems:
-        print(f"warning: {problem}", file=sys.stderr)
-    print(f"{built.num_runs} runs, {built.num_written} files written now\n{built.index}")
+        say(f"warning: {problem}", file=sys.stderr)
+    say(f"{built.num_runs} runs, {built.num_written} files written now\n{built.index}")
 
 
 def search_command(
@@ -195,10 +196,10 @@ def search_command(
     """
     store = stored(storage)
     if action == "list":
-        print("\n".join(search_lines(store)) or f"{store.root}: no searches")
+        say("\n".join(search_lines(store)) or f"{store.root}: no searches")
         return
     search_id = give_order(store.open_for_writing(), action, search)
-    print(f"{action}: sent to {search_id}")
+    say(f"{action}: sent to {search_id}")
 
 
 def replicate_command(folder: Positional[str] = "", out: str = "replication", beside_published: bool = True) -> None:
@@ -218,9 +219,9 @@ def replicate_command(folder: Positional[str] = "", out: str = "replication", be
     facts = f"From {local_path('folder', folder).resolve()}." if folder else f"{paper.SOURCE}."
     paths = write_replication(studies, str(place), facts)
     for study in studies:
-        print(f"\n{study.record.title}\n{' '.join(study.record.facts)}\n\n{_text(study)}")
-    print("\n" + "\n".join(f"{name:16} {path}" for name, path in paths.items()))
-    print(f"studies: {len(studies)}, in {time.monotonic() - started:.1f} s")
+        say(f"\n{study.record.title}\n{' '.join(study.record.facts)}\n\n{_text(study)}")
+    say("\n" + "\n".join(f"{name:16} {path}" for name, path in paths.items()))
+    say(f"studies: {len(studies)}, in {time.monotonic() - started:.1f} s")
 
 
 def _studies(folder: str, is_beside: bool, out: str):
@@ -230,14 +231,12 @@ def _studies(folder: str, is_beside: bool, out: str):
         yield from published_studies()
         return
     external = read_external(Path(folder))
-    print(
-        f"{external.folder}: {len(external.losses):,} losses, {external.curves['row'].nunique():,} curves", flush=True
-    )
+    say(f"{external.folder}: {len(external.losses):,} losses, {external.curves['row'].nunique():,} curves")
     studies = prepare(external)
     make_folder(out)
     for prepared in studies:
         study = replicate(prepared, is_beside)
-        print(f"{study.record.name}: {len(study.analysis.table)} rows", flush=True)
+        say(f"{study.record.name}: {len(study.analysis.table)} rows")
         yield study
 
 

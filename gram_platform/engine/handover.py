@@ -14,7 +14,17 @@ from pathlib import Path
 
 from gram_platform.config import RECIPE_VERSION, node_from_plain
 from gram_platform.config.crash_safe import whole_file
-from gram_platform.config.identity import invalid, local_path, require_choice, require_int, require_real, to_plain
+from gram_platform.config.identity import (
+    has_shape,
+    invalid,
+    local_path,
+    parse_json,
+    require_choice,
+    require_int,
+    require_real,
+    to_plain,
+)
+from gram_platform.config.terminal import say
 from gram_platform.corpora import CorpusRecipe
 from gram_platform.corpora.recipe import recipe_from_plain
 from gram_platform.engine.execution import Execution
@@ -27,6 +37,18 @@ from gram_platform.store.root import open_corpus, provide_corpus
 
 HEAVY = (CHECKPOINTS, SHARDS, WEIGHTS)  # in an attempt's folder, also when set aside: an archive leaves them out
 SAY_EVERY_S = 15.0
+
+
+def _are_tags(value: object) -> bool:
+    """Tells whether a JSON value names a node: texts by name, with those that each node has."""
+    return has_shape(value, {str: str}) and has_shape(value, dict.fromkeys(("method", "size", "seed"), str))
+
+
+NODES_SHAPE = {  # of a file of nodes
+    "recipe_version": int,
+    "corpora": dict,
+    "nodes": [{"id": str, "kind": str, "config": dict, "tags": _are_tags}],
+}
 
 
 def missing_nodes(nodes: Sequence[Node], store: Store) -> list[Node]:
@@ -56,15 +78,19 @@ def write_nodes(path: Path, nodes: Sequence[Node], recipes: Sequence[CorpusRecip
 def read_nodes(path: Path) -> tuple[list[Node], dict[str, CorpusRecipe | None]]:
     """Reads (nodes, recipe by data_id; None for a corpus whose text is elsewhere); ValueError for another file."""
     try:
-        plain = json.loads(path.read_text())
+        plain = parse_json(path.read_bytes(), NODES_SHAPE)
         nodes = [Node.of(node_from_plain(n["kind"], n["config"]), n["tags"]) for n in plain["nodes"]]
         recipes = {data_id: recipe_from_plain(recipe) for data_id, recipe in plain["corpora"].items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise invalid("file", str(path), f"a file that --export-nodes has written ({error!r})") from error
     found = [node.id for node in nodes] + [recipe.data_id for recipe in recipes.values() if recipe]
     expected = [n["id"] for n in plain["nodes"]] + [data_id for data_id, recipe in recipes.items() if recipe]
-    if found != expected:
+    if found != expected or plain["recipe_version"] != RECIPE_VERSION:
         raise invalid("file", str(path), "a file of this version of the package, which gives its nodes other ids")
+    for node in nodes:
+        if lacking := node.needs - set(found):
+            expected = f"a file with all runs that its nodes need: {node.id} needs {', '.join(sorted(lacking))}"
+            raise invalid("file", str(path), expected)
     return nodes, recipes
 
 
@@ -72,7 +98,7 @@ def provide_data(recipes: Mapping[str, CorpusRecipe | None], store: Store) -> No
     """Packs generated stories; ValueError naming a packed folder that has to be copied into the storage."""
     for data_id, recipe in recipes.items():
         if recipe is not None:
-            print(f"data {data_id}: packing, unless it is there", flush=True)
+            say(f"data {data_id}: packing, unless it is there")
             provide_corpus(recipe, store)
         elif not (store.data_root / data_id).exists():
             expected = f"a storage with the folder data/{data_id} of the storage that exported the nodes: copy it there"
@@ -95,7 +121,12 @@ def write_archive(path: Path, nodes: Sequence[Node], store: Store) -> int:
             for file in sorted(folder.rglob("*")):
                 parts = file.relative_to(folder).parts
                 is_heavy = parts[0] == "attempts" and len(parts) > 2 and parts[2].startswith(HEAVY)
-                if file.is_file() and not is_heavy and not any(part.startswith(".") for part in parts):
+                if (
+                    file.is_file()
+                    and not file.is_symlink()
+                    and not is_heavy
+                    and not any(part.startswith(".") for part in parts)
+                ):
                     archive.add(file, str(file.relative_to(root)))
     return len(ended)
 
@@ -110,13 +141,13 @@ def _printer(store: Store) -> Callable[[Progress, Node | None], None]:
         if ended is not None:
             message, timing = progress.failed.get(ended.id), store.node(ended.kind, ended.id).timing()
             how = f"FAILED: {message}" if message else f"{timing.get('elapsed_s', 0.0):.1f} s"
-            print(f"{count} {ended.kind} {ended.id} {ended.name}: {how}", flush=True)
+            say(f"{count} {ended.kind} {ended.id} {ended.name}: {how}")
         elif time.monotonic() >= next_s:
             next_s = time.monotonic() + SAY_EVERY_S
             for node in (node for node in progress.nodes if node.id in progress.running and node.is_run):
                 beat = {"step": 0, "tokens_per_second": 0.0} | (store.run(node.id).progress() or {})
                 rate = f"{beat['tokens_per_second']:,.0f} tokens/s"
-                print(f"{count} {node.name}: step {beat['step']} of {node.config.num_steps}, {rate}", flush=True)
+                say(f"{count} {node.name}: step {beat['step']} of {node.config.num_steps}, {rate}")
 
     return say
 
@@ -126,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         code = _run(_flags(arguments), time.monotonic())
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from error
     raise SystemExit(code)
 
@@ -159,8 +190,8 @@ def _run(flags: argparse.Namespace, started: float) -> int:
     finally:
         if flags.archive:
             num_ended = write_archive(local_path("archive", flags.archive), nodes, store)
-            print(f"{flags.archive}: {num_ended} of {len(nodes)} nodes", flush=True)
-    print(f"{len(progress.done)} of {len(nodes)} nodes done, {len(progress.failed)} failed", flush=True)
+            say(f"{flags.archive}: {num_ended} of {len(nodes)} nodes")
+    say(f"{len(progress.done)} of {len(nodes)} nodes done, {len(progress.failed)} failed")
     return 1 if progress.failed else 0
 
 

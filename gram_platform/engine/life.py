@@ -1,6 +1,6 @@
 """Decides the life of a node for graphs, trials and sharded runs: done, diverged, held, crashed or ready.
 
-- done: the storage has its result, whichever process made it. It is not executed again.
+- done: the storage has its result, whichever process made it. It is not executed again; a lost config is restored.
 - diverged: a run whose loss became non-finite. Training it again would end the same, so it stays failed.
 - held: another process has its lease. Look again after `HELD_RETRY_S`.
 - crashed: its process or machine died, or the kernel or Ray killed the process for its memory. Start it again. After
@@ -21,6 +21,7 @@ from gram_platform.engine.evaluation import Task, common_work
 from gram_platform.engine.process import OutOfMemory
 from gram_platform.methods.nodes import Node
 from gram_platform.store import Store
+from gram_platform.store.directories import hash_config
 from gram_platform.train.loop import TrainingDiverged
 
 MAX_CRASHES = 4
@@ -79,12 +80,17 @@ class NodeLifecycle:
         self._crashes: dict[str, Crashes] = {}
 
     def result(self, node: Node) -> dict | None:
-        """Reads the result of a node that is done, else None. Adds the node's tags to the stored ones."""
-        directory = self._store.node(node.kind, node.id)
-        result = directory.result()
+        """Reads the result of a node that is done, else None. Restores its config, and adds its tags to the stored."""
+        result = self._store.node(node.kind, node.id).result()
         if result is not None:
-            directory.add_tags(node.names)
+            self._describe(node)
         return result
+
+    def _describe(self, node: Node) -> None:
+        """Makes sure that readers find a node that has ended: stores its config, if it is lost, and its tags."""
+        directory = self._store.node(node.kind, node.id)
+        directory.ensure_config(node.config)
+        directory.add_tags(node.names)
 
     def progress(self, node: Node) -> dict | None:
         """Reads a run's last heartbeat; None before the first."""
@@ -93,14 +99,20 @@ class NodeLifecycle:
     def divergence(self, node: Node) -> str:
         """Reads the message of a run that has diverged, else ""; always "" if diverged runs are trained again."""
         failure = self._store.run(node.id).failure() if node.is_run and not self._retry_diverged else None
-        return failure["message"] if is_divergence(failure) else ""
+        if not is_divergence(failure):
+            return ""
+        self._describe(node)
+        return failure["message"]
 
     def end(self, node: Node) -> str | None:
         """Reads whether a node has ended, whichever driver executed it: "" if done, why it diverged, or None."""
         return "" if self.result(node) is not None else self.divergence(node) or None
 
     def ends(self, nodes: Iterable[Node]) -> dict[str, str | None]:
-        """Reads `end` of every node; from one listing where the storage is an object store."""
+        """Reads `end` of every node; from one listing where the storage is an object store.
+
+        Nodes that have ended get back a config that is lost.
+        """
         nodes = list(nodes)
         found = self._store.finished((node.kind, node.id) for node in nodes)
 
@@ -108,8 +120,8 @@ class NodeLifecycle:
             finished = found.get(node.id)
             if finished is None:
                 return self.divergence(node) or None if node.id in found else None
-            if not node.names.items() <= finished.tags.items():
-                self._store.node(node.kind, node.id).add_tags(node.names)
+            if finished.config_sha256 != hash_config(node.config) or not node.names.items() <= finished.tags.items():
+                self._describe(node)
             return ""
 
         return dict(zip((node.id for node in nodes), self._store.concurrently(end, nodes), strict=True))

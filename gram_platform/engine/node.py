@@ -13,6 +13,7 @@ from gram_platform.config import RunConfig
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid
 from gram_platform.config.routing import Plan
+from gram_platform.config.terminal import say
 from gram_platform.corpora import PackedCorpus
 from gram_platform.engine.execution import Execution, owner, plan_reader
 from gram_platform.engine.life import DIVERGENCE
@@ -188,7 +189,7 @@ class RunExecution:
             require_sequences(self.validation, points.domains, points.num_sequences)
         self.attention = kernel_in_use(run.model, DTYPES[run.precision], execution.device)
         if execution.device != "cpu" or self.attention == PLAIN_ON_CPU:
-            print(f"run {run.run_id}: {self.attention} attention in {run.precision}", flush=True)
+            say(f"run {run.run_id}: {self.attention} attention in {run.precision}")
         self.learner, self.notice = learner, notice
         self.summary = MetricsSummary(run)
         self.usage = ResourceUsage(execution.device)
@@ -336,7 +337,7 @@ class RunExecution:
         used["attention"] = self.attention
         if self.execution.compiled:
             used["num_graphs"] = num_graphs()
-            print(f"run {self.run.run_id}: {num_graphs()} compiled graphs", flush=True)
+            say(f"run {self.run.run_id}: {num_graphs()} compiled graphs")
         return self._write_result(fields, {"evaluation_s": self.evaluation_s, **used, **self.usage.facts()})
 
     def _write_result(self, fields: dict, measured: dict) -> dict:

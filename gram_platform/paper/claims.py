@@ -294,8 +294,8 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
 
 
 def chosen(name: str, values: Sequence[str]) -> str:
-    """Returns the size or variant that a side names among a study's `values`: resolves FIRST and LAST."""
-    return {FIRST: values[:1], LAST: values[-1:]}.get(name, (name,))[0]
+    """Returns the size or variant that a side names among a study's `values`: FIRST and LAST of none are ""."""
+    return next(iter({FIRST: values[:1], LAST: values[-1:]}.get(name, (name,))), "")
 
 
 def paper_difference(study: str, claim: Claim, variant: str = "", variants: Sequence[str] = ("",)) -> float:

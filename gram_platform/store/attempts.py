@@ -7,12 +7,12 @@ files, except that each removes checkpoints older than its newest commit.
 
 import contextlib
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
 from gram_platform.config.identity import invalid
+from gram_platform.config.terminal import warn
 from gram_platform.model.pieces import Piece
 from gram_platform.store.checkpoints import (
     CHECKPOINTS,
@@ -93,7 +93,7 @@ class Attempt:
             except OSError as error:
                 unreadable = error
                 text = f"run {self.run.run_id}: the checkpoint of step {step} cannot be read: {error}"
-                warnings.warn(text, RuntimeWarning, stacklevel=2)
+                warn(text, stacklevel=2)
         if unreadable is not None:
             raise unreadable
         return None

@@ -6,7 +6,6 @@ import hashlib
 import json
 import socket
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from gram_platform.config import IMPORTED, AnyEvaluation, ModelConfig, RunConfig, State, TaskScores
 from gram_platform.config.identity import canonical_json, has_shape, hash_file, invalid, short_hash, to_plain
+from gram_platform.config.terminal import warn
 from gram_platform.store.checkpoints import WEIGHTS
 from gram_platform.store.files import CorruptFile, Folder, seal, unseal
 from gram_platform.store.folders import LocalFolder
@@ -91,29 +91,46 @@ class NodeDirectory:
             return self.publish(data)
         if existing != unseal(data):
             text = f"{self.kind} {self.node_id} finished again with another result; the first one stays"
-            warnings.warn(text, RuntimeWarning, stacklevel=3)
+            warn(text, stacklevel=3)
         return existing
 
+    def config_sha256(self) -> str:
+        """Hashes the bytes of the stored config (see `hash_config`); "" without one."""
+        try:
+            return _sha256(self.folder.read(CONFIG))
+        except FileNotFoundError:
+            return ""
+
     def ensure_config(self, config: RunConfig | AnyEvaluation | TaskScores) -> None:
-        """Stores the config; ValueError when the directory belongs to another node."""
+        """Stores the config unless it is there; sets a damaged one aside, with a warning, and stores it again.
+
+        ValueError when the directory belongs to another node.
+        """
         node_id = getattr(config, self.id_field)
         if node_id != self.node_id:
             raise invalid(self.id_field, node_id, f"the directory's {self.id_field}, {self.node_id}")
         self._ensure_config(config)
 
     def _ensure_config(self, config: object) -> None:
-        text = canonical_json(config)
-        if self.folder.create(CONFIG, (text + "\n").encode()):
-            return
+        data = _config_bytes(config)
         try:
             existing = self.folder.read_json(CONFIG)
+            if existing not in (None, json.loads(data)):
+                raise CorruptFile(f"it is not the config of {self.kind} {self.node_id}")
         except CorruptFile as error:
             self.folder.set_aside(CONFIG, error)
-            self._ensure_config(config)
-            return
-        if existing != json.loads(text):
-            expected = f"the config of {self.kind} {self.node_id}, found another one"
-            raise invalid("config", self.folder.file(CONFIG), expected)
+            existing = None
+        if existing is None:
+            self.folder.create(CONFIG, data)
+
+
+def hash_config(config: RunConfig | AnyEvaluation) -> str:
+    """Returns the `config_sha256` of a directory in which this config is stored."""
+    return _sha256(_config_bytes(config))
+
+
+def _config_bytes(config: object) -> bytes:
+    return (canonical_json(config) + "\n").encode()
 
 
 class EvaluationDirectory(NodeDirectory):

@@ -11,11 +11,11 @@ import hashlib
 import random
 import re
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from gram_platform.config.identity import canonical_json, has_shape, invalid, parse_json
+from gram_platform.config.terminal import warn
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_+.=@-]{0,199}")
 
@@ -129,7 +129,7 @@ class Folder:
             number = next(n for n in range(1, 10**6) if f"{name}.corrupt-{n}" not in taken)
             with contextlib.suppress(FileNotFoundError):  # another process has set it aside
                 self.rename(name, f"{name}.corrupt-{number}")
-        warnings.warn(f"{self.path}/{name} is corrupted{done}: {reason}", RuntimeWarning, stacklevel=2)
+        warn(f"{self.path}/{name} is corrupted{done}: {reason}", stacklevel=2)
 
     def remove_temporaries(self, older_than_s: float = 0.0) -> None:
         """Removes half-written files of killed writers. Object stores have none."""
@@ -214,4 +214,4 @@ def _warn(place: str, error: Exception) -> None:
         return
     _last_warned = time.monotonic()
     text = f"the storage fails ({place}: {type(error).__name__}: {error}); retried for up to {PATIENCE_S:.0f} s"
-    warnings.warn(text, RuntimeWarning, stacklevel=4)
+    warn(text, stacklevel=4)

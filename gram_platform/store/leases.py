@@ -12,10 +12,10 @@ import os
 import socket
 import threading
 import time
-import warnings
 from collections.abc import Callable
 
 from gram_platform.config.crash_safe import process_is_alive, process_start, this_place
+from gram_platform.config.terminal import warn
 from gram_platform.store.files import CorruptFile, Folder
 
 LEASE = "lease.json"
@@ -136,7 +136,7 @@ class Lease:
         except OSError as error:
             warning, self._warning = self._warning, ""
             if warning:
-                warnings.warn(f"{warning}: {error}", RuntimeWarning, stacklevel=2)
+                warn(f"{warning}: {error}", stacklevel=2)
 
 
 def new_lease(owner: str, lease_seconds: float) -> dict:

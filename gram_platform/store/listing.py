@@ -1,7 +1,8 @@
 """Looks which nodes of a storage have a result; in an object store by one listing of runs and one of evaluations.
 
-A listing gives every file a version, which changes when the file is written again. `index.json` keeps what results and
-tags said at which versions, so that only a new or changed one is read. It saves requests; without it all are read.
+A listing gives every file a version, which changes when the file is written again. `index.json` keeps what results,
+tags and configs said at which versions, so that only a new or changed one is read. It saves requests; without it all
+are read.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -9,12 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-from gram_platform.store.directories import RESULT, TAGS, NodeDirectory
+from gram_platform.store.directories import CONFIG, RESULT, TAGS, NodeDirectory
 from gram_platform.store.files import Folder
 from gram_platform.store.folders import RemoteFolder
 
 INDEX = "index.json"
-SHAPE = {str: {"versions": {str: str}, "sha256": str, "tags": {str: str}}}
+SHAPE = {str: {"versions": {str: str}, "sha256": str, "tags": {str: str}, "config_sha256": str}}
 FOLDERS = {"run": "runs", "evaluation": "evaluations"}
 THREADS = 32  # that wait for an object store
 
@@ -24,10 +25,11 @@ Outcome = TypeVar("Outcome")
 
 @dataclass(frozen=True)
 class Finished:
-    """A node with a result: the result's hash, and the node's tags."""
+    """A node with a result: the result's hash, the node's tags, and the hash of its config ("" without one)."""
 
     sha256: str
     tags: Mapping[str, str]
+    config_sha256: str
 
 
 def concurrently(work: Callable[[Item], Outcome], items: Iterable[Item], folder: Folder) -> list[Outcome]:
@@ -48,7 +50,7 @@ def look(root: Folder, nodes: Iterable[NodeDirectory]) -> dict[str, Finished | N
     listed = {
         f"{kind}/{node_id}": versions
         for kind, folder in FOLDERS.items()
-        for node_id, versions in root.child(folder).versions((RESULT, TAGS)).items()
+        for node_id, versions in root.child(folder).versions((RESULT, TAGS, CONFIG)).items()
     }
     before = root.read_spare(INDEX, SHAPE)
     index = {key: entry for key, entry in before.items() if entry["versions"] == listed.get(key)}
@@ -56,13 +58,13 @@ def look(root: Folder, nodes: Iterable[NodeDirectory]) -> dict[str, Finished | N
     unread = [key for key in present if key not in index]
     for key, found in zip(unread, concurrently(lambda key: _read(present[key]), unread, root), strict=True):
         if found is not None:
-            index[key] = {"versions": listed[key], "sha256": found.sha256, "tags": dict(found.tags)}
+            index[key] = {"versions": listed[key], **vars(found), "tags": dict(found.tags)}
     if root.writable and index != before:
         root.write_json(INDEX, index)
-    known = {key: Finished(entry["sha256"], entry["tags"]) for key, entry in index.items()}
+    known = {key: Finished(entry["sha256"], entry["tags"], entry["config_sha256"]) for key, entry in index.items()}
     return {node.node_id: known.get(key) for key, node in present.items()}
 
 
 def _read(node: NodeDirectory) -> Finished | None:
     result = node.result()
-    return None if result is None else Finished(result["sha256"], node.tags())
+    return None if result is None else Finished(result["sha256"], node.tags(), node.config_sha256())

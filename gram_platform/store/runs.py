@@ -4,12 +4,12 @@ import contextlib
 import datetime
 import secrets
 import time
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from gram_platform.config import State
 from gram_platform.config.identity import has_shape, invalid
+from gram_platform.config.terminal import warn
 from gram_platform.store.checkpoints import (
     CHAIN,
     FINISHED,
@@ -136,8 +136,20 @@ class RunDirectory(NodeDirectory):
             try:
                 records += read_segment(self.attempts, entry)
             except CorruptFile as error:
-                warnings.warn(f"run {self.run_id}: {error}", RuntimeWarning, stacklevel=2)
+                warn(f"run {self.run_id}: {error}", stacklevel=2)
         return records
+
+    def lost_history(self) -> str:
+        """Says what of a complete run's records cannot be read; "" while all can."""
+        head = self._head()
+        if head is None:
+            return f"no attempt in {self.attempts.path} has a {FINISHED}"
+        try:
+            for entry in head["segments"]:
+                read_segment(self.attempts, entry)
+        except CorruptFile as error:
+            return str(error)
+        return ""
 
     def result(self) -> dict | None:
         """Reads the sealed result, None while there is none. A corrupted file is set aside with a warning.

@@ -27,6 +27,11 @@ FAMILIES = {  # the origin of a preset's numbers, in a report's words
     PAPER: "as the paper's text prints it",
     AS_RUN: "as the authors' published settings have it, where these differ from the paper's text",
 }
+SOURCES = {  # flags that name where numbers of a study are from
+    "law": "Learning rates and batches by the law {}.",
+    "maxent": "MaxEnt's rate and weight of every profile from the search {}.",
+    "start": "Training begins with the imported model {}.",
+}
 NOT_REPRODUCED = (
     "Not as the authors ran it: our block is StarCoder2's (LayerNorm, no biases of attention and unembedding, whole "
     "rotary embeddings), so that profiles export; optimizer states are float32, the initialisation is ours, and a "
@@ -312,3 +317,11 @@ def _require_usable(preset: Preset) -> None:
         setting = preset.setting(size, 0, "0" * 12, (CORE, "a", "b"), ((), ("a",)))
         for method in TRIED:
             method_nodes(method, setting)
+
+
+def seeds_text(of_size: Mapping[str, int]) -> str:
+    """Returns the most common number of seeds, then those of other sizes: `3 (2B 1, 5B 1)`."""
+    counts = list(of_size.values())
+    common = max(counts, key=counts.count)
+    others = ", ".join(f"{size} {number}" for size, number in of_size.items() if number != common)
+    return f"{common} ({others})" if others else str(common)

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from gram_platform.config.identity import printable
+from gram_platform.config.terminal import shown
 from gram_platform.engine.life import SUBMIT_AGAIN, Progress
 from gram_platform.methods.nodes import Node
 from gram_platform.planner import run_flops
@@ -61,7 +61,7 @@ class LiveView:
 
     def say(self, text: str) -> None:
         """Prints a line that stays."""
-        self.console.print(printable(text), markup=False, highlight=False)
+        self.console.print(shown(text, sys.stdout), markup=False, highlight=False, emoji=False)
 
     def update(self, progress: Progress, ended: Node | None) -> None:
         """Shows the progress; called when a node ends and about once a second."""
@@ -83,7 +83,7 @@ class LiveView:
     def _show_nodes(self, progress: Progress, running: list[tuple[Node, dict]]) -> None:
         summary = self._summary(progress, running)
         parts = [f"{n.name} {p['step'] / max(p['num_steps'], 1):.0%}" for n, p in running]
-        self._show(Group(self._table(running), Text(summary)), summary + (" | " + ", ".join(parts) if parts else ""))
+        self._show(Group(self._table(running), _plain(summary)), summary + (" | " + ", ".join(parts) if parts else ""))
 
     def _show(self, panel: RenderableType, line: str) -> None:
         """Replaces the panel on a terminal, or prints a line in a log."""
@@ -122,8 +122,8 @@ class LiveView:
         if node.id in progress.failed:
             return f"{self._count(progress)} {node.name} FAILED: {progress.failed[node.id]}"
         timing = self.store.run(node.id).timing()
-        rate = f"{timing['tokens_per_second']:,.0f} tokens/s"
-        return f"{self._count(progress)} {node.name} trained in {timing['elapsed_s']:.0f} s, {rate}"
+        rate = f"{timing.get('tokens_per_second', 0.0):,.0f} tokens/s"
+        return f"{self._count(progress)} {node.name} trained in {timing.get('elapsed_s', 0.0):.0f} s, {rate}"
 
     def _count(self, progress: Progress) -> str:
         return _share_text(len(progress.done) + len(progress.failed), len(self.nodes))
@@ -169,7 +169,9 @@ class LiveView:
             left = (config.num_steps - beat["step"]) * config.batch_size * config.model.seq_len / rate if rate else None
             share = beat["step"] / config.num_steps
             bar = "#" * round(20 * share)
-            table.add_row(node.name, f"{beat['step']}/{config.num_steps}", f"{bar:<20}", f"{rate:,.0f}", _clock(left))
+            table.add_row(
+                _plain(node.name), f"{beat['step']}/{config.num_steps}", f"{bar:<20}", f"{rate:,.0f}", _clock(left)
+            )
         return table
 
     def begin_trials(self, number: int) -> None:
@@ -187,7 +189,7 @@ class LiveView:
     def _show_trials(self) -> None:
         if self._is_due("trials", PLAIN_EVERY_S):
             text = self.trials_text()
-            self._show(Text(text), text)
+            self._show(_plain(text), text)
 
     def trials_text(self) -> str:
         """Returns one line: the numbers of trials ended and running, the time left, the share that each has done."""
@@ -245,6 +247,11 @@ def _losses(running: list[tuple[Node, dict]]) -> dict[tuple[str, str], float]:
 
 def _rate(running: list[tuple[Node, dict]]) -> float:
     return sum(beat["tokens_per_second"] for _, beat in running)
+
+
+def _plain(text: str) -> Text:
+    """Makes a text of the panel, in which nothing is markup or commands the terminal."""
+    return Text(shown(text, sys.stdout))
 
 
 def _share_text(done: int, total: int) -> str:

@@ -3,7 +3,7 @@
 A new one is a class like `Losses`, and a line in the table `MEASUREMENTS` or an entry point of a package.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -19,7 +19,7 @@ from gram_platform.pages.report.build import report_footer, report_sections
 from gram_platform.pages.report.page import figures_of, page_html, with_verdicts
 from gram_platform.pages.report.sections import renamed
 from gram_platform.pages.results.record import StudyRecord, intro_text, mlflow_links, publish, with_links
-from gram_platform.pages.results.results import ratio_lines, read_results, summary_text
+from gram_platform.pages.results.results import lost_rows, ratio_lines, read_results, summary_text
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker
 
@@ -32,6 +32,7 @@ class Losses:
     `read` returns them, None while there is nothing to show. They have `source` (a text) and, where there are any,
     `runs` and `claims` as `pages.results.results.Results`. `text` is for a terminal; `table` is table.csv, `lines` are
     drawn in MLflow; `intro`, `sections` and `footer` are parts of the page. `write` makes the files of all these.
+    `lost` has a line for each node that is done and yet lacks in the tables.
     """
 
     name: ClassVar[str] = LOSSES  # in study.json
@@ -41,6 +42,7 @@ class Losses:
         return method_nodes(method, setting)
 
     read = staticmethod(read_results)
+    lost = staticmethod(lost_rows)
     text = staticmethod(summary_text)
     lines = staticmethod(ratio_lines)
 
@@ -93,6 +95,7 @@ class TokenIncreases(Losses):
         return instead_of_losses(method_nodes(method, setting), self.name, token_losses)
 
     read = staticmethod(localization.read_tokens)
+    lost = staticmethod(lambda record, store, results, done: ())
     text = staticmethod(localization.tokens_text)
     lines = staticmethod(lambda results: ())
     intro = staticmethod(localization.tokens_intro)
@@ -145,6 +148,7 @@ class Samples(Losses):
         return instead_of_losses(nodes, self.name, continuations)
 
     read = staticmethod(samples.read_samples)
+    lost = staticmethod(lambda record, store, results, done: ())
     text = staticmethod(samples.samples_text)
     lines = staticmethod(lambda results: ())
     intro = staticmethod(samples.samples_intro)
@@ -174,3 +178,18 @@ MEASUREMENTS = Table(
     {measurement.name: measurement for measurement in (Losses, TokenIncreases, Samples)},
     is_usable=lambda kind: isinstance(kind, type) and issubclass(kind, Losses),
 )
+
+
+def read_or_lost(
+    record: StudyRecord, store: Store, tracking_uri: str | None, done: Collection[str]
+) -> tuple[Any, Sequence[str]]:
+    """Returns (a study's results, a line about each part that the storage has lost); results are None as in `read`.
+
+    `done`: ids of the nodes that are done.
+    """
+    measurement = MEASUREMENTS[record.measurement]
+    try:
+        results = measurement.read(record, store, tracking_uri, "MLflow is away")
+    except ValueError as error:
+        return None, [f"{record.name}: {error}"]
+    return results, measurement.lost(record, store, results, done)

@@ -18,7 +18,16 @@ from gram_platform.methods.nodes import Node, unique
 from gram_platform.pages.results.record import StudyRecord, entries_of
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph, build_graph, require_memory
-from gram_platform.studies.definition import FAMILIES, NOT_REPRODUCED, OURS, Study, preset_params, shown_place
+from gram_platform.studies.definition import (
+    FAMILIES,
+    NOT_REPRODUCED,
+    OURS,
+    SOURCES,
+    Study,
+    preset_params,
+    seeds_text,
+    shown_place,
+)
 from gram_platform.studies.dry_run import (
     describe,
     require_document_end,
@@ -28,7 +37,7 @@ from gram_platform.studies.dry_run import (
 )
 from gram_platform.studies.flags import Flags, parse
 from gram_platform.studies.live import LiveView
-from gram_platform.studies.measurements import MEASUREMENTS
+from gram_platform.studies.measurements import MEASUREMENTS, read_or_lost
 from gram_platform.studies.session import (
     Mirror,
     execution_of,
@@ -240,11 +249,14 @@ class Driver:
         return f"{done} of {len(self.nodes)} nodes done: {done - reused} now in {elapsed_s:.0f} s, {reused} before"
 
     def _write_tables(self, is_mirrored: bool) -> int:
-        """Writes, logs and prints every study's table and report; returns 0, unless their lack is an error."""
-        uri = self.flags.tracking_uri if is_mirrored else None
+        """Writes, logs and prints every study's table and report; returns 0, or 1 if one lacks what is lost."""
+        uri, code = self.flags.tracking_uri if is_mirrored else None, 0
         for record in self.records:
             measurement = MEASUREMENTS[record.measurement]
-            results = measurement.read(record, self.store, uri, "MLflow is away")
+            results, lost = read_or_lost(record, self.store, uri, self.progress.done)
+            for line in lost:
+                self.view.say(f"lost: {line}")
+                code = 1
             if results is None:
                 self.view.say(f"{record.name}: no table: no baseline is complete with its evaluation yet")
                 continue
@@ -253,7 +265,7 @@ class Driver:
             if results.source != "MLflow":
                 self.view.say(f"read from {results.source}")
             self._say_links(record.name, is_mirrored)
-        return 0
+        return code
 
     def _say_links(self, study: str, is_mirrored: bool) -> None:
         """Prints the study's pages in MLflow, if it answers."""
@@ -276,13 +288,6 @@ class Driver:
 
 
 # ------------------------------------------------------------------------------------------------------------- record
-
-
-SOURCES = {  # flags that name where numbers of a study are from
-    "law": "Learning rates and batches by the law {}.",
-    "maxent": "MaxEnt's rate and weight of every profile from the search {}.",
-    "start": "Training begins with the imported model {}.",
-}
 
 
 def record_of(graph: Graph) -> StudyRecord:
@@ -327,14 +332,6 @@ def record_of(graph: Graph) -> StudyRecord:
         probed=tuple(n.id for n in graph.nodes if n.is_run and n.config.eval_points.num_probes),
         by_modules=graph.preset.every_subset,
     )
-
-
-def seeds_text(of_size: Mapping[str, int]) -> str:
-    """Returns the most common number of seeds, then those of other sizes: `3 (2B 1, 5B 1)`."""
-    counts = list(of_size.values())
-    common = max(counts, key=counts.count)
-    others = ", ".join(f"{size} {number}" for size, number in of_size.items() if number != common)
-    return f"{common} ({others})" if others else str(common)
 
 
 def _factors(setting: Setting) -> str:

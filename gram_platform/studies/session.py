@@ -19,7 +19,7 @@ from pathlib import Path
 
 import ray
 
-from gram_platform.config.identity import printable
+from gram_platform.config.terminal import say
 from gram_platform.corpora.packed import PackedCorpus
 from gram_platform.corpora.parts import Workers
 from gram_platform.corpora.recipe import CorpusRecipe, FilesSource
@@ -46,24 +46,20 @@ def exit_with(work: Callable[[], int]) -> None:
     try:
         outcome = work()
     except ClusterLost as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}", file=sys.stderr)
         raise SystemExit(1) from error
     except ValueError as error:
-        print(printable(f"error: {error}"), file=sys.stderr)
+        say(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from error
     except OSError as error:
         if error.errno not in DISK_REFUSES:
             raise
-        print(f"error: a disk takes no more: {error}. {SUBMIT_AGAIN}", file=sys.stderr)
+        say(f"error: a disk takes no more: {error}. {SUBMIT_AGAIN}", file=sys.stderr)
         raise SystemExit(1) from error
     except KeyboardInterrupt as error:
-        print(f"interrupted. {SUBMIT_AGAIN}", file=sys.stderr)
+        say(f"interrupted. {SUBMIT_AGAIN}", file=sys.stderr)
         raise SystemExit(128 + signal.SIGINT) from error
     raise SystemExit(outcome)
-
-
-def say(text: str) -> None:
-    print(printable(text), flush=True)
 
 
 def connect(is_verbose: bool = False) -> None:

@@ -7,7 +7,6 @@ thinned to about a hundred points, because MLflow's pages slow down beyond that;
 storage has every step.
 """
 
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -15,6 +14,7 @@ from mlflow.entities import Metric
 
 from gram_platform.config import State, node_from_plain, run_from_plain, view_from_plain
 from gram_platform.config.identity import canonical_json, metric_name, to_plain
+from gram_platform.config.terminal import warn
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.nodes import node_name
 from gram_platform.store import EvaluationDirectory, RunDirectory
@@ -287,5 +287,5 @@ def _config(node: RunDirectory | EvaluationDirectory) -> dict | None:
         return to_plain(node_from_plain(node.kind, node.config()))
     except (ValueError, TypeError) as error:
         text = f"{node.kind} {node.node_id} is left out until it is submitted again: {error}"
-        warnings.warn(text, RuntimeWarning, stacklevel=3)
+        warn(text, stacklevel=3)
         return None

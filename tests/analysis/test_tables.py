@@ -255,7 +255,7 @@ def test_the_file_is_the_same_byte_for_byte_whatever_the_order_of_the_rows():
     assert table_csv(pd.read_csv(io.StringIO(text), keep_default_na=True)) == text
 
 
-FORMULAS = ["=HYPERLINK(1)", "@SUM(1)", "+1+1", "-1+1", "-cmd", "\tx", "=1", "--1"]
+FORMULAS = ["=HYPERLINK(1)", "\n=1", "\uff1d1+1", "@SUM(1)", "+1+1", "-1+1", "-cmd", "\tx", "=1", "--1"]
 PLAIN = ["core", "core+@SUM(1)", "-", "-1", "+1.5e3", "-inf", "", "a=b", "1-2", "'=1"]
 
 
@@ -268,6 +268,9 @@ def test_a_spreadsheet_runs_no_cell():
     assert {tuple(row[1:]) for row in rows} == {("-1.000000", "-1")}
     values = pd.DataFrame({"text": PLAIN, "value": np.linspace(-1, 1, len(PLAIN)), "none": [None, *PLAIN[1:]]})
     assert table_csv(values) == values.to_csv(index=False, float_format="%.6f", lineterminator="\n")
+    for fractions in (None, "%.6g"):  # of searches
+        assert table_csv(values, fractions) == values.to_csv(index=False, float_format=fractions)
+        assert f"'{FORMULAS[0]}" in table_csv(frame, fractions)
 
 
 def test_text_for_a_terminal(analysis):

@@ -1,7 +1,11 @@
-"""A finished study with any one of its JSON files damaged: each reader takes it for absent or names it, and goes on."""
+"""A finished study with damaged files: each reader takes one for absent or names it, and goes on.
+
+Submitted again, the study gives the same table, or says what is lost.
+"""
 
 import json
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -16,10 +20,14 @@ from gram_platform.cli import main
 from gram_platform.store import Store
 from gram_platform.store.files import seal
 from gram_platform.store.root import open_corpus
+from gram_platform.studies.flags import parse
+from gram_platform.studies.library.scaling import STUDY
+from gram_platform.studies.run import run_study
+from gram_platform.studies.session import exit_with
 from gram_platform.tracking.frame import load_store, load_store_curves
 
 ROOT = Path(__file__).resolve().parents[2]
-STUDY = ("--preset", "smoke", "--sizes", "tiny", "--seeds", "1", "--methods", "gram", "--in-process")
+FLAGS = ("--preset", "smoke", "--sizes", "tiny", "--seeds", "1", "--methods", "gram", "--in-process")
 WHOLE = ["[1]", "7", "null", "{}", "", "[" * 100_000]
 VALUES = [None, "x", 7, [1], {"x": {"y": [1]}}, 10**400]
 KINDS = {
@@ -33,7 +41,7 @@ KINDS = {
 def study(tmp_path_factory) -> Path:
     """The smallest real study: a baseline, a GRAM run, its attacks and evaluations."""
     root = tmp_path_factory.mktemp("study")
-    command = [sys.executable, str(ROOT / "experiments" / "scaling.py"), *STUDY, "--storage", str(root)]
+    command = [sys.executable, str(ROOT / "experiments" / "scaling.py"), *FLAGS, "--storage", str(root)]
     subprocess.run(command, check=True, cwd=ROOT, capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
     for beside in root.glob("mlflow.db*"):  # the readers read the storage
         beside.unlink()
@@ -41,11 +49,15 @@ def study(tmp_path_factory) -> Path:
     return root
 
 
+def kind_of(relative: Path) -> str:
+    return re.sub(r"(?<=/)[0-9a-f]{12}|(?<=attempts/)[^/]+", "ID", str(relative))
+
+
 def representatives(root: Path) -> Iterator[Path]:
     """One file of each kind: of a run, of an evaluation, of the data and of the study."""
     found: dict[str, Path] = {}
     for path in sorted(root.rglob("*.json")):
-        found.setdefault(re.sub(r"(?<=/)[0-9a-f]{12}|(?<=attempts/)[^/]+", "ID", str(path.relative_to(root))), path)
+        found.setdefault(kind_of(path.relative_to(root)), path)
     assert found.keys() == KINDS
     yield from found.values()
 
@@ -131,4 +143,95 @@ def test_no_damaged_json_of_a_study_ends_a_reader(study, tmp_path, capsys, left_
     number, wrong = crashes(study, tmp_path, READERS, lambda path, what: not what.startswith(left_out))
     capsys.readouterr()
     assert number > least
+    assert not wrong, "\n".join(wrong)
+
+
+# ------------------------------------------------------------------------------------------------- submitted again
+
+
+AWAY = ("--tracking-uri", "sqlite:////proc/away/mlflow.db")  # a mirror of twelve nodes takes longer than the rest
+
+
+def submitted(root: Path, capsys, *more: str) -> tuple[int, str]:
+    """Submits the study again in this process; returns (exit code, what it says)."""
+    with pytest.raises(SystemExit) as end, warnings.catch_warnings(action="ignore"):
+        exit_with(lambda: run_study(STUDY, parse(STUDY, [*FLAGS, "--storage", str(root), *more])))
+    return end.value.code, "".join(capsys.readouterr())
+
+
+def files_of(study: Path) -> list[Path]:
+    """Every file by which a study goes on, relative to the storage: no locks and no pages."""
+    found = [path.relative_to(study) for path in sorted(study.rglob("*")) if path.is_file()]
+    return [path for path in found if not path.name.startswith(".") and path.parts[0] != "site"]
+
+
+def cut(root: Path, relative: Path, how: str) -> None:
+    path = root / relative
+    data = path.read_bytes()
+    path.unlink()
+    if how != "removed":
+        path.write_bytes({"cut": data[: len(data) // 2], "garbled": b"?" + data[1:], "other": b"{}"}[how])
+
+
+@pytest.fixture
+def copied(study, tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("GRAM_SITE", "0")
+    return Path(shutil.copytree(study, tmp_path / "copied", ignore=shutil.ignore_patterns("site")))
+
+
+@pytest.mark.parametrize("how", ["removed", "cut", "other"])
+def test_what_a_driver_knows_comes_back(study, copied, capsys, how):
+    """Configs, tags and times of all nodes: a driver makes or leaves out each, and executes nothing again."""
+    for relative in files_of(study):
+        if relative.name in ("config.json", "tags.json", "timing.json", "study.json", "table.csv"):
+            cut(copied, relative, how)
+    code, text = submitted(copied, capsys, *AWAY)
+    assert code == 0
+    assert "0 now" in text
+    for relative in files_of(study):
+        if relative.name in ("config.json", "table.csv"):
+            assert (copied / relative).read_bytes() == (study / relative).read_bytes()
+
+
+def test_a_lost_history_of_the_baseline_is_named_with_a_remedy(study, copied, capsys):
+    """The baseline's curve is in no other file: no table is made without it in silence."""
+    tags = {path.parent: json.loads(path.read_text()) for path in copied.glob("runs/*/tags.json")}
+    (baseline,) = (folder for folder, names in tags.items() if names["method"] == "baseline")
+    for segment in baseline.glob("attempts/*/segments/*"):
+        segment.unlink()
+    code, text = submitted(copied, capsys)
+    assert code == 1
+    assert f"remove {baseline} and submit again" in text
+    shutil.rmtree(baseline)
+    assert submitted(copied, capsys)[0] == 0
+    table = "studies/scaling/table.csv"
+    assert (copied / table).read_bytes() == (study / table).read_bytes()
+
+
+@pytest.mark.parametrize("number", [6, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.timeout(900)
+def test_after_random_losses_the_table_is_the_same_or_what_is_lost_is_said(
+    study, tmp_path, monkeypatch, capsys, number
+):
+    monkeypatch.setenv("GRAM_SITE", "0")
+    table, rng, wrong = "studies/scaling/table.csv", random.Random(number), []
+    for trial in range(number):
+        root = tmp_path / str(trial)
+        shutil.copytree(study, root, ignore=shutil.ignore_patterns("site"))
+        chosen = rng.sample(files_of(study), rng.choice([1, 2, 5, 20]))
+        hows = [rng.choice(["removed", "cut", "garbled"]) for _ in chosen]
+        for relative, how in zip(chosen, hows, strict=True):
+            cut(root, relative, how)
+        for _ in range(3):  # the first one may find damage that only the next one mends
+            code, text = submitted(root, capsys, *AWAY)
+            if code == 0:
+                break
+            assert re.search("^(lost|failed|error): ", text, re.M), text
+        is_same = (root / table).exists() and (root / table).read_bytes() == (study / table).read_bytes()
+        is_said = code == 1 and re.search("^lost: .* submit again$", text, re.M)
+        is_refused = code == 2 and Path("store.json") in chosen
+        if not ((code == 0 and is_same) or is_said or is_refused):
+            damages = [f"{kind_of(path)} {how}" for path, how in zip(chosen, hows, strict=True)]
+            wrong.append(f"{trial}: code {code}, {damages}: {text[-500:]}")
+        shutil.rmtree(root)
     assert not wrong, "\n".join(wrong)

@@ -90,15 +90,15 @@ def test_config_must_be_the_directorys(tmp_path):
     with pytest.raises(ValueError, match="run_id="):
         store.run("0" * 12).ensure_config(RUN)
     path = tmp_path / "runs" / RUN.run_id / "config.json"
-    path.write_text(path.read_text().replace('"seed":0', '"seed":1'))
-    with pytest.raises(ValueError, match="config="):
-        store.run(RUN.run_id).ensure_config(RUN)
+    whole = path.read_text()
     path.write_text("{")
     with pytest.raises(CorruptFile):
         store.run(RUN.run_id).config()
-    with pytest.warns(RuntimeWarning, match=r"config.json is corrupted"):
-        store.run(RUN.run_id).ensure_config(RUN)
-    assert store.run(RUN.run_id).config()["seed"] == 0
+    for damaged in ("{", "[1]", "{}", whole.replace('"seed":0', '"seed":1')):
+        path.write_text(damaged)
+        with pytest.warns(RuntimeWarning, match=r"config.json is corrupted and set aside"):
+            store.run(RUN.run_id).ensure_config(RUN)
+        assert path.read_text() == whole
 
 
 def test_tags_of_many_writers_are_merged(tmp_path):

@@ -1,5 +1,6 @@
 """A study without Ray: in this process, and its nodes on a machine that has hardly more than torch."""
 
+import json
 import subprocess
 import sys
 import tarfile
@@ -112,6 +113,33 @@ def test_a_changed_file_is_refused(exported, tmp_path, capsys):
             main([str(path), "--storage", str(tmp_path / "storage")])
         assert ended.value.code == 2
         assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda plain: "[" * 100_000, "nested too deeply"),
+        (lambda plain: [plain], "another type"),
+        (lambda plain: plain | {"nodes": 7}, "another type"),
+        (lambda plain: plain | {"recipe_version": plain["recipe_version"] + 1}, "of this version of the package"),
+        (
+            lambda plain: plain | {"nodes": [n | {"tags": n["tags"] | {"seed": 0}} for n in plain["nodes"]]},
+            "another type",
+        ),
+        (lambda plain: plain | {"nodes": [n | {"tags": {}} for n in plain["nodes"]]}, "another type"),
+        (lambda plain: plain | {"nodes": plain["nodes"][1:]}, "all runs that its nodes need"),
+    ],
+    ids=["deep", "list", "nodes", "version", "number as a tag", "no tags", "without a run"],
+)
+def test_a_file_of_another_shape_is_refused_before_anything_starts(exported, tmp_path, capsys, change, expected):
+    changed, storage = tmp_path / "nodes.json", tmp_path / "storage"
+    plain = change(json.loads(exported.read_text()))
+    changed.write_text(plain if isinstance(plain, str) else json.dumps(plain))
+    with pytest.raises(SystemExit) as ended:
+        main([str(changed), "--storage", str(storage)])
+    assert ended.value.code == 2
+    assert expected in capsys.readouterr().err
+    assert not storage.exists()
 
 
 def test_text_that_is_elsewhere_is_asked_for(exported, tmp_path, capsys):

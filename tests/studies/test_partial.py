@@ -37,7 +37,7 @@ def test_every_table_is_written_while_mlflow_is_away(monkeypatch):
         return away(record.name) if tracker else {"table.csv": f"/{record.name}/table.csv"}
 
     results = SimpleNamespace(source="MLflow")
-    losses = SimpleNamespace(read=lambda *_: results, write=write, text=lambda *_: "a table")
+    losses = SimpleNamespace(read=lambda *_: results, lost=lambda *_: (), write=write, text=lambda *_: "a table")
     monkeypatch.setitem(MEASUREMENTS, "losses", losses)
     said = []
     driver = object.__new__(Driver)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 
+from gram_platform.config import terminal
 from gram_platform.engine.local_cluster.head import free_port, open_directly, spawn, start, submit
 from gram_platform.engine.local_cluster.state import (
     Cluster,
@@ -35,7 +36,7 @@ TRAINING_RUNS = "/#/experiments/1/runs?workflowType=machine_learning"  # else ML
 
 
 def say(text: str) -> None:
-    print(f"[local cluster] {text}", flush=True)
+    terminal.say(f"[local cluster] {text}")
 
 
 def raise_exit(number: int, frame: object) -> None:
@@ -154,7 +155,7 @@ def main() -> int:
     try:
         return run(arguments.job, arguments.keep) if arguments.command == "run" else stop_all()
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
+        terminal.say(f"error: {error}", file=sys.stderr)
         return 2
 
 

@@ -1,7 +1,9 @@
 """Draws figures as one small SVG without script, for pages that show many studies."""
 
 import html
+import re
 from collections.abc import Callable, Iterable, Sequence
+from xml.etree import ElementTree
 
 import numpy as np
 import plotly.graph_objects as go
@@ -13,6 +15,12 @@ BAR = 9  # total width of the bars at one x
 MOST = 4  # panels
 LETTERS = 21  # of a title that fits above a panel
 DASHES = {"solid": "", "dot": "1.5 2", "dash": "4 2", "dashdot": "4 2 1 2", "longdash": "6 2", "longdashdot": "6 2 1 2"}
+
+# what `thumbnail_svg` writes: elements that show shapes and text, no attribute of which runs or fetches anything
+_ELEMENTS = "svg|g|text|rect|path|polygon|polyline|circle"
+_ATTRIBUTES = "viewBox|role|aria-label|transform|x|y|cx|cy|r|d|points|width|height|fill|stroke|font-size|textLength"
+_ATTRIBUTES += "|lengthAdjust|stroke-opacity|stroke-dasharray|stroke-width"
+_DRAWING = re.compile(rf"""(</(?:{_ELEMENTS})>|<(?:{_ELEMENTS})(?: (?:{_ATTRIBUTES})="[^"<>]*")*/?>|[^<>])*""")
 
 Point = tuple[float, float]
 
@@ -37,6 +45,16 @@ def thumbnail_svg(figures: Sequence[go.Figure]) -> str:
     )
     label = html.escape("Main figure: " + ", ".join(filter(None, titles)))
     return f'<svg viewBox="0 0 {size}" role="img" aria-label="{label}">{panels}</svg>'
+
+
+def is_thumbnail(text: object) -> bool:
+    """Tells whether a stored text can be a picture in a page: "", or one that `thumbnail_svg` could have written."""
+    if not isinstance(text, str) or not _DRAWING.fullmatch(text) or "url(" in text.lower():
+        return False
+    try:
+        return not text or ElementTree.fromstring(text).tag == "svg"
+    except ElementTree.ParseError:
+        return False
 
 
 def _fitted(title: str) -> str:

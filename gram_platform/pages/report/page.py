@@ -29,6 +29,7 @@ from gram_platform.paper.verdicts import EXPLANATION, verdict_counts
 LONG = 26  # letters of a cell that may be broken: an interval has 23
 PLOTLY = "plotly.min.js"
 ASSETS = ("page.css", "page.js", PLOTLY)  # shared by the pages of a site
+_OTHER_TAG = re.compile("<(?!/?(?:b|i|br|sub|sup|extra)>)")  # plotly would make links of <a>
 _ADDRESS = re.compile(r"https?://\S+|(\.\./)*\w[\w+.=@/-]*\.(html|csv)(#[\w-]+)?", re.ASCII)
 
 
@@ -148,7 +149,9 @@ def _anchors(titles: Iterable[str]) -> list[str]:
 
 
 def _figure_json(figure: go.Figure) -> Markup:
-    return Markup(str(figure.to_json()).replace("<", "\\u003c"))  # no text in it can end the script element
+    """Writes a figure's JSON: no text in it can end the script element, and of its tags plotly finds ours alone."""
+    text = _OTHER_TAG.sub("&lt;", str(figure.to_json()).replace("\\u003c", "<"))
+    return Markup(text.replace("<", "\\u003c"))
 
 
 # --------------------------------------------------------------------------------------------------------------- tables

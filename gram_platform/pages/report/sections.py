@@ -4,7 +4,14 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from gram_platform.analysis.ratios import ALL, MEAN, VARIANT
-from gram_platform.analysis.tables import CLASSES, averaged_profiles, domain_table, interval_text, readable_table
+from gram_platform.analysis.tables import (
+    CLASSES,
+    averaged_profiles,
+    domain_table,
+    interval_text,
+    readable_table,
+    table_csv,
+)
 from gram_platform.analysis.trends import trend_table
 from gram_platform.pages.figures.study import (
     HIDDEN,
@@ -178,7 +185,7 @@ def curve_figures(study: Results) -> dict[str, go.Figure]:
     """Draws the curves by size, variant and, if seeds are fitted separately, seed; shared fits are drawn once."""
     all_fits, figures, seen = study.analysis.fits, {}, set()
     for key, fits in all_fits.groupby([c for c in ("size", VARIANT, "seed") if c in all_fits], sort=False):
-        values = fits.drop(columns=VARIANT, errors="ignore").to_csv(index=False)
+        values = table_csv(fits.drop(columns=VARIANT, errors="ignore"), None)
         if values in seen:
             continue
         seen.add(values)

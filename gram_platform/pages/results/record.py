@@ -1,7 +1,6 @@
 """Defines a study as it is stored in `study.json`, and as it is analysed; publishes the tables and reports."""
 
 import json
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import cached_property
@@ -13,6 +12,7 @@ from gram_platform.analysis.tables import Analysis, with_runs
 from gram_platform.analysis.variants import by_number
 from gram_platform.config import LOSSES
 from gram_platform.config.identity import has_shape, invalid
+from gram_platform.config.terminal import warn
 from gram_platform.methods.nodes import Node
 from gram_platform.pages.figures.study import HIDDEN
 from gram_platform.store import Store
@@ -125,7 +125,7 @@ def readable_record(store: Store, name: str) -> StudyRecord | None:
     try:
         return load_record(store, name) if store.study_dir(name).exists(STUDY_FILE) else None
     except ValueError as error:
-        warnings.warn(f"{error}: the study is left out", RuntimeWarning, stacklevel=2)
+        warn(f"{error}: the study is left out", stacklevel=2)
         return None
 
 

@@ -1,6 +1,6 @@
 """Reads a study's losses from MLflow, else the run directories, and writes its tables for a terminal."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
 import pandas as pd
@@ -9,6 +9,7 @@ from gram_platform.analysis.ratios import BASELINE, ELICITED, VARIANT
 from gram_platform.analysis.tables import CLASSES, Analysis, analyse, format_table, frame_text
 from gram_platform.analysis.variants import analyse_variants, drop_table, final_shares, load_shares
 from gram_platform.config import State
+from gram_platform.methods.nodes import node_name
 from gram_platform.pages.figures.style import method_style
 from gram_platform.pages.report.modules import readable_drops, readable_shares
 from gram_platform.pages.report.page import shown_columns
@@ -56,6 +57,30 @@ def read_results(
     return Results(record, analysis, curves, nodes_frame(record, frame), judged(record, analysis), source, absorption)
 
 
+def lost_rows(record: StudyRecord, store: Store, results: Results | None, done: Collection[str]) -> list[str]:
+    """Says which nodes that are `done` the tables lack since the storage has lost a part of them, and the remedy.
+
+    Submitting again does not execute them again. A curve that MLflow still has is not lost. Results of a measurement
+    without runs or curves lack none.
+    """
+    entries = {e["id"]: e for e in record.entries if e["id"] in done}
+    runs_frame, curves = (getattr(results, name, None) for name in ("runs", "curves"))
+    shown = entries.keys() if runs_frame is None else set(runs_frame["id"])
+    found = {node_id: "it cannot be read" for node_id in entries if node_id not in shown}
+    runs = [run_id for run_id in dict.fromkeys(record.baseline_runs) if run_id in entries]
+    runs = runs if results is None or curves is not None else []
+    for run_id in runs if curves is None else sorted(_short_curves(curves, runs, store)):
+        if reason := store.run(run_id).lost_history():
+            found[run_id] = f"its curves cannot be read ({reason})"
+    lines = []
+    for node_id, reason in found.items():
+        kind, tags = entries[node_id]["kind"], entries[node_id]["tags"]
+        place = store.node(kind, node_id).folder.path
+        name = node_name(kind, node_id, tags)
+        lines.append(f"{name}: {reason}; to make it again, remove {place} and submit again")
+    return lines
+
+
 def analysed(
     record: StudyRecord,
     evaluations: pd.DataFrame,
@@ -85,6 +110,8 @@ def judged(record: StudyRecord, analysis: Analysis) -> pd.DataFrame:
 def summary_text(record: StudyRecord, results: Results) -> str:
     """Writes the tables for a terminal, beside the paper's and with the claims if the study declares them."""
     table = results.analysis.table
+    if table.empty:
+        return "\n".join(["no table:", *(f"{what}: {why}" for what, why in results.analysis.missing.to_numpy())])
     parts = [format_table(renamed(table, record.varies))]
     if results.by_number is not None:
         drops = drop_table(results.by_number, results.analysis.per_seed)
@@ -127,15 +154,25 @@ def load_frames(
     if uri is not None:
         try:
             frame = frames.mirrored[frames.mirrored["id"].isin(ids)]
-            sent, stored = _measured(frame), _measured(local)
-            if sent.equals(stored):
-                mirrored = frames.mirrored_curves(baseline_runs)
-                if mirrored.equals(curves):
-                    return frame, mirrored, "MLflow"
+            sent, stored, mirrored = _measured(frame), _measured(local), frames.mirrored_curves(baseline_runs)
+            lost = _short_curves(curves, stored.index.intersection(baseline_runs), store)
+            is_equal = sent.equals(stored) and _without(mirrored, lost).equals(_without(curves, lost))
+            if is_equal and not _short_curves(mirrored, lost, store):
+                return frame, mirrored, "MLflow"
             why_not = _difference(set(sent.index), set(stored.index))
         except TrackingUnavailable as error:
             why_not = f"MLflow is away ({error})"
     return local, curves, f"the run directories: {why_not}"
+
+
+def _short_curves(curves: pd.DataFrame, runs: Iterable[str], store: Store) -> set[str]:
+    """Selects the runs whose curves have fewer points than their configs ask for."""
+    found = curves.groupby("run_id")["step"].nunique().to_dict()
+    return {i for i in runs if found.get(i, 0) < store.run(i).config()["eval_points"]["num_points"]}
+
+
+def _without(curves: pd.DataFrame, runs: Collection[str]) -> pd.DataFrame:
+    return curves[~curves["run_id"].isin(runs)].reset_index(drop=True)
 
 
 def _measured(frame: pd.DataFrame) -> pd.DataFrame:

@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
+from gram_platform.config.identity import has_shape
 from gram_platform.pages.report.page import Section, readable_claims, render
 from gram_platform.pages.report.sections import JUDGED, MARGINS_TEXT
 from gram_platform.pages.results.record import StudyRecord
 from gram_platform.paper.verdicts import CANNOT_TELL, EXPLANATION, VERDICTS
 
+TEXTS = ("claim", "verdict", "published", "source", EXPLANATION, "judged_at")
 NUMBERS = ("difference", "low", "high", "detectable", "paper")
 RULE = f"""{JUDGED} {MARGINS_TEXT}
 
@@ -31,18 +33,35 @@ def claim_rows(claims: pd.DataFrame | None, scale: str) -> list[dict]:
         where = [str(record.pop(name)) for name in ("size", "variant") if record.get(name)]
         numbers = {name: _number(record[name]) for name in NUMBERS if name in record}
         seeds = {"num_seeds": int(record["num_seeds"])} if "num_seeds" in record else {}
-        texts = {name: str(record.get(name) or "") for name in ("claim", "verdict", "published", "source", EXPLANATION)}
+        texts = {name: str(record.get(name) or "") for name in TEXTS[:-1]}
         rows.append({**texts, **numbers, **seeds, "judged_at": ", ".join([*where, scale])})
     return rows
 
 
-def csv_claim_rows(text: str, scale: str) -> list[dict]:
-    """Reads the same rows from a search's claims.csv."""
-    frame = pd.DataFrame(list(csv.DictReader(io.StringIO(text))))
-    for name in (*NUMBERS, "num_seeds"):
-        if name in frame:
-            frame[name] = pd.to_numeric(frame[name])
-    return claim_rows(frame, scale)
+def csv_claim_rows(data: bytes, scale: str) -> list[dict]:
+    """Reads the same rows from a search's claims.csv; ValueError for a file of another form."""
+    try:
+        frame = pd.DataFrame(list(csv.DictReader(io.StringIO(data.decode()))))
+        for name in (*NUMBERS, "num_seeds"):
+            if name in frame:
+                frame[name] = pd.to_numeric(frame[name])
+        rows = claim_rows(frame, scale)
+    except (csv.Error, TypeError, OverflowError) as error:
+        raise ValueError(str(error)) from error
+    if not are_claim_rows(rows):
+        raise ValueError("a column is missing or has another type than expected")
+    return rows
+
+
+def are_claim_rows(value: object) -> bool:
+    """Tells whether a JSON value has the shape of `claim_rows`."""
+    return has_shape(value, [lambda row: has_shape(row, dict.fromkeys(TEXTS, str)) and _has_numbers(row)])
+
+
+def _has_numbers(row: Mapping) -> bool:
+    numbers = [row[name] for name in NUMBERS if row.get(name) is not None]
+    is_whole = "difference" not in row or ("low" in row and "high" in row)
+    return is_whole and has_shape([*numbers, row.get("num_seeds", 0)], [float])
 
 
 def scale_of(record: StudyRecord) -> str:

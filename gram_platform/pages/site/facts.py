@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from gram_platform.config import State
+from gram_platform.config.identity import has_shape
 from gram_platform.pages.results.record import STUDY_FILE, StudyRecord, readable_record
 from gram_platform.pages.site.folder import UNWRITABLE
 from gram_platform.planner import MACHINES
@@ -19,6 +20,15 @@ from gram_platform.store.leases import is_fresh, read_lease
 STATES = (State.COMPLETE, State.RUNNING, State.FAILED, State.INTERRUPTED, State.MISSING)
 CORRUPT = {"message": "its config.json is corrupted: submit again"}
 CACHE = "facts.json"
+CACHED = {  # the facts of a complete node, as the cache keeps them
+    **dict.fromkeys(("kind", "node_id", "status"), str),
+    "tags": {str: str},
+    "config": dict,
+    "result": {"sha256": str},
+    "timing": dict,
+    "failure": lambda value: value is None,
+    "progress": lambda value: value is None or has_shape(value, {"time": float}),
+}
 REPORT, TRIALS, TABLE, CLAIMS = "report.html", "trials.csv", "table.csv", "claims.csv"
 
 
@@ -44,11 +54,11 @@ class NodeFacts:
     @property
     def seconds(self) -> float:
         """Seconds of work in the committed history; NaN if unknown."""
-        return float(self.timing.get("elapsed_s", float("nan")))
+        return _number(self.timing, "elapsed_s", float("nan"))
 
     @property
     def rank_hours(self) -> float:
-        return self.seconds / 3600 * self.timing.get("num_ranks", 1)
+        return self.seconds / 3600 * _number(self.timing, "num_ranks", 1)
 
     @property
     def dollars_per_rank_hour(self) -> float | None:
@@ -57,14 +67,24 @@ class NodeFacts:
         machine = next((machine for name, machine in MACHINES.items() if name in device), None)
         if machine is None:
             return None
-        slots = self.timing.get("num_threads", 1) if machine.name == "cpu" else 1  # CPUs are priced by core
+        slots = _number(self.timing, "num_threads", 1) if machine.name == "cpu" else 1  # CPUs are priced by core
         return machine.dollars_per_hour * slots
+
+    @property
+    def ended(self) -> float:
+        """The time of the end, in seconds of the epoch; 0 if unknown."""
+        return _number(self.timing, "ended", 0.0)
 
     @property
     def changed(self) -> float:
         """The time of the last event, in seconds of the epoch; 0 if unknown."""
-        beat = (self.progress or {}).get("time", 0.0)
-        return max(self.timing.get("ended", 0.0), (self.failure or {}).get("time", 0.0), beat)
+        times = ((self.timing, "ended"), (self.failure or {}, "time"), (self.progress or {}, "time"))
+        return max(_number(fields, name, 0.0) for fields, name in times)
+
+
+def _number(stored: Mapping, name: str, default: float) -> float:
+    """Reads a number of stored JSON, which may lack it or have something else there."""
+    return float(stored[name]) if has_shape(stored, {name: float}) else default
 
 
 @dataclass(frozen=True)
@@ -141,7 +161,7 @@ def read_facts(store: Store, cache: Folder | None = None) -> Facts:
 def _read_cache(cache: Folder | None) -> dict[str, dict]:
     """Reads the facts of complete nodes; {} if the file is damaged or of a version with other fields."""
     names = {field.name for field in fields(NodeFacts)}
-    shape = {str: lambda known: isinstance(known, dict) and known.keys() == names and "sha256" in known["result"]}
+    shape = {str: lambda known: has_shape(known, CACHED) and known.keys() == names}
     return cache.read_spare(CACHE, shape) if cache else {}
 
 
@@ -215,10 +235,18 @@ def _study_facts(store: Store, name: str) -> StudyFacts | None:
         return StudyFacts(name, record.title, ids, record, files=files)
     if "search.json" not in files:
         return None
-    rows = list(csv.DictReader(io.StringIO(folder.read(TRIALS).decode()))) if TRIALS in files else []
-    ids = tuple(dict.fromkeys(run for row in rows for run in row.get("runs", "").split()))
-    states = dict(Counter(row.get("state", "") for row in rows))
+    rows = _csv_rows(folder.read(TRIALS)) if TRIALS in files else []
+    ids = tuple(dict.fromkeys(run for row in rows for run in (row.get("runs") or "").split()))
+    states = dict(Counter(row.get("state") or "" for row in rows))
     return StudyFacts(name, name, ids, search=folder.read_spare("search.json"), files=files, trials=states)
+
+
+def _csv_rows(data: bytes) -> list[dict]:
+    """Reads the rows of a stored CSV file; none of one in another form."""
+    try:
+        return list(csv.DictReader(io.StringIO(data.decode())))
+    except (UnicodeDecodeError, csv.Error):
+        return []
 
 
 def uses(studies: Sequence[StudyFacts]) -> dict[str, tuple[str, ...]]:
@@ -241,7 +269,7 @@ def totals(node_ids: Iterable[str], facts: Facts) -> Totals:
         counts={state: counts[state] for state in STATES},
         rank_hours=sum(node.rank_hours for node in worked),
         dollars=None if None in costs else sum(costs),
-        busy_s=_covered([(n.timing["ended"] - n.seconds, n.timing["ended"]) for n in worked if "ended" in n.timing]),
+        busy_s=_covered([(n.ended - n.seconds, n.ended) for n in worked if n.ended]),
         compute_units=sum((n.result or {}).get("compute_units", 0) for n in nodes if n.status == State.COMPLETE),
         changed=max((node.changed for node in nodes), default=0.0),
     )
@@ -250,7 +278,8 @@ def totals(node_ids: Iterable[str], facts: Facts) -> Totals:
 def _dollars(node: NodeFacts, facts: Facts) -> float | None:
     machine = node
     if node.kind == "evaluation":
-        machine = facts.runs.get(node.config.get("view", {}).get("run_id", ""), node)
+        view = node.config.get("view")
+        machine = facts.runs.get(view["run_id"], node) if has_shape(view, {"run_id": str}) else node
     price = machine.dollars_per_rank_hour
     return None if price is None else node.rank_hours * price
 

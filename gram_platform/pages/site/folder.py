@@ -10,12 +10,14 @@ import os
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import plotly
 
-from gram_platform.config.identity import invalid
+from gram_platform.config.identity import has_shape, invalid
 from gram_platform.pages.report.page import ASSETS, asset
 from gram_platform.store import Folder
+from gram_platform.store.files import is_safe_name
 from gram_platform.store.folders import LocalFolder
 
 MANIFEST = "manifest.json"
@@ -54,19 +56,21 @@ class SiteFolder:
     def __init__(self, folder: Folder) -> None:
         self.folder = folder
         self.num_written = 0
-        self._before = folder.read_spare(MANIFEST)
+        self._before = {k: v for k, v in folder.read_spare(MANIFEST).items() if _is_entry(k, v)}
         self._present = set(folder.list())
         self._present |= {f"studies/{name}" for name in folder.child("studies").list()}
         self._pages: dict[str, dict] = {}
 
-    def page(self, address: str, inputs: object, render: Callable[[], tuple[str, object]]) -> object:
+    def page(self, address: str, inputs: object, render: Callable[[], tuple[str, object]], shape: Any = object) -> Any:
         """Writes the page unless it exists with equal `inputs`, JSON values; returns its summary for other pages.
 
-        `render` returns the HTML and the summary; both must follow from `inputs`.
+        `render` returns the HTML and the summary; both must follow from `inputs`. `shape` is the summary's (see
+        `has_shape`): a stored one of another shape is made again.
         """
         made_from = _hash([code_version(), inputs])
         before = self._before.get(address)
-        if before and before["made_from"] == made_from and address in self._present:
+        is_known = before is not None and before["made_from"] == made_from and has_shape(before["leaves"], shape)
+        if is_known and address in self._present:
             self._pages[address] = before
         else:
             text, summary = render()
@@ -93,6 +97,15 @@ class SiteFolder:
     def _place(self, address: str) -> Folder:
         parent = address.rpartition("/")[0]
         return self.folder.child(parent) if parent else self.folder
+
+
+def _is_entry(address: str, entry: object) -> bool:
+    """Tells whether a stored manifest can say this of a page or an asset: it says nothing of other files."""
+    if address in ASSETS:
+        return isinstance(entry, str)
+    folder, _, name = address.rpartition("/")
+    is_page = (not folder or is_safe_name(folder)) and is_safe_name(name) and name.endswith(".html")
+    return is_page and has_shape(entry, {"made_from": str, "leaves": lambda leaves: True})
 
 
 @cache

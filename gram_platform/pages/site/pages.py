@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
+from gram_platform.pages.figures.thumbnail import is_thumbnail
 from gram_platform.pages.report.page import Section, Shell, page_html, sections_html
 from gram_platform.pages.results.record import links_note, mlflow_links, with_links
-from gram_platform.pages.site.claims import claim_rows, claim_sections, csv_claim_rows, scale_of
+from gram_platform.pages.site.claims import are_claim_rows, claim_rows, claim_sections, csv_claim_rows, scale_of
 from gram_platform.pages.site.facts import CLAIMS, REPORT, Facts, NodeFacts, StudyFacts, Totals, totals, uses
 from gram_platform.pages.site.folder import SiteFolder
 from gram_platform.pages.site.sections import (
@@ -31,6 +32,8 @@ from gram_platform.tracking.frame import Frames
 
 LINKS = (("Studies", "index.html"), ("Claims", "claims.html"))
 STUDIES, CLAIMS_PAGE = (label for label, _ in LINKS)
+SUMMARY = {"claims": are_claim_rows, "problem": str}  # of a page, as the manifest keeps it
+STUDY_SUMMARY = {**SUMMARY, "picture": is_thumbnail}
 
 
 @dataclass(frozen=True)
@@ -108,8 +111,9 @@ def write_studies(site: SiteFolder, snapshot: Snapshot) -> dict[str, dict]:
             [_identity(node) for node in nodes],
             [mirror.note, [mirror.links.get(node.node_id, "") for node in nodes], snapshot.is_beside],
         ]
-        render = _search_page if study.record is None else _study_page
-        summaries[study.name] = site.page(f"studies/{study.name}.html", inputs, partial(render, snapshot, study))
+        render, shape = (_search_page, SUMMARY) if study.record is None else (_study_page, STUDY_SUMMARY)
+        page = f"studies/{study.name}.html", inputs, partial(render, snapshot, study), shape
+        summaries[study.name] = site.page(*page)
     return summaries
 
 
@@ -124,7 +128,8 @@ def _study_page(snapshot: Snapshot, study: StudyFacts) -> tuple[str, dict]:
     if page is not None:
         try:
             results = page.read(record, snapshot.store, mirror.frames.tracking_uri, mirror.why_not, mirror.frames)
-        except ValueError as error:  # a record of another version, or altered by hand: write the other pages
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            # a record of another version, or altered by hand: write the other pages
             problem = f"{study.name}: its results cannot be read: {error}"
     sections = [Section("Results", problem, is_warning=True)] if problem else []
     claims, footer, source = None, "", mirror.note
@@ -156,14 +161,18 @@ def _search_page(snapshot: Snapshot, search: StudyFacts) -> tuple[str, dict]:
     folder, claims = snapshot.store.study_dir(search.name), []
     state = search_state(search, snapshot.totals[search.name])
     runs = search_runs(search, snapshot.facts, snapshot.mirror.links)
-    if CLAIMS in search.files:
-        scale = f"preset {search.search.get('preset', '?')}"
-        claims = csv_claim_rows(folder.read(CLAIMS).decode(), scale)
     text, problem = None, ""
+    if CLAIMS in search.files:
+        try:
+            claims = csv_claim_rows(folder.read(CLAIMS), f"preset {search.search.get('preset', '?')}")
+        except ValueError as error:
+            problem = f"{search.name}: its {CLAIMS} cannot be read: {error}"
     if REPORT in search.files:
         report = folder.read(REPORT).decode(errors="replace")
         text = embedded(report, shell(STUDIES), sections_html([state]), sections_html([runs]))
-        problem = "" if text else f"{search.name}: its {REPORT} has another form than this version writes: not shown"
+        problem = (
+            problem if text else f"{search.name}: its {REPORT} has another form than this version writes: not shown"
+        )
     if text is None:
         notes = [Section("Report", problem, is_warning=True)] if problem else []
         text = page_html(search.title, "", [*notes, state, runs], "", shell(STUDIES))

@@ -22,6 +22,7 @@ TERMS = """A node is a run or an evaluation. Missing: not begun, or interrupted.
 ranks. Cost: by the planner's price of the machine that a run recorded; empty if a run recorded none, or one without a
 known price. Time at work: the time in which at least one node was at work. Compute units are the paper's: tokens times
 active parameters. Times are UTC."""
+_OF_HEADS = re.compile(r"<(meta|base|link|style)[\s/>]", re.I)  # elements that lead elsewhere, or change the whole page
 _REPORT = re.compile(
     r"<title>(.*?)</title>.*?</h1>(.*?)</header>\s*<main[^>]*>(.*?)</main>\s*<footer>(.*?)</footer>", re.S
 )
@@ -185,10 +186,10 @@ def no_results(is_known: bool) -> Section:
 def embedded(report: str, shell: Shell, before: Markup, after: Markup) -> str | None:
     """Makes a search's self-contained report a page of the site, with `before` and `after` around its sections.
 
-    Scripts in the report do not run there. None for a report in another form.
+    Scripts in the report do not run there. None for a report in another form, or with elements of a document's head.
     """
     found = _REPORT.search(report)
-    if found is None:
+    if found is None or any(map(_OF_HEADS.search, found.groups())):
         return None
     title, intro, main, footer = map(Markup, found.groups())
     return document(title, intro, before + main + after, footer, shell)

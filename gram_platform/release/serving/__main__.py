@@ -2,11 +2,12 @@
 
 import sys
 
+from gram_platform.config.terminal import say
 from gram_platform.release.serving.command import Service, serve_until_stopped
 
 if __name__ == "__main__":
     try:
-        serve_until_stopped(Service.from_json(sys.argv[1]), lambda text: print(text, flush=True))
+        serve_until_stopped(Service.from_json(sys.argv[1]), say)
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from error

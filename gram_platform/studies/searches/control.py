@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 
 from gram_platform.config.identity import invalid, require_choice
+from gram_platform.config.terminal import one_line
 from gram_platform.engine.execution import owner
 from gram_platform.engine.trials import CANCEL, GO, STOP, WAIT
 from gram_platform.planner import Budget
@@ -119,9 +120,9 @@ def search_lines(store: Store) -> list[str]:
     lines = []
     for search_id in store.list_searches():
         folder = store.search_dir(search_id)
-        facts, lease = folder.read_json("search.json") or {}, read_lease(folder)
+        facts, lease = folder.read_spare("search.json"), read_lease(folder)
         state = f"{last_order(folder)}, led by {lease['owner']}" if is_fresh(lease) else "no driver"
-        lines.append(f"{search_id}  {facts.get('name', '?')!s:16} {facts.get('preset', '?')!s:8} {state}")
+        lines.append(one_line(f"{search_id}  {facts.get('name', '?')!s:16} {facts.get('preset', '?')!s:8} {state}"))
     return lines
 
 
@@ -131,7 +132,7 @@ def give_order(store: Store, action: str, search: str) -> str:
     ValueError for another action, an unknown or ambiguous search, or one without a driver.
     """
     require_choice("action", action, tuple(ORDERS))
-    names = {i: (store.search_dir(i).read_json("search.json") or {}).get("name") for i in store.list_searches()}
+    names = {i: store.search_dir(i).read_spare("search.json").get("name") for i in store.list_searches()}
     found = [i for i, name in names.items() if search in (i, name)]
     led = [i for i in found if is_fresh(read_lease(store.search_dir(i)))]
     if len(led) != 1:

@@ -11,7 +11,7 @@ from gram_platform.analysis.lr_extension import Cell
 from gram_platform.analysis.lr_grid import POOLED, STATES
 from gram_platform.analysis.lr_laws import GridAnalysis, analyse_grid, fitted_law, law_json, predictions
 from gram_platform.analysis.ratios import BASELINE
-from gram_platform.analysis.tables import frame_text
+from gram_platform.analysis.tables import frame_text, table_csv
 from gram_platform.analysis.trials import COMPLETE, RUNS, STATE, WAITING, linked
 from gram_platform.config import CORE
 from gram_platform.config.flops import total_parameters
@@ -180,7 +180,7 @@ def grid_report(
     record["seq_len"] = graph.preset.seq_len  # with trials.csv it is all that a fit needs
     files = {"table.csv": analysis.optima, "trials.csv": trials_table(trials, f"{name}-{search_id}")}
     files |= {f"{kind}.csv": frame for kind, frame in tables.items() if kind != "optima"}
-    data = {file: frame.to_csv(index=False).encode() for file, frame in files.items()}
+    data = {file: table_csv(frame, None).encode() for file, frame in files.items()}
     data["law.json"] = json_file(law_json(law, analysis.laws))
     text = _text(trials, analysis, tables["predictions"], law is not None)
     text = "\n\n".join(filter(None, (stopped_text(saved, len(trials)), text)))

@@ -10,7 +10,7 @@ from optuna.trial import TrialState
 
 from gram_platform.analysis.maxent_objective import HIGHEST_RATIO, MaxEntObjective, mean_ratios, ratios_of
 from gram_platform.analysis.ratios import Reference
-from gram_platform.analysis.tables import frame_text
+from gram_platform.analysis.tables import frame_text, table_csv
 from gram_platform.analysis.trials import COMPLETE, DIVERGED, FAILED, RUNS, STATE, TRIAL, best_trial, linked
 from gram_platform.config.identity import invalid, to_plain
 from gram_platform.config.space import Parameter, Space
@@ -158,8 +158,8 @@ def maxent_report(graph: Graph, store: Store, tracker: Tracker | None, search_id
     record = {**_facts(graph), "studies": {history.profile: history.study.study_name for history in histories}}
     record |= to_plain({"space": space.parameters, "objective": problem.objective})
     files = {
-        "table.csv": table.to_csv(index=False).encode(),
-        "trials.csv": trials_table(histories).to_csv(index=False).encode(),
+        "table.csv": table_csv(table, None).encode(),
+        "trials.csv": table_csv(trials_table(histories), None).encode(),
         BEST: json_file(content),
     }
     named = {f"{profile}-{i}": f for profile, found in drawn.items() for i, f in enumerate(found.values())}

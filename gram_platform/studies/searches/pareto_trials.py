@@ -19,7 +19,7 @@ from gram_platform.analysis.ratios import (
     compute_ratio_frame,
     elicited_ratios,
 )
-from gram_platform.analysis.tables import CLASSES, frame_text, interval_text, per_seed_frame
+from gram_platform.analysis.tables import CLASSES, frame_text, interval_text, per_seed_frame, table_csv
 from gram_platform.analysis.trials import (
     ELAPSED,
     RUNS,
@@ -178,8 +178,8 @@ def pareto_report(graph: Graph, store: Store, tracker: Tracker | None, search_id
     record = {"study": group.study.study_name, "size": graph.settings[0].size.name, "seeds": len(graph.settings)}
     record |= {"space": to_plain(space.parameters), "objectives": OBJECTIVES, "hypervolume_reference": REFERENCE}
     files = {
-        "table.csv": table.to_csv(index=False, float_format="%.6g").encode(),
-        "trials.csv": trials_table(trials, space.names).to_csv(index=False, float_format="%.6g").encode(),
+        "table.csv": table_csv(table, "%.6g").encode(),
+        "trials.csv": table_csv(trials_table(trials, space.names), "%.6g").encode(),
     }
     facts, drawn = _facts_text(graph, search_id, about_links), sections(front, figures, links)
     return search_output(graph, search_id, facts, drawn, files, record, figures, _text(front))

@@ -14,12 +14,16 @@ import pytest
 from gram_platform.cli import main
 from gram_platform.config import View
 from gram_platform.pages.figures.style import METHOD_STYLES
+from gram_platform.pages.figures.thumbnail import is_thumbnail
 from gram_platform.pages.report.page import asset
 from gram_platform.pages.results.record import load_record
 from gram_platform.pages.site.build import tracking_of
+from gram_platform.pages.site.folder import SiteFolder
+from gram_platform.pages.site.pages import STUDY_SUMMARY
 from gram_platform.paper.verdicts import EXPLANATIONS
 from gram_platform.release.profile_numbers import profile_numbers
 from gram_platform.store import Store
+from gram_platform.store.folders import open_folder
 from gram_platform.studies.site import build_site, watch_site
 from gram_platform.tracking import Tracker, default_tracking_uri
 from gram_platform.tracking.views import study_views
@@ -204,6 +208,136 @@ def test_pages_that_are_no_longer_written_are_removed(storage_copy):
     build_site(Store(storage_copy), None, why_not="it is a test")
     assert not page.exists()
     assert (site / "studies" / "scaling.html").exists()
+
+
+# ------------------------------------------------------------------------------------------------- hostile storages
+
+PICTURES = [
+    '<meta http-equiv="refresh" content="0;url=http://elsewhere.example/">',
+    "<svg><style>body{display:none}</style></svg>",
+    '<svg onload="x()"></svg>',
+    "<svg onload=x()></svg>",
+    '<svg><a href="http://elsewhere.example/"><text>x</text></a></svg>',
+    '<svg><image href="http://elsewhere.example/x.png"/></svg>',
+    '<svg fill="url(http://elsewhere.example/x)"></svg>',
+    '<svg><text style="position:fixed">x</text></svg>',
+    "</div></main><svg></svg>",
+    "<svg><g></svg>",
+    "elsewhere.example",
+    "<!-- elsewhere.example",
+    ["elsewhere.example"],
+    7,
+    None,
+]
+
+
+@pytest.mark.parametrize("picture", PICTURES)
+def test_a_picture_of_a_manifest_is_no_markup_of_others(site, picture):
+    assert not is_thumbnail(picture)
+    manifest = json.loads((site / "manifest.json").read_text())
+    ours = [
+        e["leaves"]["picture"] for e in manifest.values() if isinstance(e, dict) and "picture" in (e["leaves"] or {})
+    ]
+    assert ours
+    assert all(map(is_thumbnail, ours))
+
+
+ENTRIES = [
+    *(5, None, [], {}, {"made_from": 5}, {"made_from": ""}),
+    *(
+        {"leaves": leaves}
+        for leaves in (None, 5, {}, {"claims": 5}, {"claims": [5]}, {"claims": [{"verdict": "agree"}]})
+    ),
+    {"leaves": {"claims": [], "problem": "", "picture": PICTURES[0]}},
+    {"leaves": {"claims": [], "problem": 5, "picture": ""}},
+]
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_an_entry_of_a_manifest_of_another_shape_counts_as_absent(tmp_path, entry):
+    """It has the hash of the page's inputs: an honest builder would take it."""
+    summary = {"claims": [], "problem": "", "picture": "<svg></svg>"}
+    page = ("studies/a.html", "inputs", lambda: ("page", summary), STUDY_SUMMARY)
+    for expected in (1, 0, 1):
+        site = SiteFolder(open_folder(str(tmp_path), writable=True))
+        assert site.page(*page) == summary
+        assert site.num_written == expected
+        site.finish()
+        manifest = json.loads((tmp_path / "manifest.json").read_text())
+        if not expected:
+            manifest["studies/a.html"] = {**manifest["studies/a.html"], **entry} if isinstance(entry, dict) else entry
+            (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_a_manifest_of_another_shape_ends_no_build(storage_copy):
+    path = storage_copy / "site" / "manifest.json"
+    whole, index = path.read_text(), (storage_copy / "site" / "index.html").read_text()
+    kept = storage_copy / "site" / "thesis.txt"
+    kept.write_text("mine")
+    entries = json.loads(whole)
+    entries["studies/scaling.html"]["leaves"]["picture"] = PICTURES[0]
+    alien = {"../../x.html": {}, "a/b/c.html": {}, "": {}, "thesis.txt": "", "studies": {}, "index.html": 5}
+    for text in (json.dumps({**entries, **alien}), "[5]"):
+        path.write_text(text)
+        assert build_site(Store(storage_copy), None, why_not="it is a test").problems == ()
+        assert (storage_copy / "site" / "index.html").read_text() == index
+        assert kept.read_text() == "mine"
+
+
+FACTS = ({"result": 5}, {"result": None}, {"timing": 5}, {"tags": 5}, {"config": []}, {"progress": 5}, {"failure": 5})
+TIMING = {"elapsed_s": "x", "num_ranks": [], "ended": "x", "device": 5, "num_threads": {}}
+
+
+def test_cached_facts_of_another_shape_are_read_again(storage_copy):
+    path, index = storage_copy / "site" / "facts.json", storage_copy / "site" / "index.html"
+    whole, expected = json.loads(path.read_text()), index.read_text()
+    assert len(whole) > len(FACTS)
+    path.write_text(
+        json.dumps({key: {**facts, **FACTS[i % len(FACTS)]} for i, (key, facts) in enumerate(whole.items())})
+    )
+    index.unlink()
+    build_site(Store(storage_copy), None, why_not="it is a test")
+    assert index.read_text() == expected
+    path.write_text(json.dumps({key: {**facts, "timing": TIMING} for key, facts in whole.items()}))
+    build_site(Store(storage_copy), None, why_not="it is a test")
+
+
+@pytest.mark.parametrize(
+    "element", ["<META http-equiv=refresh content='0;url=http://x.example'>", "<style>x</style>", "<base/>"]
+)
+def test_a_report_that_leads_elsewhere_is_not_shown(storage_copy, element):
+    path = storage_copy / "studies" / "maxent_search" / "report.html"
+    path.write_text(path.read_text().replace("What it asks.", element))
+    built = build_site(Store(storage_copy), None, why_not="it is a test")
+    assert built.problems == ("maxent_search: its report.html has another form than this version writes: not shown",)
+    assert element not in (storage_copy / "site" / "studies" / "maxent_search.html").read_text()
+
+
+@pytest.mark.parametrize("file", ["claims.csv", "trials.csv"])
+@pytest.mark.parametrize(
+    "data", [b"\xff", b"claim,verdict,difference\na,agree,much\n", b'runs,claim\n"', b"a\0b\n", b""]
+)
+def test_a_damaged_table_of_a_search_does_not_stop_the_site(storage_copy, file, data):
+    (storage_copy / "studies" / "maxent_search" / file).write_bytes(data)
+    build_site(Store(storage_copy), None, why_not="it is a test")
+    assert (storage_copy / "site" / "studies" / "maxent_search.html").exists()
+
+
+def test_every_page_lets_only_its_own_scripts_run(site):
+    """The policy comes before any script, names each by a hash, and differs from page to page."""
+    others = "'unsafe-eval'; object-src 'none'; base-uri 'none'; frame-src 'none'; form-action 'none'"
+    nonces = []
+    for page in sorted(site.rglob("*.html")):
+        source = page.read_text()
+        (policy,) = re.findall('<meta http-equiv="Content-Security-Policy" content="(.*?)">', source)
+        (nonce,) = re.findall("script-src 'nonce-([0-9a-f]{32})'", policy)
+        assert policy == f"script-src 'nonce-{nonce}' {others}"
+        scripts = [tag for tag in re.findall("<script[^>]*>", source) if 'type="application/json"' not in tag]
+        assert scripts
+        assert all(f'nonce="{nonce}"' in tag for tag in scripts)
+        assert source.index("Content-Security-Policy") < min(map(source.index, ("<script", "<link", "<body")))
+        nonces.append(nonce)
+    assert len(set(nonces)) == len(nonces) > 4
 
 
 def test_links_into_mlflow_and_the_source_of_a_study(tmp_path):

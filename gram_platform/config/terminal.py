@@ -1,0 +1,38 @@
+"""Prints and warns, which nothing else of the package does: text of corpora, models and storages may hold anything."""
+
+import sys
+import warnings
+from typing import TextIO
+
+from gram_platform.config.identity import printable
+
+LONGEST_CELL = 500  # letters
+
+
+def say(text: object = "", file: TextIO | None = None) -> None:
+    """Prints lines to a file (default: standard output) at once, without characters that command a terminal."""
+    file = sys.stdout if file is None else file
+    print(shown(str(text), file), file=file, flush=True)
+
+
+def say_progress(text: str) -> None:
+    """Replaces the line of standard error where it is a terminal; prints nothing elsewhere."""
+    if sys.stderr.isatty():
+        print(f"\r{one_line(shown(text, sys.stderr))}   ", end="", file=sys.stderr, flush=True)
+
+
+def warn(text: str, stacklevel: int = 1) -> None:
+    """Gives a RuntimeWarning at the caller (1), or at a caller further up."""
+    warnings.warn(printable(text), RuntimeWarning, stacklevel=stacklevel + 1)
+
+
+def shown(text: str, file: TextIO) -> str:
+    """Escapes the characters of `printable`, and those that the encoding of a file lacks."""
+    encoding = getattr(file, "encoding", None) or "utf-8"
+    return printable(text).encode(encoding, "backslashreplace").decode(encoding)
+
+
+def one_line(text: object) -> str:
+    """Puts a stored text into a line of a list: without line breaks, and cut where it is long."""
+    line = " ".join(str(text).split())
+    return line if len(line) <= LONGEST_CELL else f"{line[:LONGEST_CELL]}..."
