@@ -2,11 +2,10 @@
 
 import sys
 
+from gram_platform.config.endings import exit_codes, outlive_output
 from gram_platform.release.serving.command import Service, serve_until_stopped
 
 if __name__ == "__main__":
-    try:
+    outlive_output()
+    with exit_codes():
         serve_until_stopped(Service.from_json(sys.argv[1]), lambda text: print(text, flush=True))
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from error
