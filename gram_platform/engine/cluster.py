@@ -58,29 +58,33 @@ def connect(is_verbose: bool = False) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     quiet = {"log_to_driver": is_verbose, "logging_level": logging.WARNING}
     given = os.environ.get(ADDRESS, "")
-    if given == "local" or (not given and not _found()):
-        start(num_cpus=num_cpus(), _temp_dir=str(_folder() / "ray"), **quiet)
-    else:
+    if given and given != "local":
         join(given, **quiet)
+    elif address := "" if given else _found():
+        _join(address, None, **quiet)
+    else:
+        start(num_cpus=num_cpus(), _temp_dir=str(_folder() / "ray"), **quiet)
 
 
 def join(given: str, **options: object) -> None:
-    """Joins the Ray at an address (HOST:PORT or auto; "": the one that `ray start` has left); ValueError if it cannot.
-
-    `options`: of `ray.init`.
-    """
+    """Joins the Ray at an address, HOST:PORT or auto; ValueError if it cannot. `options`: of `ray.init`."""
     if "://" in given:
         expected = "HOST:PORT of a Ray with a part on this machine (`ray job submit --address` takes the others)"
         raise invalid(ADDRESS, given, expected)
     try:
-        address = canonicalize_bootstrap_address(given or None)
-        refusal = _refusal(address, is_named=bool(given))
+        address = canonicalize_bootstrap_address(given)
+        refusal = _refusal(address, is_named=True)
     except (ValueError, OSError) as error:  # ConnectionError for `auto` without any
-        address, refusal = given, str(error)
+        refusal = str(error)
     if refusal:
-        raise invalid(ADDRESS, given or address, f"a Ray that can be joined ({refusal}); {CURE}")
-    with _time_limit(JOIN_S, f"the Ray at {address} takes no driver"):
-        _initialise(f"the Ray at {address} takes no driver", address=given or None, **options)
+        raise invalid(ADDRESS, given, f"a Ray that can be joined ({refusal}); {CURE}")
+    _join(address, given, **options)
+
+
+def _join(address: str, given: str | None, **options: object) -> None:
+    what = f"the Ray at {address} takes no driver"
+    with _time_limit(JOIN_S, what):
+        _initialise(what, address=given, **options)
     _say(f"joined the Ray at {address}: {_size()}")
 
 
@@ -138,19 +142,21 @@ def _time_limit(seconds: float, what: str) -> Iterator[None]:
 # --------------------------------------------------------------------------------------------------------------- probe
 
 
-def _found() -> bool:
-    """Tells whether this machine has a Ray of `ray start` that this user can join; says why one is passed over."""
+def _found() -> str:
+    """Returns the address of a Ray of `ray start` on this machine that this user can join, or ""; says why not."""
     record = Path(get_ray_address_file(None))
+    if not record.is_file():
+        return ""
+    address = ""
     try:
-        owner, address = record.stat().st_uid, record.read_text().strip()
-    except (OSError, UnicodeDecodeError):
-        return False
-    if not address:
-        return False
-    refusal = "another user's" if owner not in (0, os.getuid()) else _refusal(address, is_named=False)
+        address = canonicalize_bootstrap_address(None)
+        is_ours = record.stat().st_uid in (0, os.getuid())
+        refusal = _refusal(address, is_named=False) if is_ours else "another user's"
+    except (ValueError, OSError) as error:  # no address, or a file that cannot be read
+        refusal = str(error)
     if refusal:
-        _say(f"passed over the Ray at {address}, which {record} names: {refusal}")
-    return not refusal
+        _say(f"passed over the Ray {address} that {record} names: {refusal}")
+    return "" if refusal else address
 
 
 def _refusal(address: str, is_named: bool) -> str:
