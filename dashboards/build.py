@@ -5,16 +5,12 @@
 This is the same as `gram report`. Open the folder's `index.html`: the pages need no network and no server.
 """
 
-import sys
-
 import tyro
 
 from gram_platform.cli.studies import site_command
-from gram_platform.config.terminal import say
+from gram_platform.config.endings import escape_output, exit_codes
 
 if __name__ == "__main__":
-    try:
+    escape_output()
+    with exit_codes():
         tyro.cli(site_command, description=__doc__)
-    except ValueError as error:
-        say(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from error

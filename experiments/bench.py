@@ -16,7 +16,6 @@ it holds), and a table. The numbers to expect, with machine and date, are in ben
 
 import argparse
 import importlib
-import os
 import sys
 import tempfile
 import time
@@ -30,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ lies
 from benchmarks import gpu, gpu_check
 from benchmarks.gpu import DEFAULT_SIZES, SIZES
 from benchmarks.results import BenchmarkResult, BenchmarkSettings, table
+from gram_platform.engine.local_cluster.head import num_cpus
 
 BENCHMARKS = (  # modules of benchmarks
     "training",
@@ -82,7 +82,7 @@ def on_cpu(flags: argparse.Namespace) -> Iterator[BenchmarkResult]:
     """Runs every benchmark in a new, empty storage."""
     for name in flags.only:
         benchmark = importlib.import_module(f"benchmarks.{name}")  # each needs other libraries
-        torch.set_num_threads(os.cpu_count() or 1)
+        torch.set_num_threads(num_cpus())
         started = time.perf_counter()
         with tempfile.TemporaryDirectory(prefix="gram-bench-") as storage:
             yield from benchmark.measure(BenchmarkSettings(storage, flags.full, flags.tracking_uri))

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import tyro
 
+from gram_platform.config.endings import escape_output, exit_codes
 from gram_platform.config.terminal import say
 
 COMMANDS = {  # the module of this folder that defines `NAME_command`
@@ -38,19 +39,20 @@ COMMANDS = {  # the module of this folder that defines `NAME_command`
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs one command. Exit code 0: done; 1: a check failed; 2: bad input, or MLflow is unreachable."""
+    """Runs one command, with the exit codes of `config/endings.py`; a check that fails has 1, MLflow that is away 2."""
     arguments = sys.argv[1:] if arguments is None else arguments
     atexit.register(gc.freeze)  # as in `exit_with`
-    try:
-        _run(arguments)
-    except BrokenPipeError as error:  # as in `gram status | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at its end
-        raise SystemExit(0) from error
-    except (ValueError, RuntimeError) as error:
-        if not _is_expected(error):
-            raise
-        say(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from error
+    escape_output()
+    with exit_codes():
+        try:
+            _run(arguments)
+        except BrokenPipeError as error:  # as in `gram status | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at its end
+            raise SystemExit(0) from error
+        except RuntimeError as error:
+            if not _is_away(error):
+                raise
+            raise ValueError(str(error)) from error
 
 
 def _run(arguments: list[str]) -> None:
@@ -85,10 +87,8 @@ def find_command(name: str) -> Callable[..., None]:
     return getattr(import_module(f"{__name__}.{COMMANDS[name]}"), f"{name}_command")
 
 
-def _is_expected(error: Exception) -> bool:
-    """Tells whether an error is the input's or MLflow's, which its message explains, and not this program's."""
-    if isinstance(error, ValueError):
-        return True
+def _is_away(error: RuntimeError) -> bool:
+    """Tells whether an error says that MLflow is away."""
     from gram_platform.tracking import TrackingUnavailable  # imports MLflow
 
     return isinstance(error, TrackingUnavailable)

@@ -11,25 +11,18 @@ LONGEST_CELL = 500  # letters
 
 def say(text: object = "", file: TextIO | None = None) -> None:
     """Prints lines to a file (default: standard output) at once, without characters that command a terminal."""
-    file = sys.stdout if file is None else file
-    print(shown(str(text), file), file=file, flush=True)
+    print(printable(str(text)), file=file, flush=True)
 
 
 def say_progress(text: str) -> None:
     """Replaces the line of standard error where it is a terminal; prints nothing elsewhere."""
     if sys.stderr.isatty():
-        print(f"\r{one_line(shown(text, sys.stderr))}   ", end="", file=sys.stderr, flush=True)
+        print(f"\r{one_line(printable(text))}   ", end="", file=sys.stderr, flush=True)
 
 
 def warn(text: str, stacklevel: int = 1) -> None:
     """Gives a RuntimeWarning at the caller (1), or at a caller further up."""
     warnings.warn(printable(text), RuntimeWarning, stacklevel=stacklevel + 1)
-
-
-def shown(text: str, file: TextIO) -> str:
-    """Escapes the characters of `printable`, and those that the encoding of a file lacks."""
-    encoding = getattr(file, "encoding", None) or "utf-8"
-    return printable(text).encode(encoding, "backslashreplace").decode(encoding)
 
 
 def one_line(text: object) -> str:

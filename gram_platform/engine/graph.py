@@ -13,6 +13,7 @@ from ray.exceptions import LocalRayletDiedError, OutOfMemoryError, RayError, Ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from gram_platform.engine.capacity import Admission
+from gram_platform.engine.cluster import LOST, ClusterLost, Lifeline
 from gram_platform.engine.evaluation import Task
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.life import (
@@ -33,10 +34,6 @@ MAX_GANGS = 16
 LOOK_FOR_STALLS_S = 30.0
 
 
-class ClusterLost(RuntimeError):
-    """The study's Ray cluster is gone, or starts no process; submitting again continues."""
-
-
 def run_graph(
     nodes: Sequence[Node],
     execution: Execution,
@@ -51,7 +48,7 @@ def run_graph(
 
     `on_change(progress, node)` is called when a node ends (done or failed) and, with None, every `poll_s` seconds. When
     `may_start()` is False no node is started, and the graph ends with the nodes that are running. `done`: ids of nodes
-    that are known to be done; the storage is asked about the others.
+    that are known to be done; the storage is asked about the others. ClusterLost when the Ray is gone.
     """
     progress = Progress(nodes, {node.id for node in nodes} & set(done))
     graph = _Graph(progress, execution, resources, retry_diverged)
@@ -72,6 +69,7 @@ class _Graph:
         self.slots, self.admission = SlotPool(execution, resources), Admission(resources)
         self.waiting = WaitingNodes(progress, self.lifecycle, lambda node: self.ranks[node.id])
         self.in_flight: dict[ray.ObjectRef, Task] = {}
+        self.lifeline = Lifeline()
         self.ended: list[Node] = []  # nodes that another driver has ended, not reported yet
         self.stalls: dict[str, str] = {}  # node id -> why its process was killed
         self.last_step: dict[str, tuple[int, float]] = {}  # node id -> step, and since when
@@ -79,6 +77,7 @@ class _Graph:
 
     def advance(self, may_start: bool = True) -> bool:
         """Starts ready nodes that fit on the cluster; False when no node is left to execute."""
+        self.lifeline.check()
         self.ended += self.waiting.look_again()
         self._start(self._fitting() if may_start else [])
         self._kill_stalled()
@@ -185,7 +184,7 @@ class _Graph:
             self.waiting.failed(node, failure_message(error.cause))
             return True
         except LocalRayletDiedError as error:
-            raise ClusterLost("Ray's process on this machine died. " + SUBMIT_AGAIN) from error
+            raise ClusterLost(LOST) from error
         except RayError as error:  # the process died, its machine did, or it was killed for its memory
             return self._record_crash(node, error)
         self.waiting.done(node)

@@ -6,7 +6,6 @@ tokenizers, `python -m gram_platform.engine.handover FILE --storage DIR` execute
 
 import argparse
 import json
-import sys
 import tarfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from gram_platform.config import RECIPE_VERSION, node_from_plain
 from gram_platform.config.crash_safe import whole_file
+from gram_platform.config.endings import begin_work, exit_codes, outlive_output
 from gram_platform.config.identity import (
     has_shape,
     invalid,
@@ -154,11 +154,9 @@ def _printer(store: Store) -> Callable[[Progress, Node | None], None]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command. Exit code 0: all done; 1: some failed; 2: bad input; 3: time is up and nodes are left."""
-    try:
+    outlive_output()
+    with exit_codes("Start it again: finished nodes are kept, and the others continue from their last checkpoints."):
         code = _run(_flags(arguments), time.monotonic())
-    except ValueError as error:
-        say(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from error
     raise SystemExit(code)
 
 
@@ -184,6 +182,7 @@ def _run(flags: argparse.Namespace, started: float) -> int:
     provide_data(recipes, store)
     device = flags.device or ("cuda" if has_gpu() else "cpu")
     execution = Execution(store.root, num_threads=flags.threads, device=device)
+    begin_work()
     limits = {"limit_s": 60 * flags.max_minutes - (time.monotonic() - started)} if flags.max_minutes else {}
     try:
         progress = run_in_process(nodes, execution, _printer(store), **limits)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import torch
 
 from gram_platform.config import AnyEvaluation, RunConfig
+from gram_platform.config.endings import TIME_IS_UP
 from gram_platform.engine.evaluation import execute_evaluation, execute_profiles
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.life import HELD_RETRY_S, NodeLifecycle, Progress, WaitingNodes, failure_message
@@ -20,8 +21,6 @@ from gram_platform.engine.process import OutOfMemory, TerminationNotice, is_out_
 from gram_platform.methods.nodes import Node
 from gram_platform.store import LeaseHeld
 from gram_platform.train.loop import TrainingDiverged
-
-TIME_IS_UP = 3  # the exit code when `limit_s` has passed and nodes are left
 
 
 def run_in_process(

@@ -5,21 +5,24 @@ from functools import partial
 from itertools import islice
 
 import ray
-from ray.exceptions import RayTaskError
+from ray.exceptions import LocalRayletDiedError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from gram_platform.config.endings import Stopped
 from gram_platform.corpora.parts import Result, Task, Workers, call_on_one_core, in_turn
 from gram_platform.engine.capacity import has_fixed_size
-from gram_platform.engine.life import MAX_CRASHES
+from gram_platform.engine.cluster import LOST, ClusterLost, Lifeline
+from gram_platform.engine.life import MAX_CRASHES, SUBMIT_AGAIN
 
 IN_FLIGHT = 512  # tasks given to Ray at once: what an autoscaler sees
+LOOK_EVERY_S = 1.0
 
 
 def part_workers(connect: Callable[[], None], anywhere: bool) -> Workers:
     """Returns workers that `connect` to Ray once there is work for two; a task whose process dies is started again.
 
     `anywhere`: on any machine of the cluster, which must see the same files; else on this one. Where there are no two
-    CPUs, this process does the work.
+    CPUs, this process does the work. ClusterLost when the Ray is gone.
     """
     return partial(_spread, connect, anywhere)
 
@@ -35,14 +38,15 @@ def _spread(
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     place = "SPREAD" if anywhere else here
     call = ray.remote(num_cpus=1, max_retries=MAX_CRASHES, scheduling_strategy=place)(call_on_one_core)
-    shared, left, running = ray.put(function), enumerate(tasks), {}
+    shared, left, running, lifeline = ray.put(function), enumerate(tasks), {}, Lifeline()
     try:
         while True:
             room = IN_FLIGHT - len(running)
             running |= {call.remote(shared, task): index for index, task in islice(left, room)}
             if not running:
                 return
-            for reference in ray.wait(list(running), num_returns=1)[0]:
+            lifeline.check()
+            for reference in ray.wait(list(running), num_returns=1, timeout=LOOK_EVERY_S)[0]:
                 yield running.pop(reference), _result(reference)
     finally:
         for reference in running:
@@ -57,8 +61,12 @@ def _has_room(anywhere: bool) -> bool:
 
 
 def _result(reference: ray.ObjectRef) -> object:
-    """Returns a task's result; raises its error as it was, for the caller's own handlers."""
+    """Returns a task's result; raises its error as it was, for the caller's own handlers; Stopped if it cannot run."""
     try:
         return ray.get(reference)
     except RayTaskError as error:
         raise error.cause from error
+    except LocalRayletDiedError as error:
+        raise ClusterLost(LOST) from error
+    except RayError as error:  # its process died again and again
+        raise Stopped(f"a part of the corpus could not be packed on Ray: {error}. {SUBMIT_AGAIN}") from error

@@ -24,6 +24,7 @@ from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher
 
 from gram_platform.engine.capacity import Admission
+from gram_platform.engine.cluster import ClusterLost, Lifeline
 from gram_platform.engine.execution import Execution, Resources, results_place
 from gram_platform.engine.life import MAX_CRASHES, Crashes
 from gram_platform.engine.proposals import Proposal, Source
@@ -219,7 +220,7 @@ class _Cancelled(_Unpickled, tune.Stopper):
         return False
 
     def stop_all(self) -> bool:
-        return self._searcher.error is not None or self._decide() == CANCEL
+        return self._searcher.has_failed() or self._decide() == CANCEL
 
 
 class _CrashCount(_Unpickled, tune.Callback):
@@ -256,7 +257,16 @@ class _Searcher(_Unpickled, Searcher):
         self._widest = 1  # of the trials so far: the next one's is known only when it is drawn
         self._running: dict[str, tuple[Proposal, float]] = {}
         self._hopeless: dict[str, Outcome] = {}  # trials that are stopped
+        self._lifeline = Lifeline()
         self.error: Exception | None = None  # kept here: Ray Tune would turn it into text, and blame the trial
+
+    def has_failed(self) -> bool:
+        """Tells whether the search ends with an error; Ray Tune asks again and again."""
+        try:
+            self._lifeline.check()
+        except ClusterLost as error:
+            self.error = error
+        return self.error is not None
 
     def suggest(self, trial_id: str) -> dict | str | None:
         decision = self._tuning.decide()

@@ -8,6 +8,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
+from gram_platform.config.endings import FAILED, worst
 from gram_platform.config.identity import invalid, require_choice
 from gram_platform.methods.nodes import unique
 from gram_platform.planner import needs
@@ -56,7 +57,7 @@ def run_searched(study: Study, flags: Flags) -> int:
         provide_data((build_graph(study, flags, reporter()),), Store(flags.storage).open_for_writing())
     with contextlib.nullcontext() if flags.starts_nothing else one_site(flags, say):
         ready, _, code = after_searches([(study, flags)])
-        return max(code, *(run_study(*each) for each in ready), 0)
+        return worst(code, *(run_study(*each) for each in ready))
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def after_searches(submitted: Sequence[tuple[Study, Flags]]) -> tuple[list[tuple
             continue
         if not needed.is_complete() and needed.search_id not in ids:
             say(f"{study.name} begins with the search {needed.named}: {num_trials(needed)}\n")
-            code = max(code, run_search(needed.search, needed.flags))
+            code = worst(code, run_search(needed.search, needed.flags))
         ids.add(needed.search_id)
         if needed.is_complete():
             say(f"MaxEnt's parameters in {study.name}: the best trials of {needed.named}, which is complete\n")
@@ -120,7 +121,7 @@ def after_searches(submitted: Sequence[tuple[Study, Flags]]) -> tuple[list[tuple
             ready.append((study, flags))
         else:
             say(f"{study.name} waits for the search {needed.named}: some profile lacks trials; submit again to go on")
-            code = max(code, 1)
+            code = code or FAILED
     return ready, ids, code
 
 
@@ -184,7 +185,7 @@ def run_campaign(studies: Sequence[Study], searches: Sequence[Search], flags: Ca
                 continue  # some study began with it
             say(f"\n{search.title}")
             codes.append(run_search(search, search_flags))
-    return max(codes, default=0)
+    return worst(*codes)
 
 
 def _describe_studies(of_study: list[tuple[Study, Flags]], graphs: list[Graph]) -> tuple[int, set[str]]:
@@ -205,7 +206,7 @@ def _run_studies(of_study: list[tuple[Study, Flags]], graphs: list[Graph]) -> tu
     say("\n".join(sharing(graphs)))
     say(f"storage {store.root}")
     if graphs:
-        code = max(code, Driver(graphs, store, open_tracker(graphs[0].flags)).run())
+        code = worst(code, Driver(graphs, store, open_tracker(graphs[0].flags)).run())
     return code, ids
 
 

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from gram_platform.config.terminal import shown
+from gram_platform.config.identity import printable
 from gram_platform.engine.life import SUBMIT_AGAIN, Progress
 from gram_platform.methods.nodes import Node
 from gram_platform.planner import run_flops
@@ -61,7 +61,7 @@ class LiveView:
 
     def say(self, text: str) -> None:
         """Prints a line that stays."""
-        self.console.print(shown(text, sys.stdout), markup=False, highlight=False, emoji=False)
+        self.console.print(printable(text), markup=False, highlight=False, emoji=False)
 
     def update(self, progress: Progress, ended: Node | None) -> None:
         """Shows the progress; called when a node ends and about once a second."""
@@ -251,7 +251,7 @@ def _rate(running: list[tuple[Node, dict]]) -> float:
 
 def _plain(text: str) -> Text:
     """Makes a text of the panel, in which nothing is markup or commands the terminal."""
-    return Text(shown(text, sys.stdout))
+    return Text(printable(text))
 
 
 def _share_text(done: int, total: int) -> str:

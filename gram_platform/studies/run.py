@@ -6,6 +6,7 @@ from functools import partial
 
 from gram_platform.analysis.ratios import MEAN
 from gram_platform.config import CORE
+from gram_platform.config.endings import DONE, FAILED, TIME_IS_UP, begin_work, worst
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid, local_path
 from gram_platform.corpora.recipe_file import recipe_text
@@ -131,6 +132,7 @@ class Driver:
         """Executes what is missing and writes every table; returns the exit code. ValueError as `require_room`."""
         started = time.monotonic()
         execute = self._executor()
+        begin_work()
         self._begin()
         with self.view, self.mirror:
             self._execute(execute)
@@ -138,13 +140,18 @@ class Driver:
         for line in self._failures():
             self.view.say(line)
         self.view.say(f"\n{self._counts(time.monotonic() - started)}")
-        if limit := self.flags.budget.reached(self.spent_hours()):
+        limit = self.flags.budget.reached(self.spent_hours()) if self._has_work() else ""
+        if limit:
             self.view.say(f"limit: {limit}; submit again with a higher one to go on")
-        return self.finish(is_mirrored)
+        return worst(TIME_IS_UP if limit else DONE, self.finish(is_mirrored))
+
+    def _has_work(self) -> bool:
+        """Tells whether nodes are left that could be executed."""
+        return len(self.nodes) > sum(map(len, (self.progress.done, self.progress.failed, self.progress.blocked)))
 
     def finish(self, is_mirrored: bool) -> int:
         """Writes and logs all tables and reports, and updates the site; returns the exit code."""
-        code = max(self._write_tables(is_mirrored), 1 if self._failures() else 0)
+        code = worst(self._write_tables(is_mirrored), FAILED if self._failures() else DONE)
         if self.draws_trials or len(self.progress.done) > self.progress.reused:
             refresh_site(self.flags, self.view.say)
         self.view.say(f"{'MLflow':12} {opened_by(self.flags.tracking_uri)}")
@@ -157,8 +164,8 @@ class Driver:
         ends = NodeLifecycle(self.store).ends(self.nodes)
         self.done_before = {node_id for node_id, end in ends.items() if end == ""}
         self._count_hours(node for node in self.nodes if node.id in self.done_before)
-        how = {"on_change": self._on_change, "may_start": self._may_start, "retry_diverged": self.flags.retry_failed}
-        how["done"] = self.done_before
+        how = {"on_change": self._on_change, "may_start": self._may_start, "done": self.done_before}
+        how["retry_diverged"] = self.flags.retry_failed
         if self.flags.in_process:
             return partial(run_in_process, execution=execution_of(self.flags, has_gpu())[0], **how)
         if self.draws_trials or len(self.done_before) < len(self.nodes):

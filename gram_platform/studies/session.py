@@ -1,13 +1,10 @@
-"""Starts and ends a command: exit codes, Ray, the tracking database, MLflow's mirror, the site."""
+"""Starts and ends a command: Ray, the tracking database, MLflow's mirror, the site."""
 
 import atexit
 import contextlib
-import errno
 import gc
-import logging
 import os
 import queue
-import signal
 import subprocess
 import sys
 import threading
@@ -19,13 +16,14 @@ from pathlib import Path
 
 import ray
 
+from gram_platform.config.endings import exit_codes, outlive_output
 from gram_platform.config.terminal import say
 from gram_platform.corpora.packed import PackedCorpus
 from gram_platform.corpora.parts import Workers
 from gram_platform.corpora.recipe import CorpusRecipe, FilesSource
 from gram_platform.engine.capacity import require_room, widest_missing
+from gram_platform.engine.cluster import connect
 from gram_platform.engine.execution import Execution, Resources
-from gram_platform.engine.graph import ClusterLost
 from gram_platform.engine.life import SUBMIT_AGAIN
 from gram_platform.engine.part_workers import part_workers
 from gram_platform.methods.nodes import Node
@@ -34,40 +32,14 @@ from gram_platform.store.root import provide_corpus
 from gram_platform.studies.flags import CommonFlags
 from gram_platform.tracking import Tracker, TrackingUnavailable
 
-DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-
 
 def exit_with(work: Callable[[], int]) -> None:
-    """Ends the process with an exit code.
-
-    0: complete; 1: some nodes failed, Ray is gone, or a disk is full; 2: bad input, nothing done; 130: interrupted.
-    """
+    """Ends the process with the exit code of `work`, or of the error that ended it; see `exit_codes`."""
     atexit.register(gc.freeze)  # the collections at shutdown would walk every object of torch and Ray: .8 s of CPU
-    try:
-        outcome = work()
-    except ClusterLost as error:
-        say(f"error: {error}", file=sys.stderr)
-        raise SystemExit(1) from error
-    except ValueError as error:
-        say(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from error
-    except OSError as error:
-        if error.errno not in DISK_REFUSES:
-            raise
-        say(f"error: a disk takes no more: {error}. {SUBMIT_AGAIN}", file=sys.stderr)
-        raise SystemExit(1) from error
-    except KeyboardInterrupt as error:
-        say(f"interrupted. {SUBMIT_AGAIN}", file=sys.stderr)
-        raise SystemExit(128 + signal.SIGINT) from error
-    raise SystemExit(outcome)
-
-
-def connect(is_verbose: bool = False) -> None:
-    """Connects to the Ray cluster of the job or machine, or starts a local one; may print what its workers print."""
-    if not ray.is_initialized():
-        # silences a warning of Ray about tasks without a GPU
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        ray.init(log_to_driver=is_verbose, logging_level=logging.WARNING)
+    outlive_output()
+    with exit_codes(SUBMIT_AGAIN):
+        code = work()
+    raise SystemExit(code)
 
 
 def execution_of(flags: CommonFlags, has_gpu: bool) -> tuple[Execution, Resources]:
@@ -157,7 +129,13 @@ def refresh_site(flags: CommonFlags, say: Callable[[str], None]) -> None:
     command = [sys.executable, "-m", "gram_platform.studies.site", flags.storage, flags.tracking_uri]
     try:
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=SITE_TIMEOUT_S, check=False
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=SITE_TIMEOUT_S,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         say(f"the site was not built within {SITE_TIMEOUT_S:.0f} s; `gram report` builds it")

@@ -8,6 +8,7 @@ import gc
 import sys
 from functools import partial
 
+from gram_platform.config.endings import escape_output
 from gram_platform.config.terminal import say
 from gram_platform.pages import site
 from gram_platform.store import Store
@@ -18,5 +19,6 @@ watch_site = partial(site.watch_site, measurements=MEASUREMENTS)
 
 if __name__ == "__main__":
     atexit.register(gc.freeze)  # as in `exit_with`
+    escape_output()
     root, tracking_uri = sys.argv[1:]
     say(build_site(Store(root), tracking_uri).index)

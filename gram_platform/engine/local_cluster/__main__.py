@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from gram_platform.config import terminal
+from gram_platform.config.endings import exit_codes, outlive_output
 from gram_platform.engine.local_cluster.head import free_port, open_directly, spawn, start, submit
 from gram_platform.engine.local_cluster.state import (
     Cluster,
@@ -152,11 +153,9 @@ def main() -> int:
     run_parser.add_argument("job", nargs="+", help="the command, after --")
     commands.add_parser("stop", help="stop only what a run left running")
     arguments = parser.parse_args()
-    try:
+    outlive_output()
+    with exit_codes():
         return run(arguments.job, arguments.keep) if arguments.command == "run" else stop_all()
-    except ValueError as error:
-        terminal.say(f"error: {error}", file=sys.stderr)
-        return 2
 
 
 if __name__ == "__main__":

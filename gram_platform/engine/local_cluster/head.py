@@ -5,6 +5,7 @@ The Ray is private: it has its own token, free ports and folder, and ignores oth
 
 import contextlib
 import json
+import math
 import os
 import random
 import secrets
@@ -14,16 +15,19 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from pathlib import Path
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 from typing import IO
 
 import psutil
 
-from gram_platform.engine.local_cluster.state import MARK, Cluster, default_storage, stop, write_state
+from gram_platform.config.endings import Stopped
+from gram_platform.engine.local_cluster.state import MARK, TEMPORARY, Cluster, default_storage, stop, write_state
 
 OBJECT_STORE_BYTES = 256 * 2**20  # holds small values; weights and data go through the storage
 START_TIMEOUT_S = 120.0
 START_ATTEMPTS = 3
+MAX_TMPDIR_BYTES = 107 - len("/pymp-12345678/listener-12345678")  # 107: the most of a socket's path
 JOB_ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 
 
@@ -38,30 +42,62 @@ def free_port(*wanted: int) -> int:
 
 
 def num_cpus() -> int:
-    """Counts the cores of this process: its affinity, capped by its control group's quota (version 2)."""
+    """Counts the cores that this process may use: its affinity, capped by the quotas of its control groups."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, math.floor(min([cores, *_quotas()])))
+
+
+def _quotas(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> Iterator[float]:
+    """Yields the quota in cores of every control group that this process is in, of version 1 and 2."""
+    with contextlib.suppress(OSError):
+        for line in proc.read_text(encoding="utf-8").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers and "cpu" not in controllers.split(","):
+                continue
+            group = PurePosixPath(path.lstrip("/"))
+            for folder in (group, *group.parents):  # the last is the root, which a container sees as its own group
+                yield from _quota(root / folder) if not controllers else _quota_v1(root / "cpu" / folder)
+
+
+def _quota(folder: Path) -> Iterator[float]:
+    with contextlib.suppress(OSError, ValueError):  # `max`: no quota
+        quota, period = (folder / "cpu.max").read_text(encoding="utf-8").split()
+        yield int(quota) / int(period)
+
+
+def _quota_v1(folder: Path) -> Iterator[float]:
     with contextlib.suppress(OSError, ValueError):
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        cores = min(cores, max(1, int(quota) // int(period)))
-    return cores
+        quota, period = (int((folder / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
+        if quota > 0:  # -1: no quota
+            yield quota / period
+
+
+def short_tmpdir() -> dict[str, str]:
+    """Returns another $TMPDIR where this process's has too long a path for the sockets of Python's processes."""
+    is_short = len(os.fsencode(os.environ.get("TMPDIR", ""))) <= MAX_TMPDIR_BYTES
+    return {} if is_short else {"TMPDIR": str(TEMPORARY)}
 
 
 def environment(cluster: Cluster) -> dict[str, str]:
     """Returns the environment of every process of the cluster: ours without Ray settings, plus mark, token, storage."""
     mine = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     no_proxy = ",".join(filter(None, [os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), "127.0.0.1"]))
-    return mine | {
-        MARK: cluster.mark,
-        "GRAM_STORAGE": default_storage(),
-        "no_proxy": no_proxy,
-        "NO_PROXY": no_proxy,
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": str(cluster.token_file),
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-        "SPT_NOENV": "1",  # keeps setproctitle from overwriting the environment, which has the mark
-    }
+    return (
+        mine
+        | short_tmpdir()
+        | {
+            MARK: cluster.mark,
+            "GRAM_STORAGE": default_storage(),
+            "no_proxy": no_proxy,
+            "NO_PROXY": no_proxy,
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(cluster.token_file),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+            "SPT_NOENV": "1",  # keeps setproctitle from overwriting the environment, which has the mark
+        }
+    )
 
 
 def head_command(cluster: Cluster) -> list[str]:
@@ -115,7 +151,7 @@ def spawn(cluster: Cluster, command: list[str], log: Path) -> subprocess.Popen:
 def start() -> Cluster:
     """Starts a head and waits until it accepts jobs.
 
-    RuntimeError with the end of the head's log if three attempts fail.
+    Stopped, with the end of the head's log, if three attempts fail.
     """
     created = psutil.Process().create_time()
     for _ in range(START_ATTEMPTS):
@@ -126,11 +162,11 @@ def start() -> Cluster:
         if comes_up(cluster, spawn(cluster, head_command(cluster), cluster.head_log)):
             if not refuses_strangers(cluster):
                 stop(cluster)
-                raise RuntimeError("Ray answers without its token, so anybody on this machine could run code")
+                raise Stopped("Ray answers without its token, so anybody on this machine could run code")
             return cluster
         tail = cluster.head_log.read_text()[-2000:]
         stop(cluster)
-    raise RuntimeError(f"Ray did not start in {START_ATTEMPTS} attempts; end of the last log:\n{tail}")
+    raise Stopped(f"Ray did not start in {START_ATTEMPTS} attempts; end of the last log:\n{tail}")
 
 
 def comes_up(cluster: Cluster, head: subprocess.Popen) -> bool:

@@ -2,12 +2,11 @@
 
 import sys
 
+from gram_platform.config.endings import exit_codes, outlive_output
 from gram_platform.config.terminal import say
 from gram_platform.release.serving.command import Service, serve_until_stopped
 
 if __name__ == "__main__":
-    try:
+    outlive_output()
+    with exit_codes():
         serve_until_stopped(Service.from_json(sys.argv[1]), say)
-    except ValueError as error:
-        say(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from error

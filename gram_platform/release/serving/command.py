@@ -168,6 +168,8 @@ def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
     prepared, endpoint, interruption = prepare(service), service.endpoint, Interruption()
     import ray
 
+    from gram_platform.engine.cluster import Lifeline
+
     with endpoint.listening() as listening, ExitStack() as ending:
         scratch = TemporaryDirectory(prefix="serve-", dir=private_folder(), ignore_cleanup_errors=True)
         folder = ending.enter_context(scratch)
@@ -190,7 +192,9 @@ def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
             for line in prepared.lines():
                 say(line)
             say(f"ready: http{'s' if tls else ''}://{endpoint.host}:{listening.getsockname()[1]}")
+            lifeline = Lifeline()
             while True:
+                lifeline.check()
                 time.sleep(POLICY_CHECK_S)
         except (KeyboardInterrupt, SystemExit):  # Ray raises SystemExit for SIGTERM while it starts
             interruption.is_ending = True
@@ -304,15 +308,17 @@ def join_ray(address: str, num_cpus: int, folder: str) -> None:
     """Joins the Ray at `address` or $RAY_ADDRESS; without either starts a private one with `num_cpus`.
 
     The private one's files are in `folder`, where nobody else may look. Its ports listen on the loopback, but for one
-    of each replica, and are open to holders of its token (`private_environment`). It has no dashboard.
+    of each replica, and are open to holders of its token (`private_environment`). It has no dashboard. ValueError and
+    ClusterLost as `cluster.connect`.
     """
-    import ray
+    from gram_platform.engine.cluster import join
+    from gram_platform.engine.cluster import start as start_ray
 
     given = address or os.environ.get("RAY_ADDRESS", "")
     quiet = {"log_to_driver": True, "logging_level": logging.WARNING}
     if given:
-        ray.init(address=given, **quiet)
+        join(given, **quiet)
         return
     assert os.environ.get("RAY_AUTH_TOKEN"), "a private Ray needs a token of its own"
     resources = {"num_cpus": num_cpus, "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
-    ray.init(address="local", _temp_dir=folder, **resources, **quiet)
+    start_ray(_temp_dir=folder, **resources, **quiet)

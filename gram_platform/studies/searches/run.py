@@ -109,6 +109,7 @@ class SearchDriver(Driver):
         self.outcomes: dict[str, Outcome] = {}
         self.running: dict[str, Sequence[Node]] = {}  # trial: its nodes
         self.hours_before = 0.0  # of the trials of earlier submissions
+        self.is_cut = False  # trials are left
         self.control = Control(self.folder, self.spent_hours, self.flags.budget, is_lost)
 
     def spent_hours(self) -> float:
@@ -132,10 +133,12 @@ class SearchDriver(Driver):
             self.ids.update(following.ids_before)
             if following.text:
                 self.view.say(following.text)
-            if not self.control.may_go_on():
+            self.is_cut = not self.control.may_go_on()
+            if self.is_cut:
                 break
             if following.source.num_left:
                 self._draw_from(following.source)
+                self.is_cut = following.source.num_left > 0
         if self.control.state == LOST:
             raise DriverLost("another driver leads this search since this one was suspended: stopping, nothing is lost")
 
@@ -168,6 +171,9 @@ class SearchDriver(Driver):
         self.mirror.watch([node for nodes in self.running.values() for node in nodes])
 
     # ----------------------------------------------------------------------------------------------------- the end
+
+    def _has_work(self) -> bool:
+        return self.is_cut or super()._has_work()
 
     def _failures(self) -> list[str]:
         failed = [f"failed: {o.name}: {o.message}" for o in self.outcomes.values() if o.state == FAILED]

@@ -1,0 +1,152 @@
+"""How a command ends: its exit codes, its signals, and output that the terminal or the file cannot take.
+
+0: done. 1: something failed, or the work stopped in the middle. 2: bad input, and nothing was started. 3: the time (or
+the money) that was allowed is used up, and work is left. 130: interrupted by Ctrl-C. 143: ended by SIGTERM.
+"""
+
+import contextlib
+import errno
+import io
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from gram_platform.config.terminal import say
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer  # of collections.abc from Python 3.12 on
+
+DONE, FAILED, BAD_INPUT, TIME_IS_UP = 0, 1, 2, 3
+DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+SIGNALLED = {128 + signal.SIGINT: "interrupted", 128 + signal.SIGTERM: "terminated"}  # exit codes
+
+_has_begun = False  # the work of this process
+
+
+class Stopped(RuntimeError):
+    """The work cannot go on, for a reason outside the program: one line, exit code 1."""
+
+
+class _Ended(SystemExit):
+    """The end of a command that has been said already."""
+
+
+def begin_work() -> None:
+    """Notes that results are made from now on: an error then has exit code 1, not 2, and what is done is kept."""
+    global _has_begun
+    _has_begun = True
+
+
+@contextlib.contextmanager
+def exit_codes(advice: str = "") -> Iterator[None]:
+    """Ends the process with a line and an exit code where the block fails; `advice` follows when work had begun.
+
+    An error that is neither the input's nor the machine's keeps its traceback. SIGTERM ends the block as Ctrl-C does.
+    """
+    global _has_begun
+    _has_begun = False
+    received: list[int] = []
+
+    def interrupt(number: int, frame: object) -> None:
+        received.append(number)
+        raise KeyboardInterrupt  # the one exception that passes through the waits of Ray
+
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, interrupt) if in_main_thread else None
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        _end(128 + (received or [signal.SIGINT])[0], advice, error)
+    except SystemExit as error:
+        if isinstance(error, _Ended) or error.code != 128 + signal.SIGTERM:
+            raise
+        _end(error.code, advice, error)  # a run in this process has written its checkpoint
+    except Stopped as error:
+        _end(FAILED, f"error: {error}", error)
+    except ValueError as error:
+        text = f"error: {_explained(error)}"
+        _end(FAILED if _has_begun else BAD_INPUT, f"{text}. {advice}" if _has_begun else text, error)
+    except OSError as error:
+        if error.errno not in DISK_REFUSES:
+            _note(error, advice)
+            raise
+        _end(FAILED, f"error: a disk takes no more: {error}. {advice}", error)
+    except Exception as error:
+        _note(error, advice)
+        raise
+    finally:
+        if in_main_thread:
+            signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
+def _note(error: Exception, advice: str) -> None:
+    """Adds the advice below the traceback of an error in the middle of the work."""
+    if _has_begun and advice:
+        error.add_note(advice)
+
+
+def _end(code: int, text: str, error: BaseException) -> None:
+    if code in SIGNALLED:
+        text = f"{SIGNALLED[code]}. {text}"
+    say(text.rstrip(), sys.stderr)
+    raise _Ended(code) from error
+
+
+def _explained(error: ValueError) -> str:
+    """Returns an error's text; that of a name which the locale cannot spell says what would."""
+    if not isinstance(error, UnicodeEncodeError) or error.encoding.startswith("utf"):
+        return str(error)
+    text = error.object if len(error.object) < 200 else error.object[error.start : error.end]
+    return f"the encoding of this locale, {error.encoding}, cannot spell {text!a}: set PYTHONUTF8=1 or LC_ALL=C.UTF-8"
+
+
+def worst(*codes: int) -> int:
+    """Returns the exit code of several works: a failure, else the end of the time, else 0."""
+    return next((code for code in (BAD_INPUT, FAILED, TIME_IS_UP) if code in codes), max(codes, default=DONE))
+
+
+# -------------------------------------------------------------------------------------------------------------- output
+
+
+def escape_output() -> None:
+    """Lets standard output and error escape what their encoding cannot spell."""
+    for number in range(3):  # a closed one would become the next file that is opened
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # it was closed
+            setattr(sys, name, io.TextIOWrapper(io.BytesIO(), encoding="utf-8"))
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def outlive_output() -> None:
+    """Lets the process go on when nobody reads its output any more (`... | head`), or the file's disk is full."""
+    escape_output()
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is getattr(sys, f"__{name}__") and isinstance(stream, io.TextIOWrapper):
+            stream.flush()
+            raw = _Outlived(stream.fileno(), "w", closefd=False)
+            text = io.TextIOWrapper(io.BufferedWriter(raw), stream.encoding, stream.errors, line_buffering=True)
+            setattr(sys, name, text)
+
+
+class _Outlived(io.FileIO):
+    """A file that becomes the null device at its first error."""
+
+    def write(self, data: "Buffer", /) -> int:
+        try:
+            return super().write(data) or 0
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            if self.fileno() == 1:
+                with contextlib.suppress(OSError):
+                    say(f"standard output takes no more ({error.strerror}): going on without it", sys.stderr)
+            return memoryview(data).nbytes

@@ -1,0 +1,264 @@
+"""Finds the Ray of a command: joins one that answers, or starts one on this machine; tells when it is gone.
+
+Nothing here waits long: whether an address answers is asked first, with a time limit, because `ray.init` repeats its
+attempts for a quarter of an hour.
+"""
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import ray
+from ray._common.tls_utils import load_certs_from_env
+from ray._private.services import canonicalize_bootstrap_address, find_node_ids
+from ray._private.utils import get_ray_address_file
+from ray.core.generated.gcs_pb2 import GcsNodeInfo
+from ray.core.generated.gcs_service_pb2 import CheckAliveRequest, GetAllNodeInfoRequest
+from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
+
+from gram_platform.config.endings import FAILED, Stopped
+from gram_platform.config.identity import invalid
+from gram_platform.config.terminal import say
+from gram_platform.engine.life import SUBMIT_AGAIN
+from gram_platform.engine.local_cluster.head import num_cpus, short_tmpdir
+from gram_platform.engine.local_cluster.state import TEMPORARY
+
+ADDRESS = "RAY_ADDRESS"
+FOLDER = "RAY_TMPDIR"
+PROBE_S = 5.0  # for an address to answer
+JOIN_S, START_S = 90.0, 300.0  # for Ray's own start of a driver, and of a cluster
+ASK_EVERY_S = 5.0  # whether this machine's part of Ray is alive
+# the path of a socket has at most 107 bytes
+MAX_FOLDER_BYTES = 107 - len(f"/ray/session_2026-01-01_00-00-00_000000_{os.getpid()}/sockets/plasma_store")
+CURE = f"`ray stop` clears what a dead Ray has left, without {ADDRESS} a Ray is started here, and with --in-process "
+CURE += "studies need none"
+LOST = f"Ray's process on this machine died. {SUBMIT_AGAIN}"
+
+
+class ClusterLost(Stopped):
+    """The Ray of this command is gone, or starts no process; submitting again continues."""
+
+
+def connect(is_verbose: bool = False) -> None:
+    """Joins the Ray of $RAY_ADDRESS, else the one that `ray start` left on this machine, else starts one.
+
+    A Ray that nobody has named is passed over where it does not answer, or is another user's. ValueError for an address
+    that cannot be joined; ClusterLost if Ray does not start. `is_verbose`: print what the workers print.
+    """
+    if ray.is_initialized():
+        return
+    # silences a warning of Ray about tasks without a GPU
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    quiet = {"log_to_driver": is_verbose, "logging_level": logging.WARNING}
+    given = os.environ.get(ADDRESS, "")
+    if given and given != "local":
+        join(given, **quiet)
+    elif address := "" if given else _found():
+        _join(address, None, **quiet)
+    else:
+        start(num_cpus=num_cpus(), _temp_dir=str(_folder() / "ray"), **quiet)
+
+
+def join(given: str, **options: object) -> None:
+    """Joins the Ray at an address, HOST:PORT or auto; ValueError if it cannot. `options`: of `ray.init`."""
+    if "://" in given:
+        expected = "HOST:PORT of a Ray with a part on this machine (`ray job submit --address` takes the others)"
+        raise invalid(ADDRESS, given, expected)
+    try:
+        address = canonicalize_bootstrap_address(given)
+        refusal = _refusal(address, is_named=True)
+    except (ValueError, OSError) as error:  # ConnectionError for `auto` without any
+        refusal = str(error)
+    if refusal:
+        raise invalid(ADDRESS, given, f"a Ray that can be joined ({refusal}); {CURE}")
+    _join(address, given, **options)
+
+
+def _join(address: str, given: str | None, **options: object) -> None:
+    what = f"the Ray at {address} takes no driver"
+    with _time_limit(JOIN_S, what):
+        _initialise(what, address=given, **options)
+    say(f"joined the Ray at {address}: {_size()}", sys.stderr)
+
+
+def start(**options: object) -> None:
+    """Starts a Ray on this machine, for this process; ClusterLost if it does not start. `options`: of `ray.init`."""
+    os.environ.update(short_tmpdir())
+    what = f"Ray does not start on this machine (its logs: {options['_temp_dir']}/session_latest/logs)"
+    with _time_limit(START_S, what):
+        _initialise(what, address="local", **options)
+    say(f"started a Ray on this machine: {_size()}", sys.stderr)
+
+
+def _initialise(what: str, **options: object) -> None:
+    """Calls `ray.init`, and keeps the caller's handler of SIGTERM; ClusterLost if it fails."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(**options)
+    except Exception as error:
+        ray.shutdown()
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        advice = "are memory, the disk of this folder and /dev/shm full? With --in-process studies need no Ray"
+        raise ClusterLost(f"{what}: {reason}; {advice}") from error
+    finally:
+        if callable(before) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
+
+
+def _size() -> str:
+    of = ray.cluster_resources()
+    return f"{of.get('CPU', 0):g} CPUs, {of.get('GPU', 0):g} GPUs"
+
+
+@contextlib.contextmanager
+def _time_limit(seconds: float, what: str) -> Iterator[None]:
+    """Ends the process if the block takes longer: `ray.init` may wait for ever, and heeds no signal then."""
+
+    def end() -> None:
+        say(f"error: {what} within {seconds:.0f} s; {CURE}")
+        os._exit(FAILED)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+# --------------------------------------------------------------------------------------------------------------- probe
+
+
+def _found() -> str:
+    """Returns the address of a Ray of `ray start` on this machine that this user can join, or ""; says why not."""
+    record = Path(get_ray_address_file(None))
+    if not record.is_file():
+        return ""
+    address = ""
+    try:
+        address = canonicalize_bootstrap_address(None)
+        is_ours = record.stat().st_uid in (0, os.getuid())
+        refusal = _refusal(address, is_named=False) if is_ours else "another user's"
+    except (ValueError, OSError) as error:  # no address, or a file that cannot be read
+        refusal = str(error)
+    if refusal:
+        say(f"passed over the Ray {address} that {record} names: {refusal}")
+    return "" if refusal else address
+
+
+def _refusal(address: str, is_named: bool) -> str:
+    """Returns why the Ray at HOST:PORT cannot be joined, after `PROBE_S` at most; "" if it can."""
+    deadline, token = time.monotonic() + PROBE_S, _token(is_named)
+    try:
+        with _channel(address) as channel:
+            gcs = NodeInfoGcsServiceStub(channel)
+
+            def ask(call: Callable, request: object, with_token: bool) -> object:
+                header = [("authorization", f"Bearer {token}")] if with_token else []
+                return call(request, timeout=max(0.1, deadline - time.monotonic()), metadata=header)
+
+            needs_token = False
+            try:
+                alive = ask(gcs.CheckAlive, CheckAliveRequest(), False)
+            except grpc.RpcError as error:
+                if error.code() is not grpc.StatusCode.UNAUTHENTICATED:
+                    raise
+                if not token:
+                    return "it wants a token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the token's file"
+                needs_token, alive = True, ask(gcs.CheckAlive, CheckAliveRequest(), True)
+            if token and not needs_token:
+                return "it has no token, and this user has one: RAY_AUTH_MODE=disabled joins it all the same"
+            if alive.ray_version != ray.__version__:
+                return f"its version is {alive.ray_version}, here it is {ray.__version__}"
+            request = GetAllNodeInfoRequest(state_filter=GcsNodeInfo.ALIVE)
+            nodes = ask(gcs.GetAllNodeInfo, request, needs_token).node_info_list
+    except grpc.RpcError as error:
+        if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+            return "it has another token than this user's"
+        return "it does not answer"
+    if not {node.node_id.hex() for node in nodes} & set(find_node_ids()):
+        return "no process of it is alive on this machine"
+    return ""
+
+
+def _channel(address: str) -> grpc.Channel:
+    options = [("grpc.enable_http_proxy", 0)]  # as Ray's own connections
+    if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+        chain, key, authority = load_certs_from_env()
+        return grpc.secure_channel(address, grpc.ssl_channel_credentials(authority, key, chain), options)
+    return grpc.insecure_channel(address, options)
+
+
+def _token(is_named: bool) -> str:
+    """Returns the token that `ray.init` would send: to a Ray that is named only if $RAY_AUTH_MODE asks for it."""
+    mode = os.environ.get("RAY_AUTH_MODE", "disabled" if is_named else "token")
+    if mode.lower() != "token":
+        return ""
+    if token := os.environ.get("RAY_AUTH_TOKEN", ""):
+        return token.strip()
+    path = os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token"
+    with contextlib.suppress(OSError, RuntimeError, UnicodeDecodeError):
+        return Path(path).expanduser().read_text().strip()
+    return ""
+
+
+def _folder() -> Path:
+    """Returns the folder in which Ray makes its own: $RAY_TMPDIR, else $TMPDIR if it serves, else /tmp.
+
+    ValueError for a $RAY_TMPDIR, or a /tmp, that is too long for sockets or cannot be written.
+    """
+    if named := os.environ.get(FOLDER, ""):
+        return _checked_folder(Path(named))
+    with contextlib.suppress(ValueError):
+        return _checked_folder(Path(os.environ.get("TMPDIR") or TEMPORARY))
+    return _checked_folder(TEMPORARY)
+
+
+def _checked_folder(folder: Path) -> Path:
+    expected = f"a folder that can be written, whose path has at most {MAX_FOLDER_BYTES} bytes (Ray has sockets there)"
+    if len(os.fsencode(folder.absolute())) > MAX_FOLDER_BYTES:
+        raise invalid(FOLDER, str(folder), expected)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        inner = folder / "ray"  # Ray makes it, for all users
+        with tempfile.TemporaryFile(dir=inner if inner.exists() else folder):
+            return folder.absolute()
+    except OSError as error:
+        raise invalid(FOLDER, str(folder), f"{expected}: {error.strerror}") from error
+
+
+# ----------------------------------------------------------------------------------------------------------- lost Rays
+
+
+class Lifeline:
+    """Tells a driver that its Ray is gone. Without Ray's process on this machine nothing ends and nothing starts.
+
+    It asks in a thread, because the request blocks while Ray's head is away. Without its head Ray ends the process
+    itself, after a minute.
+    """
+
+    def __init__(self) -> None:
+        self._is_lost, self._next, self._asking = False, time.monotonic() + ASK_EVERY_S, None
+
+    def check(self) -> None:
+        """Raises ClusterLost if Ray's process on this machine is known to be dead."""
+        if self._is_lost:
+            raise ClusterLost(LOST)
+        if time.monotonic() >= self._next and not (self._asking and self._asking.is_alive()):
+            self._next = time.monotonic() + ASK_EVERY_S
+            self._asking = threading.Thread(target=self._ask, name="lifeline", daemon=True)
+            self._asking.start()
+
+    def _ask(self) -> None:
+        here = ray.get_runtime_context().get_node_id()
+        with contextlib.suppress(Exception):  # no answer: it is asked again
+            self._is_lost = not any(node["Alive"] for node in ray.nodes() if node["NodeID"] == here)

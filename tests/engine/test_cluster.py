@@ -1,0 +1,244 @@
+"""Which Ray a command joins: every address answers, or is refused within seconds, whoever is behind it."""
+
+import contextlib
+import os
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+import ray
+from ray._private.services import canonicalize_bootstrap_address
+from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
+from ray.core.generated.gcs_pb2 import GcsNodeInfo
+
+from gram_platform.engine import cluster
+from gram_platform.engine.cluster import ClusterLost, Lifeline
+
+HERE = bytes(range(28))  # the id of Ray's process on this machine
+
+
+class Gcs(gcs_service_pb2_grpc.NodeInfoGcsServiceServicer):
+    """What Ray's head answers."""
+
+    def __init__(self, token="", version=ray.__version__, nodes=(HERE,), delay_s=0.0):
+        self.token, self.version, self.nodes, self.delay_s = token, version, nodes, delay_s
+
+    def CheckAlive(self, request, context):
+        self._admit(context)
+        return gcs_service_pb2.CheckAliveReply(ray_version=self.version)
+
+    def GetAllNodeInfo(self, request, context):
+        self._admit(context)
+        return gcs_service_pb2.GetAllNodeInfoReply(node_info_list=[GcsNodeInfo(node_id=node) for node in self.nodes])
+
+    def _admit(self, context):
+        time.sleep(self.delay_s)
+        if self.token and ("authorization", f"Bearer {self.token}") not in context.invocation_metadata():
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "InvalidAuthToken")
+
+
+@contextlib.contextmanager
+def answering(**how):
+    """The address of a head."""
+    server = grpc.server(ThreadPoolExecutor(2))
+    gcs_service_pb2_grpc.add_NodeInfoGcsServiceServicer_to_server(Gcs(**how), server)
+    port = server.add_insecure_port("0.0.0.0:0")
+    server.start()
+    try:
+        yield canonicalize_bootstrap_address(f"127.0.0.1:{port}")
+    finally:
+        server.stop(None)
+
+
+@pytest.fixture
+def user(tmp_path, monkeypatch):
+    """A user of this machine without a Ray and without a token; returns the calls of `ray.init`."""
+    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "TMPDIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setattr(cluster, "MAX_FOLDER_BYTES", 200)
+    calls = []
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **options: calls.append(options))
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 3.0, "GPU": 1.0})
+    monkeypatch.setattr(cluster, "find_node_ids", lambda: [HERE.hex()])
+    monkeypatch.setattr(cluster, "PROBE_S", 1.0)
+    return calls
+
+
+def record(tmp_path, address: str) -> None:
+    """What `ray start --head` leaves."""
+    (tmp_path / "ray").mkdir(exist_ok=True)
+    (tmp_path / "ray/ray_current_cluster").write_text(address)
+
+
+def own_token(tmp_path, token: str) -> None:
+    (tmp_path / "home/.ray").mkdir(parents=True)
+    (tmp_path / "home/.ray/auth_token").write_text(token)
+
+
+def test_a_dead_ray_that_nobody_named_is_passed_over(user, tmp_path, capsys):
+    record(tmp_path, "127.0.0.1:9")
+    cluster.connect()
+    assert [call["address"] for call in user] == ["local"]
+    passed, started = capsys.readouterr().err.splitlines()
+    assert passed.startswith("passed over the Ray ")
+    assert passed.endswith(f":9 that {tmp_path}/ray/ray_current_cluster names: it does not answer")
+    assert started == "started a Ray on this machine: 3 CPUs, 1 GPUs"
+
+
+def test_a_ray_that_answers_is_joined_with_a_line(user, tmp_path, capsys):
+    with answering() as address:
+        record(tmp_path, address)
+        cluster.connect()
+    assert [call["address"] for call in user] == [None]  # then Ray looks for the user's token
+    assert capsys.readouterr().err == f"joined the Ray at {address}: 3 CPUs, 1 GPUs\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "token", "why"),
+    [
+        ({"token": "theirs"}, "", "it wants a token"),
+        ({"token": "theirs"}, "mine", "it has another token than this user's"),
+        ({}, "mine", "it has no token, and this user has one"),
+        ({"version": "2.9.1"}, "", "its version is 2.9.1, here it is"),
+        ({"nodes": ()}, "", "no process of it is alive on this machine"),
+        ({"nodes": (HERE[::-1],)}, "", "no process of it is alive on this machine"),
+        ({"delay_s": 3.0}, "", "it does not answer"),
+    ],
+)
+def test_a_ray_that_cannot_be_joined_is_passed_over_and_refused_by_name(
+    user, tmp_path, monkeypatch, capsys, head, token, why
+):
+    if token:
+        own_token(tmp_path, token)
+    with answering(**head) as address:
+        record(tmp_path, address)
+        cluster.connect()
+        assert [call["address"] for call in user] == ["local"]
+        assert f"names: {why}" in capsys.readouterr().err
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        if token:
+            monkeypatch.setenv("RAY_AUTH_MODE", "token")
+        with pytest.raises(ValueError, match=rf"RAY_ADDRESS='{address}': expected .*{why}.*--in-process"):
+            cluster.connect()
+    assert len(user) == 1
+
+
+def test_a_token_of_ones_own_joins_ones_own_ray(user, tmp_path, monkeypatch):
+    own_token(tmp_path, "mine\n")
+    with answering(token="mine") as address:
+        record(tmp_path, address)
+        cluster.connect()
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(ValueError, match="set RAY_AUTH_MODE=token"):  # Ray would not send it to a named address
+            cluster.connect()
+        monkeypatch.setenv("RAY_AUTH_MODE", "token")
+        cluster.connect()
+    assert [call["address"] for call in user] == [None, address]
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["127.0.0.1:9", "nowhere.invalid:6379", "[::1]:9", "ray://127.0.0.1:10001", "http://127.0.0.1:8265", "no-port"],
+)
+def test_an_address_without_a_ray_is_refused_by_name(user, monkeypatch, address):
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    started = time.monotonic()
+    with pytest.raises(ValueError, match=r"RAY_ADDRESS='.*': expected "):
+        cluster.connect()
+    assert time.monotonic() - started < 10.0
+    assert not user
+
+
+def test_an_address_that_accepts_and_never_answers_is_refused(user, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{mute.getsockname()[1]}")
+        with pytest.raises(ValueError, match="it does not answer"):
+            cluster.connect()
+
+
+def test_local_starts_one_whatever_was_left(user, tmp_path, monkeypatch):
+    record(tmp_path, "127.0.0.1:9")
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    monkeypatch.setattr(cluster, "num_cpus", lambda: 5)
+    cluster.connect()
+    (call,) = user
+    assert (call["address"], call["num_cpus"], call["_temp_dir"]) == ("local", 5, f"{tmp_path}/ray")
+
+
+def test_another_users_ray_is_never_joined_by_itself(user, tmp_path, monkeypatch, capsys):
+    with answering() as address:
+        record(tmp_path, address)
+        monkeypatch.setattr(os, "getuid", lambda: 12345)
+        if os.geteuid() == 0:
+            os.chown(tmp_path / "ray/ray_current_cluster", 54321, -1)
+        cluster.connect()
+    assert [call["address"] for call in user] == ["local"]
+    assert "another user's" in capsys.readouterr().err
+
+
+def test_a_ray_that_does_not_start_is_one_error(user, monkeypatch):
+    def fail(**options):
+        raise OSError("no room\nand a long story")
+
+    monkeypatch.setattr(ray, "init", fail)
+    with pytest.raises(
+        ClusterLost, match=r"Ray does not start on this machine \(its logs: .*\): no room; .*in-process"
+    ):
+        cluster.connect()
+
+
+@pytest.mark.parametrize("place", ["x" * 200, "file"])
+def test_a_folder_that_sockets_cannot_be_in_is_refused_or_replaced(user, tmp_path, monkeypatch, place):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / place))
+    with pytest.raises(
+        ValueError, match=r"RAY_TMPDIR='.*': expected a folder that can be written, .*at most \d+ bytes"
+    ):
+        cluster.connect()
+    monkeypatch.delenv("RAY_TMPDIR")
+    monkeypatch.setenv("TMPDIR", str(tmp_path / place))
+    cluster.connect()
+    assert user[0]["_temp_dir"] == "/tmp/ray"
+    assert (os.environ["TMPDIR"] == "/tmp") == (place != "file")  # too long for the sockets of Python's processes too
+
+
+def test_the_handler_of_sigterm_is_kept(user, monkeypatch):
+    import signal
+
+    monkeypatch.setattr(ray, "init", lambda **options: signal.signal(signal.SIGTERM, lambda *_: None))
+    own, before = lambda *_: None, signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, own)
+    try:
+        cluster.connect()
+        assert signal.getsignal(signal.SIGTERM) is own
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("nodes", [[{"NodeID": "a", "Alive": False}, {"NodeID": "b", "Alive": True}], []])
+def test_a_driver_without_its_machine_is_lost(monkeypatch, nodes):
+    class Context:
+        def get_node_id(self):
+            return "a"
+
+    monkeypatch.setattr(ray, "get_runtime_context", Context)
+    monkeypatch.setattr(ray, "nodes", lambda: [{"NodeID": "a", "Alive": True}])
+    monkeypatch.setattr(cluster, "ASK_EVERY_S", 0.0)
+    lifeline = Lifeline()
+    for _ in range(3):
+        ask(lifeline)
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    ask(lifeline)
+    with pytest.raises(ClusterLost, match="Submit again"):
+        lifeline.check()
+
+
+def ask(lifeline: Lifeline) -> None:
+    """Until there is an answer."""
+    lifeline.check()
+    lifeline._asking.join()
