@@ -123,7 +123,7 @@ def _time_limit(seconds: float, what: str) -> Iterator[None]:
     """Ends the process if the block takes longer: `ray.init` may wait for ever, and heeds no signal then."""
 
     def end() -> None:
-        say(f"error: {what} within {seconds:.0f} s; {CURE}")
+        say(f"error: {what} within {seconds:.0f} s; {CURE}", sys.stderr)
         os._exit(FAILED)
 
     timer = threading.Timer(seconds, end)
@@ -151,7 +151,7 @@ def _found() -> str:
     except (ValueError, OSError) as error:  # no address, or a file that cannot be read
         refusal = str(error)
     if refusal:
-        say(f"passed over the Ray {address} that {record} names: {refusal}")
+        say(f"passed over the Ray {address} that {record} names: {refusal}", sys.stderr)
     return "" if refusal else address
 
 
