@@ -19,9 +19,12 @@ _ADDED = "added"  # metadata key of a field made by `added`
 # also a slash or dot where MLflow sees a path that could be written otherwise, such as `a//b`, `/a` and `../a`
 NOT_IN_METRICS = re.compile(r"[^\w\-. /]|^/|/$|(?<=/)/|(?:^|(?<=/))\.", re.ASCII)
 NOT_IN_NAMES = re.compile(r"[./,+=\\\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters and lone surrogates too
-UNSEEN = "\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff"  # show nothing, or turn text around
-NOT_IN_LABELS = re.compile(f"[{UNSEEN}]")
-NOT_ON_TERMINALS = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff{UNSEEN}]")  # all control but tab and new line
+# Unicode's Default_Ignorable_Code_Point, and two signs whose glyph is blank; format characters (Cf) come by category
+UNSEEN = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164"
+    "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d159\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
+NOT_ASCII_OR_CONTROL = re.compile("[^\t\n -~]")
 
 # ------------------------------------------------------------------------------------------------ validation
 
@@ -91,8 +94,9 @@ def require_tellable(field: str, names: Collection[str], others: Iterable[str] =
     """
     seen = {_as_it_looks(name): name for name in others}
     for name in names:
-        if NOT_IN_LABELS.search(name):
-            raise invalid(field, name, "a name without characters that are invisible or turn text around")
+        if any(_is_unseen(letter) or (letter.isspace() and letter != " ") for letter in name):
+            allowed = "a name without characters that are invisible or turn text around, and whose blanks are spaces"
+            raise invalid(field, name, allowed)
         if (other := seen.setdefault(_as_it_looks(name), name)) != name:
             raise invalid(field, name, f"names that look different, but {other!a} and {name!a} look alike: rename one")
 
@@ -101,9 +105,14 @@ def _as_it_looks(name: str) -> str:
     return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
 
 
+def _is_unseen(letter: str) -> bool:
+    """Tells whether a character commands a terminal, turns text around, ends a line, or shows not even a blank."""
+    return unicodedata.category(letter) in ("Cc", "Cf", "Cs", "Zl", "Zp") or bool(UNSEEN.match(letter))
+
+
 def printable(text: str) -> str:
     """Escapes characters that command a terminal, or show nothing: text of corpora and models may hold any."""
-    return NOT_ON_TERMINALS.sub(lambda match: ascii(match[0])[1:-1], text)
+    return NOT_ASCII_OR_CONTROL.sub(lambda found: ascii(found[0])[1:-1] if _is_unseen(found[0]) else found[0], text)
 
 
 def local_path(field: str, place: str | Path) -> Path:

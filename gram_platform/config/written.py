@@ -101,10 +101,10 @@ def read_toml(field: str, path: Path) -> Written:
     try:
         text = path.read_text(encoding="utf-8-sig")
         return Written(str(path), tomllib.loads(text), text)
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path}: not TOML: {error}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise invalid(field, str(path), f"a TOML file that can be read ({error})") from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
+        raise ValueError(f"{path}: not TOML: {error}") from error
 
 
 def read_assignment(text: str) -> Written:
@@ -230,7 +230,7 @@ def _lines(text: str) -> dict[Steps, int]:
     found: dict[Steps, int] = {}
     table: Steps = ()
     count: dict[Steps, int] = {}
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         if header := HEADER.match(line):
             table = _steps(header[2])
             if header[1]:

@@ -1,6 +1,6 @@
 """Opens one record of every source of a corpus and reports it, for `gram prepare --check`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gram_platform.config.identity import invalid
@@ -15,6 +15,7 @@ from gram_platform.corpora.resolution import core_labels, existing_path, stories
 from gram_platform.corpora.sources import find_units
 
 SHOWN_CHARS = 80
+NO_RECORD = "no record"
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,13 @@ class CheckResult:
 def check(corpus: CorpusRecipe | str | Path) -> list[CheckResult]:
     """Opens one record of every source of a recipe, or of a corpus that a user names.
 
-    A source that cannot be read gives a result with `ok` False; an unknown corpus raises ValueError.
+    A source that cannot be read gives a result with `ok` False; an unknown corpus raises ValueError. A file of records
+    may be empty, unless all are.
     """
-    return [_check(source) for source in _sources(corpus)]
+    results = [_check(source) for source in _sources(corpus)]
+    if all(result.found == NO_RECORD for result in results):
+        return [replace(result, ok=False) for result in results]
+    return results
 
 
 def _sources(corpus: CorpusRecipe | str | Path) -> list[HubRow | Unit | StoriesSource]:
@@ -74,9 +79,9 @@ def _first(source: HubRow | Unit | StoriesSource) -> tuple[str, str]:
     if isinstance(source, HubRow):
         return first_record(source)
     found = next(read_unit(source) if isinstance(source, Unit) else stories.story_documents(source), None)
-    if found is None:
-        raise invalid("source", str(source.paths[0]), "a source with at least one record")
-    return found
+    if found is None and isinstance(source, Unit) and source.label:
+        raise invalid("label", source.label, "text in at least one of its files")
+    return found or ("", NO_RECORD)
 
 
 def _shown(text: str) -> str:

@@ -5,8 +5,10 @@
 Corpora share parts: one that needs less of a row reads the first parts, one that needs more fetches further ones.
 """
 
+import glob
 import hashlib
 import json
+import os
 import re
 import socket
 from collections.abc import Iterator
@@ -209,7 +211,7 @@ def _open_row(row: HubRow, position: dict | None = None, shard: Shard = (0, 1)):
     if row.data_dir:
         arguments["data_dir"] = row.data_dir
     if row.files:
-        arguments["data_files"] = {row.split: list(row.files)}
+        arguments["data_files"] = {row.split: [_literal(file) for file in row.files]}
     try:
         _require_reachable(row)
         stream = datasets.load_dataset(row.dataset, **arguments)
@@ -220,6 +222,11 @@ def _open_row(row: HubRow, position: dict | None = None, shard: Shard = (0, 1)):
     if position is not None:
         stream.load_state_dict(position)
     return stream
+
+
+def _literal(file: str) -> str:
+    """Escapes the path of a local file that the library would read as a pattern."""
+    return glob.escape(file) if os.path.isfile(file) else file
 
 
 def _require_reachable(row: HubRow) -> None:
@@ -302,12 +309,16 @@ def _record(row: HubRow, record: dict) -> Record | None:
     return Record(label, text)
 
 
-def _value(record: dict, name: str) -> object:
-    """Returns a field's value, dots descend into records; None without one, as `datasets` gives it too."""
-    value: object = record
-    for part in name.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    return value
+def _value(record: object, name: str) -> object:
+    """Returns a field's value; None without one, as `datasets` gives it too.
+
+    A field that is there under the whole name is used; else dots descend into records.
+    """
+    if not isinstance(record, dict):
+        return None
+    ends = [place for place, letter in enumerate(name) if letter == "."]
+    inner = (_value(record.get(name[:end]), name[end + 1 :]) for end in ends)
+    return next((value for value in (record.get(name), *inner) if value is not None), None)
 
 
 def _field(record: dict, name: str) -> str:

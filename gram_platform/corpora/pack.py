@@ -46,8 +46,8 @@ from gram_platform.corpora.parts import (
     write_tokens,
 )
 from gram_platform.corpora.recipe import BYTES_PER_TOKEN, MIN_SAMPLED, CorpusRecipe, HubSource
-from gram_platform.corpora.records import documents
-from gram_platform.corpora.sources import Progress, silent
+from gram_platform.corpora.records import ChangedText, documents
+from gram_platform.corpora.sources import FETCHED, Progress, forget, silent
 from gram_platform.corpora.splits import (
     KEY_RANGE,
     Candidates,
@@ -59,6 +59,7 @@ from gram_platform.corpora.splits import (
 )
 from gram_platform.corpora.tokenizer import (
     hub_tokenizer,
+    interruptible,
     load_tokenizer,
     require_usable,
     train_tokenizer,
@@ -98,8 +99,10 @@ def prepare(
             raise
         shutil.rmtree(parts, ignore_errors=True)
         raise _disk_full(recipe, root, error) from None
-    except ValueError:
+    except ValueError as error:
         shutil.rmtree(parts, ignore_errors=True)
+        if isinstance(error, ChangedText):
+            forget(recipe.units, error.paths, root)
         raise
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -122,7 +125,7 @@ def _fill(recipe: CorpusRecipe, root: Path, staging: Path, files: PartFiles) -> 
     if isinstance(recipe.source, HubSource):
         from gram_platform.corpora.hub import fetch
 
-        units, skipped = fetch(recipe.source, root / "hub", files.progress, files.workers, by_shard=recipe.permuted)
+        units, skipped = fetch(recipe.source, root / FETCHED, files.progress, files.workers, by_shard=recipe.permuted)
     parts, recipe = parts_of(recipe, units), replace(recipe, units=())  # the recipe goes to every worker
     splitter = _splitter(recipe, parts, files)
     if tokenizer is None:
@@ -158,7 +161,7 @@ def _given_tokenizer(recipe: CorpusRecipe) -> Tokenizer | None:
         if hash_file(recipe.tokenizer_path) != given.source:
             raise invalid("tokenizer", str(recipe.tokenizer_path), "the unchanged file that the recipe was made with")
         tokenizer = load_tokenizer(recipe.tokenizer_path)
-    require_usable(tokenizer, recipe.vocab_size)
+    require_usable(tokenizer, recipe.vocab_size, str(recipe.tokenizer_path or given.source))
     return tokenizer
 
 
@@ -171,7 +174,9 @@ def _trained_tokenizer(recipe: CorpusRecipe, splitter: Splitter, parts: Sequence
     first = next(texts, None)
     if first is None:
         raise invalid("sample_bytes", recipe.tokenizer.sample_bytes, "enough bytes to hold some text")
-    return train_tokenizer(chain((first,), texts), recipe.vocab_size)
+    train = partial(train_tokenizer, vocab_size=recipe.vocab_size)
+    size, name = min(recipe.tokenizer.sample_bytes, files.num_bytes), "training the tokenizer, {:.0f} s"
+    return interruptible(train, chain((first,), texts), lambda s: files.progress(name.format(s), size, None))
 
 
 def _write_sample(recipe: CorpusRecipe, splitter: Splitter, part: Part, folder: Path) -> None:

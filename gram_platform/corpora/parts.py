@@ -24,7 +24,7 @@ from gram_platform.config.crash_safe import sync
 from gram_platform.config.identity import short_hash
 from gram_platform.corpora.packed import SPLITS, token_dtype
 from gram_platform.corpora.recipe import CorpusRecipe, StoriesSource
-from gram_platform.corpora.records import Unit, documents
+from gram_platform.corpora.records import Unit, documents, size_of
 from gram_platform.corpora.sources import BLOCK_BYTES, Progress, grouped
 from gram_platform.corpora.splits import Splitter, tagged
 from gram_platform.corpora.tokenizer import configured, end_of_text_id
@@ -64,7 +64,7 @@ def parts_of(recipe: CorpusRecipe, units: tuple[Unit, ...]) -> list[Part]:
 
 def _num_bytes(piece: Unit) -> int:
     first, stop, _ = piece.span
-    return (stop or sum(path.stat().st_size for path in piece.paths)) - first
+    return (stop or sum(map(size_of, piece.paths))) - first
 
 
 @dataclass(frozen=True)

@@ -46,9 +46,9 @@ class HubRow:
 
     Give `label`, for all records, or `label_field` and the `labels` that it is known to hold. `keep` and `drop` are
     (field, regular expression) pairs: all of `keep` must match and none of `drop`. Dots in a field's name descend into
-    nested fields; list items are joined by blanks. `data_dir` selects a folder of the repository, `files` some of its
-    files or, with dataset "json" or "parquet", local files or URLs. Records keep the dataset's order. All records of a
-    `held_out` row are validation.
+    nested fields, unless a field has the whole name; list items are joined by blanks. `data_dir` selects a folder of
+    the repository, `files` some of its files or, with dataset "json" or "parquet", local files or URLs. Records keep
+    the dataset's order. All records of a `held_out` row are validation.
     """
 
     dataset: str

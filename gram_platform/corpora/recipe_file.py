@@ -2,16 +2,18 @@
 
 import contextlib
 import functools
+import os
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import unquote_to_bytes
 
 from gram_platform.config.identity import canonical_json, invalid, local_path
 from gram_platform.config.written import Written, WrongField, read_toml
 from gram_platform.corpora import catalog
 from gram_platform.corpora.catalog import HubCorpus, StoriesCorpus, TextCorpus
+from gram_platform.corpora.finding import kind_of
 from gram_platform.corpora.hub import found_labels
 from gram_platform.corpora.recipe import HubRow
 from gram_platform.corpora.records import Unit
@@ -36,7 +38,7 @@ def described_corpus(corpus: str | Path) -> Described | None:
     found = catalog.CORPORA.get(name) or (local_path("corpus", name) if name.endswith(SUFFIX) else None)
     if not isinstance(found, Path):
         return found
-    return _from_file(found)[1] if found.is_file() else None
+    return _from_file(found)[1] if kind_of("corpus", found) == "file" else None
 
 
 def recipe_text(corpus: str) -> str:
@@ -72,7 +74,7 @@ def errors_located(corpus: str | Path, flags: Collection[str]) -> Iterator[None]
 
 
 def _existing(root: Path, name: str) -> Path:
-    if not (path := root / name).exists():
+    if not kind_of("records", path := root / name):
         raise invalid("records", name, f"a file or folder that exists below {root}")
     return path
 
@@ -97,24 +99,36 @@ def _placed(row: HubRow, folder: Path) -> HubRow:
 
 @functools.cache  # studies ask several times; the labels come over the network
 def _from_url(url: str) -> HubCorpus:
-    parts = urlsplit(url)
-    dataset, _, revision = (parts.netloc + parts.path).partition("@")
-    fields = dict(parse_qsl(parts.query, keep_blank_values=True))
-    for name in fields:
+    place, _, query = url.removeprefix(SCHEME).partition("?")
+    dataset, _, revision = place.partition("@")
+    written = [field.partition("=")[::2] for field in query.split("&") if field]
+    fields = dict(written)
+    for name, value in written:
         if name not in IN_URL:
-            raise invalid(f"corpus: {name}", fields[name], f"one of the fields {', '.join(IN_URL)} in {url}")
+            raise invalid(f"corpus: {name}", value, f"one of the fields {', '.join(IN_URL)} in {url}")
+        if value != fields[name]:
+            raise invalid(f"corpus: {name}", value, f"each field once, several values separated by commas, in {url}")
     if not fields.get("label") or not (dataset.count("/") == 1 or dataset in BUILDERS):
         raise invalid("corpus", url, f"{SCHEME}ORG/NAME?label=FIELD&text=FIELD, or {SCHEME}ORG/NAME@REVISION?...")
-    lists = {name: tuple(filter(None, fields.get(name, "").split(","))) for name in ("text", "labels", "core", "files")}
+    lists = {name: _listed(fields.get(name, "")) for name in ("text", "labels", "core", "files")}
     row = HubRow(
         dataset,
-        revision or "main",
+        _unquoted(revision) or "main",
         lists["text"] or ("text",),
-        label_field=fields["label"],
+        label_field=_unquoted(fields["label"]),
         labels=lists["labels"] or ("",),
-        config=fields.get("config", ""),
-        split=fields.get("split", "train"),
+        config=_unquoted(fields.get("config", "")),
+        split=_unquoted(fields.get("split", "train")),
         files=lists["files"],
     )
     row = row if lists["labels"] else replace(row, labels=found_labels(row))
     return HubCorpus((row,), lists["core"])
+
+
+def _listed(value: str) -> tuple[str, ...]:
+    return tuple(_unquoted(part) for part in value.split(",") if part)
+
+
+def _unquoted(value: str) -> str:
+    """Replaces %XX by the byte that it stands for, so that a URL can name any path; a + is a plus."""
+    return os.fsdecode(unquote_to_bytes(os.fsencode(value)))

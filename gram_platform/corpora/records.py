@@ -8,12 +8,10 @@ line.
 """
 
 import codecs
+import contextlib
 import gzip
 import hashlib
-import io
 import json
-import shutil
-import tempfile
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,17 +19,30 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gram_platform.config.identity import invalid
+from gram_platform.corpora.compression import opened, seekable
 from gram_platform.corpora.recipe import CorpusRecipe, StoriesSource
 from gram_platform.corpora.stories import INSTRUCTIONS, RESPONSE, instruction_text, story_documents
 
 PACKED = ("", ".gz", ".zst")
 PARQUET = tuple(".parquet" + packed for packed in PACKED)
 FORMATS = tuple(".jsonl" + packed for packed in PACKED) + PARQUET
-MAX_ZSTD_WINDOW = 1 << 31  # bytes, as `zstd --long=31` writes; the library's default is 128 MB
 MAX_RECORD_BYTES = 1 << 28  # of a line, a text of .parquet, a text file: a small file must not fill the memory
+MAX_EXPANSION = 200  # times its size on disk, beyond a record's: what is unpacked at once; text packs 2 to 20 times
+BATCH_ROWS, BATCH_BYTES = 1024, 1 << 26  # of a .parquet, read at once: the fewer rows, the larger their texts may be
+COLUMNS, DICTIONARY_PAGE = ("text", "label"), 2
 ASKED = ("prompt", "response")  # fields of an instruction, in place of text and label
-PARQUET_BATCH_ROWS = 1024
 WHOLE = (0, None, 0)  # the span of a unit that is not cut
+
+
+class ChangedText(ValueError):
+    """Raised for a unit whose records differ from its scan; `paths` are its files."""
+
+    def __init__(self, name: str, paths: tuple[Path, ...]) -> None:
+        super().__init__(name, paths)  # what it is pickled by
+        self.name, self.paths = name, paths
+
+    def __str__(self) -> str:
+        return f"{self.name}: changed since the corpus was read for its recipe; it is read again when you submit again"
 
 
 class Record(NamedTuple):
@@ -95,33 +106,49 @@ def _read(piece: Unit) -> Iterator[Record]:
         add_record(digest, *record)
         yield record
     if piece.digest and digest.hexdigest() != piece.digest:
-        name = piece.label or piece.paths[0]
-        raise ValueError(f"{name}: changed since the corpus was read for its recipe; resolve the corpus again")
+        raise ChangedText(piece.label or str(piece.paths[0]), piece.paths)
 
 
-def is_data_file(path: Path) -> bool:
-    return path.name.lower().endswith(FORMATS)
+def is_data_file(name: str) -> bool:
+    return name.lower().endswith(FORMATS)
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turns an error of the operating system into a ValueError that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror or error})") from None
+
+
+def size_of(path: Path) -> int:
+    """Returns a file's bytes; ValueError for one that cannot be reached."""
+    with reading(path):
+        return path.stat().st_size
 
 
 def read_unit(unit: Unit) -> Iterator[Record]:
     """Yields the records of a unit, in order.
 
     ValueError naming file and line (parquet: row) for malformed or non-UTF-8 records, missing or empty text or label,
-    and truncated or corrupt compression.
+    truncated or corrupt compression, and a file that cannot be read.
     """
     if unit.label:
         yield from _read_documents(unit)
         return
     for path in unit.paths:
-        yield from _read_parquet(path) if path.name.lower().endswith(PARQUET) else _read_jsonl(path, unit.span)
+        with reading(path):
+            yield from _read_parquet(path) if path.name.lower().endswith(PARQUET) else _read_jsonl(path, unit.span)
 
 
 def _read_documents(unit: Unit) -> Iterator[Record]:
     """Reads each file as one document, without its byte order mark; skips files without text."""
     for path in unit.paths:
-        if path.stat().st_size > MAX_RECORD_BYTES:
+        if size_of(path) > MAX_RECORD_BYTES:
             raise _too_large(str(path))
-        raw = path.read_bytes().removeprefix(codecs.BOM_UTF8)
+        with reading(path):
+            raw = path.read_bytes().removeprefix(codecs.BOM_UTF8)
         try:
             text = raw.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -131,56 +158,12 @@ def _read_documents(unit: Unit) -> Iterator[Record]:
             yield Record(unit.label, text)
 
 
-class _ZstdFile(io.RawIOBase):
-    """Decompresses a .zst file of one or more frames, with as much memory as the writer's window.
-
-    Raises EOFError for a truncated file, where the library's reader just ends.
-    """
-
-    def __init__(self, path: Path) -> None:
-        import zstandard
-
-        self._decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_ZSTD_WINDOW)
-        self._file = path.open("rb")
-        self._frame, self._ready = None, b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer) -> int:
-        while not self._ready:
-            packed = (self._frame.unused_data if self._frame and self._frame.eof else b"") or self._file.read(1 << 17)
-            if not packed:
-                if self._frame is not None and not self._frame.eof:
-                    raise EOFError("it ends inside a frame")
-                return 0
-            if self._frame is None or self._frame.eof:
-                self._frame = self._decompressor.decompressobj()
-            self._ready = self._frame.decompress(packed)
-        size = min(len(buffer), len(self._ready))
-        buffer[:size], self._ready = self._ready[:size], self._ready[size:]
-        return size
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-
-def _decompressed(path: Path) -> io.BufferedIOBase:
-    name = path.name.lower()
-    if name.endswith(".gz"):
-        return gzip.open(path, "rb")
-    if name.endswith(".zst"):
-        return io.BufferedReader(_ZstdFile(path), 1 << 20)
-    return path.open("rb")
-
-
 def _lines(path: Path, span: tuple[int, int | None, int]) -> Iterator[tuple[int, bytes]]:
     """Yields numbered lines of a span; ValueError naming the line at which a compressed stream is broken."""
     import zstandard
 
     position, stop, number = span
-    with _decompressed(path) as handle:
+    with opened(path) as handle:
         if position:
             handle.seek(position)
         while stop is None or position < stop:
@@ -199,11 +182,14 @@ def _lines(path: Path, span: tuple[int, int | None, int]) -> Iterator[tuple[int,
 
 def _read_jsonl(path: Path, span: tuple[int, int | None, int]) -> Iterator[Record]:
     for number, raw in _lines(path, span):
+        raw = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
         if not raw.strip():
             continue
         where = f"{path}:{number}"
+        if b"\0" in raw:
+            raise ValueError(f"{where}: holds NUL bytes, as UTF-16 does: write the file as UTF-8")
         try:
-            record = json.loads(raw.decode("utf-8-sig" if number == 1 else "utf-8"))
+            record = json.loads(raw.decode("utf-8"))
         except UnicodeDecodeError as error:
             raise ValueError(f"{where}: is not UTF-8 (byte {error.start}: {error.reason})") from None
         except (ValueError, RecursionError) as error:  # ValueError: no JSON, or an integer of thousands of digits
@@ -230,34 +216,67 @@ def _read_parquet(path: Path) -> Iterator[Record]:
     import pyarrow.parquet
     import zstandard
 
-    row = 0
+    row, most = 0, max(MAX_RECORD_BYTES, MAX_EXPANSION * size_of(path))
     try:
-        with _seekable(path) as handle:
-            table = pyarrow.parquet.ParquetFile(handle)
-            names = table.schema_arrow.names
-            for number, state in ((0, "no column"), (2, "two columns")):
-                wrong = [name for name in ("text", "label") if min(names.count(name), 2) == number]
-                if wrong:
-                    found = ", ".join(names)
-                    raise ValueError(f"{path}: has {state} {' and '.join(wrong)}; its columns are {found}")
-            for batch in table.iter_batches(PARQUET_BATCH_ROWS, columns=["text", "label"]):
-                texts, labels = (batch.column(name).to_pylist() for name in ("text", "label"))
-                for text, label in zip(texts, labels, strict=True):
-                    row += 1
-                    yield _checked(f"{path}:{row}", label, text)
+        with seekable(path, most) as handle:
+            table = pyarrow.parquet.ParquetFile(handle, buffer_size=1 << 20)
+            _require_columns(path, table.schema_arrow)
+            for group in range(table.num_row_groups):
+                num_rows = _batch_rows(path, handle, table.metadata.row_group(group), most)
+                for batch in table.iter_batches(num_rows, row_groups=[group], columns=list(COLUMNS)):
+                    texts, labels = (batch.column(name).to_pylist() for name in COLUMNS)
+                    for text, label in zip(texts, labels, strict=True):
+                        row += 1
+                        yield _checked(f"{path}:{row}", label, text)
     except (pyarrow.ArrowException, OSError, EOFError, zlib.error, zstandard.ZstdError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: cannot be read as parquet after row {row} ({error})") from None
 
 
-def _seekable(path: Path) -> io.BufferedIOBase:
-    """Opens a parquet file; unpacks a compressed one to disk first, because parquet is read from the end."""
-    if not path.name.lower().endswith((".gz", ".zst")):
-        return path.open("rb")
-    target = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
-    with _decompressed(path) as packed:
-        shutil.copyfileobj(packed, target, 1 << 20)
-    target.seek(0)
-    return target
+def _require_columns(path: Path, schema) -> None:
+    """Raises ValueError unless there is one column of texts and one of labels, not nested."""
+    import pyarrow
+
+    for number, state in ((0, "no column"), (2, "two columns")):
+        wrong = [name for name in COLUMNS if min(schema.names.count(name), 2) == number]
+        if wrong:
+            raise ValueError(f"{path}: has {state} {' and '.join(wrong)}; its columns are {', '.join(schema.names)}")
+    for name in COLUMNS:
+        if pyarrow.types.is_nested(kind := schema.field(name).type):
+            raise ValueError(f"{path}: column {name} holds {str(kind)[:60]}, not strings")
+
+
+def _batch_rows(path: Path, handle, group, most: int) -> int:
+    """Returns the number of a row group's rows that fit the memory; ValueError for a column that unpacks to too much.
+
+    One page may hold all of a column, and every row may repeat the largest entry of its dictionary.
+    """
+    columns = [group.column(index) for index in range(group.num_columns)]
+    columns = [column for column in columns if column.path_in_schema in COLUMNS]
+    unpacked = max(column.total_uncompressed_size for column in columns)
+    if unpacked > most:
+        raise ValueError(f"{path}: a column of a row group unpacks to {unpacked:,} bytes: write smaller row groups")
+    entry = max(_dictionary_bytes(handle, column) for column in columns)
+    return max(1, min(BATCH_ROWS, BATCH_BYTES // max(1, entry), BATCH_ROWS * BATCH_BYTES // max(1, unpacked)))
+
+
+def _dictionary_bytes(handle, column) -> int:
+    """Returns the unpacked bytes of the dictionary that begins a column of a row group; 0 if there is none.
+
+    A page begins with two numbers in Thrift's compact protocol, each after the byte of its field: kind of page, bytes.
+    """
+    handle.seek(min(column.data_page_offset, column.dictionary_page_offset or column.data_page_offset))
+    head, numbers = iter(handle.read(12) + bytes(12)), []
+    for _ in range(2):
+        next(head)
+        number = shift = 0
+        for byte in head:
+            number |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                break
+        numbers.append(number >> 1)  # the lowest bit is the sign
+    kind, num_bytes = numbers
+    return num_bytes if kind == DICTIONARY_PAGE else 0
 
 
 def _checked(where: str, label: object, text: object) -> Record:
@@ -271,7 +290,7 @@ def _text_of(where: str, name: str, value: object) -> str:
     if not value or value.isspace():
         raise ValueError(f"{where}: {name} is empty")
     try:
-        num_bytes = len(value.encode())
+        num_bytes = len(value) if value.isascii() else len(value.encode())
     except UnicodeEncodeError as error:
         raise ValueError(f"{where}: {name} holds half a surrogate pair, which is no text ({error.reason})") from None
     if num_bytes > MAX_RECORD_BYTES:

@@ -8,6 +8,7 @@ from gram_platform.config import CORE, UNLABELLED, is_unlabelled
 from gram_platform.config.identity import invalid, local_path, require_metric_name, require_name, require_tellable
 from gram_platform.corpora import catalog, stories
 from gram_platform.corpora.catalog import HubCorpus, StoriesCorpus, TextCorpus
+from gram_platform.corpora.finding import kind_of
 from gram_platform.corpora.installed import INSTALLED, installed_text
 from gram_platform.corpora.recipe import (
     MAX_VALIDATION,
@@ -31,6 +32,8 @@ from gram_platform.corpora.tokenizer import DEFAULT_SAMPLE_BYTES, tokenizer_reci
 # whole windows: 6% of core and 10% of an auxiliary domain, measured on the paper presets' plans.
 CORE_MARGIN, AUX_MARGIN = 1.10, 1.20
 UNKNOWN = 1.25  # times the estimated available bytes: asks for all of a row
+
+MOST_NAMED = 100  # labels in an error
 
 CoreLabel = str | tuple[str, ...] | None  # the label, or labels, of core
 
@@ -130,7 +133,7 @@ def grows_with_size(corpus: str | Path) -> bool:
 def existing_path(corpus: str | Path) -> Path:
     """Returns the absolute path of a corpus that is not in the catalog; ValueError if it does not exist."""
     path = local_path("corpus", corpus)
-    if not path.exists():
+    if not kind_of("corpus", path):
         names = ", ".join(catalog_names())
         raise invalid("corpus", str(corpus), f"one of {names}, or a folder or file that exists")
     return path
@@ -144,7 +147,7 @@ def _installed_path(cache_dir: Path | None, progress: Progress | None) -> Path:
 
 def _instructions(place: str) -> tuple[Unit, ...]:
     path = local_path("instructions", place)
-    if not (path.is_file() and path.name.endswith(".jsonl")):
+    if not (kind_of("instructions", path) == "file" and path.name.lower().endswith(".jsonl")):
         raise invalid("instructions", place, "a file named *.jsonl that exists, of lines with prompt and response")
     return (Unit((path,)),)
 
@@ -161,11 +164,16 @@ def core_labels(given: CoreLabel, labels: Collection[str], default: tuple[str, .
         core = given
     missing = [label for label in core if label not in labels]
     if missing:
-        allowed = "labels of this corpus, which are " + ", ".join(sorted(labels))
+        allowed = "labels of this corpus, which are " + _named(labels)
         raise invalid("core_label", ", ".join(missing), allowed)
     if len(core) == len(labels):
         raise invalid("core_label", ", ".join(core), "fewer than all labels: at least one stays an auxiliary domain")
     return core
+
+
+def _named(labels: Collection[str]) -> str:
+    first = sorted(labels)[:MOST_NAMED]
+    return ", ".join(first) + (f" and {len(labels) - MOST_NAMED:,} more" if len(labels) > MOST_NAMED else "")
 
 
 def _auxiliary_labels(labels: Collection[str], core: tuple[str, ...]) -> list[str]:
@@ -276,8 +284,10 @@ def _files_recipe(corpus: str, scanned: list[Unit], core_label: CoreLabel, commo
     counts = _counts(units)
     if not counts:
         raise invalid("corpus", corpus, "a corpus with at least one record")
+    for label in sorted({unit.label for unit in units} - counts.keys() - {""}):
+        raise invalid("label", label, "text in at least one of its files")
     if core_label is None and CORE not in counts:
-        raise invalid("core_label", None, "one or more labels of this corpus, which are " + ", ".join(sorted(counts)))
+        raise invalid("core_label", None, "one or more labels of this corpus, which are " + _named(counts))
     core = core_labels(core_label, counts, (CORE,))
     auxiliary = _auxiliary_labels(counts, core)
     domains = (_domain(CORE, core, counts), *(_domain(label, (label,), counts) for label in auxiliary))

@@ -9,13 +9,14 @@ from typing import TypeVar
 
 from gram_platform.config.crash_safe import whole_file
 from gram_platform.config.identity import invalid, parse_json
-from gram_platform.corpora.records import FORMATS, Unit, add_record, is_data_file, read_unit
+from gram_platform.corpora.finding import PatternError, find_files, kind_of
+from gram_platform.corpora.records import FORMATS, Unit, add_record, is_data_file, read_unit, reading, size_of
 
 T = TypeVar("T")
 Progress = Callable[[str, int, int | None], None]  # (activity, done, total or None)
 SCAN_VERSION = 4  # raise it when a scan would return something else
 REPORT_EVERY_RECORDS = 2000
-SCANS = "scans"  # folder of scans in the cache
+SCANS, FETCHED = "scans", "hub"  # folders of scans and of fetched text in the cache
 PIECE_BYTES = 1 << 22  # of a unit's files in each piece; no piece changes what is packed
 BLOCK_BYTES = 1 << 20
 
@@ -27,29 +28,27 @@ def silent(activity: str, done: int, total: int | None) -> None:
 def find_units(corpus: Path) -> tuple[Unit, ...]:
     """Finds the units of a folder, of one data file, or of a JSON file of labelled globs.
 
-    Searches a folder at all levels, without hidden files and folders. ValueError if there is nothing to read.
+    Searches a folder at all levels, without hidden files and folders, see `find_files`. ValueError if there is nothing
+    to read.
     """
-    if corpus.is_dir():
-        found = sorted(p for p in corpus.rglob("*") if is_data_file(p) and p.is_file() and not _hidden(p, corpus))
+    if kind_of("corpus", corpus) == "folder":
+        found = find_files(corpus, ["**"], is_data_file)
         if not found:
             raise invalid("corpus", str(corpus), "a folder that holds files named *" + ", *".join(FORMATS))
         return tuple(Unit((path,)) for path in found)
     if corpus.suffix.lower() == ".json":
         return _glob_units(corpus)
-    if is_data_file(corpus):
+    if is_data_file(corpus.name):
         return (Unit((corpus,)),)
     allowed = "a folder, a .json file of labelled globs, or a file named *" + ", *".join(FORMATS)
     raise invalid("corpus", str(corpus), allowed)
 
 
-def _hidden(path: Path, below: Path) -> bool:
-    return any(part.startswith(".") for part in path.relative_to(below).parts)
-
-
 def _glob_units(path: Path) -> tuple[Unit, ...]:
     """Reads {"globs": {"label": ["src/**/*.py", ...], ...}}; patterns are relative to the file's folder or "root"."""
     try:
-        plain = parse_json(path.read_text(encoding="utf-8-sig"))
+        with reading(path):
+            plain = parse_json(path.read_text(encoding="utf-8-sig"))
         globs, root = plain["globs"], path.parent / plain.get("root", ".")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise invalid("corpus", str(path), f'a JSON object {{"globs": {{label: [patterns]}}}} ({error!r})') from None
@@ -72,16 +71,15 @@ def _matches(root: Path, label: str, patterns: object, label_of: dict[Path, str]
     if any(Path(p).is_absolute() for p in patterns):
         raise invalid(field, patterns, 'patterns relative to their own file, or to the "root" it names')
     try:
-        matches = {p for pattern in patterns for p in root.glob(pattern)}
-        files = sorted(p for p in matches if p.is_file() and not _hidden(p, root))
-    except (OSError, ValueError, RecursionError) as error:  # a name too long, ** beside letters, thousands of parts
+        files = find_files(root, patterns)
+    except PatternError as error:
         raise invalid(field, patterns, f"glob patterns of files below {root} ({error})") from None
     if not files:
         raise invalid(field, patterns, f"patterns that match at least one file below {root}")
     for file in files:
-        if label_of.setdefault(file, label) != label:
-            raise invalid(field, str(file), f"a file of one label only: it also matches {label_of[file]!r}")
-    return tuple(files)
+        if (other := label_of.setdefault(file.resolve(), label)) != label:
+            raise invalid(field, str(file), f"a file of one label only: it also matches {other!r}")
+    return files
 
 
 def scan_units(units: tuple[Unit, ...], cache_dir: Path | None, progress: Progress | None) -> list[Unit]:
@@ -92,13 +90,15 @@ def scan_units(units: tuple[Unit, ...], cache_dir: Path | None, progress: Progre
     """
     if cache_dir is not None:
         _make_cache(cache_dir)
-    sizes = [sum(path.stat().st_size for path in unit.paths) for unit in units]
+    sizes = [sum(map(size_of, unit.paths)) for unit in units]
     done, total, scanned = 0, sum(sizes), []
     for unit, size in zip(units, sizes, strict=True):
-        found = _cached(unit, cache_dir)
-        if found is None:
+        cache = cache_dir and _cache_path(unit, cache_dir)  # by the files' sizes and times before they are read
+        found = cache and _cached(unit, cache)
+        if not found:
             found = _scan(unit, lambda n, base=done: progress and progress("reading", min(base + n, total), total))
-            _store(found, cache_dir)
+            if cache:
+                _store(found, cache)
         done += size
         if progress:
             progress("reading", done, total)
@@ -133,10 +133,10 @@ def _scan(unit: Unit, report: Callable[[int], object]) -> Unit:
 def _pieces(unit: Unit) -> tuple[Unit, ...]:
     """Cuts text files into groups, and a plain .jsonl at ends of lines, of `PIECE_BYTES` each; no other unit."""
     if unit.label:
-        groups = grouped(unit.paths, lambda path: path.stat().st_size)
+        groups = grouped(unit.paths, size_of)
         return tuple(replace(unit, paths=paths) for paths in groups)
     (path,) = unit.paths
-    if not path.name.lower().endswith(".jsonl") or path.stat().st_size < 2 * PIECE_BYTES:
+    if not path.name.lower().endswith(".jsonl") or size_of(path) < 2 * PIECE_BYTES:
         return (unit,)
     return tuple(replace(unit, span=span) for span in _line_spans(path))
 
@@ -156,7 +156,7 @@ def grouped(items: Sequence[T], size_of: Callable[[T], int]) -> list[tuple[T, ..
 def _line_spans(path: Path) -> list[tuple[int, int | None, int]]:
     """Returns spans (first byte, end, lines before) of a file, each of whole lines; the last has no end."""
     spans, first, before, position, lines = [], 0, 0, 0, 0
-    with path.open("rb") as handle:
+    with reading(path), path.open("rb") as handle:
         while block := handle.read(BLOCK_BYTES):
             end = block.rfind(b"\n") + 1
             if end and position + end - first >= PIECE_BYTES:
@@ -173,17 +173,27 @@ def _make_cache(cache_dir: Path) -> None:
         raise invalid("storage", str(cache_dir), f"a folder that can be written ({error.strerror})") from None
 
 
+def forget(units: Sequence[Unit], changed: Sequence[Path], cache_dir: Path) -> None:
+    """Removes the scans of units, and the changed files that were fetched below `cache_dir`, to read them again."""
+    for unit in units:
+        _cache_path(unit, cache_dir).unlink(missing_ok=True)
+    for path in changed:
+        if path.is_relative_to(cache_dir / FETCHED):
+            path.unlink(missing_ok=True)
+
+
 def _cache_path(unit: Unit, cache_dir: Path) -> Path:
-    stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in unit.paths]
+    stats = []
+    for path in unit.paths:
+        with reading(path):
+            stats.append((str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns))
     key = json.dumps([SCAN_VERSION, unit.label, stats])
     return cache_dir / SCANS / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
 
 
-def _cached(unit: Unit, cache_dir: Path | None) -> Unit | None:
-    if cache_dir is None:
-        return None
+def _cached(unit: Unit, cache: Path) -> Unit | None:
     try:
-        plain = json.loads(_cache_path(unit, cache_dir).read_text())
+        plain = parse_json(cache.read_bytes())
         labels = {label: tuple(counts) for label, counts in plain["labels"].items()}
         scanned = replace(unit, digest=plain["digest"], labels=labels, largest=plain["largest"])
         return replace(scanned, cut=tuple(_piece(unit, *piece) for piece in plain["cut"]))
@@ -196,10 +206,8 @@ def _piece(unit: Unit, first: int, num_paths: int, span: list, digest: str) -> U
     return replace(unit, paths=unit.paths[first : first + num_paths], span=(start, stop, before), digest=digest)
 
 
-def _store(unit: Unit, cache_dir: Path | None) -> None:
-    if cache_dir is None:
-        return
+def _store(unit: Unit, cache: Path) -> None:
     plain = {name: getattr(unit, name) for name in ("digest", "labels", "largest")}
     cut = [[unit.paths.index(p.paths[0]), len(p.paths), p.span, p.digest] for p in unit.cut]
-    with whole_file(_cache_path(unit, cache_dir)) as temporary:
+    with whole_file(cache) as temporary:
         Path(temporary).write_text(json.dumps({**plain, "cut": cut}))

@@ -1,17 +1,26 @@
 """Loads or trains a corpus's tokenizer: a `tokenizer.json`, one of the hub, or a byte-level BPE of the corpus."""
 
-from collections.abc import Iterable, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
+from typing import TypeVar
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from gram_platform.config.identity import hash_file, invalid, local_path
+from gram_platform.corpora.finding import kind_of
 from gram_platform.corpora.recipe import TokenizerRecipe
 
+T, R = TypeVar("T"), TypeVar("R")
 END_OF_TEXT = "<|endoftext|>"
 KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "[SEP]")
 END_SIGN = "\u00b6"  # shown to people as the end of a text
 DEFAULT_SAMPLE_BYTES = 16_000_000
+LONGEST_WORD = 4096  # bytes that a BPE is trained on in one piece: the time grows with the square of a word's length
+REPORT_S = 5.0  # between two reports of a training
+JOIN_S = 0.5  # for an interrupted training to see that it gets no more text
 HUB_ENDS = {"EleutherAI/gpt-neo-125m": 50_256, "SimpleStories/SimpleStories-1.25M": 1}  # the token that ends a text
 
 
@@ -27,9 +36,9 @@ def tokenizer_recipe(
     if given is None:
         return TokenizerRecipe("bpe", "", sample_bytes), None
     path = local_path("tokenizer", given)
-    path = path / "tokenizer.json" if path.is_dir() else path
-    if path.is_file():
-        require_usable(load_tokenizer(path), vocab_size)
+    path = path / "tokenizer.json" if kind_of("tokenizer", path) == "folder" else path
+    if kind_of("tokenizer", path) == "file":
+        require_usable(load_tokenizer(path), vocab_size, str(path))
         return TokenizerRecipe("file", hash_file(path)), path
     if given.count("@") == 1 and given.count("/") == 1 and not given.endswith(("/", "@")):
         return TokenizerRecipe("hub", given), None
@@ -65,9 +74,13 @@ def hub_tokenizer(source: str) -> Tokenizer:
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Trains a byte-level BPE: `<|endoftext|>` is token 0; at most `vocab_size` tokens, fewer on very little text."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    """Trains a byte-level BPE: `<|endoftext|>` is token 0; at most `vocab_size` tokens, fewer on very little text.
+
+    Words of more than `LONGEST_WORD` bytes, such as a genome, are cut for the training.
+    """
+    tokenizer, words = Tokenizer(models.BPE()), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    cut = pre_tokenizers.Split(Regex(rf"[\s\S]{{1,{LONGEST_WORD}}}"), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, cut])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -77,7 +90,38 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.pre_tokenizer = words
     return configured(tokenizer)
+
+
+def interruptible(work: Callable[[Iterator[T]], R], items: Iterable[T], report: Callable[[float], object]) -> R:
+    """Returns `work(items)`, of a library that is deaf to signals; calls `report(seconds)` meanwhile.
+
+    The work is done in a thread. After an interrupt it gets no further item, and the process ends without it.
+    """
+    done, stopped, started = Future(), threading.Event(), time.monotonic()
+
+    def fed() -> Iterator[T]:
+        for item in items:
+            if stopped.is_set():
+                raise InterruptedError
+            yield item
+
+    def run() -> None:
+        try:
+            done.set_result(work(fed()))
+        except BaseException as error:  # raised again in the caller's thread
+            done.set_exception(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        while thread.join(REPORT_S) or thread.is_alive():
+            report(time.monotonic() - started)
+    finally:
+        stopped.set()
+        thread.join(JOIN_S)
+    return done.result()
 
 
 def token_texts(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
@@ -129,14 +173,20 @@ def document_end(recipe: TokenizerRecipe, path: Path | None) -> int:
     return HUB_ENDS[name]
 
 
-def require_vocab(tokenizer: Tokenizer, vocab_size: int) -> None:
-    """Raises ValueError unless all token ids are below the model's `vocab_size`, which may exceed the tokenizer's."""
-    needed = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+def require_vocab(tokenizer: Tokenizer, vocab_size: int, source: str) -> None:
+    """Raises ValueError unless all token ids are below the model's `vocab_size`, which may exceed the tokenizer's.
+
+    Also for a tokenizer without words, whose name is `source`: any text would be no tokens.
+    """
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    if not vocabulary.keys() - KNOWN_ENDS:
+        raise invalid("tokenizer", source, "a tokenizer with words, found none")
+    needed = max(vocabulary.values()) + 1
     if needed > vocab_size:
         raise invalid("vocab_size", vocab_size, f"at least the tokenizer's {needed}")
 
 
-def require_usable(tokenizer: Tokenizer, vocab_size: int) -> None:
+def require_usable(tokenizer: Tokenizer, vocab_size: int, source: str) -> None:
     """Raises ValueError unless the tokenizer has an end of text and all ids are below the model's `vocab_size`."""
+    require_vocab(tokenizer, vocab_size, source)
     end_of_text_id(tokenizer)
-    require_vocab(tokenizer, vocab_size)

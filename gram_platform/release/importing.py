@@ -103,7 +103,7 @@ def _tokenizer(folder: Path, model: ModelConfig) -> tuple[bytes | None, str]:
     if not path.is_file():
         return None, f"the checkpoint has no {TOKENIZER}"
     tokenizer = load_tokenizer(path)
-    require_vocab(tokenizer, model.vocab_size)
+    require_vocab(tokenizer, model.vocab_size, str(path))
     if all(tokenizer.token_to_id(name) is None for name in KNOWN_ENDS):
         return None, f"the checkpoint's {TOKENIZER} has no end of text ({', '.join(KNOWN_ENDS)}) and is not imported"
     return path.read_bytes(), ""

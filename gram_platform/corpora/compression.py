@@ -1,0 +1,82 @@
+"""Opens compressed files: gzip, and zstd of any window."""
+
+import gzip
+import io
+import tempfile
+from pathlib import Path
+
+MAX_ZSTD_WINDOW = 1 << 31  # bytes, as `zstd --long=31` writes; the library's default is 128 MB
+BLOCK_BYTES = 1 << 20
+
+
+class _ZstdFile(io.RawIOBase):
+    """Decompresses a .zst file of one or more frames, with as much memory as the writer's window.
+
+    Raises EOFError for a truncated file, where the library's reader just ends.
+    """
+
+    def __init__(self, path: Path) -> None:
+        import zstandard
+
+        self._decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_ZSTD_WINDOW)
+        self._file = path.open("rb")
+        self._frame, self._ready = None, b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        while not self._ready:
+            packed = (self._frame.unused_data if self._frame and self._frame.eof else b"") or self._file.read(1 << 17)
+            if not packed:
+                if self._frame is not None and not self._frame.eof:
+                    raise EOFError("it ends inside a frame")
+                return 0
+            if self._frame is None or self._frame.eof:
+                self._frame = self._decompressor.decompressobj()
+            self._ready = self._frame.decompress(packed)
+        size = min(len(buffer), len(self._ready))
+        buffer[:size], self._ready = self._ready[:size], self._ready[size:]
+        return size
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def opened(path: Path) -> io.BufferedIOBase:
+    """Opens a file to read; unpacks one named .gz or .zst as it is read."""
+    name = path.name.lower()
+    if name.endswith(".gz"):
+        return gzip.open(path, "rb")
+    if name.endswith(".zst"):
+        return io.BufferedReader(_ZstdFile(path), 1 << 20)
+    return path.open("rb")
+
+
+def seekable(path: Path, most: int) -> io.BufferedIOBase:
+    """Opens a file; unpacks a compressed one to disk first. ValueError for one that unpacks to more than `most` bytes.
+
+    The caller closes it.
+    """
+    if not path.name.lower().endswith((".gz", ".zst")):
+        return path.open("rb")
+    target = tempfile.TemporaryFile()  # noqa: SIM115
+    try:
+        with opened(path) as packed:
+            while block := packed.read(BLOCK_BYTES):
+                if target.tell() + len(block) > most:
+                    raise ValueError(f"{path}: unpacks to more than {most:,} bytes: give the unpacked file")
+                _write(target, block)
+        target.seek(0)
+    except BaseException:
+        target.close()
+        raise
+    return target
+
+
+def _write(target: io.BufferedIOBase, block: bytes) -> None:
+    try:
+        target.write(block)
+    except OSError as error:
+        raise ValueError(f"{tempfile.gettempdir()}: takes no more unpacked text ({error.strerror})") from None

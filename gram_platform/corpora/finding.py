@@ -1,0 +1,113 @@
+"""Finds files below a folder by glob patterns, in linked folders too; what matches and cannot be read is an error."""
+
+import errno
+import fnmatch
+import os
+import re
+import stat
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from gram_platform.config.identity import invalid
+
+FOLDERS = "**"  # the part of a pattern that stands for any number of folders
+MAGIC = re.compile(r"[*?[]")
+NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
+SPECIAL = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+
+Parts = tuple[str, ...]  # of a pattern, between its slashes
+
+
+class PatternError(ValueError):
+    """Raised for text that is no glob pattern."""
+
+
+def kind_of(field: str, path: Path | str) -> str:
+    """Returns "file", "folder", or "" if there is nothing; `field` names the path in errors.
+
+    ValueError for a pipe, socket or device, for a link whose target is gone, and for a path that cannot be reached.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except ValueError:  # a path with a NUL character
+        return ""
+    except OSError as error:
+        if os.path.islink(path):
+            target = os.readlink(path)
+            raise invalid(field, str(path), f"a link to something, not to {target} ({error.strerror})") from None
+        if error.errno in NOT_THERE:
+            return ""
+        raise invalid(field, str(path), f"a file or folder that can be reached ({error.strerror})") from None
+    if stat.S_ISDIR(mode):
+        return "folder"
+    if not stat.S_ISREG(mode):
+        raise invalid(field, str(path), f"a file or folder, found {SPECIAL.get(stat.S_IFMT(mode), 'neither')}")
+    return "file"
+
+
+def find_files(
+    root: Path, patterns: Sequence[str], is_wanted: Callable[[str], bool] = lambda name: True
+) -> tuple[Path, ...]:
+    """Returns the files below `root` that match a pattern and whose names are wanted, sorted by path.
+
+    `**` stands for any number of folders. Leaves out hidden files and folders. Enters linked folders; a file that
+    several links lead to is returned once, by its own path if that is found too. ValueError for a folder that cannot be
+    read, a link whose target is gone, and a pipe, socket or device that is wanted.
+    """
+    found: dict[str, tuple[bool, Path]] = {}  # by the path without links; a file's own path comes before a link
+    todo = deque((str(root), os.path.realpath(root), _parts(pattern)) for pattern in patterns)
+    seen: set[tuple[str, Parts]] = set()  # a folder that was searched for the same: a loop of links, or a second link
+    while todo:
+        folder, real, (part, *rest) = todo.pop()
+        if (real, (part, *rest)) in seen:
+            continue
+        seen.add((real, (part, *rest)))
+        if part == FOLDERS:
+            todo.append((folder, real, tuple(rest)))
+        for name in _names(folder, part):
+            path = os.path.join(folder, name)
+            is_link = os.path.islink(path)
+            real_path = os.path.realpath(path) if is_link else os.path.join(real, name)
+            is_last = not rest and part != FOLDERS
+            if is_last and not is_wanted(name) and not is_link:
+                continue
+            kind = kind_of("corpus", path)
+            if not kind:
+                raise invalid("corpus", path, "a file or folder that stays: it was there when its folder was listed")
+            if kind == "file" and is_last and is_wanted(name):
+                found[real_path] = min(found.get(real_path, (True, Path(path))), (is_link, Path(path)))
+            elif kind == "folder" and not is_last:
+                below = (path, real_path, (part, *rest) if part == FOLDERS else tuple(rest))
+                todo.appendleft(below) if is_link else todo.append(below)  # links last: a folder's own path is shorter
+    return tuple(sorted(path for _, path in found.values()))
+
+
+def _parts(pattern: str) -> Parts:
+    """Splits a pattern at its slashes; ValueError for `**` beside other letters."""
+    parts: list[str] = []
+    for part in pattern.split("/"):
+        if FOLDERS in part and part != FOLDERS:
+            raise PatternError(f"{FOLDERS} stands alone between slashes")
+        if part not in ("", ".") and not (part == FOLDERS and parts[-1:] == [FOLDERS]):
+            parts.append(part)
+    return (*parts, "*") if parts[-1:] in ([], [FOLDERS]) else tuple(parts)
+
+
+def _names(folder: str, part: str) -> list[str]:
+    """Lists the visible names in a folder that a part of a pattern matches; `**` matches folders and links."""
+    if not MAGIC.search(part):  # needs no right to list the folder
+        return [part] if not part.startswith(".") and _is_there(os.path.join(folder, part)) else []
+    matches = re.compile(fnmatch.translate(part)).match
+    try:
+        with os.scandir(folder) as entries:
+            visible = [entry for entry in entries if not entry.name.startswith(".")]
+    except OSError as error:
+        raise invalid("corpus", folder, f"a folder that can be read ({error.strerror})") from None
+    if part == FOLDERS:
+        return [entry.name for entry in visible if entry.is_symlink() or entry.is_dir(follow_symlinks=False)]
+    return [entry.name for entry in visible if matches(entry.name)]
+
+
+def _is_there(path: str) -> bool:
+    return os.path.islink(path) or bool(kind_of("corpus", path))

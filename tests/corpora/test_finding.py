@@ -1,0 +1,156 @@
+"""Finding text: through links, and in folders that hold what cannot be read; nothing is left out in silence."""
+
+import json
+import os
+import re
+import socket
+
+import pytest
+
+from gram_platform.corpora import check, prepare, resolve
+from gram_platform.corpora.finding import find_files
+from gram_platform.corpora.sources import find_units, scan_units
+
+
+@pytest.fixture
+def other(tmp_path, jsonl, labelled):
+    """A folder beside the corpus with one more label."""
+    records = [{**record, "label": "email"} for record in labelled(seed=1) if record["label"] == "core"]
+    jsonl(tmp_path / "other" / "deep" / "mails.jsonl", records)
+    return tmp_path / "other"
+
+
+def names(root, *patterns):
+    return [path.relative_to(root).as_posix() for path in find_files(root, patterns)]
+
+
+def test_a_linked_folder_is_read(corpus, other, settings):
+    before = resolve(corpus, **settings)
+    (corpus / "linked").symlink_to(other)
+    assert resolve(corpus, **settings).domains == ("core", "email", "virology")
+    assert [result.label or result.ok for result in check(corpus)] == ["email", "core"]
+    (corpus / "linked").unlink()
+    assert resolve(corpus, **settings).data_id == before.data_id
+
+
+def test_loops_of_links_end_and_no_file_is_read_twice(corpus, other, settings):
+    """By its own path if that is found; a second link to a folder or file adds nothing."""
+    before = resolve(corpus, **settings).data_id
+    (corpus / "again").symlink_to(corpus)
+    (corpus / "a.jsonl").symlink_to("part.jsonl")
+    assert resolve(corpus, **settings).data_id == before
+    assert [unit.paths[0].name for unit in find_units(corpus)] == ["part.jsonl"]
+    for name in ("one", "two"):
+        (corpus / name).symlink_to(other)
+    (other / "up").symlink_to("..")  # leads to everything once more
+    assert names(corpus, "**") == ["one/deep/mails.jsonl", "part.jsonl"]
+    assert len(resolve(corpus, **settings).units) == 2
+
+
+def test_patterns_enter_linked_folders(tmp_path, other, settings):
+    (tmp_path / "text" / "src").mkdir(parents=True)
+    (tmp_path / "text" / "a.c").write_text("int x;" * 20)
+    (tmp_path / "text" / "prose").symlink_to(other)
+    (tmp_path / "text" / ".hidden").symlink_to(other)
+    (tmp_path / "text" / "src" / "loop").symlink_to(tmp_path / "text")
+    assert names(tmp_path / "text", "**/*.jsonl", "*/*/*.jsonl", "prose/d?ep/mails.jsonl") == ["prose/deep/mails.jsonl"]
+    assert names(tmp_path / "text", "**") == ["a.c", "prose/deep/mails.jsonl"]
+    assert names(tmp_path / "text", "./src/../*.c", "nothing/*.c") == []
+    (tmp_path / "text" / "b.c").symlink_to("a.c")
+    spec = tmp_path / "text" / "globs.json"
+    spec.write_text(json.dumps({"globs": {"core": ["a.c"], "code": ["b.c"]}}))
+    with pytest.raises(ValueError, match=r"^globs\[core\]='.*a\.c': expected a file of one label only"):
+        resolve(spec, **settings)
+
+
+@pytest.mark.parametrize("name", ["virology.jsonl", "virology"])
+def test_a_link_whose_target_is_gone_is_named(corpus, settings, name):
+    (corpus / name).symlink_to("gone")
+    (corpus / f".#{name}").symlink_to("somebody@somewhere")  # as an editor's lock
+    with pytest.raises(ValueError, match=rf"corpus='.*/{name}': expected a link to something, not to gone"):
+        resolve(corpus, **settings)
+    (corpus / name).unlink()
+    (corpus / name).symlink_to(name)
+    with pytest.raises(ValueError, match=rf"corpus='.*/{name}': .*Too many levels of symbolic links"):
+        check(corpus)
+
+
+def test_pipes_sockets_and_devices_are_named_and_not_opened(tmp_path, corpus, settings):
+    os.mkfifo(corpus / "a.jsonl")
+    with pytest.raises(ValueError, match=r"a\.jsonl': expected a file or folder, found a pipe"):
+        resolve(corpus, **settings)
+    (corpus / "a.jsonl").rename(corpus / "a.log")
+    assert resolve(corpus, **settings).domains == ("core", "virology")
+    os.mkfifo(tmp_path / "globs.json")
+    os.mkfifo(tmp_path / "recipe.toml")
+    (tmp_path / "zero.jsonl").symlink_to("/dev/zero")
+    for place, found in (("globs.json", "a pipe"), ("recipe.toml", "a pipe"), ("zero.jsonl", "a device")):
+        with pytest.raises(ValueError, match=f"{place}': expected a file or folder, found {found}"):
+            resolve(tmp_path / place, **settings)
+    with pytest.raises(ValueError, match="'/dev/zero': expected a file or folder, found a device"):
+        resolve("/dev/zero", **settings)
+    for field in ("tokenizer", "instructions"):
+        with pytest.raises(ValueError, match=rf"{field}='.*globs\.json': expected a file or folder, found a pipe"):
+            resolve(corpus, **settings, **{field: str(tmp_path / "globs.json")})
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(os.path.relpath(corpus / "b.jsonl"))  # an absolute path may be too long
+        with pytest.raises(ValueError, match=r"b\.jsonl': expected a file or folder, found a socket"):
+            resolve(corpus, **settings)
+
+
+def refuse(monkeypatch, function: str, place) -> None:
+    """Has a function of `os` fail for this path, as it does for a user without the right."""
+    real = getattr(os, function)
+
+    def denied(path, *arguments, **options):
+        if os.fspath(path) == str(place):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *arguments, **options)
+
+    monkeypatch.setattr(os, function, denied)
+
+
+@pytest.mark.parametrize("look", [check, lambda corpus: resolve(corpus, seq_len=16, vocab_size=300)])
+def test_a_folder_without_a_right_is_named(corpus, other, monkeypatch, look):
+    other.rename(corpus / "sub")
+    for function, place in (("scandir", corpus / "sub"), ("stat", corpus / "sub" / "deep" / "mails.jsonl")):
+        with monkeypatch.context() as patch:
+            refuse(patch, function, place)
+            with pytest.raises(ValueError, match=rf"^corpus='{re.escape(str(place))}': .*\(Permission denied\)$"):
+                look(corpus)
+
+
+def test_a_file_that_goes_away_or_cannot_be_read_is_named(tmp_path, corpus, other, settings, monkeypatch):
+    units = find_units(corpus)
+    recipe = resolve(corpus, **settings)
+    (corpus / "part.jsonl").rename(tmp_path / "elsewhere")
+    for work in (lambda: scan_units(units, tmp_path, None), lambda: prepare(recipe, tmp_path / "data")):
+        with pytest.raises(ValueError, match=r"part\.jsonl: cannot be read \(No such file or directory\)"):
+            work()
+    (corpus / "part.jsonl").mkdir()  # stands for an error of the disk: it can be opened by nobody
+    with pytest.raises(ValueError, match=r"part\.jsonl: cannot be read \(Is a directory\)"):
+        scan_units(units, None, None)
+
+
+def test_names_of_any_bytes(tmp_path, records, settings, jsonl):
+    """Not UTF-8, in capitals, with an empty file, and with what a Mac and an archive leave behind."""
+    folder = tmp_path / os.fsdecode(b"caf\xe9 [a]{b}*")
+    jsonl(folder / os.fsdecode(b"\xff.JSONL"), records)
+    for name in ("._a.jsonl", ".DS_Store", "__MACOSX/._a.jsonl", "notes.txt", "empty.jsonl"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("" if name == "empty.jsonl" else "no record")
+    assert resolve(folder, **settings, cache_dir=tmp_path / "cache").domains == ("core", "virology")
+    assert [(result.ok, result.found[:6]) for result in check(folder)] == [(True, "no rec"), (True, "core n")]
+    only = tmp_path / "only"
+    only.mkdir()
+    (only / "a.jsonl").write_text("\n\n")
+    assert [result.ok for result in check(only)] == [False]
+
+
+def test_a_label_whose_files_hold_no_text_is_named(tmp_path, settings):
+    for name, text in (("a.txt", "words " * 30), ("b.txt", "more words " * 30), ("a.c", " \n")):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "globs.json").write_text(json.dumps({"globs": {"core": ["*.txt"], "code": ["*.c"]}}))
+    with pytest.raises(ValueError, match="label='code': expected text in at least one of its files"):
+        resolve(tmp_path / "globs.json", **settings)
+    assert [(result.label, result.ok) for result in check(tmp_path / "globs.json")] == [("code", False), ("core", True)]
