@@ -7,6 +7,7 @@ import ast
 import atexit
 import gc
 import os
+import signal
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -38,7 +39,7 @@ COMMANDS = {  # the module of this folder that defines `NAME_command`
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs one command. Exit code 0: done; 1: a check failed; 2: bad input, or MLflow is unreachable."""
+    """Runs one command. Exit code 0: done; 1: a check failed; 2: bad input, or no MLflow; 130: interrupted."""
     arguments = sys.argv[1:] if arguments is None else arguments
     atexit.register(gc.freeze)  # as in `exit_with`
     try:
@@ -46,6 +47,9 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError as error:  # as in `gram status | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at its end
         raise SystemExit(0) from error
+    except KeyboardInterrupt as error:
+        print("interrupted. Type the same command again to go on", file=sys.stderr)
+        raise SystemExit(128 + signal.SIGINT) from error
     except (ValueError, RuntimeError) as error:
         if not _is_expected(error):
             raise

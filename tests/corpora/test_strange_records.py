@@ -173,3 +173,12 @@ def test_a_file_that_grows_while_it_is_scanned_is_scanned_again(tmp_path, corpus
     (again,) = scan_units(units, tmp_path, None)
     assert again.labels["core"][0] == 61
     assert scanned.labels["core"][0] in (60, 61)
+
+
+def test_labels_without_number_are_named_in_short(tmp_path, jsonl, settings):
+    records = [{"text": f"{label} {copy}", "label": str(label)} for label in range(40_000) for copy in (0, 1)]
+    path = jsonl(tmp_path / "a.jsonl", records)
+    with pytest.raises(ValueError, match=r"labels of this corpus, which are 0, 1, 10, .* and 39,900 more$"):
+        resolve(path, **{**settings, "core_label": "nope"})
+    with pytest.raises(ValueError, match=r"corpus\.domains=40000: expected at most 32,768: pool labels in core_label"):
+        resolve(path, **{**settings, "core_label": "0"})
