@@ -29,7 +29,9 @@ from safetensors.torch import load
 
 from gram_platform.config.identity import canonical_json, parse_json, to_plain
 from gram_platform.config.run import run_from_plain
+from gram_platform.corpora.catalog import TextCorpus
 from gram_platform.corpora.packed import SPLITS, parse_manifest
+from gram_platform.corpora.recipe_file import described_corpus, text_units
 from gram_platform.corpora.records import MAX_RECORD_BYTES, Unit, read_unit
 from gram_platform.corpora.sources import find_units
 from gram_platform.corpora.tokenizer import load_tokenizer, train_tokenizer
@@ -225,6 +227,18 @@ def read_globs(data: bytes, folder: Path) -> None:
         assert unit.label.strip()
 
 
+def read_recipe(data: bytes, folder: Path) -> None:
+    """The recipe of text that is beside it, or of rows of the hub, which is not asked."""
+    for name in ("a.txt", "b.py", "sub/c.py", "a.jsonl"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("words\n")
+    (folder / "sub" / "up").symlink_to("..")
+    path = folder / "recipe.toml"
+    path.write_bytes(data)
+    if isinstance(described_corpus(path), TextCorpus):
+        assert all(unit.paths for unit in text_units(path))
+
+
 def read_manifest(data: bytes, _: Path) -> None:
     manifest = parse_manifest(data, "manifest.json")
     assert not any(".." in name.split("/") or name.startswith("/") for name in manifest["files"])
@@ -279,6 +293,11 @@ with tempfile.TemporaryDirectory() as _folder:
     FOREIGN = (Path(_folder) / CONFIG).read_bytes()
 INDEX_JSON = json.dumps({"weight_map": dict.fromkeys(load(TENSORS), "a.safetensors")}).encode()
 TOKENIZER = train_tokenizer(["some words"] * 3, 260).to_str().encode()
+RECIPES = [
+    'core_labels = ["core"]\nrecords = ["a.jsonl"]\nroot = "."\n[globs]\ncore = ["*.txt"]\ncode = ["**/*.py"]\n',
+    '[globs]\ncore = ["**"]\n',
+    '[[rows]]\ndataset = "json"\nfiles = ["a.json"]\nlabel_field = "a.b"\nlabels = ["x"]\nkeep = [["a", "^b"]]\n',
+]
 GLOBS = [{"globs": {"core": ["*.txt"], "code": ["*.py", "**/c.py"]}}, {"globs": {"a": ["[a-c]?py"]}, "root": "sub"}]
 assert token_digest("a" * 20) in TOKENS[0]
 
@@ -296,6 +315,7 @@ PARSERS = {
         Parser("checkpoint", (TENSORS,), read_import(SINGLE)),
         Parser("import", (FOREIGN,), read_import(CONFIG)),
         Parser("globs", tuple(map(_plain, GLOBS)), read_globs),
+        Parser("recipe", tuple(text.encode() for text in RECIPES), read_recipe),
         Parser("manifest", (_plain(MANIFEST),), read_manifest),
         Parser("tokenizer", (TOKENIZER,), read_tokenizer),
         Parser("records", (LINES,), read_records("jsonl")),

@@ -326,3 +326,14 @@ def test_a_command_that_is_none(capsys):
             main(arguments)
         assert ended.value.code == code
         assert "status" in capsys.readouterr().err
+
+
+def test_an_interrupt_ends_a_command_with_130_and_a_sentence(monkeypatch, capsys):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gram_platform.cli.corpus.resolve", interrupt)
+    with pytest.raises(SystemExit) as ended:
+        main(["prepare", "stories-smoke", "--out", "/tmp"])
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "interrupted. Type the same command again to go on\n"

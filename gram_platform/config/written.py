@@ -103,8 +103,10 @@ def read_toml(field: str, path: Path) -> Written:
         return Written(str(path), tomllib.loads(text), text)
     except (OSError, UnicodeDecodeError) as error:
         raise invalid(field, str(path), f"a TOML file that can be read ({error})") from error
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
+    except ValueError as error:  # also a number of thousands of digits
         raise ValueError(f"{path}: not TOML: {error}") from error
+    except RecursionError:
+        raise ValueError(f"{path}: not TOML: it is nested too deeply") from None
 
 
 def read_assignment(text: str) -> Written:

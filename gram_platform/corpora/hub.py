@@ -316,7 +316,7 @@ def _value(record: object, name: str) -> object:
     """
     if not isinstance(record, dict):
         return None
-    ends = [place for place, letter in enumerate(name) if letter == "."]
+    ends = [place for place in reversed(range(len(name))) if name[place] == "."]
     inner = (_value(record.get(name[:end]), name[end + 1 :]) for end in ends)
     return next((value for value in (record.get(name), *inner) if value is not None), None)
 

@@ -37,6 +37,7 @@ MAX_VALIDATION = 0.5  # largest share of a domain's documents that is held out
 FIRST_PART_BYTES = 1 << 22  # of text in the first parts of a hub row
 PART_BYTES = 1 << 26  # of text in the largest parts
 GROWTH = 8  # parts between have an eighth of the text before them: whole parts exceed the need by little
+MAX_DOMAINS = 1 << 15  # in 16 bits of a logged key, beside the split: see `splits.tagged`
 NO_IDENTITY = ("note", "verified", "share", "bytes_per_token", "available_tokens")
 
 
@@ -236,6 +237,8 @@ class CorpusRecipe:
         names = [d.name for d in self.domains_from]
         if len(set(names)) != len(names) or CORE not in names:
             raise invalid("corpus.domains", names, f"each domain once, {CORE!r} among them")
+        if len(names) > MAX_DOMAINS:
+            raise invalid("corpus.domains", len(names), f"at most {MAX_DOMAINS:,}: pool labels in core_label")
 
     @property
     def sampled_from(self) -> tuple[DomainRecipe, ...]:

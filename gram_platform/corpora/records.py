@@ -28,8 +28,8 @@ PARQUET = tuple(".parquet" + packed for packed in PACKED)
 FORMATS = tuple(".jsonl" + packed for packed in PACKED) + PARQUET
 MAX_RECORD_BYTES = 1 << 28  # of a line, a text of .parquet, a text file: a small file must not fill the memory
 MAX_EXPANSION = 200  # times its size on disk, beyond a record's: what is unpacked at once; text packs 2 to 20 times
-BATCH_ROWS, BATCH_BYTES = 1024, 1 << 26  # of a .parquet, read at once: the fewer rows, the larger their texts may be
-COLUMNS, DICTIONARY_PAGE = ("text", "label"), 2
+BATCH_ROWS, BATCH_BYTES = 64, 1 << 26  # of a .parquet, read at once
+COLUMNS = ("text", "label")
 ASKED = ("prompt", "response")  # fields of an instruction, in place of text and label
 WHOLE = (0, None, 0)  # the span of a unit that is not cut
 
@@ -102,9 +102,12 @@ def documents(recipe: CorpusRecipe, units: tuple[Unit, ...]) -> Iterator[tuple[s
 
 def _read(piece: Unit) -> Iterator[Record]:
     digest = hashlib.sha256()
-    for record in read_unit(piece):
-        add_record(digest, *record)
-        yield record
+    try:
+        for record in read_unit(piece):
+            add_record(digest, *record)
+            yield record
+    except ValueError as error:  # a scan found no fault
+        raise (ChangedText(str(error), piece.paths) if piece.digest else error) from None
     if piece.digest and digest.hexdigest() != piece.digest:
         raise ChangedText(piece.label or str(piece.paths[0]), piece.paths)
 
@@ -222,10 +225,10 @@ def _read_parquet(path: Path) -> Iterator[Record]:
             table = pyarrow.parquet.ParquetFile(handle, buffer_size=1 << 20)
             _require_columns(path, table.schema_arrow)
             for group in range(table.num_row_groups):
-                num_rows = _batch_rows(path, handle, table.metadata.row_group(group), most)
+                num_rows = _batch_rows(path, table.metadata.row_group(group).total_byte_size, most)
                 for batch in table.iter_batches(num_rows, row_groups=[group], columns=list(COLUMNS)):
-                    texts, labels = (batch.column(name).to_pylist() for name in COLUMNS)
-                    for text, label in zip(texts, labels, strict=True):
+                    columns = (batch.column(name).to_pylist() for name in COLUMNS)
+                    for text, label in zip(*columns, strict=True):
                         row += 1
                         yield _checked(f"{path}:{row}", label, text)
     except (pyarrow.ArrowException, OSError, EOFError, zlib.error, zstandard.ZstdError, UnicodeDecodeError) as error:
@@ -245,38 +248,14 @@ def _require_columns(path: Path, schema) -> None:
             raise ValueError(f"{path}: column {name} holds {str(kind)[:60]}, not strings")
 
 
-def _batch_rows(path: Path, handle, group, most: int) -> int:
-    """Returns the number of a row group's rows that fit the memory; ValueError for a column that unpacks to too much.
+def _batch_rows(path: Path, unpacked: int, most: int) -> int:
+    """Returns how many rows of a row group fit the memory; ValueError for a group that unpacks to too much.
 
-    One page may hold all of a column, and every row may repeat the largest entry of its dictionary.
+    Every row may repeat one text that the file stores once, and that text may be all of the group.
     """
-    columns = [group.column(index) for index in range(group.num_columns)]
-    columns = [column for column in columns if column.path_in_schema in COLUMNS]
-    unpacked = max(column.total_uncompressed_size for column in columns)
     if unpacked > most:
-        raise ValueError(f"{path}: a column of a row group unpacks to {unpacked:,} bytes: write smaller row groups")
-    entry = max(_dictionary_bytes(handle, column) for column in columns)
-    return max(1, min(BATCH_ROWS, BATCH_BYTES // max(1, entry), BATCH_ROWS * BATCH_BYTES // max(1, unpacked)))
-
-
-def _dictionary_bytes(handle, column) -> int:
-    """Returns the unpacked bytes of the dictionary that begins a column of a row group; 0 if there is none.
-
-    A page begins with two numbers in Thrift's compact protocol, each after the byte of its field: kind of page, bytes.
-    """
-    handle.seek(min(column.data_page_offset, column.dictionary_page_offset or column.data_page_offset))
-    head, numbers = iter(handle.read(12) + bytes(12)), []
-    for _ in range(2):
-        next(head)
-        number = shift = 0
-        for byte in head:
-            number |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                break
-        numbers.append(number >> 1)  # the lowest bit is the sign
-    kind, num_bytes = numbers
-    return num_bytes if kind == DICTIONARY_PAGE else 0
+        raise ValueError(f"{path}: a row group unpacks to {unpacked:,} bytes: write smaller row groups")
+    return min(max(1, BATCH_BYTES // max(1, unpacked)), BATCH_ROWS)
 
 
 def _checked(where: str, label: object, text: object) -> Record:

@@ -1,5 +1,6 @@
 """Finds the files of a local corpus and scans them: reads each once for labels, counts and a content hash."""
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -176,7 +177,8 @@ def _make_cache(cache_dir: Path) -> None:
 def forget(units: Sequence[Unit], changed: Sequence[Path], cache_dir: Path) -> None:
     """Removes the scans of units, and the changed files that were fetched below `cache_dir`, to read them again."""
     for unit in units:
-        _cache_path(unit, cache_dir).unlink(missing_ok=True)
+        with contextlib.suppress(ValueError):  # a file that is gone has no scan
+            _cache_path(unit, cache_dir).unlink(missing_ok=True)
     for path in changed:
         if path.is_relative_to(cache_dir / FETCHED):
             path.unlink(missing_ok=True)

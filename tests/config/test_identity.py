@@ -16,7 +16,7 @@ from gram_platform.config import (
     TokenLosses,
     View,
 )
-from gram_platform.config.identity import added, canonical_json, printable, to_plain
+from gram_platform.config.identity import added, canonical_json, printable, require_tellable, to_plain
 from gram_platform.config.training import DataConfig, DomainBudget, EvalPoints
 from gram_platform.corpora import resolve
 from tests import tiny
@@ -90,6 +90,23 @@ def test_an_id_of_the_first_version_stays(name):
 def test_terminals_get_no_commands():
     text = "a\x1b[2Jb\x9b\x07\r\x7f\u202egpj\u2066\u200b\ud800\n\tä病"
     assert printable(text) == r"a\x1b[2Jb\x9b\x07\r\x7f\u202egpj\u2066\u200b\ud800" + "\n\tä病"
+
+
+@pytest.mark.parametrize(
+    "sign", ["\U000e0041", "\ufe0f", "\u3164", "\u034f", "\u2800", "\ufff9", "\u2028", "\u115f", "\u2065"]
+)
+def test_signs_that_show_nothing_are_escaped_and_in_no_label(sign):
+    assert printable(f"a{sign}b") == f"a{ascii(sign)[1:-1]}b"
+    with pytest.raises(ValueError, match="without characters that are invisible"):
+        require_tellable("label", [f"a{sign}b"])
+
+
+@pytest.mark.parametrize("blank", ["\u00a0", "\u3000", "\u2009", "\u202f"])
+def test_blanks_that_are_no_spaces_show_and_are_in_no_label(blank):
+    assert printable(f"a{blank}b \u00e4\u75c5\U0001f600\u0301\u0e33") == f"a{blank}b \u00e4\u75c5\U0001f600\u0301\u0e33"
+    require_tellable("label", ["a b", "\u00e4\u75c5\U0001f600\u0e33", "man-pages (roff)"])
+    with pytest.raises(ValueError, match="whose blanks are spaces"):
+        require_tellable("label", [f"a{blank}b"])
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,14 @@
 
 import dataclasses
 import itertools
+import json
 import re
+import shutil
 
+import pyarrow
+import pyarrow.parquet
 import pytest
+import zstandard
 
 from gram_platform.corpora import catalog, check, hub, prepare, resolve
 from gram_platform.corpora import recipe as recipe_module
@@ -294,3 +299,40 @@ def test_bad_rows(tmp_path):
         HubRow("d", "main", ("text",), 1.0, False)
     with pytest.raises(ValueError, match="regular expression"):
         HubRow("d", "main", ("text",), 1.0, False, label="core", keep=(("lang", "("),))
+
+
+@pytest.mark.parametrize("kind", ["json", "parquet"])
+def test_a_field_that_has_the_whole_name_is_used_else_dots_descend(tmp_path, kind):
+    """As `pandas.json_normalize` writes names, beside records that are nested, to any depth."""
+    names = {"meta.label": "x", "body.text": "flat"}
+    records = {"flat": names, "nested": {"meta": {"label": "x"}, "body": {"text": "nested"}}}
+    records |= {"half": {"meta": {"label": "x"}, "body.text": "half", "body": {"text": "another"}}}
+    for name, record in records.items():
+        path = tmp_path / f"{name}.{kind}"
+        if kind == "json":
+            path.write_text(json.dumps(record) + "\n")
+        else:
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist([record]), path)
+        row = HubRow(kind, "main", ("body.text",), label_field="meta.label", labels=("x",), files=(str(path),))
+        assert hub.first_record(row) == ("x", name)
+        assert hub.found_labels(dataclasses.replace(row, labels=("",))) == ("x",)
+    deep = {"a.b": {"c": 0, "d.e": None}, "a": {"b": {"c": 1, "d": {"e": []}}}}
+    names = ("a.b.c", "a.b.d.e", "a.b.x", "a.b.c.d", "a")
+    assert [hub._value(deep, name) for name in names] == [0, [], None, None, deep["a"]]
+
+
+ANOTHER = zstandard.compress(b'{"text": "a", "label": "core"}')
+
+
+@pytest.mark.parametrize("damage", [lambda raw: raw[:-9], lambda raw: ANOTHER])
+def test_fetched_text_that_was_damaged_is_fetched_again(tmp_path, records, jsonl, settings, monkeypatch, damage):
+    entry = catalog.HubCorpus((local_row(jsonl(tmp_path / "a.jsonl", records)),), ("core",), 2_000, 1.0)
+    monkeypatch.setitem(catalog.CORPORA, "here", entry)
+    recipe, root = resolve("here", **settings), tmp_path / "data"
+    first = prepare(recipe, root)
+    shutil.rmtree(first.path)
+    (part,) = (root / "hub").rglob("part-00000.jsonl.zst")
+    part.write_bytes(damage(part.read_bytes()))
+    with pytest.raises(ValueError, match=r"part-00000\.jsonl\.zst.*it is read again when you submit again"):
+        prepare(recipe, root)
+    assert prepare(recipe, root).fingerprint == first.fingerprint

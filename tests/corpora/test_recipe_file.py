@@ -2,6 +2,7 @@
 
 import json
 import os
+from urllib.parse import quote
 
 import pytest
 
@@ -17,7 +18,7 @@ SHAPE = {"seq_len": 16, "vocab_size": 300, "validation_sequences": 4, "sample_by
 
 def write(folder, text: str) -> str:
     path = folder / "recipe.toml"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     return str(path)
 
 
@@ -140,6 +141,35 @@ def test_a_url_names_dataset_revision_and_fields():
     assert described_corpus("hf://ORG/NAME?label=topic&labels=a,b").rows[0].text_fields == ("text",)
 
 
+def test_a_url_can_name_any_path_and_value(tmp_path):
+    """Percent-encoded; a plus is a plus, and neither brackets, nor a number sign, nor a letter of Latin-1 mean more."""
+    folder = tmp_path / os.fsdecode(b"c++, [a] #1 & 50% ?\xe9*")
+    records = [{"a+b": {"text": one["text"]}, "topic": one["label"]} for one in make_records()]
+    file = write_jsonl(folder / "n.jsonl", records)
+    (tmp_path / "c++").symlink_to(folder)
+    encoded = quote(os.fsencode(file))
+    found = described_corpus(f"hf://json?label=topic&text=a+b.text&core=core&files={encoded},{tmp_path}/c++/n.jsonl")
+    (row,) = found.rows
+    assert row.files == (str(file), f"{tmp_path}/c++/n.jsonl")
+    assert (row.text_fields, row.labels) == (("a+b.text",), ("core", "virology"))
+    found = described_corpus("hf://ORG/NAME@refs/pr/1?label=a%2Cb&labels=x%26y,%25,c#&core=x%26y")
+    assert (found.rows[0].label_field, found.rows[0].labels) == ("a,b", ("x&y", "%", "c#"))
+    assert (found.rows[0].revision, found.core_labels) == ("refs/pr/1", ("x&y",))
+
+
+@pytest.mark.parametrize(
+    "text", ["a = " + "[" * 100_000, "a = " + "{b=" * 9_000, "a = " + "1" * 5_000, "a = \0", "a = 2026-02-31", "a" * 99]
+)
+def test_a_recipe_that_is_no_toml_is_named(text, tmp_path):
+    with pytest.raises(ValueError, match=r"^/.*/recipe\.toml: not TOML: "):
+        resolve(write(tmp_path, text), **SHAPE)
+
+
+def test_a_line_is_counted_by_its_end_alone(tmp_path):
+    with pytest.raises(ValueError, match=r"recipe\.toml, line 2: root=3: expected a text"):
+        resolve(write(tmp_path, "# one\u2028line\x85\nroot = 3\n"), **SHAPE)
+
+
 @pytest.mark.parametrize(
     ("url", "message"),
     [
@@ -147,6 +177,7 @@ def test_a_url_names_dataset_revision_and_fields():
         ("hf://NAME?label=topic", "hf://ORG/NAME"),
         ("hf://ORG/NAME?label=topic&lables=a", "corpus: lables='a': expected one of the fields label, text, labels"),
         ("hf://json?label=subject&files={file}", "subject.*a field that records have"),
+        ("hf://json?label=topic&files={file}&files=other", "corpus: files='.*stories.jsonl': expected each field once"),
     ],
 )
 def test_a_wrong_url(url, message, dataset):
