@@ -7,7 +7,6 @@ import ast
 import atexit
 import gc
 import os
-import signal
 import sys
 from collections.abc import Callable
 from importlib import import_module
