@@ -167,7 +167,7 @@ def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
     prepared, endpoint, interruption = prepare(service), service.endpoint, Interruption()
     import ray
 
-    from gram_platform.engine.cluster import Lifeline
+    from gram_platform.engine.cluster import require_ray
 
     with endpoint.listening() as listening, ExitStack() as ending:
         scratch = TemporaryDirectory(prefix="serve-", dir=private_folder(), ignore_cleanup_errors=True)
@@ -191,9 +191,8 @@ def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
             for line in prepared.lines():
                 say(line)
             say(f"ready: http{'s' if tls else ''}://{endpoint.host}:{listening.getsockname()[1]}")
-            lifeline = Lifeline()
             while True:
-                lifeline.check()
+                require_ray()
                 time.sleep(POLICY_CHECK_S)
         except (KeyboardInterrupt, SystemExit):  # Ray raises SystemExit for SIGTERM while it starts
             interruption.is_ending = True
