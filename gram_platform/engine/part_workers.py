@@ -49,6 +49,9 @@ def _spread(
             require_ray()
             for reference in ray.wait(list(running), num_returns=1, timeout=LOOK_EVERY_S)[0]:
                 yield running.pop(reference), _result(reference)
+    except ClusterLost:
+        running.clear()  # to cancel would wait for the head
+        raise
     finally:
         for reference in running:
             ray.cancel(reference)
