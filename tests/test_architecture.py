@@ -27,7 +27,7 @@ ROOMS = {
     "store": ("torch", "numpy", "fsspec", "safetensors"),
     "tracking": ("mlflow", "pandas", "sqlalchemy", "tensorboardX", "wandb"),
     # orchestration: `engine` runs one node, `studies` runs them all and needs what follows
-    "engine": ("ray", "optuna", "pyarrow", "torch", "numpy", "psutil", "rich"),
+    "engine": ("ray", "grpc", "optuna", "pyarrow", "torch", "numpy", "psutil", "rich"),
     # presentation
     "analysis": ("numpy", "pandas", "scipy"),
     "paper": ("numpy", "pandas"),

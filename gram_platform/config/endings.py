@@ -12,12 +12,9 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Any
 
 from gram_platform.config.terminal import say
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer  # of collections.abc from Python 3.12 on
 
 DONE, FAILED, BAD_INPUT, TIME_IS_UP = 0, 1, 2, 3
 DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
@@ -141,7 +138,7 @@ def outlive_output() -> None:
 class _Outlived(io.FileIO):
     """A file that becomes the null device at its first error."""
 
-    def write(self, data: "Buffer", /) -> int:
+    def write(self, data: Any, /) -> int:
         try:
             return super().write(data) or 0
         except OSError as error:

@@ -7,6 +7,7 @@ attempts for a quarter of an hour.
 import contextlib
 import logging
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
+import psutil
 import ray
 from ray._common.tls_utils import load_certs_from_env
 from ray._private.services import canonicalize_bootstrap_address, find_node_ids
@@ -35,9 +37,9 @@ ADDRESS = "RAY_ADDRESS"
 FOLDER = "RAY_TMPDIR"
 PROBE_S = 5.0  # for an address to answer
 JOIN_S, START_S = 90.0, 300.0  # for Ray's own start of a driver, and of a cluster
-ASK_EVERY_S = 5.0  # whether this machine's part of Ray is alive
 # the path of a socket has at most 107 bytes
 MAX_FOLDER_BYTES = 107 - len(f"/ray/session_2026-01-01_00-00-00_000000_{os.getpid()}/sockets/plasma_store")
+SESSION = re.compile(r"/session_[\d_-]+")  # the folder of a Ray, in the command lines of its processes
 CURE = f"`ray stop` clears what a dead Ray has left, without {ADDRESS} a Ray is started here, and with --in-process "
 CURE += "studies need none"
 LOST = f"Ray's process on this machine died. {SUBMIT_AGAIN}"
@@ -111,6 +113,7 @@ def _initialise(what: str, **options: object) -> None:
     finally:
         if callable(before) and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)
+    require_ray()  # which remembers its processes
 
 
 def _size() -> str:
@@ -239,26 +242,37 @@ def _checked_folder(folder: Path) -> Path:
 # ----------------------------------------------------------------------------------------------------------- lost Rays
 
 
-class Lifeline:
-    """Tells a driver that its Ray is gone. Without Ray's process on this machine nothing ends and nothing starts.
+_processes: dict[str, list[psutil.Process]] = {}  # by the Ray id of this machine; none that cannot be seen from here
 
-    It asks in a thread, because the request blocks while Ray's head is away. Without its head Ray ends the process
-    itself, after a minute.
+
+def require_ray() -> None:
+    """Raises ClusterLost if Ray's process on this machine is dead, or its head's: then nothing ends or starts any more.
+
+    A driver calls it again and again. It looks at the processes, because Ray gives a machine up after 15 s and may then
+    end the driver without a word, as it does a minute after its head's death. A head elsewhere is left to Ray.
     """
+    if not ray.is_initialized():
+        return
+    node_id = ray.get_runtime_context().get_node_id()
+    if node_id not in _processes:
+        _processes[node_id] = _processes_of(node_id)
+    if not all(map(_is_alive, _processes[node_id])):
+        raise ClusterLost(LOST)
 
-    def __init__(self) -> None:
-        self._is_lost, self._next, self._asking = False, time.monotonic() + ASK_EVERY_S, None
 
-    def check(self) -> None:
-        """Raises ClusterLost if Ray's process on this machine is known to be dead."""
-        if self._is_lost:
-            raise ClusterLost(LOST)
-        if time.monotonic() >= self._next and not (self._asking and self._asking.is_alive()):
-            self._next = time.monotonic() + ASK_EVERY_S
-            self._asking = threading.Thread(target=self._ask, name="lifeline", daemon=True)
-            self._asking.start()
+def _processes_of(node_id: str) -> list[psutil.Process]:
+    """Finds the raylet with this id, and the head of its Ray."""
+    found = []
+    for process in psutil.process_iter(["name", "cmdline"]):
+        if process.info["name"] in ("raylet", "gcs_server"):
+            found.append((process, " ".join(process.info["cmdline"] or ())))
+    raylets = [(process, SESSION.search(words)) for process, words in found if node_id in words]
+    sessions = {session[0] for _, session in raylets if session}
+    heads = [p for p, words in found if p.info["name"] == "gcs_server" and any(s in words for s in sessions)]
+    return [*(process for process, _ in raylets), *heads]
 
-    def _ask(self) -> None:
-        here = ray.get_runtime_context().get_node_id()
-        with contextlib.suppress(Exception):  # no answer: it is asked again
-            self._is_lost = not any(node["Alive"] for node in ray.nodes() if node["NodeID"] == here)
+
+def _is_alive(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False

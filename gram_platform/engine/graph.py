@@ -13,7 +13,7 @@ from ray.exceptions import LocalRayletDiedError, OutOfMemoryError, RayError, Ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from gram_platform.engine.capacity import Admission
-from gram_platform.engine.cluster import LOST, ClusterLost, Lifeline
+from gram_platform.engine.cluster import LOST, ClusterLost, require_ray
 from gram_platform.engine.evaluation import Task
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.life import (
@@ -69,7 +69,6 @@ class _Graph:
         self.slots, self.admission = SlotPool(execution, resources), Admission(resources)
         self.waiting = WaitingNodes(progress, self.lifecycle, lambda node: self.ranks[node.id])
         self.in_flight: dict[ray.ObjectRef, Task] = {}
-        self.lifeline = Lifeline()
         self.ended: list[Node] = []  # nodes that another driver has ended, not reported yet
         self.stalls: dict[str, str] = {}  # node id -> why its process was killed
         self.last_step: dict[str, tuple[int, float]] = {}  # node id -> step, and since when
@@ -77,7 +76,7 @@ class _Graph:
 
     def advance(self, may_start: bool = True) -> bool:
         """Starts ready nodes that fit on the cluster; False when no node is left to execute."""
-        self.lifeline.check()
+        require_ray()
         self.ended += self.waiting.look_again()
         self._start(self._fitting() if may_start else [])
         self._kill_stalled()

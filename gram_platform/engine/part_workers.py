@@ -11,7 +11,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from gram_platform.config.endings import Stopped
 from gram_platform.corpora.parts import Result, Task, Workers, call_on_one_core, in_turn
 from gram_platform.engine.capacity import has_fixed_size
-from gram_platform.engine.cluster import LOST, ClusterLost, Lifeline
+from gram_platform.engine.cluster import LOST, ClusterLost, require_ray
 from gram_platform.engine.life import MAX_CRASHES, SUBMIT_AGAIN
 
 IN_FLIGHT = 512  # tasks given to Ray at once: what an autoscaler sees
@@ -38,16 +38,20 @@ def _spread(
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     place = "SPREAD" if anywhere else here
     call = ray.remote(num_cpus=1, max_retries=MAX_CRASHES, scheduling_strategy=place)(call_on_one_core)
-    shared, left, running, lifeline = ray.put(function), enumerate(tasks), {}, Lifeline()
+    require_ray()
+    shared, left, running = ray.put(function), enumerate(tasks), {}
     try:
         while True:
             room = IN_FLIGHT - len(running)
             running |= {call.remote(shared, task): index for index, task in islice(left, room)}
             if not running:
                 return
-            lifeline.check()
+            require_ray()
             for reference in ray.wait(list(running), num_returns=1, timeout=LOOK_EVERY_S)[0]:
                 yield running.pop(reference), _result(reference)
+    except ClusterLost:
+        running.clear()  # to cancel would wait for the head
+        raise
     finally:
         for reference in running:
             ray.cancel(reference)

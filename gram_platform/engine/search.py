@@ -24,7 +24,7 @@ from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher
 
 from gram_platform.engine.capacity import Admission
-from gram_platform.engine.cluster import ClusterLost, Lifeline
+from gram_platform.engine.cluster import ClusterLost, require_ray
 from gram_platform.engine.execution import Execution, Resources, results_place
 from gram_platform.engine.life import MAX_CRASHES, Crashes
 from gram_platform.engine.proposals import Proposal, Source
@@ -257,13 +257,12 @@ class _Searcher(_Unpickled, Searcher):
         self._widest = 1  # of the trials so far: the next one's is known only when it is drawn
         self._running: dict[str, tuple[Proposal, float]] = {}
         self._hopeless: dict[str, Outcome] = {}  # trials that are stopped
-        self._lifeline = Lifeline()
         self.error: Exception | None = None  # kept here: Ray Tune would turn it into text, and blame the trial
 
     def has_failed(self) -> bool:
         """Tells whether the search ends with an error; Ray Tune asks again and again."""
         try:
-            self._lifeline.check()
+            require_ray()
         except ClusterLost as error:
             self.error = error
         return self.error is not None

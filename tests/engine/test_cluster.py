@@ -14,7 +14,7 @@ from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 from ray.core.generated.gcs_pb2 import GcsNodeInfo
 
 from gram_platform.engine import cluster
-from gram_platform.engine.cluster import ClusterLost, Lifeline
+from gram_platform.engine.cluster import ClusterLost
 
 HERE = bytes(range(28))  # the id of Ray's process on this machine
 
@@ -218,27 +218,3 @@ def test_the_handler_of_sigterm_is_kept(user, monkeypatch):
         assert signal.getsignal(signal.SIGTERM) is own
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-@pytest.mark.parametrize("nodes", [[{"NodeID": "a", "Alive": False}, {"NodeID": "b", "Alive": True}], []])
-def test_a_driver_without_its_machine_is_lost(monkeypatch, nodes):
-    class Context:
-        def get_node_id(self):
-            return "a"
-
-    monkeypatch.setattr(ray, "get_runtime_context", Context)
-    monkeypatch.setattr(ray, "nodes", lambda: [{"NodeID": "a", "Alive": True}])
-    monkeypatch.setattr(cluster, "ASK_EVERY_S", 0.0)
-    lifeline = Lifeline()
-    for _ in range(3):
-        ask(lifeline)
-    monkeypatch.setattr(ray, "nodes", lambda: nodes)
-    ask(lifeline)
-    with pytest.raises(ClusterLost, match="Submit again"):
-        lifeline.check()
-
-
-def ask(lifeline: Lifeline) -> None:
-    """Until there is an answer."""
-    lifeline.check()
-    lifeline._asking.join()

@@ -9,7 +9,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from ray.exceptions import OutOfMemoryError, RayError, WorkerCrashedError
+from ray.exceptions import LocalRayletDiedError, OutOfMemoryError, RayError, WorkerCrashedError
 
 from gram_platform.engine import graph, process, slots
 from gram_platform.engine.execution import Execution, Resources
@@ -242,6 +242,25 @@ def test_a_study_whose_processes_do_not_start_tries_less_and_less_often_and_then
     with pytest.raises(graph.ClusterLost, match=r"(?s)4 times in a row: .*no disk left.*Submit again"):
         execute_for_a_minute()
     assert starts == [0, 0, 1, 1, 3, 3, 7, 7]
+
+
+def test_a_task_without_rays_process_on_this_machine_ends_the_study(setting, execution, monkeypatch):
+    """It is no crash of the node: after four of them the node would count as failed."""
+    task = (method_nodes("baseline", setting)[0],)
+    study = empty_graph(execution, task)
+    study.waiting = mock.MagicMock()
+    study._note("a gang", task)
+    monkeypatch.setattr(graph, "ray", mock.MagicMock(get=mock.MagicMock(side_effect=LocalRayletDiedError())))
+    with pytest.raises(graph.ClusterLost, match="Submit again"):
+        study._take_back("a gang")
+    study.waiting.again.assert_not_called()
+
+
+def test_a_study_looks_whether_its_ray_is_alive(execution, monkeypatch):
+    study = empty_graph(execution, [])
+    monkeypatch.setattr(graph, "require_ray", mock.MagicMock(side_effect=graph.ClusterLost("gone")))
+    with pytest.raises(graph.ClusterLost, match="gone"):
+        study.advance()
 
 
 def test_killed_for_its_memory(setting, execution):

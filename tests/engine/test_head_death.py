@@ -1,4 +1,4 @@
-"""Ray's head dies under a run: the process that trains goes on to the result."""
+"""Ray dies under a run: without its head the process that trains goes on to the result; a driver ends."""
 
 import dataclasses
 import time
@@ -6,6 +6,9 @@ import time
 import psutil
 import pytest
 
+from gram_platform.engine.execution import Resources
+from gram_platform.engine.graph import ClusterLost, run_graph
+from gram_platform.methods.nodes import method_nodes
 from gram_platform.store import Store
 from tests.engine.test_drained import execute_slowly, in_own_process
 from tests.engine.test_node import result_bytes, strip_clock
@@ -42,3 +45,31 @@ def lose_the_head(run, execution) -> None:
     finally:
         for child in psutil.Process().children(recursive=True):
             child.kill()
+
+
+@pytest.mark.timeout(120)
+def test_a_driver_ends_without_rays_process_on_its_machine(execution, setting):
+    """Else it would wait for ever: no task is in flight, and no process starts."""
+    seeds = [method_nodes("baseline", dataclasses.replace(setting, seed=seed))[0] for seed in range(4)]
+    in_own_process(lose_this_machine, execution, seeds)
+
+
+def lose_this_machine(execution, nodes) -> None:
+    import ray
+
+    ray.init(address="local", num_cpus=1, include_dashboard=False, object_store_memory=100 * 2**20)
+    processes = psutil.Process().children(recursive=True)
+
+    def kill_it_once(progress, ended) -> None:
+        for process in processes if ended else ():
+            if process.is_running() and process.name() == "raylet":
+                process.kill()
+
+    try:
+        with pytest.raises(ClusterLost, match="Submit again"):
+            run_graph(nodes, execution, Resources(), kill_it_once, poll_s=0.05)
+        assert sum(execution.store().run(node.id).result() is not None for node in nodes) < len(nodes)
+    finally:
+        for process in [*processes, *psutil.Process().children(recursive=True)]:
+            if process.is_running():
+                process.kill()

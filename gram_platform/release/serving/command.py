@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import NoReturn
 
 from gram_platform.config import RunConfig, run_from_plain
+from gram_platform.config.endings import Stopped
 from gram_platform.config.identity import from_plain, invalid, require_int
 from gram_platform.engine.local_cluster.head import free_port
 from gram_platform.engine.local_cluster.state import private_folder
@@ -163,12 +164,12 @@ class Interruption:
 def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
     """Serves until SIGINT or SIGTERM, ready or not, then ends everything that it started.
 
-    ValueError as `Service.run`, `require_gpu` and `require_own_serve`; RuntimeError if it does not start.
+    ValueError as `Service.run`, `require_gpu`, `require_own_serve`; RuntimeError if it does not start, or Ray dies.
     """
     prepared, endpoint, interruption = prepare(service), service.endpoint, Interruption()
     import ray
 
-    from gram_platform.engine.cluster import Lifeline
+    from gram_platform.engine.cluster import ClusterLost, require_ray
 
     with endpoint.listening() as listening, ExitStack() as ending:
         scratch = TemporaryDirectory(prefix="serve-", dir=private_folder(), ignore_cleanup_errors=True)
@@ -192,13 +193,14 @@ def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
             for line in prepared.lines():
                 say(line)
             say(f"ready: http{'s' if tls else ''}://{endpoint.host}:{listening.getsockname()[1]}")
-            lifeline = Lifeline()
             while True:
-                lifeline.check()
+                require_ray()
                 time.sleep(POLICY_CHECK_S)
         except (KeyboardInterrupt, SystemExit):  # Ray raises SystemExit for SIGTERM while it starts
             interruption.is_ending = True
             say("stopping")
+        except ClusterLost as error:
+            raise Stopped("Ray has died, and all models with it: start `gram serve` again") from error
         finally:
             interruption.is_ending = True
 
@@ -279,6 +281,12 @@ def end_application(name: str) -> None:
     """Deletes this command's application; shuts Ray Serve down unless somebody else has deployed one meanwhile."""
     from ray import serve
 
+    from gram_platform.engine.cluster import ClusterLost, require_ray
+
+    try:
+        require_ray()
+    except ClusterLost:  # its calls would wait for it
+        return
     if name in serve.status().applications:
         serve.delete(name)
     if not serve.status().applications:

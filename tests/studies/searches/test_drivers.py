@@ -86,6 +86,18 @@ def test_an_interrupted_search_says_so(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_search_without_rays_process_on_its_machine_says_so_and_ends(tmp_path):
+    storage = tmp_path / "storage"
+    with Submission(storage, (), GRID_COMMAND) as search:
+        search.wait_for(lambda: written(storage), "a finished run")
+        kill(process for process in search.descendants() if process.is_running() and process.name() == "raylet")
+        assert search.finish() == 1
+        assert "Ray's process on this machine died. Submit again" in search.output
+    submit(storage, (), GRID_COMMAND)
+    assert len(written(storage)) == 4
+
+
+@pytest.mark.slow
 def test_a_killed_driver_loses_no_trial(tmp_path):
     storage = tmp_path / "storage"
     with Submission(storage, (), OPTUNA_COMMAND) as search:
@@ -140,7 +152,7 @@ def test_a_killed_worker_is_replaced_and_its_run_continued(tmp_path):
 def test_limit_pause_and_cancel(ray_cluster, tmp_path, capsys):
     storage = tmp_path / "storage"
     flags = ["--storage", str(storage), "--max-concurrent", "1"]
-    assert run_search(SEARCH, parse(SEARCH, [*flags, "--max-hours", "0.0001"])) == 0
+    assert run_search(SEARCH, parse(SEARCH, [*flags, "--max-hours", "0.0001"])) == 3
     assert "max_hours is 0.0001" in capsys.readouterr().out
     num_limited = len(written(storage))
     assert 0 < num_limited < 8
