@@ -210,7 +210,7 @@ def web_address(uri: str) -> str:
 
 def opened_by(uri: str) -> str:
     """Returns the address of a server's pages, or the command that shows a database's; without a password."""
-    return web_address(uri) if uri.startswith("http") else f"mlflow ui --backend-store-uri {masked(uri)}"
+    return web_address(uri) if uri.startswith("http") else f"mlflow ui --backend-store-uri {masked(shlex.quote(uri))}"
 
 
 def require_tracking_uri(uri: str) -> None:

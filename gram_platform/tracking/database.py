@@ -17,6 +17,7 @@ from gram_platform.config.identity import absolute_place, invalid
 
 ARTIFACTS = "mlartifacts"
 LOCK_TIMEOUT_S = 30.0
+JOURNALS = ("-journal", "-wal", "-shm")
 ENCODED = (
     "sqlite+pysqlite"  # of a URI with `%`: MLflow takes what follows `sqlite:///` for a path, and makes its folder
 )
@@ -56,9 +57,11 @@ def with_absolute_path(field: str, uri: str) -> str:
 
 
 def require_regular(database: Path) -> None:
-    """OSError if something else than a regular file has the name, such as a link, which may lead anywhere."""
-    if database.is_symlink() or (database.exists() and not database.is_file()):
-        raise OSError(f"{database} is a link or no regular file; name the file itself by --tracking-uri")
+    """OSError if something else than a regular file has a name that SQLite writes to, such as a link to anywhere."""
+    for suffix in ("", *JOURNALS):
+        path = database.with_name(database.name + suffix)
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            raise OSError(f"{path} is a link or no regular file; remove it, or name another database by --tracking-uri")
 
 
 def artifacts_location(database: Path) -> str:

@@ -23,6 +23,7 @@ from gram_platform.tracking.values import (
     LONGEST_NAME,
     LONGEST_TEXT,
     is_short_name,
+    milliseconds,
     run_of_start,
     text_for_people,
     unescape,
@@ -106,7 +107,7 @@ def run_entry(run: RunDirectory) -> Entry | None:
         num_steps=config_steps(config),
         config=config,
         last_step=run.last_step(),
-        ended_ms=round(timing.get("ended", 0.0) * 1000),
+        ended_ms=milliseconds(timing.get("ended", 0.0)),
     )
 
 
@@ -130,7 +131,7 @@ def evaluation_entry(evaluation: EvaluationDirectory) -> Entry | None:
         params=evaluation_params(config),
         result_metrics=evaluation_metrics(result, timing),
         parent=view.run_id,
-        ended_ms=round(timing.get("ended", 0.0) * 1000),
+        ended_ms=milliseconds(timing.get("ended", 0.0)),
     )
 
 
@@ -222,7 +223,7 @@ def curve_metrics(records: Iterable[Mapping], entry: Entry, after_step: int) -> 
     run, stride = run_from_plain(entry.config), max(1, entry.num_steps // NUM_CURVE_POINTS)
     metrics = []
     for record in records:
-        step, found, time_ms = record["step"], record["metrics"], round(record["time"] * 1000)
+        step, found, time_ms = record["step"], record["metrics"], milliseconds(record["time"])
         kept = step % stride == 0 or step == entry.num_steps
         names = [n for n in found if n.startswith(VALIDATION) or (kept and not n.startswith(NORM))]
         values = {metric_name(shown_name(name)): found[name] for name in names}
@@ -262,9 +263,9 @@ def result_metrics(entry: Entry, records: Iterable[Mapping]) -> list[Metric]:
 def start_ms(records: Sequence[Mapping], entry: Entry, now_s: float) -> int:
     """Estimates when the work began, in Unix milliseconds: the first record, else the end less the elapsed time."""
     if records:
-        return round(records[0]["time"] * 1000)
+        return milliseconds(records[0]["time"])
     elapsed_s = entry.result_metrics.get("elapsed_s", 0.0)
-    return round((entry.ended_ms or now_s * 1000) - elapsed_s * 1000)
+    return (entry.ended_ms or milliseconds(now_s)) - milliseconds(elapsed_s)
 
 
 def _tags(kind: str, tags: Mapping[str, str], status: State, result: Mapping) -> dict[str, str]:

@@ -11,6 +11,7 @@ from gram_platform.config.identity import canonical_json, metric_name, parse_jso
 
 LONGEST_TEXT = 5000  # characters of a tag or parameter that every MLflow and its databases keep whole
 LONGEST_NAME = 250  # characters of a run's name, and of the name of a tag, parameter or metric
+LONGEST_S = 2.0**52 / 1000
 MOST_TAGS = 100  # in one request
 TAG_NAMES = "gram.tags"  # the names of the study's tags, separated by commas
 NUM_PARTS = "gram.num_parts"  # of the text that has the study's tags where MLflow could not hold each as a tag
@@ -28,6 +29,11 @@ def text_for_people(text: str, most: int = LONGEST_TEXT) -> str:
 def in_utf8(text: str) -> str:
     """Returns a text that has UTF-8: half surrogates, which JSON may hold, are escaped."""
     return text.encode(errors="backslashreplace").decode()
+
+
+def milliseconds(seconds: float) -> int:
+    """Returns a Unix time in whole milliseconds, within what databases hold as an integer."""
+    return round(max(-LONGEST_S, min(seconds, LONGEST_S)) * 1000)
 
 
 def is_short_name(name: str) -> bool:

@@ -16,7 +16,7 @@ from gram_platform.store import Store
 from gram_platform.tracking import Tracker, default_tracking_uri
 from gram_platform.tracking.entry import unescape
 from gram_platform.tracking.frame import load_curves, load_runs, load_store, load_store_curves
-from gram_platform.tracking.values import LONGEST_TEXT, curve_points, number_of, study_of, whole_tags
+from gram_platform.tracking.values import LONGEST_TEXT, curve_points, milliseconds, number_of, study_of, whole_tags
 from gram_platform.tracking.views import Line, study_views
 from tests.store.training import run_config, train
 
@@ -256,3 +256,8 @@ def test_names_that_are_paths_of_another_form(database, name):
     if name:
         client.log_metric(run.info.run_id, metric_name(name), 1.0)
     assert metric_name("task/arc/acc.norm -1") == "task/arc/acc.norm -1"
+
+
+def test_times_stay_within_what_databases_hold():
+    assert milliseconds(1.5e9) == 1_500_000_000_000
+    assert -(2**63) < milliseconds(-1e300) < milliseconds(1e300) < 2**63

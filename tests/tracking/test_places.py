@@ -188,11 +188,13 @@ def test_an_artifact_that_is_a_link_is_replaced_and_not_followed(original, home)
     assert table.read_bytes() == b"new"
 
 
-def test_a_database_that_is_a_link_is_refused(original, home):
-    (original / "mlflow.db").rename(home / "other.db")
-    (original / "mlflow.db").symlink_to(home / "other.db")
+@pytest.mark.parametrize("name", ["mlflow.db", "mlflow.db-journal", "mlflow.db-wal"])
+def test_a_database_that_is_a_link_is_refused(original, home, name):
+    if (original / name).exists():
+        (original / name).rename(home / "other")
+    (original / name).symlink_to(home / "other")
     before = content(home)
-    with pytest.raises(TrackingUnavailable, match=r"mlflow\.db is a link"):
+    with pytest.raises(TrackingUnavailable, match=f"{name} is a link"):
         log(original)
     assert content(home) == before
 

@@ -31,6 +31,7 @@ from gram_platform.tracking.entry import BEST_LOSS, TIMES
 from gram_platform.tracking.frame import Frames, load_curves, load_runs, load_store_curves
 from gram_platform.tracking.views import Line
 
+CHANGED = "MLflow has other values, which somebody has changed"
 RUN_COLOUR = "mlflow.runColor"  # of a run's line in MLflow's charts
 
 
@@ -154,12 +155,14 @@ def load_frames(
     if uri is not None:
         try:
             frame = frames.mirrored[frames.mirrored["id"].isin(ids)]
-            sent, stored, mirrored = _measured(frame), _measured(local), frames.mirrored_curves(baseline_runs)
-            lost = _short_curves(curves, stored.index.intersection(baseline_runs), store)
-            is_equal = sent.equals(stored) and _without(mirrored, lost).equals(_without(curves, lost))
-            if is_equal and not _short_curves(mirrored, lost, store):
-                return frame, mirrored, "MLflow"
-            why_not = _difference(set(sent.index), set(stored.index))
+            stored = _measured(local)
+            if not (why_not := _difference(_measured(frame), stored)):
+                mirrored = frames.mirrored_curves(baseline_runs)
+                lost = _short_curves(curves, stored.index.intersection(baseline_runs), store)
+                is_same = _without(mirrored, lost).equals(_without(curves, lost))
+                if is_same and not _short_curves(mirrored, lost, store):
+                    return frame, mirrored, "MLflow"
+                why_not = CHANGED
         except TrackingUnavailable as error:
             why_not = f"MLflow is away ({error})"
     return local, curves, f"the run directories: {why_not}"
@@ -176,16 +179,19 @@ def _without(curves: pd.DataFrame, runs: Collection[str]) -> pd.DataFrame:
 
 
 def _measured(frame: pd.DataFrame) -> pd.DataFrame:
-    """Returns all numbers of the complete nodes by id, but for times, which differ between two that trained a run."""
+    """Returns the numbers of the complete nodes by id, but for times, which differ between two that trained a run."""
     numbers = frame[frame["status"] == State.COMPLETE].set_index("id").select_dtypes("float64")
-    return numbers.drop(columns=list(TIMES)).dropna(axis="columns", how="all")
+    return numbers.drop(columns=list(TIMES))
 
 
-def _difference(sent: set[str], stored: set[str]) -> str:
-    """Says why MLflow is not read, from the ids of its complete nodes and the storage's."""
-    if stored - sent:
+def _difference(sent: pd.DataFrame, stored: pd.DataFrame) -> str:
+    """Says why MLflow is not read; "" if it has the storage's complete nodes with every number that they have there."""
+    if set(stored.index) - set(sent.index):
         return "MLflow lacks some of the study's nodes"
-    return "MLflow has nodes that they lack" if sent - stored else "MLflow has other values, which somebody has changed"
+    if set(sent.index) - set(stored.index):
+        return "MLflow has nodes that they lack"
+    is_same = (sent.reindex_like(stored) == stored) | stored.isna()
+    return "" if is_same.all(axis=None) else CHANGED
 
 
 def named(tags: pd.DataFrame, frame: pd.DataFrame, how: Literal["inner", "left"] = "inner") -> pd.DataFrame:
