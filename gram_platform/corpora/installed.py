@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gram_platform.config import CORE
+from gram_platform.config.crash_safe import require_plain
 from gram_platform.config.identity import invalid, short_hash
 from gram_platform.corpora.packed import new_staging
 from gram_platform.corpora.records import Record, Unit
@@ -70,6 +71,7 @@ def installed_text(
     files = installed_files(folders)
     stats = [[file.relative, file.size, file.modified_ns] for file in files]
     target = cache_dir / INSTALLED / f"{short_hash([INSTALLED_VERSION, dict(bytes_of_label), stats])}.jsonl"
+    require_plain(target.parent)
     if not target.is_file():
         staging = new_staging(target.parent, target.stem)
         try:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from gram_platform.config.crash_safe import whole_file
+from gram_platform.config.crash_safe import require_plain, whole_file
 from gram_platform.config.identity import invalid, parse_json
 from gram_platform.corpora.records import FORMATS, Unit, add_record, is_data_file, read_unit
 
@@ -167,6 +167,7 @@ def _line_spans(path: Path) -> list[tuple[int, int | None, int]]:
 
 
 def _make_cache(cache_dir: Path) -> None:
+    require_plain(cache_dir / SCANS)
     try:
         (cache_dir / SCANS).mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -183,7 +184,7 @@ def _cached(unit: Unit, cache_dir: Path | None) -> Unit | None:
     if cache_dir is None:
         return None
     try:
-        plain = json.loads(_cache_path(unit, cache_dir).read_text())
+        plain = parse_json(_cache_path(unit, cache_dir).read_text())
         labels = {label: tuple(counts) for label, counts in plain["labels"].items()}
         scanned = replace(unit, digest=plain["digest"], labels=labels, largest=plain["largest"])
         return replace(scanned, cut=tuple(_piece(unit, *piece) for piece in plain["cut"]))
