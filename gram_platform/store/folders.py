@@ -276,9 +276,10 @@ class LocalFolder(Folder):
 
     def _obstacle(self) -> tuple[str, str] | None:
         """Returns (path, kind) of the first that is no folder among those that lead here; None if there is none."""
-        for path in self._below:
-            if (kind := kind_of(path)) != A_FOLDER:
-                return (path, kind) if kind else None
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            for path in self._below:
+                if not stat.S_ISDIR(os.lstat(path).st_mode):
+                    return path, kind_of(path)
         return None
 
     def _is_here(self) -> bool:

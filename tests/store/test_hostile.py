@@ -32,7 +32,7 @@ from tests.store.training import run_config, train
 
 DONE, HALF = run_config(8), run_config(8, seed=1)
 EVALUATION = Evaluation(View.of(DONE.run_id), "d" * 12, ("core",), 4)
-RECIPE = resolve("stories-smoke", seq_len=32, vocab_size=320, sample_bytes=50_000)
+RECIPE = resolve("stories-smoke", seq_len=32, vocab_size=320, sample_bytes=25_000)
 
 pytestmark = pytest.mark.timeout(120)  # a reader of a pipe would wait for ever
 
@@ -118,9 +118,10 @@ def places(root: Path, kind: str) -> list[Path]:
     """One path of the storage for each name, such as one of all that are called tensors.safetensors."""
     found: dict[str, Path] = {}
     for path in sorted(root.rglob("*")):
-        if (path.is_dir() if kind == "folder" else path.is_file()) and "hub" not in path.parts:
+        if path.is_dir() if kind == "folder" else path.is_file():
             parents = path.relative_to(root).parts
             name = path.name if path.suffix or path.parent == root or path.name.isalpha() else "id"
+            name = path.suffix if path.suffix in (".bin", ".jsonl") else name
             found.setdefault(f"{len(parents)} {parents[0]} {name}", path)
     return list(found.values())
 
@@ -169,7 +170,7 @@ def quick_first(kinds: dict[str, Callable]) -> list:
 @pytest.mark.parametrize("what", quick_first(IN_PLACE_OF_A_FILE))
 def test_what_has_the_place_of_a_file_leads_nowhere(finished, outside, tmp_path, capsys, what):
     relatives = [path.relative_to(finished) for path in places(finished, "file")]
-    assert len(relatives) > 20
+    assert len(relatives) > 15
     for number, relative in enumerate(relatives):
         root = Path(shutil.copytree(finished, tmp_path / str(number)))
         replace(root / relative, IN_PLACE_OF_A_FILE[what](outside))

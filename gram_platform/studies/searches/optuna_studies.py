@@ -24,7 +24,7 @@ from gram_platform.analysis.trials import (
     TRIAL,
     WAITING,
 )
-from gram_platform.config.crash_safe import create_database
+from gram_platform.config.crash_safe import A_FILE, create_database, kind_of
 from gram_platform.config.identity import invalid
 from gram_platform.config.space import Parameter, Space
 from gram_platform.pages.figures.searches import history_figure, importance_figure, slice_figure
@@ -44,6 +44,9 @@ def open_storage(uri: str) -> optuna.storages.RDBStorage:
         if not uri.startswith(PREFIX):
             return optuna.storages.RDBStorage(uri)
         path = Path(uri.removeprefix(PREFIX))
+        for name in (path.name, f"{path.name}-journal"):  # SQLite writes to what a link names
+            if (kind := kind_of(path.with_name(name))) not in (A_FILE, ""):
+                raise invalid("optuna_uri", uri, f"a file named {name}, found {kind}")
         with LocalFolder(str(path.parent), writable=True).lock("optuna"):
             if not path.exists():
                 create_database(path, lambda url: optuna.storages.RDBStorage(url).engine.dispose())
