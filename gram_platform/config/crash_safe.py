@@ -134,7 +134,7 @@ def create_database(path: Path, make: Callable[[str], None]) -> None:
     """
     unfinished = path.with_name(f".{path.name}.unfinished")
     for name in (unfinished.name, f"{unfinished.name}-journal"):
-        path.with_name(name).unlink(missing_ok=True)
+        remove_whole(path.with_name(name))
     make(f"sqlite:///{unfinished}")
     os.replace(unfinished, path)
 

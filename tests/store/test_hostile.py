@@ -12,6 +12,7 @@ import socket
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,11 +24,13 @@ from gram_platform.config import Evaluation, View
 from gram_platform.corpora import prepare, resolve
 from gram_platform.corpora.hub import fetch
 from gram_platform.engine.handover import unpack_archive, write_archive
+from gram_platform.engine.local_cluster import __main__ as local_cluster
 from gram_platform.methods.nodes import Node
 from gram_platform.store import Store
 from gram_platform.store.files import seal
 from gram_platform.store.folders import LocalFolder
 from gram_platform.store.root import open_corpus, provide_corpus
+from gram_platform.studies.searches.optuna_studies import open_storage
 from tests.store.training import run_config, train
 
 DONE, HALF = run_config(8), run_config(8, seed=1)
@@ -286,6 +289,31 @@ def test_a_folders_name_may_look_like_an_address(tmp_path, monkeypatch, name):
     train(str(place), DONE)
     assert Store(str(place)).root == str(place)
     assert (place / "runs" / DONE.run_id / "result.json").is_file()
+
+
+@pytest.mark.parametrize("name", [".optuna.db.unfinished", "optuna.db", "optuna.db-journal", ".optuna.lock"])
+def test_optunas_database_is_not_written_through_a_link(tmp_path, outside, name):
+    (tmp_path / "storage").mkdir()
+    (tmp_path / "storage" / name).symlink_to(outside / "weights.safetensors")
+    with contextlib.suppress(ValueError):
+        open_storage(f"sqlite:///{tmp_path}/storage/optuna.db").engine.dispose()
+    assert (tmp_path / "storage/optuna.db").is_symlink() == (name == "optuna.db")
+
+
+@pytest.mark.parametrize("target", ["home", "absent", "pipe"])
+def test_logs_of_ray_are_copied_without_links_to_no_link(tmp_path, outside, monkeypatch, target):
+    logs = tmp_path / "ray" / "session_latest" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "gcs.out").write_text("a line")
+    (logs / "link").symlink_to(outside)
+    storage = tmp_path / "storage"
+    storage.mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (storage / "ray_logs").symlink_to(tmp_path / target)
+    monkeypatch.setattr(local_cluster, "local_folder", lambda: storage)
+    local_cluster.keep_logs(SimpleNamespace(ray_folder=tmp_path / "ray"))
+    assert [path.name for path in (storage / "ray_logs").iterdir()] == ["gcs.out"]
+    assert not (storage / "ray_logs").is_symlink()
 
 
 # ---------------------------------------------------------------------------------------------- values of stored JSON
