@@ -67,11 +67,11 @@ def installed_text(
     stays. `folders` default to the running Python's. ValueError for a label with too little text, and for a cache that
     cannot be written.
     """
+    require_plain(cache_dir / INSTALLED)
     folders = package_folders() if folders is None else folders
     files = installed_files(folders)
     stats = [[file.relative, file.size, file.modified_ns] for file in files]
     target = cache_dir / INSTALLED / f"{short_hash([INSTALLED_VERSION, dict(bytes_of_label), stats])}.jsonl"
-    require_plain(target.parent)
     if not target.is_file():
         staging = new_staging(target.parent, target.stem)
         try:

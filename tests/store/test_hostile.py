@@ -21,8 +21,8 @@ from gram_platform.cli import main
 from gram_platform.cli.check import check_command
 from gram_platform.cli.storage import gc_command, show_command, status_command
 from gram_platform.config import Evaluation, View
-from gram_platform.corpora import prepare, resolve
-from gram_platform.corpora.hub import fetch
+from gram_platform.config.identity import absolute_place
+from gram_platform.corpora import hub, prepare, resolve
 from gram_platform.engine.handover import unpack_archive, write_archive
 from gram_platform.engine.local_cluster import __main__ as local_cluster
 from gram_platform.methods.nodes import Node
@@ -250,7 +250,7 @@ def test_folders_that_packing_uses_are_no_links(tmp_path, outside, name):
     works = {
         "scans": lambda: resolve(tmp_path / "text", seq_len=32, vocab_size=320, cache_dir=tmp_path / "data"),
         "installed": lambda: resolve("installed", seq_len=32, vocab_size=320, cache_dir=tmp_path / "data"),
-        "hub": lambda: fetch(None, tmp_path / "data/hub", lambda *_: None),
+        "hub": lambda: hub.fetch(None, tmp_path / "data/hub", lambda *_: None),
     }
     with pytest.raises(ValueError, match=r"storage=.*expected a folder, found a link"):
         works.get(name, lambda: prepare(RECIPE, tmp_path / "data"))()
@@ -284,11 +284,21 @@ def test_a_file_system_without_hard_links_or_synced_folders_holds_a_run(tmp_path
 
 
 @pytest.mark.parametrize("name", ["a#b", "a?b", "a%20b", "a b", "a;b", "a:b", "a://b", "s3://x"])
-def test_a_folders_name_may_look_like_an_address(tmp_path, monkeypatch, name):
-    place = tmp_path / name
-    train(str(place), DONE)
-    assert Store(str(place)).root == str(place)
-    assert (place / "runs" / DONE.run_id / "result.json").is_file()
+def test_a_folders_name_may_look_like_an_address(tmp_path, name):
+    place = f"{tmp_path}/{name}"
+    assert absolute_place("storage", place) == os.path.abspath(place)
+    train(place, DONE)
+    assert Store(place).root == os.path.abspath(place)
+    assert Path(place, "runs", DONE.run_id, "result.json").is_file()
+
+
+@pytest.mark.parametrize("name", ["../../home/weights.safetensors", "/etc/passwd", "part-00000.jsonl.zst/..", 7])
+def test_a_fetched_row_names_no_file_elsewhere(tmp_path, outside, name):
+    folder = tmp_path / "hub" / "row"
+    folder.mkdir(parents=True)
+    part = {"name": name, "bytes": 4, "documents": 1, "digest": "d", "skipped": 0}
+    (folder / "state.json").write_text(json.dumps({"parts": [part], "position": None, "exhausted": True}))
+    assert hub._load_state(folder)["parts"] == []
 
 
 @pytest.mark.parametrize("name", [".optuna.db.unfinished", "optuna.db", "optuna.db-journal", ".optuna.lock"])
