@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable, Iterator
 
 from gram_platform.cli.flags import Storage, stored
+from gram_platform.config.crash_safe import special_entries
 from gram_platform.config.identity import hash_file, local_path
 from gram_platform.config.terminal import say
 from gram_platform.corpora.packed import PackedCorpus, parse_manifest
@@ -41,10 +42,13 @@ def _problems(check: Callable[[], object]) -> list[str]:
             check()
         except (ValueError, OSError) as error:
             return [str(error)]
-    return [str(warning.message) for warning in caught if warning.category is RuntimeWarning]
+    return list(dict.fromkeys(str(warning.message) for warning in caught if warning.category is RuntimeWarning))
 
 
 def _checks(store: Store) -> Iterator[Check]:
+    if store.is_local:
+        for path, kind in special_entries(store.root):
+            yield f"{kind} in the storage", lambda path=path, kind=kind: _refuse(path, kind)
     for data_id in store.list_data():
         yield f"data {data_id}", lambda i=data_id: _read_data(store, i)
     for run in map(store.run, store.list_runs()):
@@ -53,6 +57,10 @@ def _checks(store: Store) -> Iterator[Check]:
         yield f"evaluation {place.eval_id}", lambda place=place: _read_evaluation(place)
     for import_id in store.list_imports():
         yield f"import {import_id}", lambda i=import_id: _read_weights(store.imported(i))
+
+
+def _refuse(path: str, kind: str) -> None:
+    raise CorruptFile(f"{path} is {kind}, and a storage has only files and folders: remove it")
 
 
 def _read_data(store: Store, data_id: str) -> None:

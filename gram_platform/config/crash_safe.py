@@ -1,12 +1,28 @@
-"""Writes files whole or not at all, and tells whether a process is still alive."""
+"""Writes files whole or not at all, tells links from files, and tells whether a process is still alive."""
 
 import contextlib
+import errno
 import os
 import secrets
+import shutil
 import socket
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from gram_platform.config.identity import invalid
+
+A_FILE, A_FOLDER, A_LINK = "a file", "a folder", "a link"
+KINDS = {
+    stat.S_IFREG: A_FILE,
+    stat.S_IFDIR: A_FOLDER,
+    stat.S_IFLNK: A_LINK,
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFBLK: "a device",
+    stat.S_IFCHR: "a device",
+}
+UNSYNCED = {errno.EINVAL, errno.ENOTSUP}  # of file systems whose folders cannot be flushed
 
 
 @contextlib.contextmanager
@@ -40,8 +56,57 @@ def sync(path: str) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in UNSYNCED:
+            raise
     finally:
         os.close(descriptor)
+
+
+def kind_of(path: str | Path) -> str:
+    """Says what has this name, a link itself included: "a file", "a folder", "a link", "a pipe"..., "" for nothing."""
+    try:
+        return KINDS[stat.S_IFMT(os.lstat(path).st_mode)]
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+
+
+def special_entries(folder: str | Path) -> Iterator[tuple[str, str]]:
+    """Yields (path, kind) of all that is neither file nor folder in a folder and the folders below; follows no link."""
+    folders = [os.fspath(folder)]
+    while folders:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                elif not entry.is_file(follow_symlinks=False):
+                    yield entry.path, kind_of(entry.path)
+
+
+def remove_whole(path: str | Path) -> None:
+    """Removes a folder with everything in it, or the link or pipe that has its name; leaves what it cannot remove."""
+    if kind_of(path) == A_FOLDER:  # `rmtree` opens what it is given, and would wait for a pipe
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
+def require_plain(folder: str | Path) -> None:
+    """ValueError if a folder of a storage, or one below it, is a link or has anything else but files and folders.
+
+    A link may lead anywhere on this machine, and whoever can write the storage can make one.
+    """
+    if (kind := kind_of(folder)) not in (A_FOLDER, ""):
+        raise unplain(folder, kind, A_FOLDER)
+    for path, kind in special_entries(folder):
+        raise unplain(path, kind, f"{A_FILE} or {A_FOLDER}")
+
+
+def unplain(path: str | Path, kind: str, expected: str) -> ValueError:
+    """Makes the error for what has the place of a file or a folder of a storage."""
+    remedy = "remove it; to use another disk, mount it there or name a folder on it by --storage"
+    return invalid("storage", str(path), f"{expected}, found {kind}: {remedy}")
 
 
 def make_folders(path: str, durable: bool = False) -> None:
@@ -69,7 +134,7 @@ def create_database(path: Path, make: Callable[[Path], object]) -> None:
     """
     unfinished = path.with_name(f".{path.name}.unfinished")
     for name in (unfinished.name, f"{unfinished.name}-journal"):
-        path.with_name(name).unlink(missing_ok=True)
+        remove_whole(path.with_name(name))
     make(unfinished)
     os.replace(unfinished, path)
 

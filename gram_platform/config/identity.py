@@ -123,13 +123,18 @@ def local_path(field: str, place: str | Path) -> Path:
         raise invalid(field, str(place), f"a path in a known home ({error})") from error
 
 
+def is_url(place: str) -> bool:
+    """Tells whether a place begins as a URL does, as `s3://`; `/data/a://b` is a path."""
+    return re.match(r"[^/~]+://", place) is not None
+
+
 def absolute_place(field: str, place: str) -> str:
     """Makes a path absolute, and keeps a URL; ValueError for the home of an unknown user.
 
     Also ValueError for a relative path inside a Ray job, whose working directory is an upload that changes with every
     edit.
     """
-    if "://" in place:
+    if is_url(place):
         return place
     path = local_path(field, place)
     if not place.startswith(("~", os.sep)) and RAY_JOB_VARIABLE in os.environ:

@@ -5,6 +5,7 @@
 Corpora share parts: one that needs less of a row reads the first parts, one that needs more fetches further ones.
 """
 
+import contextlib
 import glob
 import hashlib
 import json
@@ -20,8 +21,8 @@ from urllib.request import getproxies
 
 import zstandard
 
-from gram_platform.config.crash_safe import whole_file
-from gram_platform.config.identity import invalid, short_hash
+from gram_platform.config.crash_safe import require_plain, whole_file
+from gram_platform.config.identity import has_shape, invalid, parse_json, short_hash
 from gram_platform.corpora import recipe
 from gram_platform.corpora.parts import Workers, in_turn
 from gram_platform.corpora.recipe import HubRow, HubSource, part_bytes
@@ -30,6 +31,9 @@ from gram_platform.corpora.sources import Progress, T, silent
 
 FIRST_RECORDS = 2_000  # one of them must have each field; a check compares their labels with the catalog
 CONNECT_TIMEOUT_S = 10
+PART_NAME = re.compile(r"part-\d{5,9}\.jsonl\.zst")
+COUNTS = {"bytes": int, "documents": int, "digest": str, "skipped": int}
+STATE = {"parts": [lambda part: has_shape(part, COUNTS) and PART_NAME.fullmatch(str(part.get("name")))]}
 ADD_LABELS = "add new ones in the catalog, to the recipe's labels, or as labels=... to the URL"
 
 
@@ -47,6 +51,7 @@ def fetch(
     row's bytes in the order of shards. Raises ValueError naming the row if the hub cannot be reached, no record has a
     field, or the catalog lacks a label.
     """
+    require_plain(folder)
     work = partial(_fetch_shard, folder, progress if workers is in_turn else silent)
     wanted = list(zip(source.rows, source.num_bytes, strict=True))
     shards = [(0, 1)] * len(wanted)
@@ -92,11 +97,13 @@ def _first_parts(parts: list[dict], num_bytes: int) -> list[dict]:
 def _num_shards(folder: Path, row: HubRow) -> int:
     """Counts the shards of a row, which a file remembers."""
     path = folder / row_id(row) / "shards.json"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as temporary:
-            Path(temporary).write_text(json.dumps(_open_row(row).num_shards))
-    return json.loads(path.read_text())
+    with contextlib.suppress(FileNotFoundError, ValueError):  # not asked yet, or damaged
+        return parse_json(path.read_text(), lambda number: type(number) is int and number > 0)
+    number = _open_row(row).num_shards
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(path) as temporary:
+        Path(temporary).write_text(json.dumps(number))
+    return number
 
 
 def row_id(row: HubRow) -> str:
@@ -191,10 +198,10 @@ def _write_part(found: Iterator[Record], folder: Path, number: int, num_bytes: i
 def _load_state(folder: Path) -> dict:
     """Reads where the last whole part ended; an unusable state means starting again."""
     try:
-        state = json.loads((folder / "state.json").read_text())
+        state = parse_json((folder / "state.json").read_text(), STATE)
         if all((folder / part["name"]).is_file() for part in state["parts"]):
             return state
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError):
         pass
     return {"parts": [], "position": None, "exhausted": False}
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gram_platform.config import CORE
+from gram_platform.config.crash_safe import require_plain
 from gram_platform.config.identity import invalid, short_hash
 from gram_platform.corpora.packed import new_staging
 from gram_platform.corpora.records import Record, Unit
@@ -66,6 +67,7 @@ def installed_text(
     stays. `folders` default to the running Python's. ValueError for a label with too little text, and for a cache that
     cannot be written.
     """
+    require_plain(cache_dir / INSTALLED)
     folders = package_folders() if folders is None else folders
     files = installed_files(folders)
     stats = [[file.relative, file.size, file.modified_ns] for file in files]

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
+from gram_platform.config.crash_safe import require_plain
 from gram_platform.config.identity import hash_file, invalid
 from gram_platform.config.routing import domain_permutation
 from gram_platform.corpora.packed import (
@@ -85,7 +86,9 @@ def prepare(
     target = root / recipe.data_id
     if (packed := open_complete(target)) is not None:
         return packed
-    staging, parts = new_staging(root, recipe.data_id), root / f".parts-{recipe.data_id}"
+    parts = root / f".parts-{recipe.data_id}"
+    require_plain(parts)
+    staging = new_staging(root, recipe.data_id)
     files = PartFiles(parts, workers or in_turn, progress or silent, _num_bytes(recipe))
     try:
         _fill(recipe, root, staging, files)

@@ -16,7 +16,6 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -28,7 +27,7 @@ from typing import Protocol
 
 import numpy as np
 
-from gram_platform.config.crash_safe import process_is_alive, this_place
+from gram_platform.config.crash_safe import A_FILE, A_LINK, kind_of, process_is_alive, remove_whole, this_place, unplain
 from gram_platform.config.identity import (
     has_shape,
     hash_file,
@@ -43,19 +42,25 @@ from gram_platform.config.identity import (
 SPLITS = ("train", "validation")
 LAYOUT_VERSION = 1  # of the files on disk
 TOKENIZER = "tokenizer.json"
-COUNTS = {"num_sequences": int, "num_documents": int}
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+COUNTS = {"num_sequences": _is_count, "num_documents": _is_count}
 MANIFEST_SHAPE = {
     "data_id": str,
     "fingerprint": str,
-    "seq_len": int,
-    "vocab_size": int,
-    "tokenizer_bytes": int,
+    "seq_len": _is_count,
+    "vocab_size": _is_count,
+    "tokenizer_bytes": _is_count,
     "dtype": lambda name: name in ("<u2", "<u4"),
     "domains": {str: dict.fromkeys(SPLITS, COUNTS)},
     "files": {str: str},
     "layout": int,
 }
-BLOCKS_SHAPE = {"num_bytes": lambda n: type(n) is int and n > 0, "files": {str: [str]}}  # of permuted corpora
+BLOCKS_SHAPE = {"num_bytes": lambda n: _is_count(n) and 0 < n <= 2**30, "files": {str: [str]}}  # of permuted corpora
 NO_BLOCKS = {"num_bytes": 1, "files": {}}
 HASHED_BYTES = 1 << 21  # of a permuted file, each with its hash, so that each can be fetched alone
 STALE_S = 86_400  # age at which another machine's unfinished folder counts as abandoned
@@ -124,16 +129,19 @@ class PackedCorpus:
     def open(cls, path: Path | str, fetched: Mapping[str, TokenRows] | None = None) -> "PackedCorpus":
         """Opens a folder and compares every file with the manifest: its size each time, its content once a machine.
 
-        Raises CorruptCorpus (a ValueError) if the manifest is missing or unreadable, or a file is missing or differs.
+        Raises CorruptCorpus (a ValueError) if the manifest is missing or unreadable, or a file is missing or differs;
+        another ValueError if the folder, or something in it, is a link.
         """
         path = Path(path)
+        for folder in (path, *(path / split for split in SPLITS)):
+            _require_no_link(folder)
         corpus = cls(path, _read_manifest(path), fetched)
         for relative, num_bytes in corpus._bytes_here.items():
             target = path / relative
-            found = target.stat().st_size if target.is_file() else None
-            if found != num_bytes:
-                state = "is missing" if found is None else f"has {found} bytes"
-                raise CorruptCorpus(f"{target} {state}, its manifest says {num_bytes}: prepare the corpus again")
+            if (kind := _require_no_link(target)) != A_FILE:
+                raise CorruptCorpus(f"{target} is {kind or 'missing'}: prepare the corpus again")
+            if (found := target.stat().st_size) != num_bytes:
+                raise CorruptCorpus(f"{target} has {found} bytes, its manifest says {num_bytes}: prepare it again")
         corpus._verify_once()
         return corpus
 
@@ -229,11 +237,20 @@ class PackedCorpus:
         return bytes_of_files(self.manifest, SPLITS if self.fetched is None else ("validation",))
 
 
+def _require_no_link(path: Path) -> str:
+    """Returns what has this name (see `kind_of`); ValueError for a link, which may lead out of the storage."""
+    if (kind := kind_of(path)) == A_LINK:
+        raise unplain(path, kind, "packed data themselves")
+    return kind
+
+
 def _read_manifest(path: Path) -> dict:
     target = path / "manifest.json"
     try:
+        if _require_no_link(target) != A_FILE:
+            raise FileNotFoundError
         return parse_manifest(target.read_bytes(), target)
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:
         raise CorruptCorpus(f"{path} is not a packed corpus: it has no manifest.json") from None
 
 
@@ -297,7 +314,7 @@ def new_staging(root: Path, data_id: str) -> Path:
         root.mkdir(parents=True, exist_ok=True)
         for old in root.glob(f".{data_id}.*"):
             if _is_abandoned(old, place):
-                shutil.rmtree(old, ignore_errors=True)
+                remove_whole(old)
         staging.mkdir()
     except OSError as error:
         raise invalid("storage", str(root), f"a folder that can be written ({error.strerror})") from None
@@ -328,5 +345,5 @@ def publish(staging: Path, target: Path) -> None:
             return
         broken = target.with_name(f"{staging.name}.broken")
         target.rename(broken)
-        shutil.rmtree(broken, ignore_errors=True)
+        remove_whole(broken)
     raise OSError(f"{target} keeps coming back incomplete: is another program writing there?")

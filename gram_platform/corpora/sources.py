@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from gram_platform.config.crash_safe import whole_file
+from gram_platform.config.crash_safe import require_plain, whole_file
 from gram_platform.config.identity import invalid, parse_json
 from gram_platform.corpora.finding import PatternError, find_files, kind_of
 from gram_platform.corpora.records import FORMATS, Unit, add_record, is_data_file, read_unit, reading, size_of
@@ -168,6 +168,7 @@ def _line_spans(path: Path) -> list[tuple[int, int | None, int]]:
 
 
 def _make_cache(cache_dir: Path) -> None:
+    require_plain(cache_dir / SCANS)
     try:
         (cache_dir / SCANS).mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -125,12 +125,16 @@ class Resources:
 def results_place(storage: str, *folder: str) -> tuple[str, "FileSystem | None"]:
     """Returns the `storage_path` and `storage_filesystem` with which Ray keeps its results in a folder of the storage.
 
-    Of a URL it is the storage's own file system: one that Ray opened would look for credentials elsewhere.
+    Of a URL it is the storage's own file system: one that Ray opened would look for credentials elsewhere. ValueError
+    for a link in the folder.
     """
     from pyarrow.fs import FSSpecHandler, PyFileSystem
 
     place = open_folder(storage).child(*folder)
-    return place.path, PyFileSystem(FSSpecHandler(place.filesystem)) if isinstance(place, RemoteFolder) else None
+    if isinstance(place, RemoteFolder):
+        return place.path, PyFileSystem(FSSpecHandler(place.filesystem))
+    place.require_folders()  # Ray would write through a link
+    return place.path, None
 
 
 def owner() -> str:

@@ -1,18 +1,20 @@
 """Hands a study's missing nodes to a machine without Ray as a file, and their results back as an archive.
 
 A study's `--export-nodes FILE` writes the file. On the other machine, which needs torch, numpy, safetensors, fsspec and
-tokenizers, `python -m gram_platform.engine.handover FILE --storage DIR` executes the nodes; again, it continues.
+tokenizers, `python -m gram_platform.engine.handover FILE --storage DIR` executes the nodes; again, it continues. With
+`--unpack` it writes an archive's results into the study's storage.
 """
 
 import argparse
 import json
 import tarfile
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from gram_platform.config import RECIPE_VERSION, node_from_plain
-from gram_platform.config.crash_safe import whole_file
+from gram_platform.config import node_from_plain
+from gram_platform.config.crash_safe import A_FILE, kind_of, whole_file
 from gram_platform.config.endings import begin_work, exit_codes, outlive_output
 from gram_platform.config.identity import (
     has_shape,
@@ -33,9 +35,13 @@ from gram_platform.engine.life import NodeLifecycle, Progress, done_ids
 from gram_platform.methods.nodes import Node
 from gram_platform.store import Store
 from gram_platform.store.checkpoints import CHECKPOINTS, SHARDS, WEIGHTS
+from gram_platform.store.files import is_safe_name
+from gram_platform.store.folders import open_folder
+from gram_platform.store.listing import FOLDERS
 from gram_platform.store.root import open_corpus, provide_corpus
 
 HEAVY = (CHECKPOINTS, SHARDS, WEIGHTS)  # in an attempt's folder, also when set aside: an archive leaves them out
+MOST_BYTES = 2**30  # of a file of an archive
 SAY_EVERY_S = 15.0
 
 
@@ -45,7 +51,6 @@ def _are_tags(value: object) -> bool:
 
 
 NODES_SHAPE = {  # of a file of nodes
-    "recipe_version": int,
     "corpora": dict,
     "nodes": [{"id": str, "kind": str, "config": dict, "tags": _are_tags}],
 }
@@ -70,9 +75,7 @@ def write_nodes(path: Path, nodes: Sequence[Node], recipes: Sequence[CorpusRecip
     corpora = {recipe.data_id: recipe.plain() for recipe in recipes if recipe.data_id in data_ids}
     plain = [{"id": n.id, "kind": n.kind, "tags": n.names, "config": to_plain(n.config)} for n in nodes]
     with whole_file(path) as temporary:
-        Path(temporary).write_text(
-            json.dumps({"recipe_version": RECIPE_VERSION, "corpora": corpora, "nodes": plain}, indent=1)
-        )
+        Path(temporary).write_text(json.dumps({"corpora": corpora, "nodes": plain}, indent=1))
 
 
 def read_nodes(path: Path) -> tuple[list[Node], dict[str, CorpusRecipe | None]]:
@@ -85,7 +88,7 @@ def read_nodes(path: Path) -> tuple[list[Node], dict[str, CorpusRecipe | None]]:
         raise invalid("file", str(path), f"a file that --export-nodes has written ({error!r})") from error
     found = [node.id for node in nodes] + [recipe.data_id for recipe in recipes.values() if recipe]
     expected = [n["id"] for n in plain["nodes"]] + [data_id for data_id, recipe in recipes.items() if recipe]
-    if found != expected or plain["recipe_version"] != RECIPE_VERSION:
+    if found != expected:
         raise invalid("file", str(path), "a file of this version of the package, which gives its nodes other ids")
     for node in nodes:
         if lacking := node.needs - set(found):
@@ -121,14 +124,35 @@ def write_archive(path: Path, nodes: Sequence[Node], store: Store) -> int:
             for file in sorted(folder.rglob("*")):
                 parts = file.relative_to(folder).parts
                 is_heavy = parts[0] == "attempts" and len(parts) > 2 and parts[2].startswith(HEAVY)
-                if (
-                    file.is_file()
-                    and not file.is_symlink()
-                    and not is_heavy
-                    and not any(part.startswith(".") for part in parts)
-                ):
+                if kind_of(file) == A_FILE and not is_heavy and not any(part.startswith(".") for part in parts):
                     archive.add(file, str(file.relative_to(root)))
     return len(ended)
+
+
+def unpack_archive(path: Path, store: Store) -> int:
+    """Writes the files of a `write_archive` that the storage lacks; returns their number. Those that it has stay.
+
+    ValueError, before anything is written, for an archive with anything else: a link or a path in it could lead out of
+    the storage.
+    """
+    root = open_folder(store.root, writable=True)
+    try:
+        with tarfile.open(path) as archive:
+            members = archive.getmembers()
+            for member in members:
+                place, *names = member.name.split("/")
+                is_name = place in FOLDERS.values() and names and all(map(is_safe_name, names))
+                if not (is_name and member.isreg() and member.size <= MOST_BYTES):
+                    raise invalid("archive", member.name, "only files of runs and evaluations, of at most 1 GiB each")
+            num_written = 0
+            for member in members:
+                *folders, name = member.name.split("/")
+                content = archive.extractfile(member)
+                assert content is not None, "it is a file"
+                num_written += root.child(*folders).create(name, content.read())
+            return num_written
+    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
+        raise invalid("archive", str(path), f"a file that --archive has written ({error})") from error
 
 
 def _printer(store: Store) -> Callable[[Progress, Node | None], None]:
@@ -162,7 +186,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _flags(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m gram_platform.engine.handover", description=__doc__)
-    parser.add_argument("file", help="what --export-nodes has written")
+    parser.add_argument("file", help="what --export-nodes has written; with --unpack what --archive has written")
+    parser.add_argument("--unpack", action="store_true", help="write the results that the storage lacks, and end")
     parser.add_argument("--storage", required=True, help="local folder of runs, results and packed data")
     parser.add_argument("--archive", default="", help="a .tar.gz for the results, without weights and checkpoints")
     parser.add_argument("--max-minutes", type=float, default=0.0, help="then end with a checkpoint and exit code 3")
@@ -175,6 +200,10 @@ def _run(flags: argparse.Namespace, started: float) -> int:
     require_choice("device", flags.device or "cpu", ("cpu", "cuda"))
     require_int("threads", flags.threads, 1)
     require_real("max_minutes", flags.max_minutes, 0.0)
+    if flags.unpack:
+        num_files = unpack_archive(local_path("file", flags.file), Store(flags.storage).open_for_writing())
+        print(f"{num_files} files written to {flags.storage}")
+        return 0
     nodes, recipes = read_nodes(local_path("file", flags.file))
     store = Store(flags.storage).open_for_writing()
     if not store.is_local:

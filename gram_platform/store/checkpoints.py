@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 
-from gram_platform.config.identity import invalid
+from gram_platform.config.identity import invalid, parse_json
 from gram_platform.store.files import CorruptFile, Folder, is_safe_name
 from gram_platform.store.leases import has_ended, read_lease
 
@@ -14,6 +14,7 @@ CHECKPOINTS, WEIGHTS, SHARDS = "checkpoints", "weights.safetensors", "weights"  
 NUM_CHECKPOINTS_KEPT = 2
 MANIFEST = "manifest.json"  # written last: the files beside it count from then on
 CHAIN = [{"attempt": is_safe_name, "file": is_safe_name, "sha256": str, "last_step": int}]  # shape of segments
+RECORD = {"step": int, "time": float, "metrics": {str: lambda value: isinstance(value, int | float)}}  # NaN is one
 MANIFEST_SHAPE = {"step": int, "elapsed_s": float, "segments": CHAIN}
 VALIDATION, BEST = "validation/loss/", "best/loss/"  # + domain: metrics at a run's evaluation points
 NORM = "norm/"  # + gradient/<set> or weights/<set>: metrics for the storage alone, they would crowd MLflow's table
@@ -97,7 +98,10 @@ def read_segment(attempts: Folder, entry: dict) -> list[dict]:
         raise CorruptFile(f"{folder.path}/{entry['file']} is missing") from error
     if hashlib.sha256(data).hexdigest() != entry["sha256"]:
         raise CorruptFile(f"{folder.path}/{entry['file']} does not match its sha256")
-    return [json.loads(line) for line in data.splitlines()]
+    try:
+        return [parse_json(line, RECORD) for line in data.splitlines()]
+    except ValueError as error:
+        raise CorruptFile(f"{folder.path}/{entry['file']}: {error}") from error
 
 
 def last_step(chain: Sequence[dict]) -> int:

@@ -254,8 +254,9 @@ class ImportDirectory(NodeDirectory):
         expected = self.require_result().get("tokenizer_sha256")
         if expected is None:
             return None
-        path = Path(self.folder.file(TOKENIZER))
-        if not isinstance(self.folder, LocalFolder):
+        if isinstance(self.folder, LocalFolder):
+            path = Path(self.folder.plain_file(TOKENIZER))
+        else:
             copies = LocalFolder(str(local / "tokenizers"), writable=True)
             copies.write(f"{expected}.json", self.folder.read(TOKENIZER))
             path = Path(copies.file(f"{expected}.json"))

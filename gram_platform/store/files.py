@@ -85,6 +85,8 @@ class Folder:
             return parse_json(self.read(name), shape)
         except FileNotFoundError:
             return None
+        except CorruptFile:  # names the file
+            raise
         except ValueError as error:
             raise CorruptFile(f"{self.path}/{name} is not the JSON expected: {error}") from error
 
@@ -125,8 +127,7 @@ class Folder:
         """Renames a corrupted file or directory to `<name>.corrupt-<n>` and warns; read-only folders only warn."""
         done = " and set aside" if self.writable else ""
         if self.writable:
-            taken = set(self.list())
-            number = next(n for n in range(1, 10**6) if f"{name}.corrupt-{n}" not in taken)
+            number = next(n for n in range(1, 10**6) if not self.exists(f"{name}.corrupt-{n}"))
             with contextlib.suppress(FileNotFoundError):  # another process has set it aside
                 self.rename(name, f"{name}.corrupt-{number}")
         warn(f"{self.path}/{name} is corrupted{done}: {reason}", stacklevel=2)

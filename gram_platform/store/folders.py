@@ -1,31 +1,54 @@
-"""Reads and writes the storage's folders, on this machine or in an object store through fsspec."""
+"""Reads and writes the storage's folders on this machine, and opens those behind a URL.
+
+A storage has only files and folders. What is neither (a link, which may lead anywhere on the machine that reads it, a
+pipe, which a reader would wait for, a socket, a device) counts as absent in place of a folder and as damaged in place
+of a file; writing through it is refused. Only the storage's own folder may be a link, which its user has made.
+"""
 
 import contextlib
+import errno
 import fcntl
 import functools
-import hashlib
 import os
-import shutil
 import stat
-import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
 import fsspec
 
-from gram_platform.config.crash_safe import make_folders, sync, temporary_beside, whole_file
-from gram_platform.config.identity import hash_file, invalid
-from gram_platform.store.files import Folder, Value, is_safe_name, is_transient, persistent, safe_name
+from gram_platform.config.crash_safe import (
+    A_FILE,
+    A_FOLDER,
+    kind_of,
+    make_folders,
+    remove_whole,
+    sync,
+    temporary_beside,
+    unplain,
+    whole_file,
+)
+from gram_platform.config.identity import hash_file, invalid, is_url
+from gram_platform.store.files import (
+    CorruptFile,
+    Folder,
+    Value,
+    is_safe_name,
+    is_transient,
+    persistent,
+    safe_name,
+)
+from gram_platform.store.remote_folder import RemoteFolder
+
+LEFT_OUT = "left out, because a storage has only files and folders"
 
 
 def written_again(method: Callable) -> Callable:
     """Decorates a method that writes a file: once more, if another process removed it before it was whole.
 
-    That process believed that this one had ended, since it had slept for long.
+    That process believed that this one had ended, since it had slept for long. A folder of the name is set aside.
     """
 
     @functools.wraps(method)
@@ -34,6 +57,9 @@ def written_again(method: Callable) -> Callable:
             return method(self, *args, **kwargs)
         except FileNotFoundError:
             return method(self, *args, **kwargs)
+        except IsADirectoryError:
+            self.set_aside(args[0], "a folder has the name of a file")
+            return method(self, *args, **kwargs)
 
     return writing
 
@@ -41,13 +67,23 @@ def written_again(method: Callable) -> Callable:
 class LocalFolder(Folder):
     """A directory of this machine or of a mounted file system; the first write creates it."""
 
+    def __init__(self, path: str, writable: bool, below: tuple[str, ...] = ()) -> None:
+        """`below`: the paths of the folders that lead here from the storage's own, which is not one of them."""
+        super().__init__(path, writable)
+        self._below = below
+
     def child(self, *names: str) -> "LocalFolder":
-        return LocalFolder(os.path.join(self.path, *(safe_name("folder", name) for name in names)), self.writable)
+        path, below = self.path, self._below
+        for name in names:
+            path = os.path.join(path, safe_name("folder", name))
+            below = (*below, path)
+        return LocalFolder(path, self.writable, below)
 
     @persistent
     def read(self, name: str) -> bytes:
+        self._require_here(name)
         try:
-            with self._look(lambda: open(self.file(name), "rb")) as file:
+            with self._look(lambda: open(self.file(name), "rb", opener=_open_plain)) as file:
                 return file.read()
         except NotADirectoryError as error:  # a file has the folder's name
             raise FileNotFoundError(self.file(name)) from error
@@ -75,7 +111,7 @@ class LocalFolder(Folder):
     @persistent
     @written_again
     def create(self, name: str, data: bytes) -> bool:
-        """Writes the file unless it exists; True for the one writer that created it.
+        """Writes the file unless something has its name; True for the one writer that created it.
 
         After a transient error that writer may get False too, although its bytes are in the file.
         """
@@ -98,68 +134,106 @@ class LocalFolder(Folder):
 
     @persistent
     def size(self, name: str) -> int:
-        return os.path.getsize(self.file(name))
+        self._require_here(name)
+        return os.stat(self.file(name), follow_symlinks=False).st_size
 
     @persistent
     def exists(self, name: str) -> bool:
-        """Tells whether the file exists. Raises where a mount fails; `os.path.exists` would say no."""
+        """Tells whether anything has the name. Raises where a mount fails; `os.path.exists` would say no."""
+        if not self._is_here():
+            return False
         try:
-            self._look(lambda: os.stat(self.file(name)))
+            self._look(lambda: os.stat(self.file(name), follow_symlinks=False))
         except (FileNotFoundError, NotADirectoryError):
             return False
         return True
 
     @persistent
     def list(self) -> list[str]:
-        """Lists safe names of files and folders, sorted; empty when the folder does not exist."""
-        try:
-            return sorted(filter(is_safe_name, self._look(lambda: os.listdir(self.path))))
-        except (FileNotFoundError, NotADirectoryError):
-            return []
+        """Lists safe names of files and folders, sorted; empty when the folder does not exist. Warns of others."""
+        listed = []
+        for name, kind in self._entries():
+            if kind in (A_FILE, A_FOLDER):
+                listed.append(name)
+            else:
+                warnings.warn(f"{self.path}/{name} is {kind}: {LEFT_OUT}", RuntimeWarning, stacklevel=2)
+        return listed
+
+    def require_plain_entries(self) -> None:
+        """ValueError if this folder, or one above it, is a link, or if it has an entry that is no file or folder."""
+        self.require_folders()
+        for name, kind in self._entries():
+            if kind not in (A_FILE, A_FOLDER):
+                raise unplain(os.path.join(self.path, name), kind, f"{A_FILE} or {A_FOLDER}")
+
+    def require_folders(self) -> None:
+        """ValueError if something that is no folder has the place of this one, or of one above it in the storage."""
+        if obstacle := self._obstacle():
+            raise unplain(*obstacle, A_FOLDER)
 
     @persistent
     def remove(self, name: str) -> None:
-        """Removes a file or a whole folder, if it exists."""
+        """Removes a file, a whole folder or a link itself, if it exists."""
         self._check_writable()
         path = self.file(name)
+        if not self._is_here():
+            return
         with contextlib.suppress(FileNotFoundError):
             try:
                 os.unlink(path)
             except (IsADirectoryError, PermissionError):  # of a folder; a failing mount, asked first, would say no
-                if not stat.S_ISDIR(os.stat(path).st_mode):
+                if not stat.S_ISDIR(os.stat(path, follow_symlinks=False).st_mode):
                     raise
-                shutil.rmtree(path, ignore_errors=True)
+                remove_whole(path)
 
     @persistent
     def remove_temporaries(self, older_than_s: float = 0.0) -> None:
         self._check_writable()
+        if not self._is_here():
+            return
         for path in Path(self.path).glob(".*.tmp"):
-            with contextlib.suppress(FileNotFoundError):  # its writer has just published it
-                if time.time() - path.stat().st_mtime >= older_than_s:
+            with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # its writer has just published it
+                if time.time() - os.stat(path, follow_symlinks=False).st_mtime >= older_than_s:
                     path.unlink()
 
     @persistent
     def rename(self, old: str, new: str) -> None:
         self._check_writable()
+        self.require_folders()
         os.rename(self.file(old), self.file(new))
+
+    def plain_file(self, name: str) -> str:
+        """Returns the path of a file that is one, or is absent; CorruptFile if a link or a pipe has its name."""
+        self._require_here(name)
+        if (kind := kind_of(self.file(name))) not in (A_FILE, ""):
+            raise _not_plain(self.file(name), kind)
+        return self.file(name)
 
     @contextlib.contextmanager
     def local_copy(self, name: str) -> Iterator[str]:
         """Yields a local path with the file's content."""
-        yield self.file(name)
+        yield self.plain_file(name)
 
     @contextlib.contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """Keeps other processes of this machine out while the block runs. It saves work; correctness never needs it."""
+        """Keeps other processes of this machine out while the block runs. It saves work; correctness never needs it.
+
+        So where nothing can be locked (no locks in this file system, a link with the lock's name), a warning says so.
+        """
         self._check_writable()
-        with self._open_lock(safe_name("lock", name)) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with contextlib.ExitStack() as stack:
+            try:
+                file = stack.enter_context(self._open_lock(safe_name("lock", name)))
+                fcntl.flock(file, fcntl.LOCK_EX)
+            except OSError as error:
+                warnings.warn(f"{self.path}: no lock of {name} ({error}), so work may be done twice", RuntimeWarning, 4)
             yield
 
     @persistent
     def _open_lock(self, name: str) -> IO:
+        self.require_folders()
         make_folders(self.path)
-        return open(os.path.join(self.path, f".{name}.lock"), "w")
+        return open(os.path.join(self.path, f".{name}.lock"), "a", opener=_open_without_link)
 
     def _look(self, work: Callable[[], Value]) -> Value:
         """Looks a second time for an absent name, after opening the folder that it is in.
@@ -176,155 +250,88 @@ class LocalFolder(Folder):
     def _target(self, name: str, durable: bool = True) -> str:
         """Returns the path of a file to be written; creates this folder."""
         self._check_writable()
+        self.require_folders()
         make_folders(self.path, durable)
         return self.file(name)
+
+    @persistent
+    def _entries(self) -> Sequence[tuple[str, str]]:
+        """Returns (safe name, kind) of everything in this folder, by name."""
+        if not self._is_here():
+            return []
+        try:
+            kinds = self._look(self._kinds)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return sorted(kinds.items())
+
+    def _kinds(self) -> dict[str, str]:
+        kinds = {}
+        with os.scandir(self.path) as entries:
+            for entry in entries:
+                if is_safe_name(entry.name):
+                    is_folder, is_file = entry.is_dir(follow_symlinks=False), entry.is_file(follow_symlinks=False)
+                    kinds[entry.name] = A_FOLDER if is_folder else A_FILE if is_file else kind_of(entry.path)
+        return kinds
+
+    def _obstacle(self) -> tuple[str, str] | None:
+        """Returns (path, kind) of the first that is no folder among those that lead here; None if there is none."""
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            for path in self._below:
+                if not stat.S_ISDIR(os.lstat(path).st_mode):
+                    return path, kind_of(path)
+        return None
+
+    def _is_here(self) -> bool:
+        """Tells whether only folders lead here; warns of a link or a pipe among them."""
+        obstacle = self._obstacle()
+        if obstacle is not None and obstacle[1] != A_FILE:
+            warnings.warn(f"{obstacle[0]} is {obstacle[1]}: {LEFT_OUT}", RuntimeWarning, stacklevel=5)
+        return obstacle is None
+
+    def _require_here(self, name: str) -> None:
+        if not self._is_here():
+            raise FileNotFoundError(errno.ENOENT, "No such file in the storage", self.file(name))
+
+
+def _open_plain(path: str, flags: int) -> int:
+    """Opens for `open` only a file; CorruptFile for a link, a pipe or a folder of that name, without waiting."""
+    try:
+        descriptor = _open_without_link(path, flags)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO):  # of a link, and of a socket
+            raise
+        raise _not_plain(path, kind_of(path)) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _not_plain(path, kind_of(path))
+    return descriptor
+
+
+def _open_without_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+
+
+def _not_plain(path: str, kind: str) -> CorruptFile:
+    return CorruptFile(f"{path} is {kind}, and a storage has only files and folders")
 
 
 def _open_folder(path: str) -> None:
     """Opens and closes a folder, if it exists; one that seems to be absent after its parents."""
     try:
-        os.close(os.open(path, os.O_RDONLY))
+        os.close(os.open(path, os.O_RDONLY | os.O_DIRECTORY))
     except FileNotFoundError:
         if path != os.path.dirname(path):
             _open_folder(os.path.dirname(path))
             with contextlib.suppress(FileNotFoundError):
-                os.close(os.open(path, os.O_RDONLY))
-
-
-CHUNK_BYTES = 16 * 2**20  # of a download: a lost connection repeats one chunk
-CONNECTIONS = 8  # of a download: one alone leaves most of a machine's network unused
-
-
-class RemoteFolder(Folder):
-    """A prefix of an fsspec file system: every write is one put, and there are no locks."""
-
-    def __init__(self, filesystem: fsspec.AbstractFileSystem, path: str, writable: bool) -> None:
-        super().__init__(path, writable)
-        self.filesystem = filesystem
-
-    def child(self, *names: str) -> "RemoteFolder":
-        path = "/".join([self.path, *(safe_name("folder", name) for name in names)])
-        return RemoteFolder(self.filesystem, path, self.writable)
-
-    @persistent
-    def read(self, name: str) -> bytes:
-        return self.filesystem.cat_file(self.file(name))
-
-    @persistent
-    def write(self, name: str, data: bytes, durable: bool = True) -> None:
-        self._check_writable()
-        self._put(lambda: self.filesystem.pipe_file(self.file(name), data))
-
-    def write_with(self, name: str, writer: Callable[[str], object]) -> str:
-        self._check_writable()
-        with tempfile.TemporaryDirectory(prefix="gram-") as scratch:
-            path = os.path.join(scratch, name)
-            writer(path)
-            self.upload(name, path)
-            return hash_file(path)
-
-    @persistent
-    def upload(self, name: str, path: str) -> None:
-        """Puts the local file at `path` under `name`."""
-        self._check_writable()
-        self._put(lambda: self.filesystem.put_file(path, self.file(name)))
-
-    def download(self, name: str, path: str) -> None:
-        """Copies the file to the local `path` in a folder; continues a partial copy."""
-        num_bytes = self.size(name)
-        with open(path, "ab") as file, ThreadPoolExecutor(CONNECTIONS) as connections:
-            while (done := file.tell()) < num_bytes:
-                starts = range(done, num_bytes, CHUNK_BYTES)[:CONNECTIONS]
-                stops = (min(start + CHUNK_BYTES, num_bytes) for start in starts)
-                for chunk in connections.map(partial(self.read_range, name), starts, stops):
-                    file.write(chunk)
-
-    @persistent
-    def read_range(self, name: str, start: int, end: int) -> bytes:
-        """Reads the bytes from `start` to `end`, excluded."""
-        return self.filesystem.cat_file(self.file(name), start=start, end=end)
-
-    @persistent
-    def create(self, name: str, data: bytes) -> bool:
-        """Writes the file unless it exists, atomically where the fsspec driver supports it (S3, GCS)."""
-        self._check_writable()
-        try:
-            self._put(lambda: self.filesystem.pipe_file(self.file(name), data, mode="create"))
-        except FileExistsError:
-            return False
-        return True
-
-    @persistent
-    def size(self, name: str) -> int:
-        return self.filesystem.size(self.file(name))
-
-    @persistent
-    def exists(self, name: str) -> bool:
-        self.filesystem.invalidate_cache()
-        return self.filesystem.exists(self.file(name))
-
-    @persistent
-    def list(self) -> list[str]:
-        self.filesystem.invalidate_cache()
-        try:
-            paths = self.filesystem.ls(self.path, detail=False)
-        except FileNotFoundError:
-            return []
-        return sorted(filter(is_safe_name, (path.rstrip("/").rsplit("/", 1)[-1] for path in paths)))
-
-    @persistent
-    def versions(self, names: Collection[str]) -> dict[str, dict[str, str]]:
-        """Lists {folder: {file: version}} of the files with these names in the folders here, in one paged listing.
-
-        A file that is written again has another version. A folder without these files is listed too, if it has others.
-        """
-        self.filesystem.invalidate_cache()
-        found: dict[str, dict[str, str]] = {}
-        for path, info in self.filesystem.find(self.path, detail=True).items():
-            folder, _, file = path.removeprefix(self.path).strip("/").partition("/")
-            if is_safe_name(folder) and file:
-                versions = found.setdefault(folder, {})
-                if file in names:
-                    versions[file] = hashlib.sha256(str(info).encode()).hexdigest()[:16]
-        return found
-
-    @persistent
-    def remove(self, name: str) -> None:
-        self._check_writable()
-        with contextlib.suppress(FileNotFoundError):
-            self.filesystem.rm(self.file(name), recursive=True)
-
-    @persistent
-    def rename(self, old: str, new: str) -> None:
-        self._check_writable()
-        self.filesystem.mv(self.file(old), self.file(new), recursive=True)
-
-    def _put(self, put: Callable[[], None]) -> None:
-        """Retries after creating the directory: object stores need none, file systems behind a URL do."""
-        try:
-            put()
-        except FileNotFoundError:
-            self.filesystem.makedirs(self.path, exist_ok=True)
-            put()
-
-    @contextlib.contextmanager
-    def local_copy(self, name: str) -> Iterator[str]:
-        with tempfile.TemporaryDirectory(prefix="gram-") as scratch:
-            path = os.path.join(scratch, name)
-            self.download(name, path)
-            yield path
-
-    @contextlib.contextmanager
-    def lock(self, name: str) -> Iterator[None]:
-        self._check_writable()
-        yield
+                os.close(os.open(path, os.O_RDONLY | os.O_DIRECTORY))
 
 
 def open_folder(root: str, writable: bool = False) -> Folder:
     """Opens a local path (`~` expanded) or an fsspec URL; ValueError naming `storage` for an unknown URL."""
-    protocol, separator, _ = str(root).partition("://")
-    if not separator or protocol in ("file", "local"):
-        path = str(root).removeprefix(f"{protocol}://") if separator else str(root)
+    protocol, _, path = str(root).partition("://")
+    if not is_url(str(root)) or protocol in ("file", "local"):
+        path = path if is_url(str(root)) else str(root)
         return LocalFolder(os.path.abspath(os.path.expanduser(path)), writable)
     try:
         filesystem, path = fsspec.core.url_to_fs(root)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 
 from gram_platform.config.crash_safe import process_is_alive, process_start, this_place
+from gram_platform.config.identity import has_shape
 from gram_platform.config.terminal import warn
 from gram_platform.store.files import CorruptFile, Folder
 
@@ -25,7 +26,7 @@ SHAPE = {
     "place": str,
     "pid": lambda pid: type(pid) is int and 0 < pid < 2**31,
     "process_start": int,
-    "lease_seconds": float,
+    "lease_seconds": lambda seconds: has_shape(seconds, float) and seconds <= LONGEST_LEASE_S,
     "time": float,
     "step": int,
     "num_steps": int,
@@ -36,6 +37,7 @@ HEARTBEAT_INTERVAL_S = 1.0
 SHORTEST_LEASE_S = 10.0  # that an owner must have missed: tests have leases that expire at once
 RENEWALS_A_LEASE = 3
 LONGEST_STEP_S = 3600.0  # an attempt that is silent for longer hangs, and its lease may expire
+LONGEST_LEASE_S = 3600.0  # a stored one that would last longer is none
 GONE_AFTER_S = 2 * LONGEST_STEP_S  # a lease of another machine that is this old: nobody works on the attempt any more
 
 

@@ -1,6 +1,7 @@
 """Opens a storage, gives its directories, and brings packed corpora to this machine."""
 
 import contextlib
+import hashlib
 import os
 import re
 import secrets
@@ -67,10 +68,13 @@ class Store:
         """Creates the storage if it does not exist, allows writing, and returns the store.
 
         ValueError naming `storage` when files cannot be written, when a local one has less than `min_free_bytes` free,
-        or when another recipe version wrote it: those runs stay readable, but new ones would not be comparable.
+        when it has a link or a pipe in place of a file or folder, or when another recipe version wrote it: those runs
+        stay readable, but new ones would not be comparable.
         """
         self._check_version()
         folder = open_folder(self.root, writable=True)
+        if isinstance(folder, LocalFolder):
+            folder.require_plain_entries()  # of folders below, each is looked at when it is used
         probe = f"probe-{secrets.token_hex(4)}"
         try:
             folder.write(probe, bytes(2**16), durable=False)
@@ -157,9 +161,12 @@ class Store:
         """The local directory of packed corpora, which are memory-mapped.
 
         `<storage>/data`; for an object store a directory of this machine in `$GRAM_CACHE` (default `~/.cache/gram`).
+        ValueError if `<storage>/data` is a link.
         """
-        if self.is_local:
-            return Path(self.root) / "data"
+        if isinstance(self._folder, LocalFolder):
+            data = self._folder.child("data")
+            data.require_folders()
+            return Path(data.path)
         return cache_folder() / short_hash(self.root) / "data"
 
     def data_dir(self, data_id: str) -> Folder:
@@ -172,14 +179,15 @@ class Store:
 
     def _check_version(self) -> None:
         try:
-            stored = self._folder.read_json("store.json")
-        except NotADirectoryError as error:
-            raise invalid("storage", self.root, "a folder, found a file") from error
+            stored = self._folder.read_json("store.json", {"layout": int, "recipe_version": int})
         except CorruptFile as error:
-            raise invalid("storage", self.root, f"an intact store.json ({error})") from error
+            remedy = "remove the file, and the next submission writes it again, if this version made the storage"
+            raise invalid("storage", self.root, f"an intact store.json ({error}): {remedy}") from error
+        except OSError as error:
+            raise invalid("storage", self.root, f"a folder that can be read ({error})") from error
         if stored is None:
             return
-        found = (stored.get("layout"), stored.get("recipe_version"))
+        found = (stored["layout"], stored["recipe_version"])
         if found != (LAYOUT, RECIPE_VERSION):
             expected = f"a storage of recipe version {RECIPE_VERSION} (layout {LAYOUT}) to write to, found version "
             raise invalid("storage", self.root, f"{expected}{found[1]} (layout {found[0]}), which can only be read")
@@ -234,7 +242,7 @@ def open_corpus(store: Store, data_id: str, ahead: Mapping[str, int] = NOTHING_A
         return found
     with LocalFolder(str(store.data_root), writable=True).lock(f"fetch-{data_id}"):
         if "blocks" in manifest:
-            blocks = target.with_name(f"blocks-{data_id}-{short_hash(manifest['files'])}")
+            blocks = target.with_name(f"blocks-{data_id}-{hashlib.sha256(text).hexdigest()[:12]}")
             return _open_blocks(stored, text, manifest, blocks, ahead)
         return _copy_of(manifest, target) or _fetch(stored, text, manifest, target)
 
@@ -265,7 +273,8 @@ def _open_blocks(
     stored: RemoteFolder, text: bytes, manifest: dict, target: Path, ahead: Mapping[str, int]
 ) -> PackedCorpus:
     """Opens a copy whose training sequences come block by block; downloads its other files unless they are here."""
-    rows = fetched_rows(stored, manifest, target)
+    with _explained(stored, target):
+        rows = fetched_rows(stored, manifest, target)
     try:
         corpus = PackedCorpus.open(target, rows)
     except CorruptCorpus:
@@ -275,7 +284,7 @@ def _open_blocks(
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.unlink(missing_ok=True)
                 stored.download(manifest["files"][relative], str(path))
-            (target / MANIFEST).write_bytes(text)
+            LocalFolder(str(target), writable=True).write(MANIFEST, text)
             corpus = PackedCorpus.open(target, rows)
     fetch_ahead(rows, ahead)
     return corpus

@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping
@@ -29,6 +30,7 @@ from gram_platform.store.directories import NUMBERS, RESULT, WEIGHTS_HASH, WRONG
 from gram_platform.store.files import CorruptFile, Folder, seal
 from gram_platform.store.leases import GONE_AFTER_S, LeaseHeld, has_ended, is_fresh, read_lease
 
+ATTEMPT, MOST_ATTEMPTS = re.compile("[0-9]{1,9}(-.*)?"), 10**9 - 1  # ids of attempts; the highest number in one
 REMOVED = "weights-removed.json"  # beside the result
 FAILURE = {"message": str, "details": dict}  # shapes of failure.json and complete.json
 FINISH = {"result": {"run_id": str, "weights_sha256": str}, "segments": CHAIN, "elapsed_s": float}
@@ -57,7 +59,7 @@ class RunDirectory(NodeDirectory):
 
     def attempt_ids(self) -> list[str]:
         """Lists the ids of all attempts, the first one first; other folders beside them are ignored."""
-        return [name for name in self.attempts.list() if name.partition("-")[0].isdecimal() and name.isascii()]
+        return sorted(filter(ATTEMPT.fullmatch, self.attempts.list()), key=lambda name: (_number(name), name))
 
     def start_attempt(self, owner: str, lease_seconds: float = 30.0) -> "Attempt":
         """Starts an attempt with a lease of `owner`; LeaseHeld while another attempt's lease is fresh."""
@@ -298,6 +300,10 @@ class RunDirectory(NodeDirectory):
 
 def _next_id(attempt_ids: list[str]) -> str:
     """Makes an id that sorts after all earlier ones, also when machines' clocks differ."""
-    number = 1 + max((int(attempt_id.partition("-")[0]) for attempt_id in attempt_ids), default=0)
+    number = min(1 + max(map(_number, attempt_ids), default=0), MOST_ATTEMPTS)
     now = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S")
     return f"{number:04d}-{now}-{secrets.token_hex(3)}"
+
+
+def _number(attempt_id: str) -> int:
+    return int(attempt_id.partition("-")[0])

@@ -8,15 +8,15 @@ shard. Any number of ranks can read a checkpoint: each reads only the rows that 
 """
 
 import contextlib
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from gram_platform.config.identity import canonical_json, from_plain, has_shape, hash_file, to_plain
+from gram_platform.config.identity import canonical_json, from_plain, has_shape, hash_file, parse_json, to_plain
 from gram_platform.model.pieces import Piece, all_rows, as_piece
 from gram_platform.store.checkpoints import (
     CHECKPOINTS,
@@ -31,6 +31,13 @@ from gram_platform.store.checkpoints import (
 )
 from gram_platform.store.files import CorruptFile, Folder, is_safe_name
 from gram_platform.store.tensors import DiskTensors, StoredRows, open_tensors, save_tensors
+
+ROWS = {  # of a tensor, in a layout
+    "first": int,
+    "stop": int,
+    "shape": [int],
+    "dtype": lambda name: isinstance(getattr(torch, str(name), None), torch.dtype),
+}
 
 Range = tuple[int, int]  # rows [first, stop)
 RowsOf = Callable[[str, tuple[int, ...]], Range]  # name, full shape -> the rows to read
@@ -93,8 +100,7 @@ def read_checkpoint(attempts: Folder, step: int, attempt_id: str, rows_of: RowsO
     if STATE not in files or not has_shape(manifest, MANIFEST_SHAPE):
         raise CorruptFile(f"{folder.path}/{MANIFEST} lacks fields")
     pieces = _read_pieces(folder, files, rows_of)
-    with _verified(folder, STATE, files[STATE]) as path, open(path) as file:
-        state = json.load(file)
+    state = _read_json(folder, STATE, files)
     return Resumed(manifest["step"], pieces, state, manifest)
 
 
@@ -173,8 +179,15 @@ def _layout(folder: Folder, shard: str, files: Mapping[str, str]) -> Layout:
     name = _layout_name(shard)
     if name not in files:
         raise CorruptFile(f"{folder.path}/{shard} has no {name}")
-    with _verified(folder, name, files[name]) as path, open(path) as file:
-        return {n: from_plain(StoredRows, entry) for n, entry in json.load(file).items()}
+    return {n: from_plain(StoredRows, entry) for n, entry in _read_json(folder, name, files, {str: ROWS}).items()}
+
+
+def _read_json(folder: Folder, name: str, files: Mapping[str, str], shape: Any = dict) -> dict:
+    with _verified(folder, name, files[name]) as path:
+        try:
+            return parse_json(Path(path).read_text(), shape)
+        except ValueError as error:
+            raise CorruptFile(f"{folder.path}/{name} is not the JSON expected: {error}") from error
 
 
 def _layout_name(shard: str) -> str:

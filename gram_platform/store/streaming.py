@@ -19,7 +19,9 @@ import numpy as np
 
 from gram_platform.config.identity import invalid
 from gram_platform.corpora.packed import sequence_path
-from gram_platform.store.folders import CONNECTIONS, LocalFolder, RemoteFolder
+from gram_platform.store.folders import LocalFolder
+from gram_platform.store.listing import concurrently
+from gram_platform.store.remote_folder import CONNECTIONS, RemoteFolder
 
 CONNECTIONS_AHEAD = 4  # of what is fetched before a run reads it
 NUM_LOCKS = 64  # blocks share them, so that a machine keeps few files
@@ -34,8 +36,8 @@ class FetchedBlocks:
         self._hashes, self._fetch = hashes, fetch
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         self._file = os.fdopen(descriptor, "r+b", buffering=0)  # closes it together with this object
-        if os.fstat(self._file.fileno()).st_size != num_bytes:
-            os.ftruncate(self._file.fileno(), num_bytes)
+        if os.fstat(self._file.fileno()).st_size < num_bytes:
+            os.ftruncate(self._file.fileno(), num_bytes)  # longer only: a process that maps a file cut short is killed
         self._is_here = np.zeros(len(hashes), dtype=bool)
         self._locks = LocalFolder(str(path.parent), writable=True)
 
@@ -115,18 +117,25 @@ class FetchedRows:
 
 
 def fetched_rows(stored: RemoteFolder, manifest: Mapping, folder: Path) -> dict[str, FetchedRows]:
-    """Opens every domain's training sequences of a permuted corpus, in a local folder that the machine keeps for it."""
+    """Opens every domain's training sequences of a permuted corpus, in a local folder that belongs to this manifest.
+
+    ValueError when the manifest's rows are not those of the stored files.
+    """
+    names = {domain: sequence_path("train", domain) for domain in manifest["domains"]}
+    digests = [manifest["files"][name] for name in names.values()]
+    sizes = dict(zip(names, concurrently(stored.size, digests, stored), strict=True))
     dtype, rows = np.dtype(manifest["dtype"]), {}
     for domain, counts in manifest["domains"].items():
-        name, shape = sequence_path("train", domain), (counts["train"]["num_sequences"], manifest["seq_len"] + 1)
-        path, digest = folder / name, manifest["files"][name]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        num_bytes = shape[0] * shape[1] * dtype.itemsize
+        name, shape = names[domain], (counts["train"]["num_sequences"], manifest["seq_len"] + 1)
+        path, num_bytes = folder / name, shape[0] * shape[1] * dtype.itemsize
         block_bytes, hashes = manifest["blocks"]["num_bytes"], manifest["blocks"]["files"].get(name, ())
         if len(hashes) != -(-num_bytes // block_bytes):
             raise invalid("storage", stored.path, f"a manifest with a hash for each block of {name}")
-        blocks = FetchedBlocks(path, num_bytes, block_bytes, hashes, partial(stored.read_range, digest))
-        rows[domain] = FetchedRows(blocks, shape, dtype)
+        if sizes[domain] != num_bytes:
+            raise invalid("storage", stored.path, f"{num_bytes} bytes of {name}, as its rows take, not {sizes[domain]}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fetch = partial(stored.read_range, manifest["files"][name])
+        rows[domain] = FetchedRows(FetchedBlocks(path, num_bytes, block_bytes, hashes, fetch), shape, dtype)
     return rows
 
 

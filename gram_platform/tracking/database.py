@@ -13,6 +13,7 @@ from pathlib import Path
 from sqlalchemy.engine import make_url
 from sqlalchemy.engine.url import URL
 
+from gram_platform.config.crash_safe import A_FILE, kind_of
 from gram_platform.config.identity import absolute_place, invalid
 
 ARTIFACTS = "mlartifacts"
@@ -60,8 +61,8 @@ def require_regular(database: Path) -> None:
     """OSError if something else than a regular file has a name that SQLite writes to, such as a link to anywhere."""
     for suffix in ("", *JOURNALS):
         path = database.with_name(database.name + suffix)
-        if path.is_symlink() or (path.exists() and not path.is_file()):
-            raise OSError(f"{path} is a link or no regular file; remove it, or name another database by --tracking-uri")
+        if (kind := kind_of(path)) not in (A_FILE, ""):
+            raise OSError(f"{path} is {kind}, and not a file: remove it, or name another database")
 
 
 def artifacts_location(database: Path) -> str:

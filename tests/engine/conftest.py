@@ -1,6 +1,7 @@
 """A real small corpus and runs on it."""
 
 import dataclasses
+import shutil
 
 import pytest
 
@@ -29,7 +30,7 @@ def packed_root(tmp_path_factory):
 def execution(packed_root, tmp_path):
     """A storage of its own whose data is the session's."""
     store = Store(tmp_path / "storage").open_for_writing()
-    store.data_root.symlink_to(packed_root[1])
+    shutil.copytree(packed_root[1], store.data_root)
     return Execution(store.root, checkpoint_every_s=0.0)
 
 
@@ -68,6 +69,6 @@ def undisturbed(run, execution, tmp_path):
     """(execution, records) of the run without any disturbance."""
     straight = dataclasses.replace(execution, storage=str(tmp_path / "other"), checkpoint_every_s=1e9)
     other = Store(straight.storage).open_for_writing()
-    other.data_root.symlink_to(Store(execution.storage).data_root.resolve())
+    shutil.copytree(Store(execution.storage).data_root, other.data_root)
     execute_run(run, {}, straight)
     return straight, other.run(run.run_id).records()

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import shutil
 
 import pytest
 import torch
@@ -71,7 +72,7 @@ def test_the_machine_is_measured_beside_the_metrics(execution, setting, tmp_path
     """Under MLflow's names, and not in the result."""
     run = plan("baseline", setting).runs["all"]
     other = dataclasses.replace(execution, storage=str(tmp_path / "other"))
-    Store(other.storage).open_for_writing().data_root.symlink_to(Store(execution.storage).data_root.resolve())
+    shutil.copytree(Store(execution.storage).data_root, Store(other.storage).open_for_writing().data_root)
     execute_run(run, {}, other)
     monkeypatch.setattr(process, "SYSTEM_EVERY_S", 0.0)
     execute_run(run, {}, execution)
@@ -89,7 +90,7 @@ def test_an_interrupted_run_ends_with_the_same_bytes(execution, setting, tmp_pat
     run = plan(method, setting).runs["all"]
     straight = dataclasses.replace(execution, storage=str(tmp_path / "other"), checkpoint_every_s=1e9)
     other = Store(straight.storage).open_for_writing()
-    other.data_root.symlink_to(Store(execution.storage).data_root.resolve())
+    shutil.copytree(Store(execution.storage).data_root, other.data_root)
     execute_run(run, {}, straight)
     with monkeypatch.context() as patch:
         stop_after(patch, 3)

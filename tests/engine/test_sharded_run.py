@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def test_two_ranks_under_ray_train(ray_cluster, execution, setting, tmp_path):
     run = plan("gram", half).runs["all"]
     run = dataclasses.replace(run, eval_points=dataclasses.replace(run.eval_points, num_points=2))
     alone = dataclasses.replace(execution, storage=str(tmp_path / "alone"), checkpoint_every_s=1e9)
-    Store(alone.storage).open_for_writing().data_root.symlink_to(Store(execution.storage).data_root.resolve())
+    shutil.copytree(Store(execution.storage).data_root, Store(alone.storage).open_for_writing().data_root)
     expected = execute_run(run, {}, alone)
     result = execute_sharded_run(run, {"method": "gram"}, dataclasses.replace(execution, num_ranks=2), Resources())
     exact = ("plan_sha256", "data_fingerprint", "num_steps", "num_tokens", "compute_units", "parameters")
@@ -59,7 +60,7 @@ def test_a_group_that_loses_a_rank_or_is_told_to_end(ray_cluster, execution, set
     run = longer(plan("gram", setting).runs["all"], 10)
     two = dataclasses.replace(execution, num_ranks=2)
     straight = dataclasses.replace(two, storage=str(tmp_path / "straight"), checkpoint_every_s=1e9)
-    Store(straight.storage).open_for_writing().data_root.symlink_to(Store(execution.storage).data_root.resolve())
+    shutil.copytree(Store(execution.storage).data_root, Store(straight.storage).open_for_writing().data_root)
     train = ray_cluster.remote(num_cpus=0, max_retries=0)(execute_there)
     ray_cluster.get(train.remote(run, straight))
     directory = Store(execution.storage).run(run.run_id)

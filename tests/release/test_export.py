@@ -217,6 +217,21 @@ def test_a_checkpoint_that_is_not_the_view_is_not_left(dtype, message, store, tm
     assert [path.name for path in tmp_path.iterdir()] == ["storage"]
 
 
+def test_a_tensor_of_another_shape_and_equal_size_is_refused(store, tmp_path, monkeypatch):
+    """The file's size is right; only the tensors' names and shapes tell it from a dense model."""
+    view, out, turned = View.of(complete(store, modular_run())), tmp_path / "out", "model.layers.1.mlp.c_fc.weight"
+    shapes, weights = exporting.foreign_shapes, exporting.foreign_weights
+    monkeypatch.setattr(
+        exporting, "foreign_shapes", lambda *a: {n: s[::-1] if n == turned else s for n, s in shapes(*a).items()}
+    )
+    monkeypatch.setattr(
+        exporting, "foreign_weights", lambda *a: ((n, t.mT.contiguous() if n == turned else t) for n, t in weights(*a))
+    )
+    with pytest.raises(ValueError, match=f"export=.*{turned}.*the tensors of a dense model of the view's width"):
+        exported(store, view, out)
+    assert not out.exists()
+
+
 def test_a_killed_exports_folder_is_removed_and_a_living_ones_is_kept(store, tmp_path):
     view, out = View(complete(store, modular_run())), tmp_path / "out"
     dead, living = tmp_path / ".out.1.part", tmp_path / ".out.2.part"

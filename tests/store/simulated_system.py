@@ -13,7 +13,7 @@ import os
 import pathlib
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -69,8 +69,16 @@ class System:
     def stat(self, path: str, *_) -> SimpleNamespace:
         return self.world.operation("stat", path, lambda: self.disk.stat(self.machine, path))
 
+    def lstat(self, path: str) -> SimpleNamespace:
+        """No operation of its own: it is asked just before one on the same path, and there are no links here."""
+        return SimpleNamespace(st_mode=0o040755 if isinstance(self.disk.find(path), Directory) else 0o100644)
+
     def list(self, path: str) -> list[str]:
         return self.world.operation("list", path, lambda: list(self.disk.open_folder(self.machine, path).names))
+
+    @contextlib.contextmanager
+    def scan(self, path: str) -> Iterator["Sequence[_Entry]"]:
+        yield [_Entry(name, isinstance(self.disk.find(f"{path}/{name}"), Directory)) for name in self.list(path)]
 
     def mkdir(self, path: str, *_) -> None:
         self.change("mkdir", lambda: self.disk.add(self.machine, path, Directory(), replace=False), path)
@@ -150,6 +158,17 @@ class System:
 
 def is_simulated(path: object) -> bool:
     return isinstance(path, str | os.PathLike) and os.fspath(path).startswith(ROOT)
+
+
+class _Entry:
+    def __init__(self, name: str, is_folder: bool) -> None:
+        self.name, self.is_folder = name, is_folder
+
+    def is_dir(self, follow_symlinks: bool) -> bool:
+        return self.is_folder
+
+    def is_file(self, follow_symlinks: bool) -> bool:
+        return not self.is_folder
 
 
 class _File:
@@ -265,7 +284,8 @@ def installed(world: World) -> Iterator[None]:
     patches: list[tuple[object, str, Any]] = [
         *((os, name, under(getattr(os, name), getattr(system, name))) for name in ("stat", "mkdir", "link", "unlink")),
         *((os, name, under(getattr(os, name), system.rename)) for name in ("rename", "replace")),
-        (os, "listdir", under(os.listdir, system.list)),
+        (os, "lstat", under(os.lstat, system.lstat)),
+        (os, "scandir", under(os.scandir, system.scan)),
         (os, "open", under(os.open, system.open_descriptor)),
         *((os, name, getattr(system, name)) for name in ("fsync", "close", "getpid")),
         (shutil, "rmtree", under(shutil.rmtree, system.remove_tree)),

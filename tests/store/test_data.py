@@ -13,7 +13,7 @@ import pytest
 
 from gram_platform.corpora import prepare, resolve
 from gram_platform.engine.execution import Execution
-from gram_platform.store import Store, files, folders
+from gram_platform.store import Store, files, remote_folder
 from gram_platform.store.folders import RemoteFolder
 from gram_platform.store.root import open_corpus, provide_corpus
 from tests.store.training import in_process, run_config, train
@@ -86,14 +86,14 @@ def test_a_download_that_was_cut_short_is_continued(provided, recipe, packed, mo
             raise PermissionError(errno.EACCES, "the credentials ran out")
         return read(self, name, start, end)
 
-    monkeypatch.setattr(folders, "CHUNK_BYTES", 100_000)
+    monkeypatch.setattr(remote_folder, "CHUNK_BYTES", 100_000)
     monkeypatch.setattr(RemoteFolder, "read_range", failing)
     provided.move_to("worker")
     with pytest.raises(PermissionError):
         open_corpus(Store(provided.url), recipe.data_id)
     assert failed, "in the middle of a file"
     assert_same(open_corpus(Store(provided.url), recipe.data_id), packed)
-    assert len(set(pieces)) < len(pieces) <= len(set(pieces)) + folders.CONNECTIONS
+    assert len(set(pieces)) < len(pieces) <= len(set(pieces)) + remote_folder.CONNECTIONS
     assert not list((provided.root / "worker").rglob(f".fetch-{recipe.data_id}"))
 
 
@@ -104,8 +104,8 @@ def test_chunks_of_a_file_are_read_side_by_side(place, tmp_path, monkeypatch):
         together.wait()
         return read(self, name, start, end)
 
-    monkeypatch.setattr(folders, "CHUNK_BYTES", 1_000)
-    monkeypatch.setattr(folders, "CONNECTIONS", 4)
+    monkeypatch.setattr(remote_folder, "CHUNK_BYTES", 1_000)
+    monkeypatch.setattr(remote_folder, "CONNECTIONS", 4)
     monkeypatch.setattr(RemoteFolder, "read_range", meeting)
     folder = Store(place.url).open_for_writing().data_dir("0" * 12)
     folder.write("numbers", content := bytes(range(256)) * 60 + b"end of 16 chunks")

@@ -3,16 +3,18 @@
 import json
 import time
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
 
+from gram_platform.cli import main
 from gram_platform.config import Evaluation, View
 from gram_platform.store import Store
 from gram_platform.store.folders import LocalFolder
 from gram_platform.store.leases import GONE_AFTER_S
 from gram_platform.store.runs import RunDirectory
-from tests.store.training import final_fields, record, run_config
+from tests.store.training import final_fields, record, run_config, train
 
 RUN = run_config(8)
 WEIGHTS = {"weights": torch.ones(2)}
@@ -199,3 +201,40 @@ def test_a_strange_file_among_the_runs_is_no_run(tmp_path, directory):
     assert store.run("notes.txt").failure() is None
     with pytest.raises(ValueError, match="one of the runs in this storage"):
         store.run("notes.txt").config()
+
+
+def attack(root) -> str:
+    """A finished run that `gram gc` takes for an attack."""
+    run = run_config(8, seed=7)
+    train(str(root), run)
+    Store(root).open_for_writing().run(run.run_id).add_tags({"elicited": "lisp"})
+    return run.run_id
+
+
+def test_gc_keeps_the_weights_of_attacks_that_something_unfinished_starts_from(tmp_path, capsys):
+    """An unfinished run, an unfinished evaluation: the weights are removed when both have ended."""
+    run_id, store = attack(tmp_path), Store(tmp_path).open_for_writing()
+    following = replace(run_config(8, seed=8), start=View.of(run_id))
+    evaluation = Evaluation(View.of(run_id), "d" * 12, ("core",), 4)
+    store.run(following.run_id).ensure_config(following)
+    main(["gc", "--storage", str(tmp_path)])
+    assert store.run(run_id).weights()
+    store.evaluation(evaluation.eval_id).ensure_config(evaluation)
+    train(str(tmp_path), following)
+    main(["gc", "--storage", str(tmp_path)])
+    assert store.run(run_id).weights(), "the evaluation needs them"
+    store.evaluation(evaluation.eval_id).complete({"losses": {"core": 2.5}})
+    main(["gc", "--storage", str(tmp_path)])
+    assert not store.run(run_id).has_weights()
+    assert [line.split(": ")[1][:9] for line in capsys.readouterr().out.splitlines()] == ["0 attacks"] * 2 + [
+        "1 attacks"
+    ]
+
+
+def test_gc_keeps_the_weights_of_runs_that_are_no_attacks(tmp_path):
+    run_id = attack(tmp_path)
+    plain = run_config(8, seed=9)
+    train(str(tmp_path), plain)
+    main(["gc", "--storage", str(tmp_path)])
+    assert Store(tmp_path).run(plain.run_id).weights()
+    assert not Store(tmp_path).run(run_id).has_weights()

@@ -20,6 +20,7 @@ from gram_platform.engine.node import execute_run
 from gram_platform.store import Store, files
 from gram_platform.store.folders import RemoteFolder
 from gram_platform.store.root import open_corpus, provide_corpus
+from gram_platform.store.streaming import FetchedBlocks
 from tests.store.training import in_process, run_config
 
 BLOCK_BYTES = 3_000  # some 45 rows of 66 bytes
@@ -173,6 +174,24 @@ def test_two_corpora_of_one_data_id_do_not_share_blocks(stored, packed):
     for text, expected in zip([*texts, *texts], 2 * (file.read_bytes(), content), strict=True):
         (file.parent / "manifest.json").write_text(text)
         assert open_corpus(Store(stored.url), packed.data_id).train("core")[:].tobytes() == expected
+
+
+def test_a_manifest_with_fewer_rows_cuts_no_file_that_a_process_has_mapped(stored, packed):
+    """A process that reads beyond the end of a mapped file is killed (SIGBUS), in whatever run it is."""
+    rows = open_corpus(Store(stored.url), packed.data_id).train("core")
+    size, manifest = rows.blocks.path.stat().st_size, json.loads(json.dumps(packed.manifest))
+    manifest["domains"]["core"]["train"]["num_sequences"] = 40
+    blocks = manifest["blocks"]["files"]
+    blocks["train/core.bin"] = blocks["train/core.bin"][: -(-40 * 66 // BLOCK_BYTES)]
+    (file_of(stored, packed).parent / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match=r"storage=.*expected 2640 bytes of train/core\.bin, as its rows take, not"):
+        open_corpus(Store(stored.url), packed.data_id)
+    other = file_of(stored, packed)
+    other.write_bytes(other.read_bytes()[:2640])  # the stored file too: another copy on this machine, not a shorter one
+    open_corpus(Store(stored.url), packed.data_id)
+    assert rows.blocks.path.stat().st_size == size
+    FetchedBlocks(rows.blocks.path, 2640, BLOCK_BYTES, blocks["train/core.bin"], lambda start, stop: b"")
+    assert rows.blocks.path.stat().st_size == size
 
 
 def test_a_full_disk_says_what_to_do(stored, packed, monkeypatch):

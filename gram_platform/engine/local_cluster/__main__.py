@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from gram_platform.config import terminal
+from gram_platform.config.crash_safe import A_FILE, A_FOLDER, kind_of, remove_whole
 from gram_platform.config.endings import exit_codes, outlive_output
 from gram_platform.engine.local_cluster.head import free_port, open_directly, spawn, start, submit
 from gram_platform.engine.local_cluster.state import (
@@ -92,9 +93,13 @@ def take_down(failed: bool) -> None:
 def keep_logs(cluster: Cluster) -> None:
     logs, target = cluster.ray_folder / "session_latest" / "logs", local_folder() / "ray_logs"
     if logs.is_dir():
-        shutil.rmtree(target, ignore_errors=True)
-        shutil.copytree(logs, target, symlinks=True)
+        remove_whole(target)
+        shutil.copytree(logs, target, ignore=_special)  # a storage has only files and folders
         say(f"Ray's logs are in {target}")
+
+
+def _special(folder: str, names: list[str]) -> list[str]:
+    return [name for name in names if kind_of(Path(folder) / name) not in (A_FILE, A_FOLDER)]
 
 
 def mlflow_command(database: Path, port: int) -> str:

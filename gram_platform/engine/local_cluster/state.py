@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from gram_platform.config.identity import invalid, local_path, parse_json, short_hash
+from gram_platform.config.identity import invalid, is_url, local_path, parse_json, short_hash
 
 MARK = "GRAM_LOCAL_CLUSTER"  # the environment variable that every process of a cluster inherits
 TEMPORARY = Path("/tmp")  # short: a socket's path has at most 107 bytes
@@ -67,13 +67,13 @@ def default_storage() -> str:
     ValueError for the home of an unknown user.
     """
     storage = os.environ.get("GRAM_STORAGE") or "~/.gram"
-    return storage if "://" in storage else str(local_path("storage", storage).resolve())
+    return storage if is_url(storage) else str(local_path("storage", storage).resolve())
 
 
 def local_folder() -> Path:
     """Returns the folder of a failed cluster's logs and MLflow's database: the storage if local, else `~/.gram`."""
     storage = default_storage()
-    return Path("~/.gram").expanduser() if "://" in storage else Path(storage)
+    return Path("~/.gram").expanduser() if is_url(storage) else Path(storage)
 
 
 def private_folder() -> Path:

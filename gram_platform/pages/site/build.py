@@ -10,7 +10,7 @@ from gram_platform.config.identity import invalid
 from gram_platform.pages.site.facts import Facts, read_facts
 from gram_platform.pages.site.folder import SiteFolder, writing
 from gram_platform.pages.site.pages import Snapshot, read_mirror, write_overview, write_studies
-from gram_platform.store import Store
+from gram_platform.store import Folder, Store
 from gram_platform.store.folders import open_folder
 from gram_platform.tracking import default_tracking_uri
 
@@ -41,7 +41,7 @@ def build_site(
     Studies are read from MLflow at `tracking_uri`, or from the run directories if there is no URI (`why_not` says why),
     or if MLflow is away or behind. ValueError if `out` cannot be written.
     """
-    folder = open_folder(out or f"{store.root}/{SITE}", writable=True)
+    folder = _site_folder(store, out)
     with writing(folder):
         site = SiteFolder(folder)
         facts = facts or read_facts(store, folder)
@@ -69,7 +69,7 @@ def watch_site(
     key = ""
     while True:
         started = time.monotonic()
-        folder = open_folder(out or f"{store.root}/{SITE}", writable=True)
+        folder = _site_folder(store, out)
         with writing(folder):
             facts = read_facts(store, folder)
         if facts.key != key:
@@ -77,6 +77,10 @@ def watch_site(
             built = build_site(store, tracking_uri, out, why_not, facts, measurements=measurements)
             say(f"{time.strftime('%H:%M:%S')} {built.num_written} files written: {built.index}")
         time.sleep(max(0.0, every_s - (time.monotonic() - started)))
+
+
+def _site_folder(store: Store, out: str) -> Folder:
+    return open_folder(out, writable=True) if out else open_folder(store.root, writable=True).child(SITE)
 
 
 def tracking_of(store: Store, tracking_uri: str) -> tuple[str | None, str]:

@@ -29,7 +29,7 @@ from gram_platform.config.space import Parameter, Space
 from gram_platform.pages.figures.searches import history_figure, importance_figure, slice_figure
 from gram_platform.store.folders import LocalFolder
 from gram_platform.tracking.connection import first_line
-from gram_platform.tracking.database import database_path, database_uri
+from gram_platform.tracking.database import database_path, database_uri, require_regular
 
 
 def open_storage(uri: str) -> optuna.storages.RDBStorage:
@@ -41,6 +41,7 @@ def open_storage(uri: str) -> optuna.storages.RDBStorage:
     try:
         if (path := database_path(uri)) is None:
             return optuna.storages.RDBStorage(uri)
+        require_regular(path)
         with LocalFolder(str(path.parent), writable=True).lock("optuna"):
             if not path.exists():
                 create_database(path, lambda new: optuna.storages.RDBStorage(database_uri(new)).engine.dispose())

@@ -1,0 +1,142 @@
+"""Reads and writes a folder of an object store, or of another file system behind a URL, through fsspec."""
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import fsspec
+
+from gram_platform.config.identity import hash_file
+from gram_platform.store.files import Folder, is_safe_name, persistent, safe_name
+
+CHUNK_BYTES = 16 * 2**20  # of a download: a lost connection repeats one chunk
+CONNECTIONS = 8  # of a download: one alone leaves most of a machine's network unused
+
+
+class RemoteFolder(Folder):
+    """A prefix of an fsspec file system: every write is one put, and there are no locks."""
+
+    def __init__(self, filesystem: fsspec.AbstractFileSystem, path: str, writable: bool) -> None:
+        super().__init__(path, writable)
+        self.filesystem = filesystem
+
+    def child(self, *names: str) -> "RemoteFolder":
+        path = "/".join([self.path, *(safe_name("folder", name) for name in names)])
+        return RemoteFolder(self.filesystem, path, self.writable)
+
+    @persistent
+    def read(self, name: str) -> bytes:
+        return self.filesystem.cat_file(self.file(name))
+
+    @persistent
+    def write(self, name: str, data: bytes, durable: bool = True) -> None:
+        self._check_writable()
+        self._put(lambda: self.filesystem.pipe_file(self.file(name), data))
+
+    def write_with(self, name: str, writer: Callable[[str], object]) -> str:
+        self._check_writable()
+        with tempfile.TemporaryDirectory(prefix="gram-") as scratch:
+            path = os.path.join(scratch, name)
+            writer(path)
+            self.upload(name, path)
+            return hash_file(path)
+
+    @persistent
+    def upload(self, name: str, path: str) -> None:
+        """Puts the local file at `path` under `name`."""
+        self._check_writable()
+        self._put(lambda: self.filesystem.put_file(path, self.file(name)))
+
+    def download(self, name: str, path: str) -> None:
+        """Copies the file to the local `path` in a folder; continues a partial copy."""
+        num_bytes = self.size(name)
+        with open(path, "ab") as file, ThreadPoolExecutor(CONNECTIONS) as connections:
+            while (done := file.tell()) < num_bytes:
+                starts = range(done, num_bytes, CHUNK_BYTES)[:CONNECTIONS]
+                stops = (min(start + CHUNK_BYTES, num_bytes) for start in starts)
+                for chunk in connections.map(partial(self.read_range, name), starts, stops):
+                    file.write(chunk)
+
+    @persistent
+    def read_range(self, name: str, start: int, end: int) -> bytes:
+        """Reads the bytes from `start` to `end`, excluded."""
+        return self.filesystem.cat_file(self.file(name), start=start, end=end)
+
+    @persistent
+    def create(self, name: str, data: bytes) -> bool:
+        """Writes the file unless it exists, atomically where the fsspec driver supports it (S3, GCS)."""
+        self._check_writable()
+        try:
+            self._put(lambda: self.filesystem.pipe_file(self.file(name), data, mode="create"))
+        except FileExistsError:
+            return False
+        return True
+
+    @persistent
+    def size(self, name: str) -> int:
+        return self.filesystem.size(self.file(name))
+
+    @persistent
+    def exists(self, name: str) -> bool:
+        self.filesystem.invalidate_cache()
+        return self.filesystem.exists(self.file(name))
+
+    @persistent
+    def list(self) -> list[str]:
+        self.filesystem.invalidate_cache()
+        try:
+            paths = self.filesystem.ls(self.path, detail=False)
+        except FileNotFoundError:
+            return []
+        return sorted(filter(is_safe_name, (path.rstrip("/").rsplit("/", 1)[-1] for path in paths)))
+
+    @persistent
+    def versions(self, names: Collection[str]) -> dict[str, dict[str, str]]:
+        """Lists {folder: {file: version}} of the files with these names in the folders here, in one paged listing.
+
+        A file that is written again has another version. A folder without these files is listed too, if it has others.
+        """
+        self.filesystem.invalidate_cache()
+        found: dict[str, dict[str, str]] = {}
+        for path, info in self.filesystem.find(self.path, detail=True).items():
+            folder, _, file = path.removeprefix(self.path).strip("/").partition("/")
+            if is_safe_name(folder) and file:
+                versions = found.setdefault(folder, {})
+                if file in names:
+                    versions[file] = hashlib.sha256(str(info).encode()).hexdigest()[:16]
+        return found
+
+    @persistent
+    def remove(self, name: str) -> None:
+        self._check_writable()
+        with contextlib.suppress(FileNotFoundError):
+            self.filesystem.rm(self.file(name), recursive=True)
+
+    @persistent
+    def rename(self, old: str, new: str) -> None:
+        self._check_writable()
+        self.filesystem.mv(self.file(old), self.file(new), recursive=True)
+
+    def _put(self, put: Callable[[], None]) -> None:
+        """Retries after creating the directory: object stores need none, file systems behind a URL do."""
+        try:
+            put()
+        except FileNotFoundError:
+            self.filesystem.makedirs(self.path, exist_ok=True)
+            put()
+
+    @contextlib.contextmanager
+    def local_copy(self, name: str) -> Iterator[str]:
+        with tempfile.TemporaryDirectory(prefix="gram-") as scratch:
+            path = os.path.join(scratch, name)
+            self.download(name, path)
+            yield path
+
+    @contextlib.contextmanager
+    def lock(self, name: str) -> Iterator[None]:
+        self._check_writable()
+        yield

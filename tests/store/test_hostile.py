@@ -1,0 +1,446 @@
+"""A storage with links, pipes and folders in the wrong places: nothing outside it is read, written or removed."""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import io
+import json
+import os
+import shutil
+import socket
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from gram_platform.cli import main
+from gram_platform.cli.check import check_command
+from gram_platform.cli.storage import gc_command, show_command, status_command
+from gram_platform.config import Evaluation, View
+from gram_platform.config.identity import absolute_place
+from gram_platform.corpora import hub, prepare, resolve
+from gram_platform.engine.handover import unpack_archive, write_archive
+from gram_platform.engine.local_cluster import __main__ as local_cluster
+from gram_platform.methods.nodes import Node
+from gram_platform.store import Store
+from gram_platform.store.files import seal
+from gram_platform.store.folders import LocalFolder
+from gram_platform.store.root import open_corpus, provide_corpus
+from gram_platform.studies.searches.optuna_studies import open_storage
+from tests.store.training import run_config, train
+
+DONE, HALF = run_config(8), run_config(8, seed=1)
+EVALUATION = Evaluation(View.of(DONE.run_id), "d" * 12, ("core",), 4)
+RECIPE = resolve("stories-smoke", seq_len=32, vocab_size=320, sample_bytes=25_000)
+
+pytestmark = pytest.mark.timeout(120)  # a reader of a pipe would wait for ever
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """Packed data, a run that ended and one that did not, an evaluation with tensors, a study, a search and a site."""
+    root = tmp_path_factory.mktemp("finished") / "storage"
+    store = Store(root).open_for_writing(min_free_bytes=0)
+    prepare(RECIPE, store.data_root)
+    train(str(root), DONE)
+    train(str(root), HALF, last=4)
+    store.run(DONE.run_id).add_tags({"method": "gram", "size": "x", "seed": "0", "elicited": "lisp"})
+    store.run(HALF.run_id).add_tags({"method": "gram", "size": "x", "seed": "1"})
+    place = store.evaluation(EVALUATION.eval_id)
+    place.ensure_config(EVALUATION)
+    place.complete({"losses": {"core": 2.5}}, {"elapsed_s": 1.0}, {"means": torch.ones(2)})
+    store.study_dir("scaling").write("table.csv", b"a,b\n")
+    store.search_dir("0" * 12).write("search.json", b"{}")
+    LocalFolder(str(root), writable=True).child("site", "studies").write("scaling.html", b"")
+    return root
+
+
+@pytest.fixture
+def root(finished, tmp_path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "storage"))
+
+
+@pytest.fixture
+def outside(tmp_path) -> Iterator[Path]:
+    """A folder of the reader's, with names that mean something in a storage; it is unchanged after the test."""
+    home = tmp_path / "home"
+    for name in ("weights/a.bin", "000000004/b.jpg", "000000006/manifest.json", ".old.tmp", "weights.safetensors"):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text("mine")
+    os.utime(home / ".old.tmp", (0, 0))
+    before = contents(home)
+    yield home
+    assert contents(home) == before
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {str(p.relative_to(folder)): p.read_text() if p.is_file() else "" for p in sorted(folder.rglob("*"))}
+
+
+def use_everything(root: Path) -> None:
+    """What studies, nodes and commands do in a storage; each may refuse by name, and none may do anything else."""
+    works: list[Callable[[], object]] = [
+        lambda: status_command(str(root)),
+        lambda: show_command(DONE.run_id, str(root)),
+        lambda: check_command(str(root)),
+        lambda: gc_command(str(root), dry_run=True),
+        lambda: train(str(root), HALF),
+        lambda: train(str(root), DONE),
+        lambda: provide_corpus(RECIPE, writable(root)),
+        lambda: open_corpus(Store(root), RECIPE.data_id).train("core")[:],
+        lambda: writable(root).run(DONE.run_id).add_tags({"method": "dense"}),
+        lambda: Store(root).run(DONE.run_id).weights(),
+        lambda: write_evaluation(writable(root)),
+        lambda: writable(root).evaluation(EVALUATION.eval_id).tensors(),
+        lambda: writable(root).study_dir("scaling").write("table.csv", b"c,d\n"),
+        lambda: writable(root).search_dir("0" * 12).write("search.json", b"{}"),
+        lambda: LocalFolder(str(root), writable=True).child("site", "studies").write("scaling.html", b"new"),
+        lambda: gc_command(str(root)),
+    ]
+    for work in works:
+        with contextlib.suppress(ValueError, SystemExit):
+            work()
+
+
+def writable(root: Path) -> Store:
+    return Store(root).open_for_writing(min_free_bytes=0)
+
+
+def write_evaluation(store: Store) -> None:
+    place = store.evaluation(EVALUATION.eval_id)
+    place.ensure_config(EVALUATION)
+    place.add_tags({"study": "scaling"})
+    place.complete({"losses": {"core": 2.5}}, {"elapsed_s": 1.0}, {"means": torch.ones(2)})
+
+
+def places(root: Path, kind: str) -> list[Path]:
+    """One path of the storage for each name, such as one of all that are called tensors.safetensors."""
+    found: dict[str, Path] = {}
+    for path in sorted(root.rglob("*")):
+        if path.is_dir() if kind == "folder" else path.is_file():
+            parents = path.relative_to(root).parts
+            name = path.name if path.suffix or path.parent == root or path.name.isalpha() else "id"
+            name = path.suffix if path.suffix in (".bin", ".jsonl") else name
+            found.setdefault(f"{len(parents)} {parents[0]} {name}", path)
+    return list(found.values())
+
+
+def replace(path: Path, make: Callable[[Path], object]) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+    make(path)
+
+
+def bind(path: Path) -> None:
+    place = os.getcwd()
+    os.chdir(path.parent)  # a socket's path has at most 108 bytes
+    try:
+        socket.socket(socket.AF_UNIX).bind(path.name)
+    finally:
+        os.chdir(place)
+
+
+IN_PLACE_OF_A_FILE = {
+    "a link": lambda home: lambda path: path.symlink_to(home / "weights.safetensors"),
+    "a dangling link": lambda home: lambda path: path.symlink_to(home / "absent"),
+    "a loop": lambda home: lambda path: path.symlink_to(path.name),
+    "a pipe": lambda home: os.mkfifo,
+    "a socket": lambda home: bind,
+    "a device": lambda home: lambda path: path.symlink_to("/dev/zero"),
+    "a folder": lambda home: lambda path: (path / "inner").mkdir(parents=True),
+}
+IN_PLACE_OF_A_FOLDER = {
+    "a link": lambda home: lambda path: path.symlink_to(home),
+    "a dangling link": lambda home: lambda path: path.symlink_to(home / "absent"),
+    "a loop": lambda home: lambda path: path.symlink_to(path.name),
+    "a pipe": lambda home: os.mkfifo,
+    "a file": lambda home: lambda path: path.write_text("a file"),
+}
+
+
+def quick_first(kinds: dict[str, Callable]) -> list:
+    """The kinds, of which a link and a pipe are tried in every run of the tests."""
+    return [kind if kind in ("a link", "a pipe") else pytest.param(kind, marks=pytest.mark.slow) for kind in kinds]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("what", quick_first(IN_PLACE_OF_A_FILE))
+def test_what_has_the_place_of_a_file_leads_nowhere(finished, outside, tmp_path, capsys, what):
+    relatives = [path.relative_to(finished) for path in places(finished, "file")]
+    assert len(relatives) > 15
+    for number, relative in enumerate(relatives):
+        root = Path(shutil.copytree(finished, tmp_path / str(number)))
+        replace(root / relative, IN_PLACE_OF_A_FILE[what](outside))
+        use_everything(root)
+        shutil.rmtree(root)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("what", quick_first(IN_PLACE_OF_A_FOLDER))
+def test_what_has_the_place_of_a_folder_leads_nowhere(finished, outside, tmp_path, capsys, what):
+    relatives = [path.relative_to(finished) for path in places(finished, "folder")]
+    assert len(relatives) > 15
+    for number, relative in enumerate(relatives):
+        root = Path(shutil.copytree(finished, tmp_path / str(number)))
+        replace(root / relative, IN_PLACE_OF_A_FOLDER[what](outside))
+        use_everything(root)
+        shutil.rmtree(root)
+
+
+# ------------------------------------------------------------------------------------------------ what is said of it
+
+
+def test_readers_name_the_link_that_they_leave_out(root, outside, capsys):
+    attempts = next((root / "runs" / DONE.run_id).glob("attempts"))
+    (attempts / "0000-x").symlink_to(outside)
+    (root / "studies" / "other").symlink_to(outside)
+    replace(root / "runs" / DONE.run_id / ".tags.lock", lambda path: path.symlink_to(outside / "weights.safetensors"))
+    for command in ("status", "gc"):
+        with pytest.warns(RuntimeWarning, match="0000-x is a link: left out"):
+            main([command, "--storage", str(root)])
+    with pytest.raises(SystemExit):
+        main(["check", "--storage", str(root)])
+    said = capsys.readouterr().out
+    for name in ("attempts/0000-x", "studies/other", ".tags.lock"):
+        assert f"{name} is a link, and a storage has only files and folders" in said
+    assert main(["status", "--storage", str(root)]) is None
+
+
+@pytest.mark.parametrize("name", ["runs", "data", "mlartifacts", "mlflow.db", "mlflow.db-journal"])
+def test_a_link_that_a_user_made_is_named_with_what_to_do(root, outside, name):
+    shutil.rmtree(root / name, ignore_errors=True)
+    (root / name).symlink_to(outside)
+    with pytest.raises(ValueError, match=rf"{name}'.*found a link: remove it; to use another disk, mount it there"):
+        Store(root).open_for_writing()
+
+
+def test_the_storage_itself_may_be_a_link(root, tmp_path):
+    (tmp_path / "link").symlink_to(root)
+    store = Store(tmp_path / "link").open_for_writing(min_free_bytes=0)
+    assert store.run(DONE.run_id).weights()
+    assert open_corpus(store, RECIPE.data_id).path == tmp_path / "link" / "data" / RECIPE.data_id
+    (tmp_path / "circle").symlink_to("circle")
+    with pytest.raises(ValueError, match=r"storage=.*circle"):
+        Store(tmp_path / "circle").open_for_writing()
+
+
+def test_packed_data_behind_a_link_are_refused_and_not_packed_again(root, outside, tmp_path):
+    data = root / "data" / RECIPE.data_id
+    data.rename(tmp_path / "elsewhere")
+    data.symlink_to(tmp_path / "elsewhere")
+    for work in (lambda: open_corpus(Store(root), RECIPE.data_id), lambda: provide_corpus(RECIPE, writable(root))):
+        with pytest.raises(ValueError, match=r"storage=.*expected packed data themselves, found a link"):
+            work()
+    assert data.is_symlink()
+
+
+@pytest.mark.parametrize("name", ["scans", "installed", "hub", f".parts-{RECIPE.data_id}"])
+def test_folders_that_packing_uses_are_no_links(tmp_path, outside, name):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / name).symlink_to(outside)
+    (tmp_path / "text").mkdir()
+    for label in ("core", "other"):
+        (tmp_path / f"text/{label}.jsonl").write_text(json.dumps({"text": "a b c " * 50, "label": label}) + "\n")
+    works = {
+        "scans": lambda: resolve(tmp_path / "text", seq_len=32, vocab_size=320, cache_dir=tmp_path / "data"),
+        "installed": lambda: resolve("installed", seq_len=32, vocab_size=320, cache_dir=tmp_path / "data"),
+        "hub": lambda: hub.fetch(None, tmp_path / "data/hub", lambda *_: None),
+    }
+    with pytest.raises(ValueError, match=r"storage=.*expected a folder, found a link"):
+        works.get(name, lambda: prepare(RECIPE, tmp_path / "data"))()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_without_locks_is_said_and_ends_nothing(tmp_path, monkeypatch, number):
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.warns(RuntimeWarning, match="no lock of attempts"):
+        assert train(str(tmp_path), DONE)["run_id"] == DONE.run_id
+
+
+def test_a_file_system_without_hard_links_or_synced_folders_holds_a_run(tmp_path, monkeypatch):
+    fsync = os.fsync
+
+    def refuse(number: int) -> None:
+        if os.path.isdir(f"/proc/self/fd/{number}"):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        fsync(number)
+
+    def no_link(*_):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    monkeypatch.setattr(os, "link", no_link)
+    assert train(str(tmp_path), DONE)["run_id"] == DONE.run_id
+    assert train(str(tmp_path), DONE) == Store(tmp_path).run(DONE.run_id).result()
+
+
+@pytest.mark.parametrize("name", ["a#b", "a?b", "a%20b", "a b", "a;b", "a:b", "a://b", "s3://x"])
+def test_a_folders_name_may_look_like_an_address(tmp_path, name):
+    place = f"{tmp_path}/{name}"
+    assert absolute_place("storage", place) == os.path.abspath(place)
+    train(place, DONE)
+    assert Store(place).root == os.path.abspath(place)
+    assert Path(place, "runs", DONE.run_id, "result.json").is_file()
+
+
+@pytest.mark.parametrize("name", ["../../home/weights.safetensors", "/etc/passwd", "part-00000.jsonl.zst/..", 7])
+def test_a_fetched_row_names_no_file_elsewhere(tmp_path, outside, name):
+    folder = tmp_path / "hub" / "row"
+    folder.mkdir(parents=True)
+    part = {"name": name, "bytes": 4, "documents": 1, "digest": "d", "skipped": 0}
+    (folder / "state.json").write_text(json.dumps({"parts": [part], "position": None, "exhausted": True}))
+    assert hub._load_state(folder)["parts"] == []
+
+
+@pytest.mark.parametrize("name", [".optuna.db.unfinished", "optuna.db", "optuna.db-journal", ".optuna.lock"])
+def test_optunas_database_is_not_written_through_a_link(tmp_path, outside, name):
+    (tmp_path / "storage").mkdir()
+    (tmp_path / "storage" / name).symlink_to(outside / "weights.safetensors")
+    with contextlib.suppress(ValueError):
+        open_storage(f"sqlite:///{tmp_path}/storage/optuna.db").engine.dispose()
+    assert (tmp_path / "storage/optuna.db").is_symlink() == (name == "optuna.db")
+
+
+@pytest.mark.parametrize("target", ["home", "absent", "pipe"])
+def test_logs_of_ray_are_copied_without_links_to_no_link(tmp_path, outside, monkeypatch, target):
+    logs = tmp_path / "ray" / "session_latest" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "gcs.out").write_text("a line")
+    (logs / "link").symlink_to(outside)
+    storage = tmp_path / "storage"
+    storage.mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (storage / "ray_logs").symlink_to(tmp_path / target)
+    monkeypatch.setattr(local_cluster, "local_folder", lambda: storage)
+    local_cluster.keep_logs(SimpleNamespace(ray_folder=tmp_path / "ray"))
+    assert [path.name for path in (storage / "ray_logs").iterdir()] == ["gcs.out"]
+    assert not (storage / "ray_logs").is_symlink()
+
+
+# ---------------------------------------------------------------------------------------------- values of stored JSON
+
+
+def test_a_folder_with_a_long_number_among_the_attempts_keeps_no_run_from_starting(root):
+    attempts = root / "runs" / HALF.run_id / "attempts"
+    for name in ("9" * 195, "9" * 9 + "-x"):
+        (attempts / name).mkdir()
+    assert train(str(root), HALF)["run_id"] == HALF.run_id
+
+
+@pytest.mark.parametrize("seconds", [1e18, 1e300, -1.0])
+def test_a_lease_without_end_keeps_no_run_from_starting(root, seconds):
+    (lease,) = (root / "runs" / HALF.run_id).rglob("lease.json")
+    fields = json.loads(lease.read_text()) | {"lease_seconds": seconds, "place": "elsewhere", "released": False}
+    lease.write_text(json.dumps(fields))
+    assert train(str(root), HALF)["run_id"] == HALF.run_id
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"layout":"1"}', "[" * 10**5, '{"layout":1' + "0" * 5000])
+def test_a_damaged_store_json_is_refused_with_what_to_do(root, text):
+    (root / "store.json").write_text(text)
+    with pytest.raises(
+        ValueError, match=r"storage=.*an intact store\.json .*: remove the file, and the next submission"
+    ):
+        Store(root).open_for_writing()
+    (root / "store.json").unlink()
+    assert Store(root).open_for_writing(min_free_bytes=0).writable
+    assert json.loads((root / "store.json").read_text())["layout"] == 1
+
+
+DEEP = b"[" * 10**5
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("name", ["state.json", "layout.json"])
+@pytest.mark.parametrize("text", [DEEP, b"[]", b'{"weights":{"first":0,"stop":2,"shape":[2,3],"dtype":"load"}}'])
+def test_a_checkpoints_json_of_another_shape_with_the_right_hash_is_set_aside(root, name, text):
+    newest = sorted((root / "runs" / HALF.run_id).rglob("checkpoints/*"))[-1]
+    (newest / name).write_bytes(text)
+    manifest = json.loads((newest / "manifest.json").read_text())
+    manifest["files"][name] = hashlib.sha256(text).hexdigest()
+    (newest / "manifest.json").write_bytes(seal({k: v for k, v in manifest.items() if k != "sha256"}))
+    with writable(root).run(HALF.run_id).start_attempt("next") as attempt:
+        resumed = attempt.resume()
+    assert resumed.step == (4 if (name, text[:1]) == ("state.json", b"{") else 2)
+
+
+@pytest.mark.parametrize("line", [DEEP, b"7", b'{"step":1}', b'{"step":1,"time":2,"metrics":{"a":"x"}}'])
+def test_a_segment_of_another_shape_with_the_right_hash_is_left_out(root, line):
+    segment = sorted((root / "runs" / HALF.run_id).rglob("segments/*.jsonl"))[0]
+    segment.write_bytes(line + b"\n")
+    manifest = sorted((root / "runs" / HALF.run_id).rglob("checkpoints/*/manifest.json"))[-1]
+    fields = json.loads(manifest.read_text())
+    fields["segments"][0]["sha256"] = hashlib.sha256(line + b"\n").hexdigest()
+    manifest.write_bytes(seal({k: v for k, v in fields.items() if k != "sha256"}))
+    with pytest.warns(RuntimeWarning, match=r"000000001-000000002\.jsonl"):
+        assert [r["step"] for r in Store(root).run(HALF.run_id).records()] == [3, 4]
+
+
+# --------------------------------------------------------------------------------------------------------- an archive
+
+
+def archive_of(root: Path, path: Path) -> Path:
+    nodes = [Node.of(DONE, {}), Node.of(EVALUATION, {})]
+    assert write_archive(path, nodes, Store(root)) == 2
+    return path
+
+
+def test_an_archive_writes_what_the_storage_lacks_and_nothing_else(root, tmp_path):
+    archive = archive_of(root, tmp_path / "results.tar.gz")
+    home = Store(tmp_path / "home").open_for_writing(min_free_bytes=0)
+    home.run(DONE.run_id).folder.write("tags.json", b'{"name":"mine"}\n')
+    assert unpack_archive(archive, home) > 4
+    assert home.run(DONE.run_id).result() == Store(root).run(DONE.run_id).result()
+    assert home.evaluation(EVALUATION.eval_id).result() == Store(root).evaluation(EVALUATION.eval_id).result()
+    assert home.run(DONE.run_id).tags() == {"name": "mine"}
+    assert unpack_archive(archive, home) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "target"),
+    [
+        ("runs/x/attempts", tarfile.SYMTYPE, "HOME"),
+        ("runs/x/config.json", tarfile.LNKTYPE, "../../home/weights.safetensors"),
+        ("runs/x/config.json", tarfile.FIFOTYPE, ""),
+        ("runs/../../home/new", tarfile.REGTYPE, ""),
+        ("/tmp/new", tarfile.REGTYPE, ""),
+        ("runs", tarfile.REGTYPE, ""),
+        ("data/x/manifest.json", tarfile.REGTYPE, ""),
+        ("mlflow.db", tarfile.REGTYPE, ""),
+    ],
+)
+def test_an_archive_with_anything_else_is_refused_before_anything_is_written(tmp_path, outside, name, kind, target):
+    path = tmp_path / "results.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        for member, type_ in ((tarfile.TarInfo("runs/y/config.json"), tarfile.REGTYPE), (tarfile.TarInfo(name), kind)):
+            member.type, member.linkname = type_, target.replace("HOME", str(outside)) if type_ == kind else ""
+            archive.addfile(member, io.BytesIO(b""))
+    home = Store(tmp_path / "storage").open_for_writing(min_free_bytes=0)
+    with pytest.raises(ValueError, match=r"archive=.*only files of runs and evaluations"):
+        unpack_archive(path, home)
+    assert [entry.name for entry in (tmp_path / "storage").iterdir()] == ["store.json"]
+
+
+def test_an_archive_is_not_written_through_a_link(root, outside, tmp_path):
+    archive = archive_of(root, tmp_path / "results.tar.gz")
+    home = tmp_path / "other"
+    (home / "runs" / DONE.run_id).mkdir(parents=True)
+    (home / "runs" / DONE.run_id / "attempts").symlink_to(outside)
+    with pytest.raises(ValueError, match=r"attempts'.*found a link"):
+        unpack_archive(archive, Store(home).open_for_writing(min_free_bytes=0))
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", b"\x1f\x8b\x08\x00 cut"])
+def test_a_file_that_is_no_archive_is_refused(tmp_path, content):
+    (tmp_path / "results.tar.gz").write_bytes(content)
+    with pytest.raises(ValueError, match=r"archive=.*expected a file that --archive has written"):
+        unpack_archive(tmp_path / "results.tar.gz", Store(tmp_path / "home").open_for_writing(min_free_bytes=0))
