@@ -215,3 +215,15 @@ def test_a_plain_path_has_a_plain_uri(tmp_path):
     assert database_uri("/home/me/.gram/mlflow.db") == "sqlite:////home/me/.gram/mlflow.db"
     assert database_path("sqlite:////a/b.db") == Path("/a/b.db")
     assert database_path("http://host:5000") is database_path("postgresql://host/mlflow") is None
+
+
+@pytest.mark.parametrize("place", ["mlartifacts", "mlartifacts/{}", "mlartifacts/{}/artifacts", "mlartifacts/{}/artifacts/figures"])
+def test_a_folder_of_artifacts_that_is_a_link_is_not_followed(original, home, place):
+    run_id = log(original)
+    folder = original / place.format(run_id)
+    shutil.rmtree(folder)
+    folder.symlink_to(home)
+    with pytest.raises(TrackingUnavailable, match="found a link"):
+        log(original)
+    assert content(home) == {Path("table.csv"): b"mine"}
+    assert table_of(original) in (None, "a,b\n1,2\n")
