@@ -236,8 +236,16 @@ def write_task(folder, name: str, num_documents: int, right: int = 0, kind: str 
     )
 
 
+@pytest.fixture
+def own_tasks(harness, monkeypatch):
+    """Without the harness's own tasks, whose thousands of files take half a minute to read."""
+    from lm_eval import tasks
+
+    monkeypatch.setattr("lm_eval.tasks.TaskManager", partial(tasks.TaskManager, include_defaults=False))
+
+
 @pytest.mark.timeout(600)
-def test_a_task_of_ones_own_is_scored_once_and_is_in_the_frames(scored, tmp_path, capsys, monkeypatch):
+def test_a_task_of_ones_own_is_scored_once_and_is_in_the_frames(own_tasks, scored, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
     store, view, *_ = scored
     write_task(tmp_path / "tasks", "keepers", 12)
@@ -271,17 +279,14 @@ def test_a_task_of_ones_own_is_scored_once_and_is_in_the_frames(scored, tmp_path
 
 
 def test_without_a_network_a_task_of_the_hub_is_refused_before_a_model_is_loaded(
-    harness, scored, tmp_path, capsys, monkeypatch
+    own_tasks, scored, tmp_path, capsys, monkeypatch
 ):
-    from lm_eval import tasks
-
     store, view, *_ = scored
 
     def unreachable(*_, **__):
         raise ConnectionError("Couldn't reach 'owner/questions' on the Hub")
 
     monkeypatch.setattr("datasets.load_dataset", unreachable)
-    monkeypatch.setattr("lm_eval.tasks.TaskManager", partial(tasks.TaskManager, include_defaults=False))
     monkeypatch.setattr(task_scores, "load_view", lambda *_: pytest.fail("a model was loaded"))
     write_task(tmp_path / "tasks", "keepers", 2)
     flags = ["--include-path", str(tmp_path / "tasks"), "--storage", store.root]
