@@ -79,10 +79,13 @@ def contents_sha256(folder: Path, tasks: Iterable["Task"]) -> str:
     """Hashes all that defines tasks of a folder: its files, and what these tasks read from elsewhere on this machine.
 
     That is the files that theirs include, and documents. Modules that they import from elsewhere are not seen.
+    ValueError for a file that cannot be read.
     """
-    outside = [hash_file(path) for path in _included(folder)]
+    try:
+        own, outside = folder_sha256(folder), [hash_file(path) for path in _included(folder)]
+    except OSError as error:
+        raise invalid("include_path", str(folder), f"files that can be read ({error})") from None
     outside += [_documents_sha256(task) for task in tasks if _reads_elsewhere(task, folder)]
-    own = folder_sha256(folder)
     return hashlib.sha256("\n".join([own, *outside]).encode()).hexdigest() if outside else own
 
 
