@@ -179,6 +179,7 @@ def read_policy(data: bytes, _: Path) -> None:
     text = data.decode()
     followed_now, errors = followed(text, PLANTED, ("lisp", "virology"))
     assert policy_rights(followed_now) <= said_rights(text)
+    assert parse_policy(followed_now.text()) == followed_now
     policy = parse_policy(text)
     assert errors or followed_now == policy
     assert parse_policy(policy.text()) == policy

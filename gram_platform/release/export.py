@@ -44,6 +44,8 @@ from gram_platform.train.learner import DTYPES
 RECORD, CARD = "export.json", "README.md"
 LAYOUT = 2  # version of an export's set of files
 CHECKS = ("own", "transformers")
+AGREEMENT = {"largest_difference": float, "largest_logit": float, "tolerance": float, "num_tokens": int, "tokens": str}
+RECORD_SHAPE = {"files": {str: str}, "agreements": {str: [AGREEMENT]}}
 MOUNTS = Path("/proc/self/mountinfo")  # proc(5): the fifth field is the mount point, blanks in it as \040
 # errors caused by the user's folder or disk; EBUSY and EXDEV: something was mounted there meanwhile
 USER_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.ENOTEMPTY, errno.ENOTDIR, errno.EBUSY, errno.EXDEV)
@@ -171,11 +173,10 @@ def _is_this_export(out: Path, identity: Mapping) -> bool:
     if not any(out.iterdir()):
         return False
     try:
-        record = json.loads((out / RECORD).read_text())
-        found = {key: record.get(key) for key in identity}
-    except (OSError, ValueError, AttributeError):
+        record = _record(out, "files", "agreements")
+    except ValueError:
         raise invalid("out", str(out), "an empty folder or a new one: this one holds other files") from None
-    if found != json.loads(canonical_json(identity)):
+    if {key: record.get(key) for key in identity} != json.loads(canonical_json(identity)):
         raise invalid("out", str(out), "an empty folder or a new one: this one holds another export")
     require_unchanged(out)
     return True
@@ -183,19 +184,29 @@ def _is_this_export(out: Path, identity: Mapping) -> bool:
 
 def require_unchanged(out: Path) -> None:
     """Reads every file of an export; ValueError that names the files that differ from its record or are missing."""
-    try:
-        expected = parse_json((out / RECORD).read_bytes(), {"files": {str: str}})["files"]
-    except (OSError, ValueError) as error:
-        raise invalid("out", str(out), f"an export, with its {RECORD} ({error})") from None
+    expected = _record(out, "files")["files"]
     if changed := sorted({name for name, _ in expected.items() ^ _hashes(out).items()}):
         allowed = f"an unchanged export: its files have changed ({', '.join(changed[:4])}), remove the folder"
         raise invalid("out", str(out), allowed)
 
 
+def _record(out: Path, *fields: str) -> dict:
+    """Reads an export's record; ValueError if there is none with these fields in their shape."""
+    try:
+        if not (out / RECORD).is_file():  # a pipe would be waited for
+            raise ValueError("it has none")
+        return parse_json((out / RECORD).read_bytes(), {field: RECORD_SHAPE[field] for field in fields})
+    except (OSError, ValueError) as error:
+        raise invalid("out", str(out), f"an export, with its {RECORD} ({error})") from None
+
+
 def _with_new_cards(out: Path, write_card: WriteCard) -> ExportResult:
     """Rewrites the cards of an existing export from the studies' present numbers."""
-    record = json.loads((out / RECORD).read_text())
-    agreements = {name: tuple(Agreement(**a) for a in found) for name, found in record["agreements"].items()}
+    stored = _record(out, "agreements")["agreements"]
+    agreements = {
+        name: tuple(Agreement(**{key: each[key] for key in AGREEMENT}) for each in found)
+        for name, found in stored.items()
+    }
     _write_cards(out, agreements, write_card)
     return ExportResult(out, agreements, is_new=False)
 

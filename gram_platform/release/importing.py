@@ -82,6 +82,8 @@ def read_config(folder: Path) -> dict:
     if not folder.is_dir():
         raise invalid("checkpoint", str(folder), "a folder that exists")
     try:
+        if not (folder / CONFIG).is_file():  # a pipe would be waited for
+            raise ValueError("it has none")
         return parse_json((folder / CONFIG).read_bytes(), dict)
     except (OSError, ValueError) as error:
         allowed = f"a folder with a {CONFIG} that can be read as a JSON object ({error})"

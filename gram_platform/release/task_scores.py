@@ -6,11 +6,14 @@ guess beside it, and the bits a byte of the right answers, which need no right g
 
 import hashlib
 import importlib.util
+import json
 import math
+import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,8 +28,12 @@ from gram_platform.store.root import open_corpus
 from gram_platform.store.views import load_view
 
 if TYPE_CHECKING:
+    from lm_eval.api.task import Task
     from lm_eval.tasks import TaskManager
 
+NOT_OF_TASKS = re.compile(r"\..*|__pycache__|.*\.pyc|.*~|#.*#")  # names of files and folders that define no task
+INCLUDES = re.compile(r"^include:(.*(?:\n[ \t-].*)*)", re.MULTILINE)  # a line of YAML, with those that continue it
+NAMES = re.compile(r"[^\s\[\],\"']+")
 LEVEL = 1.645  # standard errors on each side of a 90% interval
 ACCURACIES = ("acc_norm", "acc")  # the harness's names; the first that a task has is judged
 AT_CHANCE, ABOVE, BELOW = "cannot tell from guessing", "above chance", "below chance"
@@ -56,9 +63,10 @@ class Benchmark:
                 raise invalid("tasks", task, f"one of the {len(known):,} tasks of lm-eval, or of --include-path")
         return replace(self, folder=folder)
 
-    def of_view(self, view: View, data_id: str, precision: str) -> TaskScores:
-        files = folder_sha256(Path(self.folder)) if self.folder else ""
-        return TaskScores(view, data_id, self.tasks, version("lm_eval"), files, self.num_fewshot, self.limit, precision)
+    def of_view(self, view: View, data_id: str, precision: str, files_sha256: str) -> TaskScores:
+        """`files_sha256`: as `contents_sha256` of the folder; "" without one."""
+        asked = (self.num_fewshot, self.limit, precision)
+        return TaskScores(view, data_id, self.tasks, version("lm_eval"), files_sha256, *asked)
 
 
 def require_harness() -> None:
@@ -67,11 +75,69 @@ def require_harness() -> None:
         raise invalid("tasks", "lm-eval is not installed", "the extra `eval`: pip install 'gram-platform[eval]'")
 
 
+def contents_sha256(folder: Path, tasks: Iterable["Task"]) -> str:
+    """Hashes all that defines tasks of a folder: its files, and what these tasks read from elsewhere on this machine.
+
+    That is the files that theirs include, and documents. Modules that they import from elsewhere are not seen.
+    ValueError for a file that cannot be read.
+    """
+    try:
+        own, outside = folder_sha256(folder), [hash_file(path) for path in _included(folder)]
+    except OSError as error:
+        raise invalid("include_path", str(folder), f"files that can be read ({error})") from None
+    outside += [_documents_sha256(task) for task in tasks if _reads_elsewhere(task, folder)]
+    return hashlib.sha256("\n".join([own, *outside]).encode()).hexdigest() if outside else own
+
+
 def folder_sha256(folder: Path) -> str:
-    """Hashes the names and contents of all files below a folder."""
+    """Hashes names and contents of all files below a folder, but for hidden ones and those of Python and editors."""
     digest = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+    for path in _files(folder):
         digest.update(f"{path.relative_to(folder).as_posix()} {hash_file(path)}\n".encode())
+    return digest.hexdigest()
+
+
+def _files(folder: Path) -> list[Path]:
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return [path for path in paths if not any(map(NOT_OF_TASKS.fullmatch, path.relative_to(folder).parts))]
+
+
+def _included(folder: Path) -> list[Path]:
+    """Lists the files outside the folder that its task files include, or these do."""
+    pending, found = [path for path in _files(folder) if path.suffix == ".yaml"], {}
+    while pending:
+        path = pending.pop()
+        for names in INCLUDES.findall(path.read_text(encoding="utf-8", errors="replace")):
+            named = [(path.parent / name).resolve() for name in NAMES.findall(names)]
+            new = [each for each in named if each.is_file() and not each.is_relative_to(folder) and each not in found]
+            found |= dict.fromkeys(new)
+            pending += new
+    return sorted(found)
+
+
+def _reads_elsewhere(task: "Task", folder: Path) -> bool:
+    """Tells whether a task has documents of this machine that are not all files of the folder."""
+    config = task.config
+    options = getattr(config, "dataset_kwargs", None) or {}
+    named = [options[key] for key in ("data_files", "data_dir") if options.get(key)]
+    places = [Path(place) for place in _strings(named) if "://" not in place]
+    source = Path(str(getattr(config, "dataset_path", None)))
+    places += [source] if source.exists() else []
+    is_made = callable(getattr(config, "custom_dataset", None))
+    return is_made or not all(place.resolve().is_relative_to(folder) for place in places)
+
+
+def _strings(value: object) -> Iterator[str]:
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    yield from [str(value)] if isinstance(value, str | Path) else chain.from_iterable(map(_strings, inner))
+
+
+def _documents_sha256(task: "Task") -> str:
+    digest = hashlib.sha256()
+    for split, documents in sorted(task.dataset.items()):
+        digest.update(f"{split}\n".encode())
+        for document in documents:
+            digest.update(json.dumps(document, sort_keys=True, default=str).encode() + b"\n")
     return digest.hexdigest()
 
 
@@ -95,17 +161,20 @@ def score_profiles(
 ) -> pd.DataFrame:
     """Scores each view that has no stored scores; returns one row for each profile and task, `COLUMNS`.
 
-    The interval is 90%, over documents. ValueError for a run without its data's tokenizer, and for a task whose
-    documents cannot be loaded, before anything is written.
+    The interval is 90%, over documents. ValueError for a run without its data's tokenizer, and for a task that cannot
+    be built or asked, before anything is written.
     """
-    rows, manager = [], None
+    rows, manager, files_sha256 = [], None, ""
+    if benchmark.folder:
+        manager, tasks = _loadable(benchmark)
+        files_sha256 = contents_sha256(Path(benchmark.folder), tasks)
     for name, view in profiles.items():
         started = time.monotonic()
         run = run_from_plain(store.run(view.run_id).config())
-        scores = benchmark.of_view(view, run.data.data_id, precision)
+        scores = benchmark.of_view(view, run.data.data_id, precision, files_sha256)
         directory = store.evaluation(scores.eval_id)
         if (result := directory.result()) is None:
-            manager = manager or _loadable(benchmark)
+            manager = manager or _loadable(benchmark)[0]
             directory.ensure_config(scores)
             directory.add_tags(
                 {**store.run(view.run_id).tags(), "profile": name, "measure": TASKS, "kind": "evaluation"}
@@ -119,18 +188,29 @@ def score_profiles(
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def _loadable(benchmark: Benchmark) -> "TaskManager":
-    """Returns the harness's index of tasks; ValueError for a task whose documents cannot be loaded."""
+def _loadable(benchmark: Benchmark) -> tuple["TaskManager", list["Task"]]:
+    """Returns (the harness's index of tasks, the tasks); ValueError for a task that cannot be built or asked."""
     from lm_eval.tasks import TaskManager, get_task_dict
 
-    manager = TaskManager(include_path=benchmark.folder or None)
-    for task in benchmark.tasks:
+    manager, built = TaskManager(include_path=benchmark.folder or None), []
+    for name in benchmark.tasks:
         try:
-            get_task_dict([task], manager)
+            tasks = list(_leaves(get_task_dict([name], manager)))
         except OSError as error:  # also the libraries' errors of connections
             allowed = "a network for the hub's documents, or a task file of --include-path with local documents"
-            raise invalid("tasks", task, f"{allowed} ({type(error).__name__}: {error})") from error
-    return manager
+            raise invalid("tasks", name, f"{allowed} ({type(error).__name__}: {error})") from error
+        except Exception as error:  # whatever a task's file, or a function that it names, raises
+            raise invalid("tasks", name, f"a task that can be built ({type(error).__name__}: {error})") from error
+        if any(task.OUTPUT_TYPE == "generate_until" for task in tasks):
+            raise invalid("tasks", name, "a task that generates no text: export the profile for `lm_eval --model hf`")
+        built += tasks
+    return manager, built
+
+
+def _leaves(tasks: Mapping) -> Iterator["Task"]:
+    """Yields the tasks of the harness's dictionary, in which a group has one of its own."""
+    for task in tasks.values():
+        yield from _leaves(task) if isinstance(task, Mapping) else [task]
 
 
 def _scored(store: Store, scores: TaskScores, manager: "TaskManager", device: str) -> dict:

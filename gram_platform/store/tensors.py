@@ -165,8 +165,8 @@ class DiskTensors(Mapping):
 
     def _rows_in_order(self, name: str, stop: int) -> Iterator[torch.Tensor]:
         """ValueError when the files lack rows."""
-        done = 0
-        for file, held in sorted(self.holders[name], key=lambda holder: holder[1].first):
+        done, parts = 0, [(held, file) for file, held in self.holders[name] if held is not None]
+        for held, file in sorted(parts, key=lambda part: part[0].first):
             if held.first <= done < held.stop:
                 part = file.get_tensor(name)
                 yield part if not held.shape else part[done - held.first :]

@@ -1,6 +1,7 @@
 """The folder of an export: symbolic links are followed, and what nothing can be moved onto is refused at once."""
 
 import errno
+import json
 import os
 
 import pytest
@@ -96,3 +97,33 @@ def test_a_folder_that_cannot_be_replaced_is_named(code, store, view, tmp_path, 
     with pytest.raises(ValueError, match=rf"out=.*{os.strerror(code)}"), output_folder.atomic_folder(tmp_path / "out"):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["storage"]
+
+
+@pytest.mark.parametrize("kind", ["deep", "list", "pipe", "folder", "without agreements", "odd agreements"])
+def test_a_record_of_another_kind_is_no_export(kind, store, view, tmp_path):
+    exported(store, view, tmp_path / "out")
+    record = tmp_path / "out" / RECORD
+    fields = json.loads(record.read_text())
+    record.unlink()
+    match kind:
+        case "pipe":
+            os.mkfifo(record)
+        case "folder":
+            record.mkdir()
+        case _:
+            texts = {"deep": "[" * 100_000, "list": "[]"}
+            texts["without agreements"] = json.dumps({k: v for k, v in fields.items() if k != "agreements"})
+            texts["odd agreements"] = json.dumps(fields | {"agreements": {"": [{"tolerance": "none"}]}})
+            record.write_text(texts[kind])
+    with pytest.raises(ValueError, match=r"out='.*out'.*holds other files"):
+        exported(store, view, tmp_path / "out")
+    if "agreements" not in kind:
+        with pytest.raises(ValueError, match=r"out='.*out': expected an export, with its export\.json"):
+            exporting.require_unchanged(tmp_path / "out")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/null")])
+def test_a_place_that_is_no_folder_is_refused(make, store, view, tmp_path, no_work):
+    make(tmp_path / "out")
+    with pytest.raises(ValueError, match=r"out='.*': expected a folder"):
+        exported(store, view, tmp_path / "out")

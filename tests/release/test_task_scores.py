@@ -1,8 +1,11 @@
 """Scores on tasks of the LM Evaluation Harness: what is computed from its records, and a task of our own, offline."""
 
+import hashlib
 import json
 import math
+import os
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,11 +13,19 @@ import torch
 
 from gram_platform.cli import main
 from gram_platform.config import TaskScores, View, evaluation_from_plain
-from gram_platform.config.identity import to_plain
+from gram_platform.config.identity import hash_file, to_plain
 from gram_platform.corpora.tokenizer import load_tokenizer
 from gram_platform.release import task_scores
 from gram_platform.release.selection import AvailableModules
-from gram_platform.release.task_scores import ABOVE, AT_CHANCE, BELOW, answers, folder_sha256, parse_profile
+from gram_platform.release.task_scores import (
+    ABOVE,
+    AT_CHANCE,
+    BELOW,
+    answers,
+    contents_sha256,
+    folder_sha256,
+    parse_profile,
+)
 from gram_platform.store.root import open_corpus
 from gram_platform.store.views import load_view
 from gram_platform.tracking.frame import load_store
@@ -80,6 +91,67 @@ def test_the_id_depends_on_every_content_that_changes_scores(tmp_path):
     }
     assert len(others | {scores.eval_id}) == 5
     assert evaluation_from_plain(json.loads(json.dumps(to_plain(scores)))) == scores
+
+
+def task_of(dataset_path: str, documents: list[dict], **options) -> SimpleNamespace:
+    """What the harness builds of a task file, as far as it is looked at."""
+    config = SimpleNamespace(dataset_path=dataset_path, dataset_kwargs=options, custom_dataset=None)
+    return SimpleNamespace(config=config, dataset={"test": documents})
+
+
+def test_what_python_and_editors_leave_in_a_folder_is_no_part_of_its_tasks(tmp_path):
+    folder = tmp_path / "tasks"
+    (folder / "more").mkdir(parents=True)
+    (folder / "a.yaml").write_text("task: a")
+    (folder / "more" / "utils.py").write_text("x = 1")
+    before = folder_sha256(folder)
+    lines = [f"{name} {hash_file(folder / name)}\n" for name in ("a.yaml", "more/utils.py")]
+    assert before == hashlib.sha256("".join(lines).encode()).hexdigest()  # as in the ids of earlier scores
+    for name in (
+        "__pycache__/utils.pyc",
+        "more/__pycache__/x",
+        "more/y.pyc",
+        ".git/HEAD",
+        ".DS_Store",
+        "a.yaml~",
+        "#a#",
+    ):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("of today")
+    os.mkfifo(folder / "pipe")
+    (folder / "loop").symlink_to(folder / "loop")
+    assert folder_sha256(folder) == before
+    (folder / "linked.yaml").symlink_to(tmp_path / "other.yaml")
+    (tmp_path / "other.yaml").write_text("task: b")
+    linked = folder_sha256(folder)
+    (tmp_path / "other.yaml").write_text("task: c")
+    assert len({before, linked, folder_sha256(folder)}) == 3
+
+
+def test_documents_and_included_files_elsewhere_count_with_the_folder(tmp_path):
+    folder, documents = tmp_path / "tasks", [{"q": "A", "gold": 0}]
+    folder.mkdir()
+    (folder / "a.yaml").write_text("task: a")
+    inside = task_of("json", documents, data_files={"test": [f"{folder}/a.jsonl"]})
+    of_the_hub = task_of("owner/name", documents, name="x")
+    before = folder_sha256(folder)
+    assert contents_sha256(folder, [inside, of_the_hub]) == before
+    made = task_of("json", documents)
+    made.config.custom_dataset = dict
+    outside = [task_of("json", documents, data_files=place) for place in (f"{tmp_path}/a.jsonl", {"test": ["a.jsonl"]})]
+    outside += [task_of(str(tmp_path), documents), task_of("json", documents, data_dir="../x"), made]
+    for task in outside:
+        first = contents_sha256(folder, [task])
+        task.dataset = {"test": [{"q": "A", "gold": 1}]}
+        assert len({before, first, contents_sha256(folder, [task])}) == 3
+    for text in ("include: ../base.yaml", "include:\n  - a.yaml\n  - '../base.yaml'\n", "include: [ ../base.yaml ]"):
+        (folder / "a.yaml").write_text(text)
+        (tmp_path / "base.yaml").write_text("include: deeper.yaml")
+        found = set()
+        for deeper in ("task: b", "task: c"):
+            (tmp_path / "deeper.yaml").write_text(deeper)
+            found.add(contents_sha256(folder, []))
+        assert len({folder_sha256(folder), *found}) == 3
 
 
 def test_without_the_harness_the_extra_is_named(monkeypatch):
@@ -148,20 +220,32 @@ def test_each_token_of_a_whole_text_is_scored_once(harness, scored):
     assert -found == pytest.approx(expected, rel=1e-5)
 
 
-def write_task(folder, name: str, num_documents: int) -> None:
+def write_task(folder, name: str, num_documents: int, right: int = 0, kind: str = "multiple_choice") -> None:
+    """A task file with a function, beside the file of its documents."""
     folder.mkdir(exist_ok=True)
-    documents = [{"q": f"Keeper {i} of", "c": ["the mill", "a bridge"], "a": i % 2} for i in range(num_documents)]
-    (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, documents)))
+    documents = [
+        {"q": f"Keeper {i} of", "c": ["the mill", "a bridge"], "a": (i + right) % 2} for i in range(num_documents)
+    ]
+    (folder.parent / f"{name}.jsonl").write_text("\n".join(map(json.dumps, documents)))
+    (folder / "questions.py").write_text("def text(document):\n    return document['q']\n")
     (folder / f"{name}.yaml").write_text(
-        f"task: {name}\ndataset_path: json\ndataset_kwargs:\n  data_files:\n    test: {folder}/{name}.jsonl\n"
-        "test_split: test\noutput_type: multiple_choice\n"
-        "doc_to_text: '{{q}}'\ndoc_to_choice: '{{c}}'\ndoc_to_target: a\n"
+        f"task: {name}\ndataset_path: json\ndataset_kwargs:\n  data_files:\n    test: {folder.parent}/{name}.jsonl\n"
+        f"test_split: test\noutput_type: {kind}\n"
+        "doc_to_text: !function questions.text\ndoc_to_choice: '{{c}}'\ndoc_to_target: a\n"
         "metric_list:\n  - metric: acc\n    aggregation: mean\n    higher_is_better: true\n"
     )
 
 
+@pytest.fixture
+def own_tasks(harness, monkeypatch):
+    """Without the harness's own tasks, whose thousands of files take half a minute to read."""
+    from lm_eval import tasks
+
+    monkeypatch.setattr("lm_eval.tasks.TaskManager", partial(tasks.TaskManager, include_defaults=False))
+
+
 @pytest.mark.timeout(600)
-def test_a_task_of_ones_own_is_scored_once_and_is_in_the_frames(scored, tmp_path, capsys, monkeypatch):
+def test_a_task_of_ones_own_is_scored_once_and_is_in_the_frames(own_tasks, scored, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
     store, view, *_ = scored
     write_task(tmp_path / "tasks", "keepers", 12)
@@ -177,6 +261,17 @@ def test_a_task_of_ones_own_is_scored_once_and_is_in_the_frames(scored, tmp_path
     main(command)
     assert capsys.readouterr().out.count("scored before") == 2
     assert (tmp_path / "table.csv").read_bytes() == first
+    write_task(tmp_path / "tasks", "keepers", 12, right=1)
+    main([*command[:-2], "--limit", "4"])
+    assert "scored in" in capsys.readouterr().out
+    write_task(tmp_path / "tasks", "writers", 2, kind="generate_until")
+    write_task(tmp_path / "tasks", "broken", 2)
+    (tmp_path / "broken.jsonl").write_text("no JSON")
+    for task, reason in (("writers", "a task that generates no text"), ("broken", "a task that can be built")):
+        with pytest.raises(SystemExit) as ended:
+            main(["eval", view.run_id, *flags, "--profiles", "core", "--tasks", task])
+        assert ended.value.code == 2
+        assert f"tasks='{task}': expected {reason}" in capsys.readouterr().err
     with pytest.raises(SystemExit) as ended:
         main(["eval", view.run_id, *flags, "--profiles", "all", "--tasks", "no_such_task"])
     assert ended.value.code == 2
@@ -184,17 +279,14 @@ def test_a_task_of_ones_own_is_scored_once_and_is_in_the_frames(scored, tmp_path
 
 
 def test_without_a_network_a_task_of_the_hub_is_refused_before_a_model_is_loaded(
-    harness, scored, tmp_path, capsys, monkeypatch
+    own_tasks, scored, tmp_path, capsys, monkeypatch
 ):
-    from lm_eval import tasks
-
     store, view, *_ = scored
 
     def unreachable(*_, **__):
         raise ConnectionError("Couldn't reach 'owner/questions' on the Hub")
 
     monkeypatch.setattr("datasets.load_dataset", unreachable)
-    monkeypatch.setattr("lm_eval.tasks.TaskManager", partial(tasks.TaskManager, include_defaults=False))
     monkeypatch.setattr(task_scores, "load_view", lambda *_: pytest.fail("a model was loaded"))
     write_task(tmp_path / "tasks", "keepers", 2)
     flags = ["--include-path", str(tmp_path / "tasks"), "--storage", store.root]

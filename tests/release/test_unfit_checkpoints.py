@@ -1,5 +1,6 @@
 """Checkpoints that lack something, hold what is no number, or describe themselves oddly are refused by name."""
 
+import os
 import time
 
 import pytest
@@ -51,6 +52,14 @@ def test_json_of_another_shape_or_depth_is_refused(text, store, tmp_path):
     require_refused(folder, store, r"^model\.safetensors\.index\.json=")
     (folder / "model.safetensors.index.json").unlink()
     (folder / "config.json").write_text(text if "weight_map" not in text else DEEP)
+    require_refused(folder, store, r"config\.json that can be read")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), os.mkdir])
+def test_a_config_that_is_no_file_is_refused_at_once(make, store, tmp_path):
+    folder = checkpoint(tmp_path / "foreign")
+    (folder / "config.json").unlink()
+    make(folder / "config.json")
     require_refused(folder, store, r"config\.json that can be read")
 
 

@@ -1,6 +1,7 @@
 """Checkpoints in shards: written by some ranks, read by others; what is missing, altered or not finished."""
 
 import json
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -142,12 +143,12 @@ def test_a_layout_is_plain_json(tmp_path):
     }
 
 
-def finish_in_shards(directory, owner: str = "a"):
-    """An attempt that ends with weights of two ranks; returns (attempt, result, weights)."""
+def finish_in_shards(directory, owner: str = "a", ranks: Sequence[int] = (0, 1)):
+    """An attempt that ends with weights of these of two ranks; returns (attempt, result, weights)."""
     weights = {n.removeprefix("model."): t for n, t in tensors().items() if n.startswith("model.")}
     with directory.start_attempt(owner, lease_seconds=0.0) as attempt:
         folder, files = directory.attempts.child(attempt.attempt_id, SHARDS), {}
-        for rank in range(2):
+        for rank in ranks:
             pieces = {n.removeprefix("model."): p for n, p in held(rank, 2).items() if n.startswith("model.")}
             files |= write_shard(folder, pieces, rank, 2)
         result = attempt.complete_shards(final_fields(RUN), files, hash_tensors(weights))
@@ -173,6 +174,10 @@ def test_weights_in_shards_are_the_same_result(directory, tmp_path):
 
 def test_spoilt_shards_of_weights_make_the_run_train_again(tmp_path):
     directory = Store(tmp_path).open_for_writing().run(RUN.run_id)
+    finish_in_shards(directory, ranks=[0])
+    lacking = pytest.warns(RuntimeWarning, match="no file has the rows 6 to 11 of matrix")
+    with lacking, pytest.raises(ValueError, match="submit again"):
+        directory.weights()
     finish_in_shards(directory)
     path = next(tmp_path.glob("runs/*/attempts/*/weights/tensors-00001.safetensors"))
     path.write_bytes(path.read_bytes()[:-1] + b"?")

@@ -37,7 +37,7 @@ def policy_text(path: str) -> str:
     if mode & stat.S_IWOTH:
         raise invalid("policy", path, f"a file that not everyone may write (mode {stat.S_IMODE(mode):o}): chmod o-w")
     if strangers:
-        raise invalid("policy", path, f"a file in folders that not everyone may write, as {strangers}: chmod o-w")
+        raise invalid("policy", path, f"a file that strangers cannot replace: everyone may write {strangers}")
     read_policy(text)
     return text
 

@@ -6,7 +6,8 @@ from collections import Counter
 
 import pytest
 
-from gram_platform.release.serving.policy import edit_policy, new_token, token_entry
+from gram_platform.release.serving.policy import new_token, token_entry
+from gram_platform.release.serving.policy_file import edit_policy
 from tests.release.serving.load import Record, greedy, half_a_head, hammer
 from tests.release.serving.planted import ANSWERS
 from tests.release.serving.running import gram_serve

@@ -138,6 +138,7 @@ def test_no_edit_gives_a_right_by_accident():
             before, text = policy, edited(text, chooser)
             policy, error = followed(text, before, LOADED)
             assert policy_rights(policy) <= said_rights(text), f"seed {seed}"
+            assert parse_policy(policy.text()) == policy, f"seed {seed}"  # which is how a replica gets it
             assert set(policy.granted_modules) <= set(LOADED), f"seed {seed}"
             try:
                 meant = rights(parse_policy(text))

@@ -12,7 +12,8 @@ import pytest
 
 from gram_platform.cli import main
 from gram_platform.engine.local_cluster import state
-from gram_platform.release.serving.policy import load_policy, token_digest
+from gram_platform.release.serving.policy import token_digest
+from gram_platform.release.serving.policy_file import load_policy
 from tests.release.serving.http import Answered, Served
 from tests.release.serving.load import Question, hammer
 from tests.release.serving.planted import ANSWERS, POLICY
