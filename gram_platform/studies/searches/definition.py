@@ -14,7 +14,7 @@ from gram_platform.store import Store
 from gram_platform.studies.build import Graph
 from gram_platform.studies.definition import Study
 from gram_platform.studies.flags import CommonFlags, split_list
-from gram_platform.studies.searches.optuna_studies import PREFIX, open_storage
+from gram_platform.studies.searches.optuna_studies import PREFIX, attributes, open_storage
 from gram_platform.studies.searches.report import SearchOutput
 from gram_platform.studies.searches.stopping import read_stopped
 from gram_platform.studies.session import machine_hours
@@ -215,7 +215,7 @@ class OptunaSearch(Search):
         source = OptunaSource(groups, self.space(graph), self.objectives, value_of)
         ended = [t for g in groups for t in g.study.get_trials(deepcopy=False) if t.state.is_finished()]
         num_adopted = sum(len(group.adopted) for group in groups)
-        hours = sum(trial.user_attrs.get("rank_s", 0.0) for trial in ended) / 3600
+        hours = sum(attributes(trial).get("rank_s", 0.0) for trial in ended) / 3600
         yield Round(
             source,
             hours,
