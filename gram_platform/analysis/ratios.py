@@ -240,7 +240,7 @@ def size_key(size: str) -> tuple:
 
 def seed_key(seed: str) -> tuple:
     """Sorts numbers by value, and all other names last."""
-    return (0, int(seed), "") if str(seed).isdigit() else (1, 0, str(seed))
+    return (0, int(seed), "") if str(seed).isdecimal() else (1, 0, str(seed))
 
 
 def profile_key(profile: str) -> tuple:

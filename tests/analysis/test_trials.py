@@ -122,6 +122,19 @@ def test_the_front_agrees_with_optuna_and_never_holds_a_diverged_trial(study):
     assert not set(told["trial"][pareto_front(told, {"core": "max"})]) & set(told["trial"][told["state"] != "complete"])
 
 
+@pytest.mark.parametrize("value", [5, None, "x", [[1]], {"core": "x"}, True])
+def test_attributes_of_a_trial_of_another_shape_count_as_absent(value):
+    """A database of trials is a file of the storage."""
+    study = optuna.create_study(direction="minimize")
+    study.add_trial(optuna.trial.create_trial(value=1.5))
+    names = ("state", "metrics", "runs", "elapsed_s", "rank_s", "progress")
+    study.add_trial(optuna.trial.create_trial(value=2.5, user_attrs=dict.fromkeys(names, value)))
+    trials = trials_frame(study, ("loss",))
+    assert trials["state"].tolist() == ["complete", "complete"]
+    assert trials["loss"].tolist() == [1.5, 2.5]
+    assert "complete trials" in why_no_importances(study, "loss")
+
+
 def test_equal_points_are_on_the_front_together():
     assert list(pareto_front(frame([(1, 1, 1), (1, 1, 1), (1, 1, 2)]), OBJECTIVES)) == [True, True, False]
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pandas as pd
+import plotly.graph_objects as go
 import pytest
 
 from gram_platform.analysis.tables import Analysis, analyse
@@ -97,6 +98,29 @@ def test_a_domain_named_like_markup_is_escaped_once():
     assert "<b>&x" in {trace.get("name") for figure in figures for trace in json.loads(figure)["data"]}
     assert "&amp;lt;" not in markup
     assert "&amp;amp;" not in markup
+
+
+HREF = 'a href="https://elsewhere.example"'
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        (f"<{HREF}>x</a>", f"&lt;{HREF}>x&lt;/a>"),
+        (f"<<A\thref=x>{HREF}", f"&lt;&lt;A\thref=x>{HREF}"),
+        (f"\\<{HREF}>", f"\\&lt;{HREF}>"),
+        ("\\u003ca>", "\\u003ca>"),
+        ("<b>x</b><br><extra></extra><i>", "<b>x</b><br><extra></extra><i>"),
+        ("a < b, <bold>", "a &lt; b, &lt;bold>"),
+    ],
+)
+def test_a_label_makes_no_link_in_a_figure(name, shown):
+    """Plotly makes <a> of its pseudo-HTML a link; &lt; shows as <."""
+    page = str(sections_html([Section("x", figures={"x": go.Figure(go.Scatter(x=[name], y=[1], name=name))})]))
+    (found,) = re.findall(r'<script type="application/json".*?>(.*?)</script>', page)
+    (trace,) = json.loads(found)["data"]
+    assert trace["name"] == shown
+    assert trace["x"] == [shown]
 
 
 def tiles_of(page: str) -> dict[str, str]:

@@ -217,7 +217,9 @@ def test_a_plain_path_has_a_plain_uri(tmp_path):
     assert database_path("http://host:5000") is database_path("postgresql://host/mlflow") is None
 
 
-@pytest.mark.parametrize("place", ["mlartifacts", "mlartifacts/{}", "mlartifacts/{}/artifacts", "mlartifacts/{}/artifacts/figures"])
+@pytest.mark.parametrize(
+    "place", ["mlartifacts", "mlartifacts/{}", "mlartifacts/{}/artifacts", "mlartifacts/{}/artifacts/figures"]
+)
 def test_a_folder_of_artifacts_that_is_a_link_is_not_followed(original, home, place):
     run_id = log(original)
     folder = original / place.format(run_id)

@@ -29,7 +29,8 @@ from gram_platform.paper.verdicts import EXPLANATION, verdict_counts
 LONG = 26  # letters of a cell that may be broken: an interval has 23
 PLOTLY = "plotly.min.js"
 ASSETS = ("page.css", "page.js", PLOTLY)  # shared by the pages of a site
-_OTHER_TAG = re.compile("<(?!/?(?:b|i|br|sub|sup|extra)>)")  # plotly would make links of <a>
+# in JSON, which may have < as an escape: a tag that no figure of ours has, such as the <a> of which plotly makes a link
+_OTHER_TAG = re.compile(r"(?<!\\)((?:\\\\)*)(?:<|\\u003c)(?!(?:/|\\u002f)?(?:b|i|br|sub|sup|extra)(?:>|\\u003e))")
 _ADDRESS = re.compile(r"https?://\S+|(\.\./)*\w[\w+.=@/-]*\.(html|csv)(#[\w-]+)?", re.ASCII)
 
 
@@ -150,7 +151,7 @@ def _anchors(titles: Iterable[str]) -> list[str]:
 
 def _figure_json(figure: go.Figure) -> Markup:
     """Writes a figure's JSON: no text in it can end the script element, and of its tags plotly finds ours alone."""
-    text = _OTHER_TAG.sub("&lt;", str(figure.to_json()).replace("\\u003c", "<"))
+    text = _OTHER_TAG.sub(r"\1&lt;", str(figure.to_json()))
     return Markup(text.replace("<", "\\u003c"))
 
 

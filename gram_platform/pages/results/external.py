@@ -6,11 +6,10 @@
 import csv
 import io
 import itertools
-import json
 import math
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
 import pandas as pd
@@ -18,9 +17,10 @@ import pandas as pd
 from gram_platform.analysis.ratios import BASELINE, ELICITED, VARIANT, size_key
 from gram_platform.config import CORE
 from gram_platform.config.flops import total_parameters
-from gram_platform.config.identity import invalid, local_path, require_name
+from gram_platform.config.identity import invalid, local_path, parse_json, require_name
 from gram_platform.config.ladder import DEMO_SIZES, GRID_DEMO_SIZES, PAPER_SIZES, SMOKE_SIZES, STORIES_SIZES
 from gram_platform.methods import METHODS
+from gram_platform.store.files import safe_name
 
 LOSSES_FILE, CURVES_FILE, STUDIES_FILE = "losses.csv", "curves.jsonl", "studies.json"
 REQUIRED = ("study", "method", "size", "seed", "retained", "domain", ELICITED, "loss")
@@ -29,6 +29,8 @@ LOSS_COLUMNS = ["row", "study", VARIANT, "method", "size", "seed", "retained", "
 VIEW_AND_DOMAIN = ["study", VARIANT, "method", "size", "seed", "retained", "domain", ELICITED]
 CURVE_COLUMNS = ["row", "study", VARIANT, "size", "seed", "domain", "step", "loss"]
 FLAGS = {"0": False, "1": True, "False": False, "True": True}
+MOST_NUMBER = 10**40  # that a seed or variant can be; other numbers are names
+NO_NUMBERS = ("nan", "inf", "infinity", "null", "none", "na", "n/a", "<na>")  # as programs write a gap
 MIN_POINTS = 3  # a power law of three parameters needs as many
 SIZES = {**SMOKE_SIZES, **GRID_DEMO_SIZES, **DEMO_SIZES, **STORIES_SIZES, **PAPER_SIZES}
 # the names in the authors' published settings (agencyenterprise/modular-pretraining), and what we call them
@@ -96,16 +98,20 @@ def parameters_of(size: str) -> float:
 
 def _losses(path: Path) -> Iterable[tuple]:
     reader = csv.DictReader(io.StringIO(_text(path), newline=""), restkey="")
-    header = reader.fieldnames or []
-    absent = [name for name in REQUIRED if name not in header]
-    if absent:
-        allowed = f"the columns {', '.join(REQUIRED)}: there is no {', '.join(absent)}"
-        raise invalid(f"{path.name}, row 1", ",".join(header), allowed)
     try:
+        _require_columns(f"{path.name}, row 1", reader.fieldnames or [])
         for cells in reader:
             yield _loss(f"{path.name}, row {reader.line_num}", reader.line_num, cells)
     except csv.Error as error:
         raise invalid(f"{path.name}, row {reader.line_num}", str(error), "comma-separated values") from error
+
+
+def _require_columns(place: str, header: Sequence[str]) -> None:
+    absent = [name for name in REQUIRED if name not in header]
+    twice = sorted({name for name in header if name and header.count(name) > 1})
+    if absent or twice:
+        wrong = f"there is no {', '.join(absent)}" if absent else f"there are several columns {', '.join(twice)}"
+        raise invalid(place, ",".join(header), f"the columns {','.join(REQUIRED)}, with commas between them: {wrong}")
 
 
 def _loss(place: str, number: int, cells: Mapping) -> tuple:
@@ -143,7 +149,7 @@ def _retained(field: str, text: str) -> str:
 
 
 def _curves(path: Path, studies: set[str]) -> Iterable[tuple]:
-    for number, line in enumerate(_text(path).splitlines(), start=1):
+    for number, line in enumerate(_text(path).split("\n"), start=1):  # `splitlines` would end lines within texts
         if line.strip():
             place = f"{path.name}, row {number}"
             head, points = _curve(place, _object(place, line))
@@ -158,8 +164,7 @@ def _curve(place: str, curve: Mapping) -> tuple[tuple, list]:
     for name in CURVE_KEYS:
         if curve.get(name) in (None, ""):
             raise invalid(f"{place}, {name}", curve.get(name), "a value: a curve has " + ", ".join(CURVE_KEYS))
-    cell = {name: str(curve.get(name) or "").strip() for name in ("study", VARIANT, "size", "seed", "domain")}
-    cell[VARIANT] = str(curve[VARIANT]).strip() if curve.get(VARIANT) is not None else ""  # 0 is a name too
+    cell = {name: _cell(f"{place}, {name}", curve.get(name)) for name in ("study", VARIANT, "size", "seed", "domain")}
     steps, losses = (curve[name] for name in ("steps", "losses"))
     for name, values in (("steps", steps), ("losses", losses)):
         if not isinstance(values, list) or len(values) < MIN_POINTS:
@@ -174,10 +179,17 @@ def _curve(place: str, curve: Mapping) -> tuple[tuple, list]:
     return _names(place, cell), list(zip(steps, losses, strict=True))
 
 
+def _cell(field: str, value: object) -> str:
+    """Writes a name as a table has it: a text, or a number, of which 0 is one; "" for none."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, str | int | float)):
+        raise invalid(field, value, "a text or a number")
+    return "" if value is None else str(value).strip()
+
+
 def _object(place: str, line: str) -> dict:
     try:
-        found = json.loads(line)
-    except json.JSONDecodeError as error:
+        found = parse_json(line)
+    except ValueError as error:
         raise invalid(place, line[:40], f"a JSON object ({error})") from error
     if not isinstance(found, dict):
         raise invalid(place, line[:40], "a JSON object")
@@ -196,21 +208,29 @@ def _text(path: Path) -> str:
 
 def _names(place: str, cell: Mapping[str, str]) -> tuple[str, str, str, str, str]:
     """Returns (study, variant, size, seed, domain) under the names of tables."""
-    study = STUDY_NAMES.get(cell["study"], cell["study"])
-    for name, value in (("study", study), ("seed", cell["seed"]), ("domain", cell["domain"])):
-        require_name(f"{place}, {name}", re.sub(r"\.0$", "", value) if name == "seed" else value)
+    study, seed = STUDY_NAMES.get(cell["study"], cell["study"]), _plain(cell["seed"])
+    for name, value in (("study", study), ("seed", seed), ("domain", cell["domain"])):
+        require_name(f"{place}, {name}", value)
+    safe_name(f"{place}, study", study)  # it names a folder of the pages
+    if seed.lower().lstrip("+-") in NO_NUMBERS:
+        raise invalid(f"{place}, seed", cell["seed"], "a number or a name: this is a gap")
     if math.isnan(parameters_of(cell["size"])):
         raise invalid(f"{place}, size", cell["size"], "a number of parameters such as 0.3M, 800M or 2B")
-    return study, _plain(cell[VARIANT]), cell["size"], _plain(cell["seed"]), cell["domain"]
+    return study, _plain(cell[VARIANT]), cell["size"], seed, cell["domain"]
 
 
 def _plain(name: str) -> str:
-    """Spells numbers in one way (0.50 as 0.5), so that a variant or seed has one name in both files."""
+    """Spells numbers in one way, so that a variant or seed has one name in both files: 0.50 as 0.5.
+
+    Whole numbers have all digits: 20240101.0 and 2.0240101e7 are 20240101.
+    """
     try:
-        number = float(name)
-    except ValueError:
+        number = Decimal(name)
+    except InvalidOperation:
         return name
-    return f"{number:g}" if math.isfinite(number) and abs(number) < 1e6 else name
+    if not number.is_finite() or abs(number) >= MOST_NUMBER:
+        return name
+    return str(int(number)) if number == int(number) else f"{float(number):g}"
 
 
 def _positive(field: str, value: object) -> float:
@@ -220,7 +240,7 @@ def _positive(field: str, value: object) -> float:
 def _number(field: str, value: object, allowed: str, low: float) -> float:
     try:
         number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not (math.isfinite(number) and number >= low):
         raise invalid(field, value, allowed)

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gram_platform.config.identity import has_shape, invalid, require_int, short_hash
+from gram_platform.config.identity import invalid, require_int, short_hash
 from gram_platform.config.space import Space
 from gram_platform.engine.life import NodeLifecycle
 from gram_platform.engine.proposals import Group, Judge, OptunaSource, PointList, SearchObjective, Source, open_study
@@ -14,7 +14,7 @@ from gram_platform.store import Store
 from gram_platform.studies.build import Graph
 from gram_platform.studies.definition import Study
 from gram_platform.studies.flags import CommonFlags, split_list
-from gram_platform.studies.searches.optuna_studies import open_storage
+from gram_platform.studies.searches.optuna_studies import attributes, open_storage
 from gram_platform.studies.searches.report import SearchOutput
 from gram_platform.studies.searches.stopping import read_stopped
 from gram_platform.studies.session import machine_hours
@@ -219,9 +219,9 @@ class OptunaSearch(Search):
         source = OptunaSource(groups, self.space(graph), self.objectives, value_of)
         ended = [t for g in groups for t in g.study.get_trials(deepcopy=False) if t.state.is_finished()]
         num_adopted = sum(len(group.adopted) for group in groups)
-        hours = sum(trial.user_attrs.get("rank_s", 0.0) for trial in ended) / 3600
-        nodes = [nodes for trial in ended if has_shape(nodes := trial.user_attrs.get("nodes"), [str])]
-        ids = {node_id for of_trial in nodes for node_id in of_trial}
+        facts = [attributes(trial) for trial in ended]
+        hours = sum(found.get("rank_s", 0.0) for found in facts) / 3600
+        ids = {node_id for found in facts for node_id in found.get("nodes", ())}
         text = f"{len(ended)} trials ended before, {num_adopted} were left running and are taken up again"
         yield Round(source, hours, ids, text)
 

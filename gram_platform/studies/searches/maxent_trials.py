@@ -23,6 +23,7 @@ from gram_platform.store import Store
 from gram_platform.studies.build import BEST, Graph
 from gram_platform.studies.definition import shown_place
 from gram_platform.studies.searches.optuna_studies import (
+    attributes,
     search_figures,
     trials_frame,
     why_no_importances,
@@ -166,7 +167,7 @@ def maxent_report(graph: Graph, store: Store, tracker: Tracker | None, search_id
     named = {name.replace(" ", "_"): figure for name, figure in named.items()}
     facts_text = _facts_text(problem.objective, graph, search_id, about_links)
     ended = [trial for h in histories for trial in h.study.get_trials(deepcopy=False) if trial.state.is_finished()]
-    saved = [1.0 - t.user_attrs["progress"] for t in ended if t.state == TrialState.PRUNED]
+    saved = [1.0 - attributes(t).get("progress", 1.0) for t in ended if t.state == TrialState.PRUNED]
     facts_text = " ".join(filter(None, (facts_text, stopped_text([s / len(ended) for s in saved], len(ended)))))
     sections = _sections(linked_histories, drawn, table, links)
     return search_output(graph, search_id, facts_text, sections, files, record, named, _text(table, search_id))

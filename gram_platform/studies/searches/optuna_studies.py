@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import optuna
 import pandas as pd
@@ -13,6 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from gram_platform.analysis.trials import (
     COMPLETE,
+    DIVERGED,
     ELAPSED,
     FAILED,
     RUNNING,
@@ -24,7 +26,7 @@ from gram_platform.analysis.trials import (
     WAITING,
 )
 from gram_platform.config.crash_safe import create_database
-from gram_platform.config.identity import invalid
+from gram_platform.config.identity import has_shape, invalid
 from gram_platform.config.space import Parameter, Space
 from gram_platform.pages.figures.searches import history_figure, importance_figure, slice_figure
 from gram_platform.store.folders import LocalFolder
@@ -61,7 +63,19 @@ OPTUNA_STATES = {
     TrialState.WAITING: WAITING,
     TrialState.PRUNED: "stopped",
 }
+ATTRIBUTES = {  # of a trial that has ended; metrics may be NaN
+    "state": lambda value: value in (*OPTUNA_STATES.values(), DIVERGED),
+    "metrics": lambda value: has_shape(value, {str: lambda one: isinstance(one, int | float)}),
+    "runs": [str],
+    **dict.fromkeys(("elapsed_s", "rank_s", "progress"), float),
+}
 MIN_TRIALS = 10  # complete ones; with fewer, importances would be noise [ours]
+    **dict.fromkeys(("runs", "nodes"), [str]),
+
+def attributes(trial: FrozenTrial) -> dict[str, Any]:
+    """Returns the user attributes that the engine sets; one of another shape counts as absent."""
+    stored = trial.user_attrs
+    return {name: stored[name] for name, shape in ATTRIBUTES.items() if has_shape(stored, {name: shape})}
 
 
 def trials_frame(study: optuna.Study, objectives: Sequence[str]) -> pd.DataFrame:
@@ -88,8 +102,8 @@ def trials_frame(study: optuna.Study, objectives: Sequence[str]) -> pd.DataFrame
             STATE: _state(trial),
             **trial.params,
             **metrics_of[trial.number],
-            RUNS: " ".join(trial.user_attrs.get("runs", ())),
-            ELAPSED: trial.user_attrs.get("elapsed_s", math.nan),
+            RUNS: " ".join(attributes(trial).get("runs", ())),
+            ELAPSED: attributes(trial).get("elapsed_s", math.nan),
             STARTED: trial.datetime_start,
         }
         for trial in trials
@@ -144,7 +158,7 @@ def search_figures(
 
 def _state(trial: FrozenTrial) -> str:
     """Returns the state that the engine noted when the trial ended, else Optuna's."""
-    return trial.user_attrs.get("state", OPTUNA_STATES[trial.state])
+    return attributes(trial).get("state", OPTUNA_STATES[trial.state])
 
 
 def _metrics(trial: FrozenTrial, objectives: Sequence[str]) -> dict[str, float]:
@@ -152,7 +166,7 @@ def _metrics(trial: FrozenTrial, objectives: Sequence[str]) -> dict[str, float]:
     if _state(trial) != COMPLETE:
         return {}
     values = dict(zip(objectives, trial.values or (), strict=False))
-    return {**values, **trial.user_attrs.get("metrics", {})}
+    return {**values, **attributes(trial).get("metrics", {})}
 
 
 def _complete(study: optuna.Study, target: str) -> list[tuple[FrozenTrial, float]]:
@@ -160,7 +174,7 @@ def _complete(study: optuna.Study, target: str) -> list[tuple[FrozenTrial, float
     is_single = len(study.directions) == 1
     pairs = []
     for trial in study.get_trials(deepcopy=False):
-        names = (target,) if is_single and "metrics" not in trial.user_attrs else ()
+        names = (target,) if is_single and "metrics" not in attributes(trial) else ()
         pairs.append((trial, _metrics(trial, names).get(target, math.nan)))
     return [(trial, value) for trial, value in pairs if math.isfinite(value)]
 

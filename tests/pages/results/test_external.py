@@ -7,7 +7,7 @@ import re
 import pytest
 
 from gram_platform.pages.results.external import read_external
-from gram_platform.pages.results.replication import prepare
+from gram_platform.pages.results.replication import prepare, replicate
 from tests.external_folder import baseline_rows, curve_lines, scaling_rows, view_rows, write_folder
 
 ROWS, CURVES = scaling_rows(), curve_lines()
@@ -37,10 +37,63 @@ def test_names_of_the_authors_are_ours_and_numbers_have_one_spelling(tmp_path):
     assert list(dict.fromkeys(external.losses["method"])) == ["baseline", "gram"]
 
 
+SPELLINGS = [  # (in losses.csv, in curves.jsonl, its one name)
+    ("20240101.0", 20240101, "20240101"),
+    ("20240101", 20240101.0, "20240101"),
+    ("20240101", "20240101.000", "20240101"),
+    ("1e6", 1000000, "1000000"),
+    ("1000000", 1e6, "1000000"),
+    ("0", 0, "0"),
+    ("0.0", "-0", "0"),
+    ("007", 7, "7"),
+    ("-3.0", -3, "-3"),
+    ("20240101123456789012", 20240101123456789012, "20240101123456789012"),
+    ("seed-a", "seed-a", "seed-a"),
+    ("\u00b2", "\u00b2", "\u00b2"),
+]
+
+
+@pytest.mark.parametrize(("in_losses", "in_curves", "name"), SPELLINGS)
+def test_a_seed_has_one_name_in_both_files(tmp_path, in_losses, in_curves, name):
+    rows = [row | {"seed": in_losses} if row["seed"] == "1" else row for row in ROWS]
+    curves = [line | {"seed": in_curves} if line["seed"] == "1" else line for line in CURVES]
+    external = read_external(write_folder(tmp_path, rows, curves))
+    assert set(external.losses["seed"]) == set(external.curves["seed"]) == {name, "2", "3"}
+    (study,) = prepare(external)
+    assert replicate(study).analysis.table["num_seeds"].max() == 3
+
+
+def test_long_seeds_stay_apart(tmp_path):
+    """They would be one number as floats."""
+    rows = [row | {"seed": f"2024010112345678901{row['seed']}"} for row in ROWS]
+    assert len(set(read_external(write_folder(tmp_path, rows, [])).losses["seed"])) == 3
+
+
+def test_line_ends_marks_and_texts_of_other_programs_are_read(tmp_path):
+    """A byte-order mark, line ends of other systems, and U+2028 or a next-line character within a text."""
+    plain = read_external(write_folder(tmp_path / "plain", ROWS, CURVES))
+    folder = write_folder(tmp_path / "other", ROWS, CURVES)
+    losses = (folder / "losses.csv").read_text()
+    lines = [json.dumps(line | {"note": "a\u2028b\x85c"}, ensure_ascii=False) for line in CURVES]
+    for end in ("\n", "\r\n", "\r"):
+        (folder / "losses.csv").write_bytes(("\ufeff" + losses.replace("\n", end)).encode())
+        (folder / "curves.jsonl").write_bytes(("\ufeff" + end.join(lines)).encode())
+        found = read_external(folder)
+        assert found.losses.equals(plain.losses)
+        assert found.curves.equals(plain.curves)
+
+
 @pytest.mark.parametrize(
     ("cells", "said"),
     [
         ({"seed": ""}, "row 14, seed='': expected a value: the cell is empty"),
+        ({"seed": "NaN"}, "row 14, seed='NaN': expected a number or a name: this is a gap"),
+        ({"seed": "-inf"}, "row 14, seed='-inf': expected a number or a name: this is a gap"),
+        ({"seed": "1,000"}, "row 14, seed='1,000': expected a non-empty name without"),
+        ({"seed": "1.5"}, "row 14, seed='1.5': expected a non-empty name without"),
+        ({"loss": "1,234.5"}, "row 14, loss='1,234.5': expected a positive finite number"),
+        ({"study": "javascript:x"}, "row 14, study='javascript:x': expected at most 200 letters"),
+        ({"study": 'x" y'}, """row 14, study='x" y': expected at most 200 letters"""),
         ({"loss": ""}, "row 14, loss='': expected a value: the cell is empty"),
         ({"retained": " "}, "row 14, retained='': expected a value: the cell is empty"),
         ({"loss": "nan"}, "row 14, loss='nan': expected a positive finite number"),
@@ -99,6 +152,11 @@ def line_with(**cells) -> list[dict]:
         ({"domain": "virolgy"}, "row 5, domain='virolgy': expected a domain of the baselines"),
         ({"seed": ""}, "row 5, seed='': expected a value"),
         ({"seed": None}, "row 5, seed=None: expected a value"),
+        ({"seed": True}, "row 5, seed=True: expected a text or a number"),
+        ({"seed": math.nan}, "row 5, seed='nan': expected a number or a name: this is a gap"),
+        ({"seed": {"a": 1}}, "row 5, seed={'a': 1}: expected a text or a number"),
+        ({"size": 50}, "row 5, size='50': expected a number of parameters"),
+        ({"losses": [5, 10**400, 3], "steps": [1, 2, 3]}, "row 5, losses=1000"),
         ({"seed": "1"}, "row 5='study scaling, size 50M, seed 1, domain lisp': expected each once: row 2"),
     ],
 )
@@ -111,6 +169,10 @@ def test_a_line_that_is_no_json_is_named(tmp_path):
     path = folder / "curves.jsonl"
     path.write_text(path.read_text() + "{'study'\n")
     assert f"curves.jsonl, row {len(CURVES) + 1}=" in refusal(folder)
+    path.write_text("[" * 100_000 + "\n")
+    assert "curves.jsonl, row 1='[[[[" in refusal(folder)
+    path.write_text('{"seed": ' + "1" * 5_000 + "}\n")
+    assert "curves.jsonl, row 1=" in refusal(folder)
     path.write_text("[1, 2]\n")
     assert "curves.jsonl, row 1='[1, 2]': expected a JSON object" in refusal(folder)
 
@@ -125,6 +187,12 @@ def test_missing_files_columns_and_cells_are_named(tmp_path):
     header = "study,method,size,seed,retained,domain,elicited,loss\n"
     (folder / "losses.csv").write_text(header)
     assert "losses.csv='no rows'" in refusal(folder)
+    (folder / "losses.csv").write_text(header.replace(",", ";"))
+    assert "with commas between them: there is no study" in refusal(folder)
+    (folder / "losses.csv").write_text(header.replace("loss", "loss,loss"))
+    assert "there are several columns loss" in refusal(folder)
+    (folder / "losses.csv").write_text("")
+    assert "losses.csv, row 1='': expected the columns" in refusal(folder)
     (folder / "losses.csv").write_text(header + "scaling,base,50M,1,core,core,0\n")
     assert "losses.csv, row 2=" in refusal(folder)
     assert "there is no losses.csv" in refusal(tmp_path / "nowhere")

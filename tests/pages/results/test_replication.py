@@ -14,6 +14,9 @@ from gram_platform.pages.results.declarations import known_studies
 from gram_platform.pages.results.external import read_external
 from gram_platform.pages.results.record import Results
 from gram_platform.pages.results.replication import prepare, published_studies, replicate
+from gram_platform.pages.results.results import summary_text
+from gram_platform.pages.site.replication import write_replication
+from gram_platform.paper.claims import CLAIMS
 from gram_platform.paper.paper import printed, published_per_seed
 from tests.external_folder import (
     SEEDS,
@@ -79,6 +82,37 @@ def test_a_size_without_curves_and_an_attack_without_a_view_are_missing(tmp_path
     assert missing["ft_lora 50M core seed 1, attack on lisp"] == "the view has no losses without the attack"
     assert missing["gram 50M core+virology seed 1, attack on virology"] == "the view keeps the domain"
     assert set(study.analysis.table["size"]) == {"50M"}
+
+
+@pytest.mark.parametrize("name", ["mine", *CLAIMS])
+def test_a_study_without_any_reference_says_why(tmp_path, name):
+    """Curves of other seeds, none, rising or flat ones: the size is missing, whichever claims the study has."""
+    rows, curves = ([row | {"study": name} for row in found] for found in (scaling_rows(), curve_lines()))
+    unusable = {"others": [line | {"seed": f"{line['seed']}0"} for line in curves]}
+    unusable |= (
+        {}
+        if name not in ("mine", "scaling", "titration")
+        else {
+            "none": [],
+            "rising": [line | {"losses": sorted(line["losses"])} for line in curves],
+            "flat": [line | {"losses": [2.5] * len(line["losses"])} for line in curves],
+        }
+    )
+    for what, lines in unusable.items():
+        study = replicated(write_folder(tmp_path / what, rows, lines))[name]
+        reasons = dict(study.analysis.missing.itertuples(index=False))
+        assert study.analysis.table.empty, what
+        assert study.claims.empty, what
+        if what in ("others", "none"):
+            assert reasons["all rows of size 50M"] == "no baseline of this size is complete"
+        else:
+            why = [reason for lacking, reason in reasons.items() if lacking.startswith("size 50M, domain core")]
+            assert why
+            assert all(reason.startswith("the baseline's curve could not be fitted: ") for reason in why)
+        assert summary_text(study.record, study).startswith("no table:\n")
+        if what == "others":
+            write_replication([study], str(tmp_path / "out"), "")
+            assert "Missing" in (tmp_path / "out" / name / "report.html").read_text()
 
 
 def test_titration_borrows_the_baselines_and_measures_each_seed_against_its_own(tmp_path):

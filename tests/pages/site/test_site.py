@@ -243,7 +243,7 @@ def test_a_picture_of_a_manifest_is_no_markup_of_others(site, picture):
 
 
 ENTRIES = [
-    *(5, None, [], {}, {"made_from": 5}, {"made_from": ""}),
+    *(5, None, [], {"made_from": 5}, {"made_from": ""}),
     *(
         {"leaves": leaves}
         for leaves in (None, 5, {}, {"claims": 5}, {"claims": [5]}, {"claims": [{"verdict": "agree"}]})
