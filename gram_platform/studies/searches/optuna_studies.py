@@ -66,7 +66,8 @@ OPTUNA_STATES = {
 ATTRIBUTES = {  # of a trial that has ended; metrics may be NaN
     "state": lambda value: value in (*OPTUNA_STATES.values(), DIVERGED),
     "metrics": lambda value: has_shape(value, {str: lambda one: isinstance(one, int | float)}),
-    **dict.fromkeys(("runs", "nodes"), [str]),
+    "runs": [str],
+    "nodes": [str],
     **dict.fromkeys(("elapsed_s", "rank_s", "progress"), float),
 }
 MIN_TRIALS = 10  # complete ones; with fewer, importances would be noise [ours]
