@@ -18,6 +18,7 @@ from gram_platform.analysis.lr_grid import POOLED, optima_table
 from gram_platform.analysis.lr_laws import QUANTITIES, laws_table
 from gram_platform.analysis.tables import frame_text
 from gram_platform.config.identity import invalid
+from gram_platform.config.terminal import say
 from gram_platform.engine.trials import COMPLETE, Point
 from gram_platform.planner import run_flops
 from gram_platform.store import Store
@@ -28,7 +29,7 @@ from gram_platform.studies.searches.lr_batch_trials import trial_rows
 from gram_platform.studies.searches.report import result_frame
 from gram_platform.studies.searches.run import build_search, parse
 from gram_platform.studies.searches.stopping import Board, Course, StoppingRule, centre_first, course_of
-from gram_platform.studies.session import exit_with, say
+from gram_platform.studies.session import exit_with
 
 STARTS, MARGINS = (0.25, 0.5, 0.75), ((0.02, 0.05), (0.03, 0.10), (0.05, 0.15), (0.10, 0.20), (0.20, 0.30))
 SLOTS = (2, 10_000)  # trials at once: two cores, and all of them

@@ -9,12 +9,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from gram_platform.config.crash_safe import A_FILE, A_FOLDER, KINDS
 from gram_platform.config.identity import invalid
 
 FOLDERS = "**"  # the part of a pattern that stands for any number of folders
 MAGIC = re.compile(r"[*?[]")
 NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
-SPECIAL = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 Parts = tuple[str, ...]  # of a pattern, between its slashes
 
@@ -23,13 +23,13 @@ class PatternError(ValueError):
     """Raised for text that is no glob pattern."""
 
 
-def kind_of(field: str, path: Path | str) -> str:
-    """Returns "file", "folder", or "" if there is nothing; `field` names the path in errors.
+def target_kind(field: str, path: Path | str) -> str:
+    """Returns A_FILE, A_FOLDER, or "" for nothing, after links; `field` names the user's path in errors.
 
     ValueError for a pipe, socket or device, for a link whose target is gone, and for a path that cannot be reached.
     """
     try:
-        mode = os.stat(path).st_mode
+        kind = KINDS[stat.S_IFMT(os.stat(path).st_mode)]
     except ValueError:  # a path with a NUL character
         return ""
     except OSError as error:
@@ -39,11 +39,9 @@ def kind_of(field: str, path: Path | str) -> str:
         if error.errno in NOT_THERE:
             return ""
         raise invalid(field, str(path), f"a file or folder that can be reached ({error.strerror})") from None
-    if stat.S_ISDIR(mode):
-        return "folder"
-    if not stat.S_ISREG(mode):
-        raise invalid(field, str(path), f"a file or folder, found {SPECIAL.get(stat.S_IFMT(mode), 'neither')}")
-    return "file"
+    if kind not in (A_FILE, A_FOLDER):
+        raise invalid(field, str(path), f"{A_FILE} or folder, found {kind}")
+    return kind
 
 
 def find_files(
@@ -72,12 +70,12 @@ def find_files(
             is_last = not rest and part != FOLDERS
             if is_last and not is_wanted(name) and not is_link:
                 continue
-            kind = kind_of("corpus", path)
+            kind = target_kind("corpus", path)
             if not kind:
                 raise invalid("corpus", path, "a file or folder that stays: it was there when its folder was listed")
-            if kind == "file" and is_last and is_wanted(name):
+            if kind == A_FILE and is_last and is_wanted(name):
                 found[real_path] = min(found.get(real_path, (True, Path(path))), (is_link, Path(path)))
-            elif kind == "folder" and not is_last:
+            elif kind == A_FOLDER and not is_last:
                 below = (path, real_path, (part, *rest) if part == FOLDERS else tuple(rest))
                 todo.appendleft(below) if is_link else todo.append(below)  # links last: a folder's own path is shorter
     return tuple(sorted(path for _, path in found.values()))
@@ -110,4 +108,4 @@ def _names(folder: str, part: str) -> list[str]:
 
 
 def _is_there(path: str) -> bool:
-    return os.path.islink(path) or bool(kind_of("corpus", path))
+    return os.path.islink(path) or bool(target_kind("corpus", path))

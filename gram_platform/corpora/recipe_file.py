@@ -9,11 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote_to_bytes
 
+from gram_platform.config.crash_safe import A_FILE
 from gram_platform.config.identity import canonical_json, invalid, local_path
 from gram_platform.config.written import Written, WrongField, read_toml
 from gram_platform.corpora import catalog
 from gram_platform.corpora.catalog import HubCorpus, StoriesCorpus, TextCorpus
-from gram_platform.corpora.finding import kind_of
+from gram_platform.corpora.finding import target_kind
 from gram_platform.corpora.hub import found_labels
 from gram_platform.corpora.recipe import HubRow
 from gram_platform.corpora.records import Unit
@@ -38,7 +39,7 @@ def described_corpus(corpus: str | Path) -> Described | None:
     found = catalog.CORPORA.get(name) or (local_path("corpus", name) if name.endswith(SUFFIX) else None)
     if not isinstance(found, Path):
         return found
-    return _from_file(found)[1] if kind_of("corpus", found) == "file" else None
+    return _from_file(found)[1] if target_kind("corpus", found) == A_FILE else None
 
 
 def recipe_text(corpus: str) -> str:
@@ -74,7 +75,7 @@ def errors_located(corpus: str | Path, flags: Collection[str]) -> Iterator[None]
 
 
 def _existing(root: Path, name: str) -> Path:
-    if not kind_of("records", path := root / name):
+    if not target_kind("records", path := root / name):
         raise invalid("records", name, f"a file or folder that exists below {root}")
     return path
 

@@ -5,10 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from gram_platform.config import CORE, UNLABELLED, is_unlabelled
+from gram_platform.config.crash_safe import A_FILE
 from gram_platform.config.identity import invalid, local_path, require_metric_name, require_name, require_tellable
 from gram_platform.corpora import catalog, stories
 from gram_platform.corpora.catalog import HubCorpus, StoriesCorpus, TextCorpus
-from gram_platform.corpora.finding import kind_of
+from gram_platform.corpora.finding import target_kind
 from gram_platform.corpora.installed import INSTALLED, installed_text
 from gram_platform.corpora.recipe import (
     MAX_VALIDATION,
@@ -133,7 +134,7 @@ def grows_with_size(corpus: str | Path) -> bool:
 def existing_path(corpus: str | Path) -> Path:
     """Returns the absolute path of a corpus that is not in the catalog; ValueError if it does not exist."""
     path = local_path("corpus", corpus)
-    if not kind_of("corpus", path):
+    if not target_kind("corpus", path):
         names = ", ".join(catalog_names())
         raise invalid("corpus", str(corpus), f"one of {names}, or a folder or file that exists")
     return path
@@ -147,7 +148,7 @@ def _installed_path(cache_dir: Path | None, progress: Progress | None) -> Path:
 
 def _instructions(place: str) -> tuple[Unit, ...]:
     path = local_path("instructions", place)
-    if not (kind_of("instructions", path) == "file" and path.name.lower().endswith(".jsonl")):
+    if not (target_kind("instructions", path) == A_FILE and path.name.lower().endswith(".jsonl")):
         raise invalid("instructions", place, "a file named *.jsonl that exists, of lines with prompt and response")
     return (Unit((path,)),)
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from gram_platform.config.crash_safe import require_plain, whole_file
+from gram_platform.config.crash_safe import A_FOLDER, require_plain, whole_file
 from gram_platform.config.identity import invalid, parse_json
-from gram_platform.corpora.finding import PatternError, find_files, kind_of
+from gram_platform.corpora.finding import PatternError, find_files, target_kind
 from gram_platform.corpora.records import FORMATS, Unit, add_record, is_data_file, read_unit, reading, size_of
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ def find_units(corpus: Path) -> tuple[Unit, ...]:
     Searches a folder at all levels, without hidden files and folders, see `find_files`. ValueError if there is nothing
     to read.
     """
-    if kind_of("corpus", corpus) == "folder":
+    if target_kind("corpus", corpus) == A_FOLDER:
         found = find_files(corpus, ["**"], is_data_file)
         if not found:
             raise invalid("corpus", str(corpus), "a folder that holds files named *" + ", *".join(FORMATS))

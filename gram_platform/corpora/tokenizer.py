@@ -9,8 +9,9 @@ from typing import TypeVar
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from gram_platform.config.crash_safe import A_FILE, A_FOLDER
 from gram_platform.config.identity import hash_file, invalid, local_path
-from gram_platform.corpora.finding import kind_of
+from gram_platform.corpora.finding import target_kind
 from gram_platform.corpora.recipe import TokenizerRecipe
 
 T, R = TypeVar("T"), TypeVar("R")
@@ -36,8 +37,8 @@ def tokenizer_recipe(
     if given is None:
         return TokenizerRecipe("bpe", "", sample_bytes), None
     path = local_path("tokenizer", given)
-    path = path / "tokenizer.json" if kind_of("tokenizer", path) == "folder" else path
-    if kind_of("tokenizer", path) == "file":
+    path = path / "tokenizer.json" if target_kind("tokenizer", path) == A_FOLDER else path
+    if target_kind("tokenizer", path) == A_FILE:
         require_usable(load_tokenizer(path), vocab_size, str(path))
         return TokenizerRecipe("file", hash_file(path)), path
     if given.count("@") == 1 and given.count("/") == 1 and not given.endswith(("/", "@")):

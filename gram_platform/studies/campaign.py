@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 
 from gram_platform.config.endings import FAILED, worst
 from gram_platform.config.identity import invalid, require_choice
+from gram_platform.config.terminal import say
 from gram_platform.methods.nodes import unique
 from gram_platform.planner import needs
 from gram_platform.store import Store
@@ -23,7 +24,7 @@ from gram_platform.studies.searches.definition import OptunaFlags, Search
 from gram_platform.studies.searches.maxent import MaxEntSearch
 from gram_platform.studies.searches.maxent_trials import METHOD
 from gram_platform.studies.searches.run import build_search, checked_flags, run_search
-from gram_platform.studies.session import exit_with, one_site, open_tracker, reporter, say
+from gram_platform.studies.session import exit_with, one_site, open_tracker, reporter
 
 NONE = "none"
 

@@ -9,6 +9,7 @@ from gram_platform.config import CORE
 from gram_platform.config.endings import DONE, FAILED, TIME_IS_UP, begin_work, worst
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid, local_path
+from gram_platform.config.terminal import say
 from gram_platform.corpora.recipe_file import recipe_text
 from gram_platform.engine.graph import run_graph
 from gram_platform.engine.handover import missing_nodes, write_nodes
@@ -29,13 +30,7 @@ from gram_platform.studies.definition import (
     seeds_text,
     shown_place,
 )
-from gram_platform.studies.dry_run import (
-    describe,
-    require_document_end,
-    require_enough_data,
-    require_supply,
-    rung_text,
-)
+from gram_platform.studies.dry_run import describe, require_document_end, require_enough_data, require_supply, rung_text
 from gram_platform.studies.flags import Flags, parse
 from gram_platform.studies.live import LiveView
 from gram_platform.studies.measurements import MEASUREMENTS, read_or_lost
@@ -48,7 +43,6 @@ from gram_platform.studies.session import (
     provide,
     refresh_site,
     reporter,
-    say,
     start_ray,
 )
 from gram_platform.tracking import Tracker, TrackingUnavailable

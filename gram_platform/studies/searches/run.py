@@ -9,6 +9,7 @@ from itertools import pairwise
 from optuna.exceptions import StorageInternalError
 
 from gram_platform.config.identity import invalid, to_plain
+from gram_platform.config.terminal import say
 from gram_platform.engine.life import SUBMIT_AGAIN, Progress
 from gram_platform.engine.proposals import Proposal, Source
 from gram_platform.engine.search import Tuning, run_trials
@@ -25,7 +26,7 @@ from gram_platform.studies.searches.control import CANCELLED, LOST, RUNNING, Con
 from gram_platform.studies.searches.definition import Search, SearchFlags
 from gram_platform.studies.searches.report import trial_tags
 from gram_platform.studies.searches.stopping import note_stopped
-from gram_platform.studies.session import exit_with, open_tracker, reporter, say
+from gram_platform.studies.session import exit_with, open_tracker, reporter
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.connection import first_line
 from gram_platform.tracking.views import study_id, study_views
