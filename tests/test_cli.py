@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import io
 import json
 import os
 import re
@@ -283,12 +282,6 @@ def test_a_terminal_gets_no_command_from_losses_measured_elsewhere(tmp_path, cap
     shown = "".join(capsys.readouterr())
     assert "\x1b" not in shown
     assert r"\x1b[31mv" in shown
-
-
-def test_what_an_encoding_lacks_is_escaped():
-    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    say("Größe \U0001f600", file)
-    assert file.buffer.getvalue().decode() == "Gr\\xf6\\xdfe \\U0001f600\n"
 
 
 def test_a_reader_that_stops_early_is_no_error():

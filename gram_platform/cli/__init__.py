@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     atexit.register(gc.freeze)  # as in `exit_with`
     escape_output()
-    with exit_codes():
+    with exit_codes("Type the same command again to go on"):
         try:
             _run(arguments)
         except BrokenPipeError as error:  # as in `gram status | head`

@@ -202,7 +202,7 @@ def _run(flags: argparse.Namespace, started: float) -> int:
     require_real("max_minutes", flags.max_minutes, 0.0)
     if flags.unpack:
         num_files = unpack_archive(local_path("file", flags.file), Store(flags.storage).open_for_writing())
-        print(f"{num_files} files written to {flags.storage}")
+        say(f"{num_files} files written to {flags.storage}")
         return 0
     nodes, recipes = read_nodes(local_path("file", flags.file))
     store = Store(flags.storage).open_for_writing()

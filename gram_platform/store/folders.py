@@ -12,7 +12,6 @@ import functools
 import os
 import stat
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
@@ -31,6 +30,7 @@ from gram_platform.config.crash_safe import (
     whole_file,
 )
 from gram_platform.config.identity import hash_file, invalid, is_url
+from gram_platform.config.terminal import warn
 from gram_platform.store.files import (
     CorruptFile,
     Folder,
@@ -156,7 +156,7 @@ class LocalFolder(Folder):
             if kind in (A_FILE, A_FOLDER):
                 listed.append(name)
             else:
-                warnings.warn(f"{self.path}/{name} is {kind}: {LEFT_OUT}", RuntimeWarning, stacklevel=2)
+                warn(f"{self.path}/{name} is {kind}: {LEFT_OUT}", 2)
         return listed
 
     def require_plain_entries(self) -> None:
@@ -226,7 +226,7 @@ class LocalFolder(Folder):
                 file = stack.enter_context(self._open_lock(safe_name("lock", name)))
                 fcntl.flock(file, fcntl.LOCK_EX)
             except OSError as error:
-                warnings.warn(f"{self.path}: no lock of {name} ({error}), so work may be done twice", RuntimeWarning, 4)
+                warn(f"{self.path}: no lock of {name} ({error}), so work may be done twice", 4)
             yield
 
     @persistent
@@ -286,7 +286,7 @@ class LocalFolder(Folder):
         """Tells whether only folders lead here; warns of a link or a pipe among them."""
         obstacle = self._obstacle()
         if obstacle is not None and obstacle[1] != A_FILE:
-            warnings.warn(f"{obstacle[0]} is {obstacle[1]}: {LEFT_OUT}", RuntimeWarning, stacklevel=5)
+            warn(f"{obstacle[0]} is {obstacle[1]}: {LEFT_OUT}", 5)
         return obstacle is None
 
     def _require_here(self, name: str) -> None:

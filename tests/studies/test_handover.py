@@ -139,7 +139,7 @@ def test_a_changed_file_is_refused(exported, tmp_path, capsys):
         (lambda plain: plain | {"nodes": [n | {"tags": {}} for n in plain["nodes"]]}, "another type"),
         (lambda plain: plain | {"nodes": plain["nodes"][1:]}, "all runs that its nodes need"),
     ],
-    ids=["deep", "list", "nodes", "version", "number as a tag", "no tags", "without a run"],
+    ids=["deep", "list", "nodes", "number as a tag", "no tags", "without a run"],
 )
 def test_a_file_of_another_shape_is_refused_before_anything_starts(exported, tmp_path, capsys, change, expected):
     changed, storage = tmp_path / "nodes.json", tmp_path / "storage"
