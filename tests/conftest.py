@@ -84,6 +84,7 @@ def ray_cluster():
     import ray
 
     temp_dir = tempfile.mkdtemp(prefix="gram-ray-", dir="/tmp")  # short: AF_UNIX paths hold 107 bytes
+    ray.shutdown()  # of the Ray that a command in this process has started
     ray.init(
         address="local",
         num_cpus=2,

@@ -159,7 +159,7 @@ def _printer(store: Store) -> Callable[[Progress, Node | None], None]:
     """Returns what prints a line for every ended node, and the running run's step every `SAY_EVERY_S`."""
     next_s = 0.0
 
-    def say(progress: Progress, ended: Node | None) -> None:
+    def report(progress: Progress, ended: Node | None) -> None:
         nonlocal next_s
         count = f"[{len(progress.done) + len(progress.failed)}/{len(progress.nodes)}]"
         if ended is not None:
@@ -173,7 +173,7 @@ def _printer(store: Store) -> Callable[[Progress, Node | None], None]:
                 rate = f"{beat['tokens_per_second']:,.0f} tokens/s"
                 say(f"{count} {node.name}: step {beat['step']} of {node.config.num_steps}, {rate}")
 
-    return say
+    return report
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
