@@ -186,7 +186,11 @@ def _is_this_export(out: Path, identity: Mapping) -> bool:
 def require_unchanged(out: Path) -> None:
     """Reads every file of an export; ValueError that names the files that differ from its record or are missing."""
     expected = _record(out, "files")["files"]
-    if changed := sorted({name for name, _ in expected.items() ^ _hashes(out).items()}):
+    try:
+        found = _hashes(out)
+    except OSError as error:
+        raise invalid("out", str(out), f"an export whose files can be read ({error})") from error
+    if changed := sorted({name for name, _ in expected.items() ^ found.items()}):
         allowed = f"an unchanged export: its files have changed ({', '.join(changed[:4])}), remove the folder"
         raise invalid("out", str(out), allowed)
 
