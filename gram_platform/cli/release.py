@@ -23,6 +23,7 @@ from gram_platform.release.serving.policy import new_token, token_entry
 from gram_platform.release.serving.policy_file import edit_policy
 from gram_platform.release.task_scores import Benchmark, parse_profile, score_profiles
 from gram_platform.store import Store
+from gram_platform.store.folders import open_folder
 from gram_platform.store.root import storage_place
 from gram_platform.tracking import Tracker, default_tracking_uri
 from gram_platform.tracking.connection import masked
@@ -133,7 +134,7 @@ def export_command(
     subject = card_subject(store, export.view, dtype, profile_numbers(store, export.view), push)
 
     def write_card(folder: Path, part: str, agreements: tuple) -> None:
-        (folder / CARD).write_text(card_text(subject, part, agreements), encoding="utf-8")
+        open_folder(str(folder), writable=True).write(CARD, card_text(subject, part, agreements).encode())
 
     exported = export_view(store, export, place, write_card, report_progress)
     for name, agreements in exported.agreements.items():

@@ -37,6 +37,7 @@ from gram_platform.pages.site.build import tracking_of
 from gram_platform.pages.site.folder import make_folder
 from gram_platform.pages.site.replication import write_replication
 from gram_platform.paper import paper
+from gram_platform.store.folders import open_folder
 from gram_platform.studies.measurements import MEASUREMENTS
 from gram_platform.studies.searches.control import ACTIONS, give_order, search_lines
 from gram_platform.studies.site import build_site, watch_site
@@ -128,7 +129,7 @@ def report_from_mlflow(study: str, tracking_uri: str, out: str) -> str:
     if not out:
         return text
     for name, content in files.items():
-        (folder / name).write_text(content, encoding="utf-8")
+        open_folder(str(folder), writable=True).write(name, content.encode())
     return "\n".join([text, "", *(f"{name:12} {Path(folder, name)}" for name in files)])
 
 

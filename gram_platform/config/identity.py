@@ -8,13 +8,14 @@ import os
 import re
 import sys
 import unicodedata
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 MAX_NAME_BYTES = 200  # file systems allow 255, and names get suffixes
 MAX_METRIC_NAME = 250 - len("final/validation/loss/")  # for a domain: MLflow allows 250 characters
 RAY_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray in the entrypoint of a submitted job
+DEEPEST = 100  # levels of lists and mappings in JSON and TOML
 _ADDED = "added"  # metadata key of a field made by `added`
 # also a slash or dot where MLflow sees a path that could be written otherwise, such as `a//b`, `/a` and `../a`
 NOT_IN_METRICS = re.compile(r"[^\w\-. /]|^/|/$|(?<=/)/|(?:^|(?<=/))\.", re.ASCII)
@@ -144,13 +145,27 @@ def absolute_place(field: str, place: str) -> str:
 
 def parse_json(text: str | bytes, shape: Any = object) -> Any:
     """Parses JSON of this shape (see `has_shape`); ValueError for any other text, nested too deeply included."""
-    try:
-        value = json.loads(text)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+    value = parsed_by(json.loads, text)
     if not has_shape(value, shape):
         raise ValueError("a field is missing or has another type than expected")
     return value
+
+
+def parsed_by(parse: Callable[[Any], Any], text: str | bytes) -> Any:
+    """Returns `parse(text)`; ValueError if lists and mappings in it lie more than `DEEPEST` within one another.
+
+    Deeper ones would exceed Python's limit of recursion wherever they are compared, shown or written.
+    """
+    try:
+        value = parse(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    inside = [value]
+    for _ in range(DEEPEST + 1):
+        held = [one.values() if isinstance(one, Mapping) else one for one in inside if isinstance(one, Mapping | list)]
+        if not (inside := [one for values in held for one in values]):
+            return value
+    raise ValueError("it is nested too deeply")
 
 
 def has_shape(value: Any, shape: Any) -> bool:

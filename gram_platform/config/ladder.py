@@ -4,13 +4,14 @@ Numbers of the paper are as printed (`tab:grmoe-scaling-training`); [ours] marks
 """
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gram_platform.config import CORE, ModelConfig, ModuleSpec
-from gram_platform.config.identity import invalid, local_path, require_int, require_real
+from gram_platform.config.crash_safe import A_FILE
+from gram_platform.config.identity import invalid, local_path, parse_json, require_int, require_real
+from gram_platform.config.user_files import read_text, target_kind
 
 PAPER_VOCAB = 50_304  # the GPT-Neo tokenizer's 50,257 tokens, padded
 PAPER_CONTEXT = 1024
@@ -208,15 +209,14 @@ def load_law(name_or_path: str) -> Law:
     if name_or_path in LAWS:
         return LAWS[name_or_path]
     path = local_path("law", name_or_path)
-    if not path.is_file():
+    if target_kind("law", path) != A_FILE:
         raise invalid("law", name_or_path, f"one of {', '.join(LAWS)}, or the path of a law's JSON file")
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
+        stored = parse_json(read_text("law", path))
     except ValueError as error:
         raise invalid("law", name_or_path, f"a JSON file ({error})") from error
     names = [field.name for field in dataclasses.fields(Law)]
-    absent = [name for name in names if not isinstance(stored, Mapping) or name not in stored]
-    if absent:
+    if absent := [name for name in names if not isinstance(stored, Mapping) or name not in stored]:
         raise invalid("law", name_or_path, f"a JSON object with {', '.join(names)}; it lacks {', '.join(absent)}")
     return Law(**{name: stored[name] for name in names})
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from gram_platform.config.identity import invalid
+from gram_platform.config.identity import DEEPEST, invalid, parsed_by
+from gram_platform.config.user_files import read_text
 
 Steps = tuple[str | int, ...]  # from the top of a document to a field: keys, and indices of arrays
 SCALARS = {str: "a text", int: "an integer", float: "a number", bool: "true or false"}
@@ -98,15 +99,11 @@ def _written(plain: Any, steps: Steps = ()) -> Iterator[Steps]:
 
 def read_toml(field: str, path: Path) -> Written:
     """Reads a TOML file; ValueError naming the field for an unreadable file, file and line for a syntax error."""
+    text = read_text(field, path)
     try:
-        text = path.read_text(encoding="utf-8-sig")
-        return Written(str(path), tomllib.loads(text), text)
-    except (OSError, UnicodeDecodeError) as error:
-        raise invalid(field, str(path), f"a TOML file that can be read ({error})") from error
+        return Written(str(path), parsed_by(tomllib.loads, text), text)
     except ValueError as error:  # also a number of thousands of digits
         raise ValueError(f"{path}: not TOML: {error}") from error
-    except RecursionError:
-        raise ValueError(f"{path}: not TOML: it is nested too deeply") from None
 
 
 def read_assignment(text: str) -> Written:
@@ -119,7 +116,12 @@ def read_assignment(text: str) -> Written:
     steps = [bracketed or plain for bracketed, plain in STEP.findall(name)]
     if not separator or not steps or STEP.sub("", name):
         raise invalid("set", text, "field=value, such as routing.p_aux_spread=0.1 or sizes[0.6M].peak_lr=2e-3")
-    found = _value(value)
+    if len(steps) > DEEPEST:
+        raise invalid("set", f"{text:.60}...", f"a field in at most {DEEPEST} tables")
+    try:
+        found = _value(value)
+    except ValueError as error:  # a number of thousands of digits, or arrays within arrays
+        raise invalid("set", f"{text:.60}...", f"field=value, with a value that can be read ({error})") from None
     for step in reversed(steps):
         found = {step: found}
     return Written(f"--set {text}", found)
@@ -128,7 +130,7 @@ def read_assignment(text: str) -> Written:
 def _value(text: str) -> Any:
     """Reads a value in TOML; else a number such as .5, else the text itself."""
     with suppress(tomllib.TOMLDecodeError):
-        return tomllib.loads(f"value = {text}")["value"]
+        return parsed_by(tomllib.loads, f"value = {text}")["value"]
     with suppress(ValueError):
         return float(text)
     return text.strip()

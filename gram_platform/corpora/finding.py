@@ -1,47 +1,24 @@
 """Finds files below a folder by glob patterns, in linked folders too; what matches and cannot be read is an error."""
 
-import errno
 import fnmatch
 import os
 import re
-import stat
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gram_platform.config.crash_safe import A_FILE, A_FOLDER, KINDS
+from gram_platform.config.crash_safe import A_FILE, A_FOLDER
 from gram_platform.config.identity import invalid
+from gram_platform.config.user_files import target_kind
 
 FOLDERS = "**"  # the part of a pattern that stands for any number of folders
 MAGIC = re.compile(r"[*?[]")
-NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 Parts = tuple[str, ...]  # of a pattern, between its slashes
 
 
 class PatternError(ValueError):
     """Raised for text that is no glob pattern."""
-
-
-def target_kind(field: str, path: Path | str) -> str:
-    """Returns A_FILE, A_FOLDER, or "" for nothing, after links; `field` names the user's path in errors.
-
-    ValueError for a pipe, socket or device, for a link whose target is gone, and for a path that cannot be reached.
-    """
-    try:
-        kind = KINDS[stat.S_IFMT(os.stat(path).st_mode)]
-    except ValueError:  # a path with a NUL character
-        return ""
-    except OSError as error:
-        if os.path.islink(path):
-            target = os.readlink(path)
-            raise invalid(field, str(path), f"a link to something, not to {target} ({error.strerror})") from None
-        if error.errno in NOT_THERE:
-            return ""
-        raise invalid(field, str(path), f"a file or folder that can be reached ({error.strerror})") from None
-    if kind not in (A_FILE, A_FOLDER):
-        raise invalid(field, str(path), f"{A_FILE} or folder, found {kind}")
-    return kind
 
 
 def find_files(

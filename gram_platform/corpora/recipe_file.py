@@ -11,10 +11,10 @@ from urllib.parse import unquote_to_bytes
 
 from gram_platform.config.crash_safe import A_FILE
 from gram_platform.config.identity import canonical_json, invalid, local_path
+from gram_platform.config.user_files import target_kind
 from gram_platform.config.written import Written, WrongField, read_toml
 from gram_platform.corpora import catalog
 from gram_platform.corpora.catalog import HubCorpus, StoriesCorpus, TextCorpus
-from gram_platform.corpora.finding import target_kind
 from gram_platform.corpora.hub import found_labels
 from gram_platform.corpora.recipe import HubRow
 from gram_platform.corpora.records import Unit

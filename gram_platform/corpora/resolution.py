@@ -7,9 +7,9 @@ from pathlib import Path
 from gram_platform.config import CORE, UNLABELLED, is_unlabelled
 from gram_platform.config.crash_safe import A_FILE
 from gram_platform.config.identity import invalid, local_path, require_metric_name, require_name, require_tellable
+from gram_platform.config.user_files import target_kind
 from gram_platform.corpora import catalog, stories
 from gram_platform.corpora.catalog import HubCorpus, StoriesCorpus, TextCorpus
-from gram_platform.corpora.finding import target_kind
 from gram_platform.corpora.installed import INSTALLED, installed_text
 from gram_platform.corpora.recipe import (
     MAX_VALIDATION,

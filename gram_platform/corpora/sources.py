@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from gram_platform.config.crash_safe import A_FOLDER, require_plain, whole_file
-from gram_platform.config.identity import invalid, parse_json
-from gram_platform.corpora.finding import PatternError, find_files, target_kind
+from gram_platform.config.identity import has_shape, invalid, parse_json
+from gram_platform.config.user_files import read_text, target_kind
+from gram_platform.corpora.finding import PatternError, find_files
 from gram_platform.corpora.records import FORMATS, Unit, add_record, is_data_file, read_unit, reading, size_of
 
 T = TypeVar("T")
@@ -48,14 +49,14 @@ def find_units(corpus: Path) -> tuple[Unit, ...]:
 def _glob_units(path: Path) -> tuple[Unit, ...]:
     """Reads {"globs": {"label": ["src/**/*.py", ...], ...}}; patterns are relative to the file's folder or "root"."""
     try:
-        with reading(path):
-            plain = parse_json(path.read_text(encoding="utf-8-sig"))
-        globs, root = plain["globs"], path.parent / plain.get("root", ".")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise invalid("corpus", str(path), f'a JSON object {{"globs": {{label: [patterns]}}}} ({error!r})') from None
-    if not isinstance(globs, dict) or not globs:
-        raise invalid("globs", globs, "an object of labels, each with its list of patterns")
-    return labelled_units(globs, root)
+        plain = {"root": "."} | parse_json(read_text("corpus", path), dict)
+        if not has_shape(plain, {"globs": dict, "root": str}):
+            raise ValueError("globs is missing or no object, or root is no text")
+    except ValueError as error:
+        raise invalid("corpus", str(path), f'a JSON object {{"globs": {{label: [patterns]}}}} ({error})') from None
+    if not plain["globs"]:
+        raise invalid("globs", {}, "an object of labels, each with its list of patterns")
+    return labelled_units(plain["globs"], path.parent / plain["root"])
 
 
 def labelled_units(globs: Mapping[str, object], root: Path) -> tuple[Unit, ...]:

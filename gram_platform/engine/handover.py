@@ -27,6 +27,7 @@ from gram_platform.config.identity import (
     to_plain,
 )
 from gram_platform.config.terminal import say
+from gram_platform.config.user_files import read_text
 from gram_platform.corpora import CorpusRecipe
 from gram_platform.corpora.recipe import recipe_from_plain
 from gram_platform.engine.execution import Execution
@@ -81,11 +82,11 @@ def write_nodes(path: Path, nodes: Sequence[Node], recipes: Sequence[CorpusRecip
 def read_nodes(path: Path) -> tuple[list[Node], dict[str, CorpusRecipe | None]]:
     """Reads (nodes, recipe by data_id; None for a corpus whose text is elsewhere); ValueError for another file."""
     try:
-        plain = parse_json(path.read_bytes(), NODES_SHAPE)
+        plain = parse_json(read_text("file", path), NODES_SHAPE)
         nodes = [Node.of(node_from_plain(n["kind"], n["config"]), n["tags"]) for n in plain["nodes"]]
         recipes = {data_id: recipe_from_plain(recipe) for data_id, recipe in plain["corpora"].items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise invalid("file", str(path), f"a file that --export-nodes has written ({error!r})") from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise invalid("file", str(path), f"a file that --export-nodes has written ({error})") from error
     found = [node.id for node in nodes] + [recipe.data_id for recipe in recipes.values() if recipe]
     expected = [n["id"] for n in plain["nodes"]] + [data_id for data_id, recipe in recipes.items() if recipe]
     if found != expected:

@@ -23,6 +23,7 @@ from gram_platform.config.identity import (
     to_plain,
 )
 from gram_platform.config.training import merged_config
+from gram_platform.config.user_files import read_text
 from gram_platform.corpora.sources import silent
 from gram_platform.release.files import MAX_FILE_BYTES, ByteCounter, Progress, shards, write_tensors, write_tokenizer
 from gram_platform.release.selection import dense_parts
@@ -185,7 +186,11 @@ def _is_this_export(out: Path, identity: Mapping) -> bool:
 def require_unchanged(out: Path) -> None:
     """Reads every file of an export; ValueError that names the files that differ from its record or are missing."""
     expected = _record(out, "files")["files"]
-    if changed := sorted({name for name, _ in expected.items() ^ _hashes(out).items()}):
+    try:
+        found = _hashes(out)
+    except OSError as error:
+        raise invalid("out", str(out), f"an export whose files can be read ({error})") from error
+    if changed := sorted({name for name, _ in expected.items() ^ found.items()}):
         allowed = f"an unchanged export: its files have changed ({', '.join(changed[:4])}), remove the folder"
         raise invalid("out", str(out), allowed)
 
@@ -193,10 +198,8 @@ def require_unchanged(out: Path) -> None:
 def _record(out: Path, *fields: str) -> dict:
     """Reads an export's record; ValueError if there is none with these fields in their shape."""
     try:
-        if not (out / RECORD).is_file():  # a pipe would be waited for
-            raise ValueError("it has none")
-        return parse_json((out / RECORD).read_bytes(), {field: RECORD_SHAPE[field] for field in fields})
-    except (OSError, ValueError) as error:
+        return parse_json(read_text("out", out / RECORD), {field: RECORD_SHAPE[field] for field in fields})
+    except ValueError as error:
         raise invalid("out", str(out), f"an export, with its {RECORD} ({error})") from None
 
 

@@ -15,6 +15,8 @@ from pathlib import Path
 import torch
 
 from gram_platform.config.identity import invalid, parse_json
+from gram_platform.config.user_files import read_text
+from gram_platform.corpora.records import reading
 from gram_platform.corpora.sources import Progress
 from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer
 from gram_platform.store import Store
@@ -91,7 +93,10 @@ def file_names(folder: Path) -> list[str]:
 def open_checkpoint(folder: Path) -> Iterator[DiskTensors]:
     """Opens a checkpoint's tensors by name, each read on access. ValueError if a tensor is missing or misplaced."""
     with contextlib.ExitStack() as stack:
-        files = {name: stack.enter_context(open_tensors(folder / name)) for name in file_names(folder)}
+        files = {}
+        for name in file_names(folder):
+            with reading(folder / name):
+                files[name] = stack.enter_context(open_tensors(folder / name))
         if (folder / INDEX).is_file():
             _require_indexed(_weight_map(folder), files)
         yield DiskTensors.of_files(files.values())
@@ -108,9 +113,9 @@ def shapes_by_file(folder: Path) -> dict[str, Shapes]:
 
 def _weight_map(folder: Path) -> Mapping[str, str]:
     try:
-        return parse_json((folder / INDEX).read_bytes(), {"weight_map": {str: str}})["weight_map"]
+        return parse_json(read_text("checkpoint", folder / INDEX), {"weight_map": {str: str}})["weight_map"]
     except ValueError as error:
-        raise invalid(INDEX, str(folder / INDEX), f"JSON with a weight_map ({error!r})") from None
+        raise invalid(INDEX, str(folder / INDEX), f"JSON with a weight_map ({error})") from None
 
 
 def _require_indexed(places: Mapping[str, str], files: Mapping[str, object]) -> None:

@@ -14,6 +14,7 @@ import torch
 from gram_platform.config import ModelConfig
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import hash_file, invalid, parse_json
+from gram_platform.config.user_files import read_text
 from gram_platform.corpora.sources import silent
 from gram_platform.corpora.tokenizer import KNOWN_ENDS, load_tokenizer, require_vocab
 from gram_platform.model.transformer import parameter_shapes
@@ -82,10 +83,8 @@ def read_config(folder: Path) -> dict:
     if not folder.is_dir():
         raise invalid("checkpoint", str(folder), "a folder that exists")
     try:
-        if not (folder / CONFIG).is_file():  # a pipe would be waited for
-            raise ValueError("it has none")
-        return parse_json((folder / CONFIG).read_bytes(), dict)
-    except (OSError, ValueError) as error:
+        return parse_json(read_text("checkpoint", folder / CONFIG), dict)
+    except ValueError as error:
         allowed = f"a folder with a {CONFIG} that can be read as a JSON object ({error})"
         raise invalid("checkpoint", str(folder), allowed) from None
 

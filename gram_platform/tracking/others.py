@@ -14,6 +14,7 @@ from pathlib import Path
 from mlflow.entities import Metric
 from tensorboardX import SummaryWriter
 
+from gram_platform.config.crash_safe import A_FILE, kind_of
 from gram_platform.config.identity import invalid, require_choice, short_hash
 from gram_platform.config.plugins import Table
 from gram_platform.store import RunDirectory, Store
@@ -40,7 +41,7 @@ def write_nodes(store: Store, tracker: str, folder: Path) -> dict[str, int]:
             continue
         place = folder / f"{_folder_name(entry.name)} {entry.node_id}"
         shown = short_hash({"tags": dict(entry.tags), "last_step": entry.last_step})
-        is_written = (place / WRITTEN).exists() and (place / WRITTEN).read_text() == shown
+        is_written = kind_of(place / WRITTEN) == A_FILE and (place / WRITTEN).read_bytes() == shown.encode()
         counts["unchanged" if is_written else "written"] += 1
         if not is_written:
             for earlier in folder.glob(f"* {entry.node_id}"):  # whose name its tags may have changed

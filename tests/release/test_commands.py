@@ -55,8 +55,13 @@ def test_export_and_import(study, setting, tmp_path, capsys):
     prompt = tokenizer("The old", return_tensors="pt")
     drawn = model.generate(**prompt, max_new_tokens=5)
     assert tokenizer.decode(drawn[0]).startswith("The old")
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "out" / "README.md").unlink()
+    (tmp_path / "out" / "README.md").symlink_to(tmp_path / "mine")
     gram(*arguments)
     assert "already exported; card rewritten" in capsys.readouterr().out
+    assert (tmp_path / "mine").read_text() == "mine"  # the card takes the link's place
+    assert f"| retain | {domain} |" in (tmp_path / "out" / "README.md").read_text()
     gram("import", tmp_path / "out", "--storage", storage)
     out = capsys.readouterr().out
     import_id = next(word.rstrip(":") for word in out.split() if word.startswith("imported-"))

@@ -68,6 +68,13 @@ def test_a_config_that_is_no_file_is_refused_at_once(make, store, tmp_path):
 OF_LINEAR_LAYERS = (".c_fc.bias", "_proj.bias")
 
 
+def test_tensors_that_cannot_be_read_are_named(store, tmp_path):
+    folder = checkpoint(tmp_path / "foreign")
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to("/proc/self/mem")  # its open succeeds, its reading does not
+    require_refused(folder, store, r"model\.safetensors: cannot be read")
+
+
 @pytest.mark.parametrize("fields", [{}, {"use_bias": True}])  # its default is true
 @pytest.mark.parametrize(
     ("missing", "message"),

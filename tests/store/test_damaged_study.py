@@ -19,12 +19,14 @@ import pytest
 from gram_platform.cli import main
 from gram_platform.store import Store
 from gram_platform.store.files import seal
+from gram_platform.store.listing import FOLDERS
 from gram_platform.store.root import open_corpus
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library.scaling import STUDY
 from gram_platform.studies.run import run_study
 from gram_platform.studies.session import exit_with
 from gram_platform.tracking.frame import load_store, load_store_curves
+from tests.special_files import SPECIAL
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = ("--preset", "smoke", "--sizes", "tiny", "--seeds", "1", "--methods", "gram", "--in-process")
@@ -143,6 +145,87 @@ def test_no_damaged_json_of_a_study_ends_a_reader(study, tmp_path, capsys, left_
     number, wrong = crashes(study, tmp_path, READERS, lambda path, what: not what.startswith(left_out))
     capsys.readouterr()
     assert number > least
+    assert not wrong, "\n".join(wrong)
+
+
+# ---------------------------------------------------------------------------------------------- planted by strangers
+
+
+TEXTS = {"empty": b"", "deep": b"[" * 100_000, "long number": b"9" * 5000, "NUL": b"\0" * 99, "no UTF-8": b"\xff\xfe{}"}
+DEEP_FIELD = b'{"deep":' * 900 + b"1" + b"}" * 900  # the parser takes it, functions that call themselves do not
+
+
+def planted_in(path: Path, what: str, rng: random.Random) -> None:
+    """Puts a special file, or one of garbage, in the place of a file."""
+    data = path.read_bytes()
+    path.unlink()
+    if what in SPECIAL:
+        SPECIAL[what](path)
+    elif what == "deep field":  # of the JSON that was there, with its keys
+        path.write_bytes(data.replace(b":", b":" + DEEP_FIELD + b',"":', 1))
+    elif what == "flipped":
+        place = rng.randrange(len(data) or 1)
+        path.write_bytes(data[:place] + bytes(255 - byte for byte in data[place : place + 1]) + data[place + 1 :])
+    else:
+        path.write_bytes(TEXTS[what])
+
+
+WHAT = (*SPECIAL, *TEXTS, "deep field", "flipped")
+
+
+def commands_over(root: Path, node_id: str, out: Path) -> Iterator[list[str]]:
+    """Yields each command that reads a storage; the last one executes again what the others have set aside."""
+    yield from (["status"], ["status", "--json"], ["status", "--study", "scaling"], ["show", node_id])
+    yield from (
+        ["compare", node_id, node_id],
+        ["gc", "--dry-run"],
+        ["check"],
+        ["search"],
+        ["report", "scaling"],
+        ["report"],
+    )
+    yield from (["sync"], ["sync", "--to", "tensorboard", "--folder", str(out / "events")])
+    yield ["export", node_id, "--all-modules", "--out", str(out / "export")]  # which refuses an evaluation
+    yield from (["gc"], ["run", "scaling", *FLAGS])
+
+
+def outcome(command: list[str], capsys) -> str:
+    """Runs a command; returns what is wrong with how it ended, "" if it did as `config/endings.py` says."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            main(command)
+        code: object = 0
+    except SystemExit as end:
+        code = end.code
+    except Exception as error:
+        code = repr(error)
+    text = "".join(capsys.readouterr())
+    is_wrong = code not in (0, 1, 2) or re.search(
+        r"[\x00-\x08\x0b-\x1f]|Traceback|(Key|Type|Index|Attribute)Error", text
+    )
+    return f"{code}: {text[-300:]}" if is_wrong else ""
+
+
+@pytest.mark.parametrize("number", [4, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.timeout(3600)
+def test_no_planted_file_ends_a_command(study, tmp_path, monkeypatch, capsys, number):
+    monkeypatch.setenv("GRAM_SITE", "0")
+    kinds: dict[str, list[Path]] = {}
+    for relative in files_of(study):
+        kinds.setdefault(kind_of(relative), []).append(relative)
+    cases, rng = [(kind, what) for kind in sorted(kinds) for what in WHAT], random.Random(number)
+    wrong = []
+    for trial, (kind, what) in enumerate(rng.sample(cases, number)):
+        folder = tmp_path / str(trial)
+        root, relative = folder / "storage", rng.choice(kinds[kind])
+        shutil.copytree(study, root, ignore=shutil.ignore_patterns("site"))
+        planted_in(root / relative, what, rng)
+        (folder / "mine").write_text("mine")
+        node_id = relative.parts[1] if relative.parts[0] in FOLDERS.values() else next((root / "runs").iterdir()).name
+        for command in commands_over(root, node_id, folder):
+            end = outcome([*command, "--storage", str(root)], capsys)
+            wrong += [f"{kind}, {what}: {' '.join(command)}: {end}"] if end else []
+        shutil.rmtree(folder)
     assert not wrong, "\n".join(wrong)
 
 

@@ -8,7 +8,6 @@ import io
 import json
 import os
 import shutil
-import socket
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,6 +30,7 @@ from gram_platform.store.files import seal
 from gram_platform.store.folders import LocalFolder
 from gram_platform.store.root import open_corpus, provide_corpus
 from gram_platform.studies.searches.optuna_studies import open_storage
+from tests.special_files import bind
 from tests.store.training import run_config, train
 
 DONE, HALF = run_config(8), run_config(8, seed=1)
@@ -135,15 +135,6 @@ def replace(path: Path, make: Callable[[Path], object]) -> None:
     else:
         path.unlink(missing_ok=True)
     make(path)
-
-
-def bind(path: Path) -> None:
-    place = os.getcwd()
-    os.chdir(path.parent)  # a socket's path has at most 108 bytes
-    try:
-        socket.socket(socket.AF_UNIX).bind(path.name)
-    finally:
-        os.chdir(place)
 
 
 IN_PLACE_OF_A_FILE = {

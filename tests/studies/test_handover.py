@@ -118,7 +118,7 @@ def test_a_changed_file_is_refused(exported, tmp_path, capsys):
     numbers.write_text(exported.read_text().replace('"tags": {', '"tags": {"number": 1,', 1))
     deep.write_text("[" * 10**5)
     wrong = [(changed, "other ids"), (numbers, "a field is missing or has another type"), (deep, "nested too deeply")]
-    wrong += [(ROOT / "README.md", "--export-nodes"), (tmp_path / "absent", "No such file")]
+    wrong += [(ROOT / "README.md", "--export-nodes"), (tmp_path / "absent", "found nothing")]
     for path, expected in wrong:
         with pytest.raises(SystemExit) as ended:
             main([str(path), "--storage", str(tmp_path / "storage")])

@@ -19,6 +19,7 @@ from gram_platform.config import CORE
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid, local_path, parse_json, require_name
 from gram_platform.config.ladder import DEMO_SIZES, GRID_DEMO_SIZES, PAPER_SIZES, SMOKE_SIZES, STORIES_SIZES
+from gram_platform.config.user_files import read_text, target_kind
 from gram_platform.methods import METHODS
 from gram_platform.store.files import safe_name
 
@@ -97,7 +98,7 @@ def parameters_of(size: str) -> float:
 
 
 def _losses(path: Path) -> Iterable[tuple]:
-    reader = csv.DictReader(io.StringIO(_text(path), newline=""), restkey="")
+    reader = csv.DictReader(io.StringIO(read_text("folder", path), newline=""), restkey="")
     try:
         _require_columns(f"{path.name}, row 1", reader.fieldnames or [])
         for cells in reader:
@@ -149,7 +150,9 @@ def _retained(field: str, text: str) -> str:
 
 
 def _curves(path: Path, studies: set[str]) -> Iterable[tuple]:
-    for number, line in enumerate(_text(path).split("\n"), start=1):  # `splitlines` would end lines within texts
+    for number, line in enumerate(
+        read_text("folder", path).split("\n"), start=1
+    ):  # `splitlines` would end lines within texts
         if line.strip():
             place = f"{path.name}, row {number}"
             head, points = _curve(place, _object(place, line))
@@ -197,13 +200,6 @@ def _object(place: str, line: str) -> dict:
 
 
 # ------------------------------------------------------------------------------------------------ both files
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise invalid("folder", str(path), f"a file of UTF-8 text ({error})") from error
 
 
 def _names(place: str, cell: Mapping[str, str]) -> tuple[str, str, str, str, str]:
@@ -257,9 +253,9 @@ def _require_once(file: str, frame: pd.DataFrame, names: list[str]) -> None:
 
 
 def _declared(path: Path, studies: set[str]) -> dict[str, dict]:
-    if not path.exists():
+    if not target_kind("folder", path):
         return {}
-    found = _object(path.name, _text(path))
+    found = _object(path.name, read_text("folder", path))
     declared = {STUDY_NAMES.get(name, name): given for name, given in found.items()}
     for name, given in declared.items():
         if name not in studies:

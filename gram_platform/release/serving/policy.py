@@ -35,7 +35,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from gram_platform.config.identity import invalid, require_int, require_name, require_real
+from gram_platform.config.identity import invalid, parsed_by, require_int, require_name, require_real
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+-]{0,63}")  # ASCII only, because callers type it: no look-alikes
 DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -176,8 +176,8 @@ def parse_policy(text: str) -> Policy:
 def read_policy(text: str) -> tuple[Policy, list[str]]:
     """Returns (the profiles and tokens that have no error, the errors); ValueError without a profile."""
     try:
-        plain = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # also a number of thousands of digits
+        plain = parsed_by(tomllib.loads, text)
+    except ValueError as error:  # also a number of thousands of digits
         raise ValueError(f"policy is not TOML: {error}") from None
     errors, profiles, rules = [], {}, []
     with _noted(errors):
