@@ -246,7 +246,7 @@ def _require_place_of_token() -> None:
         with tempfile.TemporaryFile(dir=folder):
             return
     except (OSError, RuntimeError) as error:
-        expected = f"a folder that can be written, where Ray keeps a token ({error}); with --in-process studies need none"
+        expected = f"a folder that can be written, where Ray keeps a token ({error}); --in-process needs none"
         raise invalid("HOME", os.environ.get("HOME", ""), expected) from error
 
 
