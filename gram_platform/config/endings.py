@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from gram_platform.config.identity import local_path
 from gram_platform.config.terminal import say
 
 DONE, FAILED, BAD_INPUT, TIME_IS_UP = 0, 1, 2, 3
@@ -42,6 +43,7 @@ def exit_codes(advice: str = "") -> Iterator[None]:
     """Ends the process with a line and an exit code where the block fails; `advice` follows when work had begun.
 
     An error that is neither the input's nor the machine's keeps its traceback. SIGTERM ends the block as Ctrl-C does.
+    A user without a home is bad input: MLflow and Ray cannot be imported then.
     """
     global _has_begun
     _has_begun = False
@@ -54,6 +56,7 @@ def exit_codes(advice: str = "") -> Iterator[None]:
     in_main_thread = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGTERM, interrupt) if in_main_thread else None
     try:
+        local_path("HOME", "~")
         yield
     except KeyboardInterrupt as error:
         _end(128 + (received or [signal.SIGINT])[0], advice, error)

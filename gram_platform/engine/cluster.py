@@ -4,6 +4,7 @@ Nothing here waits long: whether an address answers is asked first, with a time 
 attempts for a quarter of an hour.
 """
 
+import atexit
 import contextlib
 import logging
 import os
@@ -19,6 +20,7 @@ from pathlib import Path
 import grpc
 import psutil
 import ray
+from ray._common.network_utils import build_address
 from ray._common.tls_utils import load_certs_from_env
 from ray._private.services import canonicalize_bootstrap_address, find_node_ids
 from ray._private.utils import get_ray_address_file
@@ -36,7 +38,8 @@ from gram_platform.engine.local_cluster.state import TEMPORARY
 ADDRESS = "RAY_ADDRESS"
 FOLDER = "RAY_TMPDIR"
 PROBE_S = 5.0  # for an address to answer
-JOIN_S, START_S = 90.0, 300.0  # for Ray's own start of a driver, and of a cluster
+JOIN_S, START_S, LEAVE_S = 90.0, 300.0, 45.0  # for Ray's own start of a driver, start of a cluster, end of a driver
+HOST_PORT = re.compile(r"(\[[\da-fA-F:.]+\]|[^\s:/\[\]]+):\d{1,5}")
 # the path of a socket has at most 107 bytes
 MAX_FOLDER_BYTES = 107 - len(f"/ray/session_2026-01-01_00-00-00_000000_{os.getpid()}/sockets/plasma_store")
 SESSION = re.compile(r"/session_[\d_-]+")  # the folder of a Ray, in the command lines of its processes
@@ -71,7 +74,7 @@ def connect(is_verbose: bool = False) -> None:
 
 def join(given: str, **options: object) -> None:
     """Joins the Ray at an address, HOST:PORT or auto; ValueError if it cannot. `options`: of `ray.init`."""
-    if "://" in given:
+    if given != "auto" and not HOST_PORT.fullmatch(given):
         expected = "HOST:PORT of a Ray with a part on this machine (`ray job submit --address` takes the others)"
         raise invalid(ADDRESS, given, expected)
     try:
@@ -92,7 +95,11 @@ def _join(address: str, given: str | None, **options: object) -> None:
 
 
 def start(**options: object) -> None:
-    """Starts a Ray on this machine, for this process; ClusterLost if it does not start. `options`: of `ray.init`."""
+    """Starts a Ray on this machine, for this process. `options`: of `ray.init`.
+
+    ClusterLost if it does not start; ValueError for a user without a home, where Ray keeps the user's token.
+    """
+    _require_place_of_token()
     os.environ.update(short_tmpdir())
     what = f"Ray does not start on this machine (its logs: {options['_temp_dir']}/session_latest/logs)"
     with _time_limit(START_S, what):
@@ -113,7 +120,14 @@ def _initialise(what: str, **options: object) -> None:
     finally:
         if callable(before) and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)
+    atexit.register(leave)
     require_ray()  # which remembers its processes
+
+
+def leave() -> None:
+    """Leaves the Ray of this command, and ends one that was started for it."""
+    with _time_limit(LEAVE_S, "what is done is kept, but Ray does not let this command end"):
+        ray.shutdown()
 
 
 def _size() -> str:
@@ -123,7 +137,7 @@ def _size() -> str:
 
 @contextlib.contextmanager
 def _time_limit(seconds: float, what: str) -> Iterator[None]:
-    """Ends the process if the block takes longer: `ray.init` may wait for ever, and heeds no signal then."""
+    """Ends the process if the block takes longer: Ray may wait for ever, and heeds no signal then."""
 
     def end() -> None:
         say(f"error: {what} within {seconds:.0f} s; {CURE}", sys.stderr)
@@ -188,8 +202,16 @@ def _refusal(address: str, is_named: bool) -> str:
         if error.code() is grpc.StatusCode.UNAUTHENTICATED:
             return "it has another token than this user's"
         return "it does not answer"
-    if not {node.node_id.hex() for node in nodes} & set(find_node_ids()):
+    alive_here = set(find_node_ids())
+    here = [node for node in nodes if node.node_id.hex() in alive_here]
+    if not here:
         return "no process of it is alive on this machine"
+    for node in here:
+        with _channel(build_address(node.node_manager_address, node.node_manager_port)) as channel:
+            try:
+                grpc.channel_ready_future(channel).result(max(0.1, deadline - time.monotonic()))
+            except grpc.FutureTimeoutError:
+                return "its process on this machine does not answer"
     return ""
 
 
@@ -212,6 +234,20 @@ def _token(is_named: bool) -> str:
     with contextlib.suppress(OSError, RuntimeError, UnicodeDecodeError):
         return Path(path).expanduser().read_text().strip()
     return ""
+
+
+def _require_place_of_token() -> None:
+    """ValueError if Ray would make a token for this user, and cannot write it."""
+    if os.environ.get("RAY_AUTH_MODE", "token").lower() != "token" or _token(is_named=False):
+        return
+    try:
+        folder = Path.home() / ".ray"
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return
+    except (OSError, RuntimeError) as error:
+        expected = f"a folder that can be written, where Ray keeps a token ({error}); --in-process needs none"
+        raise invalid("HOME", os.environ.get("HOME", ""), expected) from error
 
 
 def _folder() -> Path:

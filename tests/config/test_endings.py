@@ -64,6 +64,16 @@ def test_a_fault_of_the_program_keeps_its_traceback_and_gets_the_advice():
     assert raised.value.__notes__ == ["Submit again."]
 
 
+def test_a_user_without_a_home_is_told_so(monkeypatch, capsys):
+    """As `docker run --user 12345` without HOME: MLflow and Ray fail while they are imported."""
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
+    with pytest.raises(SystemExit) as ended, exit_codes():
+        pass
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("error: HOME='~': expected a path in a known home")
+
+
 def test_an_exit_that_has_been_said_is_said_once(capsys):
     with pytest.raises(SystemExit) as end, exit_codes(), exit_codes("Submit again."):
         raise SystemExit(128 + signal.SIGTERM)

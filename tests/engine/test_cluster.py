@@ -3,6 +3,8 @@
 import contextlib
 import os
 import socket
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -23,8 +25,10 @@ HERE = bytes(range(28))  # the id of Ray's process on this machine
 class Gcs(gcs_service_pb2_grpc.NodeInfoGcsServiceServicer):
     """What Ray's head answers."""
 
-    def __init__(self, token="", version=ray.__version__, nodes=(HERE,), delay_s=0.0):
-        self.token, self.version, self.nodes, self.delay_s = token, version, nodes, delay_s
+    port = 0  # where it listens, and Ray's process on this machine too, unless `raylet` names another
+
+    def __init__(self, token="", version=ray.__version__, nodes=(HERE,), delay_s=0.0, raylet=0):
+        self.token, self.version, self.nodes, self.delay_s, self.raylet = token, version, nodes, delay_s, raylet
 
     def CheckAlive(self, request, context):
         self._admit(context)
@@ -32,7 +36,9 @@ class Gcs(gcs_service_pb2_grpc.NodeInfoGcsServiceServicer):
 
     def GetAllNodeInfo(self, request, context):
         self._admit(context)
-        return gcs_service_pb2.GetAllNodeInfoReply(node_info_list=[GcsNodeInfo(node_id=node) for node in self.nodes])
+        at = {"node_manager_address": "127.0.0.1", "node_manager_port": self.raylet or self.port}
+        nodes = [GcsNodeInfo(node_id=node, **at) for node in self.nodes]
+        return gcs_service_pb2.GetAllNodeInfoReply(node_info_list=nodes)
 
     def _admit(self, context):
         time.sleep(self.delay_s)
@@ -43,12 +49,12 @@ class Gcs(gcs_service_pb2_grpc.NodeInfoGcsServiceServicer):
 @contextlib.contextmanager
 def answering(**how):
     """The address of a head."""
-    server = grpc.server(ThreadPoolExecutor(2))
-    gcs_service_pb2_grpc.add_NodeInfoGcsServiceServicer_to_server(Gcs(**how), server)
-    port = server.add_insecure_port("0.0.0.0:0")
+    server, gcs = grpc.server(ThreadPoolExecutor(2)), Gcs(**how)
+    gcs_service_pb2_grpc.add_NodeInfoGcsServiceServicer_to_server(gcs, server)
+    gcs.port = server.add_insecure_port("0.0.0.0:0")
     server.start()
     try:
-        yield canonicalize_bootstrap_address(f"127.0.0.1:{port}")
+        yield canonicalize_bootstrap_address(f"127.0.0.1:{gcs.port}")
     finally:
         server.stop(None)
 
@@ -145,22 +151,75 @@ def test_a_token_of_ones_own_joins_ones_own_ray(user, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "address",
-    ["127.0.0.1:9", "nowhere.invalid:6379", "[::1]:9", "ray://127.0.0.1:10001", "http://127.0.0.1:8265", "no-port"],
+    [
+        "127.0.0.1:9",
+        "nowhere.invalid:6379",
+        "[::1]:9",
+        "127.0.0.1:0",
+        "ray://127.0.0.1:10001",
+        "http://127.0.0.1:8265",
+        "no-port",
+        ":6379",
+        " ",
+        "::1:6379",
+        "127.0.0.1:6379\n",
+    ],
 )
-def test_an_address_without_a_ray_is_refused_by_name(user, monkeypatch, address):
+def test_an_address_without_a_ray_is_refused_by_name(user, monkeypatch, caplog, address):
     monkeypatch.setenv("RAY_ADDRESS", address)
     started = time.monotonic()
     with pytest.raises(ValueError, match=r"RAY_ADDRESS='.*': expected "):
         cluster.connect()
     assert time.monotonic() - started < 10.0
     assert not user
+    assert not caplog.text  # Ray has logged no traceback either
 
 
 def test_an_address_that_accepts_and_never_answers_is_refused(user, monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as mute:
+    with socket.create_server(("0.0.0.0", 0)) as mute:  # Ray takes the loopback for the address of this machine
         monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{mute.getsockname()[1]}")
         with pytest.raises(ValueError, match="it does not answer"):
             cluster.connect()
+
+
+def test_a_ray_whose_process_on_this_machine_is_stopped_is_passed_over(user, tmp_path, capsys):
+    """It is there, and the system accepts connections for it."""
+    with socket.create_server(("127.0.0.1", 0)) as stopped, answering(raylet=stopped.getsockname()[1]) as address:
+        record(tmp_path, address)
+        cluster.connect()
+    assert [call["address"] for call in user] == ["local"]
+    assert "names: its process on this machine does not answer" in capsys.readouterr().err
+
+
+LEAVES = """
+import time, ray
+from gram_platform.engine import cluster
+ray.init = lambda **options: None
+ray.cluster_resources = lambda: {}
+ray.shutdown = lambda *_: time.sleep(60)
+cluster.LEAVE_S = 0.2
+cluster.connect()
+print("done", flush=True)
+"""
+
+
+def test_a_ray_that_does_not_let_go_ends_the_command_with_a_line(tmp_path):
+    home = os.environ | {"RAY_ADDRESS": "local", "RAY_TMPDIR": "/tmp", "RAY_AUTH_MODE": "disabled"}
+    done = subprocess.run([sys.executable, "-c", LEAVES], env=home, capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stdout) == (1, "done\n")
+    assert done.stderr.splitlines()[-1].startswith(
+        "error: what is done is kept, but Ray does not let this command end within 0 s; "
+    )
+
+
+def test_a_user_without_a_home_for_rays_token_is_told_so(user, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    with pytest.raises(ValueError, match=r"HOME='.*': expected a folder that can be written, where Ray keeps a token"):
+        cluster.connect()
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    cluster.connect()
+    assert [call["address"] for call in user] == ["local"]
 
 
 def test_local_starts_one_whatever_was_left(user, tmp_path, monkeypatch):
