@@ -90,6 +90,8 @@ def _note(error: Exception, advice: str) -> None:
 
 def _end(code: int, text: str, error: BaseException) -> None:
     if code in SIGNALLED:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # another Ctrl-C ends what is left at once, and says nothing
         text = f"{SIGNALLED[code]}. {text}"
     say(text.rstrip(), sys.stderr)
     raise _Ended(code) from error

@@ -23,6 +23,13 @@ pathlib.Path(sys.argv[1]).write_text("done")
 """
 
 
+@pytest.fixture(autouse=True)
+def keep_handler():
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def fail(error: BaseException, has_begun: bool) -> None:
     with exit_codes("Submit again."):
         if has_begun:
@@ -72,6 +79,20 @@ def test_a_user_without_a_home_is_told_so(monkeypatch, capsys):
         pass
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith("error: HOME='~': expected a path in a known home")
+
+
+IMPATIENT = """
+import atexit, os, signal, sys
+from gram_platform.config.endings import exit_codes
+atexit.register(os.kill, os.getpid(), signal.SIGINT)
+with exit_codes("Submit again."):
+    os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+def test_a_second_ctrl_c_ends_what_is_left_without_a_traceback():
+    done = subprocess.run([sys.executable, "-c", IMPATIENT], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "interrupted. Submit again.\n")
 
 
 def test_an_exit_that_has_been_said_is_said_once(capsys):
