@@ -206,7 +206,7 @@ def outcome(command: list[str], capsys) -> str:
     return f"{code}: {text[-300:]}" if is_wrong else ""
 
 
-@pytest.mark.parametrize("number", [4, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [2, pytest.param(300, marks=pytest.mark.slow)])
 @pytest.mark.timeout(3600)
 def test_no_planted_file_ends_a_command(study, tmp_path, monkeypatch, capsys, number):
     monkeypatch.setenv("GRAM_SITE", "0")
