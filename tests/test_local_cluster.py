@@ -92,6 +92,7 @@ def occupy(port: int, stack: contextlib.ExitStack) -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_private_beside_another_cluster(ray_cluster, job_folder, storage, monkeypatch):
     """Default ports in use, another cluster running and named in the environment: neither is touched or joined."""
     other = ray_cluster.get_runtime_context().gcs_address

@@ -188,6 +188,7 @@ def wait_for(condition) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_finished_grid_starts_no_trial(ray_cluster, tmp_path, capsys):
     storage = tmp_path / "storage"
     for expected in ("4 trials, 0 of them were done before", "4 trials, 4 of them were done before"):
