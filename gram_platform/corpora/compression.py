@@ -7,6 +7,7 @@ from pathlib import Path
 
 MAX_ZSTD_WINDOW = 1 << 31  # bytes, as `zstd --long=31` writes; the library's default is 128 MB
 BLOCK_BYTES = 1 << 20
+PACKED = 1 << 10  # of a .zst, unpacked at once: its smallest blocks have 4 bytes, and 128 KB of text
 
 
 class _ZstdFile(io.RawIOBase):
@@ -20,21 +21,21 @@ class _ZstdFile(io.RawIOBase):
 
         self._decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_ZSTD_WINDOW)
         self._file = path.open("rb")
-        self._frame, self._ready = None, b""
+        self._frame, self._ready = None, memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer) -> int:
         while not self._ready:
-            packed = (self._frame.unused_data if self._frame and self._frame.eof else b"") or self._file.read(1 << 17)
+            packed = (self._frame.unused_data if self._frame and self._frame.eof else b"") or self._file.read(PACKED)
             if not packed:
                 if self._frame is not None and not self._frame.eof:
                     raise EOFError("it ends inside a frame")
                 return 0
             if self._frame is None or self._frame.eof:
                 self._frame = self._decompressor.decompressobj()
-            self._ready = self._frame.decompress(packed)
+            self._ready = memoryview(self._frame.decompress(packed))
         size = min(len(buffer), len(self._ready))
         buffer[:size], self._ready = self._ready[:size], self._ready[size:]
         return size

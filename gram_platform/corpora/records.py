@@ -27,6 +27,7 @@ PACKED = ("", ".gz", ".zst")
 PARQUET = tuple(".parquet" + packed for packed in PACKED)
 FORMATS = tuple(".jsonl" + packed for packed in PACKED) + PARQUET
 MAX_RECORD_BYTES = 1 << 28  # of a line, a text of .parquet, a text file: a small file must not fill the memory
+MAX_EMPTY_LINES = 1_000_000  # that follow one another: a small file must not take hours either
 MAX_EXPANSION = 200  # times its size on disk, beyond a record's: what is unpacked at once; text packs 2 to 20 times
 BATCH_ROWS, BATCH_BYTES = 64, 1 << 26  # of a .parquet, read at once
 COLUMNS = ("text", "label")
@@ -184,11 +185,15 @@ def _lines(path: Path, span: tuple[int, int | None, int]) -> Iterator[tuple[int,
 
 
 def _read_jsonl(path: Path, span: tuple[int, int | None, int]) -> Iterator[Record]:
+    last = span[2]  # the line of the last record
     for number, raw in _lines(path, span):
         raw = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
-        if not raw.strip():
-            continue
         where = f"{path}:{number}"
+        if not raw.strip():
+            if number - last > MAX_EMPTY_LINES:
+                raise ValueError(f"{where}: follows {MAX_EMPTY_LINES:,} empty lines: leave them out")
+            continue
+        last = number
         if b"\0" in raw:
             raise ValueError(f"{where}: holds NUL bytes, as UTF-16 does: write the file as UTF-8")
         try:

@@ -1,5 +1,6 @@
 """Records as strangers write them: bombs, other encodings and line ends, nested columns, edits that keep the time."""
 
+import gzip
 import json
 import os
 import tracemalloc
@@ -7,8 +8,10 @@ import tracemalloc
 import pyarrow
 import pyarrow.parquet
 import pytest
+import zstandard
 
 from gram_platform.corpora import prepare, resolve
+from gram_platform.corpora.compression import opened
 from gram_platform.corpora.records import MAX_RECORD_BYTES, Unit, read_unit
 from gram_platform.corpora.sources import SCANS, find_units, scan_units
 
@@ -26,6 +29,30 @@ def test_a_record_may_have_268_mb(tmp_path, monkeypatch):
     monkeypatch.setattr(type(path), "read_bytes", lambda path: b"stands for the text")
     assert list(read_unit(Unit((path,), "core"))) == [("core", "stands for the text")]
     assert MAX_RECORD_BYTES == 268_435_456
+
+
+def test_a_zst_is_unpacked_a_little_at_a_time(tmp_path):
+    """Some kilobytes may unpack to gigabytes; 40 MB of it took ten seconds."""
+    path = tmp_path / "a.jsonl.zst"
+    path.write_bytes(zstandard.compress(b" " * (300 * MB)))
+    tracemalloc.start()
+    try:
+        with opened(path) as file:
+            assert sum(map(len, iter(lambda: file.read(MB), b""))) == 300 * MB
+        assert tracemalloc.get_traced_memory()[1] < 100 * MB
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("end", [b"\n", b" \r\n"])
+def test_empty_lines_without_end_are_an_error_soon(tmp_path, end):
+    """They are no records, so no progress was shown: 300 MB took four minutes."""
+    path, record = tmp_path / "a.jsonl.gz", b'{"text": "a", "label": "core"}\n'
+    path.write_bytes(gzip.compress(record + end * 1_000_000 + record + end * 1_000_001))
+    records = read_unit(Unit((path,)))
+    assert [next(records), next(records)] == [("core", "a")] * 2
+    with pytest.raises(ValueError, match=r"a\.jsonl\.gz:2000003: follows 1,000,000 empty lines: leave them out"):
+        next(records)
 
 
 def shared_text(path, num_chars: int, is_dictionary: bool, **options):

@@ -167,14 +167,13 @@ def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
     ValueError as `Service.run`, `require_gpu`, `require_own_serve`; RuntimeError if it does not start, or Ray dies.
     """
     prepared, endpoint, interruption = prepare(service), service.endpoint, Interruption()
-    import ray
 
-    from gram_platform.engine.cluster import ClusterLost, require_ray
+    from gram_platform.engine.cluster import ClusterLost, leave, require_ray
 
     with endpoint.listening() as listening, ExitStack() as ending:
         scratch = TemporaryDirectory(prefix="serve-", dir=private_folder(), ignore_cleanup_errors=True)
         folder = ending.enter_context(scratch)
-        ending.callback(ray.shutdown)
+        ending.callback(leave)
         interruption.listen()
         try:
             join_ray(endpoint.ray_address, endpoint.num_replicas * service.num_threads, folder)
