@@ -32,7 +32,7 @@ class Losses:
     `read` returns them, None while there is nothing to show. They have `source` (a text) and, where there are any,
     `runs` and `claims` as `pages.results.results.Results`. `text` is for a terminal; `table` is table.csv, `lines` are
     drawn in MLflow; `intro`, `sections` and `footer` are parts of the page. `write` makes the files of all these.
-    `lost` has a line for each node that is done and yet lacks in the tables.
+    `lost` has a line for each node that is done but missing from the tables.
     """
 
     name: ClassVar[str] = LOSSES  # in study.json
