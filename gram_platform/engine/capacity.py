@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import ray
@@ -55,7 +56,7 @@ class Admission:
         """
         resources = self.resources
         if time.monotonic() >= self._ask_again:
-            self._present, self._ask_again = ray.cluster_resources(), time.monotonic() + ASK_EVERY_S
+            self._present, self._ask_again = usable_resources(resources), time.monotonic() + ASK_EVERY_S
         free = {name: self._present.get(name, 0.0) for name in ("CPU", "GPU")}
         if may_wait and self.can_grow():
             largest = largest_cluster()
@@ -125,13 +126,28 @@ def placement_strategy(resources: Resources, num_ranks: int) -> str:
         return "PACK"
     of_machine = resources.gpus_per_machine
     if has_fixed_size():
-        of_machine = max((node["Resources"].get("GPU", 0.0) for node in ray.nodes() if node["Alive"]), default=0.0)
+        of_machine = max((machine.get("GPU", 0.0) for machine in usable_machines(resources)), default=0.0)
     return STRICT_PACK if num_ranks * resources.gpus_per_rank <= of_machine else "PACK"
 
 
 def wait_for_more_s() -> float:
     """Returns how long a run waits for a place for more ranks than it needs: machines take minutes to start."""
     return WAIT_FOR_MORE_S if has_fixed_size() else WAIT_FOR_MACHINES_S
+
+
+def usable_machines(resources: Resources) -> list[Mapping[str, float]]:
+    """Returns the resources of each machine that is alive and not cordoned."""
+    return [n["Resources"] for n in ray.nodes() if n["Alive"] and n["NodeID"] not in resources.cordoned]
+
+
+def usable_resources(resources: Resources) -> Mapping[str, float]:
+    """Sums the resources of the machines that are alive and not cordoned."""
+    if not resources.cordoned:
+        return ray.cluster_resources()
+    total: Counter[str] = Counter()
+    for machine in usable_machines(resources):
+        total.update(machine)
+    return total
 
 
 def slots(resources: Resources, total: Mapping[str, float]) -> int:

@@ -4,7 +4,7 @@ import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 CUBLAS_VARIABLE, CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"  # buffers in KiB, and their number
 
+NODE_ID = "ray.io/node-id"  # Ray's label with the id of a machine
 LONGEST_INTERVAL_S = 1800.0  # between two checkpoints: what a machine that dies may cost [ours]
 
 
@@ -104,11 +105,18 @@ class Resources:
     gpus_per_run: float = 0.0  # of a run of one rank, and of an evaluation; less than 1: several share a GPU
     gpus_per_machine: int = 8  # of the machines that an autoscaler starts for several ranks
     max_gpus: int = 0  # to ask for at once (CPU slots where there are no GPUs); 0: no limit but the cluster's
+    cordoned: tuple[str, ...] = ()  # ids of machines that take no process, see `Cordon`
 
     @property
-    def of_slot(self) -> dict[str, float]:
+    def label_selector(self) -> dict[str, str]:
+        """The machines that may take a process, as Ray's options name them."""
+        return {NODE_ID: f"!in({','.join(self.cordoned)})"} if self.cordoned else {}
+
+    @property
+    def of_slot(self) -> dict[str, Any]:
         """The reservation of a process that executes nodes of one rank, as Ray's options."""
-        return {"num_cpus": self.cpus_per_rank, "num_gpus": self.gpus_per_run}
+        reserved = {"num_cpus": self.cpus_per_rank, "num_gpus": self.gpus_per_run}
+        return reserved | ({"label_selector": self.label_selector} if self.cordoned else {})
 
     @property
     def of_rank(self) -> dict[str, float]:

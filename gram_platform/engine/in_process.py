@@ -17,7 +17,7 @@ from gram_platform.engine.evaluation import execute_evaluation, execute_profiles
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.life import HELD_RETRY_S, NodeLifecycle, Progress, WaitingNodes, failure_message
 from gram_platform.engine.node import execute_run
-from gram_platform.engine.process import OutOfMemory, TerminationNotice, is_out_of_memory, termination_notice
+from gram_platform.engine.process import TerminationNotice, is_out_of_memory, termination_notice
 from gram_platform.methods.nodes import Node
 from gram_platform.store import LeaseHeld
 from gram_platform.train.loop import TrainingDiverged
@@ -72,7 +72,7 @@ def _execute_next(
         waiting.again(task[0], held=True)
         return ()
     except Exception as error:
-        if not (isinstance(error, ValueError | TrainingDiverged | OutOfMemory) or is_out_of_memory(error)):
+        if not (isinstance(error, ValueError | TrainingDiverged) or is_out_of_memory(error)):
             raise
         if len(task) == 1:
             waiting.failed(task[0], failure_message(error))

@@ -62,14 +62,22 @@ class Progress:
 
 @dataclass(frozen=True)
 class Crashes:
-    """How often one node has crashed since its last checkpoint."""
+    """Where one node has crashed since its last checkpoint."""
 
-    number: int = 0
+    machines: tuple[str, ...] = ()  # Ray's id of each crash's machine; "" where it is unknown
     step: int = 0  # of the last checkpoint
 
-    def another(self, committed_step: int) -> "Crashes":
+    @property
+    def number(self) -> int:
+        return len(self.machines)
+
+    def another(self, committed_step: int, machine: str = "") -> "Crashes":
         """Counts one more crash, from 1 again if there is a new checkpoint."""
-        return Crashes(1 if committed_step > self.step else self.number + 1, committed_step)
+        return Crashes((*(() if committed_step > self.step else self.machines), machine), committed_step)
+
+    def without(self, machine: str) -> "Crashes":
+        """Leaves out the crashes on a machine whose device turned out not to work."""
+        return Crashes(tuple(other for other in self.machines if other != machine), self.step)
 
 
 class NodeLifecycle:

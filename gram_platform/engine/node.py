@@ -15,6 +15,7 @@ from gram_platform.config.identity import invalid
 from gram_platform.config.routing import Plan
 from gram_platform.config.terminal import say
 from gram_platform.corpora import PackedCorpus
+from gram_platform.engine.devices import is_device_error
 from gram_platform.engine.execution import Execution, owner, plan_reader
 from gram_platform.engine.life import DIVERGENCE
 from gram_platform.engine.process import (
@@ -144,7 +145,8 @@ def execute_run(
                 message = memory_advice(error, run, execution)
                 attempt.fail(message, {"kind": "memory"})
                 raise OutOfMemory(message) from error
-            if not isinstance(error, LeaseHeld):  # then others may continue the run: it has not failed
+            # others may continue the run after these: it has not failed
+            if not (isinstance(error, LeaseHeld) or is_device_error(error)):
                 attempt.fail(f"{type(error).__name__}: {error}", {"kind": "error"})
             raise
 

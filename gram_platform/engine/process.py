@@ -22,7 +22,9 @@ try:
 except ImportError:  # a machine that only trains needs none
     psutil = None
 
-CPU_ALLOCATOR = ("DefaultCPUAllocator", "not enough memory")  # in torch's message; it has no class for this error
+# in the messages of torch's errors that have no class of this kind: of its CPUs' allocator, CUDA and its libraries
+ALLOCATORS = ("DefaultCPUAllocator", "not enough memory", "error: out of memory", "[CUDA]: out of memory")
+ALLOCATORS += ("STATUS_ALLOC_FAILED",)
 
 
 class OutOfMemory(RuntimeError):
@@ -30,10 +32,10 @@ class OutOfMemory(RuntimeError):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Tells whether an allocation failed, in Python, numpy or torch."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+    """Tells whether an allocation failed, in Python, numpy, torch or CUDA."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError | OutOfMemory):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in CPU_ALLOCATOR)
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in ALLOCATORS)
 
 
 def memory_advice(error: BaseException, run: RunConfig, execution: Execution) -> str:

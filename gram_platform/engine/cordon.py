@@ -1,0 +1,64 @@
+"""Keeps a driver's work off machines whose device does not work.
+
+Only a failed probe cordons a machine, never the error of a run. The cordon lives as long as its driver: a submission
+begins without one and probes anew, so a mended machine takes part again.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from gram_platform.engine.capacity import has_fixed_size, slots, usable_machines
+from gram_platform.engine.cluster import ClusterLost
+from gram_platform.engine.devices import ProbeReport
+from gram_platform.engine.execution import Resources
+from gram_platform.engine.life import SUBMIT_AGAIN
+
+MAX_REPLACEMENTS = 3  # of cordoned machines that a cluster is asked for, one after another, until one passes
+
+
+class Cordon:
+    """The machines that take nothing more of one driver; `resources` are the driver's, without those machines."""
+
+    def __init__(self, resources: Resources, on_cordon: Callable[[ProbeReport], None] = lambda report: None):
+        """`on_cordon` is called with the report of each machine that is cordoned."""
+        self.resources, self._on_cordon = resources, on_cordon
+        self.reports: dict[str, ProbeReport] = {}  # of cordoned machines
+        self._passed: set[str] = set()
+        self._failures_in_a_row = 0  # of machines, since one passed for the first time
+        self._is_fixed: bool | None = None  # whether the cluster can grow is asked once, when it matters
+
+    def note(self, report: ProbeReport) -> bool:
+        """Notes the outcome of a probe; returns whether the device works."""
+        if not report.failure:
+            if report.machine not in self._passed:
+                self._failures_in_a_row = 0
+            self._passed.add(report.machine)
+        elif report.machine not in self.reports:
+            self.reports[report.machine] = report
+            self._failures_in_a_row += 1
+            self.resources = replace(self.resources, cordoned=tuple(self.reports))
+            self._on_cordon(report)
+        return not report.failure
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether the cluster may be asked for more machines: not after `MAX_REPLACEMENTS` that failed too."""
+        return self._failures_in_a_row <= MAX_REPLACEMENTS
+
+    def require_machines(self, num_ranks: int = 1) -> None:
+        """Raises ClusterLost, naming machines and probes, when the others have no room for the ranks, and never will.
+
+        Does nothing before a machine is cordoned: waiting for machines has no time limit.
+        """
+        if not self.reports or self._room() >= num_ranks:
+            return
+        if self._is_fixed is None:
+            self._is_fixed = has_fixed_size()
+        if self._is_fixed or not self.may_grow:
+            found = "\n".join(f"  {report}" for report in self.reports.values())
+            what = "a device that works" if num_ranks == 1 else f"room for {num_ranks} ranks on devices that work"
+            raise ClusterLost(f"this cluster has no machine with {what}:\n{found}\n{SUBMIT_AGAIN}")
+
+    def _room(self) -> int:
+        """Counts the ranks that fit on the machines that are not cordoned."""
+        return sum(slots(self.resources, machine) for machine in usable_machines(self.resources))

@@ -1,0 +1,154 @@
+"""Tells the errors of a device from all others, and whether a device works: a product on it in a fresh process.
+
+After an error of its device a process is of no use: later calls fail too. Whether the device is, only a fresh process
+can tell. `python -m gram_platform.engine.devices cuda` is one; its exit code is 1 if the device does not work.
+"""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from gram_platform.config.terminal import one_line, say
+from gram_platform.engine.process import is_out_of_memory
+
+# In the messages of RuntimeErrors: CUDA's runtime, cuBLAS, cuSPARSE and cuSOLVER ("CUDA error"), its driver, cuDNN and
+# NCCL (ATen/cuda/Exceptions.h and NCCLUtils.hpp of torch 2.13), Triton's kernels; a machine without a driver or GPU.
+DEVICE_ERRORS = (
+    "CUDA error",
+    "CUDA driver error",
+    "CUDA unknown error",
+    "Unexpected error from cudaGetDeviceCount",
+    "CUBLAS_STATUS",
+    "CUDNN_STATUS",
+    "cuDNN error",
+    "ncclUnhandledCudaError",
+    "unhandled cuda error",
+    "Triton Error [CUDA]",
+    "NVIDIA driver",
+    "No CUDA GPUs are available",
+    "Torch not compiled with CUDA enabled",
+)
+SIDE = 128  # of the matrices of a probe: all sums are exact in every precision
+PROBE_S = 120.0  # then a device that does not answer has failed
+
+
+@dataclass(frozen=True)
+class ProbeReport:
+    """The outcome of a product on a device in a fresh process."""
+
+    machine: str  # Ray's id, which is new after each start of Ray there; "" without Ray
+    host: str
+    address: str
+    device: str  # cpu, or cuda and the numbers of the GPUs that the process sees
+    failure: str = ""  # "": the device works
+
+    def __str__(self) -> str:
+        return f"machine {self.host} ({self.address}): a product on {self.device} failed ({self.failure})"
+
+
+class DeviceError(RuntimeError):
+    """A task's device failed; `probe` is the outcome of a product on it afterwards."""
+
+    def __init__(self, message: str, probe: ProbeReport):
+        super().__init__(message, probe)  # both, to be pickled
+        self.probe = probe
+
+    def __str__(self) -> str:
+        return self.args[0]
+
+
+def is_device_error(error: BaseException | None) -> bool:
+    """Tells whether a device failed, directly or as the cause of the error; a lack of memory is no such failure."""
+    while error is not None:
+        if is_out_of_memory(error):
+            return False
+        if isinstance(error, torch.AcceleratorError | DeviceError):
+            return True
+        if isinstance(error, RuntimeError | AssertionError) and any(words in str(error) for words in DEVICE_ERRORS):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+@contextlib.contextmanager
+def device_errors_probed(device: str) -> Iterator[None]:
+    """Raises DeviceError for an error of the device in the block, after a probe; all other errors rise unchanged."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, DeviceError) or not is_device_error(error):
+            raise
+        raise DeviceError(_described(error), probe_afresh(device)) from error
+
+
+def probe_here(device: str) -> ProbeReport:
+    """Probes the device in this process, which has not used it yet."""
+    return _report(device, _failure_of_product(device))
+
+
+def probe_afresh(device: str) -> ProbeReport:
+    """Probes the device, the very same GPU, in a new process. That its memory is full is no failure.
+
+    This process still holds the memory.
+    """
+    command = [sys.executable, "-m", "gram_platform.engine.devices", device]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    how = {"env": environment, "capture_output": True, "text": True, "errors": "replace", "check": False}
+    try:
+        done = subprocess.run(command, timeout=2 * PROBE_S, **how)
+    except subprocess.TimeoutExpired:
+        return _report(device, f"no answer in {2 * PROBE_S:.0f} s")
+    lines = (done.stdout + done.stderr).strip().splitlines() or [f"the probe ended with code {done.returncode}"]
+    return _report(device, lines[-1] if done.returncode else "")
+
+
+def _report(device: str, failure: str) -> ProbeReport:
+    ray, machine, address = sys.modules.get("ray"), "", ""
+    if ray is not None and ray.is_initialized():
+        machine, address = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "") if device.startswith("cuda") else ""
+    return ProbeReport(machine, socket.gethostname(), address, f"{device} {seen}".strip(), failure)
+
+
+def _failure_of_product(device: str, may_be_full: bool = False) -> str:
+    """Multiplies two matrices on the device; returns what failed, or "". `may_be_full`: its memory proves nothing."""
+    said = [f"no answer in {PROBE_S:.0f} s"]
+
+    def work() -> None:
+        try:
+            _multiply(device)
+        except Exception as error:
+            said[0] = "" if may_be_full and is_out_of_memory(error) else _described(error)
+        else:
+            said[0] = ""
+
+    thread = threading.Thread(target=work, name="probe", daemon=True)  # a broken driver may never answer
+    thread.start()
+    thread.join(PROBE_S)
+    return said[0]
+
+
+def _multiply(device: str) -> None:
+    ones = torch.ones(SIDE, SIDE, device=device)
+    found = (ones @ ones).sum().item()
+    if found != SIDE**3:
+        raise RuntimeError(f"the product's sum is {found:g}, expected {SIDE**3}")
+
+
+def _described(error: BaseException) -> str:
+    """Returns the error's class and its first line; CUDA's advice on debugging follows below it."""
+    return one_line(f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}")
+
+
+if __name__ == "__main__":
+    failed = _failure_of_product(sys.argv[1], may_be_full=True)
+    if failed:
+        say(failed)
+    os._exit(1 if failed else 0)  # also while the thread waits for the device
