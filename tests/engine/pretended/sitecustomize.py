@@ -23,7 +23,7 @@ class Device:
     def __init__(self) -> None:
         self.plan = json.loads(Path(FOLDER, "plan.json").read_text())
         self.is_poisoned = "BROKEN" in os.environ
-        self.dice, self.before = random.Random(f"{self.plan.get('seed')} {os.getpid()}"), time.monotonic()
+        self.dice, self.before = random.Random(f"{self.plan.get('seed')} {os.getpid()}"), 0.0
 
     def log(self, **facts) -> None:
         with open(Path(FOLDER, f"log-{os.getpid()}.jsonl"), "a") as file:
@@ -52,8 +52,9 @@ class Device:
         return ""
 
     def _by_chance(self, node_id: str, committed: int) -> str:
-        """One error in `mean_s` of a process's time, at most `MOST` for a run between two checkpoints."""
-        elapsed_s, self.before = time.monotonic() - self.before, time.monotonic()
+        """One error in `mean_s` of a process's work, at most `MOST` for a run between two checkpoints."""
+        now = time.monotonic()
+        elapsed_s, self.before = now - (self.before or now), now
         is_due = "mean_s" in self.plan and self.dice.expovariate(1.0 / self.plan["mean_s"]) < elapsed_s
         return "device" if is_due and counted(f"{node_id}-{committed}", MOST) else ""
 
