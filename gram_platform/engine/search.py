@@ -46,7 +46,6 @@ from gram_platform.engine.trials import (
     STOPPED,
     WAIT,
     Outcome,
-    Point,
     Problem,
     committed,
     reservation,

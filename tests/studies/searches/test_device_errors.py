@@ -1,8 +1,7 @@
 """Errors of a device under Ray Tune: they end a process and never a trial."""
 
 import os
-from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
