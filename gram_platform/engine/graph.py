@@ -2,7 +2,7 @@
 
 The storage is the truth; the graph only decides which node starts next. A node whose process crashes is started again
 and continues from its last checkpoint. A node that fails is reported and blocks only its dependants. Nodes of one rank
-are executed by slots, nodes of several by Ray Train workers.
+are executed by slots, nodes of several by Ray Train workers. A machine whose device does not work takes none of them.
 """
 
 import time
@@ -12,8 +12,10 @@ import ray
 from ray.exceptions import LocalRayletDiedError, OutOfMemoryError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from gram_platform.engine.capacity import Admission
+from gram_platform.engine.capacity import Admission, Room
 from gram_platform.engine.cluster import LOST, ClusterLost, require_ray
+from gram_platform.engine.cordon import Cordon
+from gram_platform.engine.devices import DeviceError, ProbeReport
 from gram_platform.engine.evaluation import Task
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.life import (
@@ -24,7 +26,7 @@ from gram_platform.engine.life import (
     WaitingNodes,
     failure_message,
 )
-from gram_platform.engine.process import memory_advice
+from gram_platform.engine.process import is_out_of_memory, memory_advice
 from gram_platform.engine.slots import MAX_FAILED_STARTS, SlotPool, execute_plain, plain_nodes, task_name
 from gram_platform.methods.nodes import Node
 from gram_platform.store import LeaseHeld
@@ -43,15 +45,17 @@ def run_graph(
     retry_diverged: bool = False,
     may_start: Callable[[], bool] = lambda: True,
     done: Collection[str] = (),
+    on_cordon: Callable[[ProbeReport], None] = lambda report: None,
 ) -> Progress:
     """Executes all nodes that are not done and returns the final progress. Needs an initialised Ray.
 
     `on_change(progress, node)` is called when a node ends (done or failed) and, with None, every `poll_s` seconds. When
     `may_start()` is False no node is started, and the graph ends with the nodes that are running. `done`: ids of nodes
-    that are known to be done; the storage is asked about the others. ClusterLost when the Ray is gone.
+    that are known to be done; the storage is asked about the others. `on_cordon(report)` is called for each machine
+    whose device does not work. ClusterLost when the Ray is gone, or has no machine left whose device works.
     """
     progress = Progress(nodes, {node.id for node in nodes} & set(done))
-    graph = _Graph(progress, execution, resources, retry_diverged)
+    graph = _Graph(progress, execution, resources, retry_diverged, on_cordon)
     try:
         while graph.advance(may_start()):
             for node in graph.wait(poll_s) or (None,):
@@ -62,15 +66,24 @@ def run_graph(
 
 
 class _Graph:
-    def __init__(self, progress: Progress, execution: Execution, resources: Resources, retry_diverged: bool):
-        self.progress, self.execution, self.resources = progress, execution, resources
+    def __init__(
+        self,
+        progress: Progress,
+        execution: Execution,
+        resources: Resources,
+        retry_diverged: bool,
+        on_cordon: Callable[[ProbeReport], None] = lambda report: None,
+    ):
+        self.progress, self.execution, self._on_cordon = progress, execution, on_cordon
         self.lifecycle = NodeLifecycle(execution.store(), retry_diverged)
         self.ranks = {node.id: execution.of_node(node.config, node.names).num_ranks for node in progress.nodes}
-        self.slots, self.admission = SlotPool(execution, resources), Admission(resources)
+        self.cordon = Cordon(resources, self._cordoned)
+        self.slots, self.admission = SlotPool(execution, self.cordon), Admission(resources)
         self.waiting = WaitingNodes(progress, self.lifecycle, lambda node: self.ranks[node.id])
         self.in_flight: dict[ray.ObjectRef, Task] = {}
         self.ended: list[Node] = []  # nodes that another driver has ended, not reported yet
         self.stalls: dict[str, str] = {}  # node id -> why its process was killed
+        self.lacked_memory: dict[str, ProbeReport | None] = {}  # node id -> where its memory did not suffice
         self.last_step: dict[str, tuple[int, float]] = {}  # node id -> step, and since when
         self.next_look = 0.0
 
@@ -86,12 +99,19 @@ class _Graph:
         """Starts gangs, and as many other tasks as there are free slots; asks for slots for the rest."""
         gangs = [task for task in tasks if self._num_ranks(task) > 1]
         others = [task for task in tasks if self._num_ranks(task) == 1]
+        if others and not (self.in_flight or self.slots.idle or self.slots.may_come):
+            self.cordon.require_machines()
         for task in gangs:
+            self.cordon.require_machines(self._num_ranks(task))
             self._note(self._submit_gang(task), task)
         cleared = self.admission.machine_to_clear(self.slots.machines_in_use())
         self.slots.want(len(others), cleared)
-        for task in others[: len(self.slots.idle)]:
-            self._note(self.slots.submit(task), task)
+        for task in others:
+            if not self.slots.idle:
+                break
+            reference = self.slots.submit(task, self.lacked_memory.get(task[0].id))
+            if reference is not None:
+                self._note(reference, task)
 
     def _note(self, reference: ray.ObjectRef, task: Task) -> None:
         self.waiting.start(task)
@@ -108,19 +128,23 @@ class _Graph:
         room, num_gangs, chosen = None, sum(self._num_ranks(task) > 1 for task in self.in_flight.values()), []
         for ranks, tasks in self.waiting.tasks():
             for task in tasks:
-                room = room or self.admission.room(self._num_ranks(flying) for flying in self.in_flight.values())
+                room = room or self._room()
                 if (ranks > 1 and num_gangs == MAX_GANGS) or not room.take(ranks):
                     break
                 num_gangs += ranks > 1
                 chosen.append(task)
         return chosen
 
+    def _room(self) -> Room:
+        """Returns the room beside the tasks in flight."""
+        return self.admission.room(map(self._num_ranks, self.in_flight.values()), self.cordon.may_grow)
+
     def _submit_gang(self, task: Task) -> ray.ObjectRef:
         """Starts a task that waits for a sharded run's workers on the driver's machine, which is not preempted."""
         here = ray.get_runtime_context().get_node_id()
         placed = {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=True)}
         execute = _execute_gang.options(name=task_name(task), **placed)
-        return execute.remote(plain_nodes(task), self.execution, self.resources)
+        return execute.remote(plain_nodes(task), self.execution, self.cordon.resources)
 
     def _kill_stalled(self) -> None:
         """Kills the slots of runs without a step, and of evaluations without an end, for `stall_timeout_s`: a crash."""
@@ -165,10 +189,10 @@ class _Graph:
         task = self.in_flight.pop(reference)
         for node in task:
             self.progress.running.pop(node.id, None)
-        self.slots.release(reference)
-        return [node for node in task if self._settle(node, reference, task)]
+        place = self.slots.release(reference)
+        return [node for node in task if self._settle(node, reference, task, place)]
 
-    def _settle(self, node: Node, reference: ray.ObjectRef, task: Task) -> bool:
+    def _settle(self, node: Node, reference: ray.ObjectRef, task: Task, place: ProbeReport | None) -> bool:
         """Records a node's end; False when it waits again. The task's warnings count as its first node's."""
         try:
             caught = ray.get(reference)
@@ -177,21 +201,42 @@ class _Graph:
             if isinstance(error.cause, LeaseHeld):
                 self.waiting.again(node, held=True)
                 return False
+            if isinstance(error.cause, DeviceError):
+                return self._settle_device_error(node, error.cause)
             if len(task) > 1:
                 self.waiting.again(node, 0.0, alone=True)
+                return False
+            if is_out_of_memory(error.cause) and node.id not in self.lacked_memory:
+                self.lacked_memory[node.id] = place  # another process may have taken the memory there
+                self.waiting.again(node)
                 return False
             self.waiting.failed(node, failure_message(error.cause))
             return True
         except LocalRayletDiedError as error:
             raise ClusterLost(LOST) from error
         except RayError as error:  # the process died, its machine did, or it was killed for its memory
-            return self._record_crash(node, error)
+            return self._record_crash(node, error, place.machine if place else "")
         self.waiting.done(node)
         return True
 
-    def _record_crash(self, node: Node, error: RayError) -> bool:
+    def _settle_device_error(self, node: Node, error: DeviceError) -> bool:
+        """Counts a crash if the device works nevertheless, else cordons the machine; False when the node waits again.
+
+        Where a device is broken, its errors say nothing about the node.
+        """
+        if self.cordon.note(error.probe):
+            return self._record_crash(node, error, error.probe.machine)
+        self.waiting.again(node, alone=True)
+        return False
+
+    def _cordoned(self, report: ProbeReport) -> None:
+        self.admission.resources = self.cordon.resources
+        self.lifecycle.forgive(report.machine)
+        self._on_cordon(report)
+
+    def _record_crash(self, node: Node, error: RayError | DeviceError, machine: str = "") -> bool:
         """Counts a crash; False when the node waits again."""
-        if self.lifecycle.starts_again(node):
+        if self.lifecycle.starts_again(node, machine):
             self.waiting.again(node, alone=True)
             return False
         name = self.stalls.get(node.id) or type(error).__name__

@@ -3,9 +3,10 @@
 - done: the storage has its result, whichever process made it. It is not executed again; a lost config is restored.
 - diverged: a run whose loss became non-finite. Training it again would end the same, so it stays failed.
 - held: another process has its lease. Look again after `HELD_RETRY_S`.
-- crashed: its process or machine died, or the kernel or Ray killed the process for its memory. Start it again. After
-  `MAX_CRASHES` crashes without a new checkpoint in between it has failed: preempted machines do not fail a run that
-  makes progress. An allocation that fails in Python, numpy or torch is no crash: the node has failed at once.
+- crashed: its process, machine or device failed, or the kernel or Ray killed the process for its memory. Start it
+  again. After `MAX_CRASHES` crashes without a new checkpoint in between it has failed: preempted machines do not fail a
+  run that makes progress. Crashes on a machine whose device does not work (`Cordon`) do not count. An allocation that
+  fails in Python, numpy, torch or CUDA is no crash: the node fails when it happens in a second process too.
 - ready: none of these.
 """
 
@@ -139,11 +140,15 @@ class NodeLifecycle:
         if message := self.divergence(node):
             raise TrainingDiverged(message)
 
-    def starts_again(self, node: Node) -> bool:
-        """Counts a crash of the node; False when that was one too many and it has failed."""
+    def starts_again(self, node: Node, machine: str = "") -> bool:
+        """Counts a crash of the node on a machine; False when that was one too many and it has failed."""
         step = self._store.run(node.id).committed_step() if node.is_run else 0
-        self._crashes[node.id] = self._crashes.get(node.id, Crashes()).another(step)
+        self._crashes[node.id] = self._crashes.get(node.id, Crashes()).another(step, machine)
         return self._crashes[node.id].number < MAX_CRASHES
+
+    def forgive(self, machine: str) -> None:
+        """Counts no crash on a machine whose device does not work."""
+        self._crashes = {node_id: crashes.without(machine) for node_id, crashes in self._crashes.items()}
 
 
 class WaitingNodes:

@@ -2,26 +2,33 @@
 
 A slot is a Ray actor. It holds its GPU as long as it lives and executes one task after another, so two runs never share
 a GPU while another one is idle, and CUDA starts once. Slots that wait for a machine are the demand that an autoscaler
-sees: they wait without a time limit. A slot without work ends after `IDLE_S`, so that its machine can be released.
+sees: they wait without a time limit. A slot without work ends after `IDLE_S`, so that its machine can be released. A
+slot probes its device before its first task, and ends after an error that nobody foresaw: its process may be of no use.
 """
 
 import time
 from collections.abc import Mapping, Sequence
 
 import ray
+import torch
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
 from gram_platform.config import node_from_plain
 from gram_platform.config.identity import to_plain
+from gram_platform.engine.cordon import Cordon
+from gram_platform.engine.devices import ProbeReport, device_errors_probed, probe_here
 from gram_platform.engine.evaluation import Task
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.in_process import execute_task
 from gram_platform.methods.nodes import Node
+from gram_platform.store import LeaseHeld
+from gram_platform.train.loop import TrainingDiverged
 
 PlainNode = tuple[str, Mapping, Mapping[str, str]]  # kind, plain config and tags of a node
 IDLE_S = 10.0  # a slot without work is kept: the next node is often ready in a moment
 MAX_FAILED_STARTS = 4  # of slots, one after another
+FORESEEN = (LeaseHeld, TrainingDiverged, ValueError)  # errors of a task that say nothing about its process
 
 
 def plain_nodes(task: Task) -> list[PlainNode]:
@@ -42,29 +49,31 @@ def execute_plain(nodes: Sequence[PlainNode], execution: Execution, resources: R
 class Slot:
     """The process of one slot."""
 
-    def machine(self) -> str:
-        """Returns the Ray id of the slot's machine: the first call, which ends when the process is there."""
-        return ray.get_runtime_context().get_node_id()
+    def probe(self, execution: Execution) -> ProbeReport:
+        """Names the slot's machine, and says whether its device works: the first call, in a fresh process."""
+        execution.set_up_torch()
+        return probe_here(execution.device)
 
     def execute(self, nodes: Sequence[PlainNode], execution: Execution, resources: Resources) -> list[str]:
-        try:
-            return execute_plain(nodes, execution, resources)
-        finally:
-            if execution.device == "cuda":
-                import torch
-
-                torch.cuda.empty_cache()  # another process may share the GPU
+        """Executes a task; returns the warnings. DeviceError if the device failed."""
+        with device_errors_probed(execution.device):
+            try:
+                return execute_plain(nodes, execution, resources)
+            finally:
+                if execution.device == "cuda":
+                    torch.cuda.empty_cache()  # another process may share the GPU
 
 
 class SlotPool:
     """Starts, fills and ends the slots of one driver."""
 
-    def __init__(self, execution: Execution, resources: Resources):
-        self.execution, self.resources = execution, resources
+    def __init__(self, execution: Execution, cordon: Cordon):
+        self.execution, self.cordon = execution, cordon
         self.starting: dict[ray.ObjectRef, ActorHandle] = {}
         self.idle: dict[ActorHandle, float] = {}  # since when, by the monotonic clock
         self.busy: dict[ray.ObjectRef, ActorHandle] = {}
-        self.machines: dict[ActorHandle, str] = {}  # of idle and busy slots
+        self.places: dict[ActorHandle, ProbeReport] = {}  # of idle and busy slots
+        self._asked: dict[ActorHandle, Resources] = {}  # for starting slots
         self._cleared = ""
         self._failed_starts = 0
         self._next_start = 0.0  # by the monotonic clock
@@ -77,11 +86,12 @@ class SlotPool:
         """
         now = time.monotonic()
         self._cleared = cleared
-        for slot in [slot for slot in self.idle if cleared and self.machines[slot] == cleared]:
+        for slot in [slot for slot in self.idle if cleared and self.places[slot].machine == cleared]:
             self._end_idle(slot)
         for _ in range(0 if cleared or now < self._next_start else number - len(self.idle) - len(self.starting)):
-            slot = Slot.options(**self.resources.of_slot).remote()
-            self.starting[slot.machine.remote()] = slot
+            slot = Slot.options(**self.cordon.resources.of_slot).remote()
+            self._asked[slot] = self.cordon.resources
+            self.starting[slot.probe.remote(self.execution)] = slot
         surplus = len(self.starting) if cleared else len(self.idle) + len(self.starting) - number
         for reference in list(self.starting)[::-1][: max(0, surplus)]:
             self._end(self.starting.pop(reference))
@@ -92,10 +102,18 @@ class SlotPool:
 
     def machines_in_use(self) -> dict[str, int]:
         """Counts the busy slots of every machine that has slots."""
-        counts = dict.fromkeys(self.machines.values(), 0)
+        counts = {place.machine: 0 for place in self.places.values()}
         for slot in self.busy.values():
-            counts[self.machines[slot]] += 1
+            counts[self.places[slot].machine] += 1
         return counts
+
+    @property
+    def may_come(self) -> bool:
+        """Whether a slot may yet start on a machine that was cordoned after the slot was asked for.
+
+        One GPU of several may be broken.
+        """
+        return any(asked.cordoned != self.cordon.resources.cordoned for asked in self._asked.values())
 
     def _end_idle(self, slot: ActorHandle) -> None:
         del self.idle[slot]
@@ -104,11 +122,12 @@ class SlotPool:
     def started(self, reference: ray.ObjectRef) -> None:
         """Notes that a slot is ready. Raises Ray's error when `MAX_FAILED_STARTS` in a row could not start.
 
-        Those that fail together, as on a machine that is lost, count as one.
+        Those that fail together, as on a machine that is lost, count as one. A slot whose device does not work has
+        started; its machine is cordoned.
         """
         slot = self.starting.pop(reference)
         try:
-            self.machines[slot] = ray.get(reference)
+            place = ray.get(reference)
         except RayError:
             self._end(slot)
             now = time.monotonic()
@@ -119,25 +138,44 @@ class SlotPool:
                 raise
             return
         self._failed_starts = 0
+        if not self.cordon.note(place):
+            self._end(slot)
+            return
+        del self._asked[slot]
+        self.places[slot] = place
         self.idle[slot] = time.monotonic()
 
-    def submit(self, task: Task) -> ray.ObjectRef:
-        """Gives a task to an idle slot; returns the reference to its warnings."""
-        slot, _ = self.idle.popitem()  # the one used last: the others may end
+    def submit(self, task: Task, avoided: ProbeReport | None = None) -> ray.ObjectRef | None:
+        """Gives a task to an idle slot; returns the reference to its warnings. None if it has to wait for a slot.
+
+        `avoided`: a place whose device the task shall not have while there are slots with another one.
+        """
+        suitable = [slot for slot in self.idle if self.places[slot] != avoided]
+        if not suitable and all(place == avoided for place in self.places.values()):
+            suitable = list(self.idle)
+        if not suitable:
+            return None
+        slot = suitable[-1]  # the one used last: the others may end
+        del self.idle[slot]
         named = slot.execute.options(name=task_name(task))
-        reference = named.remote(plain_nodes(task), self.execution, self.resources)
+        reference = named.remote(plain_nodes(task), self.execution, self.cordon.resources)
         self.busy[reference] = slot
         return reference
 
-    def release(self, reference: ray.ObjectRef) -> None:
-        """Notes that a task has ended: its slot is idle, or ends if its process has crashed or shall be gone."""
+    def release(self, reference: ray.ObjectRef) -> ProbeReport | None:
+        """Notes that a task has ended; returns its place, None for a gang's.
+
+        Its slot is idle now. It ends if its process has crashed, failed in a way that nobody foresaw, or shall be gone.
+        """
         slot = self.busy.pop(reference, None)
-        if slot is None:  # a gang's
-            return
-        if _has_survived(reference) and self.machines[slot] != self._cleared:
+        if slot is None:
+            return None
+        place = self.places[slot]
+        if _has_survived(reference) and place.machine != self._cleared:
             self.idle[slot] = time.monotonic()
         else:
             self._end(slot)
+        return place
 
     def kill(self, reference: ray.ObjectRef) -> None:
         """Kills the slot that executes a task; the task then ends as after a crash."""
@@ -151,16 +189,17 @@ class SlotPool:
         self.starting.clear()
 
     def _end(self, slot: ActorHandle) -> None:
-        self.machines.pop(slot, None)
+        self.places.pop(slot, None)
+        self._asked.pop(slot, None)
         ray.kill(slot)
 
 
 def _has_survived(reference: ray.ObjectRef) -> bool:
-    """Tells whether the process that executed an ended task is still there."""
+    """Tells whether the process that executed an ended task is still there, and fit for another one."""
     try:
         ray.get(reference)
-    except RayTaskError:  # raised by the task itself
-        return True
+    except RayTaskError as error:  # raised by the task itself
+        return isinstance(error.cause, FORESEEN)
     except RayError:
         return False
     return True
