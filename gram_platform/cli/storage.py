@@ -15,6 +15,7 @@ from gram_platform.store import EvaluationDirectory, RunDirectory, Store
 from gram_platform.store.checkpoints import NUM_CHECKPOINTS_KEPT
 from gram_platform.store.directories import CONFIG
 from gram_platform.store.leases import GONE_AFTER_S
+from gram_platform.store.machines import cordoned_lines, read_cordoned
 
 BAD_CONFIG = (ValueError, TypeError, KeyError)  # raised for damaged, absent or foreign JSON
 UNREADABLE = "its config.json cannot be read: submit again"
@@ -25,7 +26,8 @@ def status_command(
 ) -> None:
     """List every run of a storage: state, step, speed, and the hours and space that unfinished runs still need.
 
-    Folders without a config and an attempt are left out.
+    Folders without a config and an attempt are left out. The machines follow that the last submission of each study
+    left out, because a product on their device failed.
 
     Args:
         storage: folder or URL of the storage
@@ -33,7 +35,7 @@ def status_command(
         machine: machine for the expected hours
     """
     store = stored(storage)
-    chosen = _ids_of(store, study) if study else None
+    chosen, studies = _ids_of(store, study) if study else None, [study] if study else store.list_studies()
     rows, left = [], []
     for run_id in store.list_runs():
         if chosen is not None and run_id not in chosen:
@@ -54,7 +56,9 @@ def status_command(
     if as_json:
         counted = {"complete": done, "total": len(evaluations)}
         needed = {"machine": machine, "hours": sum(hours for hours, _ in left)}
-        say(json.dumps({"storage": store.root, "runs": rows, "evaluations": counted, "left": needed}, indent=1))
+        cordoned = {name: read_cordoned(store, name) for name in studies}
+        found = {"runs": rows, "evaluations": counted, "left": needed, "cordoned": cordoned}
+        say(json.dumps({"storage": store.root, **found}, indent=1))
         return
     say("\n".join(one_line(f"{row['id']}  {row['state']:11} {row['name']}  {row['about']}") for row in rows))
     states = Counter(row["state"] for row in rows)
@@ -66,6 +70,9 @@ def status_command(
             f"left to train: {total:,.3g} {machine} hours by the planner; "
             f"the largest run takes {largest / GIB:,.3g} GiB of the storage"
         )
+    for name in studies:
+        for line in cordoned_lines(store, name):
+            say(one_line(f"{name}: {line}"))
 
 
 def _ids_of(store: Store, study: str) -> set[str]:

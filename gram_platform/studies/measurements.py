@@ -21,6 +21,7 @@ from gram_platform.pages.report.sections import renamed
 from gram_platform.pages.results.record import StudyRecord, intro_text, mlflow_links, publish, with_links
 from gram_platform.pages.results.results import lost_rows, ratio_lines, read_results, summary_text
 from gram_platform.store import Store
+from gram_platform.store.machines import cordoned_lines
 from gram_platform.tracking import Tracker
 
 
@@ -70,7 +71,8 @@ class Losses:
         """
         linked = replace(results, runs=with_links(results.runs, failures, mlflow_links(tracker)))
         sections, table = cls.sections(record, linked), table_csv(cls.table(record, results))
-        report = page_html(record.title, cls.intro(record, results, tracker), sections, cls.footer(results))
+        with_machines = replace(record, facts=(*record.facts, *cordoned_lines(store, record.name)))
+        report = page_html(record.title, cls.intro(with_machines, results, tracker), sections, cls.footer(results))
         return publish(record, store, table, report, figures_of(sections), tracker, cls.lines(results))
 
 

@@ -18,6 +18,7 @@ from gram_platform.pages.report.page import Section, page_html, with_verdicts
 from gram_platform.pages.results.record import entries_of, links_note, mlflow_links, tags_frame
 from gram_platform.pages.results.results import named, named_attacks
 from gram_platform.store import Store
+from gram_platform.store.machines import cordoned_lines
 from gram_platform.studies.build import Graph
 from gram_platform.tracking import Tracker, TrackingUnavailable
 from gram_platform.tracking.entry import SEARCH as SEARCH_TAG
@@ -52,6 +53,7 @@ def search_output(
     The report begins with the question and `facts`, how it was searched; `record` goes into search.json.
     """
     search, known = graph.study, {"search_id": search_id, "preset": graph.flags.preset, "data_id": graph.data_id}
+    facts = " ".join([facts, *cordoned_lines(Store(graph.flags.storage), search.name)])
     intro = with_verdicts(f"{search.question}\n\n{facts}", claims)
     page = page_html(search.title, intro, sections, footer)
     plain = json_file({"name": search.name, **known, **record})

@@ -1,0 +1,29 @@
+"""Keeps which machines the last submission of a study or search left out, for `gram status` and reports."""
+
+import time
+from collections.abc import Mapping, Sequence
+
+from gram_platform.store.root import Store
+
+CORDONED = "cordoned.json"  # in the study's folder; absent where no machine was left out
+SHAPE = {"machines": [{"message": str, "time": float}]}
+
+
+def write_cordoned(store: Store, study: str, machines: Sequence[Mapping]) -> None:
+    """Writes the machines: each with the `message` that says why, the Unix `time`, and other JSON fields."""
+    folder = store.study_dir(study)
+    if machines:
+        folder.write_json(CORDONED, {"machines": list(machines)})
+    elif folder.exists(CORDONED):
+        folder.remove(CORDONED)
+
+
+def read_cordoned(store: Store, study: str) -> list[dict]:
+    """Reads the machines that the study's last submission left out."""
+    return store.study_dir(study).read_spare(CORDONED, SHAPE).get("machines", [])
+
+
+def cordoned_lines(store: Store, study: str) -> list[str]:
+    """Says in a sentence of each machine since when the study's last submission left it out, and why."""
+    since = lambda found: time.strftime("%Y-%m-%d %H:%M", time.gmtime(found["time"]))  # noqa: E731
+    return [f"Left out since {since(found)} UTC: {found['message']}." for found in read_cordoned(store, study)]
