@@ -58,6 +58,7 @@ TUNE = {
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # it would make an interrupted search look like one that has ended
     "TUNE_GLOBAL_CHECKPOINT_S": "30",  # how much of Tune's results a driver that is killed may lose
     "RAY_AIR_NEW_OUTPUT": "0",  # the driver prints progress
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # a process that ends raises an error
 }
 TUNE_FOLDER = "tune"  # of the storage
 
