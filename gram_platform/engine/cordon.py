@@ -4,6 +4,7 @@ Only a failed probe cordons a machine, never the error of a run. The cordon live
 begins without one and probes anew, so a mended machine takes part again.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -24,6 +25,7 @@ class Cordon:
         self.resources, self._on_cordon = resources, on_cordon
         self.reports: dict[str, ProbeReport] = {}  # of cordoned machines
         self._passed: set[str] = set()
+        self.changed = 0.0  # when the last machine was cordoned, by the monotonic clock
         self._failures_in_a_row = 0  # of machines, since one passed for the first time
         self._is_fixed: bool | None = None  # whether the cluster can grow is asked once, when it matters
 
@@ -35,6 +37,7 @@ class Cordon:
             self._passed.add(report.machine)
         elif report.machine not in self.reports:
             self.reports[report.machine] = report
+            self.changed = time.monotonic()
             self._failures_in_a_row += 1
             self.resources = replace(self.resources, cordoned=tuple(self.reports))
             self._on_cordon(report)

@@ -28,6 +28,7 @@ from gram_platform.train.loop import TrainingDiverged
 PlainNode = tuple[str, Mapping, Mapping[str, str]]  # kind, plain config and tags of a node
 IDLE_S = 10.0  # a slot without work is kept: the next node is often ready in a moment
 MAX_FAILED_STARTS = 4  # of slots, one after another
+LAST_STARTS_S = 60.0  # in which a process starts on a machine that was chosen before it was cordoned
 FORESEEN = (LeaseHeld, TrainingDiverged, ValueError)  # errors of a task that say nothing about its process
 
 
@@ -88,6 +89,8 @@ class SlotPool:
         self._cleared = cleared
         for slot in [slot for slot in self.idle if cleared and self.places[slot].machine == cleared]:
             self._end_idle(slot)
+        for reference in [] if self.may_come else self._outdated():  # they wait for a machine that may not be theirs
+            self._end(self.starting.pop(reference))
         for _ in range(0 if cleared or now < self._next_start else number - len(self.idle) - len(self.starting)):
             slot = Slot.options(**self.cordon.resources.of_slot).remote()
             self._asked[slot] = self.cordon.resources
@@ -109,11 +112,13 @@ class SlotPool:
 
     @property
     def may_come(self) -> bool:
-        """Whether a slot may yet start on a machine that was cordoned after the slot was asked for.
+        """Whether slots may yet start on a machine that has just been cordoned: one GPU of several may be broken."""
+        return bool(self._outdated()) and time.monotonic() - self.cordon.changed < LAST_STARTS_S
 
-        One GPU of several may be broken.
-        """
-        return any(asked.cordoned != self.cordon.resources.cordoned for asked in self._asked.values())
+    def _outdated(self) -> list[ray.ObjectRef]:
+        """Lists the starting slots that were asked for before a machine was cordoned."""
+        current = self.cordon.resources.cordoned
+        return [reference for reference, slot in self.starting.items() if self._asked[slot].cordoned != current]
 
     def _end_idle(self, slot: ActorHandle) -> None:
         del self.idle[slot]

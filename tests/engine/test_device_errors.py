@@ -1,0 +1,226 @@
+"""Which errors are a device's, what a probe finds, and what a driver makes of both."""
+
+import pickle
+from unittest import mock
+
+import pytest
+import torch
+from ray.exceptions import RayTaskError, WorkerCrashedError
+
+from gram_platform.engine import capacity, cordon, graph, slots
+from gram_platform.engine.cluster import ClusterLost
+from gram_platform.engine.cordon import MAX_REPLACEMENTS, Cordon
+from gram_platform.engine.devices import (
+    DeviceError,
+    ProbeReport,
+    device_errors_probed,
+    is_device_error,
+    probe_afresh,
+    probe_here,
+)
+from gram_platform.engine.execution import Resources
+from gram_platform.engine.life import MAX_CRASHES, Crashes, Progress
+from gram_platform.engine.node import RunExecution, execute_run
+from gram_platform.engine.process import OutOfMemory, is_out_of_memory
+from gram_platform.methods.nodes import method_nodes
+from gram_platform.store import LeaseHeld, Store
+from gram_platform.train.loop import TrainingDiverged
+
+ILLEGAL = "CUDA error: an illegal memory access was encountered\nCompile with `TORCH_USE_CUDA_DSA`"
+OF_DEVICES = (
+    torch.AcceleratorError(ILLEGAL),
+    RuntimeError(ILLEGAL),
+    RuntimeError("CUDA error: uncorrectable ECC error encountered"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx(...)`"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
+    RuntimeError("CUDA driver error: invalid context"),
+    RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"),
+    RuntimeError("NCCL error in: ProcessGroupNCCL.cpp:1, unhandled cuda error (run with NCCL_DEBUG=INFO for details)"),
+    RuntimeError("Found no NVIDIA driver on your system."),
+    RuntimeError("No CUDA GPUs are available"),
+    RuntimeError("Unexpected error from cudaGetDeviceCount(). Error 804: forward compatibility was attempted"),
+    AssertionError("Torch not compiled with CUDA enabled"),
+)
+OF_MEMORY = (
+    MemoryError(),
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    torch.AcceleratorError("CUDA error: out of memory"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    OutOfMemory("out of memory (...). The planner counts 3 GiB"),
+)
+
+
+def report(failure: str = "", machine: str = "m1", device: str = "cuda 0") -> ProbeReport:
+    return ProbeReport(machine, "host", "10.0.0.1", device, failure)
+
+
+def test_errors_of_devices_and_of_memory_are_told_apart():
+    assert [is_device_error(error) for error in OF_DEVICES] == [True] * len(OF_DEVICES)
+    assert not any(map(is_out_of_memory, OF_DEVICES))
+    assert [is_out_of_memory(error) for error in OF_MEMORY] == [True] * len(OF_MEMORY)
+    assert not any(map(is_device_error, OF_MEMORY))
+    for error in (ValueError("steps"), RuntimeError("size mismatch"), TrainingDiverged("NaN"), KeyError("CUDA error")):
+        assert not is_device_error(error)
+    consequence = OSError("the checkpoint cannot be written")
+    consequence.__context__ = RuntimeError(ILLEGAL)
+    assert is_device_error(consequence)
+
+
+def test_a_probe_uses_the_device():
+    assert probe_here("cpu").failure == ""
+    assert probe_here("cuda:9").failure.split(":")[0] in ("AssertionError", "RuntimeError", "AcceleratorError")
+    assert probe_afresh("no-such-device").failure.startswith("RuntimeError: ")
+
+
+def test_an_error_of_a_device_reaches_the_driver_with_a_probe():
+    with pytest.raises(DeviceError) as caught, device_errors_probed("cpu"):
+        raise RuntimeError(ILLEGAL)
+    error = pickle.loads(pickle.dumps(caught.value))
+    assert str(error) == "RuntimeError: CUDA error: an illegal memory access was encountered"
+    assert (error.probe.device, error.probe.failure) == ("cpu", "")
+    with pytest.raises(ValueError, match="steps"), device_errors_probed("cpu"):
+        raise ValueError("steps")
+
+
+def test_an_error_of_a_device_is_not_recorded_as_a_failure(run, execution, monkeypatch):
+    def fail(self):
+        raise RuntimeError(ILLEGAL)
+
+    monkeypatch.setattr(RunExecution, "finish", fail)
+    with pytest.raises(RuntimeError, match="illegal"):
+        execute_run(run, {}, execution)
+    directory = Store(execution.storage).run(run.run_id)
+    assert directory.failure() is None
+    assert directory.status() == "interrupted"
+
+
+# ------------------------------------------------------------------------------------------------------- a driver
+
+
+def study_of(execution, nodes):
+    return graph._Graph(Progress(nodes), execution, Resources(), retry_diverged=False)
+
+
+def ends_with(monkeypatch, error: Exception) -> None:
+    """Lets Ray's tasks end with an error."""
+    raised = RayTaskError("execute", "", error) if not isinstance(error, WorkerCrashedError) else error
+    for module in (graph, slots):
+        monkeypatch.setattr(module.ray, "get", mock.MagicMock(side_effect=raised))
+
+
+def test_crashes_count_on_machines_that_pass_the_probe(setting, execution, monkeypatch):
+    node = method_nodes("baseline", setting)[0]
+    study = study_of(execution, [node])
+    ends_with(monkeypatch, DeviceError(ILLEGAL, report("illegal memory access", "broken")))
+    assert not any(study._settle(node, None, (node,), None) for _ in range(3 * MAX_CRASHES))
+    assert study.cordon.resources.cordoned == ("broken",)
+    ends_with(monkeypatch, DeviceError(ILLEGAL, report()))
+    assert [study._settle(node, None, (node,), None) for _ in range(MAX_CRASHES)] == [False] * 3 + [True]
+    assert f"{MAX_CRASHES} times without a checkpoint in between: CUDA error" in study.progress.failed[node.id]
+
+
+def test_crashes_on_a_machine_that_then_fails_the_probe_do_not_count(setting, execution, monkeypatch):
+    node = method_nodes("baseline", setting)[0]
+    study = study_of(execution, [node])
+    ends_with(monkeypatch, WorkerCrashedError())
+    for _ in range(MAX_CRASHES - 1):
+        assert not study._settle(node, None, (node,), report(machine="broken"))
+    study.cordon.note(report("no driver", "broken"))
+    has_failed = [study._settle(node, None, (node,), report(machine="good")) for _ in range(MAX_CRASHES)]
+    assert has_failed == [False] * 3 + [True]
+    assert Crashes(("a", "b", "a"), 3).without("a") == Crashes(("b",), 3)
+
+
+def test_a_lack_of_memory_is_tried_again_once_elsewhere(setting, execution, monkeypatch):
+    node = method_nodes("baseline", setting)[0]
+    study = study_of(execution, [node])
+    ends_with(monkeypatch, OutOfMemory("out of memory (...). The planner counts 3 GiB"))
+    assert not study._settle(node, None, (node,), report(device="cuda 3"))
+    assert study.lacked_memory == {node.id: report(device="cuda 3")}
+    assert study._settle(node, None, (node,), report(device="cuda 4"))
+    assert study.progress.failed[node.id] == "out of memory (...). The planner counts 3 GiB"
+
+
+def test_a_task_waits_for_a_slot_on_another_device(setting, execution):
+    pool, same, other = slots.SlotPool(execution, Cordon(Resources())), mock.MagicMock(), mock.MagicMock()
+    task, avoided = (method_nodes("baseline", setting)[0],), report()
+    pool.places = {same: report(), other: report(device="cuda 1")}
+    pool.idle = {same: 0.0}
+    assert pool.submit(task, avoided) is None  # the other one is busy
+    pool.idle[other] = 0.0
+    reference = pool.submit(task, avoided)
+    assert pool.busy == {reference: other}
+    del pool.places[other]
+    assert pool.submit(task, avoided) is not None, "there is no other device"
+
+
+@pytest.mark.parametrize(
+    ("error", "is_kept"),
+    [
+        (LeaseHeld("abc", {"owner": "h:1", "pid": 1, "host": "h"}), True),
+        (TrainingDiverged("NaN"), True),
+        (ValueError("steps"), True),
+        (RuntimeError("a bug"), False),
+        (OutOfMemory("out of memory"), False),
+        (DeviceError(ILLEGAL, report()), False),
+    ],
+)
+def test_a_slot_ends_after_an_error_that_nobody_foresaw(execution, monkeypatch, error, is_kept):
+    pool, slot = slots.SlotPool(execution, Cordon(Resources())), mock.MagicMock()
+    pool.places, pool.busy = {slot: report()}, {"a task": slot}
+    ends_with(monkeypatch, error)
+    killed = mock.MagicMock()
+    monkeypatch.setattr(slots.ray, "kill", killed)
+    assert pool.release("a task") == report()
+    assert (slot in pool.idle, killed.called) == (is_kept, not is_kept)
+
+
+# ------------------------------------------------------------------------------------------------------- a cordon
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """Machines by id, each of two CPUs; whether their number is fixed."""
+    found = mock.MagicMock(machines=["m1"], is_fixed=False)
+    nodes = lambda: [{"NodeID": i, "Alive": True, "Resources": {"CPU": 2.0}} for i in found.machines]
+    monkeypatch.setattr(capacity.ray, "nodes", nodes)
+    monkeypatch.setattr(cordon, "has_fixed_size", lambda: found.is_fixed)
+    return found
+
+
+def test_a_cluster_without_a_machine_that_works_ends_the_driver(cluster):
+    cluster.is_fixed, cluster.machines = True, ["m1", "m2"]
+    found = Cordon(Resources())
+    found.require_machines(99)  # waiting has no limit before a machine is cordoned
+    assert not found.note(report("no driver"))
+    found.require_machines(2)
+    with pytest.raises(ClusterLost, match=r"room for 3 ranks on devices that work:\n  machine host .*no driver"):
+        found.require_machines(3)
+    found.note(report("no driver", "m2"))
+    with pytest.raises(ClusterLost, match=r"(?s)a device that works:.*no driver.*no driver.*Submit again"):
+        found.require_machines()
+
+
+def test_a_growing_cluster_is_asked_for_three_others(cluster):
+    found, named = Cordon(Resources()), []
+    found = Cordon(Resources(), named.append)
+    for number in range(MAX_REPLACEMENTS):
+        found.note(report("no driver", f"m{number}"))
+        cluster.machines = []
+        found.require_machines()
+        assert found.may_grow
+    found.note(report("no driver", "last"))
+    assert not found.may_grow
+    with pytest.raises(ClusterLost, match="Submit again"):
+        found.require_machines()
+    assert [each.machine for each in named] == ["m0", "m1", "m2", "last"]
+    found.note(report(machine="good"))
+    assert found.may_grow
+
+
+def test_room_leaves_out_cordoned_machines(cluster):
+    cluster.machines = ["m1", "m2"]
+    admission = capacity.Admission(Resources(cordoned=("m1",)))
+    room = admission.room(may_wait=False)
+    assert [room.take(1) for _ in range(3)] == [True, True, False]
+    assert Resources(cordoned=("m1", "m2")).of_slot["label_selector"] == {"ray.io/node-id": "!in(m1,m2)"}
